@@ -1,12 +1,13 @@
-//! Admission of visitors to a TCP listener: each speaks its opening before it gets a turn.
+//! Admission of visitors to a TCP listener. The listener serves a visitor only after the visitor has sent a valid
+//! opening.
 //!
-//! A visitor is a peer that has connected and has not shown yet that it belongs here. [`Admission`] decides without
-//! IO which visitor is handled next, which one makes room for another and when its time is over. [`Lobby`] does the
-//! IO for it. An [`Opening`] judges the words of one visitor: a token, or the first words of the protocol where the
-//! service has no token.
+//! A visitor is a peer that has connected and has not completed its opening yet. [`Admission`] decides which visitor is
+//! handled next, which visitor is evicted for a new visitor, and when the time of a visitor is over. [`Admission`] does
+//! no IO; [`Lobby`] does the IO. An [`Opening`] checks the first bytes of one visitor: a token, or the beginning of the
+//! service's protocol if the service has no token.
 //!
-//! A visitor cannot delay others. Its reads and writes do not block. Its input and its total time are bounded, even
-//! if it keeps sending bytes.
+//! A visitor cannot delay other visitors. Reads from a visitor and writes to a visitor do not block. The input of a
+//! visitor and its total time are bounded, even if the visitor keeps sending bytes.
 
 mod lobby;
 
@@ -15,46 +16,48 @@ use std::time::Duration;
 
 pub use lobby::{Event, Hello, Line, LineError, Lobby, Step, Why};
 
-/// Judgement of an opening after some of its bytes.
+/// Result of checking the next bytes of an opening.
 #[derive(Debug)]
 pub enum Verdict<T, R> {
     /// The opening needs more bytes.
     Continue,
-    /// The visitor has completed a step of its opening and gets these bytes.
+    /// The visitor has completed a step of its opening, and the listener sends these bytes to the visitor.
     Reply(Vec<u8>),
-    /// The visitor has completed its opening and gets its turn.
+    /// The visitor has completed its opening, and the listener will serve the visitor.
     Admit(T),
-    /// The visitor gets these bytes and no turn. `why` is for the operator. An answered question has none.
+    /// The listener sends the bytes of `reply` to the visitor, and does not serve the visitor.
     Dismiss {
-        /// Last bytes to the visitor.
+        /// Last bytes that the listener sends to the visitor.
         reply: Vec<u8>,
         /// Reason of the refusal.
         why: Option<R>,
     },
 }
 
-/// Words that a visitor of a listener speaks before it gets its turn. Each visitor has its own copy.
+/// Parser of the bytes that a visitor must send before the listener serves it. Each visitor has its own copy of the
+/// parser.
 pub trait Opening: Clone {
     /// Contents of a completed opening.
     type Admitted;
     /// Reason of a refusal.
     type Refusal;
 
-    /// Judges the next bytes of `peer`. Returns the number of bytes that belong to the opening: the next protocol
-    /// reads the rest. With [`Verdict::Continue`] all of them do.
+    /// Checks the next bytes of `peer`. Returns the number of bytes that belong to the opening. The protocol after the
+    /// opening reads the remaining bytes. With [`Verdict::Continue`], all bytes belong to the opening.
     ///
-    /// An opening keeps the number of bytes that it stores bounded.
+    /// An implementation must bound the number of bytes that it stores.
     fn hear(&mut self, peer: &str, bytes: &[u8]) -> (usize, Verdict<Self::Admitted, Self::Refusal>);
 }
 
 /// Bounds on the visitors of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of visitors at a time.
+    /// Maximum number of visitors at the same time.
     pub visitors: usize,
-    /// Time of a visitor from its arrival to the end of its opening.
+    /// Maximum time from the arrival of a visitor to the end of its opening.
     pub total: Duration,
-    /// Silence after which a visitor makes room for another one. An honest visitor speaks again within a round trip.
+    /// Time without bytes of a visitor after which a new visitor may evict it. An honest visitor answers within a round
+    /// trip.
     pub patience: Duration,
 }
 
@@ -64,35 +67,36 @@ impl Default for Limits {
     }
 }
 
-/// Number of a visitor, unique for its listener.
+/// Number of a visitor. Each visitor of a listener has another number.
 pub type Number = u64;
 
 #[derive(Clone, Copy, Debug)]
 struct Visitor {
     until: Duration,
-    /// Time at which its last bytes came, or at which it arrived.
+    /// Time at which the last bytes of the visitor came. Before its first bytes, the time of its arrival.
     heard: Duration,
-    /// Steps of the opening that it has completed.
+    /// Number of steps of the opening that the visitor has completed.
     steps: u32,
-    /// Turns of reading that completed no step.
+    /// Number of the visitor's turns that completed no step of the opening.
     fruitless: u32,
     is_dismissed: bool,
 }
 
-/// Outcome of an arrival.
+/// Result of adding a visitor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// Number of the new visitor.
     pub number: Number,
-    /// Visitor that makes room for it and has to be disconnected.
+    /// Visitor that was evicted for the new visitor. The caller must disconnect the evicted visitor.
     pub evicted: Option<Number>,
 }
 
-/// Visitors of a listener, without their streams. All times count from one instant that the caller chooses.
+/// State of a listener's visitors, without their streams. All times are relative to one instant that the caller
+/// chooses.
 ///
-/// The caller asks [`has_place`](Self::has_place) before each [`arrive`](Self::arrive). It handles the visitor that
-/// [`choose`](Self::choose) names, and reports the outcome with [`heard`](Self::heard). It removes visitors that are
-/// admitted, gone or [`expired`](Self::expired) with [`leave`](Self::leave).
+/// The caller checks [`has_place`](Self::has_place) before each [`arrive`](Self::arrive). The caller handles the
+/// visitor that [`choose`](Self::choose) returns, and reports the result by [`heard`](Self::heard). By
+/// [`leave`](Self::leave), the caller removes visitors that are admitted, gone or [`expired`](Self::expired).
 #[derive(Debug)]
 pub struct Admission {
     limits: Limits,
@@ -101,24 +105,24 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Makes a listener's admission, without visitors.
+    /// Makes the admission of a listener that has no visitors.
     pub fn new(limits: Limits) -> Self {
         Self { limits, visitors: BTreeMap::new(), next: 0 }
     }
 
-    /// Sets the total time of visitors that arrive from now on.
+    /// Sets [`Limits::total`] for visitors that arrive from now on.
     pub fn set_total(&mut self, total: Duration) {
         self.limits.total = total;
     }
 
-    /// Returns the visitor that makes room first: one that was dismissed, or else the one that has been silent for
-    /// longest.
+    /// Returns the visitor to evict first: a dismissed visitor, or otherwise the visitor that has been silent for the
+    /// longest time.
     fn longest_silent(&self) -> Option<(Number, Visitor)> {
         let by_silence = |(number, visitor): &(Number, Visitor)| (!visitor.is_dismissed, visitor.heard, *number);
         self.visitors.iter().map(|(number, visitor)| (*number, *visitor)).min_by_key(by_silence)
     }
 
-    /// Returns the time at which a new visitor finds a place. Before that, it waits in the queue of the kernel.
+    /// Returns the time at which a new visitor can be added. Until then, new connections wait in the kernel's queue.
     pub fn place_at(&self) -> Duration {
         if self.visitors.len() < self.limits.visitors {
             return Duration::ZERO;
@@ -129,12 +133,12 @@ impl Admission {
         }
     }
 
-    /// Returns whether a new visitor finds a place now.
+    /// Returns whether a new visitor can be added now.
     pub fn has_place(&self, now: Duration) -> bool {
         self.place_at() <= now
     }
 
-    /// Adds a visitor. If there is no room, the one that has been silent for longest is evicted.
+    /// Adds a visitor. If the maximum number of visitors exists, first evicts a visitor as [`evict`](Self::evict) does.
     pub fn arrive(&mut self, now: Duration) -> Arrival {
         let evicted = if self.visitors.len() >= self.limits.visitors { self.evict() } else { None };
         let until = now.saturating_add(self.limits.total);
@@ -145,7 +149,8 @@ impl Admission {
         Arrival { number, evicted }
     }
 
-    /// Removes the visitor that makes room first, and returns its number.
+    /// Removes a dismissed visitor, or otherwise the visitor that has been silent for the longest time. Returns its
+    /// number.
     pub fn evict(&mut self) -> Option<Number> {
         let (number, _) = self.longest_silent()?;
         self.leave(number);
@@ -154,9 +159,9 @@ impl Admission {
 
     /// Returns the next visitor to handle, among those whose streams are ready.
     ///
-    /// A visitor that completed a step in each of its turns goes before one that drips bytes. Of two such visitors,
-    /// the one with more steps goes first. So an honest visitor waits for at most one stranger, regardless of the
-    /// number of strangers that drip.
+    /// Visitors with fewer turns that completed no step go first. Among visitors with an equal number of such turns,
+    /// the visitor with more completed steps goes first. An honest visitor therefore waits for at most one other
+    /// visitor, regardless of the number of visitors that send single bytes.
     pub fn choose(&self, ready: impl IntoIterator<Item = Number>) -> Option<Number> {
         let rank = |number: &Number| {
             let visitor = self.visitors.get(number)?;
@@ -165,7 +170,7 @@ impl Admission {
         ready.into_iter().filter_map(|number| Some((rank(&number)?, number))).min().map(|(_, number)| number)
     }
 
-    /// Records that bytes of a visitor were handled, and whether they completed a step of its opening.
+    /// Records that the caller has handled bytes of a visitor, and whether these bytes completed a step of the opening.
     pub fn heard(&mut self, number: Number, now: Duration, has_completed_step: bool) {
         if let Some(visitor) = self.visitors.get_mut(&number) {
             visitor.heard = now;
@@ -176,8 +181,8 @@ impl Admission {
         }
     }
 
-    /// Records that a visitor gets no turn. It stays until it has taken its last bytes, and makes room before all
-    /// others.
+    /// Records that the listener will not serve a visitor. The visitor stays until it has received its last bytes, and
+    /// is evicted before all other visitors.
     pub fn dismiss(&mut self, number: Number) {
         if let Some(visitor) = self.visitors.get_mut(&number) {
             visitor.is_dismissed = true;
@@ -199,12 +204,12 @@ impl Admission {
         self.visitors.iter().filter(move |(_, visitor)| visitor.until <= now).map(|(number, _)| *number)
     }
 
-    /// Returns when the time of the next visitor is over.
+    /// Returns the earliest time at which the time of a visitor is over.
     pub fn deadline(&self) -> Option<Duration> {
         self.visitors.values().map(|visitor| visitor.until).min()
     }
 
-    /// Returns the deadline of a visitor's set-up.
+    /// Returns the time at which the time of a visitor is over.
     pub fn until(&self, number: Number) -> Option<Duration> {
         self.visitors.get(&number).map(|visitor| visitor.until)
     }
@@ -255,7 +260,7 @@ mod tests {
     fn the_longest_silent_visitor_is_evicted_first() {
         let mut admission = full(0);
         admission.heard(0, ms(60), true);
-        // An honest visitor needs a round trip, so no visitor is evicted before that.
+        // An honest visitor needs a round trip, so no visitor is evicted before it was silent for 100 ms.
         assert_eq!(admission.place_at(), ms(101));
         assert!(!admission.has_place(ms(100)) && admission.has_place(ms(101)));
         assert_eq!(admission.arrive(ms(101)), Arrival { number: 4, evicted: Some(1) });
@@ -264,7 +269,7 @@ mod tests {
         // A visitor that sends bytes without completing a step is not silent, but its total time is still bounded.
         admission.heard(3, ms(150), false);
         assert_eq!(admission.evict(), Some(0));
-        // A dismissed visitor is evicted before all others, at once.
+        // A dismissed visitor is evicted before all other visitors, without a minimum silence.
         assert_eq!(admission.arrive(ms(151)).evicted, None);
         admission.dismiss(4);
         assert!(admission.has_place(ms(151)));
@@ -288,8 +293,8 @@ mod tests {
         assert_eq!(admission.choose([99]), None);
     }
 
-    /// 1,000 silent visitors arrive at once, and an honest one arrives last. Each silent visitor delays the honest one
-    /// by a share of the patience, not by its own deadline.
+    /// 1,000 silent visitors arrive at once. Since 250 visitors fit at the same time, all 1,000 visitors have been
+    /// added after three times the patience.
     #[test]
     fn a_silent_crowd_passes_in_bounded_time() {
         let mut admission = Admission::new(Limits { visitors: 250, ..LIMITS });

@@ -1,8 +1,8 @@
-//! Connections for `async` code, which wait without a thread.
+//! Connections for `async` code. A waiting task blocks no thread.
 //!
-//! The futures here work with any runtime. A [`Waiter`] decides how they wait. [`Spin`] returns as soon as other
-//! tasks have run, which gives the lowest latency. A waiter that sleeps on the file descriptor of the completion
-//! channel takes a few lines with any runtime.
+//! The futures of this module work with any runtime. A [`Waiter`] decides how a future waits. [`Spin`] returns as soon
+//! as other tasks have run, which gives the lowest latency. For any runtime, a few lines implement a waiter that sleeps
+//! on the file descriptor of the completion channel.
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;
@@ -16,40 +16,41 @@ use crate::waiting;
 
 /// Strategy of a task that waits while a connection has no work.
 pub trait Waiter {
-    /// Waits until the connection is worth polling again.
+    /// Waits until the connection should be polled again.
     ///
-    /// With `channel`, the caller has armed a notification on it and has polled the connection once more since then.
-    /// The waiter returns when the descriptor of the channel is readable, or at the deadline. It leaves the
-    /// notifications on the channel, since they may belong to other connections. Without `channel`, no notification
-    /// will come, and the waiter returns after other tasks have run.
+    /// If `channel` is given, the caller has armed a notification on the channel and has then polled the connection
+    /// once more. The waiter returns when the descriptor of the channel is readable, or at the deadline. The waiter
+    /// leaves the notifications on the channel, since they may belong to other connections. If `channel` is `None`, no
+    /// notification will come, and the waiter returns after other tasks have run.
     ///
     /// The deadline is a time in nanoseconds on the device's clock
-    /// ([`Device::now_ns`](doorbell_verbs::Device::now_ns)). At this time the connection has work of its own, such as
-    /// a keepalive. A waiter that sleeps longer may not notice a dead peer. `None` means that no such work is due.
+    /// ([`Device::now_ns`](doorbell_verbs::Device::now_ns)). At this time the connection must be polled, for example to
+    /// send a keepalive. If a waiter sleeps longer, the connection may not detect a dead peer. `None` means that no
+    /// such poll is due.
     ///
-    /// The caller may drop the future before it is complete.
+    /// The caller may drop the future before the future is complete.
     fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) -> impl Future<Output = ()>;
 
-    /// Returns whether this waiter needs armed notifications.
+    /// Returns whether the caller must arm a notification before it calls [`wait`](Self::wait).
     fn wants_notification(&self) -> bool;
 
-    /// Returns an observer for the lock that the two halves of a split connection share. Only a simulator returns
-    /// one, since its threads wait for locks in virtual time.
+    /// Returns an observer for the lock that the two halves of a split connection share. Only a simulator returns an
+    /// observer, since the threads of a simulation wait for locks in virtual time.
     fn observe_lock(&self) -> Option<Box<dyn LockObserver>> {
         None
     }
 
-    /// Lets a simulator advance its virtual time by the cost of a message. Workloads await this future after each
-    /// message, so that no task runs forever at one moment of virtual time. Outside a simulator, the future is ready
-    /// at once.
+    /// Lets a simulator advance its virtual time by the cost of a message. A workload awaits this future after each
+    /// message. Otherwise a task could run forever at one moment of virtual time. Outside a simulator, the future is
+    /// ready at once.
     fn breathe(&self) -> impl Future<Output = ()> {
         std::future::ready(())
     }
 }
 
-/// An observer of a lock.
+/// An observer that is called when threads take or release a lock.
 pub trait LockObserver: std::fmt::Debug + Send + Sync {
-    /// Called when the running thread has taken the lock.
+    /// Called after the running thread has taken the lock.
     fn taken(&self);
 
     /// Called before the running thread releases the lock.
@@ -84,8 +85,9 @@ pub fn yield_now() -> impl Future<Output = ()> {
 
 /// A connection whose calls are futures.
 ///
-/// All of them are cancel safe, in `select!` or with a timeout. A future that is dropped before it is complete has
-/// sent no message and has lost none. Only a goodbye that [`close`](Self::close) has begun is not cancelled.
+/// All futures are cancel safe, for example in `select!` or with a timeout. A future that is dropped before it is
+/// complete has sent no message and has lost no received message. Only [`close`](Self::close) has an effect: the
+/// connection still sends its goodbye.
 #[derive(Debug)]
 pub struct Async<W, C = crate::send_receive::Connection> {
     connection: C,
@@ -98,12 +100,12 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
         Self { connection, waiter }
     }
 
-    /// Sends a message and waits until the connection has accepted it. If the future is dropped before it is
+    /// Sends a message and waits until the connection has accepted the message. If the future is dropped before it is
     /// complete, the message is not sent.
     ///
     /// # Errors
     ///
-    /// As [`MessageConnection::send`].
+    /// Returns the errors of [`MessageConnection::send`].
     pub async fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
         self.until(waiting::accepted(message)).await
     }
@@ -112,17 +114,17 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
     ///
     /// # Errors
     ///
-    /// [`ConnectionError::PeerClosed`] if the peer has closed its side and no more messages can come. Any other error
-    /// means that the connection is over. Messages that had arrived were returned before.
+    /// Returns [`ConnectionError::PeerClosed`] if the peer has closed its side and no more messages can come. Any other
+    /// error means that the connection has ended. Calls before the error have returned all messages that had arrived.
     pub async fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         self.until(waiting::arrived).await
     }
 
-    /// Waits until a message is done.
+    /// Waits until the message with this id is done.
     ///
     /// # Errors
     ///
-    /// The connection ended before the message was known to have arrived.
+    /// The connection ended before the peer confirmed the arrival of the message.
     pub async fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
         self.until(waiting::done(id)).await
     }
@@ -131,7 +133,7 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
     ///
     /// # Errors
     ///
-    /// The connection ended before all messages and the goodbye were delivered.
+    /// The connection ended before the peer's RNIC acknowledged all messages and the goodbye.
     pub async fn close(&mut self) -> Result<(), ConnectionError> {
         self.connection.close();
         self.until(waiting::closed).await
@@ -141,7 +143,7 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
     ///
     /// # Errors
     ///
-    /// The connection is over. Messages that arrived before can still be taken.
+    /// The connection has ended. [`MessageConnection::take`] still returns messages that arrived before the end.
     pub async fn progress(&mut self) -> Result<(), ConnectionError> {
         waiting::progress(&mut self.connection, &self.waiter, 1).await
     }
@@ -150,8 +152,9 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
         waiting::until(&mut self.connection, &self.waiter, 1, attempt).await
     }
 
-    /// Closes both sides: sends a goodbye and waits for the peer's goodbye. Messages that arrive before it are
-    /// dropped. After that, each side may drop its connection without harm to the other.
+    /// Closes both sides: sends a goodbye, and waits for its acknowledgement and for the peer's goodbye. Drops messages
+    /// that arrive before the peer's goodbye. After this call, no message can be lost when this side drops the
+    /// connection.
     ///
     /// # Errors
     ///
@@ -161,17 +164,17 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
         self.until(waiting::drained).await
     }
 
-    /// Returns the connection.
+    /// Returns a reference to the connection.
     pub fn get(&self) -> &C {
         &self.connection
     }
 
-    /// Returns the connection, mutably.
+    /// Returns a mutable reference to the connection.
     pub fn get_mut(&mut self) -> &mut C {
         &mut self.connection
     }
 
-    /// Returns the connection without its waiter.
+    /// Returns the connection and drops the waiter.
     pub fn into_inner(self) -> C {
         self.connection
     }

@@ -1,4 +1,4 @@
-//! Connections for threads: they poll for a while, then sleep on the completion channel.
+//! Connections with blocking calls, which poll for a while and then sleep on the completion channel.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,13 +14,13 @@ use crate::error::ConnectionError;
 use crate::split;
 use crate::waiting;
 
-/// Maximum number of empty polls before a thread sleeps: some hundred microseconds.
+/// Number of polls without an event after which a thread sleeps. The polls take some hundred microseconds.
 const SPINS: u32 = 500;
 
 /// A connection with blocking calls.
 ///
-/// Without a completion channel it polls all the time and sometimes yields its CPU. With a channel it sleeps there
-/// after a number of polls without result.
+/// Without a completion channel, a waiting call polls all the time and sometimes yields its CPU. With a channel, a
+/// waiting call sleeps on the channel after a number of polls without an event.
 #[derive(Debug)]
 pub struct Blocking<C = crate::send_receive::Connection> {
     connection: C,
@@ -33,7 +33,7 @@ impl<C: MessageConnection> Blocking<C> {
         Self { connection, spins: SPINS }
     }
 
-    /// Sets the number of polls before a thread sleeps. With 0 it sleeps at once.
+    /// Sets the number of polls without an event after which a thread sleeps. 0 counts as 1.
     pub fn set_spins(&mut self, spins: u32) {
         self.spins = spins;
     }
@@ -42,7 +42,7 @@ impl<C: MessageConnection> Blocking<C> {
     ///
     /// # Errors
     ///
-    /// As [`MessageConnection::send`].
+    /// Returns the errors of [`MessageConnection::send`].
     pub fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
         self.until(waiting::accepted(message))
     }
@@ -51,17 +51,17 @@ impl<C: MessageConnection> Blocking<C> {
     ///
     /// # Errors
     ///
-    /// [`ConnectionError::PeerClosed`] if the peer has closed its side and no more messages can come. Any other error
-    /// means that the connection is over. Messages that had arrived were returned before.
+    /// Returns [`ConnectionError::PeerClosed`] if the peer has closed its side and no more messages can come. Any other
+    /// error means that the connection has ended. Calls before the error have returned all messages that had arrived.
     pub fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         self.until(waiting::arrived)
     }
 
-    /// Waits until a message is done.
+    /// Waits until the message with this id is done.
     ///
     /// # Errors
     ///
-    /// The connection ended before the message was known to have arrived.
+    /// The connection ended before the peer confirmed the arrival of the message.
     pub fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
         self.until(waiting::done(id))
     }
@@ -70,14 +70,15 @@ impl<C: MessageConnection> Blocking<C> {
     ///
     /// # Errors
     ///
-    /// The connection ended before all messages and the goodbye were delivered.
+    /// The connection ended before the peer's RNIC acknowledged all messages and the goodbye.
     pub fn close(&mut self) -> Result<(), ConnectionError> {
         self.connection.close();
         self.until(waiting::closed)
     }
 
-    /// Closes both sides: sends a goodbye and waits for the peer's goodbye. Messages that arrive before it are
-    /// dropped. After that, each side may drop its connection without harm to the other.
+    /// Closes both sides: sends a goodbye, and waits for its acknowledgement and for the peer's goodbye. Drops messages
+    /// that arrive before the peer's goodbye. After this call, no message can be lost when this side drops the
+    /// connection.
     ///
     /// # Errors
     ///
@@ -87,29 +88,29 @@ impl<C: MessageConnection> Blocking<C> {
         self.until(waiting::drained)
     }
 
-    /// Returns the connection.
+    /// Returns a reference to the connection.
     pub fn get(&self) -> &C {
         &self.connection
     }
 
-    /// Returns the connection, mutably.
+    /// Returns a mutable reference to the connection.
     pub fn get_mut(&mut self) -> &mut C {
         &mut self.connection
     }
 
-    /// Returns the connection without its wrapper.
+    /// Returns the connection without its blocking wrapper.
     pub fn into_inner(self) -> C {
         self.connection
     }
 
-    /// Splits the connection into a half that sends and one that receives, for two threads. After that, each call
-    /// takes a lock. No thread holds the lock while it waits.
+    /// Splits the connection into a half that sends and a half that receives, for two threads. Each call of a half
+    /// takes a lock, but no thread holds the lock while it waits.
     pub fn split(self) -> (SendHalf<C>, ReceiveHalf<C>) {
         let (send, receive) = split::split(self.connection, Block, self.spins.max(1));
         (SendHalf(send), ReceiveHalf(receive))
     }
 
-    /// Polls until an attempt succeeds, and sleeps after a number of polls without result.
+    /// Advances the connection until `attempt` succeeds. Sleeps after a number of polls without an event.
     fn until<T>(&mut self, mut attempt: impl FnMut(&mut C) -> waiting::Attempt<T>) -> Result<T, ConnectionError> {
         if let Some(value) = attempt(&mut self.connection)? {
             return Ok(value);
@@ -125,11 +126,11 @@ struct Block;
 impl Waiter for Block {
     async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
         match channel {
-            // An interrupted or failed wait does no harm: the caller polls next.
+            // The result of the wait does not matter, since the caller polls next.
             Some(channel) => {
                 drop(channel.wait(deadline_ns.map(|deadline_ns| channel.device().time_until(deadline_ns))))
             }
-            // The peer may need this CPU.
+            // A peer on this machine may need this CPU.
             None => thread::yield_now(),
         }
     }
@@ -159,20 +160,20 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
             if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
                 return value;
             }
-            // The peer may need this CPU.
+            // A peer on this machine may need this CPU.
             thread::yield_now();
             thread::park();
         }
     })
 }
 
-/// The half of a connection that sends. Dropping it closes this side. The peer receives the goodbye while the other
-/// half is being waited on.
+/// The half of a connection that sends. Dropping this half closes this side. The goodbye may need further polls, which
+/// the other half does while a thread waits in one of its calls.
 #[derive(Debug)]
 pub struct SendHalf<C: MessageConnection = crate::send_receive::Connection>(split::SendHalf<Block, C>);
 
-/// The half of a connection that receives. After it is dropped, no message is received, and the peer can send until
-/// its window or its credits are used up.
+/// The half of a connection that receives. After this half is dropped, the program receives no messages. The peer can
+/// send until its window or its credits are used up.
 #[derive(Debug)]
 pub struct ReceiveHalf<C: MessageConnection = crate::send_receive::Connection>(split::ReceiveHalf<Block, C>);
 
@@ -181,26 +182,27 @@ impl<C: MessageConnection> SendHalf<C> {
     ///
     /// # Errors
     ///
-    /// The connection is over, or the message is too long ([`ConnectionError::Misuse`]). In the second case the
+    /// The connection has ended, or the message is too long ([`ConnectionError::Misuse`]). After a misuse, the
     /// connection stays usable.
     pub fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
         block_on(self.0.send(message))
     }
 
-    /// Waits until a message is done.
+    /// Waits until the message with this id is done.
     ///
     /// # Errors
     ///
-    /// The connection ended before the message was known to have arrived.
+    /// The connection ended before the peer confirmed the arrival of the message.
     pub fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
         block_on(self.0.wait(id))
     }
 
-    /// Sends a goodbye after all messages are delivered. The other half can still receive.
+    /// Sends a goodbye after all messages are delivered, and waits for its acknowledgement. The other half can still
+    /// receive.
     ///
     /// # Errors
     ///
-    /// The connection ended before the goodbye was delivered.
+    /// The connection ended before the peer's RNIC acknowledged the goodbye.
     pub fn close(self) -> Result<(), ConnectionError> {
         block_on(self.0.close())
     }
@@ -211,7 +213,7 @@ impl<C: MessageConnection> ReceiveHalf<C> {
     ///
     /// # Errors
     ///
-    /// The connection is over, or the peer has closed its side and no more messages can come
+    /// The connection has ended. Or the peer has closed its side and no more messages can come
     /// ([`ConnectionError::PeerClosed`]).
     pub fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         block_on(self.0.receive())

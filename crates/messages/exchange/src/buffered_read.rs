@@ -1,22 +1,22 @@
-//! Buffered-Read: the receiver reads all messages that wait in the sender's ring with one READ.
+//! Buffered-Read: with one READ, the receiver reads all messages that wait in the sender's ring.
 //!
 //! ```text
 //! sender                                          receiver
 //!   send -> id   writes [length | message]
 //!                and the tail's offset into
 //!                its own memory
-//!                <-  READ of the tail's offset,     polls so
-//!                    READ of all up to it       ->  takes the messages apart
+//!                <-  READ of the tail's offset,     polls the tail
+//!                    READ up to the tail        ->  splits the bytes into messages
 //!   is_done(id)  <-  WRITE of the head
 //! ```
 //!
-//! The sender is passive: it posts no work requests. All waiting messages together cost one READ of the tail, one
-//! READ of the messages, and one WRITE of the head. The receiver therefore batches without any setting. In return it
-//! polls the tail all the time, also when no message waits, and cannot sleep. A message waits until the next READ of
-//! the tail.
+//! The sender is passive: it posts no work requests. All waiting messages together cost one READ of the tail, one READ
+//! of the messages, and one WRITE of the head. The receiver therefore reads messages in batches without any setting.
+//! The disadvantage is that the receiver reads the tail all the time, even when no message waits, and cannot sleep. A
+//! message waits until the next READ of the tail.
 //!
-//! Both ends have a ring. The sender frees a message as soon as it was read. The receiver frees it when the program
-//! has freed it and all messages before it.
+//! Both ends have a ring. The sender frees a message in its ring as soon as the receiver has read the message. The
+//! receiver frees a message in its ring when the program has dropped this message and all messages before it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,12 +42,12 @@ pub use crate::ring::RingMessage as Message;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferedRead;
 
-/// One end of a future connection.
+/// One end of a connection that is not connected yet.
 pub type Endpoint = engine::Endpoint<BufferedRead>;
-/// A connection.
+/// A connection of this protocol.
 pub type Connection = engine::Connection<BufferedRead>;
 
-/// Offset of the tail in the memory beside the ring. The receiver reads it.
+/// Offset of the tail in the memory for words beside the ring. The receiver reads the tail.
 const TAIL: usize = 0;
 
 /// Marks READs of the tail.
@@ -56,10 +56,11 @@ const READ_TAIL: u64 = 1;
 const READ_MESSAGES: u64 = 2;
 /// Marks WRITEs of the head.
 const WRITE_HEAD: u64 = 3;
-/// Maximum number of requests of the receiving half: the tail, messages, and two heads.
+/// Maximum number of requests of the receiving half in the send queue: one READ of the tail, one READ of messages, and
+/// two WRITEs of the head.
 const REQUESTS: usize = 4;
 
-/// Memory that is allocated before the peer is known.
+/// Memory that an endpoint allocates before it knows the description of the peer.
 #[derive(Debug)]
 pub struct Memory {
     ring: Region,
@@ -137,7 +138,7 @@ impl Recipe for BufferedRead {
     }
 }
 
-/// The sending half. It only writes into its own memory.
+/// The sending half, which only writes into its own memory.
 pub struct Passive {
     max_message: usize,
     window: u64,
@@ -148,7 +149,7 @@ pub struct Passive {
     tail: u64,
     published: u64,
     waiting: usize,
-    /// Ends of the messages that the peer has not read.
+    /// End positions of the messages that the peer has not read, oldest first.
     ends: VecDeque<u64>,
     last_accepted: MessageId,
     last_done: MessageId,
@@ -187,8 +188,8 @@ impl Outgoing for Passive {
         match source {
             Source::Bytes(bytes) => self.ring.copy_in(offset + WORD, bytes),
             Source::Memory { region, offset: from, length } => {
-                // Messages wait in the ring, so this protocol always copies. It copies by pieces, since others may
-                // write the source at the same time.
+                // Messages wait in the ring, so this protocol always copies them. The copy goes through a small buffer,
+                // since other threads or peers may write to the source at the same time.
                 let mut piece = [0; 4096];
                 for at in (0..length).step_by(piece.len()) {
                     let piece = &mut piece[..(length - at).min(4096)];
@@ -246,13 +247,13 @@ impl Outgoing for Passive {
         self.last_accepted
     }
 
-    /// The head arrives without a completion.
+    /// The head arrives by a WRITE, which raises no notification.
     fn notifies(&self) -> bool {
         self.ends.is_empty()
     }
 }
 
-/// The receiving half. It reads the tail and the messages, and writes the head to the peer.
+/// The receiving half, which reads the tail and the messages from the peer, and writes the head to the peer.
 pub struct Puller {
     peer: PeerRing,
     ring: Arc<Ring>,
@@ -261,10 +262,11 @@ pub struct Puller {
     max_message: usize,
     /// Last known tail of the peer.
     tail: u64,
-    /// READs were posted up to `asked` and are complete up to `pulled`.
+    /// Position up to which READs of messages were posted.
     asked: u64,
+    /// Position up to which READs of messages are complete.
     pulled: u64,
-    /// Beginning of the next message.
+    /// Position of the next message.
     position: u64,
     /// Last head that was written to the peer.
     told: u64,
@@ -283,7 +285,7 @@ impl Puller {
 impl Incoming for Puller {
     type Message = RingMessage;
 
-    /// Splits the bytes that were read into messages. The last message may be incomplete.
+    /// Splits the bytes that were read into messages. Leaves an incomplete last message for a later call.
     #[inline]
     fn look(&mut self) -> Result<usize, ConnectionError> {
         let mut count = 0;
@@ -329,7 +331,8 @@ impl Incoming for Puller {
             list.push(Self::request(READ_MESSAGES, operation, Payload::Sges(&messages)));
             self.asked += length;
         }
-        // The next READ of the tail is posted at once.
+        // A new READ of the tail is posted as soon as the last READ is complete and the READ of all messages up to the
+        // tail is posted.
         if !self.is_asking && self.tail == self.asked {
             let operation = SendOperation::Read { remote_address: words.wrapping_add(TAIL as u64), rkey };
             list.push(Self::request(READ_TAIL, operation, Payload::Sges(&tail)));
@@ -338,7 +341,7 @@ impl Incoming for Puller {
         if !list.is_empty() {
             qp.post_send(&list)?;
         }
-        // A repeated READ of the tail is no progress.
+        // Posting a READ of the tail does not count as an event.
         Ok(0)
     }
 
@@ -348,7 +351,9 @@ impl Incoming for Puller {
             READ_TAIL => {
                 let tail = u64::from_le(self.landing.load_acquire_u64(0));
                 if tail < self.tail || tail - self.told > self.peer.bytes {
-                    return Err(ConnectionError::Protocol("a tail that its ring has no room for"));
+                    return Err(ConnectionError::Protocol(
+                        "a tail before the last one, or more than a ring length after the head",
+                    ));
                 }
                 let before = std::mem::replace(&mut self.tail, tail);
                 self.is_asking = false;
@@ -365,7 +370,7 @@ impl Incoming for Puller {
         self.inbox.pop_front()
     }
 
-    /// The receiver learns of messages only by reading the tail.
+    /// Only a READ of the tail shows new messages, and no notification.
     fn notifies(&self) -> bool {
         false
     }

@@ -6,21 +6,22 @@
 //!      or        WRITE [length | message] ...
 //!                WRITE of the tail's offset          ->  polls the tail's offset
 //!      or        WRITE [message | length, signal]    ->  polls the byte where the next signal will be
-//!                <-  SEND: the head, every eighth of the ring
+//!                <-  SEND of the head, after each eighth of the ring
 //!      or        READ of the head, when space is short
 //! ```
 //!
-//! One message costs one WRITE. The *tail's offset* costs one more WRITE for each batch. *Immediate data* is the only
-//! notification that can wake a sleeping receiver, and the only one that takes its receives. *Reverse* writing fills
-//! the ring from its end to its start, so the last byte of a message lies next to the previous message. The receiver
-//! therefore knows where the next signal byte will be. It zeroes the memory that it frees, since any byte may become
-//! a signal byte.
+//! One message costs one WRITE. Notification by the *tail's offset* costs one more WRITE for each batch. Notification
+//! by *immediate data* consumes a receive for each message, and is the only notification that wakes a sleeping
+//! receiver. *Reverse* writing fills the ring from its end to its start, so the last byte of a message lies next to the
+//! previous message. The receiver therefore knows the position of the next signal byte. The receiver zeroes the memory
+//! that it frees, since any byte may become a signal byte.
 //!
-//! With READ for acknowledgement and without immediate data, the receiver is passive: it posts no work requests.
+//! If the sender READs the head and the notification is not immediate data, the receiver is passive: it posts no work
+//! requests.
 //!
-//! Messages of any length follow each other without gaps. The program frees them in any order, but the head moves
-//! only over free messages from the oldest one on. The head counts bytes, not messages. A message that is held blocks
-//! later messages once the ring is full. It is never overwritten.
+//! Messages of any length follow each other without gaps. The program frees messages in any order, but the head stops
+//! at the oldest message that is still held. The head counts bytes, not messages. A held message blocks later messages
+//! once the ring is full, and is never overwritten.
 
 mod incoming;
 mod outgoing;
@@ -44,59 +45,59 @@ pub(crate) use outgoing::{FARTHEST, Head};
 
 pub use crate::ring::RingMessage as Message;
 
-/// Notification of the receiver about a message. Both ends must agree on it.
+/// Way in which the sender notifies the receiver of a message. Both ends must use the same way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Notification {
-    /// Immediate data.
+    /// Immediate data of the WRITE of the message.
     #[default]
     Immediate,
-    /// A WRITE of the tail's offset.
+    /// A WRITE of the tail's offset after the messages of a batch.
     TailOffset,
-    /// The last byte of the message. The ring is filled from its end to its start.
+    /// A signal byte at the end of the message. The sender fills the ring from its end to its start.
     Reverse,
 }
 
-/// Source of the sender's knowledge of free space. Both ends must agree on it.
+/// Way in which the sender is informed of free space in the ring. Both ends must use the same way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Acknowledge {
-    /// The receiver sends the head for every eighth of the ring.
+    /// The receiver SENDs the head after each freed eighth of the ring.
     #[default]
     Send,
-    /// The sender reads the head when space is short.
+    /// The sender READs the head when space is short.
     Read,
 }
 
 /// The protocol Buffered-Write, in one of its variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferedWrite {
-    /// Notification of the receiver about a message.
+    /// Way in which the sender notifies the receiver of a message.
     pub notification: Notification,
-    /// Source of the sender's knowledge of free space.
+    /// Way in which the sender is informed of free space in the ring.
     pub acknowledge: Acknowledge,
 }
 
-/// One end of a future connection.
+/// One end of a connection that is not connected yet.
 pub type Endpoint = engine::Endpoint<BufferedWrite>;
-/// A connection.
+/// A connection of this protocol.
 pub type Connection = engine::Connection<BufferedWrite>;
 
-/// Offset of the tail in the memory beside the ring. The sender writes it.
+/// Offset of the tail in the memory for words beside the ring. The sender writes the tail.
 const TAIL: usize = 0;
-/// Offset of the head. The sender reads it.
+/// Offset of the head in the memory for words. The sender reads the head.
 pub(crate) const HEAD: usize = 64;
-/// Bytes beside the ring.
+/// Bytes of the memory for words beside the ring.
 pub(crate) const WORDS: usize = 128;
 
-/// Maximum number of heads in flight: one for each eighth, and a late one.
+/// Maximum number of SENDs of the head in flight: one SEND for each eighth of the ring, and two more.
 const WORDS_OUT: usize = 10;
 
-/// Returns the number of receives for notices. The program can hold `depth` messages even if the sender does not know
-/// yet that an eighth of the ring is free.
+/// Returns the number of receives for WRITEs with immediate data. The number is larger than `depth`, since the receiver
+/// may not have reported the last eighth of the freed receives yet.
 pub(crate) fn notices(depth: usize) -> usize {
     (depth * 8).div_ceil(7)
 }
 
-/// Memory that is allocated before the peer is known.
+/// Memory that an endpoint allocates before it knows the description of the peer.
 #[derive(Debug)]
 pub struct Memory {
     ring: Arc<Ring>,
@@ -141,7 +142,8 @@ impl Recipe for BufferedWrite {
             Notification::TailOffset | Notification::Reverse => 0,
         };
         Queues {
-            // Each message with a tail's offset after it, and a READ of the head.
+            // The queue holds a WRITE for each message, a WRITE of the tail after each message, a READ of the head, and
+            // SENDs of the head.
             sends: 2 * config.window + 1 + WORDS_OUT,
             receives: notices + WORD_RECEIVES,
             inline: Outbox::inline_bytes(config),
@@ -163,12 +165,12 @@ impl Recipe for BufferedWrite {
     }
 }
 
-/// The peer's ring.
+/// Location and length of the peer's ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerRing {
     pub(crate) ring: RemoteRegion,
     pub(crate) words: RemoteRegion,
-    /// Length of the ring. The memory maps it twice.
+    /// Bytes of the ring. The region maps the ring twice in a row.
     pub(crate) bytes: u64,
 }
 
@@ -184,18 +186,19 @@ impl PeerRing {
             return given("the memory beside the peer's ring", words.length, "at least 128 B");
         }
         if peer.max_message.saturating_add((WORD + UNIT) as u64) > bytes {
-            return given("the longest message of the peer", peer.max_message, "less than its ring");
+            return given("the longest message of the peer", peer.max_message, "less than the peer's ring");
         }
         Ok(Self { ring, words, bytes })
     }
 
-    /// Returns the address of a position.
+    /// Returns the remote address of a position.
     #[inline]
     pub(crate) fn address(&self, position: u64) -> u64 {
         self.ring.address.wrapping_add(position % self.bytes)
     }
 
-    /// Returns the address after a position, in a ring that is filled from its end to its start.
+    /// Returns the remote address directly after the message at a position, in a ring that is filled from its end to
+    /// its start.
     #[inline]
     pub(crate) fn reversed(&self, position: u64) -> u64 {
         self.ring.address.wrapping_add(2 * self.bytes - position % self.bytes)

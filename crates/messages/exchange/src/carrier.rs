@@ -1,5 +1,5 @@
-//! The carrier of the messages of every protocol: a reliable queue pair and its completion queue. It connects the
-//! queue pair, detects the death of the peer, and closes both sides.
+//! The carrier of the messages of every protocol: an RC queue pair and its completion queue. The carrier connects the
+//! queue pair, detects the death of the peer, and exchanges the goodbyes.
 
 use doorbell_protocols::Protocol;
 use doorbell_verbs::{
@@ -12,40 +12,41 @@ use crate::error::{ConnectError, ConnectionError};
 use crate::rc::{self, RcSettings};
 use crate::setup::EndpointDescription;
 
-/// Marks the work requests of receives.
+/// Marks the ids of receive requests.
 pub(crate) const RECEIVE_TAG: u64 = 1 << 63;
 
-/// Marks the work requests of messages without data. The other bits name the kind.
+/// Marks the ids of requests that carry no data. The remaining bits distinguish the kinds of these requests.
 pub(crate) const CONTROL_TAG: u64 = 1 << 62;
-/// The last message of this side.
+/// Id of the goodbye, the last message of this side.
 pub(crate) const GOODBYE_TAG: u64 = CONTROL_TAG | 1;
-/// The keepalive, which asks the peer's RNIC for an acknowledgement.
+/// Id of a keepalive, which makes the peer's RNIC send an acknowledgement.
 pub(crate) const KEEPALIVE_TAG: u64 = CONTROL_TAG | 2;
 
-/// Number of intervals of [`Config::keepalive_ns`] without an answer before a warning is logged.
+/// Number of intervals of [`Config::keepalive_ns`] that a keepalive may stay unanswered before this side logs a
+/// warning.
 const STANDSTILL_INTERVALS: u64 = 10;
 
-/// Room in the send queue for messages that carry no data.
+/// Number of entries in the send queue for messages without data.
 pub(crate) const CONTROL_SENDS: usize = 8;
 
-/// Lengths of the queues of a connection.
+/// Capacities of the queues of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Queues {
     pub(crate) sends: usize,
     pub(crate) receives: usize,
     pub(crate) inline: usize,
-    /// Scatter-gather elements of a send.
+    /// Maximum number of scatter-gather elements of a send.
     pub(crate) sges: usize,
 }
 
 impl Queues {
-    /// Returns the maximum number of completions in the queue.
+    /// Returns the maximum number of completions that can be in the completion queue at once.
     pub(crate) fn completions(&self) -> usize {
         self.sends + CONTROL_SENDS + self.receives
     }
 }
 
-/// A carrier that is not connected yet.
+/// A carrier whose queue pair is not connected yet.
 #[derive(Debug)]
 pub struct Unconnected {
     pub(crate) pd: Pd,
@@ -56,7 +57,7 @@ pub struct Unconnected {
 }
 
 impl Unconnected {
-    /// Makes a completion queue for one carrier.
+    /// Makes the completion queue of one carrier.
     pub(crate) fn completion_queue(pd: &Pd, queues: Queues, channel: Option<&Channel>) -> Result<Cq, ConnectError> {
         Ok(match channel {
             Some(channel) => pd.device().create_cq_on(queues.completions(), channel)?,
@@ -101,8 +102,8 @@ impl Unconnected {
         }
     }
 
-    /// Checks that the settings of both ends match, and moves the queue pair to the state in which receives can be
-    /// posted.
+    /// Checks that the settings of both ends match. Then moves the queue pair to the initial state, in which receives
+    /// can be posted.
     pub(crate) fn prepare(
         &self,
         config: &Config,
@@ -121,12 +122,12 @@ impl Unconnected {
             let (given, allowed) = (peer.depth.into(), "1 to 16384");
             return Err(ConnectError::Setting { what: "the peer's receive depth", given, allowed });
         }
-        // The keepalive of the peer is a WRITE. The access of regions limits other WRITEs.
+        // The keepalive of the peer is a WRITE of 0 B. For other WRITEs, the access of the regions decides.
         rc::initialise(&self.qp, access | Access::REMOTE_WRITE)?;
         Ok(())
     }
 
-    /// Connects the queue pair after receives are posted.
+    /// Connects the queue pair. The caller has posted receives before.
     pub(crate) fn connect(self, config: &Config, peer: &EndpointDescription) -> Result<Carrier, ConnectError> {
         let own = self.description(config);
         let Self { pd, qp, cq, .. } = self;
@@ -159,7 +160,7 @@ impl Unconnected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
     Open,
-    /// The goodbye is sent after everything is acknowledged.
+    /// The goodbye will be sent after all messages are acknowledged.
     Wanted,
     /// The goodbye was sent and is not acknowledged yet.
     Said,
@@ -177,13 +178,13 @@ pub struct Carrier {
     pub(crate) peer_closed: bool,
     pub(crate) over: Option<ConnectionError>,
     heard_ns: u64,
-    /// Whether the peer was heard since `heard_ns`.
+    /// Whether a completion has come since the time `heard_ns`.
     was_heard: bool,
     /// Maximum number of completions that one poll takes.
     pub(crate) poll_list: usize,
     keepalive_ns: u64,
     keepalive_out: bool,
-    /// Whether the warning about an unanswered keepalive was logged.
+    /// Whether this side has logged the warning about an unanswered keepalive.
     stands_still: bool,
     pub(crate) keepalives: u64,
 }
@@ -195,7 +196,7 @@ impl Carrier {
         let _ = self.qp.modify(&error);
     }
 
-    /// Returns an error if nothing can be sent.
+    /// Returns an error if no more messages can be sent.
     #[inline]
     pub(crate) fn check_open(&self) -> Result<(), ConnectionError> {
         match (self.over, self.closing) {
@@ -205,7 +206,7 @@ impl Carrier {
         }
     }
 
-    /// Ends the connection. The first reason is kept.
+    /// Ends the connection. If the connection has already ended, keeps and returns the first reason.
     pub(crate) fn end(&mut self, reason: ConnectionError) -> ConnectionError {
         let reason = *self.over.get_or_insert(reason);
         self.fail();
@@ -222,13 +223,13 @@ impl Carrier {
         self.closing == Closing::Done || self.over.is_some()
     }
 
-    /// Returns whether a goodbye was sent.
+    /// Returns whether this side has sent its goodbye.
     pub(crate) fn has_said_goodbye(&self) -> bool {
         matches!(self.closing, Closing::Said | Closing::Done)
     }
 
-    /// Records that the peer lives. The time is taken later, once no completion comes, since reading the clock costs
-    /// more than most of the work for a message.
+    /// Records that the peer is alive. `keep_alive` reads the clock later, when no completion comes, since reading the
+    /// clock costs more than most of the work for a message.
     #[inline]
     pub(crate) fn heard(&mut self) {
         self.was_heard = true;
@@ -241,15 +242,16 @@ impl Carrier {
         self.stands_still = false;
     }
 
-    /// Sends a goodbye with this word.
+    /// Sends the goodbye with `word` as its immediate data.
     pub(crate) fn say_goodbye(&mut self, word: u32) -> Result<(), PostError> {
         self.post_control(GOODBYE_TAG, SendOperation::SendImmediate(word))?;
         self.closing = Closing::Said;
         Ok(())
     }
 
-    /// Sends a keepalive if the peer was silent for long. Logs a warning if neither an answer nor an error comes. The
-    /// connection continues: a peer that lacks a receive for an earlier message answers once it has one.
+    /// Sends a keepalive if the peer was silent for the keepalive interval. Logs a warning if neither an answer nor an
+    /// error comes. The connection continues after the warning: a peer without a receive for an earlier message answers
+    /// once it has posted a receive.
     pub(crate) fn keep_alive(&mut self) -> Result<(), PostError> {
         if self.was_heard {
             self.heard_at(self.pd.device().now_ns());
@@ -264,21 +266,21 @@ impl Carrier {
             self.stands_still = true;
             tracing::warn!(
                 qpn = %self.qp.qpn(),
-                "the peer's RNIC has answered nothing for {:.1} s, although retries are left: \
-                 the peer has no receive, or its queue pair or this one stands still",
+                "the peer's RNIC has not answered for {:.1} s, although retries are left: \
+                 the peer has posted no receive, or a queue pair of the connection makes no progress",
                 (now_ns - self.heard_ns) as f64 / 1e9
             );
             return Ok(());
         }
-        // A WRITE of no bytes needs no key and takes no receive. It only asks for an acknowledgement.
+        // A WRITE of 0 B needs no key and consumes no receive. It only makes the peer's RNIC send an acknowledgement.
         self.post_control(KEEPALIVE_TAG, SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
         self.keepalive_out = true;
         self.keepalives += 1;
         Ok(())
     }
 
-    /// Returns the time of the next poll that is due without an event: to send a keepalive, or to warn that no answer
-    /// comes.
+    /// Returns the time at which the connection must be polled even if no event occurs. The poll then sends a
+    /// keepalive, or warns that no answer has come.
     pub(crate) fn poll_timeout_ns(&self) -> Option<u64> {
         let intervals = if self.keepalive_out { 1 + STANDSTILL_INTERVALS } else { 1 };
         (self.keepalive_ns > 0 && !self.stands_still)
@@ -296,12 +298,12 @@ impl Carrier {
         self.qp.post_send(&[request])
     }
 
-    /// Takes the completion of a message without data.
+    /// Takes the completion of a request that carries no data.
     #[inline]
     pub(crate) fn take_control(&mut self, completion: &Completion) -> Result<(), ConnectionError> {
         if completion.status != Status::Success {
             if self.has_said_goodbye() {
-                // After the peer has received the goodbye, it may exit before its RNIC acknowledges.
+                // A peer that has received the goodbye may exit before its RNIC acknowledges the goodbye.
                 self.closing = Closing::Done;
                 return Ok(());
             }
@@ -321,16 +323,17 @@ impl Carrier {
             _ if status == Status::LocalLength => {
                 Err(ConnectionError::Protocol("a message that is longer than the receive posted for it"))
             }
-            // Both sides have said goodbye, so the failed queue pair loses no message.
+            // Both sides have sent their goodbyes, so the failed queue pair loses no message.
             (Closing::Done, true) => Ok(()),
-            // The goodbye was not acknowledged, and the peer has sent none.
+            // The queue pair failed before the peer sent its goodbye. `take_control` ignored the failure of this side's
+            // goodbye or keepalive.
             (Closing::Done, false) => Err(ConnectionError::PeerUnreachable(Status::RetryExceeded)),
             _ => Err(ConnectionError::Local(status)),
         }
     }
 
-    /// Checks that a receive took a SEND. A WRITE with immediate data also takes a receive, but its bytes are not in
-    /// the memory of the receive (IBTA Vol 1, 10.7.2.2).
+    /// Checks that the completion of a receive comes from a SEND. A WRITE with immediate data also consumes a receive,
+    /// but does not place its bytes in the receive's memory (IBTA Vol 1, 10.7.2.2).
     #[inline]
     pub(crate) fn check_is_send(completion: &Completion) -> Result<(), ConnectionError> {
         if completion.opcode != CompletionOpcode::Receive {
@@ -342,7 +345,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Checks that the peer has not said goodbye. After its goodbye, a peer may send no messages.
+    /// Checks that the peer has not sent its goodbye. After its goodbye, a peer may not send messages.
     #[inline]
     pub(crate) fn check_may_send(&self) -> Result<(), ConnectionError> {
         if self.peer_closed {
@@ -351,7 +354,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Records the goodbye of the peer. Rejects a second one.
+    /// Records the goodbye of the peer. Rejects a second goodbye.
     pub(crate) fn take_goodbye(&mut self) -> Result<(), ConnectionError> {
         if std::mem::replace(&mut self.peer_closed, true) {
             return Err(ConnectionError::Protocol("a second goodbye"));

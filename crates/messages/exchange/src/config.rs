@@ -10,19 +10,20 @@ use crate::send_receive::CREDIT_RECEIVES;
 
 /// Maximum number of messages in one post.
 pub const MAX_BATCH: usize = 64;
-/// Maximum of the window and of the depth.
+/// Maximum value of [`Config::window`] and of [`Config::depth`].
 pub const MAX_WINDOW: usize = 1 << 14;
 /// Maximum number of completions that one poll takes.
 pub const MAX_POLL_LIST: usize = 32;
 /// Maximum number of receives in one post.
 pub const MAX_REPOST_LIST: usize = 64;
-/// Maximum exponent of an acknowledgement timeout: it has five bits (IBTA Vol 1, 11.2.4.2).
+/// Maximum exponent of an acknowledgement timeout. The exponent has five bits (IBTA Vol 1, 11.2.4.2).
 const MAX_TIMEOUT: u8 = 31;
 
 /// Bytes of the longest message that one work request carries (IBTA Vol 1, 9.4.1).
 pub(crate) const LONGEST_TRANSFER: usize = 1 << 31;
 
-/// Options of a connection. The defaults suit most programs; methods of the same names change them.
+/// Options of a connection. The defaults suit most programs. For each option, a method of the same name changes the
+/// value.
 ///
 /// ```
 /// use std::time::Duration;
@@ -33,48 +34,51 @@ pub(crate) const LONGEST_TRANSFER: usize = 1 << 31;
 /// assert_eq!(config.send_buffers, 16);
 /// ```
 ///
-/// An endpoint checks the values when it is made. The error names the value and the allowed range.
+/// The constructor of an endpoint checks the values. Its error names the value and the allowed range.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
     /// Maximum number of unacknowledged messages: 1 to 16384.
     pub window: usize,
-    /// Messages per post: 1 to 64, and at most the window. [`flush`](crate::MessageConnection::flush) or the next
-    /// poll posts fewer.
+    /// Number of messages in one post: 1 to 64, and at most the window. [`flush`](crate::MessageConnection::flush) and
+    /// the next poll also post an incomplete batch.
     pub batch: usize,
-    /// Receive buffers that the peer may fill: 1 to 16384.
+    /// Number of receive buffers for messages of the peer: 1 to 16384.
     pub depth: usize,
     /// Maximum number of completions that one poll takes: 1 to 32.
     pub poll_list: usize,
-    /// Maximum number of receives in one repost list: 1 to 64. With 1, each receive is posted by itself when it is
-    /// given back.
+    /// Maximum number of receives in one post: 1 to 64. With 1, each receive is posted separately when the program
+    /// gives its buffer back.
     pub repost_list: usize,
-    /// Whether each posted message has its own completion, as in published evaluations. Otherwise the completion of
-    /// the last message in a list covers all of them. Only Send-Receive and Direct-Read use this option.
+    /// Whether each posted message has its own completion, as in published evaluations. Otherwise only the last message
+    /// of a post has a completion, which covers all messages of the post. Only Send-Receive and Direct-Read use this
+    /// option.
     pub signal_each: bool,
-    /// Maximum bytes of an inline message. Values above the limit of the device mean that limit.
+    /// Maximum bytes of an inline message. A value above the device's limit is reduced to the limit.
     pub inline: usize,
-    /// Bytes of the longest message that can be received or sent by copying: 0 to 1 GiB.
+    /// Bytes of the longest message that this side can receive, or can send by copying: 0 to 1 GiB.
     pub max_message: usize,
-    /// Send buffers for copied messages: from the window to 16384. 0 is allowed if the program sends all messages
-    /// from its own regions.
+    /// Number of send buffers for copied messages: from the window to 16384. 0 is also allowed, and suits programs that
+    /// send all messages from their own regions.
     pub send_buffers: usize,
-    /// Flow control by credits. Without it, a slow receiver causes RNR NAKs.
+    /// Whether credits control the flow. Without credits, a slow receiver causes RNR NAKs.
     pub credits: bool,
-    /// Requested path MTU. `None` selects the largest that both ends support.
+    /// Maximum path MTU of this end. The connection uses the smaller path MTU of both ends. `None` means the path MTU
+    /// of the device.
     pub path_mtu: Option<PathMtu>,
-    /// Exponent of the acknowledgement timeout, 0 to 31: 4.096 us times two to this power. 0 means that it never
-    /// expires.
+    /// Exponent of the acknowledgement timeout, 0 to 31: the timeout is 4.096 us times two to this power. 0 means that
+    /// the timeout never expires.
     pub timeout: u8,
-    /// Maximum number of timeouts in a row: 0 to 7. Linux's rdma_rxe treats 7 as unlimited and then never detects a
-    /// dead peer. The default is therefore 6.
+    /// Maximum number of acknowledgement timeouts in a row: 0 to 7. The default is 6, since Linux's rdma_rxe treats 7
+    /// as unlimited and then never detects a dead peer.
     pub retry_count: u8,
     /// Maximum number of RNR NAKs in a row: 0 to 7. 7 means unlimited.
     pub rnr_retry: u8,
-    /// Code of the minimum time that the peer waits after an RNR NAK (IBTA Vol 1, 9.7.5.2.8): 0 to 31.
+    /// Code of the minimum time that the peer waits after an RNR NAK before it retransmits: 0 to 31 (IBTA Vol 1,
+    /// 9.7.5.2.8).
     pub min_rnr_timer: u8,
-    /// Silence of the peer, in nanoseconds, after which this side sends a keepalive. 0 disables keepalives. If
-    /// neither an answer nor an error comes within ten times this time, a warning is logged.
+    /// Time in nanoseconds without an answer of the peer after which this side sends a keepalive. 0 disables
+    /// keepalives. If neither an answer nor an error follows within ten times this time, this side logs a warning.
     pub keepalive_ns: u64,
 }
 
@@ -130,8 +134,8 @@ impl Config {
         }
     }
 
-    /// Sets the maximum number of unacknowledged messages, 1 to 16384. Sets the same number of send buffers, unless
-    /// there are none ([`send_buffers`](Self::send_buffers)).
+    /// Sets the maximum number of unacknowledged messages, 1 to 16384. Also sets
+    /// [`send_buffers`](Self#structfield.send_buffers) to the same number, unless the number of send buffers is 0.
     pub fn window(mut self, messages: usize) -> Self {
         self.window = messages;
         if self.send_buffers != 0 {
@@ -140,13 +144,13 @@ impl Config {
         self
     }
 
-    /// Sets the number of messages per post: 1 to 64, and at most the window.
+    /// Sets the number of messages in one post: 1 to 64, and at most the window.
     pub fn batch(mut self, messages: usize) -> Self {
         self.batch = messages;
         self
     }
 
-    /// Sets the number of receive buffers that the peer may fill: 1 to 16384.
+    /// Sets the number of receive buffers for messages of the peer: 1 to 16384.
     pub fn depth(mut self, receives: usize) -> Self {
         self.depth = receives;
         self
@@ -158,7 +162,7 @@ impl Config {
         self
     }
 
-    /// Sets the maximum number of receives in one repost list: 1 to 64.
+    /// Sets the maximum number of receives in one post: 1 to 64.
     pub fn repost_list(mut self, receives: usize) -> Self {
         self.repost_list = receives;
         self
@@ -170,52 +174,52 @@ impl Config {
         self
     }
 
-    /// Sets the maximum bytes of an inline message. The limit of the device applies too.
+    /// Sets the maximum bytes of an inline message. A value above the device's limit is reduced to the limit.
     pub fn inline(mut self, bytes: usize) -> Self {
         self.inline = bytes;
         self
     }
 
-    /// Sets the bytes of the longest message that can be received or sent by copying: 0 to 1 GiB.
+    /// Sets the bytes of the longest message that this side can receive, or can send by copying: 0 to 1 GiB.
     pub fn max_message(mut self, bytes: usize) -> Self {
         self.max_message = bytes;
         self
     }
 
     /// Sets the number of send buffers for copied messages: from the window to 16384. 0 suits programs that send only
-    /// from their own regions. Call it after [`window`](Self::window).
+    /// from their own regions. Call this method after [`window`](Self::window), which may change the number.
     pub fn send_buffers(mut self, buffers: usize) -> Self {
         self.send_buffers = buffers;
         self
     }
 
-    /// Enables or disables flow control. Without it, a slow receiver causes RNR NAKs.
+    /// Enables or disables flow control by credits. Without credits, a slow receiver causes RNR NAKs.
     pub fn credits(mut self, on: bool) -> Self {
         self.credits = on;
         self
     }
 
-    /// Sets the requested path MTU. `None` selects the largest that both ends support.
+    /// Sets the maximum path MTU of this end. `None` means the path MTU of the device.
     pub fn path_mtu(mut self, mtu: impl Into<Option<PathMtu>>) -> Self {
         self.path_mtu = mtu.into();
         self
     }
 
-    /// Sets the acknowledgement timeout, up to 8796 s. Rounds it up to 8.192 us, 16.384 us, and so on.
+    /// Sets the acknowledgement timeout, up to 8796 s. Rounds the time up to 8.192 us times a power of two.
     pub fn timeout(self, time: Duration) -> Self {
         let wanted = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let reaches = |exponent: &u8| ack_timeout_ns(*exponent).is_some_and(|ns| ns >= wanted);
         self.timeout_exponent((1..=MAX_TIMEOUT).find(reaches).unwrap_or(MAX_TIMEOUT + 1))
     }
 
-    /// Sets the exponent of the acknowledgement timeout, 0 to 31: 4.096 us times two to this power. 0 means that it
-    /// never expires.
+    /// Sets the exponent of the acknowledgement timeout, 0 to 31: the timeout is 4.096 us times two to this power. 0
+    /// means that the timeout never expires.
     pub fn timeout_exponent(mut self, exponent: u8) -> Self {
         self.timeout = exponent;
         self
     }
 
-    /// Sets the maximum number of timeouts in a row: 0 to 7.
+    /// Sets the maximum number of acknowledgement timeouts in a row: 0 to 7.
     pub fn retry_count(mut self, times: u8) -> Self {
         self.retry_count = times;
         self
@@ -227,20 +231,20 @@ impl Config {
         self
     }
 
-    /// Sets the minimum time that the peer waits after an RNR NAK. Rounds it up to the next time that verbs can
+    /// Sets the minimum time that the peer waits after an RNR NAK. Rounds the time up to the next value that verbs can
     /// express, from 10 us to 655.36 ms. Longer times become 655.36 ms.
     pub fn min_rnr_timer(self, time: Duration) -> Self {
         self.min_rnr_timer_code(rnr_timer_code_at_least(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// Sets the minimum RNR NAK time by its verbs code: 0 to 31.
+    /// Sets the minimum time that the peer waits after an RNR NAK, as a verbs code: 0 to 31.
     pub fn min_rnr_timer_code(mut self, code: u8) -> Self {
         self.min_rnr_timer = code;
         self
     }
 
-    /// Sets the silence after which this side sends a keepalive. Zero disables keepalives. Times above 584 years
-    /// become 584 years.
+    /// Sets the time without an answer of the peer after which this side sends a keepalive. Zero disables keepalives.
+    /// Times above 584 years become 584 years.
     pub fn keepalive(mut self, silence: Duration) -> Self {
         self.keepalive_ns = u64::try_from(silence.as_nanos()).unwrap_or(u64::MAX);
         self

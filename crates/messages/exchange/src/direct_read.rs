@@ -1,28 +1,29 @@
-//! Direct-Read: the receiver reads each message into its final place, without any copy.
+//! Direct-Read: the receiver READs each message into its final memory, without any copy.
 //!
 //! ```text
 //! sender                                    receiver
-//!   send -> id    SEND {address, rkey, length}  ->   the receive is reposted at once
+//!   send -> id    SEND {address, rkey, length}  ->   reposts the receive at once
 //!                 <-  READ request                   read_into(region): not blocking
 //!                 READ response              ->      is_read
-//!   is_done(id)   <-  WRITE of the signal byte (or a SEND that tells how many are read)
+//!   is_done(id)   <-  WRITE of the signal byte (or a SEND with the number of messages read)
 //! ```
 //!
-//! One message costs one small SEND, one READ, and one WRITE of a byte (or one SEND for several messages). The READ
-//! occupies the link with a request in one direction and with the data in the other. The message waits at the sender
-//! until the receiver reads it, so a slow message occupies no memory of others. Only read requests need receives. The
-//! receiver reposts each receive before it acknowledges the message. A sender whose window is at most the depth of
-//! the receiver therefore always finds a receive. The protocol needs no other flow control.
+//! One message costs one small SEND, one READ, and one WRITE of a byte (or one SEND for several messages). For the
+//! READ, a request travels in one direction and the data in the other direction. The message waits at the sender until
+//! the receiver reads it, so a message that the receiver reads late occupies no receive buffer. Only read requests need
+//! receives. The receiver reposts each receive before it acknowledges the message. A sender whose window is at most the
+//! depth of the receiver therefore always finds a receive. The protocol needs no other flow control.
 //!
-//! The *signal byte* lies after the message: 0 while the message waits, 1 once it is read. A program that cannot
-//! place a byte there chooses [`Acknowledge::Send`]. This choice also wakes a sender that sleeps on a completion
-//! channel.
+//! The *signal byte* is the byte after the message. It is 0 while the message waits, and the receiver writes 1 after
+//! the READ. A program whose messages have no free byte after them chooses [`Acknowledge::Send`]. The SEND also wakes a
+//! sender that sleeps on a completion channel.
 //!
-//! *Unfenced*, the receiver posts the acknowledgement after the READ is complete. *Fenced*, it posts both together,
-//! the acknowledgement with the fence flag. RC does not order a WRITE or SEND after the completion of an earlier READ
-//! (IBTA Vol 1, 10.8.3.3, the ordering table of work requests). The fence saves a turn of the receiver, but READs no
-//! longer overlap, since a fenced request delays later ones. A fenced receiver has a message when the READ is
-//! complete. In the published evaluation, it has the message only when the acknowledgement is complete ([`Fence`]).
+//! An *unfenced* receiver posts the acknowledgement after the READ is complete. A *fenced* receiver posts the READ and
+//! the acknowledgement together, the acknowledgement with the fence flag. Without the flag, RC does not order a WRITE
+//! or SEND after the completion of an earlier READ (IBTA Vol 1, 10.8.3.3, the ordering table of work requests). With
+//! the fence, the receiver need not poll between READ and acknowledgement. But READs no longer overlap, since a fenced
+//! request delays later requests. A fenced receiver has a message when the READ is complete. In the published
+//! evaluation, the receiver has the message only when the acknowledgement is complete ([`Fence`]).
 
 mod machine;
 mod receiving;
@@ -49,66 +50,66 @@ use receiving::{READS_IN_FLIGHT, Receiving};
 use request::MAX_REQUEST_BYTES;
 use sending::Sending;
 
-/// One end of a future connection.
+/// One end of a connection that is not connected yet.
 pub type Endpoint = engine::Endpoint<DirectRead>;
-/// A connection.
+/// A connection of this protocol.
 pub type Connection = engine::Connection<DirectRead>;
 
-/// Additional receives, for the goodbye.
+/// Number of additional receives, for the goodbye.
 const CONTROL_RECEIVES: usize = 1;
 
-/// Source of the sender's knowledge that a message was read. Both ends must agree on it.
+/// Operation by which the receiver reports that it has read a message. Both ends must use the same operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Acknowledge {
-    /// The receiver writes the byte after the message.
+    /// The receiver WRITEs the signal byte after the message.
     #[default]
     SignalByte,
-    /// The receiver sends the number of messages that it has read.
+    /// The receiver SENDs the number of messages that it has read.
     Send,
 }
 
-/// Whether READ and acknowledgement are posted together, with the fence flag on the acknowledgement, and which
-/// completion the receiver waits for. Only the receiver uses this setting.
+/// Whether the receiver posts READ and acknowledgement together, with the fence flag on the acknowledgement, and the
+/// completion for which it waits. Only the receiver uses this setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fence {
-    /// No fence: the acknowledgement is posted when the READ is complete.
+    /// No fence: the receiver posts the acknowledgement when the READ is complete.
     #[default]
     Nothing,
-    /// Both are posted together. The receiver waits for the READ.
+    /// The receiver posts READ and acknowledgement together, and waits for the completion of the READ.
     ReadCompletion,
-    /// Both are posted together. The receiver waits for the acknowledgement, which takes a round trip longer. The
-    /// published measurements of Direct-Read used this variant.
+    /// The receiver posts READ and acknowledgement together, and waits for the completion of the acknowledgement, which
+    /// takes a round trip longer. The published measurements of Direct-Read used this variant.
     AcknowledgementCompletion,
 }
 
-/// Destination of the READs.
+/// Destination of the READs of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// Buffers of the connection, in order, as soon as messages are announced.
+    /// Buffers of the connection. The connection READs messages in order, as soon as the peer announces them.
     #[default]
     Pool,
     /// Memory that the program passes to `read_into` of a [`Connection`].
     ByHand,
 }
 
-/// A received message. It holds one buffer of its connection. Dropping it gives the buffer back, from any thread and in
-/// any order.
+/// A received message, which holds one buffer of its connection. Dropping the message gives the buffer back, from any
+/// thread and in any order.
 pub type Message = Lent<Slots>;
 
 /// The protocol Direct-Read, in one of its variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectRead {
-    /// Whether this end posts READ and acknowledgement together.
+    /// Whether this end posts READ and acknowledgement together when it receives.
     pub fence: Fence,
-    /// Source of the sender's knowledge that a message was read.
+    /// Operation by which the receiver reports that it has read a message.
     pub acknowledge: Acknowledge,
     /// Destination of the READs at this end.
     pub placement: Placement,
 }
 
 impl DirectRead {
-    /// Returns the bytes of the longest message that an end of this configuration accepts. A program that places each
-    /// message itself has no buffers that limit it.
+    /// Returns the bytes of the longest message that an end of this configuration accepts. With [`Placement::ByHand`],
+    /// no buffers of the connection limit the length.
     fn longest_received(&self, config: &Config) -> usize {
         match self.placement {
             Placement::Pool => config.max_message,
@@ -127,7 +128,7 @@ impl Recipe for DirectRead {
             (Acknowledge::SignalByte, Fence::ReadCompletion) => Protocol::DirectReadFenced,
             (Acknowledge::SignalByte, Fence::AcknowledgementCompletion) => Protocol::DirectReadFencedAwaited,
             (Acknowledge::Send, Fence::Nothing) => Protocol::DirectReadSend,
-            // The awaited completion does not change the requests that are posted.
+            // `Fence::AcknowledgementCompletion` posts the same requests as `Fence::ReadCompletion`.
             (Acknowledge::Send, _) => Protocol::DirectReadFencedSend,
         }
     }
@@ -135,7 +136,7 @@ impl Recipe for DirectRead {
     fn memory(&self, pd: &Pd, _config: &Config) -> Result<(), ConnectError> {
         let given = pd.device().attributes().limits.max_inline;
         if given < MAX_REQUEST_BYTES {
-            let what = "the device's inline limit, which a read request has to fit,";
+            let what = "the device's inline limit for read requests";
             return Err(ConnectError::Setting { what, given: given as u64, allowed: "at least 80 B" });
         }
         Ok(())
@@ -145,7 +146,7 @@ impl Recipe for DirectRead {
         self.longest_received(config)
     }
 
-    /// A peer may read the regions whose key it was given. With signal bytes it may also write them.
+    /// Returns the access of the peer: the peer READs messages, and with signal bytes it also WRITEs.
     fn access(&self) -> Access {
         self.access_of_sources()
     }
@@ -153,12 +154,12 @@ impl Recipe for DirectRead {
     fn queues(&self, config: &Config) -> Queues {
         let acknowledgements = match self.acknowledge {
             Acknowledge::SignalByte => 0,
-            // Each one acknowledges at least one new message, so the window bounds their number.
+            // Each SEND acknowledges at least one new message, so at most one window of them is unprocessed.
             Acknowledge::Send => config.window,
         };
         Queues {
-            // An acknowledgement leaves the queue when a later READ or acknowledgement completes. The queue may
-            // therefore hold twice as many acknowledgements as READs.
+            // An unsignaled acknowledgement leaves the send queue only when a later request completes. For each READ in
+            // flight, the queue may therefore hold two acknowledgements.
             sends: config.window + 3 * READS_IN_FLIGHT,
             receives: config.depth + CONTROL_RECEIVES + acknowledgements,
             inline: MAX_REQUEST_BYTES,

@@ -5,17 +5,17 @@
 //!   send -> id   WRITE [message | length, signal byte]  ->   polls the signal byte of the buffer
 //!                                                            that was granted first
 //!                <-  WRITE {address, rkey} of free buffers into the sender's ring of grants,
-//!                    WRITE of how many were granted
+//!                    WRITE of the number of granted buffers
 //! ```
 //!
 //! One message costs one WRITE and a share of a grant. A grant covers several buffers and costs two WRITEs. The
-//! receiver posts no receives for messages and gets no completions for them. It polls memory, so it cannot sleep.
-//! Each buffer has the length of the longest message. Buffers are granted again in the order in which the program
-//! frees them, so a message that is held for long blocks no other.
+//! receiver posts no receives for messages and gets no completions for them. It polls memory, so it cannot sleep. Each
+//! buffer has the length of the longest message. The receiver grants buffers again in the order in which the program
+//! frees them, so a message that the program holds for long blocks no other message.
 //!
-//! The message ends where its buffer ends, so the receiver knows the place of its last byte for any length. RNICs
-//! write the bytes of a WRITE in order. IBTA does not require this order, but RDMA protocols have always relied on
-//! it.
+//! The message ends at the end of its buffer, so the receiver knows the position of the last byte without knowing the
+//! length. RNICs write the bytes of a WRITE in order. IBTA does not require this order, but published RDMA protocols
+//! rely on it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,24 +42,25 @@ use crate::slots::Slots;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirectWrite;
 
-/// One end of a future connection.
+/// One end of a connection that is not connected yet.
 pub type Endpoint = engine::Endpoint<DirectWrite>;
-/// A connection.
+/// A connection of this protocol.
 pub type Connection = engine::Connection<DirectWrite>;
 
-/// Bytes of a grant: the address and the key.
+/// Bytes of a grant, which has the address and the key of a buffer.
 const GRANT: usize = 16;
 /// Offset of the ring of grants in the memory that the peer writes. The number of granted buffers comes before it.
 const GRANTS: usize = 64;
-/// Requests of one grant: two pieces if it wraps around the end of the ring, and the number.
+/// Maximum number of requests of one grant: two WRITEs of grants if they wrap around the end of the ring, and a WRITE
+/// of the number.
 const GRANT_REQUESTS: usize = 3;
 
-/// Returns the bytes of a buffer: the message, and the aligned word after it.
+/// Returns the bytes of a buffer for a message of maximum length and its word, rounded up to a multiple of 64.
 fn stride(max_message: usize) -> usize {
     (max_message + WORD).next_multiple_of(64)
 }
 
-/// Returns the same for the longest message of a peer, or `None` on overflow.
+/// Returns the [`stride`] of the peer's buffers, or `None` on overflow.
 fn checked_stride(max_message: usize) -> Option<usize> {
     max_message.checked_add(WORD)?.checked_next_multiple_of(64)
 }
@@ -69,7 +70,7 @@ fn places(length: u64) -> u64 {
     (length.saturating_sub(GRANTS as u64) / GRANT as u64).min(1 << 20)
 }
 
-/// Memory that is allocated before the peer is known.
+/// Memory that an endpoint allocates before it knows the description of the peer.
 #[derive(Debug)]
 pub struct Memory {
     grants: Region,
@@ -86,7 +87,7 @@ impl Recipe for DirectWrite {
 
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Memory, ConnectError> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        // The ring has twice the window: the used grants, and their renewals in flight.
+        // The ring has room for twice the window: for grants that are in use, and for new grants that replace them.
         let grants = pd.allocate(GRANTS + 2 * config.window * GRANT, access, MemoryKind::Plain)?;
         let buffers = pd.allocate(config.depth * stride(config.max_message), access, MemoryKind::Plain)?;
         Ok(Memory { grants, buffers })
@@ -124,12 +125,18 @@ impl Recipe for DirectWrite {
         if places == 0 {
             return given("the peer's memory for grants", peer_grants.length, "at least 80 B");
         }
-        // Distance between two buffers of the peer. Each buffer lies within the granted memory.
+        // Distance between two buffers of the peer. All buffers must lie within the peer's region.
         let peer_stride = match usize::try_from(peer.max_message).ok().and_then(checked_stride) {
             Some(stride) if stride as u64 <= peer_buffers.length / u64::from(peer.depth.max(1)) => stride,
-            _ => return given("the longest message of the peer", peer.max_message, "less than each of its buffers"),
+            _ => {
+                return given(
+                    "the longest message of the peer",
+                    peer.max_message,
+                    "less than the length of each buffer",
+                );
+            }
         };
-        // The first buffers count as granted without a WRITE.
+        // Both ends know the first buffers from the descriptions, so these buffers count as granted without a WRITE.
         let own_places = self::places(grants.len() as u64);
         let (of_peer, of_own) = (own_places.min(peer.depth.into()), places.min(config.depth as u64));
         for number in 0..of_peer {
@@ -167,31 +174,31 @@ impl Recipe for DirectWrite {
     }
 }
 
-/// The sending half. It uses grants in order.
+/// The sending half, which uses grants in order.
 pub struct Granted {
     outbox: Outbox,
     peer_max_message: usize,
     peer_stride: usize,
     grants: Region,
-    /// Number of grants that the ring has room for.
+    /// Number of grants for which the ring has room.
     places: u64,
     used: u64,
     known: u64,
-    /// Whether the peer has written an impossible number of grants.
+    /// Whether the peer has written an impossible number of granted buffers.
     is_misled: bool,
     batch: usize,
     pending: Vec<(Staged, SendOperation)>,
 }
 
 impl Granted {
-    /// Reads the number of grants. Returns the number of new ones.
+    /// Reads the number of granted buffers. Returns the number of new grants.
     #[inline]
     fn learn(&mut self) -> u64 {
         let granted = u64::from_le(self.grants.load_acquire_u64(0));
         if granted == self.known || granted == 0 {
-            return 0; // the first grants come without a number
+            return 0; // the peer writes no number for the first grants
         }
-        // A larger number means that the peer has overwritten unused grants.
+        // With more unused grants than the ring has room for, the peer has overwritten unused grants.
         if granted < self.known || granted - self.used > self.places {
             self.is_misled = true;
             return 0;
@@ -242,12 +249,14 @@ impl Outgoing for Granted {
         result
     }
 
-    /// Looks for new grants if all known ones are used.
+    /// Looks for new grants if all known grants are used.
     #[inline]
     fn poll(&mut self, _qp: &Qp) -> Result<usize, ConnectionError> {
         let newly = if self.used == self.known { self.learn() as usize } else { 0 };
         if self.is_misled {
-            return Err(ConnectionError::Protocol("a number of grants that is less than before, or has no room"));
+            return Err(ConnectionError::Protocol(
+                "a number of grants that is less than before, or more than the ring of grants can hold",
+            ));
         }
         Ok(newly)
     }
@@ -267,7 +276,7 @@ impl Outgoing for Granted {
     }
 
     fn notifies(&self) -> bool {
-        // Grants arrive without a completion.
+        // New grants arrive by WRITEs, which raise no notification.
         self.used != self.known
     }
 }
@@ -277,11 +286,11 @@ fn word_of(slots: &Slots, slot: u32) -> usize {
     slots.offset(slot + 1) - WORD
 }
 
-/// The receiving half. It grants buffers and polls the one that was granted first.
+/// The receiving half, which grants buffers and polls the buffer that was granted first.
 pub struct Buffers {
     pool: Arc<Slots>,
     max_message: usize,
-    /// Granted buffers, in order.
+    /// Granted buffers without a message, in the order of their grants.
     waiting: VecDeque<u32>,
     inbox: VecDeque<(u32, usize)>,
     /// Local copy of the peer's ring of grants.
@@ -290,8 +299,8 @@ pub struct Buffers {
     places: u64,
     granted: u64,
     is_granting: bool,
-    /// Number of free buffers that makes a grant due. An idle receiver grants fewer if the peer has fewer grants left
-    /// than this.
+    /// Number of free buffers at which the receiver grants them. An idle receiver grants fewer buffers if the peer has
+    /// less than this number of unused grants.
     regrant_at: usize,
 }
 
@@ -324,8 +333,8 @@ impl Incoming for Buffers {
     fn tell(&mut self, qp: &Qp, is_idle: bool) -> Result<usize, ConnectionError> {
         let room = (self.places as usize).saturating_sub(self.waiting.len());
         let count = self.pool.free().min(room);
-        // A receiver that is faster than its sender is idle after nearly every message. A small grant is worth a post
-        // only if the peer may soon have no grants left.
+        // A receiver that is faster than its sender is idle after nearly every message. An idle receiver therefore
+        // posts a small grant only if the peer may soon have no grants left.
         let is_due = count >= self.regrant_at || is_idle && self.waiting.len() < self.regrant_at;
         if self.is_granting || count == 0 || !is_due {
             return Ok(0);
@@ -365,7 +374,7 @@ impl Incoming for Buffers {
                 destination: None,
             })
             .collect();
-        // WRITEs take effect in order (IBTA Vol 1, 10.8.3.3), so the number follows the grants that it counts.
+        // WRITEs take effect in order (IBTA Vol 1, 10.8.3.3), so the number arrives after the grants.
         list.push(SendRequest {
             wr_id: INCOMING_TAG,
             operation: SendOperation::Write { remote_address: address, rkey },
@@ -389,14 +398,14 @@ impl Incoming for Buffers {
         Some(Message { pool: Arc::clone(&self.pool), slot, length })
     }
 
-    /// Messages arrive without a completion.
+    /// Messages arrive by WRITEs, which raise no notification.
     fn notifies(&self) -> bool {
         false
     }
 }
 
-/// A received message. It holds one buffer of its connection. Dropping it gives the buffer back, from any thread and
-/// in any order.
+/// A received message, which holds one buffer of its connection. Dropping the message gives the buffer back, from any
+/// thread and in any order.
 pub struct Message {
     pool: Arc<Slots>,
     slot: u32,

@@ -1,7 +1,7 @@
-//! A machine of two independent halves: one that sends, and one that receives.
+//! A machine of two independent halves: a sending half and a receiving half.
 //!
-//! The protocols that write into the peer's ring or buffers, or read from its ring, use it. This module has their
-//! common parts: receives without buffers, and words between the halves of both ends.
+//! Direct-Write, Buffered-Write, Shared-Write and Buffered-Read use this machine. The module has the parts that these
+//! protocols share: receives without buffers, and words that the half of one end sends to the other half of the peer.
 
 use doorbell_protocols::POLL_LIST;
 use doorbell_verbs::{Attachment, Completion, CompletionOpcode, PostError, Qp, RecvRequest};
@@ -16,45 +16,46 @@ use crate::ring::WORD;
 
 /// Marks the work requests of the receiving half.
 pub(crate) const INCOMING_TAG: u64 = 1 << 61;
-/// Marks the work requests of the sending half that carry no message.
+/// Marks work requests of the sending half that carry no message.
 pub(crate) const OUTGOING_TAG: u64 = 1 << 60;
 
-/// Marks a word for the receiving half. A word is the immediate data of a SEND without bytes. Other words, except the
-/// goodbye, are for the sending half.
+/// Marks a word for the receiving half of the peer. A word is the immediate data of a SEND of 0 B. Words without this
+/// mark are for the sending half of the peer, except the goodbye.
 pub(crate) const TO_RECEIVER: u32 = 1 << 30;
 
-/// Error for a word that the protocol does not have.
+/// Error of a half that received a word which its protocol does not define.
 pub(crate) const UNEXPECTED_WORD: ConnectionError = ConnectionError::Protocol("a word where none is expected");
-/// Error for immediate data that the protocol does not have.
+/// Error of a half that received a WRITE with immediate data although its protocol does not use immediate data.
 pub(crate) const UNEXPECTED_NOTICE: ConnectionError =
     ConnectionError::Protocol("immediate data where none is expected");
 
-/// Receives for words: the goodbye and the messages between halves.
+/// Number of receives for words: for the goodbye, and for the words between the halves.
 pub(crate) const WORD_RECEIVES: usize = 32;
 
 /// The sending half.
 pub trait Outgoing {
-    /// Returns the bytes of the longest message that is copied.
+    /// Returns the bytes of the longest message that this half can copy.
     fn max_send(&self) -> usize;
     /// Returns the bytes of the longest message that the peer accepts.
     fn max_received(&self) -> usize;
     /// Returns the reason for which a message of this length is not accepted now.
     fn refusal(&mut self, length: usize) -> Option<Backpressure>;
-    /// Accepts a message that was not refused.
+    /// Accepts a message for which [`refusal`](Self::refusal) returned `None`.
     fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError>;
     /// Posts messages that wait for a full batch.
     fn flush(&mut self, qp: &Qp) -> Result<(), PostError>;
     /// Advances the half. Returns the number of events.
     fn poll(&mut self, qp: &Qp) -> Result<usize, ConnectionError>;
-    /// Takes the completion of a request. Returns whether it is news: a repeated READ may bring the same value again.
+    /// Takes the completion of a request. Returns whether the completion is news. It is no news if a repeated READ
+    /// returned the same value again.
     fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
-    /// Takes a word of the peer's other half.
+    /// Takes a word that the opposite half of the peer has sent.
     fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
         Err(UNEXPECTED_WORD)
     }
-    /// Returns the last message that is done.
+    /// Returns the id of the last message that is done.
     fn last_done(&self) -> MessageId;
-    /// Returns the last message that was accepted.
+    /// Returns the id of the last message that this half has accepted.
     fn last_accepted(&self) -> MessageId;
     /// Returns whether every event that this half waits for raises a notification.
     fn notifies(&self) -> bool;
@@ -64,14 +65,15 @@ pub trait Outgoing {
 pub trait Incoming {
     /// Type of the received messages.
     type Message: Received;
-    /// Looks for messages in memory. Returns their number.
+    /// Looks for new messages in memory. Returns the number of new messages.
     fn look(&mut self) -> Result<usize, ConnectionError>;
-    /// Sends the peer its grants or its head, or reads from the peer. Returns the number of actions. The engine no
-    /// longer calls it after the peer has said goodbye.
+    /// Sends grants or the head to the peer, or posts READs from the peer's memory. Returns the number of events.
+    /// [`Duplex`] no longer calls this function after the peer has sent its goodbye.
     fn tell(&mut self, qp: &Qp, is_idle: bool) -> Result<usize, ConnectionError>;
-    /// Takes the completion of a request. Returns whether it is news, as in the other half.
+    /// Takes the completion of a request. Returns whether the completion is news, as [`Outgoing::take_completion`]
+    /// does.
     fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
-    /// Takes a word of the peer's other half.
+    /// Takes a word that the opposite half of the peer has sent.
     fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
         Err(UNEXPECTED_WORD)
     }
@@ -81,7 +83,7 @@ pub trait Incoming {
     }
     /// Returns the next message.
     fn take(&mut self) -> Option<Self::Message>;
-    /// Ends the half. `_in_peace` is true if the peer has said goodbye.
+    /// Ends the half. `_in_peace` is true if the peer has sent its goodbye.
     fn end(&mut self, _in_peace: bool) {}
     /// Returns whether every event that this half waits for raises a notification.
     fn notifies(&self) -> bool;
@@ -91,19 +93,20 @@ pub trait Incoming {
 pub struct Duplex<O, I> {
     outgoing: O,
     incoming: I,
-    /// Receives of the current list of completions. The end of the list reposts them.
+    /// Number of receives that the current list of completions has consumed. `end_of_list` posts the same number of
+    /// receives.
     taken: usize,
 }
 
 impl<O: Outgoing, I: Incoming> Duplex<O, I> {
-    /// Joins the halves, and posts this number of receives.
+    /// Makes the machine from its two halves, and posts the number `receives` of receives.
     pub(crate) fn new(carrier: &Unconnected, receives: usize, outgoing: O, incoming: I) -> Result<Self, PostError> {
         post_receives(&carrier.qp, receives)?;
         Ok(Self { outgoing, incoming, taken: 0 })
     }
 }
 
-/// Posts receives without memory, which take words and notices.
+/// Posts receives without memory, for words and for WRITEs with immediate data.
 fn post_receives(qp: &Qp, count: usize) -> Result<(), PostError> {
     let mut left = count;
     while left > 0 {
@@ -158,7 +161,7 @@ impl<O: Outgoing, I: Incoming> Machine for Duplex<O, I> {
     fn take_receive(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<(), ConnectionError> {
         self.taken += 1;
         let Attachment::Immediate(word) = completion.attachment else {
-            return Err(ConnectionError::Protocol("a SEND without the word that it has to carry"));
+            return Err(ConnectionError::Protocol("a SEND without immediate data, which the protocol requires"));
         };
         if completion.opcode == CompletionOpcode::ReceiveWriteImmediate {
             carrier.check_may_send()?;
@@ -173,7 +176,8 @@ impl<O: Outgoing, I: Incoming> Machine for Duplex<O, I> {
         }
     }
 
-    /// Posts the receives before the peer learns that there is more room.
+    /// Posts receives. `advance` reports free space to the peer only after this call, so a receive always exists for a
+    /// message of the peer.
     #[inline]
     fn end_of_list(&mut self, qp: &Qp) -> Result<(), PostError> {
         post_receives(qp, std::mem::take(&mut self.taken))

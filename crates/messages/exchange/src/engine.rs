@@ -1,9 +1,9 @@
-//! The engine of every connection. It takes completions, posts waiting messages, explains failed posts, ends the
-//! connection, sends the goodbye and the keepalives.
+//! The engine of the connections of all protocols. The engine takes completions, posts waiting messages and finds the
+//! reason of failed posts. It also ends the connection, and sends the goodbye and the keepalives.
 //!
-//! A [`Machine`] implements the protocol, and the engine calls it. The four protocols with independent sending and
-//! receiving halves share one machine, [`Duplex`](crate::duplex::Duplex). All calls are static, so the code of each
-//! protocol is compiled separately.
+//! A [`Machine`] implements the protocol, and the engine calls the machine. The four protocols whose sending and
+//! receiving halves are independent share one machine, [`Duplex`](crate::duplex::Duplex). The engine is generic over
+//! the machine, so the compiler generates separate code for each protocol.
 
 use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, Channel, Completion, Cq, Pd, PostError, Qp, Region, Srq, Status};
@@ -16,20 +16,20 @@ use crate::error::{ConnectError, ConnectionError, Misuse};
 use crate::outbox::Source;
 use crate::setup::{EndpointDescription, RemoteRegion};
 
-/// The goodbye of protocols whose other words leave the top bit clear.
+/// Immediate data of the goodbye, in protocols whose other words leave the top bit clear.
 pub(crate) const GOODBYE: u32 = 1 << 31;
 
-/// The state of one connection that depends on the protocol: its sending and its receiving half.
+/// The protocol-specific part of one connection: its sending half and its receiving half.
 ///
-/// A call that posts returns the error of the post. The engine then looks for the reason in the completions, and ends
-/// the connection. A machine never ends the connection itself.
+/// If a machine's post fails, the machine returns the error of the post. The engine then looks for the reason in the
+/// completions, and ends the connection. A machine never ends the connection itself.
 pub trait Machine {
     /// Type of the received messages.
     type Message: Received;
 
-    /// Returns the bytes of the longest message that is copied.
+    /// Returns the bytes of the longest message that the machine can copy.
     fn max_send(&self) -> usize;
-    /// Returns the bytes of the longest message that may be sent from the program's memory.
+    /// Returns the bytes of the longest message that the program may send from its own memory.
     fn max_send_from(&self) -> usize;
     /// Checks that a message can be sent from this memory.
     #[inline]
@@ -39,91 +39,93 @@ pub trait Machine {
     }
     /// Returns the reason for which a message of this length is not accepted now.
     fn refusal(&mut self, length: usize) -> Option<Backpressure>;
-    /// Accepts a message that was not refused.
+    /// Accepts a message for which [`refusal`](Self::refusal) returned `None`.
     fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError>;
     /// Posts messages that wait for a full batch.
     fn flush(&mut self, qp: &Qp) -> Result<(), PostError>;
 
-    /// Returns whether the connection takes its own completions. If not, a hub passes them to
-    /// [`Connection::hand_in`].
+    /// Returns whether the connection polls its own completion queue. If not, a hub polls the queue and passes the
+    /// completions to [`Connection::hand_in`].
     #[inline]
     fn takes_completions(&self) -> bool {
         true
     }
-    /// Returns whether this work request only serves the peer. Such a request may fail after the goodbye without
-    /// harm.
+    /// Returns whether this work request only serves the peer, such as a report of free space. After the goodbye, the
+    /// engine ignores the failure of such a request.
     #[inline]
     fn serves_the_peer(_wr_id: u64) -> bool {
         false
     }
-    /// Takes the completion of a request. Returns whether it is news: a repeated READ may bring the same value again.
+    /// Takes the completion of a request. Returns whether the completion is news. It is no news if a repeated READ
+    /// returned the same value again.
     fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
-    /// Takes a successful receive, which may hold the peer's goodbye.
+    /// Takes the completion of a successful receive, which may hold the peer's goodbye.
     fn take_receive(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<(), ConnectionError>;
-    /// Takes a flushed receive. Its buffer holds no message.
+    /// Takes the completion of a failed receive, whose buffer holds no message.
     #[inline]
     fn take_flushed(&mut self, _wr_id: u64) -> Result<(), PostError> {
         Ok(())
     }
-    /// Posts the requests for a whole list of completions, none of which was an error.
+    /// Posts the requests that a whole list of completions requires. The engine calls this function only if no
+    /// completion of the list was an error.
     #[inline]
     fn end_of_list(&mut self, _qp: &Qp) -> Result<(), PostError> {
         Ok(())
     }
-    /// Advances the machine after `news` completions that were news. Returns the number of further events.
+    /// Advances the machine. `news` is the number of completions that were news. Returns the number of further events.
     fn advance(&mut self, carrier: &Carrier, news: usize) -> Result<usize, ConnectionError>;
 
-    /// Returns the word of this side's goodbye, which the engine sends next.
+    /// Returns the immediate data for the goodbye of this side, which the engine sends next.
     #[inline]
     fn goodbye(&mut self) -> u32 {
         GOODBYE
     }
-    /// Ends the machine. `in_peace` is true if the peer has said goodbye. The engine may call it twice.
+    /// Ends the machine. `in_peace` is true if the peer has sent its goodbye. The engine may call this function twice.
     fn end(&mut self, in_peace: bool);
 
-    /// Returns the next message.
+    /// Returns the next message that has arrived, if any.
     fn take(&mut self) -> Option<Self::Message>;
-    /// Returns the last message that is done.
+    /// Returns the id of the last message that is done.
     fn last_done(&self) -> MessageId;
-    /// Returns the last message that was accepted.
+    /// Returns the id of the last message that the machine has accepted.
     fn last_accepted(&self) -> MessageId;
-    /// Returns whether every event that the machine waits for raises a notification.
+    /// Returns whether every event that the machine waits for raises a notification on the completion channel.
     fn notifies(&self) -> bool;
-    /// Returns the number of messages without data, if counters cannot distinguish them from empty messages;
-    /// otherwise 0.
+    /// Returns the number of sent messages without data that the RNIC's counters cannot distinguish from empty
+    /// messages. Returns 0 if the counters can distinguish them.
     fn control_sends(&self, _transport: &Carrier) -> u64 {
         0
     }
 }
 
-/// A constructor of the ends of a protocol.
+/// A constructor of the endpoints of a protocol. Each `Recipe` is a [`Connector`].
 pub trait Recipe: Clone {
-    /// Memory that is allocated before the peer is known.
+    /// Memory that an endpoint allocates before it knows the description of the peer.
     type Memory: std::fmt::Debug;
-    /// The machine of its connections.
+    /// The machine of the protocol's connections.
     type Machine: Machine;
 
-    /// Returns the protocol and variant.
+    /// Returns the protocol, in its variant.
     fn id(&self) -> Protocol;
-    /// Allocates the memory, and checks the capabilities of the device.
+    /// Allocates the memory of an endpoint, and checks the capabilities of the device.
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Self::Memory, ConnectError>;
-    /// Makes several ends.
+    /// Makes several endpoints.
     fn ends(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint<Self>>, ConnectError> {
         (0..group.count).map(|_| self.endpoint(group.pd, config, group.channel)).collect()
     }
-    /// Returns the regions whose keys the peer receives.
+    /// Returns the regions whose keys this end sends to the peer.
     fn regions(_memory: &Self::Memory) -> [RemoteRegion; 2] {
         [RemoteRegion::NONE; 2]
     }
-    /// Returns the bytes of the longest message that an end of this configuration accepts.
+    /// Returns the bytes of the longest message that an endpoint of this configuration accepts.
     fn max_received(&self, config: &Config) -> usize {
         config.max_message
     }
-    /// Returns the access of the peer.
+    /// Returns the access that the queue pair grants to the peer.
     fn access(&self) -> Access;
-    /// Returns the lengths of the queues.
+    /// Returns the lengths of the queues of a connection.
     fn queues(&self, config: &Config) -> Queues;
-    /// Makes the machine, and posts its receives. The peer cannot send yet.
+    /// Makes the machine, and posts its receives. The queue pair is not connected yet, so the peer cannot send.
     fn machine(
         &self,
         carrier: &Unconnected,
@@ -131,21 +133,21 @@ pub trait Recipe: Clone {
         memory: Self::Memory,
         peer: &EndpointDescription,
     ) -> Result<Self::Machine, ConnectError>;
-    /// As [`Connector::source_access`].
+    /// Returns the value of [`Connector::source_access`].
     fn access_of_sources(&self) -> Access {
         Access::empty()
     }
-    /// As [`Connector::bytes_behind`].
+    /// Returns the value of [`Connector::bytes_behind`].
     fn bytes_behind_messages(&self) -> usize {
         0
     }
-    /// As [`Connector::replicate`].
+    /// Implements [`Connector::replicate`].
     fn replication(_connections: Vec<Connection<Self>>) -> Result<Option<Replication>, ConnectError> {
         Ok(None)
     }
 }
 
-/// One end of a future connection, which is not connected yet.
+/// One end of a connection that is not connected yet.
 #[derive(Debug)]
 pub struct Endpoint<R: Recipe> {
     recipe: R,
@@ -155,7 +157,7 @@ pub struct Endpoint<R: Recipe> {
 }
 
 impl<R: Recipe> Endpoint<R> {
-    /// Makes an end with its own completion queue.
+    /// Makes an endpoint with its own completion queue.
     pub(crate) fn with_memory(
         recipe: &R,
         pd: &Pd,
@@ -168,7 +170,7 @@ impl<R: Recipe> Endpoint<R> {
         Self::on(recipe, pd, config, cq, srq, memory)
     }
 
-    /// Makes an end whose completions go to this queue.
+    /// Makes an endpoint whose completions go to the queue `cq`.
     pub(crate) fn on(
         recipe: &R,
         pd: &Pd,
@@ -188,7 +190,7 @@ impl<R: Recipe> Endpoint<R> {
         EndpointDescription { max_message, regions, ..self.carrier.description(&self.config) }
     }
 
-    /// Connects to the peer with this description. Receives are posted before the peer can send.
+    /// Connects to the peer with this description. Posts receives before the peer can send.
     pub fn connect(self, peer: &EndpointDescription) -> Result<Connection<R>, ConnectError> {
         let Self { recipe, config, carrier, memory } = self;
         carrier.prepare(&config, peer, recipe.access())?;
@@ -235,7 +237,7 @@ impl<R: Recipe> Connector for R {
     }
 }
 
-/// A connection: a non-blocking state machine, see [`MessageConnection`].
+/// A connection of one protocol, as a non-blocking state machine: see [`MessageConnection`].
 pub struct Connection<R: Recipe> {
     pub(crate) carrier: Carrier,
     pub(crate) machine: R::Machine,
@@ -254,15 +256,16 @@ impl<R: Recipe> std::fmt::Debug for Connection<R> {
 
 impl<R: Recipe> Drop for Connection<R> {
     fn drop(&mut self) {
-        // Messages that the program holds keep the queue pair alive. Its error state makes the connection dead for
-        // the peer at once.
+        // Received messages that the program holds keep the queue pair alive. The error state makes the peer notice the
+        // end of the connection at once.
         self.carrier.fail();
         self.machine.end(self.carrier.peer_closed);
     }
 }
 
 impl<R: Recipe> Connection<R> {
-    /// Takes one list of completions and posts the requests that they require. Returns the number of news.
+    /// Takes one list of completions and posts the requests that the completions require. Returns the number of
+    /// completions that were news.
     #[inline]
     fn reap(&mut self) -> Result<usize, ConnectionError> {
         let Some(news) = self.reap_list()? else { return Ok(0) };
@@ -271,7 +274,7 @@ impl<R: Recipe> Connection<R> {
         Ok(news)
     }
 
-    /// Takes one list of completions. Returns the number of news, or `None` if the list is empty.
+    /// Takes one list of completions. Returns the number of completions that were news, or `None` if the list is empty.
     #[inline]
     fn reap_list(&mut self) -> Result<Option<usize>, ConnectionError> {
         if !self.machine.takes_completions() {
@@ -291,7 +294,7 @@ impl<R: Recipe> Connection<R> {
         for completion in &list[..count] {
             match self.take_completion(completion) {
                 Ok(is_news) => news += usize::from(is_news),
-                // The first error is the reason. Later flushed requests are consequences of it.
+                // The first error is the reason. Requests that are flushed later are consequences of the first error.
                 Err(error) => {
                     failed.get_or_insert(error);
                 }
@@ -303,7 +306,7 @@ impl<R: Recipe> Connection<R> {
         }
     }
 
-    /// Takes one completion. Returns whether it is news.
+    /// Takes one completion. Returns whether the completion is news.
     #[inline]
     pub(crate) fn take_completion(&mut self, completion: &Completion) -> Result<bool, ConnectionError> {
         let Self { carrier, machine } = self;
@@ -328,8 +331,8 @@ impl<R: Recipe> Connection<R> {
         machine.take_completion(wr_id)
     }
 
-    /// Takes a completion that a hub has polled at `now_ns`. The hub does not call the machine's
-    /// [`end_of_list`](Machine::end_of_list).
+    /// Takes a completion that a hub has polled at the time `now_ns`. A hub never calls
+    /// [`end_of_list`](Machine::end_of_list) of the machine.
     #[inline]
     pub(crate) fn hand_in(&mut self, completion: &Completion, now_ns: u64) -> Result<(), ConnectionError> {
         let result = self.take_completion(completion);
@@ -337,8 +340,8 @@ impl<R: Recipe> Connection<R> {
         result.map(drop)
     }
 
-    /// Advances the machine after `news` completions that were news. Sends the goodbye if it is due, and a keepalive
-    /// if nothing happened. Returns whether anything happened.
+    /// Advances the machine. `news` is the number of completions that were news. Sends the goodbye if it is due, and
+    /// calls [`Carrier::keep_alive`] if nothing happened. Returns whether anything happened.
     #[inline]
     pub(crate) fn settle(&mut self, news: usize) -> Result<bool, ConnectionError> {
         let moved = match self.machine.advance(&self.carrier, news) {
@@ -346,7 +349,7 @@ impl<R: Recipe> Connection<R> {
             Err(ConnectionError::Post(error)) => return Err(self.unposted(error)),
             Err(error) => return Err(self.end(error)),
         };
-        // The goodbye does not wait for an idle moment, since the peer may never stop sending.
+        // The goodbye is sent even while messages of the peer arrive, since the peer may never stop sending.
         if self.carrier.closing == Closing::Wanted && self.unacknowledged() == 0 {
             let said = self.carrier.say_goodbye(self.machine.goodbye());
             self.explained(said)?;
@@ -363,7 +366,7 @@ impl<R: Recipe> Connection<R> {
         result.map_err(|error| self.unposted(error))
     }
 
-    /// Ends the connection after a failed post. If the queue pair failed earlier, its completions have the reason.
+    /// Ends the connection after a failed post. If the queue pair had failed before, a completion has the reason.
     #[cold]
     fn unposted(&mut self, error: PostError) -> ConnectionError {
         match self.reap_list() {
@@ -372,7 +375,7 @@ impl<R: Recipe> Connection<R> {
         }
     }
 
-    /// Ends the connection. The first reason is kept.
+    /// Ends the connection. If the connection has already ended, keeps and returns the first reason.
     pub(crate) fn end(&mut self, reason: ConnectionError) -> ConnectionError {
         let reason = self.carrier.end(reason);
         self.machine.end(self.carrier.peer_closed);
@@ -386,7 +389,7 @@ impl<R: Recipe> Connection<R> {
         Ok(self.machine.refusal(length))
     }
 
-    /// Lets the machine accept a message of this length, unless it is refused.
+    /// Calls `send` to accept a message of this length, unless the machine refuses the message.
     #[inline]
     pub(crate) fn submit(
         &mut self,

@@ -1,20 +1,20 @@
 use doorbell_verbs::{Access, ModifyError, Overrun, PostError, Region, Status};
 
-/// Reason for which a connection is over. [`Misuse`] alone only refuses a call. Each message that was not done when
-/// the connection ended is lost to its sender.
+/// Reason for which a connection ended. Only [`ConnectionError::Misuse`] does not end the connection: it rejects one
+/// call. The sender cannot know whether messages arrived that were not done when the connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
-    /// The peer has said goodbye.
+    /// The peer has sent its goodbye.
     #[error("the peer closed the connection")]
     PeerClosed,
-    /// The peer no longer answers: the peer or the network is dead.
+    /// The peer does not answer any more, since the peer or the network has failed.
     #[error("the peer does not answer any more ({})", .0.describe())]
     PeerUnreachable(Status),
-    /// The peer refused a message.
+    /// The peer's RNIC rejected an operation.
     #[error("the peer refused a message ({})", .0.describe())]
     PeerRefused(Status),
-    /// An operation failed on this side.
+    /// An operation failed for a reason on this side.
     #[error("the connection failed on this side ({})", .0.describe())]
     Local(Status),
     /// This side closed the connection.
@@ -24,7 +24,7 @@ pub enum ConnectionError {
     #[error("the peer broke the protocol: it sent {0}")]
     Protocol(&'static str),
     /// The peer has sent a message that is longer than this side's description allows.
-    #[error("the peer broke the protocol: it sent a message of {length} B, this side takes {most} B at most")]
+    #[error("the peer broke the protocol: it sent a message of {length} B, but this side accepts at most {most} B")]
     TooLong {
         /// Bytes of the message.
         length: usize,
@@ -37,13 +37,13 @@ pub enum ConnectionError {
     /// The device rejected a work request.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// Completions were lost.
+    /// The completion queue has lost completions.
     #[error(transparent)]
     Overrun(#[from] Overrun),
 }
 
 impl ConnectionError {
-    /// Classifies an unsuccessful completion of a send.
+    /// Classifies the error status of a completed send request.
     pub fn from_send(status: Status) -> Self {
         match status {
             Status::RetryExceeded | Status::RnrRetryExceeded => Self::PeerUnreachable(status),
@@ -53,42 +53,42 @@ impl ConnectionError {
     }
 }
 
-/// Reason for which a call was refused, with the given and the allowed value. The call had no effect.
+/// Reason for which a call was rejected, with the given and the allowed value. The call had no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// A message is longer than this side copies, or than the peer accepts.
-    #[error("a message of {given} B does not fit: {allowed} B are allowed here")]
+    /// A message is longer than the maximum that this side can copy, or longer than the peer accepts.
+    #[error("a message of {given} B is too long: at most {allowed} B are allowed")]
     TooLong {
         /// Bytes of the message.
         given: usize,
         /// Bytes of the longest message that is allowed.
         allowed: usize,
     },
-    /// A piece of memory reaches beyond its region.
+    /// A range of memory reaches beyond its region.
     #[error("{length} B at offset {offset} are not inside a region of {region} B")]
     Outside {
-        /// Bytes of the piece, including the bytes that the protocol adds after a message.
+        /// Bytes of the range, including the bytes that the protocol adds after a message.
         length: usize,
-        /// Offset of the piece in its region.
+        /// Offset of the range in the region.
         offset: usize,
         /// Bytes of the region.
         region: usize,
     },
     /// A region lacks the access that a call needs.
-    #[error("the region is registered for {given:?}, needed is {needed:?}")]
+    #[error("the region has the access {given:?}, but must have {needed:?}")]
     Access {
         /// Access of the region.
         given: Access,
         /// Access that the call needs.
         needed: Access,
     },
-    /// The application bytes of a message are too long.
-    #[error("{given} B are to go with a message, allowed are {allowed} B")]
+    /// A message has too many application bytes.
+    #[error("a message has {given} application bytes, but at most {allowed} are allowed")]
     Application {
-        /// Application bytes.
+        /// Number of application bytes.
         given: usize,
-        /// Maximum application bytes.
+        /// Maximum number of application bytes.
         allowed: usize,
     },
 }
@@ -100,7 +100,7 @@ impl Misuse {
         if given > allowed { Err(Self::TooLong { given, allowed }) } else { Ok(()) }
     }
 
-    /// Checks that a piece lies inside its region.
+    /// Checks that `length` bytes at `offset` lie inside the region.
     #[inline]
     pub(crate) fn check_inside(region: &Region, offset: usize, length: usize) -> Result<(), Self> {
         let whole = region.len();
@@ -118,7 +118,7 @@ impl Misuse {
     }
 }
 
-/// Reason for which two endpoints do not connect.
+/// Reason for which two endpoints cannot connect.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -132,8 +132,8 @@ pub enum ConnectError {
         /// Value at the peer.
         peer: u64,
     },
-    /// The two ends speak different protocols.
-    #[error("this end speaks {own}, the peer {peer}")]
+    /// The two ends use different protocols.
+    #[error("this end uses the protocol {own}, but the peer uses {peer}")]
     Protocol {
         /// Protocol of this end.
         own: doorbell_protocols::WireId,
@@ -145,29 +145,29 @@ pub enum ConnectError {
     Setting {
         /// Name of the setting.
         what: &'static str,
-        /// Given value.
+        /// Value of the setting.
         given: u64,
         /// Allowed values.
         allowed: &'static str,
     },
-    /// The shared receive buffers are too short.
+    /// The shared receive buffers are too short for the messages of the connection.
     #[error("messages of up to {longest} B do not fit the shared receive buffers of {shared} B")]
     TooLongForShared {
         /// Bytes of the longest message of the connection.
         longest: usize,
-        /// Length of the buffers.
+        /// Bytes of each shared buffer.
         shared: usize,
     },
-    /// The shared receives are granted to other connections.
-    #[error("{wanted} receives are wanted, {left} of the shared ones are not granted to others")]
+    /// Too few shared receives are left, since the others are granted to other connections.
+    #[error("the connection needs {wanted} shared receives, but only {left} are left")]
     NoShare {
         /// Number of receives that the connection needs.
         wanted: usize,
-        /// Number of receives that are left.
+        /// Number of shared receives that are not granted to another connection.
         left: usize,
     },
-    /// The maximum number of connections exists.
-    #[error("the {0} already has as many connections as it was made for")]
+    /// A shared queue already serves its maximum number of connections.
+    #[error("the {0} already has its maximum number of connections")]
     Crowded(&'static str),
     /// A connection cannot be added to a hub or a replication.
     #[error("the connection cannot be added: {0}")]

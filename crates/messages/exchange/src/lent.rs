@@ -1,19 +1,19 @@
-//! Received messages in buffers of a connection, lent to the program as byte slices.
+//! Received messages that stay in buffers of the connection. The program reads them as byte slices.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 use doorbell_verbs::Region;
 
-/// Buffers of a connection.
+/// Buffers in which a connection receives messages.
 pub trait Buffers {
-    /// Returns the region of all buffers.
+    /// Returns the region that holds all buffers.
     fn region(&self) -> &Region;
 
-    /// Returns the offset of a buffer.
+    /// Returns the offset of a buffer in the region.
     fn offset(&self, buffer: u32) -> usize;
 
-    /// Takes a buffer back. The RNIC may write it from now on.
+    /// Takes a buffer back. From now on, the RNIC may write to the buffer.
     fn give_back(&self, buffer: u32);
 }
 
@@ -26,8 +26,8 @@ pub struct Lent<B: Buffers> {
 }
 
 impl<B: Buffers> Lent<B> {
-    /// Lends a buffer whose message has completed. The region must be registered for local writes only, and no other
-    /// accessor of it may be in use.
+    /// Makes a message from a buffer whose receive is complete. The region must be registered for local writes only,
+    /// and no other accessor of the region may be in use.
     pub(crate) fn new(buffers: &Arc<B>, buffer: u32, length: usize) -> Self {
         Self { buffers: Arc::clone(buffers), buffer, length }
     }
@@ -39,9 +39,9 @@ impl<B: Buffers> Deref for Lent<B> {
     #[inline]
     #[allow(unsafe_code)]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the message in this buffer has completed, and the RNIC writes the buffer again only after this guard,
-        // its single owner, has dropped. Pools whose buffers are lent this way register their region for local writes
-        // only, so no peer reaches it, and use no other accessor on it.
+        // SAFETY: the receive into this buffer is complete. This guard is the single owner of the buffer, and the RNIC
+        // writes to the buffer again only after the guard was dropped. The region is registered for local writes only,
+        // so no peer can write to it. The pool uses no other accessor of the region.
         unsafe { self.buffers.region().slice(self.buffers.offset(self.buffer), self.length) }
     }
 }

@@ -5,14 +5,14 @@
 //! use doorbell_verbs::soft::{self, SoftOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let protocol = SendReceive; // or another: nothing else changes
+//! let protocol = SendReceive; // for another protocol, change only this line
 //! let config = Config::default().window(16).max_message(1024);
 //! let end = || -> Result<_, Box<dyn std::error::Error>> {
 //!     let pd = soft::open(&SoftOptions::default())?.create_pd()?;
 //!     Ok(protocol.endpoint(&pd, &config, None)?)
 //! };
 //! let (one, other) = (end()?, end()?);
-//! // Between two machines the descriptions go over TCP: see `setup`.
+//! // Programs on two machines exchange the descriptions over TCP: see `setup`.
 //! let (of_one, of_other) = (protocol.describe(&one), protocol.describe(&other));
 //! let (mut one, mut other) = (protocol.connect(one, &of_other)?, protocol.connect(other, &of_one)?);
 //!
@@ -28,13 +28,13 @@
 //! # }
 //! ```
 //!
-//! Every connection is a non-blocking state machine. `send` of a [`MessageConnection`] returns an id at once,
-//! `receive` returns messages, and `poll` advances the connection. [`blocking`] and [`asynchronous`] are thin
-//! adapters for programs that wait.
+//! Every connection is a non-blocking state machine. `send` of a [`MessageConnection`] accepts a message and returns
+//! its id at once. `receive` returns the next message, if one has arrived, and `poll` advances the connection.
+//! [`blocking`] and [`asynchronous`] are thin adapters whose calls wait.
 //!
-//! The connections read no wall clock, do not sleep, start no threads and touch no socket. Set-up takes the peer's
-//! endpoint description and returns the description of this end. [`setup`] carries descriptions over TCP, and
-//! [`admission`] decides which peers of a TCP listener may begin.
+//! The connections read no wall clock, do not sleep, start no threads and touch no socket. Each end makes an endpoint
+//! description, and connects by the description of the peer. [`setup`] exchanges descriptions over TCP. [`admission`]
+//! decides which peers of a TCP listener may set up a connection.
 #![deny(unsafe_code)]
 
 pub mod admission;
@@ -79,8 +79,8 @@ pub use tokio::{TokioLobby, TokioWaiter};
 pub use doorbell_protocols as protocols;
 use doorbell_protocols::Protocol;
 
-/// The connector of a protocol that is chosen at run time. [`with_connector!`] runs generic code with the connector
-/// inside it.
+/// The connector of a protocol that the program chooses at run time. [`with_connector!`] runs generic code with the
+/// connector that the enum holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // each variant has the name of its protocol
 pub enum AnyConnector {

@@ -1,4 +1,5 @@
-//! Messages for a peer's memory: copied, inline, or sent from their place.
+//! Messages that this side writes into the peer's memory. A message is copied into a send buffer, sent inline, or sent
+//! from the program's memory.
 
 use doorbell_verbs::{
     Access, MemoryKind, Payload, Pd, PostError, Qp, Region, SendFlags, SendOperation, SendRequest, Sge,
@@ -13,15 +14,15 @@ use crate::ring::WORD;
 /// Source of a message.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// Bytes that are copied.
+    /// Bytes that the connection copies.
     Bytes(&'a [u8]),
-    /// Memory that stays in use until the message is done.
+    /// Memory of the program, from which the RNIC reads the message until the message is done.
     Memory {
-        /// The region.
+        /// The region of the memory.
         region: &'a Region,
-        /// Offset in the region.
+        /// Offset of the message in the region.
         offset: usize,
-        /// Bytes.
+        /// Number of bytes of the message.
         length: usize,
     },
 }
@@ -42,7 +43,7 @@ impl Source<'_> {
     }
 }
 
-/// A word that travels with a message in the same WRITE.
+/// A word that the sender adds to a message, in the same WRITE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Word {
     Absent,
@@ -51,22 +52,22 @@ pub(crate) enum Word {
 }
 
 impl Word {
-    /// Returns a word with the number and a last byte that is not 0. RNICs write that byte last, so it shows that the
-    /// message is complete.
+    /// Returns a word with the length and a last byte of 1. RNICs write the last byte of a WRITE last, so a receiver
+    /// that sees this byte has the whole message.
     pub(crate) fn signal(length: usize) -> [u8; WORD] {
         let mut word = (length as u64).to_le_bytes();
         word[WORD - 1] = 1;
         word
     }
 
-    /// Returns the number in a word.
+    /// Returns the length in a word.
     pub(crate) fn number(word: [u8; WORD]) -> usize {
         let [a, b, c, d, ..] = word;
         u32::from_le_bytes([a, b, c, d]) as usize
     }
 }
 
-/// A message that is ready to be posted.
+/// An accepted message that is ready to be posted.
 #[derive(Debug)]
 pub(crate) struct Staged {
     pub(crate) id: MessageId,
@@ -75,12 +76,12 @@ pub(crate) struct Staged {
 
 #[derive(Debug)]
 enum MessageSource {
-    /// Bytes in the inline store.
+    /// The message is in the inline store and has this number of bytes.
     Inline(usize),
     Memory(SmallVec<[Sge; 2]>),
 }
 
-/// Messages that were accepted and are not done.
+/// Messages that the connection has accepted and that are not done, with their send buffers.
 pub(crate) struct Outbox {
     window: u64,
     /// Maximum bytes of an inline message.
@@ -89,7 +90,7 @@ pub(crate) struct Outbox {
     buffer_count: u64,
     stride: usize,
     max_message: usize,
-    /// Words of messages that are not copied.
+    /// Memory for the words of messages that are sent from the program's memory.
     words: Region,
     store: Box<[u8]>,
     next_id: MessageId,
@@ -120,12 +121,12 @@ impl Outbox {
         })
     }
 
-    /// Returns the inline bytes that a queue pair must support.
+    /// Returns the number of inline bytes that the queue pair must support.
     pub(crate) fn inline_bytes(config: &Config) -> usize {
         config.inline.saturating_add(WORD)
     }
 
-    /// Returns the bytes of the longest message that is copied.
+    /// Returns the bytes of the longest message that can be copied.
     pub(crate) fn max_message(&self) -> usize {
         self.max_message
     }
@@ -153,7 +154,7 @@ impl Outbox {
         self.completed = id;
     }
 
-    /// Accepts a message and prepares its post. The window must not be full.
+    /// Accepts a message and prepares its post. The caller has checked that the window is not full.
     #[inline]
     pub(crate) fn stage(&mut self, source: Source<'_>, word: Word) -> Staged {
         let id = self.next_id;
@@ -176,8 +177,10 @@ impl Outbox {
         }
         let sges = match source {
             Source::Bytes(bytes) => {
-                // Without buffers, `max_message` is at most the inline size.
-                let Some(buffers) = &self.buffers else { unreachable!("there are send buffers") };
+                // Without send buffers, `max_message` is at most the inline size, so this code is not reached.
+                let Some(buffers) = &self.buffers else {
+                    unreachable!("messages above the inline size need send buffers")
+                };
                 let start = (id % self.buffer_count) as usize * self.stride;
                 buffers.copy_in(start, before);
                 buffers.copy_in(start + before.len(), bytes);
@@ -200,8 +203,8 @@ impl Outbox {
         Staged { id, place: MessageSource::Memory(sges) }
     }
 
-    /// Posts messages with their operations, and one request after them. The completion of the last request covers
-    /// all of them.
+    /// Posts messages with their operations, and then the request `behind`, if any. Only the last request is signaled,
+    /// and its completion covers all requests.
     #[inline]
     pub(crate) fn post<'a>(
         &'a self,

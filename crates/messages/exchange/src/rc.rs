@@ -1,4 +1,4 @@
-//! State transitions of an RC queue pair from reset to ready (IBTA Vol 1, 10.3.1), as all connections use them.
+//! State transitions of an RC queue pair from reset to ready to send (IBTA Vol 1, 10.3.1). All connections use them.
 
 use doorbell_verbs::{Access, AddressVector, ModifyError, Qp, QpAttributes, QpState};
 
@@ -10,16 +10,16 @@ use crate::setup::EndpointDescription;
 pub struct RcSettings {
     /// Exponent of the acknowledgement timeout: 4.096 us times two to this power.
     pub timeout: u8,
-    /// Maximum number of timeouts in a row.
+    /// Maximum number of acknowledgement timeouts in a row before the queue pair fails.
     pub retry_count: u8,
-    /// Maximum number of RNR NAKs in a row. 7 means unlimited.
+    /// Maximum number of RNR NAKs in a row before the queue pair fails. 7 means unlimited.
     pub rnr_retry: u8,
-    /// Code of the minimum time that the peer waits after an RNR NAK.
+    /// Code of the minimum time that the peer waits after an RNR NAK before it retransmits.
     pub min_rnr_timer: u8,
 }
 
-/// Moves a queue pair from reset to the initial state, in which receives can be posted. `access` is the access of the
-/// peer to regions that allow it too.
+/// Moves a queue pair from reset to the initial state, in which receives can be posted. `access` is the maximum access
+/// of the peer: an operation of the peer must be allowed by `access` and by its region.
 ///
 /// # Errors
 ///
@@ -34,12 +34,12 @@ pub fn initialise(qp: &Qp, access: Access) -> Result<(), ModifyError> {
     })
 }
 
-/// Moves an initialised queue pair, described by `own`, to the state in which it receives from its peer and can send.
-/// The limits of the device bound the outstanding READs and atomics in both directions.
+/// Moves an initialised queue pair to ready to receive, and then to ready to send. `own` is the description of this
+/// queue pair. The maximum number of outstanding READs and atomics is the limit of the device, in both directions.
 ///
 /// # Errors
 ///
-/// The ends use different UDP ports, or no queue pair can connect to the peer's description.
+/// The two ends use different UDP ports, or the device rejects a value of the peer's description or of the settings.
 pub fn connect(
     qp: &Qp,
     own: &EndpointDescription,

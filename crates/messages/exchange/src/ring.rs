@@ -1,12 +1,13 @@
-//! A ring of messages of any length, which the program frees in any order.
+//! A ring of received messages of any length. The program frees the messages in any order.
 //!
-//! Positions count bytes since the beginning and never wrap. A message lies at its position modulo the length of the
-//! ring. The memory is mirrored, so a message that wraps around is contiguous. The *head* is the position after the
-//! last byte that is free again. A message that is freed before an older one waits for it. The memory of a held
-//! message is therefore never reused, regardless of the number of other messages that were freed.
+//! Positions count all bytes since the connection began, and never wrap. A message lies in memory at its position
+//! modulo the length of the ring. The memory is mapped twice in a row, so a message that wraps around the end is
+//! contiguous. The *head* is the position up to which all messages are freed. A message that is freed before an older
+//! message stays in place until the older message is freed. The memory of a held message is therefore never reused,
+//! regardless of the number of other messages that were freed.
 
 mod units;
-/// Atomics and the lock of [`units`], which a model checker replaces by its own.
+/// Atomics and the lock that [`units`] uses. `tests/ring.rs` replaces them by the types of a model checker.
 mod sync {
     pub(super) use std::sync::Mutex;
     pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -22,23 +23,23 @@ use crate::error::ConnectError;
 pub(crate) use units::UNIT;
 use units::Units;
 
-/// Maximum bytes that a protocol adds to a message.
+/// Maximum number of bytes that a protocol adds to a message.
 pub(crate) const WORD: usize = 8;
 
 const PAGE: usize = 4096;
 
-/// Returns the bytes of a ring that a message takes, given its bytes with all additions.
+/// Returns the bytes of the ring that a message occupies. `bytes` includes the bytes that the protocol adds.
 #[inline]
 pub(crate) fn space(bytes: usize) -> usize {
     bytes.next_multiple_of(UNIT).max(UNIT)
 }
 
-/// Maximum length of a ring. One READ takes all that waits in it, and heads and answers count units modulo a larger
-/// number.
+/// Maximum bytes of a ring. One READ must be able to read all messages in the ring. Heads and answers count units
+/// modulo a number that is larger than the number of units in the ring.
 pub(crate) const LONGEST_RING: usize = LONGEST_TRANSFER;
 
-/// Returns the length of a ring with room for `depth` messages of maximum length, even if the sender does not know
-/// yet that an eighth of it is free.
+/// Returns the bytes of a ring with room for `depth` messages of maximum length. An eighth of the ring is additional,
+/// since the receiver may not have reported this much free space yet.
 ///
 /// # Errors
 ///
@@ -52,14 +53,14 @@ pub(crate) fn ring_bytes(config: &Config) -> Result<usize, ConnectError> {
     Ok(bytes)
 }
 
-/// The receiver's side of a ring.
+/// The ring of a receiver, with the state of its messages.
 pub(crate) struct Ring {
     region: Region,
     bytes: usize,
     /// Whether the ring zeroes the memory of freed messages.
     erases: bool,
     units: Units,
-    /// Second location of the head, for peers that read it.
+    /// Region and offset of a copy of the head, which peers READ.
     head_word: Option<(Region, usize)>,
 }
 
@@ -83,31 +84,33 @@ impl Ring {
         self.bytes
     }
 
-    /// Returns the offset in memory of a position.
+    /// Returns the offset in the region of a position.
     #[inline]
     pub(crate) fn offset(&self, position: u64) -> usize {
         self.units.offset(position)
     }
 
-    /// Returns the position after the last byte that is free again.
+    /// Returns the position up to which all messages are freed.
     #[inline]
     pub(crate) fn head(&self) -> u64 {
         self.units.head()
     }
 
-    /// Returns whether a message, held or free, begins at this position.
+    /// Returns whether a message begins at this position. The message may be held, or freed and not yet passed by the
+    /// head.
     pub(crate) fn is_taken(&self, position: u64) -> bool {
         self.units.is_taken(position)
     }
 
-    /// Lends `space` bytes at `position`. The message has `length` bytes at `offset`.
+    /// Makes a message that holds `space` bytes of the ring at `position`. The message itself has `length` bytes at
+    /// `offset` of the region.
     #[inline]
     pub(crate) fn lend(self: &Arc<Self>, position: u64, space: usize, offset: usize, length: usize) -> RingMessage {
         self.units.hold(position, space);
         RingMessage { ring: Arc::clone(self), position, offset, length }
     }
 
-    /// Moves the head over free messages. Returns their number.
+    /// Moves the head over freed messages. Returns the number of these messages.
     #[inline]
     pub(crate) fn advance(&self) -> usize {
         let erase = |position, space| {
@@ -124,16 +127,17 @@ impl Ring {
         self.units.advance(erase, publish)
     }
 
-    /// Returns the offset after the message at this position, in a ring that is filled from its end to its start.
+    /// Returns the offset directly after the message at this position, in a ring that is filled from its end to its
+    /// start.
     #[inline]
     pub(crate) fn reversed(&self, position: u64) -> usize {
         2 * self.bytes - self.offset(position)
     }
 
-    /// Frees all bytes before `limit` that hold no received message, since their sender is dead.
+    /// Frees all bytes before `limit` that hold no received message. The sender that reserved these bytes is dead.
     pub(crate) fn skip(&self, limit: u64) {
         self.units.skip(limit);
-        // Another thread that tried at the same time has found the head locked.
+        // While `skip` held the lock, other threads could not move the head, so this thread moves it.
         self.advance();
     }
 }
@@ -144,7 +148,7 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// A received message in a ring. Dropping it frees its memory, from any thread and in any order.
+/// A received message in a ring. Dropping the message frees its memory, from any thread and in any order.
 pub struct RingMessage {
     ring: Arc<Ring>,
     position: u64,

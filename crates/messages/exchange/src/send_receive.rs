@@ -1,16 +1,16 @@
-//! Send-Receive: messages over RC SEND, into buffers that the receiver has posted.
+//! Send-Receive: the sender SENDs messages over RC, into buffers that the receiver has posted.
 //!
 //! ```text
 //! sender                                  receiver
 //!   send -> id    SEND (with immediate: credits)  ->   receive -> Message
-//!                 <-  ACK                               ... dropped: reposted
-//!   is_done(id)   <-  SEND of 0 B with immediate: credits, every quarter of the depth
+//!                 <-  ACK                               drop of the Message: reposts the buffer
+//!   is_done(id)   <-  SEND of 0 B with immediate: credits, after each quarter of the depth
 //! ```
 //!
-//! One message costs one SEND and one receive. Without data in the other direction, each quarter of the depth also
-//! costs a credit message. RC completes in order, so the last completed id answers every wait. The window of
-//! unacknowledged messages decides throughput. Several messages in one post (*doorbell batching*) save CPU time on
-//! the sending side.
+//! One message costs one SEND and one receive. If the other direction has no messages, the receiver also sends one
+//! credit message for each quarter of the depth. RC completes in order, so the id of the last completed message shows
+//! which messages are done. The throughput depends on the window of unacknowledged messages. Several messages in one
+//! post (*doorbell batching*) save CPU time at the sender.
 
 mod credits;
 mod hub;
@@ -20,7 +20,8 @@ mod reports;
 mod returns;
 mod sending;
 mod shared;
-/// Atomics, the lock and the queue of [`reports`] and [`returns`], which a model checker replaces by its own.
+/// Atomics, the lock and the queue that [`reports`] and [`returns`] use. `tests/reports.rs` and `tests/pool.rs` replace
+/// them by the types of a model checker.
 mod sync {
     pub(super) use crossbeam_queue::ArrayQueue;
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -56,36 +57,37 @@ use sending::Sending;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendReceive;
 
-/// One end of a future connection.
+/// One end of a connection that is not connected yet.
 pub type Endpoint = engine::Endpoint<SendReceive>;
-/// A connection.
+/// A connection of this protocol.
 pub type Connection = engine::Connection<SendReceive>;
 
-/// State of an end before its peer is known.
+/// Objects that an endpoint shares with other connections.
 #[derive(Debug, Default)]
 pub struct Sharing {
-    /// Receives that it shares with others, if it has none of its own.
+    /// Receives that the connection shares with other connections. `None` if the connection has its own receives.
     receives: Option<SharedReceives>,
-    /// Its share in a completion queue that it shares with others.
+    /// Share of the connection in the completion queue of a hub. `None` if the connection has its own completion queue.
     claim: Option<Claim>,
 }
 
 impl Endpoint {
-    /// Makes an end. With a channel, [`arm`](crate::MessageConnection::arm) arms notifications there.
+    /// Makes an end. With a channel, [`arm`](crate::MessageConnection::arm) arms notifications on the channel.
     ///
     /// # Errors
     ///
-    /// As [`Connector::endpoint`].
+    /// Returns the errors of [`Connector::endpoint`].
     pub fn new(pd: &Pd, config: Config, channel: Option<&Channel>) -> Result<Self, ConnectError> {
         SendReceive.endpoint(pd, &config, channel)
     }
 
-    /// Makes an end that receives into shared buffers. With credits, the depth in `config` is its share of them,
-    /// which is granted to the peer.
+    /// Makes an end that receives into shared buffers. With credits, the end grants `config.depth` of the shared
+    /// receives to its peer.
     ///
     /// # Errors
     ///
-    /// The longest message does not fit the shared buffers, or as [`Connector::endpoint`].
+    /// Returns the errors of [`Connector::endpoint`], or [`ConnectError::TooLongForShared`] if the longest message does
+    /// not fit into the shared buffers.
     pub fn sharing(shared: &SharedReceives, config: Config, channel: Option<&Channel>) -> Result<Self, ConnectError> {
         config.check()?;
         shared.check_takes(&config)?;
@@ -116,7 +118,7 @@ impl Connection {
         &self.machine.config
     }
 
-    /// Returns how often a message was not accepted because credits were missing.
+    /// Returns the number of attempts to send that failed because the connection had no credits.
     pub fn stalled_on_credits(&self) -> u64 {
         self.machine.sending.stalled_on_credits
     }
@@ -158,7 +160,7 @@ impl Recipe for SendReceive {
         peer: &EndpointDescription,
     ) -> Result<Pooled, ConnectError> {
         let (pd, qp) = (&carrier.pd, carrier.qp.clone());
-        // Messages above the inline limit of the device are sent from memory.
+        // A configured inline size above the limit of the device is reduced to the limit.
         let inline = config.inline.min(pd.device().attributes().limits.max_inline);
         let config = Config { inline, ..config.clone() };
         let (stride, repost_list) = (config.stride(), config.repost_list);

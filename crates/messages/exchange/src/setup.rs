@@ -1,7 +1,7 @@
 //! Exchange of endpoint descriptions with the peer over TCP.
 //!
-//! Both ends send one hello: a magic, a version, the number of descriptions and the descriptions. All numbers are big
-//! endian. A deadline bounds the whole exchange.
+//! Each end sends one hello: a magic, a version, the number of descriptions and the descriptions. All numbers are big
+//! endian. One deadline bounds the whole exchange.
 #![expect(clippy::disallowed_methods, reason = "TCP has no device, and its deadlines need a clock")]
 
 use std::io::{self, Read, Write};
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use doorbell_protocols::WireId;
 use doorbell_verbs::{PathMtu, Psn, Qp, Qpn, RKey, Region};
 
-/// Version of the hello and of the protocol after it.
+/// Version of the hello and of the message protocols.
 pub const VERSION: u16 = 5;
 
-/// Byte that each end sends after the hellos, once it is connected.
+/// Byte that each end sends after the hellos, once its queue pairs are connected.
 pub const READY: u8 = 1;
 
 /// First bytes of each hello.
@@ -22,27 +22,27 @@ const MAGIC: [u8; 8] = *b"DOORBELL";
 
 const DESCRIPTION_BYTES: usize = 1 + 16 + 4 + 4 + 1 + 2 + 4 + 8 + 1 + 2 * RemoteRegion::BYTES;
 
-/// Maximum number of connections in one set-up.
+/// Maximum number of connections that one exchange of hellos can set up.
 pub const MAX_ENDPOINTS: usize = 4096;
 
-/// Memory that a peer may reach.
+/// Memory that a peer may access by RDMA operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteRegion {
-    /// Address of its first byte.
+    /// Address of the first byte of the memory.
     pub address: u64,
-    /// Bytes. 0 means no memory.
+    /// Number of bytes. 0 means no memory.
     pub length: u64,
-    /// Its key.
+    /// Key of the memory.
     pub rkey: RKey,
 }
 
 impl RemoteRegion {
     const BYTES: usize = 8 + 8 + 4;
 
-    /// No memory.
+    /// Description of no memory.
     pub const NONE: Self = Self { address: 0, length: 0, rkey: RKey::new(0) };
 
-    /// Returns the description of a whole region.
+    /// Returns the description of the whole region.
     pub fn of(region: &Region) -> Self {
         Self { address: region.address(), length: region.len() as u64, rkey: region.rkey() }
     }
@@ -54,40 +54,40 @@ impl RemoteRegion {
     }
 }
 
-/// Description of one end for the other.
+/// Description of one end of a connection, which the end sends to its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointDescription {
-    /// Protocol of the end.
+    /// Protocol that the end uses.
     pub protocol: WireId,
-    /// GID of its device.
+    /// GID of the end's device.
     pub gid: Ipv6Addr,
-    /// Number of its queue pair.
+    /// Number of the end's queue pair.
     pub qpn: Qpn,
-    /// First sequence number that it sends.
+    /// First packet sequence number that the end sends.
     pub psn: Psn,
-    /// Largest path MTU that it can use.
+    /// Largest path MTU that the end can use.
     pub path_mtu: PathMtu,
-    /// UDP port of its device.
+    /// UDP port of the end's device.
     pub udp_port: u16,
-    /// Receives that it posts for data.
+    /// Number of receives that the end posts for data.
     pub depth: u32,
-    /// Bytes of the longest message that it accepts.
+    /// Bytes of the longest message that the end accepts.
     pub max_message: u64,
-    /// Whether it uses flow control by credits.
+    /// Whether the end uses flow control by credits.
     pub credits: bool,
-    /// Memory that its protocol lets the peer reach.
+    /// Memory of the end that the peer accesses in this protocol.
     pub regions: [RemoteRegion; 2],
 }
 
 impl EndpointDescription {
-    /// Returns the description of a queue pair that programs use through verbs alone. It has no receives, no flow
-    /// control and no memory for the peer. It can use every path MTU of its device.
+    /// Returns the description of a queue pair that a program uses through verbs only. The description has no receives,
+    /// no flow control and no memory for the peer. Its path MTU is the largest of the device.
     pub fn bare(qp: &Qp, psn: Psn) -> Self {
         let attributes = qp.pd().device().attributes();
         Self::one_sided(attributes.gid, qp.qpn(), psn, attributes.active_mtu, attributes.udp_port)
     }
 
-    /// Returns the description of a queue pair that is no [`Qp`] of this process, such as that of a middlebox.
+    /// Returns the description of a queue pair that is no [`Qp`] of this process, such as a queue pair of a middlebox.
     pub fn one_sided(gid: Ipv6Addr, qpn: Qpn, psn: Psn, path_mtu: PathMtu, udp_port: u16) -> Self {
         Self {
             protocol: WireId::ONE_SIDED,
@@ -96,7 +96,7 @@ impl EndpointDescription {
             psn,
             path_mtu,
             udp_port,
-            depth: 0, // no message connection has this depth
+            depth: 0, // message connections have a depth of at least 1
             max_message: 0,
             credits: false,
             regions: [RemoteRegion::NONE; 2],
@@ -104,11 +104,11 @@ impl EndpointDescription {
     }
 }
 
-/// Reason for which set-up failed.
+/// Reason for which the set-up of a connection failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// The peer does not speak this set-up.
+    /// The peer sent other first bytes than a hello.
     #[error(
         "{peer} does not speak Doorbell's set-up: it sent \"{}\" where \"{}\" is expected",
         .got.escape_ascii(),
@@ -117,10 +117,10 @@ pub enum SetupError {
     NotDoorbell {
         /// Name of the peer.
         peer: String,
-        /// First bytes that the peer has sent.
+        /// First bytes of the peer.
         got: [u8; 8],
     },
-    /// The peer has another version.
+    /// The peer speaks another version of the set-up.
     #[error("{peer} speaks version {theirs} of Doorbell's set-up, this side speaks {VERSION}: use the same release")]
     Version {
         /// Name of the peer.
@@ -128,47 +128,47 @@ pub enum SetupError {
         /// Version of the peer.
         theirs: u16,
     },
-    /// The peer sets up another number of connections.
-    #[error("{peer} sets up {theirs} connections, this side {ours}: give both sides the same number")]
+    /// The peer sets up another number of connections than this side.
+    #[error("{peer} sets up {theirs} connections, but this side sets up {ours}: both numbers must be equal")]
     Count {
         /// Name of the peer.
         peer: String,
-        /// Number of the peer.
+        /// Number of connections that the peer sets up.
         theirs: usize,
-        /// Number of this side.
+        /// Number of connections that this side sets up.
         ours: usize,
     },
-    /// This side sets up too many connections.
-    #[error("{0} connections are to be set up at once, allowed are {MAX_ENDPOINTS}")]
+    /// This side tries to set up too many connections at once.
+    #[error("cannot set up {0} connections at once: at most {MAX_ENDPOINTS} are allowed")]
     TooMany(usize),
-    /// A description is invalid.
+    /// A description of the peer is invalid.
     #[error("{peer} sent a description with {what}")]
     Description {
         /// Name of the peer.
         peer: String,
-        /// Defect of the description.
+        /// Defect of the description, in words that follow "with".
         what: &'static str,
     },
-    /// The deadline passed.
+    /// The peer did not answer before the deadline.
     #[error("{peer} did not answer within {seconds} s")]
     Deadline {
         /// Name of the peer.
         peer: String,
-        /// Seconds until the deadline.
+        /// Time that the peer had, in seconds.
         seconds: f64,
     },
-    /// The TCP connection broke.
+    /// The TCP connection to the peer broke.
     #[error("the connection to {peer} broke: {error}")]
     Io {
         /// Name of the peer.
         peer: String,
-        /// Error of the stream.
+        /// Error of the TCP stream.
         error: io::Error,
     },
 }
 
 impl SetupError {
-    /// Classifies an error of the stream to a peer. `deadline` is the time that the peer had.
+    /// Classifies an error of the TCP stream to a peer. `deadline` is the time that the peer had.
     pub fn broke(peer: &str, error: io::Error, deadline: Duration) -> Self {
         let peer = peer.to_owned();
         match error.kind() {
@@ -181,7 +181,7 @@ impl SetupError {
 }
 
 impl EndpointDescription {
-    /// Appends the encoded description.
+    /// Appends the encoded description to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(self.protocol.get());
         out.extend(self.gid.octets());
@@ -201,7 +201,7 @@ impl EndpointDescription {
     ///
     /// # Errors
     ///
-    /// A text with the defect of the description.
+    /// Returns a text that names the defect of the description.
     pub fn decode(mut bytes: &[u8]) -> Result<Self, &'static str> {
         fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], &'static str> {
             let (head, rest) = bytes.split_first_chunk::<N>().ok_or("too few bytes")?;
@@ -247,7 +247,7 @@ impl EndpointDescription {
     ///
     /// # Errors
     ///
-    /// A text with the defect of the description.
+    /// Returns a text that names the defect of the description.
     pub fn from_hex(text: &str) -> Result<Self, &'static str> {
         if text.len() != 2 * DESCRIPTION_BYTES {
             return Err("too few or too many digits");
@@ -258,7 +258,7 @@ impl EndpointDescription {
     }
 }
 
-/// A TCP stream whose reads and writes share one deadline, even if each of them transfers few bytes.
+/// A TCP stream with one deadline for all reads and writes together.
 #[derive(Debug)]
 pub struct Timed<'a> {
     stream: &'a TcpStream,
@@ -266,9 +266,9 @@ pub struct Timed<'a> {
 }
 
 impl<'a> Timed<'a> {
-    /// Starts the deadline. The stream's own timeouts stay changed.
+    /// Starts the deadline. Reads and writes change the timeouts of `stream`, and do not restore them.
     pub fn new(stream: &'a TcpStream, deadline: Duration) -> Self {
-        // A deadline that the clock cannot express means none.
+        // A deadline that the clock cannot express means that the stream has no deadline.
         Self { stream, until: Instant::now().checked_add(deadline) }
     }
 
@@ -278,12 +278,12 @@ impl<'a> Timed<'a> {
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
 
-    /// Waits for bytes and returns their number without consuming them. Returns 0 at the end of the stream.
+    /// Waits for bytes, copies them into `out` without consuming them, and returns their number. Returns 0 at the end
+    /// of the stream.
     ///
     /// # Errors
     ///
-    /// The deadline has passed ([`io::ErrorKind::TimedOut`] or [`io::ErrorKind::WouldBlock`]), or the stream is
-    /// broken.
+    /// The deadline has passed ([`io::ErrorKind::TimedOut`] or [`io::ErrorKind::WouldBlock`]), or the stream is broken.
     pub fn peek(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             self.stream.set_read_timeout(self.left()?)?;
@@ -294,7 +294,7 @@ impl<'a> Timed<'a> {
         }
     }
 
-    /// Fills `out`.
+    /// Reads bytes until `out` is full.
     ///
     /// # Errors
     ///
@@ -313,7 +313,7 @@ impl<'a> Timed<'a> {
         Ok(())
     }
 
-    /// Writes all these bytes.
+    /// Writes all bytes of `bytes`.
     ///
     /// # Errors
     ///
@@ -356,7 +356,7 @@ pub fn exchange(
     }
 }
 
-/// Returns the hello of this side, which [`parse`] reads.
+/// Returns the encoded hello of this side, which the peer decodes by [`parse`].
 pub fn hello(own: &[EndpointDescription]) -> Vec<u8> {
     let mut hello = MAGIC.to_vec();
     hello.extend(VERSION.to_be_bytes());
@@ -367,21 +367,21 @@ pub fn hello(own: &[EndpointDescription]) -> Vec<u8> {
     hello
 }
 
-/// State of a hello after some of its bytes.
+/// Result of parsing the first bytes of a hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// The parser needs this number of bytes, at least one, before it can continue.
+    /// The parser needs this number of further bytes before it can continue. The number is at least one.
     Incomplete(usize),
     /// The hello is complete and has these descriptions.
     Complete(Vec<EndpointDescription>),
 }
 
-/// Parses the received part of a peer's hello, which must hold `ours` descriptions. Programs that do not use
-/// [`exchange`] call this function.
+/// Parses the bytes of a peer's hello that have arrived. The hello must hold `ours` descriptions. Programs that do not
+/// use [`exchange`] call this function.
 ///
 /// # Errors
 ///
-/// The hello is invalid. The error names the peer as `peer`.
+/// The hello is invalid. The error contains `peer` as the name of the peer.
 pub fn parse(peer: &str, bytes: &[u8], ours: usize) -> Result<Parsed, SetupError> {
     let Some((magic, rest)) = bytes.split_first_chunk::<8>() else {
         return Ok(Parsed::Incomplete(MAGIC.len() - bytes.len()));
@@ -419,12 +419,13 @@ fn exchange_within(
     receive(timed, peer, own.len(), deadline)
 }
 
-/// Receives the peer's hello, which must hold `ours` descriptions. It suits an end that answers depending on that
-/// hello. The time of the stream began with `deadline`, which errors name.
+/// Receives the peer's hello, which must hold `ours` descriptions. An end whose own hello depends on the peer's hello
+/// calls this function instead of [`exchange`]. `deadline` must be the deadline that `timed` was made with, since
+/// errors contain `deadline`.
 ///
 /// # Errors
 ///
-/// As [`exchange`].
+/// Returns the errors of [`exchange`], except [`SetupError::TooMany`].
 pub fn receive(
     timed: &mut Timed<'_>,
     peer: &str,
@@ -478,7 +479,7 @@ mod tests {
         let peer = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(&bytes).unwrap();
-            // The other end may reset the connection, since it has not read all bytes.
+            // The other end may reset the connection, since the other end has not read all bytes.
             let _ = stream.read_to_end(&mut Vec::new());
         });
         let stream = TcpStream::connect(address).unwrap();
@@ -503,7 +504,7 @@ mod tests {
         assert_eq!(peer.join().unwrap(), [description(), description()]);
     }
 
-    /// The bytes arrive in short intervals.
+    /// Each byte arrives in time, but the whole hello does not.
     #[test]
     fn a_dripping_peer_is_bounded_by_the_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -533,12 +534,12 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let error = exchange(&stream, &[description(); MAX_ENDPOINTS + 1], Duration::MAX).unwrap_err();
-        assert_eq!(error.to_string(), "4097 connections are to be set up at once, allowed are 4096");
+        assert_eq!(error.to_string(), "cannot set up 4097 connections at once: at most 4096 are allowed");
     }
 
     #[test]
     fn garbage_other_versions_and_silence_are_distinct_errors() {
-        // The sent bytes decide, even if a busy machine delivers them late.
+        // The deadline is long, so that a busy machine that delivers the bytes late does not change the error.
         let said = |bytes| against(bytes, Duration::from_secs(60));
         let error = said(b"HTTP/1\r\n\0");
         assert!(matches!(error, SetupError::NotDoorbell { .. }));

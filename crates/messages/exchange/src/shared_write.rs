@@ -3,24 +3,26 @@
 //! ```text
 //! sender                                                     receiver
 //!   send -> id   FETCH_ADD on the tail: reserves space   ->
-//!                WRITE with immediate [message]          ->  a completion: where, how long
+//!                WRITE with immediate [message]          ->  completion with position and length
 //!                <-  READ of the head, when space is short
 //! ```
 //!
-//! One message costs a WRITE and a share of a FETCH_ADD, which reserves space for a batch. All connections share the
-//! buffers. The ring is as long as all senders together need, not as long as the sum of their limits. Reservations
-//! are in order. A message that is held, or that its sender writes late, blocks all others once the ring is full.
+//! One message costs a WRITE and a share of a FETCH_ADD, which reserves space for a batch. All senders share one ring,
+//! whose length need not be the sum of the senders' maximums. Reservations are in order. A message that the program
+//! holds for long, or that its sender writes late, blocks all messages once the ring is full.
 //!
-//! # A sender that dies after reserving
+//! # Death of a sender with reserved space
 //!
-//! A dead sender leaves a hole that no sender will fill, and the receiver does not know its length. When a connection
-//! ends without a goodbye, the receiver moves its queue pair to the error state, so the dead sender cannot write any
-//! more. The receiver then records the tail: all reservations of the dead sender lie before it.
+//! A dead sender leaves a hole in the ring that no sender will fill, and the receiver does not know the length of the
+//! hole. When a connection ends without a goodbye, the receiver moves its queue pair to the error state, so the dead
+//! sender cannot write any more. The receiver then records the tail: all reservations of the dead sender lie before the
+//! tail.
 //!
-//! Then the receiver asks every other sender. Each sender answers once all its earlier reservations that fit into the
-//! ring are written. The answer names its first unwritten reservation, if there is one. RC delivers in order, so
-//! those messages arrive before the answer. A gap before the tail and before the first unwritten reservation of a
-//! live sender belongs to the dead sender, so it is free. The receiver uses no clock, and it waits for slow senders.
+//! Then the receiver sends a question to every other sender. A sender answers once it has written all its earlier
+//! reservations that fit into the ring. The answer contains the position of the sender's first unwritten reservation,
+//! if any. RC delivers in order, so the written messages arrive before the answer. Consider a gap before the recorded
+//! tail and before the first unwritten reservation of all live senders. Such a gap belongs to the dead sender, and the
+//! receiver frees it. The receiver uses no clock, and waits for slow senders.
 
 mod incoming;
 mod outgoing;
@@ -51,15 +53,16 @@ pub use crate::ring::RingMessage as Message;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SharedWrite;
 
-/// One end of a future connection.
+/// One end of a connection that is not connected yet.
 pub type Endpoint = engine::Endpoint<SharedWrite>;
-/// A connection.
+/// A connection of this protocol.
 pub type Connection = engine::Connection<SharedWrite>;
 
-/// Offset of the tail in the memory beside the ring. Senders add to it. Tail and head count bytes.
+/// Offset of the tail in the memory for words beside the ring. Senders add to the tail by FETCH_ADD. Tail and head
+/// count bytes.
 const TAIL: usize = 0;
 
-/// Maximum number of FETCH_ADDs of a sender in flight.
+/// Maximum number of FETCH_ADDs that a sender has in flight.
 const RESERVATIONS: usize = 8;
 
 /// A ring that many senders write into.
@@ -69,7 +72,7 @@ pub struct SharedRing {
     pd: Pd,
 }
 
-/// State that the connections of a ring share.
+/// State that all connections of one ring share.
 #[derive(Debug)]
 pub struct Common {
     ring: Arc<Ring>,
@@ -85,15 +88,15 @@ impl Common {
         Ok(Arc::new(Self { ring, words, recovery: Recovery::default() }))
     }
 
-    /// Returns the end of the reserved space.
+    /// Returns the position after all reserved space.
     fn tail(&self) -> u64 {
-        // Atomics use numbers in host order.
+        // The RNIC's atomics use numbers in the host's byte order.
         self.words.load_acquire_u64(TAIL)
     }
 }
 
 impl SharedRing {
-    /// Makes a ring for as many messages of maximum length as the depth in the configuration.
+    /// Makes a ring that has room for `config.depth` messages of maximum length.
     ///
     /// # Errors
     ///
@@ -104,24 +107,25 @@ impl SharedRing {
         Ok(Self { shared: Common::new(pd, config)?, pd: pd.clone() })
     }
 
-    /// Makes an end whose peer writes into the ring. Each connection returns the messages of its own peer. Different
-    /// threads may poll different connections.
+    /// Makes an end whose peer writes into the ring. The connection of an end returns only the messages of its own
+    /// peer. Different threads may poll different connections of the ring.
     ///
     /// # Errors
     ///
-    /// As [`Connector::endpoint`], or the longest message does not fit the ring.
+    /// Returns the errors of [`Connector::endpoint`], or [`ConnectError::Setting`] if the longest message does not fit
+    /// into the ring.
     pub fn endpoint(&self, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
         config.check()?;
         let needed = ring_bytes(&Config { depth: 1, ..config.clone() })?;
         if needed > self.shared.ring.bytes() {
             let what = "the longest message";
-            let allowed = "what the shared ring has room for";
+            let allowed = "at most the maximum of the shared ring";
             return Err(ConnectError::Setting { what, given: config.max_message as u64, allowed });
         }
         Endpoint::with_memory(&SharedWrite, &self.pd, config, channel, None, Arc::clone(&self.shared))
     }
 
-    /// Returns the number of dead senders whose possible reservations were freed.
+    /// Returns how often the receiver has freed all reservations of the senders that had died until then.
     pub fn recovered(&self) -> u64 {
         self.shared.recovery.completed()
     }
@@ -139,7 +143,7 @@ impl Recipe for SharedWrite {
         Common::new(pd, config)
     }
 
-    /// Makes the ends. If one thread receives from all of them, they share one ring.
+    /// Makes the ends of a group. If one thread receives from all ends, the ends share one ring.
     fn ends(&self, group: &Group<'_>, config: &Config) -> Result<Vec<Endpoint>, ConnectError> {
         if !group.one_thread {
             return (0..group.count).map(|_| self.endpoint(group.pd, config, group.channel)).collect();
@@ -159,7 +163,7 @@ impl Recipe for SharedWrite {
 
     fn queues(&self, config: &Config) -> Queues {
         Queues {
-            // Each message; reservations, a READ of the head, questions and answers.
+            // The queue holds a WRITE for each message, the FETCH_ADDs, a READ of the head, a question and an answer.
             sends: config.window + RESERVATIONS + 3,
             receives: notices(config.depth) + WORD_RECEIVES,
             inline: Outbox::inline_bytes(config),

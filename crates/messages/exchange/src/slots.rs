@@ -1,4 +1,4 @@
-//! Buffers of one length, lent to the program and returned in any order.
+//! Buffers of equal length, which the program holds as messages and gives back in any order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use doorbell_verbs::Region;
 
 use crate::lent::Buffers;
 
-/// Buffers of one length.
+/// Buffers of equal length in one region, with a queue of the free buffers.
 pub struct Slots {
     region: Region,
     stride: usize,
@@ -16,7 +16,8 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Makes `count` buffers at a distance of `stride` bytes. The buffers in `free` are free.
+    /// Makes `count` buffers at a distance of `stride` bytes. The buffers whose numbers are in `free` begin as free
+    /// buffers.
     pub(crate) fn new(region: Region, stride: usize, count: usize, free: Range<u32>) -> Arc<Self> {
         let slots = Self { region, stride, free: ArrayQueue::new(count) };
         free.for_each(|slot| slots.give_back(slot));
@@ -46,6 +47,6 @@ impl Buffers for Slots {
 
     #[inline]
     fn give_back(&self, slot: u32) {
-        let _ = self.free.push(slot); // there is a place for every buffer
+        let _ = self.free.push(slot); // the queue has a place for every buffer
     }
 }

@@ -1,8 +1,9 @@
-//! One connection in two halves, for two tasks or two threads.
+//! A connection that is split into two halves, for two tasks or two threads.
 //!
-//! The halves share the connection under a lock. Neither half holds it while it waits. Of two waiting halves, one
-//! *drives*: it sleeps until the connection is notified and advances it. The other one *follows*: the driver wakes it
-//! after each step. It takes over when the driver has its result or is dropped.
+//! The halves share the connection under a lock. A half releases the lock before it waits. If both halves wait, one
+//! half *drives*: it sleeps until a notification of the connection, and then advances the connection. The other half
+//! *follows*: the driving half wakes it after each step. The following half becomes the driving half when the driving
+//! half has its result or is dropped.
 
 use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
@@ -22,16 +23,16 @@ struct Halves<W, C> {
     state: Mutex<State<C>>,
     waiter: W,
     observer: Option<Box<dyn LockObserver>>,
-    /// Number of empty polls before a half waits.
+    /// Number of polls without an event after which a half waits.
     spins: u32,
 }
 
 #[derive(Debug)]
 struct State<C> {
     connection: C,
-    /// Whether one half waits for notifications.
+    /// Whether one half drives the connection.
     is_driven: bool,
-    /// Counter that rises when the following half has to poll again.
+    /// Counter that rises each time the following half must try again.
     turns: u64,
     follower: Option<Waker>,
 }
@@ -45,7 +46,7 @@ impl<C> State<C> {
     }
 }
 
-/// The state, while its lock is held.
+/// Guard of the locked state.
 struct Locked<'a, C> {
     state: MutexGuard<'a, State<C>>,
     observer: Option<&'a dyn LockObserver>,
@@ -73,18 +74,18 @@ impl<C> Drop for Locked<'_, C> {
     }
 }
 
-/// Next step of a half that waits.
+/// Next step of a half that tries an attempt.
 enum Turn<T> {
     Ready(T),
-    /// Wait for notifications, for both halves.
+    /// The half must wait for notifications, for both halves.
     Drive,
-    /// Wait until the turns differ from this number.
+    /// The half must wait until `State::turns` differs from this number.
     Follow(u64),
 }
 
 impl<W: Waiter, C: MessageConnection> Halves<W, C> {
     fn lock(&self) -> Locked<'_, C> {
-        // A panic in a call leaves the connection in the same state as an error.
+        // If a call panics while it holds the lock, the connection stays usable, as after an error.
         let state = self.state.lock().ignore_poison();
         let observer = self.observer.as_deref();
         if let Some(observer) = observer {
@@ -107,7 +108,7 @@ impl<W: Waiter, C: MessageConnection> Halves<W, C> {
     fn turn<T>(&self, attempt: &mut impl FnMut(&mut C) -> waiting::Attempt<T>) -> Result<Turn<T>, ConnectionError> {
         let mut spins = 0;
         loop {
-            // The lock is released between polls, so that the other half can post.
+            // Each iteration releases the lock, so that the other half can post between two polls.
             let mut state = self.lock();
             if let Some(value) = attempt(&mut state.connection)? {
                 return Ok(Turn::Ready(value));
@@ -143,17 +144,17 @@ impl<W: Waiter, C: MessageConnection> Halves<W, C> {
         .await;
     }
 
-    /// Waits for notifications. Dropping the future hands over to the other half.
+    /// Waits for notifications. If the future is dropped, the other half becomes the driving half.
     async fn drive(&self) -> Result<(), ConnectionError> {
         let _hand_over = HandOver(self);
-        // The lock is released before the hand-over and before the wait.
+        // This statement releases the lock before the wait. `_hand_over` takes the lock when it is dropped.
         let prepared = Wait::prepare(&mut self.lock().connection, &self.waiter);
         prepared?.pass(&self.waiter).await;
         Ok(())
     }
 }
 
-/// A guard that lets the other half drive.
+/// A guard that lets the other half drive the connection when it is dropped.
 struct HandOver<'a, W: Waiter, C: MessageConnection>(&'a Halves<W, C>);
 
 impl<W: Waiter, C: MessageConnection> Drop for HandOver<'_, W, C> {
@@ -164,13 +165,13 @@ impl<W: Waiter, C: MessageConnection> Drop for HandOver<'_, W, C> {
     }
 }
 
-/// The half that sends. Dropping it closes this side of the connection. The peer receives the goodbye while the other
-/// half is being waited on.
+/// The half that sends. Dropping this half closes this side of the connection. The goodbye may need further polls,
+/// which the other half does while the program waits in one of its calls.
 #[derive(Debug)]
 pub struct SendHalf<W: Waiter, C: MessageConnection>(Arc<Halves<W, C>>);
 
-/// The half that receives. After it is dropped, no message is received, and the peer can send until its window or its
-/// credits are used up.
+/// The half that receives. After this half is dropped, the program receives no messages. The peer can send until its
+/// window or its credits are used up.
 #[derive(Debug)]
 pub struct ReceiveHalf<W: Waiter, C: MessageConnection>(Arc<Halves<W, C>>);
 
@@ -186,8 +187,8 @@ pub(crate) fn split<W: Waiter, C: MessageConnection>(
 }
 
 impl<W: Waiter, C: MessageConnection> Async<W, C> {
-    /// Splits the connection into a half that sends and one that receives, for two tasks. After that, each call takes
-    /// an uncontended lock.
+    /// Splits the connection into a half that sends and a half that receives, for two tasks. Each call of a half takes
+    /// a lock, but no half holds the lock while it waits.
     pub fn split(self) -> (SendHalf<W, C>, ReceiveHalf<W, C>) {
         let (connection, waiter) = self.into_parts();
         split(connection, waiter, 1)
@@ -201,27 +202,27 @@ impl<W: Waiter, C: MessageConnection> SendHalf<W, C> {
     ///
     /// # Errors
     ///
-    /// The connection is over, or the message is too long ([`ConnectionError::Misuse`]). In the second case the
+    /// The connection has ended, or the message is too long ([`ConnectionError::Misuse`]). After a misuse, the
     /// connection stays usable.
     pub async fn send(&mut self, message: &[u8]) -> Result<MessageId, ConnectionError> {
         self.0.until(waiting::accepted(message)).await
     }
 
-    /// Waits until a message is done. This method is cancel safe.
+    /// Waits until the message with this id is done. This method is cancel safe.
     ///
     /// # Errors
     ///
-    /// The connection ended before the message was known to have arrived.
+    /// The connection ended before the peer confirmed the arrival of the message.
     pub async fn wait(&mut self, id: MessageId) -> Result<(), ConnectionError> {
         self.0.until(waiting::done(id)).await
     }
 
-    /// Sends a goodbye after all messages are delivered. The other half can still receive. This method is cancel
-    /// safe, but a goodbye that was begun is sent.
+    /// Sends a goodbye after all messages are delivered, and waits for its acknowledgement. The other half can still
+    /// receive. If the future is dropped, the goodbye is still sent.
     ///
     /// # Errors
     ///
-    /// The connection ended before the goodbye was delivered.
+    /// The connection ended before the peer's RNIC acknowledged the goodbye.
     pub async fn close(self) -> Result<(), ConnectionError> {
         self.0.lock().connection.close();
         self.0.until(waiting::closed).await
@@ -232,7 +233,7 @@ impl<W: Waiter, C: MessageConnection> Drop for SendHalf<W, C> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.connection.close();
-        // The goodbye may need a poll before it is posted.
+        // Only a poll posts the goodbye.
         let _ = state.connection.poll();
         state.wake_follower();
     }
@@ -243,7 +244,7 @@ impl<W: Waiter, C: MessageConnection> ReceiveHalf<W, C> {
     ///
     /// # Errors
     ///
-    /// The connection is over, or the peer has closed its side and no more messages can come
+    /// The connection has ended. Or the peer has closed its side and no more messages can come
     /// ([`ConnectionError::PeerClosed`]).
     pub async fn receive(&mut self) -> Result<C::Message, ConnectionError> {
         self.0.until(waiting::arrived).await

@@ -15,17 +15,17 @@ use crate::admission::{Event, Lobby, Opening, Step};
 use crate::asynchronous::Waiter;
 use crate::waiting::take_notifications;
 
-/// A waiter for the notifications of one completion channel in tokio's runtime, for all connections of that channel.
+/// A waiter for tokio's runtime. It serves all connections whose notifications come on one completion channel.
 ///
-/// The descriptor of the channel is registered with the runtime once. One task takes the notifications and wakes only
-/// the tasks whose connections were notified. A thousand connections on one channel therefore do not slow each other
-/// down. The task ends when the last clone of the waiter is dropped.
+/// [`TokioWaiter::new`] registers the descriptor of the channel with the runtime, and spawns one task that takes the
+/// notifications. The spawned task wakes only the tasks whose connections were notified, so a thousand connections on
+/// one channel do not slow each other down. The spawned task ends when the last clone of the waiter is dropped.
 #[derive(Clone, Debug)]
 pub struct TokioWaiter {
-    /// Ends the task with the last clone.
+    /// Handle that ends the spawned task when the last clone of the waiter is dropped.
     _task: Arc<AbortOnDrop>,
     descriptor: RawFd,
-    /// Device whose clock deadlines use.
+    /// Device whose clock the deadlines use.
     device: Device,
 }
 
@@ -43,17 +43,17 @@ impl TokioWaiter {
     ///
     /// # Errors
     ///
-    /// The runtime rejects the descriptor: too many are open, or the runtime was built without IO.
+    /// The runtime rejects the descriptor: too many descriptors are open, or the runtime was built without IO.
     ///
     /// # Panics
     ///
     /// Panics outside a runtime of tokio, as [`tokio::spawn`] does.
     pub fn new(channel: &Channel) -> io::Result<Self> {
         let (descriptor, device) = (channel.as_raw_fd(), channel.device().clone());
-        // SAFETY: a channel has one descriptor for all its life, and the registration holds a handle on the channel.
+        // SAFETY: the descriptor of a channel never changes, and the registration keeps a clone of the channel alive.
         let registered = unsafe { AsyncFd::register_with_interest(channel.clone(), Interest::READABLE)? };
         let task = tokio::spawn(async move {
-            // An error means that the runtime shuts down.
+            // `readable` fails only if the runtime shuts down.
             while let Ok(mut ready) = registered.readable().await {
                 take_notifications(registered.get_ref());
                 ready.clear_ready();
@@ -65,8 +65,11 @@ impl TokioWaiter {
 
 impl Waiter for TokioWaiter {
     async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
-        debug_assert!(channel.is_none_or(|channel| channel.as_raw_fd() == self.descriptor), "another channel");
-        // The task that takes the notifications wakes this one.
+        debug_assert!(
+            channel.is_none_or(|channel| channel.as_raw_fd() == self.descriptor),
+            "the channel must be the one that the waiter was made for"
+        );
+        // The spawned task takes the notifications and wakes this task.
         match (channel, deadline_ns) {
             (None, _) => tokio::task::yield_now().await,
             (Some(_), Some(deadline_ns)) => tokio::time::sleep(self.device.time_until(deadline_ns)).await,
@@ -79,7 +82,7 @@ impl Waiter for TokioWaiter {
     }
 }
 
-/// A [`Lobby`] whose visitors a task handles.
+/// A [`Lobby`] whose visitors a task of tokio's runtime handles.
 #[derive(Debug)]
 pub struct TokioLobby<O>(AsyncFd<Lobby<O>>);
 
@@ -88,17 +91,17 @@ impl<O: Opening> TokioLobby<O> {
     ///
     /// # Errors
     ///
-    /// The runtime rejects the descriptor: too many are open, or the runtime was built without IO.
+    /// The runtime rejects the descriptor: too many descriptors are open, or the runtime was built without IO.
     ///
     /// # Panics
     ///
     /// Panics outside a runtime of tokio.
     pub fn new(lobby: Lobby<O>) -> io::Result<Self> {
-        // SAFETY: a lobby has one descriptor for all its life, and nothing here replaces the lobby.
+        // SAFETY: the descriptor of a lobby never changes, and this type never replaces its lobby.
         Ok(Self(unsafe { AsyncFd::register_with_interest(lobby, Interest::READABLE)? }))
     }
 
-    /// Sets the total time of visitors that arrive from now on.
+    /// Sets [`Limits::total`](crate::admission::Limits::total) for visitors that arrive from now on.
     pub fn set_total(&mut self, total: Duration) {
         self.0.get_mut().set_total(total);
     }
@@ -107,18 +110,18 @@ impl<O: Opening> TokioLobby<O> {
     ///
     /// # Errors
     ///
-    /// As of [`Lobby::next`].
+    /// Returns the errors of [`Lobby::next`].
     pub async fn next(&mut self) -> io::Result<Event<O::Admitted, O::Refusal>> {
         loop {
             match self.0.get_mut().step()? {
                 Step::Event(event) => return Ok(event),
-                // Other tasks get their turn, even if many visitors come.
+                // Other tasks may run now, even if many visitors come.
                 Step::Handled => tokio::task::yield_now().await,
                 Step::Idle => {
                     let wakes_at = self.0.get_ref().wakes_at();
                     let readable = async { self.0.readable().await.map(|mut ready| ready.clear_ready()) };
                     match wakes_at {
-                        // After that instant the lobby has work.
+                        // From the instant `at` on, `step` has work.
                         Some(at) => timeout_at(at.into(), readable).await.unwrap_or(Ok(()))?,
                         None => readable.await?,
                     }

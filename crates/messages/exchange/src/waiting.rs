@@ -1,5 +1,5 @@
-//! The common wait of the blocking calls, the futures and the halves of both. It polls, arms a notification, polls
-//! once more, sleeps until a notification or a deadline, and takes the notifications.
+//! The common wait of blocking calls, of futures, and of split connections. A wait polls, arms a notification and polls
+//! once more. Then it sleeps until a notification or a deadline, and takes the notifications from the channel.
 
 use std::future::{Future, poll_fn};
 use std::os::fd::{AsRawFd, RawFd};
@@ -15,10 +15,11 @@ use crate::asynchronous::Waiter;
 use crate::connection::{MessageConnection, MessageId, Outcome, Submit};
 use crate::error::ConnectionError;
 
-/// Result of an attempt: a value, once the connection has it.
+/// Result of an attempt: `Ok(Some(value))` once the attempt succeeds, and `Ok(None)` if the connection must advance
+/// first.
 pub(crate) type Attempt<T> = Result<Option<T>, ConnectionError>;
 
-/// Returns an attempt to send a message.
+/// Returns an attempt that succeeds when the connection accepts the message.
 pub(crate) fn accepted<C: MessageConnection>(message: &[u8]) -> impl FnMut(&mut C) -> Attempt<MessageId> {
     move |connection| match connection.send(message)? {
         Submit::Accepted(id) => Ok(Some(id)),
@@ -26,7 +27,7 @@ pub(crate) fn accepted<C: MessageConnection>(message: &[u8]) -> impl FnMut(&mut 
     }
 }
 
-/// Attempts to take a message.
+/// Succeeds when a message has arrived. Fails if the peer has sent its goodbye and no message is left.
 pub(crate) fn arrived<C: MessageConnection>(connection: &mut C) -> Attempt<C::Message> {
     match connection.take() {
         None if connection.is_peer_closed() => Err(ConnectionError::PeerClosed),
@@ -34,7 +35,7 @@ pub(crate) fn arrived<C: MessageConnection>(connection: &mut C) -> Attempt<C::Me
     }
 }
 
-/// Returns an attempt that succeeds when a message is done.
+/// Returns an attempt that succeeds when the message with this id is done.
 pub(crate) fn done<C: MessageConnection>(id: MessageId) -> impl FnMut(&mut C) -> Attempt<()> {
     move |connection| match connection.outcome(id) {
         Outcome::Done => Ok(Some(())),
@@ -43,7 +44,7 @@ pub(crate) fn done<C: MessageConnection>(id: MessageId) -> impl FnMut(&mut C) ->
     }
 }
 
-/// Succeeds when the goodbye of this side was acknowledged.
+/// Succeeds when the peer's RNIC has acknowledged the goodbye of this side.
 pub(crate) fn closed<C: MessageConnection>(connection: &mut C) -> Attempt<()> {
     match connection.is_closed() {
         true => connection.over().map_or(Ok(Some(())), Err),
@@ -51,13 +52,13 @@ pub(crate) fn closed<C: MessageConnection>(connection: &mut C) -> Attempt<()> {
     }
 }
 
-/// Succeeds when the peer has said goodbye. Drops messages that come before it.
+/// Succeeds when the peer has sent its goodbye. Drops messages that arrive before the goodbye.
 pub(crate) fn drained<C: MessageConnection>(connection: &mut C) -> Attempt<()> {
     while connection.take().is_some() {}
     Ok(connection.is_peer_closed().then_some(()))
 }
 
-/// Advances a connection until an attempt succeeds.
+/// Advances a connection until `attempt` succeeds. Polls up to `spins` times before each wait.
 pub(crate) async fn until<C: MessageConnection, T>(
     connection: &mut C,
     waiter: &impl Waiter,
@@ -91,18 +92,20 @@ pub(crate) async fn progress<C: MessageConnection>(
     }
 }
 
-/// Next wait of a connection.
+/// The next wait of a connection.
 pub(crate) enum Wait {
-    /// No wait, since an event occurred.
+    /// No wait, since the last poll reported an event.
     Not,
-    /// A turn of other tasks, since no notification will come, with the connection's deadline.
+    /// A wait while other tasks run, since no notification will come. Has the time at which the connection must be
+    /// polled.
     Turn(Option<u64>),
-    /// A notification or the deadline.
+    /// A wait until a notification on the channel or until this deadline in nanoseconds.
     Notification(Channel, Sleeper, u64),
 }
 
 impl Wait {
-    /// Arms a notification, if one can come, and polls once more.
+    /// Arms a notification and polls once more. If the connection or the waiter does not use notifications, only
+    /// returns [`Wait::Turn`].
     pub(crate) fn prepare(
         connection: &mut impl MessageConnection,
         waiter: &impl Waiter,
@@ -113,7 +116,7 @@ impl Wait {
         };
         let sleeper = Sleeper::new(&channel, connection);
         connection.arm();
-        // Completions before the arming may raise no notification.
+        // Completions that arrived before the call of `arm` may raise no notification.
         if connection.poll()? {
             return Ok(Self::Not);
         }
@@ -121,7 +124,7 @@ impl Wait {
         Ok(Self::Notification(channel, sleeper, deadline_ns))
     }
 
-    /// Waits. If the future is dropped, the notifications stay for other tasks.
+    /// Waits. If the future is dropped, notifications stay on the channel, and other tasks take them.
     pub(crate) async fn pass(self, waiter: &impl Waiter) {
         match self {
             Self::Not => {}
@@ -141,17 +144,18 @@ impl Wait {
     }
 }
 
-/// Maximum sleep, even if the connection has no deadline of its own. Polling reposts and reports the messages that
-/// other threads drop.
+/// Maximum time that a connection sleeps between polls. When other threads drop messages, only a poll reposts the
+/// buffers and reports the free space to the peer.
 const LONGEST_SLEEP_NS: u64 = 200_000_000;
 
-/// Returns the time until which a connection may sleep, on its device's clock.
+/// Returns the time until which a connection may sleep, in nanoseconds on the device's clock.
 fn sleep_deadline_ns(connection: &impl MessageConnection) -> u64 {
     let longest_ns = connection.qp().pd().device().now_ns() + LONGEST_SLEEP_NS;
     connection.poll_timeout_ns().map_or(longest_ns, |deadline_ns| deadline_ns.min(longest_ns))
 }
 
-/// Key of a queue that notifies on a channel. No two channels have the same descriptor.
+/// Key of a completion queue that raises notifications on a channel. Two channels never have the same descriptor at the
+/// same time.
 type Key = (RawFd, CqId);
 
 #[derive(Default)]
@@ -160,27 +164,29 @@ struct State {
     waker: Option<Waker>,
 }
 
-/// Sleeping tasks. A channel may serve many connections, and the first task that wakes takes the notifications of
-/// all.
+/// Tasks that sleep, by their completion queues. Many connections may share a channel, and the first task that wakes
+/// takes the notifications of all connections.
 static SLEEPERS: Mutex<Option<FxHashMap<Key, State>>> = Mutex::new(None);
 
 fn sleepers() -> MutexGuard<'static, Option<FxHashMap<Key, State>>> {
     SLEEPERS.lock().ignore_poison()
 }
 
-/// A task that is about to sleep until its connection is notified.
+/// Registration of a task in [`SLEEPERS`] while the task sleeps until a notification of its connection.
 #[derive(Debug)]
 pub(crate) struct Sleeper(Key);
 
 impl Sleeper {
-    /// Registers the task. Must come before the notification is armed, since other tasks may take it from then on.
+    /// Registers the task. The caller must register the task before it arms the notification, since other tasks may
+    /// then take the notification.
     fn new(channel: &Channel, connection: &impl MessageConnection) -> Self {
         let key = (channel.as_raw_fd(), connection.qp().recv_cq().id());
         sleepers().get_or_insert_default().insert(key, State::default());
         Self(key)
     }
 
-    /// Returns whether another task has taken its notification. If not, that task will call the waker.
+    /// Returns whether another task has already taken the notification of this task. If not, the task that takes it
+    /// later calls `waker`.
     fn is_notified(&self, waker: &Waker) -> bool {
         let mut sleepers = sleepers();
         let Some(state) = sleepers.get_or_insert_default().get_mut(&self.0) else { return true };
@@ -197,7 +203,7 @@ impl Drop for Sleeper {
     }
 }
 
-/// Takes the notifications that wait on a channel, and wakes the tasks that sleep for them.
+/// Takes the notifications that wait on a channel, and wakes the tasks whose connections were notified.
 pub(crate) fn take_notifications(channel: &Channel) {
     while let Some(id) = channel.next() {
         let waker = match sleepers().get_or_insert_default().get_mut(&(channel.as_raw_fd(), id)) {

@@ -98,7 +98,7 @@ fn shared_receives_reject_messages_longer_than_announced() {
         bare.post(SendOperation::SendImmediate(4), &vec![7; length]);
         let error = ending(&mut bare, &mut connection);
         let expected = if length <= 4096 {
-            format!("it sent a message of {length} B, this side takes 400 B at most")
+            format!("it sent a message of {length} B, but this side accepts at most 400 B")
         } else {
             "it sent a message that is longer than the receive posted for it".to_owned()
         };
@@ -151,7 +151,7 @@ fn endless_credits_are_rejected_and_do_not_block_removal() {
     }
     let ended = ended.expect("the removal did not end");
     remover.join().unwrap();
-    let expected = "the peer broke the protocol: it sent credits again and again, without an answer to the last";
+    let expected = "the peer broke the protocol: it sent a credit message while its last credit message is unanswered";
     assert_eq!(ended, [expected; 3]);
 }
 
@@ -167,8 +167,8 @@ fn an_invalid_number_of_grants_ends_the_connection() {
         let (remote_address, rkey) = (grants.address, grants.rkey);
         bare.post(SendOperation::Write { remote_address, rkey }, &number.to_le_bytes());
         let error = ending(&mut bare, &mut connection);
-        let expected =
-            "the peer broke the protocol: it sent a number of grants that is less than before, or has no room";
+        let expected = "the peer broke the protocol: it sent a number of grants that is less than before, \
+                        or more than the ring of grants can hold";
         assert_eq!(error.to_string(), expected, "{number}");
         stage.check_health();
     }
@@ -185,7 +185,8 @@ fn an_invalid_tail_ends_the_connection() {
             bare.open.store_release_u64(OPEN_BYTES / 2 + at, number.to_le());
         }
         let error = ending(&mut bare, &mut connection.unwrap());
-        let expected = "the peer broke the protocol: it sent a tail that its ring has no room for";
+        let expected = "the peer broke the protocol: it sent a tail before the last one, \
+                        or more than a ring length after the head";
         assert_eq!(error.to_string(), expected, "{number}");
         stage.check_health();
     }
@@ -252,19 +253,19 @@ fn hostile_peers_end_only_their_own_connection() {
         "a message after its goodbye",
         "a second goodbye",
         "a word where none is expected",
-        "a word with a message behind it",
+        "a word together with message bytes",
         "immediate data where none is expected",
-        "a SEND without the word",
+        "a SEND without immediate data",
         "more credits than it has receives",
-        "credits that were not agreed on",
+        "credits although flow control is off",
         "a message without credits",
-        "more messages than it was granted receives",
-        "a read request that is none",
-        "word of messages read that were not sent",
-        "this side takes 400 B at most",
+        "more messages than it has credits for",
+        "a malformed read request",
+        "a number of read messages that exceeds the sent messages",
+        "but this side accepts at most 400 B",
         "a head that is",
         "a message outside the ring",
-        "a message where nothing was reserved for it",
+        "a message in space that no sender has reserved",
         "an answer without a question",
         "the peer refused",
     ] {

@@ -168,7 +168,7 @@ fn grants_never_exceed_posted_receives() {
     let first = join(&mut hub, config(), Some(&shared)).unwrap();
     let (_second, name) = join(&mut hub, config(), Some(&shared)).unwrap();
     let error = join(&mut hub, config(), Some(&shared)).unwrap_err();
-    assert_eq!(error.to_string(), "16 receives are wanted, 8 of the shared ones are not granted to others");
+    assert_eq!(error.to_string(), "the connection needs 16 shared receives, but only 8 are left");
     assert!(hub.remove(name), "the connection was in the hub");
     let third = join(&mut hub, config(), Some(&shared)).unwrap();
     deliver(&mut hub, &mut [first, third], 100);

@@ -67,9 +67,9 @@ impl TooLong {
     fn of<P: Connector>(&self, protocol: P) {
         let (_devices, pds) = pds();
         let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &config());
-        refused(a.send(&[1; 401]), "a message of 401 B does not fit: 400 B are allowed here");
+        refused(a.send(&[1; 401]), "a message of 401 B is too long: at most 400 B are allowed");
         let region = pds[0].allocate(1000, protocol.source_access(), MemoryKind::Plain).unwrap();
-        refused(a.send_from(&region, 0, 401), "a message of 401 B does not fit: 400 B are allowed here");
+        refused(a.send_from(&region, 0, 401), "a message of 401 B is too long: at most 400 B are allowed");
         let behind = protocol.bytes_behind();
         for (offset, length) in [(1000, 1), (601, 400), (usize::MAX, 400)] {
             let length_behind = length + behind;
@@ -96,7 +96,7 @@ impl NothingTaken {
         let b = protocol.endpoint(&pds[1], &deaf, None).unwrap();
         let (of_a, of_b) = (protocol.describe(&a), protocol.describe(&b));
         let (mut a, mut b) = (protocol.connect(a, &of_b).unwrap(), protocol.connect(b, &of_a).unwrap());
-        refused(a.send(&[1]), "a message of 1 B does not fit: 0 B are allowed here");
+        refused(a.send(&[1]), "a message of 1 B is too long: at most 0 B are allowed");
         assert_eq!(a.over(), None);
         deliver(&mut a, &mut b, &[]);
     }
@@ -114,7 +114,7 @@ fn direct_read_without_send_buffers_copies_only_empty_messages() {
         let config = config().send_buffers(0);
         let (mut a, mut b) = pair(&DirectRead { acknowledge, ..DirectRead::default() }, [&pds[0], &pds[1]], &config);
         assert_eq!(a.max_send(), 0);
-        refused(a.send(&[1]), "a message of 1 B does not fit: 0 B are allowed here");
+        refused(a.send(&[1]), "a message of 1 B is too long: at most 0 B are allowed");
         for _ in 0..10 {
             deliver(&mut a, &mut b, &[]);
         }
@@ -130,7 +130,7 @@ fn direct_read_rejects_unsuitable_memory_and_data() {
     let needed = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE;
     let error = a.send_from(&local, 0, 10).unwrap_err();
     assert_eq!(error, ConnectionError::Misuse(Misuse::Access { given: Access::LOCAL_WRITE, needed }));
-    refused(a.send_with(&[1; 10], &[0; 65]), "65 B are to go with a message, allowed are 64 B");
+    refused(a.send_with(&[1; 10], &[0; 65]), "a message has 65 application bytes, but at most 64 are allowed");
 
     // The program of the peer places messages itself, so a message may be longer than the buffers.
     let region = pds[0].allocate(5001, protocol.source_access(), MemoryKind::Plain).unwrap();
@@ -163,7 +163,7 @@ fn foreign_connections_are_not_added() {
     let peer = Endpoint::new(&pds[1], config(), None).unwrap().description();
     for foreign in [a, b, endpoint.connect(&peer).unwrap()] {
         let error = hub.add(foreign).unwrap_err().to_string();
-        assert_eq!(error, "the connection cannot be added: its end was made by another hub, or by none");
+        assert_eq!(error, "the connection cannot be added: its end must be made by Hub::endpoint of this hub");
     }
     assert!(hub.is_empty());
 

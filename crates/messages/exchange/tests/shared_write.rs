@@ -102,7 +102,7 @@ fn an_endpoint_rejects_messages_longer_than_the_ring() {
     let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
     let long = config().max_message(1 << 20);
     let error = ring.endpoint(&long, None).unwrap_err();
-    assert_eq!(error.to_string(), "the longest message is 1048576, allowed is what the shared ring has room for");
+    assert_eq!(error.to_string(), "the longest message is 1048576, allowed is at most the maximum of the shared ring");
 }
 
 #[test]

@@ -178,7 +178,7 @@ pub fn ends_of_different_protocols_do_not_connect() {
     let error = DirectRead::default().connect(by_byte, &by_send.describe(&end(by_send))).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "this end speaks Direct-Read with signal bytes, the peer Direct-Read acknowledged by SEND"
+        "this end uses the protocol Direct-Read with signal bytes, but the peer uses Direct-Read acknowledged by SEND"
     );
     let messages = SendReceive.endpoint(&device().create_pd().unwrap(), &small(), None).unwrap();
     let error = by_send.connect(end(by_send), &SendReceive.describe(&messages)).unwrap_err();

@@ -1,4 +1,4 @@
-//! The IO of admission: one thread handles all visitors of a listener, without blocking on any of them.
+//! The IO of admission: one thread handles all visitors of a listener, without blocking on any visitor.
 #![expect(clippy::disallowed_methods, reason = "TCP has no device, and its deadlines need a clock")]
 
 use std::collections::HashMap;
@@ -15,58 +15,60 @@ use nix::sys::socket::{Backlog, listen};
 use super::{Admission, Arrival, Limits, Number, Opening, Verdict};
 use crate::setup::{self, EndpointDescription, Parsed, SetupError};
 
-/// Maximum bytes that one turn of a visitor reads.
+/// Maximum number of bytes that one turn of a visitor reads.
 const PIECE: usize = 4096;
 
-/// Maximum input of a dismissed visitor that is read and dropped, so that the visitor can read the reason.
+/// Maximum number of bytes of a dismissed visitor that the lobby reads and drops. If these bytes stayed unread, the
+/// kernel would reset the connection, and the visitor could not read the reason.
 const DROPPED_MAX: usize = 64 << 10;
 
 /// Maximum number of connections that the kernel queues for a listener. `net.core.somaxconn` may reduce it.
 const BACKLOG: i32 = 4096;
 
-/// Pause in accepting after the system refused to accept, for example because no descriptor is left.
+/// Time for which the lobby accepts no connections after `accept` has failed, for example because no descriptor is
+/// left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Key of the listener in epoll. Visitors have their numbers.
+/// Key of the listener in epoll. The key of a visitor is its number.
 const LISTENER: u64 = u64::MAX;
 
-/// Event for the owner of a lobby.
+/// Event that a lobby reports to its owner.
 #[derive(Debug)]
 pub enum Event<T, R> {
-    /// A visitor has completed its opening and has its turn.
+    /// A visitor has completed its opening, and the owner can serve the visitor.
     Admitted {
-        /// Its stream, which blocks. Bytes after its opening are unread.
+        /// Stream of the visitor, in blocking mode. The bytes after the opening are unread.
         stream: TcpStream,
-        /// Its address.
+        /// Address of the visitor.
         from: SocketAddr,
-        /// Deadline of its set-up.
+        /// Deadline of the visitor's set-up.
         until: Instant,
-        /// Contents of its opening.
+        /// Contents of the visitor's opening.
         opening: T,
     },
-    /// A visitor gets no turn.
+    /// The lobby has rejected a visitor.
     Refused {
-        /// Its address.
+        /// Address of the visitor.
         from: SocketAddr,
         /// Reason of the refusal.
         why: Why<R>,
     },
 }
 
-/// Reason for which a visitor gets no turn.
+/// Reason for which a lobby has rejected a visitor.
 #[derive(Debug, thiserror::Error)]
 pub enum Why<R> {
-    /// Its opening is not one of this listener.
+    /// The opening of the visitor is invalid.
     #[error("{0}")]
     Refused(R),
-    /// Its opening was not complete in time.
-    #[error("it did not complete its opening within {} s", .0.as_secs_f64())]
+    /// The visitor did not complete its opening in time.
+    #[error("the peer did not complete its opening within {} s", .0.as_secs_f64())]
     Deadline(Duration),
-    /// It was silent for longest when another visitor needed its place.
-    #[error("it made room for another connection, since it had been silent for longest")]
+    /// The visitor had been silent for the longest time when a new visitor arrived.
+    #[error("the peer was disconnected for another connection, since it had been silent for the longest time")]
     Evicted,
-    /// Its connection ended.
-    #[error("its connection ended during its opening: {0}")]
+    /// The connection of the visitor ended.
+    #[error("the connection ended during the opening: {0}")]
     Ended(io::Error),
 }
 
@@ -75,9 +77,9 @@ pub enum Why<R> {
 pub enum Step<T, R> {
     /// No visitor was ready.
     Idle,
-    /// A visitor was handled or accepted.
+    /// The lobby has handled or accepted a visitor.
     Handled,
-    /// A visitor was handled or accepted, with an event for the owner.
+    /// The lobby has handled or accepted a visitor, and reports an event to its owner.
     Event(Event<T, R>),
 }
 
@@ -89,11 +91,12 @@ impl<T, R> Step<T, R> {
 
 /// Visitors of a listener and their streams.
 ///
-/// Its descriptor becomes readable when a visitor can be handled: it is one of epoll, so an event loop may watch it.
+/// The descriptor of a lobby is an epoll descriptor, which an event loop can watch. The descriptor becomes readable
+/// when the lobby can handle a visitor or accept a connection.
 #[derive(Debug)]
 pub struct Lobby<O> {
     listener: TcpListener,
-    /// Each visitor gets a copy.
+    /// Initial opening, of which each visitor gets a copy.
     opening: O,
     limits: Limits,
     admission: Admission,
@@ -104,7 +107,7 @@ pub struct Lobby<O> {
     is_listening: bool,
     paused_until: Option<Duration>,
     piece: Box<[u8]>,
-    /// Visitors in the order in which they were handled.
+    /// Addresses of visitors, in the order in which the lobby handled the visitors.
     #[cfg(test)]
     handled: Vec<SocketAddr>,
 }
@@ -114,16 +117,16 @@ struct Guest<O> {
     stream: TcpStream,
     from: SocketAddr,
     name: String,
-    /// `None` after it was dismissed.
+    /// Opening of the visitor. `None` after the visitor was dismissed.
     opening: Option<O>,
-    /// Bytes that its stream has not taken yet.
+    /// Bytes that the lobby has not yet written to the stream.
     output: Vec<u8>,
     dropped: usize,
 }
 
 /// Outcome of a visitor's turn.
 enum Turn<O: Opening> {
-    /// It stays. The flag says whether it has completed a step.
+    /// The visitor stays. The flag is true if the visitor has completed a step.
     Stays(bool),
     Dismissed(Option<O::Refusal>),
     Admitted(O::Admitted),
@@ -131,18 +134,17 @@ enum Turn<O: Opening> {
 }
 
 impl<O: Opening> Lobby<O> {
-    /// Takes over a listener. Each visitor speaks a copy of `opening`. Visitors have at most a quarter of the
-    /// descriptors of this process.
+    /// Makes a lobby for a listener. Each visitor gets a copy of `opening`. Visitors use at most a quarter of the
+    /// descriptors that this process may open.
     ///
     /// # Errors
     ///
-    /// The system refuses to watch the listener.
+    /// The operating system rejects an option of the listener, or cannot make or use an epoll descriptor.
     pub fn new(listener: TcpListener, opening: O, mut limits: Limits) -> io::Result<Self> {
         let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
         limits.visitors = limits.visitors.min(usize::try_from(descriptors / 4).unwrap_or(usize::MAX)).max(1);
         listener.set_nonblocking(true)?;
-        // The standard library's backlog is short: clients would wait for seconds after strangers in the kernel's
-        // queue.
+        // The backlog of the standard library is short. If other peers filled it, clients would wait for seconds.
         listen(&listener, Backlog::new(BACKLOG)?)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
@@ -172,18 +174,18 @@ impl<O: Opening> Lobby<O> {
         self.listener.local_addr()
     }
 
-    /// Sets the total time of visitors that arrive from now on.
+    /// Sets [`Limits::total`] for visitors that arrive from now on.
     pub fn set_total(&mut self, total: Duration) {
         self.limits.total = total;
         self.admission.set_total(total);
     }
 
-    /// Handles visitors until one is admitted or refused, or until an instant. Without an instant, it waits without
-    /// limit.
+    /// Handles visitors until a visitor is admitted or rejected, or until the instant `until`. If `until` is `None`,
+    /// the call waits without limit.
     ///
     /// # Errors
     ///
-    /// The system accepts no connection at present. The caller may call again at once.
+    /// The operating system failed to accept a connection. The caller may call again at once.
     pub fn next(&mut self, until: Option<Instant>) -> io::Result<Option<Event<O::Admitted, O::Refusal>>> {
         loop {
             let is_last = until.is_some_and(|until| Instant::now() >= until);
@@ -200,15 +202,15 @@ impl<O: Opening> Lobby<O> {
         }
     }
 
-    /// Handles one visitor, or accepts one, without waiting.
+    /// Handles one visitor or accepts one connection, without waiting.
     ///
     /// # Errors
     ///
-    /// As of [`next`](Self::next).
+    /// Returns the errors of [`next`](Self::next).
     pub fn step(&mut self) -> io::Result<Step<O::Admitted, O::Refusal>> {
         let now = self.begun.elapsed();
         let (ready, has_arrival) = self.ready(Some(Duration::ZERO))?;
-        // A ready visitor gets a last turn, even if the caller was busy past its deadline.
+        // A visitor with unread bytes gets a last turn, even if its deadline passed while the caller was busy.
         let expired = self.admission.expired(now).find(|number| !ready.contains(number));
         if let Some(number) = expired {
             return Ok(Step::handled(self.part(number, Why::Deadline(self.limits.total))));
@@ -222,20 +224,21 @@ impl<O: Opening> Lobby<O> {
         Ok(Step::Idle)
     }
 
-    /// Returns the time at which [`step`](Self::step) has work although no stream is ready.
+    /// Returns the time at which [`step`](Self::step) has work even if no stream is ready.
     pub fn wakes_at(&self) -> Option<Instant> {
         let opens_at = Some(self.opens_at()).filter(|&at| at > self.begun.elapsed());
         let next = [self.admission.deadline(), opens_at].into_iter().flatten().min();
         next.and_then(|at| self.begun.checked_add(at))
     }
 
-    /// Returns the time at which the lobby watches the listener again. Until then, its connections wait in the
-    /// kernel.
+    /// Returns the time at which the lobby accepts connections again. Until then, new connections wait in the kernel's
+    /// queue.
     fn opens_at(&self) -> Duration {
         self.paused_until.unwrap_or_default().max(self.admission.place_at())
     }
 
-    /// Watches the listener, or leaves its connections in the kernel's queue.
+    /// Starts or stops watching the listener. While the lobby does not watch it, new connections wait in the kernel's
+    /// queue.
     fn listen(&mut self, is_listening: bool) -> io::Result<()> {
         if self.is_listening != is_listening {
             let flags = if is_listening { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
@@ -245,12 +248,12 @@ impl<O: Opening> Lobby<O> {
         Ok(())
     }
 
-    /// Returns the visitors whose streams are ready, and whether a connection can be accepted. Waits for at most
-    /// `within`, or without limit if it is `None`.
+    /// Returns the visitors whose streams are ready, and whether a connection can be accepted. Waits for at most the
+    /// time `within`, or without limit if `within` is `None`.
     fn ready(&mut self, within: Option<Duration>) -> io::Result<(Vec<Number>, bool)> {
         let is_open = self.opens_at() <= self.begun.elapsed();
         self.listen(is_open)?;
-        // Rounded up, so that the loop does not spin for the last millisecond.
+        // The timeout is rounded up to whole milliseconds. Otherwise the loop would spin for the last millisecond.
         let rounded = |within: Duration| EpollTimeout::try_from(within + Duration::from_micros(999));
         let timeout = within.map_or(EpollTimeout::NONE, |within| match within.is_zero() {
             true => EpollTimeout::ZERO,
@@ -267,7 +270,8 @@ impl<O: Opening> Lobby<O> {
         Ok((ready, has_arrival))
     }
 
-    /// Accepts one connection and gives it its first turn: an honest client has spoken by now.
+    /// Accepts one connection and handles the new visitor for the first time: an honest client has often sent its first
+    /// bytes already.
     fn accept(&mut self, now: Duration) -> io::Result<Option<Event<O::Admitted, O::Refusal>>> {
         let (stream, from) = match self.listener.accept() {
             Ok(accepted) => accepted,
@@ -287,12 +291,12 @@ impl<O: Opening> Lobby<O> {
         };
         self.paused_until = None;
         if stream.set_nonblocking(true).is_err() {
-            return Ok(None); // it is gone
+            return Ok(None); // the visitor is gone
         }
-        let _ = stream.set_nodelay(true); // it would only be slower
+        let _ = stream.set_nodelay(true); // without this option, the visitor is only slower
         let Arrival { number, evicted } = self.admission.arrive(now);
         let evicted = evicted.and_then(|number| self.remove(number, Why::Evicted));
-        // A listener for both families sees IPv4 addresses as IPv6 ones.
+        // A listener for both address families sees IPv4 addresses as mapped IPv6 addresses.
         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
         if let Err(error) = self.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, number)) {
             self.admission.leave(number);
@@ -301,7 +305,7 @@ impl<O: Opening> Lobby<O> {
         let opening = Some(self.opening.clone());
         let guest = Guest { stream, from, name: from.to_string(), opening, output: Vec::new(), dropped: 0 };
         self.guests.insert(number, guest);
-        // If there is an eviction to report, the first turn comes with the next call.
+        // If an eviction must be reported, the next call handles the new visitor for the first time.
         Ok(if evicted.is_some() { evicted } else { self.turn(number, now) })
     }
 
@@ -351,7 +355,7 @@ impl<O: Opening> Lobby<O> {
         }
     }
 
-    /// Removes a visitor. Returns no event for one that was dismissed.
+    /// Removes a visitor and returns the event of its rejection. Returns `None` if the visitor was already dismissed.
     fn part(&mut self, number: Number, why: Why<O::Refusal>) -> Option<Event<O::Admitted, O::Refusal>> {
         self.admission.leave(number);
         self.remove(number, why)
@@ -386,7 +390,7 @@ impl<O: Opening> Guest<O> {
         }
     }
 
-    /// Reads only up to the end of the opening: the next protocol reads the rest.
+    /// Reads only up to the end of the opening. The protocol after the opening reads the remaining bytes.
     fn read(&mut self, piece: &mut [u8]) -> Turn<O> {
         let Some(opening) = self.opening.as_mut() else { return Turn::Stays(false) };
         let there = match self.stream.peek(piece) {
@@ -412,14 +416,14 @@ impl<O: Opening> Guest<O> {
             Verdict::Dismiss { reply, why } => {
                 self.opening = None;
                 self.output = reply;
-                // Its turn is over in any case; it takes the remaining bytes later.
+                // Later turns write the remaining bytes, and detect an error of the stream.
                 let _ = self.write();
                 Turn::Dismissed(why)
             }
         }
     }
 
-    /// Writes as many bytes as the stream takes.
+    /// Writes bytes of `output` until the stream would block.
     fn write(&mut self) -> Turn<O> {
         let output = mem::take(&mut self.output);
         let mut rest = &output[..];
@@ -440,15 +444,15 @@ impl<O: Opening> Guest<O> {
             Err(_) => Turn::Stays(rest.len() < output.len()),
             Ok(()) => {
                 if self.opening.is_none() {
-                    let _ = self.stream.shutdown(Shutdown::Write); // it may have ended first
+                    let _ = self.stream.shutdown(Shutdown::Write); // the peer may have closed the stream before
                 }
                 Turn::Stays(true)
             }
         }
     }
 
-    /// Drops further input of a dismissed visitor. If the input stayed unread, the kernel would drop the reason
-    /// instead.
+    /// Reads and drops further input of a dismissed visitor. If this input stayed unread, the kernel would reset the
+    /// connection, and the visitor could not read the reason.
     fn drop_input(&mut self, piece: &mut [u8]) -> Turn<O> {
         match self.stream.read(piece) {
             Ok(0) => Turn::Gone(None),
@@ -466,18 +470,18 @@ fn is_for_later(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Bytes up to the end of a line, which arrive in pieces.
+/// Collector of the bytes of one line, which arrive in pieces.
 #[derive(Clone, Debug)]
 pub struct Line {
     bytes: Vec<u8>,
     most: usize,
 }
 
-/// A line that is too long.
+/// Error for a line that is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a line longer than {0} B")]
 pub struct LineError(
-    /// Bytes of the longest line.
+    /// Maximum number of bytes of a line.
     pub usize,
 );
 
@@ -487,7 +491,8 @@ impl Line {
         Self { bytes: Vec::new(), most }
     }
 
-    /// Takes the next bytes up to the end of the line. Returns their number, and the complete line without its end.
+    /// Takes the next bytes up to the end of the line. Returns the number of taken bytes, and the line without its
+    /// newline once the line is complete.
     ///
     /// # Errors
     ///
@@ -507,7 +512,8 @@ impl Line {
     }
 }
 
-/// The opening of a listener whose visitors greet with their descriptions, in the format of [`setup::exchange`].
+/// The opening of a listener whose visitors send a hello with endpoint descriptions, in the format of
+/// [`setup::exchange`].
 #[derive(Clone, Debug)]
 pub struct Hello {
     bytes: Vec<u8>,
@@ -515,7 +521,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Makes the opening with `count` descriptions.
+    /// Makes an opening that expects `count` descriptions in the hello.
     pub fn new(count: usize) -> Self {
         Self { bytes: Vec::new(), count }
     }
@@ -530,7 +536,7 @@ impl Opening for Hello {
         loop {
             match setup::parse(peer, &self.bytes, self.count) {
                 Err(why) => {
-                    // A peer of another release learns which one this is.
+                    // A peer of another release gets a hello, which contains the version of this side.
                     let is_other = matches!(why, SetupError::Version { .. });
                     let reply = if is_other { setup::hello(&[]) } else { Vec::new() };
                     return (bytes.len() - rest.len(), Verdict::Dismiss { reply, why: Some(why) });

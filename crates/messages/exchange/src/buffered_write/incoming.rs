@@ -1,4 +1,4 @@
-//! The receiving half: it finds messages in its ring.
+//! The receiving half: finds messages in its ring.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,15 +19,16 @@ pub struct Written {
     ring: Arc<Ring>,
     words: Region,
     max_message: usize,
-    /// Beginning of the next message.
+    /// Position of the next message.
     position: u64,
     inbox: VecDeque<RingMessage>,
-    /// Last head that was sent to the peer, and the number of heads without an acknowledgement.
+    /// Last head that was sent to the peer.
     told: u64,
+    /// Number of SENDs of the head that are not complete.
     words_out: usize,
-    /// Messages freed since the last head was sent, and the number of them that makes a new head due. With immediate
-    /// data, each message has taken a receive.
+    /// Number of messages that were freed since the last head was sent.
     untold: usize,
+    /// Value of `untold` at which a new head is due. Used with immediate data, where each message occupies a receive.
     tell_at: usize,
 }
 
@@ -51,7 +52,7 @@ impl Written {
         }
     }
 
-    /// Takes the message at the current position, with its bytes at `offset`.
+    /// Takes the message at the current position. Its bytes lie at `offset` of the region.
     #[inline]
     fn take_message(&mut self, space: usize, offset: usize, length: usize) -> Result<(), ConnectionError> {
         let free = self.ring.bytes() as u64 - (self.position - self.ring.head());
@@ -101,7 +102,7 @@ impl Written {
     #[inline]
     fn look_at_signals(&mut self) -> Result<usize, ConnectionError> {
         let mut count = 0;
-        // A full ring ends at the oldest message. Its signal byte does not belong to a new message.
+        // In a full ring, the next signal byte would be the signal byte of the oldest message, which is not new.
         while self.position - self.ring.head() < self.ring.bytes() as u64 {
             let end = self.ring.reversed(self.position);
             if self.ring.region().load_acquire_u8(end - 1) == 0 {
@@ -127,7 +128,7 @@ impl Incoming for Written {
         }
     }
 
-    /// Frees messages in order. Sends the head once an eighth of the ring is free.
+    /// Frees messages in order. Sends the head once an eighth of the ring was freed since the last head.
     #[inline]
     fn tell(&mut self, qp: &Qp, _is_idle: bool) -> Result<usize, ConnectionError> {
         let freed = self.ring.advance();

@@ -1,4 +1,4 @@
-//! The sending half: it writes at the tail of the peer's ring.
+//! The sending half: writes messages at the tail of the peer's ring.
 
 use std::collections::VecDeque;
 
@@ -13,29 +13,29 @@ use crate::outbox::{Outbox, Source, Staged, Word};
 use crate::ring::{UNIT, WORD, space};
 use crate::setup::EndpointDescription;
 
-/// Marks READs of the head.
+/// Id of READs of the head.
 const READ_HEAD: u64 = OUTGOING_TAG | 1;
 
-/// Modulus of the heads that are sent, which count units.
+/// Modulus of the heads in SENDs. These heads count units of the ring.
 pub(super) const HEAD_WORDS: u64 = 1 << 30;
 
-/// Bound of all positions, which no connection reaches in its life. The protocol rejects larger values of a peer, so
-/// that additions cannot overflow.
+/// Maximum position that the protocol accepts from a peer, so that additions cannot overflow. No connection reaches
+/// this position in its life.
 pub(crate) const FARTHEST: u64 = 1 << 62;
 
-/// Maximum number of READs in a row that bring an impossible head. The peer's processor may store the word while the
-/// READ copies it, and no standard promises that the READ sees all its bytes old or all new. Linux's `rdma_rxe`
-/// copies them one by one on some machines. The next READ sees the whole word.
+/// Maximum number of READs in a row that may return an impossible head before the connection ends. The peer's CPU may
+/// store the head while the READ copies it. No standard promises that a READ returns a word from before or after such a
+/// store. Linux's `rdma_rxe` copies the bytes one by one on some machines. The next READ returns a consistent head.
 const MOST_TORN: u32 = 16;
 
-/// State of this side's copy of the head of a peer's ring.
+/// This side's copy of the head of the peer's ring.
 pub(crate) struct Head {
     peer: PeerRing,
     /// Memory into which the head is read.
     landing: Region,
     position: u64,
     is_being_read: bool,
-    /// READs in a row that brought an impossible head.
+    /// Number of READs in a row that returned an impossible head.
     torn: u32,
 }
 
@@ -87,7 +87,7 @@ impl Head {
 
     fn set(&mut self, head: u64, tail: u64) -> Result<(), ConnectionError> {
         if head < self.position || head > tail.min(FARTHEST) {
-            return Err(ConnectionError::Protocol("a head that is not between the last one and the tail"));
+            return Err(ConnectionError::Protocol("a head that is not between the last head and the tail"));
         }
         self.position = head;
         Ok(())
@@ -102,11 +102,12 @@ pub struct Writes {
     peer_max_message: usize,
     tail: u64,
     head: Head,
-    /// A message did not find space.
+    /// Whether the last message that was submitted found no space.
     is_short: bool,
-    /// With immediate data: the ends of messages that are not free again, and their maximum number. Each takes a
+    /// End positions of messages that the peer has not freed. Used with immediate data, where each message occupies a
     /// receive of the peer.
     ends: VecDeque<u64>,
+    /// Maximum number of messages that the peer has not freed. Unlimited without immediate data.
     receives: usize,
     batch: usize,
     pending: Vec<(Staged, SendOperation)>,
@@ -138,7 +139,7 @@ impl Writes {
         })
     }
 
-    /// Returns the bytes of the ring that a message takes.
+    /// Returns the bytes of the ring that a message of this length occupies.
     #[inline]
     fn space(&self, length: usize) -> u64 {
         match self.variant.notification {
@@ -211,7 +212,8 @@ impl Outgoing for Writes {
     #[inline]
     fn flush(&mut self, qp: &Qp) -> Result<(), PostError> {
         let tail = self.tail.to_le_bytes();
-        // WRITEs take effect in order (IBTA Vol 1, 10.8.3.3), so the tail follows the messages that it counts.
+        // WRITEs take effect in order (IBTA Vol 1, 10.8.3.3), so the new tail arrives after all messages before the
+        // tail.
         let behind = (self.variant.notification == Notification::TailOffset).then_some((
             SendOperation::Write {
                 remote_address: self.peer.words.address.wrapping_add(TAIL as u64),
@@ -229,7 +231,8 @@ impl Outgoing for Writes {
         if self.variant.acknowledge == Acknowledge::Send || self.head.is_being_read() {
             return Ok(0);
         }
-        // The head is read before it is needed, so that the answer arrives in time.
+        // The sender reads the head when half of the ring is in use, so that the new head arrives before the ring is
+        // full.
         let half = self.tail - self.head.position() > self.peer.bytes / 2;
         if self.is_short || half && self.outbox.unacknowledged() > 0 {
             self.head.read(qp)?;
@@ -245,7 +248,7 @@ impl Outgoing for Writes {
             if has_moved {
                 self.freed();
             }
-            // If the sender is still short of space, it reads the head again.
+            // If space is still short, `poll` reads the head again.
             return Ok(has_moved);
         }
         self.outbox.complete(wr_id);
@@ -272,7 +275,7 @@ impl Outgoing for Writes {
     }
 
     fn notifies(&self) -> bool {
-        // A READ that finds the same head again wakes no thread permanently.
+        // While space is short, this half must read the head again and again, and no notification announces a new head.
         self.variant.acknowledge == Acknowledge::Send || !self.is_short
     }
 }

@@ -1,4 +1,4 @@
-//! Both halves as one machine, and the calls that only these connections have.
+//! The machine of both halves, and the additional methods of Direct-Read connections.
 
 use doorbell_verbs::{Access, Attachment, Completion, PostError, Qp, Region};
 use smallvec::smallvec;
@@ -70,7 +70,7 @@ impl Machine for Direct {
             return self.receiving.take_request(slot, completion.byte_len as usize);
         };
         if completion.byte_len > 0 {
-            return Err(ConnectionError::Protocol("a word with a message behind it"));
+            return Err(ConnectionError::Protocol("a word together with message bytes"));
         }
         match word {
             GOODBYE => carrier.take_goodbye(),
@@ -78,7 +78,7 @@ impl Machine for Direct {
         }
     }
 
-    /// Posts the receives first, then the acknowledgements, which let the peer send again.
+    /// Posts receives before acknowledgements, since the peer may send new messages after an acknowledgement.
     #[inline]
     fn end_of_list(&mut self, qp: &Qp) -> Result<(), PostError> {
         self.receiving.repost(qp)?;
@@ -116,25 +116,26 @@ impl Machine for Direct {
 }
 
 impl Connection {
-    /// Sends a message by copying it, with up to [`MAX_APPLICATION_BYTES`] in its read request.
+    /// Sends a message by copying it. The read request carries the bytes of `application`, at most
+    /// [`MAX_APPLICATION_BYTES`].
     ///
     /// # Errors
     ///
-    /// The connection is over, or the message or its application bytes are too long ([`ConnectionError::Misuse`]). In
-    /// the second case the connection stays usable.
+    /// The connection has ended, or the message or its application bytes are too long ([`ConnectionError::Misuse`]).
+    /// After a misuse, the connection stays usable.
     pub fn send_with(&mut self, message: &[u8], application: &[u8]) -> Result<Submit, ConnectionError> {
         Misuse::check_length(message.len(), self.max_send())?;
         check_application(application)?;
         self.submit(message.len(), |machine, qp| machine.sending.send(qp, Source::Bytes(message), application))
     }
 
-    /// Sends a message from memory of the program, with up to [`MAX_APPLICATION_BYTES`] in its read request. The
-    /// region must be registered for remote reads. With signal bytes it must also be registered for remote writes,
-    /// and the byte after the message is the signal byte.
+    /// Sends a message from memory of the program. The read request carries the bytes of `application`, at most
+    /// [`MAX_APPLICATION_BYTES`]. The region must be registered for remote reads. With signal bytes, the region must
+    /// also be registered for remote writes, and must contain the byte after the message.
     ///
     /// # Errors
     ///
-    /// The connection is over. Or the region lacks that access or the byte after the message, or the message or its
+    /// The connection has ended. Or the region lacks this access or the byte after the message, or the message or its
     /// application bytes are too long ([`ConnectionError::Misuse`]). After a misuse, the connection stays usable.
     pub fn send_from_with(
         &mut self,
@@ -149,20 +150,21 @@ impl Connection {
         self.submit(length, |machine, qp| machine.sending.send(qp, source, application))
     }
 
-    /// Returns the oldest message that waits to be read, if the program places messages by hand.
+    /// Returns the oldest message that waits to be read. Always returns `None` unless the program places messages by
+    /// hand.
     pub fn request(&self) -> Option<&Request> {
         let receiving = &self.machine.receiving;
         if receiving.pool.is_some() { None } else { receiving.requests.front() }
     }
 
-    /// Posts a READ of the oldest waiting message into memory of the program, without waiting for it. The memory must
-    /// be registered for local writes. Returns `None` if no message waits or the maximum number of READs is in
+    /// Posts a READ of the oldest waiting message into memory of the program, without waiting for the READ. The memory
+    /// must be registered for local writes. Returns `None` if no message waits or the maximum number of READs is in
     /// flight: poll and try again.
     ///
     /// # Errors
     ///
-    /// The connection is over. Or the region has no room for the message at this offset, or local writes to it are
-    /// not allowed ([`ConnectionError::Misuse`]). After a misuse, the connection stays usable.
+    /// The connection has ended. Or the region has no room for the message at this offset, or does not allow local
+    /// writes ([`ConnectionError::Misuse`]). After a misuse, the connection stays usable.
     pub fn read_into(&mut self, region: &Region, offset: usize) -> Result<Option<ReadId>, ConnectionError> {
         if let Some(error) = self.carrier.over {
             return Err(error);
@@ -183,12 +185,12 @@ impl Connection {
         Ok(Some(self.machine.receiving.reads_begun))
     }
 
-    /// Returns whether the READ of this message is complete.
+    /// Returns whether the READ with this id is complete.
     pub fn is_read(&self, id: ReadId) -> bool {
         id <= self.machine.receiving.reads_done
     }
 
-    /// Returns the number of acknowledgements that were sent: WRITEs of a signal byte, or SENDs.
+    /// Returns the number of acknowledgements that this end has posted: WRITEs of a signal byte, or SENDs.
     pub fn acknowledgements(&self) -> u64 {
         self.machine.receiving.acknowledgements
     }

@@ -1,4 +1,4 @@
-//! The receiving half: it reads announced messages and acknowledges them.
+//! The receiving half: READs announced messages and acknowledges them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,24 +19,24 @@ use crate::error::{ConnectError, ConnectionError};
 use crate::lent::{Buffers, Lent};
 use crate::slots::Slots;
 
-/// Maximum number of READs in flight. The published evaluation found no gain above it.
+/// Maximum number of READs in flight. The published evaluation found no gain above this number.
 pub(super) const READS_IN_FLIGHT: usize = 32;
 
-/// Distance between two buffers for read requests.
+/// Distance in bytes between two buffers for read requests.
 const REQUEST_STRIDE: usize = MAX_REQUEST_BYTES.next_multiple_of(64);
 
 /// Marks the work requests of READs.
 pub(super) const READ_TAG: u64 = 1 << 61;
-/// Marks the work requests of acknowledgements.
+/// Id of acknowledgements.
 const ACKNOWLEDGE_TAG: u64 = CONTROL_TAG | 3;
 
-/// Value of a signal byte after its message was read.
+/// Value of a signal byte after the receiver has read the message.
 pub(super) const READ: u8 = 1;
 
-/// Number of a READ in its connection. Ids rise by one.
+/// Number of a READ in its connection. The ids of consecutive READs rise by one.
 pub type ReadId = u64;
 
-/// A message that is being read.
+/// A message whose READ is in flight.
 struct Reading {
     remote: RemotePlace,
     place: Destination,
@@ -46,11 +46,11 @@ struct Reading {
 pub(super) enum Destination {
     /// A buffer of the pool.
     Slot(u32),
-    /// Memory of the program. The handle keeps it registered.
+    /// Memory of the program. The handle keeps the region registered.
     Region { _held: Region },
 }
 
-/// Destinations of the next READs, oldest message first.
+/// Destinations of the next READs, in the order of the messages.
 pub(super) type Places = SmallVec<[(Sge, Destination); READS_IN_FLIGHT]>;
 
 /// The receiving half.
@@ -69,8 +69,9 @@ pub(super) struct Receiving {
     pub(super) reads_done: ReadId,
     inbox: VecDeque<(u32, usize)>,
     pub(super) acknowledgements: u64,
-    /// Results of the current list of completions: receives to repost, and messages that were read.
+    /// Receives that the current list of completions has consumed, which `repost` posts again.
     taken: Vec<u32>,
+    /// Messages whose READs the current list of completions has completed.
     read: Vec<RemotePlace>,
 }
 
@@ -117,7 +118,7 @@ impl Receiving {
         Ok(receiving)
     }
 
-    /// Records that the receive with this buffer is complete. The end of the list reposts it.
+    /// Records that the receive with this buffer is complete. `end_of_list` reposts the receive.
     #[inline]
     pub(super) fn taken(&mut self, slot: u32) {
         self.taken.push(slot);
@@ -127,15 +128,15 @@ impl Receiving {
     #[inline]
     pub(super) fn take_request(&mut self, slot: u32, length: usize) -> Result<(), ConnectionError> {
         let mut bytes = [0; MAX_REQUEST_BYTES];
-        // No receive is longer than a read request.
+        // Receives have room for the longest read request, and not for more bytes.
         let bytes = &mut bytes[..length.min(MAX_REQUEST_BYTES)];
         self.receives.copy_out(slot as usize * REQUEST_STRIDE, bytes);
-        let request = Request::decode(bytes).ok_or(ConnectionError::Protocol("a read request that is none"))?;
+        let request = Request::decode(bytes).ok_or(ConnectionError::Protocol("a malformed read request"))?;
         if request.len() > self.longest {
             return Err(ConnectionError::TooLong { length: request.len(), most: self.longest });
         }
-        // With awaited acknowledgements, the peer may have received those of all current READs. It may already have
-        // sent the same number of new messages.
+        // If this side awaits acknowledgements, the peer may have received the acknowledgements of all READs in flight.
+        // The peer may then have sent one new message for each of these READs.
         let unacknowledged = match self.protocol.fence {
             Fence::AcknowledgementCompletion => 0,
             Fence::Nothing | Fence::ReadCompletion => self.reads.len(),
@@ -152,7 +153,7 @@ impl Receiving {
         self.reads.len() >= READS_IN_FLIGHT
     }
 
-    /// Posts as many READs as there are free buffers.
+    /// Posts READs of waiting messages into free buffers, up to the maximum number of READs in flight.
     #[inline]
     pub(super) fn begin_into_pool(&mut self, qp: &Qp) -> Result<(), PostError> {
         let Some(pool) = &self.pool else { return Ok(()) };
@@ -164,11 +165,11 @@ impl Receiving {
         if places.is_empty() { Ok(()) } else { self.begin(qp, &mut places) }
     }
 
-    /// Posts READs of the oldest requests in one post, one for each destination.
+    /// Posts READs of the oldest waiting messages with one post, one READ for each destination.
     pub(super) fn begin(&mut self, qp: &Qp, places: &mut Places) -> Result<(), PostError> {
         let mut list: SmallVec<[SendRequest<'_>; 2 * READS_IN_FLIGHT]> = SmallVec::new();
         let DirectRead { fence, acknowledge, .. } = self.protocol;
-        // The signaled completion shows that the message has arrived.
+        // The message has arrived when the signaled request completes: the READ, or the awaited acknowledgement.
         let (read_flags, fenced_flags, fenced_tag) = match fence {
             Fence::AcknowledgementCompletion => {
                 (SendFlags::empty(), SendFlags::FENCE | SendFlags::SIGNALED, Some(READ_TAG))
@@ -199,7 +200,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// Records that the oldest READ is complete, with its acknowledgement if that is awaited.
+    /// Records that the oldest READ is complete. If acknowledgements are awaited, its acknowledgement is also complete.
     #[inline]
     pub(super) fn read(&mut self, id: ReadId) {
         let Some(Reading { remote, place }) = self.reads.pop_front() else { return };
@@ -239,7 +240,7 @@ impl Receiving {
                 self.read.clear();
                 return Ok(());
             }
-            // One SEND acknowledges all of them.
+            // One SEND acknowledges all messages that were read.
             DirectRead { acknowledge: Acknowledge::Send, .. } => {
                 list.push(acknowledgement(Acknowledge::Send, last, self.reads_done, SendFlags::empty()));
             }
@@ -261,8 +262,9 @@ impl Receiving {
     }
 }
 
-/// Returns the acknowledgement of a message. A SEND acknowledges all messages up to this id. The request is
-/// unsignaled unless `flags` contain the signal flag: a later completion shows that it has left the queue.
+/// Returns the request that acknowledges a message. A SEND acknowledges all messages up to `id`. The request is
+/// signaled only if `flags` contain the signal flag. An unsignaled request leaves the send queue when a later request
+/// completes.
 fn acknowledgement(kind: Acknowledge, place: &RemotePlace, id: ReadId, flags: SendFlags) -> SendRequest<'static> {
     let (operation, payload): (_, &'static [u8]) = match kind {
         Acknowledge::SignalByte => {

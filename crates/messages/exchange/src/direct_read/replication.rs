@@ -1,4 +1,4 @@
-//! One source and many readers, which all read the same message from the same memory.
+//! Replication: one source publishes messages, and many readers READ each message from the same memory.
 
 use doorbell_verbs::Region;
 
@@ -7,8 +7,8 @@ use crate::connection::{MessageConnection, MessageId, Submit};
 use crate::engine::Machine;
 use crate::error::{ConnectError, ConnectionError, Misuse};
 
-/// A publisher of messages to many readers. Each message costs the source one small SEND per reader, regardless of
-/// its length. The readers move the bytes when they have room.
+/// A publisher of messages to many readers. Each message costs the source one small SEND per reader, regardless of the
+/// length of the message. Each reader READs the bytes when it has room.
 ///
 /// The connections must acknowledge by SEND ([`Acknowledge::Send`]), since a message has only one signal byte.
 #[derive(Debug)]
@@ -20,14 +20,14 @@ pub struct Replication {
 #[derive(Debug)]
 struct Reader {
     connection: Connection,
-    /// Messages that were published before this reader was added.
+    /// Number of messages that were published before this reader was added.
     before: MessageId,
     /// Whether [`Replication::next_ended`] has returned this reader.
     is_ended: bool,
 }
 
 impl Replication {
-    /// Makes a source without readers.
+    /// Makes a publisher without readers.
     pub fn new() -> Self {
         Self { readers: Vec::new(), published: 0 }
     }
@@ -36,24 +36,27 @@ impl Replication {
     ///
     /// # Errors
     ///
-    /// The reader does not acknowledge by SEND, or its connection has already sent messages.
+    /// The connection does not use [`Acknowledge::Send`], or has already sent messages.
     pub fn add(&mut self, connection: Connection) -> Result<usize, ConnectError> {
         if connection.machine.sending.acknowledge != Acknowledge::Send {
-            return Err(ConnectError::Unfit("a message has one signal byte only, so its readers have to send word"));
+            return Err(ConnectError::Unfit("a message has only one signal byte: readers must acknowledge by SEND"));
         }
         if connection.machine.last_accepted() != 0 {
-            return Err(ConnectError::Unfit("a reader takes part from its first message on, and this one had some"));
+            return Err(ConnectError::Unfit(
+                "the connection has already sent messages: add a reader before its first message",
+            ));
         }
         self.readers.push(Reader { connection, before: self.published, is_ended: false });
         Ok(self.readers.len() - 1)
     }
 
-    /// Announces a message to all live readers. Announces it to none if the window of one of them is full. The memory
-    /// must not change until the message is done.
+    /// Announces a message to all live readers. If the window of one reader is full, announces the message to no
+    /// reader. The program must not change the memory until the message is done.
     ///
     /// # Errors
     ///
-    /// A reader does not accept such a message, or the region does not allow it. In both cases no reader receives it.
+    /// The message is too long for a reader, is not inside the region, or the region lacks the access that the protocol
+    /// needs. In these cases, the message is announced to no reader.
     pub fn publish(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, Misuse> {
         for reader in self.living() {
             reader.connection.machine.check_source(region, offset, length)?;
@@ -64,7 +67,7 @@ impl Replication {
             }
         }
         for reader in self.living() {
-            // `next_ended` returns a reader that ends now.
+            // If this send ends the connection of a reader, `next_ended` returns the reader.
             let _ = reader.connection.send_from_with(region, offset, length, &[]);
         }
         self.published += 1;
@@ -84,13 +87,14 @@ impl Replication {
         moved
     }
 
-    /// Returns the last message that every live reader has read.
+    /// Returns the id of the last message that every live reader has read.
     pub fn last_done(&self) -> MessageId {
         let living = self.readers.iter().filter(|reader| reader.connection.over().is_none());
         living.map(|reader| reader.before + reader.connection.last_done()).min().unwrap_or(self.published)
     }
 
-    /// Returns a reader that has ended, the reason, and the last message that it has read. Returns each reader once.
+    /// Returns a reader whose connection has ended, the reason, and the id of the last message that the reader has
+    /// read. Returns each reader only once.
     pub fn next_ended(&mut self) -> Option<(usize, ConnectionError, MessageId)> {
         self.readers.iter_mut().enumerate().find_map(|(index, reader)| {
             let error = reader.connection.over()?;
@@ -99,7 +103,7 @@ impl Replication {
         })
     }
 
-    /// Returns the connection with this number.
+    /// Returns the connection of the reader with this number.
     pub fn connection_mut(&mut self, number: usize) -> Option<&mut Connection> {
         self.readers.get_mut(number).map(|reader| &mut reader.connection)
     }

@@ -1,9 +1,9 @@
-//! The read request, with which a sender announces a message.
+//! The read request, by which a sender announces a message.
 
 use doorbell_verbs::RKey;
 use smallvec::SmallVec;
 
-/// Maximum application bytes in a read request.
+/// Maximum number of application bytes in a read request.
 pub const MAX_APPLICATION_BYTES: usize = 64;
 
 const HEADER_BYTES: usize = 8 + 4 + 4;
@@ -11,7 +11,7 @@ const HEADER_BYTES: usize = 8 + 4 + 4;
 /// Bytes of the longest read request.
 pub(super) const MAX_REQUEST_BYTES: usize = HEADER_BYTES + MAX_APPLICATION_BYTES;
 
-/// Location of a message in the memory of the sender.
+/// Location of a message in the sender's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RemotePlace {
     pub(super) address: u64,
@@ -19,7 +19,7 @@ pub(super) struct RemotePlace {
     pub(super) length: u32,
 }
 
-/// A message that waits for a READ at the sender.
+/// A message that waits in the sender's memory until the receiver READs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub(super) place: RemotePlace,
@@ -28,12 +28,12 @@ pub struct Request {
 
 impl Request {
     /// Returns the bytes of the message.
-    #[allow(clippy::len_without_is_empty)] // a message of no bytes is a message
+    #[allow(clippy::len_without_is_empty)] // a message of 0 B is a valid message
     pub fn len(&self) -> usize {
         self.place.length as usize
     }
 
-    /// Returns the application bytes that the sender has added.
+    /// Returns the application bytes that the sender has added to the read request.
     pub fn application(&self) -> &[u8] {
         &self.application
     }

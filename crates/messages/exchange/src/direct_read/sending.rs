@@ -1,4 +1,4 @@
-//! The sending half: it announces messages and takes their acknowledgements.
+//! The sending half: announces messages and takes their acknowledgements.
 
 use std::collections::VecDeque;
 
@@ -18,27 +18,30 @@ use crate::setup::EndpointDescription;
 /// The sending half.
 pub(super) struct Sending {
     pub(super) acknowledge: Acknowledge,
-    /// Access that the regions of messages need, and the number of bytes after a message that belong to it.
+    /// Access that the region of a message needs.
     access: Access,
+    /// Number of bytes after a message that the protocol uses.
     bytes_behind: usize,
     batch: usize,
     signal_each: bool,
     /// Maximum number of announcements in the send queue.
     posted_most: u64,
-    /// Maximum number of unread messages: at most the receives of the peer.
+    /// Maximum number of unread messages: the configured window, but at most the number of receives of the peer.
     window: u64,
-    /// Bytes of the longest message that the peer accepts, and of the longest that is copied.
+    /// Bytes of the longest message that the peer accepts.
     longest: usize,
+    /// Bytes of the longest message that this half can copy.
     longest_copied: usize,
-    /// Buffers for copied messages, and their number. Without send buffers, they hold empty messages, which also have
-    /// a signal byte.
+    /// Buffers for copied messages. Without send buffers, each buffer only has room for the signal byte of an empty
+    /// message.
     region: Region,
+    /// Number of buffers in `region`.
     places: u64,
     stride: usize,
     pub(super) next_id: MessageId,
-    /// Last id that the peer has read.
+    /// Id of the last message that the peer has read.
     pub(super) completed: MessageId,
-    /// Last id whose announcement has left the send queue.
+    /// Id of the last message whose announcement has left the send queue.
     announced: MessageId,
     pending: Vec<(MessageId, SmallVec<[u8; MAX_REQUEST_BYTES]>)>,
     /// Locations of the signal bytes of unread messages, oldest first.
@@ -98,12 +101,13 @@ impl Sending {
     #[inline]
     pub(super) fn refusal(&self) -> Option<Backpressure> {
         let last = self.next_id - 1;
-        // The peer may read a message before the queue reports that its announcement arrived.
+        // The peer may acknowledge a message before the completion of its announcement frees the entry in the send
+        // queue.
         let full = last - self.completed >= self.window || last - self.announced >= self.posted_most;
         full.then_some(Backpressure::Window)
     }
 
-    /// Accepts a message, with application bytes for its read request.
+    /// Accepts a message. Its read request carries the bytes of `application`.
     #[inline]
     pub(super) fn send(&mut self, qp: &Qp, source: Source<'_>, application: &[u8]) -> Result<MessageId, PostError> {
         let (region, offset, length) = match source {
@@ -137,7 +141,7 @@ impl Sending {
             return Ok(());
         }
         let last = self.pending.len() - 1;
-        // The list is filled in place, since a collected list would be moved, and it is long.
+        // `push` fills the list in place. `collect` would move the long list.
         let mut list: SmallVec<[SendRequest<'_>; MAX_BATCH]> = SmallVec::new();
         for (index, (id, bytes)) in self.pending.iter().enumerate() {
             list.push(SendRequest {
@@ -177,19 +181,19 @@ impl Sending {
         count
     }
 
-    /// Takes the number of messages that the peer has read.
+    /// Takes a word of the peer: the number of messages that the peer has read.
     #[inline]
     pub(super) fn take_word(&mut self, word: u32) -> Result<(), ConnectionError> {
         let newly = word.wrapping_sub(self.completed as u32) & !GOODBYE;
         if word & GOODBYE != 0 || self.acknowledge != Acknowledge::Send || newly as usize > self.signals.len() {
-            return Err(ConnectionError::Protocol("word of messages read that were not sent"));
+            return Err(ConnectionError::Protocol("a number of read messages that exceeds the sent messages"));
         }
         self.signals.drain(..newly as usize);
         self.completed += u64::from(newly);
         Ok(())
     }
 
-    /// A signal byte raises no notification.
+    /// The WRITE of a signal byte raises no notification.
     pub(super) fn notifies(&self) -> bool {
         self.acknowledge == Acknowledge::Send || self.signals.is_empty()
     }

@@ -1,7 +1,7 @@
-//! The units of a ring of messages: which are free, and where the head is.
+//! The state of a ring in units of [`UNIT`] bytes: the messages that begin at each unit, and the head.
 //!
-//! Threads that drop messages, connections that move the head and peers that write to free memory meet here.
-//! `tests/ring.rs` has a model checker go through all their interleavings.
+//! Threads that drop messages and connections that move the head use [`Units`] at the same time. In `tests/ring.rs`, a
+//! model checker runs all interleavings of these threads.
 
 use std::sync::TryLockError;
 
@@ -9,30 +9,30 @@ use doorbell_sync::IgnorePoison;
 
 use super::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 
-/// Messages begin at multiples of this.
+/// Alignment of messages in bytes.
 pub(crate) const UNIT: usize = 16;
 
-/// Marks the unit of a message that was received and is not dropped yet. Without the mark, the message is free again.
+/// Flag of a unit whose message was received and is not dropped yet. A message without this flag is free.
 const HELD: u32 = 1 << 31;
 
-/// Units of a ring, with the messages that begin at them.
+/// Messages of a ring by the units at which they begin, and the head.
 pub(super) struct Units {
-    /// Number of units of the message that begins at each unit, with [`HELD`] if it is held; 0 if no message is known
-    /// to begin there.
+    /// For each unit, the number of units of the message that begins there, with [`HELD`] if the program holds the
+    /// message. 0 if no message is known to begin at the unit.
     units: Box<[AtomicU32]>,
     head: AtomicU64,
-    /// Held by the thread that moves the head, or that looks for holes.
+    /// Lock of the thread that moves the head or searches for holes.
     mover: Mutex<()>,
 }
 
 impl Units {
-    /// Makes the units of a ring with this number of bytes, all free.
+    /// Makes the units of an empty ring with this number of bytes.
     pub(super) fn new(bytes: usize) -> Self {
         let units = (0..bytes / UNIT).map(|_| AtomicU32::new(0)).collect();
         Self { units, head: AtomicU64::new(0), mover: Mutex::new(()) }
     }
 
-    /// Returns the offset in memory of a position.
+    /// Returns the offset in the ring of a position.
     #[inline]
     pub(super) fn offset(&self, position: u64) -> usize {
         (position % (self.units.len() * UNIT) as u64) as usize
@@ -43,13 +43,14 @@ impl Units {
         &self.units[self.offset(position) / UNIT]
     }
 
-    /// Returns the position after the last byte that is free again.
+    /// Returns the position up to which all messages are freed.
     #[inline]
     pub(super) fn head(&self) -> u64 {
         self.head.load(Ordering::Acquire)
     }
 
-    /// Returns whether a message, held or free, begins at this position.
+    /// Returns whether a message begins at this position. The message may be held, or freed and not yet passed by the
+    /// head.
     pub(super) fn is_taken(&self, position: u64) -> bool {
         self.unit(position).load(Ordering::Acquire) != 0
     }
@@ -67,9 +68,8 @@ impl Units {
         unit.store(unit.load(Ordering::Relaxed) & !HELD, Ordering::Release);
     }
 
-    /// Moves the head over all messages that are free again, and returns their number. Passes each message to
-    /// `erase`, by its position and its bytes, before the head shows that it is free. Passes the new head to
-    /// `publish`.
+    /// Moves the head over all freed messages, and returns the number of these messages. Calls `erase` with the
+    /// position and the bytes of each message before the head moves. Calls `publish` with the new head.
     #[inline]
     pub(super) fn advance(&self, mut erase: impl FnMut(u64, usize), publish: impl FnOnce(u64)) -> usize {
         let first = self.head();
@@ -79,7 +79,7 @@ impl Units {
         let _mover = match self.mover.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return 0, // another thread is at it
+            Err(TryLockError::WouldBlock) => return 0, // another thread moves the head
         };
         let mut head = self.head();
         let mut count = 0;
@@ -95,9 +95,9 @@ impl Units {
         count
     }
 
-    /// Frees everything before `limit` that holds no received message.
+    /// Marks the bytes before `limit` that hold no received message as freed messages.
     pub(super) fn skip(&self, limit: u64) {
-        // A unit that another thread cleared would look like a hole.
+        // Without the lock, a unit that another thread clears in `advance` would look like a hole.
         let _mover = self.mover.lock().ignore_poison();
         let mut at = self.head();
         while at < limit {

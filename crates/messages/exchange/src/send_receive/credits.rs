@@ -1,27 +1,27 @@
-//! Flow control: the number of receives that the peer has posted for messages of this side.
+//! Flow control by credits: each side reports to its peer how many receives it has posted.
 //!
-//! Credits are cumulative counts of receives posted for data, modulo 2^30. They travel in the immediate data of data
-//! messages. A credit message is a SEND of no bytes whose immediate data has the top bit set. [`CREDIT_RECEIVES`]
-//! receives are posted for such messages in addition to the window.
+//! A grant is the cumulative number of receives that a side has posted for data, modulo 2^30. Data messages carry
+//! grants in their immediate data. A credit message is a SEND of 0 B whose immediate data has the top bit set. Each
+//! side posts [`CREDIT_RECEIVES`] additional receives for messages without data.
 
-/// Receives and buffers that each side posts in addition to those that it grants. They take credit messages, of which
-/// at most one is unanswered, and the goodbye.
+/// Number of receives that each side posts in addition to the granted receives. The additional receives are for credit
+/// messages and the goodbye. At most one credit message is unanswered at a time.
 pub const CREDIT_RECEIVES: usize = 3;
 
-/// Marks a message that consists only of its immediate data.
+/// Flag of a message that has no data.
 const ALONE: u32 = 1 << 31;
-/// Marks the last message of a connection.
+/// Flag of the goodbye.
 const GOODBYE: u32 = 1 << 30;
 const COUNT_MASK: u32 = GOODBYE - 1;
 
 /// Contents of the immediate data of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Word {
-    /// Whether the message consists only of this word.
+    /// Whether the message has no data: it is a credit message or a goodbye.
     pub(crate) alone: bool,
-    /// Whether the message is the last of the connection.
+    /// Whether the message is the goodbye of its sender.
     pub(crate) goodbye: bool,
-    /// Number of receives posted for data, modulo 2^30.
+    /// Cumulative number of receives that the sender of the message has posted for data, modulo 2^30.
     pub(crate) granted: u32,
 }
 
@@ -42,7 +42,7 @@ impl Word {
         Self { alone: immediate & ALONE != 0, goodbye: immediate & GOODBYE != 0, granted: immediate & COUNT_MASK }
     }
 
-    /// Returns the full count, given one that differs by at most 2^29.
+    /// Returns the full cumulative number. `near` must differ from the full number by at most 2^29.
     pub(crate) fn extend(self, near: u64) -> u64 {
         let ahead = self.granted.wrapping_sub(near as u32) & COUNT_MASK;
         if ahead <= COUNT_MASK / 2 {
@@ -53,7 +53,7 @@ impl Word {
     }
 }
 
-/// Credits of a sender.
+/// Credits of a sender: the receives that the peer has granted, and the messages that the sender has sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendCredits {
     granted: u64,
@@ -75,11 +75,12 @@ impl SendCredits {
         self.sent += 1;
     }
 
-    /// Takes a grant. Returns false if it is impossible: further ahead than the peer has receives.
+    /// Takes a grant of the peer. Returns false if the grant is impossible: it exceeds the number of sent messages by
+    /// more than `depth`, the number of the peer's receives.
     #[inline]
     pub(crate) fn grant(&mut self, word: Word, depth: u64) -> bool {
         let granted = word.extend(self.granted);
-        self.granted = self.granted.max(granted); // grants arrive in order, and old ones do no harm
+        self.granted = self.granted.max(granted); // a grant that is older than the last one has no effect
         self.granted <= self.sent + depth
     }
 }
@@ -99,8 +100,8 @@ mod tests {
             prop_assert_eq!(word.extend(near), count);
         }
 
-        /// Two sides free, send and deliver in any order. The sender never has more messages in flight than receives,
-        /// and always gets credits while receives are free.
+        /// A sender and a receiver send, deliver and free messages in any order. The sender never has more unfreed
+        /// messages than the receiver has receives. Once all messages are freed, the sender has credits again.
         #[test]
         fn credits_neither_overrun_nor_starve(depth in 1_u64..40, steps in prop::collection::vec(0_u8..4, 1..400)) {
             let mut sender = SendCredits::new(depth);

@@ -1,5 +1,5 @@
-//! One receiver for many senders. A single completion queue serves all connections, so one poll finds the messages of
-//! all. The queue pair number in a completion identifies the connection.
+//! A hub: one receiver for many senders. All its connections share one completion queue, so one poll finds the messages
+//! of all connections. The queue pair number in a completion identifies the connection.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::connection::MessageConnection;
 use crate::engine::Recipe;
 use crate::error::{ConnectError, ConnectionError};
 
-/// Number of connections that each empty poll handles in turn.
+/// Maximum number of connections that `poll` advances in turn when the completion queue is empty.
 const LOOKED_AFTER: usize = 8;
 
 /// Share of a connection in the completion queue of a hub.
@@ -37,38 +37,39 @@ impl Drop for Claim {
 #[derive(Debug)]
 struct Member {
     connection: Connection,
-    /// Whether the end of the connection is recorded.
+    /// Whether the connection has ended and was added to `Hub::ended`.
     is_ended: bool,
 }
 
-/// Name of a connection of a hub.
+/// Key of a connection in its hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(usize);
 
-/// Connections that are polled together.
+/// Send-Receive connections that share a completion queue and are polled together.
 #[derive(Debug)]
 pub struct Hub {
     pd: Pd,
     cq: Cq,
-    /// Completions that the connections may leave in the queue, and the capacity of the queue.
+    /// Sum of the completions that the connections and ends of the hub can have in the queue at once.
     claimed: Arc<AtomicUsize>,
+    /// Capacity of the completion queue.
     depth: usize,
     /// Maximum number of completions that one poll takes.
     poll_list: usize,
     connections: Slab<Member>,
     by_number: FxHashMap<Qpn, usize>,
-    /// Connections whose messages have arrived, in order.
+    /// Keys of the connections whose messages have arrived, one key for each message, in the order of arrival.
     arrived: VecDeque<usize>,
-    /// Connections that have ended and that [`Hub::next_ended`] has not returned yet.
+    /// Keys of connections that have ended and that [`Hub::next_ended`] has not returned yet.
     ended: VecDeque<usize>,
     next_idle: usize,
-    /// Connections that may have work and were not handled since the last completion.
+    /// Number of connections that may have work and that no poll has advanced since the last completion.
     unattended: usize,
 }
 
 impl Hub {
-    /// Makes a hub whose completion queue has `depth` entries. Each connection needs its window, its depth and eleven
-    /// more entries.
+    /// Makes a hub whose completion queue has `depth` entries. Each connection needs as many entries as its window and
+    /// its depth together, and eleven more entries.
     ///
     /// # Errors
     ///
@@ -94,12 +95,12 @@ impl Hub {
         })
     }
 
-    /// Makes a hub with room for `connections` of this configuration. Each poll takes up to `config.poll_list`
-    /// completions.
+    /// Makes a hub with room for `connections` connections of this configuration. Each poll takes up to
+    /// `config.poll_list` completions.
     ///
     /// # Errors
     ///
-    /// The configuration is not allowed ([`ConnectError::Setting`]), or as [`new`](Self::new).
+    /// Returns the errors of [`new`](Self::new), or [`ConnectError::Setting`] if the configuration is not allowed.
     pub fn for_connections(
         pd: &Pd,
         config: &Config,
@@ -111,13 +112,14 @@ impl Hub {
         Ok(Self { poll_list: config.poll_list, ..hub })
     }
 
-    /// Makes an end whose connection this hub will poll. [`add`](Self::add) the connection once it is connected,
-    /// before any other call.
+    /// Makes an end whose completions go to the queue of this hub. After the end is connected, pass the connection to
+    /// [`add`](Self::add) before any other call.
     ///
     /// # Errors
     ///
-    /// The hub has no room for the completions of another connection ([`ConnectError::Crowded`]), the longest message
-    /// does not fit the shared buffers, or as [`Connector::endpoint`](crate::Connector::endpoint).
+    /// Returns the errors of [`Connector::endpoint`](crate::Connector::endpoint). Returns [`ConnectError::Crowded`] if
+    /// the queue has no room for the completions of another connection, and [`ConnectError::TooLongForShared`] if the
+    /// longest message does not fit into the shared buffers.
     pub fn endpoint(&mut self, config: Config, shared: Option<&SharedReceives>) -> Result<Endpoint, ConnectError> {
         config.check()?;
         let completions = SendReceive.queues(&config).completions();
@@ -129,15 +131,15 @@ impl Hub {
         Endpoint::of_hub(&self.pd, &config, shared, self.cq.clone(), claim)
     }
 
-    /// Adds a connection whose end this hub has made.
+    /// Adds a connection whose end was made by [`endpoint`](Self::endpoint) of this hub.
     ///
     /// # Errors
     ///
-    /// Another hub, or none, has made its end. This hub would never see its completions.
+    /// The end of the connection was not made by this hub, so its completions do not go to the queue of this hub.
     pub fn add(&mut self, connection: Connection) -> Result<Key, ConnectError> {
         let is_ours = connection.machine.claim.as_ref().is_some_and(|claim| Arc::ptr_eq(&claim.claimed, &self.claimed));
         if !is_ours {
-            return Err(ConnectError::Unfit("its end was made by another hub, or by none"));
+            return Err(ConnectError::Unfit("its end must be made by Hub::endpoint of this hub"));
         }
         let number = connection.qp().qpn();
         let key = self.connections.insert(Member { connection, is_ended: false });
@@ -145,13 +147,14 @@ impl Hub {
         Ok(Key(key))
     }
 
-    /// Advances all connections: takes one list of completions, passes each one to its connection, and reposts
-    /// receives. Returns whether anything happened, or may happen in the next poll, since a poll handles only a few
-    /// connections. [`next_ended`](Self::next_ended) returns the connections that have ended. The others continue.
+    /// Takes one list of completions, passes each completion to its connection, and reposts receives. If there are no
+    /// completions, advances a few connections. Returns whether anything happened, or whether connections that this
+    /// poll did not advance may have work. [`next_ended`](Self::next_ended) returns the connections that have ended.
+    /// Other connections continue.
     ///
     /// # Errors
     ///
-    /// Completions were lost, so no connection is reliable any more.
+    /// The completion queue has lost completions, so no connection of the hub is usable any more.
     pub fn poll(&mut self) -> Result<bool, Overrun> {
         if self.reap()? > 0 {
             self.unattended = self.connections.len();
@@ -163,14 +166,14 @@ impl Hub {
         Ok(self.unattended > 0 || self.ended.len() > ended)
     }
 
-    /// Takes one list of completions. Returns their number.
+    /// Takes one list of completions. Returns the number of completions.
     #[inline]
     fn reap(&mut self) -> Result<usize, Overrun> {
         let mut list = [Completion::default(); MAX_POLL_LIST];
         let count = self.cq.poll(&mut list[..self.poll_list])?;
         let now_ns = self.pd.device().now_ns();
         for completion in &list[..count] {
-            let Some(&key) = self.by_number.get(&completion.qpn) else { continue }; // it was removed
+            let Some(&key) = self.by_number.get(&completion.qpn) else { continue }; // the connection was removed
             let connection = &mut self.connections[key].connection;
             let before = connection.machine.inbox.len();
             let result = connection.hand_in(completion, now_ns);
@@ -193,7 +196,7 @@ impl Hub {
     fn look_after_some(&mut self) {
         for _ in 0..LOOKED_AFTER.min(self.connections.len()) {
             let capacity = self.connections.capacity();
-            // Slabs are dense unless many connections were removed.
+            // The loop is short: the slab has few gaps unless many connections were removed.
             while !self.connections.contains(self.next_idle % capacity) {
                 self.next_idle += 1;
             }
@@ -217,11 +220,11 @@ impl Hub {
         }
     }
 
-    /// Returns the next message of any connection, in the order of arrival. Polls if none has arrived.
+    /// Returns the next message of any connection, in the order of arrival. Polls if no message has arrived.
     ///
     /// # Errors
     ///
-    /// As [`poll`](Self::poll).
+    /// Returns the errors of [`poll`](Self::poll).
     pub fn receive(&mut self) -> Result<Option<(Key, Message)>, Overrun> {
         if self.arrived.is_empty() {
             self.poll()?;
@@ -229,10 +232,10 @@ impl Hub {
         Ok(self.take())
     }
 
-    /// Returns the next message that a poll has received.
+    /// Returns the next message that a poll has received, if any.
     pub fn take(&mut self) -> Option<(Key, Message)> {
         while let Some(key) = self.arrived.pop_front() {
-            // A connection that was removed, or emptied by its own `take`, has no message.
+            // The connection may have been removed, or the program may have called `take` on the connection itself.
             if let Some(message) = self.connections.get_mut(key).and_then(|member| member.connection.take()) {
                 return Some((Key(key), message));
             }
@@ -240,7 +243,7 @@ impl Hub {
         None
     }
 
-    /// Returns a connection that has ended, and the reason. Returns each connection once.
+    /// Returns the key of a connection that has ended, and the reason. Returns each connection only once.
     pub fn next_ended(&mut self) -> Option<(Key, ConnectionError)> {
         while let Some(key) = self.ended.pop_front() {
             if let Some(error) = self.connections.get(key).and_then(|member| member.connection.over()) {
@@ -255,7 +258,8 @@ impl Hub {
         self.connections.get(key.0).map(|member| &member.connection)
     }
 
-    /// Returns a connection, mutably, to send on it or to close it. The hub's poll advances it.
+    /// Returns a mutable reference to a connection, for sending messages and for closing. [`poll`](Self::poll) of the
+    /// hub advances the connection.
     pub fn get_mut(&mut self, key: Key) -> Option<&mut Connection> {
         self.unattended = self.connections.len();
         self.connections.get_mut(key.0).map(|member| &mut member.connection)
@@ -271,17 +275,19 @@ impl Hub {
         self.connections.is_empty()
     }
 
-    /// Returns the names of all connections.
+    /// Returns the keys of all connections.
     pub fn keys(&self) -> impl Iterator<Item = Key> {
         self.connections.iter().map(|(key, _)| Key(key))
     }
 
-    /// Removes a connection. Drops its messages that were not taken.
+    /// Removes a connection and drops its messages that the program has not taken. Returns whether the hub had the
+    /// connection.
     pub fn remove(&mut self, key: Key) -> bool {
         let Some(member) = self.connections.get_mut(key.0) else { return false };
         member.connection.end(ConnectionError::Closed);
-        // The completions of the connection are taken out, so that shared buffers go back to the others. The queue
-        // holds at most `depth` of them. Later ones belong to other connections, which may send forever.
+        // Completions of the connection in the queue hold shared buffers. Taking up to `depth` completions is
+        // sufficient, since the queue holds at most `depth`. Later completions belong to other connections, which may
+        // never stop.
         let mut left = self.depth;
         while left > 0
             && let Ok(count @ 1..) = self.reap()
@@ -295,12 +301,12 @@ impl Hub {
         true
     }
 
-    /// Arms one notification on the hub's channel. Poll once more before waiting.
+    /// Arms one notification on the hub's channel. Before the program waits, it must poll once more.
     pub fn arm(&self) {
         self.cq.arm(Notify::Next);
     }
 
-    /// Returns the channel, if there is one.
+    /// Returns the completion channel of the hub, if the hub has one.
     pub fn channel(&self) -> Option<&Channel> {
         self.cq.channel()
     }

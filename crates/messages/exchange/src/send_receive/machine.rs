@@ -1,5 +1,5 @@
-//! Both halves as one machine. They share the pool of receives: sent messages carry its grants, and received messages
-//! carry the grants of the peer.
+//! The machine of both halves, which share the pool of receives. Sent messages carry the grants of the pool, and
+//! received messages carry the grants of the peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::error::ConnectionError;
 use crate::lent::{Buffers, Lent};
 use crate::outbox::Source;
 
-/// Minimum length of a repost list while messages flow.
+/// Minimum number of returned buffers that are reposted together while messages arrive.
 const REPOST_BATCH: usize = 16;
 
-/// Content of a receive.
+/// Content of a received SEND.
 enum Arrival {
-    /// A message.
+    /// A message for the program.
     Data,
-    /// Only the word in its immediate data.
+    /// A credit message or the goodbye.
     Word,
 }
 
@@ -34,24 +34,26 @@ pub struct Pooled {
     pub(super) config: Config,
     pub(super) sending: Sending,
     pub(super) pool: Arc<Pool>,
-    /// The peer's receives for data.
+    /// Number of receives that the peer has for data.
     pub(super) peer_depth: u64,
     pub(super) inbox: VecDeque<(u32, u32)>,
-    /// Messages of the peer that carried only credits.
+    /// Number of credit messages that the peer has sent.
     pub(super) credit_words: u64,
-    /// Its share in the completion queue of a [`Hub`](super::Hub), which takes its completions.
+    /// Share of this connection in the completion queue of a [`Hub`](super::Hub). `None` if the connection polls its
+    /// own queue.
     pub(super) claim: Option<Claim>,
-    /// Completion queue that is drained at the end if receives are shared and no hub takes the completions.
+    /// Completion queue that `drop` drains, since its receives hold shared buffers. `None` if the receives are not
+    /// shared, or if a hub polls the queue.
     pub(super) left_behind: Option<Cq>,
 }
 
 impl Drop for Pooled {
     fn drop(&mut self) {
         if !self.pool.is_shared() {
-            return; // buffers and queue pair are dropped together
+            return; // the buffers are dropped together with the queue pair
         }
-        // Shared buffers go back to the other connections: those of unpolled receives, and those of messages that the
-        // program has not taken. The queue pair itself may have held one of the receives.
+        // Shared buffers go back to the shared receive queue: the buffers of receives that were not polled, and the
+        // buffers of messages that the program has not taken.
         let mut list = [Completion::default(); MAX_POLL_LIST];
         while let Some(cq) = &self.left_behind
             && let Ok(count @ 1..) = cq.poll(&mut list)
@@ -69,7 +71,7 @@ impl Drop for Pooled {
 }
 
 impl Pooled {
-    /// Returns whether the returned buffers fill a repost list.
+    /// Returns whether enough buffers were returned to repost them while messages arrive.
     #[inline]
     pub(super) fn has_list_to_repost(&self) -> bool {
         self.pool.returned() >= REPOST_BATCH.min(self.config.repost_list)
@@ -83,7 +85,7 @@ impl Pooled {
         Ok(())
     }
 
-    /// Classifies a successful receive, and checks that the peer may send it.
+    /// Classifies a successful receive, and checks that the protocol allows the message.
     #[inline]
     fn judge(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<Arrival, ConnectionError> {
         Carrier::check_is_send(completion)?;
@@ -104,40 +106,41 @@ impl Pooled {
             return self.judge_word(carrier, word, length);
         }
         carrier.check_may_send()?;
-        // Shared buffers may be longer than the longest message of this connection.
+        // The NIC does not enforce the maximum length if a shared buffer is longer than the longest message of this
+        // connection.
         if length > self.config.max_message {
             return Err(ConnectionError::TooLong { length, most: self.config.max_message });
         }
         match (self.pool.credits(), word) {
             (None, None) => {}
             (Some(_), None) => return Err(ConnectionError::Protocol("a message without credits")),
-            (None, Some(_)) => return Err(ConnectionError::Protocol("credits that were not agreed on")),
+            (None, Some(_)) => return Err(ConnectionError::Protocol("credits although flow control is off")),
             (Some(credits), Some(_)) => {
                 if credits.received() > self.pool.granted() {
-                    return Err(ConnectionError::Protocol("more messages than it was granted receives"));
+                    return Err(ConnectionError::Protocol("more messages than it has credits for"));
                 }
             }
         }
         Ok(Arrival::Data)
     }
 
-    /// Classifies a message that consists only of a word.
+    /// Classifies a message without data: a credit message or the goodbye.
     fn judge_word(&mut self, carrier: &mut Carrier, word: Word, length: usize) -> Result<Arrival, ConnectionError> {
         if length > 0 {
-            return Err(ConnectionError::Protocol("a word with a message behind it"));
+            return Err(ConnectionError::Protocol("a word together with message bytes"));
         }
         if word.goodbye {
             carrier.take_goodbye()?;
             return Ok(Arrival::Word);
         }
         if self.pool.credits().is_none() {
-            return Err(ConnectionError::Protocol("credits that were not agreed on"));
+            return Err(ConnectionError::Protocol("credits although flow control is off"));
         }
-        // The peer leaves at most one credit message unanswered, and only a message of this side answers it: see
-        // `ReceiveCredits`.
+        // The peer may have one unanswered credit message, and only a message of this side answers a credit message:
+        // see `ReceiveCredits`.
         self.credit_words += 1;
         if self.credit_words > self.sending.next_id {
-            return Err(ConnectionError::Protocol("credits again and again, without an answer to the last"));
+            return Err(ConnectionError::Protocol("a credit message while its last credit message is unanswered"));
         }
         Ok(Arrival::Word)
     }
@@ -191,7 +194,7 @@ impl Machine for Pooled {
                 self.pool.taken();
                 self.inbox.push_back((slot, completion.byte_len));
             }
-            // The receive was not one for data, so there is no grant.
+            // The receive is one of the additional receives, so the repost changes no grant.
             Ok(Arrival::Word) => self.pool.post(slot)?,
             Err(_) if self.pool.is_shared() => self.pool.post(slot)?, // other connections need the buffer
             Err(_) => {}
@@ -200,20 +203,20 @@ impl Machine for Pooled {
     }
 
     fn take_flushed(&mut self, wr_id: u64) -> Result<(), PostError> {
-        // Other connections need a shared buffer.
+        // A shared buffer must be reposted, since other connections need it.
         if self.pool.is_shared() { self.pool.post(wr_id as u32) } else { Ok(()) }
     }
 
     #[inline]
     fn advance(&mut self, _transport: &Carrier, news: usize) -> Result<usize, ConnectionError> {
-        // Reposting waits for an idle moment or a full list.
+        // Buffers are reposted when no completion was news, or when enough buffers were returned.
         if news == 0 || self.has_list_to_repost() {
             self.repost()?;
         }
         Ok(0)
     }
 
-    /// Returns the goodbye, which also carries a grant.
+    /// Returns the word of the goodbye, which also carries a grant.
     fn goodbye(&mut self) -> u32 {
         let granted = self.pool.granted();
         if let Some(credits) = self.pool.credits() {

@@ -1,4 +1,4 @@
-//! Receive buffers: posted, lent to the program as messages, and returned in any order.
+//! Receive buffers, which are posted as receives, held by the program as messages, and returned in any order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,28 +14,28 @@ use crate::carrier::{CONTROL_TAG, RECEIVE_TAG};
 use crate::config::MAX_REPOST_LIST;
 use crate::lent::{Buffers, Lent};
 
-/// Marks the work requests of credit messages.
+/// Id of credit messages.
 pub(crate) const CREDIT_TAG: u64 = CONTROL_TAG;
 
-/// Queue that receives are posted to.
+/// Queue to which a store posts its receives.
 enum Target {
     /// The queue pair of one connection.
     Qp(Qp),
-    /// A queue that several connections share.
+    /// A shared receive queue of several connections.
     Srq(Srq),
 }
 
-/// Thread that reposts returned buffers.
+/// Choice of the thread that reposts returned buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reposting {
-    /// The thread that returns the last buffer of a list, or that polls a connection. Other threads skip the work
-    /// meanwhile.
+    /// A thread that polls a connection, or that returns enough buffers for a post. While one thread reposts, other
+    /// threads skip the reposting.
     Locked,
-    /// Only a thread that the program runs for it ([`SharedReceives::repost`](super::SharedReceives::repost)).
+    /// Only a thread of the program that calls [`SharedReceives::repost`](super::SharedReceives::repost).
     Thread,
 }
 
-/// Receive buffers: posted, lent, and returned.
+/// Receive buffers of one connection, or of all connections that share them.
 pub(crate) struct Store {
     target: Target,
     region: Region,
@@ -45,7 +45,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Makes a store of shared receives. `available` of them may be granted, to at most `connections`.
+    /// Makes a store of `slots` shared buffers. Of the receives, `available` may be granted, to at most `connections`
+    /// connections.
     pub(super) fn shared(
         srq: Srq,
         region: Region,
@@ -63,10 +64,10 @@ impl Store {
         self.region.sge(slot as usize * self.layout.stride, self.layout.slot_bytes)
     }
 
-    /// Posts these buffers.
+    /// Posts receives with these buffers.
     pub(crate) fn post(&self, slots: &[u32]) -> Result<(), PostError> {
         for slots in slots.chunks(self.layout.repost_list) {
-            // The lists are filled in place, since a collected list would be moved, and it is long.
+            // `push` fills the lists in place. `collect` would move the long lists.
             let mut sges: SmallVec<[Sge; MAX_REPOST_LIST]> = SmallVec::new();
             for &slot in slots {
                 sges.push(self.sge(slot));
@@ -83,13 +84,14 @@ impl Store {
         Ok(())
     }
 
-    /// Posts the returned buffers in lists, and renews the grants. Returns the number of buffers.
+    /// Posts the returned buffers in lists, and increases the grants. Returns the number of posted buffers.
     #[inline]
     pub(super) fn repost(&self, own: Option<&Account>) -> Result<usize, PostError> {
         self.returns.repost(own.map(Account::grants), |slots| self.post(slots))
     }
 
-    /// Takes a share of the available receives for a connection. `Err` has the number of available ones.
+    /// Reserves `share` of the available receives for a connection. If too few are available, the error has the number
+    /// of available receives.
     pub(super) fn admit(&self, share: usize) -> Result<(), Refused> {
         self.returns.admit(share)
     }
@@ -100,7 +102,7 @@ impl Store {
     }
 }
 
-/// Layout of receive buffers.
+/// Layout of receive buffers in their region.
 #[derive(Clone, Copy)]
 pub(crate) struct Layout {
     pub(crate) slot_bytes: usize,
@@ -109,13 +111,13 @@ pub(crate) struct Layout {
     pub(crate) repost_list: usize,
 }
 
-/// Grants of one connection, and the grants that it has reported to its peer.
+/// Grants of one connection to its peer, and the grants that were reported to the peer.
 pub(crate) struct Account {
     qp: Qp,
     grants: Grants,
     /// `None` without flow control.
     credits: Option<ReceiveCredits>,
-    /// Number of credit messages that were sent.
+    /// Number of credit messages that this side has sent.
     reports: AtomicU64,
 }
 
@@ -150,7 +152,7 @@ impl Granted for Account {
                 payload: Payload::Inline(&[]),
                 destination: None,
             };
-            // A connection that is over needs no credits, and detects the error itself.
+            // If the post fails, the connection has ended or detects the error itself.
             if self.qp.post_send(&[request]).is_ok() {
                 self.reports.fetch_add(1, Ordering::Relaxed);
             }
@@ -158,7 +160,7 @@ impl Granted for Account {
     }
 }
 
-/// Receive buffers of one connection, or its share of shared ones.
+/// Receive buffers as one connection sees them: its own buffers, or its share of shared buffers.
 pub struct Pool {
     store: Arc<Store>,
     account: Arc<Account>,
@@ -166,7 +168,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Makes a pool with its own buffers: `granted` receives for data, and `beside` more for messages without data.
+    /// Makes a pool with its own buffers. Posts `granted` receives for data and `beside` receives for messages without
+    /// data.
     pub(crate) fn new(
         qp: Qp,
         region: Region,
@@ -185,7 +188,7 @@ impl Pool {
         Ok(Arc::new(Self { store: Arc::new(store), account, is_shared: false }))
     }
 
-    /// Makes a pool for a share that was admitted.
+    /// Makes a pool for a connection that [`Store::admit`] has admitted.
     pub(crate) fn sharing(store: &Arc<Store>, qp: Qp, granted: usize, flow_control: bool) -> Arc<Self> {
         let account = Arc::new(Account::new(qp, granted, flow_control));
         Arc::new(Self { store: Arc::clone(store), account, is_shared: true })
@@ -199,12 +202,12 @@ impl Pool {
         self.is_shared
     }
 
-    /// Reposts a buffer that held no data for the program.
+    /// Reposts a buffer whose message carried no data for the program.
     pub(crate) fn post(&self, slot: u32) -> Result<(), PostError> {
         self.store.post(&[slot])
     }
 
-    /// Counts a buffer that holds data for the program.
+    /// Counts a shared buffer that now holds data for the program.
     #[inline]
     pub(crate) fn taken(&self) {
         if self.is_shared {
@@ -212,13 +215,13 @@ impl Pool {
         }
     }
 
-    /// Returns the number of receives posted for data until now.
+    /// Returns the cumulative number of receives that were posted for data.
     #[inline]
     pub(crate) fn granted(&self) -> u64 {
         self.account.grants.granted()
     }
 
-    /// Posts the returned buffers in lists, unless the program runs a thread for it.
+    /// Posts the returned buffers in lists, unless a thread of the program does it ([`Reposting::Thread`]).
     #[inline]
     pub(crate) fn repost(&self) -> Result<(), PostError> {
         match self.store.reposting {
@@ -227,7 +230,7 @@ impl Pool {
         }
     }
 
-    /// Returns the number of credit messages that were sent.
+    /// Returns the number of credit messages that this side has sent.
     pub(crate) fn reports(&self) -> u64 {
         self.account.reports.load(Ordering::Relaxed)
     }
@@ -244,7 +247,8 @@ impl Pool {
         self.account.report();
     }
 
-    /// Gives the share back after the connection has ended and has returned its own buffers.
+    /// Gives the share of shared receives back, after the connection has ended and has returned the messages that the
+    /// program did not take.
     pub(crate) fn dismiss(&self) {
         if self.is_shared {
             self.store.returns.dismiss(&self.account.grants);
@@ -265,13 +269,13 @@ impl Buffers for Pool {
     fn give_back(&self, slot: u32) {
         let account = self.is_shared.then(|| Arc::clone(&self.account));
         if self.store.returns.give_back(slot, account) {
-            // The connection finds a stored error later.
+            // The store keeps an error of the post, and the connection finds the error with its next poll.
             let _ = self.repost();
             self.report();
         }
     }
 }
 
-/// A received message. It holds one receive buffer of its connection. Dropping it gives the buffer back, from any
-/// thread and in any order.
+/// A received message, which holds one receive buffer. Dropping the message gives the buffer back, from any thread and
+/// in any order.
 pub type Message = Lent<Pool>;

@@ -1,21 +1,21 @@
-//! Grants that were reported to the peer, and the one credit message that may be unanswered.
+//! State of reporting grants to the peer, which allows one unanswered credit message at a time.
 //!
-//! The connection counts arrivals while other threads drop messages. `tests/reports.rs` has a model checker go
-//! through all their interleavings.
+//! The connection counts arrivals while other threads drop messages. In `tests/reports.rs`, a model checker runs all
+//! interleavings of these threads.
 
 use super::sync::{AtomicU64, Ordering};
 
-/// Grants that a receiver has reported to its peer. The connection and the threads that drop messages use it at the
-/// same time.
+/// Grants that a receiver has reported to its peer. The connection and the threads that drop messages use this state at
+/// the same time.
 #[derive(Debug)]
 pub(crate) struct ReceiveCredits {
     depth: u64,
-    /// Data messages that arrived. Only the connection writes it.
+    /// Number of data messages that have arrived. Only the thread that polls the connection writes this field.
     received: AtomicU64,
-    /// Last grant that was sent.
+    /// Largest grant that was sent to the peer.
     reported: AtomicU64,
-    /// Grant that the peer knew when the last credit message was sent. A data message beyond it shows that the peer
-    /// received the credit message. [`ANSWERED`] after that.
+    /// Grant that the peer knew when this side sent the last credit message. If more data messages than this grant
+    /// arrive, the peer has received the credit message, and the field becomes [`ANSWERED`].
     unanswered: AtomicU64,
 }
 
@@ -31,7 +31,7 @@ impl ReceiveCredits {
         }
     }
 
-    /// Counts a data message that has arrived. Returns the number of all that have.
+    /// Counts a data message that has arrived. Returns the number of all data messages that have arrived.
     #[inline]
     pub(crate) fn received(&self) -> u64 {
         let received = self.received.load(Ordering::Relaxed) + 1;
@@ -43,7 +43,7 @@ impl ReceiveCredits {
         received
     }
 
-    /// Records that a grant leaves with a data message.
+    /// Records that a data message or the goodbye carries this grant to the peer.
     #[inline]
     pub(crate) fn rides(&self, granted: u64) {
         if self.reported.load(Ordering::Relaxed) < granted {
@@ -52,7 +52,7 @@ impl ReceiveCredits {
     }
 
     /// Returns whether a credit message is due: a quarter of the depth is unreported, or the peer has no credit left.
-    /// The message then counts as sent, and the caller has to send it.
+    /// If a credit message is due, it counts as sent, and the caller must send it.
     #[inline]
     pub(crate) fn take_due(&self, granted: u64) -> bool {
         loop {
@@ -64,8 +64,8 @@ impl ReceiveCredits {
             if !due || mark().is_err() {
                 return false;
             }
-            // Meanwhile another thread may have sent a newer grant, and the peer may have used it up. Then no message
-            // would ever answer this mark.
+            // Before the mark, another thread may have sent a newer grant, and the peer may have used up this grant. No
+            // later message of the peer would then clear the mark.
             if self.reported.load(Ordering::Acquire) == reported {
                 self.reported.fetch_max(granted, Ordering::AcqRel);
                 return true;

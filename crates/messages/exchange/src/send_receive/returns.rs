@@ -1,7 +1,7 @@
-//! Buffers that were given back, the thread that posts them again, and the grants that each post renews.
+//! Buffers that the program has given back, reposting of these buffers, and the grants that increase with each repost.
 //!
-//! Several threads give buffers back; one of them posts, and the others pass by. `tests/pool.rs` has a model checker
-//! go through all their interleavings.
+//! Several threads give buffers back at the same time. One of these threads reposts the buffers, and the other threads
+//! do not wait for it. In `tests/pool.rs`, a model checker runs all interleavings of these threads.
 
 use std::sync::{Arc, TryLockError};
 
@@ -14,18 +14,20 @@ use crate::config::MAX_REPOST_LIST;
 /// Grants of one connection.
 #[derive(Debug)]
 pub(super) struct Grants {
-    /// Receives posted for its data so far.
+    /// Cumulative number of receives that were posted for data of the connection.
     granted: AtomicU64,
-    /// Its part of shared receives. The next fields count those that it has taken, and those of them that are posted
-    /// again.
+    /// Number of shared receives that the connection has reserved. 0 without credits or without shared receives.
     share: usize,
+    /// Number of shared receives that data messages of the connection have consumed.
     taken: AtomicU64,
+    /// Number of consumed shared receives that were reposted.
     reposted: AtomicU64,
     over: AtomicBool,
 }
 
 impl Grants {
-    /// Makes the grants of a connection. `share` of the receives go back to the others when the connection is over.
+    /// Makes the grants of a connection. When the connection has ended, `share` shared receives become available to
+    /// other connections.
     pub(super) fn new(granted: u64, share: usize) -> Self {
         Self {
             granted: AtomicU64::new(granted),
@@ -36,47 +38,48 @@ impl Grants {
         }
     }
 
-    /// Returns the number of receives posted for data until now.
+    /// Returns the cumulative number of receives that were posted for data.
     #[inline]
     pub(super) fn granted(&self) -> u64 {
         self.granted.load(Ordering::Acquire)
     }
 
-    /// Counts a shared buffer that holds data for the program.
+    /// Counts a shared buffer that now holds data for the program.
     #[inline]
     pub(super) fn taken(&self) {
         self.taken.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// A connection that has grants.
+/// A connection that grants receives to its peer.
 pub(super) trait Granted {
-    /// Its grants.
+    /// Returns the grants of the connection.
     fn grants(&self) -> &Grants;
-    /// Reports posted receives to its peer, if a report is due.
+    /// Reports posted receives to the peer of the connection, if a report is due.
     fn report(&self);
 }
 
-/// A buffer that was given back, and the account whose grant it renews. `None` means the store's only connection.
+/// A buffer that was given back, and the account whose grant increases when the buffer is reposted. `None` means the
+/// only connection of the store.
 struct Returned<A> {
     slot: u32,
     account: Option<Arc<A>>,
 }
 
-/// State of reposting, under its lock.
+/// State that the lock of [`Returns`] protects.
 struct Ledger<E> {
-    /// Error of reposting, for the next caller that asks.
+    /// Error of a failed post. Every later call of [`Returns::repost`] returns the error.
     failed: Option<E>,
-    /// Number of shared receives that no connection has.
+    /// Number of shared receives that no connection has reserved.
     available: usize,
-    /// Number of further connections that shared receives allow.
+    /// Number of further connections that may share the receives.
     connections: usize,
 }
 
-/// Buffers that were given back and are not posted again yet.
+/// Buffers that were given back and are not reposted yet.
 pub(super) struct Returns<A, E> {
     queue: ArrayQueue<Returned<A>>,
-    /// Number of returned buffers at which the thread that returns the last one reposts them.
+    /// Number of returned buffers at which the thread that returned the last buffer reposts them.
     repost_at: usize,
     /// Maximum number of receives in one post.
     repost_list: usize,
@@ -84,7 +87,8 @@ pub(super) struct Returns<A, E> {
 }
 
 impl<A: Granted, E: Copy> Returns<A, E> {
-    /// Makes the queue. `available` shared receives may be granted, to at most `connections`.
+    /// Makes a queue for `slots` buffers. Of the shared receives, `available` may be granted, to at most `connections`
+    /// connections.
     pub(super) fn new(
         slots: usize,
         repost_at: usize,
@@ -103,7 +107,7 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         self.queue.len()
     }
 
-    /// Takes a buffer. Returns whether enough buffers have come together for a post.
+    /// Takes a returned buffer. Returns whether enough buffers were returned for a post.
     #[inline]
     pub(super) fn give_back(&self, slot: u32, account: Option<Arc<A>>) -> bool {
         // The queue has a place for every buffer, and each buffer is given back once.
@@ -111,7 +115,7 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         self.queue.len() >= self.repost_at
     }
 
-    /// Posts the returned buffers in lists, and renews the grants. Returns the number of buffers.
+    /// Calls `post` with lists of returned buffers, and increases the grants. Returns the number of posted buffers.
     #[inline]
     pub(super) fn repost(
         &self,
@@ -124,7 +128,7 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         let mut ledger = match self.ledger.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(0), // another thread is at it
+            Err(TryLockError::WouldBlock) => return Ok(0), // another thread reposts
         };
         if let Some(error) = ledger.failed {
             return Err(error);
@@ -167,7 +171,8 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         self.ledger.lock().ignore_poison()
     }
 
-    /// Takes a share of the available receives for a connection. `Err` has the number of available ones.
+    /// Reserves `share` of the available receives for a connection. If too few are available, the error has the number
+    /// of available receives.
     pub(super) fn admit(&self, share: usize) -> Result<(), Refused> {
         let mut ledger = self.ledger();
         if ledger.connections == 0 {
@@ -178,8 +183,8 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         Ok(())
     }
 
-    /// Grants the unused receives of a connection that is over to others. Buffers that its program still holds follow
-    /// when the program returns them.
+    /// Makes the reserved receives of an ended connection available to other connections. Receives whose messages the
+    /// program still holds become available when the program drops the messages.
     pub(super) fn dismiss(&self, grants: &Grants) {
         let mut ledger = self.ledger();
         grants.over.store(true, Ordering::Relaxed);
@@ -188,7 +193,7 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         ledger.connections += 1;
     }
 
-    /// Returns the numbers of available receives and of further connections.
+    /// Returns the number of available receives and the number of further connections.
     #[cfg(test)]
     pub(super) fn unclaimed(&self) -> (usize, usize) {
         let ledger = self.ledger();
@@ -196,11 +201,11 @@ impl<A: Granted, E: Copy> Returns<A, E> {
     }
 }
 
-/// Reason for which a connection gets no share.
+/// Reason for which a connection cannot use shared receives.
 #[derive(Debug)]
 pub(super) enum Refused {
-    /// The maximum number of connections exists.
+    /// The maximum number of connections already shares the receives.
     Connections,
-    /// This number of receives is left.
+    /// Only this number of receives is available.
     Share(usize),
 }

@@ -13,7 +13,7 @@ use crate::setup::EndpointDescription;
 /// A message that waits for a full batch.
 struct Pending {
     id: MessageId,
-    /// Memory of the message, or its number of bytes in the inline store.
+    /// `Ok` with the memory of the message, or `Err` with the length of a message in the inline store.
     place: Result<Sge, usize>,
 }
 
@@ -25,24 +25,26 @@ pub(super) struct Sending {
     /// Maximum bytes of an inline message.
     inline: usize,
     inline_store: Box<[u8]>,
-    /// Buffers for copied messages, if there are any, and their number.
+    /// Send buffers for copied messages. `None` if the configuration has no send buffers.
     region: Option<Region>,
+    /// Number of send buffers.
     buffers: u64,
     stride: usize,
-    /// Bytes of the longest message that the peer accepts, and of the longest that is copied.
+    /// Bytes of the longest message that the peer accepts.
     longest: usize,
+    /// Bytes of the longest message that this half can copy.
     longest_copied: usize,
     pub(super) next_id: MessageId,
-    /// Last id that is done.
+    /// Id of the last message that is done.
     pub(super) completed: MessageId,
     pending: Vec<Pending>,
-    /// `None` without flow control.
+    /// Credits from the peer. `None` without flow control.
     pub(super) credits: Option<SendCredits>,
     pub(super) stalled_on_credits: u64,
 }
 
 impl Sending {
-    /// Makes the half, with `region` for copied messages.
+    /// Makes the half. `region` has the send buffers for copied messages.
     pub(super) fn new(config: &Config, region: Option<Region>, peer: &EndpointDescription) -> Self {
         let longest = usize::try_from(peer.max_message).unwrap_or(usize::MAX).min(LONGEST_TRANSFER);
         let copied = if region.is_some() { config.max_message.max(config.inline) } else { config.inline };
@@ -78,8 +80,8 @@ impl Sending {
     /// Returns the reason for which a message is not accepted now.
     #[inline]
     pub(super) fn refusal(&mut self) -> Option<Backpressure> {
-        // If each message has its own completion, a list waits until all of it fits the window. Otherwise lists would
-        // become shorter and shorter.
+        // If each message has its own completion, a new batch starts only if the whole batch fits into the window.
+        // Otherwise the posts would become smaller and smaller.
         let wanted = if self.signal_each && self.pending.is_empty() { self.batch as u64 } else { 1 };
         if self.next_id - 1 - self.completed + wanted > self.window {
             return Some(Backpressure::Window);
@@ -93,7 +95,7 @@ impl Sending {
         None
     }
 
-    /// Accepts a message. The posted messages carry the grants of `pool`.
+    /// Accepts a message. If the batch is then full, posts the batch, whose messages carry the grant of `pool`.
     #[inline]
     pub(super) fn send(&mut self, qp: &Qp, source: Source<'_>, pool: &Pool) -> Result<MessageId, PostError> {
         let id = self.next_id;
@@ -105,8 +107,10 @@ impl Sending {
         } else {
             match source {
                 Source::Bytes(message) => {
-                    // Without send buffers, `longest_copied` is at most the inline size.
-                    let Some(region) = &self.region else { unreachable!("there are send buffers") };
+                    // Without send buffers, `longest_copied` is at most the inline size, so this code is not reached.
+                    let Some(region) = &self.region else {
+                        unreachable!("messages above the inline size need send buffers")
+                    };
                     let at = (id % self.buffers) as usize * self.stride;
                     region.copy_in(at, message);
                     Ok(region.sge(at, length))
@@ -142,7 +146,7 @@ impl Sending {
         let request = |index: usize, pending: &Pending, payload| SendRequest {
             wr_id: pending.id,
             operation,
-            // Messages complete in order, so one completion covers the whole list.
+            // Messages complete in order, so the completion of the last message covers the whole list.
             flags: if self.signal_each || index + 1 == self.pending.len() {
                 SendFlags::SIGNALED
             } else {
@@ -163,7 +167,7 @@ impl Sending {
         let result = if let [one] = &self.pending[..] {
             qp.post_send(&[request(0, one, payload(0, one))])
         } else {
-            // The list is filled in place, since a collected list would be moved, and it is long.
+            // `push` fills the list in place. `collect` would move the long list.
             let mut list: SmallVec<[SendRequest<'_>; MAX_BATCH]> = SmallVec::new();
             for (index, pending) in self.pending.iter().enumerate() {
                 list.push(request(index, pending, payload(index, pending)));

@@ -1,11 +1,13 @@
 //! Receive buffers that several connections share (a shared receive queue).
 //!
-//! With its own buffers, each connection takes `depth * max_message` bytes, even if it does not use them. Shared
-//! buffers take this memory once. Completions still arrive on each connection's own queue.
+//! A connection with its own buffers allocates `depth * max_message` bytes, even if it receives few messages.
+//! Connections with shared buffers allocate these bytes only once for all connections. Each connection still has its
+//! own completion queue.
 //!
-//! With credits, each connection is granted its share of the receives when it connects. It gets a new grant for each
-//! message that it gives back. The granted receives never exceed the posted ones, so each message finds a receive.
-//! Without credits, any number of connections may share, and fast senders cause RNR NAKs.
+//! With credits, each connection gets its share of the receives when it connects, and grants this share to its peer.
+//! For each message that the program drops, the connection grants one more receive. The grants of all connections never
+//! exceed the posted receives, so each message finds a receive. Without credits, connections need no share, and fast
+//! senders cause RNR NAKs.
 
 use std::sync::Arc;
 
@@ -19,13 +21,13 @@ use crate::error::ConnectError;
 /// Options of shared receives.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedOptions {
-    /// Receive buffers for data, for all connections together.
+    /// Number of receive buffers for data, for all connections together.
     pub depth: usize,
-    /// Maximum number of connections. Each one adds three buffers for messages without data.
+    /// Maximum number of connections. Three more buffers are allocated for each connection, for messages without data.
     pub connections: usize,
-    /// Bytes of the longest message.
+    /// Bytes of each buffer: the longest message that a connection can receive.
     pub max_message: usize,
-    /// Thread that reposts buffers.
+    /// Choice of the thread that reposts returned buffers.
     pub reposting: Reposting,
 }
 
@@ -49,7 +51,7 @@ impl SharedReceives {
     ///
     /// # Errors
     ///
-    /// An option is out of range, the queue or the memory cannot be made, or the receives cannot be posted.
+    /// An option is out of range, or the device rejects the queue, the memory or the receives.
     pub fn new(pd: &Pd, options: SharedOptions) -> Result<Self, ConnectError> {
         let most = pd.device().attributes().limits.max_queue_depth;
         let slots = options.connections.saturating_mul(CREDIT_RECEIVES).saturating_add(options.depth);
@@ -58,7 +60,7 @@ impl SharedReceives {
             return Err(setting("the depth of shared receives", options.depth, "1 to 16384"));
         }
         if options.connections == 0 || slots > most {
-            let allowed = "at least 1, and the queue must have room for three receives of each";
+            let allowed = "at least 1, with room for three receives of each in the device's longest queue";
             return Err(setting("the number of connections that share receives", options.connections, allowed));
         }
         let config = Config { max_message: options.max_message, ..Config::default() };
@@ -74,8 +76,9 @@ impl SharedReceives {
         Ok(Self { store: Arc::new(store), srq, pd: pd.clone(), options })
     }
 
-    /// Posts the returned buffers, and reports the renewed grants to the senders. Returns the number of buffers. With
-    /// [`Reposting::Thread`], no other code posts them: call this function again and again, from one thread.
+    /// Posts the returned buffers, and reports the increased grants to the senders. Returns the number of posted
+    /// buffers. With [`Reposting::Thread`], only this function reposts buffers: call it again and again from one
+    /// thread.
     ///
     /// # Errors
     ///
@@ -98,13 +101,13 @@ impl SharedReceives {
         &self.pd
     }
 
-    /// Checks that the messages of a connection of this configuration fit the buffers.
+    /// Checks that the longest message of this configuration fits into a buffer.
     pub(super) fn check_takes(&self, config: &Config) -> Result<(), ConnectError> {
         let (longest, shared) = (config.max_message, self.options.max_message);
         if longest > shared { Err(ConnectError::TooLongForShared { longest, shared }) } else { Ok(()) }
     }
 
-    /// Gives a connection its share.
+    /// Makes the pool of a connection, and reserves the share of the connection.
     pub(super) fn admit(&self, qp: Qp, config: &Config) -> Result<Arc<Pool>, ConnectError> {
         let share = if config.credits { config.depth } else { 0 };
         self.store.admit(share).map_err(|refused| match refused {

@@ -17,7 +17,7 @@ fn pair() -> (Connection, Connection) {
     (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
 }
 
-/// Returns a side whose goodbye was sent and not acknowledged, with its peer.
+/// Returns a connection whose goodbye was sent and not acknowledged, and the connection of its peer.
 fn said_goodbye() -> (Connection, Connection) {
     let (mut a, b) = pair();
     a.close();
@@ -30,7 +30,8 @@ fn completion(wr_id: u64, status: Status) -> Completion {
     Completion { wr_id, status, opcode: CompletionOpcode::Send, ..Completion::default() }
 }
 
-/// No RNIC accepts such a SEND for the memory of these connections, since remote invalidation is not enabled there.
+/// In practice, no RNIC accepts a SEND that invalidates a key here, since the memory of these connections does not
+/// allow remote invalidation.
 #[test]
 fn a_send_with_invalidate_is_a_protocol_error() {
     let (mut a, _b) = pair();
@@ -55,7 +56,8 @@ fn only_completion_of_the_goodbye_finishes_a_close() {
     assert_eq!((a.carrier.closing, a.carrier.over), (Closing::Done, None));
 }
 
-/// Requests that were outstanding when the queue pair failed are flushed one by one, and none of them is an error.
+/// The RNIC flushes the requests that were outstanding when the queue pair failed. These flushed requests are no
+/// errors.
 #[test]
 fn a_failed_credit_before_the_goodbye_still_closes_cleanly() {
     let (mut a, _b) = said_goodbye();
@@ -94,8 +96,8 @@ fn dropped_connections_and_messages_return_shared_receives() {
     assert_eq!(shared.srq().posted().unwrap(), 40 + 2 * CREDIT_RECEIVES);
 }
 
-/// The goodbye also carries a grant. Messages that use this grant answer no later credit message, so it must count as
-/// reported.
+/// The goodbye also carries a grant, which must count as reported. Messages that use this grant do not answer a later
+/// credit message.
 #[test]
 fn a_closing_side_keeps_granting_credits() {
     let endpoint = || {

@@ -1,4 +1,4 @@
-//! The receiving half: messages of one sender in the ring of all senders.
+//! The receiving half: takes the messages of one sender from the ring that all senders share.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct RingReceiver {
     member: Option<Member>,
     max_message: usize,
     inbox: VecDeque<RingMessage>,
-    /// Round of the question or answer that is in flight.
+    /// Round of recovery whose question was sent and is not answered yet.
     asked: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ impl Incoming for RingReceiver {
     type Message = RingMessage;
 
     fn look(&mut self) -> Result<usize, ConnectionError> {
-        Ok(0) // notices announce all messages
+        Ok(0) // WRITEs with immediate data announce all messages
     }
 
     #[inline]
@@ -92,7 +92,7 @@ impl Incoming for RingReceiver {
         let ahead = (at + bytes - head % bytes) % bytes;
         let position = head + ahead;
         if ahead + space > bytes || position + space > self.common.tail() || ring.is_taken(position) {
-            return Err(ConnectionError::Protocol("a message where nothing was reserved for it"));
+            return Err(ConnectionError::Protocol("a message in space that no sender has reserved"));
         }
         self.inbox.push_back(ring.lend(position, space as usize, ring.offset(position), length));
         Ok(())
@@ -106,7 +106,7 @@ impl Incoming for RingReceiver {
     fn end(&mut self, in_peace: bool) {
         let Some(member) = self.member.take() else { return };
         let Common { ring, recovery, .. } = &*self.common;
-        // A peer that has said goodbye has written all its reservations.
+        // A peer that has sent its goodbye has written to all its reservations.
         let tail = (!in_peace).then(|| self.common.tail());
         recovery.leave(member, tail, ring);
     }

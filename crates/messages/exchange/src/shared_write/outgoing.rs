@@ -1,4 +1,4 @@
-//! The sending half: it reserves space, then writes.
+//! The sending half: reserves space in the peer's ring, then writes messages into the space.
 
 use std::collections::VecDeque;
 
@@ -15,16 +15,16 @@ use crate::outbox::{Outbox, Source, Staged, Word};
 use crate::ring::{UNIT, space};
 use crate::setup::EndpointDescription;
 
-/// Marks FETCH_ADDs.
+/// Id of FETCH_ADDs.
 const RESERVE: u64 = OUTGOING_TAG | 2;
-/// Marks answers.
+/// Id of answers.
 const ANSWER: u64 = OUTGOING_TAG | 3;
 
-/// Question of a receiver that has lost another sender.
+/// Word that asks this sender for its first unwritten reservation, after another sender has died.
 pub(super) const QUESTION: u32 = 1;
-/// Answer without a position: all reservations are written.
+/// Flag of an answer: this sender has written all its reservations, and the answer has no position.
 pub(super) const ALL_WRITTEN: u32 = 1 << 29;
-/// Modulus of positions in answers, which count units.
+/// Modulus of the positions in answers. The positions count units of the ring.
 pub(super) const ANSWER_UNITS: u64 = 1 << 29;
 
 /// A message that waits for its reservation, or for room in the ring.
@@ -33,15 +33,15 @@ struct Waiting {
     space: u64,
 }
 
-/// State of a question of the receiver.
+/// State of answering a question of the receiver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Question {
     No,
-    /// The question came after this number of reservations.
+    /// The question arrived after this half had begun this number of reservations.
     Asked(u64),
-    /// A READ of the head was posted after that.
+    /// This half posted a READ of the head after the question arrived.
     Reading(u64),
-    /// The READ is complete, so this half knows which reservations fit into the ring.
+    /// The READ of the head is complete, so this half knows which reservations fit into the ring.
     Known(u64),
 }
 
@@ -51,22 +51,23 @@ pub struct Reserved {
     peer: PeerRing,
     peer_max_message: usize,
     head: Head,
-    /// End of the last reservation of this half.
+    /// Position after the last reservation of this half.
     reserved_to: u64,
-    /// Messages that are accepted and not posted, oldest first.
+    /// Messages that this half has accepted and not yet posted, oldest first.
     waiting: VecDeque<Waiting>,
-    /// Positions of the oldest waiting messages: one for each reservation, with the number of its messages that are
-    /// left.
+    /// Complete reservations for waiting messages, oldest first: the position of the next message of the reservation,
+    /// and the number of its unposted messages.
     placed: VecDeque<(u64, usize)>,
-    /// Number of messages of each reservation in flight, and their bytes.
+    /// Reservations in flight, oldest first: the number of messages of the reservation, and their bytes.
     reserving: VecDeque<(usize, u64)>,
     reservations_begun: u64,
     reservations_done: u64,
-    /// Memory into which FETCH_ADDs put the previous value.
+    /// Memory into which each FETCH_ADD returns the previous tail.
     landing: Region,
-    /// Number of waiting messages without a reservation, also none in flight.
+    /// Number of waiting messages for which no FETCH_ADD was posted.
     unreserved: usize,
-    /// Ends of messages that are not free again. Each takes a receive of the peer.
+    /// End positions of written messages that the peer has not freed. Each of these messages occupies a receive of the
+    /// peer.
     ends: VecDeque<u64>,
     receives: usize,
     batch: usize,
@@ -100,7 +101,7 @@ impl Reserved {
         })
     }
 
-    /// Reserves space for all waiting messages, unless too many reservations are in flight.
+    /// Reserves space for all messages without a reservation, unless the maximum number of reservations is in flight.
     fn reserve(&mut self, qp: &Qp) -> Result<(), PostError> {
         if self.unreserved == 0 || self.reserving.len() >= RESERVATIONS {
             return Ok(());
@@ -125,12 +126,12 @@ impl Reserved {
         Ok(())
     }
 
-    /// Returns the position of the oldest waiting message, if it has one.
+    /// Returns the position of the oldest waiting message, if its reservation is complete.
     fn next_position(&self) -> Option<u64> {
         self.placed.front().map(|&(position, _)| position)
     }
 
-    /// Writes messages that have room in the ring. Returns their number.
+    /// Posts WRITEs of the messages that have room in the ring. Returns the number of these messages.
     fn write(&mut self, qp: &Qp) -> Result<usize, PostError> {
         let mut list: SmallVec<[(Staged, SendOperation); MAX_BATCH]> = SmallVec::new();
         while list.len() < MAX_BATCH
@@ -158,14 +159,14 @@ impl Reserved {
         Ok(list.len())
     }
 
-    /// Answers the question, if all reservations that fit are written.
+    /// Answers the question, once this half has written all its earlier reservations that fit into the ring.
     fn answer(&mut self, qp: &Qp) -> Result<(), ConnectionError> {
         let Question::Known(begun) = self.question else { return Ok(()) };
         if self.reservations_done < begun {
             return Ok(());
         }
-        // All messages that fit were just written, or wait for a receive of the peer. The latter count as unwritten,
-        // like messages that do not fit.
+        // `write` has just written all messages that fit and have a receive of the peer. Other messages count as
+        // unwritten.
         let word = match self.next_position() {
             Some(position) => (position / UNIT as u64 % ANSWER_UNITS) as u32,
             None => ALL_WRITTEN,
@@ -241,7 +242,7 @@ impl Outgoing for Reserved {
                 let Some((count, bytes)) = self.reserving.pop_front() else { return Ok(true) };
                 if position < self.reserved_to || !position.is_multiple_of(UNIT as u64) || position > FARTHEST {
                     return Err(ConnectionError::Protocol(
-                        "a reservation of space that was reserved before, or that no ring has",
+                        "a tail inside space that was reserved before, or a tail that no ring can have",
                     ));
                 }
                 self.reservations_done += 1;
@@ -249,7 +250,7 @@ impl Outgoing for Reserved {
                 self.placed.push_back((position, count));
             }
             ANSWER => {}
-            // The tail has no bound here, since other senders add to it.
+            // This half cannot check the head against the tail, since other senders also add to the tail.
             id if self.head.take_completion(id, u64::MAX)? => {
                 while self.ends.front().is_some_and(|&end| end <= self.head.position()) {
                     self.ends.pop_front();
@@ -282,7 +283,8 @@ impl Outgoing for Reserved {
     }
 
     fn notifies(&self) -> bool {
-        // A READ that finds the same head again wakes no thread permanently.
+        // While messages wait for space, this half must read the head again and again, and no notification announces a
+        // new head.
         self.placed.is_empty()
     }
 }

@@ -1,4 +1,4 @@
-//! Recovery of space that a dead sender has reserved: see the module above.
+//! Recovery of space that a dead sender has reserved: see the documentation of `shared_write`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -7,25 +7,25 @@ use doorbell_sync::IgnorePoison;
 
 use crate::ring::Ring;
 
-/// A live sender.
+/// Registration of a live sender.
 #[derive(Debug)]
 pub(super) struct Member {
     id: u64,
-    /// Last round that it has answered.
+    /// Number of the last round that the sender has answered.
     answered: u64,
 }
 
-/// No round is due.
+/// Value of `Recovery::again_at` if no further round is due.
 const NEVER: u64 = u64::MAX;
 
 #[derive(Debug, Default)]
 struct State {
     next_member: u64,
-    /// Live senders, with the last round that each has answered.
+    /// Live senders: the id of each sender, and the number of the last round that the sender has answered.
     members: Vec<(u64, u64)>,
-    /// End of all reservations of dead senders.
+    /// Position before which all reservations of dead senders lie.
     limit: u64,
-    /// First unwritten reservation in the answers of this round.
+    /// Smallest position of an unwritten reservation in the answers of the current round.
     unwritten: Option<u64>,
     is_open: bool,
 }
@@ -33,9 +33,9 @@ struct State {
 /// Live senders, and the state of the search for holes.
 #[derive(Debug)]
 pub(super) struct Recovery {
-    /// Number of rounds of questions. Threads read it without the lock.
+    /// Number of the current round of questions. Threads read the number without the lock.
     round: AtomicU64,
-    /// Head at which another round is due, since not all holes could be found yet.
+    /// Position of the head at which another round is due, since the current round could not free all holes.
     again_at: AtomicU64,
     completed: AtomicU64,
     state: Mutex<State>,
@@ -57,7 +57,7 @@ impl Recovery {
         self.completed.load(Ordering::Relaxed)
     }
 
-    /// Adds a sender. Its reservations lie after those of all dead senders.
+    /// Adds a sender. All its reservations lie after the reservations of senders that have already died.
     pub(super) fn join(&self) -> Member {
         let mut state = self.state();
         let id = state.next_member;
@@ -67,8 +67,8 @@ impl Recovery {
         Member { id, answered }
     }
 
-    /// Removes a sender, which can no longer write. Without a goodbye, its reservations may lie anywhere before
-    /// `tail`.
+    /// Removes a sender, which can no longer write. `tail` is `None` after a goodbye. Otherwise the sender may have
+    /// unwritten reservations before `tail`.
     pub(super) fn leave(&self, member: Member, tail: Option<u64>, ring: &Ring) {
         let mut state = self.state();
         state.members.retain(|&(other, _)| other != member.id);
@@ -97,15 +97,15 @@ impl Recovery {
         }
     }
 
-    /// Returns the round that this sender must answer, if there is one. A round ends after all senders have answered.
-    /// Takes no lock, since every poll calls it.
+    /// Returns the number of the round that this sender must answer, if any. Takes no lock, since every poll calls this
+    /// function.
     #[inline]
     pub(super) fn question_for(&self, member: &Member) -> Option<u64> {
         let round = self.round.load(Ordering::Acquire);
         (member.answered < round).then_some(round)
     }
 
-    /// Takes the answer of a sender: it has written all messages that fit, up to `unwritten`.
+    /// Takes the answer of a sender. `unwritten` is the position of the sender's first unwritten reservation, if any.
     pub(super) fn answered(&self, member: &mut Member, round: u64, unwritten: Option<u64>, ring: &Ring) {
         member.answered = round;
         let mut state = self.state();
@@ -118,17 +118,19 @@ impl Recovery {
         self.conclude(&mut state, ring);
     }
 
-    /// Frees the holes after all senders have answered.
+    /// Frees the holes if all senders have answered the current round.
     fn conclude(&self, state: &mut State, ring: &Ring) {
         let round = self.round.load(Ordering::Relaxed);
         if !state.is_open || state.members.iter().any(|&(_, answered)| answered < round) {
             return;
         }
         state.is_open = false;
-        // Reservations that do not fit into the ring yet overlap older messages.
+        // A reservation beyond `head + bytes` shares its memory with older messages, so holes are searched only before
+        // this position.
         let end = state.limit.min(ring.head() + ring.bytes() as u64);
         let (limit, again_at) = match state.unwritten {
-            // Later holes may exist, but the head cannot pass this position before it is written.
+            // Holes after this position must wait: the head cannot pass the position before the live sender has written
+            // there.
             Some(position) if position < end => (position, position + 1),
             _ => (end, end),
         };

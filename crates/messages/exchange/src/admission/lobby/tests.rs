@@ -1,10 +1,10 @@
 use super::*;
 use crate::setup::hello;
 
-/// Longer than any step of these tests takes on a slow machine.
+/// Time limit of one step of a test, longer than any step takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A line `token`, which is answered with `yes`, and a second line.
+/// An opening of two lines. The first line must be `token`, and the answer to the first line is `yes`.
 #[derive(Clone, Debug)]
 struct TwoLines {
     line: Line,
@@ -56,7 +56,7 @@ fn settle(lobby: &mut Lobby<TwoLines>) -> Vec<Event<Vec<u8>, String>> {
     events
 }
 
-/// Handles visitors until one is admitted, and returns its stream and its address.
+/// Handles visitors until a visitor is admitted. Returns the stream and the address of the admitted visitor.
 fn admitted(lobby: &mut Lobby<TwoLines>) -> (TcpStream, SocketAddr, Vec<u8>) {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -73,8 +73,8 @@ fn read(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
     heard
 }
 
-/// Strangers send no bytes, half a line, many bytes, or a valid beginning, and stay connected. Between two steps of an
-/// honest client, the lobby handles at most one of them.
+/// Other visitors send no bytes, half a line, many bytes, or a valid beginning, and stay connected. Between two steps
+/// of an honest client, the lobby handles at most one other visitor.
 #[test]
 fn an_honest_client_waits_for_at_most_one_stranger_per_step() {
     let mut lobby = lobby(Limits::default());
@@ -90,7 +90,7 @@ fn an_honest_client_waits_for_at_most_one_stranger_per_step() {
     let mut honest = said(b"token\n", &lobby);
     let own = honest.local_addr().unwrap();
     lobby.handled.clear();
-    // All strangers drip while the honest client speaks.
+    // Every other visitor sends one byte while the honest client sends its lines.
     strangers.iter_mut().for_each(|stream| stream.write_all(b"y").unwrap());
     while !lobby.handled.contains(&own) {
         assert!(!matches!(lobby.step().unwrap(), Step::Event(_)));
@@ -171,7 +171,7 @@ fn a_refused_visitor_reads_the_reason_while_still_sending() {
     drop(too_long);
 }
 
-/// Silent strangers cost no CPU time: the thread sleeps, even if they have sent many bytes before.
+/// Silent visitors cost no CPU time: the thread sleeps, even if the visitors have sent many bytes before.
 #[test]
 fn silent_visitors_with_much_unfinished_input_are_not_handled() {
     let mut lobby = lobby(Limits::default());
