@@ -1,4 +1,4 @@
-//! An echo server on tokio with 100 connections, all in one runtime and on two devices.
+//! An echo server on tokio with 100 connections. The server and all clients run in one runtime, on two devices.
 
 use std::error::Error;
 use std::io::Write;
@@ -22,7 +22,7 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
 }
 
 async fn serve_and_ask() -> Result<u32, Box<dyn Error>> {
-    // There are many connections, so each has few and small buffers.
+    // The example has many connections, so each connection has few and small buffers.
     let options = Options::default().config(Config::default().window(4).depth(4).max_message(256));
     let listener = Device::open()?.on_tokio()?.listen("127.0.0.1:0", options.clone()).await?;
     let address = listener.local_addr()?;
@@ -31,7 +31,7 @@ async fn serve_and_ask() -> Result<u32, Box<dyn Error>> {
             let mut connection = listener.accept(SOON).await.expect("a client");
             tokio::spawn(async move {
                 while let Ok(message) = connection.receive().await {
-                    connection.send(&message).await.expect("a client that waits for it");
+                    connection.send(&message).await.expect("a client that waits for the echo");
                 }
                 connection.finish().await
             });

@@ -1,5 +1,5 @@
-//! A key-value table that clients read and write with one-sided operations. A slot holds a version and a value. A
-//! writer makes the version odd by CAS, WRITEs the value, and makes the version even again.
+//! A key-value table that clients read and write by one-sided operations. Each slot of the table holds a version and a
+//! value. A writer makes the version odd by CAS, WRITEs the value, and makes the version even again.
 
 use std::error::Error;
 use std::io::{Read, Write};

@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let listener = Device::open()?.listen("127.0.0.1:0", Options::default())?;
     let address = listener.local_addr()?;
-    let device = Device::open()?; // all clients share one
+    let device = Device::open()?; // all clients share this device
     let clients: Vec<_> = (0..CLIENTS)
         .map(|client| {
             let device = device.clone();

@@ -1,4 +1,5 @@
-//! Three readers pull the same file from the memory of one source by Direct-Read. The source only announces each piece.
+//! Three readers read the same file from the memory of one source, by Direct-Read. The source only announces each piece
+//! of the file.
 
 use std::error::Error;
 use std::fs::File;

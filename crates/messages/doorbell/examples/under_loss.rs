@@ -1,5 +1,5 @@
-//! Tests a program's own code under loss: a counter must count each message while the network drops, repeats and
-//! reorders packets. The seed decides which packets, so a failing run can be repeated.
+//! A test of application code under packet loss: a counter must count each message while the network drops, duplicates
+//! and reorders packets. The seed decides which packets are affected, so a failing run can be repeated.
 
 use std::error::Error;
 use std::io::Write;
@@ -38,8 +38,8 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Counts messages until the peer closes, and checks that each number arrives once and in order. This is the code under
-/// test.
+/// Counts messages until the peer closes, and checks that each number arrives once and in order. This function is the
+/// application code under test.
 fn count<C: MessageConnection>(connection: &mut Blocking<C>) -> Result<u64, Box<dyn Error>> {
     let mut counted = 0;
     loop {

@@ -15,9 +15,9 @@ use doorbell::{
     MessageConnection, Options, QueuePairError, Received, SendReceive,
 };
 
-/// Longer than any step of these tests takes on a slow machine.
+/// Time limit of one step of a test, longer than any step takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// A short deadline that passes in these tests.
+/// Deadline that these tests let pass.
 const SHORT: Duration = Duration::from_millis(50);
 
 type Connection = exchange::send_receive::Connection;
@@ -26,7 +26,7 @@ fn device() -> Device {
     Device::open().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Returns both ends of a connection: first the server's, then the client's.
+/// Returns the server's end and the client's end of a connection.
 fn pair<P>(options: Options<P>) -> (Blocking<P::Connection>, Blocking<P::Connection>)
 where
     P: Connector + Clone + Send + 'static,
@@ -38,7 +38,7 @@ where
     (listener.accept(PATIENCE).unwrap(), client.join().unwrap())
 }
 
-/// Returns options with which the death of a peer is noticed soon.
+/// Returns options with a short timeout, so that a connection soon notices the death of its peer.
 fn hasty() -> Options {
     let config = Config::default().timeout(Duration::from_millis(1)).retry_count(1);
     Options::default().config(config.keepalive(Duration::from_millis(20)))
@@ -66,7 +66,8 @@ fn every_protocol_listens_and_connects() {
 
 #[test]
 fn connect_fails_without_a_listener() {
-    // Another connection uses this port, so no other process listens on it.
+    // The test needs a port on which no process listens. A local port of an open connection cannot be used for
+    // listening.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let elsewhere = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let address = elsewhere.local_addr().unwrap();
@@ -120,7 +121,7 @@ fn invalid_clients_do_not_affect_the_listener() {
     }
     assert!(matches!(&expected[0], (peer, SetupError::NotDoorbell { .. }) if *peer == garbage.local_addr().unwrap()));
     assert!(matches!(&expected[1].1, SetupError::Io { .. }), "{}", expected[1].1);
-    // The silent peer has not delayed the other peers.
+    // The silent peer fails at its own deadline, after the other peers.
     assert!(matches!(&expected[2], (peer, SetupError::Deadline { .. }) if *peer == silent.local_addr().unwrap()));
 
     listener.set_client_deadline(PATIENCE);
@@ -154,7 +155,8 @@ fn both_sides_report_a_protocol_mismatch() {
 
 #[test]
 fn both_sides_fail_when_one_side_gives_up() {
-    // Only the client detects the error: its peer wants messages that the client cannot send.
+    // The server sets up a queue pair, and the client sets up a message connection. Each side rejects the description
+    // of the other side, or notices that the other side gave up.
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = tcp.local_addr().unwrap();
     let capacities = QpCapacities { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
@@ -184,7 +186,7 @@ fn a_peer_that_dies_is_noticed() {
     assert!(matches!(error, ConnectionError::PeerUnreachable(_)), "{error}");
 }
 
-/// Sends and receives at the same time, each in its own thread.
+/// Sends messages in one thread and receives messages in another thread, over one connection.
 fn both_ways<C: MessageConnection + Send + 'static>(connection: Blocking<C>, messages: u64) {
     let (mut send, mut receive) = connection.split();
     let sender = thread::spawn(move || {
@@ -225,7 +227,8 @@ fn a_sending_half_that_is_dropped_closes_its_side() {
 
 #[test]
 fn dropping_the_receiving_half_keeps_the_sending_half() {
-    // Repeat this often: at the end the client's device is asleep, and only the goodbye wakes it.
+    // Repeat the exchange, since the error depends on timing: at the end the client's device sleeps, and only the
+    // goodbye wakes it.
     for _ in 0..20 {
         let (server, mut client) = pair(Options::default());
         let (mut send, receive) = server.split();
@@ -259,7 +262,7 @@ fn silent_peers_do_not_delay_clients() {
     let address = listener.local_addr().unwrap();
     let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
     let client = thread::spawn(move || device().connect(address, Options::default(), PATIENCE).unwrap());
-    // More peers arrived than the listener has room for, so it evicted some.
+    // More peers arrived than the listener has room for, so the listener evicted some peers.
     let mut server = loop {
         match listener.accept(PATIENCE) {
             Ok(server) => break server,
@@ -297,7 +300,7 @@ fn several_threads_accept_at_once() {
         assert_eq!((heard, refused), (vec![0, 1], 1));
         drop(clients);
     });
-    // A thread that waits for its turn to handle visitors also returns at its deadline.
+    // A thread that waits while another thread handles the visitors must also return at its deadline.
     thread::scope(|scope| {
         let first = scope.spawn(|| listener.accept(10 * SHORT));
         for _ in 0..3 {

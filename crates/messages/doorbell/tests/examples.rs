@@ -1,5 +1,10 @@
-//! Runs each example and compares its output with the page of examples.
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "examples have a main, and a function that it calls")]
+//! Runs each example and compares its output with `examples/README.md`.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    missing_docs,
+    reason = "each example has a main, which calls the function that these tests call"
+)]
 
 #[path = "../examples/echo_tokio.rs"]
 mod echo_tokio;
@@ -18,12 +23,13 @@ use std::error::Error;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 
-/// Returns the output of an example that the page of examples shows below the command.
+/// Returns the output of an example that `examples/README.md` shows below the command.
 fn shown(name: &str) -> String {
     let page = std::fs::read_to_string(format!("{FOLDER}/README.md")).unwrap();
     let command = format!("$ cargo run -p doorbell --example {name}");
     let block = page.split("```").find(|block| block.lines().any(|line| line.starts_with(&command)));
-    let lines = block.unwrap_or_else(|| panic!("the page of examples lacks {name}")).lines().skip(2);
+    let lines =
+        block.unwrap_or_else(|| panic!("examples/README.md must have a block for the example {name}")).lines().skip(2);
     lines.map(|line| format!("{line}\n")).collect()
 }
 
@@ -65,7 +71,7 @@ fn under_loss() {
     assert_documented_output("under_loss", under_loss::run);
 }
 
-/// Users read an example before they run it, so it must be short.
+/// An example must be short, since users read an example before they run it.
 #[test]
 fn no_example_is_long() {
     for entry in std::fs::read_dir(FOLDER).unwrap() {
@@ -78,12 +84,16 @@ fn no_example_is_long() {
     }
 }
 
-/// The project's README shows the example that is compiled with the documentation of this crate.
+/// README.md of the project must show the same example as README.md of this crate, which the documentation tests
+/// compile.
 #[test]
 fn the_first_example_stands_in_both_pages() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(folder.join(path)).unwrap();
     let own = read("README.md");
     let example = own.split("```").find(|block| block.starts_with("rust")).expect("an example");
-    assert!(read("../../README.md").contains(example), "README.md of the project has another example");
+    assert!(
+        read("../../README.md").contains(example),
+        "README.md of the project must have the first example of this crate's README.md"
+    );
 }

@@ -1,4 +1,5 @@
-//! Connections of tasks: many in one runtime, halves, cancellation, and peers that are no clients.
+//! Tests of connections of tasks: many connections in one runtime, split connections, cancellation, and peers that are
+//! no clients.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -11,7 +12,7 @@ use doorbell::{
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
-/// Longer than any step of these tests takes on a slow machine.
+/// Time limit of one step of a test, longer than any step takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -30,11 +31,12 @@ fn small() -> Options {
     Options::default().config(Config::default().window(2).depth(2).max_message(64))
 }
 
-/// A thousand connections are open at once.
+/// Opens a thousand connections at the same time.
 #[test]
 fn a_thousand_connections_in_one_runtime() {
     const CONNECTIONS: u32 = 1000;
-    /// Number of connections set up at once, since the backlog of a listener is at most 128 on some machines.
+    /// Maximum number of connections that are set up at the same time. The backlog of a listener is at most 128 on some
+    /// machines.
     const AT_ONCE: usize = 64;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -132,13 +134,13 @@ async fn a_cancelled_receive_loses_no_message() {
     while expected < 200 {
         tokio::select! {
             biased;
-            () = tokio::task::yield_now() => {} // cancels the other branch
+            () = tokio::task::yield_now() => {} // drops the future of the other branch
             message = server.receive() => {
                 assert_eq!(*message.unwrap(), expected.to_be_bytes());
                 expected += 1;
             }
         }
-        // The halves receive the remaining messages. One of the halves waits without success.
+        // After the split, the halves receive the remaining messages. A half may wait while the other half drives.
         if expected == 100 {
             break;
         }
@@ -159,7 +161,7 @@ async fn a_cancelled_receive_loses_no_message() {
     sender.await.unwrap().unwrap();
 }
 
-/// The half that waits for notifications is dropped, and the other half takes over.
+/// Drops the half that waits for notifications. The other half must then wait for notifications itself.
 #[tokio::test]
 async fn a_cancelled_half_lets_the_other_drive() {
     let (listener, address) = listener(small()).await;
@@ -169,7 +171,7 @@ async fn a_cancelled_half_lets_the_other_drive() {
     let (mut send, mut receive) = server.split();
     let receiving = tokio::spawn(async move { receive.receive().await.map(drop) });
     tokio::task::yield_now().await;
-    // The sender soon has no credits, and then only a notification lets it continue.
+    // The sender soon has no credits left, and must then wait for a notification.
     let sending = tokio::spawn(async move {
         for _ in 0..20 {
             send.send(b"more than the peer takes").await.unwrap();
@@ -222,7 +224,7 @@ async fn silent_peers_do_not_delay_clients() {
     }
     let device = tokio_device();
     let accept = async {
-        // More peers arrived than the listener has room for, so it evicted some.
+        // More peers arrived than the listener has room for, so the listener evicted some peers.
         loop {
             match listener.accept(PATIENCE).await {
                 Ok(server) => break server,

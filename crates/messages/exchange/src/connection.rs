@@ -116,8 +116,8 @@ pub trait MessageConnection {
     /// # Errors
     ///
     /// The connection has ended. Or the call is a misuse ([`ConnectionError::Misuse`]): the message is longer than the
-    /// peer accepts, the message is not inside the region, or the region lacks the access that the protocol needs.
-    /// After a misuse, the connection stays usable.
+    /// peer accepts, is not inside the region, or the region lacks the needed access. After a misuse, the connection
+    /// stays usable.
     fn send_from(&mut self, region: &Region, offset: usize, length: usize) -> Result<Submit, ConnectionError>;
 
     /// Posts messages that wait for a full batch.

@@ -1,4 +1,4 @@
-//! Tasks that wait for connections: deadlines, deaths, and shared channels.
+//! Tests of tasks that wait for connections: deadlines, death of the peer, and shared channels.
 
 mod common;
 
@@ -18,7 +18,7 @@ use doorbell_verbs::{Channel, Device};
 
 type Connection = <SendReceive as Connector>::Connection;
 
-/// Returns a connection on a channel, and its peer.
+/// Returns a connection whose notifications come on `channel`, and the connection of its peer.
 fn pair(devices: &[Device; 2], channel: &Channel, config: &Config) -> (Connection, Connection) {
     let end = |index: usize, channel| {
         SendReceive.endpoint(&devices[index].create_pd().unwrap(), config, channel).expect("an endpoint")
@@ -75,7 +75,7 @@ fn close_reports_a_dead_peer() {
     let mut a = Async::new(a, Asleep);
     let died = block_on(a.receive()).unwrap_err();
     assert_eq!(block_on(a.close()), Err(died));
-    // After a goodbye the result is Ok, and earlier messages of the peer are still there.
+    // If the peer has sent its goodbye, `progress` returns Ok, and earlier messages of the peer can still be taken.
     let (a, mut b) = pair(&devices, &channel, &config());
     let mut a = Async::new(a, Asleep);
     b.close();
@@ -86,7 +86,7 @@ fn close_reports_a_dead_peer() {
     assert_eq!(block_on(a.close()), Ok(()));
 }
 
-/// A waiter that sleeps until its waker is called. The test decides when it checks the descriptor.
+/// A waiter that sleeps until its waker is called. The test sets `looks` to make the waiter check the descriptor.
 struct Asked<'a> {
     looks: &'a Cell<bool>,
 }
@@ -116,8 +116,8 @@ impl Wake for Woken {
     }
 }
 
-/// Two tasks sleep on one channel. The first one that wakes takes the notifications of both, so the descriptor is not
-/// readable any more. Without a wake-up, the second task would sleep on.
+/// Two tasks sleep on one channel. The first task that wakes takes the notifications of both tasks, so the descriptor
+/// is not readable any more. The first task must therefore wake the second task.
 #[test]
 fn a_task_that_takes_anothers_notification_wakes_it() {
     let devices = wire::devices();
@@ -150,12 +150,13 @@ fn a_task_that_takes_anothers_notification_wakes_it() {
         };
         assert_eq!(&*message, b"hello");
     }
-    // A task that no longer sleeps is not woken.
+    // A notification must not wake a task that no longer sleeps.
     let Submit::Accepted(_) = of_b.send(b"again").unwrap() else { panic!("the message was not accepted") };
     assert_eq!(woken[1].0.load(Ordering::Relaxed), 1);
 }
 
-/// Of two halves that wait, one drives. When its future is dropped, the other one wakes and drives.
+/// If both halves wait, one half drives. When the future of the driving half is dropped, the other half wakes and
+/// drives.
 #[test]
 fn dropping_a_waiting_half_lets_the_other_drive() {
     let devices = wire::devices();

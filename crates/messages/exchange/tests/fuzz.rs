@@ -1,4 +1,5 @@
-//! Runs the fuzz bodies over a corpus and for a bounded time of mutation: see `rnic/tests/fuzz.rs`.
+//! Runs the fuzz functions with the inputs of a corpus, and with mutated inputs for a bounded time: see
+//! `rnic/tests/fuzz.rs`.
 
 mod common;
 

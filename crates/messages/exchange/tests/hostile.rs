@@ -1,4 +1,4 @@
-//! Peers that speak verbs but break the protocol, and the reactions of each connection.
+//! Tests of peers that use verbs correctly but break the message protocol. Connections must reject such peers.
 
 mod common;
 
@@ -21,7 +21,8 @@ use doorbell_exchange::{
 };
 use doorbell_verbs::{Access, MemoryKind, SendOperation};
 
-/// Polls until the connection ends, and returns the reason. Checks that it has received no message of this peer.
+/// Polls until the connection ends, and returns the reason. Checks that the connection has received no message of the
+/// bare peer.
 #[track_caller]
 fn ending<C: MessageConnection>(bare: &mut Bare, connection: &mut C) -> ConnectionError {
     let mut taken = Vec::new();
@@ -33,8 +34,8 @@ fn ending<C: MessageConnection>(bare: &mut Bare, connection: &mut C) -> Connecti
     connection.over().expect("the connection is over")
 }
 
-/// The peer writes into memory that another connection opened to it, and announces the write to this one. The bytes
-/// are not in the receive that the announcement takes.
+/// The peer sends WRITEs with immediate data into memory of another region. Such a WRITE consumes a receive, but its
+/// bytes are not in the receive's memory, so the connection must reject it.
 #[test]
 fn send_receive_rejects_data_with_a_write_immediate() {
     let mut stage = Stage::new();
@@ -56,7 +57,7 @@ fn send_receive_rejects_data_with_a_write_immediate() {
     }
 }
 
-/// The same holds for protocols whose words are SENDs without bytes.
+/// Protocols whose words are SENDs of 0 B must also reject words that arrive by WRITE with immediate data.
 #[test]
 fn control_words_are_not_accepted_as_write_immediate() {
     fn check<P: Connector>(stage: &mut Stage, protocol: P, goodbye: u32) {
@@ -83,8 +84,8 @@ fn control_words_are_not_accepted_as_write_immediate() {
     }
 }
 
-/// A connection with shared receives takes no message above its announced length, even if the shared buffers are
-/// longer.
+/// A connection with shared receives rejects a message above the maximum length in its description, even if the shared
+/// buffers are longer.
 #[test]
 fn shared_receives_reject_messages_longer_than_announced() {
     let mut stage = Stage::new();
@@ -109,7 +110,8 @@ fn shared_receives_reject_messages_longer_than_announced() {
     }
 }
 
-/// The peer sends credits again and again, while no message of this side answers the last ones.
+/// The peer sends credit messages again and again, although no message of this side has answered the last credit
+/// message.
 #[test]
 fn endless_credits_are_rejected_and_do_not_block_removal() {
     const ALONE: u32 = 1 << 31;
@@ -127,7 +129,7 @@ fn endless_credits_are_rejected_and_do_not_block_removal() {
     let flooded: Vec<_> = (0..3).map(|_| join(&mut bares)).collect();
     let (done, is_done) = mpsc::channel();
     let remover = std::thread::spawn(move || {
-        // The queue now has completions to take out.
+        // The completion queue now holds completions, which the removal must take.
         for _ in 0..100 {
             hub.poll().unwrap();
         }
@@ -155,7 +157,7 @@ fn endless_credits_are_rejected_and_do_not_block_removal() {
     assert_eq!(ended, [expected; 3]);
 }
 
-/// A sender without grants reads their number, which the peer writes.
+/// A sender that has no unused grants reads the number of granted buffers, which the peer writes.
 #[test]
 fn an_invalid_number_of_grants_ends_the_connection() {
     let mut stage = Stage::new();
@@ -174,13 +176,13 @@ fn an_invalid_number_of_grants_ends_the_connection() {
     }
 }
 
-/// The receiver reads as many bytes as the peer's tail announces.
+/// The receiver computes the length of its READ from the tail, which the peer writes.
 #[test]
 fn an_invalid_tail_ends_the_connection() {
     let mut stage = Stage::new();
     for number in [1_u64 << 20, u64::MAX] {
         let (mut bare, connection) = Bare::meet(&BufferedRead, &stage.pd, &stage.other, &config(), |_| {});
-        // The second region in the description of a bare peer has the words of its ring.
+        // The tail and the head of a bare peer lie in the second region of its description.
         for at in [0, 8] {
             bare.open.store_release_u64(OPEN_BYTES / 2 + at, number.to_le());
         }
@@ -192,12 +194,13 @@ fn an_invalid_tail_ends_the_connection() {
     }
 }
 
-/// Returns the number of conversations of each variant. `DOORBELL_HOSTILE_SEEDS` can raise it.
+/// Returns the number of conversations of each variant. The environment variable `DOORBELL_HOSTILE_SEEDS` can change
+/// the number.
 fn seeds() -> u64 {
     std::env::var("DOORBELL_HOSTILE_SEEDS").map_or(200, |text| text.parse().expect("a number of seeds"))
 }
 
-/// Returns the input of one variant for a seed.
+/// Returns the fuzz input of a variant for this seed.
 fn input(variant: usize, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed << 8 | variant as u64);
     let length = rng.within(20, 1500);
@@ -212,8 +215,8 @@ fn resident_bytes() -> usize {
     status.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number of pages") * 4096
 }
 
-/// Bare queue pairs send anything in any order to every variant of every protocol, beside a healthy connection. Their
-/// data is no message, or it ends their own connection. Other connections are not affected.
+/// Bare queue pairs send arbitrary operations to connections of every protocol and variant, beside a healthy
+/// connection. An invalid operation may end only the connection of its sender, and must not affect other connections.
 #[test]
 fn hostile_peers_end_only_their_own_connection() {
     let mut steps = vec![[0_u64; STEPS.len()]; VARIANTS.len()];
@@ -240,7 +243,7 @@ fn hostile_peers_end_only_their_own_connection() {
         println!("{name}: {} received, {} sent, steps {:?}", received[variant], sent[variant], steps[variant]);
         assert!(steps[variant].iter().all(|&count| count > 0), "{name}: a step was never chosen: {:?}", steps[variant]);
         assert!(sent[variant] > 0, "{name}: the victim never sent");
-        // With placement by hand, the program takes no messages.
+        // With placement by hand, the victim takes no messages, so `received` stays 0.
         assert!(received[variant] > 0 || name.contains("by hand"), "{name}: no message arrived");
     }
     for (ending, count) in &endings {
@@ -275,7 +278,8 @@ fn hostile_peers_end_only_their_own_connection() {
     assert!(grown < 64 << 20, "the process has grown by {grown} B");
 }
 
-/// A bare socket is the peer of set-up. It sends any bytes, or an honest hello that is cut, repeated and changed.
+/// The peer of a set-up is a bare socket. The socket sends arbitrary bytes, or a valid hello that is cut, repeated or
+/// changed.
 #[test]
 fn hostile_sockets_fail_only_the_set_up() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

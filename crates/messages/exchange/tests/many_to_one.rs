@@ -1,4 +1,5 @@
-//! Many senders to one receiver: one completion queue for all, and own or shared receive buffers.
+//! Tests of many senders and one receiver. All connections share one completion queue, and have their own or shared
+//! receive buffers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -24,7 +25,7 @@ fn shared(pd: &Pd, depth: usize, reposting: Reposting) -> SharedReceives {
     SharedReceives::new(pd, SharedOptions { depth, connections: SENDERS, max_message: 5000, reposting }).unwrap()
 }
 
-/// Returns a sender on its own device, and its name at the hub.
+/// Returns a sender on its own device, and the key of its connection in the hub.
 fn join(hub: &mut Hub, config: Config, shared: Option<&SharedReceives>) -> Result<(Connection, Key), ConnectError> {
     let sender = Endpoint::new(&device().create_pd().unwrap(), config.clone(), None).unwrap();
     let receiver = hub.endpoint(config, shared)?;
@@ -33,19 +34,19 @@ fn join(hub: &mut Hub, config: Config, shared: Option<&SharedReceives>) -> Resul
     Ok((sender.connect(&of_receiver).unwrap(), hub.add(connection)?))
 }
 
-/// Returns a payload with this number. The number determines its length.
+/// Returns the payload of message `number` of a sender. The number determines the length.
 fn payload(sender: usize, number: u64) -> Vec<u8> {
     let lengths = [16, 1, 64, 65, 4096, 5000, 300, 0];
     let length = lengths[(number as usize + sender) % lengths.len()];
     (0..length).map(|at| (number as usize * 31 + sender * 7 + at) as u8).collect()
 }
 
-/// Delivers this number of messages of each sender, and checks that they arrive once, in order and intact.
+/// Delivers `messages` messages of each sender, and checks that each message arrives once, in order and unchanged.
 fn deliver(hub: &mut Hub, senders: &mut [(Connection, Key)], messages: u64) {
     deliver_after(hub, senders, 0, messages);
 }
 
-/// Delivers the same if the first `already` messages were sent before.
+/// Does the same as [`deliver`] if each sender has already sent its first `already` messages.
 fn deliver_after(hub: &mut Hub, senders: &mut [(Connection, Key)], already: u64, messages: u64) {
     let mut sent = vec![already; senders.len()];
     let mut received = vec![0; senders.len()];
@@ -66,7 +67,7 @@ fn deliver_after(hub: &mut Hub, senders: &mut [(Connection, Key)], already: u64,
             received[index] += 1;
             held.push(message);
             if held.len() > 10 {
-                held.swap_remove(received[index] as usize * 7 % 10); // messages are freed in any order
+                held.swap_remove(received[index] as usize * 7 % 10); // frees messages out of order
             }
         }
         assert_eq!(hub.next_ended(), None);
@@ -89,8 +90,8 @@ fn one_receiver_serves_many_senders_with_separate_buffers() {
     assert_eq!(rnr_naks(&device, &senders), 0);
 }
 
-/// A hub handles a few connections in each poll. If a program sleeps after a poll that reports no event, all goodbyes
-/// must have been sent.
+/// A poll of a hub advances only a few connections. When a poll first returns false, the hub must have sent all
+/// goodbyes, since the program may then sleep.
 #[test]
 fn a_hub_sends_all_goodbyes_before_it_reports_no_event() {
     const MANY: usize = 20;
@@ -104,7 +105,7 @@ fn a_hub_sends_all_goodbyes_before_it_reports_no_event() {
         hub.get_mut(*key).expect("a connection of the hub").close();
     }
     while hub.poll().unwrap() {}
-    // After this, the program sleeps.
+    // The program now sleeps, so the hub is not polled any more.
     let until_ns = device.now_ns() + 60_000_000_000;
     for (index, (sender, _)) in senders.iter_mut().enumerate() {
         while !sender.is_peer_closed() {
@@ -148,7 +149,8 @@ fn without_credits_overcommitted_buffers_cause_rnr_naks() {
     let mut hub = Hub::for_connections(&pd, &config, SENDERS, None).unwrap();
     let shared = shared(&pd, 12, Reposting::Locked);
     let mut senders: Vec<_> = (0..SENDERS).map(|_| join(&mut hub, config.clone(), Some(&shared)).unwrap()).collect();
-    // The receiver does not poll, and 24 buffers cannot hold four windows of 32.
+    // The senders send more messages than the receiver can store: the receiver does not poll and has 24 buffers, and
+    // each of the four senders sends 32 messages.
     for (index, (connection, _)) in senders.iter_mut().enumerate() {
         for number in 0..32 {
             assert!(matches!(connection.send(&payload(index, number)).unwrap(), Submit::Accepted(_)));

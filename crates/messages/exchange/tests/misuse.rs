@@ -1,5 +1,5 @@
-//! Invalid requests of programs and invalid descriptions. Each causes an error with the given and the allowed value,
-//! and the connection stays usable.
+//! Tests of invalid calls of programs and invalid descriptions of peers. Each invalid value must cause an error that
+//! contains the given and the allowed value. After an invalid call, the connection must stay usable.
 
 mod common;
 
@@ -14,7 +14,7 @@ use doorbell_exchange::{
 };
 use doorbell_verbs::{Access, Device, MemoryKind, Pd};
 
-/// Runs a check with every protocol and variant.
+/// Runs the check `$check` with every protocol and variant.
 macro_rules! each_protocol {
     ($check:expr) => {{
         let check = $check;
@@ -49,7 +49,7 @@ fn refused(result: Result<Submit, ConnectionError>, expected: &str) {
     }
 }
 
-/// Checks that a message arrives.
+/// Sends a message from `a` to `b`, and checks that the message arrives and is done.
 fn deliver<C: MessageConnection>(a: &mut C, b: &mut C, message: &[u8]) {
     let Submit::Accepted(id) = a.send(message).unwrap() else { panic!("the message was not accepted") };
     let mut received = None;
@@ -132,7 +132,7 @@ fn direct_read_rejects_unsuitable_memory_and_data() {
     assert_eq!(error, ConnectionError::Misuse(Misuse::Access { given: Access::LOCAL_WRITE, needed }));
     refused(a.send_with(&[1; 10], &[0; 65]), "a message has 65 application bytes, but at most 64 are allowed");
 
-    // The program of the peer places messages itself, so a message may be longer than the buffers.
+    // The peer uses placement by hand, so a message may be longer than the peer's buffers.
     let region = pds[0].allocate(5001, protocol.source_access(), MemoryKind::Plain).unwrap();
     assert!(matches!(a.send_from(&region, 0, 5000).unwrap(), Submit::Accepted(1)));
     while b.request().is_none() {
@@ -208,7 +208,7 @@ fn copy_to_copies_as_much_as_fits() {
     each_protocol!(Copies);
 }
 
-/// Makes an end of an extreme configuration. Either the end works, or an error names the allowed values.
+/// Check with extreme configurations. Either the end works, or the error contains the allowed values.
 struct Extremes;
 
 impl Extremes {
@@ -232,7 +232,7 @@ impl Extremes {
             assert!(error.starts_with(words), "{error}");
             assert!(change.memory_bytes() > 0);
         }
-        // Messages above the inline limit of the device are sent from memory.
+        // An inline size above the limit of the device is valid and is reduced to the limit.
         let inline = base.clone().inline(usize::MAX);
         let (mut a, mut b) = pair(&protocol, [&pds[0], &pds[1]], &inline);
         deliver(&mut a, &mut b, &[3; 400]);
@@ -251,8 +251,8 @@ fn invalid_configurations_are_rejected_with_the_allowed_range() {
     each_protocol!(Extremes);
 }
 
-/// A ring of more than 2 GiB is invalid: words cannot express its positions in units, and one READ cannot take all of
-/// it.
+/// A ring of more than 2 GiB is invalid: the words cannot express all its positions, and one READ cannot read all its
+/// messages.
 #[test]
 fn a_peer_with_a_ring_that_is_too_long_is_refused() {
     struct TooLongRing;

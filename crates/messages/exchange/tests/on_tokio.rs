@@ -1,4 +1,4 @@
-//! The waiter for tokio: cancel safety, deadlines, and connections that share a channel.
+//! Tests of the waiter for tokio: cancel safety, deadlines, and connections that share a channel.
 #![cfg(feature = "tokio")]
 
 use std::cell::Cell;
@@ -13,14 +13,14 @@ use doorbell_verbs::{Channel, Device};
 use tokio::task::LocalSet;
 use tokio::time::timeout;
 
-/// Longer than any step of these tests.
+/// Time limit of a test, longer than any test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Timeout that is short enough that waits are often dropped.
+/// Timeout that is short enough to drop many futures before they are complete.
 const HASTE: Duration = Duration::from_micros(200);
 
 type Task = Async<TokioWaiter>;
 
-/// A device with a channel and a waiter in the current runtime.
+/// A device with a completion channel, and a waiter that is registered with the current runtime.
 struct Node {
     device: Device,
     channel: Channel,
@@ -52,7 +52,7 @@ fn config() -> Config {
     Config::default().window(4).depth(4).max_message(64)
 }
 
-/// Runs a test in a runtime of one thread.
+/// Runs a test in a tokio runtime of one thread.
 fn in_runtime(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime
@@ -79,7 +79,7 @@ fn receives_that_are_dropped_lose_no_message() {
             let dropped = timeout(HASTE, b.receive()).await;
             assert!(dropped.is_err(), "no message is sent yet, so this wait is dropped");
             wanted.set(number + 1);
-            // Futures are dropped while the message is in flight.
+            // The timeout drops futures while a message is in flight.
             let message = loop {
                 if let Ok(message) = timeout(HASTE, b.receive()).await {
                     break message.unwrap();
@@ -92,7 +92,7 @@ fn receives_that_are_dropped_lose_no_message() {
     });
 }
 
-/// Both halves of one end, whose futures are dropped.
+/// Drops futures of both halves of one end.
 #[test]
 fn halves_with_dropped_futures_deliver_each_message_once() {
     in_runtime(async {
@@ -110,7 +110,7 @@ fn halves_with_dropped_futures_deliver_each_message_once() {
         });
         let sending = tokio::task::spawn_local(async move {
             for number in 0..200_u32 {
-                // A dropped send was not sent, so the loop repeats it.
+                // A dropped send future has sent no message, so the loop sends the message again.
                 while timeout(HASTE, send.send(&number.to_be_bytes())).await.map(Result::unwrap).is_err() {}
             }
             send.close().await.unwrap();
@@ -160,7 +160,8 @@ fn many_connections_of_one_channel_are_each_woken() {
     });
 }
 
-/// Only the keepalive, which is due at its deadline, detects a silent death.
+/// If a peer dies without a packet, only the keepalive detects its death, so the sleeping task must wake at the
+/// deadline of the keepalive.
 #[test]
 fn a_task_that_sleeps_in_tokio_notices_that_its_peer_died() {
     in_runtime(async {

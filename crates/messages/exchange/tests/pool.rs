@@ -1,5 +1,5 @@
-//! All interleavings of threads that give buffers back. No buffer waits while the peer waits for it. The share of a
-//! connection that is over goes to the others once.
+//! Model checks of all interleavings of threads that give buffers back. Each returned buffer must be reposted if the
+//! peer waits for a receive. The share of an ended connection must become available exactly once.
 
 use doorbell_testing::model;
 #[allow(dead_code)]
@@ -26,23 +26,23 @@ use loom::sync::Mutex;
 use reports::ReceiveCredits;
 use returns::{Granted, Grants, Returns};
 
-/// Maximum number of preemptions of one run.
+/// Maximum number of preemptions in one interleaving.
 const PREEMPTIONS: usize = 3;
 
-/// A connection, and the grant that its peer knows.
+/// A connection, with the grant that its peer knows.
 struct Account {
     grants: Grants,
     credits: ReceiveCredits,
-    /// Last grant of which the peer knows.
+    /// Last grant that was reported to the peer.
     known: Mutex<u64>,
     nic: Arc<Nic>,
 }
 
-/// Number of all receives that were posted.
+/// Model of the NIC: the number of all receives that were posted.
 struct Nic(Mutex<u64>);
 
 impl Account {
-    /// Makes a connection whose peer has used up all its receives.
+    /// Makes a connection all of whose granted receives are used up.
     fn exhausted(nic: &Arc<Nic>, depth: u64, share: usize) -> Arc<Self> {
         let credits = ReceiveCredits::new(depth);
         (0..depth).for_each(|received| assert_eq!(credits.received(), received + 1));
@@ -66,7 +66,7 @@ impl Granted for Account {
     }
 }
 
-/// The buffers of one connection, or of several that share them.
+/// The returned buffers of one connection, or of several connections that share receives.
 struct World {
     returns: Returns<Account, Infallible>,
     nic: Arc<Nic>,
@@ -83,7 +83,7 @@ impl World {
         let Ok(_) = self.returns.repost(own, post);
     }
 
-    /// Does the same as the drop of a message.
+    /// Gives a buffer back as the drop of a message does.
     fn give_back(&self, slot: u32, account: Option<&Arc<Account>>) {
         if self.returns.give_back(slot, account.cloned()) {
             self.repost();
@@ -114,9 +114,9 @@ fn an_exhausted_peer_learns_of_receives_returned_by_threads() {
         };
         world.give_back(1, None);
         dropping.join().unwrap();
-        // The connection sleeps until a message comes, so the peer must be able to send one.
+        // The connection sleeps until a message comes, so the peer must be able to send a message.
         assert!(*own.known.lock().unwrap() > DEPTH, "the peer still waits for a receive");
-        // Then the connection polls.
+        // When the connection polls, the remaining buffers must be reposted.
         world.repost();
         assert_eq!((world.returns.len(), own.grants.granted()), (0, 2 * DEPTH));
     });
@@ -135,7 +135,7 @@ fn the_share_of_an_ended_connection_is_returned_once() {
             account.grants.taken();
             account
         });
-        // Threads drop one message of each connection, while one connection ends.
+        // A thread drops one message of each connection, while one connection ends.
         let dropping = {
             let (world, ending) = (Arc::clone(&world), Arc::clone(&ending));
             loom::thread::spawn(move || world.give_back(0, Some(&ending)))

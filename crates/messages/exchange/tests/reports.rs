@@ -1,7 +1,7 @@
-//! All interleavings of a connection that receives messages and a thread that drops some: the peer never waits for a
-//! credit message that no side will send.
+//! Model checks of all interleavings of a connection that receives messages and a thread that drops messages. The peer
+//! must never wait for a credit message that this side will not send.
 
-#[allow(dead_code)] // grants that ride with data are not part of the models
+#[allow(dead_code)] // the models have no grants in data messages
 #[path = "../src/send_receive/reports.rs"]
 mod reports;
 
@@ -13,24 +13,25 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use reports::ReceiveCredits;
 
-/// Maximum number of preemptions of one run.
+/// Maximum number of preemptions in one interleaving.
 const PREEMPTIONS: usize = 3;
 
 struct World {
     credits: ReceiveCredits,
-    /// Receives posted so far.
+    /// Cumulative number of posted receives.
     granted: AtomicU64,
     peer: Mutex<Peer>,
 }
 
-/// The other side, which sends while it has credit.
+/// The peer, which sends messages while it has credit.
 struct Peer {
     granted: u64,
     sent: u64,
 }
 
 impl World {
-    /// Makes a world in which all receives are used up. Their messages have arrived, and none was dropped yet.
+    /// Makes a world in which messages have used up all receives. All these messages have arrived, and none was
+    /// dropped.
     fn exhausted(depth: u64) -> Self {
         let credits = ReceiveCredits::new(depth);
         for _ in 0..depth {
@@ -40,7 +41,7 @@ impl World {
         Self { credits, granted: AtomicU64::new(depth), peer }
     }
 
-    /// Drops a message and posts its receive again. Returns whether a credit message left.
+    /// Drops a message and reposts its receive. Returns whether this caused a credit message.
     fn drop_message(&self) -> bool {
         self.granted.fetch_add(1, Ordering::Release);
         self.report()
@@ -56,7 +57,7 @@ impl World {
         due
     }
 
-    /// Receives the next message, if the peer may send one.
+    /// Receives the next message, if the peer has credit. Returns whether a message arrived.
     fn receive(&self) -> bool {
         let mut peer = self.peer.lock().unwrap();
         let may = peer.sent < peer.granted;
@@ -68,7 +69,7 @@ impl World {
         may
     }
 
-    /// Runs the connection alone: it receives each message and drops it.
+    /// Runs the connection without another thread. The connection receives each message and drops it.
     fn goes_on(&self) {
         for message in 0..3 {
             if !self.receive() {
@@ -82,7 +83,7 @@ impl World {
 
 fn both_drop_and_one_receives(depth: u64) {
     let mut model = loom::model::Builder::new();
-    // There are too many orders of the two threads, so the model bounds the number of preemptions.
+    // The two threads have too many interleavings, so the model bounds the number of preemptions.
     model.preemption_bound = Some(PREEMPTIONS);
     model.check(move || {
         let world = Arc::new(World::exhausted(depth));
@@ -90,7 +91,7 @@ fn both_drop_and_one_receives(depth: u64) {
             let world = Arc::clone(&world);
             loom::thread::spawn(move || world.drop_message())
         };
-        // The connection drops a message, and takes the messages that the peer sends in answer to either grant.
+        // The connection drops a message, and then receives the messages that the peer sends after the new grants.
         world.drop_message();
         if world.receive() {
             world.drop_message();

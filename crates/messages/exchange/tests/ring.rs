@@ -1,7 +1,7 @@
-//! All interleavings of threads that drop messages of a ring, connections that move its head, and peers that write to
-//! freed memory. No held message is overwritten, and no free memory is forgotten.
+//! Model checks of all interleavings of threads that drop messages of a ring, connections that move the head, and peers
+//! that write to freed memory. A held message must not be overwritten, and all freed memory must become available.
 
-#[allow(dead_code, unreachable_pub)] // the models use a part
+#[allow(dead_code, unreachable_pub)] // the models use only some functions
 #[path = "../src/ring/units.rs"]
 mod units;
 
@@ -15,20 +15,21 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use units::{UNIT, Units};
 
-/// Units of the ring of the models.
+/// Number of units of the ring in the models.
 const COUNT: usize = 2;
 
 const BYTES: u64 = (COUNT * UNIT) as u64;
 
-/// A ring and its memory, in which the model checker finds each access that a peer may disturb.
+/// A ring and its memory. The model checker detects if a write of the peer and another access to this memory are not
+/// ordered.
 struct Ring {
     units: Units,
     memory: [UnsafeCell<u64>; COUNT],
-    /// The head in the memory that a peer reads.
+    /// Copy of the head, which the peer reads.
     head_word: AtomicU64,
 }
 
-// SAFETY: the model checks that the accesses to the cells are ordered.
+// SAFETY: the model checker reports accesses to a cell that are not ordered.
 unsafe impl Sync for Ring {}
 // SAFETY: as above.
 unsafe impl Send for Ring {}
@@ -77,7 +78,7 @@ fn message_memory_is_reused_only_after_its_last_read() {
             let ring = Arc::clone(&ring);
             loom::thread::spawn(move || ring.drop_message(position))
         });
-        // The messages may be dropped in any order; the head moves in one.
+        // The threads drop the two messages in any order, and the head must pass both messages.
         for position in [0, UNIT as u64] {
             while ring.units.head() <= position {
                 if ring.advance() == 0 {
@@ -118,7 +119,7 @@ fn two_connections_move_one_head(look: impl Fn(&Ring) -> u64 + Send + Sync + 'st
         });
         ring.drop_message(UNIT as u64);
         ring.advance();
-        // A peer that knows the head writes to free memory.
+        // A peer that has read the head writes to free memory.
         let head = look(&ring);
         if head > 0 {
             ring.receive(BYTES);
@@ -134,7 +135,7 @@ fn two_connections_move_one_head(look: impl Fn(&Ring) -> u64 + Send + Sync + 'st
 fn a_hole_search_skips_concurrently_dropped_messages() {
     loom::model(|| {
         let ring = Ring::new();
-        // A message of a living sender lies before the space that a dead one reserved.
+        // A message of a live sender lies before the space that a dead sender has reserved.
         ring.receive(0);
         ring.drop_message(0);
         let searching = loom::thread::spawn({

@@ -1,4 +1,4 @@
-//! Send-Receive between two software RNICs of this process.
+//! Tests of Send-Receive between two software RNICs of this process.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -50,7 +50,7 @@ fn messages_arrive_once_in_order_and_intact() {
                 received += 1;
                 held.push(message);
                 if held.len() > 20 {
-                    held.swap_remove(received as usize * 7 % 20); // messages are freed in any order
+                    held.swap_remove(received as usize * 7 % 20); // frees messages out of order
                 }
             }
         }
@@ -81,7 +81,7 @@ fn a_receiver_that_stops_reading_only_causes_back_pressure() {
     while messages.len() < 16 {
         messages.extend(b.receive().unwrap());
     }
-    drop(messages); // the drops free a quarter of the depth, repost and report
+    drop(messages); // the drops free a quarter of the depth, so they repost receives and send a credit message
     while !matches!(a.send(b"again").unwrap(), Submit::Accepted(_)) {
         a.poll().unwrap();
     }
@@ -128,7 +128,8 @@ fn a_goodbye_is_heard_without_credits_too() {
     closer.join().unwrap().unwrap();
 }
 
-/// The acknowledgement of the last goodbye may be lost forever, since its receiver has exited.
+/// A side that exits early may leave the last goodbye of its peer without an acknowledgement. Both sides must still
+/// close without an error.
 #[test]
 fn both_sides_close_cleanly_when_the_last_ack_is_lost() {
     for seed in 0..12 {
@@ -136,7 +137,8 @@ fn both_sides_close_cleanly_when_the_last_ack_is_lost() {
             let plan = format!("drop=0.25,seed={seed}").parse().unwrap();
             soft::open(&SoftOptions { faults: Some(plan), ..SoftOptions::default() }).unwrap()
         };
-        // Short timeouts end the wait of the other side soon, but a busy peer still has time to answer.
+        // The timeout is short, so that a side soon stops retransmitting to a peer that has exited. A busy peer still
+        // has time to answer.
         let config = Config::default().timeout_exponent(12);
         let (a, b) = (lossy(), lossy());
         let a = Endpoint::new(&a.create_pd().unwrap(), config.clone(), None).unwrap();
@@ -167,8 +169,8 @@ fn a_silent_peer_that_dies_is_noticed() {
     assert!(matches!(error, ConnectionError::PeerUnreachable(_)), "{error}");
 }
 
-/// The peer receives nothing, and no credits hold the sender back. Its RNIC answers "receiver not ready" forever,
-/// which is no error. The connection continues, and one warning is logged.
+/// The peer does not poll, and flow control is off. The peer's RNIC answers with RNR NAKs forever, which are no error
+/// since RNR retries are unlimited. The connection must continue and log one warning.
 #[test]
 fn a_stalled_connection_is_logged_once() {
     let told = Told::default();
@@ -177,7 +179,7 @@ fn a_stalled_connection_is_logged_once() {
         let config = Config::default().window(64).credits(false).depth(4).keepalive(Duration::from_millis(2));
         let (mut a, mut b) = pair(config.clone(), config);
         let device = a.qp().pd().device().clone();
-        const MESSAGES: u64 = 64; // the window, and more than the receives of the peer
+        const MESSAGES: u64 = 64; // the size of the window, and more than the number of the peer's receives
         (0..MESSAGES).for_each(|_| assert!(matches!(a.send(b"hello").unwrap(), Submit::Accepted(_))));
         while device.counters().unwrap().rnr_nak_received == 0 {
             a.poll().unwrap();

@@ -1,4 +1,4 @@
-//! Many senders and one ring: senders of Shared-Write join, leave and die.
+//! Tests of Shared-Write with many senders and one ring: senders join, leave and die.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn payload(sender: usize, number: u64) -> Vec<u8> {
     (0..length).map(|at| (number as usize * 31 + sender * 7 + at) as u8).collect()
 }
 
-/// A sender, and the receiver's end of its connection.
+/// Both ends of a connection: the sender's end and the receiver's end.
 struct Pair {
     sender: Option<Connection>,
     receiver: Connection,
@@ -86,7 +86,7 @@ fn many_senders_share_one_ring() {
     let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
     let mut pairs: Vec<_> = (0..4).map(|_| join(&ring)).collect();
     until(&mut pairs, 2000, |pairs| all_received(pairs, 2000));
-    // Another sender can join, and others can leave with a goodbye.
+    // A new sender can join, and other senders can leave with a goodbye.
     pairs.push(join(&ring));
     for pair in &mut pairs[..2] {
         pair.sender.as_mut().unwrap().close();
@@ -110,7 +110,8 @@ fn a_sender_that_dies_after_reserving_does_not_block_the_others() {
     let ring = SharedRing::new(&device().create_pd().unwrap(), &config()).unwrap();
     let mut pairs: Vec<_> = (0..3).map(|_| join(&ring)).collect();
     until(&mut pairs, 50, |pairs| all_received(pairs, 50));
-    // The sender reserves space in several pieces and never writes, since its connection is not polled any more.
+    // The dying sender reserves space with several FETCH_ADDs. It never writes into the space, since its connection is
+    // not polled any more.
     let dying = pairs[1].sender.as_mut().unwrap();
     for number in 50..53 {
         assert!(matches!(dying.send(&payload(1, number)).unwrap(), Submit::Accepted(_)));
@@ -122,7 +123,7 @@ fn a_sender_that_dies_after_reserving_does_not_block_the_others() {
             pair.receive(index);
         }
     }
-    // The other senders stop, since the hole blocks the ring.
+    // The other senders must stop once the ring is full, since the head cannot pass the hole.
     let mut rounds = 0;
     let mut seen = 0;
     while rounds < 300 {
@@ -143,7 +144,7 @@ fn a_sender_that_dies_after_reserving_does_not_block_the_others() {
     assert_eq!(pairs[1].received, 50);
 }
 
-/// Senders die at any moment, also during the questions about an earlier death.
+/// Senders die at any moment, even while the receiver recovers the space of a sender that died earlier.
 #[test]
 fn senders_that_die_at_any_time_do_not_block_others() {
     for seed in 1..=12_u64 {

@@ -1,7 +1,7 @@
-//! Operations that the connections of each protocol post, compared with the steps in its description.
+//! Compares the operations that the connections of each protocol post with the steps of the protocol.
 //!
-//! Packets are counted on a wire between two devices of one thread, so the test knows what each end had received at
-//! each poll. The keepalive is off, and the ends send no goodbye.
+//! The test counts packets on a wire between two devices. One thread drives both devices, so the test knows which
+//! packets each end had received at each poll. Keepalives are off, and the ends send no goodbyes.
 
 #[path = "../benches/protocols/wire.rs"]
 #[allow(dead_code, missing_docs, reason = "benches use the rest")]
@@ -17,25 +17,27 @@ use doorbell_sync::IgnorePoison;
 use doorbell_verbs::{Completion, Cq, Device};
 use doorbell_wire::{BTH_LEN, BthPacket, MessageKind, Opcode, PacketOperation, RETH_LEN, RethRepr};
 
-/// Longer than any step of these tests on a slow machine. It protects against hanging.
+/// Time limit of a test, longer than any test takes on a slow machine.
 const PATIENCE_NS: u64 = 120_000_000_000;
 
-/// Number of posted operations of each kind and length. A kind is a number, since kinds have no order.
+/// Number of posted operations of each kind and length. The kind is an index into `MessageKind::ALL`, since map keys
+/// need an order.
 type Counts = BTreeMap<(usize, u64), u64>;
 
 fn number(kind: MessageKind) -> usize {
     MessageKind::ALL.iter().position(|&other| other == kind).expect("a kind")
 }
 
-/// The operations of a device, derived from its packets.
+/// The operations that a device has posted, derived from its packets.
 #[derive(Default)]
 struct Seen {
     counts: Counts,
-    /// Packets that were seen before, since a busy machine may retransmit some.
+    /// Packets that the wire has already carried. The test must not count a retransmitted packet again.
     packets: BTreeSet<(u32, u32)>,
     total: u64,
-    /// Sequence numbers of the last request that this device sent, and of the last that it answered.
+    /// Sequence number of the last request that this device sent.
     requested: Option<u32>,
+    /// Sequence number of the last request that this device answered.
     answered: Option<u32>,
 }
 
@@ -45,8 +47,8 @@ impl Seen {
         self.total += 1;
         let bth = BthPacket::new_checked(packet).expect("a packet of RoCE");
         let opcode = bth.opcode();
-        // There is one queue pair and one packet per message, so the last packet has the highest number, except for
-        // retransmissions.
+        // The device has one queue pair, and each message is one packet. A packet that is no retransmission therefore
+        // has the highest sequence number.
         let last = if opcode.is_request() { &mut self.requested } else { &mut self.answered };
         let psn = bth.psn().get();
         if last.is_none_or(|last| is_at_least(psn, last)) {
@@ -67,12 +69,12 @@ impl Seen {
     }
 }
 
-/// Compares sequence numbers, which wrap.
+/// Returns whether a sequence number is equal to or after another one. Sequence numbers wrap at 2^24.
 fn is_at_least(psn: u32, other: u32) -> bool {
     psn.wrapping_sub(other) & 0xff_ffff < 1 << 23
 }
 
-/// Returns the operation of a request packet, and whether the packet is its first.
+/// Returns the operation of a request packet, and whether the packet is the first packet of the operation.
 fn kind(opcode: Opcode) -> Option<(MessageKind, bool)> {
     if !opcode.is_request() {
         return None;
@@ -89,11 +91,12 @@ fn kind(opcode: Opcode) -> Option<(MessageKind, bool)> {
     Some((kind, opcode.is_first() || opcode.is_only()))
 }
 
-/// Two devices, and the operations that each has posted.
+/// Two devices, and the operations that each device has posted.
 struct Stage {
     devices: [Device; 2],
     seen: [Arc<Mutex<Seen>>; 2],
-    /// Empty queues. A poll of them lets a device work while its connections take no completions.
+    /// An empty completion queue for each device. Polling it drives the device, while the connections take no
+    /// completions.
     idle: [Cq; 2],
 }
 
@@ -118,7 +121,7 @@ impl Stage {
         [connector.connect(a, &of_b).expect("a connection"), connector.connect(b, &of_a).expect("a connection")]
     }
 
-    /// Returns the number of packets, and whether all requests among them were answered.
+    /// Returns the number of packets of both devices, and whether all requests were answered.
     fn packets(&self) -> (u64, bool) {
         let [a, b] = [0, 1].map(|index: usize| {
             let Seen { total, requested, answered, .. } = *self.seen[index].lock().ignore_poison();
@@ -130,7 +133,7 @@ impl Stage {
         (a.0 + b.0, is_answered(a.1, b.2) && is_answered(b.1, a.2))
     }
 
-    /// Lets both devices work until all posted requests are answered and the answers were taken.
+    /// Drives both devices until all posted requests are answered and both devices have processed the answers.
     fn settle(&self) {
         const POLLS: u32 = 50;
         let (mut quiet, mut before) = (0, 0);
@@ -149,14 +152,14 @@ impl Stage {
     }
 }
 
-/// Results of an end in a run: the messages that it sent and received, and the operations that it posted.
+/// Results of one end in a run: the messages that the end sent and received, and the operations that the end posted.
 struct Done {
     sent: Run,
     received: Run,
     posted: Counts,
 }
 
-/// An operation by its number, and its length if all have the same.
+/// Class of operations: the kind, and the length if all operations of the class have the same length.
 type Class = (usize, Option<u64>);
 
 /// Allowed number of operations of a class.
@@ -164,16 +167,17 @@ type Class = (usize, Option<u64>);
 struct Allowed {
     least: u64,
     most: Option<u64>,
-    /// Unit of their lengths.
+    /// Unit of which each length must be a multiple.
     unit: u64,
 }
 
-/// Compares the operations of an end with the described steps. All operations of one kind and length form one class.
+/// Compares the operations of an end with the steps of its protocol. All operations of one kind and length form one
+/// class.
 fn check(steps: &[Step], done: &Done) -> Result<(), String> {
     let mut classes: BTreeMap<Class, Allowed> = BTreeMap::new();
     for step in steps.iter().filter(|step| step.is_part(done.sent.credits)) {
         let posts = step.posts(if step.by == End::Sender { &done.sent } else { &done.received });
-        // One operation may cover several messages or buffers, and then has their total length.
+        // An operation that covers several messages or buffers has the total length of them.
         let (bytes, unit) = match step.size {
             Size::AllNew { unit, .. } => (None, unit),
             Size::Entries(entry) => (None, entry),
@@ -203,9 +207,9 @@ fn check(steps: &[Step], done: &Done) -> Result<(), String> {
 /// Bytes of a message that fills a ring of one page.
 const ALONE_BYTES: usize = 3500;
 
-/// Sends one message at a time into room for one, and polls each end only after all requests are complete. Each step is
-/// then posted once per message, and the number of polls of each end is known. Returns the results of the sender and of
-/// the receiver.
+/// Sends one message at a time to a receiver with room for one message, and polls each end only after all requests are
+/// complete. Each step is then posted once for each message, and the number of polls of each end is known. Returns the
+/// results of the sender and of the receiver.
 fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Done; 2] {
     let config = Config::default()
         .window(1)
@@ -246,7 +250,7 @@ fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Don
             }
         };
         drop(received);
-        // The receiver frees the message, and reports this itself or on request.
+        // The receiver frees the message. It then reports the free space, or the sender reads the head.
         poll_b(&mut b);
         while a.last_done() < id {
             poll_a(&mut a);
@@ -268,7 +272,7 @@ fn one_by_one<P: Connector>(connector: &P, credits: bool, messages: u64) -> [Don
     ]
 }
 
-/// Sends many messages in both directions at once, in batches. The ends hold some of them for a while.
+/// Sends many messages in both directions at once, in batches. Each end holds some received messages for a while.
 fn many_at_once<P: Connector>(connector: &P, credits: bool, messages: [u64; 2], bytes: usize) -> [Done; 2] {
     let config = Config::default()
         .window(32)
@@ -287,11 +291,11 @@ fn many_at_once<P: Connector>(connector: &P, credits: bool, messages: [u64; 2], 
     let (until_ns, mut rounds) = (device.now_ns() + PATIENCE_NS, 0);
     while received != [messages[1], messages[0]] || ends.iter().any(|end| end.unacknowledged() > 0) {
         rounds += 1;
-        // The test limits time, not rounds: rounds without progress also occur while the thread of a device is
-        // preempted.
+        // The test limits the time and not the number of rounds: rounds without progress also occur while the thread of
+        // a device is preempted.
         assert!(device.now_ns() < until_ns, "no progress: {sent:?} sent, {received:?} received");
         for (index, end) in ends.iter_mut().enumerate() {
-            // Some rounds send as many messages as possible, others only a few.
+            // A round sends up to 32 messages, 1 message or up to 5 messages, in turn.
             for _ in 0..[32, 1, 5][rounds % 3] {
                 if sent[index] == messages[index] {
                     break;
@@ -335,7 +339,7 @@ fn check_both(steps: &[Step], done: &[Done; 2]) -> Result<(), String> {
     check(steps, &done[0]).and_then(|()| check(steps, &done[1]))
 }
 
-/// Returns the settings of credits: on, and off if the protocol allows it.
+/// Returns the settings of credits that the protocol allows: on, and possibly off.
 fn credits_of(protocol: Protocol) -> &'static [bool] {
     if protocol.is_possible_without_credits() { &[true, false] } else { &[true] }
 }

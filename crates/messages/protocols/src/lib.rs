@@ -1,8 +1,8 @@
 //! Protocols of message exchange as data, with all variants.
 //!
 //! A [`Protocol`] has a name, an id for connection set-up ([`WireId`]), properties by which programs choose
-//! ([`Properties`]), and [`Step`]s. A step states which end posts which operation, the size of the operation, how often
-//! and after which other step the operation is posted, and how the other end notices the operation.
+//! ([`Properties`]), and [`Step`]s. A step states which end posts which operation, and the size of the operation. It
+//! also states when the operation is posted, and how the other end notices the operation.
 //!
 //! ```
 //! use doorbell_protocols::{End, Protocol, Run};

@@ -1,12 +1,12 @@
-//! The processes of `cargo xtask soak`, which starts them:
+//! The program of the processes that `cargo xtask soak` starts:
 //!
-//! - `soak serve SEED FAULT` listens until its standard input ends, and is the server of each conversation;
-//! - `soak stay SEED FAULT PORT` holds a conversation of each protocol, and one of one-sided operations, until its
-//!   standard input ends;
-//! - `soak visit SEED FAULT PORT` holds some conversations for a short time, and ends or kills itself.
+//! - `soak serve SEED FAULT` listens until its standard input ends, and is the server of all conversations;
+//! - `soak stay SEED FAULT PORT` holds one conversation of each protocol and one conversation of one-sided operations,
+//!   until its standard input ends;
+//! - `soak visit SEED FAULT PORT` holds some conversations for a short time, and then ends or kills itself.
 //!
-//! FAULT is a plan in the format of `--fault`, or `-` for none. Each process prints one line of names and numbers per
-//! second.
+//! FAULT is a plan in the format of `--fault`, or `-` for none. Each process prints one line per second, which consists
+//! of names and numbers.
 
 mod traffic;
 
@@ -26,11 +26,11 @@ use doorbell::verbs::{self, Access, QpCapacities};
 use doorbell::{Config, Connector, Device};
 use traffic::{Conversation, LONGEST, Messages, OWN_BYTES, OneSided, Passive, SHARED_BYTES};
 
-/// Deadline of set-up, for a peer that hangs.
+/// Deadline of a set-up, so that a peer that hangs does not block this process.
 const SOON: Duration = Duration::from_secs(60);
-/// Time between two lines.
+/// Time between two lines of output.
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
-/// Value in a greeting that replaces the number of a protocol.
+/// Value of the protocol number in a greeting that asks for one-sided operations.
 const ONE_SIDED: u8 = u8::MAX;
 const GREETING_BYTES: usize = 10;
 /// Maximum number of messages in flight in each direction.
@@ -39,10 +39,11 @@ const ROOM: QpCapacities =
     QpCapacities { max_send_wr: 32, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
 
 type Failure = Box<dyn Error>;
-/// A greeting, and the conversation that was set up after it.
+/// The greeting of a client, and the conversation that was set up after the greeting.
 type Arrival = (Greeting, Result<Box<dyn Conversation>, String>);
 
-/// First message of a client: its conversation, the key of its data, and whether it will kill itself.
+/// First bytes of a client: the kind of the conversation, the key of the client's data, and whether the client will
+/// kill itself.
 #[derive(Clone, Copy)]
 struct Greeting {
     protocol: u8,
@@ -68,7 +69,7 @@ impl Greeting {
         Ok(Self { protocol: bytes[0], will_die: bytes[1] != 0, key })
     }
 
-    /// Sets up the conversation at either end.
+    /// Sets up the conversation. The client and the server both call this function.
     fn meet(self, device: &Device, stream: TcpStream, is_server: bool) -> Result<Box<dyn Conversation>, Failure> {
         if self.protocol == ONE_SIDED {
             let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
@@ -101,7 +102,7 @@ where
     let own = connector.describe(&endpoint);
     let theirs = setup::exchange(&stream, &[own], SOON)?;
     let connection = connector.connect(endpoint, &theirs[0])?;
-    // Both ends wait for each other's ready byte before they send.
+    // Each end waits for the ready byte of the other end before it sends messages.
     stream.set_read_timeout(Some(SOON))?;
     stream.write_all(&[setup::READY])?;
     stream.read_exact(&mut [0])?;
@@ -109,7 +110,7 @@ where
     Ok(Box::new(Messages::new(connection, stream, keys)?))
 }
 
-/// Conversations of a process, and outcomes of those that ended.
+/// Conversations of a process, and the number of ended conversations by outcome.
 struct Table {
     name: &'static str,
     soft: Arc<Soft>,
@@ -176,10 +177,11 @@ impl Table {
     }
 }
 
-/// Returns free pages of the allocator to the kernel. Peaks of visitors leave free pages between used ones. Higher
-/// peaks become rarer, but never stop, so resident memory would grow without a leak.
+/// Returns free pages of the allocator to the kernel. A peak of visitors leaves free pages between used pages. Without
+/// this call, each higher peak would increase the resident memory, which would look like a leak.
 fn give_back_free_memory() {
-    // SAFETY: the call takes the locks of the allocator, as an allocation does, and only unmaps pages without contents.
+    // SAFETY: `malloc_trim` takes the locks of the allocator, as an allocation does, and only releases pages that hold
+    // no allocations.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     unsafe {
         libc::malloc_trim(0);
@@ -193,12 +195,12 @@ fn open(fault: &str) -> Result<(Device, Arc<Soft>), Failure> {
     Ok((Device::of(&verbs::Device::new(provider))?, soft))
 }
 
-/// Accepts clients and hands their conversations over.
+/// Accepts clients and sends their conversations to `out`.
 fn accept(listener: &TcpListener, device: &Device, out: &Sender<Arrival>) {
     for stream in listener.incoming() {
         let Ok(mut stream) = stream else { continue };
-        let _ = stream.set_nodelay(true); // a failure only costs time
-        // Ignore a client that leaves before its greeting.
+        let _ = stream.set_nodelay(true); // without this option, the set-up is only slower
+        // Ignore a client that disconnects before its greeting.
         let Ok(greeting) = Greeting::read(&mut stream) else { continue };
         let met = greeting.meet(device, stream, true).map_err(|error| error.to_string());
         if out.send((greeting, met)).is_err() {
@@ -212,7 +214,7 @@ fn end_of_input() -> Arc<AtomicBool> {
     let is_over = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&is_over);
     std::thread::spawn(move || {
-        // A read error counts as the end, too.
+        // A read error also counts as the end of the input.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         flag.store(true, Ordering::Relaxed);
     });
@@ -253,7 +255,7 @@ fn serve(fault: &str) -> Result<u64, Failure> {
     Ok(table.errors)
 }
 
-/// Plays a client. It stays until its standard input ends, or visits for a drawn time.
+/// Runs a client. With `stays`, the client runs until its standard input ends, and otherwise for a random time.
 fn visit(seed: u64, fault: &str, port: u16, stays: bool) -> Result<u64, Failure> {
     let name = if stays { "lasting client" } else { "visitor" };
     let (device, soft) = open(fault)?;
@@ -281,7 +283,7 @@ fn visit(seed: u64, fault: &str, port: u16, stays: bool) -> Result<u64, Failure>
             None => Instant::now() >= end,
         };
         if is_ending && will_die {
-            // SIGKILL models a crash, or a user who kills the program.
+            // SIGKILL simulates a crash, or a user who kills the program.
             nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL)?;
         }
         if !table.step(is_ending) {
@@ -289,7 +291,7 @@ fn visit(seed: u64, fault: &str, port: u16, stays: bool) -> Result<u64, Failure>
         }
     }
     table.line();
-    // No server of a client's conversations dies, so each departure also counts as an error.
+    // The server never dies, so a client counts each conversation whose peer departed as an error.
     Ok(table.errors + table.departed)
 }
 

@@ -1,4 +1,5 @@
-//! Conversations over one connection each. From its data, each end detects lost or changed messages.
+//! Conversations, each of which uses one connection. The data of a message follow from a key and a number, so the
+//! receiver detects lost and changed messages.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -8,15 +9,15 @@ use doorbell::exchange::Submit;
 use doorbell::verbs::{Completion, Payload, Region, SendFlags, SendOperation, SendRequest, Status};
 use doorbell::{ConnectionError, MessageConnection, QueuePair, Received};
 
-/// Maximum bytes of a message.
+/// Maximum number of bytes of a message.
 pub(crate) const LONGEST: usize = 4096;
-/// Lengths of messages.
+/// Lengths in bytes from which the length of each message is chosen.
 const LENGTHS: [usize; 8] = [16, 24, 64, 64, 256, 256, 1024, LONGEST];
 /// Maximum number of messages that one step sends.
 const SENDS: usize = 16;
 /// Maximum number of messages that one step receives.
 const RECEIVES: usize = 64;
-/// Time within which a peer must say goodbye, or its death must be noticed, on a slow machine.
+/// Time within which a peer must send its goodbye, or its death must be noticed, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Outcome of a step.
@@ -24,13 +25,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) struct Step {
     /// Number of messages and operations with correct data.
     pub(crate) verified: u64,
-    /// Whether both ends are done.
+    /// Whether both ends have finished the conversation.
     pub(crate) is_over: bool,
 }
 
-/// One end of a connection. No call blocks.
+/// One end of a conversation. No call blocks.
 pub(crate) trait Conversation: Send {
-    /// Does one step. With `is_ending`, this end sends its last message.
+    /// Does one step of the conversation. With `is_ending`, this end sends its last message.
     fn step(&mut self, is_ending: bool) -> Result<Step, String>;
 }
 
@@ -49,7 +50,8 @@ fn length(key: u64, number: u64) -> usize {
     LENGTHS[(mixed(key ^ number ^ 0x5555) % LENGTHS.len() as u64) as usize]
 }
 
-/// Writes a message. Its first word marks the last message, and the others follow from the key and the number.
+/// Writes a message into `out`. The first word shows whether the message is the last, and the other words follow from
+/// the key and the number.
 fn fill(out: &mut [u8], key: u64, number: u64, is_last: bool) {
     for (at, chunk) in out.chunks_exact_mut(8).enumerate() {
         let value = if at == 0 { mixed(key) ^ u64::from(is_last) } else { word(key, number, at as u64) };
@@ -57,7 +59,7 @@ fn fill(out: &mut [u8], key: u64, number: u64, is_last: bool) {
     }
 }
 
-/// Checks every byte of a message. Returns whether it is the last.
+/// Checks every byte of a message. Returns whether the message is the last.
 fn check(message: &[u8], key: u64, number: u64) -> Result<bool, String> {
     let expected = length(key, number);
     if message.len() != expected {
@@ -79,8 +81,9 @@ fn check(message: &[u8], key: u64, number: u64) -> Result<bool, String> {
     Ok(is_last)
 }
 
-/// Stream over which a connection was set up. At the end, each side says goodbye over it. Until then the peer must
-/// stay, since it may have to repeat an acknowledgement that the network lost.
+/// TCP stream over which a connection was set up. At the end of the conversation, each side sends a goodbye over the
+/// stream. A side must not exit before it has the goodbye of its peer, since it may have to resend an acknowledgement
+/// that the network lost.
 struct Goodbye {
     stream: TcpStream,
     since: Option<Instant>,
@@ -92,27 +95,27 @@ impl Goodbye {
         Ok(Self { stream, since: None })
     }
 
-    /// Returns whether the peer has closed its end, or has said goodbye.
+    /// Returns whether the peer has closed the stream or has sent its goodbye.
     fn is_heard(&mut self) -> bool {
         !matches!(self.stream.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Says goodbye once. Returns whether the peer has also said goodbye.
+    /// Sends the goodbye with the first call. Returns whether the peer has also sent its goodbye.
     fn say(&mut self) -> Result<bool, String> {
         let since = *self.since.get_or_insert_with(|| {
-            // The write fails if the peer is gone, and then no goodbye is needed.
+            // If the write fails, the peer is gone and needs no goodbye.
             let _ = self.stream.write(&[1]);
             Instant::now()
         });
         match self.is_heard() {
             true => Ok(true),
             false if since.elapsed() < PATIENCE => Ok(false),
-            false => Err(format!("the peer said no goodbye within {} s", PATIENCE.as_secs())),
+            false => Err(format!("the peer sent no goodbye within {} s", PATIENCE.as_secs())),
         }
     }
 }
 
-/// Messages in both directions.
+/// A conversation of messages in both directions.
 pub(crate) struct Messages<C> {
     connection: C,
     goodbye: Goodbye,
@@ -126,7 +129,7 @@ pub(crate) struct Messages<C> {
 }
 
 impl<C: MessageConnection> Messages<C> {
-    /// Creates one end. `keys` are the key of this end and that of the peer.
+    /// Creates one end. `keys` has the key of this end and the key of the peer.
     pub(crate) fn new(connection: C, stream: TcpStream, keys: [u64; 2]) -> io::Result<Self> {
         let goodbye = Goodbye::new(stream)?;
         let [own_key, peer_key] = keys;
@@ -158,10 +161,11 @@ impl<C: MessageConnection> Messages<C> {
 impl<C: MessageConnection + Send> Conversation for Messages<C> {
     fn step(&mut self, is_ending: bool) -> Result<Step, String> {
         let failed = |error: ConnectionError| error.to_string();
-        // Clients decide when a conversation ends. A server answers their last message with its own.
+        // The client decides when a conversation ends. The server answers the last message of the client with its own
+        // last message.
         self.send(is_ending || self.has_last).map_err(failed)?;
-        // The peer may send its last message and close after an empty receive. So read the state of the peer before
-        // receiving.
+        // Read the state of the peer before receiving: the peer may send its last message and close just after a
+        // receive that found no message.
         let was_closed = self.connection.is_peer_closed();
         let (mut verified, mut is_drained) = (0, false);
         for _ in 0..RECEIVES {
@@ -181,9 +185,9 @@ impl<C: MessageConnection + Send> Conversation for Messages<C> {
         }
         if self.connection.is_peer_closed() {
             if was_closed && is_drained && !self.has_last {
-                return Err(format!("the peer closed after {} messages without its last one", self.received));
+                return Err(format!("the peer closed after {} messages without a last message", self.received));
             }
-            // Closing also needs polls.
+            // A closing connection must also be polled.
             match self.connection.poll() {
                 Ok(_) | Err(ConnectionError::PeerClosed | ConnectionError::Closed) => {}
                 Err(error) => return Err(failed(error)),
@@ -194,15 +198,16 @@ impl<C: MessageConnection + Send> Conversation for Messages<C> {
     }
 }
 
-/// Slots that one batch writes and reads back.
+/// Number of slots that one batch writes and reads back.
 const SLOTS: usize = 4;
-/// Bytes of the memory that a peer accesses: the slots, a counter, and a word for compare-and-swap.
+/// Bytes of the memory that the active side accesses: the slots, a counter, and a word for compare-and-swap.
 pub(crate) const SHARED_BYTES: usize = SLOTS * LONGEST + 16;
-/// Bytes of the memory of the active side: data to write, data that it read, and the old values of two atomics.
+/// Bytes of the memory of the active side: data to write, data from READs, and the old values of two atomics.
 pub(crate) const OWN_BYTES: usize = 2 * SLOTS * LONGEST + 16;
 const OLD: usize = 2 * SLOTS * LONGEST;
 
-/// WRITEs with READs that check them, and atomics, on memory of a passive peer.
+/// A conversation of one-sided operations on memory of a passive peer: WRITEs, READs that check the written data, and
+/// atomics.
 pub(crate) struct OneSided {
     pair: QueuePair,
     own: Region,
@@ -300,7 +305,7 @@ impl Conversation for OneSided {
     }
 }
 
-/// The side that lends its memory. It ends when its peer ends.
+/// The passive side, whose memory its peer accesses. The passive side ends when its peer ends.
 pub(crate) struct Passive {
     goodbye: Goodbye,
     _pair: QueuePair,

@@ -1,5 +1,5 @@
-//! Hand-written loops over verbs, one for each protocol, with only the operations of the protocol. They send messages
-//! of one length in one direction, and both ends trust each other.
+//! Hand-written loops over verbs, one loop for each protocol, which post only the operations of the protocol. The loops
+//! send messages of one length in one direction, and do not check values from the peer.
 
 use std::collections::VecDeque;
 
@@ -14,18 +14,20 @@ use doorbell_verbs::{
 use crate::{BYTES, Pair, wire};
 
 const LIST: usize = 32;
-/// Bytes of a slot in a ring: a message, its word, and padding.
+/// Bytes of a slot in a ring. A slot has a message, the word with its length, and padding.
 const SPACE: usize = 32;
-/// Bytes of the word with the length.
+/// Bytes of the word with the length of a message.
 const WORD: usize = 8;
-/// Offsets in the memory of each end: first words that the peer writes or reads, then slots for messages, then the data
-/// that this end sends.
+/// Offset of the slots for messages in the memory of each end. Words that the peer writes or reads lie before this
+/// offset.
 const PLACES: usize = 4096;
+/// Offset of the memory into which words of the peer are read.
 const LANDING: usize = 1024;
+/// Offset of the data that this end sends.
 const SCRATCH: usize = 1 << 19;
 const MEMORY: usize = 1 << 20;
 
-/// Flag in the number of a request that carries no message.
+/// Flag in the id of a request that carries no message.
 const OTHER: u64 = 1 << 62;
 
 struct End {
@@ -63,7 +65,7 @@ impl End {
         let mut index = 0;
         made.map(|(qp, cq, region)| {
             let (own, peer) = (&described[index], &described[1 - index]);
-            rc::connect(&qp, own, peer, &settings).expect("the ends fit");
+            rc::connect(&qp, own, peer, &settings).expect("both ends have matching settings");
             let end = Self { device: devices[index].clone(), qp, cq, region, peer: peer.regions[0] };
             index += 1;
             end
@@ -91,7 +93,7 @@ impl End {
         self.post(&[SendRequest { flags: SendFlags::SIGNALED, ..request(wr_id, operation, payload) }]);
     }
 
-    /// Posts receives into these slots.
+    /// Posts receives with the buffers of these numbers.
     fn receive(&self, places: &[u64]) {
         let mut sges = [self.region.sge(0, 0); LIST];
         for (sge, place) in sges.iter_mut().zip(places) {
@@ -110,12 +112,12 @@ impl End {
         }
     }
 
-    /// Takes one list of completions: receives with their attachments, and sends. Reposts the receives and returns
-    /// their number.
+    /// Takes one list of completions. Calls `received` for each receive and `sent` for each send. Reposts the receives
+    /// and returns their number.
     fn poll(&self, mut received: impl FnMut(Attachment), mut sent: impl FnMut(u64)) -> u64 {
         let (mut places, mut taken) = ([0; LIST], 0);
         let mut list = [Completion::default(); LIST];
-        let count = self.cq.poll(&mut list).expect("it is deep enough");
+        let count = self.cq.poll(&mut list).expect("the completion queue is deep enough");
         for completion in &list[..count] {
             assert!(completion.status == Status::Success, "{completion:?}");
             match completion.opcode {
@@ -145,7 +147,8 @@ fn immediate(attachment: Attachment) -> u64 {
     }
 }
 
-/// Returns a message with the word of its length before or after it.
+/// Returns a message and the word with its length. `before` places the word before the message, and otherwise after the
+/// message.
 fn with_word(before: bool) -> [u8; BYTES + WORD] {
     let mut word = (BYTES as u64).to_le_bytes();
     word[WORD - 1] = 1;
@@ -162,7 +165,7 @@ struct Sender {
     batch: u64,
     sent: u64,
     done: u64,
-    /// Number of messages that the receiver has room for.
+    /// Number of messages for which the receiver has had room so far.
     granted: u64,
 }
 
@@ -177,7 +180,7 @@ impl Sender {
         last.saturating_sub(self.sent).min(self.batch)
     }
 
-    /// Posts messages, each with the operation for its number, and optionally one request after them.
+    /// Posts messages, each with the operation for its number. Optionally posts one request after the messages.
     fn post(
         &mut self,
         count: u64,
@@ -201,7 +204,7 @@ impl Sender {
     }
 }
 
-/// Send-Receive: SENDs, and a SEND back for each quarter of the depth.
+/// Send-Receive: a SEND for each message, and a SEND of the receiver for each quarter of the depth.
 pub(crate) struct SendReceive {
     sender: Sender,
     receiver: End,
@@ -226,7 +229,7 @@ impl Pair for SendReceive {
         let target = sender.sent + messages;
         while sender.done < target || *received < target {
             while let count @ 1.. = sender.next(target) {
-                // Messages carry the credits.
+                // Each message also carries credits, as in `exchange`.
                 let operation = |_: &End, number: u64| SendOperation::SendImmediate(number as u32);
                 sender.post(count, &[7; BYTES], operation, None);
             }
@@ -249,9 +252,11 @@ impl Pair for SendReceive {
 pub(crate) struct DirectRead {
     sender: Sender,
     receiver: End,
-    /// Messages that were announced, requested, and read.
+    /// Number of messages that the sender has announced.
     announced: u64,
+    /// Number of messages for which the receiver has posted READs.
     asked: u64,
+    /// Number of messages that the receiver has read.
     read: u64,
 }
 
@@ -335,7 +340,8 @@ impl Pair for DirectRead {
     }
 }
 
-/// Direct-Write: a WRITE of the message, and two WRITEs back for 16 buffers, with their addresses and their number.
+/// Direct-Write: a WRITE for each message. For each 16 buffers, the receiver posts a WRITE of their addresses and a
+/// WRITE of their number.
 pub(crate) struct DirectWrite {
     sender: Sender,
     receiver: End,
@@ -382,7 +388,8 @@ impl Pair for DirectWrite {
                 *received += 1;
             }
             if *received - *told >= 16 && !*is_telling {
-                // The batch of grants and the ring of grants are powers of two here.
+                // The numbers of grants in a batch and in the ring are powers of two, so a batch never wraps around the
+                // end of the ring.
                 let (from, count) = ((*told % *depth) as usize, (*received - *told).min(*depth - *told % *depth));
                 for number in *told..*told + count {
                     let at = SCRATCH + (number % *depth) as usize * 16;
@@ -417,7 +424,8 @@ enum Notice {
     Reverse,
 }
 
-/// Buffered-Write: a WRITE into the next slot of a ring, and a SEND back for each eighth of the ring.
+/// Buffered-Write: a WRITE of each message into the next slot of a ring, and a SEND of the receiver for each eighth of
+/// the ring.
 pub(crate) struct BufferedWrite {
     notice: Notice,
     sender: Sender,
@@ -429,7 +437,7 @@ pub(crate) struct BufferedWrite {
 
 impl BufferedWrite {
     pub(crate) fn immediate(config: &Config) -> Self {
-        // One receive for each message, as in `exchange`.
+        // The receiver posts the same number of receives as `exchange` does.
         Self::new(config, Notice::Immediate, (config.depth as u64 * 8).div_ceil(7))
     }
 
@@ -515,11 +523,13 @@ pub(crate) struct SharedWrite {
     sender: Sender,
     receiver: End,
     places: u64,
-    /// Messages that wait or were sent, those with reserved space, and those with a reservation in flight, in up to
-    /// eight requests.
+    /// Number of messages that the sender has accepted.
     accepted: u64,
+    /// Number of messages for which FETCH_ADDs were posted.
     asked: u64,
+    /// Number of messages whose FETCH_ADDs are complete.
     reserved: u64,
+    /// Number of messages of each FETCH_ADD in flight, at most eight.
     reserving: VecDeque<u64>,
     is_reading: bool,
     received: u64,
@@ -534,7 +544,7 @@ const HEAD_WORD: usize = 64;
 impl SharedWrite {
     pub(crate) fn new(config: &Config) -> Self {
         let [a, b] = End::pair();
-        // `exchange` needs no word in these messages, so a slot is half as large.
+        // Shared-Write adds no word to a message, so a slot is half as large.
         let places = BufferedWrite::whole_pages(config) * 2;
         b.receive_first((config.depth as u64 * 8).div_ceil(7));
         Self {
@@ -557,7 +567,7 @@ impl Pair for SharedWrite {
         let receives = sender.granted - sender.end.region.load_acquire_u64(LANDING + 8);
         let target = sender.sent + messages;
         while sender.done < target || *received < target {
-            // Reservations are posted as messages are accepted, each for all messages without one.
+            // Each FETCH_ADD reserves space for all accepted messages without a reservation.
             let mut is_last = false;
             while !is_last {
                 let wanted = target.min(sender.done + sender.window).min(*accepted + sender.batch);
@@ -617,8 +627,8 @@ impl Pair for SharedWrite {
     }
 }
 
-/// Buffered-Read: a READ of the tail, one READ of all messages up to it, and a WRITE of the head. Connections work in
-/// both directions, so the sender also reads the tail of the receiver.
+/// Buffered-Read: a READ of the tail, one READ of all messages up to the tail, and a WRITE of the head. Connections of
+/// `exchange` receive at both ends, so the sender of this loop also reads the tail of the receiver.
 pub(crate) struct BufferedRead {
     sender: Sender,
     receiver: End,
@@ -690,7 +700,7 @@ impl Pair for BufferedRead {
                 },
             );
             let head = read.to_le_bytes();
-            // The ring of the other side is not mirrored here, so one READ stops at its end.
+            // The memory of the sender's ring is not mapped twice here, so one READ cannot cross the end of the ring.
             let count = (*tail - *asked).min(ring - *asked % ring);
             let pulled = [memory.sge(place(*asked), count as usize * SPACE)];
             let landing = [memory.sge(LANDING, 8)];

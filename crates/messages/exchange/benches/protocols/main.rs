@@ -1,9 +1,9 @@
 //! Compares the CPU time per message of each protocol with a hand-written loop over verbs that does the same
 //! operations. Both ends run in one thread, over two software RNICs and a wire in memory.
 //!
-//! Both variants use the same verbs and RNIC, with the ICRC of each packet. Their difference is the cost of `exchange`.
-//! The program also prints the packets per message, since the comparison is fair only if both variants send the same
-//! number.
+//! The connection of `exchange` and the loop use the same verbs and the same software RNIC, which computes the ICRC of
+//! each packet. The difference of their CPU times is the cost of `exchange`. The program also prints the packets per
+//! message, since the comparison is fair only if both send the same number of packets.
 
 mod by_hand;
 mod wire;
@@ -19,21 +19,21 @@ use doorbell_exchange::{
 };
 use doorbell_verbs::Device;
 
-/// Bytes of a message, small enough that handling dominates over copying.
+/// Bytes of a message. The messages are small, so that handling a message costs more than copying its bytes.
 const BYTES: usize = 16;
-/// Messages between two reads of the clock.
+/// Number of messages between two reads of the clock.
 const ROUND: u64 = 256;
 
-/// A pair of ends that moves messages from the first to the second.
+/// Two ends of a connection, of which the first end sends messages to the second end.
 trait Pair {
-    /// Sends this number of messages, and waits until the sender knows that the receiver has freed them.
+    /// Sends this number of messages, and waits until all messages are done.
     fn run(&mut self, messages: u64);
 
     /// Returns the devices of sender and receiver.
     fn devices(&self) -> [&Device; 2];
 }
 
-/// The implementation of `exchange`.
+/// Two ends that are connections of `exchange`.
 struct Exchanged<P: Connector> {
     sender: P::Connection,
     receiver: P::Connection,
@@ -84,7 +84,7 @@ impl<P: Connector> Pair for Exchanged<P> {
     }
 }
 
-/// Clock of the CPU time of the process, which excludes other load on the machine.
+/// Clock that measures the CPU time of the process, so that other load on the machine has no effect.
 struct CpuTime(WallTime);
 
 impl Measurement for CpuTime {
@@ -118,11 +118,11 @@ impl Measurement for CpuTime {
     }
 }
 
-/// Number of rounds of each side, in alternation, for the ratio.
+/// Number of rounds of each side for the ratio. The rounds of both sides alternate.
 const TURNS: usize = 101;
 
-/// Measures both sides in alternation under the same load. Returns their CPU times, the ratio, and the packets per
-/// message of each.
+/// Measures rounds of both sides in alternation, so that both sides run under the same load. Prints the CPU times of
+/// both sides, their ratio, and the packets per message of each side.
 fn compare_in_turns(name: &str, pairs: &mut [Box<dyn Pair>; 2]) {
     let clock = CpuTime(WallTime);
     let packets = |pair: &dyn Pair| {
@@ -160,14 +160,14 @@ fn compare_in_turns(name: &str, pairs: &mut [Box<dyn Pair>; 2]) {
     }
 }
 
-/// A protocol and its hand-written loop, each with its constructor.
+/// Constructors of the two sides of a comparison: a protocol of `exchange` and its hand-written loop.
 struct Contest {
     name: &'static str,
     exchange: fn(&Config) -> Box<dyn Pair>,
     by_hand: fn(&Config) -> Box<dyn Pair>,
 }
 
-/// Builds a pair of ends of a protocol. An expression without state names the variant.
+/// Returns a constructor of two ends of `exchange` with the protocol that `$protocol` names.
 macro_rules! exchanged {
     ($protocol:expr) => {
         |config| Box::new(Exchanged::new(&$protocol, config))
@@ -241,10 +241,11 @@ fn protocols(c: &mut Criterion<CpuTime>) {
     }
 }
 
-/// The two sides of a contest.
+/// Names of the two sides of a comparison.
 const WHO: [&str; 2] = ["exchange", "by hand"];
 
-/// Runs `count PROTOCOL exchange|by-hand BATCH MESSAGES`: only messages, for an instruction counter.
+/// Runs the subcommand `count PROTOCOL exchange|by-hand BATCH MESSAGES`. It only sends messages, so that an external
+/// tool can count instructions.
 fn count(arguments: &[String]) -> Result<(), String> {
     let [name, who, batch, messages] = arguments else {
         return Err("usage: count PROTOCOL exchange|by-hand BATCH MESSAGES".to_owned());

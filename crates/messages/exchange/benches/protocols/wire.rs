@@ -1,5 +1,5 @@
-//! A wire between two devices of one thread, without the kernel. Sent packets wait in memory until the other end
-//! takes them.
+//! A wire between two devices that one thread drives, without the kernel. A sent packet waits in memory until the other
+//! device takes it.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -32,7 +32,7 @@ struct Wire {
     tap: Option<Tap>,
     outward: Direction,
     inward: Direction,
-    /// Packets that are being handed over.
+    /// Packets that this end has taken from the wire and passes to its device.
     taken: Packets,
     outer: Outer,
 }
@@ -43,8 +43,9 @@ fn lock(direction: &Direction) -> MutexGuard<'_, Packets> {
 
 impl Link for Wire {
     fn properties(&self) -> LinkProperties {
-        // Packets are sealed, as in RoCE, since the ICRC is part of the cost of verbs. The properties come from a
-        // network in memory, since this file is also built against older revisions, whose links have more fields.
+        // These properties make the device compute the ICRC of each packet, as on a RoCE network, since the ICRC is
+        // part of the cost of verbs. This file is also built against older revisions, whose link properties have more
+        // fields. The properties are therefore copied from a `MemoryNetwork`.
         MemoryNetwork::new(MemoryOptions::default()).attach(Ipv4Addr::LOCALHOST.into()).properties()
     }
 
@@ -83,12 +84,12 @@ impl Link for Wire {
     }
 }
 
-/// Returns two devices that are joined by a wire.
+/// Returns two devices that a wire connects.
 pub(crate) fn devices() -> [Device; 2] {
     tapped_devices([None, None])
 }
 
-/// Returns the same with an observer for the packets of each device.
+/// Returns two devices that a wire connects, with an observer for the packets that each device sends.
 pub(crate) fn tapped_devices(taps: [Option<Tap>; 2]) -> [Device; 2] {
     let mut taps = taps.into_iter();
     let wires: [Direction; 2] = Default::default();
@@ -104,7 +105,7 @@ pub(crate) fn tapped_devices(taps: [Option<Tap>; 2]) -> [Device; 2] {
         };
         let (outward, inward) = (Arc::clone(&wires[index]), Arc::clone(&wires[1 - index]));
         let link = Box::new(Wire { tap: taps.next().flatten(), outward, inward, taken: Packets::default(), outer });
-        // The ends never sleep, so the descriptor never becomes readable.
+        // The devices never sleep on this descriptor, so it need not become readable.
         let readable = OwnedFd::from(EventFd::new().expect("a file descriptor")).into();
         let end = LinkEnd {
             link,

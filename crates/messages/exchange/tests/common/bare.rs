@@ -1,4 +1,4 @@
-//! A bare queue pair as the peer of a connection. It speaks verbs, and the test chooses its messages.
+//! A bare queue pair as the peer of a connection. The test chooses the operations that the queue pair posts.
 
 use std::time::Duration;
 
@@ -12,16 +12,18 @@ use doorbell_verbs::{
 
 use super::wire;
 
-/// Bytes of the memory that a bare peer opens. Each of the two regions in its description has half of it.
+/// Bytes of the memory that a bare peer opens to its connection. Each of the two regions in its description is one
+/// half.
 pub const OPEN_BYTES: usize = 1 << 15;
-/// Bytes of the memory that a bare peer sends from.
+/// Bytes of the memory from which a bare peer sends.
 const OUT_BYTES: usize = 1 << 17;
-/// Number of receives that a bare peer keeps posted, and their length.
+/// Number of receives that a bare peer keeps posted.
 const RECEIVES: usize = 64;
+/// Bytes of each receive of a bare peer.
 const RECEIVE_BYTES: usize = 512;
 const SENDS: usize = 64;
 
-/// Returns the options of connections with bare peers: small, so that every bound is near.
+/// Returns the options of connections with bare peers. The values are small, so that the tests reach every bound.
 pub fn config() -> Config {
     Config::default()
         .window(4)
@@ -35,11 +37,11 @@ pub fn config() -> Config {
         .keepalive(Duration::ZERO)
 }
 
-/// Two devices with a healthy connection between them, which no hostile peer may disturb.
+/// Two devices, with a healthy connection between them that a hostile peer must not disturb.
 pub struct Stage {
     pub victim: Device,
     pub other: Device,
-    /// Protection domain of the connections with bare peers.
+    /// Protection domain of the connections that have bare peers.
     pub pd: Pd,
     healthy: [<SendReceive as Connector>::Connection; 2],
     exchanged: u64,
@@ -89,7 +91,7 @@ pub fn pair<P: Connector>(protocol: &P, pds: [&Pd; 2], config: &Config) -> (P::C
     (protocol.connect(a, &of_b).expect("a connection"), protocol.connect(b, &of_a).expect("a connection"))
 }
 
-/// A queue pair that is connected to a connection, and the memory that the connection takes as its peer's.
+/// A queue pair that is the peer of a connection, with the memory that it opens to the connection.
 pub struct Bare {
     qp: Qp,
     cq: Cq,
@@ -97,10 +99,11 @@ pub struct Bare {
     /// Memory that the connection may access: see [`OPEN_BYTES`].
     pub open: Region,
     out: Region,
-    /// Description of the connection.
+    /// Description of the connection under test.
     pub peer: EndpointDescription,
-    /// Number of posted requests, and of complete ones.
+    /// Number of posted requests.
     posted: u64,
+    /// Number of completed requests.
     completed: u64,
     /// Status of the first request that failed.
     pub failed: Option<Status>,
@@ -109,7 +112,8 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// Makes an end with `connect`'s endpoint as its peer. `change` makes the description hostile.
+    /// Makes a bare peer and connects it to a new connection of `protocol`. `change` changes the description that the
+    /// connection receives.
     pub fn meet<P: Connector>(
         protocol: &P,
         pd: &Pd,
@@ -122,7 +126,8 @@ impl Bare {
         Self::join(other, peer, change, |own| protocol.connect(endpoint, own))
     }
 
-    /// Makes the same with an existing endpoint.
+    /// Makes a bare peer for an existing endpoint. `peer` is the description of the endpoint, and `connect` connects
+    /// the endpoint.
     pub fn join<C>(
         other: &Device,
         peer: EndpointDescription,
@@ -179,13 +184,13 @@ impl Bare {
         let _ = self.qp.post_recv(&[RecvRequest { wr_id: 1 << 32 | slot, sges: &sges }]);
     }
 
-    /// Posts an operation with these bytes. Returns false if the queue pair takes no more.
+    /// Posts an operation with these bytes. Returns false if the send queue is full or the queue pair has failed.
     pub fn post(&mut self, operation: SendOperation, bytes: &[u8]) -> bool {
         self.poll();
         if self.failed.is_some() || self.posted - self.completed >= SENDS as u64 {
             return false;
         }
-        // Only one operation at a time is longer than a share.
+        // Operations that are longer than a share of the memory all use the second half.
         let at = if bytes.len() > OUT_BYTES / 2 / SENDS {
             OUT_BYTES / 2
         } else {
@@ -201,7 +206,7 @@ impl Bare {
         taken
     }
 
-    /// Returns the bytes that a read request names, if they are in this memory.
+    /// Returns the bytes that a read request announces, if they lie in the open memory of this peer.
     pub fn named(&self, request: &[u8]) -> Vec<u8> {
         let Some(place) = request.first_chunk::<16>() else { return Vec::new() };
         let number = |bytes: &[u8]| bytes.iter().fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
@@ -232,7 +237,7 @@ impl Bare {
         }
     }
 
-    /// Lets both devices work until all posted requests are complete, or until no progress was seen for long.
+    /// Drives both devices until all posted requests are complete, or until many polls have brought no progress.
     pub fn settle(&mut self, mut connection: impl FnMut()) {
         let mut looks = 0;
         while self.posted > self.completed && looks < 2_000 {
@@ -241,7 +246,7 @@ impl Bare {
             connection();
             looks = if self.completed == before { looks + 1 } else { 0 };
         }
-        // The last packet may have brought more work.
+        // The last packet may have caused further requests.
         (0..3).for_each(|_| {
             connection();
             self.poll();

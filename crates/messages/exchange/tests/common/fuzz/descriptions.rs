@@ -1,4 +1,5 @@
-//! Descriptions of hostile peers at set-up. Connections are made with them and used.
+//! Fuzzing of the descriptions that a hostile peer sends at set-up. The fuzz function makes connections by these
+//! descriptions and uses the connections.
 
 use std::cell::RefCell;
 
@@ -15,7 +16,7 @@ thread_local! {
     static STAGE: RefCell<Stage> = RefCell::new(Stage::new());
 }
 
-/// Takes the bytes as a description, or as changes of an honest one.
+/// Decodes the bytes as a description, or uses the bytes to change a valid description.
 pub fn fuzz_descriptions(data: &[u8]) {
     let mut choices = Choices(data);
     let variant = choices.byte() % 10;

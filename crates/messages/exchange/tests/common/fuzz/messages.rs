@@ -1,4 +1,5 @@
-//! The words of each protocol. A bare queue pair, the peer of a connection, sends any of them in any order.
+//! Fuzzing of messages. A bare queue pair is the peer of a connection, and sends operations of the protocol in
+//! arbitrary order.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,7 +16,7 @@ use doorbell_verbs::{Access, MemoryKind, RKey, Region, SendOperation as Op};
 use super::super::bare::{Bare, OPEN_BYTES, Stage, config};
 use super::Choices;
 
-/// Variants of a conversation.
+/// Names of the variants of a conversation.
 pub const VARIANTS: [&str; 19] = [
     "send-receive",
     "send-receive without credits",
@@ -38,7 +39,7 @@ pub const VARIANTS: [&str; 19] = [
     "direct-read, fenced, awaited",
 ];
 
-/// Steps of a bare peer and of its victim.
+/// Names of the steps that a bare peer or its victim can take. The victim is the connection under test.
 pub const STEPS: [&str; 16] = [
     "message of the protocol",
     "SEND",
@@ -59,7 +60,7 @@ pub const STEPS: [&str; 16] = [
 ];
 
 const MOST_STEPS: usize = 60;
-/// A byte that no bare peer writes. The memory of other connections is full of it.
+/// Byte that no bare peer writes. It fills the memory that a bare peer must not reach.
 const SECRET: u8 = 0xee;
 
 /// Result of a conversation.
@@ -68,15 +69,15 @@ pub struct Ending {
     pub variant: usize,
     /// Number of times that each step was taken.
     pub steps: [u64; STEPS.len()],
-    /// Messages that the victim received.
+    /// Number of messages that the victim received.
     pub received: u64,
-    /// Messages that the victim sent.
+    /// Number of messages that the victim sent.
     pub sent: u64,
-    /// Reason for which the connection ended, if it did.
+    /// Reason for which the connection ended, or `None` if the connection did not end.
     pub over: Option<String>,
 }
 
-/// Runs the conversation that the bytes choose.
+/// Runs the conversation whose choices the bytes determine.
 pub fn fuzz_messages(data: &[u8]) {
     converse(data);
 }
@@ -90,7 +91,7 @@ thread_local! {
     });
 }
 
-/// Runs the same, and returns its result.
+/// Runs the conversation whose choices the bytes determine, and returns the result.
 pub fn converse(data: &[u8]) -> Ending {
     STAGE.with_borrow_mut(|(stage, secret)| {
         let mut choices = Choices(data);
@@ -140,7 +141,7 @@ fn converse_about(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>) 
             Talk::new(variant, bare, connection.expect("a connection")).run(
                 choices,
                 |connection: &mut direct_read::Connection, choices| {
-                    // Misuse and endings are errors for any request of the peer.
+                    // Any request of the peer may cause an error: a misuse, or the end of the connection.
                     let _ = connection.read_into(&place, choices.below(1 << 14));
                 },
             )
@@ -215,7 +216,7 @@ fn hub(stage: &mut Stage, choices: &mut Choices<'_>) -> Ending {
     ending
 }
 
-/// Returns immediate data: a bit with a meaning and a small number, or any value.
+/// Returns immediate data: a flag bit of a protocol with a small number, or an arbitrary value.
 fn word(choices: &mut Choices<'_>) -> u32 {
     let high = u32::from(choices.byte() & 0xf) << 28;
     match choices.byte() % 4 {
@@ -234,13 +235,15 @@ struct Talk<C: MessageConnection> {
     bare: Bare,
     connection: C,
     held: Vec<(C::Message, Vec<u8>)>,
-    /// Messages that were sent by SENDs or named by read requests. No other message may arrive.
+    /// Messages that the bare peer has sent by SEND or announced by a read request. The victim may receive only these
+    /// messages.
     expected: Option<VecDeque<Vec<u8>>>,
     said: Vec<(Op, Vec<u8>)>,
-    /// Position of the next message of the protocol, and the number of messages.
+    /// Position in the ring of the next valid message.
     tail: u64,
+    /// Number of valid messages.
     messages: u64,
-    /// Share of arbitrary steps, of 256.
+    /// Number of arbitrary steps in 256 steps, on average.
     mischief: u8,
     ending: Ending,
 }
@@ -291,13 +294,13 @@ impl<C: MessageConnection> Talk<C> {
         ending.over = connection.over().map(|error| error.to_string());
         drop(connection);
         drop(bare);
-        // Held messages keep their bytes after the peer has gone.
+        // A message that the program holds must keep its bytes after the peer is gone.
         assert!(held.iter().all(|(message, bytes)| message.len() == bytes.len()));
         ending
     }
 
     fn step(&mut self, choices: &mut Choices<'_>) {
-        // A peer that breaks every rule at once would only test the first check.
+        // Many steps follow the protocol. Otherwise the first check would end every connection.
         const LAWFUL: [usize; 8] = [0, 0, 12, 12, 13, 14, 13, 15];
         let step = match choices.byte() < self.mischief {
             true => choices.below(STEPS.len()),
@@ -332,7 +335,7 @@ impl<C: MessageConnection> Talk<C> {
                 self.say(Op::Write { remote_address, rkey: region.rkey }, number);
             }
             6 => {
-                // This place follows the memory that read requests name.
+                // This offset lies after the memory that read requests announce.
                 let at = OPEN_BYTES / 2 + 8 * choices.below(OPEN_BYTES / 16);
                 let at = if choices.chance() { OPEN_BYTES / 2 + (at & 0x78) } else { at };
                 let number = self.number(choices);
@@ -404,7 +407,7 @@ impl<C: MessageConnection> Talk<C> {
         }
     }
 
-    /// Sends a valid message of the protocol, in an otherwise valid conversation.
+    /// Sends a message as the protocol requires. The victim accepts the message if the earlier steps were valid.
     fn say_message(&mut self, choices: &mut Choices<'_>) {
         let message = bytes(choices, 410);
         let length = message.len();
@@ -469,7 +472,7 @@ impl<C: MessageConnection> Talk<C> {
         }
     }
 
-    /// Returns a place inside or beside the memory that the victim has opened.
+    /// Returns an address and a key, inside or near the memory that the victim has opened.
     fn place(&self, choices: &mut Choices<'_>) -> (u64, RKey) {
         let region = self.bare.peer.regions[choices.below(2)];
         let offset = if choices.chance() { choices.below(256) } else { choices.below(8192) };
@@ -482,7 +485,8 @@ impl<C: MessageConnection> Talk<C> {
         (address, rkey)
     }
 
-    /// Returns a tail, a head, a number of grants, an address or a length: near a valid value, or any.
+    /// Returns a number for a tail, a head, a count of grants, an address or a length: near a valid value, or
+    /// arbitrary.
     fn number(&mut self, choices: &mut Choices<'_>) -> u64 {
         match choices.byte() % 8 {
             0 => 0,
@@ -496,14 +500,14 @@ impl<C: MessageConnection> Talk<C> {
         }
     }
 
-    /// Takes all messages, and checks that each of them was sent.
+    /// Takes all messages of the victim, and checks that the peer has sent each message.
     fn receive(&mut self) {
         while let Some(message) = self.connection.take() {
             let bytes = message.to_vec();
             assert!(bytes.len() <= 400, "a message of {} B, the maximum is 400 B", bytes.len());
             assert!(bytes.iter().all(|&byte| byte != SECRET), "the message has bytes that the peer did not write");
             if let Some(expected) = &mut self.expected {
-                // Signal bytes are 1, and may lie anywhere.
+                // The victim may have written signal bytes of 1 to any byte of an announced message.
                 let is_it = |sent: &Vec<u8>| {
                     sent.len() == bytes.len() && sent.iter().zip(&bytes).all(|(a, b)| a == b || *b == 1)
                 };

@@ -1,5 +1,5 @@
-//! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded time of mutation.
-//! cargo-fuzz runs them for any time.
+//! Fuzz functions, whose input is a slice of bytes. `tests/fuzz.rs` runs these functions with a corpus, and with
+//! mutated inputs for a bounded time. cargo-fuzz runs them without a time limit.
 
 mod descriptions;
 pub mod messages;
