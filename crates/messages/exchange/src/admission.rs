@@ -2,9 +2,9 @@
 //! opening.
 //!
 //! A visitor is a peer that has connected and has not completed its opening yet. [`Admission`] decides which visitor is
-//! handled next, which visitor is evicted for a new visitor, and when the time of a visitor is over. [`Admission`] does
-//! no IO; [`Lobby`] does the IO. An [`Opening`] checks the first bytes of one visitor: a token, or the beginning of the
-//! service's protocol if the service has no token.
+//! handled next, which visitor is evicted for a new visitor, and when the deadline of a visitor has passed.
+//! [`Admission`] does no IO; [`Lobby`] does the IO. An [`Opening`] checks the first bytes of one visitor: a token, or
+//! the beginning of the service's protocol if the service has no token.
 //!
 //! A visitor cannot delay other visitors. Reads from a visitor and writes to a visitor do not block. The input of a
 //! visitor and its total time are bounded, even if the visitor keeps sending bytes.
@@ -56,8 +56,8 @@ pub struct Limits {
     pub visitors: usize,
     /// Maximum time from the arrival of a visitor to the end of its opening.
     pub total: Duration,
-    /// Time without bytes of a visitor after which a new visitor may evict it. An honest visitor answers within a round
-    /// trip.
+    /// Time after which a new visitor may evict a visitor that has sent no bytes. An honest visitor sends its next
+    /// bytes within a round trip.
     pub patience: Duration,
 }
 
@@ -67,13 +67,13 @@ impl Default for Limits {
     }
 }
 
-/// Number of a visitor. Each visitor of a listener has another number.
+/// Number of a visitor. All visitors of a listener have different numbers.
 pub type Number = u64;
 
 #[derive(Clone, Copy, Debug)]
 struct Visitor {
     until: Duration,
-    /// Time at which the last bytes of the visitor came. Before its first bytes, the time of its arrival.
+    /// Time at which the visitor last sent bytes, or at which it arrived if it has sent no bytes.
     heard: Duration,
     /// Number of steps of the opening that the visitor has completed.
     steps: u32,
@@ -194,22 +194,22 @@ impl Admission {
         self.visitors.remove(&number);
     }
 
-    /// Returns whether the time of a visitor is over.
+    /// Returns whether the deadline of a visitor has passed.
     pub fn is_over(&self, number: Number, now: Duration) -> bool {
         self.visitors.get(&number).is_some_and(|visitor| visitor.until <= now)
     }
 
-    /// Returns the visitors whose time is over.
+    /// Returns the visitors whose deadlines have passed.
     pub fn expired(&self, now: Duration) -> impl Iterator<Item = Number> {
         self.visitors.iter().filter(move |(_, visitor)| visitor.until <= now).map(|(number, _)| *number)
     }
 
-    /// Returns the earliest time at which the time of a visitor is over.
+    /// Returns the earliest deadline of all visitors.
     pub fn deadline(&self) -> Option<Duration> {
         self.visitors.values().map(|visitor| visitor.until).min()
     }
 
-    /// Returns the time at which the time of a visitor is over.
+    /// Returns the deadline of a visitor.
     pub fn until(&self, number: Number) -> Option<Duration> {
         self.visitors.get(&number).map(|visitor| visitor.until)
     }

@@ -167,8 +167,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     })
 }
 
-/// The half of a connection that sends. Dropping this half closes this side. The goodbye may need further polls, which
-/// the other half does while a thread waits in one of its calls.
+/// The half of a connection that sends. Dropping this half closes this side. The goodbye may need further polls. The
+/// other half polls while a thread waits in a call of the other half.
 #[derive(Debug)]
 pub struct SendHalf<C: MessageConnection = crate::send_receive::Connection>(split::SendHalf<Block, C>);
 

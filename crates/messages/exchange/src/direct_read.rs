@@ -154,7 +154,8 @@ impl Recipe for DirectRead {
     fn queues(&self, config: &Config) -> Queues {
         let acknowledgements = match self.acknowledge {
             Acknowledge::SignalByte => 0,
-            // Each SEND acknowledges at least one new message, so at most one window of them is unprocessed.
+            // Each SEND acknowledges at least one new message, so a window of messages causes at most a window of
+            // SENDs.
             Acknowledge::Send => config.window,
         };
         Queues {

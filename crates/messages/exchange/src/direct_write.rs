@@ -128,13 +128,7 @@ impl Recipe for DirectWrite {
         // Distance between two buffers of the peer. All buffers must lie within the peer's region.
         let peer_stride = match usize::try_from(peer.max_message).ok().and_then(checked_stride) {
             Some(stride) if stride as u64 <= peer_buffers.length / u64::from(peer.depth.max(1)) => stride,
-            _ => {
-                return given(
-                    "the longest message of the peer",
-                    peer.max_message,
-                    "less than the length of each buffer",
-                );
-            }
+            _ => return given("the longest message of the peer", peer.max_message, "less than a buffer's length"),
         };
         // Both ends know the first buffers from the descriptions, so these buffers count as granted without a WRITE.
         let own_places = self::places(grants.len() as u64);

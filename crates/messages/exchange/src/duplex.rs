@@ -38,7 +38,7 @@ pub trait Outgoing {
     fn max_send(&self) -> usize;
     /// Returns the bytes of the longest message that the peer accepts.
     fn max_received(&self) -> usize;
-    /// Returns the reason for which a message of this length is not accepted now.
+    /// Returns the reason for which a message of this length is not accepted now, or `None` if the message is accepted.
     fn refusal(&mut self, length: usize) -> Option<Backpressure>;
     /// Accepts a message for which [`refusal`](Self::refusal) returned `None`.
     fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError>;
@@ -46,8 +46,8 @@ pub trait Outgoing {
     fn flush(&mut self, qp: &Qp) -> Result<(), PostError>;
     /// Advances the half. Returns the number of events.
     fn poll(&mut self, qp: &Qp) -> Result<usize, ConnectionError>;
-    /// Takes the completion of a request. Returns whether the completion is news. It is no news if a repeated READ
-    /// returned the same value again.
+    /// Takes the completion of a request. Returns whether the completion is news. A completion is no news if a repeated
+    /// READ returned the same value again.
     fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
     /// Takes a word that the opposite half of the peer has sent.
     fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {

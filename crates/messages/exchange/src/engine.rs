@@ -37,7 +37,7 @@ pub trait Machine {
         Misuse::check_length(length, self.max_send_from())?;
         Misuse::check_inside(region, offset, length)
     }
-    /// Returns the reason for which a message of this length is not accepted now.
+    /// Returns the reason for which a message of this length is not accepted now, or `None` if the message is accepted.
     fn refusal(&mut self, length: usize) -> Option<Backpressure>;
     /// Accepts a message for which [`refusal`](Self::refusal) returned `None`.
     fn send(&mut self, qp: &Qp, source: Source<'_>) -> Result<MessageId, PostError>;
@@ -56,8 +56,8 @@ pub trait Machine {
     fn serves_the_peer(_wr_id: u64) -> bool {
         false
     }
-    /// Takes the completion of a request. Returns whether the completion is news. It is no news if a repeated READ
-    /// returned the same value again.
+    /// Takes the completion of a request. Returns whether the completion is news. A completion is no news if a repeated
+    /// READ returned the same value again.
     fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
     /// Takes the completion of a successful receive, which may hold the peer's goodbye.
     fn take_receive(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<(), ConnectionError>;
@@ -382,7 +382,7 @@ impl<R: Recipe> Connection<R> {
         reason
     }
 
-    /// Returns the reason for which a message of this length is not accepted now.
+    /// Returns the reason for which a message of this length is not accepted now, or `None` if the message is accepted.
     #[inline]
     pub(crate) fn refusal(&mut self, length: usize) -> Result<Option<Backpressure>, ConnectionError> {
         self.carrier.check_open()?;

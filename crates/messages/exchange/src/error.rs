@@ -158,12 +158,12 @@ pub enum ConnectError {
         /// Bytes of each shared buffer.
         shared: usize,
     },
-    /// Too few shared receives are left, since the others are granted to other connections.
+    /// Too few shared receives are left, since other connections have reserved receives.
     #[error("the connection needs {wanted} shared receives, but only {left} are left")]
     NoShare {
         /// Number of receives that the connection needs.
         wanted: usize,
-        /// Number of shared receives that are not granted to another connection.
+        /// Number of shared receives that no connection has reserved.
         left: usize,
     },
     /// A shared queue already serves its maximum number of connections.

@@ -7,9 +7,10 @@
 //!                <-  READ of the head, when space is short
 //! ```
 //!
-//! One message costs a WRITE and a share of a FETCH_ADD, which reserves space for a batch. All senders share one ring,
-//! whose length need not be the sum of the senders' maximums. Reservations are in order. A message that the program
-//! holds for long, or that its sender writes late, blocks all messages once the ring is full.
+//! One message costs a WRITE and a share of a FETCH_ADD, which reserves space for a batch. All senders share one ring.
+//! Its length depends on the messages that all senders together have in the ring, not on the number of senders.
+//! Reservations are in order. A message that the program holds for long, or that its sender writes late, blocks all
+//! messages once the ring is full.
 //!
 //! # Death of a sender with reserved space
 //!
@@ -20,9 +21,9 @@
 //!
 //! Then the receiver sends a question to every other sender. A sender answers once it has written all its earlier
 //! reservations that fit into the ring. The answer contains the position of the sender's first unwritten reservation,
-//! if any. RC delivers in order, so the written messages arrive before the answer. Consider a gap before the recorded
-//! tail and before the first unwritten reservation of all live senders. Such a gap belongs to the dead sender, and the
-//! receiver frees it. The receiver uses no clock, and waits for slow senders.
+//! if any. RC delivers in order, so the written messages arrive before the answer. A gap before the recorded tail and
+//! before the first unwritten reservation of every live sender belongs to the dead sender. The receiver frees such
+//! gaps. The receiver uses no clock, and waits for slow senders.
 
 mod incoming;
 mod outgoing;
@@ -125,7 +126,8 @@ impl SharedRing {
         Endpoint::with_memory(&SharedWrite, &self.pd, config, channel, None, Arc::clone(&self.shared))
     }
 
-    /// Returns how often the receiver has freed all reservations of the senders that had died until then.
+    /// Returns the number of completed recoveries. A recovery frees all reservations of the senders that had died
+    /// before its end.
     pub fn recovered(&self) -> u64 {
         self.shared.recovery.completed()
     }

@@ -147,7 +147,7 @@ impl<W: Waiter, C: MessageConnection> Halves<W, C> {
     /// Waits for notifications. If the future is dropped, the other half becomes the driving half.
     async fn drive(&self) -> Result<(), ConnectionError> {
         let _hand_over = HandOver(self);
-        // This statement releases the lock before the wait. `_hand_over` takes the lock when it is dropped.
+        // This statement releases the lock before the wait. The drop of `_hand_over` takes the lock again.
         let prepared = Wait::prepare(&mut self.lock().connection, &self.waiter);
         prepared?.pass(&self.waiter).await;
         Ok(())
@@ -165,8 +165,8 @@ impl<W: Waiter, C: MessageConnection> Drop for HandOver<'_, W, C> {
     }
 }
 
-/// The half that sends. Dropping this half closes this side of the connection. The goodbye may need further polls,
-/// which the other half does while the program waits in one of its calls.
+/// The half that sends. Dropping this half closes this side of the connection. The goodbye may need further polls. The
+/// other half polls while the program waits in a call of the other half.
 #[derive(Debug)]
 pub struct SendHalf<W: Waiter, C: MessageConnection>(Arc<Halves<W, C>>);
 

@@ -15,7 +15,7 @@ use crate::admission::{Event, Lobby, Opening, Step};
 use crate::asynchronous::Waiter;
 use crate::waiting::take_notifications;
 
-/// A waiter for tokio's runtime. It serves all connections whose notifications come on one completion channel.
+/// A waiter for tokio's runtime. One waiter serves all connections whose notifications come on one completion channel.
 ///
 /// [`TokioWaiter::new`] registers the descriptor of the channel with the runtime, and spawns one task that takes the
 /// notifications. The spawned task wakes only the tasks whose connections were notified, so a thousand connections on
@@ -106,7 +106,7 @@ impl<O: Opening> TokioLobby<O> {
         self.0.get_mut().set_total(total);
     }
 
-    /// Handles visitors until one is admitted or refused. This method is cancel safe.
+    /// Handles visitors until a visitor is admitted or rejected. This method is cancel safe.
     ///
     /// # Errors
     ///

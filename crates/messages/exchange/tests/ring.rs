@@ -31,7 +31,7 @@ struct Ring {
 
 // SAFETY: the model checker reports accesses to a cell that are not ordered.
 unsafe impl Sync for Ring {}
-// SAFETY: as above.
+// SAFETY: the model checker reports two accesses that are not ordered.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -59,7 +59,7 @@ impl Ring {
 
     /// Reads a message and drops it, as a thread of the program does.
     fn drop_message(&self, position: u64) {
-        // SAFETY: as above.
+        // SAFETY: the model checker reports two accesses that are not ordered.
         self.memory(position).with(|message| assert_eq!(unsafe { *message }, position));
         self.units.release(position);
     }

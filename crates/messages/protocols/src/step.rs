@@ -74,7 +74,7 @@ pub enum When {
     Reap,
     /// When the program has freed enough messages, or when the sender knows of no free space.
     Freed {
-        /// Divisor: the receiver's space divided by this number is enough.
+        /// Divisor: it is enough to free the receiver's space divided by this number.
         parts: u32,
         /// Number of messages that is enough, even if `parts` would require more messages.
         most: u32,

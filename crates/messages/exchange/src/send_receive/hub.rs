@@ -112,8 +112,8 @@ impl Hub {
         Ok(Self { poll_list: config.poll_list, ..hub })
     }
 
-    /// Makes an end whose completions go to the queue of this hub. After the end is connected, pass the connection to
-    /// [`add`](Self::add) before any other call.
+    /// Makes an end whose completions go to the queue of this hub. After the program has connected the end, pass the
+    /// connection to [`add`](Self::add) before any other call on the connection.
     ///
     /// # Errors
     ///

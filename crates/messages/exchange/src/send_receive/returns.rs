@@ -101,7 +101,7 @@ impl<A: Granted, E: Copy> Returns<A, E> {
         Self { queue: ArrayQueue::new(slots), repost_at, repost_list, ledger }
     }
 
-    /// Returns the number of buffers.
+    /// Returns the number of returned buffers that are not reposted yet.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.queue.len()

@@ -77,7 +77,7 @@ impl Sending {
         self.longest_copied
     }
 
-    /// Returns the reason for which a message is not accepted now.
+    /// Returns the reason for which a message is not accepted now, or `None` if a message is accepted.
     #[inline]
     pub(super) fn refusal(&mut self) -> Option<Backpressure> {
         // If each message has its own completion, a new batch starts only if the whole batch fits into the window.

@@ -230,7 +230,7 @@ fn write_immediate_nowhere(choices: &mut Choices<'_>) -> Op {
     Op::WriteImmediate { remote_address: 0, rkey: RKey::new(0), immediate: word(choices) }
 }
 
-/// A conversation.
+/// A conversation of a bare peer with the connection under test.
 struct Talk<C: MessageConnection> {
     bare: Bare,
     connection: C,
