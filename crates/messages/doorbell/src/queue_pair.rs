@@ -39,10 +39,10 @@ pub enum QueuePairError {
     /// The device rejected a queue pair of these capacities.
     #[error("the queue pair could not be created: {0}")]
     Create(#[from] verbs::Error),
-    /// A step to the connected state was refused.
+    /// The device rejected the transition to the initial state.
     #[error("the queue pair could not be initialised: {0}")]
     Initialise(#[from] ModifyError),
-    /// A step to the connected state was refused.
+    /// The device rejected a transition to the connected state, or the two ends do not match.
     #[error("the queue pair could not be connected: {0}")]
     Connect(#[from] exchange::ConnectError),
 }

@@ -56,8 +56,8 @@ pub struct Limits {
     pub visitors: usize,
     /// Maximum time from the arrival of a visitor to the end of its opening.
     pub total: Duration,
-    /// Time after which a new visitor may evict a visitor that has sent no bytes. An honest visitor sends its next
-    /// bytes within a round trip.
+    /// Time after which a new visitor may evict a visitor that has sent no bytes during this time. An honest visitor
+    /// sends its next bytes within a round trip.
     pub patience: Duration,
 }
 

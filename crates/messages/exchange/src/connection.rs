@@ -97,7 +97,7 @@ impl<M: std::ops::Deref<Target = [u8]> + Send> Received for M {
 /// polls, only requests that are already posted make progress. After the connection has ended, calls return the reason,
 /// and [`outcome`](Self::outcome) returns for each message whether its arrival was confirmed.
 pub trait MessageConnection {
-    /// A received message. Dropping it gives its buffer back, from any thread and in any order.
+    /// Type of a received message. Dropping a message gives its buffer back, from any thread and in any order.
     type Message: Received;
 
     /// Sends a message. The connection copies the bytes, so the program may reuse `message` at once.

@@ -49,7 +49,7 @@ pub type Connection = engine::Connection<DirectWrite>;
 
 /// Bytes of a grant, which has the address and the key of a buffer.
 const GRANT: usize = 16;
-/// Offset of the ring of grants in the memory that the peer writes. The number of granted buffers comes before it.
+/// Offset of the ring of grants in the memory that the peer writes. The number of granted buffers lies before the ring.
 const GRANTS: usize = 64;
 /// Maximum number of requests of one grant: two WRITEs of grants if they wrap around the end of the ring, and a WRITE
 /// of the number.

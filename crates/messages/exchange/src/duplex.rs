@@ -89,7 +89,7 @@ pub trait Incoming {
     fn notifies(&self) -> bool;
 }
 
-/// Both halves of a connection.
+/// A machine that consists of a sending half and a receiving half.
 pub struct Duplex<O, I> {
     outgoing: O,
     incoming: I,

@@ -1,7 +1,7 @@
 use doorbell_verbs::{Access, ModifyError, Overrun, PostError, Region, Status};
 
 /// Reason for which a connection ended. Only [`ConnectionError::Misuse`] does not end the connection: it rejects one
-/// call. The sender cannot know whether messages arrived that were not done when the connection ended.
+/// call. If a message was not done when the connection ended, its sender cannot know whether the message arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {

@@ -10,7 +10,7 @@
 //! One message costs a WRITE and a share of a FETCH_ADD, which reserves space for a batch. All senders share one ring.
 //! Its length depends on the messages that all senders together have in the ring, not on the number of senders.
 //! Reservations are in order. A message that the program holds for long, or that its sender writes late, blocks all
-//! messages once the ring is full.
+//! later messages once the ring is full.
 //!
 //! # Death of a sender with reserved space
 //!
