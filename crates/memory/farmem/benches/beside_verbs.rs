@@ -1,10 +1,11 @@
-//! Time of a get and a put of the store on the software RNIC, compared with the verbs that they use.
+//! Durations of a get and a put of the store on the software RNIC, compared with the durations of the verbs that they
+//! use.
 //!
-//! The verbs of a get are a bare READ of the same number of bytes, and the same READ followed by one of 8 bytes for the
-//! key's shortcut. The verbs of a put are a bare WRITE of a node, for whose completion the client waits, and a bare CAS
-//! after it.
+//! For a get, the bench measures a bare READ of the same number of bytes, alone and together with a READ of 8 bytes
+//! like that of the key's shortcut. For a put, it measures a bare WRITE of a node and, after its completion, a bare
+//! CAS.
 //!
-//! All operations run in turn, in one process and against one memory node, whose device has its own thread. The program
+//! All operations run in turn, in one process and against one memory node, whose device has its own thread. The bench
 //! prints one JSON object.
 //!
 //! Arguments: rounds, operations of each kind per round, bytes of a value (`cargo bench -p doorbell-farmem -- 40 2000
@@ -26,11 +27,11 @@ use doorbell_verbs::{
     SendOperation, SendRequest, Status,
 };
 
-/// Number of keys of the store.
+/// Number of keys in the store.
 const KEYS: u64 = 64;
-/// Operations of one kind in one turn. A put takes a node, and a client has more nodes than this.
+/// Number of operations of one kind in one turn. A put takes a node, and a client keeps more unused nodes than this.
 const TURN: usize = 8;
-/// Pause before each operation.
+/// Pause before each operation, in nanoseconds.
 const PAUSE_NS: u64 = 30_000;
 /// Bytes of a node without its value: header and key.
 const NODE_BYTES: usize = 32 + 8;
@@ -39,7 +40,7 @@ fn device() -> Device {
     soft::open(&SoftOptions { publish: false, ..SoftOptions::default() }).expect("a device")
 }
 
-/// A queue pair to the memory node, as in a program that uses verbs alone.
+/// A queue pair to the memory node, as in a program that uses only verbs.
 struct Bare {
     qp: Qp,
     cq: Cq,
@@ -65,7 +66,7 @@ impl Bare {
         Self { qp, cq, memory, remote }
     }
 
-    /// Posts operations, each with its number of bytes, in one list, and waits for the first.
+    /// Posts operations, each with its number of bytes, in one list. Waits for the first completion.
     fn perform<const N: usize>(&self, operations: [(SendOperation, usize); N]) {
         let sges = operations.map(|(_, bytes)| [self.memory.sge(0, bytes)]);
         let requests: [SendRequest<'_>; N] = std::array::from_fn(|index| SendRequest {
@@ -79,8 +80,8 @@ impl Bare {
         while self.completions() == 0 {}
     }
 
-    /// Takes the available completions and returns their number. During a pause, this is at most one: the completion
-    /// for which no operation waits.
+    /// Takes the available completions and returns their number. During a pause, this is at most one: the completion of
+    /// the last operation in a list, for which `perform` does not wait.
     fn completions(&self) -> usize {
         let mut list = [Completion::default(); 16];
         let count = self.cq.poll(&mut list).expect("no overrun");
@@ -92,7 +93,7 @@ impl Bare {
         self.perform([(SendOperation::Read { remote_address, rkey: self.remote.region.rkey }, bytes)]);
     }
 
-    /// Posts two READs, the second one of 8 bytes, as a get does.
+    /// Posts two READs in one list, the second one of 8 bytes, as a get does.
     fn read_both(&self, remote_address: u64, bytes: usize) {
         let read = SendOperation::Read { remote_address, rkey: self.remote.region.rkey };
         self.perform([(read, bytes), (read, 8)]);
@@ -120,8 +121,9 @@ fn run(client: &mut Client, operation: StoreOperation<'_>, value: &mut Vec<u8>) 
     }
 }
 
-/// Returns the nanoseconds of each of `count` calls. Before each of them there is a pause in which `rest` is called
-/// repeatedly. A put leaves a WRITE of the key's shortcut in progress, which must not overlap the next operation.
+/// Returns the durations of `count` calls of `body` in nanoseconds. A pause comes before each call, in which `rest` is
+/// called repeatedly. A put leaves a WRITE of the key's shortcut in progress, which must end before the next operation
+/// begins.
 fn timed(device: &Device, count: usize, mut rest: impl FnMut(), mut body: impl FnMut(usize)) -> Vec<u64> {
     let time = |index| {
         let paused_ns = device.now_ns();
@@ -140,8 +142,8 @@ fn quantile(samples: &mut [u64], of: f64) -> u64 {
     samples[((samples.len() - 1) as f64 * of) as usize]
 }
 
-/// Serves the client's requests until it has nodes for a turn. This time is not measured, since the service normally
-/// has its own processor.
+/// Serves the client's requests until the client has enough unused nodes for a turn. This time is not measured, since
+/// the service normally has its own processor.
 fn settle(client: &mut Client, metadata: &mut Metadata) {
     for _ in 0..50 {
         client.poll();
@@ -161,8 +163,8 @@ fn main() {
     let load = Load { keys: KEYS, value_bytes, ..Load::default() };
     let geometry = load.geometry(1);
     let [of_memory, of_metadata, of_client] = [device(), device(), device()];
-    // The bare verbs use nodes unknown to the store, as many as the store has, in turn. Recently used memory would be
-    // faster.
+    // The bare verbs use other nodes than the store, and the same number of them, in turn. Otherwise they would be
+    // faster, since recently used memory is in the CPU's cache.
     let with_spare = Geometry { nodes: 2 * geometry.nodes, ..geometry };
     let mut node = MemoryNode::new(&of_memory.create_pd().expect("a domain"), with_spare).expect("a node");
     node.fill(Strategy::Optimistic, KEYS, value_bytes).expect("filled");
@@ -193,7 +195,7 @@ fn main() {
             settle(&mut client, &mut metadata);
             written += TURN;
             let key = |index: usize| key(index as u64 % KEYS);
-            // Both closures of a kind use one client.
+            // Both closures borrow the same client.
             let client = RefCell::new(&mut client);
             let poll = || {
                 let _ = client.borrow_mut().poll();

@@ -1,4 +1,4 @@
-//! The clients' common knowledge on one host: the places of the newest nodes.
+//! Cache of the newest nodes' places, which the clients of one host share.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -16,20 +16,20 @@ use crate::workload;
 pub(crate) struct Entry {
     /// The node.
     pub(crate) place: NodeVersion,
-    /// The key's number, which says where its shortcut and its lock are.
+    /// The key's number, which determines the offsets of its shortcut and its lock.
     pub(crate) number: u32,
-    /// The node says that the key is deleted.
+    /// Whether the node marks the key as deleted.
     pub(crate) is_tombstone: bool,
-    /// Bytes of the node, to know how much to read.
+    /// Length of the node in bytes, for the READ of the node.
     pub(crate) length: u32,
 }
 
 const SHARDS: usize = 64;
 
-/// The cache of tails that the clients of a host share. A stale entry costs hops, never a wrong result: nodes carry key
-/// and version.
+/// The places of the newest nodes, shared by the clients of a host. A stale entry costs additional READs but never a
+/// wrong result, since each node contains its key and version.
 ///
-/// It is bounded: when it is full, an entry that is not needed at the moment makes room.
+/// The number of entries is bounded: in a full shard, a new entry evicts an arbitrary one.
 #[derive(Debug)]
 pub struct HostCache {
     shards: Vec<Mutex<FxHashMap<KeyBytes, Entry>>>,
@@ -38,14 +38,15 @@ pub struct HostCache {
 }
 
 impl HostCache {
-    /// Returns a cache of `keys` keys, rounded up to a multiple of 64. Each key belongs to one of 64 parts of equal
-    /// size. To keep a given set of keys for certain, a cache needs a few times as many entries.
+    /// Returns a cache of `keys` keys, rounded up to a multiple of 64. The cache has 64 shards of equal size, and the
+    /// hash of a key selects its shard. A cache that must never evict one of a given set of keys needs a few times as
+    /// many entries as keys.
     pub fn new(keys: usize) -> Self {
         let shard_entries = keys.div_ceil(SHARDS).max(1);
         Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), shard_entries, combiner: Combiner::default() }
     }
 
-    /// Returns the combiner of operations of this host's clients.
+    /// Returns the combiner for operations of this host's clients.
     pub(crate) fn combiner(&self) -> &Combiner {
         &self.combiner
     }
@@ -53,14 +54,14 @@ impl HostCache {
     fn shard(&self, key: &[u8]) -> MutexGuard<'_, FxHashMap<KeyBytes, Entry>> {
         let mut hasher = FxHasher::default();
         hasher.write(key);
-        // These are the upper bits, since the map of the shard uses the lower ones.
+        // The shard index uses the upper bits of the hash, since the map of the shard uses the lower bits.
         let shard = (hasher.finish() >> 58) as usize % SHARDS;
         self.shards[shard].lock().ignore_poison()
     }
 
-    /// Learns where the nodes of a workload's keys are, as after looking each up.
+    /// Stores the first nodes of a workload's keys, as if a client had looked up each key.
     pub fn fill(&self, keys: u64, value_bytes: usize) {
-        // Some parts get more keys than others.
+        // Some shards get more keys than others.
         let share = usize::try_from(keys / SHARDS as u64).unwrap_or(0).min(self.shard_entries);
         for shard in &self.shards {
             shard.lock().ignore_poison().reserve(share + share / 16);
@@ -90,7 +91,8 @@ impl HostCache {
         shard.insert(key.into(), entry);
     }
 
-    /// Forgets an entry that turned out to be wrong, unless another client has stored a newer place meanwhile.
+    /// Removes the entry of a key if it still has this place, which turned out to be wrong. An entry with another place
+    /// stays, since another client has stored it.
     pub(crate) fn forget(&self, key: &[u8], place: NodeVersion) {
         let mut shard = self.shard(key);
         if shard.get(key).is_some_and(|entry| entry.place == place) {

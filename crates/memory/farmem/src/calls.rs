@@ -1,4 +1,5 @@
-//! Operations as messages to the memory node's CPU: a client's side, and what the messages are.
+//! The messages to and from the memory node's CPU, for clients of strategy `server`, and the client's end of the
+//! connection.
 
 use std::cell::Cell;
 
@@ -9,17 +10,18 @@ use crate::client::{Kind, Outcome};
 use crate::error::StoreError;
 use crate::layout::Geometry;
 
-/// Bytes of a request before key and value, and of an answer before the value.
+/// Length in bytes of the header of a request or answer, before key and value.
 pub(crate) const HEAD_BYTES: usize = 8;
 
-/// Returns the options of a connection for calls: room for the longest operation, and for all that run at a time.
+/// Returns the options of a connection for calls, with room for the longest operation and for all concurrent
+/// operations.
 pub(crate) fn config(config: &Config, geometry: &Geometry) -> Config {
     config.clone().max_message(HEAD_BYTES + geometry.max_key + geometry.max_value)
 }
 
 const KINDS: [Kind; 4] = [Kind::Get, Kind::Put, Kind::Insert, Kind::Delete];
 
-/// A request, as it came.
+/// A parsed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call<'a> {
     pub(crate) kind: Kind,
@@ -66,7 +68,7 @@ const ANSWERS: [Answer; 5] = [
 ];
 
 impl Answer {
-    /// Writes the head of an answer, which the value of a get follows.
+    /// Writes the header of an answer. For a get, the caller appends the value.
     pub(crate) fn encode(self, tag: u16, out: &mut Vec<u8>) {
         out.clear();
         let number = ANSWERS.iter().position(|&answer| answer == self).unwrap_or_default();
@@ -90,16 +92,16 @@ impl Answer {
     }
 }
 
-/// The connection on which a client asks the memory node's CPU.
+/// The client's connection with the memory node's CPU.
 pub(crate) struct Calls {
     connection: send_receive::Connection,
     /// Answers by slot.
     answers: FxHashMap<u16, Result<Outcome, StoreError>>,
     values: Vec<Vec<u8>>,
     over: Option<StoreError>,
-    /// The connection has failed, and the operations that wait for an answer have not been notified yet.
+    /// Whether the connection has failed without a notification to the operations that wait for an answer.
     is_news: bool,
-    /// An operation found no room on the connection and must try again, since no answer will wake it.
+    /// Whether an operation found no room on the connection. It must try again, since no answer will wake it.
     was_full: bool,
     scratch: Vec<u8>,
     verbs_left: Cell<Option<u64>>,
@@ -132,7 +134,7 @@ impl Calls {
         }
     }
 
-    /// Returns the number of requests, and the bytes of requests and answers.
+    /// Returns the number of requests, and the sum of the bytes of requests and answers.
     pub(crate) fn exchanged(&self) -> (u64, u64) {
         self.exchanged
     }
@@ -146,7 +148,7 @@ impl Calls {
         *self.over.get_or_insert(error)
     }
 
-    /// Sends a request. Returns false if there is no room on the connection just now.
+    /// Sends a request. Returns false if the connection has no room for it now.
     pub(crate) fn ask(&mut self, slot: usize, kind: Kind, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         if let Some(error) = self.over {
             return Err(error);
@@ -170,7 +172,7 @@ impl Calls {
         }
     }
 
-    /// Takes the answer for a slot; the value of a get is stored in `value`.
+    /// Takes the answer for a slot. Stores the value of a get in `value`.
     pub(crate) fn take(&mut self, slot: usize, kind: Kind, value: &mut Vec<u8>) -> Option<Result<Outcome, StoreError>> {
         let answer = self.answers.remove(&(slot as u16));
         match (answer, self.over) {
@@ -185,7 +187,7 @@ impl Calls {
         }
     }
 
-    /// Takes what has arrived. Returns whether anything happened.
+    /// Processes received answers. Returns whether anything changed.
     pub(crate) fn poll(&mut self) -> bool {
         if self.over.is_some() {
             return std::mem::take(&mut self.is_news);
@@ -220,7 +222,7 @@ impl Calls {
         }
     }
 
-    /// Returns whether the next [`poll`](Self::poll) has news for waiting operations.
+    /// Returns whether the next [`poll`](Self::poll) will report a failed connection to waiting operations.
     pub(crate) fn has_news(&self) -> bool {
         self.is_news
     }
@@ -247,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    /// An operation without room for its request must be woken to retry, since no answer wakes it.
+    /// An operation whose request found no room must be woken to try again, since no answer wakes it.
     #[test]
     fn an_operation_without_room_to_ask_retries() {
         let geometry = Geometry::default();
@@ -262,7 +264,7 @@ mod tests {
         let _silent = SendReceive.connect(peer, &described).unwrap();
         let mut calls = Calls::new(connection, &geometry, 1, None);
         assert!(!calls.poll(), "a poll without an event reported one");
-        // The other end takes no message, so the room runs out.
+        // The other end receives no message, so the room on the connection runs out.
         let asked = (0..10_000).take_while(|_| calls.ask(0, Kind::Get, b"key", b"") == Ok(true)).count();
         assert!((1..10_000).contains(&asked), "{asked} requests were sent");
         assert!(calls.poll(), "the waiting operation was not woken");

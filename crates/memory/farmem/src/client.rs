@@ -1,4 +1,4 @@
-//! A client: it runs operations of the store, several at a time, and never blocks.
+//! A client, which runs several operations of the store at a time and never blocks.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -27,39 +27,40 @@ use crate::rpc;
 use crate::strategy::{self, Means, Strategy};
 use crate::worker::Worker;
 
-/// The most operations that a client runs at a time.
+/// Maximum number of operations that a client runs at a time.
 pub const MAX_OUTSTANDING: usize = 64;
 
-/// Polls per look at the metadata service's messages while all operations wait for the memory node.
+/// Number of polls per check for messages of the metadata service while all operations wait for the memory node.
 const POLLS_PER_REQUEST: u32 = 8;
 
-/// Maximum of shortcuts that wait to be written in the background. A client that runs many operations at a time
-/// completes more of them than one WRITE after the other keeps up with.
+/// Maximum number of shortcuts that wait to be written in the background. A client posts one such WRITE at a time, so a
+/// client with many concurrent operations may complete them faster than it writes their shortcuts.
 const LATE_MAX: usize = 1024;
 
 /// Options of a client.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// The method of dealing with conflicts.
+    /// The method by which clients handle conflicting writes.
     pub strategy: Strategy,
-    /// Operations that run at a time: 1 to 64.
+    /// Maximum number of operations that run at a time: 1 to 64.
     pub outstanding: usize,
-    /// Memory nodes that hold the same: 1 or 2.
+    /// Number of memory nodes with the same content: 1 or 2.
     pub replicas: usize,
-    /// Options of the connection with the metadata service. The store sets its longest message. In a store with two
-    /// memory nodes, its timeout and retry count also hold for the queue pairs to these nodes. They set the time
-    /// until the client notices that a node does not answer.
+    /// Options of the connection with the metadata service, except for the maximum message length, which the store
+    /// sets. In a store with two memory nodes, the timeout and the retry count also apply to the queue pairs to these
+    /// nodes. They determine the time until the client detects that a memory node does not answer.
     pub rpc: Config,
-    /// Seeds the jitter of waiting times.
+    /// Seed for the random part of waiting times.
     pub seed: u64,
-    /// Strategies `lock` and `queue-lock`: a lock that has not moved for this time is broken, and its holder shut
-    /// out. Strategy `combine`: an operation waits this long for another one of its host.
+    /// With strategies `lock` and `queue-lock`: the time without a change of a lock after which the client breaks the
+    /// lock and has its holder shut out. With strategy `combine`: the maximum time that an operation waits for another
+    /// operation of its host.
     pub lease_ns: u64,
-    /// Time from linking a node until the key's shortcut is written. One WRITE follows the other, as from a thread in
-    /// the background. 0: at once.
+    /// Time between linking a node and writing the key's shortcut in the background. The client posts one such WRITE at
+    /// a time. 0 means that the client writes the shortcut at once.
     pub shortcut_delay_ns: u64,
-    /// Verbs after which the client stops for good, also within an operation, as if its process was killed there. For
-    /// tests of the effects on other clients.
+    /// Number of verbs after which the client stops for good, even within an operation, as if its process had been
+    /// killed. Tests use this to check the effects on other clients.
     pub verbs_until_death: Option<u64>,
 }
 
@@ -78,12 +79,12 @@ impl Default for ClientOptions {
     }
 }
 
-/// Returns the options of a connection with the metadata service: both ends need room for its longest message.
+/// Returns the options of a connection with the metadata service, whose ends need room for the longest message.
 pub(crate) fn rpc_config(config: &Config) -> Config {
     config.clone().max_message(rpc::MAX_MESSAGE)
 }
 
-/// An operation. Keys are byte strings; a number is a key by its bytes.
+/// An operation. Keys are byte strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreOperation<'a> {
     /// Reads a key's value.
@@ -91,18 +92,18 @@ pub enum StoreOperation<'a> {
         /// The key.
         key: &'a [u8],
     },
-    /// Gives a key that exists another value.
+    /// Replaces the value of an existing key.
     Put {
         /// The key.
         key: &'a [u8],
-        /// Its new value.
+        /// The key's new value.
         value: &'a [u8],
     },
-    /// Makes a key that does not exist.
+    /// Creates a key that does not exist.
     Insert {
         /// The key.
         key: &'a [u8],
-        /// Its value.
+        /// The key's value.
         value: &'a [u8],
     },
     /// Removes a key.
@@ -131,59 +132,59 @@ pub(crate) enum Kind {
     Delete,
 }
 
-/// Result of an operation that did not fail.
+/// Result of an operation without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// A get found the value; a put, insert or delete took effect.
     Done,
-    /// There is no such key, so a get, put or delete had no effect.
+    /// The key does not exist, so a get, put or delete had no effect.
     Absent,
-    /// There is such a key, so an insert had no effect.
+    /// The key exists, so an insert had no effect.
     Exists,
 }
 
-/// Names an operation of a client. They rise by one.
+/// Number of a client's operation. Consecutive operations have consecutive tickets.
 pub type Ticket = u64;
 
 /// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Idle,
-    /// Has an operation that its worker has not seen yet.
+    /// The slot has an operation that its worker has not started yet.
     Given,
     Running,
     Over(Result<Outcome, StoreError>),
 }
 
-/// Room for one operation.
+/// State of one concurrent operation.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) state: Cell<State>,
     pub(crate) kind: Cell<Kind>,
     pub(crate) key: RefCell<Vec<u8>>,
-    /// The value that is given, or the one that was found.
+    /// The value to write, or the value that a get found.
     pub(crate) value: RefCell<Vec<u8>>,
     pub(crate) reply: RefCell<Option<rpc::Reply>>,
     pub(crate) deadline_ns: Cell<Option<u64>>,
-    /// The operation may know nodes, which must not be recycled until it is over.
+    /// Whether the operation may know nodes. These nodes must not be recycled before the operation ends.
     pub(crate) holds: Cell<bool>,
-    /// The operation has its result, but the client has still to give up the lock that it took for it.
+    /// Whether the operation has its result, but the client has not released the operation's lock yet.
     pub(crate) lingers: Cell<bool>,
     ticket: Cell<Ticket>,
 }
 
-/// Shortcuts that are to be written later: when, of which key, and what.
+/// Shortcuts to be written later. Each entry has its due time, the number of the key, and the place of the node.
 #[derive(Debug, Default)]
 pub(crate) struct Late {
     pub(crate) delay_ns: u64,
     queue: RefCell<VecDeque<(u64, u32, NodeVersion)>>,
-    /// The WRITE that was posted last.
+    /// Number of the post with the latest WRITE of a shortcut.
     posted: Cell<u64>,
 }
 
 impl Late {
-    /// Appends a shortcut. At the maximum, the oldest one is left out: shortcuts are hints, and a newer one of the
-    /// key is likely to come.
+    /// Appends a shortcut. A full queue first drops the oldest shortcut: shortcuts are hints, and a newer shortcut of
+    /// the same key is likely to follow.
     pub(crate) fn push(&self, now_ns: u64, number: u32, place: NodeVersion) {
         let mut queue = self.queue.borrow_mut();
         if queue.len() == LATE_MAX {
@@ -210,7 +211,7 @@ pub(crate) struct Core {
     pub(crate) lease_ns: u64,
     pub(crate) strategy: Strategy,
     pub(crate) late: Late,
-    /// Locks that were taken.
+    /// Number of locks that the client has taken.
     pub(crate) locks: Cell<u64>,
     /// The number under which the memory node and the metadata service know this client.
     pub(crate) number: u32,
@@ -223,7 +224,8 @@ impl Core {
         self.counts.set(counts);
     }
 
-    /// Writes the next shortcut in the background, if it is due and the last one is written.
+    /// Writes the next shortcut in the background, if the shortcut is due and the previous WRITE of a shortcut is
+    /// complete.
     fn write_late(&self, now_ns: u64) {
         let slot = self.slots.len();
         let lane = self.nodes.lane();
@@ -234,21 +236,22 @@ impl Core {
             && due_ns <= now_ns
         {
             queue.pop_front();
-            // The operation has taken effect; if this fails, so does the next one.
+            // The put, insert or delete has taken effect. If this WRITE cannot be posted, the next operation reports
+            // the error.
             if let Ok(posted) = lane.write_shortcut(slot, number, place, Awaited::All) {
                 self.late.posted.set(posted);
             }
         }
     }
 
-    /// Gives up a memory node; `node`, the other one, serves alone.
+    /// Continues with the memory node `node` alone, after the other memory node was given up.
     fn alone(&self, node: usize) {
         self.nodes.alone(node);
-        self.late.posted.set(0); // nothing was posted there
+        self.late.posted.set(0); // no WRITE of a shortcut was posted to the other node
     }
 }
 
-/// An end of a client that is not connected yet.
+/// A client that is not connected yet.
 #[derive(Debug)]
 pub struct ClientEnd {
     device: Device,
@@ -262,11 +265,11 @@ pub struct ClientEnd {
 }
 
 impl ClientEnd {
-    /// Makes the queue pairs of a client of a store of such sizes.
+    /// Creates the queue pairs of a client, for a store of this geometry.
     ///
     /// # Errors
     ///
-    /// More operations are to run at a time than a client may, a size is out of range, or the device has no room.
+    /// The number of concurrent operations or a size is out of range, or the device has no room.
     pub fn new(pd: &Pd, geometry: Geometry, options: ClientOptions) -> Result<Self, OpenError> {
         geometry.check()?;
         if !(1..=MAX_OUTSTANDING).contains(&options.outstanding) {
@@ -285,42 +288,42 @@ impl ClientEnd {
             }
             _ => None,
         };
-        // One more slot serves writes in the background.
+        // One more slot serves background WRITEs.
         let settings = || settings(options.replicas, &options.rpc);
         let lane = || LaneEnd::new(pd, options.outstanding + 1, settings());
         let replica = (options.replicas > 1).then(lane).transpose()?.map(|end| (end, None));
         Ok(Self { device: pd.device().clone(), pd: pd.clone(), lane: lane()?, replica, rpc, calls, options })
     }
 
-    /// Returns the description for the memory node: [`MemoryNode::accept`](crate::MemoryNode::accept).
+    /// Returns the client's description for [`MemoryNode::accept`](crate::MemoryNode::accept) of the memory node.
     pub fn to_memory(&self) -> ClientDescription {
         let calls = self.calls.as_ref().map(|endpoint| SendReceive.describe(endpoint));
         ClientDescription { lane: self.lane.description(), calls }
     }
 
-    /// Returns the same for the second memory node, if the store has two.
+    /// Returns the client's description for the second memory node, if the store has two.
     pub fn to_replica(&self) -> Option<ClientDescription> {
         self.replica.as_ref().map(|(lane, _)| ClientDescription { lane: lane.description(), calls: None })
     }
 
-    /// Stores the description that the second memory node answered.
+    /// Stores the description that the second memory node returned.
     pub fn set_replica(&mut self, memory: MemoryDescription) {
         if let Some((_, of_memory)) = &mut self.replica {
             *of_memory = Some(memory);
         }
     }
 
-    /// Returns the description for the metadata service: [`Metadata::accept`](crate::Metadata::accept).
+    /// Returns the client's description for [`Metadata::accept`](crate::Metadata::accept) of the metadata service.
     pub fn to_metadata(&self) -> EndpointDescription {
         SendReceive.describe(&self.rpc)
     }
 
-    /// Connects the client. `number` is the one under which memory node and metadata service accepted it.
+    /// Connects the client. The memory nodes and the metadata service have accepted this client as number `number`.
     ///
     /// # Errors
     ///
-    /// A description cannot be connected to, there is no memory for buffers, or a requested second memory node was
-    /// not [set](Self::set_replica).
+    /// A description is invalid, there is no memory for buffers, or the second memory node of a store with two was not
+    /// [set](Self::set_replica).
     pub fn connect(
         self,
         number: u32,
@@ -384,7 +387,7 @@ impl ClientEnd {
     }
 }
 
-/// Checks how many memory nodes hold the same.
+/// Checks the number of memory nodes with the same content.
 pub(crate) fn check_replicas(given: usize) -> Result<(), OpenError> {
     match given {
         1..=MAX_REPLICAS => Ok(()),
@@ -392,7 +395,7 @@ pub(crate) fn check_replicas(given: usize) -> Result<(), OpenError> {
     }
 }
 
-/// Connects the end of a second memory node, which has the sizes of the first.
+/// Connects a client to the second memory node, which must have the same geometry as the first one.
 pub(crate) fn connect_replica(
     (end, memory): (LaneEnd, Option<MemoryDescription>),
     first: &MemoryDescription,
@@ -407,13 +410,13 @@ pub(crate) fn connect_replica(
 
 /// A client of a store: a non-blocking state machine.
 ///
-/// Give it operations with [`submit`](Self::submit), call [`poll`](Self::poll) again and again, and take results with
-/// [`finished`](Self::finished). Results come in the order in which operations end. Two operations of one client that
-/// run at the same time are as concurrent as those of two clients.
+/// Start operations with [`submit`](Self::submit), call [`poll`](Self::poll) again and again, and take results with
+/// [`finished`](Self::finished). Results come in the order in which operations end. Concurrent operations of one client
+/// have no order among each other, as if they were of different clients.
 pub struct Client {
     core: Rc<Core>,
     means: Means,
-    /// Value of the wake word at the last look.
+    /// Value of the wake word when the client last read it.
     woken: u64,
     workers: Vec<Pin<Box<dyn Future<Output = ()>>>>,
     over: VecDeque<usize>,
@@ -429,12 +432,12 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Starts an operation, which is copied. Returns `None` if the maximum of operations runs: poll, take results,
-    /// and try again.
+    /// Starts an operation, whose key and value the client copies. Returns `None` if the maximum number of operations
+    /// runs: then poll, take results, and try again.
     ///
     /// # Errors
     ///
-    /// The key or the value is of no allowed length. Nothing was done.
+    /// The length of the key or the value is out of range. The operation had no effect.
     pub fn submit(&mut self, operation: StoreOperation<'_>) -> Result<Option<Ticket>, StoreError> {
         let (kind, key, value) = operation.parts();
         self.core.nodes.geometry.check_sizes(key, value)?;
@@ -455,10 +458,10 @@ impl Client {
         Ok(Some(self.tickets))
     }
 
-    /// Runs the worker of a slot until it waits. If it has a result, `over` contains it then.
+    /// Runs the worker of a slot until it waits. Appends the slot to `over` if the slot has a result.
     fn work(&mut self, index: usize) {
         let mut context = Context::from_waker(Waker::noop());
-        // It never ends: it waits for the next operation.
+        // The future of a worker never completes: after each operation, the worker waits for the next one.
         let _ = self.workers[index].as_mut().poll(&mut context);
         if matches!(self.core.slots[index].state.get(), State::Over(_)) && !self.over.contains(&index) {
             self.core.requests.borrow_mut().ended(index);
@@ -466,14 +469,14 @@ impl Client {
         }
     }
 
-    /// Moves operations along. Returns whether anything happened: a result is there, the client is over or has
-    /// closed, or an operation has come closer to its end. After false, none of these changes before a completion
-    /// comes or the [deadline](Self::deadline_ns) passes.
+    /// Advances the operations. Returns whether anything changed: the client has a result, is over or has closed, or an
+    /// operation has made progress. After false, nothing changes before a completion comes or the
+    /// [deadline](Self::deadline_ns) passes.
     pub fn poll(&mut self) -> bool {
         let before = self.awaited();
         let mut happened = self.core.nodes.poll();
         self.polls = self.polls.wrapping_add(1);
-        // Operations in progress rarely need the service, and a look at its messages costs them time.
+        // Running operations rarely need the metadata service, and each check for its messages delays them.
         let is_busy = happened || self.waits_for_memory_alone();
         if !is_busy || self.polls.is_multiple_of(POLLS_PER_REQUEST) {
             let mut requests = self.core.requests.borrow_mut();
@@ -514,16 +517,17 @@ impl Client {
         happened || was_due || self.awaited() != before || self.has_news()
     }
 
-    /// Returns the number of results, and whether the client is over. Programs wait for both. A poll changes them
-    /// without a completion if a late write or a failed post ends the client.
+    /// Returns the number of results, and whether the client is over. Programs wait for a change of either. A poll
+    /// changes them without a completion if a background WRITE or a failed post ends the client.
     fn awaited(&self) -> (usize, bool) {
         (self.over.len(), self.is_over())
     }
 
-    /// Returns whether at least one operation runs and all of them wait for the memory node. Then a completion is
-    /// certain to come, and until then the service's messages may wait.
+    /// Returns whether at least one operation runs and all operations wait for the memory node. Then a completion is
+    /// certain to come, and the client may receive the metadata service's messages after that completion.
     ///
-    /// With two memory nodes they may not: one of them may say that a node does not answer.
+    /// Returns false in a store with two memory nodes, since a message of the service may report that a memory node has
+    /// failed.
     fn waits_for_memory_alone(&self) -> bool {
         if self.core.nodes.are_two() {
             return false;
@@ -533,8 +537,8 @@ impl Client {
         running.next().is_some_and(is_waiting) && running.all(is_waiting)
     }
 
-    /// Returns whether a connection has failed in a call of this client's own. Then the next poll notifies the
-    /// operations that wait for its answers.
+    /// Returns whether a post of this client has found that a connection failed. Then the next poll notifies the
+    /// operations that wait for answers on this connection.
     fn has_news(&self) -> bool {
         let calls = match &self.means {
             Means::Calls(calls) => calls.borrow().has_news(),
@@ -543,9 +547,9 @@ impl Client {
         calls || self.core.requests.borrow().has_news()
     }
 
-    /// Returns the time, on the device's clock, at which the client has something to do by itself. This is the end of
-    /// a waiting time of an operation, or the moment to ask whether the metadata service lives. `None` if the client
-    /// only waits for others.
+    /// Returns the time, on the device's clock, at which the client needs a poll without an event. At that time, a
+    /// waiting time of an operation ends, or the client checks whether the metadata service is alive. `None` if the
+    /// client waits only for events.
     pub fn deadline_ns(&self) -> Option<u64> {
         let connection = self.core.requests.borrow().deadline_ns().filter(|_| !self.waits_for_memory_alone());
         let means = match &self.means {
@@ -564,8 +568,8 @@ impl Client {
             .min()
     }
 
-    /// Takes the result of an operation that is over. The value of a get replaces what is in `value`; after any other
-    /// operation `value` is as it was.
+    /// Takes the result of an operation that has ended. Stores the value of a get in `value`; other operations leave
+    /// `value` unchanged.
     pub fn finished(&mut self, value: &mut Vec<u8>) -> Option<(Ticket, Result<Outcome, StoreError>)> {
         let index = self.over.pop_front()?;
         let slot = &self.core.slots[index];
@@ -577,12 +581,12 @@ impl Client {
         Some((slot.ticket.get(), result))
     }
 
-    /// Operations that run.
+    /// Returns the number of running operations.
     pub fn running(&self) -> usize {
         self.core.slots.iter().filter(|slot| slot.state.get() != State::Idle).count() - self.over.len()
     }
 
-    /// Returns whether the connection to the memory node is over, so that every operation fails.
+    /// Returns whether the connection to the memory node has failed, so that every operation fails.
     pub fn is_over(&self) -> bool {
         let calls = match &self.means {
             Means::Calls(calls) => calls.borrow().failed(),
@@ -601,14 +605,14 @@ impl Client {
         ClientCounts { messages, message_bytes, ..self.core.counts.get() }.and(&self.core.nodes.counts())
     }
 
-    /// Sizes of the store.
+    /// Returns the geometry of the store.
     pub fn geometry(&self) -> Geometry {
         self.core.nodes.geometry
     }
 
-    /// Gives back its nodes and says goodbye to the metadata service. To be called when nothing runs any more; then
-    /// poll until [`is_closed`](Self::is_closed). A client that is dropped instead looks like one that died: what it
-    /// holds is got back once the service notices.
+    /// Returns unused nodes to the metadata service and closes the connection. Call this when no operation runs, then
+    /// poll until [`is_closed`](Self::is_closed). A client that is dropped without this call looks as if it had died:
+    /// the service frees its nodes once the service detects that the client is gone.
     pub fn close(&mut self) {
         if !std::mem::replace(&mut self.is_closing, true) {
             self.core.requests.borrow_mut().close();
@@ -628,7 +632,7 @@ impl Client {
         is_done && !self.core.slots.iter().any(|slot| slot.lingers.get()) && self.core.requests.borrow().is_closed()
     }
 
-    /// Returns the nodes that the client holds for later values.
+    /// Returns the unused nodes that the client keeps for later values.
     pub fn spare_nodes(&self) -> Vec<NodeVersion> {
         self.core.requests.borrow().spare().to_vec()
     }

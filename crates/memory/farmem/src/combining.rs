@@ -1,5 +1,5 @@
-//! Combining of operations of one host's clients on one key. One operation, the leader, runs, and completes the
-//! operations that joined before it began. Gets combine with gets, and puts with puts.
+//! Combining of concurrent operations on one key by clients of one host. One operation, the leader, runs, and completes
+//! all operations that joined before it began. Gets combine with gets, and puts with puts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,8 +17,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().ignore_poison()
 }
 
-/// A word of one client, which other clients change after they have left a notice for that client. The word lies in
-/// memory of the device, so the simulator sees the change and wakes the client.
+/// A word of one client, which another client of the host changes after it has left a notice for this client. The word
+/// is device memory, so the simulator detects the change and wakes the client.
 #[derive(Debug)]
 pub(crate) struct WakeWord {
     word: Region,
@@ -31,8 +31,8 @@ impl WakeWord {
     }
 
     fn change(&self) {
-        // Of two threads that change it at once, the one with the earlier number may store last. That number still
-        // differs from the number before both.
+        // If two threads change the word at once, the thread with the smaller number may store last. That number still
+        // differs from the value before the two changes.
         self.word.store_release_u64(0, self.changes.fetch_add(1, Ordering::Relaxed) + 1);
     }
 
@@ -42,26 +42,26 @@ impl WakeWord {
     }
 }
 
-/// Notice to an operation that waits.
+/// Notice to a waiting operation.
 #[derive(Debug)]
 pub(crate) enum Notice {
-    /// Another operation completed this one.
+    /// The leader has completed the waiting operation.
     Done(Outcome),
-    /// The operation leads now, and completes this batch too.
+    /// The waiting operation becomes the leader, and must complete this batch too.
     Lead(Batch),
-    /// The leader has failed. The operation runs by itself.
+    /// The leader has failed. The waiting operation must run by itself.
     Again,
 }
 
 #[derive(Debug, Default)]
 struct Mailbox {
-    /// Number of times that an operation began to wait here or gave up waiting.
+    /// Number of times that an operation began to wait or stopped waiting with this mailbox.
     turn: u64,
     notice: Option<Notice>,
     value: Vec<u8>,
 }
 
-/// Receiver of notices to an operation that waits. Each slot of a client has one.
+/// Receiver of notices to a waiting operation. Each slot of a client has one.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     mailbox: Mutex<Mailbox>,
@@ -73,7 +73,7 @@ impl Waiter {
         Arc::new(Self { mailbox: Mutex::default(), wake_word: Arc::clone(wake_word) })
     }
 
-    /// Begins to wait. Returns the number of this turn.
+    /// Begins to wait. Returns the number of this turn, which the sender of a notice must know.
     fn begin(&self) -> u64 {
         let mut mailbox = lock(&self.mailbox);
         mailbox.notice = None;
@@ -81,7 +81,7 @@ impl Waiter {
         mailbox.turn
     }
 
-    /// Takes the notice that has arrived, if any, and moves the value that it came with to `value`.
+    /// Takes the notice that has arrived, if any, and moves the value of the notice to `value`.
     pub(crate) fn take(&self, value: &mut Vec<u8>) -> Option<Notice> {
         let mut mailbox = lock(&self.mailbox);
         let notice = mailbox.notice.take();
@@ -92,7 +92,7 @@ impl Waiter {
         notice
     }
 
-    /// Stops waiting: later notices are refused. Returns a notice that had arrived before.
+    /// Stops waiting, so that later notices are refused. Returns a notice that arrived before.
     pub(crate) fn leave(&self) -> Option<Notice> {
         let mut mailbox = lock(&self.mailbox);
         mailbox.turn += 1;
@@ -100,7 +100,7 @@ impl Waiter {
     }
 }
 
-/// An operation that waits, and the turn in which it does.
+/// A waiting operation, and the number of its turn.
 #[derive(Clone, Debug)]
 struct Waiting {
     waiter: Arc<Waiter>,
@@ -123,7 +123,7 @@ impl Waiting {
     }
 }
 
-/// Operations that a leader completes with its own, and the round that it leads.
+/// Operations that a leader completes together with its own, and the number of the leader's round.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     followers: Vec<Waiting>,
@@ -139,7 +139,7 @@ impl Batch {
 /// Operations of one kind on one key.
 #[derive(Debug, Default)]
 struct Line {
-    /// The round that is running, and the time at which it began.
+    /// Number of the running round, and the time at which it began.
     running: Option<(u64, u64)>,
     waiting: Vec<Waiting>,
 }
@@ -162,7 +162,7 @@ impl Lines {
 }
 
 const SHARDS: usize = 64;
-/// Number of keys of a shard that keep their lines while no operation uses them.
+/// Maximum number of keys of a shard whose lines stay in memory while no operation uses them.
 const KEPT: usize = 64;
 
 type Shard = FxHashMap<KeyBytes, Lines>;
@@ -186,8 +186,8 @@ impl Combiner {
         lock(&self.shards[(hasher.finish() >> 58) as usize % SHARDS])
     }
 
-    /// Adds an operation. It leads and gets a batch if there is no leader, or if the leader has not finished for
-    /// `lease_ns`. Otherwise it waits for a notice.
+    /// Adds an operation. The operation becomes the leader and gets a batch if there is no leader, or if the leader has
+    /// not finished within `lease_ns`. Otherwise the operation waits for a notice.
     pub(crate) fn join(
         &self,
         key: &[u8],
@@ -214,8 +214,8 @@ impl Combiner {
         Some(Batch { followers: std::mem::take(&mut line.waiting), round })
     }
 
-    /// Ends the round of a leader, which is done or has failed. Notifies its batch. Of the operations that joined
-    /// since, the last one leads the next round.
+    /// Ends the round of a leader that is done or has failed, and notifies its batch. If operations joined during the
+    /// round, the last of them leads the next round.
     pub(crate) fn finish(&self, key: &[u8], kind: Kind, batch: Batch, done: Option<(Outcome, &[u8])>, now_ns: u64) {
         for follower in &batch.followers {
             let _ = match done {

@@ -9,7 +9,7 @@ use crate::lane::VerbCounts;
 pub struct Attempts {
     /// Operations that ended without an error.
     pub operations: u64,
-    /// Attempts: of gets each READ of a node with its value, of the others each CAS.
+    /// Attempts: the READs of a node with its value for gets, and the CASes on a node for puts, inserts and deletes.
     pub attempts: u64,
     /// Attempts that found the newest node.
     pub successes: u64,
@@ -24,30 +24,30 @@ pub struct ClientCounts {
     pub gets: Attempts,
     /// Puts, inserts and deletes.
     pub writes: Attempts,
-    /// Nodes whose header was read while looking for the newest one.
+    /// Node headers read in search of the newest node.
     pub hops: u64,
-    /// Questions to the metadata service.
+    /// Requests to the metadata service that need an answer.
     pub questions: u64,
-    /// Nodes that turned out to be recycled, or damaged in the middle of being recycled.
+    /// Nodes that turned out to be recycled, or that were damaged since they were being recycled.
     pub recycled: u64,
     /// CASes on locks.
     pub lock_attempts: u64,
-    /// Locks that were handed over by another client.
+    /// Locks that another client handed over to this client.
     pub handovers: u64,
-    /// Operations in which another client of the host took part for this one.
+    /// Operations that another client of the host completed for this client.
     pub shared: u64,
-    /// Messages to other clients and to the memory node's CPU, and their bytes both ways.
+    /// Messages to other clients and requests to the memory node's CPU.
     pub messages: u64,
-    /// Bytes of these, and of their answers.
+    /// Bytes of these messages and of the answers to the requests.
     pub message_bytes: u64,
-    /// Clients that this one had shut out because a lock of theirs did not move.
+    /// Clients that this client had shut out because they did not release a lock.
     pub suspects: u64,
-    /// Verbs on the memory node.
+    /// Verbs posted to the memory nodes.
     pub verbs: VerbCounts,
 }
 
 impl ClientCounts {
-    /// Applies `change` to each number of `self` and the same number of `other`.
+    /// Applies `change` to each counter of `self` and the same counter of `other`.
     fn each(mut self, other: &Self, change: impl Fn(u64, u64) -> u64) -> Self {
         let Self {
             gets,
@@ -95,7 +95,7 @@ impl ClientCounts {
         self
     }
 
-    /// Returns the increase since `before`.
+    /// Returns the increase of each counter since `before`.
     pub fn since(self, before: &Self) -> Self {
         self.each(before, u64::saturating_sub)
     }

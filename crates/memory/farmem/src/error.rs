@@ -1,54 +1,51 @@
 use doorbell_exchange::{ConnectError, ConnectionError};
 use doorbell_verbs::{ModifyError, PostError, Status};
 
-/// Error of an operation of the store. An operation that failed on the way may have taken effect, unless the variant
-/// says otherwise.
+/// Error of an operation of the store. A failed operation may have taken effect, unless the variant says that it had no
+/// effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The key is empty or too long. Nothing was done.
-    #[error("a key of {given} B was given, this store takes keys of 1 to {allowed} B")]
+    /// The key is empty or too long. The operation had no effect.
+    #[error("the key has {given} B: must have 1 to {allowed} B")]
     KeyLength {
-        /// Its length.
+        /// Length of the given key.
         given: usize,
-        /// Bytes of the longest key.
+        /// Maximum length of a key.
         allowed: usize,
     },
-    /// The value is too long. Nothing was done.
-    #[error("a value of {given} B was given, this store takes values of at most {allowed} B")]
+    /// The value is too long. The operation had no effect.
+    #[error("the value has {given} B: must have at most {allowed} B")]
     ValueLength {
-        /// Its length.
+        /// Length of the given value.
         given: usize,
-        /// Bytes of the longest value.
+        /// Maximum length of a value.
         allowed: usize,
     },
-    /// There is no node left for a new value. Nothing was done.
-    #[error(
-        "the memory node is full: none of its nodes is free for a write: delete keys, or make the store with more nodes"
-    )]
+    /// The store has no free node for a new value. The operation had no effect.
+    #[error("the memory node has no free node for a new value: delete keys, or create the store with more nodes")]
     Full,
-    /// There is no room for another key. Nothing was done.
-    #[error("the store has as many keys as it was made for: delete keys, or make it for more")]
+    /// The store has the maximum number of keys. The operation had no effect.
+    #[error("the store has its maximum number of keys: delete keys, or create the store for more keys")]
     TooManyKeys,
-    /// The retry budget is spent. Nothing was done.
-    #[error("other clients were faster {attempts} times in a row, which is the retry budget: try again later")]
+    /// The operation has used all attempts of its retry budget. The operation had no effect.
+    #[error("other clients were faster in all {attempts} attempts of the operation: try again later")]
     GaveUp {
-        /// Attempts that were made.
+        /// Number of attempts.
         attempts: u32,
     },
-    /// The metadata service is needed for this, and its connection is over. Nothing was done, unless it was an insert.
-    #[error(
-        "the metadata service does not answer ({0}): keys that this client knows can still be read and, while it has nodes left, written"
-    )]
+    /// The operation needs the metadata service, and the connection with the service is over. The operation had no
+    /// effect, unless it was an insert.
+    #[error("the metadata service does not answer ({0}): only known keys can be read, and written with unused nodes")]
     MetadataGone(ConnectionError),
-    /// The memory node's CPU, which carries operations out, does not answer any more.
+    /// The connection with the memory node's CPU is over. This CPU executes the operations of strategy `server`.
     #[error("the connection with the memory node's CPU is over ({0})")]
     ServerGone(ConnectionError),
-    /// The metadata service, or the memory node's CPU, answered what it may not.
+    /// The metadata service, or the memory node's CPU, sent a message that the protocol does not allow.
     #[error("a service of the store broke the protocol: {0}")]
     Protocol(&'static str),
-    /// A node is neither what its writer wrote nor being written.
-    #[error("node {index} of the memory node is corrupted: its CRC is wrong each time it is read")]
+    /// The content of a node is wrong, and no client is writing the node.
+    #[error("node {index} of the memory node is corrupted: all READs of the node returned wrong content")]
     Corrupted {
         /// Index of the node.
         index: u32,
@@ -59,7 +56,8 @@ pub enum StoreError {
     /// The device refused a work request.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// The client stopped on purpose ([`ClientOptions::verbs_until_death`](crate::ClientOptions::verbs_until_death)).
+    /// The client reached its limit of verbs
+    /// ([`ClientOptions::verbs_until_death`](crate::ClientOptions::verbs_until_death)).
     #[error("the client stopped after its limit of verbs")]
     Dead,
 }
@@ -68,10 +66,10 @@ pub enum StoreError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// A size is out of its range.
+    /// A size is out of range.
     #[error("{what} is {given}, allowed is {least} to {most}")]
     Geometry {
-        /// Name of the size.
+        /// The name of the size.
         what: &'static str,
         /// The given value.
         given: usize,
@@ -80,44 +78,42 @@ pub enum OpenError {
         /// The maximum.
         most: usize,
     },
-    /// The memory node's region is too short for the sizes that it names.
-    #[error("the memory node has {given} B, a store of these sizes needs {needed} B")]
+    /// The memory node's region is too short for the geometry in its description.
+    #[error("the memory node's region has {given} B: the store's geometry needs {needed} B")]
     Region {
         /// Bytes of the region.
         given: u64,
-        /// Bytes that are needed.
+        /// Bytes that the geometry needs.
         needed: u64,
     },
-    /// There is a client of this number already.
+    /// A client with this number is already connected.
     #[error("client {0} is connected already")]
     Duplicate(u32),
-    /// The memory node did not open the connection on which a client of strategy `server` asks.
-    #[error("the memory node gives no connection for calls, which strategy server needs: use the same release on both")]
+    /// The memory node did not open the connection for the requests of a client of strategy `server`.
+    #[error("strategy server needs a connection for calls: use a memory node of the same release")]
     NoCalls,
-    /// Two parts of one store have other sizes.
-    #[error("this memory node has a store of other sizes than the one that is known already")]
+    /// Two parts of one store have different geometries.
+    #[error("the memory node's geometry must be the store's geometry: use a memory node of this store")]
     OtherStore,
     /// The memory node has stopped.
-    #[error("this memory node serves no client any more: the metadata service has given it up")]
+    #[error("the metadata service has given up this memory node: use the other memory node")]
     Stopped,
-    /// The store has two memory nodes, and the second one is missing.
-    #[error("two memory nodes were asked for, and only one was given")]
+    /// The description of the second memory node is missing.
+    #[error("the store has two memory nodes: the description of the second one is missing")]
     NoReplica,
-    /// This strategy has one memory node.
-    #[error(
-        "strategy {0} works with one memory node: take one, or a strategy whose clients write themselves and without a middlebox"
-    )]
+    /// A store of this strategy can have only one memory node.
+    #[error("strategy {0} works with one memory node: use one memory node or another strategy")]
     NotReplicated(&'static str),
-    /// A middlebox before the memory node takes no further node, region or client.
+    /// The middlebox in front of the memory node accepts no further node, region or client.
     #[error("the middlebox before the memory node refuses: {0}")]
     Box(#[source] doorbell_steer::SetupError),
-    /// A verbs object could not be made.
+    /// A verbs object could not be created.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),
     /// A queue pair could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// A queue pair could not be brought up.
+    /// A queue pair could not be moved to another state.
     #[error(transparent)]
     Modify(#[from] ModifyError),
 }

@@ -1,5 +1,5 @@
-//! A queue pair to a memory node, shared by the slots of a client: each slot posts a list of verbs and is notified
-//! once all of it is done.
+//! A queue pair to a memory node, shared by the slots of a client. Each slot posts lists of verbs and is notified when
+//! a list is complete.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,15 +17,16 @@ use crate::error::{OpenError, StoreError};
 use crate::layout::{Geometry, NodeVersion, Word};
 use crate::memory::{MemoryDescription, MemoryQp};
 
-/// Verbs that a slot posts in one list at most.
+/// Maximum number of verbs that a slot posts in one list.
 const MAX_LIST: usize = 4;
-/// Maximum of work requests of a slot in the send queue: a list, and one without a waiting operation.
+/// Maximum number of work requests that a slot has in the send queue: one list that an operation waits for, and one
+/// list without a waiting operation.
 const SLOT_DEPTH: usize = 2 * MAX_LIST;
-/// Completions taken at a time.
+/// Maximum number of completions taken at a time.
 const POLL_LIST: usize = 32;
 
-/// A verb on the memory node. Offsets of `remote` count from the start of its region, those of `local` from the start
-/// of the slot's own memory.
+/// A verb on the memory node. `remote` is an offset in the memory node's region, and `local` is an offset in the slot's
+/// memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verb {
     Read { remote: u64, local: usize, length: usize },
@@ -38,20 +39,20 @@ pub(crate) enum Verb {
 pub struct VerbCounts {
     /// READs.
     pub reads: u64,
-    /// Bytes that they brought.
+    /// Payload bytes of the READs.
     pub read_bytes: u64,
     /// WRITEs.
     pub writes: u64,
-    /// Bytes that they carried.
+    /// Payload bytes of the WRITEs.
     pub written_bytes: u64,
     /// CASes.
     pub compare_swaps: u64,
-    /// Posts that operations waited for. With one memory node that is the number of their round trips; with two, a
-    /// post to each of them counts.
+    /// Posts that operations waited for. With one memory node, this is the number of the operations' round trips. With
+    /// two memory nodes, each post to either node counts.
     pub awaited_posts: u64,
 }
 
-/// An end of a lane that is not connected yet.
+/// A lane that is not connected yet.
 #[derive(Debug)]
 pub(crate) struct LaneEnd {
     qp: MemoryQp,
@@ -68,8 +69,8 @@ impl LaneEnd {
         self.qp.description()
     }
 
-    /// Connects the lane. `verbs_left` counts down the verbs that may be posted; all lanes of a client have one
-    /// count.
+    /// Connects the lane. `verbs_left` is the number of verbs that may still be posted, which all lanes of a client
+    /// share.
     pub(crate) fn connect(self, memory: &MemoryDescription, verbs_left: &VerbsLeft) -> Result<Lane, OpenError> {
         let geometry = memory.geometry;
         geometry.check_region(&memory.region)?;
@@ -91,28 +92,29 @@ impl LaneEnd {
     }
 }
 
-/// Number of verbs that may be posted until a client stops, if it is to stop.
+/// Number of verbs that a client may still post before it stops. `None` means unlimited.
 pub(crate) type VerbsLeft = Rc<Cell<Option<u64>>>;
 
-/// Bytes for the words that READs and CASes of a slot bring.
+/// Bytes at the start of a slot's memory for the results of READs and CASes of one word.
 const WORDS_BYTES: usize = 64;
-/// Offsets of the words in a slot's memory.
+/// Offsets of the one-word results in a slot's memory.
 pub(crate) const WORDS: [usize; 4] = [0, 8, 24, 32];
-/// Offset of a shortcut that is to be written.
+/// Offset, in a slot's memory, of the shortcut to be written.
 const NEW_SHORTCUT: usize = 16;
 
-/// The verbs of a list that the operation waits for.
+/// The verbs of a list that an operation waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Awaited {
-    /// None: no operation is notified.
+    /// No verb: the list notifies no operation.
     Nothing,
-    /// All, together.
+    /// All verbs: the list notifies the operation once.
     All,
-    /// The first one, and then perhaps all.
+    /// The first verb, and then, if the operation asks for them, all verbs.
     First,
 }
 
-/// Completions that a slot has asked for, and that have come. They come in the order of the posts.
+/// Number of signaled completions that a slot has requested, and number of those that have arrived. They arrive in the
+/// order of the posts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     posted: u64,
@@ -134,12 +136,12 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Returns the offset, in the slot's memory, of a node to be written.
+    /// Returns the offset, in the slot's memory, of the node to be written.
     pub(crate) fn outgoing(&self) -> usize {
         WORDS_BYTES
     }
 
-    /// Returns the offset of a node that was read.
+    /// Returns the offset, in the slot's memory, of the node that was read.
     pub(crate) fn incoming(&self) -> usize {
         WORDS_BYTES + self.geometry.node_bytes()
     }
@@ -168,14 +170,13 @@ impl Lane {
         self.failed.get()
     }
 
-    /// Fails all verbs that are posted and have no answer yet: the memory node serves no client any more and never
-    /// answers.
+    /// Fails all outstanding verbs. The memory node has stopped, so no answer will come.
     pub(crate) fn abandon(&self) {
         self.failed.set(Some(self.failed.get().unwrap_or(StoreError::Memory(Status::WorkRequestFlushed))));
     }
 
-    /// Posts a list of verbs, which are carried out in order. Returns the number with which
-    /// [`is_done`](Self::is_done) reports the end of the verbs that are awaited first.
+    /// Posts a list of verbs, which the memory node executes in order. Returns the number for
+    /// [`is_done`](Self::is_done), which stands for the first awaited completion of the list.
     pub(crate) fn post(&self, slot: usize, list: &[Verb], awaited: Awaited) -> Result<u64, StoreError> {
         if let Some(error) = self.failed.get() {
             return Err(error);
@@ -247,7 +248,7 @@ impl Lane {
         Ok(posted + more.min(1))
     }
 
-    /// WRITEs where a key's newest node is.
+    /// WRITEs the place of a key's newest node to the key's shortcut.
     pub(crate) fn write_shortcut(
         &self,
         slot: usize,
@@ -260,7 +261,7 @@ impl Lane {
         self.post(slot, &[verb], awaited)
     }
 
-    /// Returns the error for a failed post. If the queue pair has failed, its completions show the reason.
+    /// Returns the error for a failed post. If the queue pair has failed, the first failed completion gives the reason.
     fn explain(&self, error: doorbell_verbs::PostError) -> StoreError {
         if matches!(error.kind, PostErrorKind::WrongState { .. }) {
             self.poll();
@@ -274,7 +275,8 @@ impl Lane {
     pub(crate) fn poll(&self) -> bool {
         let mut list = [Completion::default(); POLL_LIST];
         let Ok(count) = self.qp.cq.poll(&mut list) else {
-            // Each slot has at most one completion, and each failed request one: the queue holds them all.
+            // This cannot happen: a slot has at most one completion, each failed request has one, and the queue has
+            // room for all of them.
             self.failed.set(Some(self.failed.get().unwrap_or(StoreError::Memory(Status::LocalQpOperation))));
             return true;
         };
@@ -286,7 +288,7 @@ impl Lane {
                         slot.set(Progress { posted, done: done + 1 });
                     }
                 }
-                // The first error is the reason; flushed requests behind it are consequences.
+                // The first error is the reason. Later flushed requests are its consequences.
                 status if self.failed.get().is_none() => self.failed.set(Some(StoreError::Memory(status))),
                 _ => {}
             }
@@ -294,13 +296,13 @@ impl Lane {
         count > 0
     }
 
-    /// Returns whether this slot still awaits completions.
+    /// Returns whether this slot has outstanding completions.
     pub(crate) fn is_outstanding(&self, slot: usize) -> bool {
         let Progress { posted, done } = self.slots[slot].get();
         posted > done && self.failed.get().is_none()
     }
 
-    /// Returns whether the post of a slot with this number is done.
+    /// Returns whether the post with this number in this slot is complete.
     pub(crate) fn is_done(&self, slot: usize, number: u64) -> Poll<Result<(), StoreError>> {
         match (self.slots[slot].get().done >= number, self.failed.get()) {
             (true, _) => Poll::Ready(Ok(())),

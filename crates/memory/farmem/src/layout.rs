@@ -1,7 +1,8 @@
-//! The layout of the memory of a memory node: words, nodes, and the areas beside them.
+//! The layout of a memory node's region: shortcuts, locks and nodes.
 //!
-//! All numbers are little endian. A word that clients compare and swap is a `u64` in the order of the memory node's
-//! CPU, so big-endian machines are rejected. (IBTA leaves the order of atomics to the device; RNICs take the host's.)
+//! All numbers are little endian. Clients compare and swap words as `u64` in the byte order of the memory node's CPU,
+//! so a build for a big-endian machine fails. (IBTA leaves the byte order of atomics to the device; RNICs use the
+//! host's.)
 
 #[cfg(target_endian = "big")]
 compile_error!("the words of farmem are little endian, and atomics use the host's order");
@@ -13,44 +14,46 @@ use smallvec::SmallVec;
 
 use crate::error::{OpenError, StoreError};
 
-/// Bits of a version.
+/// Number of bits of a version.
 const VERSION_BITS: u32 = 34;
-/// The greatest version. A node that has had it is never used again, so no version comes twice at one place.
+/// The maximum version. A place whose node had this version is never used again, so each version occurs at most once at
+/// one place.
 pub const MAX_VERSION: u64 = (1 << VERSION_BITS) - 1;
-/// The most nodes of a memory node: their index has 28 bits.
+/// Maximum number of nodes of a memory node: a node's index has 28 bits.
 pub const MAX_NODES: u32 = 1 << 28;
-/// Bytes of the longest key.
+/// Maximum length of a key in bytes.
 pub const MAX_KEY: usize = 1024;
-/// Bytes of the longest value.
+/// Maximum length of a value in bytes.
 pub const MAX_VALUE: usize = 1 << 20;
 
-/// A node in one of its uses: where it lies, and how many times the place was used. The version is at least 1.
+/// A node in one of its uses: its index, and the number of times that the node was used, which is its version. The
+/// version is at least 1.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeVersion(u64);
 
 impl NodeVersion {
-    /// Returns a place. The caller ensures the ranges.
+    /// Returns a place. The caller ensures that index and version are in range.
     pub(crate) fn new(index: u32, version: u64) -> Self {
         debug_assert!(index < MAX_NODES && (1..=MAX_VERSION).contains(&version));
         Self(u64::from(index) << VERSION_BITS | version)
     }
 
-    /// Returns the place of unchecked bits. `None` if they are none of a place.
+    /// Returns the place with these bits. `None` if the bits are no valid place.
     pub fn from_bits(bits: u64) -> Option<Self> {
         (bits >> 62 == 0 && bits & MAX_VERSION != 0).then_some(Self(bits))
     }
 
-    /// Returns index and version in 62 bits.
+    /// Returns index and version as a 62-bit number.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// Returns the index of the node in the memory node.
+    /// Returns the index of the node.
     pub fn index(self) -> u32 {
         (self.0 >> VERSION_BITS) as u32
     }
 
-    /// Returns the number of times that the node has been used, this one included.
+    /// Returns the number of times that the node has been used, including this use.
     pub fn version(self) -> u64 {
         self.0 & MAX_VERSION
     }
@@ -62,30 +65,31 @@ impl fmt::Debug for NodeVersion {
     }
 }
 
-/// The first word of a node, the only one that is ever compared and swapped.
+/// The first word of a node. Clients compare and swap only this word of a node.
 ///
-/// The word of a node without successor carries the node's own place and version. So a CAS on a node that was
-/// recycled meanwhile fails, and a CAS that a middlebox sent to another node shows which. The word of a node with a
-/// successor carries the successor's version, so a client that follows it can tell whether the successor was
-/// recycled.
+/// The word of a node without successor contains the node's own place and version. So a CAS on a recycled node fails.
+/// If a middlebox sent the CAS to another node, the found word identifies that node. The word of a node with a
+/// successor contains the successor's place and version, so a client that follows the link can tell whether the
+/// successor was recycled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Never used, or no word that this crate writes.
+    /// The node was never used, or this crate writes no such word.
     Unused,
-    /// The newest node of its key; its own place.
+    /// The node is the newest node of its key; the word has the node's own place.
     Tail(NodeVersion),
-    /// A newer node follows.
+    /// A newer node follows; the word has the newer node's place.
     Link(NodeVersion),
-    /// A newer node is about to follow. In a store with two memory nodes, the first one has this word while the link
-    /// is made at the second one. Until then this is still the newest node.
+    /// A newer node is about to follow; the word has the newer node's place. In a store with two memory nodes, a client
+    /// first locks the word at the first memory node, and then links the newer node at the second. Until the client
+    /// also links at the first memory node, the locked node stays the newest node.
     Locked(NodeVersion),
-    /// The key was removed behind this node, whose own place this is: nothing follows, ever.
+    /// The key was removed, and no node will ever follow this node; the word has the node's own place.
     Closed(NodeVersion),
 }
 
 impl Word {
-    /// Returns the word as in memory: two bits hold its kind. A place is never 0, so it can have the bits of an
-    /// unused word.
+    /// Returns the bits of the word in memory. The upper two bits are the kind of the word. The bits of
+    /// [`Word::Unused`] and [`Word::Locked`] are never equal, since no place is 0.
     pub fn bits(self) -> u64 {
         match self {
             Self::Unused => 0,
@@ -96,9 +100,10 @@ impl Word {
         }
     }
 
-    /// Returns the node that a CAS, sent to `meant`, gave a successor, judged by this found word. `None` if the CAS
-    /// failed. A middlebox may have sent the CAS to the newest node: then the word is that of another place than
-    /// `meant`. A CAS that fails there brings no such word.
+    /// Returns the node to which a CAS appended a successor. `self` is the word that the CAS found, and `meant` is the
+    /// node that the client addressed. Returns `None` if the CAS failed. A middlebox may have sent the CAS to the
+    /// newest node; then the found word has another place than `meant`. A failed CAS at that node never returns such a
+    /// word.
     pub(crate) fn predecessor(self, meant: NodeVersion) -> Option<NodeVersion> {
         match self {
             Self::Tail(place) => (place == meant || place.index() != meant.index()).then_some(place),
@@ -106,7 +111,7 @@ impl Word {
         }
     }
 
-    /// Returns the word for any bits in memory.
+    /// Returns the word with these bits, which may have any value.
     pub fn from_bits(bits: u64) -> Self {
         let rest = bits & (u64::MAX >> 2);
         match (bits >> 62, NodeVersion::from_bits(rest)) {
@@ -119,16 +124,16 @@ impl Word {
     }
 }
 
-/// Sizes of a store. Both sides need the same.
+/// Sizes of a store. Memory node, clients and metadata service use the same sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Nodes: 1 to 2^28. Each key needs one; each put needs another one for a while.
+    /// Number of nodes: 1 to 2^28. Each key occupies one node, and each put needs an additional node for a while.
     pub nodes: u32,
-    /// Keys that can exist at one time: 1 to 2^28.
+    /// Maximum number of keys that exist at one time: 1 to 2^28.
     pub keys: u32,
-    /// Bytes of the longest key: 1 to 1024.
+    /// Maximum length of a key in bytes: 1 to 1024.
     pub max_key: usize,
-    /// Bytes of the longest value: 0 to 1 MiB.
+    /// Maximum length of a value in bytes: 0 to 1 MiB.
     pub max_value: usize,
 }
 
@@ -138,25 +143,25 @@ impl Default for Geometry {
     }
 }
 
-/// Bytes of a node before its key: word, version, lengths and flags, CRC.
+/// Length of a node's header in bytes: word, place and version, lengths and flags, CRC. The key follows the header.
 pub(crate) const HEADER_BYTES: usize = 32;
-/// Nodes begin at multiples of this, so that a header lies within one line of any cache.
+/// Alignment of nodes in bytes. A header never crosses a cache line.
 const ALIGNMENT: usize = 64;
-/// Bytes per key beside the nodes: the shortcut and the lock.
+/// Bytes per key in the area before the nodes: the shortcut and the lock.
 const KEY_BYTES: u64 = 16;
 
-/// Returns the bytes that a key takes in a node.
+/// Returns the bytes that a key of this length occupies in a node.
 fn padded(key: usize) -> usize {
     key.next_multiple_of(8)
 }
 
 impl Geometry {
-    /// Bytes from one node to the next.
+    /// Returns the distance between two nodes in bytes.
     pub fn node_bytes(&self) -> usize {
         (HEADER_BYTES + padded(self.max_key) + self.max_value).next_multiple_of(ALIGNMENT)
     }
 
-    /// Bytes of the whole region.
+    /// Returns the length of the whole region in bytes.
     pub fn region_bytes(&self) -> u64 {
         self.first_node() + u64::from(self.nodes) * self.node_bytes() as u64
     }
@@ -180,7 +185,7 @@ impl Geometry {
         self.shortcut(key) + 8
     }
 
-    /// Returns whether this is a node of the store.
+    /// Returns whether the store has a node at this place.
     pub(crate) fn has(&self, place: NodeVersion) -> bool {
         place.index() < self.nodes
     }
@@ -189,7 +194,7 @@ impl Geometry {
     ///
     /// # Errors
     ///
-    /// One is out of its range, or the region would be larger than this machine can address.
+    /// A size is out of range, or this machine cannot address the region.
     pub fn check(&self) -> Result<(), OpenError> {
         let within = |what, given: usize, least: usize, most: usize| {
             let fits = (least..=most).contains(&given);
@@ -203,7 +208,7 @@ impl Geometry {
         within("the region in bytes", bytes, 1, isize::MAX as usize)
     }
 
-    /// Checks that a store has room for the keys of a workload, and for one more node.
+    /// Checks that a store has room for the keys of a workload, and for one additional node.
     pub(crate) fn check_keys(&self, keys: u64) -> Result<(), OpenError> {
         let most = u64::from(self.keys.min(self.nodes - 1));
         if keys > most {
@@ -213,7 +218,7 @@ impl Geometry {
         Ok(())
     }
 
-    /// Checks that a region of a peer is as long as the store needs.
+    /// Checks that the region of a memory node has the length that the store needs.
     pub(crate) fn check_region(&self, region: &RemoteRegion) -> Result<(), OpenError> {
         self.check()?;
         let needed = self.region_bytes();
@@ -223,7 +228,7 @@ impl Geometry {
         Ok(())
     }
 
-    /// Checks a key and a value.
+    /// Checks the lengths of a key and a value.
     ///
     /// # Errors
     ///
@@ -239,17 +244,17 @@ impl Geometry {
     }
 }
 
-/// A key as tables hold it: a short one lies in the table itself, so that millions of them need no memory of their own.
+/// A key in a table. The table itself contains a short key, so that millions of short keys need no memory of their own.
 pub(crate) type KeyBytes = SmallVec<[u8; 16]>;
 
 const TOMBSTONE: u32 = 1;
 
-/// Bytes of a node that has this key and value.
+/// Returns the length in bytes of a node with a key and a value of these lengths.
 pub(crate) fn node_length(key: usize, value: usize) -> usize {
     HEADER_BYTES + padded(key) + value
 }
 
-/// Lays out a node that nothing follows. `value` is `None` for a tombstone.
+/// Writes the bytes of a node without successor to `out`. `value` is `None` for a tombstone.
 pub(crate) fn encode(place: NodeVersion, key: &[u8], value: Option<&[u8]>, out: &mut Vec<u8>) {
     let flags = if value.is_none() { TOMBSTONE } else { 0 };
     let value = value.unwrap_or_default();
@@ -259,7 +264,7 @@ pub(crate) fn encode(place: NodeVersion, key: &[u8], value: Option<&[u8]>, out: 
     out.extend((key.len() as u16).to_le_bytes());
     out.extend((flags as u16).to_le_bytes());
     out.extend((value.len() as u32).to_le_bytes());
-    out.extend([0; 8]); // the CRC, and nothing
+    out.extend([0; 8]); // the CRC, and four unused bytes
     out.extend(key);
     out.resize(HEADER_BYTES + padded(key.len()), 0);
     out.extend(value);
@@ -267,7 +272,7 @@ pub(crate) fn encode(place: NodeVersion, key: &[u8], value: Option<&[u8]>, out: 
     out[24..28].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Returns the CRC-32 over the whole object but the first word, which changes, and the CRC's own field. It covers
+/// Returns the CRC-32 over the whole node except for its first word, which changes, and the CRC itself. The CRC covers
 /// place and version, lengths and flags, key and value.
 fn checksum(node: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
@@ -276,11 +281,11 @@ fn checksum(node: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// The beginning of a node, as it was read.
+/// The header of a node, as a READ returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) word: Word,
-    /// The place that the node names; `None` if that is no place.
+    /// The place in the header. `None` if the bits are no valid place.
     pub(crate) place: Option<NodeVersion>,
     pub(crate) key_length: usize,
     pub(crate) value_length: usize,
@@ -293,7 +298,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Header {
-    /// Parses the first [`HEADER_BYTES`]. Nothing is believed yet.
+    /// Parses the first [`HEADER_BYTES`] bytes of a node without any check.
     pub(crate) fn parse(bytes: &[u8]) -> Self {
         let lengths = u64_at(bytes, 16);
         Self {
@@ -306,36 +311,36 @@ impl Header {
         }
     }
 
-    /// Bytes of the whole node.
+    /// Returns the length of the whole node in bytes.
     pub(crate) fn length(&self) -> usize {
         node_length(self.key_length, self.value_length)
     }
 
-    /// Returns whether it is the requested node, in the same use and of the same key. `bytes` reach to the key's end
-    /// at least.
+    /// Returns whether the node is the one at `place`, in the same use and with the same key. `bytes` must contain at
+    /// least header and key.
     pub(crate) fn is_of(&self, place: NodeVersion, key: &[u8], bytes: &[u8]) -> bool {
         self.place == Some(place)
             && self.key_length == key.len()
             && bytes.get(HEADER_BYTES..HEADER_BYTES + key.len()) == Some(key)
     }
 
-    /// Returns whether the whole object is as its writer made it. `bytes` are the whole node.
+    /// Returns whether the whole node is as its writer wrote it. `bytes` is the whole node.
     pub(crate) fn is_intact(&self, bytes: &[u8]) -> bool {
         bytes.len() == self.length() && checksum(bytes) == self.crc
     }
 
-    /// Returns the value of a whole node.
+    /// Returns the value of the node. `bytes` is the whole node.
     pub(crate) fn value<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[HEADER_BYTES + padded(self.key_length)..]
     }
 
-    /// Returns the key, of bytes that reach to its end.
+    /// Returns the key of the node, if `bytes` contains the whole key.
     pub(crate) fn key<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
         bytes.get(HEADER_BYTES..HEADER_BYTES + self.key_length)
     }
 }
 
-/// Bytes to read of a node whose value does not matter.
+/// Returns the number of bytes to READ from a node whose value is not needed.
 pub(crate) fn look_length(key: usize) -> usize {
     HEADER_BYTES + padded(key)
 }
@@ -390,7 +395,7 @@ mod tests {
         assert!(!header.is_of(NodeVersion::new(5, 8), b"key", &node) && !header.is_of(place, b"kez", &node));
         for bit in 64..node.len() * 8 {
             if (28 * 8..32 * 8).contains(&bit) {
-                continue; // four bytes without meaning
+                continue; // the unused bytes
             }
             let mut damaged = node.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);

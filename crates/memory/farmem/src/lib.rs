@@ -1,29 +1,30 @@
 //! A key-value store on memory servers whose CPU takes no part.
 //!
-//! A [`MemoryNode`] is a region and its keys; none of its code runs while clients work. A [`Client`] reads a key's
-//! value by one READ if it knows the newest node. It changes the value by a WRITE of a new node and a CAS on the one
-//! before. A [`Metadata`] service hands out nodes, knows the first node of each key, and recycles nodes. Clients ask
-//! it in advance, so it is not on the path of gets and puts.
+//! A [`MemoryNode`] is a region and its keys; none of its code runs while clients work. A [`Client`] that knows the
+//! newest node of a key reads the value with one READ. To change the value, the client WRITEs a new node and links it
+//! to the newest node with a CAS. A [`Metadata`] service hands out nodes, knows the first node of each key, and frees
+//! replaced nodes for new values. Clients request nodes from the service in advance, so gets and puts do not wait for
+//! the service.
 //!
-//! All three are non-blocking state machines over verbs: the same code runs on the software RNIC, on the machine's
-//! RNICs and in the simulator. Descriptions that the ends need of each other go in and out as values, as with
-//! connections of `doorbell-exchange`; how they travel is up to the program.
+//! The memory node, the client and the metadata service are non-blocking state machines over verbs. The same code runs
+//! on the software RNIC, on the machine's RNICs and in the simulator. The program carries the connection descriptions
+//! between them, as with connections of `doorbell-exchange`.
 //!
 //! # Nodes
 //!
-//! A node is a word, its place and version, lengths, a CRC-32, the key and the value. A linked node never changes,
-//! except for its word. The word states that no node follows (with the node's own place and version), or it has the
-//! place and version of the next node. A place has another version each time it is used, which never wraps: a place
-//! that had all 2^34 is not used any more. So a CAS on a recycled node fails, and a client that reads a recycled node
-//! notices. The client compares place, version and key, and the CRC covers all of them and the value. A CRC of 32
-//! bits misses one damaged node in 2^32.
+//! A node consists of a word, its place and version, lengths, a CRC-32, the key and the value. A linked node never
+//! changes, except for its word. The word of the last node has this node's own place and version; the word of any other
+//! node has those of the next node. A place gets a new version each time it is used. Versions never wrap: a place that
+//! has used all 2^34 versions is not used again. So a CAS on a node that was recycled fails, and a client that reads
+//! such a node notices. The client compares place, version and key, and the CRC covers all of them and the value. A CRC
+//! of 32 bits misses one damaged node in 2^32.
 //!
 //! # Guarantees
 //!
 //! Each key is a linearizable register that may be absent. A get takes effect when it reads the word of the newest
-//! node. A put, a delete, and an insert after a tombstone take effect when their CAS succeeds; an insert of a new key
-//! takes effect when the metadata service enters it. A value is never torn. An operation that failed on the way may
-//! have taken effect; [`StoreError`] lists the errors for which it has not.
+//! node. A put, a delete, and an insert after a tombstone take effect when their CAS succeeds. An insert of a new key
+//! takes effect when the metadata service adds the key. A value is never torn. An operation that failed may have taken
+//! effect; [`StoreError`] lists the errors for which it has not.
 #![forbid(unsafe_code)]
 
 mod cache;

@@ -1,6 +1,6 @@
-//! Datagrams between clients that hand locks over. A client that waits asks the holder of the lock ahead, and the
-//! holder grants the lock. Datagrams may be lost, so a waiting client asks again. Only time depends on them: the write
-//! below a lock is the same CAS as without a lock.
+//! Datagrams between clients that hand locks over. A waiting client asks the client that is ahead in the queue, and
+//! that client grants the lock. Datagrams may be lost, so a waiting client asks again. A lost datagram only costs time:
+//! under the lock, a write uses the same CAS as without a lock.
 
 use std::net::Ipv6Addr;
 use std::sync::Arc;
@@ -15,24 +15,26 @@ use crate::cache::{Entry, HostCache};
 use crate::error::OpenError;
 use crate::layout::{Geometry, NodeVersion};
 
-/// All clients have this Q_Key; its highest bit is clear, so no privilege is needed (IBTA Vol 1, 10.2.5).
+/// The Q_Key of all clients. Its highest bit is 0, so it needs no privilege (IBTA Vol 1, 10.2.5).
 const QKEY: u32 = 0x0d00_0be1;
 /// Bytes of the global routing header in front of a datagram (IBTA Vol 1, 11.4.1.2).
 const GRH_BYTES: usize = 40;
-/// Bytes of the longest key that goes with a lock. With longer ones the next holder looks for the tail itself.
+/// Maximum length of a key in bytes whose newest node a grant contains. For a longer key, the next holder of the lock
+/// searches the newest node itself.
 const MAX_KEY_BESIDE: usize = 64;
-/// Bytes of the longest message.
+/// Maximum length of a message in bytes.
 const MAX_MESSAGE: usize = 88 + MAX_KEY_BESIDE;
-/// Distance between the buffers of two messages.
+/// Distance in bytes between the buffers of two messages.
 const STRIDE: usize = 256;
 const _: () = assert!(GRH_BYTES + MAX_MESSAGE <= STRIDE);
-/// Messages that may arrive between two polls. Each lock of this client has one client behind it, which asks again only
-/// after some time.
+/// Number of messages that may arrive between two polls. For each lock of this client, at most one other client asks,
+/// and that client repeats its message only after some time.
 const RECEIVES: usize = 128;
-/// Maximum number of messages in flight. Further ones are dropped, and the peer asks again.
+/// Maximum number of sends that are not complete. Further messages are dropped, and the peer asks again.
 const SENDS: usize = 64;
 const POLL_LIST: usize = 32;
-/// Maximum number of released locks that await a successor. A few do at a time; more are locks of dead successors.
+/// Maximum number of released locks whose next holder has not asked yet. Usually there are few of them; many such locks
+/// mean that the next holders have died.
 const MAX_OWED: usize = 1024;
 
 /// The address at which a client receives its messages.
@@ -42,14 +44,15 @@ pub(crate) struct Address {
     pub(crate) qpn: Qpn,
 }
 
-/// Kind of a message about the lock words of two clients, one of which waits behind the other.
+/// Kind of a message about the lock words of two clients. One client is ahead in the queue, and the other client waits
+/// behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// To the client ahead: the sender waits behind its word.
+    /// To the client ahead: the sender waits for the lock of that client.
     Ask,
-    /// To the client behind: the sender lives, and has recorded that the receiver waits.
+    /// To the client behind: the sender is alive, and has recorded that the receiver of this message waits.
     Queued,
-    /// To the client behind: the lock is granted.
+    /// To the client behind: the sender grants the lock to the receiver of this message.
     Grant,
 }
 
@@ -59,7 +62,7 @@ struct LockMessage {
     ahead: u64,
     behind: u64,
     from: Address,
-    /// With [`Kind::Grant`]: location of the newest node of the key.
+    /// In a [`Kind::Grant`]: entry and key of the key's newest node.
     newest: Option<(Entry, Vec<u8>)>,
 }
 
@@ -80,7 +83,7 @@ impl LockMessage {
         }
     }
 
-    /// Parses a message. Returns `None` if the bytes are no message: other programs on the network may send here.
+    /// Parses a message. Returns `None` if the bytes are no message, for example from another program on the network.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.split_at_checked(48)?;
         let word = |bytes: &[u8], index: usize| bytes[8 * index..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
@@ -103,24 +106,25 @@ impl LockMessage {
     }
 }
 
-/// A lock word of this client, from before it may be in memory until another client has the lock.
+/// A lock word of this client. The entry exists from before the client puts the word into memory until the client has
+/// granted the lock to the next client or forgets the word.
 #[derive(Debug)]
 struct Held {
     word: u64,
     state: LockState,
-    /// The client that waits behind it, and its word.
+    /// Address and lock word of the client that waits behind this word.
     successor: Option<(Address, u64)>,
     newest: Option<(Entry, Vec<u8>)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LockState {
-    /// Waits behind another word, whose client last gave a sign of life at this time.
+    /// This client waits behind the word of another client. That client's last sign of life came at `heard_ns`.
     Waits {
         heard_ns: u64,
     },
     Holds,
-    /// Released, but a client that waits behind it has not asked yet.
+    /// This client has released the lock, but the next client in the queue has not asked for it yet.
     Owes {
         since_ns: u64,
     },
@@ -133,13 +137,13 @@ pub(crate) struct LockMessenger {
     cq: Cq,
     memory: Region,
     own: Address,
-    /// Messages that were posted and have not left.
+    /// Number of posted sends without a completion.
     leaving: usize,
     next_place: usize,
     held: Vec<Held>,
-    /// Addresses at which the other clients receive their messages, by client number.
+    /// Addresses at which the other clients receive messages, by client number.
     addresses: FxHashMap<u32, Address>,
-    /// Clients that were shut out: no client waits for them again.
+    /// Numbers of clients that were shut out. No client waits for them any more.
     gone: FxHashSet<u32>,
     scratch: Vec<u8>,
     geometry: Geometry,
@@ -184,7 +188,7 @@ impl LockMessenger {
         Ok(messenger)
     }
 
-    /// Messages that were sent, and their bytes.
+    /// Returns the number of sent messages, and the sum of their bytes.
     pub(crate) fn sent(&self) -> (u64, u64) {
         self.sent
     }
@@ -193,7 +197,8 @@ impl LockMessenger {
         self.own
     }
 
-    /// Posts a receive. A queue pair that is over rejects it, without harm: locks are then taken without messages.
+    /// Posts a receive. If the queue pair has failed, the post fails without harm: then the client takes locks without
+    /// messages.
     fn post_receive(&self, place: usize) -> Result<(), OpenError> {
         let sge = self.memory.sge((SENDS + place) * STRIDE, STRIDE);
         let request = RecvRequest { wr_id: (SENDS + place) as u64, sges: std::slice::from_ref(&sge) };
@@ -226,7 +231,7 @@ impl LockMessenger {
         }
     }
 
-    /// Takes what has arrived. Returns whether anything happened.
+    /// Processes completions and received messages. Returns whether there were any.
     pub(crate) fn poll(&mut self, device: &Device) -> bool {
         let mut list = [Completion::default(); POLL_LIST];
         let count = self.cq.poll(&mut list).unwrap_or(0);
@@ -271,7 +276,8 @@ impl LockMessenger {
                     self.held[at].successor = Some((from, behind));
                     self.send(from, &reply(Kind::Queued, None));
                 }
-                // This client has released that lock and forgot its successor: the message was lost.
+                // This client has released that lock and has forgotten its successor, so the grant was lost: grant
+                // again.
                 None => self.send(from, &reply(Kind::Grant, None)),
             },
             Kind::Queued | Kind::Grant => {
@@ -292,13 +298,14 @@ impl LockMessenger {
         }
     }
 
-    /// Records a lock word that is about to be put behind the word in memory.
+    /// Records a lock word that this client is about to put behind the word in memory.
     pub(crate) fn begin(&mut self, word: u64, now_ns: u64) {
         let state = LockState::Waits { heard_ns: now_ns };
         self.held.push(Held { word, state, successor: None, newest: None });
     }
 
-    /// Records that this word is behind another one from now on. This may have taken long, if a memory node failed.
+    /// Records that this word waits behind another word from now on, and restarts its time: putting the word into
+    /// memory may have taken long, if a memory node failed.
     pub(crate) fn waits(&mut self, word: u64, now_ns: u64) {
         if let Some(at) = self.find(word)
             && let LockState::Waits { heard_ns } = &mut self.held[at].state
@@ -307,14 +314,14 @@ impl LockMessenger {
         }
     }
 
-    /// Marks the lock as belonging to this word: no other client was before it, or none is any more.
+    /// Records that this word holds the lock: no other word is ahead of it.
     pub(crate) fn own(&mut self, word: u64) {
         if let Some(at) = self.find(word) {
             self.held[at].state = LockState::Holds;
         }
     }
 
-    /// Returns whether the lock belongs to this word.
+    /// Returns whether this word holds the lock.
     pub(crate) fn owns(&mut self, word: u64) -> bool {
         self.find(word).is_none_or(|at| self.held[at].state == LockState::Holds)
     }
@@ -332,7 +339,7 @@ impl LockMessenger {
         self.send(to, &message);
     }
 
-    /// Stores the place of the key's newest node for the next holder of the lock.
+    /// Stores the place of the key's newest node, which the grant to the next holder of the lock contains.
     pub(crate) fn set_newest(&mut self, word: u64, newest: Option<(Entry, &[u8])>) {
         if let Some(at) = self.find(word) {
             let newest = newest.filter(|(_, key)| key.len() <= MAX_KEY_BESIDE);
@@ -340,8 +347,8 @@ impl LockMessenger {
         }
     }
 
-    /// Gives the lock to the client behind. Returns false if no client has said that it waits: then the lock's word
-    /// in memory may still be this one.
+    /// Grants the lock to the client behind this word. Returns false if no client has asked for the lock. Then this
+    /// word may still be the lock's word in memory.
     pub(crate) fn hand_over(&mut self, word: u64) -> bool {
         let Some(at) = self.find(word) else { return true };
         let Some((to, behind)) = self.held[at].successor else { return false };
@@ -350,27 +357,29 @@ impl LockMessenger {
         true
     }
 
-    /// Forgets this word: no client is behind it, or none will ever ask.
+    /// Forgets this word: no client is behind it, or no client behind it will ask for the lock.
     pub(crate) fn forget(&mut self, word: u64) {
         self.held.retain(|held| held.word != word);
     }
 
-    /// Keeps this word for a client that is behind and has not said so yet, as the word in memory is another one.
+    /// Keeps this released word for the client behind it, which has changed the lock's word in memory but has not asked
+    /// for the lock yet.
     pub(crate) fn owe(&mut self, word: u64, now_ns: u64) {
         let owed = self.held.iter().filter(|held| matches!(held.state, LockState::Owes { .. })).count();
         match self.find(word) {
             Some(at) if owed < MAX_OWED => self.held[at].state = LockState::Owes { since_ns: now_ns },
-            _ => self.forget(word), // a client that asks gets the lock all the same
+            _ => self.forget(word), // a client that asks about a forgotten word gets the lock
         }
     }
 
-    /// Returns whether a client still waits for a message of this one. No client waits for longer than a lease.
+    /// Returns whether another client may still ask this client for a released lock. No client asks for longer than a
+    /// lease.
     pub(crate) fn owes(&self, now_ns: u64, lease_ns: u64) -> bool {
         let is_due = |held: &Held| matches!(held.state, LockState::Owes { since_ns } if now_ns < since_ns + lease_ns);
         self.held.iter().any(is_due)
     }
 
-    /// Returns the time until which the client waits for those that have not asked.
+    /// Returns the earliest time at which a released lock needs no further waiting for the next client's message.
     pub(crate) fn deadline_ns(&self, lease_ns: u64) -> Option<u64> {
         let until = |held: &Held| match held.state {
             LockState::Owes { since_ns } => Some(since_ns + lease_ns),

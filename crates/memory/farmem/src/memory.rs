@@ -1,4 +1,4 @@
-//! The memory node: a region, and queue pairs through which clients reach it. Nothing else is on the data path.
+//! The memory node: a region, and queue pairs through which clients access the region.
 
 use doorbell_exchange::Config;
 use doorbell_exchange::rc::{self, RcSettings};
@@ -14,11 +14,11 @@ use crate::server::Server;
 use crate::strategy::Strategy;
 use crate::workload;
 
-/// Settings of queue pairs to memory. Their requests take no receive, so no RNR NAK comes.
+/// Settings of queue pairs to memory nodes. Their requests consume no receive, so no RNR NAK comes.
 const SETTINGS: RcSettings = RcSettings { timeout: 14, retry_count: 6, rnr_retry: 7, min_rnr_timer: 12 };
 
-/// Returns the settings of the queue pairs to the memory nodes. With two nodes, the time until a failure is noticed
-/// matters.
+/// Returns the settings of the queue pairs to the memory nodes. With two memory nodes, the options of the metadata
+/// connection determine the time until a failure is detected.
 pub(crate) fn settings(replicas: usize, rpc: &Config) -> RcSettings {
     match replicas {
         1 => SETTINGS,
@@ -26,32 +26,32 @@ pub(crate) fn settings(replicas: usize, rpc: &Config) -> RcSettings {
     }
 }
 
-/// Access of peers to a memory node's region.
+/// Access rights of peers to a memory node's region.
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
-/// Description of a client, or of the metadata service, for a memory node.
+/// Description of a client, or of the metadata service, for the memory node's end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientDescription {
     /// The queue pair for verbs.
     pub lane: EndpointDescription,
-    /// The connection on which the client asks the memory node's CPU, if it does.
+    /// The connection for requests to the memory node's CPU, if the client's strategy is `server`.
     pub calls: Option<EndpointDescription>,
 }
 
-/// Description of a memory node for a client.
+/// Description of a memory node for the client's end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryDescription {
-    /// The queue pair that was made for this client.
+    /// The queue pair that the memory node created for this client.
     pub endpoint: EndpointDescription,
     /// The region.
     pub region: RemoteRegion,
     /// The layout of the region.
     pub geometry: Geometry,
-    /// The connection on which its CPU answers, if the client has one.
+    /// The memory node's end of the connection for requests to its CPU, if the client has one.
     pub calls: Option<EndpointDescription>,
 }
 
-/// A queue pair to memory or to its users, not connected yet.
+/// A queue pair between a memory node and a client or the metadata service, not connected yet.
 #[derive(Debug)]
 pub(crate) struct MemoryQp {
     pub(crate) qp: Qp,
@@ -80,16 +80,16 @@ impl MemoryQp {
     }
 }
 
-/// Contents of a node of a store at rest.
+/// Contents of a node in a store without running operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeView {
-    /// Its word.
+    /// The word of the node.
     pub word: Word,
-    /// Its key; empty where the node is not intact.
+    /// The key of the node; empty if the node is not intact.
     pub key: Vec<u8>,
-    /// The node marks its key as deleted.
+    /// Whether the node marks its key as deleted.
     pub is_tombstone: bool,
-    /// The node is in the expected use, and its CRC is right.
+    /// Whether the node is in the expected use and its CRC is right.
     pub is_intact: bool,
 }
 
@@ -101,18 +101,18 @@ pub struct MemoryNode {
     geometry: Geometry,
     clients: FxHashMap<u32, MemoryQp>,
     server: Server,
-    /// The node serves no client any more.
+    /// Whether the memory node has stopped, so that it serves no client any more.
     is_stopped: bool,
-    /// The time at which the node stops by itself.
+    /// The time at which the memory node stops by itself.
     until_ns: Option<u64>,
 }
 
 impl MemoryNode {
-    /// Allocates the memory of a store.
+    /// Allocates the region of a store.
     ///
     /// # Errors
     ///
-    /// A size is out of range, or there is not so much memory.
+    /// A size is out of range, or there is not enough memory.
     pub fn new(pd: &Pd, geometry: Geometry) -> Result<Self, OpenError> {
         geometry.check()?;
         let bytes = geometry.region_bytes() as usize;
@@ -121,13 +121,12 @@ impl MemoryNode {
         Ok(Self { pd: pd.clone(), region, geometry, clients, server, is_stopped: false, until_ns: None })
     }
 
-    /// Makes a queue pair for a client and connects it. `client` is the number under which [`fence`](Self::fence) knows
-    /// it.
+    /// Creates a queue pair for a client and connects it. `client` is the number for [`fence`](Self::fence).
     ///
     /// # Errors
     ///
-    /// There is a client of this number, the device has no room, or the description cannot be connected to, or the node
-    /// has stopped.
+    /// A client with this number exists, the device has no room, the description is invalid, or the memory node has
+    /// stopped.
     pub fn accept(&mut self, client: u32, peer: &ClientDescription) -> Result<MemoryDescription, OpenError> {
         if self.is_stopped {
             return Err(OpenError::Stopped);
@@ -144,9 +143,9 @@ impl MemoryNode {
         Ok(MemoryDescription { endpoint, region: RemoteRegion::of(&self.region), geometry: self.geometry, calls })
     }
 
-    /// Shuts a client out: its queue pair goes to the error state (IBTA Vol 1, 10.3.1). So no request of the client
-    /// that has not been carried out yet ever is. Once this returns, this client does not change memory any more.
-    /// Returns whether there was such a client.
+    /// Shuts a client out: moves its queue pair to the error state (IBTA Vol 1, 10.3.1). The memory node then executes
+    /// no further request of the client. Once `fence` returns, this client does not change memory any more. Returns
+    /// whether there was a client with this number.
     ///
     /// # Errors
     ///
@@ -158,8 +157,8 @@ impl MemoryNode {
         Ok(true)
     }
 
-    /// Stops serving for good: shuts all clients out and accepts no other. Of two memory nodes, the other one may
-    /// serve alone once this returned.
+    /// Stops serving for good: shuts all clients out and accepts no other client. In a store with two memory nodes, the
+    /// other memory node may serve alone once `stop` has returned.
     ///
     /// # Errors
     ///
@@ -175,21 +174,21 @@ impl MemoryNode {
         self.is_stopped
     }
 
-    /// Sets the time of the device's clock until which the metadata service lets one of two memory nodes serve,
-    /// unless another time is set before. [`poll`](Self::poll) then [stops](Self::stop) the node, so the service may
-    /// rely on that when the two cannot reach each other. The time counts from when this node asked the service,
-    /// which answered later.
+    /// Sets the time, on the device's clock, until which the metadata service allows this memory node to serve, in a
+    /// store with two. [`poll`](Self::poll) then [stops](Self::stop) the memory node, unless a later call has set
+    /// another time. So the service knows when the node has stopped, even if the two cannot reach each other. The time
+    /// must count from the node's question to the service, which precedes the service's answer.
     pub fn serve_until(&mut self, until_ns: u64) {
         self.until_ns = Some(until_ns);
     }
 
-    /// Writes the keys of a workload, each with a value of `value_bytes` bytes;
-    /// [`Metadata::fill`](crate::Metadata::fill) then records them as existing. For clients of strategy `server` they
-    /// go to the memory node's CPU instead. To be called before any client is accepted.
+    /// Writes the keys of a workload, each with a value of `value_bytes` bytes.
+    /// [`Metadata::fill`](crate::Metadata::fill) then records these keys as existing. With strategy `server`, adds the
+    /// keys to the table of the memory node's CPU instead. Call this before any client is accepted.
     ///
     /// # Errors
     ///
-    /// The store has no room for this number of keys, or for such values.
+    /// The store has no room for this number of keys, or for values of this length.
     pub fn fill(&mut self, strategy: Strategy, keys: u64, value_bytes: usize) -> Result<(), OpenError> {
         self.geometry.check_keys(keys)?;
         let most = self.geometry.max_value;
@@ -211,8 +210,8 @@ impl MemoryNode {
         Ok(())
     }
 
-    /// Carries out requests of clients of strategy `server`, and stops the node if it was to serve [until
-    /// now](Self::serve_until). No other strategy needs it. Returns whether anything happened.
+    /// Executes requests of clients of strategy `server`, and stops the memory node at the time that
+    /// [`serve_until`](Self::serve_until) has set. Returns whether anything changed.
     pub fn poll(&mut self) -> bool {
         if !self.is_stopped && self.until_ns.is_some_and(|until_ns| self.pd.device().now_ns() >= until_ns) {
             // No device refuses the transition to the error state (IBTA Vol 1, 10.3.1).
@@ -222,14 +221,14 @@ impl MemoryNode {
         self.server.poll(&self.region, &self.geometry)
     }
 
-    /// Returns the time, on the device's clock, at which [`poll`](Self::poll) has something to do by itself. It asks
-    /// a client that has been silent whether it lives, or stops.
+    /// Returns the time, on the device's clock, at which the memory node needs a [`poll`](Self::poll) without an event.
+    /// At that time, the node checks whether a silent client is alive, or stops.
     pub fn deadline_ns(&self) -> Option<u64> {
         let until_ns = self.until_ns.filter(|_| !self.is_stopped);
         self.server.deadline_ns().into_iter().chain(until_ns).min()
     }
 
-    /// Returns counters of the CPU's table: keys, and nodes that it has used and that are free again.
+    /// Returns the counters of the CPU's table: the number of keys, and of the nodes in use and free again.
     pub fn served(&self) -> (u64, u64, u64) {
         let (keys, free, used) = self.server.counts();
         (keys as u64, free as u64, used.into())
@@ -240,12 +239,13 @@ impl MemoryNode {
         &self.pd
     }
 
-    /// Its region.
+    /// Returns the region.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Returns the contents of a node, for checks of a store at rest. `None` if there is no such node.
+    /// Returns the contents of a node, for checks of a store without running operations. `None` if there is no such
+    /// node.
     pub fn inspect(&self, place: NodeVersion) -> Option<NodeView> {
         if !self.geometry.has(place) {
             return None;
@@ -259,7 +259,7 @@ impl MemoryNode {
         Some(NodeView { word: header.word, key, is_tombstone: header.is_tombstone, is_intact })
     }
 
-    /// Returns the layout.
+    /// Returns the geometry.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }

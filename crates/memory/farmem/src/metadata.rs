@@ -1,5 +1,5 @@
-//! The metadata service: it hands out nodes, knows where each key's chain begins, and recycles. Gets and puts of keys
-//! that a client knows do without it.
+//! The metadata service, which hands out nodes, knows the first node of each key's chain, and recycles replaced nodes.
+//! Gets and puts of keys that a client already knows do not need the service.
 
 mod directory;
 mod failover;
@@ -28,23 +28,25 @@ use directory::{Created, Directory};
 use failover::{Concern, Failover, Waiting};
 use maintenance::{Chores, Lanes, Maintenance};
 
-/// Answers that may wait for a client before the service listens to it again.
+/// Maximum number of answers that wait for room on a client's connection. At this number, the service takes no further
+/// requests of the client.
 const MAX_WAITING: usize = 256;
 
-/// The slots of the lanes: one tidies up, and one asks whether memory nodes answer.
+/// Slots of the lanes. `TIDY` is for the maintenance of chains, and `PROBE` checks whether memory nodes answer.
 const TIDY: usize = 0;
 const PROBE: usize = 1;
 
 /// Options of a metadata service.
 #[derive(Clone, Debug)]
 pub struct MetadataOptions {
-    /// Options of the connections with clients. The store sets their longest message. In a store with two memory
-    /// nodes, their timeout and retry count also hold for the queue pairs to these nodes. They set the time until the
-    /// service notices that a node does not answer.
+    /// Options of the connections with clients, except for the maximum message length, which the store sets. In a store
+    /// with two memory nodes, the timeout and the retry count also apply to the queue pairs to these nodes. They
+    /// determine the time until the service detects that a memory node does not answer.
     pub rpc: Config,
-    /// Time that an operation may run while its client keeps others from nodes. After it, the client is shut out.
+    /// Maximum time that an operation may run while other clients wait for nodes that this operation may read. After
+    /// this time, the operation's client is shut out.
     pub lease_ns: u64,
-    /// Memory nodes that hold the same: 1 or 2.
+    /// Number of memory nodes with the same content: 1 or 2.
     pub replicas: usize,
 }
 
@@ -54,37 +56,37 @@ impl Default for MetadataOptions {
     }
 }
 
-/// Number of nodes in each use. All other nodes are in a chain after its first node.
+/// Number of nodes in each use. All other nodes are in chains, behind the first node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeCounts {
-    /// To be granted.
+    /// Nodes that no client and no chain uses.
     pub free: u64,
-    /// With a client, which may have linked them already without reporting it.
+    /// Nodes handed out to clients. A client may have linked such a node without having reported the link yet.
     pub granted: u64,
     /// First nodes of chains.
     pub heads: u64,
-    /// Replaced, and waiting for operations to end that may still read them.
+    /// Replaced nodes that running operations may still read.
     pub retired: u64,
-    /// Used as often as versions allow.
+    /// Nodes that have used all versions.
     pub spent: u64,
 }
 
-/// A client, as the service sees it.
+/// State of a connected client.
 struct Session {
     connection: send_receive::Connection,
     outbox: VecDeque<Reply>,
-    /// Everything that it did when this epoch began is over.
+    /// The latest epoch that the client has acknowledged: all operations that ran when this epoch began have ended.
     quiet: u64,
-    /// Time at which the service sent the epoch to the client.
+    /// Time at which the service sent the latest epoch to the client.
     told_ns: u64,
-    /// Nodes that it asked for and has not been given.
+    /// Number of nodes that the client has requested and not received yet.
     grants: usize,
-    /// Deletes that want a node of the reserve, by their tags.
+    /// Tags of the client's requests for a node of the reserve, each for a delete.
     reserves: VecDeque<u32>,
-    /// The client waits for nodes, and none was free. If none is free when all operations that began before this
-    /// epoch have ended, the store is full.
+    /// Set while the client waits for nodes and none is free. If no node is free once all operations that began before
+    /// this epoch have ended, the store is full.
     short_until: Option<u64>,
-    /// The address at which the client takes datagrams of other clients.
+    /// The address at which the client receives datagrams of other clients.
     datagrams: Option<(Ipv6Addr, Qpn)>,
 }
 
@@ -95,22 +97,22 @@ impl Session {
     }
 }
 
-/// An end of the service that is not connected with the memory node yet.
+/// A metadata service that is not connected to a memory node yet.
 #[derive(Debug)]
 pub struct MetadataEnd {
     pd: Pd,
     lane: LaneEnd,
-    /// The second memory node, if the store has two.
+    /// The lane to the second memory node, if the store has two, and the description of that memory node.
     replica: Option<(LaneEnd, Option<MemoryDescription>)>,
     options: MetadataOptions,
 }
 
 impl MetadataEnd {
-    /// Makes the queue pair with which the service reads and closes chains.
+    /// Creates the queue pair that reads and closes chains.
     ///
     /// # Errors
     ///
-    /// The device has no room, or there are to be more than two memory nodes.
+    /// The device has no room, or the number of memory nodes is not 1 or 2.
     pub fn new(pd: &Pd, options: MetadataOptions) -> Result<Self, OpenError> {
         check_replicas(options.replicas)?;
         let lane = || LaneEnd::new(pd, PROBE + 1, settings(options.replicas, &options.rpc));
@@ -118,29 +120,29 @@ impl MetadataEnd {
         Ok(Self { pd: pd.clone(), lane: lane()?, replica, options })
     }
 
-    /// Returns the description for the memory node.
+    /// Returns the service's description for the memory node.
     pub fn to_memory(&self) -> ClientDescription {
         ClientDescription { lane: self.lane.description(), calls: None }
     }
 
-    /// Returns the same for the second memory node, if the store has two.
+    /// Returns the service's description for the second memory node, if the store has two.
     pub fn to_replica(&self) -> Option<ClientDescription> {
         self.replica.as_ref().map(|(lane, _)| ClientDescription { lane: lane.description(), calls: None })
     }
 
-    /// Stores the description that the second memory node answered.
+    /// Stores the description that the second memory node returned.
     pub fn set_replica(&mut self, memory: MemoryDescription) {
         if let Some((_, of_memory)) = &mut self.replica {
             *of_memory = Some(memory);
         }
     }
 
-    /// Connects with the memory node, whose nodes are all taken to be free.
+    /// Connects the service to the memory node. All nodes are free at first.
     ///
     /// # Errors
     ///
-    /// The description cannot be connected to, there is no memory for buffers, or a requested second memory node was
-    /// not [set](Self::set_replica).
+    /// A description is invalid, there is no memory for buffers, or the second memory node of a store with two was not
+    /// [set](Self::set_replica).
     pub fn connect(self, memory: &MemoryDescription) -> Result<Metadata, OpenError> {
         let for_ever = Rc::new(Cell::new(None));
         let replica = self.replica.map(|replica| connect_replica(replica, memory, &for_ever)).transpose()?;
@@ -172,8 +174,9 @@ impl MetadataEnd {
     }
 }
 
-/// The metadata service: a non-blocking state machine. Call [`poll`](Self::poll) again and again, and carry out what
-/// [`next_fence`](Self::next_fence) and, with two memory nodes, [`next_stop`](Self::next_stop) ask for.
+/// The metadata service: a non-blocking state machine. Call [`poll`](Self::poll) again and again. Shut out the clients
+/// that [`next_fence`](Self::next_fence) returns, and with two memory nodes stop the memory node that
+/// [`next_stop`](Self::next_stop) returns.
 pub struct Metadata {
     device: Device,
     pd: Pd,
@@ -182,15 +185,16 @@ pub struct Metadata {
     failover: Failover,
     directory: Rc<RefCell<Directory>>,
     chores: Rc<RefCell<Chores>>,
-    /// Closes chains and repairs what clients left. It never ends: it waits for the next chore.
+    /// The future that closes chains and repairs the chains of clients that are gone. It never completes: after each
+    /// chore, it waits for the next one.
     maintenance: Pin<Box<dyn Future<Output = ()>>>,
     sessions: BTreeMap<u32, Session>,
     to_fence: VecDeque<u32>,
-    /// Whether a client was removed since the last poll, so that it must be shut out.
+    /// Whether the service has removed a client since the last poll, so that this client must be shut out.
     has_parted: bool,
-    /// Time before which no client is shut out because others wait for it.
+    /// Time before which the service shuts out no client on behalf of another client.
     settled_ns: u64,
-    /// Clients that wait for another client to be shut out: client, tag, suspect.
+    /// Clients that wait for another client to be shut out: waiting client, tag of its request, client to shut out.
     suspects: Vec<(u32, u32, u32)>,
     scratch: Vec<u8>,
 }
@@ -202,11 +206,11 @@ impl std::fmt::Debug for Metadata {
 }
 
 impl Metadata {
-    /// Connects a client under a number.
+    /// Connects a client, which gets this number.
     ///
     /// # Errors
     ///
-    /// There is a client of this number, the device has no room, or the description cannot be connected to.
+    /// A client with this number exists, the device has no room, or the description is invalid.
     pub fn accept(&mut self, client: u32, peer: &EndpointDescription) -> Result<EndpointDescription, OpenError> {
         if self.sessions.contains_key(&client) || self.chores.borrow().concerns(client) {
             return Err(OpenError::Duplicate(client));
@@ -230,14 +234,14 @@ impl Metadata {
     }
 
     /// Records the keys of a workload, which [`MemoryNode::fill`](crate::MemoryNode::fill) has written, as existing.
-    /// To be called before any client is accepted.
+    /// Call this before any client is accepted.
     ///
     /// # Errors
     ///
     /// The store has no room for this number of keys.
     pub fn fill(&mut self, keys: u64) -> Result<(), OpenError> {
         self.lanes.current().geometry.check_keys(keys)?;
-        // All of them are numbered with 32 bits.
+        // A store has fewer than 2^32 keys, so `u32` holds each rank.
         let made = (0..keys as u32).map(|rank| {
             let rank = u64::from(rank);
             (KeyBytes::from_slice(&workload::key(rank)), workload::first_place(rank))
@@ -246,14 +250,15 @@ impl Metadata {
         Ok(())
     }
 
-    /// Notifies a client that may have been connected with a memory node that was given up meanwhile.
+    /// If a memory node was given up, tells a new client which memory node serves alone. The client may have connected
+    /// to both nodes before.
     fn say_who_is_alone(&mut self, client: u32) {
         if let (Some(node), Some(session)) = (self.failover.alone(), self.sessions.get_mut(&client)) {
             session.outbox.push_back(Reply::Alone { node: node as u8 });
         }
     }
 
-    /// Moves everything along. Returns whether anything happened.
+    /// Processes messages, completions and due timeouts. Returns whether anything changed.
     pub fn poll(&mut self) -> bool {
         let mut happened = self.lanes.poll();
         let clients: Vec<u32> = self.sessions.keys().copied().collect();
@@ -268,13 +273,13 @@ impl Metadata {
         happened | std::mem::take(&mut self.has_parted)
     }
 
-    /// Takes the messages of a client.
+    /// Processes the received messages of a client.
     fn listen(&mut self, client: u32) -> bool {
         let mut happened = false;
         loop {
             let Some(session) = self.sessions.get_mut(&client) else { return happened };
             if session.outbox.len() >= MAX_WAITING {
-                // Only a poll takes the acknowledgements that make room for waiting messages.
+                // The poll must come first: it processes the acknowledgements that make room for waiting messages.
                 match session.connection.poll() {
                     Ok(moved) => return happened | moved,
                     Err(_) => {
@@ -293,7 +298,7 @@ impl Metadata {
                         None => false,
                     };
                     if !is_valid {
-                        self.part(client); // it breaks the protocol, and others share its memory
+                        self.part(client); // the client breaks the protocol, and other clients use the same memory
                     }
                 }
                 Ok(None) => return happened,
@@ -305,7 +310,7 @@ impl Metadata {
         }
     }
 
-    /// Serves a request of a client. Returns false if the client may not send it.
+    /// Processes a request of a client. Returns false if the protocol does not allow the request.
     fn serve(&mut self, client: u32, request: Request) -> bool {
         let mut directory = self.directory.borrow_mut();
         let Some(session) = self.sessions.get_mut(&client) else { return false };
@@ -349,7 +354,8 @@ impl Metadata {
                 drop(directory);
                 let concern = Concern::Suspect(suspect);
                 match self.lanes.replica() {
-                    // A memory node may keep the suspect waiting.
+                    // The suspect may be waiting for a memory node that does not answer, so check the memory nodes
+                    // first.
                     Some(_) => self.failover.report(Waiting { client, tag, concern }),
                     None => self.shut_out(client, tag, suspect),
                 }
@@ -380,17 +386,17 @@ impl Metadata {
         true
     }
 
-    /// Has a client shut out for another one, which gets an answer when that is done.
+    /// Shuts out the client `suspect` on behalf of `client`, which gets an answer once the suspect is shut out.
     fn shut_out(&mut self, client: u32, tag: u32, suspect: u32) {
         let is_there = self.sessions.contains_key(&suspect);
         if is_there && self.device.now_ns() < self.settled_ns {
-            // The memory node that was given up just now may have kept the suspect waiting.
+            // The suspect may have been waiting for the memory node that was just given up.
             self.answer(client, Reply::Again { tag });
         } else if is_there || self.to_fence.contains(&suspect) || self.chores.borrow().is_leaving(suspect) {
             self.suspects.push((client, tag, suspect));
             self.part(suspect);
         } else {
-            self.answer(client, Reply::Fenced { tag }); // it has been shut out before
+            self.answer(client, Reply::Fenced { tag }); // the suspect is already shut out
         }
     }
 
@@ -400,7 +406,8 @@ impl Metadata {
         }
     }
 
-    /// Checks the nodes when a client doubts another client or a memory node, and handles those that do not answer.
+    /// Checks the memory nodes if a client has reported a client or a memory node that does not answer. Gives up a
+    /// memory node that does not answer, and shuts out clients that do not answer.
     fn look_after_nodes(&mut self) {
         let found = self.failover.poll();
         for Waiting { client, tag, concern } in found.answered {
@@ -430,22 +437,24 @@ impl Metadata {
         }
     }
 
-    /// Gives up one of two memory nodes, which does not answer the program that runs the service. The other one is to
-    /// serve alone.
+    /// Gives up one of two memory nodes, which does not answer the program that runs the service. The other memory node
+    /// will serve alone.
     pub fn lose(&mut self, node: usize) {
         self.failover.lose(node);
     }
 
-    /// Returns the memory node, 0 or 1, that is to stop serving ([`MemoryNode::stop`](crate::MemoryNode::stop)),
-    /// since it does not answer. Call [`stopped`](Self::stopped) when it has stopped, or must have stopped by itself
-    /// as it does not reach the service any more. Only then others learn that the other node serves alone. A client
-    /// that could still read at the stopped node would read values that others have replaced at the other node.
+    /// Returns the memory node, 0 or 1, that the program must stop ([`MemoryNode::stop`](crate::MemoryNode::stop)),
+    /// since the node does not answer. Call [`stopped`](Self::stopped) when the node has stopped. A node that the
+    /// program cannot reach stops by itself at the time that
+    /// [`MemoryNode::serve_until`](crate::MemoryNode::serve_until) has set. Clients learn that the other node serves
+    /// alone only after `stopped`. Otherwise a client could read values at the old node that other clients have
+    /// replaced at the other node.
     pub fn next_stop(&mut self) -> Option<usize> {
         self.failover.next_stop()
     }
 
-    /// Records that a memory node serves no client any more. Of two, the other one serves alone from now on. Clients
-    /// need not be shut out of this one any more.
+    /// Records that a memory node serves no client any more. In a store with two memory nodes, the other one serves
+    /// alone from now on. The stopped node need not shut out clients any more.
     pub fn stopped(&mut self, node: usize) {
         if self.failover.stopped(node).is_none() {
             return;
@@ -455,17 +464,18 @@ impl Metadata {
         for client in clients {
             self.say_who_is_alone(client);
         }
-        // Operations waited for this, so their time begins again.
+        // Operations have waited for the failed node, so each client gets its full lease again.
         self.sessions.values_mut().for_each(|session| session.told_ns = now);
         self.settled_ns = now.saturating_add(self.options.lease_ns);
     }
 
-    /// Returns the memory node that serves alone since the other one of two was given up.
+    /// Returns the memory node that serves alone. `None` while both memory nodes of a store with two serve, and in a
+    /// store with one.
     pub fn alone(&self) -> Option<usize> {
         self.failover.alone()
     }
 
-    /// Handles a client that is gone, or has to go.
+    /// Removes a client that is gone or must go, and queues it to be shut out.
     fn part(&mut self, client: u32) {
         if self.sessions.remove(&client).is_some() {
             self.failover.part(client);
@@ -476,14 +486,14 @@ impl Metadata {
         }
     }
 
-    /// Returns the next client that each serving memory node is to shut out
-    /// ([`MemoryNode::fence`](crate::MemoryNode::fence)). When that is done, call [`fenced`](Self::fenced): only then
-    /// the nodes that the client held are used again.
+    /// Returns the next client that each serving memory node must shut out
+    /// ([`MemoryNode::fence`](crate::MemoryNode::fence)). Call [`fenced`](Self::fenced) when all of them have done so.
+    /// Only then the service reuses the nodes of the client.
     pub fn next_fence(&mut self) -> Option<u32> {
         self.to_fence.pop_front()
     }
 
-    /// Records that the memory node has shut a client out.
+    /// Records that the memory nodes have shut out a client.
     pub fn fenced(&mut self, client: u32) {
         self.chores.borrow_mut().fenced(client);
         let sessions = &mut self.sessions;
@@ -497,12 +507,12 @@ impl Metadata {
         });
     }
 
-    /// Gives nodes to the clients that asked, in turn.
+    /// Hands out nodes to the clients that have requested nodes, in turn.
     fn hand_out(&mut self) {
         let mut directory = self.directory.borrow_mut();
         let least = self.sessions.values().map(|session| session.quiet).min().unwrap_or(0);
         for (&client, session) in &mut self.sessions {
-            // If no node is free, clients may not have reported their replaced nodes yet: an epoch makes them report.
+            // If no node is free, clients may not have reported all replaced nodes yet. A new epoch makes them report.
             let told = session.short_until.is_some_and(|epoch| least >= epoch);
             let may_come = directory.has_retired() || self.chores.borrow().has_any() || !told;
             let mut is_short = false;
@@ -531,16 +541,16 @@ impl Metadata {
         }
     }
 
-    /// Begins a new epoch once all clients have left the last one, and frees nodes that no operation can read any more.
-    /// Returns whether it did either: then there may be nodes to hand out, or to free, in the next poll.
+    /// Begins a new epoch once all clients have acknowledged the current one, and frees nodes that no operation can
+    /// read any more. Returns whether it did either. Then the next poll may hand out or free further nodes.
     fn turn_epoch(&mut self) -> bool {
         let mut directory = self.directory.borrow_mut();
         let least = self.sessions.values().map(|session| session.quiet).min();
         let has_freed = directory.release(least.unwrap_or(u64::MAX));
         let epoch = directory.epoch();
         let is_wanted = |session: &Session| session.short_until.is_some_and(|until| until > epoch);
-        // An epoch is a message to each client and one back: as long as there are nodes to hand out, replaced nodes
-        // may wait for more.
+        // Each epoch costs a message to each client and one back. While enough nodes are free, wait until more nodes
+        // were replaced.
         let recycles = directory.has_retired() && directory.is_low(self.sessions.len());
         let is_wanted = recycles || self.sessions.values().any(is_wanted);
         if is_wanted && least.is_none_or(|least| least == epoch) {
@@ -551,7 +561,7 @@ impl Metadata {
             }
             return true;
         }
-        // A client waits for nodes, and these clients keep them.
+        // A client waits for nodes, and the clients that have not acknowledged the epoch delay the reuse of nodes.
         if self.sessions.values().any(Session::is_short) && directory.is_empty() {
             let now = self.device.now_ns();
             let is_late = |session: &Session| {
@@ -562,7 +572,8 @@ impl Metadata {
             drop(directory);
             for client in late {
                 match self.lanes.replica() {
-                    // A memory node may keep the client waiting.
+                    // The client may be waiting for a memory node that does not answer, so check the memory nodes
+                    // first.
                     Some(_) => self.failover.hear_once(Waiting { client, tag: 0, concern: Concern::Late }),
                     None => self.part(client),
                 }
@@ -571,7 +582,7 @@ impl Metadata {
         has_freed
     }
 
-    /// Posts answers, as far as connections take them.
+    /// Sends the queued answers for which connections have room.
     fn speak(&mut self) -> bool {
         let mut happened = false;
         let mut gone = Vec::new();
@@ -595,8 +606,8 @@ impl Metadata {
         happened
     }
 
-    /// Returns the time, on the device's clock, at which the service has something to do by itself. It asks a client
-    /// that has been silent whether it lives, or shuts out one that keeps others from nodes.
+    /// Returns the time, on the device's clock, at which the service needs a poll without an event. At that time, the
+    /// service checks whether a silent client is alive, or shuts out a client that delays the reuse of nodes.
     pub fn deadline_ns(&self) -> Option<u64> {
         let is_short = self.sessions.values().any(Session::is_short);
         let late = |session: &Session| session.told_ns.saturating_add(self.options.lease_ns).saturating_add(1);
@@ -606,25 +617,25 @@ impl Metadata {
         leases.chain(connections).min()
     }
 
-    /// Clients that are connected.
+    /// Returns the number of connected clients.
     pub fn clients(&self) -> usize {
         self.sessions.len()
     }
 
-    /// Returns whether no client waits to be shut out and no memory node is being checked. Also requires that no
-    /// clients that left and no deleted keys wait to be tidied up, unless the memory node is unreachable.
+    /// Returns whether the service has no pending work: no client to shut out, no check of a memory node, no client to
+    /// clean up after, and no deleted key to remove. While the memory node is unreachable, the last two do not count.
     pub fn is_tidy(&self) -> bool {
         self.to_fence.is_empty() && self.failover.is_quiet() && (!self.chores.borrow().has_any() || self.is_cut_off())
     }
 
-    /// Returns whether the queue pair to the memory node has failed. Clients are served nevertheless; work on the
+    /// Returns whether the queue pair to the memory node has failed. The service still answers clients; work on the
     /// memory node waits for [`reconnect`](Self::reconnect).
     pub fn is_cut_off(&self) -> bool {
         self.lanes.current().failed().is_some()
     }
 
-    /// Returns a new end towards the memory node, for another way there after a restart of the middlebox between the
-    /// two.
+    /// Returns an unconnected service end, for a new queue pair to the memory node after a restart of the middlebox
+    /// between service and memory node.
     ///
     /// # Errors
     ///
@@ -633,12 +644,13 @@ impl Metadata {
         MetadataEnd::new(&self.pd, self.options.clone())
     }
 
-    /// Continues with the end that [`renew`](Self::renew) made. The memory node must have given up the queue pair
-    /// before it, so that no request which is still on its way is carried out. Work without an answer is done again.
+    /// Replaces the queue pair to the memory node with that of `end`, which [`renew`](Self::renew) has created. The
+    /// memory node must have destroyed the old queue pair, so that it executes no request that is still on its way. The
+    /// service repeats work that got no answer.
     ///
     /// # Errors
     ///
-    /// The description cannot be connected to, or is of another store.
+    /// The description is invalid, or belongs to another store.
     pub fn reconnect(&mut self, end: MetadataEnd, memory: &MemoryDescription) -> Result<(), OpenError> {
         let lane = end.lane.connect(memory, &Rc::default())?;
         if lane.geometry != self.lanes.current().geometry {
@@ -653,7 +665,7 @@ impl Metadata {
         self.directory.borrow().counts()
     }
 
-    /// Returns each key and the first node of its chain, in no order.
+    /// Returns each key with the first node of its chain, in arbitrary order.
     pub fn keys(&self) -> Vec<(Vec<u8>, NodeVersion)> {
         self.directory.borrow().keys()
     }

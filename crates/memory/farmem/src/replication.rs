@@ -1,12 +1,12 @@
-//! Writing and linking a node, on one memory node or on two, and recovery when one of two fails.
+//! Writing and linking a node on one or two memory nodes, and recovery when one of two memory nodes fails.
 //!
-//! With two nodes, the CAS that would otherwise link *locks* the word of the predecessor at the first one. No other
-//! client can link there then, and readers still treat it as the newest node. Then the link is made at the second
-//! node, and after that at the first one, which is the moment when the write takes effect. So each value that any
-//! client has read is at both nodes.
+//! In a store with two memory nodes, a write first *locks* the word of the predecessor at the first memory node with a
+//! CAS. Then no other client can link a node to the predecessor, and readers still treat the predecessor as the newest
+//! node. The client links the new node at the second memory node, and then at the first one. The write takes effect
+//! with the link at the first memory node. So both memory nodes have each value that any client has read.
 //!
-//! If a step failed because a node did, all steps are repeated on the remaining node. The words there are enough to
-//! know which steps had been done, as no word that this client made equals that of another client or of another
+//! If a step fails because a memory node has failed, the client repeats all steps on the remaining memory node. The
+//! words there show which steps were done before: no word of this write equals the word of another client or of another
 //! write.
 
 use crate::cache::Entry;
@@ -16,10 +16,10 @@ use crate::layout::{NodeVersion, Word};
 use crate::rpc::Request;
 use crate::worker::{FOUND, Worker};
 
-/// The node that is read as long as both serve.
+/// Index of the memory node that clients read while both serve.
 const FIRST: usize = 0;
 
-/// The compare and swap words of a CAS.
+/// The compare value and the swap value of a CAS.
 #[derive(Clone, Copy, Debug)]
 struct Swap {
     compare: Word,
@@ -32,14 +32,15 @@ impl Swap {
         Verb::CompareSwap { remote: lane.geometry.node(of.place.index()), local: FOUND, compare, swap }
     }
 
-    /// Returns the word after a CAS.
+    /// Returns the word after this CAS, from the word that the CAS found.
     fn left(self, lane: &Lane, slot: usize) -> Word {
         let found = Word::from_bits(lane.word(slot, FOUND));
         if found == self.compare { self.swap } else { found }
     }
 }
 
-/// A first CAS that left together with the node: what it left, and at which memory node.
+/// The first CAS of a link, which the client posted together with the WRITE of the new node: the word after the CAS,
+/// and the memory node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct First {
     node: usize,
@@ -47,8 +48,9 @@ pub(crate) struct First {
 }
 
 impl Worker {
-    /// Handles the failure of a lane. Waits until it is known which memory node serves alone, and returns if it is
-    /// another one. Otherwise returns the error for the operation; in a store with one memory node, always.
+    /// Handles the failure of a lane. Waits until the service has decided which memory node serves alone. Returns `Ok`
+    /// if that is another memory node, and otherwise the error for the operation. In a store with one memory node,
+    /// always returns the error.
     pub(crate) async fn moved(&self, error: StoreError) -> Result<(), StoreError> {
         let nodes = &self.core.nodes;
         if nodes.failed().is_none() && nodes.replica().is_some() {
@@ -60,18 +62,18 @@ impl Worker {
         nodes.failed().map_or(Ok(()), Err)
     }
 
-    /// Reports to the service that a memory node does not answer, or not as it should. Returns whether a node has
-    /// been given up once the service has checked. Always false in a store with one memory node.
+    /// Reports to the service that a memory node does not answer, or answers with wrong content. Returns whether the
+    /// service has given up a memory node after a check. Always false in a store with one memory node.
     async fn doubts(&self, node: usize) -> bool {
         let nodes = &self.core.nodes;
         let was_both = nodes.replica().is_some();
-        // The service notifies all clients before it answers.
+        // The service announces a change to all clients before it answers this request.
         let is_asked = was_both && self.ask(|tag| Request::Lost { tag, node: node as u8 }).await.is_ok();
         is_asked && nodes.replica().is_none()
     }
 
-    /// Returns whether the service waits for a memory node that fails. It then names, again and again, a node that is
-    /// none of the key.
+    /// Returns whether the service has just given up a failed memory node. Until then, the service may name a node of
+    /// another key again and again.
     pub(crate) async fn waits_for_the_service(&self) -> bool {
         self.doubts(FIRST).await
     }
@@ -81,9 +83,9 @@ impl Worker {
         Swap { compare: Word::Tail(old.place), swap }
     }
 
-    /// WRITEs a node with the operation's key and value; a delete writes a tombstone. Waits until the node is written
-    /// at each memory node that serves. With `link`, the first CAS to link it after that node goes along in the same
-    /// post, and [`link`](Self::link) continues from it.
+    /// WRITEs a node with the operation's key and value; a delete writes a tombstone. Waits until each serving memory
+    /// node has the new node. With `link`, the same post also contains the first CAS of the link to that predecessor.
+    /// [`link`](Self::link) continues from this CAS.
     pub(crate) async fn write(
         &mut self,
         place: NodeVersion,
@@ -128,8 +130,8 @@ impl Worker {
         Ok(first)
     }
 
-    /// Makes `new` the successor of `old`, which is believed to be the newest node. Returns the word that was found:
-    /// if it was that of a tail, the write has taken effect.
+    /// Links `new` as the successor of `old`, which may be the newest node. Returns the word that was found: the write
+    /// has taken effect if this is the word of a tail.
     pub(crate) async fn link(&self, old: &Entry, new: NodeVersion, first: Option<First>) -> Result<Word, StoreError> {
         let mut first = first;
         loop {
@@ -166,8 +168,8 @@ impl Worker {
         Ok(tail)
     }
 
-    /// Checks a word at the second node. If the two nodes disagree, others already use one alone and this client does
-    /// not know yet, or one is corrupted.
+    /// Checks the word of a node at the second memory node. If the two memory nodes disagree, one of them is corrupted,
+    /// or it serves alone and this client has not been notified yet.
     fn must_be(word: Word, meant: Word, old: &Entry) -> Result<(), StoreError> {
         if word == meant { Ok(()) } else { Err(StoreError::Corrupted { index: old.place.index() }) }
     }

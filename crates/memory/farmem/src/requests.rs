@@ -1,5 +1,5 @@
-//! A client's side of the connection with the metadata service: questions and answers, nodes in advance, reports of
-//! what was replaced, and epochs. All of it is off the path of gets and puts.
+//! A client's end of the connection with the metadata service: requests and answers, grants of nodes in advance,
+//! reports of replaced nodes, and epochs. Gets and puts rarely wait for it.
 
 use std::collections::VecDeque;
 
@@ -10,9 +10,9 @@ use crate::error::StoreError;
 use crate::layout::NodeVersion;
 use crate::rpc::{GRANT, MAX_MESSAGE, MAX_REPORTS, Reply, Report, Request};
 
-/// Number of spare nodes below which the client asks for more.
+/// Number of unused nodes below which the client requests more.
 const LOW: usize = GRANT / 2;
-/// Number of reports that are sent without waiting for a quiet moment.
+/// Number of reports that the client sends in one message without waiting for an idle moment.
 const FULL_REPORT: usize = 16;
 
 #[derive(Debug)]
@@ -21,20 +21,20 @@ pub(crate) struct Requests {
     outbox: VecDeque<Request>,
     reports: Vec<Report>,
     spare: Vec<NodeVersion>,
-    /// Grants that were asked for and have not come.
+    /// Number of requested grants that have not arrived.
     grants: usize,
-    /// The last grant was empty; cleared by the next that is not.
+    /// Whether the last grant was empty.
     is_full: bool,
     over: Option<StoreError>,
-    /// The connection has failed, and the operations that wait for an answer have not been notified yet.
+    /// Whether the connection has failed without a notification to the operations that wait for an answer.
     is_news: bool,
-    /// An epoch that is to be acknowledged, and the slots whose operations are older than it.
+    /// An epoch that the client must acknowledge, and a bit set of the slots whose operations began before the epoch.
     epoch: Option<(u64, u64)>,
-    /// The memory node that serves alone from now on.
+    /// The memory node that serves alone, if the service has announced it since the last `take_alone`.
     alone: Option<usize>,
     scratch: Vec<u8>,
     is_closing: bool,
-    /// Whether the connection was closed, and says goodbye.
+    /// Whether the client has closed the connection, which then sends its close message.
     has_closed: bool,
 }
 
@@ -63,7 +63,7 @@ impl Requests {
         self.over
     }
 
-    /// Takes the memory node that serves alone, if the service has announced one since the last call.
+    /// Takes the memory node that serves alone, if the service has announced it since the last call.
     pub(crate) fn take_alone(&mut self) -> Option<usize> {
         self.alone.take()
     }
@@ -72,19 +72,20 @@ impl Requests {
         &self.spare
     }
 
-    /// Says where this client takes datagrams.
+    /// Sends the service the address at which this client receives datagrams.
     pub(crate) fn hello(&mut self, gid: std::net::Ipv6Addr, qpn: doorbell_verbs::Qpn) {
         self.outbox.push_front(Request::Hello { gid, qpn });
         self.flush();
     }
 
     fn ask_for_nodes(&mut self) {
-        self.flush_reports(); // replaced nodes are the next to be granted
+        self.flush_reports(); // the service can only hand out replaced nodes that it knows
         self.grants += 1;
         self.outbox.push_back(Request::Grant);
     }
 
-    /// Takes a node for a new value. Returns an error if none will come, and `None` if one has been requested.
+    /// Takes an unused node for a new value. Returns `None` if the client has to wait for a requested grant, and an
+    /// error if no grant will come.
     pub(crate) fn take_node(&mut self) -> Result<Option<NodeVersion>, StoreError> {
         let node = self.spare.pop();
         if node.is_none() && self.grants == 0 && std::mem::take(&mut self.is_full) {
@@ -99,23 +100,23 @@ impl Requests {
         }
     }
 
-    /// Keeps a node that was not used after all.
+    /// Keeps a node that an operation took and did not use.
     pub(crate) fn put_back(&mut self, place: NodeVersion) {
         self.spare.push(place);
     }
 
-    /// Gives a node back that was not used after all.
+    /// Returns a node that an operation took and did not use to the service.
     pub(crate) fn give_back(&mut self, place: NodeVersion) {
-        // If the service is gone, no service hands nodes out any more.
+        // If the connection with the service is over, the node is lost, but no service hands out nodes any more either.
         let _ = self.send(Request::Return(vec![place]));
     }
 
-    /// Sends a request.
+    /// Queues a request and sends it if the connection has room.
     pub(crate) fn send(&mut self, request: Request) -> Result<(), StoreError> {
         match self.over {
             Some(error) => Err(error),
             None => {
-                self.flush_reports(); // the service must know all that this client knows
+                self.flush_reports(); // the service must know all replaced nodes before it handles the request
                 self.outbox.push_back(request);
                 self.flush();
                 Ok(())
@@ -123,7 +124,7 @@ impl Requests {
         }
     }
 
-    /// Reports that a node was replaced.
+    /// Records that a node was replaced, for the next report to the service.
     pub(crate) fn report(&mut self, report: Report) {
         if self.over.is_some() {
             return; // no service will recycle nodes any more
@@ -141,8 +142,8 @@ impl Requests {
         }
     }
 
-    /// Handles an idle moment. While operations run, reports wait for others, so that not each write costs a message;
-    /// but a deleted key is to be removed soon.
+    /// Handles an idle moment. While operations run, reports wait for further reports, so that a message contains
+    /// several. The report of a tombstone does not wait, since the service should soon remove the deleted key.
     pub(crate) fn idle(&mut self, is_working: bool) {
         if !is_working || self.reports.last().is_some_and(|report| report.is_tombstone) {
             self.flush_reports();
@@ -150,20 +151,20 @@ impl Requests {
         self.flush();
     }
 
-    /// Records that the operation of a slot is over.
+    /// Records that the operation of a slot has ended.
     pub(crate) fn ended(&mut self, slot: usize) {
         if let Some((epoch, old)) = &mut self.epoch {
             *old &= !(1 << slot);
             if *old == 0 {
                 let epoch = *epoch;
                 self.epoch = None;
-                self.flush_reports(); // replaced nodes are reported first
+                self.flush_reports(); // the service must know all replaced nodes before the acknowledgement
                 self.outbox.push_back(Request::Quiet { epoch });
             }
         }
     }
 
-    /// Posts what waits, as far as the connection takes it.
+    /// Sends the queued requests for which the connection has room.
     fn flush(&mut self) {
         while let Some(request) = self.outbox.front() {
             request.encode(&mut self.scratch);
@@ -183,7 +184,8 @@ impl Requests {
         self.epoch = None;
     }
 
-    /// Moves the connection along, and hands answers to the slots that asked. Returns whether anything happened.
+    /// Processes received messages and passes answers to the slots that wait for them. Returns whether anything
+    /// changed.
     pub(crate) fn poll(&mut self, slots: &[Slot]) -> bool {
         if self.over.is_some() {
             return std::mem::take(&mut self.is_news);
@@ -197,7 +199,7 @@ impl Requests {
                     drop(message);
                     match reply {
                         Some(reply) => self.take(reply, slots),
-                        None => self.fail(StoreError::Protocol("it sent a message of no known form")),
+                        None => self.fail(StoreError::Protocol("the metadata service sent an unknown message")),
                     }
                 }
                 Ok(None) => break,
@@ -215,7 +217,7 @@ impl Requests {
         happened | std::mem::take(&mut self.is_news)
     }
 
-    /// Returns whether the next [`poll`](Self::poll) has news for waiting operations.
+    /// Returns whether the next [`poll`](Self::poll) will report a failed connection to waiting operations.
     pub(crate) fn has_news(&self) -> bool {
         self.is_news
     }
@@ -231,12 +233,12 @@ impl Requests {
                 } else if self.spare.len() + places.len() <= 4 * GRANT {
                     self.spare.extend(places);
                 } else {
-                    self.fail(StoreError::Protocol("it sent nodes that the client did not ask for"));
+                    self.fail(StoreError::Protocol("the metadata service sent nodes that the client did not request"));
                 }
             }
             Reply::Alone { node } => self.alone = Some(node.into()),
             Reply::Epoch { epoch } => {
-                self.flush_reports(); // others may wait for the replaced nodes
+                self.flush_reports(); // other clients may wait for the replaced nodes
                 let bits =
                     slots.iter().enumerate().filter(|(_, slot)| slot.holds.get()).map(|(index, _)| 1_u64 << index);
                 match bits.sum::<u64>() {
@@ -249,12 +251,12 @@ impl Requests {
             }
             reply => match tag.and_then(|tag| slots.get(tag as usize)) {
                 Some(slot) => *slot.reply.borrow_mut() = Some(reply),
-                None => self.fail(StoreError::Protocol("it sent an answer without a question")),
+                None => self.fail(StoreError::Protocol("the metadata service sent an answer without a request")),
             },
         }
     }
 
-    /// Gives back what this client holds, and says goodbye.
+    /// Returns the unused nodes of this client to the service, and starts to close the connection.
     pub(crate) fn close(&mut self) {
         self.is_closing = true;
         if self.over.is_none() {
@@ -265,7 +267,7 @@ impl Requests {
         }
     }
 
-    /// Returns the time at which the connection has something to do by itself.
+    /// Returns the time at which the connection needs a poll without an event.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         self.over.is_none().then(|| self.connection.poll_timeout_ns()).flatten()
     }
@@ -274,8 +276,8 @@ impl Requests {
         self.over.is_some() || self.connection.is_closed()
     }
 
-    /// Closes the connection once all messages before the goodbye have left. Returns whether it did so now: the next
-    /// poll sends the goodbye.
+    /// Closes the connection once all queued messages have been sent. Returns whether this call closed it; then the
+    /// next poll sends the close message.
     fn finish_closing(&mut self) -> bool {
         let is_due = self.is_closing && self.outbox.is_empty() && self.grants == 0 && self.over.is_none();
         if is_due {

@@ -7,83 +7,85 @@ use doorbell_verbs::Qpn;
 use crate::layout::{MAX_KEY, NodeVersion};
 use crate::nodes::MAX_REPLICAS;
 
-/// Nodes that are handed out at a time.
+/// Maximum number of nodes in one grant.
 pub(crate) const GRANT: usize = 16;
-/// Replacements that are reported in one message at most.
+/// Maximum number of reports in one message.
 pub(crate) const MAX_REPORTS: usize = 32;
-/// Bytes of the longest message.
+/// Maximum length of a message in bytes.
 pub(crate) const MAX_MESSAGE: usize = {
     let with_key = 1 + 4 + 8 + 2 + MAX_KEY;
     let reports = 1 + 2 + MAX_REPORTS * 17;
     if with_key > reports { with_key } else { reports }
 };
 
-/// One node took the place of another.
+/// Report that a new node replaced an old node in a key's chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) old: NodeVersion,
     pub(crate) new: NodeVersion,
-    /// The new one says that the key is deleted.
+    /// Whether the new node marks the key as deleted.
     pub(crate) is_tombstone: bool,
 }
 
-/// Message of a client. `tag` comes back in the answer.
+/// Message of a client. The answer contains the `tag` of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// Give me nodes.
+    /// Asks for a grant of nodes.
     Grant,
     /// Asks for the first node of this key's chain.
     Lookup { tag: u32, key: Vec<u8> },
-    /// This node is the first one of a key.
+    /// Creates a key whose first node is `place`.
     Create { tag: u32, key: Vec<u8>, place: NodeVersion },
-    /// These nodes took the places of others.
+    /// Reports replaced nodes.
     Reports(Vec<Report>),
-    /// I will not use these nodes.
+    /// Returns unused nodes.
     Return(Vec<NodeVersion>),
-    /// All that I was doing when I heard of this epoch is over.
+    /// Acknowledges an epoch: all operations that ran when the client received the epoch have ended.
     Quiet { epoch: u64 },
-    /// This client does not let go of a lock: shut it out.
+    /// Asks the service to shut out this client, which does not release a lock.
     Suspect { tag: u32, client: u32 },
-    /// Other clients reach me by datagrams at this queue pair.
+    /// Announces the queue pair at which the sender receives datagrams of other clients.
     Hello { gid: Ipv6Addr, qpn: Qpn },
-    /// Asks for the address at which this client takes datagrams.
+    /// Asks for the address at which this client receives datagrams.
     Peer { tag: u32, client: u32 },
-    /// The store is full: give me one of the nodes that are kept for deletes.
+    /// Asks for a node of the reserve for a delete, since the store is full.
     Reserve { tag: u32 },
-    /// This memory node, of two, does not answer, or not what it should.
+    /// Reports that this memory node, of two, does not answer or has wrong content.
     Lost { tag: u32, node: u8 },
-    /// The link to this node stays locked: shut out the client that has the node.
+    /// Asks the service to shut out the client to which this node was handed out, since the link to the node stays
+    /// locked.
     Stuck { tag: u32, place: NodeVersion },
 }
 
 /// Message of the metadata service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// Nodes; none where there are none left.
+    /// A grant of nodes; empty if no node is free.
     Granted(Vec<NodeVersion>),
-    /// The chain begins, or began a while ago, at this node; the key has this number.
+    /// The key exists and has this number. `place` is the first node of its chain, or was some time ago.
     Found { tag: u32, place: NodeVersion, number: u32 },
-    /// There is no such key, or no such client, or both memory nodes answer the service.
+    /// The key or client does not exist, or both memory nodes answer the service.
     Absent { tag: u32 },
     /// The key was created and has this number.
     Created { tag: u32, number: u32 },
-    /// The key is being removed, or a memory node was given up: look, and ask again if need be.
+    /// The service is removing the key, or has given up a memory node. The client should check the state and, if
+    /// necessary, send the request again.
     Again { tag: u32 },
-    /// There is no room for another key.
+    /// The store has the maximum number of keys.
     TooManyKeys { tag: u32 },
-    /// The client is shut out.
+    /// The client was shut out.
     Fenced { tag: u32 },
-    /// A new epoch began: say when all that you are doing now is over.
+    /// A new epoch began. The client must acknowledge it when all operations that run now have ended.
     Epoch { epoch: u64 },
-    /// The other client takes datagrams at this queue pair.
+    /// The queue pair at which the other client receives datagrams.
     Peer { tag: u32, gid: Ipv6Addr, qpn: Qpn },
-    /// A node for a delete, if there is one.
+    /// A node for a delete, or `None` if the reserve is empty.
     Reserved { tag: u32, place: Option<NodeVersion> },
     /// This memory node, of two, serves alone from now on.
     Alone { node: u8 },
 }
 
-/// Reads numbers off a message.
+/// Reads the fields of a message from a byte slice.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -110,7 +112,7 @@ impl<'a> Reader<'a> {
         self.u64().and_then(NodeVersion::from_bits)
     }
 
-    /// Parses the index of one of two memory nodes.
+    /// Parses the index of a memory node in a store with two.
     fn node(&mut self) -> Option<u8> {
         self.take().map(|[node]| node).filter(|&node| usize::from(node) < MAX_REPLICAS)
     }
@@ -119,7 +121,8 @@ impl<'a> Reader<'a> {
         std::mem::take(&mut self.0)
     }
 
-    /// Items until the end; `None` if one is none, or if there are too many.
+    /// Parses items up to the end of the message. Returns `None` if an item is invalid, or if there are more than
+    /// `most`.
     fn list<T>(&mut self, most: usize, item: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let mut list = Vec::new();
         while !self.0.is_empty() {
@@ -292,7 +295,7 @@ impl Reply {
             }
             10 => {
                 let (tag, bits) = (reader.u32()?, reader.u64()?);
-                // Version 0 is no valid place.
+                // A place is never 0, so 0 stands for no node.
                 let place = if bits == 0 { None } else { Some(NodeVersion::from_bits(bits)?) };
                 Self::Reserved { tag, place }
             }
@@ -302,7 +305,7 @@ impl Reply {
         reader.end(reply)
     }
 
-    /// Returns the tag of the question that it answers.
+    /// Returns the tag of the request that the reply answers.
     pub(crate) fn tag(&self) -> Option<u32> {
         match self {
             Self::Granted(_) | Self::Epoch { .. } | Self::Alone { .. } => None,

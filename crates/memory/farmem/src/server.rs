@@ -1,4 +1,5 @@
-//! The memory node's CPU as a store of its own: what all strategies of passive memory are compared with.
+//! The table of the memory node's CPU, which executes the operations of strategy `server`. It is the baseline for the
+//! strategies in which the CPU takes no part.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use crate::client::{Kind, Outcome};
 use crate::error::OpenError;
 use crate::layout::{Geometry, KeyBytes};
 
-/// Requests that a client is served in a row.
+/// Maximum number of requests of one client that the server executes in a row.
 const TURN: usize = 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -23,13 +24,13 @@ struct Entry {
     length: u32,
 }
 
-/// The table, and the clients that ask. One thread serves all.
+/// The table and the sessions of its clients. One thread serves all clients.
 #[derive(Default)]
 pub(crate) struct Server {
     table: FxHashMap<KeyBytes, Entry>,
-    /// Nodes that had a value and have none.
+    /// Nodes that contained a value and are free again.
     free: Vec<u32>,
-    /// Nodes that have had a value.
+    /// Number of nodes that have ever contained a value.
     used: u32,
     sessions: BTreeMap<u32, Session>,
     request: Vec<u8>,
@@ -37,7 +38,7 @@ pub(crate) struct Server {
 
 struct Session {
     connection: send_receive::Connection,
-    /// An answer that the connection has no room for yet.
+    /// Bytes of the answer, kept while the connection has no room for it.
     answer: Vec<u8>,
     waits: bool,
 }
@@ -75,7 +76,7 @@ impl Server {
         self.sessions.remove(&client);
     }
 
-    /// Keys and the nodes of their values; nodes that are free. All others have never been used.
+    /// Returns the number of keys, of free nodes that were used before, and of nodes that were ever used.
     pub(crate) fn counts(&self) -> (usize, usize, u32) {
         (self.table.len(), self.free.len(), self.used)
     }
@@ -84,7 +85,7 @@ impl Server {
         self.sessions.values().filter_map(|session| session.connection.poll_timeout_ns()).min()
     }
 
-    /// Serves all clients for a while. Returns whether anything happened.
+    /// Serves up to `TURN` requests of each client. Returns whether anything changed.
     pub(crate) fn poll(&mut self, region: &Region, geometry: &Geometry) -> bool {
         let Self { table, free, used, sessions, request } = self;
         let mut shelf = Shelf { table, free, used, region, geometry };
@@ -104,7 +105,7 @@ impl Server {
 }
 
 impl Session {
-    /// Serves one client. Returns `None` if the connection is over, or if the client breaks the protocol.
+    /// Serves one client. Returns `None` if the connection is over or the client breaks the protocol.
     fn serve(&mut self, shelf: &mut Shelf<'_>, request: &mut Vec<u8>) -> Option<bool> {
         let mut happened = false;
         for _ in 0..TURN {
@@ -120,8 +121,8 @@ impl Session {
             let message = match self.connection.receive_noting(&mut happened) {
                 Ok(Some(message)) => message,
                 Ok(None) => break,
-                // The goodbye is answered before the queue pair goes, or the client would ask for its acknowledgement
-                // until its retries are spent.
+                // Acknowledge the client's close message before the queue pair is destroyed. Otherwise the client would
+                // repeat it until its retries are used up.
                 Err(ConnectionError::PeerClosed) => {
                     self.connection.close();
                     happened |= self.connection.poll().ok()?;
@@ -140,7 +141,7 @@ impl Session {
     }
 }
 
-/// The place of values.
+/// The parts of the server that a request accesses: the table and the memory for values.
 struct Shelf<'a> {
     table: &'a mut FxHashMap<KeyBytes, Entry>,
     free: &'a mut Vec<u32>,
@@ -152,7 +153,7 @@ struct Shelf<'a> {
 impl Shelf<'_> {
     fn execute(&mut self, call: &Call<'_>, answer: &mut Vec<u8>) {
         if self.geometry.check_sizes(call.key, call.value).is_err() {
-            return Answer::Outcome(Outcome::Absent).encode(call.tag, answer); // no client of this crate sends that
+            return Answer::Outcome(Outcome::Absent).encode(call.tag, answer); // no client sends such a request
         }
         let known = self.table.get_mut(call.key);
         let result = match (call.kind, known) {

@@ -1,5 +1,5 @@
-//! The store behind a middlebox. The box uses its knowledge of nodes to steer requests to the newest of them, and
-//! clients connect through it to the memory node.
+//! The store behind a middlebox. The box uses its knowledge of the nodes to steer requests to the newest node of a key.
+//! Clients connect to the memory node through the box.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ use crate::error::OpenError;
 use crate::layout::{self, Geometry, HEADER_BYTES, Header, Word};
 use crate::memory::{ClientDescription, MemoryDescription, MemoryNode};
 
-/// The nodes of a store in a memory node's region, for [`doorbell_steer::Steer`].
+/// The layout of a store's nodes in a memory node's region, for [`doorbell_steer::Steer`].
 #[derive(Clone, Copy, Debug)]
 pub struct StoreLayout {
     geometry: Geometry,
@@ -21,12 +21,13 @@ pub struct StoreLayout {
 }
 
 impl StoreLayout {
-    /// Returns the layout of a store of these sizes in a region that begins at this address. READs are steered too.
+    /// Returns the layout of a store with this geometry, in a region that begins at address `base`. The box steers
+    /// READs too.
     pub fn new(geometry: Geometry, base: u64) -> Self {
         Self { geometry, base, steers_reads: true }
     }
 
-    /// Returns the same, but READs go to the nodes that clients name.
+    /// Returns the same layout, but the box does not steer READs.
     pub fn writes_alone(self) -> Self {
         Self { steers_reads: false, ..self }
     }
@@ -34,7 +35,7 @@ impl StoreLayout {
 
 impl Layout for StoreLayout {
     fn key<'a>(&self, start: &'a [u8]) -> Option<&'a [u8]> {
-        // Shortcuts are shorter than any node.
+        // A WRITE of a shortcut is shorter than a header, so it is never treated as a node.
         let header = Header::parse(start.get(..HEADER_BYTES)?);
         let (Word::Tail(own), Some(place)) = (header.word, header.place) else { return None };
         let is_node = place == own && header.key_length > 0 && self.geometry.has(place);
@@ -60,7 +61,8 @@ impl Layout for StoreLayout {
         }
     }
 
-    /// Returns the class of a node. A put requires a value before it, an insert a tombstone.
+    /// Returns the class of a node: 1 for a tombstone, 0 for a node with a value. A put requires a predecessor with a
+    /// value, and an insert requires a tombstone.
     fn class(&self, start: &[u8]) -> u8 {
         start.get(..HEADER_BYTES).map_or(0, |header| Header::parse(header).is_tombstone.into())
     }
@@ -70,8 +72,8 @@ impl Layout for StoreLayout {
     }
 }
 
-/// A memory node behind a middlebox: the box's control plane for a store. The box is the node's only client; the box
-/// serves the store's clients, including the metadata service.
+/// A memory node behind a middlebox: the box's control plane for a store. The box is the memory node's only client. All
+/// clients of the store, including the metadata service, are clients of the box.
 #[derive(Debug)]
 pub struct StoreControl {
     node: MemoryDescription,
@@ -79,10 +81,10 @@ pub struct StoreControl {
     clients: FxHashMap<u32, Qpn>,
 }
 
-/// The number under which a memory node knows a middlebox.
+/// The client number of a middlebox at its memory node.
 pub const BOX: u32 = u32::MAX;
 
-/// READs and atomics that a memory node takes at one time on one queue pair.
+/// Maximum number of outstanding READs and atomics that a memory node accepts on one queue pair.
 const READS: u8 = 16;
 
 fn to_gid(address: IpAddr) -> Ipv6Addr {
@@ -93,13 +95,13 @@ fn to_gid(address: IpAddr) -> Ipv6Addr {
 }
 
 impl StoreControl {
-    /// Connects a box with a memory node. `rkey` is the key that clients are to show, of the box's choice.
-    /// `is_exclusive` states that the memory is reached only through the box, so that it may turn CASes into WRITEs.
+    /// Connects a box with a memory node. `rkey` is the remote key for the clients, which the box chooses.
+    /// `is_exclusive` states that all accesses to the region pass the box, so that the box may turn CASes into WRITEs.
     /// With `steers_reads` the box steers READs too.
     ///
     /// # Errors
     ///
-    /// The node has no room for another queue pair, or the box has none for the region.
+    /// The memory node has no room for another queue pair, or the box has no room for the region.
     pub fn attach(
         steer: &mut Steer,
         memory: &mut MemoryNode,
@@ -107,7 +109,7 @@ impl StoreControl {
         is_exclusive: bool,
         steers_reads: bool,
     ) -> Result<Self, OpenError> {
-        // A box that was there before is gone.
+        // A previous box on this memory node is gone.
         memory.fence(BOX)?;
         let attributes = memory.pd().device().attributes();
         let lane = Self::lane(steer, attributes.active_mtu, attributes.udp_port);
@@ -115,16 +117,16 @@ impl StoreControl {
         Self::connect(steer, node, NodeEnd::at, (rkey, is_exclusive, steers_reads))
     }
 
-    /// Returns the description of a box with which a memory node [accepts](MemoryNode::accept) it as [`BOX`], if the
-    /// two are not in one process.
+    /// Returns the box's description for [`MemoryNode::accept`] with client number [`BOX`], for a memory node in
+    /// another process.
     pub fn lane(steer: &Steer, path_mtu: PathMtu, udp_port: u16) -> EndpointDescription {
         let (qpn, psn) = steer.node_side();
         EndpointDescription::one_sided(to_gid(steer.config().address), qpn, psn, path_mtu, udp_port)
     }
 
-    /// Connects the box with a memory node that has accepted it. `end` makes the node's end from address and path
-    /// MTU; the description holds its queue pair and its maximum of READs. The rest is as of
-    /// [`attach`](Self::attach).
+    /// Connects the box with a memory node that has accepted the box. `end` creates the description of the node's queue
+    /// pair from address and path MTU; `connect` then sets the queue pair number and the maximum number of READs. The
+    /// last parameter has the same meaning as in [`attach`](Self::attach).
     ///
     /// # Errors
     ///
@@ -151,11 +153,11 @@ impl StoreControl {
         Ok(Self { node, rkey, clients: FxHashMap::default() })
     }
 
-    /// Connects a client under a number, as [`MemoryNode::accept`] does without a box.
+    /// Connects a client, which gets this number, as [`MemoryNode::accept`] does without a box.
     ///
     /// # Errors
     ///
-    /// There is a client of this number, or the box has no room for it.
+    /// A client with this number exists, or the box has no room for another client.
     pub fn accept(
         &mut self,
         steer: &mut Steer,
@@ -172,14 +174,14 @@ impl StoreControl {
         let qpn = own.map_err(OpenError::Box)?;
         self.clients.insert(client, qpn);
         let gid = to_gid(steer.config().address);
-        // The node sends no requests, so the first number does not matter.
+        // The memory node sends no requests to clients, so its first PSN does not matter.
         let endpoint = EndpointDescription { gid, qpn, psn: Psn::new(0), ..self.node.endpoint };
         let region = RemoteRegion { rkey: self.rkey, ..self.node.region };
         Ok(MemoryDescription { endpoint, region, geometry: self.node.geometry, calls: None })
     }
 
-    /// Shuts a client out, as [`MemoryNode::fence`] does without a box. Returns false as long as requests of it are
-    /// at the node: then call again.
+    /// Shuts a client out, as [`MemoryNode::fence`] does without a box. Returns false while requests of the client are
+    /// outstanding at the memory node: then call again.
     pub fn fence(&mut self, steer: &mut Steer, client: u32) -> bool {
         let Some(&qpn) = self.clients.get(&client) else { return true };
         steer.disconnect(qpn);
@@ -203,7 +205,7 @@ mod tests {
         let mut node = Vec::new();
         layout::encode(NodeVersion::new(2, 7), b"key", Some(b"value"), &mut node);
         assert_eq!(layout.key(&node), Some(&b"key"[..]));
-        // A path MTU may end within a node, but only after the node's key.
+        // A packet may end within a node, but a steered node requires that the first packet contains the whole key.
         assert_eq!(layout.key(&node[..HEADER_BYTES + 2]), None);
         layout::encode(NodeVersion::new(2, 7), b"key", None, &mut node);
         assert_eq!(layout.key(&node), Some(&b"key"[..]), "a tombstone must count as a node");

@@ -1,4 +1,5 @@
-//! Strategies of concurrent clients. All strategies have the same operations, the same memory and the same checks.
+//! Strategies for conflicting writes. All strategies have the same operations and the same memory layout, and pass the
+//! same checks.
 
 mod chain;
 mod combine;
@@ -26,41 +27,42 @@ use queue_lock::QueueLocked;
 use server::Served;
 use steered::Steered;
 
-/// Method of clients to deal with conflicts.
+/// Method by which clients handle conflicting writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// Write the node, wait, link it to the tail by CAS. If another client was faster, follow the chain and try again
-    /// at once.
+    /// The client WRITEs the node, waits for the completion, and links the node to the tail by CAS. If another client
+    /// was faster, the client follows the chain and tries again at once.
     Optimistic,
-    /// The same, but WRITE and CAS leave together on one queue pair, which carries them out in order.
+    /// As `optimistic`, but the client posts WRITE and CAS together on one queue pair, which executes them in order.
     Chained,
-    /// As `optimistic`, but before another try a client waits for a random time, whose bound doubles each time. After
-    /// 64 attempts the operation fails.
+    /// As `optimistic`, but the client waits for a random time before each further attempt. The upper bound of this
+    /// time doubles with each attempt. After 64 attempts the operation fails.
     Backoff,
-    /// A client takes a lock of the key before it writes, and spins for it. A lock that does not move for a lease is
-    /// broken, after its holder was shut out of the memory node.
+    /// The client spins for a lock of the key before it writes. A client breaks a lock that has not changed for a
+    /// lease, after the metadata service has shut out the lock's holder.
     Lock,
-    /// Clients queue for a key's lock, and each hands it over to the next one by a datagram, with the place of the
-    /// newest node. A client that hears nothing of the one ahead for a lease has it shut out, and goes on.
+    /// Clients queue for a key's lock. Each holder hands the lock over to the next client by a datagram, which contains
+    /// the place of the newest node. A client that hears nothing from the client ahead for a lease has that client shut
+    /// out, and continues.
     QueueLock,
-    /// Puts of one key by clients of one host are combined: one is carried out, and the others share its result. Gets
-    /// are combined in the same way. Inserts and deletes are those of `optimistic`.
+    /// Concurrent puts of one key by clients of one host are combined: one put is executed, and the other puts share
+    /// its result. Concurrent gets of one key are combined in the same way. Inserts and deletes run as in `optimistic`.
     Combine,
-    /// The memory node's CPU carries out requests that clients send in messages. It has a table of its own, whose
-    /// contents no client of another strategy sees.
+    /// The memory node's CPU executes requests that clients send in messages. This CPU has its own table, which clients
+    /// of other strategies cannot access.
     Server,
-    /// A middlebox ([`StoreControl`]) sends READs and CASes to the newest node of their key, whichever node a client
-    /// names.
+    /// A middlebox ([`StoreControl`]) steers READs and CASes to the newest node of the key, whichever node of the key a
+    /// client names.
     ///
     /// [`StoreControl`]: crate::StoreControl
     Steered,
-    /// The same of CASes alone; readers follow chains and shortcuts.
+    /// As `steered`, but the middlebox steers only CASes. Readers follow chains and shortcuts.
     SteeredWrite,
 }
 
 impl Strategy {
-    /// All of them.
+    /// All strategies.
     pub const ALL: [Self; 9] = [
         Self::Optimistic,
         Self::Chained,
@@ -73,7 +75,7 @@ impl Strategy {
         Self::SteeredWrite,
     ];
 
-    /// Its name.
+    /// Returns the strategy's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Optimistic => "optimistic",
@@ -88,53 +90,53 @@ impl Strategy {
         }
     }
 
-    /// Returns whether the strategy relies on a middlebox to find newest nodes. It is right without one, but has no
-    /// advantage.
+    /// Returns whether the strategy relies on a middlebox to find newest nodes. Without a middlebox the strategy is
+    /// correct but has no advantage.
     pub fn is_steered(self) -> bool {
         matches!(self, Self::Steered | Self::SteeredWrite)
     }
 
-    /// Returns whether a store of this strategy can have two memory nodes. Its clients write themselves, and find
-    /// every word at its expected place.
+    /// Returns whether a store of this strategy can have two memory nodes. This requires that clients write the memory
+    /// themselves and that no middlebox changes the target of a request.
     pub fn is_replicable(self) -> bool {
         self != Self::Server && !self.is_steered()
     }
 
-    /// Returns whether the middlebox steers its READs.
+    /// Returns whether the middlebox steers READs.
     pub fn steers_reads(self) -> bool {
         self == Self::Steered
     }
 
-    /// Returns the strategy of this name.
+    /// Returns the strategy with this name.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|strategy| strategy.name() == name)
     }
 }
 
-/// The operations of a strategy.
+/// The implementation of a strategy's operations.
 pub(crate) trait Rules: 'static {
     /// Runs the operation of the worker.
     fn run(&self, worker: &mut Worker) -> impl Future<Output = Result<Outcome, StoreError>>;
 
-    /// Does the remaining work after the operation is over.
+    /// Does the remaining work of an operation that already has its result.
     fn after(&self, _worker: &mut Worker) -> impl Future<Output = ()> {
         std::future::ready(())
     }
 }
 
-/// Means of a strategy beside verbs on the memory node, shared by all slots of a client.
+/// Resources of a strategy besides verbs on the memory node. All slots of a client share them.
 #[derive(Debug)]
 pub(crate) enum Means {
     Nothing,
-    /// Messages to other clients about locks.
+    /// Lock messages to and from other clients.
     LockMessages(Rc<RefCell<LockMessenger>>),
-    /// A word that other clients of the host change.
+    /// The word through which other clients of the host wake this client.
     WakeWord(Arc<WakeWord>),
-    /// Questions to the memory node's CPU.
+    /// The connection for requests to the memory node's CPU.
     Calls(Rc<RefCell<Calls>>),
 }
 
-/// Returns the future of a worker that runs operations by a strategy, forever.
+/// Returns the future of a worker, which runs operations with this strategy and never completes.
 pub(crate) fn start(strategy: Strategy, means: &Means, worker: Worker) -> Pin<Box<dyn Future<Output = ()>>> {
     match (strategy, means) {
         (_, Means::LockMessages(messenger)) => Box::pin(serve(QueueLocked::new(messenger), worker)),

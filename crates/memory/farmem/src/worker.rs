@@ -1,5 +1,5 @@
-//! A worker, which runs one operation after the other in a slot of a client: verbs, questions and waiting as futures,
-//! which the client's poll moves along. A worker is made once, so an operation allocates nothing.
+//! A worker, which runs the operations of one slot of a client one after the other. Verbs, requests and waiting are
+//! futures, which `Client::poll` advances. A worker is created once and reused, so an operation allocates no memory.
 
 use std::cell::{Cell, Ref};
 use std::future::{Future, poll_fn};
@@ -20,29 +20,30 @@ use crate::rpc::{Reply, Report, Request};
 pub(crate) struct Worker {
     pub(crate) core: Rc<Core>,
     pub(crate) slot: usize,
-    /// A node, as it was read or as it is to be written.
+    /// Buffer for the node that was read, or for the node to be written.
     scratch: Vec<u8>,
-    /// The node of the reserve that it was given last.
+    /// The last node of the reserve that this worker received.
     reserved: Cell<Option<NodeVersion>>,
 }
 
-/// Result of reading a node.
+/// Result of a READ of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// The node is the newest of its key.
+    /// The node is the newest one of its key.
     Tail { is_tombstone: bool, length: u32 },
-    /// Another node follows; `shortcut` is the key's shortcut.
+    /// Another node follows. `shortcut` is the place in the key's shortcut.
     Followed { next: NodeVersion, shortcut: Option<NodeVersion> },
-    /// The place is used for something else now, or the key was removed.
+    /// The place has another use now, or the key was removed.
     Gone,
-    /// The node is longer than what was read.
+    /// The node is longer than the READ.
     Longer { length: u32 },
-    /// The node is the expected one, but its CRC is wrong: a client is writing it anew, or it is corrupted.
+    /// The node has the expected place and key, but its CRC is wrong: another client is overwriting the node, or the
+    /// node is corrupted.
     Damaged,
 }
 
-/// Offsets of the words of a slot: the word that a CAS found, the shortcut that was read, and two lock words. These
-/// are the lock word before it was taken and the one before it was released.
+/// Offsets of one-word results in the slot's memory. `FOUND` is for a CAS on a node, `SHORTCUT` for the READ of a
+/// shortcut, `LOCK` for the CAS that takes a lock, and `RELEASED` for the CAS that releases a lock.
 pub(crate) const FOUND: usize = WORDS[0];
 const SHORTCUT: usize = WORDS[1];
 const LOCK: usize = WORDS[2];
@@ -70,32 +71,32 @@ impl Worker {
         self.own().value.borrow()
     }
 
-    /// Takes the notice of another client, and the value that it came with.
+    /// Takes a notice of another client, and stores the notice's value as the value of the operation.
     pub(crate) fn take_notice(&self, waiter: &Waiter) -> Option<Notice> {
         waiter.take(&mut self.own().value.borrow_mut())
     }
 
-    /// Takes what the memory node's CPU answered.
+    /// Takes the answer of the memory node's CPU, and stores the answer's value as the value of the operation.
     pub(crate) fn take_answer(&self, calls: &mut Calls) -> Option<Result<Outcome, StoreError>> {
         calls.take(self.slot, self.kind(), &mut self.own().value.borrow_mut())
     }
 
-    /// Sets whether the operation may know nodes, which must not be recycled then.
+    /// Sets whether the operation may know nodes, which must not be recycled while it does.
     pub(crate) fn holds(&self, does: bool) {
         self.own().holds.set(does);
     }
 
-    /// Sets the time at which the operation has something to do by itself.
+    /// Sets the time at which the operation needs a poll without an event.
     pub(crate) fn until(&self, deadline_ns: Option<u64>) {
         self.own().deadline_ns.set(deadline_ns);
     }
 
-    /// Sets whether the slot still has work after the end of its operation.
+    /// Sets whether the slot still has work after the operation has its result.
     pub(crate) fn lingers(&self, does: bool) {
         self.own().lingers.set(does);
     }
 
-    /// Waits until there is an operation.
+    /// Waits until the slot has an operation.
     pub(crate) fn next(&self) -> impl Future<Output = ()> {
         poll_fn(|_| match self.own().state.get() {
             State::Given => {
@@ -107,7 +108,7 @@ impl Worker {
         })
     }
 
-    /// Says how the operation ended.
+    /// Records the result of the operation.
     pub(crate) fn end(&self, result: Result<Outcome, StoreError>) {
         if result.is_ok() {
             self.attempted(|attempts| attempts.operations += 1);
@@ -126,7 +127,7 @@ impl Worker {
         self.count(|counts| change(if is_get { &mut counts.gets } else { &mut counts.writes }));
     }
 
-    /// Counts an attempt to complete the operation, the `number`th from 0.
+    /// Counts attempt number `number`, from 0, to complete the operation.
     pub(crate) fn attempt(&self, number: u32, found_tail: bool) {
         self.attempted(|attempts| {
             attempts.attempts += 1;
@@ -135,8 +136,9 @@ impl Worker {
         });
     }
 
-    /// Posts verbs to the memory node that is read and waits until all are done. Returns the lane that has the
-    /// results. If the node is given up meanwhile, the other one gets the verbs too, so they must be repeatable.
+    /// Posts verbs to the memory node that clients read, and waits until all are complete. Returns the lane, whose slot
+    /// memory has the results. If this memory node is given up meanwhile, the verbs run again on the other one, so they
+    /// must be repeatable.
     async fn verbs(&self, list: &[Verb]) -> Result<&Lane, StoreError> {
         loop {
             let lane = self.core.nodes.lane();
@@ -147,7 +149,7 @@ impl Worker {
         }
     }
 
-    /// Posts verbs to one memory node and waits until all are done.
+    /// Posts verbs to one memory node and waits until all are complete.
     pub(crate) async fn on(&self, lane: &Lane, list: &[Verb]) -> Result<(), StoreError> {
         let number = lane.post(self.slot, list, Awaited::All)?;
         self.done(lane, number).await
@@ -157,7 +159,8 @@ impl Worker {
         poll_fn(|_| lane.is_done(self.slot, number)).await
     }
 
-    /// Asks the metadata service. `request` makes the question from the tag that is to come back.
+    /// Sends a request to the metadata service and waits for the answer. `request` creates the request from the tag
+    /// that the answer will contain.
     pub(crate) async fn ask(&self, request: impl FnOnce(u32) -> Request) -> Result<Reply, StoreError> {
         self.count(|counts| counts.questions += 1);
         self.core.requests.borrow_mut().send(request(self.slot as u32))?;
@@ -194,13 +197,13 @@ impl Worker {
         ((u128::from(number) * u128::from(end)) >> 64) as u64
     }
 
-    /// Takes a node for a new value. The operation must not know another node yet: an operation that waits here keeps
-    /// no other client from recycling.
+    /// Takes an unused node for a new value. The operation must not know another node yet, since an operation that
+    /// waits here must not delay the recycling of nodes.
     pub(crate) async fn take_node(&self) -> Result<NodeVersion, StoreError> {
         let result = poll_fn(|_| match (self.core.requests.borrow_mut().take_node(), self.core.nodes.failed()) {
-            (Ok(Some(place)), _) if !self.core.nodes.geometry.has(place) => {
-                Poll::Ready(Err(StoreError::Protocol("it sent a node that the memory node does not have")))
-            }
+            (Ok(Some(place)), _) if !self.core.nodes.geometry.has(place) => Poll::Ready(Err(StoreError::Protocol(
+                "the metadata service sent a node that the memory node does not have",
+            ))),
             (Ok(Some(place)), _) => Poll::Ready(Ok(place)),
             (_, Some(error)) | (Err(error), None) => Poll::Ready(Err(error)),
             (Ok(None), None) => Poll::Pending,
@@ -214,7 +217,7 @@ impl Worker {
         result
     }
 
-    /// Takes a node for a delete in a store that is full.
+    /// Takes a node of the reserve for a delete, since the store is full.
     async fn take_reserved(&self) -> Result<NodeVersion, StoreError> {
         match self.ask(|tag| Request::Reserve { tag }).await? {
             Reply::Reserved { place: Some(place), .. } if self.core.nodes.geometry.has(place) => {
@@ -222,11 +225,12 @@ impl Worker {
                 Ok(place)
             }
             Reply::Reserved { place: None, .. } => Err(StoreError::Full),
-            _ => Err(StoreError::Protocol("it sent an answer to another question")),
+            _ => Err(StoreError::Protocol("the metadata service sent an answer to another request")),
         }
     }
 
-    /// Keeps a node that was not used, for another operation; but one of the reserve is for deletes alone.
+    /// Keeps an unused node for another operation. Returns a node of the reserve to the service, since it is only for
+    /// deletes.
     pub(crate) fn put_back(&self, place: NodeVersion) {
         let mut requests = self.core.requests.borrow_mut();
         match self.reserved.get() == Some(place) {
@@ -235,33 +239,35 @@ impl Worker {
         }
     }
 
-    /// Returns the place of the key's newest node when a client of this host last saw it.
+    /// Returns the cached entry of the operation's key: the newest node that a client of this host has seen.
     pub(crate) fn known(&self) -> Option<Entry> {
         self.core.cache.get(&self.key())
     }
 
-    /// Asks the metadata service for the first node of the key's chain. `None` if there is no such key.
+    /// Asks the metadata service for the first node of the key's chain. Returns `None` if the key does not exist.
     pub(crate) async fn look_up(&self) -> Result<Option<Entry>, StoreError> {
         let key = self.key().clone();
         match self.ask(|tag| Request::Lookup { tag, key }).await? {
             Reply::Found { place, number, .. } => self.first_entry(place, number).map(Some),
             Reply::Absent { .. } => Ok(None),
-            _ => Err(StoreError::Protocol("it sent an answer to another question")),
+            _ => Err(StoreError::Protocol("the metadata service sent an answer to another request")),
         }
     }
 
-    /// Returns the entry of a node of which only the place is known.
+    /// Returns an entry for a node of which only the place is known.
     pub(crate) fn first_entry(&self, place: NodeVersion, number: u32) -> Result<Entry, StoreError> {
         let geometry = self.core.nodes.geometry;
         if !geometry.has(place) || number >= geometry.keys {
-            return Err(StoreError::Protocol("it sent a node or a key that the memory node does not have"));
+            return Err(StoreError::Protocol(
+                "the metadata service sent a node or key number that the memory node does not have",
+            ));
         }
         let length = geometry.node_bytes() as u32;
         Ok(Entry { place, number, is_tombstone: false, length })
     }
 
-    /// READs the beginning of a node up to its key, and beside it the key's shortcut. If a middlebox has sent the
-    /// READ to a newer node, that is the entry's node from now on.
+    /// READs the beginning of a node up to its key, together with the key's shortcut. If a middlebox has steered the
+    /// READ to a newer node, `entry` becomes the entry of that node.
     pub(crate) async fn look(&mut self, entry: &mut Entry) -> Result<Seen, StoreError> {
         self.count(|counts| counts.hops += 1);
         let length = layout::look_length(self.key().len());
@@ -269,8 +275,9 @@ impl Worker {
         Ok(seen)
     }
 
-    /// READs a whole node, and beside it the key's shortcut. If it is the newest and no tombstone, its value is the
-    /// operation's. As with [`look`](Self::look), it may be another node than was asked for.
+    /// READs a whole node, together with the key's shortcut. If the node is the newest one and no tombstone, stores its
+    /// value as the value of the operation. As with [`look`](Self::look), a middlebox may have steered the READ to
+    /// another node.
     pub(crate) async fn read(&mut self, entry: &mut Entry) -> Result<Seen, StoreError> {
         let length = (entry.length as usize).min(self.core.nodes.geometry.node_bytes());
         let (header, seen) = self.fetch(entry, length).await?;
@@ -294,7 +301,8 @@ impl Worker {
         Ok(seen)
     }
 
-    /// Returns the shortcut that was read beside a node: the operation waits for it only if another node follows.
+    /// Returns the shortcut that was read together with a node. The operation waits for this READ only if another node
+    /// follows.
     async fn shortcut(&self, lane: &Lane, number: u64) -> Result<Option<NodeVersion>, StoreError> {
         self.done(lane, number).await?;
         Ok(match Word::from_bits(lane.word(self.slot, SHORTCUT)) {
@@ -321,14 +329,14 @@ impl Worker {
             Verb::Read { remote, local: lane.incoming(), length },
             Verb::Read { remote: geometry.shortcut(entry.number), local: SHORTCUT, length: 8 },
         ];
-        // No client keeps shortcuts up to date if a box knows better.
+        // Clients do not maintain shortcuts if a middlebox steers READs.
         let number = lane.post(slot, if is_steered { &verbs[..1] } else { &verbs }, Awaited::First)?;
         self.done(lane, number).await?;
         self.scratch.resize(length, 0);
         lane.copy_out(slot, lane.incoming(), &mut self.scratch);
         let header = Header::parse(&self.scratch);
-        // A node with another place can come only from a box, which knows that the node is in a chain. A node with
-        // the requested place must be in the same use: a later use may be written and not linked yet.
+        // A node with another place can come only from a middlebox, which steers READs only to linked nodes. A node
+        // with the requested place must be in the same use, since a node in a later use may not be linked yet.
         if let Some(place) = header.place
             && is_steered
             && place.index() != entry.place.index()
@@ -340,7 +348,7 @@ impl Worker {
         let tail = Seen::Tail { is_tombstone: header.is_tombstone, length: header.length() as u32 };
         let seen = match header.word {
             Word::Tail(place) if is_meant && place == entry.place => tail,
-            Word::Locked(_) if is_meant => tail, // the node about to follow has not taken effect
+            Word::Locked(_) if is_meant => tail, // the write of the following node has not taken effect
             Word::Link(next) if is_meant && geometry.has(next) => {
                 let shortcut = if is_steered { None } else { self.shortcut(lane, number + 1).await? };
                 Seen::Followed { next, shortcut }
@@ -350,7 +358,7 @@ impl Worker {
         Ok((header, seen))
     }
 
-    /// Lays out a node with the operation's key and value; that of a delete is a tombstone.
+    /// Builds the node with the operation's key and value in the buffer; for a delete, the node is a tombstone.
     pub(crate) fn lay_out(&mut self, place: NodeVersion) {
         let slot = &self.core.slots[self.slot];
         let (key, value) = (slot.key.borrow(), slot.value.borrow());
@@ -358,12 +366,12 @@ impl Worker {
         layout::encode(place, &key, value, &mut self.scratch);
     }
 
-    /// Returns the node that was laid out last.
+    /// Returns the node that `lay_out` built last.
     pub(crate) fn laid_out(&self) -> &[u8] {
         &self.scratch
     }
 
-    /// Returns the entry of a node that this operation has made the newest of its key.
+    /// Returns the entry of a node that this operation has linked.
     pub(crate) fn entry(&self, place: NodeVersion, number: u32) -> Entry {
         let is_tombstone = self.kind() == Kind::Delete;
         let value = if is_tombstone { 0 } else { self.own().value.borrow().len() };
@@ -371,8 +379,8 @@ impl Worker {
         Entry { place, number, is_tombstone, length }
     }
 
-    /// Publishes that `new` is the newest node of the key now. It informs the cache, the metadata service if the node
-    /// replaced another, and, by the shortcut, the clients of other hosts, which see it some time later.
+    /// Publishes that `new` is now the newest node of the key. Updates the host's cache, reports a replaced node to the
+    /// metadata service, and writes the shortcut, through which clients of other hosts find the node later.
     pub(crate) fn publish(&self, old: Option<NodeVersion>, new: NodeVersion, number: u32) {
         let entry = self.entry(new, number);
         let is_tombstone = entry.is_tombstone;
@@ -387,22 +395,23 @@ impl Worker {
         if core.late.delay_ns > 0 {
             return core.late.push(core.device.now_ns(), number, new);
         }
-        // The operation has taken effect; if this fails, so does the next one.
+        // The operation has taken effect. If this post fails, the next operation reports the error.
         let _ = core.nodes.lane().write_shortcut(self.slot, number, new, Awaited::Nothing);
     }
 
-    /// Releases a key's lock, unless another client has broken it. The operation does not wait for that.
+    /// Posts the release of a key's lock, unless another client has broken the lock. The operation does not wait for
+    /// the completion.
     pub(crate) fn release_lock(&self, number: u32, own: u64) -> Result<(), StoreError> {
         let remote = self.core.nodes.geometry.lock(number);
         let verb = Verb::CompareSwap { remote, local: RELEASED, compare: own, swap: 0 };
         match self.core.nodes.lane().post(self.slot, &[verb], Awaited::Nothing) {
-            // The lock goes with the memory node that fails; on the other one it is free.
+            // The memory node of the lock has failed. On the other memory node, no client holds the lock.
             Err(_) if self.core.nodes.failing().is_some() => Ok(()),
             posted => posted.map(drop),
         }
     }
 
-    /// Compares and swaps the lock of a key. Returns what it was.
+    /// Compares and swaps the lock word of a key. Returns the word that was found.
     pub(crate) async fn swap_lock(&self, number: u32, compare: u64, swap: u64) -> Result<u64, StoreError> {
         let remote = self.core.nodes.geometry.lock(number);
         let lane = self.verbs(&[Verb::CompareSwap { remote, local: LOCK, compare, swap }]).await?;

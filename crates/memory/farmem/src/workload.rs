@@ -1,5 +1,5 @@
-//! Workloads of the store: which operations a client runs, when, and what came out. The same code runs wherever
-//! there are clients, and waits as its [`Waiter`](doorbell_exchange::asynchronous::Waiter) does.
+//! Workloads of the store: the operations of each client, their times, and their results. The same code runs in
+//! programs and in the simulator, which differ in their [`Waiter`](doorbell_exchange::asynchronous::Waiter).
 
 mod driver;
 pub mod history;
@@ -12,31 +12,31 @@ pub use zipf::{Random, Zipf};
 
 use crate::layout::{self, Geometry, NodeVersion};
 
-/// Load of the clients.
+/// Parameters of a workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// Keys of the store: all exist.
+    /// Number of keys in the store. All of them exist.
     pub keys: u64,
-    /// Skew of the keys: the exponent of Zipf's law, 0 for a uniform distribution.
+    /// Skew of the keys: the exponent of Zipf's law. 0 means a uniform distribution.
     pub zipf: f64,
-    /// Per cent of operations that are puts; the others are gets.
+    /// Percentage of puts. The other operations are gets.
     pub write_percent: f64,
-    /// Bytes of each value.
+    /// Length of each value in bytes.
     pub value_bytes: usize,
-    /// Operations that each client has running at a time.
+    /// Number of operations that each client runs at a time.
     pub outstanding: usize,
-    /// Operations per second that each client begins, whether the last ones have ended or not: they arrive as a Poisson
-    /// process does. `None`: the next one
-    /// begins when one has ended, after `client_ns`.
+    /// Operations per second that each client begins in an open loop, as a Poisson process. A client does not wait for
+    /// earlier operations to end. `None` means a closed loop: the next operation begins `client_ns` after the previous
+    /// one has ended.
     pub rate_per_client: Option<f64>,
-    /// Time of a client between the end of an operation and the beginning of the next one, in nanoseconds.
+    /// Time in a closed loop between the end of an operation and the beginning of the next one, in nanoseconds.
     pub client_ns: u64,
-    /// Time at the start in which operations are not counted, in nanoseconds.
+    /// Duration of the warm-up, whose operations are not counted, in nanoseconds.
     pub warm_up_ns: u64,
-    /// Time after that in which operations are counted, in nanoseconds.
+    /// Duration of the measurement after the warm-up, in nanoseconds.
     pub measure_ns: u64,
-    /// The client waits at the end of that time for running operations. Otherwise it abandons them, and is of no use
-    /// any more.
+    /// Whether the client waits for running operations at the end of the measurement. Otherwise the client abandons
+    /// them, and must not be used any more.
     pub drains: bool,
 }
 
@@ -57,7 +57,7 @@ impl Default for Load {
     }
 }
 
-/// A mix of gets and puts that has a name.
+/// Named mixes of gets and puts: name, percentage of puts, and description.
 pub const MIXES: [(&str, f64, &str); 4] = [
     ("a", 50.0, "YCSB A: half gets, half puts"),
     ("b", 5.0, "YCSB B: 95 % gets, 5 % puts"),
@@ -66,48 +66,48 @@ pub const MIXES: [(&str, f64, &str); 4] = [
 ];
 
 impl Load {
-    /// Returns the sizes of a store for this number of clients, with spare nodes, since each write needs one for a
-    /// while.
+    /// Returns the sizes of a store for this number of clients. The store has spare nodes, since each write needs an
+    /// additional node for a while.
     pub fn geometry(&self, clients: usize) -> Geometry {
         let spare = 64 * (clients as u64 + 1) * self.outstanding as u64 + 1024;
         let nodes = (self.keys + spare).min(u64::from(layout::MAX_NODES)) as u32;
         Geometry { nodes, keys: self.keys.min(u64::from(u32::MAX)) as u32, max_key: 8, max_value: self.value_bytes }
     }
 
-    /// Bytes of a node.
+    /// Returns the length of a node in bytes.
     pub fn node_bytes(&self) -> u64 {
         layout::node_length(8, self.value_bytes) as u64
     }
 }
 
-/// Returns key number `rank` of a workload.
+/// Returns the key of rank `rank`.
 pub fn key(rank: u64) -> [u8; 8] {
     rank.to_le_bytes()
 }
 
-/// Returns the number that the value of key `rank` repeats before its first write.
+/// Returns the number in the value of key `rank` before the key's first write.
 pub fn first_number(rank: u64) -> u64 {
     number_of(u64::MAX, rank)
 }
 
-/// Returns the number of a value. It identifies writer and operation, in each word of the value.
+/// Returns the number of a value, which identifies writer and operation. Each word of the value contains this number.
 fn number_of(writer: u64, operation: u64) -> u64 {
     writer.rotate_left(40) ^ operation
 }
 
-/// Writes the value that key `rank` has before its first write.
+/// Writes the initial value of key `rank` to `out`.
 pub(crate) fn first_value(rank: u64, out: &mut Vec<u8>, bytes: usize) {
     value(u64::MAX, rank, out, bytes);
 }
 
-/// Writes the value of a client's operation.
+/// Writes the value of a client's put to `out`.
 pub(crate) fn value(writer: u64, operation: u64, out: &mut Vec<u8>, bytes: usize) {
     out.clear();
     let word = number_of(writer, operation).to_le_bytes();
     out.extend(word.iter().cycle().take(bytes));
 }
 
-/// Returns the place of the node of key `rank` in a store that was filled before its clients came.
+/// Returns the place of the node of key `rank` in a store that was filled before any client was accepted.
 pub(crate) fn first_place(rank: u64) -> NodeVersion {
     NodeVersion::new(rank as u32, 1)
 }

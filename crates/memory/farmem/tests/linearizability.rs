@@ -1,6 +1,6 @@
-//! Checks that each key is linearizable in histories of each strategy on virtual time, with clients that die at any
-//! step and with lost packets. `FARMEM_SEED` runs one seed. `FARMEM_SEEDS` runs this number of seeds from
-//! `FARMEM_SEEDS_FROM` on.
+//! Checks that the histories of each key are linearizable, for each strategy on virtual time, with lost packets and
+//! with clients that die at any step. `FARMEM_SEED` runs one seed. `FARMEM_SEEDS` runs this number of seeds, beginning
+//! with `FARMEM_SEEDS_FROM`.
 
 mod common;
 
@@ -16,7 +16,7 @@ use doorbell_testing::Rng;
 
 type Spans = BTreeMap<u32, Vec<Span>>;
 
-/// Returns a value: its number, repeated to a length that depends on the number.
+/// Returns the value with this number: the number, repeated to a length that depends on the number.
 fn value(number: u32, most: usize) -> Vec<u8> {
     let length = 4 + number as usize * 13 % (most - 3);
     number.to_le_bytes().into_iter().cycle().take(length).collect()
@@ -34,13 +34,13 @@ struct Load {
     keys: u64,
     operations: u32,
     outstanding: usize,
-    /// Number of verbs after which a client dies.
+    /// Number of verbs after which a client dies. `None` if no client dies.
     death: Option<u64>,
-    /// A middlebox between the memory node and all other hosts.
+    /// A middlebox between the memory node and all other hosts, if any.
     boxed: Option<Boxed>,
     /// Number of memory nodes.
     replicas: usize,
-    /// Failure of one of two memory nodes.
+    /// Failure of one of two memory nodes, if any.
     failure: Option<Failure>,
 }
 
@@ -53,7 +53,7 @@ impl Load {
 
 const MOST: usize = 120;
 
-/// Returns key `index`; some keys are longer than a number.
+/// Returns key `index`. Some keys are longer than 8 bytes.
 fn key(index: u32) -> Vec<u8> {
     match index % 2 {
         0 => u64::from(index).to_le_bytes().to_vec(),
@@ -61,7 +61,7 @@ fn key(index: u32) -> Vec<u8> {
     }
 }
 
-/// Returns the operation of an event.
+/// Returns the operation that leads to an event.
 fn operation<'a>(event: Event, key: &'a [u8], value: &'a [u8]) -> StoreOperation<'a> {
     match event {
         Event::Put(..) => StoreOperation::Put { key, value },
@@ -105,7 +105,7 @@ async fn work(
                 (Event::Put(value, _), Ok(_)) => Event::Put(value, is_done),
                 (Event::Insert(value, _), Ok(_)) => Event::Insert(value, is_done),
                 (_, Ok(_)) => Event::Delete(is_done),
-                (_, Err(StoreError::GaveUp { .. })) => continue, // the operation had no effect
+                (_, Err(StoreError::GaveUp { .. })) => continue, // this error means that the operation had no effect
                 (event, Err(error)) => {
                     let is_expected = matches!(
                         error,
@@ -122,8 +122,8 @@ async fn work(
             };
             spans.borrow_mut().entry(index).or_default().push(Span { from, to, event });
         }
-        // Without the metadata service, a client could continue with its known nodes. Here the error means that the
-        // client was fenced.
+        // Without the metadata service, a client could continue with the nodes that it already has. In this test, the
+        // error means that the client was fenced.
         if client.is_over() || has_failed {
             break;
         }
@@ -141,16 +141,17 @@ async fn work(
     client
 }
 
-/// Runs two hosts with two clients each. Returns the number of operations without an answer, and of dropped frames.
+/// Runs two hosts with two clients each. Returns the number of operations without an answer, and the number of dropped
+/// frames.
 fn run(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64) {
     let (unanswered, dropped, _) = run_counted(testbed, load, seed);
     (unanswered, dropped)
 }
 
-/// Runs the same. Also returns the numbers of READs and CASes that a middlebox steered, and of CASes that it turned
-/// into WRITEs.
+/// Runs the same as `run`. Also returns the number of READs and CASes that a middlebox steered, and of CASes that the
+/// middlebox turned into WRITEs.
 fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3]) {
-    // With few nodes, each node is reused often.
+    // With few nodes, clients reuse each node often.
     let nodes = if seed.is_multiple_of(2) { 400 } else { 160 };
     let geometry = Geometry { nodes, keys: 8, max_key: 32, max_value: MOST };
     let mut store = match load.boxed {
@@ -203,11 +204,11 @@ fn run_counted(testbed: &Testbed, load: Load, seed: u64) -> (usize, u64, [u64; 3
     (unanswered, summary.counts.dropped, steered.unwrap_or_default())
 }
 
-/// Seeds that failed once. With 136, a client did not report that its goodbye was acknowledged.
+/// Seeds that failed once. With seed 136, a client did not report that its close message was acknowledged.
 const STORED: [u64; 1] = [136];
 
-/// Returns the seed of `FARMEM_SEED` alone, or a number of seeds from `FARMEM_SEEDS_FROM` on and those that failed
-/// once.
+/// Returns only the seed of `FARMEM_SEED`, if set. Otherwise returns a number of seeds from `FARMEM_SEEDS_FROM` on, and
+/// the seeds that failed once.
 fn seeds(default: u64) -> impl Iterator<Item = u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (range, stored) = match number("FARMEM_SEED") {
@@ -247,7 +248,7 @@ fn a_client_death_at_any_verb_keeps_the_store_linearizable() {
     }
 }
 
-/// The box steers, and turns CASes into WRITEs or not. It remembers all keys or only one.
+/// The box steers, turns CASes into WRITEs in a part of the runs, and remembers all keys or only one key.
 #[test]
 fn steered_strategies_are_linearizable_behind_a_middlebox() {
     let losing = losing();
@@ -271,8 +272,8 @@ fn steered_strategies_are_linearizable_behind_a_middlebox() {
     assert!(lost > 0 && reads > 100 && swaps > 100 && converted > 100, "{lost} frames lost, {steered:?} steered");
 }
 
-/// Returns a testbed with slow links, and a queue of the switch that holds few frames. When two hosts send at once,
-/// the switch drops some of the frames.
+/// Returns a testbed with slow links, and with a switch whose queues hold few frames. When two hosts send at once, the
+/// switch drops some of the frames.
 fn losing() -> Testbed {
     let replaced = [
         ("link.rate", "1 Gb/s"),
@@ -300,7 +301,7 @@ fn lost_packets_change_nothing() {
     assert!(lost > 0, "the run lost no packets");
 }
 
-/// Returns a load for two memory nodes. Either one of them fails at any time and in any way, or none fails.
+/// Returns a load for two memory nodes. One memory node, chosen by the seed, may fail at any time and in any way.
 fn replicated(strategy: Strategy, seed: u64) -> Load {
     let mut rng = Rng::new(seed ^ 0x7e91_1ca7);
     let how = match rng.below(4) {
@@ -328,7 +329,7 @@ fn a_memory_node_failure_keeps_the_store_linearizable() {
         for seed in seeds(200) {
             let load = replicated(strategy, seed);
             let (unanswered, dropped) = run(&t3(), load, seed);
-            // Each living client gets all its answers, whichever node fails.
+            // Each client that does not die must get all its answers, whichever memory node fails.
             assert!(unanswered == 0 || load.death.is_some(), "{load:?}, seed {seed}: {unanswered}, {dropped}");
         }
     }

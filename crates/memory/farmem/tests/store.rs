@@ -1,4 +1,4 @@
-//! Tests of a store with one or two clients: round trips, limits, deaths, and damaged memory.
+//! Tests of a store with one client or a few: round trips, limits, deaths of clients, and damaged memory.
 
 mod common;
 
@@ -43,7 +43,7 @@ async fn get(client: &mut Client, waiter: &VirtualWaiter, key: &[u8]) -> Result<
     Ok((outcome == Outcome::Done).then_some(value))
 }
 
-/// Runs a test body as a thread of the first host.
+/// Runs a test body with one client as a thread of the first host.
 fn one(geometry: Geometry, options: ClientOptions, body: impl AsyncFnOnce(Client, VirtualWaiter) -> Client) {
     let mut store = Store::new(&t3(), 2, geometry, 1);
     let client = store.client(0, options);
@@ -82,8 +82,8 @@ fn keys_come_and_go_and_have_values_of_any_length() {
     }
 }
 
-/// A program sleeps after a poll that reports no event. So the polls that bring results, ends and the acknowledged
-/// goodbye must report an event ([`common::poll`] checks each).
+/// A program sleeps after a poll that reports no event. So a poll that brings a result, the end of the client or the
+/// acknowledged close message must report an event ([`common::poll`] checks this).
 #[test]
 fn a_sleeping_client_is_woken_for_results_and_its_goodbye() {
     for strategy in Strategy::ALL {
@@ -106,7 +106,7 @@ fn a_hit_takes_one_round_trip_and_a_write_two_or_one_post() {
             let before = client.counts().verbs;
             get(&mut client, &waiter, KEY).await.expect("read");
             let after = client.counts().verbs;
-            // The two READs fetch the node in its full length and the shortcut.
+            // The two READs fetch the whole node and the shortcut.
             let read = (after.reads - before.reads, after.read_bytes - before.read_bytes);
             assert_eq!(read, (2, 32 + 8 + 50 + 8));
             assert_eq!((after.writes, after.compare_swaps), (before.writes, before.compare_swaps));
@@ -126,10 +126,10 @@ fn a_hit_takes_one_round_trip_and_a_write_two_or_one_post() {
 fn too_long_keys_and_values_are_refused_with_the_limit() {
     one(geometry(), ClientOptions::default(), async |mut client, waiter| {
         let refused = insert(&mut client, &waiter, &[1; 17], b"").await.unwrap_err();
-        assert_eq!(refused.to_string(), "a key of 17 B was given, this store takes keys of 1 to 16 B");
+        assert_eq!(refused.to_string(), "the key has 17 B: must have 1 to 16 B");
         assert!(matches!(get(&mut client, &waiter, b"").await, Err(StoreError::KeyLength { given: 0, .. })));
         let refused = put(&mut client, &waiter, KEY, &[0; 101]).await.unwrap_err();
-        assert_eq!(refused.to_string(), "a value of 101 B was given, this store takes values of at most 100 B");
+        assert_eq!(refused.to_string(), "the value has 101 B: must have at most 100 B");
         assert_eq!(insert(&mut client, &waiter, &[1; 16], &[0; 100]).await, Ok(Outcome::Done));
         client
     });
@@ -147,18 +147,18 @@ fn a_full_store_reports_it_and_keeps_working() {
             }
             made += 1;
         };
-        // The service keeps one of 16 nodes for deletes.
+        // The service reserves one of 16 nodes for deletes.
         assert_eq!((error, made), (StoreError::Full, 38));
         for key in 0..made {
             assert_eq!(get(&mut client, &waiter, &[key]).await, Ok(Some(vec![key; 9])));
         }
         let (own, waiter) = (&mut client, &waiter);
         assert_eq!(put(own, waiter, &[3], b"more").await, Err(StoreError::Full));
-        // A delete that finds no key soon frees its node.
+        // A delete of a key that does not exist soon returns its node.
         for _ in 0..5 {
             assert_eq!(delete(own, waiter, &[200]).await, Ok(Outcome::Absent));
         }
-        // Each delete frees room.
+        // Each delete frees a node.
         for key in 0..made {
             assert_eq!(delete(own, waiter, &[key]).await, Ok(Outcome::Done), "key {key}");
             assert_eq!(get(own, waiter, &[key]).await, Ok(None));
@@ -209,7 +209,7 @@ fn known_keys_work_without_metadata_until_nodes_run_out() {
     let ended = store.simulation.spawn(common::FIRST_HOST, "client", async move {
         insert(&mut client, &waiter, KEY, b"1").await.expect("inserted");
         is_served.set(false);
-        // This time is longer than the connection's retries.
+        // The client needs less than this time to detect that the connection has failed.
         let later = waiter.now().as_ns() + 100_000_000;
         while waiter.now().as_ns() < later {
             client.poll();
@@ -277,7 +277,7 @@ fn a_corrupted_node_is_an_error_and_never_a_value() {
         region.copy_in(at + 10, &[0xa4]);
         let refused = get(&mut client, &waiter, KEY).await.unwrap_err();
         assert!(matches!(refused, StoreError::Corrupted { .. }), "{refused}");
-        // Another value makes the key intact again.
+        // A put of another value makes the key readable again.
         assert_eq!(put(&mut client, &waiter, KEY, b"2").await, Ok(Outcome::Done));
         assert_eq!(get(&mut client, &waiter, KEY).await, Ok(Some(b"2".to_vec())));
         close(client, &waiter, &working).await;
@@ -288,10 +288,11 @@ fn a_corrupted_node_is_an_error_and_never_a_value() {
     rest.take().expect("the service has ended").check(&store.memory.borrow());
 }
 
-/// A client takes the lock of a key, then stops polling or dies.
+/// A client takes the lock of a key, and then stops polling or dies.
 #[test]
 fn an_expired_lock_is_broken_after_its_holder_is_fenced() {
-    // An insert takes two verbs, for the node and the shortcut. The third verb is the CAS on the lock.
+    // An insert posts two verbs: the WRITE of the node and the WRITE of the shortcut. The third verb of the client is
+    // the CAS on the lock.
     for death in [None, Some(3)] {
         let mut store = Store::new(&t3(), 2, geometry(), 1);
         let mut holder = store.client(0, ClientOptions { verbs_until_death: death, ..with(Strategy::Lock) });
@@ -303,7 +304,8 @@ fn an_expired_lock_is_broken_after_its_holder_is_fenced() {
         let stopped = store.simulation.spawn(common::FIRST_HOST, "holder", async move {
             insert(&mut holder, &clock, KEY, b"1").await.expect("inserted");
             holder.submit(StoreOperation::Put { key: KEY, value: b"2" }).expect("allowed").expect("room");
-            // The CAS on the lock is posted. It arrives while this thread sleeps, and no other verb follows it.
+            // The CAS on the lock is posted. It arrives while this thread sleeps, and this client posts no further
+            // verb.
             let until = |ns| clock.now().as_ns() + ns;
             clock.wait(None, Some(until(50_000))).await;
             locked.set(true);
@@ -344,7 +346,8 @@ fn an_expired_lock_is_broken_after_its_holder_is_fenced() {
     }
 }
 
-/// Runs several clients in threads that repeatedly put the same key. Returns the sum of their counters, and the time.
+/// Runs several clients in threads that repeatedly put the same key. Returns the sum of their counters, and the time of
+/// the last end.
 fn crowd(strategy: Strategy, clients: usize, puts: u32) -> (ClientCounts, u64) {
     let mut store = Store::new(&t3(), 2, geometry(), 1);
     let total = Rc::new(Cell::new(ClientCounts::default()));
@@ -387,11 +390,11 @@ fn lock_handover_reduces_load_on_the_memory_node() {
     assert_eq!((spun.suspects, queued.suspects), (0, 0));
     let writes = queued.writes.operations;
     assert_eq!(writes, 8 * 50 + 1);
-    // To join the queue takes several CASes if other clients join meanwhile. Waiting in the queue takes none.
+    // Joining the queue takes several CASes if other clients join at the same time. Waiting in the queue takes no CAS.
     assert!(queued.lock_attempts < 4 * writes, "{queued:?}");
     assert!(queued.lock_attempts < spun.lock_attempts, "{queued:?}, {spun:?}");
     assert!(queued.handovers > writes / 2 && queued.messages > writes / 2, "{queued:?}");
-    // A client receives the place of the newest node together with the lock.
+    // The client that gets the lock also gets the place of the newest node.
     assert!(queued.writes.attempts < writes + writes / 10, "{queued:?}");
 }
 
@@ -402,7 +405,7 @@ fn operations_of_one_host_on_one_key_share_verbs() {
     assert!(combined.shared > 200, "{combined:?}");
 }
 
-/// Clients that take turns behind a middlebox, and the metadata service, all in one thread.
+/// Clients behind a middlebox that take turns, and the metadata service, all in one thread.
 struct Turns {
     metadata: Metadata,
     through: Through,
@@ -411,7 +414,7 @@ struct Turns {
 }
 
 impl Turns {
-    /// Polls a client and the service once, or waits until either has work.
+    /// Polls a client and the service once. If neither made progress, waits until either has work.
     async fn progress(&mut self, client: &mut Client) {
         let happened =
             common::poll(client, &self.waiter) | serve_behind(&mut self.metadata, &self.through, &mut self.fencing);
@@ -423,7 +426,7 @@ impl Turns {
         }
     }
 
-    /// Runs one operation to its end. Returns its value.
+    /// Runs one operation to its end. Returns the value in the result.
     async fn run(&mut self, client: &mut Client, operation: StoreOperation<'_>) -> Vec<u8> {
         let mut value = Vec::new();
         client.submit(operation).expect("sizes are allowed").expect("no other operation runs");
@@ -436,7 +439,7 @@ impl Turns {
         }
     }
 
-    /// Puts and gets a key from both clients in turn. The second put and the get of a round name an outdated node.
+    /// Puts and gets a key with both clients in turn. In each round, the second put and the get name an outdated node.
     async fn alternate(&mut self, clients: &mut [Client; 2], rounds: u32) {
         let [one, other] = clients;
         for round in 0..rounds {
@@ -457,9 +460,9 @@ impl Turns {
     }
 }
 
-/// A box without knowledge of the store replaces another one. Clients connect with it, keep their caches, and take
-/// turns on one key. Each node that a client names is outdated, since the other client has put a newer one. So the box
-/// must steer, and must turn CASes into WRITEs, after it has seen the key once.
+/// A new box without knowledge of the store replaces the old box. The clients connect to the new box, keep their
+/// caches, and take turns on one key. Each node that a client names is outdated, since the other client has put a newer
+/// value. So once the new box has seen the key, it must steer, and must turn CASes into WRITEs.
 #[test]
 fn a_box_that_took_anothers_place_steers_and_converts_again() {
     const ROUNDS: u32 = 8;
@@ -506,7 +509,7 @@ fn a_box_that_took_anothers_place_steers_and_converts_again() {
         });
         store.simulation.run().expect("the simulation ends");
         let counters = counted.take().expect("the thread has ended");
-        let least = u64::from(ROUNDS) - 2; // the first operations teach the box
+        let least = u64::from(ROUNDS) - 2; // the box learns the key from the first operations
         assert!(counters.cas_steered >= least, "{strategy:?}: {counters:?}");
         assert!(counters.cas_converted >= least, "{strategy:?}: {counters:?}");
         match steers_reads {

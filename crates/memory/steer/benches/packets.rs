@@ -1,8 +1,8 @@
-//! CPU time per packet of the box. Requests of clients arrive, go to the node, and are answered. The requests are
-//! multiplexed WRITEs and READs of 128 bytes, CASes that become WRITEs, and steered requests of a store's client. The
-//! steered requests are READs of an old node, and puts. A put is a WRITE of a node of 128 bytes and a CAS of an old
-//! node. The box sends this CAS to the newest node as a WRITE. It checks the ICRC of each arriving packet, and computes
-//! that of each departing one.
+//! CPU time of the box per packet. Clients' requests arrive at the box, go to the node, and are answered. The requests
+//! are WRITEs and READs of 128 bytes, CASes that become WRITEs, and steered requests of a store's client. The steered
+//! requests are READs of an old node, and puts. A put is a WRITE of a node of 128 bytes and a CAS on an old node. The
+//! box sends this CAS to the newest node as a WRITE. The time includes the ICRC check of each arriving packet, and the
+//! computation of the ICRC of each departing packet.
 
 use std::net::IpAddr;
 
@@ -20,15 +20,15 @@ const TURNS: u64 = 8;
 const BYTES: usize = 128;
 const RKEY: RKey = RKey::new(1);
 const BASE: u64 = 0x10_0000;
-/// Number of nodes of each client's key, which are used in turn. The first one stays in use, and is the one that the
-/// client remembers.
+/// Number of nodes for each client's key. The client always names the first node, and uses the other nodes in turn for
+/// its puts.
 const NODES: u64 = 64;
 
 const TAIL: u64 = 1 << 62;
 const LINK: u64 = 2 << 62;
 const KIND: u64 = 3 << 62;
 
-/// Nodes that begin with their word and their key.
+/// Layout of nodes that begin with their word and their key.
 #[derive(Debug)]
 struct Chains;
 
@@ -54,7 +54,7 @@ impl Layout for Chains {
     }
 }
 
-/// Request that each client sends in its turn.
+/// Kind of request that each client sends in its turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Turn {
     Write,
@@ -66,7 +66,7 @@ enum Turn {
 
 struct Client {
     address: IpAddr,
-    /// Destination queue pair number of its packets.
+    /// Queue pair number of the box for this client.
     qpn: Qpn,
     psn: Psn,
     /// Number of turns so far.
@@ -90,12 +90,12 @@ fn outer(src: IpAddr, dst: IpAddr) -> Outer {
     Outer { src, dst, traffic_class: 0, hop_limit: 64, identification: None, dont_fragment: None }
 }
 
-/// Returns the word of a node that was written for the `version`-th time.
+/// Returns the word with which a node is written for the `version`-th time.
 fn tail(version: u64) -> u64 {
     TAIL | version
 }
 
-/// Returns the address of a node of a client's key.
+/// Returns the address of node `number` of a client's key.
 fn node_of(client: usize, number: u64) -> u64 {
     BASE + (client as u64 * NODES + number) * BYTES as u64
 }
@@ -134,7 +134,7 @@ impl Bench {
         };
         for client in 0..CLIENTS {
             if is_store {
-                // Build a chain of two nodes. The client remembers the first one.
+                // Build a chain of two nodes. The client keeps naming the first one.
                 bench.write_node(client, 0, 0);
                 bench.put(client);
             } else if turn == Turn::Swap {
@@ -145,7 +145,7 @@ impl Bench {
         bench
     }
 
-    /// Receives a packet as a driver does, with a check of the ICRC.
+    /// Receives a packet with a check of its ICRC, as a driver does.
     fn arrive(&mut self, from: IpAddr) {
         let flow = Flow::new(from, self.address, ROCE_UDP_PORT, ROCE_UDP_PORT);
         let icrc = flow.icrc(0, true, &self.packet).to_le_bytes();
@@ -154,7 +154,7 @@ impl Bench {
         self.packet.truncate(self.packet.len() - ICRC_LEN);
         self.now_ns += 100;
         self.steer.handle_packet(self.now_ns, &outer(from, self.address), &self.packet);
-        // The resulting packets leave with an ICRC.
+        // Compute the ICRC of each resulting packet.
         let flow = Flow::new(self.address, self.node, ROCE_UDP_PORT, ROCE_UDP_PORT);
         let mut sum = 0;
         let count = self.steer.poll_transmit(|_, packet| sum ^= u64::from(flow.icrc(0, true, packet)));
@@ -189,7 +189,7 @@ impl Bench {
         self.node_psn = self.node_psn.next();
     }
 
-    /// Posts a CAS that the box sends to the node as a WRITE.
+    /// Sends a CAS, which the box forwards to the node as a WRITE.
     fn swap(&mut self, client: usize, virtual_address: u64, compare: u64, swap: u64) {
         let mut header = [0; ATOMIC_ETH_LEN];
         AtomicEthRepr { virtual_address, rkey: RKEY, swap_or_add: swap, compare }.write(&mut header);
@@ -204,7 +204,7 @@ impl Bench {
         self.write(client, node_of(client, number), &node);
     }
 
-    /// Appends a node, by a CAS of the first node of the key.
+    /// Appends a node to the key's chain, with a CAS on the first node of the chain.
     fn put(&mut self, client: usize) {
         let turns = self.clients[client].turns;
         let number = 1 + turns % (NODES - 1);
@@ -213,7 +213,7 @@ impl Bench {
         self.clients[client].turns += 1;
     }
 
-    /// Lets the node acknowledge all WRITEs.
+    /// Sends the node's acknowledgement of all WRITEs.
     fn acknowledge(&mut self) {
         self.answer(Opcode::RC_ACKNOWLEDGE, self.node_psn.sub(1), 0);
     }
@@ -228,7 +228,7 @@ impl Bench {
         self.arrive(self.node);
     }
 
-    /// Runs all turns of each client. Returns the numbers of packets that arrived and left.
+    /// Runs all turns of each client. Returns the number of packets that arrived at and left the box.
     fn round(&mut self, turn: Turn) -> usize {
         let before = self.packets;
         for number in 0..TURNS {

@@ -1,4 +1,5 @@
-//! The box as a client sees it: a responder that answers once the node has answered (IBTA Vol 1, 9.7.4, 9.7.5).
+//! The box as a client sees it: a responder that answers a request once the node has answered it (IBTA Vol 1, 9.7.4,
+//! 9.7.5).
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -9,20 +10,20 @@ use crate::config::ClientEnd;
 use crate::message::Message;
 use crate::output::{Output, Path};
 
-/// Results of atomics that are kept for repetitions, for each client: the maximum of outstanding atomics (IBTA Vol 1,
-/// 9.7.4.4), and some more.
+/// Number of results of atomics that the box keeps for each client, for repeated requests. This exceeds the maximum
+/// number of outstanding atomics (IBTA Vol 1, 9.7.4.4).
 const ATOMICS_KEPT: usize = 64;
 
-/// Steered READs, kept so that a repetition is steered to the same node.
+/// Number of steered READs of each client that the box remembers, so that a repeated READ goes to the same node.
 const REDIRECTS_KEPT: usize = 64;
 
-/// Repetitions of a client that wait for their turn.
+/// Maximum number of repeated requests of a client that wait for an answer.
 const REPETITIONS: usize = 128;
 
-/// Repeated requests that need an answer again, in the order of the client's repetitions.
+/// A repeated request that needs an answer again. The box answers them in the order in which the client repeated them.
 #[derive(Debug)]
 pub(crate) enum Repetition {
-    /// A READ, which the node executes again.
+    /// A READ that the node must execute again.
     Read(Message),
     /// A READ that the node is executing again.
     ReadInFlight,
@@ -33,19 +34,20 @@ pub(crate) enum Repetition {
     Acknowledge,
 }
 
-/// State of a client's requests.
+/// State of a client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Open,
-    /// The request at the next PSN is refused, once all earlier ones are answered.
+    /// The box refuses the request at the next PSN. The NAK waits until all earlier requests are answered.
     Refusing(NakCode),
-    /// The queue pair with the node failed without outstanding requests of this client: its next request gets a NAK.
+    /// The queue pair with the node failed while this client had no outstanding request. The client's next request gets
+    /// a NAK.
     Failing,
-    /// The request at this PSN was refused, and later requests are dropped.
+    /// The box has refused the request at this PSN with this NAK, and drops later requests.
     Refused(Psn, NakCode),
 }
 
-/// New target of a steered READ.
+/// A steered READ, with the address that the client named and the address that the box chose.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Redirect {
     pub(crate) psn: Psn,
@@ -57,41 +59,41 @@ pub(crate) struct Redirect {
 
 #[derive(Debug)]
 pub(crate) struct Client {
-    /// The queue pair number that the client sends to.
+    /// The queue pair number of the box for this client.
     pub(crate) own_qpn: Qpn,
     pub(crate) peer: ClientEnd,
     pub(crate) phase: Phase,
-    /// The PSN of the next new packet.
+    /// The PSN of the next new packet from the client.
     pub(crate) expected: Psn,
-    /// The PSN up to which all requests are answered.
+    /// The PSN after the last request such that it and all earlier requests are answered.
     pub(crate) answered: Psn,
-    /// Numbers of accepted and of answered requests.
+    /// Number of accepted requests. `answered_msn` is the number of answered requests.
     pub(crate) accepted_msn: Msn,
     pub(crate) answered_msn: Msn,
-    /// A WRITE with missing packets, and its received payload bytes.
+    /// A WRITE with missing packets, and the number of payload bytes that have arrived.
     pub(crate) assembly: Option<(Message, u32)>,
-    /// Time of its last packet.
+    /// Arrival time of the last packet of the incomplete WRITE.
     pub(crate) assembly_ns: u64,
-    /// Requests that wait for their turn at the node.
+    /// Complete requests that wait for room at the node.
     pub(crate) waiting: VecDeque<Message>,
-    /// Requests at the node.
+    /// Number of outstanding requests at the node.
     pub(crate) in_flight: usize,
-    /// Bytes of packets that are held for the client.
+    /// Bytes of packets that the box holds for this client.
     pub(crate) held_bytes: usize,
     pub(crate) repetitions: VecDeque<Repetition>,
     atomics: VecDeque<(Psn, u64)>,
     redirects: VecDeque<Redirect>,
-    /// Whether the client is in the box's list of clients with requests for the node, or waits for an event that adds
-    /// it there.
+    /// Whether the client is in the box's `ready` list of clients with requests for the node, or waits for an event
+    /// that puts it into this list.
     pub(crate) scheduled: bool,
     pub(crate) touched: bool,
-    /// Whether a NAK was made for the expected PSN.
+    /// Whether the client has already caused a NAK for the expected PSN.
     nak_made: bool,
     nak_due: bool,
     ack_due: bool,
-    /// Whether packets of an incomplete message need an acknowledgement.
+    /// Whether packets of an incomplete WRITE need an acknowledgement.
     partial_ack_due: bool,
-    /// DSCP of its requests, for acknowledgements.
+    /// Traffic class of the client's requests, used for acknowledgements.
     pub(crate) traffic_class: u8,
     partition_key: PartitionKey,
 }
@@ -125,13 +127,13 @@ impl Client {
         }
     }
 
-    /// Returns whether the client has an unanswered complete request.
+    /// Returns whether all complete requests of the client are answered.
     pub(crate) fn is_answered(&self) -> bool {
         self.waiting.is_empty() && self.in_flight == 0
     }
 
-    /// Returns whether a repetition is at the node, or on its way there. Answers to later requests wait until it is
-    /// answered, since the client could not use them.
+    /// Returns whether a repeated request still waits for its answer. Answers to later requests wait too, since the
+    /// client would drop them as out of order.
     pub(crate) fn is_repeating(&self) -> bool {
         !self.repetitions.is_empty()
     }
@@ -147,7 +149,8 @@ impl Client {
         (self.nak_made, self.nak_due) = (false, false);
     }
 
-    /// Records that a packet ahead of the expected one has arrived. Returns true if it is the first such packet.
+    /// Records that a packet ahead of the expected PSN has arrived. Returns true for the first such packet at this
+    /// expected PSN.
     pub(crate) fn missed(&mut self) -> bool {
         self.nak_due |= !self.nak_made;
         !std::mem::replace(&mut self.nak_made, true)
@@ -161,7 +164,7 @@ impl Client {
         self.partial_ack_due = true;
     }
 
-    /// Queues a repetition. Returns false if there is no room; the client then has to repeat again.
+    /// Queues a repeated request. Returns false if there is no room; then the client has to send the request again.
     pub(crate) fn repeat(&mut self, repetition: Repetition) -> bool {
         let has_room = self.repetitions.len() < REPETITIONS;
         if has_room {
@@ -188,7 +191,7 @@ impl Client {
         self.atomics.push_back((psn, original));
     }
 
-    /// Returns the new target of the READ with this PSN, if it was steered.
+    /// Returns the redirect of the READ with this PSN, if the READ was steered.
     pub(crate) fn redirect_of(&self, psn: Psn) -> Option<Redirect> {
         self.redirects.iter().rev().find(|redirect| psn.distance_from(redirect.psn) < redirect.packets).copied()
     }
@@ -200,14 +203,14 @@ impl Client {
         self.redirects.push_back(redirect);
     }
 
-    /// Records that a request is answered, except for packets that [`settle`](Self::settle) sends.
+    /// Records that a request is answered. [`settle`](Self::settle) sends the acknowledgement.
     pub(crate) fn completed(&mut self, message: &Message) {
         self.in_flight -= 1;
         self.answered = message.psn.add(message.packets);
         self.answered_msn = message.msn;
     }
 
-    /// Sends the answer to an atomic at once, or queues it after the repetitions.
+    /// Sends the answer to an atomic at once, or queues the answer behind the repetitions.
     pub(crate) fn answer_atomic(&mut self, psn: Psn, original: u64, from: IpAddr, out: &mut Output) {
         if self.is_repeating() {
             self.repeat(Repetition::Atomic { psn, original });
@@ -217,8 +220,8 @@ impl Client {
         }
     }
 
-    /// Sends the packets that may be sent now: repeated answers up to the first READ, then acknowledgements and
-    /// refusals. Returns true if these include an acknowledgement.
+    /// Sends the packets that may be sent now: answers to repeated requests up to the first READ, and then
+    /// acknowledgements and NAKs. Returns true if an acknowledgement was sent.
     pub(crate) fn settle(&mut self, from: IpAddr, out: &mut Output) -> bool {
         loop {
             match self.repetitions.front() {
@@ -236,7 +239,8 @@ impl Client {
         if !self.is_answered() {
             return has_acked;
         }
-        // A NAK acknowledges all earlier requests (IBTA Vol 1, 9.7.5.1.2), so it waits until they are answered.
+        // A NAK also acknowledges all earlier requests (IBTA Vol 1, 9.7.5.1.2), so it waits until these requests are
+        // answered.
         if std::mem::take(&mut self.partial_ack_due) && self.expected != self.answered {
             self.send_ack(self.expected.sub(1), from, out);
         }
@@ -250,12 +254,12 @@ impl Client {
         has_acked
     }
 
-    /// Returns whether a NAK for a lost request waits to be sent.
+    /// Returns whether the box must send a NAK for a lost request now.
     pub(crate) fn is_nak_due(&self) -> bool {
         self.nak_due && self.is_answered() && !self.is_repeating()
     }
 
-    /// Returns the path to the client for packets of the box itself.
+    /// Returns the path for packets from the box to the client.
     pub(crate) fn path(&self, from: IpAddr) -> Path {
         Path { source: from, destination: self.peer.address, traffic_class: self.traffic_class & !ECN, hop_limit: 64 }
     }
@@ -287,5 +291,5 @@ impl Client {
     }
 }
 
-/// The bits of a traffic class that routers mark congestion in (RFC 3168).
+/// The two bits of a traffic class with which routers mark congestion (RFC 3168).
 pub(crate) const ECN: u8 = 0b11;

@@ -8,50 +8,51 @@ use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 /// Configuration of a box.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The address that clients and node use for the box.
+    /// The address of the box, to which clients and node send.
     pub address: IpAddr,
-    /// Limits of the box's memory.
+    /// Limits of the memory that the box uses.
     pub limits: Limits,
-    /// Seed of queue pair numbers and the first PSN. A restarted box gets another seed, so that packets for its
-    /// predecessor match no queue pair.
+    /// Seed for queue pair numbers and the first PSN. A restarted box needs another seed, so that packets for the box
+    /// before the restart match no queue pair.
     pub seed: u64,
 }
 
 impl Config {
-    /// Returns the configuration of a box at this address, with the default limits and seed 0.
+    /// Returns the configuration of a box at this address, with default limits and seed 0.
     pub fn at(address: IpAddr) -> Self {
         Self { address, limits: Limits::default(), seed: 0 }
     }
 }
 
-/// Limits of a box's memory, which no packet from the network can exceed.
+/// Limits of the memory that a box uses. Packets from the network cannot make the box exceed these limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Clients at one time, at most 32,768.
+    /// Maximum number of clients at one time, at most 32,768.
     pub clients: usize,
-    /// Regions of the node.
+    /// Maximum number of regions of the node.
     pub regions: usize,
-    /// Bytes of the longest WRITE: the box holds a message until it is complete.
+    /// Maximum length of a WRITE in bytes. The box holds each WRITE until it is complete.
     pub message_bytes: u32,
-    /// Requests of one client that wait or are in flight.
+    /// Maximum number of a client's requests that wait or are outstanding at the node.
     pub client_requests: usize,
-    /// Bytes of packets that the box holds for one client.
+    /// Maximum number of packet bytes that the box holds for one client.
     pub client_bytes: usize,
-    /// Bytes of packets that the box holds for all clients.
+    /// Maximum number of packet bytes that the box holds for all clients together.
     pub held_bytes: usize,
-    /// Keys whose newest node the box remembers, and three times as many nodes; 16,777,216 at most.
+    /// Number of keys whose newest node the box remembers, at most 16,777,216. The box remembers three times as many
+    /// nodes.
     pub keys: usize,
-    /// Words whose value the box remembers, in regions that only the box accesses.
+    /// Number of words whose value the box remembers, in regions that only the box accesses.
     pub words: usize,
-    /// Bytes in flight to the node, and of READ responses from it, counted as the kernel counts datagrams in a
-    /// socket's receive buffer.
+    /// Maximum number of bytes in flight to the node, and of READ responses in flight from the node. A packet counts
+    /// with the bytes that the kernel charges for a datagram in a socket's receive buffer.
     pub window_bytes: u64,
-    /// Time after which a client that leaves a message incomplete loses its connection.
+    /// Time after which the box disconnects a client that leaves a WRITE incomplete.
     pub incomplete_ns: u64,
 }
 
 impl Limits {
-    /// Maximum number of clients: their index in the table is a part of their queue pair numbers.
+    /// Maximum number of clients. The client's index is a part of the queue pair number, which limits it.
     pub const MOST_CLIENTS: usize = 1 << 15;
 }
 
@@ -72,25 +73,28 @@ impl Default for Limits {
     }
 }
 
-/// The memory node's end of the shared queue pair.
+/// The memory node's end of the queue pair that all clients share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeEnd {
     /// The node's address.
     pub address: IpAddr,
-    /// The node's queue pair.
+    /// The node's queue pair number.
     pub qpn: Qpn,
-    /// The path MTU of this queue pair and of all clients: a message has the same packets on both sides.
+    /// The path MTU of this queue pair and of all clients. The box forwards messages in the same packets, so it must be
+    /// the same.
     pub path_mtu: PathMtu,
-    /// READs and atomics that the node accepts at one time on this queue pair (its `max_dest_rd_atomic`).
+    /// Maximum number of outstanding READs and atomics that the node accepts on this queue pair (its
+    /// `max_dest_rd_atomic`).
     pub max_rd_atomic: u8,
-    /// Time to wait for an acknowledgement before a retransmission; doubles up to 64 times that.
+    /// Time without an acknowledgement after which the box retransmits. The time doubles with each retransmission, up
+    /// to 64 times this value.
     pub timeout_ns: u64,
-    /// Number of retransmissions in a row before the box gives the node up.
+    /// Maximum number of retransmissions in a row. After them, the box considers the node failed.
     pub retries: u8,
 }
 
 impl NodeEnd {
-    /// Returns a node at this address, with queue pair 0, 16 READs and atomics, 1 ms and 12 retries.
+    /// Returns a node at this address with queue pair 0, up to 16 READs and atomics, a timeout of 1 ms and 12 retries.
     pub fn at(address: IpAddr, path_mtu: PathMtu) -> Self {
         Self { address, qpn: Qpn::new(0), path_mtu, max_rd_atomic: 16, timeout_ns: 1_000_000, retries: 12 }
     }
@@ -101,42 +105,43 @@ impl NodeEnd {
 pub struct ClientEnd {
     /// The client's address.
     pub address: IpAddr,
-    /// The client's queue pair.
+    /// The client's queue pair number.
     pub qpn: Qpn,
-    /// The PSN of its first request.
+    /// The PSN of the client's first request.
     pub first_psn: Psn,
-    /// Its path MTU, the same as the node's.
+    /// The client's path MTU, which must equal the node's path MTU.
     pub path_mtu: PathMtu,
 }
 
-/// A memory region of the node, as clients reach it through the box.
+/// A memory region of the node that clients access through the box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The key that clients use.
+    /// The remote key that clients use for the region.
     pub rkey: RKey,
-    /// The key that the node uses for the region.
+    /// The remote key that the node uses for the region.
     pub node_rkey: RKey,
-    /// Address of the first byte, for clients and node alike.
+    /// Address of the first byte, the same for clients and node.
     pub address: u64,
     /// Length in bytes.
     pub length: u64,
     /// Access rights of clients.
     pub access: Access,
-    /// Whether every access to the region passes this box, also the node's own. Only then a CAS may become a WRITE.
+    /// Whether all accesses to the region pass the box, including those of the node itself. Only then the box may turn
+    /// a CAS into a WRITE.
     pub exclusive: bool,
 }
 
-/// Errors of adding a node, a region or a client.
+/// Errors of attaching a node, adding a region or connecting a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// The table of clients is full.
+    /// The box has the maximum number of clients, or of relayed connections.
     #[error("the box has no room for another client (maximum {0})")]
     TooManyClients(usize),
-    /// The table of regions is full.
+    /// The box has the maximum number of regions.
     #[error("the box has no room for another region (maximum {0})")]
     TooManyRegions(usize),
-    /// Another region has this key.
+    /// Another region has the same remote key.
     #[error("another region of the box has the key {:#x}", .0.get())]
     RegionKnown(RKey),
     /// The region ends beyond the address space.
@@ -147,7 +152,7 @@ pub enum SetupError {
         /// The requested length.
         length: u64,
     },
-    /// No node is attached, or the box has given the node up.
+    /// No node is attached, or the queue pair with the node has failed.
     #[error("the box has no queue pair with a memory node: attach one first")]
     NoNode,
     /// The path MTUs of client and node differ.
@@ -158,7 +163,7 @@ pub enum SetupError {
         /// The path MTU of the node.
         node: PathMtu,
     },
-    /// A client with this address and queue pair is already connected.
+    /// A client with the same address and queue pair is already connected.
     #[error("queue pair {:#x} of this client is connected already", .0.get())]
     ClientKnown(Qpn),
     /// The node accepts no READs and atomics.

@@ -1,4 +1,4 @@
-//! Counters of a box, and sentences for them.
+//! Counters of a box, and a description of each.
 
 macro_rules! counters {
     ($($name:ident: $sentence:literal,)*) => {
@@ -9,12 +9,12 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Returns each count above 0, with the sentence that explains it.
+            /// Returns each counter above 0 with its description.
             pub fn sentences(&self) -> impl Iterator<Item = (u64, &'static str)> + use<> {
                 [$((self.$name, $sentence)),*].into_iter().filter(|(count, _)| *count > 0)
             }
 
-            /// Returns all counters with their names, also those that are 0.
+            /// Returns all counters with their names.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }

@@ -1,4 +1,4 @@
-//! The driver: pumps packets between a box and one link, on which are clients and node alike.
+//! The driver, which moves packets between a box and one link. Clients and node are all on this link.
 
 use std::io;
 
@@ -8,36 +8,36 @@ use doorbell_wire::{BTH_LEN, BthPacket, ICRC_LEN, Opcode, Qpn};
 
 use crate::engine::Steer;
 
-/// Bytes of one batch. Packets that a link delivers at one time cause at most about as many bytes to send, besides
-/// the window of the node.
+/// Maximum number of bytes that wait to be sent. The packets that a link delivers at one time cause about the same
+/// number of bytes to send, in addition to the node's window.
 const BATCH_BYTES: usize = 4 << 20;
 
 /// Counters of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriverCounters {
-    /// Packets that arrived with a wrong ICRC, or too short for one.
+    /// Packets with a wrong ICRC, or too short to have an ICRC.
     pub damaged: u64,
-    /// Packets dropped because their source address is not the one of the link.
+    /// Packets dropped because their source address is not the link's address.
     pub foreign_source: u64,
-    /// Packets dropped because too many waited to be sent at one time.
+    /// Packets dropped because `BATCH_BYTES` bytes were already waiting to be sent.
     pub dropped: u64,
 }
 
-/// A box, a link, and the encapsulation between them. The link's address is the box's.
+/// A box, its link, and the encapsulation of packets on the link. The link has the box's address.
 #[derive(Debug)]
 pub struct Driver<L> {
     steer: Steer,
     link: L,
     batch: TransmitBatch,
-    /// Runs of the current batch that were already sent.
+    /// Number of runs of the current batch that were already sent.
     next_run: usize,
     encapsulation: Option<(Sealer, Checker)>,
     counters: DriverCounters,
 }
 
 impl<L: Link> Driver<L> {
-    /// Drives a box over `link`. `port` is the UDP port of both ends, which the ICRC covers; it has no effect if the
-    /// link is not sealed.
+    /// Returns a driver for `steer` on `link`. `port` is the UDP port of both ends, which the ICRC covers. `port` has
+    /// no effect on a link without ICRC.
     pub fn new(steer: Steer, link: L, port: u16) -> Self {
         let address = steer.config().address;
         let sealed = link.properties().sealed;
@@ -56,7 +56,7 @@ impl<L: Link> Driver<L> {
         &self.steer
     }
 
-    /// Returns the box, for example to connect clients.
+    /// Returns the box for changes, such as connecting a client.
     pub fn steer_mut(&mut self) -> &mut Steer {
         &mut self.steer
     }
@@ -66,18 +66,18 @@ impl<L: Link> Driver<L> {
         &self.link
     }
 
-    /// Returns the counters of the driver, which supplement the box's own.
+    /// Returns the counters of the driver. [`Steer::counters`] returns those of the box.
     pub fn counters(&self) -> DriverCounters {
         self.counters
     }
 
-    /// Receives packets, handles due timeouts and sends. Returns the number of packets received.
+    /// Receives packets, handles due timeouts and sends packets. Returns the number of received packets.
     ///
     /// # Errors
     ///
     /// The link is broken: [`Link::receive`] or [`Link::transmit`] failed.
     pub fn pump(&mut self, now_ns: u64) -> io::Result<usize> {
-        // While the link is full, produce no packet that would have to wait for it.
+        // Send the waiting packets first. While the link is full, the box must not produce further packets.
         self.transmit(now_ns)?;
         if self.is_link_full() {
             return Ok(0);
@@ -107,7 +107,7 @@ impl<L: Link> Driver<L> {
         })
     }
 
-    /// Takes the packets to send from the box, as runs.
+    /// Collects the packets that the box wants to send into runs.
     fn gather(&mut self) {
         let Self { steer, batch, counters, encapsulation, .. } = self;
         self.next_run = 0;
@@ -144,13 +144,13 @@ impl<L: Link> Driver<L> {
         self.next_run < self.batch.runs().len()
     }
 
-    /// Returns the latest time of the next call of [`pump`](Self::pump).
+    /// Returns the time at which the next call of [`pump`](Self::pump) is due.
     pub fn poll_timeout(&self) -> Option<u64> {
         self.steer.poll_timeout().into_iter().chain(self.link.poll_timeout()).min()
     }
 }
 
-/// Returns the metadata of a packet; a packet that is passed on may be shorter than any header.
+/// Returns the metadata of a packet. A packet that the box forwards unread may be shorter than a BTH.
 fn info_of(packet: &[u8]) -> TransmitInfo {
     let is_whole = packet.len() >= BTH_LEN;
     let opcode = if is_whole { BthPacket::new_unchecked(packet).opcode() } else { Opcode::default() };

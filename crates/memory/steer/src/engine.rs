@@ -1,4 +1,4 @@
-//! The box: its clients, the requests at the node, and the calling contract of its driver.
+//! The box: its clients, its outstanding requests at the node, and the functions that its driver calls.
 
 mod passing;
 mod requests;
@@ -24,76 +24,76 @@ use crate::steering::{Key, Layout, Steering};
 use crate::values::Values;
 use passing::Relays;
 
-/// Bits of a queue pair number that hold the index in the table; the bits above tell apart the clients that used the
-/// index.
+/// Number of low bits of a queue pair number that hold the index of the client. The bits above distinguish clients that
+/// use the same index one after the other.
 const SLOT_BITS: u32 = 16;
 
-/// The index of the queue pair with the node.
+/// The index in the queue pair number of the box's queue pair with the node.
 const NODE_PLACE: u32 = 0xffff;
 
-/// Numbers 0 and 1 of queue pairs are special.
+/// Index of the first client. Queue pair numbers 0 and 1 are special in IBTA.
 const FIRST_PLACE: u32 = 2;
 
 const _: () =
     assert!(Limits::MOST_CLIENTS + (FIRST_PLACE as usize) < NODE_PLACE as usize, "the node has a place of its own");
 
-/// Number of message buffers that are kept for reuse.
+/// Maximum number of message buffers that the box keeps for reuse.
 const SPARE_BUFFERS: usize = 256;
 
-/// Longer buffers are not kept.
+/// Maximum capacity of a buffer that the box keeps for reuse, in bytes.
 const SPARE_BYTES: usize = 16 << 10;
 
-/// Sizes of a box's queues at a moment. All of them are bounded by [`Limits`].
+/// Current sizes of a box's queues. [`Limits`] bounds all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Clients that are connected.
+    /// Number of connected clients.
     pub clients: usize,
-    /// Requests that wait for their turn at the node.
+    /// Complete requests that wait for room at the node.
     pub waiting: usize,
-    /// Requests at the node.
+    /// Outstanding requests at the node.
     pub in_flight: usize,
     /// WRITEs with missing packets.
     pub incomplete: usize,
-    /// Bytes of all of these that count against the limits.
+    /// Bytes of all these requests that count against the limits.
     pub bytes: usize,
 }
 
 /// Reasons for the failure of the queue pair with a memory node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeFailure {
-    /// The node has acknowledged no packet after all retransmissions ([`NodeEnd::retries`]).
+    /// The node acknowledged no packet during all retransmissions ([`NodeEnd::retries`]).
     Silent,
-    /// The node has answered a request with an error.
+    /// The node answered a request with an error.
     Refused,
 }
 
 /// A box between clients and a memory node.
 ///
-/// The box holds no socket, reads no clock and starts no thread. Time is a number of nanoseconds that never
-/// decreases. A driver calls the box in this order:
+/// The box has no socket, clock or thread. Time is a number of nanoseconds that never decreases. A driver calls the box
+/// in this order:
 ///
 /// 1. **Input**: [`handle_packet`](Self::handle_packet) for each packet that arrived, from BTH to padding, and
 ///    [`handle_timeout`](Self::handle_timeout) once [`poll_timeout`](Self::poll_timeout) has passed.
 /// 2. **Output**: [`poll_transmit`](Self::poll_transmit), which returns all resulting packets.
 /// 3. **Waiting**: until a packet arrives or `poll_timeout` passes, which must be queried again after every input.
 ///
-/// Connections are made by a control plane: [`node_side`](Self::node_side) and [`attach`](Self::attach) for the memory
+/// A control plane sets up connections: [`node_side`](Self::node_side) and [`attach`](Self::attach) for the memory
 /// node, [`connect`](Self::connect) for each client.
 #[derive(Debug)]
 pub struct Steer {
     config: Config,
     counters: Counters,
     regions: Regions,
-    /// Boxed, since most of a large table is empty.
+    /// Each client is boxed, since most entries of a large table are empty.
     clients: Vec<Option<Box<Client>>>,
     free: Vec<u32>,
     by_peer: FxHashMap<(IpAddr, Qpn), u32>,
     relays: Relays,
     node: Option<Node>,
     next_node_side: (Qpn, Psn),
-    /// Clients with a request for the node, in their order.
+    /// Clients with a request for the node, in the order in which they get their turns.
     ready: VecDeque<u32>,
-    /// Clients whose next request waits until a READ or atomic of any client is answered.
+    /// Clients whose next request waits until the node has answered a READ or atomic of any client.
     response_waiters: VecDeque<u32>,
     touched: Vec<u32>,
     steering: Option<Steering>,
@@ -151,7 +151,7 @@ impl Steer {
         &self.counters
     }
 
-    /// Returns the present sizes of the box's queues.
+    /// Returns the current sizes of the box's queues.
     pub fn held(&self) -> Held {
         let clients = self.clients.iter().flatten();
         let mut held = Held { bytes: self.held_bytes, ..Held::default() };
@@ -164,7 +164,7 @@ impl Steer {
         held
     }
 
-    /// Returns the box's end of the next queue pair with the node: its number, and the PSN of its first request.
+    /// Returns the number of the box's next queue pair with the node, and the PSN of its first request.
     pub fn node_side(&self) -> (Qpn, Psn) {
         self.next_node_side
     }
@@ -174,15 +174,16 @@ impl Steer {
         self.node.as_ref().is_some_and(|node| !node.failed)
     }
 
-    /// Returns the reason for the failure of the queue pair with the node. `None` if it works, never worked, or was
-    /// given up by [`detach`](Self::detach).
+    /// Returns why the queue pair with the node failed. `None` if the queue pair works, never worked, or was given up
+    /// by [`detach`](Self::detach).
     pub fn node_failure(&self) -> Option<NodeFailure> {
         let node = self.node.as_ref().filter(|node| node.failed)?;
         Some(if node.is_silent { NodeFailure::Silent } else { NodeFailure::Refused })
     }
 
-    /// Starts to use the node's end of the shared queue pair, which the node created with
-    /// [`node_side`](Self::node_side). The box gives the queue pair before it up, with all clients on it.
+    /// Starts to use `end`, a queue pair that the node has created for the box's queue pair
+    /// [`node_side`](Self::node_side). The previous queue pair with a node fails, and all its clients get a NAK for their
+    /// next request.
     ///
     /// # Errors
     ///
@@ -198,8 +199,8 @@ impl Steer {
         Ok(())
     }
 
-    /// Gives up the queue pair with the node, with all clients on it: their next requests get a NAK. No node is
-    /// attached until the next [`attach`](Self::attach). Without connected clients, this counts as no failure.
+    /// Gives up the queue pair with the node and all clients of this queue pair: their next requests get a NAK. No node
+    /// is attached until the next [`attach`](Self::attach). Without connected clients, the counters record no failure.
     pub fn detach(&mut self) {
         if self.by_peer.is_empty() && self.node.as_ref().is_some_and(|node| node.in_flight.is_empty()) {
             self.forget();
@@ -210,7 +211,7 @@ impl Steer {
         }
     }
 
-    /// Drops all knowledge of the node's memory, which may change from now on.
+    /// Drops all knowledge of the node's memory, since others may change the memory from now on.
     fn forget(&mut self) {
         self.values.clear();
         if let Some(steering) = &mut self.steering {
@@ -218,8 +219,8 @@ impl Steer {
         }
     }
 
-    /// Steers requests of a store with this layout from now on, or none. Knowledge of another store is dropped, so
-    /// call this while no node is attached.
+    /// Sets the layout of the store whose requests the box steers; with `None`, the box steers no requests. The box
+    /// drops its knowledge of the previous store, so call this while no node is attached.
     pub fn set_layout(&mut self, layout: Option<Box<dyn Layout>>) {
         if let Some(mut steering) = self.steering.take() {
             self.ready.extend(steering.unlock_all());
@@ -231,23 +232,24 @@ impl Steer {
     ///
     /// # Errors
     ///
-    /// Another region has the key, the table is full, or the region ends beyond the address space.
+    /// Another region has the same key, the table of regions is full, or the region ends beyond the address space.
     pub fn add_region(&mut self, region: Region) -> Result<(), SetupError> {
         self.regions.add(region, self.config.limits.regions)
     }
 
-    /// Removes the region with this key. Requests that are already at the node are executed. Returns false if there
-    /// is none.
+    /// Removes the region with this key. The node still executes the outstanding requests to this region. Returns false
+    /// if no region has this key.
     pub fn remove_region(&mut self, rkey: RKey) -> bool {
         self.regions.remove(rkey)
     }
 
-    /// Connects a client. The client creates its queue pair for the returned number, at the box's address.
+    /// Connects a client. The client's queue pair must use the returned number as its destination, at the box's
+    /// address.
     ///
     /// # Errors
     ///
-    /// There is no node, the table of clients is full, the client is already connected, or its path MTU is not the
-    /// node's.
+    /// No working node is attached, the table of clients is full, the client is already connected, or the path MTUs of
+    /// client and node differ.
     pub fn connect(&mut self, peer: ClientEnd) -> Result<Qpn, SetupError> {
         let Some(node) = self.node.as_ref().filter(|node| !node.failed) else { return Err(SetupError::NoNode) };
         if peer.path_mtu != node.end.path_mtu {
@@ -273,8 +275,8 @@ impl Steer {
         Ok(qpn)
     }
 
-    /// Removes a client. Only its complete requests at the node are still executed. Returns false if no client has
-    /// this number.
+    /// Removes a client. The node still executes the client's outstanding requests. Returns false if no client has this
+    /// queue pair number.
     pub fn disconnect(&mut self, qpn: Qpn) -> bool {
         let Some(slot) = self.client_of(qpn) else { return false };
         self.drop_requests(slot);
@@ -291,14 +293,14 @@ impl Steer {
         true
     }
 
-    /// Returns the number of unanswered requests of a client at the node, also of a client that was
-    /// [disconnected](Self::disconnect). Once it is 0, that client no longer changes the node's memory.
+    /// Returns the number of a client's outstanding requests at the node. This also works for a client that was
+    /// [disconnected](Self::disconnect). Once the number is 0, that client no longer changes the node's memory.
     pub fn at_node(&self, qpn: Qpn) -> usize {
         let working = self.node.as_ref().filter(|node| !node.failed);
         working.map_or(0, |node| node.in_flight.iter().filter(|message| message.qpn == qpn).count())
     }
 
-    /// Handles a packet, from BTH to padding.
+    /// Handles a packet. `packet` is the range from BTH to padding.
     pub fn handle_packet(&mut self, now_ns: u64, outer: &Outer, packet: &[u8]) {
         self.counters.received += 1;
         let Ok(bth) = BthRepr::parse(&BthPacket::new_unchecked(packet)) else {
@@ -358,20 +360,20 @@ impl Steer {
         self.after_input(now_ns);
     }
 
-    /// Returns the time of the next call of [`handle_timeout`](Self::handle_timeout).
+    /// Returns the time at which the next call of [`handle_timeout`](Self::handle_timeout) is due.
     pub fn poll_timeout(&self) -> Option<u64> {
         let node = self.node.as_ref().filter(|node| !node.failed).and_then(|node| node.deadline_ns);
         node.into_iter().chain(self.sweep_ns).min()
     }
 
-    /// Passes the packets to send to the closure, from BTH to padding, in order. Returns their number.
+    /// Passes all packets to send, each from BTH to padding, to the closure `take` in order. Returns their number.
     pub fn poll_transmit(&mut self, take: impl FnMut(&Path, &[u8])) -> usize {
         let count = self.out.drain(take);
         self.counters.sent += count as u64;
         count
     }
 
-    /// Answers the touched clients, and sends requests to the node as far as it accepts them.
+    /// Sends due answers to the touched clients, and requests to the node as far as the node accepts them.
     fn after_input(&mut self, now_ns: u64) {
         let from = self.config.address;
         let mut acks = 0;
@@ -390,7 +392,7 @@ impl Steer {
         self.pump(now_ns);
     }
 
-    /// Retransmits first, then sends new requests, as far as the node accepts them.
+    /// Sends retransmissions and then new requests, as far as the node accepts them.
     fn pump(&mut self, now_ns: u64) {
         let from = self.config.address;
         let Some(node) = self.node.as_mut().filter(|node| !node.failed) else { return };
@@ -408,7 +410,7 @@ impl Steer {
         }
     }
 
-    /// Takes the next request of a client, if the node accepts it now.
+    /// Takes the next request of a client, if the node accepts the request now.
     fn next_request(&mut self, slot: u32) -> Result<Next, Full> {
         let window_bytes = self.config.limits.window_bytes;
         let (Some(client), Some(node)) = (self.clients[slot as usize].as_deref(), &self.node) else {
@@ -459,8 +461,8 @@ impl Steer {
         Ok(message.map(|message| (message, append)))
     }
 
-    /// Ends the queue pair with the node. The client whose request caused the failure gets this code; all others get
-    /// the code for a failed node.
+    /// Records the failure of the queue pair with the node. The client whose request caused the failure gets its NAK
+    /// code; all other clients get the NAK code for a failed node.
     fn fail_node(&mut self, culprit: Option<(Qpn, NakCode)>) {
         let Some(node) = self.node.as_mut().filter(|node| !node.failed) else { return };
         node.failed = true;
@@ -490,11 +492,11 @@ impl Steer {
         }
         self.ready.clear();
         self.response_waiters.clear();
-        // The outcome of requests on their way to the node is unknown.
+        // It is unknown whether the node has executed the outstanding requests.
         self.forget();
     }
 
-    /// Drops the requests of a client in the box; those at the node stay.
+    /// Drops the requests of a client that are not at the node yet.
     fn drop_requests(&mut self, slot: u32) {
         let Some(client) = self.clients[slot as usize].as_mut() else { return };
         client.scheduled = false;
@@ -510,7 +512,7 @@ impl Steer {
         self.held_bytes -= bytes;
     }
 
-    /// Disconnects clients that have left a message incomplete for too long.
+    /// Disconnects clients that have left a WRITE incomplete for too long.
     fn give_up_incomplete(&mut self, now_ns: u64) {
         let patience_ns = self.config.limits.incomplete_ns;
         let mut next_ns = None;
@@ -544,7 +546,7 @@ impl Steer {
         (client.own_qpn == qpn).then_some(slot)
     }
 
-    /// Marks a client, which may need an answer.
+    /// Marks a client to which the box may owe an answer.
     fn touch(&mut self, slot: u32) {
         if let Some(client) = self.clients[slot as usize].as_mut()
             && !std::mem::replace(&mut client.touched, true)
@@ -553,7 +555,7 @@ impl Steer {
         }
     }
 
-    /// Records that a client has a request for the node.
+    /// Puts a client that has a request for the node into the `ready` list.
     fn schedule(&mut self, slot: u32) {
         if let Some(client) = self.clients[slot as usize].as_mut()
             && !std::mem::replace(&mut client.scheduled, true)
@@ -562,7 +564,7 @@ impl Steer {
         }
     }
 
-    /// Returns a queue pair number that this index did not have lately.
+    /// Returns a queue pair number with this index that differs from the last numbers with this index.
     fn number(&mut self, place: u32) -> Qpn {
         self.generation = self.generation.wrapping_add(1);
         Qpn::new((self.generation % 255 + 1) << SLOT_BITS | place)
@@ -582,7 +584,7 @@ impl Steer {
         buffer
     }
 
-    /// Releases a message that is answered or given up.
+    /// Releases the buffer of a message that was answered or given up.
     fn release(&mut self, message: Message) {
         self.held_bytes -= message.held;
         let mut buffer = message.bytes;
@@ -593,14 +595,14 @@ impl Steer {
     }
 }
 
-/// The node accepts no further request now.
+/// Error: the node accepts no further request of any client now.
 struct Full;
 
-/// A client's next request, and the key to whose chain it appends. None if the client has no request for the node, or
-/// must wait.
+/// A client's next request, and the key to whose chain the request appends a node. `None` if the client has no request
+/// for the node, or if its request must wait.
 type Next = Option<(Message, Option<Key>)>;
 
-/// Returns the client of a message, if it is still connected.
+/// Returns the client that sent the message, if the client is still connected.
 fn owner<'a>(clients: &'a mut [Option<Box<Client>>], message: &Message) -> Option<&'a mut Client> {
     let client = clients.get_mut(message.slot as usize)?.as_deref_mut()?;
     (client.own_qpn == message.qpn).then_some(client)

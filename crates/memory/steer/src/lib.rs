@@ -1,10 +1,10 @@
-//! A middlebox in front of a memory node: many clients' requests on one ordered queue pair, as a state machine without
-//! socket, clock or thread.
+//! A middlebox in front of a memory node, which sends many clients' requests on one ordered queue pair. It is a state
+//! machine without socket, clock and thread.
 //!
-//! Clients address the box as if it were the memory node. [`Steer`] takes their RoCE v2 packets, checks each request
-//! against the node's regions, and holds it until its message is complete. Then it sends the request on its only
-//! queue pair with the node. The node's answers go back to the client that sent the request, with the client's packet
-//! and message sequence numbers. docs/middlebox.md describes how clients reach a box, and the effects of faults.
+//! Clients address the box as if it were the memory node. [`Steer`] receives their RoCE v2 packets, checks each request
+//! against the node's regions, and holds the request until its message is complete. Then it sends the request on its
+//! only queue pair with the node. It forwards the node's answer to the client that sent the request, with this client's
+//! packet and message sequence numbers. docs/middlebox.md describes how clients reach a box, and the effects of faults.
 //!
 //! ```
 //! use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! A request that the box holds: whole, as its client sent it, until the node has answered it.
+//! A client's request, which the box holds until the node has answered it.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use doorbell_wire::{
 
 use crate::steering::Key;
 
-/// Operation of a request, as the box sends it to the node.
+/// Operation of a request as the box sends the request to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Write,
@@ -17,61 +17,65 @@ pub(crate) enum Kind {
     FetchAdd { add: u64 },
 }
 
-/// Answer to the client for an atomic's outcome.
+/// How the box derives the client's answer from the outcome of an atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// The value that the node found.
+    /// The client gets the value that the node found.
     AsIs,
-    /// The CAS was steered, and compared with another value than the client requested.
+    /// The box steered the CAS, so the CAS compared with another value than the client requested.
     Steered,
-    /// The CAS was sent as a WRITE; `prior` is the value before it.
+    /// The box sent the CAS as a WRITE. `prior` is the value before the WRITE.
     Converted { prior: u64 },
 }
 
 /// A request from its first packet to the node's answer.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// The client: its index in the table, and its queue pair, which differs when the index is reused.
+    /// Index of the client. `qpn` is the client's queue pair number in the box, which differs for the next client with
+    /// this index.
     pub(crate) slot: u32,
     pub(crate) qpn: Qpn,
     pub(crate) kind: Kind,
     pub(crate) answer: Answer,
-    /// The client's numbers.
+    /// PSN of the request at the client. `msn` is the client's message sequence number.
     pub(crate) psn: Psn,
     pub(crate) msn: Msn,
-    /// PSNs of the request on both sides: its packets, or for a READ those of the response.
+    /// Number of PSNs that the request occupies: the number of its packets, or for a READ the number of response
+    /// packets.
     pub(crate) packets: u32,
-    /// Whether the client requests the response to a READ again.
+    /// Whether the message is a repeated READ.
     pub(crate) again: bool,
-    /// Whether any of its packets has a congestion mark.
+    /// Traffic class of the packets. Includes the congestion mark if any of the client's packets had one.
     pub(crate) traffic_class: u8,
     pub(crate) address: u64,
     pub(crate) length: u32,
-    /// The key that the client used.
+    /// The remote key that the client used.
     pub(crate) rkey: RKey,
-    /// The key for the node.
+    /// The remote key for the packets to the node.
     pub(crate) node_rkey: RKey,
-    /// Whether every access to the region passes the box.
+    /// Whether all accesses to the region pass the box.
     pub(crate) exclusive: bool,
-    /// The chain that gets no other CAS before this one is answered.
+    /// The key to whose chain this CAS appends a node. Other CASes on this chain wait until this CAS is answered.
     pub(crate) lock: Option<Key>,
-    /// Number of the question about a word that its outcome answers.
+    /// Number of the question to `Values` that the outcome of this atomic answers.
     pub(crate) question: Option<u64>,
-    /// The first PSN on the node's queue pair.
+    /// The first PSN of the request on the node's queue pair.
     pub(crate) node_psn: Psn,
-    /// Number of its packets that the node has acknowledged, or of packets of a READ's response.
+    /// Number of packets of the request that the node has acknowledged, or for a READ the number of response packets
+    /// that have arrived.
     pub(crate) done: u32,
-    /// Bytes that count against the limits of held bytes.
+    /// Bytes of the message that count against the limits of held bytes.
     pub(crate) held: usize,
-    /// Its packets, one after the other.
+    /// The request's packets, one after the other.
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Bytes that the kernel charges for a datagram in a socket's receive buffer, besides its payload.
+/// Bytes that the kernel charges for a datagram in a socket's receive buffer, in addition to the payload.
 const DATAGRAM_BYTES: u64 = 832;
 
 impl Message {
-    /// Returns the ranges of the request's packets, from BTH to padding: all but the last are full.
+    /// Returns the ranges of the request's packets in `bytes`, each from BTH to padding. All packets but the last are
+    /// full.
     pub(crate) fn request_packets(&self, mtu: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let (end, mut at) = (self.bytes.len(), 0);
         let mut extension = if self.kind == Kind::Write { RETH_LEN } else { ATOMIC_ETH_LEN };
@@ -90,13 +94,13 @@ impl Message {
         self.kind != Kind::Write
     }
 
-    /// Returns the bytes of the node's receive buffer that its packets use.
+    /// Returns the number of bytes of the node's receive buffer that the request's packets use.
     pub(crate) fn request_cost(&self) -> u64 {
         let packets = if self.kind == Kind::Read { 1 } else { self.packets };
         u64::from(packets) * DATAGRAM_BYTES + self.bytes.len() as u64
     }
 
-    /// Returns the bytes of the box's receive buffer that the response uses.
+    /// Returns the number of bytes of the box's receive buffer that the response uses.
     pub(crate) fn response_cost(&self) -> u64 {
         match self.kind {
             Kind::Read => u64::from(self.packets) * DATAGRAM_BYTES + u64::from(self.length),
@@ -104,7 +108,7 @@ impl Message {
         }
     }
 
-    /// Changes the address and key in the (first) packet.
+    /// Changes address and remote key in the request's first packet.
     pub(crate) fn set_target(&mut self, address: u64, rkey: RKey) {
         (self.address, self.node_rkey) = (address, rkey);
         let Some(rest) = self.bytes.get_mut(BTH_LEN..) else { return };
@@ -122,7 +126,7 @@ impl Message {
         }
     }
 
-    /// Makes a CAS compare with another value than its client requested.
+    /// Changes the value with which a CAS compares.
     pub(crate) fn set_compare(&mut self, value: u64) {
         let Kind::CompareSwap { swap, .. } = self.kind else { return };
         AtomicEthPacket::new_unchecked(&mut self.bytes[BTH_LEN..]).set_compare(value);
@@ -132,7 +136,7 @@ impl Message {
         }
     }
 
-    /// Turns a CAS into a WRITE of `value`, which is four bytes shorter. A RETH and the value replace the AtomicETH
+    /// Turns a CAS into a WRITE of `value`, which is four bytes shorter: a RETH and the value replace the AtomicETH
     /// (IBTA Vol 1, 9.3). Memory holds words in little-endian order.
     pub(crate) fn convert(&mut self, value: u64, prior: u64) {
         self.bytes.truncate(BTH_LEN + RETH_LEN);

@@ -1,4 +1,5 @@
-//! The box as the memory node sees it: one requester, whose requests are executed in order (IBTA Vol 1, 9.7.3).
+//! The queue pair between the box and the memory node. The box is one requester, whose requests the node executes in
+//! order (IBTA Vol 1, 9.7.3).
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -10,10 +11,10 @@ use crate::counters::Counters;
 use crate::message::{Kind, Message};
 use crate::output::{Output, Path};
 
-/// Maximum number of packets between two requests for an acknowledgement.
+/// Maximum number of packets from one packet that requests an acknowledgement to the next.
 const ACK_EVERY: u32 = 16;
 
-/// Maximum factor of the timeout, which doubles.
+/// Maximum number of times that the timeout doubles.
 const BACKOFF_MOST: u32 = 6;
 
 #[derive(Debug)]
@@ -21,21 +22,22 @@ pub(crate) struct Node {
     pub(crate) end: NodeEnd,
     pub(crate) own_qpn: Qpn,
     pub(crate) failed: bool,
-    /// Whether it failed because the node did not answer.
+    /// Whether the queue pair failed because the node did not answer.
     pub(crate) is_silent: bool,
-    /// The PSN of the next request.
+    /// The PSN of the next new request.
     next: Psn,
-    /// Sent requests without an answer, in order.
+    /// Outstanding requests in the order in which the box sent them.
     pub(crate) in_flight: VecDeque<Message>,
-    /// READs and atomics among them, and what all of them cost in buffers.
+    /// Number of outstanding READs and atomics. `cost` and `response_cost` are the buffer bytes that all outstanding
+    /// requests and their responses use.
     responses: usize,
     cost: u64,
     response_cost: u64,
-    /// Whether all outstanding requests are to be retransmitted.
+    /// Whether the box must retransmit all outstanding requests.
     rewind: bool,
-    /// The PSN whose response was requested again: once, until a request makes progress.
+    /// The PSN of the last lost response. The box retransmits only once for this PSN, until a request makes progress.
     asked: Option<Psn>,
-    /// Packets since the last request for an acknowledgement.
+    /// Number of packets since the last packet that requested an acknowledgement.
     unasked: u32,
     tries: u32,
     pub(crate) deadline_ns: Option<u64>,
@@ -66,7 +68,8 @@ impl Node {
         self.in_flight.front().map_or(self.next, |message| message.node_psn.add(message.done))
     }
 
-    /// Returns whether a response with this PSN answers a sent request. A NAK may also name the next PSN.
+    /// Returns whether a response with this PSN answers an outstanding request. A NAK may also have the PSN of the next
+    /// request.
     pub(crate) fn is_outstanding(&self, psn: Psn) -> bool {
         let oldest = self.oldest();
         psn.distance_from(oldest) < self.next.distance_from(oldest)
@@ -76,15 +79,15 @@ impl Node {
         self.next
     }
 
-    /// Returns whether another READ or atomic may be sent.
+    /// Returns whether the box may send another READ or atomic to the node now.
     pub(crate) fn takes_response(&self, message: &Message, window_bytes: u64) -> bool {
         self.responses < usize::from(self.end.max_rd_atomic)
             && (self.response_cost == 0 || self.response_cost + message.response_cost() <= window_bytes)
     }
 
-    /// Returns whether more may be in flight.
+    /// Returns whether the box may send this request to the node now.
     pub(crate) fn takes(&self, message: &Message, window_bytes: u64) -> bool {
-        // Half of the numbers must tell duplicates from new packets.
+        // At most half of the PSNs may be in flight, so that the node can distinguish duplicates from new packets.
         let psns = self.next.distance_from(self.oldest()) + message.packets;
         (self.cost == 0 || self.cost + message.request_cost() <= window_bytes) && psns < 1 << 22
     }
@@ -117,7 +120,7 @@ impl Node {
         sent
     }
 
-    /// Removes the oldest request, which is answered.
+    /// Removes the oldest outstanding request, which the node has answered.
     pub(crate) fn retire(&mut self) -> Option<Message> {
         let message = self.in_flight.pop_front()?;
         self.cost -= message.request_cost();
@@ -126,7 +129,7 @@ impl Node {
         Some(message)
     }
 
-    /// Records an answer.
+    /// Records that the node has made progress.
     pub(crate) fn progress(&mut self, now_ns: u64) {
         self.tries = 0;
         self.asked = None;
@@ -141,18 +144,18 @@ impl Node {
         self.deadline_ns = Some(now_ns.saturating_add(wait_ns));
     }
 
-    /// Prepares to retransmit all requests, because the node requested it.
+    /// Prepares the retransmission of all outstanding requests, since the node has sent a NAK for a lost packet.
     pub(crate) fn ask_for_rewind(&mut self) {
         self.rewind = true;
     }
 
-    /// Prepares to retransmit all requests after this delay, in which the node is not ready.
+    /// Prepares the retransmission of all outstanding requests after a delay, since the node is not ready.
     pub(crate) fn pause(&mut self, now_ns: u64, delay_ns: u64) {
         self.deadline_ns = Some(now_ns.saturating_add(delay_ns));
     }
 
-    /// Handles the missing response to the oldest request: prepares to retransmit all, once until a request makes
-    /// progress.
+    /// Handles a lost response to the oldest outstanding request. Prepares the retransmission of all outstanding
+    /// requests, but only once until a request makes progress.
     pub(crate) fn lost_response(&mut self) -> bool {
         let oldest = self.oldest();
         let is_news = self.asked.replace(oldest) != Some(oldest);
@@ -160,7 +163,7 @@ impl Node {
         is_news
     }
 
-    /// Handles a timeout of the node. Returns false if that happened too often.
+    /// Handles a timeout of the node. Returns false if the number of retransmissions in a row has reached its maximum.
     pub(crate) fn timed_out(&mut self, now_ns: u64) -> bool {
         self.tries += 1;
         self.rewind = true;
@@ -169,7 +172,8 @@ impl Node {
         self.tries <= u32::from(self.end.retries)
     }
 
-    /// Retransmits the requests that are to be retransmitted, each as it was sent the first time.
+    /// Retransmits all outstanding requests, if a retransmission was prepared. The packets are the same as the first
+    /// time.
     pub(crate) fn resend(&mut self, now_ns: u64, from: IpAddr, out: &mut Output, counters: &mut Counters) {
         if !std::mem::take(&mut self.rewind) || self.in_flight.is_empty() {
             return;
@@ -184,14 +188,14 @@ impl Node {
     }
 }
 
-/// Sends the packets of a request that the node has not acknowledged, with the numbers of the node's queue pair.
+/// Sends the packets of a request that the node has not acknowledged, with the PSNs of the node's queue pair.
 fn send(message: &Message, end: &NodeEnd, from: IpAddr, out: &mut Output, mut asks: impl FnMut(bool) -> bool) -> u32 {
     let path = Path { source: from, destination: end.address, traffic_class: message.traffic_class, hop_limit: 64 };
     let mut packets = message.request_packets(end.path_mtu.bytes()).enumerate().peekable();
     let mut sent = 0;
     while let Some((index, range)) = packets.next() {
         let is_last = packets.peek().is_none();
-        // For a READ, one packet requests the whole response.
+        // For a READ, a single packet requests the whole response.
         if message.kind == Kind::Write && (index as u32) < message.done {
             continue;
         }

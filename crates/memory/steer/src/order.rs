@@ -1,5 +1,5 @@
-//! Order in which a memory node answers. Requests are numbered as they pass, over all connections that the box passes
-//! on.
+//! The order in which a memory node answers requests. The box numbers requests when it forwards them, over all relayed
+//! connections.
 
 use std::collections::VecDeque;
 
@@ -9,42 +9,42 @@ use doorbell_wire::{
 };
 use rustc_hash::FxHashMap;
 
-/// Requests of one direction of a connection that are remembered, including answered ones; then earlier ones are
-/// dropped.
+/// Maximum number of remembered requests in one direction of a connection, including answered ones. Further requests
+/// replace the oldest ones.
 const REMEMBERED: usize = 512;
 
-/// Addresses whose newest answer is remembered. If there are more, all are dropped.
+/// Maximum number of addresses whose newest answer is remembered. At this number, all addresses are dropped.
 const ADDRESSES: usize = 1 << 16;
 
-/// The order in which requests were answered.
+/// Statistics of the order in which requests were answered.
 ///
-/// Requests are numbered as they pass, over all connections. The *gap* of an answer is the absolute difference
-/// between the number of its request and that of the answer before. A retransmitted request keeps its number, and a
-/// repeated answer has a gap of 0. Answers whose gap is 1 are in order.
+/// Requests are numbered when they pass the box, over all connections. The *gap* of an answer is the absolute
+/// difference between the number of its request and the number of the previously answered request. A retransmitted
+/// request keeps its number, and a repeated answer has a gap of 0. An answer with a gap of 1 is in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Order {
-    /// Answers after the first one.
+    /// Number of answers after the first one.
     pub answers: u64,
-    /// Answers with a gap of 1.
+    /// Number of answers with a gap of 1.
     pub in_order: u64,
-    /// The greatest gap.
+    /// The largest gap.
     pub largest_gap: u64,
     /// The sum of all gaps.
     pub gaps: u64,
-    /// Retransmitted requests.
+    /// Number of retransmitted requests.
     pub repeated: u64,
-    /// Requests whose first answer came after that of a later request to the same address.
+    /// Number of requests whose first answer came after the first answer to a later request to the same address.
     pub late: u64,
-    /// Answered requests.
+    /// Number of answered requests.
     pub answered: u64,
 }
 
-/// Answer that a request waits for.
+/// The kind of answer that a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaits {
-    /// An acknowledgement of this PSN or a later one; none while packets of the request are missing.
+    /// An acknowledgement of this PSN or a later one. `None` while the last packet of the request is missing.
     Acknowledge(Option<Psn>),
-    /// A response of its own.
+    /// A response to this request alone.
     Response,
 }
 
@@ -62,19 +62,19 @@ struct Request {
 pub(crate) struct Asked(VecDeque<Request>);
 
 impl Asked {
-    /// Returns the number of requests that begin before this PSN, or at it.
+    /// Returns the number of requests whose first PSN is at most `psn`.
     fn upto(&self, psn: Psn) -> usize {
         self.0.partition_point(|request| !psn.is_before(request.psn))
     }
 }
 
-/// Numbers requests, and matches their answers.
+/// Numbers requests, and assigns answers to them.
 #[derive(Debug, Default)]
 pub(crate) struct Numbering {
     order: Order,
     numbered: u64,
     last: Option<u64>,
-    /// The greatest answered number of each address.
+    /// For each address, the highest number of an answered request.
     newest: FxHashMap<u64, u64>,
 }
 
@@ -83,8 +83,8 @@ impl Numbering {
         &self.order
     }
 
-    /// Records a packet. `asked` has the requests in the direction of the packet, and `answered` those that it may
-    /// answer.
+    /// Records a packet. `asked` has the requests in the direction of the packet. `answered` has the requests in the
+    /// other direction, which the packet may answer.
     pub(crate) fn packet(
         &mut self,
         bth: &BthRepr,
@@ -127,7 +127,8 @@ impl Numbering {
             PacketOperation::ReadRequest | PacketOperation::CompareSwap | PacketOperation::FetchAdd
         );
         if !bth.opcode.is_first() {
-            // A packet of the request that begins before it. The last one makes an acknowledgement due.
+            // The packet belongs to the request that begins before its PSN. With the last packet, the request waits for
+            // an acknowledgement of this PSN.
             if let Some(Request { awaits: Awaits::Acknowledge(end), .. }) =
                 at.checked_sub(1).and_then(|at| asked.get_mut(at))
                 && bth.opcode.is_last()
@@ -149,17 +150,18 @@ impl Numbering {
         let awaits =
             if has_response { Awaits::Response } else { Awaits::Acknowledge(bth.opcode.is_last().then_some(bth.psn)) };
         let request = Request { psn: bth.psn, number: self.numbered, address, awaits, is_answered: false };
-        // The request is almost always the last one; one that was lost before it reached the box comes later.
+        // The new request almost always has the highest PSN. Otherwise it is a retransmission of a request that was
+        // lost before it reached the box.
         asked.insert(asked.partition_point(|other| other.psn.is_before(bth.psn)), request);
     }
 
-    /// Answers all requests up to an acknowledgement that await no response of their own, in their order.
+    /// Marks the requests up to the acknowledged PSN as answered, except for those that wait for their own response.
     fn acknowledge(&mut self, psn: Psn, asked: &mut Asked) {
         let upto = asked.upto(psn);
         let is_covered =
             |request: &Request| matches!(request.awaits, Awaits::Acknowledge(Some(end)) if !psn.is_before(end));
         let mut is_again = true;
-        // An earlier answer has covered those before it, and so on.
+        // The acknowledgement that answered this request has also answered all earlier ones.
         let from = asked.0.range(..upto).rposition(|request| request.is_answered && is_covered(request));
         for request in asked.0.range_mut(from.map_or(0, |from| from + 1)..upto) {
             if is_covered(request) && !std::mem::replace(&mut request.is_answered, true) {
@@ -172,7 +174,7 @@ impl Numbering {
         }
     }
 
-    /// Answers the last request that begins before a response.
+    /// Marks the last request that begins at or before the PSN of a response as answered.
     fn respond(&mut self, psn: Psn, asked: &mut Asked) {
         let Some(request) = asked.upto(psn).checked_sub(1).and_then(|at| asked.0.get_mut(at)) else { return };
         if request.awaits != Awaits::Response {
@@ -211,18 +213,19 @@ impl Numbering {
     }
 }
 
-/// Numbers requests that pass in a capture instead of a box, in the same way.
+/// Numbers the requests in a packet capture in the same way as a box.
 #[derive(Debug, Default)]
 pub struct Tap {
     numbering: Numbering,
-    /// The queue pair of a packet, with its connection and whether that is the client's.
+    /// For each queue pair, the index of its connection, and whether packets to this queue pair come from the client.
     ends: FxHashMap<Qpn, (usize, bool)>,
-    /// The requests of each connection: the client's, and the node's.
+    /// The requests of each connection: those of the client, and those of the node.
     asked: Vec<[Asked; 2]>,
 }
 
 impl Tap {
-    /// Creates a numbering of these pairs of queue pairs, each of a client and of the memory node.
+    /// Creates a tap for these pairs of queue pairs. Each pair has the queue pair of a client and that of the memory
+    /// node.
     pub fn new(pairs: impl IntoIterator<Item = (Qpn, Qpn)>) -> Self {
         let mut tap = Self::default();
         for (client, node) in pairs {
@@ -233,7 +236,7 @@ impl Tap {
         tap
     }
 
-    /// Records a packet, from its BTH on. Packets of other queue pairs are ignored.
+    /// Records a packet, which begins with its BTH. Ignores packets of other queue pairs.
     pub fn packet(&mut self, packet: &[u8]) {
         let Ok(bth) = BthRepr::parse(&BthPacket::new_unchecked(packet)) else { return };
         let Some(operation) = bth.opcode.operation() else { return };
@@ -243,7 +246,7 @@ impl Tap {
         self.numbering.packet(&bth, operation, packet, asked, answered);
     }
 
-    /// Returns the order in which requests were answered.
+    /// Returns the statistics of the order in which requests were answered.
     pub fn order(&self) -> &Order {
         self.numbering.order()
     }
@@ -263,7 +266,7 @@ mod tests {
     }
 
     impl Two {
-        /// Records a packet of a connection, with an address if it is a request.
+        /// Records a packet of connection `of`. `address` matters only for requests.
         fn packet(&mut self, numbering: &mut Numbering, of: usize, opcode: Opcode, psn: u32, address: u64) {
             let mut bytes = vec![0; BTH_LEN + 28];
             let mut head = BthPacket::new_unchecked(&mut bytes[..]);
@@ -282,7 +285,8 @@ mod tests {
     #[test]
     fn gaps_are_differences_between_the_numbers_of_consecutive_answers() {
         let (mut two, mut numbering) = (Two::default(), Numbering::default());
-        // Numbers 1 and 3 on the first queue pair, 2 on the other; 2 and 3 access one address.
+        // Requests 1 and 3 are on the first queue pair, and request 2 is on the other one. Requests 2 and 3 have the
+        // same address.
         two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, 7, 0x100);
         two.packet(&mut numbering, 1, Opcode::RC_COMPARE_SWAP, 0xff_ffff, 0x200);
         two.packet(&mut numbering, 0, Opcode::RC_READ_REQUEST, 8, 0x200);
@@ -303,7 +307,7 @@ mod tests {
         for psn in [0xff_fffe, 0xff_ffff, 0] {
             two.packet(&mut numbering, 0, Opcode::RC_WRITE_ONLY, psn, 0x40);
         }
-        // The first of two packets arrives, the second does not.
+        // The first of two packets arrives, and the second one is lost.
         two.packet(&mut numbering, 0, Opcode::RC_WRITE_FIRST, 1, 0x40);
         two.packet(&mut numbering, 0, Opcode::RC_ACKNOWLEDGE, 1, 0);
         let expected = Order { answers: 2, in_order: 2, largest_gap: 1, gaps: 2, answered: 3, ..Order::default() };

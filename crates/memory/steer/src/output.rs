@@ -1,24 +1,24 @@
-//! Packets on their way out.
+//! Packets that the box sends.
 
 use std::net::IpAddr;
 use std::ops::Range;
 
 use doorbell_wire::{AETH_LEN, AethRepr, BTH_LEN, BthRepr};
 
-/// How the outer headers of a packet are to be made.
+/// Fields of the outer headers of a packet to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// The source address.
     pub source: IpAddr,
     /// The destination address.
     pub destination: IpAddr,
-    /// DSCP and ECN: a congestion mark that a packet arrived with is in the packet that follows from it.
+    /// DSCP and ECN. A forwarded packet keeps the congestion mark with which it arrived.
     pub traffic_class: u8,
-    /// Time to live, or hop limit.
+    /// IPv4 time to live, or IPv6 hop limit.
     pub hop_limit: u8,
 }
 
-/// Packets in one buffer, which is used again and again.
+/// Queue of packets to send, in one buffer that is reused.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     bytes: Vec<u8>,
@@ -26,7 +26,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Adds a packet and returns it, so that its header can be changed.
+    /// Adds a packet. Returns its bytes, so that the caller can change its headers.
     pub(crate) fn push(&mut self, path: Path, packet: &[u8]) -> &mut [u8] {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(packet);
@@ -34,7 +34,7 @@ impl Output {
         &mut self.bytes[start..]
     }
 
-    /// Adds an acknowledgement, with what follows its AETH.
+    /// Adds a response packet with these headers. `rest` follows the AETH.
     pub(crate) fn push_response(&mut self, path: Path, bth: &BthRepr, aeth: &AethRepr, rest: &[u8]) {
         let start = self.bytes.len();
         let (mut head, mut extension) = ([0; BTH_LEN], [0; AETH_LEN]);

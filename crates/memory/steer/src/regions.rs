@@ -1,5 +1,5 @@
-//! Memory of the node that clients may access. The box checks a request before it forwards it: an access NAK of the
-//! node would put the shared queue pair, and so every client, into error.
+//! Memory regions of the node that clients may access. The box checks a request before it forwards the request. A NAK
+//! of the node for a remote access error would move the queue pair that all clients share to the error state.
 
 use doorbell_verbs_core::Access;
 use doorbell_wire::{NakCode, RKey};
@@ -32,13 +32,13 @@ impl Regions {
         self.by_key.remove(&rkey.get()).is_some()
     }
 
-    /// Returns whether every access to the region with this key passes the box.
+    /// Returns whether all accesses to the region with this key pass the box.
     pub(crate) fn is_exclusive(&self, rkey: RKey) -> bool {
         self.by_key.get(&rkey.get()).is_some_and(|region| region.exclusive)
     }
 
-    /// Returns the region of a key, if `length` bytes at `address` lie inside it and it grants the access (IBTA Vol
-    /// 1, 10.6.7). As a responder, the box ignores the key of an access to no bytes.
+    /// Returns the region of a key. Requires that `length` bytes at `address` lie inside the region and that the region
+    /// grants the access (IBTA Vol 1, 10.6.7). Returns `None` for an access to no bytes, whose key a responder ignores.
     pub(crate) fn check(
         &self,
         rkey: RKey,

@@ -1,9 +1,9 @@
-//! Knowledge of the box about a store: the newest node of each key.
+//! The box's knowledge of a store: the newest node of each key.
 //!
-//! All of it is soft state. Tables are arrays of a fixed size, in which an entry replaces another one with the same
-//! hash. A missing entry costs a client a retry, and so does a wrong one, for three reasons. A READ is steered only
-//! if it shows the client the key of the node that it read. A CAS is steered only between nodes whose keys are known
-//! to be equal. It compares with the word that the node was written with, which a recycled node no longer has.
+//! All of it is soft state. The tables are arrays of a fixed size, in which an entry replaces an older one at the same
+//! index. A missing or wrong entry costs a client at most a retry, for three reasons. A READ is steered only if its
+//! result contains the key of the node that was read. A CAS is steered only between nodes with equal keys. A steered
+//! CAS compares with the word that the node was written with, and a recycled node has another word.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -15,49 +15,51 @@ use crate::message::{Kind, Message};
 
 /// Layout of a store's nodes.
 ///
-/// A node is an object that one WRITE lays out from its first byte on. Clients compare and swap one aligned word of
-/// it, which names the next node or marks the node as the last of its chain.
+/// A node is an object that one WRITE creates from its first byte on. Clients compare and swap one aligned word of the
+/// node. The word names the next node, or marks the node as the last node of its chain.
 pub trait Layout: fmt::Debug + Send {
-    /// Returns the key of the node that begins with these bytes, the payload of a WRITE's first packet; `None` if
-    /// this is no node. Any bytes are possible, since clients write arbitrary data.
+    /// Returns the key of a node. `start` is the payload of a WRITE's first packet. Returns `None` if the payload is no
+    /// node; clients may write any bytes.
     fn key<'a>(&self, start: &'a [u8]) -> Option<&'a [u8]>;
 
     /// Returns the offset of the word in a node, a multiple of 8.
     fn word_offset(&self) -> u64;
 
-    /// Returns the minimum length of a READ that shows the client the key of a node, for a key of this length.
-    /// Shorter READs are not steered.
+    /// Returns the minimum length of a READ whose result contains the whole key of a node, for a key of this length.
+    /// The box does not steer shorter READs.
     fn least_read(&self, key_bytes: usize) -> u32;
 
-    /// Returns whether this word marks the last node of a chain, so that a node may be appended. Zero does not.
+    /// Returns whether this word marks the last node of a chain, to which a client may append a node. Zero must not be
+    /// such a word.
     ///
-    /// Such a word must differ from those of all other nodes, and from all earlier words of nodes at this address: it
-    /// carries an address and a version. A client whose steered CAS succeeded recognizes the actual node by the word.
-    /// A client whose steered CAS failed gets zero in place of such a word.
+    /// Such a word must contain an address and a version. So it differs from the words of all other nodes, and from the
+    /// earlier words of nodes at this address. A client whose steered CAS succeeded recognizes the actual node by
+    /// the word. A client whose steered CAS failed gets zero in place of such a word.
     fn is_tail(&self, word: u64) -> bool;
 
     /// Returns the address of the next node that this word names.
     fn next(&self, word: u64) -> Option<u64>;
 
-    /// Returns the class of a node: properties that a client may check before it appends another node, such as that
-    /// the key is deleted. A CAS is steered only between nodes of the same class.
+    /// Returns the class of a node. A class stands for properties that a client may check before it appends a node,
+    /// such as that the key is deleted. The box steers a CAS only between nodes of the same class.
     fn class(&self, _start: &[u8]) -> u8 {
         0
     }
 
-    /// Returns whether READs are steered besides CASes.
+    /// Returns whether the box steers READs in addition to CASes.
     fn steers_reads(&self) -> bool {
         true
     }
 }
 
-/// Bytes of the longest key that is steered. Nodes with longer keys are served without steering.
+/// Maximum length in bytes of a key whose requests the box steers. Requests for nodes with longer keys pass without
+/// steering.
 const MOST_KEY_BYTES: usize = 31;
 
-/// Minimum number of entries of the address table for each key.
+/// Minimum number of entries in the node table for each entry in the key table.
 const NODES_PER_KEY: usize = 3;
 
-/// A complete key: with hashes alone, two keys of the same hash would share nodes.
+/// A complete key. With only a hash, two keys with equal hashes would look like one key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     length: u8,
@@ -83,15 +85,15 @@ impl fmt::Debug for Key {
 struct Node {
     address: u64,
     key: Key,
-    /// The word as it was written, which marks the last node.
+    /// The word with which the node was written. It marks the last node of a chain.
     tail_word: u64,
     class: u8,
     writer: Qpn,
     rkey: RKey,
     node_rkey: RKey,
-    /// Number of the observation that the node is in its key's chain: of two nodes of a key, the later one in the
-    /// chain has the greater number. A READ is steered only to a later node, since otherwise a client that follows
-    /// the chain would never reach its end.
+    /// Set once the node is in its key's chain. Of two nodes of a key, the later one in the chain has the greater
+    /// number. The box steers a READ only to a later node. Otherwise a client that follows the chain would never reach
+    /// its end.
     order: Option<u64>,
 }
 
@@ -101,13 +103,13 @@ struct Newest {
     address: u64,
 }
 
-/// Target of a steered request.
+/// New target of a steered request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Elsewhere {
     pub(crate) address: u64,
     pub(crate) rkey: RKey,
     pub(crate) node_rkey: RKey,
-    /// The value that a CAS compares with.
+    /// The value with which a steered CAS compares.
     pub(crate) tail_word: u64,
 }
 
@@ -116,7 +118,8 @@ pub(crate) struct Steering {
     layout: Box<dyn Layout>,
     newest: Box<[Option<Newest>]>,
     nodes: Box<[Option<Node>]>,
-    /// Keys with a CAS of unknown outcome at the node, and the clients that wait for it with another CAS.
+    /// Keys with an outstanding CAS whose outcome is unknown. The value has the clients whose next CAS waits for this
+    /// outcome.
     locks: FxHashMap<Key, Vec<u32>>,
     next_order: u64,
     pub(crate) replaced: u64,
@@ -125,7 +128,8 @@ pub(crate) struct Steering {
 fn hash_of(words: &[u8]) -> usize {
     let mut hasher = FxHasher::default();
     hasher.write(words);
-    // The lower bits are the table's index; those of this hash depend on few bits of the input.
+    // The table index is the low bits of the hash. The low bits of this hash function depend on few bits of the input,
+    // so mix in the high bits.
     let hash = hasher.finish();
     (hash ^ (hash >> 32)) as usize
 }
@@ -175,7 +179,7 @@ impl Steering {
         self.set_order(address);
     }
 
-    /// Records that a node is now the last one of its chain.
+    /// Records that a node is now the last node of its chain.
     fn set_order(&mut self, address: u64) {
         let at = place_of(address, self.nodes.len());
         if let Some(node) = self.nodes[at].as_mut().filter(|node| node.address == address && node.order.is_none()) {
@@ -196,7 +200,7 @@ impl Steering {
         self.layout.is_tail(word)
     }
 
-    /// Returns the offset and value of the word of the node that a WRITE lays out, if any.
+    /// Returns offset and value of the word in the node that begins with `start`. `None` if `start` is no node.
     pub(crate) fn word_in(&self, start: &[u8]) -> Option<(u64, u64)> {
         self.layout.key(start)?;
         let offset = self.layout.word_offset();
@@ -205,11 +209,11 @@ impl Steering {
         Some((offset, u64::from_le_bytes(*word)))
     }
 
-    /// Records that a WRITE is on its way to the node.
+    /// Records that the box is sending a WRITE to the node.
     pub(crate) fn written(&mut self, message: &Message, mtu: usize) {
         let start = message.first_payload(mtu);
         let place = place_of(message.address, self.nodes.len());
-        // The WRITE replaces any node at this address.
+        // The WRITE overwrites the node that was at this address.
         if let Some(old) = self.nodes[place].filter(|old| old.address == message.address) {
             self.forget_newest(&old.key, old.address);
             self.nodes[place] = None;
@@ -228,8 +232,8 @@ impl Steering {
         });
     }
 
-    /// Returns the key to whose chain a CAS appends a node. The client has written the node on this queue pair and
-    /// has not appended it yet, and the CAS accesses the word of a node with the same key.
+    /// Returns the key to whose chain a CAS appends a node. This requires two conditions: the same client has written
+    /// the new node and has not appended it yet, and the CAS accesses the word of a node with the same key.
     pub(crate) fn appends(&self, message: &Message) -> Option<Key> {
         let Kind::CompareSwap { compare, swap } = message.kind else { return None };
         if !self.layout.is_tail(compare) {
@@ -241,7 +245,7 @@ impl Steering {
         (is_own && appended.key == at.key && appended.address != at.address).then_some(at.key)
     }
 
-    /// Returns the target of a steered CAS that appends to this key's chain.
+    /// Returns the new target of a CAS that appends a node to this key's chain, if the box steers the CAS.
     pub(crate) fn steer_append(&self, key: &Key, message: &Message) -> Option<Elsewhere> {
         let at = self.node(message.address.checked_sub(self.layout.word_offset())?)?;
         let newest = self.newest_node(key).filter(|newest| newest.class == at.class)?.elsewhere();
@@ -249,7 +253,7 @@ impl Steering {
         (address != message.address).then_some(Elsewhere { address, ..newest })
     }
 
-    /// Returns the target of a steered READ.
+    /// Returns the new target of a READ, if the box steers the READ.
     pub(crate) fn steer_read(&self, message: &Message) -> Option<Elsewhere> {
         let node = self.node(message.address).filter(|_| self.layout.steers_reads())?;
         if message.length < self.layout.least_read(node.key.length.into()) {
@@ -259,8 +263,8 @@ impl Steering {
         (node.order? < newest.order?).then(|| newest.elsewhere())
     }
 
-    /// Returns the newest node of a key. A node that was written again since is in no chain yet, even with the same
-    /// key, so no request may be steered to it.
+    /// Returns the newest node of a key. A node that was overwritten since it became the newest one is in no chain yet,
+    /// even if its key is the same. So no request may be steered to such a node.
     fn newest_node(&self, key: &Key) -> Option<&Node> {
         self.node(self.newest(key)?).filter(|newest| newest.key == *key && newest.order.is_some())
     }
@@ -274,32 +278,32 @@ impl Node {
 }
 
 impl Steering {
-    /// Records the outcome of a CAS of the word at `address`, which held `original` before.
+    /// Records the outcome of a CAS on the word at `address`. `original` is the value before the CAS.
     pub(crate) fn swapped(&mut self, address: u64, compare: u64, swap: u64, original: u64) {
         let Some(at) = address.checked_sub(self.layout.word_offset()).and_then(|address| self.node(address)).copied()
         else {
             return;
         };
         let has_succeeded = original == compare;
-        // The next node now, whichever client appended it.
+        // The word now names the next node, whichever client appended this node.
         let word = if has_succeeded { swap } else { original };
         let next = self.layout.next(word).and_then(|next| self.node(next)).filter(|next| next.key == at.key);
         match next.map(|next| next.address) {
             Some(next) if has_succeeded && self.layout.is_tail(compare) => {
-                // The node was the last one until now.
+                // `at` was the last node of its chain until now.
                 self.set_order(at.address);
                 self.set_newest(at.key, next);
             }
-            // A failed CAS of an old node shows an earlier successor, which is already known.
+            // A failed CAS on an old node only shows a successor that the box already knows.
             Some(next) if self.newest(&at.key) == Some(at.address) => self.set_newest(at.key, next),
             Some(_) => {}
-            // A node of another key follows, or the chain has ended.
+            // The next node has another key, or the chain has ended.
             None if word != at.tail_word => self.forget_newest(&at.key, at.address),
             None => {}
         }
     }
 
-    /// Returns whether a CAS has to wait for the outcome of another one to this key.
+    /// Returns whether a CAS on this key's chain must wait for the outcome of another CAS.
     pub(crate) fn is_locked(&self, key: &Key) -> bool {
         self.locks.contains_key(key)
     }
@@ -314,17 +318,17 @@ impl Steering {
         self.locks.insert(key, Vec::new());
     }
 
-    /// Returns the clients that waited for this key.
+    /// Ends the wait for this key's outstanding CAS. Returns the waiting clients.
     pub(crate) fn unlock(&mut self, key: &Key) -> Vec<u32> {
         self.locks.remove(key).unwrap_or_default()
     }
 
-    /// Returns all waiting clients.
+    /// Ends all waits. Returns all waiting clients.
     pub(crate) fn unlock_all(&mut self) -> Vec<u32> {
         self.locks.drain().flat_map(|(_, waiters)| waiters).collect()
     }
 
-    /// Removes a client that has left.
+    /// Removes a disconnected client from the waiting clients.
     pub(crate) fn forget_client(&mut self, slot: u32) {
         self.locks.values_mut().for_each(|waiters| waiters.retain(|other| *other != slot));
     }

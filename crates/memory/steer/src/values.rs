@@ -1,7 +1,7 @@
-//! Values of words in regions whose every access passes the box, so that a CAS can become a WRITE.
+//! Values of words in regions whose accesses all pass the box. With a known value, the box can turn a CAS into a WRITE.
 //!
-//! A table of a fixed size has one word for each line of 64 bytes. It holds the value of the word after all requests
-//! that were sent to the node so far. The node executes them in this order.
+//! The table has a fixed size. It remembers one word of each line of 64 bytes, with the value after all requests that
+//! the box has sent so far. The node executes requests in the order in which the box sends them.
 
 use crate::message::{Kind, Message};
 
@@ -10,8 +10,7 @@ const LINE_SHIFT: u32 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
     Known(u64),
-    /// The value is known after the answer to the request with this number, unless another request writes the word
-    /// before.
+    /// The answer to the question with this number gives the value, unless a later request has changed the word before.
     Asked(u64),
 }
 
@@ -53,8 +52,8 @@ impl Values {
         self.words[self.place(address)] = Some(Word { address, value: Value::Known(value) });
     }
 
-    /// Records that an atomic is sent whose outcome determines the value of the word. Returns the number of the
-    /// question.
+    /// Records that the box is sending an atomic whose outcome determines the value of the word. Returns the number of
+    /// a question, which the outcome answers.
     pub(crate) fn ask(&mut self, address: u64) -> u64 {
         let question = self.next_question;
         self.next_question += 1;
@@ -62,7 +61,7 @@ impl Values {
         question
     }
 
-    /// Records the answer to a question: the value of the word after that atomic.
+    /// Records the answer to a question: the value of the word after the atomic.
     pub(crate) fn answer(&mut self, address: u64, question: u64, value: u64) {
         let place = self.place(address);
         if let Some(word) = &mut self.words[place]
@@ -73,7 +72,8 @@ impl Values {
         }
     }
 
-    /// Records that a WRITE is sent. Words that it covers become unknown, except if it writes exactly one word.
+    /// Records that the box is sending a WRITE. The words that it covers become unknown, unless it writes exactly one
+    /// word.
     pub(crate) fn written(&mut self, message: &Message, mtu: usize) {
         let (from, length) = (message.address, u64::from(message.length));
         if length == 0 {
@@ -94,7 +94,7 @@ impl Values {
         }
     }
 
-    /// Records that an addition is sent.
+    /// Records that the box is sending a FETCH-ADD. Returns a question if the value of the word is unknown.
     pub(crate) fn added(&mut self, address: u64, add: u64) -> Option<u64> {
         match self.get(address) {
             Some(value) => {

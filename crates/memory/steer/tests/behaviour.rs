@@ -1,4 +1,4 @@
-//! Effects of one packet or one call: refusals, error texts, and the fields of rewritten packets.
+//! Effects of single packets and calls: refusals, error texts, and the fields of rewritten packets.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn a_refused_request_ends_only_its_clients_connection() {
     let wrong = [
         (write(base, RKey::new(KEY.get() + 1)), 8, Status::RemoteAccess),
         (write(base + 8190, KEY), 8, Status::RemoteAccess),
-        // Clients may not use the node's own key.
+        // A client must not use the node's own remote key.
         (write(base, node_key), 8, Status::RemoteAccess),
         (cas(base + 4), 8, Status::RemoteInvalidRequest),
         (SendOperation::Send, 8, Status::RemoteInvalidRequest),
@@ -151,7 +151,7 @@ fn unreadable_packets_are_passed_on_and_counted() {
     let mut packets = Vec::new();
     world.steer.poll_transmit(|path, bytes| packets.push((path.source, path.destination, bytes.to_vec())));
     assert_eq!(packets, [(address_of_box(), address_of(NODE), junk.to_vec())]);
-    // If the box is only on the path, the packet keeps its addresses.
+    // If the box is only on the path of a packet, the packet keeps its addresses.
     let through = Outer { dst: address_of(9), ..outer(address_of(1), 0) };
     world.steer.handle_packet(2, &through, &junk);
     world.steer.poll_transmit(|path, bytes| {

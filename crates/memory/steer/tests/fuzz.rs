@@ -1,4 +1,4 @@
-//! Runs the fuzz body over its corpus and for a bounded time of mutation.
+//! Runs the fuzz target over its corpus, and over mutations of the corpus for a bounded time.
 #![allow(dead_code, unreachable_pub, reason = "the body uses a part of its module")]
 
 #[path = "common/fuzz.rs"]

@@ -1,5 +1,5 @@
-//! Thousands of seeded runs of clients behind one queue pair of a memory node, under faults. A failing seed is printed
-//! and replays exactly.
+//! Thousands of seeded runs with faults, in which many clients share one queue pair of a memory node. A failing run
+//! prints its seed, with which it can be repeated exactly.
 
 mod common;
 
@@ -13,15 +13,15 @@ use doorbell_testing::seeded_test;
 use doorbell_verbs_core::{SendOperation, Status};
 use doorbell_wire::{PathMtu, Qpn};
 
-/// Number of words that all clients compare and swap, and offset of the word that all add to.
+/// Number of words on which all clients run CASes. `ADD_WORD` is the offset of the word to which all clients add.
 const CAS_WORDS: usize = 3;
 const ADD_WORD: usize = 64;
 
-/// Number of bytes that only one client writes, and the offset of the first client's bytes.
+/// Number of bytes that only one client writes. `OWN_FROM` is the offset of the first client's bytes.
 const OWN_BYTES: usize = 8192;
 const OWN_FROM: usize = 4096;
 
-/// Maximum length of a READ or WRITE, several packets.
+/// Maximum length of a READ or WRITE in bytes, which needs several packets.
 const MOST_BYTES: usize = 3000;
 
 /// Number of slots in a client's memory, one for each work request.
@@ -40,26 +40,27 @@ struct Program {
     index: usize,
     qpn: Qpn,
     box_qpn: Qpn,
-    /// Incomplete work requests, in order.
+    /// Outstanding work requests, in the order of their posts.
     open: VecDeque<(u64, Work)>,
     next: u64,
     left: usize,
     /// The last value that the client saw in each word.
     seen: [u64; CAS_WORDS],
-    /// Values of the client's own bytes; `None` after a WRITE that failed.
+    /// Expected values of the client's own bytes; `None` after a WRITE that failed.
     own: Vec<Option<u8>>,
     failed: bool,
 }
 
-/// Known results of each CAS. Each value is swapped in by only one CAS.
+/// Known results of all CASes. No two CASes have the same swap value.
 #[derive(Default)]
 struct History {
-    /// Maps new value to old value for CASes that succeeded. `unknown` holds those that may have succeeded.
+    /// Maps swap value to compare value, for CASes that succeeded. `unknown` contains the CASes that may have
+    /// succeeded.
     succeeded: [BTreeMap<u64, u64>; CAS_WORDS],
     unknown: [BTreeMap<u64, u64>; CAS_WORDS],
     /// Values that failed CASes found.
     found: [HashSet<u64>; CAS_WORDS],
-    /// Values that additions found, and their addends.
+    /// Results of additions that succeeded: the value before, and the addend.
     added: Vec<(u64, u64)>,
     maybe_added: Vec<u64>,
 }
@@ -82,7 +83,7 @@ impl History {
         }
     }
 
-    /// Checks that some order of all CASes explains each result and the final value.
+    /// Checks that some order of the CASes on a word explains all results and the final value.
     fn check_word(&self, word: usize, last: u64) {
         let (succeeded, unknown) = (&self.succeeded[word], &self.unknown[word]);
         let mut path = HashSet::new();
@@ -98,7 +99,7 @@ impl History {
         assert!(wrong.is_empty(), "word {word}: CASes found values that the word never had: {wrong:x?}");
     }
 
-    /// Checks that each addition happened once.
+    /// Checks that each addition took effect exactly once.
     fn check_sum(&self, last: u64) {
         let mut added = self.added.clone();
         added.sort_unstable();
@@ -126,7 +127,7 @@ impl Run {
         let mut rng = Rng::new(seed ^ 0x7374_6565);
         let mtu = *rng.pick(&[PathMtu::Mtu256, PathMtu::Mtu1024, PathMtu::Mtu4096]);
         let limits = match rng.below(3) {
-            // Small limits, so that the box drops packets.
+            // Limits so small that the box drops packets.
             0 => Limits {
                 client_requests: 3,
                 client_bytes: 8000,
@@ -184,7 +185,7 @@ impl Run {
         }
     }
 
-    /// Lets a program post requests while it has room.
+    /// Makes a client post requests while it has room.
     fn post(&mut self, at: usize) {
         while !self.programs[at].failed
             && self.world.devices[at + 1].alive
@@ -236,7 +237,7 @@ impl Run {
             kind => {
                 let length = rng.below(MOST_BYTES as u64) as usize;
                 let offset = rng.below((OWN_BYTES - length) as u64) as usize;
-                // A repeated READ may see a later WRITE.
+                // A repeated READ may return the result of a later WRITE.
                 let reads = program.open.iter().any(|(_, work)| matches!(work, Work::Read { .. }));
                 if kind == 2 && !reads {
                     let bytes: Vec<u8> = (0..length).map(|_| rng.next() as u8).collect();
@@ -314,7 +315,7 @@ impl Run {
         }
     }
 
-    /// Records that open requests of vanished clients may have happened.
+    /// Records that the outstanding requests of removed clients may have taken effect.
     fn bury(&mut self) {
         for program in &mut self.programs {
             program.open.drain(..).for_each(|(_, work)| self.history.take(&work, None));
@@ -329,7 +330,7 @@ impl Run {
 
     fn check_memory(&mut self) {
         self.bury();
-        // Let late packets of vanished clients arrive.
+        // Let late packets of removed clients arrive.
         for _ in 0..1000 {
             if !self.world.step() {
                 break;
@@ -369,7 +370,7 @@ fn faults(seed: u64) -> Tally {
     run.tally()
 }
 
-/// Removes a client at a random moment. The others must not be affected.
+/// Removes a client at a random moment. The other clients must not be affected.
 fn vanish(seed: u64) -> Tally {
     let mut rng = Rng::new(seed ^ 0x7661);
     let clients = rng.within(2, 4) as usize;
@@ -397,8 +398,8 @@ fn vanish(seed: u64) -> Tally {
     run.tally()
 }
 
-/// Replaces the box by one without state. The queue pairs of its clients fail, the clients connect anew, and all
-/// results are still correct.
+/// Replaces the box by a new one without state. The queue pairs of all clients fail, the clients connect again, and all
+/// results must still be correct.
 fn restart(seed: u64) -> Tally {
     let mut rng = Rng::new(seed ^ 0x7265);
     let clients = rng.within(1, 4) as usize;
@@ -419,7 +420,7 @@ fn restart(seed: u64) -> Tally {
     for program in &mut run.programs {
         assert!(program.failed || program.left == 0, "a client of the lost box neither failed nor was done");
     }
-    // Requests that were on their way to the node are lost, since its queue pair is new.
+    // Outstanding requests at the node are lost, since the node gets a new queue pair.
     run.world.attach();
     run.patience = PATIENT;
     run.bury();

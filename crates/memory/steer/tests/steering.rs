@@ -1,5 +1,5 @@
-//! A store of version chains behind the box. The caches of its clients are always stale, and the box steers. The test
-//! checks the chains at the end, and checks that each get returned a value that was valid at the time.
+//! A store of version chains behind a box that steers. The clients never update their caches. At the end, the test
+//! checks the chains, and that each get returned a value that was current at some time during the get.
 
 mod common;
 
@@ -13,7 +13,8 @@ use doorbell_testing::seeded_test;
 use doorbell_verbs_core::{SendOperation, Status};
 use doorbell_wire::{PathMtu, Qpn, RKey};
 
-/// Bytes of a node: word, own address, key, version, check, and a payload. A node exceeds the smallest path MTU.
+/// Length of a node in bytes: word, own address, key, version, checksum, and a payload. A node is longer than the
+/// smallest path MTU.
 const NODE_BYTES: usize = 320;
 const HEADER_BYTES: usize = 40;
 
@@ -58,19 +59,19 @@ struct Cached {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Idle,
-    /// The client has posted the WRITE and, with `chained`, the CAS after it.
+    /// The client has posted the WRITE of a node and, with `chained`, the CAS after the WRITE.
     Writing,
     Swapping,
     Reading,
 }
 
-/// An append, from its first CAS to the completion that showed its outcome.
+/// An append of a node to a chain. The times are those of its first CAS and of the completion that showed the outcome.
 #[derive(Clone, Copy, Debug)]
 struct Append {
     key: u64,
     from_ns: u64,
     to_ns: u64,
-    /// The node before it in the chain, if the append succeeded.
+    /// Address of the previous node in the chain, if the append succeeded.
     behind: Option<u64>,
 }
 
@@ -80,7 +81,7 @@ struct Program {
     rkey: RKey,
     step: Step,
     key: u64,
-    /// The current append: the node, its version, and the time of its first CAS.
+    /// Address of the node that the client appends now. `version` is this node's version.
     node: u64,
     version: u64,
     started_ns: u64,
@@ -98,7 +99,8 @@ struct Store {
     rng: Rng,
     first: Vec<u64>,
     appends: BTreeMap<u64, Append>,
-    /// Each get: its begin, its end, the key, and the node that it returned as the newest.
+    /// Each get: time of its begin, time of its end, the key, and the address of the node that it returned as the
+    /// newest.
     gets: Vec<(u64, u64, u64, u64)>,
     chained: bool,
 }
@@ -139,7 +141,7 @@ impl Store {
         let mut rng = Rng::new(seed ^ 0x7374_6f72);
         let (clients, keys) = (rng.within(2, 5) as usize, rng.within(1, 3));
         let mtu = *rng.pick(&[PathMtu::Mtu256, PathMtu::Mtu1024]);
-        // Some runs have tables so small that entries replace each other all the time.
+        // In some runs, the tables are so small that entries replace each other all the time.
         let limits = Limits { keys: *rng.pick(&[1, 2, 64]), words: *rng.pick(&[1, 4, 256]), ..Limits::default() };
         let config = Config { seed: rng.next(), limits, ..Config::at(address_of_box()) };
         let steer = Steer::with_layout(config, Box::new(Chains));
@@ -151,7 +153,7 @@ impl Store {
         let patience = Patience { timeout: 14, retry_count: 7 };
         let mut programs = Vec::new();
         for index in 1..=clients {
-            // The last client may bypass the box. The knowledge of the box is then sometimes wrong.
+            // The last client may bypass the box. Then some knowledge of the box is wrong.
             let (qpn, rkey) = if past_box && index == clients {
                 world.tally.hit("life: client past the box");
                 (world.connect_past_box(index, patience), world.devices[NODE].region.rkey())
@@ -177,7 +179,7 @@ impl Store {
                 vanished,
             });
         }
-        // Blocks are aligned to 16 bytes, words to 8, nodes to 64.
+        // Blocks of memory are aligned to 16 bytes, but nodes need 64 bytes.
         let base = world.node_address(0).next_multiple_of(64);
         let chained = rng.chance(500);
         let (appends, gets) = (BTreeMap::new(), Vec::new());
@@ -187,7 +189,7 @@ impl Store {
         store
     }
 
-    /// Writes the first node of each key through the box, as the first client.
+    /// WRITEs the first node of each key through the box, as the first client.
     fn populate(&mut self) {
         for key in 0..self.first.len() as u64 {
             let node = self.first[key as usize];
@@ -200,7 +202,7 @@ impl Store {
         self.programs.iter_mut().for_each(|program| program.cache = cache.clone());
     }
 
-    /// Returns the offset of a slot for a request's bytes. The last eight slots are used in turn.
+    /// Returns the offset of the buffer for a client's next request. Eight buffers are used in turn.
     fn place(&self, at: usize) -> usize {
         (self.programs[at].next as usize % 8) * 512
     }
@@ -265,12 +267,12 @@ impl Store {
         if behind.is_some() {
             program.cache[key as usize] = Cached { address: node, version };
         } else {
-            // No client has seen the node, so the next append writes it again, for any key.
+            // No client has read the node, so the client's next append may use it again, for any key.
             program.used -= 1;
         }
     }
 
-    /// Handles the completion of a client's request, whose bytes are at `place`.
+    /// Handles the completion of a client's request. The request's buffer is at offset `place`.
     fn completed(&mut self, at: usize, place: usize) {
         let now_ns = self.world.now_ns;
         let found = self.world.devices[at + 1].memory.read(place, NODE_BYTES);
@@ -286,7 +288,8 @@ impl Store {
             Step::Swapping => {
                 let prior = word(&found, 0);
                 self.world.tally.hit("store: CAS");
-                // If the word belongs to another node, the CAS went there and succeeded.
+                // If the word is the tail word of another node, the box steered the CAS to that node, and the CAS
+                // succeeded.
                 let behind = address_in(prior);
                 if prior & KIND == TAIL && (prior == tail(cached.address, cached.version) || behind != cached.address) {
                     self.world.tally.hit(if behind == cached.address {
@@ -304,7 +307,7 @@ impl Store {
                 if prior & KIND == LINK {
                     self.programs[at].cache[key as usize].address = prior & !KIND;
                 }
-                // The version of the next node is unknown, so read the node.
+                // The word does not contain the version of the next node, so read the node.
                 self.programs[at].step = Step::Reading;
                 self.read(at);
             }
@@ -368,7 +371,7 @@ impl Store {
         }
     }
 
-    /// Removes a client. Its open requests may have happened.
+    /// Removes a client. Its outstanding requests may have taken effect.
     fn vanish(&mut self, at: usize) {
         self.programs[at].vanished = true;
         self.world.devices[at + 1].alive = false;
@@ -414,7 +417,7 @@ impl Store {
                     pair[0]
                 );
             }
-            // If an append ended before another began, its node comes first in the chain.
+            // If one append ended before another began, the first append's node must come first in the chain.
             let known: Vec<_> =
                 chain.iter().filter_map(|at| self.appends.get(at).filter(|append| append.behind.is_some())).collect();
             for (place, earlier) in known.iter().enumerate() {
@@ -425,7 +428,7 @@ impl Store {
                     );
                 }
             }
-            // A get sees each append that ended before the get began, and no append that began after the get ended.
+            // A get must see each append that ended before the get began, and no append that began after the get ended.
             for &(from_ns, to_ns, _, found) in self.gets.iter().filter(|(_, _, of, _)| *of == key) {
                 let place = chain.iter().position(|at| *at == found).expect("a get finds a node of the chain");
                 if let Some(append) = self.appends.get(&found) {

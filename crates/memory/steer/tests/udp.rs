@@ -1,6 +1,6 @@
-//! Clients, box and node over UDP on the loopback interface, all in one process. The test captures the box's link and
-//! writes the expected contents beside the capture. `cargo xtask test` compares them with what other programs find in
-//! the capture.
+//! Clients, box and node over UDP on the loopback interface, all in one process. The test captures the packets on the
+//! box's link, and writes the expected contents to a file next to the capture. `cargo xtask test` compares this file
+//! with the contents that other programs decode from the capture.
 
 mod common;
 
@@ -31,7 +31,7 @@ struct End {
     cq: CqId,
     queue: Arc<CompletionQueue>,
     region: Arc<RnicRegion>,
-    // The memory is dropped after the driver, which has a region over it.
+    // The memory must be dropped after the driver, which has registered the memory as a region.
     memory: Block,
 }
 
@@ -93,7 +93,7 @@ impl Set {
         let node_qpn = node.create_qp();
         let (box_qpn, node_psn) = at_box.steer().node_side();
         node.bring_up(node_qpn, (box_address, box_qpn, node_psn), Psn::new(0));
-        // On a busy machine, the node must not look dead.
+        // The timeout is long, so that the box does not give up the node on a busy machine.
         let end = NodeEnd { qpn: node_qpn, timeout_ns: 200_000_000, ..NodeEnd::at(node.address, MTU) };
         at_box.steer_mut().attach(end).expect("the node takes READs");
         let region = Region {
@@ -136,7 +136,7 @@ impl Set {
         end.driver.rnic_mut().post_send(now_ns, *qpn, &[request]).expect("there is room in the queue");
     }
 
-    /// Pumps until `count` requests of a client have succeeded.
+    /// Pumps all drivers until `count` requests of a client have succeeded.
     fn wait(&mut self, at: usize, mut count: usize) {
         let until = Instant::now() + Duration::from_secs(20);
         while count > 0 {
@@ -233,7 +233,8 @@ fn other_programs_accept_packets_rewritten_by_a_udp_box() {
     set.wait(0, 1);
     assert_eq!(set.clients[0].0.memory.read(8192, 1000), set.node.memory.read(0, 1000));
     assert_eq!(set.at_box.steer().counters().cas_converted, 1);
-    // The node acknowledges the WRITE, and the CAS that became a WRITE. The box acknowledges the WRITE to the client.
+    // The node acknowledges two WRITEs, of which one was a CAS. The box acknowledges only the other WRITE to the
+    // client.
     let _ = writeln!(expected, "acks 3 10");
     drop(set);
     let found = std::fs::read(&path).expect("the capture").len();

@@ -1,4 +1,4 @@
-//! Which node is what, and where each key's chain begins. Pure state: nothing here knows a connection.
+//! The use of each node, and the first node of each key's chain. This module is pure state without connections.
 
 use std::collections::VecDeque;
 
@@ -8,18 +8,19 @@ use super::NodeCounts;
 use crate::layout::{Geometry, KeyBytes, MAX_VERSION, NodeVersion};
 use crate::rpc::{GRANT, Report};
 
-/// Nodes per node that is kept for deletes. At most one grant of nodes is kept.
+/// Number of nodes for each node of the reserve, which is for deletes. The reserve has at most as many nodes as one
+/// grant.
 const RESERVED: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Free,
-    /// With a client.
+    /// Handed out to the client with this number, which may have linked the node.
     Granted(u32),
-    /// The first node of a key's chain.
+    /// The first node in the chain of the key with this number.
     Head(u32),
     Retired,
-    /// The node has had every version.
+    /// The node has used all versions.
     Spent,
 }
 
@@ -41,10 +42,10 @@ struct Key {
 pub(super) enum Created {
     New(u32),
     Exists(NodeVersion, u32),
-    /// The key is just being removed.
+    /// The service is removing the key.
     Closing,
     NoRoom,
-    /// The node is not one of the client's.
+    /// The node was not handed out to this client.
     Foreign,
 }
 
@@ -52,15 +53,16 @@ pub(super) enum Created {
 pub(super) struct Directory {
     nodes: Vec<Node>,
     free: VecDeque<u32>,
-    /// Free nodes that are kept for deletes, which are the way out of a full store.
+    /// Number of free nodes that are reserved for deletes, since only deletes free nodes in a full store.
     reserve: usize,
-    /// Nodes that were replaced, each with the epoch in which that became known.
+    /// Replaced nodes, each with the epoch in which the service learned of the replacement.
     retired: VecDeque<(u64, u32)>,
     epoch: u64,
     numbers: FxHashMap<KeyBytes, u32>,
     keys: Vec<Option<Key>>,
     free_numbers: VecDeque<u32>,
-    /// Reports of which the old node is not the first of its chain yet.
+    /// Reported links whose old node is not the first node of its chain yet. An entry maps the old node to the new
+    /// node, and tells whether the new node is a tombstone.
     links: FxHashMap<NodeVersion, (NodeVersion, bool)>,
 }
 
@@ -79,8 +81,8 @@ impl Directory {
         }
     }
 
-    /// Enters keys that were there before any client: key `rank` has number `rank`, and its first node is the first
-    /// use of node `rank`.
+    /// Adds keys before any client is accepted. Key `rank` gets number `rank`, and its first node is node `rank` with
+    /// version 1.
     pub(super) fn fill(&mut self, keys: impl ExactSizeIterator<Item = (KeyBytes, NodeVersion)>) {
         self.numbers.reserve(keys.len());
         for (number, (name, place)) in keys.enumerate() {
@@ -92,7 +94,7 @@ impl Directory {
         self.free_numbers.retain(|&number| self.keys[number as usize].is_none());
     }
 
-    /// Returns the use of a place, if its version is the current one.
+    /// Returns the use of a node, if `place` has the node's current version.
     fn is(&self, place: NodeVersion) -> Option<Use> {
         let node = self.nodes.get(place.index() as usize)?;
         (node.version == place.version()).then_some(node.is)
@@ -102,7 +104,7 @@ impl Directory {
         self.nodes[place.index() as usize].is = is;
     }
 
-    /// Hands out at most `most` nodes, and none of the reserve.
+    /// Hands out up to `most` nodes that are not in the reserve.
     pub(super) fn grant(&mut self, client: u32, most: usize) -> Vec<NodeVersion> {
         let mut places = Vec::with_capacity(most);
         while places.len() < most
@@ -114,7 +116,7 @@ impl Directory {
         places
     }
 
-    /// Hands out a node, of the reserve if there is no other.
+    /// Hands out a free node, even if only nodes of the reserve are left.
     pub(super) fn grant_of_reserve(&mut self, client: u32) -> Option<NodeVersion> {
         loop {
             let index = self.free.pop_front()?;
@@ -127,17 +129,17 @@ impl Directory {
         }
     }
 
-    /// Returns whether only the reserve is left.
+    /// Returns whether no free node is left except for the reserve.
     pub(super) fn is_empty(&self) -> bool {
         self.free.len() <= self.reserve
     }
 
-    /// Returns whether nodes would run out if each of `clients` clients asked twice.
+    /// Returns whether the free nodes are too few for two grants to each of `clients` clients.
     pub(super) fn is_low(&self, clients: usize) -> bool {
         self.free.len() <= self.reserve + 2 * GRANT * clients
     }
 
-    /// Takes a node back that was never linked. False if it is not one of the client's.
+    /// Takes back a node that was never linked. Returns false if the node was not handed out to this client.
     pub(super) fn give_back(&mut self, client: u32, place: NodeVersion) -> bool {
         let is_own = self.is(place) == Some(Use::Granted(client));
         if is_own {
@@ -147,7 +149,7 @@ impl Directory {
         is_own
     }
 
-    /// Returns the nodes that a client has.
+    /// Returns the nodes that were handed out to a client.
     pub(super) fn granted_to(&self, client: u32) -> Vec<NodeVersion> {
         let is_own = |(_, node): &(usize, &Node)| node.is == Use::Granted(client);
         self.nodes
@@ -158,7 +160,7 @@ impl Directory {
             .collect()
     }
 
-    /// Returns the first node of a key's chain, and the key's number.
+    /// Returns the first node of a key's chain and the key's number.
     pub(super) fn lookup(&self, key: &[u8]) -> Option<(NodeVersion, u32)> {
         let &number = self.numbers.get(key)?;
         Some((self.head(number)?, number))
@@ -169,7 +171,7 @@ impl Directory {
         self.keys.get(number as usize)?.as_ref().map(|key| key.head)
     }
 
-    /// Makes a key, unless there is one.
+    /// Creates a key, unless it exists.
     pub(super) fn create(&mut self, client: u32, key: &[u8], place: NodeVersion) -> Created {
         if self.is(place) != Some(Use::Granted(client)) {
             return Created::Foreign;
@@ -185,12 +187,12 @@ impl Directory {
         Created::New(number)
     }
 
-    /// Records a client's report that a node replaced another. Returns a key to be removed: its only node is a
-    /// tombstone.
+    /// Records a client's report that one node replaced another. Returns the number of a key to be removed, if the
+    /// key's only remaining node is a tombstone.
     pub(super) fn report(&mut self, client: u32, report: Report) -> Result<Option<u32>, ()> {
         match self.is(report.new) {
             Some(Use::Granted(owner)) if owner == client => {}
-            // The service's chores have found this link already.
+            // The service has already found this link itself.
             Some(Use::Head(_) | Use::Retired) => return Ok(None),
             _ => return Err(()),
         }
@@ -204,8 +206,8 @@ impl Directory {
         }
     }
 
-    /// Advances the chain whose first node has a successor: the first node is retired, and so are all after it with a
-    /// known successor.
+    /// Advances the chain of a key to `next`, the successor of its first node, and further along reported links.
+    /// Retires each node that the chain passes. Returns the number of a key to be removed.
     pub(super) fn advance(&mut self, number: u32, next: NodeVersion, is_tombstone: bool) -> Option<u32> {
         let (mut next, mut is_tombstone) = (next, is_tombstone);
         loop {
@@ -227,12 +229,12 @@ impl Directory {
         self.retired.push_back((self.epoch, place.index()));
     }
 
-    /// Returns whether a client still has a node, as far as is known.
+    /// Returns whether the service knows of no link to a node that it handed out.
     pub(super) fn is_granted(&self, place: NodeVersion) -> bool {
         self.owner(place).is_some()
     }
 
-    /// Returns the client that has a node, as far as is known.
+    /// Returns the client to which a node was handed out, if the service knows of no link to the node.
     pub(super) fn owner(&self, place: NodeVersion) -> Option<u32> {
         match self.is(place) {
             Some(Use::Granted(client)) => Some(client),
@@ -240,14 +242,15 @@ impl Directory {
         }
     }
 
-    /// Marks a key as about to be removed: no client may create it until that is decided. Returns its only node.
+    /// Marks a key as about to be removed, and returns its only node. No client may create the key until the removal
+    /// has ended.
     pub(super) fn begin_closing(&mut self, number: u32) -> Option<NodeVersion> {
         let key = self.keys.get_mut(number as usize)?.as_mut()?;
         key.is_closing = true;
         Some(key.head)
     }
 
-    /// Ends the removal of a key: its chain was closed behind `place`, or could not be.
+    /// Ends the removal of a key. `is_closed` tells whether the service has closed the chain at `place`.
     pub(super) fn end_closing(&mut self, number: u32, place: NodeVersion, is_closed: bool) {
         let Some(key) = self.keys.get_mut(number as usize).and_then(Option::as_mut) else { return };
         key.is_closing = false;
@@ -273,7 +276,8 @@ impl Directory {
         !self.retired.is_empty()
     }
 
-    /// Frees entries that were retired before the epoch that every client has reached. Returns whether it freed any.
+    /// Frees the nodes that were retired before the epoch `quiet`, which every client has acknowledged. Returns whether
+    /// any node was freed.
     pub(super) fn release(&mut self, quiet: u64) -> bool {
         let before = self.free.len();
         while let Some(&(epoch, index)) = self.retired.front()

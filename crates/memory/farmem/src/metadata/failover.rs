@@ -1,23 +1,23 @@
-//! Detection of failed memory nodes, where two hold the same content, and the choice of the one that serves.
+//! Detection of failed memory nodes in a store with two, and the choice of the memory node that then serves alone.
 
 use super::maintenance::Lanes;
 use crate::lane::{Awaited, Verb};
 use crate::layout::NodeVersion;
 
-/// Event that a client waits for.
+/// Reason for a check of the memory nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Concern {
-    /// A memory node does not answer it.
+    /// A memory node does not answer the client.
     Lost,
-    /// A client does not let go of a lock.
+    /// The client with this number does not release a lock.
     Suspect(u32),
     /// A link to this node stays locked.
     Stuck(NodeVersion),
-    /// The service's own: this client keeps others from nodes for longer than its lease.
+    /// The service itself found that this client delays the reuse of nodes for longer than its lease.
     Late,
 }
 
-/// A waiting client, its concern, and the tag of the answer.
+/// A client that waits for the check, the reason, and the tag of the client's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
     pub(super) client: u32,
@@ -27,37 +27,39 @@ pub(super) struct Waiting {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// There is one memory node, or one that is left.
+    /// The store has one memory node, or the other one was given up.
     One,
     Both,
-    /// This node is to stop before any client learns of it.
+    /// The memory node `node` must stop before any client learns that the other one serves alone.
     Stopping {
         node: usize,
         is_asked: bool,
     },
 }
 
-/// Result of checking the nodes.
+/// Result of a check of the memory nodes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The nodes that serve answer, so it is a client that is slow, or cannot reach them.
+    /// Clients for which all serving memory nodes have answered. So the reported client is slow or cannot reach a
+    /// memory node.
     pub(super) answered: Vec<Waiting>,
-    /// A node was given up meanwhile.
+    /// Clients that waited when a memory node was given up.
     pub(super) over: Vec<Waiting>,
 }
 
 pub(super) struct Failover {
     lanes: Lanes,
-    /// Its slot of the lanes.
+    /// The slot of the lanes for this check.
     slot: usize,
     state: State,
-    /// The node that serves alone, of two.
+    /// The memory node that serves alone, in a store with two.
     alone: Option<usize>,
-    /// READs that say whether the nodes answer, and who waits for that.
+    /// Posted READs that check whether the memory nodes answer, and the clients that wait for the result.
     probe: Option<([u64; 2], Vec<Waiting>)>,
-    /// Clients that came after these READs were posted: the READs prove nothing about later events.
+    /// Clients that came after these READs were posted. They need another check, since the READs prove nothing about
+    /// later events.
     waiting: Vec<Waiting>,
-    /// Clients that waited when a node was given up.
+    /// Clients that waited when a memory node was given up.
     over: Vec<Waiting>,
 }
 
@@ -67,22 +69,22 @@ impl Failover {
         Self { lanes, slot, state, alone: None, probe: None, waiting: Vec::new(), over: Vec::new() }
     }
 
-    /// Returns the node that serves alone since the other one was given up.
+    /// Returns the memory node that serves alone since the other one was given up.
     pub(super) fn alone(&self) -> Option<usize> {
         self.alone
     }
 
-    /// Returns whether all serving nodes have answered each time a client doubted it.
+    /// Returns whether no check of the memory nodes is pending and no memory node is about to stop.
     pub(super) fn is_quiet(&self) -> bool {
         !matches!(self.state, State::Stopping { .. }) && self.probe.is_none() && self.waiting.is_empty()
     }
 
-    /// Adds a concern of a client.
+    /// Adds a client's reason for a check of the memory nodes.
     pub(super) fn report(&mut self, waiting: Waiting) {
         self.waiting.push(waiting);
     }
 
-    /// Adds a concern that a client repeats, once.
+    /// Adds a client's reason for a check, unless the same reason is already waiting.
     pub(super) fn hear_once(&mut self, waiting: Waiting) {
         let is_probed = self.probe.as_ref().is_some_and(|(_, probed)| probed.contains(&waiting));
         if !is_probed && !self.waiting.contains(&waiting) && !self.over.contains(&waiting) {
@@ -90,7 +92,7 @@ impl Failover {
         }
     }
 
-    /// Removes a client that is gone.
+    /// Removes the reasons of a client that is gone.
     pub(super) fn part(&mut self, client: u32) {
         let of_probe = self.probe.as_mut().map(|(_, waiting)| waiting);
         for waiting in of_probe.into_iter().chain([&mut self.waiting, &mut self.over]) {
@@ -98,7 +100,7 @@ impl Failover {
         }
     }
 
-    /// Gives up a node: it is to stop.
+    /// Gives up a memory node, which must stop.
     pub(super) fn lose(&mut self, node: usize) {
         if self.state == State::Both && node < 2 {
             self.state = State::Stopping { node, is_asked: false };
@@ -108,7 +110,7 @@ impl Failover {
         }
     }
 
-    /// Returns the node that is to stop, once.
+    /// Returns the memory node that must stop. Later calls return `None`.
     pub(super) fn next_stop(&mut self) -> Option<usize> {
         match &mut self.state {
             State::Stopping { node, is_asked } if !*is_asked => {
@@ -119,8 +121,8 @@ impl Failover {
         }
     }
 
-    /// Records that a node serves no client any more. Returns the one that serves alone from now on, if this changes
-    /// anything.
+    /// Records that a memory node serves no client any more. Returns the memory node that serves alone from now on, if
+    /// this changes the state.
     pub(super) fn stopped(&mut self, stopped: usize) -> Option<usize> {
         self.lose(stopped);
         match self.state {
@@ -135,7 +137,7 @@ impl Failover {
         }
     }
 
-    /// Checks whether the nodes answer, if a client is concerned.
+    /// Checks whether the memory nodes answer, if a client has a reason for the check.
     pub(super) fn poll(&mut self) -> Found {
         match self.state {
             State::One => Found { over: std::mem::take(&mut self.over), answered: std::mem::take(&mut self.waiting) },
@@ -159,7 +161,7 @@ impl Failover {
         } else if !self.waiting.is_empty() {
             let mut numbers = [0; 2];
             for (lane, number) in lanes.zip(&mut numbers) {
-                // If that fails, so has the lane.
+                // A failed post means that the lane has failed, which a later poll detects.
                 *number =
                     lane.post(self.slot, &[Verb::Read { remote: 0, local: 0, length: 8 }], Awaited::All).unwrap_or(0);
             }

@@ -1,5 +1,5 @@
-//! The service's own work on the memory node: it removes keys that were deleted, and finds out the unreported writes
-//! of clients that left.
+//! The service's own work on the memory nodes. The service removes deleted keys, and finds the unreported writes of
+//! clients that are gone.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -14,18 +14,19 @@ use crate::error::StoreError;
 use crate::lane::{Awaited, Lane, Verb, WORDS};
 use crate::layout::{HEADER_BYTES, Header, NodeVersion, Word};
 
-/// Work that waits.
+/// Chores that wait to be done.
 #[derive(Debug, Default)]
 pub(super) struct Chores {
     closing: VecDeque<u32>,
-    /// Keys that were not removed since a client was about to insert them again. If the first of two memory nodes
-    /// fails then, the second one has no trace of that.
+    /// Keys that were not removed because a client was about to insert them again. If the first of two memory nodes
+    /// fails before the insert, the second memory node knows nothing of it. So the service then tries the removal
+    /// again.
     postponed: BTreeSet<u32>,
-    /// Clients that are to be shut out.
+    /// Clients that must be shut out.
     leaving: Vec<u32>,
-    /// Clients that were shut out.
+    /// Clients that were shut out, and whose nodes the service must recover.
     gone: VecDeque<u32>,
-    /// One is being done.
+    /// Whether a chore is running.
     is_busy: bool,
 }
 
@@ -34,7 +35,7 @@ impl Chores {
         self.closing.push_back(number);
     }
 
-    /// Handles the loss of a memory node.
+    /// Queues the postponed removals again after the loss of a memory node.
     pub(super) fn node_lost(&mut self) {
         self.closing.extend(std::mem::take(&mut self.postponed));
     }
@@ -64,14 +65,14 @@ impl Chores {
     }
 }
 
-/// The lanes to the memory nodes. Another one may replace that of a store with one node.
+/// The lanes to the memory nodes. In a store with one memory node, a new lane may replace the lane to this node.
 #[derive(Clone)]
 pub(super) struct Lanes(Rc<RefCell<Serving>>);
 
 struct Serving {
-    /// The lane of the node that is read.
+    /// The lane to the memory node from which the service reads.
     current: Rc<Lane>,
-    /// The lane of the second node, if both serve.
+    /// The lane to the second memory node, if both serve.
     replica: Option<Rc<Lane>>,
 }
 
@@ -92,7 +93,7 @@ impl Lanes {
         self.0.borrow_mut().current = Rc::new(lane);
     }
 
-    /// Makes this node serve alone from now on.
+    /// Records that this memory node serves alone from now on.
     pub(super) fn alone(&self, node: usize) {
         let mut serving = self.0.borrow_mut();
         let Some(replica) = serving.replica.take() else { return };
@@ -105,7 +106,7 @@ impl Lanes {
         self.replica().is_some_and(|replica| replica.poll()) | happened
     }
 
-    /// Returns whether no work on the memory nodes is possible just now.
+    /// Returns whether a lane has failed, so that no work on the memory nodes is possible now.
     fn are_broken(&self) -> bool {
         self.current().failed().is_some() || self.replica().is_some_and(|replica| replica.failed().is_some())
     }
@@ -116,7 +117,7 @@ impl Lanes {
 }
 
 pub(super) struct Maintenance {
-    /// Its slot of the lane.
+    /// The slot of the lanes for chores.
     pub(super) slot: usize,
     pub(super) lanes: Lanes,
     pub(super) directory: Rc<RefCell<Directory>>,
@@ -147,7 +148,7 @@ impl Maintenance {
                 }
             })
             .await;
-            // A failed chore is done again once there is another way to the memory node.
+            // A failed chore runs again once the service has a working lane.
             let result = match chore {
                 Chore::Close(number) => self.close(number).await,
                 Chore::Repair(client) => self.repair(client).await,
@@ -162,7 +163,8 @@ impl Maintenance {
         }
     }
 
-    /// Posts verbs to the node that is read and waits until all are done. Returns the lane that has what they brought.
+    /// Posts verbs to the memory node from which the service reads, and waits until all are complete. Returns the lane,
+    /// whose slot memory has the results.
     async fn verbs(&self, list: &[Verb]) -> Result<Rc<Lane>, StoreError> {
         let lane = self.lanes.current();
         self.on(&lane, list).await.map(|()| lane)
@@ -170,7 +172,8 @@ impl Maintenance {
 
     async fn on(&self, lane: &Rc<Lane>, list: &[Verb]) -> Result<(), StoreError> {
         let number = lane.post(self.slot, list, Awaited::All)?;
-        // Another lane comes only when this one has failed, or is about to: then the result of this call is unused.
+        // Another lane replaces this one only after this lane has failed or is about to fail. Then the caller does not
+        // use the result of this call.
         poll_fn(|_| match self.lanes.serves(lane) {
             true => lane.is_done(self.slot, number),
             false => Poll::Ready(Err(StoreError::Memory(Status::WorkRequestFlushed))),
@@ -178,7 +181,7 @@ impl Maintenance {
         .await
     }
 
-    /// Compares and swaps the word of a node. Returns what it is then.
+    /// Compares and swaps the word of a node. Returns the resulting word.
     async fn swap(&self, lane: &Rc<Lane>, of: NodeVersion, compare: Word, swap: Word) -> Result<Word, StoreError> {
         let remote = lane.geometry.node(of.index());
         let (from, to) = (compare.bits(), swap.bits());
@@ -187,18 +190,19 @@ impl Maintenance {
         Ok(if found == compare { swap } else { found })
     }
 
-    /// Closes the chain of a deleted key, so that no client can write behind its tombstone, and removes the key.
+    /// Closes the chain of a deleted key, so that no client can link a node behind its tombstone, and removes the key.
     async fn close(&self, number: u32) -> Result<(), StoreError> {
         let Some(place) = self.directory.borrow_mut().begin_closing(number) else { return Ok(()) };
         let (tail, closed) = (Word::Tail(place), Word::Closed(place));
-        // The node must still be a tombstone and the tail: the key may have been inserted again meanwhile.
+        // The node must still be a tombstone without a successor, since a client may have inserted the key again.
         let mut is_closed = self.header(place).await?.is_some_and(|header| header.is_tombstone);
-        // The first node comes first: if that succeeds, no client can link at the second one.
+        // Close the node at the first memory node first. If the CAS succeeds there, no client can link a node at the
+        // second memory node.
         for lane in [Some(self.lanes.current()), self.lanes.replica()].into_iter().flatten() {
             if !is_closed {
                 break;
             }
-            // It was closed before if the answer to that was lost.
+            // If the answer to an earlier CAS was lost, the word is already closed.
             let word = self.swap(&lane, place, tail, closed).await?;
             is_closed = word == closed;
             if let Word::Locked(_) = word {
@@ -209,8 +213,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Returns the beginning of a node, if it is in the expected use. It ends before the key, so no middlebox treats
-    /// this READ as one that may go to a newer node.
+    /// Returns the header of a node, if the node is in the expected use. The READ ends before the key, so no middlebox
+    /// steers it to a newer node.
     async fn header(&self, place: NodeVersion) -> Result<Option<Header>, StoreError> {
         let (remote, local) = self.at(place);
         let lane = self.verbs(&[Verb::Read { remote, local, length: HEADER_BYTES }]).await?;
@@ -220,13 +224,13 @@ impl Maintenance {
         Ok((header.place == Some(place)).then_some(header))
     }
 
-    /// Returns the offset of a node, and the local offset to which it is read.
+    /// Returns the offset of a node in the region, and the offset in the slot's memory for the READ of the node.
     fn at(&self, place: NodeVersion) -> (u64, usize) {
         let lane = self.lanes.current();
         (lane.geometry.node(place.index()), lane.incoming())
     }
 
-    /// Returns the key of a node, if it is in the expected use.
+    /// Returns the key of a node, if the node is in the expected use.
     async fn key(&self, place: NodeVersion) -> Result<Option<Vec<u8>>, StoreError> {
         let Some(header) = self.header(place).await? else { return Ok(None) };
         if !(1..=self.lanes.current().geometry.max_key).contains(&header.key_length) {
@@ -240,8 +244,8 @@ impl Maintenance {
         Ok(Some(key))
     }
 
-    /// Gets back what a client had that was shut out: nodes that it linked become part of their chains, the others are
-    /// free.
+    /// Recovers the nodes of a client that was shut out. Nodes that the client linked become part of their chains, and
+    /// its other nodes become free.
     async fn repair(&self, client: u32) -> Result<(), StoreError> {
         let granted = self.directory.borrow().granted_to(client);
         let mut numbers = Vec::new();
@@ -263,13 +267,13 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Returns whether a node is with a client that was shut out.
+    /// Returns whether a node was handed out to a client that was shut out.
     fn is_of_nobody(&self, place: NodeVersion) -> bool {
         let owner = self.directory.borrow().owner(place);
         owner.is_some_and(|client| self.chores.borrow().gone.contains(&client))
     }
 
-    /// Makes a link that a client left locked which was shut out of both memory nodes.
+    /// Completes a link that a client left locked. That client was shut out of both memory nodes.
     async fn finish(&self, old: NodeVersion, new: NodeVersion) -> Result<(), StoreError> {
         let (tail, linked) = (Word::Tail(old), Word::Link(new));
         let lane = self.lanes.current();
@@ -277,7 +281,8 @@ impl Maintenance {
             let (remote, local) = self.at(old);
             self.on(&replica, &[Verb::Read { remote, local, length: 8 }]).await?;
             if Word::from_bits(replica.word(self.slot, local)) == tail {
-                // Its WRITE there may have been lost, and no client can know the node there yet.
+                // The client's WRITE of the new node to the second memory node may have been lost. No client can read
+                // the new node there yet, so write it again.
                 let (remote, local) = self.at(new);
                 let length = lane.geometry.node_bytes();
                 self.on(&lane, &[Verb::Read { remote, local, length }]).await?;
@@ -292,7 +297,8 @@ impl Maintenance {
         self.swap(&lane, old, Word::Locked(new), linked).await.map(drop)
     }
 
-    /// Brings what is known of a chain up to date with what it is: one READ for each node, and one for the first.
+    /// Follows a chain from its first known node and records each link in the directory. Costs one READ for each node
+    /// of the chain.
     async fn walk(&self, number: u32) -> Result<(), StoreError> {
         let mut known = None;
         loop {
@@ -315,7 +321,7 @@ impl Maintenance {
             let Some(after) = self.header(next).await? else { return Ok(()) };
             let mut directory = self.directory.borrow_mut();
             if directory.head(number) != Some(head) {
-                continue; // a report came meanwhile
+                continue; // a client's report has changed the directory meanwhile
             }
             if !directory.is_granted(next) {
                 return Ok(()); // no client wrote this word

@@ -1,5 +1,5 @@
-//! The versions of a key as a chain of nodes, of which the last is the key's value. A client believes to know the last
-//! one; if it is wrong, it follows the chain.
+//! The versions of a key's value as a chain of nodes, whose last node has the current value. A client starts at the
+//! node that it believes to be the last one, and follows the chain if other nodes come after that node.
 
 use crate::cache::Entry;
 use crate::client::{Kind, Outcome};
@@ -9,22 +9,23 @@ use crate::rpc::{Reply, Request};
 use crate::strategy::Rules;
 use crate::worker::{Seen, Worker};
 
-/// Number of damaged READs in a row after which a node counts as corrupted. A node that is being recycled is another
-/// one, or intact again, at one of the next READs.
+/// Number of damaged READs in a row after which a node counts as corrupted. While a node is being recycled, only a few
+/// READs in a row return a damaged node.
 const MAX_DAMAGED: u32 = 16;
-/// Time to wait before a question without an answer is asked again. It doubles each time, up to 2^[`MAX_DOUBLINGS`]
-/// times this value.
+/// Time before a client asks the metadata service again for the first node of a key. The time doubles with each
+/// request, up to 2^[`MAX_DOUBLINGS`] times this value.
 const AGAIN_NS: u64 = 20_000;
 const MAX_DOUBLINGS: u32 = 8;
-/// Maximum times in one operation that the service may name a node that is none of the key: more than a second of
-/// asking.
+/// Maximum number of times in one operation that the service may name a node of another key. The requests then take
+/// more than a second.
 const MAX_RESTARTS: u32 = 256;
 
-/// The time of the next try.
+/// Time before the next attempt.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pace {
     AtOnce,
-    /// After a random time below a bound, which doubles with each attempt up to `most_ns`; `budget` attempts at most.
+    /// After a random time below a bound, which starts at `first_ns` and doubles with each attempt up to `most_ns`. The
+    /// operation fails after `budget` attempts.
     Random {
         first_ns: u64,
         most_ns: u64,
@@ -33,7 +34,7 @@ pub(super) enum Pace {
 }
 
 impl Pace {
-    /// From about a round trip to about the time of a hundred.
+    /// Bounds from about one round trip to about a hundred round trips.
     pub(super) const BACKOFF: Self = Self::Random { first_ns: 4_000, most_ns: 512_000, budget: 64 };
 
     async fn wait(self, worker: &Worker, attempts: u32) -> Result<(), StoreError> {
@@ -48,10 +49,10 @@ impl Pace {
     }
 }
 
-/// Follows the chain, and where a client cannot have its way, tries again.
+/// Writes by following a key's chain and appending a node, with further attempts if other clients are faster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chain {
-    /// WRITE and CAS in one post.
+    /// Whether the client posts WRITE and CAS together.
     pub(super) is_chained: bool,
     pub(super) pace: Pace,
 }
@@ -65,17 +66,19 @@ impl Rules for Chain {
     }
 }
 
-/// A walk from node to node of one key.
+/// State of following a key's chain.
 struct Walk {
     entry: Entry,
-    /// The shortcut that was taken last: to take it again would be to go in circles, since shortcuts lag.
+    /// The shortcut that the client followed last. Shortcuts lag, so following this shortcut again could lead back to a
+    /// node that the client has already passed.
     taken: Option<NodeVersion>,
-    /// The entry is a node that a client of this host has seen, and not only the beginning of the key's chain.
+    /// Whether a client of this host has seen the node `entry` in the chain. Otherwise the metadata service named it as
+    /// the first node of the chain.
     is_seen: bool,
 }
 
 impl Walk {
-    /// Goes on to the next node, or to where the shortcut points.
+    /// Continues at the place of the shortcut, or at the next node if there is no new shortcut.
     fn go_on(&mut self, next: NodeVersion, shortcut: Option<NodeVersion>) {
         match shortcut {
             Some(shortcut) if shortcut != self.entry.place && self.taken != Some(shortcut) => {
@@ -87,7 +90,8 @@ impl Walk {
     }
 }
 
-/// Begins a walk along a key's chain. A walk that has come to a node which another key uses by now begins anew.
+/// Starts at the cached node of the key, or at the first node that the metadata service names. `gone` is a node of an
+/// earlier walk that another key uses by now.
 async fn begin(worker: &Worker, gone: Option<NodeVersion>) -> Result<Option<Walk>, StoreError> {
     if let Some(place) = gone {
         worker.count(|counts| counts.recycled += 1);
@@ -105,7 +109,7 @@ pub(super) async fn get(worker: &mut Worker) -> Result<Outcome, StoreError> {
         let seen = worker.read(&mut walk.entry).await?;
         if let Seen::Longer { length } = seen {
             walk.entry.length = length;
-            continue; // the node was found, and is read again as a whole
+            continue; // READ the whole node now
         }
         let is_tail = matches!(seen, Seen::Tail { .. });
         worker.attempt(attempts, is_tail);
@@ -130,7 +134,8 @@ pub(super) async fn get(worker: &mut Worker) -> Result<Outcome, StoreError> {
     }
 }
 
-/// Begins anew; the second time in a row and later, after a moment, since the service may not know yet either.
+/// Starts again after the walk has reached a node that another key uses. From the second time in a row on, waits before
+/// that, since the metadata service may not know the new chain yet.
 async fn restart(worker: &Worker, walk: &Walk, times: &mut u32) -> Result<Option<Walk>, StoreError> {
     let place = walk.entry.place;
     if *times >= MAX_RESTARTS {
@@ -143,21 +148,22 @@ async fn restart(worker: &Worker, walk: &Walk, times: &mut u32) -> Result<Option
         worker.sleep(AGAIN_NS << (*times).min(MAX_DOUBLINGS)).await?;
     }
     *times += 1;
-    // The shortcut may have pointed to a wrong node.
+    // Remember the last shortcut, since that shortcut may have pointed to the wrong node.
     Ok(begin(worker, Some(place)).await?.map(|again| Walk { taken: walk.taken, ..again }))
 }
 
-/// State of a write.
+/// Result of looking for the tail of a chain.
 enum Tail {
-    /// The new node belongs after this node.
+    /// This node is the tail, to which the operation appends its node.
     Here(Entry),
-    /// The operation ends without effect.
+    /// The operation ends with this outcome and without effect.
     Ends(Outcome),
-    /// There is no such key.
+    /// The key does not exist.
     NoKey,
 }
 
-/// Returns the outcome of an operation without effect, given whether the tail is a tombstone.
+/// Returns the outcome of an operation that the state of the tail leaves without effect. `None` if the operation can
+/// append its node.
 fn ending(kind: Kind, is_tombstone: bool) -> Option<Outcome> {
     match kind {
         Kind::Insert => (!is_tombstone).then_some(Outcome::Exists),
@@ -165,7 +171,7 @@ fn ending(kind: Kind, is_tombstone: bool) -> Option<Outcome> {
     }
 }
 
-/// Follows the chain to its tail, by READs of headers.
+/// Follows the chain to its tail with READs of headers.
 async fn find_tail(worker: &mut Worker, mut walk: Walk) -> Result<Tail, StoreError> {
     let mut gone = 0;
     loop {
@@ -190,14 +196,14 @@ async fn find_tail(worker: &mut Worker, mut walk: Walk) -> Result<Tail, StoreErr
 }
 
 impl Chain {
-    /// Runs puts, inserts and deletes.
+    /// Executes a put, insert or delete.
     pub(super) async fn write(self, worker: &mut Worker) -> Result<Outcome, StoreError> {
         let new = worker.take_node().await?;
         let result = self.write_node(worker, new, false).await;
         keep_unused(worker, new, result)
     }
 
-    /// Links a node that is written, or writes and links it.
+    /// Links the node `new`. WRITEs the node first if `is_written` is false.
     pub(super) async fn write_node(
         self,
         worker: &mut Worker,
@@ -210,7 +216,8 @@ impl Chain {
         let mut locked = LockedLink::default();
         let mut tail = match begin(worker, None).await? {
             None => Tail::NoKey,
-            // A cached entry is enough to try. If it would end the operation, the tail has to be read first.
+            // A cached entry is good enough for an attempt. But an operation must not end without effect because of a
+            // cached entry, so then the client reads the tail first.
             Some(walk) if walk.is_seen && ending(kind, walk.entry.is_tombstone).is_none() => Tail::Here(walk.entry),
             Some(walk) => find_tail(worker, walk).await?,
         };
@@ -250,8 +257,8 @@ impl Chain {
                 tail = Tail::Here(old);
                 continue;
             }
-            // The word names the next node, if the place is still in the same use: the walk checks that by the next
-            // node's key.
+            // The word names the next node, unless the place was recycled meanwhile. The walk notices that by the key
+            // of the next node.
             let walk = match found {
                 Word::Link(next) if worker.core.nodes.geometry.has(next) => {
                     Some(Walk { entry: Entry { place: next, ..old }, taken: None, is_seen: false })
@@ -266,16 +273,16 @@ impl Chain {
     }
 }
 
-/// A link that another client makes at the second memory node just now, and has not made at the first one.
+/// A link that another client has made at the second memory node, but not yet at the first one.
 #[derive(Default)]
 struct LockedLink {
-    /// The node that it leads to, and when that was seen first.
+    /// The node behind the locked word, and the time at which this client first saw the word.
     seen: Option<(NodeVersion, u64)>,
 }
 
 impl LockedLink {
-    /// Handles a client that is in the way. After more than a lease, that client is shut out, and the service makes
-    /// the link.
+    /// Records that another client's locked word delays this operation. After more than a lease, the metadata service
+    /// shuts that client out and completes its link.
     async fn meet(&mut self, worker: &Worker, next: NodeVersion) -> Result<(), StoreError> {
         let now_ns = worker.core.device.now_ns();
         match self.seen {
@@ -292,8 +299,8 @@ impl LockedLink {
     }
 }
 
-/// Keeps a node that was not linked for the next write. After another error it is unknown whether the node was
-/// linked.
+/// Keeps the operation's node for the next write if the node was not linked. After other errors it is unknown whether
+/// the node was linked.
 pub(super) fn keep_unused(
     worker: &Worker,
     new: NodeVersion,
@@ -308,7 +315,7 @@ pub(super) fn keep_unused(
     result
 }
 
-/// Makes a key whose first node is `place`. Returns where its chain begins if the key exists already.
+/// Creates a key whose first node is `place`. Returns the first node of the key's chain if the key exists already.
 async fn create(worker: &Worker, place: NodeVersion) -> Result<Option<Entry>, StoreError> {
     loop {
         let key = worker.key().clone();
@@ -321,7 +328,7 @@ async fn create(worker: &Worker, place: NodeVersion) -> Result<Option<Entry>, St
             Reply::Found { place, number, .. } => return worker.first_entry(place, number).map(Some),
             Reply::Again { .. } => worker.sleep(AGAIN_NS).await?,
             Reply::TooManyKeys { .. } => return Err(StoreError::TooManyKeys),
-            _ => return Err(StoreError::Protocol("it sent an answer to another question")),
+            _ => return Err(StoreError::Protocol("the metadata service sent an answer to another request")),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Clients of one host that want the same: of several puts of one key one is carried out, and of several gets too. The
-//! others take part in it.
+//! Combining of operations by clients of one host: of several concurrent puts of one key, one is executed, and so is
+//! one of several gets. The other operations share its result.
 //!
-//! A put that takes part has no effect of its own: it is as if it took effect just before the one that was carried out,
-//! which began after it. A get that takes part came before the READ that answers it was posted. Inserts and deletes go
-//! their own way.
+//! A put that shares a result has no effect of its own. It counts as taking effect just before the executed put, which
+//! began after it. A get that shares a result joined before the READ that answers it was posted. Inserts and deletes
+//! are never combined.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use crate::worker::Worker;
 
 const CHAIN: Chain = Chain { is_chained: false, pace: Pace::AtOnce };
 
-/// Merges operations within a host.
+/// The strategy `combine`.
 #[derive(Clone, Debug)]
 pub(super) struct Combined {
     waiter: Arc<Waiter>,
@@ -31,8 +31,8 @@ impl Combined {
     }
 }
 
-/// Leader of a batch. Dropped without a result, it reports a failure to the batch, so that no operation waits for a
-/// leader that stopped.
+/// Leader of a batch. A leader that is dropped without a result reports a failure to its batch, so that no operation
+/// waits for a leader that has stopped.
 struct Leader {
     core: Rc<Core>,
     slot: usize,
@@ -97,9 +97,9 @@ async fn lead(worker: &mut Worker) -> Result<Outcome, StoreError> {
 }
 
 impl Combined {
-    /// Waits for an answer, for a lease at most.
+    /// Waits for a notice, for one lease at most.
     async fn wait(&self, worker: &Worker, from_ns: u64) -> Result<Notice, StoreError> {
-        // This operation knows no node, so it keeps no other client from recycling.
+        // A waiting operation knows no node, so it must not delay the recycling of nodes.
         worker.holds(false);
         let deadline = from_ns + worker.core.lease_ns;
         worker.until(Some(deadline));
@@ -116,7 +116,7 @@ impl Combined {
         })
         .await;
         worker.until(None);
-        // The operation may have received a notice after its last look.
+        // A notice may have arrived after the last poll.
         match (notice, waiter.leave()) {
             (Ok(Notice::Again), Some(notice)) => Ok(notice),
             (Err(error), Some(Notice::Lead(batch))) => {

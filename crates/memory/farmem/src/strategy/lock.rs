@@ -1,7 +1,8 @@
-//! A lock per key: a word beside the key's shortcut, which a client takes by CAS and spins for.
+//! A lock per key: a word next to the key's shortcut, for which clients spin with CASes.
 //!
-//! Safety does not hang on it: below the lock a write is the same chain with the same CAS. The lock only spares clients
-//! the attempts that would fail. So a client that was thought dead and is not does no harm, even before it is shut out.
+//! The correctness of writes does not depend on the lock: under the lock, a write appends to the chain with the same
+//! CAS. The lock only saves clients the attempts that would fail. So a client that was wrongly thought dead does no
+//! harm, even before it is shut out.
 
 use crate::cache::Entry;
 use crate::client::{Core, Kind, Outcome};
@@ -11,10 +12,11 @@ use crate::strategy::Rules;
 use crate::strategy::chain::{Chain, Pace, get};
 use crate::worker::Worker;
 
-/// Bits of a lock's word for the count of locks that its holder took, so that no two words are equal.
+/// Number of bits of a lock word that count the locks that the client has taken. The count makes each word of the
+/// client unique.
 const COUNT_BITS: u32 = 32;
 
-/// Writes under a lock.
+/// The strategy `lock`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Locked;
 
@@ -32,8 +34,8 @@ impl Rules for Locked {
     }
 }
 
-/// Returns the key, if there is one. A key that does not exist has no lock; the metadata service decides which client
-/// creates it.
+/// Returns the entry of the operation's key, if the key exists. A key that does not exist has no lock; the metadata
+/// service decides which client creates the key.
 pub(super) async fn lockable(worker: &Worker) -> Result<Option<Entry>, StoreError> {
     match worker.known() {
         Some(entry) => Ok(Some(entry)),
@@ -41,18 +43,18 @@ pub(super) async fn lockable(worker: &Worker) -> Result<Option<Entry>, StoreErro
     }
 }
 
-/// Returns a word for a lock that no client has used before.
+/// Returns a lock word that no client has used before.
 pub(super) fn new_word(core: &Core) -> u64 {
     core.locks.set(core.locks.get() + 1);
     (u64::from(core.number) + 1) << COUNT_BITS | core.locks.get() & (u64::MAX >> COUNT_BITS)
 }
 
-/// Returns the client that made the word. `None` of a word that no client makes.
+/// Returns the client that created the lock word. `None` if no client creates such a word.
 pub(super) fn owner(word: u64) -> Option<u32> {
     ((word >> COUNT_BITS) as u32).checked_sub(1)
 }
 
-/// Takes the lock. Returns its word.
+/// Takes the lock of a key. Returns the lock word of this client.
 async fn acquire(worker: &Worker, number: u32) -> Result<u64, StoreError> {
     let core = &worker.core;
     let own = new_word(core);
@@ -74,20 +76,20 @@ async fn acquire(worker: &Worker, number: u32) -> Result<u64, StoreError> {
                 None => true,
             };
             match is_out {
-                true => expected = holder, // the holder writes nothing any more
+                true => expected = holder, // the holder can write nothing any more
                 false => since_ns = core.device.now_ns(),
             }
         }
     }
 }
 
-/// Has the holder of a lock shut out of the memory node. Afterwards none of its posted requests is carried out any
-/// more. Returns false if a memory node kept the holder waiting.
+/// Has the holder of a lock shut out of the memory node, which then executes no further request of the holder. Returns
+/// false if the holder was waiting for a memory node that has failed.
 pub(super) async fn shut_out(worker: &Worker, client: u32) -> Result<bool, StoreError> {
     worker.count(|counts| counts.suspects += 1);
     match worker.ask(|tag| Request::Suspect { tag, client }).await? {
         Reply::Fenced { .. } => Ok(true),
         Reply::Again { .. } => Ok(false),
-        _ => Err(StoreError::Protocol("it sent an answer to another question")),
+        _ => Err(StoreError::Protocol("the metadata service sent an answer to another request")),
     }
 }

@@ -1,9 +1,10 @@
-//! A lock per key, for which clients queue. The lock's word in memory is that of the client that came last. Each
-//! client but the first waits until the one ahead hands over, by a datagram between the two. So waiting costs the
-//! memory node nothing. (The queue is that of Mellor-Crummey and Scott, TOCS 1991, in which a swap is made of CASes.)
+//! A lock per key, for which clients queue. The lock's word in memory is the word of the client that queued last. Each
+//! client but the first waits for a datagram of the client ahead, which hands the lock over. So waiting clients cause
+//! no load on the memory node. (The queue is that of Mellor-Crummey and Scott, TOCS 1991, with CASes in place of a
+//! swap.)
 //!
-//! As with the other lock, safety does not hang on it. A client that hears nothing of the one ahead for a lease has it
-//! shut out, and goes on.
+//! As with the other lock, correctness does not depend on the lock. A client that hears nothing from the client ahead
+//! for a lease has that client shut out, and continues.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -19,14 +20,14 @@ use crate::strategy::chain::{Chain, Pace, get, keep_unused};
 use crate::strategy::lock::{lockable, new_word, owner, shut_out};
 use crate::worker::Worker;
 
-/// Time without an answer after which a client asks the client ahead again.
+/// Time without a message after which a waiting client asks the client ahead again.
 const ASK_AGAIN_NS: u64 = 100_000;
 
-/// Writes under a lock that is handed over.
+/// The strategy `queue-lock`.
 #[derive(Debug)]
 pub(super) struct QueueLocked {
     messenger: Rc<RefCell<LockMessenger>>,
-    /// A lock without a known waiting client: the key's number, and the word.
+    /// A lock that this client holds and for which no other client has asked: the number of the key, and the lock word.
     to_release: Cell<Option<(u32, u64)>>,
 }
 
@@ -43,7 +44,7 @@ impl Rules for QueueLocked {
         }
         let chain = Chain { is_chained: false, pace: Pace::AtOnce };
         let Some(entry) = lockable(worker).await? else { return chain.write(worker).await };
-        // The node is written before the lock is requested, so a holder has only to post a CAS.
+        // WRITE the node before taking the lock, so that the holder of the lock only has to post a CAS.
         let new = worker.take_node().await?;
         worker.write(new, None).await?;
         let queued = Queued { messenger: &self.messenger, word: new_word(&worker.core) };
@@ -57,12 +58,12 @@ impl Rules for QueueLocked {
         };
         if !is_handed_over && result.is_ok() {
             self.to_release.set(Some((entry.number, queued.word)));
-            std::mem::forget(queued); // it stays until `after` is done with it
+            std::mem::forget(queued); // the messenger keeps the word until `after` has run
         }
         keep_unused(worker, new, result)
     }
 
-    /// Takes the lock's word away if no client has come. The operation is over before that.
+    /// Resets the lock's word in memory if no other client has queued. The operation already has its result.
     async fn after(&self, worker: &mut Worker) {
         let Some((number, word)) = self.to_release.take() else { return };
         let queued = Queued { messenger: &self.messenger, word };
@@ -70,7 +71,7 @@ impl Rules for QueueLocked {
         let found = worker.swap_lock(number, word, 0).await;
         let mut messenger = self.messenger.borrow_mut();
         if found.is_ok_and(|found| found != word) && !messenger.hand_over(word) {
-            // Another client came meanwhile, and will send a message.
+            // Another client has queued meanwhile and will ask for the lock.
             messenger.owe(word, worker.core.device.now_ns());
             std::mem::forget(queued);
         }
@@ -79,8 +80,8 @@ impl Rules for QueueLocked {
     }
 }
 
-/// A lock's word, which is forgotten if the operation that made it stops half-way. A client that asks about it then
-/// gets the lock.
+/// A lock word of a running operation. If the operation stops half-way, the messenger forgets the word. A client that
+/// asks about a forgotten word gets the lock.
 struct Queued<'a> {
     messenger: &'a RefCell<LockMessenger>,
     word: u64,
@@ -92,7 +93,7 @@ impl Drop for Queued<'_> {
     }
 }
 
-/// Queues for the lock, and waits until it is this client's.
+/// Queues for the lock and waits until this client holds it.
 async fn acquire(worker: &Worker, number: u32, own: u64, messenger: &RefCell<LockMessenger>) -> Result<(), StoreError> {
     let core = &worker.core;
     messenger.borrow_mut().begin(own, core.device.now_ns());
@@ -105,13 +106,13 @@ async fn acquire(worker: &Worker, number: u32, own: u64, messenger: &RefCell<Loc
         }
         ahead = found;
     }
-    // If no client made the word, there is no client to wait for.
+    // If no client creates such a word, there is no client ahead to wait for.
     let (Some(client), false) = (owner(ahead), ahead == 0) else {
         messenger.borrow_mut().own(own);
         return Ok(());
     };
     let Some(address) = address(worker, client, messenger).await? else {
-        messenger.borrow_mut().own(own); // the client ahead is gone
+        messenger.borrow_mut().own(own); // the client ahead was shut out
         return Ok(());
     };
     worker.count(|counts| counts.handovers += 1);
@@ -135,7 +136,7 @@ async fn acquire(worker: &Worker, number: u32, own: u64, messenger: &RefCell<Loc
             ask_at_ns = now_ns + ASK_AGAIN_NS;
             worker.until(Some(ask_at_ns));
             if is_over(now_ns) {
-                return Poll::Ready(Ok(())); // the one ahead is another slot of this client
+                return Poll::Ready(Ok(())); // another slot of this client was ahead and has handed the lock over
             }
         }
         Poll::Pending
@@ -152,8 +153,8 @@ async fn acquire(worker: &Worker, number: u32, own: u64, messenger: &RefCell<Loc
     Ok(())
 }
 
-/// Returns the address at which a client receives its messages. `None` if the client is gone, or if no one knows any
-/// more.
+/// Returns the address at which a client receives messages. `None` if the client is gone, or if the metadata service is
+/// gone and this client does not know the address.
 async fn address(
     worker: &Worker,
     client: u32,
@@ -177,7 +178,7 @@ async fn address(
             Ok(Some(address))
         }
         Ok(Reply::Absent { .. }) | Err(StoreError::MetadataGone(_)) => Ok(None),
-        Ok(_) => Err(StoreError::Protocol("it sent an answer to another question")),
+        Ok(_) => Err(StoreError::Protocol("the metadata service sent an answer to another request")),
         Err(error) => Err(error),
     }
 }

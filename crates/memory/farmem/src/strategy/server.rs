@@ -1,4 +1,4 @@
-//! The memory node's CPU carries out what clients ask for.
+//! Operations that the memory node's CPU executes.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -11,7 +11,7 @@ use crate::error::StoreError;
 use crate::strategy::Rules;
 use crate::worker::Worker;
 
-/// Asks.
+/// The strategy `server`.
 #[derive(Clone, Debug)]
 pub(super) struct Served {
     calls: Rc<RefCell<Calls>>,
@@ -25,7 +25,7 @@ impl Served {
 
 impl Rules for Served {
     async fn run(&self, worker: &mut Worker) -> Result<Outcome, StoreError> {
-        // This operation knows no node, so it keeps no other client from recycling.
+        // The operation knows no node, so it must not delay the recycling of nodes.
         worker.holds(false);
         let (kind, mut is_asked) = (worker.kind(), false);
         let outcome = poll_fn(|_| {

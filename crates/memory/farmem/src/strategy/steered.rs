@@ -1,8 +1,9 @@
-//! Behind a middlebox that knows the newest node of each key.
+//! Writes and reads behind a middlebox that knows the newest node of each key.
 //!
-//! A client does the same as in `optimistic`. The box sends its CAS to the newest node instead of the named one, and
-//! with `steered` its READs too. So the word that a successful CAS found shows the client which node precedes its
-//! own. A client that has READ takes the node's place from the node. Without a box the same code is right and slow.
+//! A client behaves as in `optimistic`. The box sends the client's CAS to the newest node instead of the named node,
+//! and with `steered` also the client's READs. So the word that a successful CAS found tells the client which node
+//! precedes its new node. After a READ, the client takes the node's place from the node itself. Without a box the same
+//! code is correct but slow.
 
 use crate::client::{Kind, Outcome};
 use crate::error::StoreError;
@@ -10,7 +11,7 @@ use crate::strategy::Rules;
 use crate::strategy::chain::{Chain, Pace, get};
 use crate::worker::Worker;
 
-/// Lets a middlebox find the newest node.
+/// The strategies `steered` and `steered-write`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Steered;
 

@@ -1,4 +1,4 @@
-//! One client at work.
+//! The loop of one client that runs a workload.
 
 use std::collections::BTreeMap;
 
@@ -11,36 +11,37 @@ use crate::client::{Client, Outcome, StoreOperation, Ticket};
 use crate::counts::ClientCounts;
 use crate::error::StoreError;
 
-/// Operations of an open loop that may wait for a place. Beyond that, those that are due are skipped and counted.
+/// Maximum number of due operations that wait in an open loop. Further due operations are skipped and counted.
 const MAX_LATE: u64 = 1 << 16;
-/// The longest time that a histogram holds, in nanoseconds: a minute.
+/// Maximum time that a histogram can hold, in nanoseconds: a minute.
 const LONGEST_NS: u64 = 60_000_000_000;
 
 /// Results of one client.
 #[derive(Clone, Debug)]
 pub struct Tally {
-    /// Nanoseconds that gets took. In an open loop they count from when the get was due.
+    /// Durations of gets in nanoseconds. In an open loop they count from the time when the get was due.
     pub gets_ns: Histogram<u64>,
-    /// Nanoseconds that puts took.
+    /// Durations of puts in nanoseconds, counted in the same way.
     pub puts_ns: Histogram<u64>,
-    /// Counters of the client in the time in which operations counted.
+    /// Counters of the client for the measurement.
     pub counts: ClientCounts,
-    /// Operations that gave up, since others were faster each time.
+    /// Operations that failed because other clients were faster in each attempt.
     pub gave_up: u64,
-    /// Operations of an open loop that were never begun, since too many waited already.
+    /// Operations of an open loop that never began, since too many due operations were waiting.
     pub skipped: u64,
-    /// Gets and puts that found no such key, which a workload does not expect.
+    /// Gets and puts whose key did not exist. A workload expects none.
     pub absent: u64,
-    /// Bytes of frames that its device sent and received meanwhile, those of other clients included; `None` where the
-    /// device does not count.
+    /// Bytes of frames that the client's device sent and received during the measurement, including those of other
+    /// clients. `None` if the device does not count them.
     pub wire_bytes: Option<u64>,
-    /// The time at which the first counted operation may have begun, and the end of the last, on the device's clock.
+    /// The time at which the first counted operation may have begun, and the end of the last one, on the device's
+    /// clock.
     pub span_ns: (u64, u64),
 }
 
 impl Tally {
     pub(super) fn new(from_ns: u64) -> Self {
-        // Significant digits of 3 and these bounds are always allowed.
+        // Three significant digits and these bounds are always valid.
         let histogram = || Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("bounds of a histogram");
         Self {
             gets_ns: histogram(),
@@ -54,31 +55,31 @@ impl Tally {
         }
     }
 
-    /// Operations that counted.
+    /// Returns the number of counted operations.
     pub fn operations(&self) -> u64 {
         self.gets_ns.len() + self.puts_ns.len()
     }
 
-    /// Returns the time in which operations counted, in nanoseconds.
+    /// Returns the duration of the measurement in nanoseconds.
     pub fn lasted_ns(&self) -> u64 {
         self.span_ns.1.saturating_sub(self.span_ns.0).max(1)
     }
 }
 
-/// Hears of each operation, by its number: to judge what came of all, or to ignore it. Operations that have begun and
-/// not ended may have taken effect, and may not.
+/// Observer of the operations of a client, each identified by its number. An operation that has begun and not ended may
+/// or may not have taken effect.
 pub trait Witness {
-    /// Records that an operation is about to begin; of a put, `written` is its value.
+    /// Records that an operation is about to begin. `written` is the value of a put.
     fn begins(&mut self, now_ns: u64, operation: u64, rank: u64, written: Option<&[u8]>);
 
-    /// Records that it has ended without an error; of a get that found a value, `read` is this value.
+    /// Records that an operation has ended without an error. `read` is the value that a get found.
     fn ended(&mut self, now_ns: u64, operation: u64, outcome: Outcome, read: Option<&[u8]>);
 
-    /// Records that it has ended and had no effect.
+    /// Records that an operation has ended and had no effect.
     fn gave_up(&mut self, operation: u64);
 }
 
-/// Ignores everything.
+/// Ignores all operations.
 impl Witness for () {
     fn begins(&mut self, _: u64, _: u64, _: u64, _: Option<&[u8]>) {}
 
@@ -94,17 +95,18 @@ struct Running {
     number: u64,
 }
 
-/// Bytes of frames that a device has sent and received.
+/// Returns the bytes of frames that a device has sent and received.
 fn wire_bytes(device: &Device) -> Option<u64> {
     let counters = device.counters()?;
     Some(counters.tx_vport_rdma_unicast_bytes + counters.rx_vport_rdma_unicast_bytes)
 }
 
-/// Runs a workload with one client. `number` tells the clients apart, and with `seed` decides which operations come.
+/// Runs a workload with one client. `number` and `seed` determine the client's operations; each client has another
+/// `number`.
 ///
 /// # Errors
 ///
-/// An operation failed for another reason than that others were faster.
+/// An operation failed for a reason other than that other clients were faster.
 pub async fn drive<W: Waiter>(
     client: &mut Client,
     device: &Device,
@@ -123,11 +125,11 @@ pub async fn drive<W: Waiter>(
     let mut before = (client.counts(), wire_bytes(device));
     let mut is_counting = load.warm_up_ns == 0;
     let mut running: BTreeMap<Ticket, Running> = BTreeMap::new();
-    // Times at which the next operation of each place may begin, in a closed loop. A random start keeps clients out
-    // of step.
+    // Times at which the next operation of each slot may begin, in a closed loop. Random start times keep the clients
+    // from running in step.
     let mut ready_ns: Vec<u64> =
         (0..load.outstanding).map(|_| start_ns + random.below(load.client_ns.max(1))).collect();
-    // The same in an open loop.
+    // Time at which the next operation arrives, in an open loop.
     let mut arrives_ns = start_ns as f64 + interval_ns.map_or(0.0, |interval_ns| random.exponential(interval_ns));
     let mut operations = 0_u64;
     let mut bytes = Vec::with_capacity(load.value_bytes);
@@ -209,7 +211,7 @@ pub async fn drive<W: Waiter>(
     tally.counts = client.counts().since(&before.0);
     tally.wire_bytes = wire_bytes(device).zip(before.1).map(|(now, before)| now - before);
     tally.span_ns.1 = tally.span_ns.1.max(ends_ns);
-    // Operations that still run do not count any more.
+    // Operations that are still running are not counted.
     while load.drains && !running.is_empty() {
         match client.finished(&mut read) {
             Some((ticket, result)) => {
@@ -223,7 +225,7 @@ pub async fn drive<W: Waiter>(
     Ok(tally)
 }
 
-/// Says what came of an operation. `None` if it gave up.
+/// Passes the result of an operation to the witness. Returns `None` if the operation gave up.
 fn answered(
     witness: &mut impl Witness,
     now_ns: u64,
@@ -245,7 +247,7 @@ fn answered(
     }
 }
 
-/// Moves a client along, or waits until something happens, or until a time.
+/// Advances a client, or waits for an event until a given time.
 async fn progress<W: Waiter>(client: &mut Client, waiter: &W, until_ns: Option<u64>) {
     if client.poll() {
         waiter.breathe().await;
@@ -255,7 +257,7 @@ async fn progress<W: Waiter>(client: &mut Client, waiter: &W, until_ns: Option<u
     }
 }
 
-/// Closes a client: gives back what it holds.
+/// Closes a client, which returns its unused nodes to the metadata service.
 pub async fn close<W: Waiter>(mut client: Client, waiter: &W) {
     client.close();
     while !client.is_closed() && !client.is_over() {

@@ -1,21 +1,22 @@
-//! Histories of operations, and whether each key of one is a linearizable register that may be absent. The crate
-//! `todc-utils` judges (Wing and Gong's algorithm with Lowe's memory of states, as Horn and Kroening describe it).
+//! Histories of operations, and a check whether each key behaves as a linearizable register that may be absent. The
+//! check is in the crate `todc-utils`: Wing and Gong's algorithm with Lowe's cache of states, as described by Horn and
+//! Kroening.
 
 use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::{Action, History};
 use todc_utils::specifications::Specification;
 
-/// An operation on one key and its result. Values are numbers. It is unknown whether operations without an answer
-/// took effect.
+/// An operation on one key and its result. Values are numbers. An operation without an answer may or may not have taken
+/// effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A get, and what it found.
+    /// A get, and the value that it found, if any.
     Get(Option<u64>),
-    /// A put of a value, and whether the key was there.
+    /// A put of a value, and whether the key existed.
     Put(u64, bool),
-    /// An insert of a value, and whether the key was made.
+    /// An insert of a value, and whether the insert created the key.
     Insert(u64, bool),
-    /// A delete, and whether the key was there.
+    /// A delete, and whether the key existed.
     Delete(bool),
     /// A put without an answer.
     PerhapsPut(u64),
@@ -25,7 +26,7 @@ pub enum Event {
     PerhapsDelete,
 }
 
-/// A register that may be absent.
+/// Specification of a register that may be absent.
 struct Register;
 
 impl Specification for Register {
@@ -50,12 +51,12 @@ impl Specification for Register {
     }
 }
 
-/// The times of an operation; one without an answer never ends ([`NEVER`]).
+/// Begin and end of an operation. An operation without an answer ends at [`NEVER`].
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// Its begin, on any clock that all clients share.
+    /// Time of the begin, on a clock that all clients share.
     pub from: u64,
-    /// Its end.
+    /// Time of the end.
     pub to: u64,
     /// The operation and its result.
     pub event: Event,
@@ -64,12 +65,12 @@ pub struct Span {
 /// The end of an operation without an answer.
 pub const NEVER: u64 = u64::MAX;
 
-/// Returns whether the operations on one key, which does not exist at first, are linearizable. Then they have an
-/// order in which each has its recorded result, and which keeps the order of those that did not overlap.
+/// Returns whether the operations on one key, which does not exist at first, are linearizable. Then an order exists in
+/// which each operation has its recorded result, and in which operations that did not overlap keep their order.
 pub fn is_linearizable(spans: &[Span]) -> bool {
     let mut actions = Vec::new();
     for (process, span) in spans.iter().enumerate() {
-        // At one moment, calls come first: such operations are concurrent.
+        // If a call and a response have the same time, the call comes first, so that the two operations are concurrent.
         actions.push(((span.from, 0), (process, Action::Call(span.event))));
         actions.push(((span.to, 1), (process, Action::Response(span.event))));
     }

@@ -1,4 +1,4 @@
-//! Results of all clients of a run.
+//! Combined results of all clients of a run.
 
 use doorbell_verbs::PathMtu;
 use doorbell_wire::{CostError, MessageKind, OuterKind, Response, Transport, message_cost};
@@ -7,27 +7,27 @@ use hdrhistogram::Histogram;
 use super::{Load, Tally};
 use crate::counts::{Attempts, ClientCounts};
 
-/// Gets, or puts.
+/// Results of all gets, or of all puts.
 #[derive(Clone, Debug)]
 pub struct Side {
-    /// Nanoseconds that they took.
+    /// Durations in nanoseconds.
     pub latency_ns: Histogram<u64>,
-    /// Attempts to complete them.
+    /// Attempts to complete the operations.
     pub attempts: Attempts,
 }
 
 impl Side {
-    /// Attempts for each operation that made one itself.
+    /// Returns the number of attempts per operation.
     pub fn attempts_per_operation(&self) -> f64 {
         ratio(self.attempts.attempts, self.attempts.operations)
     }
 
-    /// Returns the per cent of attempts that found the newest node.
+    /// Returns the percentage of attempts that found the newest node.
     pub fn success_percent(&self) -> f64 {
         100.0 * ratio(self.attempts.successes, self.attempts.attempts)
     }
 
-    /// Returns the per cent of operations whose first attempt found it.
+    /// Returns the percentage of operations whose first attempt found the newest node.
     pub fn at_once_percent(&self) -> f64 {
         100.0 * ratio(self.attempts.at_once, self.attempts.operations)
     }
@@ -40,67 +40,69 @@ fn ratio(part: u64, whole: u64) -> f64 {
 /// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Operations that counted.
+    /// Number of counted operations.
     pub operations: u64,
-    /// Operations per second, of all clients.
+    /// Operations per second of all clients together.
     pub operations_per_s: f64,
     /// Gets.
     pub gets: Side,
     /// Puts.
     pub puts: Side,
-    /// Bytes of Ethernet frames per operation that the clients' hosts sent and received, without FCS, as counters show
-    /// them. `None` where the device counts none.
+    /// Bytes of Ethernet frames per operation, without FCS, that the clients' hosts sent and received according to
+    /// their counters. `None` if the device does not count them.
     pub bytes_per_operation: Option<f64>,
-    /// The same if each operation's first try succeeds. For `server` these are two messages, else a READ of the node
-    /// and one of the shortcut, or a WRITE, a CAS and a WRITE of the shortcut.
+    /// Minimum of `bytes_per_operation`, for operations whose first attempt succeeds. With `server` these are the bytes
+    /// of two messages. Otherwise a get costs a READ of the node and a READ of the shortcut, and a put costs a WRITE, a
+    /// CAS and a WRITE of the shortcut.
     pub least_bytes_per_operation: f64,
-    /// Jain's index of the clients' operations: 1 if all had as many, 1/n if one of n had all.
+    /// Jain's fairness index of the clients' operations: 1 if all clients completed the same number, 1/n if only one of
+    /// n clients completed any.
     pub fairness: f64,
-    /// Operations of the client that had fewest and of the one that had most, against the mean.
+    /// The smallest and the largest number of operations of a client, each divided by the mean.
     pub fewest_and_most: [f64; 2],
-    /// Operations that gave up, since others were faster each time.
+    /// Operations that failed because other clients were faster in each attempt.
     pub gave_up: u64,
-    /// Operations of an open loop that were never begun.
+    /// Operations of an open loop that never began.
     pub skipped: u64,
-    /// Operations that found no such key, which a workload does not expect.
+    /// Operations whose key did not exist. A workload expects none.
     pub absent: u64,
-    /// Counters of all clients.
+    /// Sum of the counters of all clients.
     pub counts: ClientCounts,
 }
 
-/// Results of the clients of one host, together.
+/// Combined results of the clients of one host.
 #[derive(Clone, Debug)]
 pub struct HostTally {
-    /// Operations of each client that counted.
+    /// Number of counted operations of each client.
     pub operations: Vec<u64>,
-    /// The same per second of the time in which that client's counted.
+    /// Counted operations per second of each client, over the duration of that client's measurement.
     pub operations_per_s: Vec<f64>,
-    /// Nanoseconds that gets took.
+    /// Durations of gets in nanoseconds.
     pub gets_ns: Histogram<u64>,
-    /// Nanoseconds that puts took.
+    /// Durations of puts in nanoseconds.
     pub puts_ns: Histogram<u64>,
-    /// Counters of the clients.
+    /// Sum of the counters of the clients.
     pub counts: ClientCounts,
-    /// Operations that gave up.
+    /// Operations that failed because other clients were faster in each attempt.
     pub gave_up: u64,
-    /// Operations of an open loop that were never begun.
+    /// Operations of an open loop that never began.
     pub skipped: u64,
-    /// Operations that found no such key.
+    /// Operations whose key did not exist.
     pub absent: u64,
-    /// Bytes of frames that their device sent and received, on average over the clients' times. `None` if the device
-    /// does not count them.
+    /// Bytes of frames that the host's device sent and received, as the mean over the clients' measurements. `None` if
+    /// the device does not count them.
     pub wire_bytes: Option<f64>,
-    /// The time at which the first of their counted operations may have begun, and the end of the last, on the
-    /// device's clock.
+    /// The time at which the first counted operation may have begun, and the end of the last one, on the device's
+    /// clock.
     pub span_ns: (u64, u64),
 }
 
 impl HostTally {
-    /// Returns the sum of these clients, which share a device.
+    /// Returns the combined results of clients that share a device.
     pub fn of(clients: &[Tally]) -> Self {
         let merge = |of: fn(&Tally) -> &Histogram<u64>| {
             let mut sum = Histogram::new_from(&Tally::new(0).gets_ns);
-            // All have the same bounds.
+            // All histograms have the same bounds, so the addition cannot fail.
             clients.iter().for_each(|tally| sum.add(of(tally)).unwrap_or_default());
             sum
         };
@@ -128,17 +130,17 @@ impl HostTally {
 }
 
 impl Report {
-    /// Returns the report of clients, host by host.
+    /// Returns the report of all clients, grouped by host.
     pub fn new(load: &Load, path_mtu: PathMtu, is_served: bool, hosts: &[Vec<Tally>]) -> Self {
         let hosts: Vec<HostTally> = hosts.iter().map(|clients| HostTally::of(clients)).collect();
         Self::of_hosts(load, path_mtu, is_served, &hosts)
     }
 
-    /// Returns the same for hosts that have summed up already.
+    /// Returns the report of hosts whose clients' results were already combined.
     pub fn of_hosts(load: &Load, path_mtu: PathMtu, is_served: bool, hosts: &[HostTally]) -> Self {
         let merge = |of: fn(&HostTally) -> &Histogram<u64>| {
             let mut sum = Histogram::new_from(&Tally::new(0).gets_ns);
-            // Values beyond its bounds were never recorded.
+            // No host records values beyond the bounds of the histogram, so the addition cannot fail.
             hosts.iter().for_each(|host| sum.add(of(host)).unwrap_or_default());
             sum
         };
@@ -168,7 +170,8 @@ impl Report {
     }
 }
 
-/// Bytes of frames, both ways, per operation of which each try succeeds. Each WRITE and SEND has an ACK of its own.
+/// Returns the bytes of frames, in both directions, per operation whose first attempt succeeds. Each WRITE and each
+/// SEND has its own ACK.
 fn least_bytes(load: &Load, path_mtu: PathMtu, is_served: bool) -> Result<f64, CostError> {
     let cost = |kind, bytes: u64| {
         let cost = message_cost(kind, Transport::Rc, bytes, path_mtu, OuterKind::IPV4)?;

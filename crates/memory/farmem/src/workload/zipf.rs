@@ -1,22 +1,23 @@
-//! Which key an operation goes to.
+//! Random choice of the key of an operation.
 
-/// Draws ranks by Zipf's law: rank `k` of `1..=n` with a probability proportional to `k^-s`. Rejection-inversion
-/// (Hörmann and Derflinger, ACM TOMACS 6(3), 1996) takes a few powers per draw and no table, for any number of keys.
+/// Draws ranks by Zipf's law: rank `k` of `1..=n` with a probability proportional to `k^-s`. Uses rejection-inversion
+/// (Hörmann and Derflinger, ACM TOMACS 6(3), 1996), which needs a few powers per draw and no table.
 ///
-/// Powers and logarithms come from the crate `libm`, whose results are the same everywhere. Those of the standard
-/// library depend on the platform, and their last digit sometimes decides which rank is drawn.
+/// Powers and logarithms come from the crate `libm`, whose results are the same on all platforms. Results of the
+/// standard library depend on the platform, and a different last digit could change a drawn rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Zipf {
     keys: f64,
     exponent: f64,
-    /// The integral of the density from 1/2 up to `n + 1/2`.
+    /// Lower bound of the random integrals that `draw` inverts; `to` is their upper bound, at `n + 1/2`.
     from: f64,
     to: f64,
     shortcut: f64,
 }
 
 impl Zipf {
-    /// Returns a distribution over `keys` keys, at least 1, with an exponent of 0 (uniform) or more.
+    /// Returns a distribution over `keys` keys, at least 1, with this exponent. An exponent of 0 means a uniform
+    /// distribution.
     pub fn new(keys: u64, exponent: f64) -> Self {
         let keys = keys.max(1) as f64;
         let mut zipf = Self { keys, exponent, from: 0.0, to: 0.0, shortcut: 0.0 };
@@ -30,7 +31,7 @@ impl Zipf {
         libm::pow(x, -self.exponent)
     }
 
-    /// Returns the integral of the density, up to a constant.
+    /// Returns the antiderivative of the density at `x`, up to a constant.
     fn integral(&self, x: f64) -> f64 {
         let log = libm::log(x);
         let power = (1.0 - self.exponent) * log;
@@ -42,7 +43,7 @@ impl Zipf {
         if t.abs() > 1e-8 { libm::exp(x * libm::log1p(t) / t) } else { libm::exp(x * (1.0 - t / 2.0)) }
     }
 
-    /// Returns a rank from 0, the most frequent, to `n - 1`. `random` gives numbers from 0 to 1.
+    /// Returns a rank from 0, the most frequent one, to `n - 1`. `random` returns numbers from 0 to 1.
     pub fn draw(&self, mut random: impl FnMut() -> f64) -> u64 {
         loop {
             let u = self.to + random() * (self.from - self.to);
@@ -54,25 +55,26 @@ impl Zipf {
         }
     }
 
-    /// Returns the share of all draws that a rank from 0 gets. It sums over all keys.
+    /// Returns the share of all draws that a rank from 0 gets, as a sum over all keys.
     pub fn share(&self, rank: u64) -> f64 {
         let sum: f64 = (1..=self.keys as u64).map(|k| self.density(k as f64)).sum();
         self.density(rank as f64 + 1.0) / sum
     }
 }
 
-/// Random numbers that a seed decides (xorshift64*, Vigna 2014).
+/// Random number generator with a seed (xorshift64*, Vigna 2014).
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Returns a generator for a seed. Close seeds give unlike numbers (splitmix64 in between).
+    /// Returns a generator with this seed. The seed passes through splitmix64, so that similar seeds give unlike
+    /// numbers.
     pub fn new(seed: u64) -> Self {
         let mut state = seed;
         Self(doorbell_wire::split_mix(&mut state).max(1))
     }
 
-    /// Returns the next number.
+    /// Returns the next 64-bit number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -80,17 +82,17 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Returns a number from 0 to just below `end`.
+    /// Returns a number from 0 up to, but not including, `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(end)) >> 64) as u64
     }
 
-    /// Returns the time to the next event of a Poisson process with this mean distance.
+    /// Returns the time to the next event of a Poisson process with this mean time between events.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -libm::log(1.0 - self.unit()) * mean
     }
 
-    /// Returns a number from 0 to just below 1.
+    /// Returns a number from 0 up to, but not including, 1.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -123,7 +125,7 @@ mod tests {
             for rank in [0, 1, 2, 10, 100, 1023] {
                 let expected = zipf.share(rank) * f64::from(draws);
                 let seen = f64::from(counted[rank as usize]);
-                // Five standard deviations of a binomial count.
+                // Allow five standard deviations of a binomial count.
                 let slack = 5.0 * expected.sqrt() + 1.0;
                 assert!((seen - expected).abs() < slack, "s = {exponent}, rank {rank}: {seen} of {expected}");
             }
@@ -133,7 +135,7 @@ mod tests {
         assert_eq!(Zipf::new(1, 0.99).draw(|| random.unit()), 0);
     }
 
-    /// Digests of simulations depend on these ranks. Each exponent takes another path through powers and logarithms.
+    /// Digests of simulations depend on these ranks. Different exponents use different powers and logarithms.
     #[test]
     fn a_seed_draws_the_same_ranks_on_every_machine() {
         for (exponent, first) in [

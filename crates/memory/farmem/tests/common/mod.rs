@@ -1,5 +1,5 @@
-//! A store on simulated hosts: the memory node on node 0, the metadata service on node 1, and clients on the next
-//! nodes. A second memory node, if any, is the last node.
+//! A store on simulated hosts: the memory node on host 0, the metadata service on host 1, and clients on the next
+//! hosts. A second memory node, if any, is on the last host.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 use std::cell::{Cell, RefCell};
@@ -17,7 +17,7 @@ use doorbell_sim::{Simulation, SwitchBox, Testbed, Topology, VirtualWaiter, test
 use doorbell_steer::{Config as SteerConfig, Limits, Steer};
 use doorbell_verbs::RKey;
 
-/// Numbers of nodes of the simulation.
+/// Numbers of the simulated hosts.
 pub const MEMORY: usize = 0;
 pub const METADATA: usize = 1;
 pub const FIRST_HOST: usize = 2;
@@ -26,7 +26,7 @@ pub fn t3() -> Testbed {
     testbed::by_name("connectx5-100g-far").expect("a testbed of the program").clone()
 }
 
-/// Returns options with short timeouts, so that a death is noticed within milliseconds.
+/// Returns options with short timeouts, so that the death of a peer is detected within milliseconds.
 pub fn rpc() -> Config {
     Config::default().timeout_exponent(8).retry_count(3).keepalive(Duration::from_millis(2))
 }
@@ -43,16 +43,16 @@ pub struct Boxed {
 /// Ways in which a memory node fails.
 #[derive(Clone, Copy, Debug)]
 pub enum How {
-    /// The node's queue pairs are gone, and it answers no client.
+    /// The memory node destroys its queue pairs and answers no client.
     Dies,
-    /// The node and the metadata service no longer reach each other. Some clients, selected by the bits of their
-    /// numbers, do not reach the node either. The node serves the other clients until its lease ends.
+    /// The memory node and the metadata service no longer reach each other. Clients whose bit is set in `clients` do
+    /// not reach the memory node either. The memory node serves the other clients until its lease ends.
     CutOff { clients: u32 },
-    /// The service does not reach the node's memory, but can order the node to stop.
+    /// The service does not reach the memory node's region, but can order the memory node to stop.
     Told,
 }
 
-/// Failure of one of two memory nodes at a time.
+/// Failure of one of two memory nodes at a given time.
 #[derive(Clone, Copy, Debug)]
 pub struct Failure {
     pub node: usize,
@@ -63,14 +63,14 @@ pub struct Failure {
 /// Time for which a memory node serves without contact to the metadata service.
 pub const NODE_LEASE_NS: u64 = 3_000_000;
 
-/// The service's control connections to the memory nodes, and the clients to fence.
+/// The program that runs the service: its control connections to the memory nodes, and the clients to fence.
 #[derive(Default)]
 struct Carrier {
     nodes: Vec<Rc<RefCell<MemoryNode>>>,
-    /// Nodes that do not answer on the control connection.
+    /// Whether each memory node answers on its control connection.
     is_cut: Rc<Cell<[bool; 2]>>,
     fencing: Vec<u32>,
-    /// Time after which a node without contact has stopped by itself, and its number.
+    /// A memory node without contact to the service, and the time at which this node has stopped by itself.
     stops_ns: Option<(usize, u64)>,
 }
 
@@ -122,25 +122,25 @@ impl Carrier {
     }
 }
 
-/// Makes a box without state for this address.
+/// Creates a box without state at this address.
 pub fn steer(address: std::net::IpAddr, boxed: Boxed, seed: u64) -> Steer {
     let limits = Limits { window_bytes: 1 << 40, keys: boxed.keys, ..Limits::default() };
     Steer::new(SteerConfig { limits, seed, ..SteerConfig::at(address) })
 }
 
-/// The box and its control plane.
+/// The box in the switch and its control plane.
 pub type Through = Rc<(SwitchBox, RefCell<StoreControl>)>;
 
 /// A store: simulation, memory nodes, metadata service, and the number of working clients.
 pub struct Store<'a> {
     pub simulation: Simulation<'a>,
     pub memory: Rc<RefCell<MemoryNode>>,
-    /// Second memory node.
+    /// The second memory node, if any.
     pub replica: Option<Rc<RefCell<MemoryNode>>>,
-    /// Whether each node is reachable only through its queue pairs.
+    /// Whether the control connection of each memory node is cut. Its queue pairs still work.
     is_cut: Rc<Cell<[bool; 2]>>,
     replica_host: usize,
-    /// Whether a memory node is going to fail.
+    /// Whether a memory node will fail.
     fails: bool,
     /// The metadata service, until [`Self::serve`] takes it.
     pub metadata: Option<Metadata>,
@@ -148,7 +148,7 @@ pub struct Store<'a> {
     pub caches: Vec<Arc<HostCache>>,
     numbers: u32,
     pub working: Rc<Cell<usize>>,
-    /// Whether the memory node's CPU has requests to serve.
+    /// Whether the memory node's CPU serves requests of clients.
     is_asked: bool,
 }
 
@@ -217,7 +217,7 @@ impl Store<'_> {
         }
     }
 
-    /// Returns a client on a host.
+    /// Creates a client on a host and connects it.
     pub fn client(&mut self, host: usize, options: ClientOptions) -> Client {
         self.numbers += 1;
         let number = self.numbers;
@@ -237,7 +237,7 @@ impl Store<'_> {
         end.connect(number, &memory, &metadata, &self.caches[host]).expect("connected")
     }
 
-    /// Lets a memory node fail, if clients are still working.
+    /// Makes a memory node fail at the given time, unless all clients have finished by then.
     pub fn fail(&mut self, failure: Failure) {
         let Failure { node, at_ns, how } = failure;
         self.fails = true;
@@ -280,7 +280,8 @@ impl Store<'_> {
         });
     }
 
-    /// Runs the metadata service until all clients have gone and all work is finished. Returns the final state.
+    /// Runs the metadata service until all clients have gone and the service has no pending work. Returns the final
+    /// state.
     pub fn serve(&mut self) -> doorbell_sim::Returned<Rest> {
         let mut metadata = self.metadata.take().expect("the service does not run yet");
         let memory = Rc::clone(&self.memory);
@@ -319,7 +320,7 @@ impl Store<'_> {
                     return Rest { nodes, keys: metadata.keys(), alone: metadata.alone() };
                 }
                 if !happened {
-                    // No event wakes the service when the last client has ended.
+                    // The end of the last client is no event that wakes the service, so the service polls again soon.
                     let is_soon =
                         !fencing.is_empty() || carrier.stops_ns.is_some() || (fails && metadata.alone().is_none());
                     let soon = waiter.now().as_ns() + if is_soon { 5_000 } else { 1_000_000 };
@@ -333,7 +334,7 @@ impl Store<'_> {
     }
 }
 
-/// Connects a client with the memory node, or with the box in front of it.
+/// Connects a client with the memory node, or with the box in front of the memory node.
 fn accept(
     memory: &mut MemoryNode,
     through: &Option<Through>,
@@ -346,7 +347,7 @@ fn accept(
     }
 }
 
-/// Serves as [`serve_once`] does, with a box that fences clients.
+/// Serves once as `serve_once` does, but the box fences the clients.
 pub fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Vec<u32>) -> bool {
     let mut happened = metadata.poll();
     while let Some(client) = metadata.next_fence() {
@@ -363,7 +364,7 @@ pub fn serve_behind(metadata: &mut Metadata, through: &Through, fencing: &mut Ve
     happened
 }
 
-/// Final state of the service after all clients have gone.
+/// Final state of the metadata service after all clients have gone.
 pub struct Rest {
     pub nodes: NodeCounts,
     pub keys: Vec<(Vec<u8>, NodeVersion)>,
@@ -372,14 +373,14 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// Checks each memory node that serves.
+    /// Checks each memory node that still serves.
     pub fn check_all(&self, store: &Store<'_>) {
         let replica = store.replica.iter().filter(|_| self.alone != Some(0));
         let memories = Some(&store.memory).filter(|_| self.alone != Some(1)).into_iter().chain(replica);
         memories.for_each(|memory| self.check(&memory.borrow()));
     }
 
-    /// Checks that each node is free or the only one of a key, and holds the expected bytes.
+    /// Checks that each node is either free or the only node of a key, and that each node of a key is intact.
     pub fn check(&self, memory: &MemoryNode) {
         let nodes = u64::from(memory.geometry().nodes);
         let NodeCounts { free, granted, heads, retired, spent } = self.nodes;
@@ -406,13 +407,13 @@ pub fn serve_once(metadata: &mut Metadata, memory: &RefCell<MemoryNode>) -> bool
 }
 
 /// Returns the number of running operations, whether the client is over, and whether it is closed. Programs wait for
-/// changes of these.
+/// changes of these three values.
 fn awaited(client: &Client) -> (usize, bool, bool) {
     (client.running(), client.is_over(), client.is_closed())
 }
 
-/// Polls a client. Checks that these values change only in a poll that reports an event, or after a deadline. Otherwise
-/// a sleeping program would never wake.
+/// Polls a client. Checks that the values of [`awaited`] change only in a poll that reports an event, or after a
+/// deadline. Otherwise a sleeping program would never wake.
 pub fn poll(client: &mut Client, waiter: &VirtualWaiter) -> bool {
     let before = awaited(client);
     let happened = client.poll();
@@ -425,7 +426,7 @@ pub fn poll(client: &mut Client, waiter: &VirtualWaiter) -> bool {
     happened
 }
 
-/// Waits until a poll makes progress.
+/// Polls a client, and waits for an event if the poll makes no progress.
 pub async fn progress(client: &mut Client, waiter: &VirtualWaiter) {
     if poll(client, waiter) {
         waiter.breathe().await;
@@ -451,7 +452,7 @@ pub async fn run(
     }
 }
 
-/// Says goodbye, and waits for its acknowledgement.
+/// Closes a client, and waits until its close message is acknowledged.
 pub async fn close(mut client: Client, waiter: &VirtualWaiter, working: &Cell<usize>) {
     client.close();
     while !client.is_closed() {

@@ -1,4 +1,5 @@
-//! Packets that the box passes on: those of other connections, unreadable ones, and congestion notifications.
+//! Packets that the box forwards without handling them as a client's requests: packets of relayed connections,
+//! unreadable packets, and congestion notifications.
 
 use std::net::IpAddr;
 
@@ -10,12 +11,12 @@ use crate::config::SetupError;
 use crate::order::{Asked, Numbering, Order};
 use crate::output::Path;
 
-/// A connection between a client and the node whose packets are passed on.
+/// Connections between a client and the node whose packets the box relays.
 #[derive(Debug, Default)]
 pub(super) struct Relays {
-    /// Connection of each sender and number, and whether the client is the sender.
+    /// For each sender address and destination queue pair, the connection and whether the client is the sender.
     ways: FxHashMap<(IpAddr, Qpn), Relay>,
-    /// The requests of each connection: the client's, and the node's.
+    /// The requests of each connection: those of the client, and those of the node.
     asked: Vec<[Asked; 2]>,
     free: Vec<usize>,
     numbering: Option<Numbering>,
@@ -29,15 +30,15 @@ struct Relay {
 }
 
 impl Steer {
-    /// Passes the packets of a connection between a client and a node on, in both directions. Packets from the
-    /// client's address go to the node's queue pair, and packets from the node's address to the client's. Each end
-    /// sees the box's address as its peer's; the rest of a packet stays unchanged. Requests are numbered
-    /// ([`order`](Self::order)).
+    /// Relays the packets of a connection between a client and a node, in both directions. Packets from the client's
+    /// address go to the node's queue pair, and packets from the node's address to the client's queue pair. Each end
+    /// sees the box's address as the address of its peer; all other fields of a packet stay unchanged. The box numbers
+    /// the requests ([`order`](Self::order)).
     ///
     /// # Errors
     ///
-    /// The number of relayed connections has reached the maximum number of clients, or packets of another connection
-    /// would be indistinguishable.
+    /// The number of relayed connections has reached the maximum number of clients, or the box could not distinguish
+    /// packets of this connection from those of another.
     pub fn relay(&mut self, client: (IpAddr, Qpn), node: (IpAddr, Qpn)) -> Result<(), SetupError> {
         let relays = &mut self.relays;
         if relays.asked.len() - relays.free.len() >= self.config.limits.clients {
@@ -68,12 +69,12 @@ impl Steer {
         true
     }
 
-    /// Returns the order in which the requests of relayed connections were answered.
+    /// Returns the statistics of the order in which the node answered the requests of relayed connections.
     pub fn order(&self) -> Order {
         self.relays.numbering.as_ref().map(|numbering| *numbering.order()).unwrap_or_default()
     }
 
-    /// Passes a packet of a relayed connection on. Returns false for other packets.
+    /// Forwards a packet of a relayed connection. Returns false if the packet belongs to no relayed connection.
     pub(super) fn pass_relayed(
         &mut self,
         outer: &Outer,
@@ -96,7 +97,7 @@ impl Steer {
         true
     }
 
-    /// Passes an unreadable packet on: to its destination if the box is only on its path, else to the node.
+    /// Forwards an unreadable packet: to its destination if it is not addressed to the box, and otherwise to the node.
     pub(super) fn pass_unparsed(&mut self, outer: &Outer, packet: &[u8]) {
         self.counters.unparsed += 1;
         if outer.dst != self.config.address {
@@ -113,8 +114,8 @@ impl Steer {
         self.out.push(Path { source, destination, traffic_class, hop_limit }, packet);
     }
 
-    /// Handles a congestion notification of the node. It concerns the packets that the box sends to the node, and so
-    /// every client that has requests there (Annex A17).
+    /// Handles a congestion notification of the node. The notification concerns the packets from the box to the node,
+    /// so the box notifies every client with outstanding requests (Annex A17).
     pub(super) fn tell_clients_of_congestion(&mut self, packet: &[u8]) {
         let Some(node) = &self.node else { return };
         let mut slots: Vec<u32> = node.in_flight.iter().map(|message| message.slot).collect();

@@ -9,7 +9,7 @@ use super::Steer;
 use crate::client::{ECN, Phase, Repetition};
 use crate::message::{Answer, Kind, Message};
 
-/// The mark of a router that met congestion (RFC 3168).
+/// The ECN value with which a router marks congestion (RFC 3168).
 const CONGESTION_EXPERIENCED: u8 = 0b11;
 
 /// Operation and target of a request.
@@ -36,14 +36,14 @@ impl Steer {
         client.heard(outer.traffic_class & !ECN, bth.partition_key);
         match client.phase {
             Phase::Open => {}
-            // Requests after a refused one are not executed.
+            // Requests after a refused request must not be executed.
             Phase::Refusing(_) => return,
             Phase::Failing => {
                 let code = NakCode::REMOTE_OPERATIONAL_ERROR;
                 client.phase = Phase::Refused(client.expected, code);
                 return client.send_nak(client.expected, code, from, &mut self.out);
             }
-            // The NAK may have been lost.
+            // The client has sent the refused request again, so the NAK may have been lost.
             Phase::Refused(psn, code) => {
                 if bth.psn == psn {
                     client.send_nak(psn, code, from, &mut self.out);
@@ -66,7 +66,7 @@ impl Steer {
         }
     }
 
-    /// Refuses the request at the expected PSN, and all later ones.
+    /// Refuses the request at the expected PSN, and all later requests.
     fn refuse(&mut self, slot: u32, code: NakCode) {
         match code {
             NakCode::REMOTE_ACCESS_ERROR => self.counters.refused_access += 1,
@@ -81,7 +81,7 @@ impl Steer {
         self.touch(slot);
     }
 
-    /// Handles the expected packet.
+    /// Handles a packet with the expected PSN.
     fn accept(
         &mut self,
         now_ns: u64,
@@ -92,7 +92,7 @@ impl Steer {
         operation: PacketOperation,
     ) -> Result<(), NakCode> {
         let has_assembly = self.client(slot).is_some_and(|client| client.assembly.is_some());
-        // IBTA Vol 1, 9.7.4.1.2: the packets of a message are consecutive. Packets are padded to four bytes, and a
+        // The packets of a message must be consecutive (IBTA Vol 1, 9.7.4.1.2). Packets are padded to four bytes, and a
         // packet without payload ends after its headers.
         let has_rest = !bth.opcode.has_payload() && packet.len() > BTH_LEN + bth.opcode.extension_len();
         if has_assembly == bth.opcode.is_first() || !packet.len().is_multiple_of(4) || has_rest {
@@ -113,7 +113,8 @@ impl Steer {
                 }
                 (packets, payload as u32)
             }
-            // Requests of more packets would be indistinguishable from duplicates.
+            // The client must be able to distinguish duplicates from new requests, so a READ may occupy only a part of
+            // the PSNs.
             Kind::Read if packets >= 1 << 21 => return Err(NakCode::INVALID_REQUEST),
             Kind::Read => (packets, 0),
             Kind::CompareSwap { .. } | Kind::FetchAdd { .. } if target.address % 8 != 0 => {
@@ -131,7 +132,7 @@ impl Steer {
         let Some(client) = self.client(slot) else { return Ok(()) };
         let requests = client.waiting.len() + client.in_flight;
         if is_full || requests >= limits.client_requests || client.held_bytes + held > limits.client_bytes {
-            // Drop it as if the network had lost it; the client retransmits.
+            // The box drops the request, as if the network had lost it. The client will retransmit.
             self.counters.full += 1;
             return Ok(());
         }
@@ -175,7 +176,7 @@ impl Steer {
         Ok(())
     }
 
-    /// Handles a further packet of a WRITE.
+    /// Handles a packet of a WRITE after the first one.
     fn continue_write(
         &mut self,
         now_ns: u64,
@@ -191,7 +192,7 @@ impl Steer {
         let payload = (packet.len() - BTH_LEN - bth.opcode.extension_len() - usize::from(bth.pad_count)) as u32;
         let left = message.length - *received;
         let is_last = bth.opcode.is_last();
-        // IBTA Vol 1, 9.7.4.1.6: all packets but the last are full, and the first packet has announced the length.
+        // All packets but the last are full, and the first packet has announced the length (IBTA Vol 1, 9.7.4.1.6).
         let fits = if is_last { payload == left && payload <= mtu } else { payload == mtu && payload < left };
         if operation != PacketOperation::Write || bth.opcode.has_imm() || !fits || (!is_last && bth.pad_count > 0) {
             return Err(NakCode::INVALID_REQUEST);
@@ -208,7 +209,8 @@ impl Steer {
         Ok(())
     }
 
-    /// Records a packet of an incomplete message. The client may wait for its acknowledgement before it sends more.
+    /// Records a packet of an incomplete WRITE. The client may wait for an acknowledgement of this packet before it
+    /// sends more.
     fn assembled(&mut self, now_ns: u64, slot: u32, bth: &BthRepr) {
         let due_ns = now_ns.saturating_add(self.config.limits.incomplete_ns);
         self.sweep_ns = Some(self.sweep_ns.map_or(due_ns, |at_ns| at_ns.min(due_ns)));
@@ -220,7 +222,7 @@ impl Steer {
         }
     }
 
-    /// Records that a request is complete.
+    /// Queues a complete request.
     fn enqueue(&mut self, slot: u32, message: Message) {
         self.counters.requests += 1;
         let Some(client) = self.client(slot) else { return };
@@ -229,8 +231,9 @@ impl Steer {
         self.schedule(slot);
     }
 
-    /// Handles a repeated request (IBTA Vol 1, 9.7.4.4). An unanswered request will be answered; answered ones are
-    /// answered again.
+    /// Handles a repeated request (IBTA Vol 1, 9.7.4.4). The box answers an already answered request again. It ignores
+    /// the repetition of a complete request that is not answered yet, since the answer will come. It acknowledges a
+    /// repeated packet of an incomplete WRITE.
     fn repeat(&mut self, slot: u32, outer: &Outer, packet: &[u8], bth: &BthRepr, operation: PacketOperation) {
         let from_incomplete = self.client(slot).is_some_and(|client| !bth.psn.is_before(client.complete_end()));
         let Some(client) = self.client(slot) else { return };
@@ -244,7 +247,8 @@ impl Steer {
         match operation {
             PacketOperation::ReadRequest => return self.repeat_read(slot, outer, packet, bth),
             PacketOperation::CompareSwap | PacketOperation::FetchAdd => {
-                // Older results are dropped, so the repetition gets no answer (IBTA Vol 1, 9.7.4.4).
+                // The box has dropped the results of older atomics, so their repetitions get no answer (IBTA Vol 1,
+                // 9.7.4.4).
                 if let Some(original) = client.result_of(bth.psn) {
                     client.repeat(Repetition::Atomic { psn: bth.psn, original });
                 }
@@ -256,7 +260,7 @@ impl Steer {
         self.touch(slot);
     }
 
-    /// Executes a READ again, at the same node as before.
+    /// Queues a READ that the node must execute again, at the same address as before.
     fn repeat_read(&mut self, slot: u32, outer: &Outer, packet: &[u8], bth: &BthRepr) {
         if packet.len() > BTH_LEN + RETH_LEN {
             return;
@@ -267,7 +271,7 @@ impl Steer {
         let limits = self.config.limits;
         let is_full = self.held_bytes + packet.len() > limits.held_bytes;
         let Some(client) = self.client(slot) else { return };
-        // The repetition covers at most the answered requests.
+        // A repeated READ may only cover the PSNs of answered requests.
         if packets > client.answered.distance_from(bth.psn) {
             return;
         }
@@ -316,7 +320,7 @@ impl Steer {
             (None, None) => {}
         }
         let Some(client) = self.client(slot) else { return };
-        // The same READ may wait here already: a client that repeats it several times needs one answer.
+        // The same READ may already wait here. A client that repeats a READ several times needs only one answer.
         let waits =
             client.repetitions.iter().any(|other| matches!(other, Repetition::Read(read) if read.psn == bth.psn));
         if waits || !client.repeat(Repetition::Read(message)) {
@@ -339,8 +343,8 @@ impl Steer {
     }
 }
 
-/// Returns the target of a request. `None` for operations that the box does not offer: SENDs and immediate data.
-/// Those would use receives of the node, which belong to no client.
+/// Returns operation and target of a request. `None` for operations that the box does not offer: SENDs and immediate
+/// data, which would consume receives of the node.
 fn target_of(packet: &[u8], operation: PacketOperation, bth: &BthRepr) -> Option<Target> {
     let rest = packet.get(BTH_LEN..)?;
     match operation {

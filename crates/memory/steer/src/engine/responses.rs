@@ -36,7 +36,7 @@ impl Steer {
         let Some(node) = &self.node else { return };
         let is_next = psn == node.next_psn();
         if !node.is_outstanding(psn) {
-            // A repeated answer is harmless.
+            // The repetition of an old answer is harmless and counts as expected.
             let is_old = psn.is_before(node.oldest());
             self.counters.unexpected += u64::from(!is_old && !is_next);
             return;
@@ -68,7 +68,7 @@ impl Steer {
         }
     }
 
-    /// Takes a packet of a READ's response, and passes it on with the client's numbers.
+    /// Handles a packet of a READ response, and forwards it with the client's queue pair number, PSN and MSN.
     fn handle_read(&mut self, now_ns: u64, outer: &Outer, packet: &[u8], bth: &BthRepr) {
         if !self.reach(now_ns, bth.psn) {
             return;
@@ -126,8 +126,8 @@ impl Steer {
         }
     }
 
-    /// Handles the PSN of a response, which also answers all earlier requests. Returns false if that leaves a gap, or
-    /// if no outstanding request has this PSN.
+    /// Handles the PSN of a response, which also answers all earlier requests. Returns false if an earlier response was
+    /// lost, or if no outstanding request has this PSN.
     fn reach(&mut self, now_ns: u64, psn: Psn) -> bool {
         if !self.node.as_ref().is_some_and(|node| node.is_outstanding(psn)) {
             return false;
@@ -141,8 +141,8 @@ impl Steer {
         is_oldest
     }
 
-    /// Records that all requests before `to` are answered. An unanswered READ or atomic among them has lost its
-    /// response (IBTA Vol 1, 9.7.5.2.8), and is requested again.
+    /// Records that all requests before the PSN `to` are answered. If an unanswered READ or atomic is among them, its
+    /// response was lost (IBTA Vol 1, 9.7.5.2.8), and the box requests the response again.
     fn advance(&mut self, now_ns: u64, to: Psn) {
         let mut has_moved = false;
         while let Some(node) = &mut self.node
@@ -170,8 +170,8 @@ impl Steer {
         }
     }
 
-    /// Records that the node has answered a request, and passes the answer to its client. `original` is the value
-    /// that an atomic found.
+    /// Records that the node has answered a request, and sends the answer to the client. `original` is the value that
+    /// an atomic found.
     fn complete(&mut self, message: Message, original: Option<u64>) {
         let from = self.config.address;
         self.learn_from(&message, original);
@@ -206,8 +206,8 @@ impl Steer {
         self.release(message);
     }
 
-    /// Returns the value that a client gets for a steered CAS: the word at the actual node. If the CAS failed, the
-    /// word of a last node would look like success to the client, so the client gets zero.
+    /// Returns the value that a client gets for a steered CAS: the word at the actual node. If the CAS failed and found
+    /// the word of a last node, this word would look like success to the client. So the client gets zero instead.
     pub(super) fn seen_by_client(&self, compared: u64, original: u64) -> u64 {
         let looks_like_success = self.steering.as_ref().is_none_or(|steering| steering.is_tail(original));
         if original != compared && looks_like_success { 0 } else { original }

@@ -1,5 +1,5 @@
-//! Steering and conversion of requests on their way to the node. Each request passes here once, in the order in which
-//! the node executes them. Retransmissions are sent unchanged.
+//! Steering and conversion of requests before the box sends them to the node. The box transforms each request once, in
+//! the order in which the node executes the requests. Retransmissions are sent unchanged.
 
 use doorbell_verbs_core::Access;
 
@@ -10,14 +10,14 @@ use crate::steering::{Elsewhere, Key};
 use crate::values::behind;
 
 impl Steer {
-    /// Returns the key whose lock a request needs, and whether another request holds it.
+    /// Returns the key whose chain a request must lock, and whether another request has locked the chain.
     pub(super) fn lock_of(&self, message: &Message) -> Option<(Key, bool)> {
         let steering = self.steering.as_ref()?;
         let key = steering.appends(message)?;
         Some((key, steering.is_locked(&key)))
     }
 
-    /// Steers and converts a request that is about to be sent for the first time.
+    /// Steers and converts a request that the box is about to send for the first time.
     pub(super) fn transform(&mut self, message: &mut Message, append: Option<Key>) {
         if message.again {
             return;
@@ -78,7 +78,7 @@ impl Steer {
         let Kind::CompareSwap { compare, swap } = message.kind else { return };
         let known = message.exclusive.then(|| self.values.get(message.address)).flatten();
         if let Some(value) = known {
-            // The outcome is known now, so no client has to wait for it.
+            // The outcome of the CAS is already known, so no client has to wait for it.
             let new = behind(message.kind, value);
             let prior = match message.answer {
                 Answer::Steered => self.seen_by_client(compare, value),
@@ -99,7 +99,7 @@ impl Steer {
         }
     }
 
-    /// Updates the tables from the answer of the node to an atomic.
+    /// Updates the tables from the node's answer to an atomic.
     pub(super) fn learn_from(&mut self, message: &Message, original: Option<u64>) {
         let Some(original) = original else { return };
         if let Kind::CompareSwap { compare, swap } = message.kind {
@@ -120,7 +120,7 @@ impl Steer {
         }
     }
 
-    /// Returns whether the region of the newest node's key is still open and grants this access.
+    /// Returns whether the box still has the region of the steering target, and whether the region grants this access.
     fn may(&self, to: Elsewhere, length: u32, access: Access) -> bool {
         let region = self.regions.check(to.rkey, to.address, length, access);
         region.is_ok_and(|region| region.is_some_and(|region| region.node_rkey == to.node_rkey))

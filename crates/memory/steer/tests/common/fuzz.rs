@@ -1,5 +1,5 @@
-//! The fuzz body: a function of bytes that become packets which arrive at a box. A stable test runs it over a corpus,
-//! and mutates the corpus for a bounded time.
+//! The fuzz target, which turns a byte string into packets that arrive at a box. A test on stable Rust runs it over a
+//! corpus, and over mutations of the corpus for a bounded time.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ const LIMITS: Limits = Limits {
     incomplete_ns: 1_000_000,
 };
 
-/// Layout in which each WRITE of at least 16 bytes is a node: its word, and a key.
+/// Layout in which each WRITE of at least 16 bytes is a node, which begins with its word and its key.
 #[derive(Debug)]
 struct AnyNode;
 
@@ -47,8 +47,8 @@ impl Layout for AnyNode {
     }
 }
 
-/// Fuzzes a box with packets from clients, node and strangers. Some packets have arbitrary bytes, most have a header
-/// that the box checks. For any packets, the box must stay within its limits and send a bounded number of packets.
+/// Fuzzes a box with packets from clients, the node and unknown addresses. Some packets have arbitrary bytes, but most
+/// have valid headers. For all packets, the box must stay within its limits and send a bounded number of packets.
 pub fn fuzz_packets(data: &[u8]) {
     let mut choices = Choices(data);
     let [at_box, node, stranger]: [IpAddr; 3] = [[10, 0, 0, 9].into(), [10, 0, 0, 1].into(), [10, 0, 0, 7].into()];
@@ -88,7 +88,7 @@ pub fn fuzz_packets(data: &[u8]) {
             bth.set_opcode(opcode);
             bth.set_version(0);
             bth.set_dest_qpn(*qpn);
-            // Use the next PSN in most cases, otherwise one near it.
+            // Use the next PSN in most cases, and otherwise a PSN close to it.
             let offset = choices.below(16) as u32;
             bth.set_psn(if offset > 12 { psn.add(offset).sub(14) } else { *psn });
             *psn = if offset > 12 { *psn } else { psn.next() };
@@ -96,7 +96,7 @@ pub fn fuzz_packets(data: &[u8]) {
                 let payload = packet.len() - BTH_LEN - opcode.extension_len();
                 let mut reth = RethPacket::new_unchecked(&mut packet[BTH_LEN..BTH_LEN + RETH_LEN]);
                 reth.set_virtual_address(0x1000 + (choices.short() as u64 & 0xff8));
-                // For an atomic, the length field is the beginning of its value.
+                // For an atomic, this field is the beginning of the atomic's operand.
                 reth.set_dma_length(if choices.chance() { payload as u32 } else { choices.short() as u32 });
                 reth.set_rkey(RKey::new(1));
             }
@@ -112,13 +112,14 @@ pub fn fuzz_packets(data: &[u8]) {
         }
         let mut bytes = 0;
         let sent = steer.poll_transmit(|_, packet| bytes += packet.len());
-        // Because of one packet, at most a window leaves twice, and one more packet for each client.
+        // One packet causes at most two transmissions of all packets in the window, and one more packet for each
+        // client.
         assert!(sent <= 256 && bytes <= 64 << 10, "one packet made {sent} packets of {bytes} bytes");
         let held = steer.held();
         assert!(held.bytes <= LIMITS.held_bytes, "{held:?}");
         assert!(held.waiting + held.in_flight <= 3 * (LIMITS.client_requests + 128), "{held:?}");
     }
-    // Removed connections leave no state behind.
+    // Disconnected clients must leave no state behind.
     for (_, qpn, _) in &peers[1..] {
         assert!(steer.disconnect(*qpn), "the client was connected");
     }

@@ -1,4 +1,4 @@
-//! Clients, a box and a memory node on one virtual clock, with real RNICs and a network with faults between them.
+//! Clients, a box and a memory node on one virtual clock, with software RNICs and a network with faults between them.
 #![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 pub mod tally;

@@ -1,10 +1,10 @@
-//! Counts of events in runs. A simulation does not test an event that never happens.
+//! Counts of events in simulation runs, so that a test can check that each kind of event happened.
 
 use std::collections::BTreeMap;
 
 use doorbell_steer::Counters;
 
-/// Number of occurrences of each event.
+/// Number of occurrences of each event, by the event's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally(BTreeMap<&'static str, u64>);
 
@@ -25,7 +25,7 @@ impl Tally {
         self.0.iter().map(|(what, count)| format!("{count:>12}  {what}\n")).collect()
     }
 
-    /// Fails unless each of these events happened.
+    /// Panics unless each of these events happened.
     pub fn assert_met(&self, wanted: &[&str]) {
         let missing: Vec<_> = wanted.iter().filter(|what| !self.0.contains_key(*what)).collect();
         assert!(missing.is_empty(), "these never happened: {missing:#?}\nthese did:\n{}", self.table());

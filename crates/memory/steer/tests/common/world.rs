@@ -1,4 +1,4 @@
-//! RNICs and a box on one virtual clock, and the network between them.
+//! RNICs and a box on one virtual clock, and the network between RNICs and box.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,13 +17,13 @@ use super::memory::Block;
 use super::tally::Tally;
 use super::trace::trace;
 
-/// The key of the node's memory for clients.
+/// The remote key with which clients access the node's memory.
 pub const KEY: RKey = RKey::new(0x77);
 
 /// Index of the memory node among the devices.
 pub const NODE: usize = 0;
 
-/// Effects of the network on packets. Rates are per mille of packets, times in nanoseconds.
+/// Faults of the network. Rates are per mille of packets, and times are in nanoseconds.
 #[derive(Clone, Debug, Default)]
 pub struct Link {
     pub latency_ns: u64,
@@ -56,19 +56,19 @@ pub struct World {
     pub devices: Vec<Device>,
     pub steer: Steer,
     pub mtu: PathMtu,
-    /// Links between clients and box, and between box and node.
+    /// Faults between clients and box. `node_link` has the faults between box and node.
     pub client_link: Link,
     pub node_link: Link,
     pub rng: Rng,
     pub tally: Tally,
     pub node_qpn: Qpn,
-    /// The box's end of the queue pair with the node.
+    /// The box's queue pair number for the queue pair with the node.
     pub box_qpn: Qpn,
     /// The first PSN of the client that connected last.
     pub next_psn: Psn,
     pub max_rd_atomic: u8,
     pub exclusive: bool,
-    /// Rate at which routers mark packets, per mille.
+    /// Rate at which routers set a congestion mark, per mille of packets.
     pub marks: u64,
     agenda: BTreeMap<(u64, u64), Packet>,
     order: u64,
@@ -117,8 +117,8 @@ pub struct Patience {
     pub retry_count: u8,
 }
 
-/// Returns the attributes of each step that brings up a new RC queue pair. The peer has this address, number and first
-/// PSN. `reads` is the maximum number of READs and atomics that it accepts, and that it may have outstanding.
+/// Returns the attributes of each transition that brings up a new RC queue pair. The peer has this address, queue pair
+/// number and first PSN. `reads` is the maximum number of outstanding READs and atomics in each direction.
 pub fn steps(
     mtu: PathMtu,
     peer: (IpAddr, Qpn, Psn),
@@ -158,7 +158,7 @@ pub fn steps(
 }
 
 impl World {
-    /// Creates a world with this many clients, whose box is not attached yet.
+    /// Creates a world with this number of clients. The box is not attached to the node yet.
     pub fn new(seed: u64, clients: usize, node_bytes: usize, client_bytes: usize, steer: Steer, mtu: PathMtu) -> Self {
         let mut rng = Rng::new(seed);
         let bytes_of = |index| if index == NODE { node_bytes } else { client_bytes };
@@ -206,8 +206,8 @@ impl World {
         }
     }
 
-    /// Gives the box a queue pair with the node, and the node's memory as a region. Destroys the node's earlier queue
-    /// pair, so that no packet reaches memory through it.
+    /// Connects the box with the node, and adds the node's memory as a region. Destroys the node's previous queue pair,
+    /// so that late packets cannot access the memory.
     pub fn attach(&mut self) {
         if self.node_qpn != Qpn::new(0) {
             self.devices[NODE].rnic.destroy_qp(self.node_qpn).expect("the node has this queue pair");
@@ -243,7 +243,8 @@ impl World {
         self.steer.add_region(region).expect("there is room for a region");
     }
 
-    /// Connects a client with the box. Returns the client's queue pair and the box's number for it.
+    /// Connects a client with the box. Returns the client's queue pair number and the box's queue pair number for the
+    /// client.
     pub fn connect(&mut self, index: usize, patience: Patience) -> (Qpn, Qpn) {
         let qpn = self.create_qp(index);
         let first_psn = Psn::new(self.rng.next() as u32);
@@ -254,7 +255,7 @@ impl World {
         (qpn, peer)
     }
 
-    /// Connects a client directly with the node. Returns the client's queue pair.
+    /// Connects a client directly with the node. Returns the client's queue pair number.
     pub fn connect_past_box(&mut self, index: usize, patience: Patience) -> Qpn {
         let (own, other) = (self.create_qp(index), self.create_qp(NODE));
         let psn = Psn::new(self.rng.next() as u32);
@@ -267,7 +268,7 @@ impl World {
         self.devices[NODE].memory.address() + offset as u64
     }
 
-    /// Posts a work request on `length` bytes at `offset` of the client's memory.
+    /// Posts a work request with a buffer of `length` bytes at `offset` of the client's memory.
     pub fn post(&mut self, index: usize, qpn: Qpn, wr_id: u64, operation: SendOperation, offset: usize, length: usize) {
         let now_ns = self.now_ns;
         let device = &mut self.devices[index];
@@ -327,7 +328,7 @@ impl World {
         }
     }
 
-    /// Sends the pending packets of all devices.
+    /// Sends the pending packets of all devices into the network.
     pub fn transmit(&mut self) {
         for index in 0..self.devices.len() {
             if !self.devices[index].alive {
@@ -369,7 +370,7 @@ impl World {
         timeouts.chain(self.steer.poll_timeout()).chain(agenda).min()
     }
 
-    /// Sends all waiting packets, and jumps to the next event. Returns false if there is none.
+    /// Sends all pending packets, and advances the clock to the next event. Returns false if there is none.
     pub fn step(&mut self) -> bool {
         self.transmit();
         let Some(next_ns) = self.next_event_ns() else { return false };
