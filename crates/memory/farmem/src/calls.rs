@@ -1,4 +1,4 @@
-//! The messages to and from the memory node's CPU, for clients of strategy `server`, and the client's end of the
+//! The client's end of the connection with the memory node's CPU, for strategy `server`, and the messages on this
 //! connection.
 
 use std::cell::Cell;
@@ -101,7 +101,8 @@ pub(crate) struct Calls {
     over: Option<StoreError>,
     /// Whether the connection has failed without a notification to the operations that wait for an answer.
     is_news: bool,
-    /// Whether an operation found no room on the connection. It must try again, since no answer will wake it.
+    /// Whether an operation found no room on the connection. This operation must try again, since no answer will wake
+    /// it.
     was_full: bool,
     scratch: Vec<u8>,
     verbs_left: Cell<Option<u64>>,

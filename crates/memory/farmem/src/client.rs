@@ -48,7 +48,7 @@ pub struct ClientOptions {
     pub replicas: usize,
     /// Options of the connection with the metadata service, except for the maximum message length, which the store
     /// sets. In a store with two memory nodes, the timeout and the retry count also apply to the queue pairs to these
-    /// nodes. They determine the time until the client detects that a memory node does not answer.
+    /// nodes. Both options determine the time until the client detects that a memory node does not answer.
     pub rpc: Config,
     /// Seed for the random part of waiting times.
     pub seed: u64,

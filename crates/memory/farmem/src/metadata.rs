@@ -40,8 +40,8 @@ const PROBE: usize = 1;
 #[derive(Clone, Debug)]
 pub struct MetadataOptions {
     /// Options of the connections with clients, except for the maximum message length, which the store sets. In a store
-    /// with two memory nodes, the timeout and the retry count also apply to the queue pairs to these nodes. They
-    /// determine the time until the service detects that a memory node does not answer.
+    /// with two memory nodes, the timeout and the retry count also apply to the queue pairs to these nodes. Both
+    /// options determine the time until the service detects that a memory node does not answer.
     pub rpc: Config,
     /// Maximum time that an operation may run while other clients wait for nodes that this operation may read. After
     /// this time, the operation's client is shut out.
@@ -622,8 +622,9 @@ impl Metadata {
         self.sessions.len()
     }
 
-    /// Returns whether the service has no pending work: no client to shut out, no check of a memory node, no client to
-    /// clean up after, and no deleted key to remove. While the memory node is unreachable, the last two do not count.
+    /// Returns whether the service has no pending work: no client to shut out and no check of a memory node. Unless the
+    /// memory node is unreachable, the service must also have no deleted key to remove and no nodes of a shut-out
+    /// client to recover.
     pub fn is_tidy(&self) -> bool {
         self.to_fence.is_empty() && self.failover.is_quiet() && (!self.chores.borrow().has_any() || self.is_cut_off())
     }

@@ -109,7 +109,7 @@ impl StoreControl {
         is_exclusive: bool,
         steers_reads: bool,
     ) -> Result<Self, OpenError> {
-        // A previous box on this memory node is gone.
+        // Shut out a previous box, which is gone.
         memory.fence(BOX)?;
         let attributes = memory.pd().device().attributes();
         let lane = Self::lane(steer, attributes.active_mtu, attributes.udp_port);

@@ -42,8 +42,8 @@ pub(crate) enum Seen {
     Damaged,
 }
 
-/// Offsets of one-word results in the slot's memory. `FOUND` is for a CAS on a node, `SHORTCUT` for the READ of a
-/// shortcut, `LOCK` for the CAS that takes a lock, and `RELEASED` for the CAS that releases a lock.
+/// Offsets of one-word results in the slot's memory. `FOUND` is for a CAS on a node, and `SHORTCUT` is for the READ of a
+/// shortcut. `LOCK` is for the CAS that takes a lock, and `RELEASED` is for the CAS that releases a lock.
 pub(crate) const FOUND: usize = WORDS[0];
 const SHORTCUT: usize = WORDS[1];
 const LOCK: usize = WORDS[2];
@@ -81,7 +81,7 @@ impl Worker {
         calls.take(self.slot, self.kind(), &mut self.own().value.borrow_mut())
     }
 
-    /// Sets whether the operation may know nodes, which must not be recycled while it does.
+    /// Sets whether the operation may know nodes. The service must not recycle nodes that an operation knows.
     pub(crate) fn holds(&self, does: bool) {
         self.own().holds.set(does);
     }

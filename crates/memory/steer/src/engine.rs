@@ -182,8 +182,8 @@ impl Steer {
     }
 
     /// Starts to use `end`, a queue pair that the node has created for the box's queue pair
-    /// [`node_side`](Self::node_side). The previous queue pair with a node fails, and all its clients get a NAK for their
-    /// next request.
+    /// [`node_side`](Self::node_side). The previous queue pair with a node fails, and each of its clients gets a NAK
+    /// for its next request.
     ///
     /// # Errors
     ///

@@ -158,7 +158,7 @@ fn unreadable_packets_are_passed_on_and_counted() {
         assert_eq!((path.source, path.destination, bytes), (address_of(1), address_of(9), &junk[..]));
     });
     let sentences: Vec<_> = world.steer.counters().sentences().collect();
-    assert!(sentences.contains(&(2, "packets that are no RoCE v2 packets the box can read")), "{sentences:?}");
+    assert!(sentences.contains(&(2, "packets that the box cannot read as RoCE v2 packets")), "{sentences:?}");
     assert!(sentences.contains(&(2, "packets passed through unchanged")), "{sentences:?}");
     // The packet belongs to a connection that the box passes on.
     let (client_qpn, node_qpn) = (Qpn::new(0x51), Qpn::new(0x52));

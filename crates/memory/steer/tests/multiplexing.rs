@@ -442,16 +442,16 @@ fn clients_behind_one_queue_pair_are_served_once_and_in_order() {
             "fault: packet lost",
             "fault: packet duplicated",
             "packets of requests sent to the memory node again",
-            "acknowledgements of the memory node that covered several clients",
+            "acknowledgements of the memory node for requests of several clients",
             "requests that a client sent again",
-            "READs carried out again because a client lost the response",
-            "requests that arrived ahead of a lost one",
+            "READs executed again because a client lost the response",
+            "requests that arrived ahead of a lost request",
             "NAKs for lost requests sent to clients",
             "NAKs for lost requests received from the memory node",
-            "responses of the memory node that were lost and asked for again",
+            "responses of the memory node that were lost and requested again",
             "times that the memory node did not answer in time",
             "CASes sent to the memory node as WRITEs",
-            "requests dropped because the client or the box holds as much as its limits allow",
+            "requests dropped because a limit of the client or of the box was reached",
         ]);
     }
 }

@@ -487,7 +487,7 @@ fn a_store_behind_the_box_is_linearizable() {
             "READs steered to the newest node of their key",
             "CASes steered to the newest node of their key",
             "CASes sent to the memory node as WRITEs",
-            "CASes held until another one to the same key was answered",
+            "CASes held until another CAS to the same key was answered",
             "keys forgotten because another key took their place in the table",
             "life: client past the box",
             "life: client vanished",

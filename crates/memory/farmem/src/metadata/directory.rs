@@ -8,8 +8,7 @@ use super::NodeCounts;
 use crate::layout::{Geometry, KeyBytes, MAX_VERSION, NodeVersion};
 use crate::rpc::{GRANT, Report};
 
-/// Number of nodes for each node of the reserve, which is for deletes. The reserve has at most as many nodes as one
-/// grant.
+/// The reserve for deletes has one node for each `RESERVED` nodes of the store, but at most `GRANT` nodes.
 const RESERVED: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

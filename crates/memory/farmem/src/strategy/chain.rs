@@ -90,8 +90,8 @@ impl Walk {
     }
 }
 
-/// Starts at the cached node of the key, or at the first node that the metadata service names. `gone` is a node of an
-/// earlier walk that another key uses by now.
+/// Starts at the cached node of the key, or at the first node that the metadata service names. `gone` is a node that
+/// another key uses by now: then the function removes the cached entry of this node and asks the service.
 async fn begin(worker: &Worker, gone: Option<NodeVersion>) -> Result<Option<Walk>, StoreError> {
     if let Some(place) = gone {
         worker.count(|counts| counts.recycled += 1);

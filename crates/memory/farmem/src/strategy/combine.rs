@@ -1,9 +1,9 @@
 //! Combining of operations by clients of one host: of several concurrent puts of one key, one is executed, and so is
 //! one of several gets. The other operations share its result.
 //!
-//! A put that shares a result has no effect of its own. It counts as taking effect just before the executed put, which
-//! began after it. A get that shares a result joined before the READ that answers it was posted. Inserts and deletes
-//! are never combined.
+//! A put that shares a result has no effect of its own. The put counts as taking effect just before the executed put,
+//! which began after the other put had joined. A get that shares a result joined before the READ that answers it was
+//! posted. Inserts and deletes are never combined.
 
 use std::future::poll_fn;
 use std::rc::Rc;
