@@ -42,8 +42,8 @@ pub(crate) enum Seen {
     Damaged,
 }
 
-/// Offsets of one-word results in the slot's memory. `FOUND` is for a CAS on a node, and `SHORTCUT` is for the READ of a
-/// shortcut. `LOCK` is for the CAS that takes a lock, and `RELEASED` is for the CAS that releases a lock.
+/// Offsets of one-word results in the slot's memory. `FOUND` is for a CAS on a node, and `SHORTCUT` is for the READ of
+/// a shortcut. `LOCK` is for the CAS that takes a lock, and `RELEASED` is for the CAS that releases a lock.
 pub(crate) const FOUND: usize = WORDS[0];
 const SHORTCUT: usize = WORDS[1];
 const LOCK: usize = WORDS[2];

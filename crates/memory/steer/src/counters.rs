@@ -48,7 +48,7 @@ counters! {
     passed: "packets passed through unchanged",
     unparsed: "packets that the box cannot read as RoCE v2 packets",
     unknown_qp: "packets for a queue pair that the box does not have",
-    foreign: "packets for a queue pair of another address",
+    foreign: "packets from an address that is not the peer of their queue pair",
     unexpected: "responses that answer no request of the box",
     full: "requests dropped because a limit of the client or of the box was reached",
     incomplete: "clients given up because they left a message incomplete",
