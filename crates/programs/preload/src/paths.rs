@@ -1,19 +1,23 @@
-//! Files that programs read besides calling libibverbs: `/dev/infiniband`, `/sys/class/infiniband` and related paths.
+//! Served paths: the files of an RDMA device that programs read without libibverbs. Examples are
+//! `/dev/infiniband` and `/sys/class/infiniband`.
 //!
-//! Only these paths are served. Functions of the C library that take a path compare its first letters (`route.rs`),
-//! and nearly all calls go to the C library at once. One table (`plan.rs`) lists all served entries. It provides
-//! status, rights, links and lists of entries.
+//! The library replaces the functions of the C library that take a path. Each of them compares the
+//! first letters of its path with the served paths (`route.rs`). Nearly all calls then continue in
+//! the C library at once. One table (`plan.rs`) lists all served entries with their status, rights,
+//! links and folders.
 //!
-//! No file exists for an entry before a program opens it. Then the program gets an anonymous file, or a folder that
-//! was removed at once (`anonymous.rs`). The name of the file or folder identifies the entry (`names.rs`). So nothing
-//! stays when a process ends, even if it is killed.
+//! No file exists for an entry until a program opens the entry. Then the program gets an anonymous
+//! file, or a folder that the library has created and removed at once (`anonymous.rs`). The name of
+//! this file or folder identifies the entry (`names.rs`). So no file remains when a process ends,
+//! even if a signal kills the process.
 //!
-//! Links, `..` and relative paths are followed within the table, as the kernel follows them in its own tree
-//! (`route.rs`). So no path leads from an anonymous folder into the folder in which it was created. For the kernel a
-//! removed folder has no entries, so functions that list a folder are served too (`listing.rs`).
+//! The library follows links, `..` and relative paths within the table, as the kernel follows them
+//! in its own tree (`route.rs`). So no path leads from an anonymous folder to the folder in which
+//! the library created it. The kernel shows no entries in a removed folder. Therefore, the library
+//! also replaces the functions that list a folder (`listing.rs`).
 //!
-//! System calls that bypass the C library are not served. Neither are files that the C library opens within `ftw`,
-//! `nftw` and `fts_open`.
+//! The library does not serve system calls that bypass the C library, nor files that the C library
+//! opens within `ftw`, `nftw` and `fts_open`.
 
 mod anonymous;
 mod files;
@@ -48,20 +52,21 @@ pub(crate) fn dev_name() -> &'static CStr {
 
 /// Outcome of a call on a served path.
 enum Served<R> {
-    /// The call is complete, with this result.
+    /// The call is complete and returns this result.
     Done(R),
-    /// The C library's function must run, on the path in the buffer.
+    /// The caller must call the C library's function with the path in the buffer.
     Call,
-    /// The C library's function must run on the path in the buffer, which leads to this descriptor. The descriptor is
-    /// closed afterwards.
+    /// The caller must call the C library's function with the path in the buffer, which leads to
+    /// this descriptor, and then close the descriptor.
     CallOn(Fd),
     /// The call fails with this errno.
     Refused(c_int),
 }
 
-/// Follows a path that may lead to a served node. If it does, `serve` decides the outcome. `serve` must not wait.
-/// Nothing is held while `real` runs, since it may be a cancellation point. The exception is a descriptor that `real`
-/// opens again, but then the thread is not cancelled meanwhile.
+/// Follows a path that may lead to a served node. If the path leads to a node, `serve` decides the
+/// outcome. `serve` must not wait. This function holds no resource while `real` runs, since `real`
+/// may be a cancellation point. The exception is a descriptor that `real` opens again. The thread
+/// cannot be cancelled during that call.
 #[cold]
 #[inline(never)]
 fn led<R>(
@@ -77,13 +82,13 @@ fn led<R>(
     let way = {
         let _uncancelled = Uncancelled::new();
         let way = || {
-            // SAFETY: every caller passes on the path that `may_concern` has read.
+            // SAFETY: every caller passes the path that `may_concern` has read.
             match unsafe { route::lead(folder, path, end, &mut buffer) } {
                 Lead::Through => Handling::Through,
                 Lead::Elsewhere => Handling::Buffer,
                 Lead::Refused(errno) => {
                     if errno == libc::ENOENT {
-                        // SAFETY: a C string, as above.
+                        // SAFETY: `may_concern` has read the path, so the path is a C string.
                         anonymous::tell(
                             unsafe { CStr::from_ptr(path) }.to_bytes(),
                             &"there is no such file of the software RNIC",
@@ -99,7 +104,7 @@ fn led<R>(
                 },
             }
         };
-        // Nothing unwinds into C.
+        // A panic must not unwind into C.
         catch_unwind(AssertUnwindSafe(way)).unwrap_or(Handling::Refused(libc::EIO))
     };
     set_errno(errno_before);
@@ -130,7 +135,7 @@ enum Handling<R> {
     Refused(c_int),
 }
 
-/// Returns an answer that needs only the plan, if nodes can be served at all.
+/// Returns an answer that needs only the plan, if the library can serve nodes at all.
 fn answered<R>(node: &'static Node, answer: impl FnOnce() -> Served<R>) -> Served<R> {
     match anonymous::check() {
         Ok(()) => answer(),
@@ -138,7 +143,8 @@ fn answered<R>(node: &'static Node, answer: impl FnOnce() -> Served<R>) -> Serve
     }
 }
 
-/// Returns the answer for a file or folder that was created for a node, or the error of its creation.
+/// Returns the answer for a file or folder that was created for a node, or the error of creating
+/// it.
 fn made<R, T>(
     node: &'static Node,
     made: Result<T, anonymous::Unserved>,

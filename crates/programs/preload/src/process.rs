@@ -1,4 +1,5 @@
-//! The process around the library: its start and its end, forks, signals, waits, settings and output.
+//! Process-wide parts of the library: settings, started programs, forks, signals, waits, output,
+//! and the end of the process.
 
 pub(crate) mod config;
 pub(crate) mod exit;

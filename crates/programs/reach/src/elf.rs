@@ -1,11 +1,12 @@
-//! Start of an ELF file: header, program headers, and the dynamic linker that they name.
+//! Reader for the start of an ELF file: the header, the program headers, and the name of the
+//! dynamic linker.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use super::Barrier;
 
-/// ELF machine number for which this library is built.
+/// ELF machine number of the processor for which this library is built.
 const MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
     Some(62)
 } else if cfg!(target_arch = "aarch64") {
@@ -21,11 +22,11 @@ const PROGRAM_INTERPRETER: u32 = 3;
 const HEADER_BYTES: usize = 64;
 /// Size of a 64-bit program header.
 const PROGRAM_HEADER_BYTES: usize = 56;
-/// Maximum of program headers to read, more than any linker writes.
+/// Maximum number of program headers that [`barrier`] reads. No linker writes more.
 const MOST_PROGRAM_HEADERS: u16 = 64;
 
-/// Returns the barrier of this file. Returns `None` for a file that is no valid 64-bit ELF file, since the kernel
-/// rejects it.
+/// Returns the reason why no library can be preloaded into the program in this file. Returns `None`
+/// for a file that is not a valid 64-bit ELF file, since the kernel rejects the file.
 pub(crate) fn barrier(file: &File) -> Option<Barrier> {
     let header: [u8; HEADER_BYTES] = bytes(file, 0)?;
     if !header.starts_with(b"\x7fELF") {
@@ -56,8 +57,8 @@ pub(crate) fn barrier(file: &File) -> Option<Barrier> {
     Some(Barrier::Static)
 }
 
-/// Returns the barrier of the dynamic linker. The names of glibc's are `ld-linux-x86-64.so.2` and similar, in any
-/// folder.
+/// Returns the barrier if the program's dynamic linker is not that of glibc. The dynamic linkers of
+/// glibc are files such as `ld-linux-x86-64.so.2`, in any folder.
 fn linker_barrier(file: &File, at: u64, bytes: u64) -> Option<Barrier> {
     let mut name = [0; 256];
     let name = name.get_mut(..usize::try_from(bytes).ok()?)?;

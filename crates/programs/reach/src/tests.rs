@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::*;
 
-/// Returns the path of this program, which is linked dynamically.
+/// Returns the path of the test program, which is linked dynamically.
 fn own() -> PathBuf {
     std::env::current_exe().unwrap()
 }
@@ -25,7 +25,8 @@ impl Files {
     }
 }
 
-/// Returns a small 64-bit program with these program headers: type and content.
+/// Returns a small 64-bit ELF file with these program headers. Each header consists of its type and
+/// its content.
 fn elf(machine: [u8; 2], headers: &[(u32, &[u8])]) -> Vec<u8> {
     let mut bytes = vec![0; 64];
     bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -68,7 +69,7 @@ fn missing_files_and_non_programs_have_no_barrier() {
     assert_eq!(barrier(files.0.path()), None, "a folder");
     let fifo = files.0.path().join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    assert_eq!(barrier(&fifo), None, "the check does not wait for a writer");
+    assert_eq!(barrier(&fifo), None, "the check of a FIFO must not wait for a writer");
 }
 
 #[test]
@@ -121,7 +122,7 @@ fn a_script_is_judged_by_its_interpreter() {
     let first = script("first", &format!("#! {} -x", linked.display()));
     assert_eq!(barrier(&first), Some(Barrier::Static));
     assert_eq!(barrier(&script("second", &format!("#!{}", first.display()))), Some(Barrier::Static));
-    // The check ends for a script that is its own interpreter.
+    // The check terminates for a script that names itself as its interpreter.
     let circle = files.0.path().join("circle");
     assert_eq!(barrier(&script("circle", &format!("#!{}", circle.display()))), None);
     assert_eq!(barrier(&script("long", &format!("#!/{}", "x".repeat(4096)))), None);
@@ -130,7 +131,7 @@ fn a_script_is_judged_by_its_interpreter() {
 #[test]
 fn setuid_and_setgid_programs_cannot_be_reached() {
     if !nix::unistd::geteuid().is_root() {
-        return; // no other user can change the owner of files
+        return; // only root can change the owner of files
     }
     let files = Files::new();
     let path = files.write("program", &fs::read(own()).unwrap());
@@ -140,13 +141,13 @@ fn setuid_and_setgid_programs_cannot_be_reached() {
         barrier(&path)
     };
     assert_eq!(with(0o4755, 12_345, 0), Some(Barrier::Setuid));
-    assert_eq!(with(0o4755, 0, 0), None, "it runs as the starting user");
+    assert_eq!(with(0o4755, 0, 0), None, "the program runs as the starting user");
     assert_eq!(with(0o2755, 0, 12_345), Some(Barrier::Setgid));
-    assert_eq!(with(0o2745, 0, 12_345), None, "the bit concerns locks");
+    assert_eq!(with(0o2745, 0, 12_345), None, "without the group's execute bit, setgid concerns locks");
     let script = files.write("script", format!("#!{}\n", path.display()).as_bytes());
     assert_eq!(with(0o4755, 12_345, 0), Some(Barrier::Setuid));
     assert_eq!(barrier(&script), Some(Barrier::Setuid));
-    // The kernel ignores these bits of scripts.
+    // The kernel ignores the setuid and setgid bits of scripts.
     assert_eq!(with(0o755, 0, 0), None);
     chown(&script, Some(12_345), None).unwrap();
     fs::set_permissions(&script, Permissions::from_mode(0o4755)).unwrap();
@@ -162,11 +163,11 @@ fn names_are_looked_up_as_a_shell_does() {
     let path = format!("/no/such:{}:/{}", files.0.path().display(), "x".repeat(5000));
     let find = |name: &str| with_program(OsStr::new(name), OsStr::new(&path), Path::to_path_buf);
     assert_eq!(find("program"), Some(here.clone()));
-    assert_eq!(find("data"), None, "it is not executable");
+    assert_eq!(find("data"), None, "the file is not executable");
     assert_eq!(find("folder"), None);
     assert_eq!(find(&"y".repeat(5000)), None);
     assert_eq!(find("./anything"), Some(PathBuf::from("./anything")));
-    // A shell finds the same file.
+    // A shell finds the same file for this name.
     let found = Command::new("/bin/sh").args(["-c", "command -v program"]).env("PATH", path).output().unwrap();
     assert_eq!(String::from_utf8(found.stdout).unwrap().trim(), here.to_string_lossy());
 }

@@ -1,8 +1,10 @@
-//! Files and folders without a name. The descriptors that programs open refer to them.
+//! Files and folders without a name, for the descriptors that programs open.
 //!
-//! A file is an anonymous file of the kernel with the content of the moment. A folder is created under a random name,
-//! opened and removed at once. So the kernel frees both when their last descriptor is closed, even if the process is
-//! killed. No function here takes a lock or allocates, since a signal handler may open files at any time.
+//! For a file, the library creates an anonymous file of the kernel that contains the current
+//! content. For a folder, the library creates a folder under a random name, opens the folder and
+//! removes it at once. So the kernel frees the file or folder when its last descriptor is closed,
+//! even if a signal kills the process. No function of this module takes a lock or allocates, since
+//! a signal handler may open files at any time.
 
 use std::ffi::{CStr, c_int};
 use std::fmt::{self, Display};
@@ -17,24 +19,26 @@ use crate::process::explain;
 
 const FILE_MODE: u32 = 0o444;
 const FOLDER_MODE: u32 = 0o755;
-/// Mode of a folder while it has a name.
+/// Mode with which a folder is created and which it has until its name is removed.
 const PRIVATE_MODE: u32 = 0o700;
 
-/// Device that is opened in place of a character device. All users may open it, and writes to it fail.
+/// Device that the library opens in place of a character device. All users may open `/dev/full`,
+/// and writes to it fail.
 pub(super) const STAND_IN: &[u8] = b"/dev/full";
 
-/// Maximum number of names that are tried for a folder. Other processes may take or remove them.
+/// Maximum number of names that are tried for a folder. Other processes may take a name or remove
+/// the folder.
 const ATTEMPTS: usize = 64;
 
-/// Maximum number of entries that are checked for folders of killed processes.
+/// Maximum number of entries of a place that [`sweep`] checks for folders of killed processes.
 const MAX_SWEPT: usize = 4096;
 
-/// Reason for which no file can stand for a node.
+/// Reason why the library cannot create a file for a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Unserved {
-    /// Errno as for other files.
+    /// The system call failed with this errno, as it may for any other file.
     Errno(c_int),
-    /// No place allows a folder or the content of a file. Contains the last errno.
+    /// No place allows the creation of a folder or a file. Contains the errno of the last attempt.
     NoPlace(c_int),
     NoProc,
 }
@@ -44,14 +48,14 @@ impl Display for Unserved {
         match *self {
             Self::Errno(errno) => write!(f, "{}", nix::errno::Errno::from_raw(errno)),
             Self::NoPlace(errno) => {
-                f.write_str("no file can be made for it in ")?;
+                f.write_str("no file for this path can be created in any of ")?;
                 for (at, place) in PLACES.iter().enumerate() {
                     let separator = if at == 0 { "" } else { ", " };
                     write!(f, "{separator}{place}")?;
                 }
                 write!(f, ": {}", nix::errno::Errno::from_raw(errno))
             }
-            Self::NoProc => f.write_str("/proc is not mounted, through which the device's files are opened"),
+            Self::NoProc => f.write_str("/proc is not mounted, and the library opens the device's files through /proc"),
         }
     }
 }
@@ -63,7 +67,7 @@ impl From<c_int> for Unserved {
 }
 
 impl Unserved {
-    /// Returns the errno for the program, after an explanation if the user asked for one.
+    /// Returns the errno for the program, after an explanation if the user requested explanations.
     pub(super) fn errno(self, node: &Node) -> c_int {
         match self {
             Self::Errno(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => errno,
@@ -75,19 +79,20 @@ impl Unserved {
     }
 }
 
-/// Explains why a path leads to no node, if the user asked for explanations.
+/// Explains why a path leads to no node, if the user requested explanations.
 pub(super) fn tell(path: &[u8], why: &dyn Display) {
     if explain::is_wanted() {
         explain::explain(&path.escape_ascii(), why);
     }
 }
 
-/// Checks whether nodes can be served here. Without `/proc`, as in a bare chroot, none can.
+/// Checks whether the library can serve nodes in this process. Without `/proc`, as in a bare
+/// chroot, it cannot serve any.
 pub(super) fn check() -> Result<(), Unserved> {
     if sys::exists(b"/proc/self/fd\0") { Ok(()) } else { Err(Unserved::NoProc) }
 }
 
-/// Creates a file or a folder without a name that stands for a node. A folder also stands for a link.
+/// Creates a file or folder without a name that stands for a node. For a link, creates a folder.
 pub(super) fn make(node: &Node) -> Result<Fd, Unserved> {
     check()?;
     match &node.kind {
@@ -96,16 +101,17 @@ pub(super) fn make(node: &Node) -> Result<Fd, Unserved> {
     }
 }
 
-/// Opens a node with the flags of a program.
+/// Opens a node with the flags of the program's call.
 pub(super) fn open(node: &Node, flags: c_int) -> Result<Fd, Unserved> {
     const PASSED: c_int = libc::O_PATH | libc::O_NONBLOCK | libc::O_NOATIME;
     let made = make(node)?;
     let cloexec = flags & libc::O_CLOEXEC != 0;
     let path = sys::DescriptorPath::new(made.raw());
     match sys::openat(libc::AT_FDCWD, path.with_zero(), libc::O_RDONLY | flags & PASSED, 0) {
-        // The program gets the lowest free number, as from the kernel.
+        // The program gets the lowest free descriptor number, as it would from the kernel.
         Ok(opened) => Ok(sys::take_number(opened, made, cloexec)?),
-        // No other descriptor is free. The first one serves as well, since its content is sealed.
+        // No second descriptor is free. The program can use the first descriptor, since its content
+        // is sealed.
         Err(libc::EMFILE | libc::ENFILE) if flags & libc::O_PATH == 0 => {
             if !cloexec {
                 sys::clear_cloexec(&made)?;
@@ -118,7 +124,7 @@ pub(super) fn open(node: &Node, flags: c_int) -> Result<Fd, Unserved> {
 
 fn file(node: &Node, content: &Content) -> Result<Fd, Unserved> {
     let file = match sys::memfd(Name::of_file(node).with_zero()) {
-        // A filter of system calls may deny it.
+        // A filter of system calls may deny `memfd_create`.
         Err(libc::EPERM | libc::EACCES | libc::ENOSYS) => in_some_place(|place| {
             sys::openat(libc::AT_FDCWD, place.with_zero(), libc::O_TMPFILE | libc::O_RDWR, PRIVATE_MODE)
         })?,
@@ -157,11 +163,12 @@ fn folder_in(place: &mut Buffer, node: &Node) -> Result<Fd, c_int> {
             Err(libc::EEXIST) => continue,
             made => made?,
         }
-        // The folder is opened first, so it gets the lowest free number, and one free descriptor is enough.
+        // Open the folder before any other file. Then the folder gets the lowest free number, and
+        // one free descriptor is enough.
         let opened = sys::openat(libc::AT_FDCWD, path, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0);
         let removed = sys::rmdirat(libc::AT_FDCWD, path);
         let folder = match opened {
-            // Another process of this user found and removed the folder meanwhile.
+            // Another process of this user has already found and removed the folder.
             Err(libc::ENOENT) => continue,
             opened => opened?,
         };
@@ -170,13 +177,15 @@ fn folder_in(place: &mut Buffer, node: &Node) -> Result<Fd, c_int> {
             sys::fchmod(&folder, FOLDER_MODE)?;
             return Ok(folder);
         }
-        // Either the file system counts links differently, or the folder belongs to another user.
+        // The folder still has a name. Either the file system counts links differently, or the
+        // folder belongs to another user.
         removed?;
     }
     Err(libc::EBUSY)
 }
 
-/// Removes the empty folders of processes of this user that were killed between creating and removing them.
+/// Removes empty folders that killed processes of this user have left. These processes were killed
+/// after they created their folder, and before they removed it.
 fn sweep(place: &Buffer) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY;
     let Ok(listed) = sys::openat(libc::AT_FDCWD, place.with_zero(), flags, 0) else { return };
@@ -191,16 +200,16 @@ fn sweep(place: &Buffer) {
     });
 }
 
-/// A folder in which this user may create others.
+/// A folder in which this user may create folders.
 enum ParentFolder {
-    /// The value of a variable of the environment.
+    /// The path in an environment variable.
     Variable(&'static CStr),
     Path(&'static CStr),
     /// `/run/user/UID`.
     Runtime,
 }
 
-/// Places, the preferred one first.
+/// Places for new files and folders, in order of preference.
 static PLACES: [ParentFolder; 6] = [
     ParentFolder::Variable(c"DOORBELL_COUNTERS_DIR"),
     ParentFolder::Variable(c"XDG_RUNTIME_DIR"),
@@ -221,17 +230,18 @@ impl Display for ParentFolder {
 }
 
 impl ParentFolder {
-    /// Stores the path of the place in a buffer, if this user can trust the place.
+    /// Stores the path of the place in a buffer. Returns an errno if this user cannot trust the
+    /// place.
     fn find(&self, path: &mut Buffer) -> Result<(), c_int> {
         path.truncate(0);
         match self {
             Self::Variable(name) => {
-                // SAFETY: a C string. The value is copied at once.
+                // SAFETY: the name is a C string. The value is copied at once.
                 let value = unsafe { libc::getenv(name.as_ptr()) };
                 if value.is_null() {
                     return Err(libc::ENOENT);
                 }
-                // SAFETY: not null, so a C string.
+                // SAFETY: the pointer is not null, so it points to a C string.
                 path.push(unsafe { CStr::from_ptr(value) }.to_bytes())?;
                 if !path.path().starts_with(b"/") {
                     return Err(libc::ENOENT);
@@ -258,23 +268,24 @@ impl ParentFolder {
         if self.is_trusted(&found) { Ok(()) } else { Err(libc::EACCES) }
     }
 
-    /// Returns whether no other user can replace a folder of this process in the place.
+    /// Returns whether no other user can replace a folder that this process creates in the place.
     fn is_trusted(&self, found: &libc::stat) -> bool {
-        // A system folder may belong to a user without a number in this namespace.
+        // In a user namespace, the owner of a system folder may be a user without a number in the
+        // namespace.
         let is_owner_trusted = matches!(self, Self::Path(_)) || found.st_uid == 0 || found.st_uid == sys::euid();
         let others_write = found.st_mode & (libc::S_IWGRP | libc::S_IWOTH) != 0;
         is_owner_trusted && (!others_write || found.st_mode & libc::S_ISVTX != 0)
     }
 }
 
-/// Creates a file or folder in the first place that allows it.
+/// Creates a file or folder in the first place that allows the creation.
 fn in_some_place(make: impl Fn(&mut Buffer) -> Result<Fd, c_int>) -> Result<Fd, Unserved> {
     let (mut last, mut path) = (libc::ENOENT, Buffer::new());
     for place in &PLACES {
         match place.find(&mut path).and_then(|()| make(&mut path)) {
             Ok(made) => return Ok(made),
             Err(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => return Err(Unserved::Errno(errno)),
-            // The error of a place that denies access is more useful than that of a missing place.
+            // An errno such as EACCES tells the user more than ENOENT of a missing place.
             Err(libc::ENOENT) => {}
             Err(errno) => last = errno,
         }
@@ -287,7 +298,7 @@ mod tests {
     use super::*;
 
     fn status(owner: u32, mode: u32) -> libc::stat {
-        // SAFETY: zeros are a valid status.
+        // SAFETY: zeros are a valid `stat`.
         let mut found: libc::stat = unsafe { std::mem::zeroed() };
         (found.st_uid, found.st_mode) = (owner, libc::S_IFDIR | mode);
         found
@@ -308,7 +319,7 @@ mod tests {
     #[test]
     fn a_folder_has_no_name_when_it_is_open() {
         let node = super::super::plan::plan().find(b"/sys/class/infiniband").unwrap();
-        // The first call also removes old folders in its place.
+        // The first call also removes old folders in the same place.
         for _ in 0..2 {
             let folder = folder(node).unwrap_or_else(|why| panic!("{why}"));
             assert_eq!(sys::fstat(folder.raw()).unwrap().st_nlink, 0);

@@ -1,4 +1,4 @@
-//! Opening of descriptors and streams.
+//! Functions that open descriptors and streams.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr;
@@ -7,7 +7,8 @@ use super::plan::{Kind, Node};
 use super::route::Buffer;
 use super::{End, Served, anonymous, led, made, may_concern, next, sys, was_missed};
 
-/// Returns the errno if a node cannot be opened with these flags. Nodes cannot be written or created.
+/// Returns the errno if a node cannot be opened with these flags. Programs can neither write nor
+/// create nodes.
 fn refusal(node: &Node, flags: c_int) -> Option<c_int> {
     let has = |flag: c_int| flags & flag == flag;
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || has(libc::O_TRUNC);
@@ -28,7 +29,7 @@ fn refusal(node: &Node, flags: c_int) -> Option<c_int> {
     }
 }
 
-/// Opens a path that may be served. `real` is the C library's function.
+/// Opens a path that may lead to a node. `real` calls the C library's function.
 fn open_led(folder: c_int, path: *const c_char, flags: c_int, real: impl Fn(c_int, *const c_char) -> c_int) -> c_int {
     let has = |flag: c_int| flags & flag == flag;
     let followed = !has(libc::O_NOFOLLOW) && !has(libc::O_CREAT | libc::O_EXCL);
@@ -49,14 +50,14 @@ fn call_on<R>(other: &[u8], path: &mut Buffer) -> Served<R> {
     path.push(other).map_or_else(Served::Refused, |()| Served::Call)
 }
 
-/// Defines functions that open a descriptor. Those of the C library take a mode after the flags, and read it only if
-/// the flags require one.
+/// Defines functions that open a descriptor. The C library's functions take a mode after the flags,
+/// and read the mode only if the flags require a mode.
 macro_rules! opens {
     ($($name:ident($($mode:ident)?);)*) => {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int $(, $mode: c_uint)?) -> c_int {
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, flags $(, $mode)?);
@@ -68,13 +69,13 @@ macro_rules! opens {
     };
 }
 
-/// Defines functions that open a descriptor relative to a folder.
+/// Defines functions that open a descriptor for a path relative to a folder.
 macro_rules! opens_at {
     ($($name:ident($($mode:ident)?);)*) => {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(folder: c_int, path: *const c_char, flags: c_int $(, $mode: c_uint)?) -> c_int {
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(folder, path) {
                         let opened = next::$name(folder, path, flags $(, $mode)?);
@@ -109,7 +110,7 @@ macro_rules! creates {
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, mode: c_uint) -> c_int {
                 const FLAGS: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, mode);
@@ -123,15 +124,15 @@ macro_rules! creates {
 
 creates! { creat creat64 }
 
-/// Returns the flags of `open` that correspond to a mode of `fopen`.
+/// Returns the flags of `open` that correspond to a mode string of `fopen`.
 ///
 /// # Safety
 ///
 /// `mode` is a C string.
 unsafe fn flags_of(mode: *const c_char) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `mode` is a C string.
     let mode = unsafe { std::ffi::CStr::from_ptr(mode) }.to_bytes();
-    // The part after a comma selects a character set.
+    // A comma ends the access mode. The text after the comma selects a character set.
     let letters = mode.split(|&letter| letter == b',').next().unwrap_or_default();
     let has = |letter: u8| letters.contains(&letter);
     let access = match (letters.first(), has(b'+')) {
@@ -149,14 +150,14 @@ unsafe fn flags_of(mode: *const c_char) -> c_int {
     access | made | exclusive | cloexec
 }
 
-/// Opens a stream on a path that may be served. `serve` opens a node with flags.
+/// Opens a stream on a path that may lead to a node. `serve` opens a node with the given flags.
 fn stream_led(
     path: *const c_char,
     mode: *const c_char,
     real: impl Fn(*const c_char) -> *mut libc::FILE,
     serve: impl FnOnce(&'static Node, c_int, &mut Buffer) -> Served<*mut libc::FILE>,
 ) -> *mut libc::FILE {
-    // SAFETY: every caller passes on the program's mode.
+    // SAFETY: every caller passes the mode of the program's call, which is a C string.
     let flags = unsafe { flags_of(mode) };
     let end = if flags & libc::O_CREAT != 0 { End::Made { followed: true } } else { End::Followed };
     let real = |_, path| real(path);
@@ -173,16 +174,16 @@ macro_rules! fopens {
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
                 let real = |path| {
-                    // SAFETY: the caller's arguments are those of the C library's function.
+                    // SAFETY: the arguments are those of the C library's function.
                     unsafe { next::$name(path, mode) }
                 };
-                // SAFETY: as above.
+                // SAFETY: the path is an argument of the C library's function.
                 if !unsafe { may_concern(libc::AT_FDCWD, path) } {
                     return real(path);
                 }
                 stream_led(path, mode, real, |node, flags, _| made(node, anonymous::open(node, flags), |opened| {
-                    // SAFETY: the descriptor is new, and the stream takes it over if it was created. `mode` is a C
-                    // string.
+                    // SAFETY: the descriptor is new. If the stream is created, the stream owns the
+                    // descriptor. `mode` is a C string.
                     let stream = unsafe { libc::fdopen(opened.raw(), mode) };
                     if stream.is_null() {
                         return Served::Refused(sys::errno());
@@ -205,14 +206,15 @@ macro_rules! freopens {
                 path: *const c_char, mode: *const c_char, stream: *mut libc::FILE
             ) -> *mut libc::FILE {
                 let real = |path| {
-                    // SAFETY: the caller's arguments are those of the C library's function.
+                    // SAFETY: the arguments are those of the C library's function.
                     unsafe { next::$name(path, mode, stream) }
                 };
-                // SAFETY: as above.
+                // SAFETY: the path is an argument of the C library's function.
                 if !unsafe { may_concern(libc::AT_FDCWD, path) } {
                     return real(path);
                 }
-                // The C library reopens the stream with a path, so that the stream keeps its descriptor number.
+                // Let the C library reopen the stream by a path, so that the stream keeps its
+                // descriptor number.
                 stream_led(path, mode, real, |node, _, path| made(node, anonymous::make(node), |made| {
                     match call_on(sys::DescriptorPath::new(made.raw()).bytes(), path) {
                         Served::Call => Served::CallOn(made),

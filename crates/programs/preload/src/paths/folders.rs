@@ -1,4 +1,5 @@
-//! Functions on folders: listing, changing the working folder, and patterns of names.
+//! Functions on folders: listing a folder, changing the working folder, and matching patterns of
+//! names.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -10,7 +11,7 @@ use super::route::{is_folder_of_ours, note_folder};
 use super::{End, Served, answered, led, made, may_concern, names, next, sys, was_missed};
 use crate::objects::answer::set_errno;
 
-/// Follows a path to a folder.
+/// Follows a path that may lead to a served folder.
 fn folder_led<R>(
     folder: c_int,
     path: *const c_char,
@@ -26,10 +27,10 @@ fn folder_led<R>(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
     let real = |path| {
-        // SAFETY: the caller's arguments are those of the C library's function.
+        // SAFETY: the arguments are those of the C library's function.
         unsafe { next::opendir(path) }
     };
-    // SAFETY: as above.
+    // SAFETY: the path is an argument of the C library's function.
     if !unsafe { may_concern(libc::AT_FDCWD, path) } {
         return real(path);
     }
@@ -40,7 +41,8 @@ unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
         |_, path| real(path),
         |node| {
             made(node, anonymous::make(node), |folder| {
-                // SAFETY: the descriptor is new, and the stream takes it over if it was created.
+                // SAFETY: the descriptor is new. If the stream is created, the stream owns the
+                // descriptor.
                 let stream = unsafe { next::fdopendir(folder.raw()) };
                 if stream.is_null() {
                     return Served::Refused(sys::errno());
@@ -56,10 +58,10 @@ unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn chdir(path: *const c_char) -> c_int {
     let real = |path| {
-        // SAFETY: the caller's arguments are those of the C library's function.
+        // SAFETY: the arguments are those of the C library's function.
         unsafe { next::chdir(path) }
     };
-    // SAFETY: as above.
+    // SAFETY: the path is an argument of the C library's function.
     if !unsafe { may_concern(libc::AT_FDCWD, path) } {
         return real(path);
     }
@@ -77,22 +79,24 @@ unsafe extern "C-unwind" fn chdir(path: *const c_char) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fchdir(fd: c_int) -> c_int {
-    // SAFETY: the caller's arguments are those of the C library's function.
+    // SAFETY: the arguments are those of the C library's function.
     let result = unsafe { next::fchdir(fd) };
     if result == 0 {
         let errno = sys::errno();
-        // If another process opened the folder, relative paths lead to served nodes from now on.
+        // Another process may have opened the folder. Record a served folder, since relative paths
+        // may lead to nodes from now on.
         is_folder_of_ours(fd);
         set_errno(errno);
     }
     result
 }
 
-/// Returns the path of a working folder that the kernel does not find, since it is a removed folder of this library.
+/// Answers `getcwd` if the working folder is a removed folder of this library, whose path the
+/// kernel does not find.
 ///
 /// # Safety
 ///
-/// `into` has room for `size` bytes, or is null.
+/// `into` is null, or has room for `size` bytes.
 #[cold]
 unsafe fn getcwd_answer(into: *mut c_char, size: usize) -> *mut c_char {
     let refused = |errno| {
@@ -106,17 +110,18 @@ unsafe fn getcwd_answer(into: *mut c_char, size: usize) -> *mut c_char {
     let Some(node) = names::node_of_working_folder() else { return refused(errno) };
     note_folder();
     let bytes = node.path.len() + 1;
-    // Without a buffer and a size, the C library's function allocates as much memory as needed.
+    // Without a buffer and with a size of 0, the C library's function allocates as much memory as
+    // the path needs.
     let room = if size == 0 && into.is_null() { bytes } else { size };
     if room < bytes {
         return refused(libc::ERANGE);
     }
-    // SAFETY: the caller frees the result if it passes no buffer.
+    // SAFETY: a caller that passes no buffer frees the result.
     let into = if into.is_null() { unsafe { libc::malloc(room) }.cast() } else { into };
     if into.is_null() {
         return refused(libc::ENOMEM);
     }
-    // SAFETY: there is room for the path and a zero.
+    // SAFETY: `into` has room for the path and a zero byte.
     unsafe {
         ptr::copy_nonoverlapping(node.path.as_ptr().cast(), into, bytes - 1);
         into.add(bytes - 1).write(0);
@@ -126,7 +131,7 @@ unsafe fn getcwd_answer(into: *mut c_char, size: usize) -> *mut c_char {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getcwd(into: *mut c_char, size: usize) -> *mut c_char {
-    // SAFETY: the caller's arguments are those of the C library's function.
+    // SAFETY: the arguments are those of the C library's function.
     unsafe {
         let found = next::getcwd(into, size);
         if found.is_null() { getcwd_answer(into, size) } else { found }
@@ -135,8 +140,8 @@ unsafe extern "C-unwind" fn getcwd(into: *mut c_char, size: usize) -> *mut c_cha
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __getcwd_chk(into: *mut c_char, size: usize, room: usize) -> *mut c_char {
-    // SAFETY: the caller's arguments are those of the C library's function, which ends a program whose buffer is too
-    // small.
+    // SAFETY: the arguments are those of the C library's function. That function ends a program
+    // whose buffer is too small.
     unsafe {
         let found = next::__getcwd_chk(into, size, room);
         if found.is_null() { getcwd_answer(into, size) } else { found }
@@ -145,7 +150,7 @@ unsafe extern "C-unwind" fn __getcwd_chk(into: *mut c_char, size: usize, room: u
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn get_current_dir_name() -> *mut c_char {
-    // SAFETY: as above.
+    // SAFETY: the function has no arguments.
     unsafe {
         let found = next::get_current_dir_name();
         if found.is_null() { getcwd_answer(ptr::null_mut(), 0) } else { found }
@@ -155,16 +160,16 @@ unsafe extern "C-unwind" fn get_current_dir_name() -> *mut c_char {
 type List = *mut *mut *mut c_void;
 type Function = *const c_void;
 
-/// Outcome of the first part of `scandir`.
+/// Outcome of the first part of `scandir`, before the program's functions run.
 #[derive(Clone, Copy)]
 enum Scanned {
-    /// Result of the whole call.
+    /// The call is complete and returns this number.
     Done(c_int),
-    /// Entries for the program's functions to select and sort.
+    /// The program's functions must select and sort these entries.
     Copied(Copies),
 }
 
-/// Lists a folder that may be served.
+/// Lists a folder that may be a served folder.
 ///
 /// # Safety
 ///
@@ -183,7 +188,7 @@ unsafe fn scandir_led(
     let real = |folder, path| Scanned::Done(real(folder, path));
     match folder_led(folder, path, failed, real, |node| answered(node, || copy(node))) {
         Scanned::Done(result) => result,
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the arguments are those of `scandir`.
         Scanned::Copied(copies) => unsafe { copies.select(filter, order).hand_over(list) },
     }
 }
@@ -195,7 +200,7 @@ macro_rules! scandirs {
             unsafe extern "C-unwind" fn $name(
                 path: *const c_char, list: List, filter: Function, order: Function
             ) -> c_int {
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, list, filter, order);
@@ -216,7 +221,7 @@ macro_rules! scandirs_at {
             unsafe extern "C-unwind" fn $name(
                 folder: c_int, path: *const c_char, list: List, filter: Function, order: Function
             ) -> c_int {
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(folder, path) {
                         let count = next::$name(folder, path, list, filter, order);
@@ -236,10 +241,10 @@ macro_rules! scandirs_at {
 scandirs! { scandir scandir64 }
 scandirs_at! { scandirat scandirat64 }
 
-/// Flag of `glob` for a structure that contains the functions for folders.
+/// Flag `GLOB_ALTDIRFUNC`: `glob` calls the folder functions that the structure contains.
 const OWN_FUNCTIONS: c_int = 1 << 9;
 
-/// The C library's `glob_t`, with the functions that it may call.
+/// The C library's `glob_t`, including the folder functions that `glob` may call.
 #[repr(C)]
 struct Glob {
     count: usize,
@@ -253,16 +258,18 @@ struct Glob {
     stat: *const c_void,
 }
 
-/// Makes `glob` list folders with this library's functions, if its pattern begins with a served path.
+/// Makes `glob` list folders with this library's functions, if the pattern begins with a served
+/// path.
 ///
 /// # Safety
 ///
-/// `into` is a `glob_t`.
+/// `into` is null, or points to a `glob_t`.
 unsafe fn glob_led(pattern: *const c_char, flags: c_int, into: *mut Glob, real: impl Fn(c_int) -> c_int) -> c_int {
     if flags & OWN_FUNCTIONS != 0 || into.is_null() {
         return real(flags);
     }
-    // SAFETY: the caller's promise. The C library reads these fields only if the flag is set.
+    // SAFETY: the caller guarantees that `into` is a `glob_t`. The C library reads these fields
+    // only if the flag is set.
     unsafe {
         let into = &mut *into;
         into.closedir = libc::closedir as *const c_void;
@@ -282,7 +289,7 @@ macro_rules! globs {
             unsafe extern "C-unwind" fn $name(
                 pattern: *const c_char, flags: c_int, failed: Function, into: *mut libc::glob64_t
             ) -> c_int {
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, pattern) {
                         return next::$name(pattern, flags, failed, into);

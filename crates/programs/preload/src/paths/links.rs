@@ -1,4 +1,4 @@
-//! Links and canonical paths.
+//! Functions that read links and canonical paths.
 
 use std::ffi::{c_char, c_int};
 use std::ptr;
@@ -24,7 +24,8 @@ unsafe fn readlink_led(
             (0, _) => Served::Refused(libc::EINVAL),
             (_, true) => Served::Refused(libc::EFAULT),
             (length, false) => {
-                // SAFETY: the caller's promise; both have at least that length.
+                // SAFETY: the caller guarantees that `into` has room for `size` bytes. Target and
+                // buffer have at least `length` bytes.
                 unsafe { ptr::copy_nonoverlapping(target.as_ptr().cast(), into, length) };
                 Served::Done(length as isize)
             }
@@ -40,7 +41,7 @@ macro_rules! readlinks {
             unsafe extern "C-unwind" fn $name(
                 path: *const c_char, into: *mut c_char, size: usize $(, $room: usize)?
             ) -> isize {
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) $(|| size > $room)? {
                         return next::$name(path, into, size $(, $room)?);
@@ -61,9 +62,9 @@ macro_rules! readlinks_at {
             unsafe extern "C-unwind" fn $name(
                 folder: c_int, path: *const c_char, into: *mut c_char, size: usize $(, $room: usize)?
             ) -> isize {
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
-                    // The C library ends a program whose size exceeds its buffer.
+                    // If the size exceeds the buffer's size, the C library ends the program.
                     if !may_concern(folder, path) $(|| size > $room)? {
                         let length = next::$name(folder, path, into, size $(, $room)?);
                         if length != -1 || !was_missed(folder, path) {
@@ -98,12 +99,13 @@ unsafe fn realpath_led(
     real: impl Fn(*const c_char) -> *mut c_char,
 ) -> *mut c_char {
     let answer = |found: &[u8]| {
-        // SAFETY: a caller without a buffer frees the result, which is memory of the C library.
+        // SAFETY: a caller without a buffer frees the result, which must be memory of the C
+        // library.
         let into = if into.is_null() { unsafe { libc::malloc(found.len()) }.cast() } else { into };
         if into.is_null() {
             return Served::Refused(libc::ENOMEM);
         }
-        // SAFETY: there is room for all of it.
+        // SAFETY: `into` has room for the whole path.
         unsafe { ptr::copy_nonoverlapping(found.as_ptr().cast(), into, found.len()) };
         Served::Done(into)
     };
@@ -113,7 +115,7 @@ unsafe fn realpath_led(
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn realpath(path: *const c_char, into: *mut c_char) -> *mut c_char {
-    // SAFETY: the caller's arguments are those of the C library's function.
+    // SAFETY: the arguments are those of the C library's function.
     unsafe {
         if !may_concern(libc::AT_FDCWD, path) {
             return next::realpath(path, into);
@@ -124,8 +126,8 @@ unsafe extern "C-unwind" fn realpath(path: *const c_char, into: *mut c_char) -> 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __realpath_chk(path: *const c_char, into: *mut c_char, room: usize) -> *mut c_char {
-    // SAFETY: the caller's arguments are those of the C library's function, which ends a program whose buffer is too
-    // small.
+    // SAFETY: the arguments are those of the C library's function. That function ends a program
+    // whose buffer is too small.
     unsafe {
         if !may_concern(libc::AT_FDCWD, path) || room < libc::PATH_MAX as usize {
             return next::__realpath_chk(path, into, room);
@@ -136,7 +138,7 @@ unsafe extern "C-unwind" fn __realpath_chk(path: *const c_char, into: *mut c_cha
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
-    // SAFETY: the caller's arguments are those of the C library's function.
+    // SAFETY: the arguments are those of the C library's function.
     unsafe {
         if !may_concern(libc::AT_FDCWD, path) {
             return next::canonicalize_file_name(path);

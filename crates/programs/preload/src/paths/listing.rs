@@ -1,4 +1,5 @@
-//! Lists of entries. The kernel shows none in a removed folder, so functions that list a folder answer from the plan.
+//! Lists of a folder's entries. The kernel shows no entries in a removed folder, so the functions
+//! of this module answer from the plan.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::ops::ControlFlow;
@@ -11,15 +12,17 @@ use super::{names, next, sys};
 use crate::objects::answer::set_errno;
 use crate::process::wait::Uncancelled;
 
-/// An entry as programs read it. Both structures of the C library are the same on these machines.
+/// A folder entry as programs read it. `dirent` and `dirent64` are the same structure on these
+/// machines.
 pub(super) type Entry = libc::dirent64;
 
 const _: () = assert!(size_of::<libc::dirent>() == size_of::<Entry>());
 
-/// The offset of the name in an entry.
+/// Offset of the name in an entry.
 const NAME_AT: usize = std::mem::offset_of!(Entry, d_name);
 
-/// Returns the entries of a served folder. In a shared folder these include the entries of the kernel.
+/// Returns the entries of a served folder. For a shared folder, adds the entries that the kernel
+/// shows.
 pub(super) fn entries(folder: &Node) -> Vec<Entry> {
     let mut all = Vec::new();
     let mut add = |inode: u64, kind: u8, name: &[u8]| {
@@ -63,32 +66,32 @@ pub(super) fn entries(folder: &Node) -> Vec<Entry> {
     all
 }
 
-/// An open stream of a served folder. It is never freed, but reused.
+/// An open stream of a served folder. The library never frees a `Stream`, but reuses it.
 struct Stream {
-    /// The stream of the C library, or null if this element is unused.
+    /// The stream of the C library, or null if this `Stream` is unused.
     stream: AtomicPtr<libc::DIR>,
     node: AtomicPtr<Node>,
     entries: AtomicPtr<Vec<Entry>>,
     /// Index of the next entry.
     position: AtomicUsize,
-    /// The stream that was created before this one.
+    /// The `Stream` that was created before this `Stream`.
     before: *const Self,
 }
 
-// SAFETY: `before` does not change, and all other fields are atomic.
+// SAFETY: no thread changes `before`, and all other fields are atomic.
 unsafe impl Sync for Stream {}
 
-/// The stream that was created last. The list has no lock, since a child could inherit a locked one from a thread
-/// that does not exist in the child.
+/// The `Stream` that was created last, which is the head of the list. The list has no lock. A
+/// forked child could inherit a lock that a thread holds which does not exist in the child.
 static STREAMS: AtomicPtr<Stream> = AtomicPtr::new(ptr::null_mut());
 
-/// Marks an element of the list that is neither free nor used by a stream.
+/// Marks a `Stream` that is neither free nor used by a stream of the C library yet.
 const CLAIMED: *mut libc::DIR = ptr::without_provenance_mut(1);
 
 fn streams() -> impl Iterator<Item = &'static Stream> {
-    // SAFETY: null, or a leaked box.
+    // SAFETY: the pointer is null, or refers to a leaked box.
     let first = unsafe { STREAMS.load(Ordering::Acquire).as_ref() };
-    // SAFETY: as above.
+    // SAFETY: the pointer is null, or refers to a leaked box.
     std::iter::successors(first, |stream| unsafe { stream.before.as_ref() })
 }
 
@@ -100,7 +103,7 @@ fn find(stream: *mut libc::DIR) -> Option<&'static Stream> {
     streams().find(|known| known.stream.load(Ordering::Acquire) == stream)
 }
 
-/// Records that a stream of the C library lists a served folder.
+/// Records that a stream of the C library belongs to a served folder.
 pub(super) fn remember(stream: *mut libc::DIR, node: &'static Node) {
     let claim = |known: &&Stream| {
         known.stream.compare_exchange(ptr::null_mut(), CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -120,7 +123,8 @@ pub(super) fn remember(stream: *mut libc::DIR, node: &'static Node) {
                 // SAFETY: the box was just leaked.
                 Ok(_) => break unsafe { &*made },
                 Err(other) => {
-                    // SAFETY: the pointer was just created from a box, and no other thread has it.
+                    // SAFETY: the pointer was just created from a box, and no other thread has the
+                    // pointer.
                     new = unsafe { Box::from_raw(made) };
                     new.before = other;
                 }
@@ -135,11 +139,12 @@ pub(super) fn remember(stream: *mut libc::DIR, node: &'static Node) {
 
 impl Stream {
     fn entries(&self) -> &[Entry] {
-        // SAFETY: null, or a box that stays until the program closes or rewinds the stream.
+        // SAFETY: the pointer is null, or refers to a box that exists until the program closes or
+        // rewinds the stream.
         unsafe { self.entries.load(Ordering::Acquire).as_ref() }.map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the next entry, or null at the end.
+    /// Returns the next entry, or null after the last entry.
     fn next(&self) -> *mut Entry {
         let all = self.entries();
         let step = |position| (position < all.len()).then_some(position + 1);
@@ -151,7 +156,7 @@ impl Stream {
 
     fn rewind(&self) {
         self.position.store(0, Ordering::Relaxed);
-        // SAFETY: null, or a node of the plan, which stays.
+        // SAFETY: the pointer is null, or refers to a node of the plan, which is never freed.
         if let Some(node) = unsafe { self.node.load(Ordering::Relaxed).as_ref() }.filter(|node| node.is_shared()) {
             self.replace(Box::into_raw(Box::new(entries(node))));
         }
@@ -160,7 +165,8 @@ impl Stream {
     fn replace(&self, new: *mut Vec<Entry>) {
         let old = self.entries.swap(new, Ordering::AcqRel);
         if !old.is_null() {
-            // SAFETY: the pointer was created from a box, and was just taken out.
+            // SAFETY: the pointer was created from a box. This thread has just taken the pointer
+            // out of the field.
             drop(unsafe { Box::from_raw(old) });
         }
     }
@@ -173,7 +179,7 @@ impl Stream {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fdopendir(fd: c_int) -> *mut libc::DIR {
-    // SAFETY: the caller's arguments are those of the C library's function.
+    // SAFETY: the arguments are those of the C library's function.
     let stream = unsafe { next::fdopendir(fd) };
     if !stream.is_null() {
         let errno = sys::errno();
@@ -192,7 +198,7 @@ unsafe extern "C-unwind" fn closedir(stream: *mut libc::DIR) -> c_int {
     if let Some(known) = find(stream) {
         known.forget();
     }
-    // SAFETY: the caller's arguments are those of the C library's function.
+    // SAFETY: the arguments are those of the C library's function.
     unsafe { next::closedir(stream) }
 }
 
@@ -203,7 +209,7 @@ macro_rules! readdirs {
             unsafe extern "C-unwind" fn $name(stream: *mut libc::DIR) -> *mut $entry {
                 match find(stream) {
                     Some(known) => known.next().cast(),
-                    // SAFETY: the caller's arguments are those of the C library's function.
+                    // SAFETY: the arguments are those of the C library's function.
                     None => unsafe { next::$name(stream) },
                 }
             }
@@ -223,7 +229,8 @@ macro_rules! readdirs_into {
             unsafe extern "C-unwind" fn $name(
                 stream: *mut libc::DIR, into: *mut $entry, found: *mut *mut $entry
             ) -> c_int {
-                // SAFETY: the caller's arguments are those of the C library's function, and have room for an entry.
+                // SAFETY: the arguments are those of the C library's function, and `into` has room
+                // for an entry.
                 unsafe {
                     let Some(known) = find(stream) else { return next::$name(stream, into, found) };
                     let entry = known.next();
@@ -249,7 +256,7 @@ readdirs_into! {
 unsafe extern "C-unwind" fn rewinddir(stream: *mut libc::DIR) {
     match find(stream) {
         Some(known) => known.rewind(),
-        // SAFETY: the caller's arguments are those of the C library's function.
+        // SAFETY: the arguments are those of the C library's function.
         None => unsafe { next::rewinddir(stream) },
     }
 }
@@ -258,7 +265,7 @@ unsafe extern "C-unwind" fn rewinddir(stream: *mut libc::DIR) {
 unsafe extern "C-unwind" fn seekdir(stream: *mut libc::DIR, position: c_long) {
     match find(stream) {
         Some(known) => known.position.store(usize::try_from(position).unwrap_or(usize::MAX), Ordering::Relaxed),
-        // SAFETY: the caller's arguments are those of the C library's function.
+        // SAFETY: the arguments are those of the C library's function.
         None => unsafe { next::seekdir(stream, position) },
     }
 }
@@ -267,17 +274,18 @@ unsafe extern "C-unwind" fn seekdir(stream: *mut libc::DIR, position: c_long) {
 unsafe extern "C-unwind" fn telldir(stream: *mut libc::DIR) -> c_long {
     match find(stream) {
         Some(known) => known.position.load(Ordering::Relaxed) as c_long,
-        // SAFETY: the caller's arguments are those of the C library's function.
+        // SAFETY: the arguments are those of the C library's function.
         None => unsafe { next::telldir(stream) },
     }
 }
 
-/// Reads the entries of a folder. Programs call this function of the C library instead of the system call.
+/// Reads the entries of a folder. This function of the C library wraps the system call
+/// `getdents64`.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getdents64(fd: c_int, into: *mut c_void, size: usize) -> isize {
-    // SAFETY: the caller's arguments are those of the C library's function.
+    // SAFETY: the arguments are those of the C library's function.
     let length = unsafe { next::getdents64(fd, into, size) };
-    // The kernel returns this errno only for a removed folder.
+    // The kernel returns ENOENT only for a removed folder.
     if length != -1 || sys::errno() != libc::ENOENT {
         return length;
     }
@@ -292,7 +300,8 @@ unsafe extern "C-unwind" fn getdents64(fd: c_int, into: *mut c_void, size: usize
     }
 }
 
-/// Fills a buffer with the entries from the position of a descriptor on, and returns the number of bytes.
+/// Fills a buffer with the entries of a folder, starting at the position of its descriptor. Returns
+/// the number of bytes.
 ///
 /// # Safety
 ///
@@ -307,7 +316,7 @@ unsafe fn fill(fd: c_int, into: *mut u8, size: usize) -> Result<usize, c_int> {
         if length + bytes > size {
             break;
         }
-        // SAFETY: both have at least that length.
+        // SAFETY: the entry and the rest of the buffer have at least `bytes` bytes.
         unsafe { ptr::copy_nonoverlapping(ptr::from_ref(entry).cast(), into.add(length), bytes) };
         length += bytes;
         next += 1;
@@ -319,7 +328,7 @@ unsafe fn fill(fd: c_int, into: *mut u8, size: usize) -> Result<usize, c_int> {
     Ok(length)
 }
 
-/// Entries in memory of the C library, which the program frees.
+/// Copied entries in memory of the C library. The program frees the copies.
 #[derive(Clone, Copy)]
 pub(super) struct Copies {
     list: *mut *mut Entry,
@@ -330,7 +339,8 @@ impl Copies {
     /// Copies the entries of a folder. Returns `None` if no memory is available.
     pub(super) fn of(folder: &Node) -> Option<Self> {
         let all = entries(folder);
-        // SAFETY: each piece of the C library's memory has the length of the entry that is copied to it.
+        // SAFETY: each piece of the C library's memory has at least the length of the entry that is
+        // copied to it.
         unsafe {
             let list: *mut *mut Entry = libc::calloc(all.len(), size_of::<*mut Entry>()).cast();
             let mut copies = Self { list, count: 0 };
@@ -353,25 +363,27 @@ impl Copies {
     }
 
     unsafe fn free(self) {
-        // SAFETY: the entries of the list, and the list, are memory of the C library.
+        // SAFETY: the list and its entries are memory of the C library.
         unsafe {
             (0..self.count).for_each(|at| libc::free((*self.list.add(at)).cast()));
             libc::free(self.list.cast());
         }
     }
 
-    /// Keeps the entries that the program's filter selects, and sorts them by its order. Both functions may leave by
-    /// `longjmp`, so no frame here holds a value that must be dropped.
+    /// Keeps the entries that the program's filter selects, and sorts them with the program's
+    /// comparison function. Either function of the program may leave by `longjmp`, so this frame
+    /// holds no value that must be dropped.
     ///
     /// # Safety
     ///
-    /// `filter` and `order` are functions of the types that `scandir` requires, or null.
+    /// Each of `filter` and `order` is null, or a function of the type that `scandir` requires.
     pub(super) unsafe fn select(mut self, filter: *const c_void, order: *const c_void) -> Self {
         type Filter = unsafe extern "C-unwind" fn(*const Entry) -> c_int;
         unsafe extern "C-unwind" {
             fn qsort(list: *mut c_void, count: usize, size: usize, order: *const c_void);
         }
-        // SAFETY: the caller's promise; each entry of the list is moved or freed once.
+        // SAFETY: the caller guarantees the types of the functions. The loop moves or frees each
+        // entry of the list once.
         unsafe {
             if !filter.is_null() {
                 let filter = std::mem::transmute::<*const c_void, Filter>(filter);
@@ -398,9 +410,9 @@ impl Copies {
     ///
     /// # Safety
     ///
-    /// `into` is the program's place for a list.
+    /// `into` is the argument of `scandir` in which the program receives the list.
     pub(super) unsafe fn hand_over(self, into: *mut *mut *mut c_void) -> c_int {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `into` is valid.
         unsafe { into.write(self.list.cast()) };
         self.count as c_int
     }

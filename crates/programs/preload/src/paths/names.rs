@@ -1,7 +1,8 @@
-//! Names that identify the node of a descriptor or of the working folder.
+//! Names of anonymous files and removed folders. The name identifies the node for which a
+//! descriptor or the working folder stands.
 //!
-//! Below `/proc` the kernel shows the name of a removed folder and of an anonymous file. So the name survives forks,
-//! exec and a passage through a Unix socket. No table of descriptors is necessary.
+//! The kernel shows these names below `/proc`. So a name survives forks, exec and a transfer of the
+//! descriptor through a Unix socket. The library needs no table of descriptors.
 
 use std::ffi::c_int;
 
@@ -17,17 +18,17 @@ const FILE: &[u8] = b"doorbell-file.";
 const ANONYMOUS: &[u8] = b"/memfd:";
 /// Number of hexadecimal digits that make the name of a folder unique.
 const DIGITS: usize = 16;
-/// Replacement for a slash.
+/// Character that replaces each slash of a node's path.
 const SLASH: u8 = b'!';
 
-/// A name without heap memory.
+/// A name that needs no heap memory.
 pub(super) struct Name {
     bytes: [u8; NAME_MAX + 1],
     length: usize,
 }
 
 impl Name {
-    /// Returns a new name of a folder that stands for a node.
+    /// Returns a new, unique name for a folder that stands for a node.
     pub(super) fn of_folder(node: &Node) -> Self {
         let mut digits = [0; DIGITS];
         let random = sys::random();
@@ -37,7 +38,7 @@ impl Name {
         Self::of(&[FOLDER, &digits, b"."], node)
     }
 
-    /// Returns the name of the anonymous file of a node.
+    /// Returns the name for the anonymous file of a node.
     pub(super) fn of_file(node: &Node) -> Self {
         Self::of(&[FILE], node)
     }
@@ -45,7 +46,7 @@ impl Name {
     fn of(parts: &[&[u8]], node: &Node) -> Self {
         let mut name = Self { bytes: [0; NAME_MAX + 1], length: 0 };
         let path = node.path.iter().map(|&byte| if byte == b'/' { SLASH } else { byte });
-        // The last byte stays zero. A test checks the lengths of all paths.
+        // The last byte stays zero. A test checks that the name of each node fits.
         for byte in parts.iter().flat_map(|part| part.iter().copied()).chain(path).take(NAME_MAX) {
             name.bytes[name.length] = byte;
             name.length += 1;
@@ -62,19 +63,19 @@ impl Name {
     }
 }
 
-/// Returns the path of the node in the name of a folder, with [`SLASH`] for a slash.
+/// Returns the node's path from the name of a folder, with [`SLASH`] in place of each slash.
 fn behind_digits(name: &[u8]) -> Option<&[u8]> {
     let (digits, path) = name.strip_prefix(FOLDER)?.split_at_checked(DIGITS)?;
     let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
     path.strip_prefix(b".").filter(|path| path.first() == Some(&SLASH) && digits.iter().all(is_digit))
 }
 
-/// Returns whether a process may have left a folder of this name.
+/// Returns whether a folder of this name may be a leftover of a process that used this library.
 pub(super) fn is_folder_of_ours(name: &[u8]) -> bool {
     behind_digits(name).is_some()
 }
 
-/// Returns the node that a path below `/proc` stands for.
+/// Returns the node whose file or folder the kernel shows as this path below `/proc`.
 pub(super) fn node_of_path(path: &[u8]) -> Option<&'static Node> {
     let path = path.strip_suffix(REMOVED)?;
     let encoded = match path.strip_prefix(ANONYMOUS) {
@@ -89,24 +90,25 @@ pub(super) fn node_of_path(path: &[u8]) -> Option<&'static Node> {
     plan().find(decoded)
 }
 
-/// Returns the node that a descriptor stands for.
+/// Returns the node for which a descriptor stands.
 pub(super) fn node_of(fd: c_int) -> Option<&'static Node> {
-    // Descriptors of nodes are those of files without links.
+    // The file of a node's descriptor has no links.
     sys::fstat(fd).ok().filter(|found| found.st_nlink == 0)?;
     node_of_unlinked(fd)
 }
 
-/// Returns the node of a descriptor whose file is known to have no link.
+/// Returns the node for which a descriptor stands, whose file is known to have no links.
 pub(super) fn node_of_unlinked(fd: c_int) -> Option<&'static Node> {
     node_at(sys::DescriptorPath::new(fd).with_zero())
 }
 
-/// Returns the node that the working folder stands for.
+/// Returns the node for which the working folder stands.
 pub(super) fn node_of_working_folder() -> Option<&'static Node> {
     node_at(WORKING_FOLDER)
 }
 
-/// Link that shows the name of a removed working folder, in which `getcwd` fails.
+/// Link that shows the name of the working folder, even if the folder is removed and `getcwd`
+/// fails.
 pub(super) const WORKING_FOLDER: &[u8] = b"/proc/self/cwd\0";
 
 fn node_at(link: &[u8]) -> Option<&'static Node> {

@@ -1,5 +1,5 @@
-//! The replaced functions of the C library. If a function does not exist, or is just being looked up, the system call
-//! replaces it.
+//! The replaced functions of the C library. If a function does not exist, or if its lookup is still
+//! running, this module makes the system call instead.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
@@ -11,13 +11,14 @@ type Stat = *mut libc::stat;
 type Chars = *const c_char;
 type Stream = *mut libc::FILE;
 type Folder = *mut libc::DIR;
-/// A function pointer such as `int (*)(const struct dirent *)`, which is only passed on.
+/// A function pointer, such as `int (*)(const struct dirent *)`. This library only passes the
+/// pointer on.
 type Function = *const c_void;
 type List = *mut *mut *mut c_void;
 
 macro_rules! next {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, else $instead:expr;)*) => {
-        /// Finds all functions, when the library is loaded.
+        /// Looks up all functions when the library is loaded.
         pub(crate) fn find_all() {
             $($name::NEXT.find();)*
         }
@@ -27,11 +28,11 @@ macro_rules! next {
                 pub(super) static NEXT: super::Next = super::Next::of(concat!(stringify!($name), "\0"));
             }
 
-            /// Calls the replaced function of this name.
+            /// Calls the C library's function of this name.
             ///
             /// # Safety
             ///
-            /// The contract of that function.
+            /// The contract of the C library's function.
             #[inline]
             #[allow(clippy::too_many_arguments)]
             pub(super) unsafe fn $name($($argument: $type),*) -> $result {
@@ -39,8 +40,9 @@ macro_rules! next {
                 if found.is_null() {
                     return $instead;
                 }
-                // SAFETY: the function of this name has this type. Variadic functions take the last argument like a
-                // fixed one on the machines that this module is compiled for.
+                // SAFETY: the function of this name has this type. On the machines for which this
+                // module is compiled, variadic functions take the last argument like a fixed
+                // argument.
                 unsafe {
                     let found = std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(found);
                     found($($argument),*)
@@ -50,7 +52,8 @@ macro_rules! next {
     };
 }
 
-/// Sets the errno of a call whose function does not exist, and returns its failure value.
+/// Sets the errno ENOSYS for a call whose function does not exist, and returns the failure value of
+/// the call.
 fn missing<T>(failed: T) -> T {
     set_errno(libc::ENOSYS);
     failed

@@ -1,7 +1,8 @@
-//! Content of the tree: every served path and its node.
+//! The plan: a table of every served path and its node.
 //!
-//! Names and forms of values are the kernel's (Documentation/ABI/stable/sysfs-class-infiniband), for a RoCE port. The
-//! device is no PCI device: its parent is a platform device.
+//! Names and formats of values follow the kernel's documentation
+//! (Documentation/ABI/stable/sysfs-class-infiniband) for a RoCE port. The parent of the device is a
+//! platform device, since the device is no PCI device.
 
 use std::ffi::CString;
 use std::fmt::{self, Write as _};
@@ -15,7 +16,7 @@ use crate::process::static_value::StaticValue;
 use crate::process::wait::Uncancelled;
 use crate::process::{config, stats};
 
-/// The served folders. All entries below them belong to the tree, and no other path does.
+/// The served folders. The plan contains all entries below these folders, and no other path.
 pub(super) const ROOTS: [&[u8]; 4] = [CLASS, CLASS_VERBS, DEVICES, PARENT];
 
 const CLASS: &[u8] = b"/sys/class/infiniband";
@@ -23,21 +24,23 @@ const CLASS_VERBS: &[u8] = b"/sys/class/infiniband_verbs";
 const DEVICES: &[u8] = b"/dev/infiniband";
 const PARENT: &[u8] = b"/sys/devices/platform/doorbell.0";
 
-/// Maximum length of a file's content.
+/// Maximum length of a file's content, in bytes.
 const MAX_VALUE_BYTES: usize = 512;
 
-/// Versions of libibverbs' interface to the kernel and of the driver's part of it.
+/// ABI version of the interface between libibverbs and the kernel, and ABI version of the driver's
+/// part of this interface.
 const VERBS_ABI: u32 = 6;
 const DRIVER_ABI: u32 = 1;
 
-/// Numbers of the character devices. The kernel gives these to the first `uverbs` device and to miscellaneous
-/// devices, of which `rdma_cm` takes a free one.
+/// Major and minor numbers of the character devices. The kernel gives `UVERBS_MAJOR` and
+/// `UVERBS_FIRST_MINOR` to the first `uverbs` device. `rdma_cm` gets a free minor number of
+/// `MISC_MAJOR`, the miscellaneous devices.
 const UVERBS_MAJOR: u32 = 231;
 const UVERBS_FIRST_MINOR: u32 = 192;
 const MISC_MAJOR: u32 = 10;
 const RDMA_CM_MINOR: u32 = 254;
 
-/// Maximum number of device numbers that are tried.
+/// Maximum number of `uverbs` device numbers that are tried.
 const MAX_UVERBS: u32 = 32;
 
 /// An entry of the tree.
@@ -47,12 +50,12 @@ pub(super) struct Node {
 }
 
 pub(super) enum Kind {
-    /// A folder. A `shared` folder also shows the entries of the kernel.
+    /// A folder. A shared folder shows the entries of the kernel in addition to those of the plan.
     Folder {
         shared: bool,
     },
     File(Content),
-    /// The target of the link, with a zero at the end.
+    /// A link. Contains its target, with a zero byte at the end.
     Link(Vec<u8>),
     Character {
         major: u32,
@@ -65,7 +68,7 @@ pub(super) enum Content {
     Live(Live),
 }
 
-/// A value that is read each time the file is opened.
+/// A value that the library reads each time a program opens the file.
 #[derive(Clone, Copy)]
 pub(super) enum Live {
     Guid,
@@ -73,11 +76,12 @@ pub(super) enum Live {
     Netdev,
     /// A counter of the port.
     Port(&'static PortCounter),
-    /// A counter of the device, by its index.
+    /// A counter of the device, with its index.
     Hardware(usize),
 }
 
-/// A counter that every port has (IBTA Vol 1, 16.1.3.5): the sum of counters of the device, divided by a number.
+/// A counter that every port has (IBTA Vol 1, 16.1.3.5). Its value is a sum of counters of the
+/// device, divided by `divided_by`.
 pub(super) struct PortCounter {
     name: &'static str,
     sum_of: &'static [&'static str],
@@ -88,13 +92,13 @@ const fn port(name: &'static str, sum_of: &'static [&'static str]) -> PortCounte
     PortCounter { name, sum_of, divided_by: 1 }
 }
 
-/// Returns a counter in words of four bytes.
+/// Returns a port counter whose unit is four bytes.
 const fn words(name: &'static str, sum_of: &'static [&'static str]) -> PortCounter {
     PortCounter { name, sum_of, divided_by: 4 }
 }
 
-/// Counters of the port. Those without counters of the device stay 0: without cables and switches, such events do not
-/// occur.
+/// Counters of the port. A counter without counters of the device stays 0, since its events do not
+/// occur without cables and switches.
 static PORT_COUNTERS: [PortCounter; 17] = [
     port("VL15_dropped", &[]),
     port("excessive_buffer_overrun_errors", &["rx_overflow"]),
@@ -115,20 +119,21 @@ static PORT_COUNTERS: [PortCounter; 17] = [
     port("symbol_error", &[]),
 ];
 
-/// All nodes, sorted by path.
+/// All nodes of the served tree, sorted by path.
 pub(super) struct Plan {
     nodes: Vec<Node>,
     /// Name of the character device.
     pub(super) dev_name: CString,
-    /// Time of all nodes, in seconds since 1970.
+    /// Timestamp of all nodes, in seconds since 1970.
     pub(super) made: i64,
 }
 
-/// Returns the plan, which stays the same for as long as the process lives.
+/// Returns the plan, which never changes during the life of the process.
 pub(super) fn plan() -> &'static Plan {
     static PLAN: StaticValue<Plan> = StaticValue::new();
     let make = || {
-        // The plan reads files. A cancellation would unwind this frame of Rust, which ends the process.
+        // Creating the plan reads files, which are cancellation points. A cancellation would unwind
+        // this Rust frame, which ends the process.
         let _uncancelled = Uncancelled::new();
         Box::new(Plan::new())
     };
@@ -145,12 +150,13 @@ impl Node {
         matches!(self.kind, Kind::Folder { shared: true })
     }
 
-    /// Returns the name within its folder.
+    /// Returns the name of the node within its folder.
     pub(super) fn name(&self) -> &[u8] {
         self.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default()
     }
 
-    /// Returns the same number in all processes: FNV-1a of the path, in 32 bits. A test checks that the numbers differ.
+    /// Returns the inode number of the node, a 32-bit FNV-1a hash of its path. So all processes see
+    /// the same number. A test checks that no two nodes have the same number.
     pub(super) fn inode(&self) -> u64 {
         u64::from(
             self.path.iter().fold(0x811c_9dc5_u32, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)),
@@ -183,7 +189,7 @@ impl Plan {
         self.nodes.get(at)
     }
 
-    /// Returns the nodes directly in a folder.
+    /// Returns the nodes that lie directly in a folder.
     pub(super) fn within<'a>(&'a self, folder: &'a Node) -> impl Iterator<Item = &'a Node> {
         let start = self.nodes.partition_point(|node| node.path <= folder.path);
         let below = self.nodes[start..].iter().map_while(|node| Some((node, node.path.strip_prefix(&*folder.path)?)));
@@ -191,7 +197,7 @@ impl Plan {
     }
 }
 
-/// Returns whether the kernel has a device of this number.
+/// Returns whether the kernel has a `uverbs` device of this number.
 fn is_taken(number: u32) -> bool {
     let places = ["/sys/class/infiniband_verbs", "/dev/infiniband"];
     places.iter().any(|place| sys::exists(format!("{place}/uverbs{number}\0").as_bytes()))
@@ -235,7 +241,7 @@ impl Builder {
         self.add("/dev/infiniband/rdma_cm", Kind::Character { major: MISC_MAJOR, minor: RDMA_CM_MINOR });
     }
 
-    /// Adds the platform device, in place of an adapter's PCI device.
+    /// Adds the platform device, which replaces the PCI device of an adapter.
     fn parent(&mut self) {
         let below = |name: &str| format!("/sys/devices/platform/doorbell.0{name}");
         let processors = Processors::of_machine();
@@ -245,18 +251,18 @@ impl Builder {
         self.link(&below("/subsystem"), "../../../bus/platform");
         self.fixed(&below("/uevent"), "DRIVER=doorbell");
         self.fixed(&below("/modalias"), "platform:doorbell");
-        // All NUMA nodes are equally near.
+        // The value -1 means that the device is equally near to all NUMA nodes.
         self.fixed(&below("/numa_node"), "-1");
         self.fixed(&below("/local_cpus"), processors.mask());
         self.fixed(&below("/local_cpulist"), processors.list());
-        // PCI's numbers have 16 bits. If the environment names an invalid vendor, opening the device reports the
-        // error.
+        // Vendor and device numbers of PCI have 16 bits. If the environment names an invalid
+        // vendor, opening the device reports the error.
         let (vendor, part) = config::vendor().unwrap_or_default();
         for prefix in ["/", "/subsystem_"] {
             self.fixed(&below(&format!("{prefix}vendor")), format!("{:#06x}", vendor & 0xffff));
             self.fixed(&below(&format!("{prefix}device")), format!("{:#06x}", part & 0xffff));
         }
-        self.fixed(&below("/class"), "0x020700"); // an InfiniBand controller in PCI's numbers
+        self.fixed(&below("/class"), "0x020700"); // the PCI class of an InfiniBand controller
         self.fixed(&below("/revision"), "0x01");
     }
 
@@ -302,7 +308,7 @@ impl Builder {
         for (place, name) in stats::names().enumerate() {
             self.live(&below(&format!("/hw_counters/{name}")), Live::Hardware(place));
         }
-        // Milliseconds for which the kernel would show the same values again.
+        // Time in milliseconds for which the kernel would return the same values again.
         self.fixed(&below("/hw_counters/lifespan"), "0");
     }
 
@@ -320,7 +326,7 @@ impl Builder {
     }
 }
 
-/// The processors of the machine, which are all equally near.
+/// List of the machine's processors. The device is equally near to all of them.
 struct Processors(String);
 
 impl Processors {
@@ -335,7 +341,8 @@ impl Processors {
         &self.0
     }
 
-    /// Returns words of 32 bits, the highest first, separated by commas.
+    /// Returns the processors as a mask in words of 32 bits. The highest word comes first, and
+    /// commas separate the words.
     fn mask(&self) -> String {
         let mut words = Vec::new();
         for range in self.0.split(',') {
@@ -357,10 +364,11 @@ impl Processors {
     }
 }
 
-/// More processors than any kernel supports whose mask fits the file.
+/// Maximum number of processors in a mask. A mask of this length fits into a file, and no kernel
+/// supports more processors.
 const MAX_PROCESSORS: usize = 1024;
 
-/// The content of a file, which is built without allocating.
+/// The content of a file, which is written without allocating memory.
 pub(super) struct Text {
     bytes: [u8; MAX_VALUE_BYTES],
     length: usize,
@@ -381,12 +389,14 @@ impl fmt::Write for Text {
     }
 }
 
-/// The address that was read last: the halves of its GID, and the XOR of both with [`KNOWN`]. A reader checks the
-/// third word instead of taking a lock, since a signal handler may interrupt a writing thread.
+/// The address that was read last: the two halves of its GID, and the XOR of these halves with
+/// [`KNOWN`]. A reader verifies the halves with the third word instead of taking a lock. A signal
+/// handler may interrupt a writing thread.
 static LAST_GID: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 const KNOWN: u64 = 0x646f_6f72_6265_6c6c;
 
-/// Returns the address of the device, or the last one if the present one cannot be read without waiting.
+/// Returns the address of the device. If the current address cannot be read without waiting,
+/// returns the last known address.
 fn address() -> Option<IpAddr> {
     let Ok(address) = device::address() else {
         let [high, low, check] = [0, 1, 2].map(|at| LAST_GID[at].load(Ordering::Relaxed));
@@ -403,7 +413,7 @@ fn address() -> Option<IpAddr> {
 }
 
 fn gid(address: IpAddr) -> Ipv6Addr {
-    // SAFETY: any bytes are a valid GID.
+    // SAFETY: all bytes are a valid GID.
     Ipv6Addr::from(unsafe { ah::gid(address).raw })
 }
 
@@ -421,7 +431,7 @@ pub(super) fn text(content: &Content) -> Text {
             let [a, b, c, d, e, f, g, h] = address().map_or([0; 8], |address| gid(address).segments());
             writeln!(text, "{a:04x}:{b:04x}:{c:04x}:{d:04x}:{e:04x}:{f:04x}:{g:04x}:{h:04x}")
         }
-        // The kernel shows no interface for a GID that does not exist.
+        // As in the kernel, the file of a GID that does not exist is empty.
         Content::Live(Live::Netdev) => match address().and_then(query::interface) {
             Some((interface, _)) => writeln!(text, "{interface}"),
             None => Ok(()),

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::plan::{Kind, Node, Plan, ROOTS, plan};
 use super::{names, sys};
 
-/// Maximum length of a path, including the zero at its end, as in the kernel.
+/// Maximum length of a path, including the zero byte at its end. The kernel has the same limit.
 const PATH_MAX: usize = libc::PATH_MAX as usize;
 pub(super) const NAME_MAX: usize = 255;
-/// Maximum number of links that are followed.
+/// Maximum number of links that a path may follow. The kernel has the same limit.
 const MAX_LINKS: usize = 40;
 
-/// The parts of [`ROOTS`], with which each path is compared first.
+/// The names in each path of [`ROOTS`]. Each path of a program is first compared with these names.
 const PARTS: [&[&[u8]]; 4] = [
     &[b"sys", b"class", b"infiniband"],
     &[b"sys", b"class", b"infiniband_verbs"],
@@ -20,12 +20,12 @@ const PARTS: [&[&[u8]]; 4] = [
     &[b"sys", b"devices", b"platform", b"doorbell.0"],
 ];
 
-/// End of the range that contains no path. Numbers below it were cast to pointers, and the kernel returns EFAULT for
-/// them.
+/// End of the address range that contains no path. Programs sometimes pass numbers in this range
+/// that they cast to pointers. The kernel returns EFAULT for them.
 const FIRST_PAGE: usize = 4096;
 
-/// Whether the program may have a served folder open, or as its working folder. Then any relative path may lead to a
-/// served node.
+/// Whether a served folder may be open in this process or may be its working folder. Then any
+/// relative path may lead to a served node.
 static HAS_FOLDERS: AtomicBool = AtomicBool::new(false);
 
 /// Records that a descriptor or the working folder stands for a served folder.
@@ -33,14 +33,16 @@ pub(super) fn note_folder() {
     HAS_FOLDERS.store(true, Ordering::Relaxed);
 }
 
-/// Checks whether this program was started in a served folder, when the library is loaded.
+/// Checks, when the library is loaded, whether the working folder of this program is a served
+/// folder.
 pub(crate) fn look_where_started() {
     if names::node_of_working_folder().is_some() {
         note_folder();
     }
 }
 
-/// Returns whether a descriptor, which another process may have opened, is a served folder.
+/// Returns whether a descriptor stands for a served folder. Another process may have opened the
+/// descriptor.
 #[cold]
 pub(super) fn is_folder_of_ours(fd: c_int) -> bool {
     let is_one = names::node_of(fd).is_some();
@@ -50,19 +52,19 @@ pub(super) fn is_folder_of_ours(fd: c_int) -> bool {
     is_one
 }
 
-/// Returns whether this path, relative to a folder, may lead to a served node. Nearly all paths do not, and their
-/// first letters show it.
+/// Returns whether this path, relative to `folder`, may lead to a served node. The first letters of
+/// nearly all paths rule this out.
 ///
 /// # Safety
 ///
-/// `path` is a C string, null, or a number small enough that the kernel rejects it.
+/// `path` is null, a C string, or a number so small that the kernel rejects it as an address.
 #[inline]
 pub(super) unsafe fn may_concern(folder: c_int, path: *const c_char) -> bool {
     if path.addr() < FIRST_PAGE {
         return false;
     }
     let path = path.cast::<u8>();
-    // SAFETY: a byte is read only if the byte before it is not the zero.
+    // SAFETY: the code reads a byte only if the preceding byte is not the zero at the end.
     unsafe {
         match *path {
             b'/' => matches!(*path.add(1), b's' | b'd' | b'/' | b'.') && concerns(path),
@@ -71,16 +73,16 @@ pub(super) unsafe fn may_concern(folder: c_int, path: *const c_char) -> bool {
     }
 }
 
-/// Returns whether an absolute path leads to a root.
+/// Returns whether an absolute path begins with the path of a root.
 unsafe fn concerns(path: *const u8) -> bool {
-    // SAFETY: passed on to our caller.
+    // SAFETY: the caller guarantees that `path` is a C string.
     PARTS.iter().any(|parts| unsafe { begins(path, parts) })
 }
 
-/// Returns whether a relative path may lead to a root or a node.
+/// Returns whether a relative path may lead to a root or to a node.
 #[inline]
 unsafe fn may_concern_below(folder: c_int, path: *const u8) -> bool {
-    // SAFETY: passed on to our caller.
+    // SAFETY: the caller guarantees that `path` is a C string.
     let first = unsafe { *path };
     if first == 0 {
         return false;
@@ -88,25 +90,26 @@ unsafe fn may_concern_below(folder: c_int, path: *const u8) -> bool {
     if HAS_FOLDERS.load(Ordering::Relaxed) {
         return true;
     }
-    // The path may start in a folder above a root, such as `class/infiniband` in `/sys`.
-    // SAFETY: passed on to our caller.
+    // The path may be relative to a folder above a root, such as `class/infiniband` in `/sys`.
+    // SAFETY: the caller guarantees that `path` is a C string.
     (matches!(first, b's' | b'd' | b'c' | b'i' | b'p' | b'.') && unsafe { concerns_below(path) })
-        // In a removed folder the kernel finds `.` and `..`, and no other name.
+        // In a removed folder, the kernel finds only the names `.` and `..`.
         || (first == b'.' && folder >= 0 && is_folder_of_ours(folder))
 }
 
-/// Returns whether the kernel found no file because the folder is a served one that another process opened. The
-/// caller asks after a failed call with a path that [`may_concern`] let pass.
+/// Returns whether a call failed with ENOENT because another process opened its folder, which is a
+/// served folder. The caller asks after [`may_concern`] returned `false` for the path.
 ///
 /// # Safety
 ///
-/// The contract of `may_concern`.
+/// The contract of [`may_concern`].
 #[cold]
 pub(super) unsafe fn was_missed(folder: c_int, path: *const c_char) -> bool {
     if sys::errno() != libc::ENOENT || folder < 0 || path.addr() < FIRST_PAGE {
         return false;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `path` is a C string, since the address is not below
+    // `FIRST_PAGE`.
     let is_missed = unsafe { *path } != b'/' as c_char && is_folder_of_ours(folder);
     crate::objects::answer::set_errno(libc::ENOENT);
     is_missed
@@ -114,13 +117,13 @@ pub(super) unsafe fn was_missed(folder: c_int, path: *const c_char) -> bool {
 
 #[cold]
 unsafe fn concerns_below(path: *const u8) -> bool {
-    // SAFETY: passed on to our caller.
+    // SAFETY: the caller guarantees that `path` is a C string.
     PARTS.iter().any(|parts| (0..parts.len()).any(|from| unsafe { begins(path, &parts[from..]) }))
 }
 
-/// Returns whether a path begins with these parts. Repeated slashes and single dots do not count.
+/// Returns whether a path begins with these names. Ignores repeated slashes and single dots.
 unsafe fn begins(mut path: *const u8, parts: &[&[u8]]) -> bool {
-    // SAFETY: no byte is read after the zero.
+    // SAFETY: the loop reads no byte after the zero at the end.
     unsafe {
         for part in parts {
             loop {
@@ -144,7 +147,7 @@ unsafe fn begins(mut path: *const u8, parts: &[&[u8]]) -> bool {
     true
 }
 
-/// A path under construction, without heap memory.
+/// A path under construction, which needs no heap memory.
 pub(super) struct Buffer {
     bytes: [u8; PATH_MAX],
     length: usize,
@@ -159,7 +162,7 @@ impl Buffer {
         &self.bytes[..self.length]
     }
 
-    /// Returns the path with the zero at its end.
+    /// Returns the path, including the zero byte at its end.
     pub(super) fn with_zero(&self) -> &[u8] {
         &self.bytes[..=self.length]
     }
@@ -184,13 +187,13 @@ impl Buffer {
         self.bytes[self.length] = 0;
     }
 
-    /// Removes the last name of the path. The root stays the root.
+    /// Removes the last name of the path. Leaves the root unchanged.
     pub(super) fn pop(&mut self) {
         let end = self.path().iter().rposition(|&byte| byte == b'/').unwrap_or(0);
         self.truncate(end);
     }
 
-    /// Fills the buffer with a path from a system call.
+    /// Fills the buffer with a path that a system call returns.
     fn fill(&mut self, call: impl FnOnce(&mut [u8]) -> Result<usize, c_int>) -> Result<(), c_int> {
         let length = call(&mut self.bytes[..PATH_MAX - 1])?;
         self.length = length;
@@ -201,25 +204,26 @@ impl Buffer {
 
 /// Destination of a path.
 pub(super) enum Lead {
-    /// No served node. The call uses the path as the program gave it.
+    /// The path does not lead to a served node. The call must use the path of the program
+    /// unchanged.
     Through,
-    /// Outside of the tree: the path in the buffer.
+    /// The path leads out of the served tree. The call must use the path in the buffer.
     Elsewhere,
-    /// This node. Its path is in the buffer.
+    /// The path leads to this node. The path of the node is in the buffer.
     Node(&'static Node),
-    /// No file. Contains the errno.
+    /// The path leads to no file. Contains the errno.
     Refused(c_int),
 }
 
 /// Treatment of the last name of a path.
 #[derive(Clone, Copy)]
 pub(super) enum End {
-    /// The call follows a link.
+    /// The call follows a link in the last name.
     Followed,
-    /// The call uses a link itself.
+    /// The call acts on the link in the last name.
     Itself,
-    /// The call creates a missing file, which the kernel denies in its own folders. `followed` tells whether it
-    /// follows a link.
+    /// The call creates a missing file, which the kernel denies in its own folders. `followed`
+    /// tells whether the call follows a link in the last name.
     Made { followed: bool },
 }
 
@@ -228,7 +232,7 @@ impl End {
         matches!(self, Self::Followed | Self::Made { followed: true })
     }
 
-    /// Returns the errno if the file is missing.
+    /// Returns the errno of the call if the file is missing.
     fn missing(self) -> c_int {
         if matches!(self, Self::Made { .. }) { libc::EACCES } else { libc::ENOENT }
     }
@@ -240,7 +244,7 @@ impl End {
 ///
 /// `path` is a C string.
 pub(super) unsafe fn lead(folder: c_int, path: *const c_char, end: End, into: &mut Buffer) -> Lead {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `path` is a C string.
     let path = unsafe { std::ffi::CStr::from_ptr(path) }.to_bytes();
     if path.len() >= PATH_MAX {
         return Lead::Refused(libc::ENAMETOOLONG);
@@ -251,7 +255,8 @@ pub(super) unsafe fn lead(folder: c_int, path: *const c_char, end: End, into: &m
         return Lead::Through;
     }
     match walk(plan(), path, end, into) {
-        // An empty path names the link that a descriptor stands for, and no other node.
+        // An empty path may name a descriptor that stands for a link. For any other node, an empty
+        // path names no file.
         Ok(Some(node)) if path.is_empty() && !matches!(node.kind, Kind::Link(_)) => Lead::Refused(libc::ENOENT),
         Ok(Some(node)) => Lead::Node(node),
         Ok(None) => Lead::Elsewhere,
@@ -259,7 +264,8 @@ pub(super) unsafe fn lead(folder: c_int, path: *const c_char, end: End, into: &m
     }
 }
 
-/// Puts the folder of a relative path into the buffer. Returns whether the path may lead to a served node.
+/// Puts the folder to which the path is relative into the buffer. Returns whether the path may lead
+/// to a served node.
 fn begin(folder: c_int, path: &[u8], into: &mut Buffer) -> bool {
     let found = if folder == libc::AT_FDCWD {
         match into.fill(sys::getcwd) {
@@ -280,18 +286,18 @@ fn begin(folder: c_int, path: &[u8], into: &mut Buffer) -> bool {
         into.truncate(0);
     }
     is_above(into.path()) && {
-        // SAFETY: a slice of a C string, which ends with a zero.
+        // SAFETY: the slice is part of a C string, which ends with a zero byte.
         unsafe { concerns_below(path.as_ptr()) }
     }
 }
 
-/// Returns whether a folder lies above a root.
+/// Returns whether the folder at `path` lies above a root.
 fn is_above(path: &[u8]) -> bool {
     path.is_empty() || ROOTS.iter().any(|root| root.strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/")))
 }
 
-/// Follows a path from the one in the buffer, as the kernel would. Returns `None` if it leads outside, to the path in
-/// the buffer.
+/// Follows a path from the folder in the buffer, as the kernel would. Returns `None` if the path
+/// leads out of the served tree. The buffer then contains the destination.
 fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Option<&'a Node>, c_int> {
     let mut ahead = Buffer::new();
     ahead.push(path)?;
@@ -301,12 +307,13 @@ fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Op
         let slashes = rest.iter().take_while(|&&byte| byte == b'/').count();
         let rest = &rest[slashes..];
         let here = plan.find(at.path());
-        // A followed link is no longer at this position, and a link at the end of the path has no path after it.
+        // Here the buffer contains no followed link. If it contains a link that is not followed,
+        // the path must end.
         if here.is_some_and(|node| !node.is_folder()) && (slashes > 0 || !rest.is_empty()) {
             return Err(libc::ENOTDIR);
         }
         if rest.is_empty() {
-            // The root or a folder above a served one: the kernel's folder.
+            // This folder belongs to the kernel: the root, or a folder above a served folder.
             if here.is_none() && at.path().is_empty() {
                 at.push(b"/")?;
             }
@@ -341,7 +348,7 @@ fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Op
             }
             Some(_) => {}
             None if is_above(at.path()) => {}
-            // A served folder contains only the nodes of the plan.
+            // A served folder that is not shared contains only nodes of the plan.
             None if here.is_some_and(|node| !node.is_shared()) => {
                 let is_last = behind.iter().all(|&byte| byte == b'/');
                 return Err(if is_last { end.missing() } else { libc::ENOENT });

@@ -1,4 +1,5 @@
-//! Calls that read a path's status, rights or extended attributes without opening it.
+//! Functions that read the status, the rights or the extended attributes of a path without opening
+//! the file.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -6,10 +7,10 @@ use super::plan::{Kind, Node, plan};
 use super::{End, Served, answered, led, may_concern, names, next, sys, was_missed};
 use crate::objects::answer::set_errno;
 
-/// Length of files. Those of the kernel have the length of a page, and belong to root.
+/// Size that the status of each file shows. As in the kernel, this is the size of a page.
 const FILE_BYTES: u64 = 4096;
 
-/// Returns kind and rights of a node.
+/// Returns the kind and the rights of a node.
 fn mode(node: &Node) -> u32 {
     match node.kind {
         Kind::Folder { .. } => libc::S_IFDIR | 0o755,
@@ -27,12 +28,13 @@ fn bytes(node: &Node) -> u64 {
     }
 }
 
-/// Number of the device that contains all nodes. No file system of the kernel has it.
+/// Device number that the status of all nodes shows. No file system of the kernel has this number.
 const DEVICE: (u32, u32) = (0, 0xd_be11);
 
 const BLOCK_BYTES: u32 = 4096;
 
-/// Returns the number of links of a node. Each folder within a folder contributes one to the folder.
+/// Returns the number of links of a node. Each folder within a folder adds one link to the outer
+/// folder.
 fn links(node: &Node) -> u32 {
     match node.kind {
         Kind::Folder { .. } => 2 + plan().within(node).filter(|node| node.is_folder()).count() as u32,
@@ -40,9 +42,10 @@ fn links(node: &Node) -> u32 {
     }
 }
 
-/// Returns the status of a node by its path. Its status by a descriptor has the same number, device, kind and rights.
+/// Returns the status of a node that is named by its path. The status of a descriptor of this node
+/// has the same inode, device, kind and rights.
 fn stat_of(node: &Node) -> libc::stat {
-    // SAFETY: zeros are a valid status.
+    // SAFETY: zeros are a valid `stat`.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
     found.st_dev = libc::makedev(DEVICE.0, DEVICE.1);
     found.st_ino = node.inode();
@@ -57,9 +60,9 @@ fn stat_of(node: &Node) -> libc::stat {
     found
 }
 
-/// Returns the status of a node for `statx`, with all fields that every file system has.
+/// Returns the status of a node for `statx`, with all fields that each file system provides.
 fn statx_of(node: &Node) -> libc::statx {
-    // SAFETY: zeros are a valid status.
+    // SAFETY: zeros are a valid `statx`.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
     found.stx_mask = libc::STATX_BASIC_STATS;
     (found.stx_dev_major, found.stx_dev_minor) = DEVICE;
@@ -77,17 +80,18 @@ fn statx_of(node: &Node) -> libc::statx {
     found
 }
 
-/// Replaces the real status by that of a node, if a descriptor without a link stands for a node. The size of a file
-/// stays. Programs that copy a file expect that number of bytes from its descriptor.
+/// Replaces the status from the kernel by the status of a node, if the descriptor stands for a
+/// node. The size remains that of the anonymous file, since programs that copy a file expect to
+/// read this number of bytes from its descriptor.
 ///
 /// # Safety
 ///
-/// `into` is the caller's place for a status, which the kernel has filled.
+/// `into` points to a status that the kernel has filled.
 #[cold]
 unsafe fn correct<S: Copy>(fd: c_int, into: *mut S, corrected: impl FnOnce(&Node, S) -> S) {
     let errno = sys::errno();
     if let Some(node) = names::node_of_unlinked(fd) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `into` is valid.
         unsafe { into.write(corrected(node, into.read())) };
     }
     set_errno(errno);
@@ -115,7 +119,7 @@ fn end(flags: c_int) -> End {
 
 /// # Safety
 ///
-/// `into` is the caller's place for a status, or null.
+/// `into` is null, or has room for a status.
 unsafe fn stat_led(
     folder: c_int,
     path: *const c_char,
@@ -127,20 +131,21 @@ unsafe fn stat_led(
         if into.is_null() {
             return Served::Refused(libc::EFAULT);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `into` has room for a status.
         unsafe { into.write(stat_of(node)) };
         Served::Done(0)
     };
     led(folder, path, end, -1, real, |node, _| answered(node, || answer(node)))
 }
 
-/// Defines `stat` and `lstat`, and the functions that programs call if they were built with an old C library.
+/// Defines `stat`, `lstat`, and the functions that programs call in their place if they were built
+/// with an old C library.
 macro_rules! stats {
     ($($name:ident($($version:ident)?): $end:expr;)*) => {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name($($version: c_int,)? path: *const c_char, into: *mut libc::stat) -> c_int {
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name($($version,)? path, into);
@@ -159,7 +164,7 @@ macro_rules! stats_at {
             unsafe extern "C-unwind" fn $name(
                 $($version: c_int,)? folder: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int
             ) -> c_int {
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(folder, path) {
                         let result = next::$name($($version,)? folder, path, into, flags);
@@ -197,13 +202,14 @@ stats_at! {
     __fxstatat64(version);
 }
 
-/// Defines `fstat`, for the descriptors of nodes.
+/// Defines `fstat`, which corrects the status of descriptors that stand for nodes.
 macro_rules! fstats {
     ($($name:ident($($version:ident)?);)*) => {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name($($version: c_int,)? fd: c_int, into: *mut libc::stat) -> c_int {
-                // SAFETY: the caller's arguments are those of the C library's function, which filled the status.
+                // SAFETY: the arguments are those of the C library's function, which has filled the
+                // status if it returned 0.
                 unsafe {
                     let result = next::$name($($version,)? fd, into);
                     if result == 0 && (*into).st_nlink == 0 {
@@ -237,10 +243,11 @@ unsafe extern "C-unwind" fn statx(
         | libc::AT_STATX_FORCE_SYNC
         | libc::AT_STATX_DONT_SYNC;
     let real = |folder, path| {
-        // SAFETY: the caller's arguments are those of the C library's function.
+        // SAFETY: the arguments are those of the C library's function.
         unsafe { next::statx(folder, path, flags, mask, into) }
     };
-    // SAFETY: as above; the successful call has filled the status.
+    // SAFETY: the arguments are those of the C library's function. If the call succeeds, it fills
+    // the status.
     unsafe {
         if !may_concern(folder, path) {
             let result = real(folder, path);
@@ -259,14 +266,14 @@ unsafe extern "C-unwind" fn statx(
         if into.is_null() {
             return Served::Refused(libc::EFAULT);
         }
-        // SAFETY: the caller's place for a status.
+        // SAFETY: `into` is the argument of `statx`, which has room for a status.
         unsafe { into.write(statx_of(node)) };
         Served::Done(0)
     };
     led(folder, path, end(flags), -1, real, |node, _| answered(node, || answer(node)))
 }
 
-/// Returns the errno if this user may not use the node in this way.
+/// Returns the errno if this user may not access the node in the requested way.
 fn refusal(node: &Node, asked: c_int, user: u32) -> Option<c_int> {
     if asked & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 {
         return Some(libc::EINVAL);
@@ -299,7 +306,7 @@ macro_rules! accesses {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, asked: c_int) -> c_int {
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, asked);
@@ -319,7 +326,7 @@ accesses! {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn faccessat(folder: c_int, path: *const c_char, asked: c_int, flags: c_int) -> c_int {
-    // SAFETY: the caller's arguments are those of the C library's function.
+    // SAFETY: the arguments are those of the C library's function.
     unsafe {
         if !may_concern(folder, path) {
             let result = next::faccessat(folder, path, asked, flags);
@@ -331,7 +338,8 @@ unsafe extern "C-unwind" fn faccessat(folder: c_int, path: *const c_char, asked:
     }
 }
 
-/// Answers a query of extended attributes. The kernel's tree has none.
+/// Answers a query of extended attributes. As in the kernel's tree, no node has extended
+/// attributes.
 fn attributes_led(path: *const c_char, end: End, errno: Option<c_int>, real: impl Fn(*const c_char) -> isize) -> isize {
     led(
         libc::AT_FDCWD,
@@ -348,7 +356,7 @@ macro_rules! attributes {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, $($argument: $type),*) -> isize {
-                // SAFETY: the caller's arguments are those of the C library's function.
+                // SAFETY: the arguments are those of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, $($argument),*);
@@ -367,7 +375,7 @@ attributes! {
     llistxattr(list: *mut c_char, size: usize): End::Itself, None;
 }
 
-/// Returns `stat`, for `glob`.
+/// Returns this library's `stat` as a function pointer for `glob`.
 pub(super) fn stat_function() -> *const c_void {
     stat as *const c_void
 }

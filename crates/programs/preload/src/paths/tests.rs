@@ -1,5 +1,5 @@
-//! Tests of served files. The functions of this module replace those of the C library in the test program too, and
-//! the standard library calls them.
+//! Tests of served paths. In the test program, too, the functions of this module replace those of
+//! the C library. The standard library calls these functions.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,7 +15,7 @@ const CLASS: &str = "/sys/class/infiniband";
 fn led_to(path: &str, end: End) -> String {
     let c = std::ffi::CString::new(path).unwrap();
     let mut buffer = Buffer::new();
-    // SAFETY: a C string.
+    // SAFETY: the path is a C string.
     unsafe {
         if !may_concern(libc::AT_FDCWD, c.as_ptr()) {
             return "through".to_owned();
@@ -96,7 +96,7 @@ fn paths_resolve_as_in_the_kernel() {
 #[test]
 fn invalid_addresses_are_passed_to_the_kernel() {
     for number in [0, 1, 4095] {
-        // SAFETY: the function reads nothing at this address.
+        // SAFETY: the function reads no memory at this address.
         assert!(!unsafe { may_concern(libc::AT_FDCWD, std::ptr::without_provenance(number)) });
     }
     // SAFETY: the kernel rejects the address.
@@ -154,7 +154,7 @@ fn the_content_of_an_open_file_cannot_be_changed() {
     let path = Path::new(CLASS).join("doorbell0/ports/1/state");
     let opened = fs::File::open(&path).unwrap();
     assert_eq!((&opened).write(b"x").unwrap_err().raw_os_error(), Some(libc::EBADF));
-    // Root may open the file again for writing.
+    // Root may open the file again for writing. Writing must fail nevertheless.
     let again = format!("/proc/self/fd/{}", opened.as_raw_fd());
     if let Ok(mut writable) = fs::OpenOptions::new().write(true).open(again) {
         assert_eq!(writable.write(b"x").unwrap_err().raw_os_error(), Some(libc::EPERM));

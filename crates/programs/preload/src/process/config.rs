@@ -23,12 +23,13 @@ fn address() -> Answer<Option<IpAddr>> {
     parsed("DOORBELL_BIND")
 }
 
-/// Returns whether other machines reach the RNIC. Its default address is a loopback address.
+/// Returns whether other machines can reach the RNIC. The default address of the RNIC is a loopback
+/// address.
 pub(crate) fn is_on_network() -> bool {
     address().ok().flatten().is_some_and(|address| !address.is_loopback())
 }
 
-/// Returns the options with which the RNIC is opened.
+/// Returns the options for opening the RNIC.
 pub(crate) fn options() -> Answer<SoftOptions> {
     let mut options = SoftOptions {
         address: address()?,
@@ -44,7 +45,7 @@ pub(crate) fn options() -> Answer<SoftOptions> {
     Ok(options)
 }
 
-/// Replaces `%p` in the name by the process number, so that each process writes a file of its own.
+/// Replaces `%p` in a file name by the process id, so that each process writes its own file.
 fn per_process(path: OsString) -> PathBuf {
     match path.into_string() {
         Ok(text) => text.replace("%p", &std::process::id().to_string()).into(),
@@ -52,10 +53,12 @@ fn per_process(path: OsString) -> PathBuf {
     }
 }
 
-/// Default vendor, a locally administered identifier that no vendor owns, and its default part.
+/// Default vendor and part numbers of the device. The vendor is a locally administered identifier
+/// that no vendor owns.
 const OWN_VENDOR: (u32, u32) = (0x02_646f, 1);
 
-/// Returns the vendor and part numbers that the device shows. Some programs choose features by them.
+/// Returns the vendor and part numbers of the device. Some programs select features by these
+/// numbers.
 pub(crate) fn vendor() -> Answer<(u32, u32)> {
     let Some(value) = variable("DOORBELL_VENDOR_ID") else { return Ok(OWN_VENDOR) };
     let text = value.to_string_lossy();
@@ -71,12 +74,12 @@ pub(crate) fn vendor() -> Answer<(u32, u32)> {
     })
 }
 
-/// Returns whether counters are printed when the process ends.
+/// Returns whether the library prints counters when the process ends.
 pub(crate) fn wants_stats() -> bool {
     variable("DOORBELL_STATS").is_some_and(|value| value != "0")
 }
 
-/// Returns whether refused requests are explained on standard error.
+/// Returns whether the library explains refused requests on standard error.
 pub(crate) fn explains() -> bool {
     let quiet = ["off", "error", "warn"].map(OsString::from);
     variable("DOORBELL_LOG").is_some_and(|level| !quiet.contains(&level))

@@ -1,9 +1,10 @@
-//! Ends of a process that no handler of the C library sees: `_exit`, `exec`, `daemon`, and code after the last
-//! `atexit` handler. A delayed acknowledgement waits for a response of the program. It is sent before these ends,
-//! since no response will come. (`exit` and `quick_exit` have handlers, which `verbs` installs.)
+//! Ends of a process that no handler of the C library sees: `_exit`, `exec`, `daemon`, and code
+//! after the last `atexit` handler. The RNIC delays some acknowledgements until the program sends a
+//! response. Before these ends, the library sends the delayed acknowledgements, since no response
+//! will come. (`exit` and `quick_exit` run handlers, which `verbs` installs.)
 //!
-//! This module also defines functions that start programs, for `launch.rs`, which reads their arguments, and
-//! `pthread_exit`, for `main_thread.rs`.
+//! This module also defines the functions that start programs, whose arguments `launch.rs` reads,
+//! and `pthread_exit` for `main_thread.rs`.
 
 use std::ffi::c_int;
 
@@ -22,18 +23,19 @@ use crate::{cm, paths};
 extern "C" fn _exit(status: c_int) -> ! {
     flush_before_exit();
     loop {
-        // SAFETY: the call ends the process, and `_exit` of the C library does nothing else.
+        // SAFETY: `exit_group` ends the process. `_exit` of the C library does nothing else.
         unsafe { libc::syscall(libc::SYS_exit_group, status) };
     }
 }
 
-/// Ends the process at once: the name that the C standard gives to `_exit`.
+/// Ends the process at once. `_Exit` is the C standard's name for `_exit`.
 #[unsafe(no_mangle)]
 extern "C" fn _Exit(status: c_int) -> ! {
     _exit(status)
 }
 
-/// Runs after all handlers that programs registered with `atexit`, since those may still receive messages.
+/// Runs after all handlers that the program registered with `atexit`, since these handlers may
+/// still receive messages.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_THE_VERY_END: extern "C" fn() = {
@@ -43,7 +45,7 @@ static AT_THE_VERY_END: extern "C" fn() = {
     at_the_very_end
 };
 
-/// Finds the functions of the C library that this library's functions replace, when the library is loaded.
+/// Looks up the replaced functions of the C library when this library is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOADING: extern "C" fn() = {
@@ -63,11 +65,12 @@ static AT_LOADING: extern "C" fn() = {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[derive(Clone, Copy)]
 enum Effect {
-    /// The process becomes the program. Delayed acknowledgements must leave before that.
+    /// The process becomes the program. The library must send delayed acknowledgements first.
     Becomes(Program, Environment),
     /// The process starts the program and continues.
     Starts(Program, Environment),
-    /// A child continues in place of the process, which ends by an `_exit` within the C library.
+    /// A child continues in place of the process. The C library then ends the process by its own
+    /// `_exit`.
     Leaves,
     /// The calling thread ends.
     LeavesThread,
@@ -79,10 +82,10 @@ impl Effect {
     ///
     /// # Safety
     ///
-    /// `frame` is the frame pointer of a function below.
+    /// `frame` is the frame pointer of a function that `before_the_real_function!` defines.
     unsafe fn prepare(self, frame: *const usize) {
         if let Self::Becomes(program, environment) | Self::Starts(program, environment) = self {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `frame` is valid.
             unsafe { launch::watch(Launch { program, environment }, Arguments::new(frame)) };
         }
         match self {
@@ -95,8 +98,9 @@ impl Effect {
     }
 }
 
-/// Defines functions that prepare the process and then jump to the C library's function of the same name. They pass
-/// on all arguments. Some take any number of arguments, which only assembly can pass on.
+/// Defines functions that prepare the process and then jump to the C library's function of the same
+/// name, with all arguments. Some functions are variadic. Only assembly can pass on variadic
+/// arguments.
 macro_rules! before_the_real_function {
     ($($index:literal $name:ident $text:literal $effect:expr;)*) => {
         static REPLACED: [Next; [$($index),*].len()] = [$(Next::new($text)),*];
@@ -108,12 +112,14 @@ macro_rules! before_the_real_function {
                 extern "C" fn prepare(frame: *const usize) -> *mut libc::c_void {
                     #[allow(unused_imports, reason = "some rows name no program")]
                     use {Effect::*, Environment::*, Program::*};
-                    // SAFETY: the frame pointer of the function below, and its caller's arguments.
+                    // SAFETY: `frame` is the frame pointer of the function below, whose arguments
+                    // come from its caller.
                     unsafe { ($effect).prepare(frame) };
                     REPLACED[$index].get()
                 }
-                // The registers of arguments are saved around the call, and the stack is aligned for it. Then the
-                // real function finds stack and registers as its caller left them.
+                // The assembly saves the argument registers around the call of `prepare`, and
+                // aligns the stack for the call. Then it restores both, so the real function finds
+                // stack and registers as the caller left them.
                 #[cfg(target_arch = "x86_64")]
                 core::arch::naked_asm!(
                     "push rbp",
@@ -183,7 +189,8 @@ before_the_real_function! {
     14 pthread_exit c"pthread_exit" LeavesThread;
 }
 
-/// On other machines `exec` and `daemon` lose a delayed acknowledgement. A program whose main thread has left does
-/// not end with its last thread there.
+/// Other processors have no replacements. There, `exec` and `daemon` lose a delayed
+/// acknowledgement, and a program whose main thread called `pthread_exit` does not end with its
+/// last thread.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 static REPLACED: [Next; 0] = [];

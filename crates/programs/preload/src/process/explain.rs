@@ -1,5 +1,5 @@
-//! Output of `--explain` on standard error: each sentence once. Each line names the program and its process, since
-//! several programs may run.
+//! Output of `--explain` on standard error. The library writes each sentence once. Each line names
+//! the program and the process id, since several programs may run.
 
 use std::ffi::{CStr, c_char};
 use std::fmt::{self, Write};
@@ -17,14 +17,15 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::process::config;
 
-/// Maximum number of sentences. After these one line reports that further sentences are omitted.
+/// Maximum number of sentences. After this number, one line reports that further sentences are
+/// omitted.
 const MOST: usize = 1024;
 
-/// Hashes of the sentences that were written.
+/// Hashes of the written sentences.
 type SeenHashes = [AtomicU64; MOST];
 
-/// Written sentences, shared with the children of this process, since a shell starts each program from a new child.
-/// Null unless explanations are requested.
+/// Hashes of the written sentences. The process shares the table with its children, since a shell
+/// starts each program from a new child. Null unless the user requested explanations.
 static SAID: AtomicPtr<SeenHashes> = AtomicPtr::new(ptr::null_mut());
 
 /// Creates the table when the library is loaded, since the program may fork before it calls any other function.
@@ -37,9 +38,9 @@ static AT_LOADING: extern "C" fn() = {
         }
         const BYTES: NonZeroUsize = NonZeroUsize::new(size_of::<SeenHashes>()).unwrap();
         let (access, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
-        // SAFETY: a new mapping, which stays.
+        // SAFETY: the mapping is new, and no code unmaps it.
         if let Ok(mapped) = unsafe { mmap_anonymous(None, BYTES, access, flags) } {
-            // The mapping begins with zeros, which are a valid value of the table.
+            // The mapping contains zeros, which are a valid value of the table.
             SAID.store(mapped.as_ptr().cast(), Ordering::Release);
         }
     }
@@ -47,24 +48,26 @@ static AT_LOADING: extern "C" fn() = {
 };
 
 fn said() -> Option<&'static SeenHashes> {
-    // SAFETY: null, or a mapping of that size that stays; all accesses are atomic.
+    // SAFETY: the pointer is null, or points to a mapping of that size that no code unmaps. All
+    // accesses are atomic.
     unsafe { SAID.load(Ordering::Acquire).as_ref() }
 }
 
-/// Returns whether explanations are requested.
+/// Returns whether the user requested explanations.
 #[inline]
 pub(crate) fn is_wanted() -> bool {
     !SAID.load(Ordering::Relaxed).is_null()
 }
 
-/// Explains why a call, or another subject, did not do what the program asked for. A sentence that differs from an
-/// earlier one only in its numbers is omitted.
+/// Explains why a call, or another subject, did not do what the program requested. Omits a sentence
+/// that differs from an earlier sentence only in its numbers.
 ///
-/// The function may be called between fork and exec, and in a signal handler. It takes no lock and allocates nothing.
+/// The program may call this function between fork and exec, and in a signal handler. The function
+/// takes no lock and allocates nothing.
 pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     let Some(said) = said() else { return };
     let mut hash = Hash::default();
-    // Writing to a hash does not fail.
+    // Writing to a hash cannot fail.
     let _ = write!(hash, "{subject}: {why}");
     match record(said, hash.value()) {
         Novelty::Known => {}
@@ -77,7 +80,8 @@ pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     }
 }
 
-/// Writes a sentence to standard error without `--explain`, if it is the first hint of the process.
+/// Writes a sentence to standard error, even without `--explain`. Only the first hint of a process
+/// is written.
 pub(crate) fn hint(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     static IS_GIVEN: AtomicBool = AtomicBool::new(false);
     if !IS_GIVEN.swap(true, Ordering::Relaxed) {
@@ -85,11 +89,12 @@ pub(crate) fn hint(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     }
 }
 
-/// Also explains, from now on, messages of the software RNIC: for example its packet path and the losses of its link.
+/// Also explains the messages that the software RNIC logs from now on, for example its packet path
+/// and the losses of its link.
 pub(crate) fn explain_device() {
     static ONCE: Once = Once::new();
     if is_wanted() {
-        // No other code sets it: this library has its own copy of `tracing`.
+        // No other code sets the default subscriber: this library has its own copy of `tracing`.
         ONCE.call_once(|| {
             drop(tracing::subscriber::set_global_default(SentenceSubscriber(|what: &dyn fmt::Display| {
                 explain(&"the device", what);
@@ -98,7 +103,7 @@ pub(crate) fn explain_device() {
     }
 }
 
-/// Passes on the sentences of events. There are no spans.
+/// A `tracing` subscriber that passes the sentence of each event to a function. It ignores spans.
 struct SentenceSubscriber<F>(F);
 
 impl<F: Fn(&dyn fmt::Display) + Send + Sync + 'static> Subscriber for SentenceSubscriber<F> {
@@ -141,7 +146,7 @@ enum Novelty {
     TooMany,
 }
 
-/// Records a hash. The last place of the table marks that the table overflowed.
+/// Records a hash. The last element of the table marks that the table overflowed.
 fn record(said: &SeenHashes, hash: u64) -> Novelty {
     for place in &said[..MOST - 1] {
         match place.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
@@ -157,7 +162,7 @@ fn is_first_excess(said: &SeenHashes) -> bool {
     said[MOST - 1].swap(1, Ordering::Relaxed) == 0
 }
 
-/// FNV-1a over all but digits.
+/// FNV-1a hash of a sentence without its digits.
 struct Hash(u64);
 
 impl Default for Hash {
@@ -167,7 +172,7 @@ impl Default for Hash {
 }
 
 impl Hash {
-    /// Returns the hash, but never zero, which marks a free place.
+    /// Returns the hash, but never 0, which marks a free element of the table.
     fn value(&self) -> u64 {
         self.0.max(1)
     }
@@ -182,8 +187,8 @@ impl fmt::Write for Hash {
     }
 }
 
-/// A line of at most the length that one write keeps in one piece. Names of files and programs are foreign text, so
-/// it escapes them.
+/// A line that one `write` call does not split. `Sentence` escapes the text, since names of files
+/// and programs may contain control characters.
 struct Sentence {
     bytes: [u8; 1024],
     length: usize,
@@ -201,7 +206,7 @@ struct Escaped<'a>(&'a mut Sentence);
 impl fmt::Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let Self(line) = self;
-        // The last byte is for the newline.
+        // The last byte of the buffer is for the newline.
         let room = line.bytes.len() - 1 - line.length;
         let text = &text.as_bytes()[..text.len().min(room)];
         line.bytes[line.length..][..text.len()].copy_from_slice(text);
@@ -212,12 +217,12 @@ impl fmt::Write for Escaped<'_> {
 
 fn line(text: fmt::Arguments<'_>) {
     let mut line = Sentence { bytes: [0; 1024], length: 0 };
-    // SAFETY: it has no arguments, and does not fail.
+    // SAFETY: `getpid` has no arguments, and cannot fail.
     let process = unsafe { libc::getpid() };
-    // Text that does not fit is cut off.
+    // The buffer cuts off text that does not fit.
     let _ = write!(line, "doorbell: {}[{process}]: {text}", program());
     line.bytes[line.length] = b'\n';
-    // SAFETY: the bytes exist. A failure cannot be reported.
+    // SAFETY: the bytes are initialised. A failure of `write` cannot be reported.
     unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length + 1) };
 }
 
@@ -226,12 +231,13 @@ fn program() -> &'static str {
     unsafe extern "C" {
         static program_invocation_short_name: *const c_char;
     }
-    // SAFETY: the C library sets it before any code of this library runs, to a C string of the program's arguments.
+    // SAFETY: before any code of this library runs, the C library sets the pointer to a C string of
+    // the program's arguments.
     let name = unsafe { program_invocation_short_name };
     if name.is_null() {
         return "unknown";
     }
-    // SAFETY: not null, so a C string.
+    // SAFETY: the pointer is not null, so it points to a C string.
     unsafe { CStr::from_ptr(name) }.to_str().unwrap_or("unknown")
 }
 

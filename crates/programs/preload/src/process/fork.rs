@@ -1,10 +1,13 @@
-//! Forks. A child inherits the objects, but neither the threads nor the right to use the socket. Calls on inherited
-//! objects return errors. When the child opens the device again, it gets a device of its own.
+//! Forks. A child inherits the objects, but neither the threads nor the right to use the socket.
+//! Calls on inherited objects return errors. When the child opens the device again, the child gets
+//! its own device.
 //!
-//! Threads that the child does not have may hold the locks of inherited objects forever, so the child does not touch
-//! those. It needs the locks of the process itself, which guard the open device and the printed messages. A fork
-//! waits until no thread is in a call that may hold one. Calls that wait leave the gate before they sleep
-//! (`wait.rs`). Calls of the data path use only locks of objects.
+//! A lock of an inherited object may stay locked forever in the child, since the thread that holds
+//! the lock does not exist there. So the child does not touch the locks of objects. The child needs
+//! the locks of the process, which guard the open device and the printed messages. A fork therefore
+//! waits at the gate until no thread is in a call that may hold such a lock. Calls that wait leave
+//! the gate before they sleep (`wait.rs`). Calls of the data path do not enter the gate, since they
+//! use only locks of objects.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -13,13 +16,14 @@ use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use doorbell_sync::IgnorePoison;
 
-/// Number of forks between the first process and this one. Each fork increments it in the child.
+/// Number of forks between the first process and this process. Each fork increments the number in
+/// the child.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// The gate of the first process.
 static FIRST: RwLock<()> = RwLock::new(());
 
-/// The gate of this process: calls are its readers, and a forking thread is its writer.
+/// The gate of this process. Calls are readers of the gate, and a forking thread is the writer.
 static GATE: AtomicPtr<RwLock<()>> = AtomicPtr::new((&raw const FIRST).cast_mut());
 
 thread_local! {
@@ -32,11 +36,11 @@ thread_local! {
 }
 
 fn gate() -> &'static RwLock<()> {
-    // SAFETY: a static, or a leaked box.
+    // SAFETY: the pointer refers to a static, or to a leaked box.
     unsafe { &*GATE.load(Ordering::Acquire) }
 }
 
-/// Returns the number of forks between the first process and this one.
+/// Returns the number of forks between the first process and this process.
 #[inline]
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
@@ -55,10 +59,11 @@ impl Inside {
 }
 
 impl Inside {
-    /// Enters the gate, unless that would have to wait for a thread that forks. Signal handlers may call this
-    /// function.
+    /// Enters the gate. Returns `None` if the caller would have to wait for a forking thread.
+    /// Signal handlers may call this function.
     pub(crate) fn try_new() -> Option<Self> {
-        // Increment the depth first: a signal handler that interrupts this function then does not touch `INSIDE`.
+        // Increment the depth first. Then a signal handler that interrupts this function does not
+        // touch `INSIDE`.
         if DEPTH.replace(DEPTH.get() + 1) == 0 {
             let guard = match gate().try_read() {
                 Ok(guard) => guard,
@@ -76,7 +81,8 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        // Decrement the depth last, for the same reason.
+        // Decrement the depth last. Then a signal handler that interrupts this function does not
+        // touch `INSIDE`.
         if DEPTH.get() == 1 {
             leave();
         }
@@ -93,7 +99,8 @@ fn leave() {
     drop(INSIDE.take().map(ManuallyDrop::into_inner));
 }
 
-/// Runs a long part of a call, which holds no lock of the process. Forks need not wait for it.
+/// Runs a long part of a call outside the gate. This part holds no lock of the process, so forks
+/// need not wait for it.
 pub(crate) fn outside<R>(body: impl FnOnce() -> R) -> R {
     leave();
     let result = body();
@@ -102,7 +109,8 @@ pub(crate) fn outside<R>(body: impl FnOnce() -> R) -> R {
 }
 
 extern "C" fn before() {
-    // A signal handler may have interrupted a call of this thread, which would then wait for itself.
+    // Inside the gate, a signal handler has interrupted a call of this thread. Waiting for the call
+    // would then never end.
     if DEPTH.get() == 0 {
         let guard = gate().write().ignore_poison();
         FORKING.set(Some(ManuallyDrop::new(guard)));
@@ -115,14 +123,16 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    // Threads that do not exist in the child may hold the old gate, or wait for it.
+    // Threads that do not exist in the child may hold the old gate or wait for it, so the child
+    // gets a new gate.
     GATE.store(Box::leak(Box::default()), Ordering::Release);
     FORKING.set(None);
 }
 
-/// Installs the handlers when the library is loaded, since a fork may happen during the first call.
+/// Installs the fork handlers when the library is loaded, since a fork may happen during the first
+/// call.
 extern "C" fn watch() {
-    // SAFETY: the handlers stay loaded with the library.
+    // SAFETY: the handlers stay loaded for as long as the library.
     let failed = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     debug_assert_eq!(failed, 0, "only lack of memory makes it fail");
 }
@@ -131,11 +141,11 @@ extern "C" fn watch() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = watch;
 
-/// Writes a line to standard error, in one piece and without the standard library's lock. A thread that does not
-/// exist in a forked child may hold that lock.
+/// Writes a line to standard error, in one piece. The function does not use the standard library's
+/// lock. In a forked child, a thread that does not exist there may hold this lock.
 pub(crate) fn say(line: &str) {
     let line = format!("{}\n", doorbell_output::escape(line));
-    // SAFETY: the bytes exist. A failure cannot be reported.
+    // SAFETY: the bytes are initialised. A failure of `write` cannot be reported.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
@@ -149,7 +159,7 @@ mod tests {
 
     /// Opens and closes the device. Returns whether both succeeded.
     fn opens() -> bool {
-        // SAFETY: the device of the list always exists, and the context was just opened.
+        // SAFETY: the device in the list always exists, and the context was just opened.
         unsafe {
             let context = ibv_open_device(device::listed());
             !context.is_null() && ibv_close_device(context) == 0
@@ -159,7 +169,7 @@ mod tests {
     /// Forks a child that opens the device, and checks that the child ended with status 0.
     #[track_caller]
     fn child_opens(what: &str) {
-        // SAFETY: the child runs only this code, and ends.
+        // SAFETY: the child runs only this code, and then exits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "{what}: no fork");
         if child == 0 {
@@ -217,18 +227,18 @@ mod tests {
             drop(Inside::try_new());
             HANDLED.fetch_add(1, Ordering::Relaxed);
         }
-        // SAFETY: the handler takes no lock that it would wait for, and allocates nothing.
+        // SAFETY: the handler waits for no lock, and allocates nothing.
         unsafe { libc::signal(libc::SIGUSR2, handle as extern "C" fn(_) as libc::sighandler_t) };
-        // SAFETY: it returns the calling thread.
+        // SAFETY: `pthread_self` returns the calling thread, and changes nothing.
         let own = unsafe { libc::pthread_self() };
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for sent in 0..SIGNALS {
                     // SAFETY: the thread lives until the scope ends.
                     assert_eq!(unsafe { libc::pthread_kill(own, libc::SIGUSR2) }, 0);
-                    // Pending signals of one number merge into one.
+                    // Pending signals of the same number merge.
                     while HANDLED.load(Ordering::Relaxed) <= sent {
-                        std::thread::yield_now(); // without a processor of its own, the other thread gets this one
+                        std::thread::yield_now(); // without its own processor, the other thread gets this processor
                     }
                 }
             });

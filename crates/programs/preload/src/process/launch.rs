@@ -1,7 +1,9 @@
-//! Explanations of `--explain` about started programs that will not find the device. Either the library cannot be
-//! preloaded into the program, or the environment that it is given does not name the library.
+//! Explanations of `--explain` about started programs that will not find the device. There are two
+//! reasons: the dynamic linker cannot preload the library into the program, or `LD_PRELOAD` in the
+//! program's environment does not name the library.
 //!
-//! All of this code runs between fork and exec, when threads that no longer exist may hold locks. So it takes none.
+//! This module runs between fork and exec. Threads that do not exist in the child may hold locks,
+//! so the module takes no lock.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +13,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::process::explain::{explain, is_wanted};
 
-/// Arguments of a C function, as its caller passed them: numbers and pointers. The first ones are in registers.
+/// Arguments of a C function, as its caller passed them. All of them are integers and pointers. The
+/// first arguments are in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments {
     frame: *const usize,
@@ -20,29 +23,31 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// # Safety
     ///
-    /// `frame` is the frame pointer of `exit.rs`'s functions.
+    /// `frame` is the frame pointer of a function that `exit.rs` defines.
     pub(crate) unsafe fn new(frame: *const usize) -> Self {
         Self { frame }
     }
 
     /// # Safety
     ///
-    /// The function was called with more than `number` arguments.
+    /// The function of this frame was called with more than `number` arguments.
     unsafe fn nth(self, number: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         let place = match number {
-            // The registers were pushed below the frame pointer. The caller's frame pointer and the return address
-            // lie above it.
+            // `exit.rs` pushed the registers below the frame pointer. The caller's frame pointer
+            // and the return address lie above it.
             0..6 => self.frame.wrapping_sub(1 + number),
             _ => self.frame.wrapping_add(2 + number - 6),
         };
         #[cfg(target_arch = "aarch64")]
         let place = match number {
-            // Frame pointer and return address come first, then the registers; ten words in all.
+            // The frame begins with the frame pointer, the return address and the registers: ten
+            // words in total.
             0..8 => self.frame.wrapping_add(2 + number),
             _ => self.frame.wrapping_add(10 + number - 8),
         };
-        // SAFETY: the caller's promise, and the layout that `exit.rs` makes.
+        // SAFETY: the caller guarantees that the argument exists, and `exit.rs` creates this frame
+        // layout.
         unsafe { place.read() }
     }
 
@@ -50,14 +55,15 @@ impl Arguments {
     ///
     /// The contract of `nth`. The argument is null, or a C string that outlives the call.
     unsafe fn text<'a>(self, number: usize) -> Option<&'a OsStr> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the argument exists.
         let text = unsafe { self.nth(number) } as *const c_char;
-        // SAFETY: not null, so a C string.
+        // SAFETY: the pointer is not null, so it points to a C string.
         (!text.is_null()).then(|| OsStr::from_bytes(unsafe { CStr::from_ptr(text) }.to_bytes()))
     }
 }
 
-/// A C function that starts a program: the arguments that name the program and its environment.
+/// Positions of the arguments of a C function that name the program to start and the program's
+/// environment.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch {
     pub(crate) program: Program,
@@ -66,45 +72,48 @@ pub(crate) struct Launch {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Program {
-    /// The argument of this number is the path.
+    /// The argument with this index is the path.
     Path(usize),
-    /// The argument of this number is a name, which is searched for in `PATH` if it has no slash.
+    /// The argument with this index is a name. If the name has no slash, the C library searches for
+    /// it in `PATH`.
     Name(usize),
-    /// The argument of this number is a descriptor.
+    /// The argument with this index is a descriptor.
     Descriptor(usize),
-    /// The argument of this number is a path, relative to the descriptor in the argument before it.
+    /// The argument with this index is a path, relative to the descriptor in the preceding
+    /// argument.
     Below(usize),
-    /// The shell.
+    /// The program is the shell.
     Shell,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) enum Environment {
-    /// The environment of this process.
+    /// The program gets the environment of this process.
     Own,
-    /// The argument of this number is the environment.
+    /// The argument with this index is the environment.
     Given(usize),
-    /// The environment follows the first null pointer at or after the argument of this number.
+    /// The environment follows the first null pointer at or after the argument with this index.
     BehindNull(usize),
 }
 
-/// Explains if the started program will not find the device.
+/// Explains the reason if the started program will not find the device.
 ///
 /// # Safety
 ///
-/// The arguments are those of the function, as its manual page requires.
+/// `arguments` are the arguments of the function that `launch` describes, as its manual page
+/// requires.
 pub(crate) unsafe fn watch(launch: Launch, arguments: Arguments) {
     if !is_wanted() {
         return;
     }
-    // SAFETY: each thread has its own, and a thread that starts a program may read it.
+    // SAFETY: each thread has its own `errno`, and a thread that starts a program may read `errno`.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees that the arguments are valid.
     let environment = unsafe { environment(launch.environment, arguments) };
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees that the arguments are valid.
     let program = unsafe { program(launch.program, arguments) };
     program.call(|path| judge(path, environment));
-    // SAFETY: as above.
+    // SAFETY: each thread has its own `errno`.
     unsafe { *libc::__errno_location() = errno };
 }
 
@@ -112,12 +121,12 @@ fn judge(path: &Path, environment: Variables) {
     if let Some(barrier) = doorbell_reach::barrier(path) {
         explain(&format_args!("{} cannot be reached", path.display()), &barrier);
     } else if path.is_file() && !environment.preloads() {
-        let why = "LD_PRELOAD in the environment that it is given does not name the library";
+        let why = "LD_PRELOAD in its environment does not name the library";
         explain(&format_args!("{} will not find the device", path.display()), &why);
     }
 }
 
-/// The named program.
+/// The program to start, as the arguments of the call name it.
 enum Named<'a> {
     Nothing,
     Path(&'a Path),
@@ -131,7 +140,8 @@ impl Named<'_> {
             Self::Nothing => {}
             Self::Path(path) => found(path),
             Self::Name(name) => {
-                // The C library searches the `PATH` of this process, and not that of the started program.
+                // The C library searches the `PATH` of this process, not the `PATH` of the started
+                // program.
                 let own = Variables::own();
                 let path = own.get("PATH").unwrap_or(OsStr::new("/bin:/usr/bin"));
                 doorbell_reach::with_program(name, path, found);
@@ -151,9 +161,9 @@ impl Named<'_> {
 
 /// # Safety
 ///
-/// As for `watch`.
+/// The contract of [`watch`].
 unsafe fn program<'a>(program: Program, arguments: Arguments) -> Named<'a> {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees that the arguments are valid.
     unsafe {
         match program {
             Program::Path(number) => arguments.text(number).map_or(Named::Nothing, |path| Named::Path(path.as_ref())),
@@ -163,7 +173,8 @@ unsafe fn program<'a>(program: Program, arguments: Arguments) -> Named<'a> {
                 let folder = arguments.nth(number - 1) as c_int;
                 match arguments.text(number).map(Path::new) {
                     Some(path) if path.is_absolute() || folder == libc::AT_FDCWD => Named::Path(path),
-                    // An empty path names the descriptor itself. Paths below other folders are not examined.
+                    // An empty path names the descriptor itself. This module does not examine paths
+                    // below other folders.
                     Some(path) if path.as_os_str().is_empty() => Named::Descriptor(folder),
                     _ => Named::Nothing,
                 }
@@ -173,7 +184,8 @@ unsafe fn program<'a>(program: Program, arguments: Arguments) -> Named<'a> {
     }
 }
 
-/// Variables in the form of C: `NAME=VALUE`, with a null pointer after the last. A null list is empty.
+/// Environment variables as a C array of `NAME=VALUE` strings, with a null pointer after the last
+/// string. A null array is empty.
 #[derive(Clone, Copy)]
 struct Variables(*const *const c_char);
 
@@ -182,8 +194,9 @@ impl Variables {
         unsafe extern "C" {
             static environ: *const *const c_char;
         }
-        // SAFETY: the C library defines it. It changes meanwhile only if another thread of the program changes the
-        // environment, which is already an error of the program.
+        // SAFETY: the C library defines `environ`. It changes during the read only if another
+        // thread of the program changes the environment. Such a program already violates the
+        // contract of `setenv`.
         Self(unsafe { environ })
     }
 
@@ -193,12 +206,12 @@ impl Variables {
             return None;
         }
         loop {
-            // SAFETY: not after the null pointer at the end.
+            // SAFETY: the loop does not read past the null pointer at the end.
             let variable = unsafe { *place };
             if variable.is_null() {
                 return None;
             }
-            // SAFETY: a C string.
+            // SAFETY: the pointer is not null, so it points to a C string.
             let variable = unsafe { CStr::from_ptr(variable) }.to_bytes();
             if let Some(value) = variable.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
                 return Some(OsStr::from_bytes(value));
@@ -217,9 +230,9 @@ impl Variables {
 
 /// # Safety
 ///
-/// As for `watch`.
+/// The contract of [`watch`].
 unsafe fn environment(environment: Environment, arguments: Arguments) -> Variables {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees that the arguments are valid.
     unsafe {
         match environment {
             Environment::Own => Variables::own(),
@@ -235,7 +248,8 @@ unsafe fn environment(environment: Environment, arguments: Arguments) -> Variabl
     }
 }
 
-/// The file name of this library, read when the library is loaded, since the loader's lock may be held later.
+/// The path of this library. The library reads its own path when it is loaded, since another thread
+/// may hold the loader's lock later.
 static OWN_LIBRARY: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
 
 #[used]
@@ -244,7 +258,8 @@ static AT_LOADING: extern "C" fn() = {
     extern "C" fn at_loading() {
         // SAFETY: zeros are a valid value of each field.
         let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: it only fills in the structure, and the name stays as long as the library.
+        // SAFETY: `dladdr` only fills in the structure. The name stays valid for as long as the
+        // library is loaded.
         if unsafe { libc::dladdr(at_loading as *const _, &raw mut found) } != 0 {
             OWN_LIBRARY.store(found.dli_fname.cast_mut(), Ordering::Relaxed);
         }
@@ -254,7 +269,7 @@ static AT_LOADING: extern "C" fn() = {
 
 fn own_library() -> Option<&'static [u8]> {
     let path = OWN_LIBRARY.load(Ordering::Relaxed);
-    // SAFETY: not null, so a C string that stays.
+    // SAFETY: the pointer is not null, so it points to a C string that stays valid.
     let path = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })?.to_bytes();
     path.rsplit(|&byte| byte == b'/').next()
 }

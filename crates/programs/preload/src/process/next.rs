@@ -1,10 +1,12 @@
-//! Functions of the C library (or of another preloaded one) that this library's functions replace.
+//! Functions of the C library, or of another preloaded library, that this library's functions
+//! replace.
 
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
-/// The thread that is looking up a function. The lookup may allocate, and an allocator may open files.
+/// The thread that is looking up a function, or 0. The lookup may allocate, and the program's
+/// allocator may open files.
 static SEEKER: AtomicI32 = AtomicI32::new(0);
 
 /// A function of the C library that a function of this library replaces.
@@ -18,7 +20,7 @@ impl Next {
         Self { name, real: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Creates the entry of this name, which ends with a zero.
+    /// Creates the entry for the function `name`, which must end with a zero byte.
     pub(crate) const fn of(name: &'static str) -> Self {
         match CStr::from_bytes_with_nul(name.as_bytes()) {
             Ok(name) => Self::new(name),
@@ -26,11 +28,11 @@ impl Next {
         }
     }
 
-    /// Looks up the function when the library is loaded. A child between fork and exec could not, since another
-    /// thread may have held the loader's lock.
+    /// Looks up the function when the library is loaded. A child between fork and exec cannot look
+    /// up functions, since another thread may have held the loader's lock during the fork.
     #[cold]
     pub(crate) fn find(&self) -> *mut libc::c_void {
-        // SAFETY: it only reads the thread's number.
+        // SAFETY: `gettid` only reads the thread's number.
         let thread = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
         if SEEKER.load(Ordering::Relaxed) == thread {
             return ptr::null_mut();
@@ -43,11 +45,13 @@ impl Next {
         real
     }
 
-    /// Returns the replaced function. Returns null if there is no such function, or during its lookup.
+    /// Returns the replaced function. Returns null if no such function exists, or if this thread is
+    /// just looking up a function.
     #[inline]
     pub(crate) fn get(&self) -> *mut libc::c_void {
         match self.real.load(Ordering::Relaxed) {
-            // Another library's constructor called it before the constructor of this library.
+            // The constructor of another library called the function before the constructor of this
+            // library ran.
             real if real.is_null() => self.find(),
             real => real,
         }

@@ -1,10 +1,11 @@
-//! Values that are created once and stay for as long as the process lives.
+//! Values that are created once and exist until the process ends.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A value that the first access creates. It has no lock, which a forked child could inherit, or for which a signal
-/// handler could wait. If two threads create a value, the one that is ready first stays.
+/// A value that the first access creates. The type has no lock: a forked child could inherit a
+/// locked lock, and a signal handler could wait for it. If two threads create a value,
+/// `StaticValue` keeps the value of the thread that finishes first.
 pub(crate) struct StaticValue<T>(AtomicPtr<T>);
 
 impl<T> StaticValue<T> {
@@ -22,7 +23,8 @@ impl<T> StaticValue<T> {
         match self.0.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => made,
             Err(other) => {
-                // SAFETY: the pointer was just created from a box, and no other thread has it.
+                // SAFETY: the pointer was just created from a box, and no other thread has the
+                // pointer.
                 drop(unsafe { Box::from_raw(made) });
                 other
             }
@@ -50,10 +52,11 @@ mod tests {
                 }) as usize
             });
             begun.wait();
-            // SAFETY: the child runs only this code, and ends.
+            // SAFETY: the child runs only this code, and then exits.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // SAFETY: the signal ends a child that hangs. The value was just created, and stays.
+                // SAFETY: the signal ends a child that hangs. The value was just created, and is
+                // never freed.
                 unsafe {
                     libc::signal(libc::SIGALRM, libc::SIG_DFL);
                     libc::alarm(20);
@@ -62,7 +65,7 @@ mod tests {
                 }
             }
             let mut status = 0;
-            // SAFETY: the child was just forked, or there is none.
+            // SAFETY: `child` was just forked, or is -1.
             let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
             forked.wait();
             assert_eq!((waited, status), (child, 0), "the child ended with {status:#x}");

@@ -1,4 +1,5 @@
-//! Counters of the devices of a process: for the served files, and on standard error at its end with `--stats`.
+//! Counters of the devices of a process. The served counter files show them, and with `--stats` the
+//! library prints them on standard error when the process ends.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, Once, TryLockError};
@@ -12,22 +13,22 @@ use crate::objects::device::{self, Device};
 use crate::process::config;
 use crate::process::fork::{self, Inside, say};
 
-/// Counters of closed devices, and the fork generation of the process that they belong to.
+/// Counters of closed devices, and the fork generation of the process to which the counters belong.
 static CLOSED: Mutex<(u32, Counted)> = Mutex::new((0, NOTHING));
 
 const COUNTERS: usize = Counters::NAMES.len() + LinkCounters::NAMES.len();
 
-/// Values, in the order of [`names`].
+/// Values of the counters, in the order of [`names`].
 pub(crate) type Counted = [u64; COUNTERS];
 
 const NOTHING: Counted = [0; COUNTERS];
 
-/// Maximum value that was returned for each counter. While a device is being closed, its counters are missing from
-/// the sum for a moment.
+/// Maximum value that [`total`] has returned for each counter. While a device is being closed, its
+/// counters are missing from the sum for a moment. The maximum hides this gap.
 static SAID: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
 static SAID_IN: AtomicU32 = AtomicU32::new(0);
 
-/// Time for which [`total`] retries.
+/// Time for which [`total`] tries to get the locks.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Returns the names of the counters.
@@ -35,8 +36,9 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     Counters::NAMES.iter().chain(LinkCounters::NAMES).copied()
 }
 
-/// Returns the counters of all devices of this process. If a signal handler interrupted a thread that holds a lock,
-/// they cannot be read in bounded time. Then the function returns the counters that it returned last.
+/// Returns the counters of all devices of this process. If a signal handler interrupted a thread
+/// that holds a lock, the function cannot read the counters in bounded time. Then it returns the
+/// counters of its last successful call.
 pub(crate) fn total() -> Counted {
     let until = Instant::now() + PATIENCE;
     let sum = loop {
@@ -68,12 +70,13 @@ fn try_total() -> Option<Counted> {
     Some(if closed.0 == fork::generation() { plus(&closed.1, &now) } else { now })
 }
 
-/// Prints the counters at the end of the process, if the environment requests that.
+/// Prints the counters when the process ends, if the environment requests them.
 pub(crate) fn print_at_exit() {
     static ONCE: Once = Once::new();
     if config::wants_stats() {
         ONCE.call_once(|| {
-            // SAFETY: the handler has the required type, and stays loaded with the library.
+            // SAFETY: the handler has the required type, and stays loaded for as long as the
+            // library.
             let failed = unsafe { libc::atexit(at_exit) };
             debug_assert_eq!(failed, 0, "only lack of memory makes it fail");
         });
@@ -96,7 +99,7 @@ fn plus(a: &Counted, b: &Counted) -> Counted {
     a.map(|value| value + b.next().unwrap_or(&0))
 }
 
-/// Keeps the counters of a device that is being closed.
+/// Adds the counters of a device that is being closed to the counters of closed devices.
 pub(crate) fn keep(device: &Device) {
     let mut closed = CLOSED.lock().ignore_poison();
     if closed.0 != fork::generation() {
@@ -106,13 +109,14 @@ pub(crate) fn keep(device: &Device) {
 }
 
 extern "C" fn at_exit() {
-    // At this point a locked mutex may stay locked forever. Print nothing rather than hang.
+    // When the process ends, a locked mutex may stay locked forever. Print nothing instead of
+    // waiting.
     let Ok(closed) = CLOSED.try_lock() else { return };
     let mut sum = if closed.0 == fork::generation() { closed.1 } else { NOTHING };
     drop(closed);
     if let Ok(Some(device)) = device::try_current() {
         sum = plus(&sum, &counted(&device));
-        // The device stays open: closing it now would only add the same counters again.
+        // Do not close the device: closing it now would only add the same counters again.
         std::mem::forget(device);
     }
     let process = std::process::id();

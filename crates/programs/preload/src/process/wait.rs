@@ -1,17 +1,20 @@
-//! Calls that may wait. Meanwhile threads may be cancelled and signals may arrive.
+//! Calls that may wait. While a call waits, its thread may be cancelled and may receive signals.
 //!
-//! `pthread_cancel` unwinds the stack of a thread that sleeps in the C library. It must not unwind frames of Rust
-//! that hold a lock or a counted reference, since these would stay held. So a call that may wait runs in steps
-//! ([`in_steps`]). With cancellation disabled ([`Uncancelled`]), each step does the work that is possible now, and
-//! returns the event to wait for. Then the thread sleeps, while no frame holds anything or has a value to drop. Only
-//! the functions of the sleep may be unwound.
+//! `pthread_cancel` unwinds the stack of a thread that sleeps in the C library. The unwinding must
+//! not reach Rust frames that hold a lock or a counted reference, since these would never be
+//! released. So a call that may wait runs in steps ([`in_steps`]). With cancellation disabled
+//! ([`Uncancelled`]), each step does the work that is possible now, and returns the event to wait
+//! for. Then the thread sleeps. During the sleep, no frame holds a lock or has a value to drop, and
+//! only the functions that implement the sleep may be unwound.
 //!
-//! A thread waits for an event on a word in memory ([`Sleepers`]). The original libraries, libibverbs and librdmacm,
-//! read the event's descriptor instead. If a program closed the descriptor, the reader would sleep forever. As for a
-//! read, the kernel decides whether a signal ends the wait (SA_RESTART). The flags of the descriptor decide whether a
-//! call waits (O_NONBLOCK). A sleeping thread checks once in [`LOOK`] whether its descriptor is still open.
+//! A thread waits for an event on a word in memory ([`Sleepers`]). The original libraries,
+//! libibverbs and librdmacm, read the event's descriptor instead. Their reader sleeps forever if
+//! the program closes the descriptor. As for a read, the kernel decides whether a signal ends the
+//! wait (SA_RESTART). The flags of the descriptor decide whether a call waits (O_NONBLOCK). Every
+//! [`LOOK`] seconds, a sleeping thread checks whether its descriptor is still open.
 //!
-//! A thread with asynchronous cancellation (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this library. It must not call
+//! A thread with asynchronous cancellation (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this
+//! library. POSIX forbids such a thread to call most of its functions, too.
 //! most functions of POSIX either.
 
 use std::cell::UnsafeCell;
@@ -38,7 +41,7 @@ struct Cleanup {
     previous: *mut c_void,
 }
 
-// These functions may unwind, which the declarations of the crate `libc` do not allow.
+// These functions may unwind. The declarations of the crate `libc` do not allow unwinding.
 unsafe extern "C-unwind" {
     fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
     fn pthread_testcancel();
@@ -54,24 +57,26 @@ unsafe extern "C" {
 const CANCEL_DISABLE: c_int = 1;
 const CANCEL_ASYNCHRONOUS: c_int = 1;
 
-/// Interval at which a sleeping thread checks that the program has not closed its descriptor.
+/// Interval, in seconds, at which a sleeping thread checks that the program has not closed the
+/// thread's descriptor.
 const LOOK: libc::time_t = 1;
 
-/// Signals that faults of a thread raise.
+/// Signals that a fault of the thread itself raises.
 const FAULTS: [Signal; 6] =
     [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS];
 
 const INTERRUPTED: &str = "waiting for an event was interrupted";
 
-/// Guard that defers cancellation of the thread. Most calls of the C library that enter the kernel are cancellation
-/// points. Posting and polling have none ([`uncancelled`](crate::objects::device::Device::uncancelled)).
+/// Guard that disables cancellation of the thread. Calls use this guard since most C library
+/// functions that enter the kernel are cancellation points. Posting and polling contain no
+/// cancellation point ([`uncancelled`](crate::objects::device::Device::uncancelled)).
 pub(crate) struct Uncancelled(c_int);
 
 impl Uncancelled {
     #[inline]
     pub(crate) fn new() -> Self {
         let mut before = 0;
-        // SAFETY: it changes only the state of this thread.
+        // SAFETY: `pthread_setcancelstate` changes only the state of this thread.
         unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
         Self(before)
     }
@@ -80,7 +85,8 @@ impl Uncancelled {
 impl Drop for Uncancelled {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: as above. A pending cancellation acts at the next cancellation point, and not here.
+        // SAFETY: `pthread_setcancelstate` changes only the state of this thread. A pending
+        // cancellation acts at the next cancellation point, not in this call.
         unsafe { pthread_setcancelstate(self.0, &raw mut self.0) };
     }
 }
@@ -90,23 +96,23 @@ impl Drop for Uncancelled {
 pub(crate) enum Step {
     /// The call returns this value.
     Done(c_int),
-    /// The next step runs after an entry was added, or after a while.
+    /// The next step runs after an entry was added, or after [`LOOK`].
     Sleep(Sleep),
     /// The next step runs when all these events are acknowledged.
     Acknowledged(*const Unacknowledged),
 }
 
-/// A value, or the way to wait for it.
+/// A value, or the step with which the call waits for the value.
 pub(crate) type Found<T> = Result<T, Step>;
 
-/// Reason for which a step of a call begins.
+/// Reason for the start of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// The call has not waited yet.
     First,
     /// The thread has slept.
     Woken,
-    /// The required acknowledgements have arrived.
+    /// The program has acknowledged the events that the call waited for.
     Acknowledged,
 }
 
@@ -119,18 +125,19 @@ pub(crate) const NUMBER: Failure = |_| -1;
 /// Conversion for calls that return 0 or the errno.
 pub(crate) const STATUS: Failure = |errno| errno;
 
-/// Acts on a pending cancellation, as the original library does at the beginning of each call that reads or writes.
-/// The caller guarantees that no frame up to the program's has a value to drop.
+/// Acts on a pending cancellation, as the original library does at the beginning of each call that
+/// reads or writes. The caller guarantees that no Rust frame between the program and this function
+/// has a value to drop.
 pub(crate) fn cancellation_point() {
-    // SAFETY: no frame from here to the program's holds anything.
+    // SAFETY: the caller guarantees that no Rust frame above this one has a value to drop.
     unsafe { pthread_testcancel() }
 }
 
-/// Runs a call that may wait, during which the thread may be cancelled. The caller guarantees that no frame up to the
-/// program's has a value to drop.
+/// Runs a call that may wait. The thread may be cancelled while the call waits. The caller
+/// guarantees that no Rust frame between the program and this function has a value to drop.
 pub(crate) fn in_steps<S>(call: &'static str, failure: Failure, step: S) -> c_int
 where
-    S: Fn(Turn) -> Answer<Step> + Copy, // so it has nothing to drop
+    S: Fn(Turn) -> Answer<Step> + Copy, // a `Copy` type has nothing to drop
 {
     let mut turn = Turn::First;
     loop {
@@ -141,7 +148,8 @@ where
                 errno => return failure(interrupted(call, errno)),
             },
             Ok(Step::Acknowledged(events)) => {
-                // SAFETY: the object of the events stays while a call waits to destroy it.
+                // SAFETY: the object that owns `events` exists until the call that destroys it
+                // stops waiting.
                 unsafe { Unacknowledged::wait(events) };
                 turn = Turn::Acknowledged;
             }
@@ -150,14 +158,14 @@ where
     }
 }
 
-/// Runs one step. Returns the errno as the error, after setting and explaining it.
+/// Runs one step. If the step fails, sets the errno, explains the error, and returns the errno.
 #[inline(never)]
 fn taken(call: &str, step: &impl Fn(Turn) -> Answer<Step>, turn: Turn) -> Result<Step, c_int> {
     let refused = match guarded(|| step(turn)) {
         Ok(step) => return Ok(step),
         Err(refused) => refused,
     };
-    // EAGAIN is no refusal: programs like UCX often ask without waiting.
+    // Do not explain EAGAIN: programs like UCX often call without waiting.
     if refused.errno != libc::EAGAIN {
         refused.tell(call);
     }
@@ -173,15 +181,16 @@ fn interrupted(call: &str, errno: c_int) -> c_int {
     errno
 }
 
-/// A sleep until an entry is added to a list. It owns a reference to the list's sleepers, and releases it at its end.
+/// A sleep until an entry is added to a list. The sleep owns a reference to the list's sleepers,
+/// and releases the reference when the sleep ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sleep {
     sleepers: *const Sleepers,
-    /// Number of added entries before the list was found empty.
+    /// Number of entries that had been added when the caller found the list empty.
     added: u32,
 }
 
-/// `struct futex_waitv` of the kernel.
+/// The kernel's `struct futex_waitv`.
 #[repr(C)]
 struct FutexWait {
     value: u64,
@@ -193,20 +202,22 @@ struct FutexWait {
 const FUTEX2_SIZE_U32: u32 = 2;
 const FUTEX2_PRIVATE: u32 = 128;
 
-/// Whether the kernel (before 5.16) or a filter of system calls lacks `futex_waitv`.
+/// Whether `futex_waitv` is unavailable: the kernel is older than 5.16, or a filter of system calls
+/// denies it.
 static LACKS_WAITV: AtomicBool = AtomicBool::new(false);
 
 impl Sleep {
-    /// Creates a sleep. The caller read `added` before it found the list empty.
+    /// Creates a sleep. The caller must read `added` before it finds the list empty.
     pub(crate) fn new(sleepers: &Arc<Sleepers>, added: u32) -> Self {
         Self { sleepers: Arc::into_raw(Arc::clone(sleepers)), added }
     }
 
-    /// Sleeps, and returns 0 or EINTR. May be unwound.
+    /// Sleeps, and returns 0 or EINTR. A cancellation of the thread may unwind this function.
     fn sleep(self) -> c_int {
         let mut cleanup = MaybeUninit::<Cleanup>::uninit();
-        // SAFETY: the reference lasts until it is released, which happens once: here, or at a cancellation of the
-        // thread. The cleanup stays in place until it is removed.
+        // SAFETY: the reference is valid until it is released. It is released once, either here or
+        // by `end_in_vain` when the thread is cancelled. The cleanup stays in place until
+        // `_pthread_cleanup_pop` removes it.
         unsafe {
             let word = (*self.sleepers).begin();
             _pthread_cleanup_push(cleanup.as_mut_ptr(), end_in_vain, self.sleepers.cast_mut().cast());
@@ -220,23 +231,25 @@ impl Sleep {
     }
 }
 
-/// Ends the sleep of a thread that takes no entry, since it is cancelled or interrupted.
+/// Ends the sleep of a thread that takes no entry, since the thread is cancelled or a signal
+/// interrupts its call.
 extern "C" fn end_in_vain(sleepers: *mut c_void) {
     // SAFETY: the sleep owns this reference.
     unsafe { Arc::from_raw(sleepers.cast_const().cast::<Sleepers>()) }.end_in_vain();
 }
 
-/// Waits while a word has this value, for at most [`LOOK`]. Returns 0 or EINTR. May be unwound.
+/// Waits while a word has this value, for at most [`LOOK`]. Returns 0 or EINTR. A cancellation of
+/// the thread may unwind this function.
 ///
-/// The kernel restarts `futex_waitv` after a handler with SA_RESTART, although the call has a timeout. It restarts no
-/// other wait with a timeout.
+/// After a handler with SA_RESTART, the kernel restarts `futex_waitv` although this call has a
+/// timeout. The kernel restarts no other wait with a timeout.
 ///
 /// # Safety
 ///
-/// The word stays valid.
+/// The word stays valid during the call.
 unsafe fn wait_on(word: *const u32, value: u32) -> c_int {
     let lacks_waitv = LACKS_WAITV.load(Ordering::Relaxed);
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees that the word stays valid.
     let ended = unsafe { if lacks_waitv { wait_older(word, value) } else { wait_newer(word, value) } };
     match ended {
         libc::EINTR if lacks_waitv && all_restart() => 0,
@@ -250,16 +263,17 @@ unsafe fn wait_on(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Waits with `futex_waitv`. Returns 0 or the errno. May be unwound.
+/// Waits with `futex_waitv`. Returns 0 or the errno. A cancellation of the thread may unwind this
+/// function.
 #[inline(never)]
 unsafe fn wait_newer(word: *const u32, value: u32) -> c_int {
     let flags = FUTEX2_SIZE_U32 | FUTEX2_PRIVATE;
     let wait = FutexWait { value: value.into(), address: word.addr() as u64, flags, reserved: 0 };
     let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let mut before = 0;
-    // SAFETY: the variables live until the calls return, and the kernel only compares the word. While the thread can
-    // be cancelled at any instruction, it makes only a system call. No frame from here to the program's has a value
-    // to drop.
+    // SAFETY: the variables live until the calls return, and the kernel only compares the word.
+    // While the thread can be cancelled at any instruction, this function makes only a system call.
+    // No Rust frame between the program and this function has a value to drop.
     unsafe {
         libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until);
         until.tv_sec += LOOK;
@@ -271,7 +285,7 @@ unsafe fn wait_newer(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Waits like [`wait_newer`], but each handled signal ends the wait.
+/// Waits like [`wait_newer`], but with the older `futex` call, which each handled signal ends.
 #[inline(never)]
 unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
     let time = libc::timespec { tv_sec: LOOK, tv_nsec: 0 };
@@ -286,27 +300,29 @@ unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Returns whether all handlers that may have run in this thread restart calls. The handler that ran is unknown.
+/// Returns whether each handler that may have run in this thread restarts calls. This function does
+/// not know which handler ran.
 fn all_restart() -> bool {
     let Ok(mut mask) = SigSet::thread_get_mask() else { return false };
-    FAULTS.iter().for_each(|&fault| mask.add(fault)); // a sleeping thread receives none of them
+    FAULTS.iter().for_each(|&fault| mask.add(fault)); // a sleeping thread receives none of these signals
     let mask: &libc::sigset_t = mask.as_ref();
     // SAFETY: the set is valid.
     (1..=libc::SIGRTMAX()).all(|number| unsafe { libc::sigismember(mask, number) } == 1 || !ends_waits(number))
 }
 
-/// Checks that a call without an event waits for one, on the descriptor of an eventfd.
+/// Checks that a call that found no event may wait for an event, on the descriptor of an eventfd.
 ///
 /// # Errors
 ///
-/// EBADF: the program has closed the descriptor. EAGAIN: the descriptor does not block.
+/// EBADF if the program has closed the descriptor. EAGAIN if the descriptor has O_NONBLOCK.
 pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: Turn) -> Answer<()> {
     let closed =
         || Refused::new(libc::EBADF, format!("the program has closed descriptor {descriptor}, which signals events"));
-    // SAFETY: the descriptor is used for this call alone, which changes nothing.
+    // SAFETY: only this call uses the borrowed descriptor, and `fcntl` changes nothing here.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let flags = fcntl(borrowed, FcntlArg::F_GETFL).map_err(|_| closed())?;
-    // The number may now belong to another file.
+    // The program may have closed the descriptor during the sleep, and its number may now belong to
+    // another file.
     if turn == Turn::Woken && !identity.is_of(borrowed) {
         return Err(closed());
     }
@@ -316,17 +332,18 @@ pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: T
     Ok(())
 }
 
-/// Runs `body`, which replaces the beginning of a sleep, and returns whether the sleep is already over. If it is not
-/// over, a signal that arrived meanwhile interrupts the call as it would interrupt a sleep.
+/// Runs `body`, which stands for the beginning of a sleep, and returns whether the sleep is already
+/// over. If the sleep is not over, a signal that arrived during `body` interrupts the call as it
+/// would interrupt a sleep.
 pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool) -> Answer<bool> {
     let mut held = SigSet::all();
     for fault in FAULTS {
-        held.remove(fault); // a blocked fault would end the process
+        held.remove(fault); // a fault whose signal is blocked would end the process
     }
     let Ok(before) = held.thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return Ok(body()) };
     let over = body();
     let interrupted = !over && interrupts(&before);
-    let _ = before.thread_set_mask(); // the handlers run here
+    let _ = before.thread_set_mask(); // the handlers of pending signals run here
     if interrupted {
         return Err(Refused::new(libc::EINTR, INTERRUPTED));
     }
@@ -336,7 +353,7 @@ pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool) -> Answer<bool> {
 /// Returns whether a pending signal that `mask` does not block has a handler that does not restart calls.
 fn interrupts(mask: &SigSet) -> bool {
     let mut pending = MaybeUninit::uninit();
-    // SAFETY: there is memory for the set, and a successful call fills it.
+    // SAFETY: the pointer refers to memory for a set, and a successful call fills the set.
     let pending = unsafe {
         if libc::sigpending(pending.as_mut_ptr()) != 0 {
             return false;
@@ -345,17 +362,17 @@ fn interrupts(mask: &SigSet) -> bool {
     };
     let mask: &libc::sigset_t = mask.as_ref();
     (1..=libc::SIGRTMAX()).any(|number| {
-        // SAFETY: the sets are valid.
+        // SAFETY: both sets are valid.
         let arrives =
             unsafe { libc::sigismember(&raw const pending, number) == 1 && libc::sigismember(mask, number) != 1 };
         arrives && ends_waits(number)
     })
 }
 
-/// Returns whether a signal has a handler that does not restart calls.
+/// Returns whether the signal has a handler without SA_RESTART.
 fn ends_waits(number: c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: there is memory for the action, and a successful call fills it.
+    // SAFETY: the pointer refers to memory for an action, and a successful call fills the action.
     unsafe {
         if libc::sigaction(number, ptr::null(), action.as_mut_ptr()) != 0 {
             return false;
@@ -366,19 +383,20 @@ fn ends_waits(number: c_int) -> bool {
     }
 }
 
-/// Events that the program retrieved and must acknowledge before their object is destroyed.
+/// Events that the program has retrieved but not acknowledged. The program must acknowledge them
+/// before the object that raised them is destroyed.
 ///
-/// The type consists of primitives of the C library, since a waiting thread may be cancelled. Then the thread leaves
-/// the lock free.
+/// The type consists of primitives of the C library, since a waiting thread may be cancelled. A
+/// cancelled thread releases the lock.
 pub(crate) struct Unacknowledged {
     lock: UnsafeCell<libc::pthread_mutex_t>,
     none_left: UnsafeCell<libc::pthread_cond_t>,
     count: UnsafeCell<u64>,
 }
 
-// SAFETY: the count changes only under the lock.
+// SAFETY: threads change the count only under the lock.
 unsafe impl Send for Unacknowledged {}
-// SAFETY: as above.
+// SAFETY: threads change the count only under the lock.
 unsafe impl Sync for Unacknowledged {}
 
 impl Default for Unacknowledged {
@@ -399,8 +417,8 @@ impl std::fmt::Debug for Unacknowledged {
 
 impl Unacknowledged {
     fn with<R>(&self, body: impl FnOnce(&mut u64) -> R) -> R {
-        // SAFETY: the lock is initialised, and held while the count is used. It does not move while a thread holds
-        // it, since the holder borrows it.
+        // SAFETY: the lock is initialised, and this thread holds the lock while it uses the count.
+        // The lock does not move, since `self` is borrowed.
         unsafe {
             libc::pthread_mutex_lock(self.lock.get());
             let result = body(&mut *self.count.get());
@@ -413,43 +431,47 @@ impl Unacknowledged {
         self.with(|count| *count += 1);
     }
 
-    /// Acknowledges events. A number beyond the outstanding events acknowledges all of them.
+    /// Acknowledges events. If `events` exceeds the number of outstanding events, acknowledges all
+    /// of them.
     pub(crate) fn acknowledge(&self, events: u64) {
         self.with(|count| {
             *count = count.saturating_sub(events);
             if *count == 0 {
-                // SAFETY: the condition is initialised. The broadcast happens under the lock: once it is free, the
-                // waiting thread may destroy the object.
+                // SAFETY: the condition is initialised. The broadcast happens under the lock. Once
+                // the lock is free, the waiting thread may destroy the object.
                 unsafe { libc::pthread_cond_broadcast(self.none_left.get()) };
             }
         });
     }
 
-    /// Acknowledges all events, since the program will acknowledge no more.
+    /// Acknowledges all events. Called when the program can acknowledge no more events.
     pub(crate) fn give_up(&self) {
         self.acknowledge(u64::MAX);
     }
 
-    /// Returns whether all events are acknowledged. Otherwise the error tells how to wait for that, as destroying an
-    /// object does in verbs.
+    /// Returns `Ok` if all events are acknowledged. Otherwise returns the step that waits for the
+    /// acknowledgements, since destroying an object in verbs waits for them.
     pub(crate) fn none(&self) -> Found<()> {
         if self.with(|count| *count) == 0 { Ok(()) } else { Err(Step::Acknowledged(self)) }
     }
 
     #[cfg(test)]
     fn is_free(&self) -> bool {
-        // SAFETY: the lock is initialised. It is unlocked only if it was locked.
+        // SAFETY: the lock is initialised. The function unlocks the lock only after it has locked
+        // it.
         unsafe { libc::pthread_mutex_trylock(self.lock.get()) == 0 && libc::pthread_mutex_unlock(self.lock.get()) == 0 }
     }
 
-    /// Waits until all events are acknowledged. May be unwound.
+    /// Waits until all events are acknowledged. A cancellation of the thread may unwind this
+    /// function.
     ///
     /// # Safety
     ///
-    /// `events` stays in place meanwhile.
+    /// `events` stays in place until the function returns or is unwound.
     unsafe fn wait(events: *const Self) {
         let mut cleanup = MaybeUninit::<Cleanup>::uninit();
-        // SAFETY: by the caller's promise; the cleanup stays in place until it is removed.
+        // SAFETY: the caller guarantees that `events` stays in place. The cleanup stays in place
+        // until it is removed.
         unsafe {
             let lock = (*events).lock.get();
             libc::pthread_mutex_lock(lock);

@@ -1,4 +1,4 @@
-//! Cancellation of threads and arrival of signals in calls that wait.
+//! Tests of cancellation and signals in calls that wait.
 
 use std::ffi::{c_int, c_void};
 use std::io::{Read as _, Write as _};
@@ -37,13 +37,13 @@ unsafe extern "C" {
     fn pthread_cancel(thread: libc::pthread_t) -> c_int;
 }
 
-/// Time limit against hanging tests. No test takes as long, even on slow machines.
+/// Time after which a test that hangs fails. No test takes this long, even on slow machines.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Result of `pthread_join` for a cancelled thread.
+/// Result of `pthread_join` for a cancelled thread (`PTHREAD_CANCELED`).
 const CANCELED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
-/// A thread of the C library, as in C programs, that makes one call.
+/// A thread of the C library that makes one call.
 struct Caller<'a> {
     call: &'a (dyn Fn() -> c_int + Sync),
     /// Whether the thread cancels itself before the call.
@@ -56,9 +56,9 @@ struct Caller<'a> {
 }
 
 extern "C-unwind" fn run(caller: *mut c_void) -> *mut c_void {
-    // SAFETY: the thread that started it waits for it.
+    // SAFETY: the thread that started this thread waits for it, so `caller` exists.
     let caller = unsafe { &*caller.cast::<Caller<'_>>() };
-    // SAFETY: these calls change only the thread itself.
+    // SAFETY: these calls change only this thread.
     unsafe {
         caller.tid.store(libc::gettid(), Ordering::SeqCst);
         if caller.cancels_itself {
@@ -66,7 +66,7 @@ extern "C-unwind" fn run(caller: *mut c_void) -> *mut c_void {
         }
     }
     caller.result.store((caller.call)(), Ordering::SeqCst);
-    // SAFETY: each thread has its own location.
+    // SAFETY: each thread has its own `errno`.
     caller.errno.store(unsafe { *libc::__errno_location() }, Ordering::SeqCst);
     caller.has_returned.store(true, Ordering::SeqCst);
     ptr::null_mut()
@@ -85,12 +85,13 @@ impl<'a> Caller<'a> {
             thread: 0,
         });
         let place = &raw mut *caller;
-        // SAFETY: the box stays until the thread is joined.
+        // SAFETY: the box exists until the thread is joined.
         assert_eq!(unsafe { pthread_create(&raw mut (*place).thread, ptr::null(), run, place.cast()) }, 0);
         caller
     }
 
-    /// Returns whether the thread is in the system call that waits for an event or an acknowledgement.
+    /// Returns whether the thread is in the system call that waits for an event or an
+    /// acknowledgement.
     fn is_asleep(&self) -> bool {
         let path = format!("/proc/self/task/{}/syscall", self.tid.load(Ordering::SeqCst));
         let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -99,45 +100,46 @@ impl<'a> Caller<'a> {
 
     fn sleeps(&self) {
         let until = Instant::now() + PATIENCE;
-        // At first the thread may sleep to get a lock, but only for a short time.
+        // The thread may first sleep for a short time to get a lock. So require two observations.
         let mut looks = 0;
         while looks < 2 {
             looks = if self.is_asleep() { looks + 1 } else { 0 };
             let goes_on = !self.has_returned.load(Ordering::SeqCst) && Instant::now() < until;
-            assert!(goes_on, "the call does not wait: it returned {}", self.result.load(Ordering::SeqCst));
+            assert!(goes_on, "the call returned {} instead of waiting", self.result.load(Ordering::SeqCst));
             std::thread::sleep(Duration::from_millis(if looks == 0 { 1 } else { 5 }));
         }
     }
 
     fn cancel(&self) {
-        // SAFETY: the thread was not joined.
+        // SAFETY: the thread has not been joined.
         assert_eq!(unsafe { pthread_cancel(self.thread) }, 0);
     }
 
     fn signal(&self, number: c_int) {
-        // SAFETY: the thread was not joined.
+        // SAFETY: the thread has not been joined.
         unsafe { libc::pthread_kill(self.thread, number) };
     }
 
-    /// Returns result and errno of the call, or `None` if it was cancelled.
+    /// Returns the result and the errno of the call, or `None` if the call was cancelled.
     fn join(&self) -> Option<(c_int, c_int)> {
         let mut returned = ptr::null_mut();
-        // SAFETY: the thread was started, and is joined once.
+        // SAFETY: the thread was started, and this is the only join.
         assert_eq!(unsafe { libc::pthread_join(self.thread, &raw mut returned) }, 0);
         let ended = (self.result.load(Ordering::SeqCst), self.errno.load(Ordering::SeqCst));
         if returned == CANCELED { None } else { Some(ended) }
     }
 }
 
-/// Replaces a descriptor by another eventfd, like a program that closes foreign descriptors and then creates
-/// channels. If the number were only closed, another test would get it.
+/// Puts another eventfd at the number of the descriptor, like a program that closes foreign
+/// descriptors and then creates channels. If the test only closed the descriptor, another test
+/// would get its number.
 fn replace(descriptor: c_int) {
     let other = EventFd::new().unwrap();
     // SAFETY: the number belongs to a descriptor of this test.
     assert_eq!(unsafe { libc::dup2(other.as_fd().as_raw_fd(), descriptor) }, descriptor);
 }
 
-/// Checks that a call ends if the program replaces the descriptor on which it waits.
+/// Checks that a waiting call ends if the program replaces the descriptor that the call watches.
 #[track_caller]
 fn ends_without_its_descriptor(call: &(dyn Fn() -> c_int + Sync), descriptor: c_int) {
     let caller = Caller::start(call, false);
@@ -145,29 +147,30 @@ fn ends_without_its_descriptor(call: &(dyn Fn() -> c_int + Sync), descriptor: c_
     replace(descriptor);
     let until = Instant::now() + PATIENCE;
     while !caller.has_returned.load(Ordering::SeqCst) {
-        assert!(Instant::now() < until, "the call still waits");
+        assert!(Instant::now() < until, "the call still waits after its descriptor was replaced");
         std::thread::sleep(Duration::from_millis(10));
     }
     assert_eq!(caller.join(), Some((-1, libc::EBADF)));
 }
 
-/// Checks that a call that waits forever is cancelled once it sleeps.
+/// Checks that a cancellation ends a call that waits forever, once the call sleeps.
 #[track_caller]
 fn cancelled_asleep(call: &(dyn Fn() -> c_int + Sync)) {
     let caller = Caller::start(call, false);
     caller.sleeps();
     caller.cancel();
-    assert_eq!(caller.join(), None, "it was not cancelled while it slept");
+    assert_eq!(caller.join(), None, "the call was not cancelled while it slept");
 }
 
-/// Checks that a call is cancelled while it sleeps, and by a cancellation from before the call.
+/// Checks that a cancellation ends a call, both when it arrives during the sleep and when it is
+/// pending before the call.
 #[track_caller]
 fn cancelled_anyhow(call: &(dyn Fn() -> c_int + Sync)) {
-    assert_eq!(Caller::start(call, true).join(), None, "it was not cancelled at its beginning");
+    assert_eq!(Caller::start(call, true).join(), None, "the call was not cancelled at its beginning");
     cancelled_asleep(call);
 }
 
-/// A pointer that threads share.
+/// A pointer that several threads use.
 struct SharedPointer<T>(AtomicPtr<T>);
 
 impl<T> SharedPointer<T> {
@@ -181,7 +184,7 @@ impl<T> SharedPointer<T> {
     }
 }
 
-/// A context with the objects that most tests need.
+/// A context and the objects that most tests need.
 struct Opened {
     context: SharedPointer<c::ibv_context>,
     pd: SharedPointer<c::ibv_pd>,
@@ -214,13 +217,13 @@ impl Opened {
             qp_type: c::IBV_QPT_RC,
             ..c::ibv_qp_init_attr::default()
         };
-        // SAFETY: the objects that it uses exist.
+        // SAFETY: the protection domain and the completion queue exist.
         unsafe { ibv_create_qp(self.pd.get(), &raw mut init) }
     }
 
-    /// Adds one completion to the queue, and thus a notification to the channel.
+    /// Adds one completion to the queue. The completion adds one notification to the channel.
     fn notify(&self) {
-        // SAFETY: the objects exist.
+        // SAFETY: the queue exists.
         unsafe {
             assert_eq!(cq::req_notify_cq(self.cq.get(), 0), 0);
             let qp = self.qp();
@@ -234,18 +237,18 @@ impl Opened {
 
     fn get_cq_event(&self) -> c_int {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the channel exists, and so does the queue of the event.
+        // SAFETY: the channel and the queue of the event exist.
         unsafe { ibv_get_cq_event(self.channel.get(), &raw mut cq, &raw mut context) }
     }
 
     fn get_async_event(&self) -> c_int {
         let mut event = std::mem::MaybeUninit::<c::ibv_async_event>::uninit();
-        // SAFETY: the context exists, and there is memory for the event.
+        // SAFETY: the context exists, and the pointer refers to memory for the event.
         unsafe { ibv_get_async_event(self.context.get(), event.as_mut_ptr()) }
     }
 
     fn close(self) {
-        // SAFETY: no other code uses them any more.
+        // SAFETY: no other code uses these objects any more.
         unsafe {
             assert_eq!(ibv_destroy_cq(self.cq.get()), 0);
             assert_eq!(ibv_destroy_comp_channel(self.channel.get()), 0);
@@ -257,12 +260,12 @@ impl Opened {
 
 /// # Safety
 ///
-/// A queue pair that was just created.
+/// `qp` is a queue pair that was just created.
 unsafe fn flush_one_receive(qp: *mut c::ibv_qp) {
     let mut attr = c::ibv_qp_attr { qp_state: c::IBV_QPS_INIT, port_num: 1, ..c::ibv_qp_attr::default() };
     let mask = c::IBV_QP_STATE | c::IBV_QP_PKEY_INDEX | c::IBV_QP_PORT | c::IBV_QP_ACCESS_FLAGS;
     let (mut receive, mut bad) = (c::ibv_recv_wr::default(), ptr::null_mut());
-    // SAFETY: by the caller's promise; a receive without elements.
+    // SAFETY: the caller guarantees that the queue pair is new. The receive has no elements.
     unsafe {
         assert_eq!(ibv_modify_qp(qp, &raw mut attr, mask as c_int), 0);
         assert_eq!(post::post_recv(qp, &raw mut receive, &raw mut bad), 0);
@@ -288,7 +291,7 @@ fn a_thread_that_waits_for_a_notification_can_be_cancelled_and_none_is_lost() {
 fn a_thread_that_waits_for_an_asynchronous_event_can_be_cancelled() {
     let own = Opened::new();
     cancelled_anyhow(&|| own.get_async_event());
-    // SAFETY: the context and the queue exist, and the event until it is acknowledged.
+    // SAFETY: the context and the queue exist. The event exists until it is acknowledged.
     unsafe {
         let context = context::Context::of(own.context.get()).unwrap();
         Source::new(Element::Cq(own.cq.get()), context).raise(c::IBV_EVENT_CQ_ERR);
@@ -304,14 +307,14 @@ fn a_thread_that_waits_for_acknowledgements_can_be_cancelled() {
     let own = Opened::new();
     let mut init = c::ibv_srq_init_attr::default();
     (init.attr.max_wr, init.attr.max_sge) = (1, 1);
-    // SAFETY: the objects that they use exist, and they exist until they are destroyed.
+    // SAFETY: the objects exist until the test destroys them.
     unsafe {
         let (qp, srq) = (SharedPointer::new(own.qp()), SharedPointer::new(ibv_create_srq(own.pd.get(), &raw mut init)));
         let cq = SharedPointer::new(ibv_create_cq(own.context.get(), 1, ptr::null_mut(), own.channel.get(), 0));
         let waits = |events: &Unacknowledged, destroy: &(dyn Fn() -> c_int + Sync)| {
             events.add();
             cancelled_asleep(destroy);
-            // The cancelled call left the lock free, and the object unchanged.
+            // The cancelled call has released the lock and has not changed the object.
             assert!(events.is_free(), "the lock is still held");
             events.acknowledge(1);
             assert_eq!(destroy(), 0);
@@ -353,16 +356,16 @@ fn a_call_that_does_not_wait_is_not_cancelled_in_the_middle() {
         own.close();
         0
     };
-    // Cancellation is requested from the beginning. The C library would act on it in any call that enters the kernel.
-    // It may act on it after the last call.
+    // A cancellation is pending from the beginning. Any cancellation point within the calls would
+    // act on the cancellation. It may act after the last call.
     assert_eq!(Caller::start(&everything, true).join().map(|(result, _)| result), Some(0));
 }
 
-/// Brings a queue pair to the state in which it can send to another of the same device.
+/// Brings a queue pair to the state in which it can send to another queue pair of the same device.
 ///
 /// # Safety
 ///
-/// The queue pairs exist, and this one was just created.
+/// Both queue pairs exist, and `qp` was just created.
 unsafe fn connect(own: &Opened, qp: *mut c::ibv_qp, peer: *mut c::ibv_qp) {
     let mut attr = c::ibv_qp_attr {
         port_num: 1,
@@ -381,7 +384,7 @@ unsafe fn connect(own: &Opened, qp: *mut c::ibv_qp, peer: *mut c::ibv_qp) {
     let to_receive = path | c::IBV_QP_MAX_DEST_RD_ATOMIC | c::IBV_QP_MIN_RNR_TIMER;
     let retries = c::IBV_QP_TIMEOUT | c::IBV_QP_RETRY_CNT | c::IBV_QP_RNR_RETRY;
     let to_send = c::IBV_QP_SQ_PSN | retries | c::IBV_QP_MAX_QP_RD_ATOMIC;
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees that both queue pairs exist.
     unsafe {
         let context = context::Context::of(own.context.get()).unwrap();
         attr.ah_attr.grh.dgid.raw = context.device.attributes.gid.octets();
@@ -393,21 +396,23 @@ unsafe fn connect(own: &Opened, qp: *mut c::ibv_qp, peer: *mut c::ibv_qp) {
     }
 }
 
-/// Sends a message from one queue pair to another, and polls both completions. The second causes a notification.
+/// Sends a message from one queue pair to another, and polls both completions. The second
+/// completion causes a notification.
 ///
 /// # Safety
 ///
-/// `a` and `b` are connected, and complete into the queue.
+/// `a` and `b` are connected, and use the completion queue of `own`.
 unsafe fn exchange(own: &Opened, a: *mut c::ibv_qp, b: *mut c::ibv_qp) {
     let (mut receive, mut bad_receive) = (c::ibv_recv_wr::default(), ptr::null_mut());
     let (mut send, mut bad_send) = (c::ibv_send_wr::default(), ptr::null_mut());
     (send.opcode, send.send_flags) = (c::IBV_WR_SEND, c::IBV_SEND_SIGNALED | c::IBV_SEND_SOLICITED);
-    // SAFETY: by the caller's promise; neither request has elements.
+    // SAFETY: the caller guarantees that `a` and `b` are connected. Neither request has elements.
     unsafe {
         assert_eq!(cq::req_notify_cq(own.cq.get(), 1), 0);
         assert_eq!(post::post_recv(b, &raw mut receive, &raw mut bad_receive), 0);
         assert_eq!(post::post_send(a, &raw mut send, &raw mut bad_send), 0);
-        // An invalid request is rejected, and explained if the user asked for explanations.
+        // The library rejects an invalid request, and explains the rejection if the user requested
+        // explanations.
         send.opcode = 77;
         assert_eq!(post::post_send(a, &raw mut send, &raw mut bad_send), libc::EINVAL);
         let mut completions = [c::ibv_wc::default(); 2];
@@ -420,13 +425,13 @@ unsafe fn exchange(own: &Opened, a: *mut c::ibv_qp, b: *mut c::ibv_qp) {
     }
 }
 
-/// Posting and polling do not change the thread's cancellation state, which would cost time. So they must contain no
-/// cancellation point.
+/// Posting and polling do not disable cancellation, since changing the thread's cancellation state
+/// would cost time. So posting and polling must contain no cancellation point.
 #[test]
 fn posting_and_polling_are_not_cancelled_in_the_middle() {
     let own = Opened::new();
     let [a, b] = [0, 1].map(|_| SharedPointer::new(own.qp()));
-    // SAFETY: the queue pairs exist until they are destroyed.
+    // SAFETY: the queue pairs exist until the test destroys them.
     unsafe {
         connect(&own, a.get(), b.get());
         connect(&own, b.get(), a.get());
@@ -463,11 +468,12 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
         unsafe { cm::rdma_get_request(listener.get(), &raw mut id) }
     };
     cancelled_anyhow(&get_request);
-    // The listener still works: a bare peer sends a request, and does not confirm the acceptance.
+    // The listener still works. A bare peer sends a request, and does not confirm that the listener
+    // accepted it.
     let mut peer = cm::Transport::Unix.call(port);
     peer.write_all(&cm::request()).unwrap();
     let mut id = ptr::null_mut();
-    // SAFETY: the listener exists, and the ids until they are destroyed.
+    // SAFETY: the listener exists. The ids exist until the test destroys them.
     unsafe {
         assert_eq!(cm::rdma_get_request(listener.get(), &raw mut id), 0);
         let server = SharedPointer::new(id);
@@ -492,7 +498,7 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
         assert_eq!(cm::rdma_destroy_id(client.get()), 0);
         assert_eq!(cm::rdma_destroy_id(listener.get()), 0);
 
-        // An id with an unacknowledged event.
+        // Destroying an id waits while the id has an unacknowledged event.
         let mut id = ptr::null_mut();
         assert_eq!(cm::rdma_create_id(channel.get(), &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP), 0);
         let id = SharedPointer::new(id);
@@ -509,19 +515,19 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
     }
 }
 
-/// Lock of the signal handlers, which belong to the process. One test at a time uses them.
+/// Lock of the process's signal handlers, so that one test at a time uses them.
 static HANDLERS: Mutex<()> = Mutex::new(());
 
-/// Number of calls of the handler.
+/// Number of signals that the handler has counted.
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn count_signal(_: c_int) {
     HANDLED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Installs the handler, with these flags.
+/// Installs the counting handler with these flags.
 fn handle(flags: c_int) {
-    // SAFETY: zeros are an action without flags and mask, and the handler only counts.
+    // SAFETY: zeros are a valid action without flags and mask, and the handler only counts.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = count_signal as extern "C" fn(c_int) as usize;
@@ -583,7 +589,7 @@ fn a_signal_interrupts_the_wait_for_an_asynchronous_event_as_its_handler_says() 
 fn a_signal_interrupts_the_wait_for_an_event_of_a_connection_as_its_handler_says() {
     let channel = SharedPointer::new(cm::rdma_create_event_channel());
     let mut id = ptr::null_mut();
-    // SAFETY: the channel exists, and the id and the event exist until they are released.
+    // SAFETY: the channel exists. The id and the event exist until the test releases them.
     unsafe {
         assert_eq!(cm::rdma_create_id(channel.get(), &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP), 0);
         let event = SharedPointer(AtomicPtr::new(ptr::null_mut()));
@@ -636,7 +642,7 @@ fn calls_that_wait_end_when_the_program_has_closed_their_descriptors() {
 fn a_signal_counts_while_the_device_is_driven_before_the_sleep() {
     let _alone = HANDLERS.lock().unwrap();
     let handled = || HANDLED.load(Ordering::SeqCst);
-    // SAFETY: the handler only counts.
+    // SAFETY: the handler of the signal only counts.
     let raise = |found| as_if_asleep(move || unsafe { libc::raise(libc::SIGUSR1) == 0 && found });
     handle(0);
     let before = handled();
@@ -653,7 +659,7 @@ fn a_signal_counts_while_the_device_is_driven_before_the_sleep() {
 #[test]
 fn a_read_without_an_event_does_not_end_the_wait() {
     let own = Opened::new();
-    // Two threads wait. Either of them, or this thread, may take an event.
+    // Two threads wait. Either thread, or the main thread of the test, may take an event.
     let get = || own.get_cq_event();
     for _ in 0..50 {
         let callers = [Caller::start(&get, false), Caller::start(&get, false)];
