@@ -1,27 +1,29 @@
 //! `rdma_*`: connections between programs by address and port, as librdmacm offers them.
 //!
-//! The lower layers have no connections, so the messages of IBTA's connection manager go over sockets here instead of
-//! management datagrams. Within one machine these are Unix sockets, whose names are the ports. They form a port space
-//! of their own, as on an adapter, so a program may listen for TCP and for RDMA at one port.
+//! The RNIC has no management datagrams, so the library sends the messages of IBTA's connection
+//! manager over sockets. Within one machine, the library uses Unix sockets, and the name of each
+//! socket contains the RDMA port. So the RDMA ports form their own port space, as on an adapter. A
+//! program may listen for TCP and for RDMA at the same port.
 //!
-//! Between machines the messages go over TCP at the port of the same number. A listener that other machines can reach
-//! listens at that TCP port too, if it is free. An active side therefore need not know the address of the peer's RNIC.
-//! When a process dies, the kernel closes its connections, so the peers notice.
+//! Between machines, the library sends the messages over TCP, at the TCP port of the same number. A
+//! listener that other machines can reach also listens at this TCP port, if the port is free.
+//! Therefore a client need not know the address of the peer's RNIC. When a process dies, the kernel
+//! closes its sockets, so its peers notice.
 //!
 //! | file | |
 //! |---|---|
-//! | `message.rs` | the messages between two ends |
-//! | `ports.rs` | ports of this machine: which ids may have which port, and how ids find each other |
-//! | `line.rs`, `line/transport.rs`, `line/incoming.rs` | state of an id, its sockets, received messages |
+//! | `message.rs` | messages between two peers |
+//! | `ports.rs` | ports of this machine: which id may have which port, and how a client finds a listener |
+//! | `line.rs`, `line/transport.rs`, `line/incoming.rs` | connection state of an id, its sockets, received messages |
 //! | `service.rs` | the thread that serves the lines |
-//! | `tcp.rs` | `bind`, which gives a program the TCP port of a listener's number |
+//! | `tcp.rs` | `bind`, which gives the program the TCP port that a listener holds |
 //! | `channel.rs` | event channels |
 //! | `id.rs`, `object.rs`, `device.rs`, `options.rs` | ids, their device and their options |
 //! | `resolve.rs`, `address.rs`, `addrinfo.rs` | addresses |
 //! | `connect.rs` | listening, connecting, disconnecting |
 //! | `qp.rs`, `ep.rs`, `verbs.rs` | queue pairs of ids |
-//! | `multicast.rs` | groups |
-//! | `rsocket.rs` | rsockets, which are refused |
+//! | `multicast.rs` | multicast groups |
+//! | `rsocket.rs` | rsockets, which the library rejects |
 //! | `hostile.rs`, `fuzz.rs`, `testing.rs`, `tests.rs`, `tests/peers.rs` | tests |
 
 mod address;

@@ -1,4 +1,4 @@
-//! Conversion of C addresses, and the source address for a destination.
+//! Conversion of C addresses, and lookup of the source address for a destination.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -14,9 +14,9 @@ use crate::objects::answer::{Answer, Refused};
 ///
 /// # Safety
 ///
-/// `address` is null or points to an address of the length that its family has.
+/// `address` is null, or points to an address with the length of its family.
 pub(super) unsafe fn read(address: *const sockaddr) -> Answer<Option<SocketAddr>> {
-    // SAFETY: by the caller's promise. The read works for any alignment.
+    // SAFETY: the caller guarantees that the address is valid. The read works for any alignment.
     let Some(family) = (!address.is_null()).then(|| unsafe { (&raw const (*address).sa_family).read_unaligned() })
     else {
         return Ok(None);
@@ -24,13 +24,13 @@ pub(super) unsafe fn read(address: *const sockaddr) -> Answer<Option<SocketAddr>
     match i32::from(family) {
         libc::AF_UNSPEC => Ok(None),
         libc::AF_INET => {
-            // SAFETY: by the caller's promise.
+            // SAFETY: the caller guarantees that an `AF_INET` address is a `sockaddr_in`.
             let own = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(own.sin_addr.s_addr));
             Ok(Some(SocketAddr::new(ip.into(), u16::from_be(own.sin_port))))
         }
         libc::AF_INET6 => {
-            // SAFETY: by the caller's promise.
+            // SAFETY: the caller guarantees that an `AF_INET6` address is a `sockaddr_in6`.
             let own = unsafe { address.cast::<sockaddr_in6>().read_unaligned() };
             let ip = Ipv6Addr::from(own.sin6_addr.s6_addr);
             let port = u16::from_be(own.sin6_port);
@@ -50,17 +50,19 @@ pub(super) unsafe fn read(address: *const sockaddr) -> Answer<Option<SocketAddr>
 /// `place` points to writable memory of the size of a `sockaddr_storage`.
 pub(super) unsafe fn write(place: *mut sockaddr_storage, address: SocketAddr) -> socklen_t {
     let own = SockAddr::from(address);
-    // SAFETY: by the caller's promise. No address is longer than a `sockaddr_storage`.
+    // SAFETY: the caller guarantees the size of `place`. No address is longer than a
+    // `sockaddr_storage`.
     unsafe { ptr::copy_nonoverlapping(own.as_ptr().cast::<u8>(), place.cast(), own.len() as usize) };
     own.len()
 }
 
-/// Returns the source address that the kernel would use to send to `destination`, with port 0. A link-local address
-/// keeps its scope.
+/// Returns the source address that the kernel would use to send to `destination`. The port of the
+/// source address is 0. A link-local source address includes its scope.
 pub(super) fn source_for(mut destination: SocketAddr) -> io::Result<SocketAddr> {
     let any: IpAddr = if destination.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let probe = UdpSocket::bind((any, 0))?;
-    // Connecting a UDP socket sends nothing. The kernel does not connect to port 0.
+    // Connecting a UDP socket sends nothing. The kernel rejects a connection to port 0, so use port
+    // 1 instead.
     destination.set_port(destination.port().max(1));
     probe.connect(destination)?;
     let mut source = probe.local_addr()?;
@@ -68,14 +70,16 @@ pub(super) fn source_for(mut destination: SocketAddr) -> io::Result<SocketAddr> 
     Ok(source)
 }
 
-/// Returns whether this machine has the address, in this network namespace.
+/// Returns whether an interface in this process's network namespace has the address.
 pub(super) fn is_here(address: SocketAddr) -> bool {
     let ip = address.ip();
-    // The kernel sends to its own address from the same address, unless this is not the first one of its interface.
+    // To reach the first address of its own interface, the kernel uses this address as source.
+    // Other addresses need the lookup of the interface.
     ip.is_loopback() || source_for(address).is_ok_and(|source| source.ip() == ip) || interface_mtu(ip).is_ok()
 }
 
-/// Converts an IPv4-mapped IPv6 address, as a dual-stack socket reports it, to IPv4. Returns other addresses unchanged.
+/// Converts an IPv4-mapped IPv6 address to IPv4, since dual-stack sockets report IPv4 peers in this
+/// form. Returns other addresses unchanged.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),

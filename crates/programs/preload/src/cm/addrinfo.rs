@@ -12,7 +12,7 @@ use super::address;
 use crate::objects::answer::{Answer, Refused, number};
 use crate::process::fork::outside;
 
-/// Result of a lookup, and the addresses that it points to.
+/// Result of a lookup, together with the addresses to which its pointers refer.
 #[repr(C)]
 struct Found {
     c: c::rdma_addrinfo,
@@ -20,7 +20,7 @@ struct Found {
     destination: sockaddr_storage,
 }
 
-/// Request of a program, with defaults for the fields that it left at zero.
+/// Request of a program. Fields that the program left at zero have default values.
 struct Wanted {
     flags: u32,
     family: c_int,
@@ -56,7 +56,7 @@ unsafe fn wanted(hints: Option<&c::rdma_addrinfo>) -> Answer<Wanted> {
 ///
 /// The C contract of `getaddrinfo`.
 unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) -> Answer<Vec<SocketAddr>> {
-    // SAFETY: zeros are a value of each of its fields.
+    // SAFETY: zeros are a valid value of each field of `addrinfo`.
     let mut hints: addrinfo = unsafe { mem::zeroed() };
     hints.ai_family = wanted.family;
     hints.ai_socktype = libc::SOCK_STREAM; // one result per address
@@ -67,7 +67,7 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) 
         hints.ai_flags |= libc::AI_NUMERICHOST;
     }
     let mut found: *mut addrinfo = ptr::null_mut();
-    // A name server may take long to answer.
+    // A name server may take long to answer, so forks need not wait for the lookup.
     let (error, errno) = outside(|| {
         // SAFETY: the C contract.
         let error = unsafe { libc::getaddrinfo(node, service, &raw const hints, &raw mut found) };
@@ -86,9 +86,10 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) 
     }
     let mut addresses = Vec::new();
     let mut next = found;
-    // SAFETY: the list is from the C library, and ends with null.
+    // SAFETY: the list comes from the C library, and a null pointer ends it.
     while let Some(entry) = unsafe { next.as_ref() } {
-        // SAFETY: as above. Addresses of unsupported families are skipped.
+        // SAFETY: the addresses come from the C library. The loop skips addresses of unsupported
+        // families.
         addresses.extend(unsafe { address::read(entry.ai_addr) }.ok().flatten());
         next = entry.ai_next;
     }
@@ -98,9 +99,9 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) 
 }
 
 fn result(wanted: &Wanted, source: Option<SocketAddr>, destination: Option<SocketAddr>) -> Box<Found> {
-    // SAFETY: zeros are a value of each of its fields.
+    // SAFETY: zeros are a valid value of each field of `Found`.
     let mut found: Box<Found> = Box::new(unsafe { mem::zeroed() });
-    // SAFETY: the places have room for any address.
+    // SAFETY: `source` and `destination` of `Found` have room for any address.
     let (source_length, destination_length) = unsafe {
         (
             source.map_or(0, |source| address::write(&raw mut found.source, source)),

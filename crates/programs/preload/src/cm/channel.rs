@@ -1,4 +1,5 @@
-//! Event channels, which carry events from the service thread or a call to the program.
+//! Event channels. The service thread or a call of the program queues events in a channel, and the
+//! program retrieves them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
@@ -35,20 +36,21 @@ impl IdPointer {
     pub(super) const NONE: Self = Self(ptr::null_mut());
 }
 
-// SAFETY: other threads only carry the pointer. The thread that retrieves an event uses it, and the id exists until the
-// program acknowledges that event.
+// SAFETY: other threads pass on the pointer without using it. Only the thread that retrieves an
+// event uses the pointer. The id exists until the program acknowledges the event.
 unsafe impl Send for IdPointer {}
 
-/// Context pointer of a program, returned to it with an event.
+/// Context pointer that a program passed in. The library returns the pointer to the program with an
+/// event.
 pub(super) struct Opaque(pub(super) *mut c_void);
 
-// SAFETY: the library only carries the pointer.
+// SAFETY: the library passes on the pointer without using it.
 unsafe impl Send for Opaque {}
 
 /// Queue pair number that addresses all queue pairs attached to a group (IBTA Vol 1, 10.5.2.1).
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
-/// Event of an id that the program has not retrieved yet.
+/// Event of an id. The program has not retrieved this event yet.
 pub(super) struct PendingEvent {
     pub(super) id: IdPointer,
     pub(super) kind: c::rdma_cm_event_type,
@@ -59,7 +61,7 @@ pub(super) struct PendingEvent {
 /// Details of an event.
 pub(super) enum Detail {
     Nothing,
-    /// Request to a listener. A lookup has no endpoint.
+    /// A request to a listener. A lookup request has no endpoint.
     Request {
         line: Arc<Line>,
         endpoint: Option<Endpoint>,
@@ -80,7 +82,7 @@ pub(super) enum Detail {
     Rejection {
         private: Vec<u8>,
     },
-    /// Refusal of a lookup.
+    /// The peer refused a lookup.
     NoService {
         private: Vec<u8>,
     },
@@ -90,7 +92,8 @@ pub(super) enum Detail {
     },
 }
 
-/// Waiting events, and the descriptor that is readable while there are any.
+/// Events that the program has not retrieved yet, and the descriptor that is readable while such
+/// events exist.
 pub(super) struct Queue {
     waiting: Notices<PendingEvent>,
     identity: EventIdentity,
@@ -110,11 +113,12 @@ impl Queue {
         Arc::new(Self { waiting, identity, generation: fork::generation(), users: Users::default() })
     }
 
-    /// Creates an empty queue for a forked child, whose descriptor has the same number and flags.
+    /// Creates an empty queue for a forked child. The new queue's descriptor has the same number
+    /// and flags as the old one.
     ///
     /// # Safety
     ///
-    /// Nothing uses or drops `self` afterwards.
+    /// After this call, no code uses or drops `self`.
     unsafe fn renewed(&self) -> nix::Result<Arc<Self>> {
         let own = self.waiting.fd();
         let status = OFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFL)?) & OFlag::O_NONBLOCK;
@@ -122,7 +126,8 @@ impl Queue {
         let new = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)?;
         fcntl(&new, FcntlArg::F_SETFL(status))?;
         let flags = if closes { OFlag::O_CLOEXEC } else { OFlag::empty() };
-        // SAFETY: by the caller's promise the number is free for another owner, and it is an eventfd's.
+        // SAFETY: the caller no longer uses or drops the old queue, so the number is free for
+        // another owner. The descriptor is an eventfd.
         let fd = unsafe { EventFd::from_owned_fd(dup3_raw(&new, own.as_raw_fd(), flags)?) };
         Ok(Self::with(Notices::on(fd)))
     }
@@ -134,15 +139,16 @@ impl Queue {
     fn take(&self) -> Option<PendingEvent> {
         let mut waiting = self.waiting.lock();
         let news = waiting.pop()?;
-        // The lock is held, so a call that destroys the id either removes the event or waits for its acknowledgement.
-        // SAFETY: an id exists while its events wait.
+        // The thread holds the lock of the queue. A call that destroys the id therefore either
+        // removes the event or waits for its acknowledgement.
+        // SAFETY: an id exists while the queue contains events of it.
         if let Ok(id) = unsafe { object::<Id>(news.id.0) } {
             id.unacknowledged.add();
         }
         Some(news)
     }
 
-    /// Removes and returns the waiting events of one id.
+    /// Removes all events of one id from the queue, and returns them.
     pub(super) fn take_all_of(&self, id: IdPointer) -> VecDeque<PendingEvent> {
         self.waiting.lock().remove(|news| news.id == id)
     }
@@ -158,7 +164,7 @@ impl Queue {
     }
 }
 
-/// Event channel, which begins with the C structure.
+/// An event channel. The structure begins with the C structure.
 #[repr(C)]
 pub(super) struct Channel {
     c: c::rdma_event_channel,
@@ -166,40 +172,43 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Returns the queue of this process. The events of an inherited queue belong to the parent, so a forked child gets
-    /// a queue of its own on first use.
+    /// Returns the channel's queue in this process. The events of an inherited queue belong to the
+    /// parent process. So a forked child creates its own queue when it first uses the channel.
     pub(super) fn queue(&self) -> Answer<Arc<Queue>> {
         let mut queue = self.queue.lock().ignore_poison();
         if queue.generation != fork::generation() {
-            // SAFETY: inherited ids refuse all calls, and the old queue is forgotten below instead of dropped.
+            // SAFETY: calls on inherited ids fail. The old queue is forgotten below instead of
+            // dropped.
             let renewed = unsafe { queue.renewed() }.map_err(|error| {
                 Refused::new(error as c_int, format!("an inherited event channel could not be renewed: {error}"))
             })?;
-            // Threads of the parent, which do not exist here, may hold locks of the old queue.
+            // Threads of the parent, which do not exist in this process, may hold locks of the old
+            // queue.
             std::mem::forget(std::mem::replace(&mut *queue, renewed));
         }
         Ok(Arc::clone(&queue))
     }
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `rdma_event_channel`.
+// SAFETY: `Channel` is `#[repr(C)]` and begins with an `rdma_event_channel`.
 unsafe impl Object for Channel {
     type C = c::rdma_event_channel;
     const NAME: &'static str = "event channel";
 }
 
-/// Existing channels, by their addresses.
+/// All existing channels, by their addresses.
 ///
-/// A program may destroy a channel while another thread is about to retrieve an event from it (rping does, up to
-/// release 58 of rdma-core). With the kernel that thread gets EBADF. So each call looks up the channel here before it
-/// uses the memory of the channel.
+/// A program may destroy a channel while another thread is about to retrieve an event from the
+/// channel. For example, rping does so up to release 58 of rdma-core. With the kernel, the
+/// retrieving thread gets EBADF. Therefore each call looks up the channel in this table before it
+/// uses the channel's memory.
 static CHANNELS: Mutex<BTreeMap<usize, Arc<Channel>>> = Mutex::new(BTreeMap::new());
 
 fn channels() -> MutexGuard<'static, BTreeMap<usize, Arc<Channel>>> {
     CHANNELS.lock().ignore_poison()
 }
 
-/// Returns the channel at a C pointer, if it exists.
+/// Returns the channel to which a C pointer refers, if the channel exists.
 fn find(channel: *mut c::rdma_event_channel) -> Answer<Arc<Channel>> {
     if channel.is_null() {
         return Err(Refused::invalid(format!("the {} is null", Channel::NAME)));
@@ -217,7 +226,7 @@ pub(super) fn create() -> Answer<*mut c::rdma_event_channel> {
     Ok(pointer)
 }
 
-/// Destroys a channel. Refuses while ids still report to it.
+/// Destroys a channel. Returns an error while ids still report to the channel.
 pub(super) fn destroy(channel: *mut c::rdma_event_channel) -> Answer<()> {
     find(channel)?.queue()?.users.expect_none(Channel::NAME)?;
     let gone = channels().remove(&channel.addr());
@@ -232,27 +241,28 @@ pub(crate) extern "C" fn rdma_create_event_channel() -> *mut c::rdma_event_chann
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut c::rdma_event_channel) {
-    // The C function returns no error.
+    // The C function returns nothing, so the program does not learn of an error.
     number("rdma_destroy_event_channel", || destroy(channel).map(|()| 0));
 }
 
-/// C event, and the private data that it points to.
+/// The C event, together with the private data to which it points.
 #[repr(C)]
 struct Event {
     c: c::rdma_cm_event,
-    /// Id that waits for the acknowledgement. For a request this is the listener.
+    /// Id whose destruction waits until the program acknowledges this event. For a request, this is
+    /// the listener.
     owner: IdPointer,
     private: Vec<u8>,
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `rdma_cm_event`.
+// SAFETY: `Event` is `#[repr(C)]` and begins with an `rdma_cm_event`.
 unsafe impl Object for Event {
     type C = c::rdma_cm_event;
     const NAME: &'static str = "event";
 }
 
-/// Pads private data with zeros to `room` bytes. Messages of IBTA have a private data field of fixed size, and programs
-/// always see the whole field.
+/// Pads private data with zeros to `room` bytes. IBTA's messages have a private data field of fixed
+/// size, and programs always see the whole field.
 fn padded(mut private: Vec<u8>, room: usize) -> Vec<u8> {
     private.resize(room, 0);
     private
@@ -262,7 +272,7 @@ fn connection(endpoint: &Endpoint, retry_count: u8, private: &[u8]) -> c::rdma_c
     let conn = c::rdma_conn_param {
         private_data: private.as_ptr().cast(),
         private_data_len: private.len() as u8,
-        // The READs that the peer has outstanding are those that this end answers, and the reverse.
+        // The peer's outstanding READs are those that this side answers, and the reverse.
         responder_resources: endpoint.initiator_depth,
         initiator_depth: endpoint.responder_resources,
         flow_control: endpoint.flow_control.into(),
@@ -274,15 +284,17 @@ fn connection(endpoint: &Endpoint, retry_count: u8, private: &[u8]) -> c::rdma_c
     c::rdma_cm_event__bindgen_ty_1 { conn }
 }
 
-/// Builds event parameters that hold only private data. Its fields have the same offsets for connections and datagrams.
+/// Builds event parameters that contain only private data. The private data fields have the same
+/// offsets in the parameters for connections and for datagrams.
 fn only_private(private: &[u8]) -> c::rdma_cm_event__bindgen_ty_1 {
     let (private_data, private_data_len) = (private.as_ptr().cast(), private.len() as u8);
     let ud = c::rdma_ud_param { private_data, private_data_len, ..c::rdma_ud_param::default() };
     c::rdma_cm_event__bindgen_ty_1 { ud }
 }
 
-/// Builds the C event. Before the program sees the event, creates the id of a request, completes a connection, or stops
-/// the queue pair of a rejected one. Returns `None` for a request for which no id can be created.
+/// Builds the C event. For a request, creates the new id. For a reply, completes the connection.
+/// For a rejection, stops the queue pair of the id. Returns `None` for a request if the id cannot
+/// be created.
 fn event_of(news: PendingEvent) -> Option<Event> {
     let owner = news.id;
     let mut event =
@@ -309,7 +321,8 @@ fn event_of(news: PendingEvent) -> Option<Event> {
         Detail::Connection { endpoint, retry_count, private } => {
             let private = padded(private, message::REPLY_PRIVATE);
             event.param = connection(&endpoint, retry_count, &private);
-            // If the id has a queue pair, this completes the connection.
+            // If the id has a queue pair, `complete` sets up the queue pair and completes the
+            // connection.
             (event.event, event.status) = connect::complete(news.id);
             private
         }
@@ -344,7 +357,7 @@ fn event_of(news: PendingEvent) -> Option<Event> {
         Detail::Rejection { private } => {
             let private = padded(private, message::REJECT_PRIVATE);
             event.param = only_private(&private);
-            // The queue pair will not be used.
+            // The peer rejected the connection, so the program will not use the queue pair.
             connect::give_up(news.id);
             private
         }
@@ -352,11 +365,11 @@ fn event_of(news: PendingEvent) -> Option<Event> {
     Some(Event { c: event, owner, private })
 }
 
-/// Returns the next event of a channel, or the step to wait for it.
+/// Returns the next event of a channel, or the step that waits for an event.
 ///
 /// # Errors
 ///
-/// EBADF: the channel no longer exists, or the program has closed its descriptor.
+/// EBADF if the channel no longer exists, or if the program has closed the channel's descriptor.
 pub(super) fn next(channel: *mut c::rdma_event_channel, turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
     let queue = find(channel)?.queue()?;
     let added = queue.waiting.sleepers().added();
@@ -372,7 +385,7 @@ pub(super) fn next(channel: *mut c::rdma_event_channel, turn: Turn) -> Answer<Fo
 }
 
 fn acknowledge(id: IdPointer) {
-    // SAFETY: the id is not freed before this acknowledgement.
+    // SAFETY: the id exists until this acknowledgement.
     if let Ok(id) = unsafe { object::<Id>(id.0) } {
         id.unacknowledged.acknowledge(1);
     }
@@ -380,11 +393,12 @@ fn acknowledge(id: IdPointer) {
 
 /// # Safety
 ///
-/// The program has retrieved the event and not acknowledged it yet.
+/// The program has retrieved the event, and has not acknowledged it yet.
 pub(super) unsafe fn acknowledge_event(event: *mut c::rdma_cm_event) -> Answer<()> {
-    // SAFETY: by the caller's promise. Null is an error.
+    // SAFETY: the caller guarantees that the event exists. For a null pointer, `object` returns an
+    // error.
     let owner = unsafe { object::<Event>(event) }?.owner;
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees that the program does not use the event any more.
     drop(unsafe { take::<Event>(event) });
     acknowledge(owner);
     Ok(())

@@ -17,10 +17,10 @@ use super::{device, qp, resolve};
 use crate::objects::answer::{Answer, Refused, number};
 use crate::process::wait::{Found, NUMBER, Step, Turn, cancellation_point, in_steps};
 
-/// Maximum of a retry count, which has three bits.
+/// Maximum value of a retry count, which has three bits.
 const MOST_RETRIES: u8 = 7;
 
-/// Copies the private data of a program. Rejects more than `most` bytes.
+/// Copies the private data of a program. Returns an error for more than `most` bytes.
 ///
 /// # Safety
 ///
@@ -33,11 +33,12 @@ unsafe fn private_data(data: *const c_void, length: u8, most: usize) -> Answer<V
     if length == 0 || data.is_null() {
         return Ok(Vec::new());
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees that `data` points to `length` bytes.
     Ok(unsafe { slice::from_raw_parts(data.cast::<u8>(), length) }.to_vec())
 }
 
-/// Returns the number of READs and atomics that a program asks for. `RDMA_MAX_RESP_RES` selects `otherwise`.
+/// Returns the number of concurrent READs and atomics that a program requests. For
+/// `RDMA_MAX_RESP_RES`, returns `otherwise`.
 fn depth(wanted: u8, most: u8, otherwise: u8) -> Answer<u8> {
     match wanted {
         wanted if u32::from(wanted) == c::RDMA_MAX_RESP_RES => Ok(otherwise),
@@ -52,12 +53,12 @@ fn most_reads(device: &DeviceAttributes) -> u8 {
     u8::try_from(device.limits.max_rd_atomic).unwrap_or(u8::MAX)
 }
 
-/// Builds the endpoint of this end from the parameters of the program and the queue pair on the id.
+/// Builds the endpoint of this side from the program's parameters and the queue pair of the id.
 fn endpoint(own: &Id, param: Option<&c::rdma_conn_param>) -> Answer<Endpoint> {
     let device = &device::context_of(own)?.device.attributes;
     let queue_pair = own.qp();
     let qpn = match (queue_pair.is_null(), param) {
-        // SAFETY: the queue pair of an id exists.
+        // SAFETY: the queue pair of an id exists while the id refers to it.
         (false, _) => unsafe { (*queue_pair).qp_num },
         (true, Some(param)) => param.qp_num,
         (true, None) => return Err(Refused::invalid("without a queue pair on the id, the parameters must name one")),
@@ -68,7 +69,7 @@ fn endpoint(own: &Id, param: Option<&c::rdma_conn_param>) -> Answer<Endpoint> {
     let srq = if queue_pair.is_null() {
         param.is_some_and(|param| param.srq != 0)
     } else {
-        // SAFETY: the queue pair of an id exists.
+        // SAFETY: the queue pair of an id exists while the id refers to it.
         unsafe { !(*queue_pair).srq.is_null() }
     };
     let terms = own.line.state().terms;
@@ -150,7 +151,7 @@ unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> An
         let reply =
             Message::LookupReply { status: lookup::SUCCESS, gid, qpn, qkey: QKey::new(c::RDMA_UDP_QKEY), private };
         own.line.answer(Phase::Requested, &reply, Phase::Over)?;
-        return Ok(0); // no event follows
+        return Ok(0); // the program gets no event after accepting a lookup
     }
     let most = most_reads(&device::context_of(own)?.device.attributes);
     let all = c::RDMA_MAX_RESP_RES as u8;
@@ -172,7 +173,8 @@ unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> An
     Ok(BEGUN)
 }
 
-/// Handles a reply. If the id has a queue pair, makes it ready and tells the peer. Returns the event kind and status.
+/// Handles a reply. If the id has a queue pair, makes the queue pair ready and confirms the reply
+/// to the peer. Returns the kind and status of the event.
 pub(super) fn complete(id: IdPointer) -> (c::rdma_cm_event_type, c_int) {
     // SAFETY: an id exists until its events are acknowledged.
     let Ok(own) = (unsafe { object::<Id>(id.0) }) else { return (c::RDMA_CM_EVENT_CONNECT_RESPONSE, 0) };
@@ -181,7 +183,7 @@ pub(super) fn complete(id: IdPointer) -> (c::rdma_cm_event_type, c_int) {
     }
     match qp::make_ready(own) {
         Ok(()) => {
-            // If the peer has left meanwhile, the next event reports it.
+            // If the peer has left since it replied, the next event reports that.
             let _ = own.line.answer(Phase::Answered, &Message::ReadyToUse, Phase::Established);
             (c::RDMA_CM_EVENT_ESTABLISHED, 0)
         }
@@ -195,7 +197,7 @@ pub(super) fn complete(id: IdPointer) -> (c::rdma_cm_event_type, c_int) {
     }
 }
 
-/// Stops the queue pair of an id whose connection was rejected.
+/// Stops the queue pair of an id whose connection the peer rejected.
 pub(super) fn give_up(id: IdPointer) {
     // SAFETY: an id exists until its events are acknowledged.
     if let Ok(own) = unsafe { object::<Id>(id.0) } {
@@ -216,7 +218,8 @@ unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: 
     let room = if kind == QpKind::Ud { message::LOOKUP_REPLY_PRIVATE } else { message::REJECT_PRIVATE };
     // SAFETY: the C contract.
     let private = unsafe { private_data(data, length, room) }?;
-    // In these states the kernel sends a REJ (`ib_send_cm_rej`), or refuses a lookup (`ib_send_cm_sidr_rep`).
+    // In these phases, Linux also sends a REJ (`ib_send_cm_rej`) or refuses a lookup
+    // (`ib_send_cm_sidr_rep`).
     let may_reject = match phase {
         Phase::Requested => true,
         Phase::Answered | Phase::Accepted | Phase::Connecting { connected: true } => kind != QpKind::Ud,
@@ -274,7 +277,7 @@ pub(super) unsafe extern "C" fn rdma_reject_ece(id: *mut c::rdma_cm_id, data: *c
     number("rdma_reject_ece", || unsafe { reject(id, reason::VENDOR_OPTION, data, length) }.map(|()| 0))
 }
 
-/// Confirms the reply to the peer. Only for a program that did not create its queue pair on the id.
+/// Confirms the reply to the peer. Only for a program whose queue pair was not created on the id.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_establish(id: *mut c::rdma_cm_id) -> c_int {
     number("rdma_establish", || {
@@ -309,7 +312,8 @@ pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
         if own.line.has_begun() {
-            // Stop the queue pair first, so that it sends nothing to a peer that has already ended the connection.
+            // Stop the queue pair before the disconnect message, so that the queue pair sends
+            // nothing to a peer that has ended the connection.
             qp::stop(own);
         }
         own.line.disconnect()?;
@@ -319,7 +323,8 @@ pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -
     unsafe { id::synchronously("rdma_disconnect", id, begin) }
 }
 
-/// Returns the id of the next request to a synchronous listener, or the step to wait for it.
+/// Returns the id of the next request to a synchronous listener, or the step that waits for a
+/// request.
 ///
 /// # Safety
 ///
@@ -334,7 +339,8 @@ unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Answer<Found<
         Ok(event) => event,
         Err(step) => return Ok(Err(step)),
     };
-    // SAFETY: the event was just retrieved, and stays in the listener until the next one.
+    // SAFETY: the event was just retrieved. It stays in the listener until the listener gets its
+    // next event.
     let (kind, child) = unsafe { ((*event).event, (*event).id) };
     if kind != c::RDMA_CM_EVENT_CONNECT_REQUEST {
         return Err(Refused::invalid("the id is not a listener"));
@@ -344,15 +350,15 @@ unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Answer<Found<
         (defaults.qp, defaults.pd)
     };
     if let Some(mut init) = init {
-        // SAFETY: the id was just created, and the protection domain exists while the listener uses it.
+        // SAFETY: the id was just created. The protection domain exists while the listener uses it.
         let created = unsafe { id::own(child).and_then(|child| qp::create(child, pd, &mut init)) };
         if let Err(refused) = created {
-            // SAFETY: the program does not know the id, and has retrieved no event of it.
+            // SAFETY: the program does not know the id, and has retrieved no event of this id.
             unsafe { id::destroy(child) }?;
             return Err(refused);
         }
     }
-    // Move the event to the child, so that the listener can hold the next one.
+    // Move the event to the child, so that the listener can hold its next event.
     // SAFETY: both ids exist, and no other call uses them now.
     unsafe {
         (*own.c.get()).event = std::ptr::null_mut();
@@ -384,7 +390,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_request(
 
 /// # Safety
 ///
-/// The C contract of the functions that name it.
+/// The C contract of the function that calls this one.
 unsafe fn no_enhancements(call: &str, id: *mut c::rdma_cm_id) -> c_int {
     number(call, || {
         // SAFETY: the C contract.

@@ -1,4 +1,5 @@
-//! The device of ids. There is only one, so each address of the machine belongs to it.
+//! The device of ids. The library has only one device, so each address of the machine belongs to
+//! this device.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -13,17 +14,19 @@ use crate::objects::answer::{Answer, pointer};
 use crate::objects::context::Context;
 use crate::process::fork;
 
-/// Context and protection domain that all ids share. They stay open until the process ends, as with librdmacm.
+/// The context and the protection domain that all ids share. As in librdmacm, both stay open until
+/// the process ends.
 #[derive(Clone, Copy)]
 pub(super) struct SharedDomain {
     pub(super) context: *mut c::ibv_context,
     pub(super) pd: *mut c::ibv_pd,
 }
 
-// SAFETY: any thread may use the objects.
+// SAFETY: any thread may use the context and the protection domain.
 unsafe impl Send for SharedDomain {}
 
-/// Returns the shared objects of this process. Opens the device on first use.
+/// Returns the shared context and protection domain of this process. The first call opens the
+/// device.
 pub(super) fn open() -> Answer<SharedDomain> {
     static SHARED: Mutex<Option<(u32, SharedDomain)>> = Mutex::new(None);
     let mut shared = SHARED.lock().ignore_poison();
@@ -42,7 +45,8 @@ pub(super) fn open() -> Answer<SharedDomain> {
 
 /// Returns the context of an id that is bound to the device.
 pub(super) fn context_of<'a>(id: &Id) -> Answer<&'a Context> {
-    // SAFETY: the context of an id is the shared one, which is never closed. Null is an error.
+    // SAFETY: the context of an id is the shared context, which is never closed. For a null
+    // pointer, `Context::of` returns an error.
     let context = unsafe { Context::of((*id.c.get()).verbs) }?;
     context.device.expect_own()?;
     Ok(context)
@@ -53,7 +57,7 @@ pub(super) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut
     pointer("rdma_get_devices", || {
         let list = Box::new([open()?.context, ptr::null_mut()]);
         if !count.is_null() {
-            // SAFETY: a pointer that is not null points to the caller's place for the number.
+            // SAFETY: if the pointer is not null, the caller provides memory for the number.
             unsafe { count.write(1) }
         }
         Ok(Box::into_raw(list).cast())
@@ -63,7 +67,7 @@ pub(super) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_free_devices(list: *mut *mut c::ibv_context) {
     if !list.is_null() {
-        // SAFETY: a pointer that is not null came from `rdma_get_devices`.
+        // SAFETY: if the pointer is not null, it came from `rdma_get_devices`.
         drop(unsafe { Box::from_raw(list.cast::<[*mut c::ibv_context; 2]>()) });
     }
 }

@@ -1,4 +1,5 @@
-//! Endpoints: calls that create an id, bind or resolve it, and create its queue pair.
+//! Endpoints. A call of this module creates an id, binds or resolves the id, and creates its queue
+//! pair.
 
 use std::ffi::c_int;
 use std::slice;
@@ -29,7 +30,7 @@ unsafe fn create(
         let own = id::own(created)?;
         let filled = fill(own, created, result, pd, init);
         if let Err(refused) = filled {
-            // The program has retrieved no events of them, so neither call waits.
+            // The program has retrieved no events of these objects, so neither call waits.
             let _ = qp::destroy(own);
             id::destroy(created)?;
             return Err(refused);

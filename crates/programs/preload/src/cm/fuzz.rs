@@ -1,9 +1,10 @@
-//! Fuzz target of the messages. The test here runs it over a corpus and then over mutations for a bounded time.
-//! `cargo xtask fuzz` runs it for any duration (`fuzz/` of this crate).
+//! Fuzz target for the messages of connection managers. The test in this file runs the target on a
+//! corpus, and then on mutations for a bounded time. `cargo xtask fuzz` runs the target for any
+//! duration (`fuzz/` in this crate).
 
 use super::message::{MAX_BYTES, Message};
 
-/// Parses the bytes as messages of a peer on one connection.
+/// Parses the bytes as the messages of a peer on one connection.
 pub(crate) fn fuzz_messages(mut bytes: &[u8]) {
     loop {
         match Message::parse(bytes) {
@@ -14,10 +15,10 @@ pub(crate) fn fuzz_messages(mut bytes: &[u8]) {
                 assert_eq!(early, Ok(None), "{message:?} is complete before its last byte");
                 bytes = &bytes[length..];
             }
-            // The message is incomplete, and still shorter than the maximum.
+            // The message is incomplete, so it must be shorter than the maximum.
             Ok(None) => return assert!(bytes.len() < MAX_BYTES, "{} B are no message yet", bytes.len()),
             Err(malformed) => {
-                // The error stays the same if more bytes follow.
+                // If more bytes follow, the error must stay the same.
                 let more = [bytes, &[0; MAX_BYTES][..]].concat();
                 assert_eq!(Message::parse(&more), Err(malformed));
                 return;

@@ -1,5 +1,5 @@
-//! Bare sockets as peers that send any messages in any order. The process must not panic, wait forever or grow, and
-//! its other connections must not notice.
+//! Tests with bare sockets as peers that send any messages in any order. The process must not
+//! panic, wait forever or use ever more memory. Its other connections must continue undisturbed.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::BorrowedFd;
@@ -25,15 +25,15 @@ use super::{line, service};
 /// Number of peers per test and transport.
 const PEERS: u64 = 150;
 
-/// Maximum number of events per connection, for any behaviour of the peer.
+/// Maximum number of events that one connection may cause, whatever its peer does.
 const MOST_EVENTS: usize = 6;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Program that handles each event in a random way.
+/// A program that handles each event in a random way.
 struct Program {
     channel: *mut c::rdma_event_channel,
-    /// Ids of requests.
+    /// Ids that were created for requests.
     ids: Vec<*mut c::rdma_cm_id>,
     events: usize,
 }
@@ -50,7 +50,7 @@ fn create_qp(id: *mut c::rdma_cm_id) {
 }
 
 fn destroy(id: *mut c::rdma_cm_id) {
-    // SAFETY: nothing uses the id any more.
+    // SAFETY: no code uses the id any more.
     unsafe {
         rdma_destroy_qp(id);
         assert_eq!(rdma_destroy_id(id), 0);
@@ -88,7 +88,7 @@ impl Program {
     /// Returns the kind and the id of the next event.
     fn next(&mut self) -> Option<(c::rdma_cm_event_type, *mut c::rdma_cm_id)> {
         let mut event = ptr::null_mut();
-        // SAFETY: the channel exists, and the event exists until it is acknowledged.
+        // SAFETY: the channel exists. The event exists until it is acknowledged.
         unsafe {
             if rdma_get_cm_event(self.channel, &raw mut event) != 0 {
                 return None;
@@ -112,14 +112,14 @@ impl Program {
         }
     }
 
-    /// Handles all waiting events. Picks a random answer to each request.
+    /// Handles all queued events. Answers each request in a random way.
     fn handle(&mut self, rng: &mut Rng) {
         while let Some((kind, id)) = self.next() {
             if kind != c::RDMA_CM_EVENT_CONNECT_REQUEST {
                 continue;
             }
             let (mut param, way) = (bare_param(), rng.below(5));
-            // SAFETY: the id was just created. Its peer may have left already.
+            // SAFETY: the id was just created. The peer of the id may have left already.
             unsafe {
                 match way {
                     0 => drop(rdma_accept(id, &raw mut param)),
@@ -151,7 +151,7 @@ impl Drop for Program {
     }
 }
 
-/// Returns a random message, expected or not.
+/// Returns a random message, which may be invalid in the current phase.
 fn any_message(rng: &mut Rng) -> Message {
     let Message::Request { endpoint, .. } = message() else { unreachable!("it is a request") };
     let endpoint = Endpoint { initiator_depth: rng.next() as u8, responder_resources: rng.next() as u8, ..endpoint };
@@ -177,15 +177,16 @@ fn any_message(rng: &mut Rng) -> Message {
     }
 }
 
-/// Sends a random number of wrong or right messages, and then closes the connection. Calls `between` after each step to
-/// let the program act.
+/// Sends a random number of random messages, and then closes the connection. Calls `between` after
+/// each step, so that the program can act.
 fn misbehave(mut stream: Socket, first: Option<Message>, rng: &mut Rng, mut between: impl FnMut(&mut Rng)) {
     stream.set_nonblocking(true).unwrap();
     let mut heard = Vec::new();
     let mut said = first.map(|first| first.emit()).unwrap_or_default();
     let mut next = said.clone();
     for _ in 0..rng.below(12) {
-        // The peer ignores errors, so it continues for a while after the program has closed the connection.
+        // The hostile peer ignores errors. So it continues for a while after the program has closed
+        // the connection.
         let at = rng.below(next.len() as u64 + 1) as usize;
         let _ = stream.write(&next[..at]);
         between(rng);
@@ -222,7 +223,7 @@ fn misbehave(mut stream: Socket, first: Option<Message>, rng: &mut Rng, mut betw
     between(rng);
 }
 
-/// Two connected ids of this process, which must get no event.
+/// Two connected ids of this process. They must get no event.
 struct Bystanders {
     passive: Program,
     active: Program,
@@ -294,7 +295,7 @@ fn a_listener_survives(transport: Transport) {
         let stream = transport.call(port);
         let first = (rng.below(4) > 0).then(message);
         misbehave(stream, first, &mut rng, |rng| program.handle(rng));
-        // Events of earlier peers may come late.
+        // Events of earlier peers may arrive late.
         let most = (peer as usize + 1) * MOST_EVENTS;
         assert!(program.events <= most, "{} events of {} peers", program.events, peer + 1);
         if rng.below(4) > 0 {
@@ -302,7 +303,8 @@ fn a_listener_survives(transport: Transport) {
         }
     }
     program.destroy_ids();
-    // Wait for the end of the remaining peers. Each peer that has sent no request holds a reference to the listener.
+    // Wait until the remaining peers have ended. Each peer that has sent no request holds a
+    // reference to the listener.
     // SAFETY: the listener exists.
     let line = Arc::clone(&unsafe { object::<Id>(listener) }.unwrap().line);
     let until = Instant::now() + line::ARRIVAL + PATIENCE;
@@ -312,7 +314,7 @@ fn a_listener_survives(transport: Transport) {
         program.destroy_ids();
         std::thread::sleep(Duration::from_millis(10));
     }
-    // The listener still serves.
+    // The listener must still serve clients.
     let mut active = Program::new();
     let client = resolved(&mut active, port, transport);
     // SAFETY: the ids exist.
@@ -320,7 +322,7 @@ fn a_listener_survives(transport: Transport) {
         assert_eq!(rdma_connect(client, &mut bare_param()), 0);
         let until = Instant::now() + PATIENCE;
         let answer = loop {
-            // A request of the last bare peers may come first.
+            // Requests of the last bare peers may arrive before the client's request.
             if let Some((c::RDMA_CM_EVENT_CONNECT_REQUEST, server)) = program.next() {
                 rdma_reject(server, ptr::null(), 0);
                 program.ids.push(server);
@@ -366,7 +368,7 @@ fn a_client_survives(transport: Transport) {
         misbehave(stream, first, &mut rng, |rng| {
             program.handle(rng);
             if rng.below(8) == 0 {
-                // SAFETY: the id exists. The call fails if there is no connection.
+                // SAFETY: the id exists. Without a connection, the call fails.
                 unsafe { rdma_disconnect(client) };
             }
         });

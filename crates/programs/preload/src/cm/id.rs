@@ -1,4 +1,4 @@
-//! Ids (`rdma_cm_id`): connections, listeners and datagram services of a program.
+//! Ids (`rdma_cm_id`). An id is a connection, a listener or a datagram service of a program.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -24,31 +24,32 @@ use crate::objects::qp::kind_number;
 use crate::objects::query::{DEFAULT_PKEY, PORT};
 use crate::process::wait::{Found, NUMBER, Step, Turn, Unacknowledged, cancellation_point, in_steps};
 
-/// Id, which begins with the C structure.
+/// An id. The structure begins with the C structure.
 #[repr(C)]
 pub(super) struct Id {
     pub(super) c: UnsafeCell<c::rdma_cm_id>,
-    /// Path record that `route.path_rec` points to.
+    /// Path record to which `route.path_rec` points.
     path: UnsafeCell<c::ibv_sa_path_rec>,
     pub(super) line: Arc<Line>,
-    /// Events that the program has retrieved and not acknowledged.
+    /// Events that the program has retrieved but not acknowledged.
     pub(super) unacknowledged: Unacknowledged,
-    /// Whether the id is synchronous: each call waits for its event on a channel of the id.
+    /// Whether the id is synchronous. Each call on a synchronous id waits for its event, on a
+    /// channel that belongs to the id.
     sync: AtomicBool,
     defaults: Mutex<Defaults>,
     groups: Mutex<Vec<Group>>,
 }
 
-/// Parameters of `rdma_create_ep` for later calls.
+/// Parameters that `rdma_create_ep` stores for later calls.
 pub(super) struct Defaults {
-    /// Attributes of the queue pair of each request to a listener.
+    /// Attributes of the queue pair that each request to this listener gets.
     pub(super) qp: Option<c::ibv_qp_init_attr>,
     pub(super) pd: *mut c::ibv_pd,
     /// Private data for `rdma_connect`.
     pub(super) private: Vec<u8>,
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `rdma_cm_id`.
+// SAFETY: `Id` is `#[repr(C)]` and begins with an `rdma_cm_id`.
 unsafe impl Object for Id {
     type C = c::rdma_cm_id;
     const NAME: &'static str = "id";
@@ -61,7 +62,7 @@ fn space_of(port_space: c::rdma_port_space) -> Answer<Space> {
     })
 }
 
-/// Returns the transport of a port space.
+/// Returns the transport that a port space uses.
 pub(super) fn kind_of(port_space: c::rdma_port_space) -> Answer<QpKind> {
     Ok(match space_of(port_space)? {
         Space::Tcp => QpKind::Rc,
@@ -69,19 +70,21 @@ pub(super) fn kind_of(port_space: c::rdma_port_space) -> Answer<QpKind> {
     })
 }
 
-/// Returns the id behind a C pointer. Refuses an id that was inherited by a fork.
+/// Returns the id to which a C pointer refers. Returns an error for an id that this process
+/// inherited by a fork.
 ///
 /// # Safety
 ///
-/// `pointer` is null or an id that was not destroyed.
+/// `pointer` is null, or an id that was not destroyed.
 pub(super) unsafe fn own<'a>(pointer: *mut c::rdma_cm_id) -> Answer<&'a Id> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees that the pointer is valid.
     let own = unsafe { object::<Id>(pointer) }?;
     own.line.expect_own()?;
     Ok(own)
 }
 
-/// Creates an id that reports to `channel`, or to a channel of its own if that is null.
+/// Creates an id that reports to `channel`. If `channel` is null, the id reports to a new channel,
+/// which belongs to the id.
 ///
 /// # Safety
 ///
@@ -94,7 +97,7 @@ unsafe fn make(
 ) -> Answer<*mut c::rdma_cm_id> {
     let sync = channel.is_null();
     let channel = if sync { channel::create()? } else { channel };
-    // SAFETY: the channel exists by the caller's promise, or was just created.
+    // SAFETY: the caller guarantees that the channel exists, or this function has just created it.
     let reported = unsafe { object::<Channel>(channel) }?;
     let made = reported.queue().and_then(|queue| {
         let line = line(&queue)?;
@@ -120,7 +123,7 @@ unsafe fn make(
     }))
 }
 
-/// Creates an id. It is synchronous if `channel` is null.
+/// Creates an id. If `channel` is null, the id is synchronous.
 ///
 /// # Safety
 ///
@@ -139,17 +142,18 @@ pub(super) unsafe fn create(
     Ok(id)
 }
 
-/// Creates the id of a request to a listener.
+/// Creates the id for a request to a listener.
 pub(super) fn of_request(listener: IdPointer, line: &Arc<Line>) -> Answer<*mut c::rdma_cm_id> {
-    // SAFETY: a listener exists until its events are acknowledged.
+    // SAFETY: a listener exists until all its events are acknowledged.
     let listening = unsafe { object::<Id>(listener.0) }?;
-    // SAFETY: only calls on the id set its fields, and they do not run at the same time as this one.
+    // SAFETY: only calls on the id set its fields, and no such call runs concurrently with this
+    // call.
     let (channel, context, port_space) = unsafe {
         let c = &*listening.c.get();
         (c.channel, c.context, c.ps)
     };
     let channel = if listening.is_sync() { ptr::null_mut() } else { channel };
-    // SAFETY: the channel of an id exists.
+    // SAFETY: the channel of an id exists as long as the id.
     let id = unsafe { make(channel, context, port_space, |_| Ok(Arc::clone(line))) }?;
     // SAFETY: the id was just created.
     let own = unsafe { object::<Id>(id) }?;
@@ -162,7 +166,7 @@ pub(super) fn of_request(listener: IdPointer, line: &Arc<Line>) -> Answer<*mut c
         own.show_route()
     });
     if let Err(refused) = bound {
-        // SAFETY: the program does not know the id, and has retrieved no event of it.
+        // SAFETY: the program does not know the id, and has retrieved no event of this id.
         unsafe { destroy(id) }?;
         return Err(refused);
     }
@@ -172,9 +176,9 @@ pub(super) fn of_request(listener: IdPointer, line: &Arc<Line>) -> Answer<*mut c
     Ok(id)
 }
 
-/// Returns the address handle attributes for a datagram service.
+/// Returns the address handle attributes for sending to a datagram service.
 pub(super) fn address_of(id: IdPointer, destination: IpAddr) -> c::ibv_ah_attr {
-    // SAFETY: an id exists until its events are acknowledged.
+    // SAFETY: an id exists until all its events are acknowledged.
     let traffic_class = unsafe { object::<Id>(id.0) }.map_or(0, |own| own.line.state().options.traffic_class);
     ah::ah_attributes(&AddressVector { destination, traffic_class, hop_limit: ah::DEFAULT_HOP_LIMIT })
 }
@@ -192,24 +196,27 @@ impl Id {
         self.groups.lock().ignore_poison()
     }
 
-    /// Returns the queue pair on the id, or null.
+    /// Returns the queue pair of the id, or null.
     pub(super) fn qp(&self) -> *mut c::ibv_qp {
-        // SAFETY: the program does not create or destroy the queue pair during a call that uses it.
+        // SAFETY: the program does not create or destroy the queue pair during a call that uses the
+        // queue pair.
         unsafe { (*self.c.get()).qp }
     }
 
     pub(super) fn verbs(&self) -> *mut c::ibv_context {
-        // SAFETY: only calls on the id set this field, and a program does not make them at the same time.
+        // SAFETY: only calls on the id set this field, and a program does not make such calls
+        // concurrently.
         unsafe { (*self.c.get()).verbs }
     }
 
-    /// Binds the id to the device, if it is not bound yet.
+    /// Binds the id to the device, unless the id is already bound.
     pub(super) fn bind_device(&self) -> Answer<()> {
         if !self.verbs().is_null() {
             return Ok(());
         }
         let shared = device::open()?;
-        // SAFETY: as above.
+        // SAFETY: only calls on the id set its fields, and a program does not make such calls
+        // concurrently.
         unsafe {
             let c = &mut *self.c.get();
             c.verbs = shared.context;
@@ -222,7 +229,7 @@ impl Id {
     }
 
     pub(super) fn show_addresses(&self, local: Option<SocketAddr>, remote: Option<SocketAddr>) {
-        // SAFETY: each place has room for any address.
+        // SAFETY: each field has room for any address.
         unsafe {
             let c = &mut *self.c.get();
             if let Some(local) = local {
@@ -234,8 +241,8 @@ impl Id {
         }
     }
 
-    /// Stores the route for the program to see. The GID of the peer's RNIC is unknown until the peer answers, so the
-    /// route contains the GID of the destination address.
+    /// Stores the route in the id, where the program reads it. The GID of the peer's RNIC is
+    /// unknown until the peer answers. So the route contains the GID of the destination address.
     pub(super) fn show_route(&self) -> Answer<()> {
         let device = &device::context_of(self)?.device.attributes;
         let remote = self.line.state().remote.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |remote| remote.ip());
@@ -246,11 +253,12 @@ impl Id {
             hop_limit: ah::DEFAULT_HOP_LIMIT,
             reversible: 1,
             pkey: DEFAULT_PKEY.to_be(),
-            mtu_selector: 2, // exactly (IBTA Vol 1, 15.2.5.16)
+            mtu_selector: 2, // the MTU is exact (IBTA Vol 1, 15.2.5.16)
             mtu: device.active_mtu.code(),
             ..c::ibv_sa_path_rec::default()
         };
-        // SAFETY: as above.
+        // SAFETY: only calls on the id set its fields, and a program does not make such calls
+        // concurrently.
         unsafe {
             self.path.get().write(path);
             let route = &mut (*self.c.get()).route;
@@ -261,23 +269,25 @@ impl Id {
         Ok(())
     }
 
-    /// Acknowledges the event that the last synchronous call left in the id.
+    /// Acknowledges the event of the last synchronous call, which the id still holds.
     fn forget_event(&self) {
-        // SAFETY: as above.
+        // SAFETY: only calls on the id set its fields, and a program does not make such calls
+        // concurrently.
         let event = unsafe { std::mem::replace(&mut (*self.c.get()).event, ptr::null_mut()) };
         if !event.is_null() {
-            // SAFETY: the event was retrieved, and the program does not use it any more.
+            // SAFETY: the event was retrieved, and the program does not use the event any more.
             let _ = unsafe { channel::acknowledge_event(event) };
         }
     }
 
-    /// If the id is synchronous, takes the event of a call and stores it in the field `event`.
+    /// If the id is synchronous, retrieves the event of a call and stores the event in the field
+    /// `event`.
     fn complete(&self, turn: Turn) -> Answer<Step> {
         if !self.is_sync() {
             return Ok(Step::Done(0));
         }
         let event = match self.next_event(turn)? {
-            // SAFETY: the event exists until the next one is taken.
+            // SAFETY: the event exists until the id retrieves its next event.
             Ok(event) => unsafe { &*event },
             Err(step) => return Ok(step),
         };
@@ -293,7 +303,7 @@ impl Id {
         }
     }
 
-    /// Like [`complete`](Self::complete), but the event must be there already.
+    /// Like [`complete`](Self::complete), but returns an error if the event is not queued yet.
     pub(super) fn complete_at_once(&self) -> Answer<()> {
         match self.complete(Turn::First)? {
             Step::Done(_) => Ok(()),
@@ -301,10 +311,11 @@ impl Id {
         }
     }
 
-    /// Returns the next event of a synchronous id, and stores it in the field `event`.
+    /// Retrieves the next event of a synchronous id, and stores the event in the field `event`.
     pub(super) fn next_event(&self, turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
         self.forget_event();
-        // SAFETY: only calls on the id set its fields, and a program does not make them at the same time.
+        // SAFETY: only calls on the id set its fields, and a program does not make such calls
+        // concurrently.
         unsafe {
             let found = channel::next((*self.c.get()).channel, turn)?;
             if let Ok(event) = found {
@@ -315,28 +326,28 @@ impl Id {
     }
 }
 
-/// Result of a call that has begun. A synchronous id waits for the event of the call.
+/// Result of a call that has begun. If the id is synchronous, the call must wait for its event.
 pub(super) const BEGUN: c_int = 1;
 
-/// Runs a call on an id. If the call returns [`BEGUN`] and the id is synchronous, waits for its event. The program may
-/// cancel the thread here, as in [`in_steps`].
+/// Runs a call on an id. If the call returns [`BEGUN`] and the id is synchronous, waits for the
+/// event of the call. As in [`in_steps`], the program may cancel the thread during the wait.
 ///
 /// # Safety
 ///
 /// The C contract of the call.
 pub(super) unsafe fn synchronously<B>(call: &'static str, id: *mut c::rdma_cm_id, begin: B) -> c_int
 where
-    B: Fn() -> Answer<c_int> + Copy, // `Copy`, so there is nothing to drop
+    B: Fn() -> Answer<c_int> + Copy, // a `Copy` type has nothing to drop
 {
     cancellation_point();
     match number(call, begin) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the id exists until the call returns.
         BEGUN => in_steps(call, NUMBER, move |turn| unsafe { own(id) }?.complete(turn)),
         ended => ended,
     }
 }
 
-/// Destroys an id. Waits until the program has acknowledged all events that it retrieved of the id.
+/// Destroys an id. Waits until the program has acknowledged all retrieved events of this id.
 ///
 /// # Safety
 ///
@@ -350,18 +361,19 @@ pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Answer<Step> {
     if let Err(step) = gone.unacknowledged.none() {
         return Ok(step);
     }
-    // SAFETY: the program does not use the id again.
+    // SAFETY: the program does not use the id any more.
     let gone = unsafe { take::<Id>(id) };
-    // SAFETY: the channel of an id exists.
+    // SAFETY: the channel of an id exists as long as the id.
     unsafe { leave((*gone.c.get()).channel, gone.is_sync()) }?;
     Ok(Step::Done(0))
 }
 
 /// # Safety
 ///
-/// An id reported to `channel` before, and does not any more. If `sync`, the channel belonged to that id.
+/// An id that reported to `channel` no longer reports to it. If `sync` is true, the channel
+/// belonged to this id.
 unsafe fn leave(channel: *mut c::rdma_event_channel, sync: bool) -> Answer<()> {
-    // SAFETY: the channel of an id exists.
+    // SAFETY: the channel of an id exists as long as the id.
     unsafe { object::<Channel>(channel) }?.queue()?.users.remove();
     if sync {
         channel::destroy(channel)?;
@@ -369,7 +381,7 @@ unsafe fn leave(channel: *mut c::rdma_event_channel, sync: bool) -> Answer<()> {
     Ok(())
 }
 
-/// Moves an id to another channel, or makes it synchronous if `channel` is null.
+/// Moves an id to another channel. If `channel` is null, makes the id synchronous.
 ///
 /// # Safety
 ///
@@ -382,14 +394,15 @@ unsafe fn migrate(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -
         return Err(Refused::invalid("the id is a synchronous one already"));
     }
     let channel = if sync { channel::create()? } else { channel };
-    // SAFETY: the channel exists by the C contract, or was just created.
+    // SAFETY: by the C contract, the channel exists, or this function has just created it.
     let new = unsafe { object::<Channel>(channel) }?.queue()?;
     new.users.add();
     own.line.migrate(&new);
     own.forget_event();
-    // SAFETY: only calls on the id set this field, and a program does not make them at the same time.
+    // SAFETY: only calls on the id set this field, and a program does not make such calls
+    // concurrently.
     let old = unsafe { std::mem::replace(&mut (*own.c.get()).channel, channel) };
-    // SAFETY: the id reported to the old channel.
+    // SAFETY: the id reported to the old channel until now.
     unsafe { leave(old, own.sync.swap(sync, Ordering::Relaxed)) }
 }
 
@@ -427,7 +440,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_migrate_id(
     if migrated != 0 {
         return migrated;
     }
-    // The program still owns the events of the old channel until it acknowledges them.
+    // Wait until the program has acknowledged the events that it retrieved from the old channel.
     in_steps("rdma_migrate_id", NUMBER, move |_| {
         // SAFETY: the C contract.
         let own = unsafe { own(id) }?;

@@ -1,9 +1,11 @@
-//! Connection state of an id: its port, its connection or listener, and its phase.
+//! Lines. A line is the connection state of an id: its port, its connection or listener, and its
+//! phase.
 //!
-//! Both the service thread and the program's threads use this state. This module touches neither queue pairs nor the C
-//! structure of an id. The program's threads do that in their calls.
+//! The service thread and the program's threads share this state. This module uses neither queue
+//! pairs nor the C structure of an id. Only the program's threads use these, in their calls.
 //!
-//! Lock order: the state of a line, the state of its listener, then the table of the service or the queue of a channel.
+//! Order of locks: first the state of a line, then the state of its listener, then the table of the
+//! service or the queue of a channel.
 
 mod incoming;
 mod transport;
@@ -33,20 +35,22 @@ use crate::process::{config, fork};
 #[cfg(test)]
 pub(super) use incoming::ARRIVAL;
 
-/// Deadline for a program to accept or reject, and for the peer to get the answer. The kernel's connection manager
-/// waits equally long after it has sent an MRA (2^24 * 4.096 us).
+/// Deadline for a program to accept or reject a request, including the time for the answer to reach
+/// the peer. The kernel's connection manager waits for the same time after it has sent an MRA (2^24
+/// * 4.096 us).
 const ANSWER: Duration = Duration::from_secs(69);
 
-/// Deadline for the peer to answer a disconnect request.
+/// Deadline for the peer's answer to a disconnect request.
 const GOODBYE: Duration = Duration::from_secs(5);
 
-/// Time after the end of a connection in which its packets may still arrive.
+/// Time after the end of a connection during which packets of the connection may still arrive.
 const TIMEWAIT: Duration = Duration::from_millis(200);
 
-/// Error text if an answer cannot be sent to the other end.
+/// Error text for an answer that the library cannot send to the peer.
 const LEFT: &str = "the other end has left, or was answered already";
 
-/// Maximum number of waiting requests if the program names none.
+/// Maximum number of requests that the program has not retrieved, if the program does not choose a
+/// backlog.
 pub(super) const DEFAULT_BACKLOG: usize = 1024;
 
 /// Phase of an id.
@@ -58,38 +62,41 @@ pub(super) enum Phase {
     Listening {
         backlog: usize,
     },
-    /// A peer has connected to a listener, and has not sent its request yet.
+    /// The peer has connected to the listener, but has not sent its request yet.
     Arriving,
-    /// The program has to accept or reject.
+    /// A request has arrived. The program must accept or reject it.
     Requested,
-    /// The id has sent its request, or sets up the connection for it.
+    /// The id has sent its request, or its socket is connecting so that the id can send the
+    /// request.
     Connecting {
         connected: bool,
     },
-    /// The listener has no room for one more connection, or does not exist yet. The id tries again soon.
+    /// The listener does not exist yet, or has no room for another connection. The id will try
+    /// again soon.
     Crowded,
-    /// The reply has arrived, and the program has to confirm it.
+    /// The reply has arrived. The program must confirm it.
     Answered,
-    /// The program has accepted, and the peer has to confirm the reply.
+    /// The program has accepted the request. The peer must confirm the reply.
     Accepted,
     Established,
     Disconnecting,
     Disconnected,
-    /// The line has ended.
+    /// The connection state has ended, and the line sends and receives nothing more.
     Over,
 }
 
-/// Options that a program may set.
+/// Options of an id that a program may set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Options {
     pub(super) traffic_class: u8,
     pub(super) ipv6_only: bool,
-    /// Whether the id shares its port with other ids that have this option, until it listens.
+    /// Whether the id shares its port with other ids that also set this option. Sharing ends when
+    /// the id listens.
     pub(super) reuse: bool,
     pub(super) ack_timeout: Option<u8>,
 }
 
-/// Connection parameters, both those negotiated with the peer and those of this end alone.
+/// Connection parameters. Some are negotiated with the peer, others concern only this side.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) peer: Option<Endpoint>,
@@ -101,11 +108,11 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// Stores the endpoint of the peer.
+    /// Stores the endpoint of the peer, and the parameters that follow from the endpoint.
     fn learn(&mut self, peer: Endpoint) {
         self.peer = Some(peer);
         self.rnr_retry = peer.rnr_retry;
-        // The READs that one end has outstanding are those that the other end answers.
+        // The READs that one side has outstanding are those that the other side answers.
         (self.responder_resources, self.initiator_depth) = (peer.initiator_depth, peer.responder_resources);
     }
 
@@ -121,34 +128,36 @@ pub(super) struct State {
     pub(super) kind: QpKind,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
-    /// Whether the peer is on another machine, which is reached by TCP.
+    /// Whether the peer is on another machine. The id then uses TCP.
     pub(super) is_far: bool,
     /// Whether other machines can reach the RNIC of this process.
     pub(super) has_network: bool,
-    /// Port on this machine. After an id has connected within this machine, its connection holds the port.
+    /// The id's claim to a port of this machine. After the id has connected within this machine,
+    /// its connection holds the port instead.
     pub(super) claim: Option<Claim>,
     space: Space,
-    /// TCP socket that reserves the port of the same number, if the program left the choice of a number to the library.
+    /// TCP socket that reserves the TCP port of the same number. Only set if the library chose the
+    /// port number for the program.
     tcp: Option<OwnProcess>,
     id: IdPointer,
     queue: Arc<Queue>,
-    /// Events of an id that the program does not know yet.
+    /// Events that arrived before the program knew the id.
     early: Vec<PendingEvent>,
-    /// Socket of the connection.
+    /// Socket of the connection to the peer.
     socket: Option<OwnProcess>,
-    /// Sockets of a listener.
+    /// Sockets at which the listener listens.
     listening: Vec<OwnProcess>,
     inbox: Vec<u8>,
-    /// Request to send once the socket is connected.
+    /// Request that the line sends once its socket is connected.
     request: Option<Message>,
-    /// Time of the call `rdma_connect`.
+    /// Time at which the program called `rdma_connect`.
     begun: Option<Instant>,
-    /// Bound addresses of the caller and of the listener, for a connection within this machine whose
-    /// [`Message::Addresses`] has not arrived yet.
+    /// Bound addresses of the client and of the listener. Only set for a connection within this
+    /// machine whose [`Message::Addresses`] has not arrived yet.
     called: Option<(Bound, Bound)>,
     /// Listener that accepted this connection.
     listener: Option<Arc<Line>>,
-    /// Connections of a listener whose request has not arrived yet.
+    /// Connections of this listener that have not sent their request yet.
     arriving: Vec<Number>,
 }
 
@@ -216,7 +225,8 @@ impl Line {
         self.state.lock().ignore_poison()
     }
 
-    /// Refuses an id that was inherited by a fork, since its connection belongs to the parent.
+    /// Returns an error for an id that this process inherited by a fork. The connection of such an
+    /// id belongs to the parent.
     pub(super) fn expect_own(&self) -> Answer<()> {
         if self.generation == fork::generation() {
             return Ok(());
@@ -224,7 +234,8 @@ impl Line {
         Err(Refused::new(libc::EIO, "the id was created by another process, before it forked: create one anew"))
     }
 
-    /// Sets the id that the program knows, and queues the events that came before.
+    /// Sets the id of this line once the program knows the id, and queues the events that arrived
+    /// before.
     pub(super) fn adopt(&self, id: IdPointer) {
         let mut state = self.state();
         state.id = id;
@@ -234,12 +245,12 @@ impl Line {
         }
     }
 
-    /// Sends the program's answer to a request, or its acknowledgement of the reply. `next` is the phase of the line
-    /// afterwards.
+    /// Sends the program's answer to a request, or its confirmation of a reply. Then sets the phase
+    /// of the line to `next`.
     ///
-    /// If the peer has left, the errno is EINVAL. The kernel's connection manager returns it too for each message that
-    /// does not fit the state (`ib_send_cm_rep`, `ib_send_cm_rej` and `ib_send_cm_rtu` in
-    /// `drivers/infiniband/core/cm.c`).
+    /// If the peer has left, the errno is EINVAL. The kernel's connection manager also returns
+    /// EINVAL for each message that does not fit the state (`ib_send_cm_rep`, `ib_send_cm_rej` and
+    /// `ib_send_cm_rtu` in `drivers/infiniband/core/cm.c`).
     pub(super) fn answer(&self, expected: Phase, message: &Message, next: Phase) -> Answer<()> {
         let mut state = self.state();
         if state.phase != expected {
@@ -257,8 +268,8 @@ impl Line {
         said
     }
 
-    /// Establishes the connection after data has arrived. The data shows that the peer has the reply, even if its
-    /// confirmation has not arrived.
+    /// Establishes the connection after data has arrived. The data shows that the peer has received
+    /// the reply, even if the peer's confirmation has not arrived.
     pub(super) fn note_established(&self) -> Answer<()> {
         let mut state = self.state();
         match state.phase {
@@ -271,20 +282,21 @@ impl Line {
         }
     }
 
-    /// Returns whether the id has connected before, successfully or not, or is the id of a request.
+    /// Returns whether the program has called connect on this id, successfully or not, or whether
+    /// the id belongs to a request.
     pub(super) fn has_begun(&self) -> bool {
         use Phase as P;
         !matches!(self.state().phase, P::Idle | P::AddressResolved | P::RouteResolved | P::Listening { .. })
     }
 
-    /// Returns whether an event waits, or will certainly follow since the id disconnects.
+    /// Returns whether an event is queued, or will certainly follow since the id is disconnecting.
     pub(super) fn owes_news(&self) -> bool {
         let state = self.state();
         state.phase == Phase::Disconnecting || state.queue.has_news_of(state.id)
     }
 
-    /// Ends the connection. Sends nothing and succeeds if the connection has begun and is not established, like the
-    /// kernel (`rdma_disconnect` in `drivers/infiniband/core/cma.c`).
+    /// Ends the connection. If the connection has begun but is not established, succeeds without
+    /// sending a message, like the kernel (`rdma_disconnect` in `drivers/infiniband/core/cma.c`).
     pub(super) fn disconnect(&self) -> Answer<()> {
         if !self.has_begun() {
             return Err(Refused::invalid("the id has no connection: it did not connect, and is not that of a request"));
@@ -302,7 +314,7 @@ impl Line {
         Ok(())
     }
 
-    /// Moves the id and its waiting events to another channel.
+    /// Moves the id and its queued events to another channel.
     pub(super) fn migrate(&self, queue: &Arc<Queue>) {
         let mut state = self.state();
         let waiting = state.queue.take_all_of(state.id);
@@ -312,7 +324,8 @@ impl Line {
         }
     }
 
-    /// Ends the line of a destroyed id: tells the peer, and discards the events that the program has not retrieved.
+    /// Ends the line of a destroyed id. Informs the peer, and discards the events that the program
+    /// has not retrieved.
     pub(super) fn close(&self) {
         let untold = {
             let mut state = self.state();
@@ -328,7 +341,7 @@ impl Line {
             state.early.clear();
             if id == IdPointer::NONE { VecDeque::new() } else { state.queue.take_all_of(id) }
         };
-        // Close the requests that the program has not retrieved.
+        // Close the lines of requests that the program has not retrieved.
         for news in untold {
             if let Detail::Request { line, .. } = news.detail {
                 line.close();
@@ -357,7 +370,8 @@ impl State {
         Message::LookupReply { status, gid: nobody.0, qpn: nobody.1, qkey: nobody.2, private: Vec::new() }
     }
 
-    /// Sends a message. All messages of one connection together fit into any socket buffer, so this does not wait.
+    /// Sends a message. The call does not wait, since any socket buffer has room for all messages
+    /// of one connection.
     fn say(&self, message: &Message) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
         socket.expect_intact()?;
@@ -368,7 +382,8 @@ impl State {
         }
     }
 
-    /// Reads available bytes, at most up to the maximum size of one message. An error means that no more will come.
+    /// Reads available bytes, at most the maximum size of one message. After an error, no more
+    /// bytes will arrive.
     fn receive(&mut self) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Ok(()) };
         socket.expect_intact()?;
@@ -377,7 +392,7 @@ impl State {
         match SockRef::from(socket).recv(&mut buffer[..room]) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(received) => {
-                // SAFETY: the call has written this number of bytes.
+                // SAFETY: `recv` has written this number of bytes.
                 let bytes = buffer[..received].iter().map(|byte| unsafe { byte.assume_init() });
                 self.inbox.extend(bytes);
                 Ok(())
@@ -404,7 +419,8 @@ impl State {
         for socket in self.listening.drain(..).chain(self.socket.take()) {
             service.forget_socket(&socket);
             if socket.is_intact() {
-                // A forked child may hold the socket for a moment, which would keep the peer connected.
+                // Shut down the connection, since a forked child may still hold the socket for a
+                // moment. Otherwise, the peer would stay connected.
                 let _ = SockRef::from(&socket).shutdown(Shutdown::Both);
             }
         }
@@ -454,9 +470,11 @@ mod tests {
         drop((inherited, connection));
     }
 
-    /// Replaces the file of a descriptor, like a program that closes descriptors of other code and then opens files.
+    /// Replaces the file of a descriptor. This simulates a program that closes descriptors of other
+    /// code and then opens files.
     fn replace(descriptor: BorrowedFd<'_>, with: &impl AsFd) {
-        // SAFETY: the descriptor belongs to the test, and the library compares identities.
+        // SAFETY: the descriptor belongs to the test. The library compares identities before it
+        // uses a descriptor.
         let replaced = unsafe { libc::dup2(with.as_fd().as_raw_fd(), descriptor.as_raw_fd()) };
         assert_eq!(replaced, descriptor.as_raw_fd());
     }
@@ -487,7 +505,7 @@ mod tests {
             others.push(other);
         }
         assert!(service.is_intact());
-        // From here on all descriptors name other files of the same kind.
+        // From this point, all descriptors refer to other files of the same kind.
         let (mut theirs, mine) = UnixStream::pair().unwrap();
         for (line, ..) in &lines {
             replace(line.state().socket.as_ref().unwrap().as_fd(), &mine);
@@ -512,12 +530,12 @@ mod tests {
         }
         let late = new(Phase::Crowded);
         assert_eq!(service.keep(&late, soon(ANSWER)).map_err(|refused| refused.errno), Err(libc::EBADF));
-        // The library wrote to no file of the program, and closed none.
+        // The library must not have written to a file of the program or closed such a file.
         drop(mine);
         theirs.set_nonblocking(true).unwrap();
         assert_eq!(theirs.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
         for number in numbers {
-            // SAFETY: the descriptor is a copy of `mine`, and has no other owner.
+            // SAFETY: the descriptor is a copy of `mine` and has no other owner.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
         assert_eq!(theirs.read(&mut [0]).unwrap(), 0);

@@ -1,39 +1,41 @@
-//! Messages between two connection managers: those of IBTA (Vol 1, 12.6 and 12.11), each with a header of 8 bytes.
-//! Numbers are in network order. Within one machine, a message with the addresses of both ends comes first, since Unix
-//! sockets have none.
+//! Messages between two connection managers. They correspond to the messages of IBTA (Vol 1, 12.6
+//! and 12.11), and each has a header of 8 bytes. Numbers are in network byte order. Within one
+//! machine, the client first sends a message with the addresses of both sides, since Unix sockets
+//! have no IP addresses.
 //!
 //! | bytes | |
 //! |---|---|
 //! | 0..4 | `DBcm` |
-//! | 4 | version, [`VERSION`] |
-//! | 5 | kind |
-//! | 6..8 | number of bytes that follow |
+//! | 4 | version of the format, [`VERSION`] |
+//! | 5 | kind of the message |
+//! | 6..8 | number of bytes after the header |
 //!
-//! Messages have a maximum size, which bounds the memory that a peer can occupy. A message that does not parse ends the
-//! connection.
+//! The maximum size of messages limits the memory that a peer can occupy. If a message cannot be
+//! parsed, the receiver ends the connection.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use doorbell_verbs::{PathMtu, Psn, QKey, QpKind, Qpn};
 
-/// Version of the messages, changed with each change of their format.
+/// Version of the message format. Each change of the format increments the version.
 pub(super) const VERSION: u8 = 1;
 
 const MAGIC: [u8; 4] = *b"DBcm";
 const HEADER_BYTES: usize = 8;
 
-/// Maximum size of a message.
+/// Maximum size of a message, in bytes.
 pub(super) const MAX_BYTES: usize = 256;
 
-/// Maximum private data of a request, in bytes. The maxima are those of IBTA's messages. The rdma_cm uses 36 of the
-/// 92 bytes of a request and of the 216 bytes of a lookup for IP addresses (RDMA IP CM Service, annex A11).
+/// Maximum private data of each kind of message, in bytes. The limits are those of IBTA's messages.
+/// For IP addresses, the rdma_cm uses 36 of the 92 bytes of a request and of the 216 bytes of a
+/// lookup (RDMA IP CM Service, annex A11).
 pub(super) const REQUEST_PRIVATE: usize = 56;
 pub(super) const REPLY_PRIVATE: usize = 196;
 pub(super) const REJECT_PRIVATE: usize = 148;
 pub(super) const LOOKUP_PRIVATE: usize = 180;
 pub(super) const LOOKUP_REPLY_PRIVATE: usize = 136;
 
-/// Reasons of a rejection (IBTA Vol 1, 12.6.7.2).
+/// Reasons for a rejection (IBTA Vol 1, 12.6.7.2).
 pub(super) mod reason {
     pub(in crate::cm) const NO_RESOURCES: u16 = 3;
     pub(in crate::cm) const INVALID_SERVICE_ID: u16 = 8;
@@ -41,30 +43,30 @@ pub(super) mod reason {
     pub(in crate::cm) const VENDOR_OPTION: u16 = 35;
 }
 
-/// Status of a lookup reply (IBTA Vol 1, 12.11.2).
+/// Status values of a lookup reply (IBTA Vol 1, 12.11.2).
 pub(super) mod lookup {
     pub(in crate::cm) const SUCCESS: u8 = 0;
     pub(in crate::cm) const UNSUPPORTED: u8 = 1;
     pub(in crate::cm) const REJECTED: u8 = 2;
 }
 
-/// Parameters of a queue pair that its peer needs.
+/// Parameters of a queue pair that the peer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) gid: Ipv6Addr,
     pub(super) qpn: Qpn,
     pub(super) psn: Psn,
     pub(super) path_mtu: PathMtu,
-    /// Maximum number of READs and atomics that the queue pair answers at a time.
+    /// Maximum number of READs and atomics that the queue pair answers concurrently.
     pub(super) responder_resources: u8,
-    /// Maximum number of READs and atomics that the queue pair has outstanding.
+    /// Maximum number of READs and atomics that the queue pair may have outstanding.
     pub(super) initiator_depth: u8,
     pub(super) rnr_retry: u8,
     pub(super) flow_control: bool,
     pub(super) srq: bool,
 }
 
-/// Address without its port. An IPv4 address is stored as IPv4-mapped IPv6.
+/// An IP address without port. An IPv4 address is stored as IPv4-mapped IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Host {
     ip: Ipv6Addr,
@@ -99,27 +101,28 @@ impl Host {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// REQ
+    /// REQ of IBTA.
     Request { kind: QpKind, endpoint: Endpoint, retry_count: u8, private: Vec<u8> },
-    /// REP
+    /// REP of IBTA.
     Reply { endpoint: Endpoint, private: Vec<u8> },
-    /// RTU
+    /// RTU of IBTA.
     ReadyToUse,
-    /// REJ
+    /// REJ of IBTA.
     Reject { reason: u16, private: Vec<u8> },
-    /// DREQ
+    /// DREQ of IBTA.
     DisconnectRequest,
-    /// DREP
+    /// DREP of IBTA.
     DisconnectReply,
-    /// SIDR_REQ
+    /// SIDR_REQ of IBTA.
     Lookup { private: Vec<u8> },
-    /// SIDR_REP
+    /// SIDR_REP of IBTA.
     LookupReply { status: u8, gid: Ipv6Addr, qpn: Qpn, qkey: QKey, private: Vec<u8> },
-    /// Addresses of the caller and of the listener. The caller sends them first, and only within one machine.
+    /// Addresses of the client and of the listener. The client sends this message first, and only
+    /// within one machine.
     Addresses { source: Host, destination: Host },
 }
 
-/// Reason why bytes are not a message.
+/// Reason why bytes cannot be parsed as a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
     #[error("the other end is no connection manager of Doorbell")]
@@ -147,7 +150,8 @@ const ADDRESSES: u8 = 9;
 const FLOW_CONTROL: u8 = 1;
 const SRQ: u8 = 2;
 
-/// Returns the size of a kind without private data, and the maximum size of the private data.
+/// Returns the size of a message of this kind without private data, and the maximum size of its
+/// private data.
 fn sizes(kind: u8) -> Option<(usize, usize)> {
     Some(match kind {
         REQUEST => (2 + ENDPOINT_BYTES, REQUEST_PRIVATE),
@@ -181,7 +185,8 @@ impl Message {
         }
     }
 
-    /// Encodes the message. The caller keeps the private data within the maximum of its kind.
+    /// Encodes the message. The caller must not exceed the maximum private data of the message's
+    /// kind.
     pub(super) fn emit(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(MAX_BYTES);
         bytes.extend(MAGIC);
@@ -219,7 +224,8 @@ impl Message {
         bytes
     }
 
-    /// Parses the message at the start of `bytes`. Returns it with its length, or `None` if it is incomplete.
+    /// Parses the message at the start of `bytes`. Returns the message and its length, or `None` if
+    /// the message is incomplete.
     pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, Malformed> {
         let known = bytes.len().min(MAGIC.len());
         if bytes[..known] != MAGIC[..known] {
@@ -255,7 +261,8 @@ impl Message {
             READY_TO_USE => Self::ReadyToUse,
             REJECT => {
                 let reason = u16::from_be_bytes(fields.take()?);
-                // Reason 0 does not exist (IBTA Vol 1, 12.6.7.2), and a program would read it as success.
+                // Reason 0 does not exist (IBTA Vol 1, 12.6.7.2). A program would take this reason
+                // for success.
                 if reason == 0 {
                     return None;
                 }
@@ -309,7 +316,7 @@ impl Endpoint {
     }
 }
 
-/// Unparsed rest of a message, taken from the front.
+/// The rest of a message that is not parsed yet. The parser takes fields from its front.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -319,7 +326,7 @@ impl Fields<'_> {
         Some(*first)
     }
 
-    /// Takes a number of 24 bits, as QPNs and PSNs are.
+    /// Takes a 24-bit number, such as a QPN or a PSN, from a field of 32 bits.
     fn number24(&mut self) -> Option<u32> {
         Some(u32::from_be_bytes(self.take()?)).filter(|number| number >> 24 == 0)
     }
@@ -422,7 +429,8 @@ mod tests {
     #[test]
     fn values_that_do_not_exist_are_refused() {
         let request = all()[0].emit();
-        // Service, retries, GID of a group, QPN and PSN of more than 24 bits, two MTUs, RNR retries and flags.
+        // Invalid values: service, retries, GID of a group, QPN and PSN of more than 24 bits, two
+        // MTUs, RNR retries and flags.
         for (at, value) in [(8, 2), (9, 8), (22, 239), (26, 1), (30, 1), (34, 0), (34, 6), (37, 8), (38, 4)] {
             let mut bytes = request.clone();
             bytes[at] = value;
@@ -455,7 +463,7 @@ mod tests {
                     assert_eq!(message.emit(), bytes[..length]);
                     parsed += 1;
                 }
-                // A reader that waits for more bytes holds at most one message.
+                // A receiver that waits for the rest of a message buffers at most one message.
                 Ok(None) => assert!(bytes.len() < MAX_BYTES),
                 Err(_) => {}
             }

@@ -1,4 +1,5 @@
-//! Multicast groups. Joining a group attaches the queue pair of the id to it.
+//! Multicast groups. When an id joins a group, the library attaches the id's queue pair to the
+//! group.
 
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
@@ -15,10 +16,11 @@ use crate::objects::ah;
 use crate::objects::answer::{Answer, Refused, number};
 use crate::objects::qp::{ibv_attach_mcast, ibv_detach_mcast};
 
-/// Group that an id has joined.
+/// A multicast group that an id has joined.
 pub(super) struct Group {
     address: IpAddr,
-    /// Whether the queue pair of the id is attached to the group, and so receives its messages.
+    /// Whether the queue pair of the id is attached to the group. Only an attached queue pair
+    /// receives messages to the group.
     attached: bool,
 }
 
@@ -40,7 +42,8 @@ unsafe fn join(
     if own.verbs().is_null() || own.line.state().kind != QpKind::Ud {
         return Err(Refused::invalid("only an id for datagrams that is bound to a device can join a group"));
     }
-    // The kernel too refuses to join in any other state (`rdma_join_multicast` in `drivers/infiniband/core/cma.c`).
+    // Linux also rejects a join in any other phase (`rdma_join_multicast` in
+    // `drivers/infiniband/core/cma.c`).
     let phase = own.line.state().phase;
     if !matches!(phase, Phase::Idle | Phase::AddressResolved) {
         let why = format!("an id joins groups once it is bound or its address is resolved, not while {phase:?}");
@@ -51,7 +54,7 @@ unsafe fn join(
     }
     let attached = receives && !own.qp().is_null();
     if attached {
-        // SAFETY: the queue pair of an id exists.
+        // SAFETY: the queue pair of an id exists while the id refers to it.
         let errno = unsafe { ibv_attach_mcast(own.qp(), &ah::gid(group), 0) };
         if errno != 0 {
             return Err(Refused::new(errno, format!("the id's queue pair cannot be attached to {group}")));
@@ -68,12 +71,13 @@ unsafe fn join(
 
 fn leave(own: &Id, group: &Group) {
     if group.attached && !own.qp().is_null() {
-        // SAFETY: the queue pair of an id exists. The call refuses a queue pair that is not attached.
+        // SAFETY: the queue pair of an id exists while the id refers to it. For a queue pair that
+        // is not attached, the call returns an error.
         unsafe { ibv_detach_mcast(own.qp(), &ah::gid(group.address), 0) };
     }
 }
 
-/// Leaves all groups of an id. Called before the id or its queue pair is destroyed.
+/// Leaves all groups of an id. The caller then destroys the id or its queue pair.
 pub(super) fn leave_all(own: &Id) {
     let groups = std::mem::take(&mut *own.groups());
     groups.iter().for_each(|group| leave(own, group));

@@ -7,7 +7,7 @@ use doorbell_ibverbs_sys as c;
 use super::id;
 use crate::objects::answer::{Answer, Refused, number};
 
-/// Maximum exponent of an acknowledgement timeout, which has five bits (IBTA Vol 1, 9.9.2.1.1).
+/// Maximum exponent of an acknowledgement timeout. The field has five bits (IBTA Vol 1, 9.9.2.1.1).
 const MAX_ACK_TIMEOUT: u8 = 31;
 
 /// # Safety
@@ -17,7 +17,8 @@ unsafe fn value_of<T: Copy>(value: *const c_void, length: usize) -> Answer<T> {
     if value.is_null() || length != size_of::<T>() {
         return Err(Refused::invalid(format!("the option's value has {length} bytes, {} are needed", size_of::<T>())));
     }
-    // SAFETY: by the caller's promise. The options are numbers.
+    // SAFETY: the caller guarantees that `value` points to `length` bytes. Each option is a number,
+    // for which any bytes are valid.
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 

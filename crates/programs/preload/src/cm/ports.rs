@@ -1,25 +1,30 @@
-//! Ports of `rdma_cm` on one machine, which are separate from the ports of TCP.
+//! Ports of `rdma_cm` on one machine. They are separate from the ports of TCP.
 //!
-//! An id takes a port by binding a Unix socket to an abstract name. The kernel gives a name to one socket only, and
-//! frees it when the process ends for any reason. Names belong to a network namespace, as ports do.
+//! An id takes a port by binding a Unix socket to an abstract name. The kernel gives each name to
+//! only one socket, and frees the name when the process ends for any reason. Like ports, names
+//! belong to a network namespace.
 //!
 //! | name | meaning |
 //! |---|---|
 //! | `doorbell-cm/port/SPACE/PORT/ADDRESS` | an id is bound to the address |
-//! | the same, then `+only` | ... and does not use IPv4 (RDMA_OPTION_ID_AFONLY) |
-//! | the same, then `+reuse.N` | ... and shares the port with ids that also do so (RDMA_OPTION_ID_REUSEADDR) |
+//! | this name with suffix `+only` | an id that does not use IPv4 is bound (RDMA_OPTION_ID_AFONLY) |
+//! | this name with suffix `+reuse.N` | an id that shares its port is bound (RDMA_OPTION_ID_REUSEADDR) |
 //! | `doorbell-cm/listen/SPACE/PORT/ADDRESS` | an id listens at the address; `*` is any address of IPv4 and IPv6 |
-//! | any of these, then `+beside.N` | ... while another user has the name without the suffix |
+//! | any of these with suffix `+beside.N` | another user has the name without this suffix |
 //!
-//! Any user of the machine may bind any abstract name. An id therefore ignores the names of users other than its own
-//! user and root. If such a user has the id's name, the id binds the name with a suffix. A caller prefers the listener
-//! of its own user, then that of root, then that of the only other user.
+//! Any user of the machine may bind any abstract name. An id therefore ignores names of untrusted
+//! users, which are all users except root and the id's own user. If an untrusted user has the id's
+//! name, the id binds the name with a suffix. A client prefers a listener of its own user, then a
+//! listener of root. Otherwise, the client uses the listeners of an untrusted user, if they all
+//! belong to the same user.
 //!
-//! The rules for which ids may have one port at the same time are those of Linux's connection manager (`cma_check_port`
-//! in `drivers/infiniband/core/cma.c`). They depend on the names of other ids. An id therefore binds its name, checks
-//! all names of that port, and releases its own name if another one conflicts.
+//! Linux's connection manager decides which ids may have the same port at the same time
+//! (`cma_check_port` in `drivers/infiniband/core/cma.c`). This module applies the same rules, which
+//! depend on the names of other ids. An id therefore binds its name, checks all names of its port,
+//! and releases its own name if another name conflicts.
 //!
-//! An id connects with the socket that has its name, so the listener learns the caller's port from the kernel.
+//! An id connects with the socket that has its name, so the listener learns the client's port from
+//! the kernel.
 
 use std::ffi::c_int;
 use std::hash::{BuildHasher, Hasher as _, RandomState};
@@ -39,11 +44,12 @@ const LISTEN: &str = "doorbell-cm/listen/";
 const ONLY: &str = "+only";
 const REUSE: &str = "+reuse.";
 
-/// Number of attempts to take a port. Two ids that take a port at the same time may see each other and both release it.
-/// A child that was just forked holds the names of its parent until it runs.
+/// Maximum number of attempts to take a port. Two ids that take the same port at the same time may
+/// see each other's names, and both release their names. A child that was just forked holds the
+/// names of its parent until the child runs.
 const TRIES: u32 = 4;
 
-/// Port space. Ports of the same number in different spaces are independent.
+/// A port space. Ports of the same number in different spaces are independent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Space {
     Tcp,
@@ -72,19 +78,19 @@ impl Space {
     }
 }
 
-/// Address of an id, and the options with which it is bound.
+/// Address of an id, and the options with which the id is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bound {
     pub(super) space: Space,
     pub(super) address: SocketAddr,
-    /// Whether an id of IPv6 does not use IPv4.
+    /// Whether an id with an IPv6 address rejects IPv4 peers.
     pub(super) only: bool,
-    /// Whether the id shares the port with other ids that have this option.
+    /// Whether the id shares its port with other ids that set this option.
     pub(super) reuse: bool,
 }
 
 impl Bound {
-    /// Returns whether connections to `address` reach an id that is bound like this.
+    /// Returns whether connections to `address` reach an id that is bound with these options.
     pub(super) fn admits(&self, address: SocketAddr) -> bool {
         match self.address.ip() {
             IpAddr::V4(Ipv4Addr::UNSPECIFIED) => address.is_ipv4(),
@@ -97,7 +103,8 @@ impl Bound {
         self.only || self.address.is_ipv4()
     }
 
-    /// Returns the errno of the second id if both cannot be bound at the same time (`cma_check_port`).
+    /// Returns the errno of the second id if the two ids cannot be bound at the same time
+    /// (`cma_check_port`).
     fn conflict(&self, other: &Self) -> Option<c_int> {
         let (one, another) = (self.address, other.address);
         let apart = self.is_one_family() && other.is_one_family() && one.is_ipv4() != another.is_ipv4();
@@ -115,7 +122,8 @@ impl Bound {
         let only = if self.only && self.address.is_ipv6() { ONLY } else { "" };
         let mut name = format!("{PORT}{space}/{port}/{host}{only}");
         if self.reuse {
-            // The random suffix makes the name different from those of the other ids of the port.
+            // The random suffix distinguishes the name from the names of other ids that share the
+            // port.
             name += &format!("{REUSE}{:08x}", random() as u32);
         }
         name
@@ -138,7 +146,7 @@ impl Bound {
     }
 }
 
-/// Formats the address for a name. A link-local IPv6 address is followed by its scope ID.
+/// Formats the address for a name. For a link-local IPv6 address, appends the scope ID.
 fn host(address: SocketAddr) -> String {
     match address {
         SocketAddr::V6(v6) if v6.scope_id() != 0 => format!("{}%{}", v6.ip(), v6.scope_id()),
@@ -166,7 +174,7 @@ fn new_socket() -> io::Result<OwnProcess> {
     Ok(OwnProcess::new(socket.into(), &opening))
 }
 
-/// Port that an id has taken. Dropping it releases the port.
+/// A port that an id has taken. Dropping the claim releases the port.
 #[derive(Debug)]
 pub(super) struct Claim {
     socket: OwnProcess,
@@ -179,12 +187,13 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// EADDRINUSE or EADDRNOTAVAIL: another id has the port.
+    /// EADDRINUSE or EADDRNOTAVAIL if another id has the port.
     pub(super) fn take(bound: Bound) -> io::Result<Self> {
         Self::beside(bound, None)
     }
 
-    /// Takes a port that no other id has at any address, as the kernel does if a program asks for any port.
+    /// Takes a port that no other id has at any address. The kernel does the same if a program
+    /// requests any free port.
     ///
     /// # Errors
     ///
@@ -195,7 +204,8 @@ impl Claim {
         if is_free { Ok(claim) } else { Err(io::Error::from_raw_os_error(libc::EADDRINUSE)) }
     }
 
-    /// Takes the same port once more, with the option to share it set to `reuse`.
+    /// Takes the port of this claim a second time. `reuse` tells whether the new claim shares the
+    /// port.
     ///
     /// # Errors
     ///
@@ -211,7 +221,8 @@ impl Claim {
                 Err(error) if tries < TRIES && is_taken(&error) => {}
                 end => return end,
             }
-            // Wait longer each time, with a random part, so that two ids do not collide again and again.
+            // Wait longer after each attempt, and for a random time, so that two ids do not collide
+            // repeatedly.
             std::thread::sleep(Duration::from_micros((1000 << tries) + random() % 1024));
             tries += 1;
         }
@@ -237,16 +248,18 @@ impl Claim {
                     if let Some(errno) = bound.conflict(&bound) {
                         return Err(io::Error::from_raw_os_error(errno));
                     }
-                    // The id shares the port, so try again: another random number gives another name.
+                    // Another id that shares the port has the same name. Try again, since the next
+                    // random number gives another name.
                 }
             }
         }
     }
 
-    /// Returns the other ids that have this number in this space, at any address.
+    /// Returns the other ids that have the same port number in the same space, at any address.
     fn others(&self) -> io::Result<Vec<(String, Bound)>> {
         let number = format!("{PORT}{}/{}/", self.bound.space.name(), self.bound.address.port());
-        // The list of names may be unavailable, for example in a sandbox. The id then detects only equal names.
+        // The list of names may be unavailable, for example in a sandbox. Then the id detects only
+        // ids with the same name.
         let names = abstract_names(number.as_bytes()).unwrap_or_default();
         let others = names.iter().filter(|found| found.is_trusted() && found.name != self.name.as_bytes());
         let bound = |found: &AbstractName| {
@@ -259,28 +272,31 @@ impl Claim {
         &self.bound
     }
 
-    /// Returns a socket that listens at the port for ids of this machine. It has a name of its own, since accepted
-    /// sockets have the same name as the listening one without having the port.
+    /// Returns a socket that listens at the port for ids of this machine. This socket has its own
+    /// name. Accepted sockets have the name of their listening socket, although they do not have
+    /// the port.
     ///
     /// # Errors
     ///
-    /// EADDRINUSE: another id listens there already.
+    /// EADDRINUSE if another id already listens there.
     pub(super) fn listen(&self) -> io::Result<OwnProcess> {
         let socket = new_socket()?;
         let any = self.bound.address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && !self.bound.only;
         let host = if any { ANY.to_owned() } else { host(self.bound.address) };
         bind_or_beside(&socket, listener(self.bound.space, self.bound.address.port(), &host))?;
-        // `Line` enforces the backlog of the program.
+        // `Line` enforces the backlog that the program requested.
         SockRef::from(&socket).listen(DEFAULT_BACKLOG as c_int)?;
         Ok(socket)
     }
 
-    /// Connects to the id that listens at the address `to` of this machine, or else to one that listens at any address.
+    /// Connects to the id that listens at the address `to` of this machine. If there is none,
+    /// connects to the id that listens at any address.
     ///
     /// # Errors
     ///
-    /// EBADF: the program has closed the socket. ECONNREFUSED: no id listens, or the listeners belong to several users
-    /// other than this process's user and root. EAGAIN: too many callers connect there at present.
+    /// - EBADF if the program has closed the socket.
+    /// - ECONNREFUSED if no id listens, or if the listeners belong to several untrusted users.
+    /// - EAGAIN if too many clients are connecting to the listener.
     pub(super) fn call(&self, to: SocketAddr) -> io::Result<()> {
         self.socket.expect_intact()?;
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -288,11 +304,11 @@ impl Claim {
         let names = hosts.map(|host| listener(self.bound.space, to.port(), &host));
         for (name, user) in listeners(&names, to.port(), self.bound.space)? {
             match SockRef::from(&self.socket).connect(&abstract_name(&name)?) {
-                // The listener ended meanwhile.
+                // The listener has ended since its name was listed.
                 Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
                 Ok(()) => {
                     let found = getsockopt(&self.socket, PeerCredentials)?.uid();
-                    // Another user took the name meanwhile.
+                    // Another user may have taken the name since it was listed.
                     let is_expected = user.is_none_or(|user| user == found);
                     return if is_expected { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ECONNREFUSED)) };
                 }
@@ -307,24 +323,25 @@ impl Claim {
         &self.socket
     }
 
-    /// Returns the connected socket, which keeps the port.
+    /// Returns the connected socket, which keeps the port taken.
     pub(super) fn into_socket(self) -> OwnProcess {
         self.socket
     }
 }
 
-/// Name of any address of both families.
+/// Address in the name of a listener that listens at any address of IPv4 and IPv6.
 const ANY: &str = "*";
 
 fn listener(space: Space, port: u16, host: &str) -> String {
     format!("{LISTEN}{}/{port}/{host}", space.name())
 }
 
-/// Binds a name, or the name with a suffix if an untrusted user has it. Returns the name that was bound.
+/// Binds a name. If an untrusted user has the name, binds the name with a suffix. Returns the bound
+/// name.
 ///
 /// # Errors
 ///
-/// EADDRINUSE: this process's user or root has the name.
+/// EADDRINUSE if this process's user or root has the name.
 fn bind_or_beside(socket: &OwnProcess, name: String) -> io::Result<String> {
     let mut tries = 1;
     loop {
@@ -341,23 +358,23 @@ fn bind_or_beside(socket: &OwnProcess, name: String) -> io::Result<String> {
                 SockRef::from(socket).bind(&abstract_name(&name)?)?;
                 return Ok(name);
             }
-            // Its owner released it meanwhile.
+            // The owner of the name has released it since `bind` failed.
             None if tries < TRIES => tries += 1,
             None => return Err(error),
         }
     }
 }
 
-/// Returns the listeners to call, in this order, with their users. All belong to one user. The most specific name comes
-/// first.
+/// Returns the names of the listeners that a client should call, with their users. All listeners
+/// belong to the same user. The most specific name comes first.
 ///
-/// A listener at one address and a listener at any address exclude each other. But the kernel lets another user's
-/// program bind one of the two names while the other is taken. Such a program must not get the connections of the
-/// program that has the port.
+/// A listener at one address and a listener at any address exclude each other. But if one of these
+/// names is taken, the kernel lets a program of another user bind the other name. Such a program
+/// must not receive the connections of the program that has the port.
 ///
 /// # Errors
 ///
-/// ECONNREFUSED: the listeners belong to several users other than this process's user and root.
+/// ECONNREFUSED if the listeners belong to several untrusted users.
 fn listeners(names: &[String; 3], port: u16, space: Space) -> io::Result<Vec<(String, Option<u32>)>> {
     let Ok(found) = abstract_names(listener(space, port, "").as_bytes()) else {
         return Ok(names.iter().map(|name| (name.clone(), None)).collect());
@@ -382,7 +399,8 @@ fn listeners(names: &[String; 3], port: u16, space: Space) -> io::Result<Vec<(St
     Ok(listeners)
 }
 
-/// Returns the bound address of a caller, from the name of its socket. `None` if the caller has no port.
+/// Returns the bound address of a client, which the name of its socket contains. Returns `None` if
+/// the client has no port.
 pub(super) fn caller(from: &SockAddr) -> Option<Bound> {
     Bound::of_name(from.as_abstract_namespace()?)
 }

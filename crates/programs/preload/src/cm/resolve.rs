@@ -1,4 +1,4 @@
-//! Binding ids, and resolving their destinations.
+//! Binding of ids, and resolution of their destinations.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -13,14 +13,16 @@ use super::{address, device};
 use crate::objects::answer::{Answer, Refused, number};
 use crate::process::fork::say;
 
-/// Takes an address and a port for an id. An unspecified address does not bind the id to the device yet.
+/// Binds an id to an address and a port. With an unspecified address, the id is not bound to the
+/// device yet.
 pub(super) fn bind(own: &Id, wanted: SocketAddr) -> Answer<()> {
     let bound = own.line.bind(wanted)?;
     own.show_addresses(Some(bound), None);
     if bound.ip().is_unspecified() { Ok(()) } else { own.bind_device() }
 }
 
-/// Returns `address`, or `from` with the port of `address` if that is unspecified.
+/// Returns `address` if its IP address is specified. Otherwise returns the IP address of `from`
+/// with the port of `address`.
 fn placed(address: SocketAddr, mut from: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
@@ -29,7 +31,8 @@ fn placed(address: SocketAddr, mut from: SocketAddr) -> SocketAddr {
     from
 }
 
-/// Resolves the local and remote address of an id for a destination. Binds the id if it is not bound.
+/// Resolves the local and the remote address of an id for a destination. Binds the id unless it is
+/// already bound.
 fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<()> {
     let failed = |error: std::io::Error| {
         let errno = error.raw_os_error().unwrap_or(libc::ENETUNREACH);
@@ -38,14 +41,14 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<
     own.bind_device()?;
     let rnic = device::context_of(own)?.device.attributes.address;
     let from = if destination.ip().is_multicast() {
-        SocketAddr::new(rnic, 0) // ids join groups at the address of the device
+        SocketAddr::new(rnic, 0) // an id joins groups at the address of the device
     } else {
         address::source_for(destination).map_err(failed)?
     };
     if !own.line.is_bound() {
         bind(own, source.map_or(from, |source| placed(source, from)))?;
     }
-    // As in the kernel, an unspecified destination means this machine.
+    // As in the kernel, an unspecified destination address means this machine.
     let destination = placed(destination, from);
     let here = from.ip().is_loopback() || address::is_here(destination);
     if rnic.is_loopback() && !here {
@@ -54,7 +57,8 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<
              --bind`) gives it another",
             destination.ip()
         );
-        // The cause is outside the program, and no errno expresses it.
+        // The user must change the settings, and no errno tells the user so. Therefore print the
+        // reason.
         say(&format!("doorbell: {why}"));
         return Err(Refused::new(libc::EHOSTUNREACH, why));
     }
@@ -131,7 +135,7 @@ pub(super) unsafe extern "C" fn rdma_bind_addr(id: *mut c::rdma_cm_id, wanted: *
     })
 }
 
-/// Resolves an address. The result is known at once, so the timeout has no effect.
+/// Resolves an address. The call knows the result at once, so the timeout has no effect.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn rdma_resolve_addr(
     id: *mut c::rdma_cm_id,
@@ -151,7 +155,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut c::rdma_cm_id
     unsafe { id::synchronously("rdma_resolve_route", id, move || resolve_route(id).map(|()| BEGUN)) }
 }
 
-/// Returns the port of an address in network order, or 0 if there is none.
+/// Returns the port of an address in network byte order, or 0 if the address is missing.
 fn port(address: Option<SocketAddr>) -> c::__be16 {
     address.map_or(0, |address| address.port().to_be())
 }

@@ -1,5 +1,6 @@
-//! Sockets over RDMA, which are refused. The real library builds them from ids and reads private fields of its own ids.
-//! Since `rsocket` creates none here, all other calls on rsockets fail in the real library with EBADF.
+//! Sockets over RDMA. The library rejects them, since the real library implements them with private
+//! fields of its own ids. The program can create no rsocket, so all other calls on rsockets run in
+//! the real library and fail with EBADF.
 
 use std::ffi::c_int;
 

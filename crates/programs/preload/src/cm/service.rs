@@ -1,11 +1,12 @@
-//! Service thread, which handles the sockets and deadlines of this process's ids.
+//! The service thread, which handles the sockets and deadlines of this process's ids.
 //!
-//! The thread starts with the first id and blocks all signals. It belongs to one process: after a fork the child starts
-//! a thread of its own.
+//! The thread starts when the first id is created, and blocks all signals. The thread belongs to
+//! one process. A forked child starts its own thread.
 //!
-//! A program may close the thread's descriptors, like a daemon that closes all descriptors. The thread then waits for
-//! files that have no descriptors, and no call can wake it. It checks its descriptors each [`LOOK`], and ends all lines
-//! if they are gone. An id that is created later starts another thread.
+//! A program may close the descriptors of this thread, for example as a daemon that closes all
+//! descriptors. Then the thread waits for files that no longer have descriptors, and no call can
+//! wake the thread. So the thread checks its descriptors at each interval [`LOOK`]. If the program
+//! has closed them, the thread ends all lines. The next new id starts another thread.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -30,19 +31,20 @@ use crate::process::fork;
 /// Number of a line, unique within a service.
 pub(super) type Number = u64;
 
-/// Number of the descriptor that wakes the thread.
+/// Number in the epoll events of the eventfd that wakes the thread. No line has this number.
 const WAKE: Number = 0;
 
-/// Name of the thread.
+/// Name of the service thread.
 pub(crate) const THREAD: &str = "doorbell-cm";
 
-/// Number of attempts to take a lock whose holder may be the thread that a signal has interrupted.
+/// Maximum number of attempts to take a lock. A signal handler may run in the thread that holds the
+/// lock.
 const ATTEMPTS: usize = 20;
 
-/// Interval at which the thread checks its descriptors.
+/// Interval at which the service thread checks its descriptors.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Maximum number of sockets per call of epoll.
+/// Maximum number of ready sockets that one call of epoll returns.
 const TURN: usize = 64;
 
 pub(super) struct Service {
@@ -53,7 +55,7 @@ pub(super) struct Service {
 
 struct Table {
     next: Number,
-    /// Whether the thread has ended.
+    /// Whether the service thread has ended.
     is_over: bool,
     lines: HashMap<Number, Served>,
 }
@@ -75,10 +77,11 @@ fn is_woken() -> EpollEvent {
     EpollEvent::new(EpollFlags::EPOLLIN, WAKE)
 }
 
-/// Service of this process, with the fork generation of the process.
+/// Service of this process, and the fork generation of the process that created it.
 static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
 
-/// Returns the service of this process. Starts one if there is none, or if the program has closed its descriptors.
+/// Returns the service of this process. Starts a service if none exists, or if the program has
+/// closed the descriptors of the old service.
 pub(super) fn get() -> Answer<Arc<Service>> {
     let mut service = SERVICE.lock().ignore_poison();
     if let Some((generation, service)) = &*service
@@ -88,16 +91,17 @@ pub(super) fn get() -> Answer<Arc<Service>> {
         return Ok(Arc::clone(service));
     }
     let new = Service::start()?;
-    // The old service is not dropped. Threads of the parent may hold its locks, and its descriptors may now belong to
-    // other files.
+    // Do not drop the old service. Threads of the parent may hold its locks, and its descriptor
+    // numbers may now refer to other files.
     std::mem::forget(service.replace((fork::generation(), Arc::clone(&new))));
     Ok(new)
 }
 
-/// Calls `wanted` while the listeners of this process give up the TCP port. If `wanted` fails, they take it again.
-/// Returns whether `wanted` succeeded.
+/// Closes the TCP sockets that the listeners of this process have at `port`, and calls `wanted`. If
+/// `wanted` fails, the listeners listen at the TCP port again. Returns whether `wanted` succeeded.
 ///
-/// Returns false if a lock stays held: a signal handler may call this while its own thread holds the lock.
+/// Returns false if a lock stays held. A signal handler may call this function while its own thread
+/// holds the lock.
 pub(super) fn leaving_tcp(port: SocketAddr, wanted: impl FnOnce() -> bool) -> bool {
     let lines: Vec<_> = {
         let Some(service) = attempt(&SERVICE) else { return false };
@@ -122,8 +126,8 @@ pub(super) fn leaving_tcp(port: SocketAddr, wanted: impl FnOnce() -> bool) -> bo
     is_done
 }
 
-/// Takes a lock that other threads hold only briefly. Returns `None` if the lock stays held, since its holder may be
-/// the thread that a signal has interrupted.
+/// Takes a lock that other threads hold only briefly. Returns `None` if the lock stays held. The
+/// thread that holds the lock may be this thread, interrupted by a signal.
 pub(super) fn attempt<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     soon(|| match lock.try_lock() {
         Ok(guard) => Some(guard),
@@ -132,7 +136,7 @@ pub(super) fn attempt<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     })
 }
 
-/// Calls `attempt` for some milliseconds until it succeeds.
+/// Calls `attempt` repeatedly for some milliseconds until it returns a value.
 pub(super) fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     for _ in 1..ATTEMPTS {
         if let Some(value) = attempt() {
@@ -160,9 +164,10 @@ impl Service {
         }
     }
 
-    /// Returns whether the descriptors are still those of the service.
+    /// Returns whether the program has left the descriptors of the service unchanged.
     pub(super) fn is_intact(&self) -> bool {
-        // Another epoll does not contain this eventfd, so the call fails there. It does not change the own epoll.
+        // If the descriptor refers to another epoll, the call fails, since this epoll does not
+        // contain the eventfd. On the service's own epoll, the call changes nothing.
         self.wake.is_intact() && self.epoll.modify(&self.wake, &mut is_woken()).is_ok()
     }
 
@@ -177,7 +182,7 @@ impl Service {
         table.next
     }
 
-    /// Adds a line that waits for its deadline and for no socket.
+    /// Adds a line that waits only for its deadline.
     pub(super) fn keep(&self, line: &Arc<Line>, deadline: Option<Instant>) -> Answer<()> {
         let mut table = self.table();
         if table.is_over {
@@ -189,7 +194,7 @@ impl Service {
         Ok(())
     }
 
-    /// Adds a line that waits for its socket and its deadline.
+    /// Adds a line that waits for its socket and for its deadline.
     pub(super) fn serve(
         &self,
         line: &Arc<Line>,
@@ -205,7 +210,7 @@ impl Service {
         Ok(())
     }
 
-    /// Watches one more socket of a line that was added before.
+    /// Watches another socket of a line that was added before.
     pub(super) fn watch(&self, number: Number, socket: &OwnProcess, interest: EpollFlags) -> Answer<()> {
         if !self.is_intact() || !socket.is_intact() {
             return Err(closed());
@@ -213,9 +218,9 @@ impl Service {
         self.epoll.add(socket, EpollEvent::new(interest, number)).map_err(failed)
     }
 
-    /// Changes the epoll events that a socket of a line waits for.
+    /// Changes the epoll events for which a socket of a line waits.
     pub(super) fn expect(&self, number: Number, socket: &OwnProcess, interest: EpollFlags) {
-        // The socket is registered, so this fails only if the program has closed a descriptor.
+        // The socket is registered, so the call fails only if the program has closed a descriptor.
         let _ = self.epoll.modify(socket, &mut EpollEvent::new(interest, number));
     }
 
@@ -226,7 +231,7 @@ impl Service {
         self.wake();
     }
 
-    /// Limits the deadlines of these lines to `until`.
+    /// Moves the deadlines of these lines forward to `until`, if they are later.
     pub(super) fn hasten(&self, numbers: &[Number], until: Instant) {
         let mut table = self.table();
         for number in numbers {
@@ -238,8 +243,8 @@ impl Service {
         self.wake();
     }
 
-    /// Removes a socket from the epoll before it is closed. A forked child may hold the socket too, which would keep it
-    /// registered.
+    /// Removes a socket from the epoll before the line closes the socket. A forked child may also
+    /// hold the socket, and the epoll would then keep reporting it.
     pub(super) fn forget_socket(&self, socket: &OwnProcess) {
         if socket.is_intact() {
             // The call fails for a socket that was never registered.
@@ -249,7 +254,7 @@ impl Service {
 
     pub(super) fn forget(&self, number: Number) {
         let gone = self.table().lines.remove(&number);
-        drop(gone); // without the lock held, since this may drop the line
+        drop(gone); // drop the line only after the lock is free
     }
 
     fn wake(&self) {
@@ -287,7 +292,7 @@ impl Service {
         }
     }
 
-    /// Ends all lines when the thread ends.
+    /// Ends all lines. Called when the service thread ends.
     fn end_all(&self) {
         let lines = {
             let mut table = self.table();
@@ -302,7 +307,8 @@ impl Service {
     fn timeout(&self) -> EpollTimeout {
         let next = self.table().lines.values().filter_map(|served| served.deadline).min();
         let left = next.map_or(LOOK, |next| next.saturating_duration_since(Instant::now()).min(LOOK));
-        // The conversion to milliseconds rounds down, so add one.
+        // The conversion to milliseconds rounds down. Add one, so that the thread does not wake
+        // before the deadline.
         EpollTimeout::from(left.as_millis() as u16 + 1)
     }
 
@@ -327,7 +333,7 @@ impl Service {
     }
 }
 
-/// Calls `body` and catches a panic, so that a defect in one line does not stop the others.
+/// Calls `body` and catches a panic, so that a defect in one line does not stop the other lines.
 fn apart(body: impl FnOnce()) {
     let _panic = catch_unwind(AssertUnwindSafe(body));
     #[cfg(test)]
@@ -337,7 +343,7 @@ fn apart(body: impl FnOnce()) {
 #[cfg(test)]
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the number of panics that the thread has caught.
+/// Returns the number of panics that the service thread has caught.
 #[cfg(test)]
 pub(super) fn panics() -> usize {
     PANICS.load(Ordering::Relaxed)

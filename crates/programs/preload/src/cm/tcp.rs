@@ -1,8 +1,10 @@
-//! `bind` of the C library, for programs that listen for RDMA and for TCP at one port, as storage targets do.
+//! `bind` of the C library, for programs that listen for RDMA and for TCP at the same port, such as
+//! storage targets.
 //!
-//! An adapter has ports of its own. Here a listener that other machines can reach holds the TCP port of the same
-//! number, which the program may want too. Then the program gets the port, and only programs of this machine reach the
-//! listener. The result does not depend on which of the two comes first.
+//! The ports of an adapter are independent of TCP ports. But a listener of this library that other
+//! machines can reach holds the TCP port of the same number, which the program may also want. Then
+//! the program gets the TCP port, and only programs on this machine can reach the listener. The
+//! result is the same whichever of the two binds the port first.
 
 use std::ffi::c_int;
 use std::io;
@@ -22,7 +24,7 @@ use crate::process::wait::Uncancelled;
 
 static NEXT: Next = Next::new(c"bind");
 
-/// Looks for the C library's function. This runs when the library is loaded.
+/// Looks up `bind` of the C library when this library is loaded.
 pub(crate) fn find_next() {
     NEXT.find();
 }
@@ -43,19 +45,21 @@ unsafe fn real_bind(socket: c_int, address: *const libc::sockaddr, length: libc:
     unsafe { mem::transmute::<*mut libc::c_void, Bind>(found)(socket, address, length) }
 }
 
-/// Binds a socket of this library. Unlike `bind` of a program, takes no port from a listener.
+/// Binds a socket of this library. Unlike `bind` of a program, this function does not take the TCP
+/// port from a listener.
 pub(super) fn bind_own(socket: &Socket, address: &SockAddr) -> io::Result<()> {
-    // SAFETY: the address has the length that it reports.
+    // SAFETY: the address reports its own length.
     match unsafe { real_bind(socket.as_raw_fd(), address.as_ptr().cast(), address.len()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Binds a socket of the program. If a listener of this process holds the TCP port, the listener gives it up.
+/// Binds a socket of the program. If a listener of this process holds the TCP port, the listener
+/// closes its socket at this port.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bind(socket: c_int, address: *const libc::sockaddr, length: libc::socklen_t) -> c_int {
-    // SAFETY: the caller keeps the C contract of `bind`.
+    // SAFETY: the caller obeys the C contract of `bind`.
     let again = || unsafe { real_bind(socket, address, length) };
     let bound = again();
     if bound == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EADDRINUSE) {
@@ -65,7 +69,7 @@ unsafe extern "C" fn bind(socket: c_int, address: *const libc::sockaddr, length:
     let wanted = unsafe { wanted(socket, address, length) };
     let bound = wanted.and_then(|wanted| {
         let _uncancelled = Uncancelled::new();
-        // A signal handler may call this, so it must not wait long for a thread that forks.
+        // A signal handler may call `bind`, so `bind` must not wait long for a forking thread.
         let _inside = service::soon(Inside::try_new)?;
         catch_unwind(AssertUnwindSafe(|| service::leaving_tcp(wanted, || again() == 0))).ok()
     });
@@ -76,22 +80,25 @@ unsafe extern "C" fn bind(socket: c_int, address: *const libc::sockaddr, length:
     -1
 }
 
-/// Returns the TCP address that the program wants, or `None` if the socket is not one of TCP.
+/// Returns the TCP address to which the program binds the socket. Returns `None` if the socket is
+/// not a TCP socket.
 ///
 /// # Safety
 ///
-/// `address` is null or points to `length` readable bytes.
+/// `address` is null, or points to `length` readable bytes.
 unsafe fn wanted(socket: c_int, address: *const libc::sockaddr, length: libc::socklen_t) -> Option<SocketAddr> {
     let mut storage = SockAddrStorage::zeroed();
     if address.is_null() || length > storage.size_of() {
         return None;
     }
-    // SAFETY: the descriptor is open, since the kernel did not refuse it, and the caller owns it during the call.
+    // SAFETY: the descriptor is open, since `bind` did not fail with EBADF. The caller owns the
+    // descriptor during the call.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     if SockRef::from(&socket).protocol().ok()? != Some(Protocol::TCP) {
         return None;
     }
-    // SAFETY: by the caller's promise, and the address fits. The bytes after it are zero, which any address allows.
+    // SAFETY: the caller guarantees that `address` is readable, and its length fits. The bytes
+    // after the address are zero, which is valid for any address.
     let wanted = unsafe {
         let place = ptr::from_mut(storage.view_as::<libc::sockaddr_storage>()).cast::<u8>();
         place.copy_from_nonoverlapping(address.cast(), length as usize);

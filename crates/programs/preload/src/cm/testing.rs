@@ -1,4 +1,4 @@
-//! Helpers for tests, also of other modules, that need connections.
+//! Test helpers for connections. Other modules use them too.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -29,25 +29,25 @@ pub(super) fn local(port: u16) -> SockAddr {
     SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port).into()
 }
 
-/// Kind of sockets by which an id and a bare peer reach each other.
+/// Kind of sockets through which an id and a bare peer communicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
-    /// Unix sockets, as within one machine.
+    /// Unix sockets, which connect ids of one machine.
     Unix,
-    /// TCP sockets, as between machines.
+    /// TCP sockets, which connect ids of two machines.
     Tcp,
 }
 
 impl Transport {
     pub(super) const BOTH: [Self; 2] = [Self::Unix, Self::Tcp];
 
-    /// Returns the address to which a listener on this transport is bound.
+    /// Returns the address to which a test binds a listener of this transport.
     pub(super) fn address(self) -> SockAddr {
         let ip = if self == Self::Unix { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
         SocketAddr::new(ip.into(), 0).into()
     }
 
-    /// Makes an id use this transport. The id must not listen or connect before.
+    /// Makes an id use this transport. The id must not listen or connect before this call.
     pub(super) fn select(self, id: *mut c::rdma_cm_id) {
         // SAFETY: the id exists.
         let line = Arc::clone(&unsafe { object::<Id>(id) }.unwrap().line);
@@ -55,7 +55,8 @@ impl Transport {
         (state.has_network, state.is_far) = (self == Self::Tcp, self == Self::Tcp);
     }
 
-    /// Returns a bare socket that is connected to a listener of this machine. The test sends the messages on it.
+    /// Returns a bare socket that is connected to a listener on this machine. The test itself sends
+    /// messages through the socket.
     pub(crate) fn call(self, port: u16) -> Socket {
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         if self == Self::Tcp {
@@ -75,7 +76,8 @@ pub(super) fn port_of_this_machine() -> Claim {
     line.state().claim.take().unwrap()
 }
 
-/// Returns a connection from a port of this machine, on which nothing was sent yet.
+/// Connects from a port of this machine, and returns the socket. Nothing has been sent through the
+/// socket yet.
 pub(super) fn called(from: &Claim, to: SocketAddr) -> Socket {
     from.call(to).unwrap();
     let socket = SockRef::from(from.socket()).try_clone().unwrap();
@@ -83,7 +85,7 @@ pub(super) fn called(from: &Claim, to: SocketAddr) -> Socket {
     socket
 }
 
-/// Bare listening socket, with its port.
+/// A bare listening socket and its port.
 pub(crate) struct BareListener {
     socket: Socket,
     pub(crate) port: u16,
@@ -105,7 +107,8 @@ impl BareListener {
         Self { socket, port: claim.bound().address.port(), transport, _kept: Some((claim, listening)) }
     }
 
-    /// Accepts the next connection. If the caller is on this machine, reads the first message, which has the addresses.
+    /// Accepts the next connection. A client on this machine first sends a message with the
+    /// addresses, which this function reads.
     pub(crate) fn accept(&self) -> Socket {
         let mut socket = self.socket.accept().unwrap().0;
         if self.transport == Transport::Unix {
@@ -119,12 +122,12 @@ impl BareListener {
 
 fn synchronous_id() -> *mut c::rdma_cm_id {
     let mut id = ptr::null_mut();
-    // SAFETY: the id gets a channel of its own, since the given one is null.
+    // SAFETY: the channel pointer is null, so the id gets its own channel.
     assert_eq!(unsafe { rdma_create_id(ptr::null_mut(), &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP) }, 0);
     id
 }
 
-/// Returns a synchronous listener, and its port.
+/// Returns a synchronous listener and its port.
 pub(crate) fn synchronous_listener() -> (*mut c::rdma_cm_id, u16) {
     let id = synchronous_id();
     // SAFETY: the id exists.
@@ -135,13 +138,13 @@ pub(crate) fn synchronous_listener() -> (*mut c::rdma_cm_id, u16) {
     }
 }
 
-/// Resolves an id to a port of this machine.
+/// Resolves an id to a destination port of this machine.
 pub(crate) fn resolve(id: *mut c::rdma_cm_id, port: u16) {
     // SAFETY: the id exists.
     assert_eq!(unsafe { rdma_resolve_addr(id, ptr::null_mut(), local(port).as_ptr().cast_mut().cast(), 1000) }, 0);
 }
 
-/// Returns a synchronous id that is ready to connect to a port.
+/// Returns a synchronous id that is ready to connect to a port of this machine.
 pub(crate) fn synchronously_resolved(port: u16) -> *mut c::rdma_cm_id {
     let id = synchronous_id();
     resolve(id, port);
@@ -150,7 +153,7 @@ pub(crate) fn synchronously_resolved(port: u16) -> *mut c::rdma_cm_id {
     id
 }
 
-/// Returns the bytes of a request of a peer.
+/// Returns the bytes of a request that a peer sends.
 pub(crate) fn request() -> Vec<u8> {
     message().emit()
 }

@@ -1,5 +1,5 @@
-//! Tests with both ends in one process. In `peers.rs` one end is a bare socket. `ports.rs` tests ports, and `states.rs`
-//! tests calls in states that refuse them.
+//! Tests with a client and a listener in one process. In `peers.rs`, one of the two is a bare
+//! socket. `ports.rs` tests ports, and `states.rs` tests calls in states that do not allow them.
 
 mod peers;
 mod ports;
@@ -49,7 +49,7 @@ fn refused(result: c_int, with: c_int) {
 /// Event channel of a test.
 struct Channel(*mut c::rdma_event_channel);
 
-/// Fields of an event that a program sees.
+/// The fields of an event that a program sees.
 #[derive(Debug)]
 struct Seen {
     id: *mut c::rdma_cm_id,
@@ -67,7 +67,7 @@ impl Channel {
         Self(channel)
     }
 
-    /// Returns whether the descriptor shows a waiting event.
+    /// Returns whether the descriptor reports a queued event.
     fn is_readable(&self) -> bool {
         // SAFETY: the channel exists.
         let fd = unsafe { BorrowedFd::borrow_raw((*self.0).fd) };
@@ -106,7 +106,7 @@ impl Channel {
         id
     }
 
-    /// Returns a listener, and its port.
+    /// Returns a listener and its port.
     fn listener(&self, port_space: c::rdma_port_space, backlog: c_int) -> (*mut c::rdma_cm_id, u16) {
         let id = self.id(port_space);
         // SAFETY: the id exists.
@@ -184,7 +184,7 @@ fn destroy(ids: &[*mut c::rdma_cm_id]) {
     }
 }
 
-/// Returns the attributes of the queue pair of an id.
+/// Returns the attributes of an id's queue pair.
 fn attributes_of(id: *mut c::rdma_cm_id) -> c::ibv_qp_attr {
     let (mut attr, mut init) = (c::ibv_qp_attr::default(), c::ibv_qp_init_attr::default());
     // SAFETY: the id and its queue pair exist.
@@ -223,7 +223,7 @@ fn two_ids_agree_connect_and_disconnect() {
         assert_eq!(answer.param.qp_num, (*(*server).qp).qp_num);
         assert_eq!(state_of(client), c::IBV_QPS_RTS);
         passive.expect(c::RDMA_CM_EVENT_ESTABLISHED, 0);
-        // The READs that one end has outstanding are those that the other end answers.
+        // The READs that one side has outstanding are those that the other side answers.
         let (one, other) = (attributes_of(client), attributes_of(server));
         assert_eq!((one.max_rd_atomic, one.max_dest_rd_atomic), (5, 3));
         assert_eq!((other.max_rd_atomic, other.max_dest_rd_atomic), (3, 5));
@@ -234,7 +234,7 @@ fn two_ids_agree_connect_and_disconnect() {
         assert_eq!(state_of(client), c::IBV_QPS_ERR);
         active.expect(c::RDMA_CM_EVENT_DISCONNECTED, 0);
         passive.expect(c::RDMA_CM_EVENT_DISCONNECTED, 0);
-        // Both ends may disconnect.
+        // Either side may disconnect.
         fine(rdma_disconnect(server));
         assert_eq!(state_of(server), c::IBV_QPS_ERR);
         active.expect(c::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
@@ -269,7 +269,7 @@ fn a_rejection_carries_its_reason_and_private_data() {
 #[test]
 fn without_a_listener_connections_are_rejected_and_services_unreachable() {
     let channel = Channel::new();
-    // The port is taken, but no id listens there.
+    // An id is bound to the port, but no id listens there.
     let holder = channel.id(c::RDMA_PS_TCP);
     // SAFETY: the ids exist.
     unsafe {
@@ -317,7 +317,8 @@ fn a_datagram_service_is_found_or_refused() {
         fine(rdma_reject(refusing, b"no".as_ptr().cast(), 2));
         let seen = active.expect(c::RDMA_CM_EVENT_UNREACHABLE, 2);
         assert_eq!((&seen.private[..3], seen.private.len()), (&b"no\0"[..], LOOKUP_REPLY_PRIVATE));
-        // A datagram service rejects connections. Only over TCP can one arrive there, since the spaces share its ports.
+        // A datagram service rejects connections. The connection must use TCP, since only TCP ports
+        // are shared by the port spaces.
         let far = passive.id(c::RDMA_PS_UDP);
         Transport::Tcp.select(far);
         fine(rdma_bind_addr(far, sockaddr(&Transport::Tcp.address())));
@@ -364,7 +365,7 @@ fn a_synchronous_endpoint_needs_no_events() {
         let cap =
             c::ibv_qp_cap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 16 };
         let mut init = c::ibv_qp_init_attr { cap, ..c::ibv_qp_init_attr::default() };
-        // SAFETY: the names end with a zero, and the result is freed.
+        // SAFETY: each name ends with a zero byte, and the test frees the result.
         unsafe {
             fine(rdma_getaddrinfo(c"127.0.0.1".as_ptr(), service.as_ptr(), &raw const hints, &raw mut found));
             assert_eq!((*found).ai_qp_type as u32, c::IBV_QPT_RC);
@@ -393,7 +394,8 @@ fn a_synchronous_endpoint_needs_no_events() {
         let mut server = ptr::null_mut();
         fine(rdma_get_request(listener, &raw mut server));
         fine(rdma_accept(server, ptr::null_mut()));
-        // The first call gets its event whether the client has left or not. The other calls get no event and return.
+        // The first call gets its event, even if the client has already left. The other calls get
+        // no event and return.
         fine(rdma_disconnect(server));
         fine(rdma_disconnect(server));
         fine(rdma_disconnect(server));
@@ -418,7 +420,7 @@ fn an_id_takes_its_waiting_events_to_another_channel() {
         one.no_more();
         assert_eq!((*id).channel, other.0);
         assert_eq!(other.expect(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0).id, id);
-        // Destroying the id discards the events that were not retrieved.
+        // Destroying the id discards the events that the program has not retrieved.
         fine(rdma_resolve_route(id, 1000));
         destroy(&[id]);
     }
@@ -450,8 +452,8 @@ fn a_source_without_an_address_keeps_its_port() {
 fn a_forked_child_leaves_the_events_of_an_inherited_channel_to_its_parent() {
     let channel = Channel::new();
     let id = channel.id(c::RDMA_PS_TCP);
-    // SAFETY: the channel and the id exist. The child takes no lock that another thread may hold, since it uses only
-    // the channel. It ends without unwinding.
+    // SAFETY: the channel and the id exist. The child uses only the channel, so it takes no lock
+    // that another thread may hold. The child ends without unwinding.
     unsafe {
         fine(rdma_resolve_addr(id, ptr::null_mut(), sockaddr(&local(9)), 1000));
         let fd = (*channel.0).fd;
@@ -463,7 +465,7 @@ fn a_forked_child_leaves_the_events_of_an_inherited_channel_to_its_parent() {
             let empty = rdma_get_cm_event(channel.0, &raw mut event) == -1 && errno() == libc::EAGAIN;
             let same = libc::fcntl(fd, libc::F_GETFL) == flags | libc::O_NONBLOCK
                 && libc::fcntl(fd, libc::F_GETFD) == libc::FD_CLOEXEC;
-            // The descriptor belongs to the child alone, so the parent does not see this write.
+            // The descriptor belongs only to the child, so the parent must not see this write.
             let own = !channel.is_readable() && libc::eventfd_write(fd, 3) == 0 && channel.is_readable();
             libc::_exit(c_int::from(!empty) | c_int::from(!same) << 1 | c_int::from(!own) << 2);
         }
@@ -480,7 +482,7 @@ fn a_forked_child_leaves_the_events_of_an_inherited_channel_to_its_parent() {
 fn wrong_calls_get_their_errno() {
     let channel = Channel::new();
     let id = channel.id(c::RDMA_PS_TCP);
-    // SAFETY: the id exists, or is null.
+    // SAFETY: each id exists or is null.
     unsafe {
         let mut none = ptr::null_mut();
         refused(rdma_create_id(channel.0, &raw mut none, ptr::null_mut(), 0x999), libc::EPROTONOSUPPORT);

@@ -1,4 +1,4 @@
-//! Verbs as the connection manager calls them, through the functions that programs call.
+//! Verbs for the connection manager. These functions call the same C functions as programs.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -8,7 +8,8 @@ use doorbell_ibverbs_sys as c;
 use crate::objects::answer::{Answer, Refused};
 use crate::objects::{context, cq, device, pd, qp, srq};
 
-/// Converts the result of a verb that creates an object. The verb itself has reported why it returned null.
+/// Converts the result of a verb that creates an object. If the verb returned null, it has already
+/// explained the reason.
 fn made<T>(what: &str, object: *mut T) -> Answer<*mut T> {
     if !object.is_null() {
         return Ok(object);
@@ -53,10 +54,11 @@ pub(super) unsafe fn create_cq(
 
 /// # Safety
 ///
-/// `channel` was created by [`create_cq`], or is null.
+/// `channel` is null, or was created by [`create_cq`].
 pub(super) unsafe fn destroy_channel(channel: *mut c::ibv_comp_channel) {
     if !channel.is_null() {
-        // SAFETY: by the caller's promise. The call refuses a channel that is still in use.
+        // SAFETY: the caller guarantees that the channel exists. If the channel is still in use,
+        // the call returns an error.
         unsafe { cq::ibv_destroy_comp_channel(channel) };
     }
 }

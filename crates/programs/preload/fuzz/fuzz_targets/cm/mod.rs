@@ -1,4 +1,5 @@
-//! The library exports only C functions, so this target includes its sources, under the same module path.
+//! The library crate exports only C functions. So this fuzz target includes the sources of the
+//! library, under the same module path.
 #![allow(dead_code)]
 
 #[path = "../../../src/cm/fuzz.rs"]

@@ -1,4 +1,5 @@
-//! Work of the service thread on a line: accepts connections, and handles messages and deadlines.
+//! Work of the service thread on a line: accepting connections, handling messages, and handling
+//! deadlines.
 
 use std::ffi::c_int;
 use std::io;
@@ -20,22 +21,23 @@ use crate::cm::ports;
 use crate::cm::service::Number;
 use crate::objects::answer::{Answer, Refused};
 
-/// Deadline for a peer that has connected to send its request.
+/// Deadline for a peer to send its request after it has connected.
 pub(in crate::cm) const ARRIVAL: Duration = Duration::from_secs(10);
 
-/// Remaining time for requests once [`MAX_ARRIVING`] connections wait for theirs. Connection managers send the request
-/// at once, so silent peers do not keep them out.
+/// Time for each connection without a request to send its request, once [`MAX_ARRIVING`] such
+/// connections exist. A real connection manager sends its request at once. So silent peers cannot
+/// block a listener for long.
 const CROWDED: Duration = Duration::from_millis(200);
 
-/// Maximum number of connections to a listener whose request has not arrived yet. Further ones wait in the kernel, or
-/// the kernel refuses them.
+/// Maximum number of connections to a listener that have not sent their request yet. Further
+/// connections wait in the kernel's queue, or the kernel refuses them.
 const MAX_ARRIVING: usize = 128;
 
-/// Pause of a listener that cannot accept connections.
+/// Time for which a listener that cannot accept connections stops accepting.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Line {
-    /// Handles a socket that the service thread found ready.
+    /// Handles a socket of the line that the service thread found ready.
     pub(in crate::cm) fn on_ready(self: &Arc<Self>) {
         let mut state = self.state();
         match state.phase {
@@ -73,7 +75,8 @@ impl Line {
                     Ok((connection, from)) => arrived.push((OwnProcess::new(connection.into(), &opening), from)),
                     Err(error) => {
                         is_short |= matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM));
-                        // Otherwise no connection waits, or the first one was aborted. The next call accepts the rest.
+                        // After any other error, no connection is waiting, or the first connection
+                        // was aborted. The next call accepts the remaining connections.
                         break;
                     }
                 }
@@ -94,8 +97,8 @@ impl Line {
         }
     }
 
-    /// Stops watching the sockets of a listener for a while. Connections that cannot be accepted would keep the thread
-    /// busy.
+    /// Stops watching the sockets of a listener for [`PAUSE`]. Otherwise, connections that the
+    /// listener cannot accept would keep the service thread busy.
     fn pause(&self, state: &State) {
         for listening in &state.listening {
             self.service.expect(self.number, listening, EpollFlags::empty());
@@ -114,7 +117,7 @@ impl Line {
         let connection = SockRef::from(&socket);
         connection.set_nonblocking(true).map_err(failed)?;
         let child = Arc::new(Self::with(Arc::clone(&self.service), &state.queue, state.kind, state.space));
-        // No other thread knows the line yet, so its lock is free.
+        // No other thread knows the line yet, so the lock of its state is free.
         let mut own = child.state();
         own.phase = Phase::Arriving;
         own.options = state.options;
@@ -139,7 +142,7 @@ impl Line {
         let Some(socket) = &state.socket else { return };
         let connection = SockRef::from(socket);
         let error = match connection.take_error() {
-            Ok(None) if connection.peer_addr().is_err() => return, // not yet
+            Ok(None) if connection.peer_addr().is_err() => return, // the socket is not connected yet
             Ok(error) => error,
             Err(error) => Some(error),
         };
@@ -202,7 +205,8 @@ impl Line {
             }
             (Phase::Accepted, M::ReadyToUse) => state.establish(&self.service, self.number),
             (Phase::Accepted | Phase::Answered | Phase::Established | Phase::Disconnecting, M::DisconnectRequest) => {
-                // The reply may get lost, since the peer already knows that the connection is over.
+                // The reply may fail to arrive, since the peer already considers the connection
+                // ended.
                 let _ = state.say(&Message::DisconnectReply);
                 if state.phase == Phase::Accepted {
                     state.establish(&self.service, self.number);
@@ -210,7 +214,8 @@ impl Line {
                 state.disconnected(&self.service, self.number, 0);
             }
             (Phase::Disconnecting, M::DisconnectReply) => state.disconnected(&self.service, self.number, 0),
-            // RTU may follow after data has established the connection. After the end all messages are ignored.
+            // An RTU may follow after data has established the connection. After the end, the line
+            // ignores all messages.
             (Phase::Established, M::ReadyToUse) | (Phase::Disconnected | Phase::Over, _) => {}
             (Phase::Disconnecting, M::ReadyToUse) => {}
             (phase, message) => {
@@ -227,12 +232,13 @@ impl Line {
         let mut listening = listener.state();
         listening.arriving.retain(|&number| number != self.number);
         if listening.arriving.len() == MAX_ARRIVING - 1 {
-            // There is room again, so the listener need not wait for the end of its pause.
+            // The listener has room again, so end its pause now.
             listener.resume(&listening);
         }
         let datagrams = listening.kind == QpKind::Ud;
         let refusal = match listening.phase {
-            // Lookups are for datagram services, and requests for all others.
+            // A datagram service accepts only lookups, and any other listener accepts only
+            // requests.
             Phase::Listening { .. } if datagrams != (state.kind == QpKind::Ud) => reason::INVALID_SERVICE_ID,
             Phase::Listening { backlog } if listening.queue.requests_of(listening.id) >= backlog => {
                 reason::NO_RESOURCES
@@ -250,7 +256,8 @@ impl Line {
         state.end(&self.service, self.number);
     }
 
-    /// Ends a line whose connection is unusable: the peer closed it, died, sent a wrong message, or missed a deadline.
+    /// Ends a line whose connection is unusable. The peer closed the connection, died, sent a wrong
+    /// message, or missed a deadline.
     fn on_end(&self, state: &mut State, errno: c_int) {
         let phase = state.phase;
         match phase {
@@ -272,8 +279,9 @@ impl Line {
         }
     }
 
-    /// Ends the line, since the service thread ends after the program has closed its descriptors. A listener gets the
-    /// event that Linux reports when a device goes (`cma_remove_id_dev` in `drivers/infiniband/core/cma.c`).
+    /// Ends the line because the service thread ends, after the program has closed the thread's
+    /// descriptors. A listener gets the event that Linux reports when a device is removed
+    /// (`cma_remove_id_dev` in `drivers/infiniband/core/cma.c`).
     pub(in crate::cm) fn on_service_end(self: &Arc<Self>) {
         let mut state = self.state();
         if matches!(state.phase, Phase::Listening { .. }) {
@@ -285,11 +293,11 @@ impl Line {
         let has_deadline = state.phase == Phase::Disconnected;
         drop(state);
         if has_deadline {
-            self.on_deadline(); // the thread will not call this any more
+            self.on_deadline(); // the service thread will not call `on_deadline` any more
         }
     }
 
-    /// Handles the deadline of the line.
+    /// Handles the expired deadline of the line.
     pub(in crate::cm) fn on_deadline(self: &Arc<Self>) {
         let mut state = self.state();
         match state.phase {
@@ -314,8 +322,8 @@ impl Line {
 }
 
 impl State {
-    /// Stores the addresses that a caller of this machine names. Refuses addresses that do not fit the two ports or do
-    /// not belong to this machine.
+    /// Stores the addresses that a client of this machine sends. Rejects addresses that do not
+    /// match the two ports, or that do not belong to this machine.
     fn learn_addresses(&mut self, source: Host, destination: Host) -> Answer<()> {
         let Some((caller, own)) = self.called.take() else { return Ok(()) };
         let (source, destination) = (source.at(caller.address.port()), destination.at(own.address.port()));

@@ -1,4 +1,5 @@
-//! Binding, listening and connecting of an id: by Unix sockets within this machine, by TCP with other machines.
+//! Binding, listening and connecting of an id. Ids use Unix sockets within this machine, and TCP
+//! between machines.
 
 use std::ffi::c_int;
 use std::io::{self, ErrorKind};
@@ -22,25 +23,26 @@ use crate::cm::service::attempt;
 use crate::cm::tcp;
 use crate::objects::answer::{Answer, Refused};
 
-/// Time to retry while no listener exists. Addresses resolve at once here, so a client may connect before its server
-/// listens (qperf listens anew for each test). In a network, resolving an address takes longer than that delay.
+/// Time for which a client retries while no listener exists. Address resolution takes no time here,
+/// so a client may connect before its server listens. For example, qperf listens again for each
+/// test. In a real network, the slower address resolution hides this race.
 const LISTENER_LATE: Duration = Duration::from_millis(500);
 
-/// Time between two attempts to reach a listener that has no room, or does not exist yet.
+/// Time between two attempts to reach a listener that does not exist yet or has no room.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Maximum number of ports to ask the kernel for if a program leaves the choice open. Other ids may have the ports that
-/// the kernel offers.
+/// Maximum number of ports that the library requests from the kernel, if a program leaves the
+/// choice of a port open. Other ids may have the port that the kernel offers.
 const NUMBERS: usize = 64;
 
 /// First port that needs no privilege by default (`net.ipv4.ip_unprivileged_port_start`).
 const PRIVILEGED: u16 = 1024;
 
-/// Error text on the reach of a listener that has no TCP port.
+/// End of an error text about a listener that has no TCP port.
 const HERE_ONLY: &str = "so programs of this machine reach the listener, and other machines do not";
 
 impl Line {
-    /// Takes an address and a port for the id.
+    /// Binds the id to an address and a port.
     pub(in crate::cm) fn bind(&self, address: SocketAddr) -> Answer<SocketAddr> {
         let mut state = self.state();
         if state.phase != Phase::Idle || state.claim.is_some() {
@@ -67,7 +69,8 @@ impl Line {
         state.claim.is_some() || state.socket.is_some()
     }
 
-    /// Sets whether the id shares its port. Refuses the change for a listener, and refuses `false` for a bound id.
+    /// Sets whether the id shares its port. Returns an error for a listener, and for `false` if the
+    /// id is bound.
     pub(in crate::cm) fn set_reuse(&self, reuse: bool) -> Answer<()> {
         let mut state = self.state();
         match &state.claim {
@@ -92,7 +95,7 @@ impl Line {
         }
         let failed = |error: &io::Error| refused("the id cannot listen at its address", error);
         let claim = state.claim.as_ref().ok_or_else(|| Refused::invalid("the id is not bound"))?;
-        // A listener does not share its port (`rdma_listen` of Linux's connection manager).
+        // A listener does not share its port, as in Linux (`rdma_listen`).
         let alone = if claim.bound().reuse { Some(claim.again(false).map_err(|error| failed(&error))?) } else { None };
         let here = alone.as_ref().unwrap_or(claim).listen().map_err(|error| failed(&error))?;
         self.service.serve(self, &here, READ, None)?;
@@ -108,8 +111,8 @@ impl Line {
         Ok(())
     }
 
-    /// Listens at the TCP port too, for other machines. Does nothing if they cannot reach the RNIC or the address of
-    /// the listener.
+    /// Also listens at the TCP port, for clients on other machines. Does nothing if other machines
+    /// cannot reach the RNIC or the listener's address.
     fn listen_to_network(&self, state: &mut State, backlog: usize) -> Answer<()> {
         let Some(local) = state.local.filter(|local| state.has_network && !local.ip().is_loopback()) else {
             return Ok(());
@@ -127,7 +130,8 @@ impl Line {
         Ok(())
     }
 
-    /// Gives up the TCP port that the program wants for a socket of its own. Returns whether the line had the port.
+    /// Closes this line's sockets at the TCP port that the program wants for its own socket.
+    /// Returns whether the line had such a socket.
     pub(in crate::cm) fn leave_tcp(&self, wanted: SocketAddr) -> bool {
         let Some(mut state) = attempt(&self.state) else { return false };
         let stands_in_the_way = |socket: &OwnProcess| {
@@ -142,13 +146,14 @@ impl Line {
         let listening: Vec<_> = state.listening.extract_if(.., |socket| stands_in_the_way(socket)).collect();
         for socket in &listening {
             self.service.forget_socket(socket);
-            // A forked child that has not run yet may hold the socket too.
+            // A forked child that has not run yet may also hold the socket, so shut the socket
+            // down.
             let _ = SockRef::from(socket).shutdown(Shutdown::Both);
         }
         reserved.is_some() || !listening.is_empty()
     }
 
-    /// Listens for other machines again after the program did not get the port.
+    /// Listens for other machines again, after the program failed to bind the TCP port.
     pub(in crate::cm) fn return_to_tcp(&self) {
         let Some(mut state) = attempt(&self.state) else { return };
         if let Phase::Listening { backlog } = state.phase
@@ -158,7 +163,8 @@ impl Line {
         }
     }
 
-    /// Reports, with `--explain`, that the program has the TCP port now.
+    /// Explains, if the user requested explanations, that the program now has the TCP port of the
+    /// listener.
     pub(in crate::cm) fn tell_left_tcp(&self, port: SocketAddr) {
         let why = format!("the program listens for rdma_cm and has a socket of its own at TCP port {}", port.port());
         Refused::new(libc::EADDRINUSE, format!("{why}, {HERE_ONLY}")).tell("bind");
@@ -178,13 +184,13 @@ impl Line {
         self.reach_out(&mut state)
     }
 
-    /// Makes an attempt to connect.
+    /// Makes one attempt to connect.
     pub(super) fn reach_out(self: &Arc<Self>, state: &mut State) -> Answer<()> {
         let remote = state.remote.ok_or_else(|| Refused::invalid("the id has no destination"))?;
         if state.is_far { self.reach_far(state, remote) } else { self.reach_here(state, remote) }
     }
 
-    /// Connects within this machine. The connection is made at once or fails.
+    /// Connects within this machine. The attempt succeeds or fails at once.
     fn reach_here(self: &Arc<Self>, state: &mut State, remote: SocketAddr) -> Answer<()> {
         let Some(claim) = &state.claim else { return Ok(()) };
         if let Err(error) = claim.call(canonical(remote)) {
@@ -215,7 +221,8 @@ impl Line {
         socket.expect_intact().map_err(|error| refused("the id cannot connect", &error))?;
         let connect = || SockRef::from(socket).connect(&SockAddr::from(remote));
         let connected = match connect() {
-            // On a socket whose earlier connection was refused, the kernel first returns this (inet_stream_connect).
+            // If an earlier connection of this socket was refused, the kernel first returns
+            // ECONNABORTED (`inet_stream_connect`).
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => connect(),
             result => result,
         };
@@ -229,11 +236,12 @@ impl Line {
         Ok(())
     }
 
-    /// Handles a failed attempt to connect. The id tries again for a while, and then reports the failure.
+    /// Handles a failed attempt to connect. The id tries again for a limited time, and then reports
+    /// the failure.
     pub(super) fn on_refusal(self: &Arc<Self>, state: &mut State, error: &io::Error) {
         let patience = match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => LISTENER_LATE,
-            // The listener of this machine has not yet accepted earlier connections.
+            // The listener is on this machine, and has not accepted earlier connections yet.
             Some(libc::EAGAIN) => ANSWER,
             _ => Duration::ZERO,
         };
@@ -251,7 +259,8 @@ impl Line {
 }
 
 impl State {
-    /// Takes a port of this machine. If the program leaves the number open, also returns the TCP socket that got it.
+    /// Claims a port of this machine. If the program leaves the port open, also returns the TCP
+    /// socket to which the kernel gave the port.
     fn take_port(&self, address: SocketAddr) -> io::Result<(Claim, Option<OwnProcess>)> {
         let Options { ipv6_only: only, reuse, .. } = self.options;
         let bound = |port| {
@@ -263,7 +272,8 @@ impl State {
             check(address, self.options)?;
             return Ok((Claim::take(bound(address.port()))?, None));
         }
-        // The kernel does not offer the same number again while these sockets exist.
+        // Keep the sockets in `offered`. While they exist, the kernel does not offer their ports
+        // again.
         let mut offered = Vec::new();
         loop {
             let tcp = tcp_socket(address, self.options)?;
@@ -276,7 +286,8 @@ impl State {
         }
     }
 
-    /// Returns a TCP socket for a connection. It has the number of the id's port, unless that TCP port is taken.
+    /// Returns a TCP socket for a connection. The socket is bound to the number of the id's port,
+    /// unless another socket has this TCP port.
     fn tcp_to_connect(&self) -> io::Result<OwnProcess> {
         let Some(mut local) = self.local else { return Err(ErrorKind::AddrNotAvailable.into()) };
         tcp_socket(local, self.options).or_else(|error| {
@@ -288,12 +299,12 @@ impl State {
     }
 }
 
-/// Checks that this machine has the address and that this user may have the port. The kernel decides this by binding
-/// sockets of TCP and UDP.
+/// Checks that this machine has the address, and that this user may bind the port. The function
+/// asks the kernel by binding a TCP socket and a UDP socket.
 fn check(mut address: SocketAddr, options: Options) -> io::Result<()> {
     if address.port() < PRIVILEGED {
         match tcp_socket(address, options) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {} // the TCP port is a different one
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {} // RDMA ports are independent of TCP ports
             result => return result.map(drop),
         }
     }
@@ -305,7 +316,8 @@ fn tcp_socket(address: SocketAddr, options: Options) -> io::Result<OwnProcess> {
     let opening = Opening::begin();
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
-    // Old connections of a server that ended must not keep the next server from the port.
+    // Old connections of a terminated server must not prevent the next server from binding the
+    // port.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(options.ipv6_only)?;
@@ -314,16 +326,18 @@ fn tcp_socket(address: SocketAddr, options: Options) -> io::Result<OwnProcess> {
     Ok(OwnProcess::new(socket.into(), &opening))
 }
 
-/// Sets TCP options: messages are small and leave at once, and keepalive detects that the other machine is gone.
+/// Sets TCP options. Small messages leave at once, and keepalive detects that the other machine is
+/// gone.
 pub(super) fn prepare(socket: &impl AsFd) {
     let alive = TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2));
     let socket = SockRef::from(socket);
-    // The connection also works without these options, if more slowly.
+    // If an option cannot be set, the connection still works, but more slowly.
     let _ = socket.set_tcp_nodelay(true);
     let _ = socket.set_tcp_keepalive(&alive.with_retries(3));
 }
 
-/// Returns the event and status of a failed connection. IBTA's reason for a missing listener is an invalid service ID.
+/// Returns the event and the status of a failed connection. For a missing listener, IBTA's reason
+/// is an invalid service ID.
 fn fate(kind: QpKind, error: &io::Error) -> (c::rdma_cm_event_type, c_int) {
     match (error.raw_os_error(), kind) {
         (Some(libc::ECONNREFUSED), QpKind::Ud) => (c::RDMA_CM_EVENT_UNREACHABLE, lookup::UNSUPPORTED.into()),

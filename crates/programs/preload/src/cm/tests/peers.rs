@@ -1,4 +1,4 @@
-//! Tests with bare sockets that send one wrong message, or die.
+//! Tests with a bare socket as peer, which sends a wrong message or dies.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::time::{Duration, Instant};
@@ -75,12 +75,12 @@ fn a_listener_closes_wrong_connections(transport: Transport) {
         other_version,
         Message::ReadyToUse.emit(),
         Message::Reject { reason: 1, private: Vec::new() }.emit(),
-        // A caller sends addresses once within a machine, and never to other machines.
+        // A client sends addresses only within a machine, and only once.
         Message::Addresses { source: host, destination: host }.emit(),
     ];
     for bytes in wrong {
         let mut stream = connect();
-        // The listener may close the connection before all bytes are sent.
+        // The listener may close the connection before the test has sent all bytes.
         let _ = stream.write_all(&bytes);
         gone(stream);
     }
@@ -108,23 +108,24 @@ fn whoever_lies_about_its_addresses_is_hung_up_on() {
     let (here, elsewhere) = (Host::of(to), Host::of((Ipv4Addr::new(192, 0, 2, 77), 0).into()));
     let other = Host::of((Ipv4Addr::new(127, 0, 0, 9), 0).into());
     let nowhere = Host::of((Ipv4Addr::UNSPECIFIED, 0).into());
-    // If the listener accepted the addresses, the program would get an event for the request.
+    // If the listener accepted wrong addresses, the program would get an event for the request.
     let said = |source, destination| [Message::Addresses { source, destination }.emit(), request().emit()].concat();
     for bytes in [
-        said(elsewhere, here), // the caller's port has another address
+        said(elsewhere, here), // the client's port is bound to another address
         said(other, here),
         said(nowhere, here),
-        said(here, elsewhere), // the listener has another address
+        said(here, elsewhere), // the listener is bound to another address
         said(here, other),
         said(here, nowhere),
-        request().emit(), // a request before the addresses
+        request().emit(), // the request precedes the addresses
         Message::Lookup { private: Vec::new() }.emit(),
     ] {
         let mut stream = called(&port_of_this_machine(), to);
         stream.write_all(&bytes).unwrap();
         gone(stream);
     }
-    // Connect without a port, and from a port of another space.
+    // The listener must close connections from a socket without port, and from a port of another
+    // space.
     let nameless = Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
     nameless.connect(&SockAddr::unix(format!("\0doorbell-cm/listen/tcp/{port}/127.0.0.1")).unwrap()).unwrap();
     gone(nameless);
@@ -149,7 +150,8 @@ fn silent_connections_do_not_block_others(transport: Transport) {
     let mut stream = transport.call(port);
     stream.write_all(&request().emit()).unwrap();
     let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
-    // The request was served before the first silent connection missed its ordinary deadline.
+    // The listener must serve the request before the first silent connection misses its ordinary
+    // deadline.
     assert!(start.elapsed() < ARRIVAL);
     drop(silent);
     destroy(&[server, listener]);
@@ -164,14 +166,14 @@ fn a_client_waits_while_the_listener_is_full() {
     listening.bind(&SockAddr::unix(format!("\0doorbell-cm/listen/tcp/{port}/127.0.0.1")).unwrap()).unwrap();
     listening.listen(0).unwrap();
     listening.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    // The kernel holds one waiting connection.
+    // The kernel queues one connection that the listener has not accepted.
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let first = called(&port_of_this_machine(), to);
     assert_eq!(port_of_this_machine().call(to).unwrap_err().kind(), ErrorKind::WouldBlock);
     let client = active.resolved(c::RDMA_PS_TCP, port);
     // SAFETY: the id exists.
     fine(unsafe { rdma_connect(client, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
-    // A second client is destroyed while it waits.
+    // Destroy a second client while it waits.
     let other = active.resolved(c::RDMA_PS_TCP, port);
     // SAFETY: the id exists.
     fine(unsafe { rdma_connect(other, &mut c::rdma_conn_param { qp_num: 1, ..param(b"") }) });
@@ -200,7 +202,7 @@ fn a_dead_peer_is_noticed(transport: Transport) {
     };
     // SAFETY: the ids exist.
     unsafe {
-        // Before the program looks at the request.
+        // The peer dies before the program retrieves the request.
         drop(connect());
         let seen = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0);
         assert_eq!((&seen.private[..4], seen.param.qp_num), (&b"raw\0"[..], 77));
@@ -210,7 +212,7 @@ fn a_dead_peer_is_noticed(transport: Transport) {
         create_qp(early, c::IBV_QPT_RC);
         refused(rdma_accept(early, ptr::null_mut()), libc::EINVAL);
 
-        // After the reply.
+        // The peer dies after the program has accepted.
         let mut stream = connect();
         let accepted = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
         create_qp(accepted, c::IBV_QPT_RC);
@@ -221,7 +223,7 @@ fn a_dead_peer_is_noticed(transport: Transport) {
         drop(stream);
         assert_eq!(passive.next().kind, c::RDMA_CM_EVENT_UNREACHABLE);
 
-        // After the connection is established.
+        // The peer dies after the connection is established.
         let mut stream = connect();
         let established = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
         create_qp(established, c::IBV_QPT_RC);
@@ -233,7 +235,8 @@ fn a_dead_peer_is_noticed(transport: Transport) {
         passive.expect(c::RDMA_CM_EVENT_DISCONNECTED, 0);
         passive.expect(c::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
 
-        // After data has established the connection before the RTU, and a wrong message follows.
+        // Data establishes the connection before the RTU arrives. Then the peer sends a wrong
+        // message.
         let mut stream = connect();
         let noticed = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
         create_qp(noticed, c::IBV_QPT_RC);

@@ -1,4 +1,5 @@
-//! Tests of the ports of this machine: which ids may have which port, and their relation to TCP ports.
+//! Tests of the ports of this machine: which ids may have the same port, and how the ports relate
+//! to TCP ports.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
@@ -30,9 +31,9 @@ fn port_of(id: *mut c::rdma_cm_id) -> u16 {
     u16::from_be(unsafe { rdma_get_src_port(id) })
 }
 
-/// Returns the addresses of both ends, as a program sees them.
+/// Returns the local and the remote address that a program sees in the id.
 fn addresses_of(id: *mut c::rdma_cm_id) -> [SocketAddr; 2] {
-    // SAFETY: the id exists, and there is room for any address.
+    // SAFETY: the id exists. Its fields have room for any address.
     unsafe {
         let address = &raw mut (*id).route.addr;
         [(&raw const (*address).__bindgen_anon_1).cast(), (&raw const (*address).__bindgen_anon_2).cast()]
@@ -40,7 +41,7 @@ fn addresses_of(id: *mut c::rdma_cm_id) -> [SocketAddr; 2] {
     }
 }
 
-/// Address and options that a program asks for.
+/// Address and options with which a program binds an id.
 struct Asks {
     ip: &'static str,
     only: bool,
@@ -74,7 +75,7 @@ impl Asks {
     }
 }
 
-/// Checks the errno of the second of two ids that ask for one port (`cma_check_port` of Linux).
+/// Checks the errno of the second of two ids that bind the same port (`cma_check_port` of Linux).
 #[test]
 fn two_ids_share_a_port_exactly_if_linux_allows_it() {
     let (same, any) = (libc::EADDRINUSE, libc::EADDRNOTAVAIL);
@@ -142,14 +143,14 @@ fn a_listener_does_not_share_its_port() {
     assert_eq!(errno, 0);
     // SAFETY: the ids exist.
     unsafe {
-        // Another id is bound there.
+        // Listening fails while another id is bound to the port.
         refused(rdma_listen(one, 0), libc::EADDRINUSE);
         destroy(&[other]);
         fine(rdma_listen(one, 0));
         refused(set(one, c::RDMA_OPTION_ID_REUSEADDR, 1), libc::EINVAL);
         let (late, errno) = reusing("127.0.0.1").bind(&channel, port_of(one));
         assert_eq!(errno, libc::EADDRINUSE);
-        // A bound id may start to share its port, but may not stop sharing it.
+        // A bound id may start to share its port, but it may not stop sharing.
         let (bound, _) = plain("127.0.0.1").bind(&channel, 0);
         fine(set(bound, c::RDMA_OPTION_ID_REUSEADDR, 1));
         refused(set(bound, c::RDMA_OPTION_ID_REUSEADDR, 0), libc::EINVAL);
@@ -188,7 +189,8 @@ fn a_program_gets_the_tcp_port_of_its_listener_that_other_machines_reach() {
             if listens {
                 fine(rdma_listen(id, 0));
                 connects(&active, &passive, port, Transport::Tcp);
-                // The program did not get the port, so other machines must reach the listener as before.
+                // If the program does not get the TCP port, other machines must still reach the
+                // listener.
                 assert!(!service::leaving_tcp((Ipv4Addr::LOCALHOST, port).into(), || false));
                 connects(&active, &passive, port, Transport::Tcp);
             }
@@ -226,7 +228,7 @@ fn a_signal_handler_may_bind_while_its_thread_holds_a_lock() {
     destroy(&[id]);
 }
 
-/// Checks that a request from `channel` reaches the listener of `passive` at the port.
+/// Checks that a request from an id of `channel` reaches the listener of `passive` at the port.
 fn connects(channel: &Channel, passive: &Channel, port: u16, transport: Transport) {
     let client = channel.resolved(c::RDMA_PS_TCP, port);
     transport.select(client);
@@ -253,7 +255,7 @@ fn a_program_listens_for_tcp_and_for_rdma_at_one_port_in_either_order() {
         }
         let port = port_of(id);
         let tcp = first.unwrap_or_else(|| TcpListener::bind((wildcard, port)).unwrap());
-        // Each listener gets its own connections.
+        // The TCP listener must get the TCP connection, and the id the RDMA connection.
         TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap().write_all(b"tcp").unwrap();
         connects(&active, &passive, port, Transport::Unix);
         let mut said = Vec::new();
@@ -322,17 +324,18 @@ fn both_ends_see_the_addresses_that_they_named() {
     }
 }
 
-/// Forks a process that runs `body`, reports that it succeeded, and waits to be killed.
+/// Forks a process that runs `body`, reports whether `body` succeeded, and waits until a signal
+/// kills it.
 fn forked(body: impl FnOnce() -> bool) -> libc::pid_t {
     let (mut here, mut there) = UnixStream::pair().unwrap();
-    // SAFETY: the child runs only the code below, and ends without unwinding.
+    // SAFETY: the child runs only the code below, and then ends without unwinding.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
         let said = if body() { b"y" } else { b"n" };
         let _ = there.write_all(said);
         loop {
-            // SAFETY: the call has no arguments.
+            // SAFETY: `pause` has no arguments.
             unsafe { libc::pause() };
         }
     }
@@ -345,17 +348,17 @@ fn forked(body: impl FnOnce() -> bool) -> libc::pid_t {
 
 fn kill(child: libc::pid_t) {
     let mut status = 0;
-    // SAFETY: the child was forked here, and not waited for yet.
+    // SAFETY: the child was forked by this test, which has not waited for it yet.
     unsafe {
         libc::kill(child, libc::SIGKILL);
         assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
     }
 }
 
-/// Returns the processor time of the process.
+/// Returns the processor time that this process has used.
 fn cpu() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: the call fills in the structure.
+    // SAFETY: a successful call fills in the structure.
     let usage = unsafe {
         assert_eq!(libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()), 0);
         usage.assume_init()
@@ -370,7 +373,7 @@ fn cpu() -> Duration {
 fn a_listener_without_descriptors_waits_until_there_are_some() {
     let limit_to = |limit| {
         let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the calls read and fill in the structure.
+        // SAFETY: the calls read and fill in only this structure.
         unsafe {
             assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits), 0);
             let before = std::mem::replace(&mut limits.rlim_cur, limit);
@@ -378,7 +381,7 @@ fn a_listener_without_descriptors_waits_until_there_are_some() {
             before
         }
     };
-    // Run in a process of its own, since the limit applies to the whole process.
+    // Run the test in its own process, since the limit applies to the whole process.
     let child = forked(|| {
         let waits = || {
             let passive = Channel::new();
@@ -405,7 +408,7 @@ fn a_listener_without_descriptors_waits_until_there_are_some() {
 /// Binds an abstract name as another user, and listens at that name.
 fn squat(name: &str, user: u32) -> socket2::Socket {
     let take = || {
-        // SAFETY: only this thread, which ends below, becomes another user.
+        // SAFETY: only the calling thread becomes another user, and that thread ends below.
         assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
         let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
         socket.bind(&socket2::SockAddr::unix(format!("\0doorbell-cm/{name}")).unwrap()).unwrap();
@@ -415,14 +418,14 @@ fn squat(name: &str, user: u32) -> socket2::Socket {
     std::thread::scope(|scope| scope.spawn(take).join().unwrap())
 }
 
-/// Returns whether a caller has reached another user's socket.
+/// Returns whether a client has connected to another user's socket.
 fn is_called(socket: &socket2::Socket) -> bool {
     socket.set_nonblocking(true).unwrap();
     socket.accept().is_ok()
 }
 
 fn may_be_others() -> bool {
-    // SAFETY: the call has no arguments.
+    // SAFETY: `geteuid` has no arguments.
     let may = unsafe { libc::geteuid() } == 0;
     if !may {
         println!("left out: only root can become another user");
@@ -430,8 +433,8 @@ fn may_be_others() -> bool {
     may
 }
 
-/// Checks the choice between listeners. The kernel lets another user's program take the name of a listener at one
-/// address while a program listens at any address.
+/// Checks how a client chooses between listeners. While one program listens at any address, the
+/// kernel lets a program of another user bind the name of a listener at one address.
 #[test]
 fn a_caller_prefers_the_listener_of_its_own_user() {
     if !may_be_others() {
@@ -447,13 +450,14 @@ fn a_caller_prefers_the_listener_of_its_own_user() {
     port_of_this_machine().call(to).unwrap();
     assert!(!is_called(&squatter));
     destroy(&[chosen]);
-    // If its own user and root have no listener, the caller uses that of another user, but refuses to choose among two.
+    // If the client's user and root have no listener, the client uses the listener of another user.
+    // The client refuses to choose between two such users.
     port_of_this_machine().call(to).unwrap();
     assert!(is_called(&squatter));
     let second = squat(&format!("listen/tcp/{port}/0.0.0.0"), 1001);
     assert_eq!(port_of_this_machine().call(to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     drop(second);
-    // Programs of the own user are trusted, so a caller uses their listener.
+    // A client uses a listener of its own user, since it trusts the programs of its own user.
     let twin = squat(&format!("listen/tcp/{port}/*"), 0);
     port_of_this_machine().call(to).unwrap();
     assert!(is_called(&twin) && !is_called(&squatter));
@@ -474,13 +478,13 @@ fn names_of_other_users_are_no_ports_of_ours() {
     assert_eq!(errno, 0);
     // SAFETY: the id exists.
     assert_eq!(unsafe { rdma_listen(chosen, 0) }, 0);
-    // A second id of this user is still refused.
+    // A second id of this user must still get an error.
     assert_eq!(plain("127.0.0.1").bind(&channel, port).1, libc::EADDRINUSE);
     assert_eq!(plain("0.0.0.0").bind(&channel, port).1, libc::EADDRNOTAVAIL);
     port_of_this_machine().call((Ipv4Addr::LOCALHOST, port).into()).unwrap();
     assert!(!squatters.iter().any(is_called));
     drop(squatters);
-    // The id has a name with a suffix, and still has the port.
+    // The id still has the port, although the name of the id has a suffix.
     assert_eq!(plain("127.0.0.1").bind(&channel, port).1, libc::EADDRINUSE);
     port_of_this_machine().call((Ipv4Addr::LOCALHOST, port).into()).unwrap();
     destroy(&[chosen]);
@@ -512,7 +516,7 @@ fn the_port_of_a_killed_listener_is_free() {
     destroy(&[chosen]);
     let child = forked(|| {
         let (mut id, channel) = (ptr::null_mut(), rdma_create_event_channel());
-        // SAFETY: the channel exists, and the id exists after its creation.
+        // SAFETY: the channel exists. If `rdma_create_id` succeeds, the id exists.
         unsafe {
             rdma_create_id(channel, &raw mut id, ptr::null_mut(), c::RDMA_PS_TCP) == 0
                 && rdma_bind_addr(id, sockaddr(&local(port))) == 0

@@ -1,4 +1,5 @@
-//! Tests of calls in states in which the kernel refuses them, with its errno (`drivers/infiniband/core/cma.c`, `cm.c`).
+//! Tests of calls in states that do not allow them. The errno must be that of Linux
+//! (`drivers/infiniband/core/cma.c`, `cm.c`).
 
 use super::super::connect::rdma_establish;
 use super::*;
@@ -7,7 +8,7 @@ fn unattached() -> c::rdma_conn_param {
     c::rdma_conn_param { qp_num: 1, ..param(b"") }
 }
 
-/// Returns an id that is bound and does not listen, and its port.
+/// Returns an id that is bound but does not listen, and the port of the id.
 fn deaf(channel: &Channel) -> (*mut c::rdma_cm_id, u16) {
     let id = channel.id(c::RDMA_PS_TCP);
     // SAFETY: the id exists.
@@ -60,7 +61,7 @@ fn a_request_whose_client_left_is_neither_accepted_nor_rejected() {
                 }
                 refused(rdma_reject(server, ptr::null(), 0), libc::EINVAL);
                 refused(rdma_accept(server, &mut unattached()), libc::EINVAL);
-                // Ending a begun connection never fails.
+                // Disconnecting never fails once the connection has begun.
                 fine(rdma_disconnect(server));
             }
             destroy(&[server]);
@@ -69,7 +70,7 @@ fn a_request_whose_client_left_is_neither_accepted_nor_rejected() {
     destroy(&[listener]);
 }
 
-/// Makes each call on an id. Returns the errno of each, or 0.
+/// Makes each call on the id. Returns the errno of each call, or 0 for a call that succeeds.
 fn all_calls(id: *mut c::rdma_cm_id) -> [(&'static str, c_int); 9] {
     let with = |result: c_int| if result == 0 { 0 } else { errno() };
     // SAFETY: the id exists.
@@ -88,7 +89,7 @@ fn all_calls(id: *mut c::rdma_cm_id) -> [(&'static str, c_int); 9] {
     }
 }
 
-/// Checks that each call fails with EINVAL, except for those in `others`, which are listed with their result.
+/// Checks that each call fails with EINVAL. `others` lists the expected results of the exceptions.
 #[track_caller]
 fn only(id: *mut c::rdma_cm_id, others: &[(&str, c_int)]) {
     for (call, errno) in all_calls(id) {
@@ -122,11 +123,11 @@ fn each_state_refuses_the_calls_of_others() {
             only(id, &[]);
             fine(rdma_disconnect(id));
         }
-        // A reply may be rejected instead of established.
+        // A client may reject a reply instead of establishing the connection.
         let choosy = active.resolved(c::RDMA_PS_TCP, port);
         fine(rdma_connect(choosy, &mut unattached()));
         let other = passive.next();
-        // The end of the previous connection may come first.
+        // The event for the end of the previous connection may come first.
         let other = if other.kind == c::RDMA_CM_EVENT_TIMEWAIT_EXIT { passive.next() } else { other }.id;
         fine(rdma_accept(other, &mut unattached()));
         while active.next().kind != c::RDMA_CM_EVENT_CONNECT_RESPONSE {}
@@ -161,7 +162,7 @@ fn groups_are_joined_before_an_id_connects() {
 fn a_destroyed_event_channel_has_no_events() {
     let channel = rdma_create_event_channel();
     let mut event = ptr::null_mut();
-    // SAFETY: the calls use only the address of the destroyed channel.
+    // SAFETY: after the channel is destroyed, the calls use only its address.
     unsafe {
         libc::fcntl((*channel).fd, libc::F_SETFL, libc::O_NONBLOCK);
         rdma_destroy_event_channel(channel);
