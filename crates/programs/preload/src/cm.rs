@@ -1,14 +1,12 @@
 //! `rdma_*`: connections between programs by address and port, as librdmacm offers them.
 //!
-//! The RNIC has no management datagrams, so the library sends the messages of IBTA's connection
-//! manager over sockets. Within one machine, the library uses Unix sockets, and the name of each
-//! socket contains the RDMA port. So the RDMA ports form their own port space, as on an adapter. A
-//! program may listen for TCP and for RDMA at the same port.
+//! The RNIC has no management datagrams, so the library sends the messages of IBTA's connection manager over sockets.
+//! Within one machine, the library uses Unix sockets, and the name of each socket contains the RDMA port. So the RDMA
+//! ports form their own port space, as on an adapter. A program may listen for TCP and for RDMA at the same port.
 //!
-//! Between machines, the library sends the messages over TCP, at the TCP port of the same number. A
-//! listener that other machines can reach also listens at this TCP port, if the port is free.
-//! Therefore a client need not know the address of the peer's RNIC. When a process dies, the kernel
-//! closes its sockets, so its peers notice.
+//! Between machines, the library sends the messages over TCP, at the TCP port of the same number. A listener that other
+//! machines can reach also listens at this TCP port, if the port is free. Therefore a client need not know the address
+//! of the peer's RNIC. When a process dies, the kernel closes its sockets, so its peers notice.
 //!
 //! | file | |
 //! |---|---|

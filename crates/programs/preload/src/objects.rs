@@ -1,4 +1,4 @@
-//! Objects of verbs, and the functions of libibverbs on them.
+//! Objects of verbs, and the functions of libibverbs that take these objects.
 
 pub(crate) mod ah;
 pub(crate) mod answer;

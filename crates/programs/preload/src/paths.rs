@@ -1,23 +1,21 @@
-//! Served paths: the files of an RDMA device that programs read without libibverbs. Examples are
-//! `/dev/infiniband` and `/sys/class/infiniband`.
+//! Served paths: the files of an RDMA device that programs read without libibverbs. Examples are `/dev/infiniband` and
+//! `/sys/class/infiniband`.
 //!
-//! The library replaces the functions of the C library that take a path. Each of them compares the
-//! first letters of its path with the served paths (`route.rs`). Nearly all calls then continue in
-//! the C library at once. One table (`plan.rs`) lists all served entries with their status, rights,
-//! links and folders.
+//! The library replaces the functions of the C library that take a path. Each of them compares the first letters of its
+//! path with the served paths (`route.rs`). Nearly all calls then continue in the C library at once. One table
+//! (`plan.rs`) lists all served entries with their status, rights, links and folders.
 //!
-//! No file exists for an entry until a program opens the entry. Then the program gets an anonymous
-//! file, or a folder that the library has created and removed at once (`anonymous.rs`). The name of
-//! this file or folder identifies the entry (`names.rs`). So no file remains when a process ends,
-//! even if a signal kills the process.
+//! No file exists for an entry until a program opens the entry. Then the program gets an anonymous file, or a folder
+//! that the library has created and removed at once (`anonymous.rs`). The name of this file or folder identifies the
+//! entry (`names.rs`). So no file remains when a process ends, even if a signal kills the process.
 //!
-//! The library follows links, `..` and relative paths within the table, as the kernel follows them
-//! in its own tree (`route.rs`). So no path leads from an anonymous folder to the folder in which
-//! the library created it. The kernel shows no entries in a removed folder. Therefore, the library
-//! also replaces the functions that list a folder (`listing.rs`).
+//! The library follows links, `..` and relative paths within the table, as the kernel follows them in its own tree
+//! (`route.rs`). So no path leads from an anonymous folder to the folder in which the library created it. The kernel
+//! shows no entries in a removed folder. Therefore, the library also replaces the functions that list a folder
+//! (`listing.rs`).
 //!
-//! The library does not serve system calls that bypass the C library, nor files that the C library
-//! opens within `ftw`, `nftw` and `fts_open`.
+//! The library does not serve system calls that bypass the C library, nor files that the C library opens within `ftw`,
+//! `nftw` and `fts_open`.
 
 mod anonymous;
 mod files;
@@ -56,17 +54,16 @@ enum Served<R> {
     Done(R),
     /// The caller must call the C library's function with the path in the buffer.
     Call,
-    /// The caller must call the C library's function with the path in the buffer, which leads to
-    /// this descriptor, and then close the descriptor.
+    /// The caller must call the C library's function with the path in the buffer, which leads to this descriptor, and
+    /// then close the descriptor.
     CallOn(Fd),
     /// The call fails with this errno.
     Refused(c_int),
 }
 
-/// Follows a path that may lead to a served node. If the path leads to a node, `serve` decides the
-/// outcome. `serve` must not wait. This function holds no resource while `real` runs, since `real`
-/// may be a cancellation point. The exception is a descriptor that `real` opens again. The thread
-/// cannot be cancelled during that call.
+/// Follows a path that may lead to a served node. If the path leads to a node, `serve` decides the outcome. `serve`
+/// must not wait. This function holds no resource while `real` runs, since `real` may be a cancellation point. The
+/// exception is a descriptor that `real` opens again. The thread cannot be cancelled during that call.
 #[cold]
 #[inline(never)]
 fn led<R>(
@@ -91,7 +88,7 @@ fn led<R>(
                         // SAFETY: `may_concern` has read the path, so the path is a C string.
                         anonymous::tell(
                             unsafe { CStr::from_ptr(path) }.to_bytes(),
-                            &"there is no such file of the software RNIC",
+                            &"the software RNIC has no file of this name",
                         );
                     }
                     Handling::Refused(errno)
@@ -143,8 +140,7 @@ fn answered<R>(node: &'static Node, answer: impl FnOnce() -> Served<R>) -> Serve
     }
 }
 
-/// Returns the answer for a file or folder that was created for a node, or the error of creating
-/// it.
+/// Returns the answer for a file or folder that was created for a node, or the error of creating it.
 fn made<R, T>(
     node: &'static Node,
     made: Result<T, anonymous::Unserved>,

@@ -1,5 +1,5 @@
-//! Process-wide parts of the library: settings, started programs, forks, signals, waits, output,
-//! and the end of the process.
+//! Process-wide parts of the library: settings, started programs, forks, signals, waits, output, and the end of the
+//! process.
 
 pub(crate) mod config;
 pub(crate) mod exit;

@@ -1,5 +1,4 @@
-//! Reader for the start of an ELF file: the header, the program headers, and the name of the
-//! dynamic linker.
+//! Reader for the start of an ELF file: the header, the program headers, and the name of the dynamic linker.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -25,8 +24,8 @@ const PROGRAM_HEADER_BYTES: usize = 56;
 /// Maximum number of program headers that [`barrier`] reads. No linker writes more.
 const MOST_PROGRAM_HEADERS: u16 = 64;
 
-/// Returns the reason why no library can be preloaded into the program in this file. Returns `None`
-/// for a file that is not a valid 64-bit ELF file, since the kernel rejects the file.
+/// Returns the reason why no library can be preloaded into the program in this file. Returns `None` for a file that is
+/// not a valid 64-bit ELF file, since the kernel rejects the file.
 pub(crate) fn barrier(file: &File) -> Option<Barrier> {
     let header: [u8; HEADER_BYTES] = bytes(file, 0)?;
     if !header.starts_with(b"\x7fELF") {
@@ -57,8 +56,8 @@ pub(crate) fn barrier(file: &File) -> Option<Barrier> {
     Some(Barrier::Static)
 }
 
-/// Returns the barrier if the program's dynamic linker is not that of glibc. The dynamic linkers of
-/// glibc are files such as `ld-linux-x86-64.so.2`, in any folder.
+/// Returns the barrier if the program's dynamic linker is not that of glibc. The dynamic linkers of glibc are files
+/// such as `ld-linux-x86-64.so.2`, in any folder.
 fn linker_barrier(file: &File, at: u64, bytes: u64) -> Option<Barrier> {
     let mut name = [0; 256];
     let name = name.get_mut(..usize::try_from(bytes).ok()?)?;

@@ -11,14 +11,13 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
 use nix::unistd::execve;
 
-/// Replaces this process by the program in `file`, with `variables` in addition to the environment
-/// of this process. The program starts without blocked signals, and with the default action of
-/// SIGPIPE. `words` are the program's name and its arguments. The function returns only on failure,
-/// with the reason.
+/// Replaces this process by the program in `file`, with `variables` in addition to the environment of this process. The
+/// program starts without blocked signals, and with the default action of SIGPIPE. `words` are the program's name and
+/// its arguments. The function returns only on failure, with the reason.
 ///
-/// `execvp(3)` passes every file that the kernel does not recognise to the shell. The shell then
-/// executes the bytes of the file, even if the file is a program for another machine. This function
-/// therefore passes only text files to the shell.
+/// `execvp(3)` passes every file that the kernel does not recognise to the shell. The shell then executes the bytes of
+/// the file, even if the file is a program for another machine. This function therefore passes only text files to the
+/// shell.
 pub fn execute(file: &Path, words: &[OsString], variables: &[(&str, OsString)]) -> io::Error {
     let c_string = |text: &OsStr| CString::new(text.as_bytes());
     let prepared = || {
@@ -49,8 +48,7 @@ pub fn execute(file: &Path, words: &[OsString], variables: &[(&str, OsString)]) 
     refused.into()
 }
 
-/// Returns whether the first line of the file has no NUL byte. Shells apply the same rule to
-/// recognise text files.
+/// Returns whether the first line of the file has no NUL byte. Shells apply the same rule to recognise text files.
 fn is_text(file: &Path) -> bool {
     let mut beginning = [0; super::BEGINNING_BYTES];
     let read = super::open(file).and_then(|file| file.read_at(&mut beginning, 0).ok());

@@ -1,6 +1,6 @@
-//! Check whether a library can be preloaded into a program. The dynamic linker preloads libraries
-//! (`ld.so(8)`). Preloading fails for a program without dynamic linker, and for a program with more
-//! rights than the user that starts the program.
+//! Check whether a library can be preloaded into a program. The dynamic linker preloads libraries (`ld.so(8)`).
+//! Preloading fails for a program without dynamic linker, and for a program with more rights than the user that starts
+//! the program.
 //!
 //! ```
 //! use std::path::Path;
@@ -11,9 +11,9 @@
 //! }
 //! ```
 //!
-//! `doorbell run` checks the program that it executes. The preloaded library checks the programs
-//! that a process starts, between fork and exec. Except for [`execute()`], this crate therefore
-//! takes no lock, and allocates memory only for paths longer than 384 bytes.
+//! `doorbell run` checks the program that it executes. The preloaded library checks the programs that a process starts,
+//! between fork and exec. Except for [`execute()`], this crate therefore takes no lock, and allocates memory only for
+//! paths longer than 384 bytes.
 #![deny(unsafe_code)]
 
 mod elf;
@@ -40,8 +40,7 @@ pub enum Barrier {
     Static,
     /// The program is for another processor or another word size than the library.
     Foreign,
-    /// The dynamic linker of the program does not belong to the GNU C library, which the preloaded
-    /// library needs.
+    /// The dynamic linker of the program does not belong to the GNU C library, which the preloaded library needs.
     OtherLibc,
     /// The file is setuid: the program runs with the rights of the file's owner.
     Setuid,
@@ -59,28 +58,27 @@ impl fmt::Display for Barrier {
             Self::OtherLibc => "its C library is not the GNU C library, which the library needs",
             Self::Setuid => "it is setuid, and the dynamic linker ignores LD_PRELOAD for setuid programs",
             Self::Setgid => "it is setgid, and the dynamic linker ignores LD_PRELOAD for setgid programs",
-            Self::Capabilities => "its file has capabilities, and the dynamic linker ignores LD_PRELOAD for such programs",
+            Self::Capabilities => {
+                "its file has capabilities, and the dynamic linker ignores LD_PRELOAD for such programs"
+            }
         })
     }
 }
 
 /// Maximum number of nested interpreters that the kernel follows.
 const MOST_INTERPRETERS: usize = 5;
-/// Number of bytes at the beginning of a file from which the kernel recognises the file's format
-/// (`BINPRM_BUF_SIZE`).
+/// Number of bytes at the beginning of a file from which the kernel recognises the file's format (`BINPRM_BUF_SIZE`).
 const BEGINNING_BYTES: usize = 256;
 /// Maximum length of a path.
 const PATH_BYTES: usize = libc::PATH_MAX as usize;
 
-/// Returns the reason why no library can be preloaded into the program at this path. Returns `None`
-/// if preloading works, if the path does not exist, or if the file is no program. For a script,
-/// checks the interpreter of the script.
+/// Returns the reason why no library can be preloaded into the program at this path. Returns `None` if preloading
+/// works, if the path does not exist, or if the file is no program. For a script, checks the interpreter of the script.
 pub fn barrier(path: &Path) -> Option<Barrier> {
     let mut interpreter;
     let mut path = path;
     for _ in 0..MOST_INTERPRETERS {
-        // An executable file that this process cannot read is no script, but the file may be setuid
-        // or setgid.
+        // An executable file that this process cannot read is no script, but the file may be setuid or setgid.
         let Some(file) = open(path) else { return rights::barrier(path) };
         let mut beginning = [0; BEGINNING_BYTES];
         let read = file.read_at(&mut beginning, 0).ok()?;
@@ -95,8 +93,7 @@ pub fn barrier(path: &Path) -> Option<Barrier> {
     None
 }
 
-/// Opens a regular file. Returns `None` for any other file, which could block or have side effects
-/// when opened.
+/// Opens a regular file. Returns `None` for any other file, which could block or have side effects when opened.
 fn open(path: &Path) -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC).open(path);
@@ -116,8 +113,8 @@ fn interpreter_of(beginning: &[u8]) -> Option<Range<usize>> {
     (length > 0).then_some(from..from + length)
 }
 
-/// Calls `found` with the path of the file that `execvp(3)` finds for this name. If the name has no
-/// slash, searches the folders of `path`. Returns `None` if no such file exists.
+/// Calls `found` with the path of the file that `execvp(3)` finds for this name. If the name has no slash, searches the
+/// folders of `path`. Returns `None` if no such file exists.
 pub fn with_program<R>(name: &OsStr, path: &OsStr, found: impl FnOnce(&Path) -> R) -> Option<R> {
     if name.as_bytes().contains(&b'/') {
         return Some(found(Path::new(name)));

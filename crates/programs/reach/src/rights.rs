@@ -1,5 +1,5 @@
-//! Rights that a program gets from its file. A program with any of these rights runs in
-//! secure-execution mode (`ld.so(8)`).
+//! Rights that a program gets from its file. A program with any of these rights runs in secure-execution mode
+//! (`ld.so(8)`).
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -12,8 +12,7 @@ use nix::unistd::{AccessFlags, access, getgid, getuid};
 use super::Barrier;
 
 const SETUID: u32 = 0o4000;
-/// Mode bits of a setgid program. Without the group's execute bit, the setgid bit concerns locks
-/// (`inode(7)`).
+/// Mode bits of a setgid program. Without the group's execute bit, the setgid bit concerns locks (`inode(7)`).
 const SETGID: u32 = 0o2010;
 
 /// Returns the barrier if the file gives the program rights that the starting user lacks.

@@ -25,8 +25,7 @@ impl Files {
     }
 }
 
-/// Returns a small 64-bit ELF file with these program headers. Each header consists of its type and
-/// its content.
+/// Returns a small 64-bit ELF file with these program headers. Each header consists of its type and its content.
 fn elf(machine: [u8; 2], headers: &[(u32, &[u8])]) -> Vec<u8> {
     let mut bytes = vec![0; 64];
     bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");

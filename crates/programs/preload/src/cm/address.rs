@@ -38,7 +38,7 @@ pub(super) unsafe fn read(address: *const sockaddr) -> Answer<Option<SocketAddr>
         }
         family => Err(Refused::new(
             libc::EAFNOSUPPORT,
-            format!("addresses of family {family} are not offered: those of IPv4 and IPv6 are"),
+            format!("address family {family} is not supported: use an IPv4 or IPv6 address"),
         )),
     }
 }
@@ -50,19 +50,17 @@ pub(super) unsafe fn read(address: *const sockaddr) -> Answer<Option<SocketAddr>
 /// `place` points to writable memory of the size of a `sockaddr_storage`.
 pub(super) unsafe fn write(place: *mut sockaddr_storage, address: SocketAddr) -> socklen_t {
     let own = SockAddr::from(address);
-    // SAFETY: the caller guarantees the size of `place`. No address is longer than a
-    // `sockaddr_storage`.
+    // SAFETY: the caller guarantees the size of `place`. No address is longer than a `sockaddr_storage`.
     unsafe { ptr::copy_nonoverlapping(own.as_ptr().cast::<u8>(), place.cast(), own.len() as usize) };
     own.len()
 }
 
-/// Returns the source address that the kernel would use to send to `destination`. The port of the
-/// source address is 0. A link-local source address includes its scope.
+/// Returns the source address that the kernel would use to send to `destination`. The port of the source address is 0.
+/// A link-local source address includes its scope.
 pub(super) fn source_for(mut destination: SocketAddr) -> io::Result<SocketAddr> {
     let any: IpAddr = if destination.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let probe = UdpSocket::bind((any, 0))?;
-    // Connecting a UDP socket sends nothing. The kernel rejects a connection to port 0, so use port
-    // 1 instead.
+    // Connecting a UDP socket sends nothing. The kernel rejects a connection to port 0, so use port 1 instead.
     destination.set_port(destination.port().max(1));
     probe.connect(destination)?;
     let mut source = probe.local_addr()?;
@@ -73,13 +71,13 @@ pub(super) fn source_for(mut destination: SocketAddr) -> io::Result<SocketAddr> 
 /// Returns whether an interface in this process's network namespace has the address.
 pub(super) fn is_here(address: SocketAddr) -> bool {
     let ip = address.ip();
-    // To reach the first address of its own interface, the kernel uses this address as source.
-    // Other addresses need the lookup of the interface.
+    // To reach the first address of its own interface, the kernel uses this address as source. Other addresses need the
+    // lookup of the interface.
     ip.is_loopback() || source_for(address).is_ok_and(|source| source.ip() == ip) || interface_mtu(ip).is_ok()
 }
 
-/// Converts an IPv4-mapped IPv6 address to IPv4, since dual-stack sockets report IPv4 peers in this
-/// form. Returns other addresses unchanged.
+/// Converts an IPv4-mapped IPv6 address to IPv4, since dual-stack sockets report IPv4 peers in this form. Returns other
+/// addresses unchanged.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),

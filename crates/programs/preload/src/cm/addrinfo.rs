@@ -82,14 +82,13 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) 
             libc::EAI_FAMILY => libc::EAFNOSUPPORT,
             _ => libc::EINVAL,
         };
-        return Err(Refused::new(errno, "the name or the service is not known"));
+        return Err(Refused::new(errno, "the host name or the service name is unknown"));
     }
     let mut addresses = Vec::new();
     let mut next = found;
     // SAFETY: the list comes from the C library, and a null pointer ends it.
     while let Some(entry) = unsafe { next.as_ref() } {
-        // SAFETY: the addresses come from the C library. The loop skips addresses of unsupported
-        // families.
+        // SAFETY: the addresses come from the C library. The loop skips addresses of unsupported families.
         addresses.extend(unsafe { address::read(entry.ai_addr) }.ok().flatten());
         next = entry.ai_next;
     }
@@ -139,7 +138,9 @@ unsafe fn resolve(
     let wanted = unsafe { wanted(hints) }?;
     let mut results: Vec<Box<Found>> = if node.is_null() && service.is_null() {
         if wanted.source.or(wanted.destination).is_none() {
-            return Err(Refused::invalid("there is neither a name, nor a service, nor an address"));
+            return Err(Refused::invalid(
+                "the host name, the service and the addresses are all missing: give at least one of them",
+            ));
         }
         vec![result(&wanted, wanted.source, wanted.destination)]
     } else {
@@ -157,7 +158,11 @@ unsafe fn resolve(
         found.c.ai_next = first;
         first = Box::into_raw(found).cast();
     }
-    if first.is_null() { Err(Refused::new(libc::ENODATA, "the name has no address")) } else { Ok(first) }
+    if first.is_null() {
+        Err(Refused::new(libc::ENODATA, "the host name has no IPv4 or IPv6 address"))
+    } else {
+        Ok(first)
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -169,7 +174,7 @@ pub(super) unsafe extern "C" fn rdma_getaddrinfo(
 ) -> c_int {
     number("rdma_getaddrinfo", || {
         if place.is_null() {
-            return Err(Refused::invalid("there is no place for the result"));
+            return Err(Refused::invalid("the pointer to the result is null"));
         }
         // SAFETY: the C contract.
         unsafe { place.write(resolve(node, service, hints.as_ref())?) };

@@ -1,5 +1,5 @@
-//! Event channels. The service thread or a call of the program queues events in a channel, and the
-//! program retrieves them.
+//! Event channels. The service thread or a call of the program queues events in a channel, and the program retrieves
+//! them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
@@ -36,12 +36,11 @@ impl IdPointer {
     pub(super) const NONE: Self = Self(ptr::null_mut());
 }
 
-// SAFETY: other threads pass on the pointer without using it. Only the thread that retrieves an
-// event uses the pointer. The id exists until the program acknowledges the event.
+// SAFETY: other threads pass on the pointer without using it. Only the thread that retrieves an event uses the pointer.
+// The id exists until the program acknowledges the event.
 unsafe impl Send for IdPointer {}
 
-/// Context pointer that a program passed in. The library returns the pointer to the program with an
-/// event.
+/// Context pointer that a program passed in. The library returns the pointer to the program with an event.
 pub(super) struct Opaque(pub(super) *mut c_void);
 
 // SAFETY: the library passes on the pointer without using it.
@@ -92,8 +91,7 @@ pub(super) enum Detail {
     },
 }
 
-/// Events that the program has not retrieved yet, and the descriptor that is readable while such
-/// events exist.
+/// Events that the program has not retrieved yet, and the descriptor that is readable while such events exist.
 pub(super) struct Queue {
     waiting: Notices<PendingEvent>,
     identity: EventIdentity,
@@ -113,8 +111,8 @@ impl Queue {
         Arc::new(Self { waiting, identity, generation: fork::generation(), users: Users::default() })
     }
 
-    /// Creates an empty queue for a forked child. The new queue's descriptor has the same number
-    /// and flags as the old one.
+    /// Creates an empty queue for a forked child. The new queue's descriptor has the same number and flags as the old
+    /// one.
     ///
     /// # Safety
     ///
@@ -126,8 +124,8 @@ impl Queue {
         let new = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)?;
         fcntl(&new, FcntlArg::F_SETFL(status))?;
         let flags = if closes { OFlag::O_CLOEXEC } else { OFlag::empty() };
-        // SAFETY: the caller no longer uses or drops the old queue, so the number is free for
-        // another owner. The descriptor is an eventfd.
+        // SAFETY: the caller no longer uses or drops the old queue, so the number is free for another owner. The
+        // descriptor is an eventfd.
         let fd = unsafe { EventFd::from_owned_fd(dup3_raw(&new, own.as_raw_fd(), flags)?) };
         Ok(Self::with(Notices::on(fd)))
     }
@@ -139,8 +137,8 @@ impl Queue {
     fn take(&self) -> Option<PendingEvent> {
         let mut waiting = self.waiting.lock();
         let news = waiting.pop()?;
-        // The thread holds the lock of the queue. A call that destroys the id therefore either
-        // removes the event or waits for its acknowledgement.
+        // The thread holds the lock of the queue. A call that destroys the id therefore either removes the event or
+        // waits for its acknowledgement.
         // SAFETY: an id exists while the queue contains events of it.
         if let Ok(id) = unsafe { object::<Id>(news.id.0) } {
             id.unacknowledged.add();
@@ -172,18 +170,16 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Returns the channel's queue in this process. The events of an inherited queue belong to the
-    /// parent process. So a forked child creates its own queue when it first uses the channel.
+    /// Returns the channel's queue in this process. The events of an inherited queue belong to the parent process. So a
+    /// forked child creates its own queue when it first uses the channel.
     pub(super) fn queue(&self) -> Answer<Arc<Queue>> {
         let mut queue = self.queue.lock().ignore_poison();
         if queue.generation != fork::generation() {
-            // SAFETY: calls on inherited ids fail. The old queue is forgotten below instead of
-            // dropped.
+            // SAFETY: calls on inherited ids fail. The old queue is forgotten below instead of dropped.
             let renewed = unsafe { queue.renewed() }.map_err(|error| {
                 Refused::new(error as c_int, format!("an inherited event channel could not be renewed: {error}"))
             })?;
-            // Threads of the parent, which do not exist in this process, may hold locks of the old
-            // queue.
+            // Threads of the parent, which do not exist in this process, may hold locks of the old queue.
             std::mem::forget(std::mem::replace(&mut *queue, renewed));
         }
         Ok(Arc::clone(&queue))
@@ -198,10 +194,9 @@ unsafe impl Object for Channel {
 
 /// All existing channels, by their addresses.
 ///
-/// A program may destroy a channel while another thread is about to retrieve an event from the
-/// channel. For example, rping does so up to release 58 of rdma-core. With the kernel, the
-/// retrieving thread gets EBADF. Therefore each call looks up the channel in this table before it
-/// uses the channel's memory.
+/// A program may destroy a channel while another thread is about to retrieve an event from the channel. For example,
+/// rping does so up to release 58 of rdma-core. With the kernel, the retrieving thread gets EBADF. Therefore each call
+/// looks up the channel in this table before it uses the channel's memory.
 static CHANNELS: Mutex<BTreeMap<usize, Arc<Channel>>> = Mutex::new(BTreeMap::new());
 
 fn channels() -> MutexGuard<'static, BTreeMap<usize, Arc<Channel>>> {
@@ -214,7 +209,7 @@ fn find(channel: *mut c::rdma_event_channel) -> Answer<Arc<Channel>> {
         return Err(Refused::invalid(format!("the {} is null", Channel::NAME)));
     }
     let found = channels().get(&channel.addr()).map(Arc::clone);
-    found.ok_or_else(|| Refused::new(libc::EBADF, format!("there is no {} at {channel:p}", Channel::NAME)))
+    found.ok_or_else(|| Refused::new(libc::EBADF, format!("no {} exists at {channel:p}", Channel::NAME)))
 }
 
 pub(super) fn create() -> Answer<*mut c::rdma_event_channel> {
@@ -249,8 +244,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut c::rdma
 #[repr(C)]
 struct Event {
     c: c::rdma_cm_event,
-    /// Id whose destruction waits until the program acknowledges this event. For a request, this is
-    /// the listener.
+    /// Id whose destruction waits until the program acknowledges this event. For a request, this is the listener.
     owner: IdPointer,
     private: Vec<u8>,
 }
@@ -261,8 +255,8 @@ unsafe impl Object for Event {
     const NAME: &'static str = "event";
 }
 
-/// Pads private data with zeros to `room` bytes. IBTA's messages have a private data field of fixed
-/// size, and programs always see the whole field.
+/// Pads private data with zeros to `room` bytes. IBTA's messages have a private data field of fixed size, and programs
+/// always see the whole field.
 fn padded(mut private: Vec<u8>, room: usize) -> Vec<u8> {
     private.resize(room, 0);
     private
@@ -284,17 +278,16 @@ fn connection(endpoint: &Endpoint, retry_count: u8, private: &[u8]) -> c::rdma_c
     c::rdma_cm_event__bindgen_ty_1 { conn }
 }
 
-/// Builds event parameters that contain only private data. The private data fields have the same
-/// offsets in the parameters for connections and for datagrams.
+/// Builds event parameters that contain only private data. The private data fields have the same offsets in the
+/// parameters for connections and for datagrams.
 fn only_private(private: &[u8]) -> c::rdma_cm_event__bindgen_ty_1 {
     let (private_data, private_data_len) = (private.as_ptr().cast(), private.len() as u8);
     let ud = c::rdma_ud_param { private_data, private_data_len, ..c::rdma_ud_param::default() };
     c::rdma_cm_event__bindgen_ty_1 { ud }
 }
 
-/// Builds the C event. For a request, creates the new id. For a reply, completes the connection.
-/// For a rejection, stops the queue pair of the id. Returns `None` for a request if the id cannot
-/// be created.
+/// Builds the C event. For a request, creates the new id. For a reply, completes the connection. For a rejection, stops
+/// the queue pair of the id. Returns `None` for a request if the id cannot be created.
 fn event_of(news: PendingEvent) -> Option<Event> {
     let owner = news.id;
     let mut event =
@@ -321,8 +314,7 @@ fn event_of(news: PendingEvent) -> Option<Event> {
         Detail::Connection { endpoint, retry_count, private } => {
             let private = padded(private, message::REPLY_PRIVATE);
             event.param = connection(&endpoint, retry_count, &private);
-            // If the id has a queue pair, `complete` sets up the queue pair and completes the
-            // connection.
+            // If the id has a queue pair, `complete` sets up the queue pair and completes the connection.
             (event.event, event.status) = connect::complete(news.id);
             private
         }
@@ -395,8 +387,7 @@ fn acknowledge(id: IdPointer) {
 ///
 /// The program has retrieved the event, and has not acknowledged it yet.
 pub(super) unsafe fn acknowledge_event(event: *mut c::rdma_cm_event) -> Answer<()> {
-    // SAFETY: the caller guarantees that the event exists. For a null pointer, `object` returns an
-    // error.
+    // SAFETY: the caller guarantees that the event exists. For a null pointer, `object` returns an error.
     let owner = unsafe { object::<Event>(event) }?.owner;
     // SAFETY: the caller guarantees that the program does not use the event any more.
     drop(unsafe { take::<Event>(event) });
@@ -412,7 +403,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     cancellation_point();
     in_steps("rdma_get_cm_event", NUMBER, move |turn| {
         if event.is_null() {
-            return Err(Refused::invalid("there is no place for the event"));
+            return Err(Refused::invalid("the pointer to the event is null"));
         }
         // SAFETY: the C contract.
         unsafe {

@@ -28,7 +28,9 @@ const MOST_RETRIES: u8 = 7;
 unsafe fn private_data(data: *const c_void, length: u8, most: usize) -> Answer<Vec<u8>> {
     let length = usize::from(length);
     if length > most {
-        return Err(Refused::invalid(format!("{length} bytes of private data do not fit: at most {most} do")));
+        return Err(Refused::invalid(format!(
+            "{length} bytes of private data are too many: at most {most} are allowed"
+        )));
     }
     if length == 0 || data.is_null() {
         return Ok(Vec::new());
@@ -37,15 +39,15 @@ unsafe fn private_data(data: *const c_void, length: u8, most: usize) -> Answer<V
     Ok(unsafe { slice::from_raw_parts(data.cast::<u8>(), length) }.to_vec())
 }
 
-/// Returns the number of concurrent READs and atomics that a program requests. For
-/// `RDMA_MAX_RESP_RES`, returns `otherwise`.
+/// Returns the number of concurrent READs and atomics that a program requests. For `RDMA_MAX_RESP_RES`, returns
+/// `otherwise`.
 fn depth(wanted: u8, most: u8, otherwise: u8) -> Answer<u8> {
     match wanted {
         wanted if u32::from(wanted) == c::RDMA_MAX_RESP_RES => Ok(otherwise),
         wanted if wanted <= most => Ok(wanted),
-        wanted => {
-            Err(Refused::invalid(format!("{wanted} READs and atomics at a time are too many: {most} are allowed")))
-        }
+        wanted => Err(Refused::invalid(format!(
+            "{wanted} concurrent READs and atomics are too many: at most {most} are allowed"
+        ))),
     }
 }
 
@@ -61,7 +63,11 @@ fn endpoint(own: &Id, param: Option<&c::rdma_conn_param>) -> Answer<Endpoint> {
         // SAFETY: the queue pair of an id exists while the id refers to it.
         (false, _) => unsafe { (*queue_pair).qp_num },
         (true, Some(param)) => param.qp_num,
-        (true, None) => return Err(Refused::invalid("without a queue pair on the id, the parameters must name one")),
+        (true, None) => {
+            return Err(Refused::invalid(
+                "the id has no queue pair: create one on the id, or name one in the parameters",
+            ));
+        }
     };
     if qpn >> 24 != 0 {
         return Err(Refused::invalid(format!("queue pair number {qpn:#x} has more than 24 bits")));
@@ -93,7 +99,9 @@ unsafe fn connect(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> A
     // SAFETY: the C contract.
     let (own, param) = unsafe { (id::own(id)?, param.as_ref()) };
     if own.line.state().phase != Phase::RouteResolved {
-        return Err(Refused::invalid("an id needs a resolved route before it connects, and connects once"));
+        return Err(Refused::invalid(
+            "the id cannot connect: its route must be resolved, and an id connects only once",
+        ));
     }
     let kind = own.line.state().kind;
     let room = if kind == QpKind::Ud { message::LOOKUP_PRIVATE } else { message::REQUEST_PRIVATE };
@@ -136,7 +144,7 @@ unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> An
         Phase::Requested => {}
         _ => {
             return Err(Refused::invalid(
-                "only the id of a request can be accepted, once, and while the other end waits",
+                "the id cannot accept: it must belong to an unanswered request whose peer still waits",
             ));
         }
     }
@@ -173,8 +181,8 @@ unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> An
     Ok(BEGUN)
 }
 
-/// Handles a reply. If the id has a queue pair, makes the queue pair ready and confirms the reply
-/// to the peer. Returns the kind and status of the event.
+/// Handles a reply. If the id has a queue pair, makes the queue pair ready and confirms the reply to the peer. Returns
+/// the kind and status of the event.
 pub(super) fn complete(id: IdPointer) -> (c::rdma_cm_event_type, c_int) {
     // SAFETY: an id exists until its events are acknowledged.
     let Ok(own) = (unsafe { object::<Id>(id.0) }) else { return (c::RDMA_CM_EVENT_CONNECT_RESPONSE, 0) };
@@ -218,15 +226,14 @@ unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: 
     let room = if kind == QpKind::Ud { message::LOOKUP_REPLY_PRIVATE } else { message::REJECT_PRIVATE };
     // SAFETY: the C contract.
     let private = unsafe { private_data(data, length, room) }?;
-    // In these phases, Linux also sends a REJ (`ib_send_cm_rej`) or refuses a lookup
-    // (`ib_send_cm_sidr_rep`).
+    // In these phases, Linux also sends a REJ (`ib_send_cm_rej`) or refuses a lookup (`ib_send_cm_sidr_rep`).
     let may_reject = match phase {
         Phase::Requested => true,
         Phase::Answered | Phase::Accepted | Phase::Connecting { connected: true } => kind != QpKind::Ud,
         _ => false,
     };
     if !may_reject {
-        let why = "only a connection that is being set up can be rejected, once, and while the other end waits";
+        let why = "the id cannot reject: its connection must be in set-up and unanswered, and its peer must still wait";
         return Err(Refused::invalid(why));
     }
     let rejection = if kind == QpKind::Ud {
@@ -284,7 +291,9 @@ pub(super) unsafe extern "C" fn rdma_establish(id: *mut c::rdma_cm_id) -> c_int 
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
         if !own.qp().is_null() {
-            return Err(Refused::invalid("with a queue pair on the id, the connection is established without this"));
+            return Err(Refused::invalid(
+                "the id has a queue pair, so rdma_get_cm_event establishes the connection: do not call rdma_establish",
+            ));
         }
         own.line.answer(Phase::Answered, &Message::ReadyToUse, Phase::Established)?;
         Ok(0)
@@ -298,7 +307,7 @@ pub(super) unsafe extern "C" fn rdma_notify(id: *mut c::rdma_cm_id, event: c::ib
         let own = unsafe { id::own(id) }?;
         if event != c::IBV_EVENT_COMM_EST {
             return Err(Refused::invalid(format!(
-                "event {event} says nothing of connections: IBV_EVENT_COMM_EST does"
+                "event {event} does not concern connections: must be IBV_EVENT_COMM_EST"
             )));
         }
         own.line.note_established()?;
@@ -312,8 +321,8 @@ pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -
         // SAFETY: the C contract.
         let own = unsafe { id::own(id) }?;
         if own.line.has_begun() {
-            // Stop the queue pair before the disconnect message, so that the queue pair sends
-            // nothing to a peer that has ended the connection.
+            // Stop the queue pair before the disconnect message, so that the queue pair sends nothing to a peer that
+            // has ended the connection.
             qp::stop(own);
         }
         own.line.disconnect()?;
@@ -323,8 +332,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -
     unsafe { id::synchronously("rdma_disconnect", id, begin) }
 }
 
-/// Returns the id of the next request to a synchronous listener, or the step that waits for a
-/// request.
+/// Returns the id of the next request to a synchronous listener, or the step that waits for a request.
 ///
 /// # Safety
 ///
@@ -333,17 +341,16 @@ unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Answer<Found<
     // SAFETY: the C contract.
     let own = unsafe { id::own(listener) }?;
     if !own.is_sync() {
-        return Err(Refused::invalid("requests to an id with an event channel come as events"));
+        return Err(Refused::invalid("the id has an event channel: retrieve its requests with rdma_get_cm_event"));
     }
     let event = match own.next_event(turn)? {
         Ok(event) => event,
         Err(step) => return Ok(Err(step)),
     };
-    // SAFETY: the event was just retrieved. It stays in the listener until the listener gets its
-    // next event.
+    // SAFETY: the event was just retrieved. It stays in the listener until the listener gets its next event.
     let (kind, child) = unsafe { ((*event).event, (*event).id) };
     if kind != c::RDMA_CM_EVENT_CONNECT_REQUEST {
-        return Err(Refused::invalid("the id is not a listener"));
+        return Err(Refused::invalid("the id is not a listener: call rdma_listen first"));
     }
     let (init, pd) = {
         let defaults = own.defaults();
@@ -375,7 +382,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_request(
     cancellation_point();
     in_steps("rdma_get_request", NUMBER, move |turn| {
         if id.is_null() {
-            return Err(Refused::invalid("there is no place for the id"));
+            return Err(Refused::invalid("the pointer to the id is null"));
         }
         // SAFETY: the C contract.
         unsafe {

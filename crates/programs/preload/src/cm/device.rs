@@ -1,5 +1,4 @@
-//! The device of ids. The library has only one device, so each address of the machine belongs to
-//! this device.
+//! The device of ids. The library has only one device, so each address of the machine belongs to this device.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -14,8 +13,7 @@ use crate::objects::answer::{Answer, pointer};
 use crate::objects::context::Context;
 use crate::process::fork;
 
-/// The context and the protection domain that all ids share. As in librdmacm, both stay open until
-/// the process ends.
+/// The context and the protection domain that all ids share. As in librdmacm, both stay open until the process ends.
 #[derive(Clone, Copy)]
 pub(super) struct SharedDomain {
     pub(super) context: *mut c::ibv_context,
@@ -25,8 +23,7 @@ pub(super) struct SharedDomain {
 // SAFETY: any thread may use the context and the protection domain.
 unsafe impl Send for SharedDomain {}
 
-/// Returns the shared context and protection domain of this process. The first call opens the
-/// device.
+/// Returns the shared context and protection domain of this process. The first call opens the device.
 pub(super) fn open() -> Answer<SharedDomain> {
     static SHARED: Mutex<Option<(u32, SharedDomain)>> = Mutex::new(None);
     let mut shared = SHARED.lock().ignore_poison();
@@ -45,8 +42,8 @@ pub(super) fn open() -> Answer<SharedDomain> {
 
 /// Returns the context of an id that is bound to the device.
 pub(super) fn context_of<'a>(id: &Id) -> Answer<&'a Context> {
-    // SAFETY: the context of an id is the shared context, which is never closed. For a null
-    // pointer, `Context::of` returns an error.
+    // SAFETY: the context of an id is the shared context, which is never closed. For a null pointer, `Context::of`
+    // returns an error.
     let context = unsafe { Context::of((*id.c.get()).verbs) }?;
     context.device.expect_own()?;
     Ok(context)

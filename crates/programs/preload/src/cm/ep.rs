@@ -1,5 +1,4 @@
-//! Endpoints. A call of this module creates an id, binds or resolves the id, and creates its queue
-//! pair.
+//! Endpoints. A call of this module creates an id, binds or resolves the id, and creates its queue pair.
 
 use std::ffi::c_int;
 use std::slice;
@@ -54,7 +53,7 @@ unsafe fn fill(
     unsafe {
         if passive {
             let address = super::address::read(result.ai_src_addr)?;
-            resolve::bind(own, address.ok_or_else(|| Refused::invalid("there is no address to bind to"))?)?;
+            resolve::bind(own, address.ok_or_else(|| Refused::invalid("the address to bind to is missing"))?)?;
         } else {
             resolve::resolve_address(created, result.ai_src_addr, result.ai_dst_addr)?;
             own.complete_at_once()?;
@@ -67,7 +66,10 @@ unsafe fn fill(
             slice::from_raw_parts(result.ai_connect.cast::<u8>(), result.ai_connect_len).to_vec()
         };
         if private.len() > super::message::REQUEST_PRIVATE {
-            return Err(Refused::invalid(format!("{} bytes of private data do not fit", private.len())));
+            return Err(Refused::invalid(format!(
+                "{} bytes of private data are too many for rdma_create_ep",
+                private.len()
+            )));
         }
         own.defaults().private = private;
         let Some(init) = init else { return Ok(()) };
@@ -94,7 +96,8 @@ pub(super) unsafe extern "C-unwind" fn rdma_create_ep(
         // SAFETY: the C contract.
         unsafe {
             let result = result.as_ref().filter(|_| !id.is_null());
-            let result = result.ok_or_else(|| Refused::invalid("there is no place for the id, or no address"))?;
+            let result =
+                result.ok_or_else(|| Refused::invalid("the pointer to the id or the address information is null"))?;
             id.write(create(result, pd, init.as_mut())?);
         }
         Ok(0)

@@ -1,6 +1,5 @@
-//! Fuzz target for the messages of connection managers. The test in this file runs the target on a
-//! corpus, and then on mutations for a bounded time. `cargo xtask fuzz` runs the target for any
-//! duration (`fuzz/` in this crate).
+//! Fuzz target for the messages of connection managers. The test in this file runs the target on a corpus, and then on
+//! mutations for a bounded time. `cargo xtask fuzz` runs the target for any duration (`fuzz/` in this crate).
 
 use super::message::{MAX_BYTES, Message};
 

@@ -1,5 +1,5 @@
-//! Tests with bare sockets as peers that send any messages in any order. The process must not
-//! panic, wait forever or use ever more memory. Its other connections must continue undisturbed.
+//! Tests with bare sockets as peers that send any messages in any order. The process must not panic, wait forever or
+//! use ever more memory. Its other connections must continue undisturbed.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::BorrowedFd;
@@ -177,16 +177,15 @@ fn any_message(rng: &mut Rng) -> Message {
     }
 }
 
-/// Sends a random number of random messages, and then closes the connection. Calls `between` after
-/// each step, so that the program can act.
+/// Sends a random number of random messages, and then closes the connection. Calls `between` after each step, so that
+/// the program can act.
 fn misbehave(mut stream: Socket, first: Option<Message>, rng: &mut Rng, mut between: impl FnMut(&mut Rng)) {
     stream.set_nonblocking(true).unwrap();
     let mut heard = Vec::new();
     let mut said = first.map(|first| first.emit()).unwrap_or_default();
     let mut next = said.clone();
     for _ in 0..rng.below(12) {
-        // The hostile peer ignores errors. So it continues for a while after the program has closed
-        // the connection.
+        // The hostile peer ignores errors. So it continues for a while after the program has closed the connection.
         let at = rng.below(next.len() as u64 + 1) as usize;
         let _ = stream.write(&next[..at]);
         between(rng);
@@ -303,8 +302,7 @@ fn a_listener_survives(transport: Transport) {
         }
     }
     program.destroy_ids();
-    // Wait until the remaining peers have ended. Each peer that has sent no request holds a
-    // reference to the listener.
+    // Wait until the remaining peers have ended. Each peer that has sent no request holds a reference to the listener.
     // SAFETY: the listener exists.
     let line = Arc::clone(&unsafe { object::<Id>(listener) }.unwrap().line);
     let until = Instant::now() + line::ARRIVAL + PATIENCE;

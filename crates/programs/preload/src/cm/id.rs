@@ -33,8 +33,8 @@ pub(super) struct Id {
     pub(super) line: Arc<Line>,
     /// Events that the program has retrieved but not acknowledged.
     pub(super) unacknowledged: Unacknowledged,
-    /// Whether the id is synchronous. Each call on a synchronous id waits for its event, on a
-    /// channel that belongs to the id.
+    /// Whether the id is synchronous. Each call on a synchronous id waits for its event, on a channel that belongs to
+    /// the id.
     sync: AtomicBool,
     defaults: Mutex<Defaults>,
     groups: Mutex<Vec<Group>>,
@@ -57,7 +57,7 @@ unsafe impl Object for Id {
 
 fn space_of(port_space: c::rdma_port_space) -> Answer<Space> {
     Space::of(port_space).ok_or_else(|| {
-        let why = format!("port space {port_space:#x} is not offered: RDMA_PS_TCP, RDMA_PS_UDP and RDMA_PS_IPOIB are");
+        let why = format!("port space {port_space:#x} is not supported: use RDMA_PS_TCP, RDMA_PS_UDP or RDMA_PS_IPOIB");
         Refused::new(libc::EPROTONOSUPPORT, why)
     })
 }
@@ -70,8 +70,7 @@ pub(super) fn kind_of(port_space: c::rdma_port_space) -> Answer<QpKind> {
     })
 }
 
-/// Returns the id to which a C pointer refers. Returns an error for an id that this process
-/// inherited by a fork.
+/// Returns the id to which a C pointer refers. Returns an error for an id that this process inherited by a fork.
 ///
 /// # Safety
 ///
@@ -83,8 +82,8 @@ pub(super) unsafe fn own<'a>(pointer: *mut c::rdma_cm_id) -> Answer<&'a Id> {
     Ok(own)
 }
 
-/// Creates an id that reports to `channel`. If `channel` is null, the id reports to a new channel,
-/// which belongs to the id.
+/// Creates an id that reports to `channel`. If `channel` is null, the id reports to a new channel, which belongs to the
+/// id.
 ///
 /// # Safety
 ///
@@ -146,8 +145,7 @@ pub(super) unsafe fn create(
 pub(super) fn of_request(listener: IdPointer, line: &Arc<Line>) -> Answer<*mut c::rdma_cm_id> {
     // SAFETY: a listener exists until all its events are acknowledged.
     let listening = unsafe { object::<Id>(listener.0) }?;
-    // SAFETY: only calls on the id set its fields, and no such call runs concurrently with this
-    // call.
+    // SAFETY: only calls on the id set its fields, and no such call runs concurrently with this call.
     let (channel, context, port_space) = unsafe {
         let c = &*listening.c.get();
         (c.channel, c.context, c.ps)
@@ -198,14 +196,12 @@ impl Id {
 
     /// Returns the queue pair of the id, or null.
     pub(super) fn qp(&self) -> *mut c::ibv_qp {
-        // SAFETY: the program does not create or destroy the queue pair during a call that uses the
-        // queue pair.
+        // SAFETY: the program does not create or destroy the queue pair during a call that uses the queue pair.
         unsafe { (*self.c.get()).qp }
     }
 
     pub(super) fn verbs(&self) -> *mut c::ibv_context {
-        // SAFETY: only calls on the id set this field, and a program does not make such calls
-        // concurrently.
+        // SAFETY: only calls on the id set this field, and a program does not make such calls concurrently.
         unsafe { (*self.c.get()).verbs }
     }
 
@@ -215,8 +211,7 @@ impl Id {
             return Ok(());
         }
         let shared = device::open()?;
-        // SAFETY: only calls on the id set its fields, and a program does not make such calls
-        // concurrently.
+        // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
         unsafe {
             let c = &mut *self.c.get();
             c.verbs = shared.context;
@@ -241,8 +236,8 @@ impl Id {
         }
     }
 
-    /// Stores the route in the id, where the program reads it. The GID of the peer's RNIC is
-    /// unknown until the peer answers. So the route contains the GID of the destination address.
+    /// Stores the route in the id, where the program reads it. The GID of the peer's RNIC is unknown until the peer
+    /// answers. So the route contains the GID of the destination address.
     pub(super) fn show_route(&self) -> Answer<()> {
         let device = &device::context_of(self)?.device.attributes;
         let remote = self.line.state().remote.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |remote| remote.ip());
@@ -257,8 +252,7 @@ impl Id {
             mtu: device.active_mtu.code(),
             ..c::ibv_sa_path_rec::default()
         };
-        // SAFETY: only calls on the id set its fields, and a program does not make such calls
-        // concurrently.
+        // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
         unsafe {
             self.path.get().write(path);
             let route = &mut (*self.c.get()).route;
@@ -271,8 +265,7 @@ impl Id {
 
     /// Acknowledges the event of the last synchronous call, which the id still holds.
     fn forget_event(&self) {
-        // SAFETY: only calls on the id set its fields, and a program does not make such calls
-        // concurrently.
+        // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
         let event = unsafe { std::mem::replace(&mut (*self.c.get()).event, ptr::null_mut()) };
         if !event.is_null() {
             // SAFETY: the event was retrieved, and the program does not use the event any more.
@@ -280,8 +273,7 @@ impl Id {
         }
     }
 
-    /// If the id is synchronous, retrieves the event of a call and stores the event in the field
-    /// `event`.
+    /// If the id is synchronous, retrieves the event of a call and stores the event in the field `event`.
     fn complete(&self, turn: Turn) -> Answer<Step> {
         if !self.is_sync() {
             return Ok(Step::Done(0));
@@ -294,12 +286,13 @@ impl Id {
         match (event.event, event.status) {
             (_, 0) => Ok(Step::Done(0)),
             (c::RDMA_CM_EVENT_REJECTED, reason) => {
-                Err(Refused::new(libc::ECONNREFUSED, format!("the other end rejected the connection, reason {reason}")))
+                Err(Refused::new(libc::ECONNREFUSED, format!("the peer rejected the connection with reason {reason}")))
             }
-            (_, status) if status > 0 => {
-                Err(Refused::new(libc::ECONNREFUSED, format!("the other end offers no such service, status {status}")))
-            }
-            (kind, status) => Err(Refused::new(-status, format!("event {kind} tells of error {}", -status))),
+            (_, status) if status > 0 => Err(Refused::new(
+                libc::ECONNREFUSED,
+                format!("the peer does not offer this datagram service (status {status})"),
+            )),
+            (kind, status) => Err(Refused::new(-status, format!("event {kind} reports error {}", -status))),
         }
     }
 
@@ -307,15 +300,14 @@ impl Id {
     pub(super) fn complete_at_once(&self) -> Answer<()> {
         match self.complete(Turn::First)? {
             Step::Done(_) => Ok(()),
-            step => Err(Refused::new(libc::EIO, format!("an event is missing: {step:?}"))),
+            step => Err(Refused::new(libc::EIO, format!("the event of the call is missing: {step:?}"))),
         }
     }
 
     /// Retrieves the next event of a synchronous id, and stores the event in the field `event`.
     pub(super) fn next_event(&self, turn: Turn) -> Answer<Found<*mut c::rdma_cm_event>> {
         self.forget_event();
-        // SAFETY: only calls on the id set its fields, and a program does not make such calls
-        // concurrently.
+        // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
         unsafe {
             let found = channel::next((*self.c.get()).channel, turn)?;
             if let Ok(event) = found {
@@ -329,8 +321,8 @@ impl Id {
 /// Result of a call that has begun. If the id is synchronous, the call must wait for its event.
 pub(super) const BEGUN: c_int = 1;
 
-/// Runs a call on an id. If the call returns [`BEGUN`] and the id is synchronous, waits for the
-/// event of the call. As in [`in_steps`], the program may cancel the thread during the wait.
+/// Runs a call on an id. If the call returns [`BEGUN`] and the id is synchronous, waits for the event of the call. As
+/// in [`in_steps`], the program may cancel the thread during the wait.
 ///
 /// # Safety
 ///
@@ -370,8 +362,7 @@ pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Answer<Step> {
 
 /// # Safety
 ///
-/// An id that reported to `channel` no longer reports to it. If `sync` is true, the channel
-/// belonged to this id.
+/// An id that reported to `channel` no longer reports to it. If `sync` is true, the channel belonged to this id.
 unsafe fn leave(channel: *mut c::rdma_event_channel, sync: bool) -> Answer<()> {
     // SAFETY: the channel of an id exists as long as the id.
     unsafe { object::<Channel>(channel) }?.queue()?.users.remove();
@@ -391,7 +382,7 @@ unsafe fn migrate(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -
     let own = unsafe { own(id) }?;
     let sync = channel.is_null();
     if sync && own.is_sync() {
-        return Err(Refused::invalid("the id is a synchronous one already"));
+        return Err(Refused::invalid("the id is already synchronous"));
     }
     let channel = if sync { channel::create()? } else { channel };
     // SAFETY: by the C contract, the channel exists, or this function has just created it.
@@ -399,8 +390,7 @@ unsafe fn migrate(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -
     new.users.add();
     own.line.migrate(&new);
     own.forget_event();
-    // SAFETY: only calls on the id set this field, and a program does not make such calls
-    // concurrently.
+    // SAFETY: only calls on the id set this field, and a program does not make such calls concurrently.
     let old = unsafe { std::mem::replace(&mut (*own.c.get()).channel, channel) };
     // SAFETY: the id reported to the old channel until now.
     unsafe { leave(old, own.sync.swap(sync, Ordering::Relaxed)) }
@@ -415,7 +405,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
 ) -> c_int {
     number("rdma_create_id", || {
         if id.is_null() {
-            return Err(Refused::invalid("there is no place for the id"));
+            return Err(Refused::invalid("the pointer to the id is null"));
         }
         // SAFETY: the C contract.
         unsafe { id.write(create(channel, context, port_space, kind_of(port_space)?)?) };

@@ -1,11 +1,10 @@
-//! Lines. A line is the connection state of an id: its port, its connection or listener, and its
-//! phase.
+//! Lines. A line is the connection state of an id: its port, its connection or listener, and its phase.
 //!
-//! The service thread and the program's threads share this state. This module uses neither queue
-//! pairs nor the C structure of an id. Only the program's threads use these, in their calls.
+//! The service thread and the program's threads share this state. This module uses neither queue pairs nor the C
+//! structure of an id. Only the program's threads use these, in their calls.
 //!
-//! Order of locks: first the state of a line, then the state of its listener, then the table of the
-//! service or the queue of a channel.
+//! Order of locks: first the state of a line, then the state of its listener, then the table of the service or the
+//! queue of a channel.
 
 mod incoming;
 mod transport;
@@ -35,8 +34,8 @@ use crate::process::{config, fork};
 #[cfg(test)]
 pub(super) use incoming::ARRIVAL;
 
-/// Deadline for a program to accept or reject a request, including the time for the answer to reach
-/// the peer. The kernel's connection manager waits for the same time after it has sent an MRA (2^24
+/// Deadline for a program to accept or reject a request, including the time for the answer to reach the peer. The
+/// kernel's connection manager waits for the same time after it has sent an MRA (2^24
 /// * 4.096 us).
 const ANSWER: Duration = Duration::from_secs(69);
 
@@ -47,10 +46,9 @@ const GOODBYE: Duration = Duration::from_secs(5);
 const TIMEWAIT: Duration = Duration::from_millis(200);
 
 /// Error text for an answer that the library cannot send to the peer.
-const LEFT: &str = "the other end has left, or was answered already";
+const LEFT: &str = "the peer has left, or the id has already answered the peer";
 
-/// Maximum number of requests that the program has not retrieved, if the program does not choose a
-/// backlog.
+/// Maximum number of requests that the program has not retrieved, if the program does not choose a backlog.
 pub(super) const DEFAULT_BACKLOG: usize = 1024;
 
 /// Phase of an id.
@@ -66,13 +64,11 @@ pub(super) enum Phase {
     Arriving,
     /// A request has arrived. The program must accept or reject it.
     Requested,
-    /// The id has sent its request, or its socket is connecting so that the id can send the
-    /// request.
+    /// The id has sent its request, or its socket is connecting so that the id can send the request.
     Connecting {
         connected: bool,
     },
-    /// The listener does not exist yet, or has no room for another connection. The id will try
-    /// again soon.
+    /// The listener does not exist yet, or has no room for another connection. The id will try again soon.
     Crowded,
     /// The reply has arrived. The program must confirm it.
     Answered,
@@ -90,8 +86,7 @@ pub(super) enum Phase {
 pub(super) struct Options {
     pub(super) traffic_class: u8,
     pub(super) ipv6_only: bool,
-    /// Whether the id shares its port with other ids that also set this option. Sharing ends when
-    /// the id listens.
+    /// Whether the id shares its port with other ids that also set this option. Sharing ends when the id listens.
     pub(super) reuse: bool,
     pub(super) ack_timeout: Option<u8>,
 }
@@ -132,12 +127,12 @@ pub(super) struct State {
     pub(super) is_far: bool,
     /// Whether other machines can reach the RNIC of this process.
     pub(super) has_network: bool,
-    /// The id's claim to a port of this machine. After the id has connected within this machine,
-    /// its connection holds the port instead.
+    /// The id's claim to a port of this machine. After the id has connected within this machine, its connection holds
+    /// the port instead.
     pub(super) claim: Option<Claim>,
     space: Space,
-    /// TCP socket that reserves the TCP port of the same number. Only set if the library chose the
-    /// port number for the program.
+    /// TCP socket that reserves the TCP port of the same number. Only set if the library chose the port number for the
+    /// program.
     tcp: Option<OwnProcess>,
     id: IdPointer,
     queue: Arc<Queue>,
@@ -152,8 +147,8 @@ pub(super) struct State {
     request: Option<Message>,
     /// Time at which the program called `rdma_connect`.
     begun: Option<Instant>,
-    /// Bound addresses of the client and of the listener. Only set for a connection within this
-    /// machine whose [`Message::Addresses`] has not arrived yet.
+    /// Bound addresses of the client and of the listener. Only set for a connection within this machine whose
+    /// [`Message::Addresses`] has not arrived yet.
     called: Option<(Bound, Bound)>,
     /// Listener that accepted this connection.
     listener: Option<Arc<Line>>,
@@ -225,17 +220,19 @@ impl Line {
         self.state.lock().ignore_poison()
     }
 
-    /// Returns an error for an id that this process inherited by a fork. The connection of such an
-    /// id belongs to the parent.
+    /// Returns an error for an id that this process inherited by a fork. The connection of such an id belongs to the
+    /// parent.
     pub(super) fn expect_own(&self) -> Answer<()> {
         if self.generation == fork::generation() {
             return Ok(());
         }
-        Err(Refused::new(libc::EIO, "the id was created by another process, before it forked: create one anew"))
+        Err(Refused::new(
+            libc::EIO,
+            "a parent process created the id before it forked: create a new id in this process",
+        ))
     }
 
-    /// Sets the id of this line once the program knows the id, and queues the events that arrived
-    /// before.
+    /// Sets the id of this line once the program knows the id, and queues the events that arrived before.
     pub(super) fn adopt(&self, id: IdPointer) {
         let mut state = self.state();
         state.id = id;
@@ -245,12 +242,12 @@ impl Line {
         }
     }
 
-    /// Sends the program's answer to a request, or its confirmation of a reply. Then sets the phase
-    /// of the line to `next`.
+    /// Sends the program's answer to a request, or its confirmation of a reply. Then sets the phase of the line to
+    /// `next`.
     ///
-    /// If the peer has left, the errno is EINVAL. The kernel's connection manager also returns
-    /// EINVAL for each message that does not fit the state (`ib_send_cm_rep`, `ib_send_cm_rej` and
-    /// `ib_send_cm_rtu` in `drivers/infiniband/core/cm.c`).
+    /// If the peer has left, the errno is EINVAL. The kernel's connection manager also returns EINVAL for each message
+    /// that does not fit the state (`ib_send_cm_rep`, `ib_send_cm_rej` and `ib_send_cm_rtu` in
+    /// `drivers/infiniband/core/cm.c`).
     pub(super) fn answer(&self, expected: Phase, message: &Message, next: Phase) -> Answer<()> {
         let mut state = self.state();
         if state.phase != expected {
@@ -268,8 +265,8 @@ impl Line {
         said
     }
 
-    /// Establishes the connection after data has arrived. The data shows that the peer has received
-    /// the reply, even if the peer's confirmation has not arrived.
+    /// Establishes the connection after data has arrived. The data shows that the peer has received the reply, even if
+    /// the peer's confirmation has not arrived.
     pub(super) fn note_established(&self) -> Answer<()> {
         let mut state = self.state();
         match state.phase {
@@ -277,13 +274,13 @@ impl Line {
                 state.establish(&self.service, self.number);
                 Ok(())
             }
-            Phase::Established => Err(Refused::new(libc::EISCONN, "the connection is established")),
-            _ => Err(Refused::invalid("there is no connection to be established")),
+            Phase::Established => Err(Refused::new(libc::EISCONN, "the connection is already established")),
+            _ => Err(Refused::invalid("the id has no connection in set-up")),
         }
     }
 
-    /// Returns whether the program has called connect on this id, successfully or not, or whether
-    /// the id belongs to a request.
+    /// Returns whether the program has called connect on this id, successfully or not, or whether the id belongs to a
+    /// request.
     pub(super) fn has_begun(&self) -> bool {
         use Phase as P;
         !matches!(self.state().phase, P::Idle | P::AddressResolved | P::RouteResolved | P::Listening { .. })
@@ -295,11 +292,11 @@ impl Line {
         state.phase == Phase::Disconnecting || state.queue.has_news_of(state.id)
     }
 
-    /// Ends the connection. If the connection has begun but is not established, succeeds without
-    /// sending a message, like the kernel (`rdma_disconnect` in `drivers/infiniband/core/cma.c`).
+    /// Ends the connection. If the connection has begun but is not established, succeeds without sending a message,
+    /// like the kernel (`rdma_disconnect` in `drivers/infiniband/core/cma.c`).
     pub(super) fn disconnect(&self) -> Answer<()> {
         if !self.has_begun() {
-            return Err(Refused::invalid("the id has no connection: it did not connect, and is not that of a request"));
+            return Err(Refused::invalid("the id has no connection: call rdma_connect, or use the id of a request"));
         }
         let mut state = self.state();
         if !matches!(state.phase, Phase::Established | Phase::Accepted | Phase::Answered) {
@@ -324,8 +321,7 @@ impl Line {
         }
     }
 
-    /// Ends the line of a destroyed id. Informs the peer, and discards the events that the program
-    /// has not retrieved.
+    /// Ends the line of a destroyed id. Informs the peer, and discards the events that the program has not retrieved.
     pub(super) fn close(&self) {
         let untold = {
             let mut state = self.state();
@@ -370,8 +366,7 @@ impl State {
         Message::LookupReply { status, gid: nobody.0, qpn: nobody.1, qkey: nobody.2, private: Vec::new() }
     }
 
-    /// Sends a message. The call does not wait, since any socket buffer has room for all messages
-    /// of one connection.
+    /// Sends a message. The call does not wait, since any socket buffer has room for all messages of one connection.
     fn say(&self, message: &Message) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
         socket.expect_intact()?;
@@ -382,8 +377,7 @@ impl State {
         }
     }
 
-    /// Reads available bytes, at most the maximum size of one message. After an error, no more
-    /// bytes will arrive.
+    /// Reads available bytes, at most the maximum size of one message. After an error, no more bytes will arrive.
     fn receive(&mut self) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Ok(()) };
         socket.expect_intact()?;
@@ -419,8 +413,8 @@ impl State {
         for socket in self.listening.drain(..).chain(self.socket.take()) {
             service.forget_socket(&socket);
             if socket.is_intact() {
-                // Shut down the connection, since a forked child may still hold the socket for a
-                // moment. Otherwise, the peer would stay connected.
+                // Shut down the connection, since a forked child may still hold the socket for a moment. Otherwise, the
+                // peer would stay connected.
                 let _ = SockRef::from(&socket).shutdown(Shutdown::Both);
             }
         }
@@ -470,11 +464,10 @@ mod tests {
         drop((inherited, connection));
     }
 
-    /// Replaces the file of a descriptor. This simulates a program that closes descriptors of other
-    /// code and then opens files.
+    /// Replaces the file of a descriptor. This simulates a program that closes descriptors of other code and then opens
+    /// files.
     fn replace(descriptor: BorrowedFd<'_>, with: &impl AsFd) {
-        // SAFETY: the descriptor belongs to the test. The library compares identities before it
-        // uses a descriptor.
+        // SAFETY: the descriptor belongs to the test. The library compares identities before it uses a descriptor.
         let replaced = unsafe { libc::dup2(with.as_fd().as_raw_fd(), descriptor.as_raw_fd()) };
         assert_eq!(replaced, descriptor.as_raw_fd());
     }

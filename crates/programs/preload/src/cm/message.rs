@@ -1,7 +1,6 @@
-//! Messages between two connection managers. They correspond to the messages of IBTA (Vol 1, 12.6
-//! and 12.11), and each has a header of 8 bytes. Numbers are in network byte order. Within one
-//! machine, the client first sends a message with the addresses of both sides, since Unix sockets
-//! have no IP addresses.
+//! Messages between two connection managers. They correspond to the messages of IBTA (Vol 1, 12.6 and 12.11), and each
+//! has a header of 8 bytes. Numbers are in network byte order. Within one machine, the client first sends a message
+//! with the addresses of both sides, since Unix sockets have no IP addresses.
 //!
 //! | bytes | |
 //! |---|---|
@@ -10,8 +9,8 @@
 //! | 5 | kind of the message |
 //! | 6..8 | number of bytes after the header |
 //!
-//! The maximum size of messages limits the memory that a peer can occupy. If a message cannot be
-//! parsed, the receiver ends the connection.
+//! The maximum size of messages limits the memory that a peer can occupy. If a message cannot be parsed, the receiver
+//! ends the connection.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -26,9 +25,8 @@ const HEADER_BYTES: usize = 8;
 /// Maximum size of a message, in bytes.
 pub(super) const MAX_BYTES: usize = 256;
 
-/// Maximum private data of each kind of message, in bytes. The limits are those of IBTA's messages.
-/// For IP addresses, the rdma_cm uses 36 of the 92 bytes of a request and of the 216 bytes of a
-/// lookup (RDMA IP CM Service, annex A11).
+/// Maximum private data of each kind of message, in bytes. The limits are those of IBTA's messages. For IP addresses,
+/// the rdma_cm uses 36 of the 92 bytes of a request and of the 216 bytes of a lookup (RDMA IP CM Service, annex A11).
 pub(super) const REQUEST_PRIVATE: usize = 56;
 pub(super) const REPLY_PRIVATE: usize = 196;
 pub(super) const REJECT_PRIVATE: usize = 148;
@@ -117,23 +115,24 @@ pub(super) enum Message {
     Lookup { private: Vec<u8> },
     /// SIDR_REP of IBTA.
     LookupReply { status: u8, gid: Ipv6Addr, qpn: Qpn, qkey: QKey, private: Vec<u8> },
-    /// Addresses of the client and of the listener. The client sends this message first, and only
-    /// within one machine.
+    /// Addresses of the client and of the listener. The client sends this message first, and only within one machine.
     Addresses { source: Host, destination: Host },
 }
 
 /// Reason why bytes cannot be parsed as a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
-    #[error("the other end is no connection manager of Doorbell")]
+    #[error("the peer is not Doorbell's connection manager")]
     Magic,
-    #[error("the other end speaks version {0} of Doorbell's connection set-up, this one version {VERSION}")]
+    #[error(
+        "the peer uses version {0} of the set-up, and this side uses version {VERSION}: use the same release of Doorbell"
+    )]
     Version(u8),
-    #[error("a message of kind {0} does not exist")]
+    #[error("message kind {0} does not exist")]
     Kind(u8),
-    #[error("a message of kind {kind} does not have {bytes} bytes")]
+    #[error("a message of kind {kind} cannot have {bytes} bytes after its header")]
     Length { kind: u8, bytes: usize },
-    #[error("a field of a message of kind {0} has a value that does not exist")]
+    #[error("a field of a message of kind {0} has an invalid value")]
     Value(u8),
 }
 
@@ -150,8 +149,7 @@ const ADDRESSES: u8 = 9;
 const FLOW_CONTROL: u8 = 1;
 const SRQ: u8 = 2;
 
-/// Returns the size of a message of this kind without private data, and the maximum size of its
-/// private data.
+/// Returns the size of a message of this kind without private data, and the maximum size of its private data.
 fn sizes(kind: u8) -> Option<(usize, usize)> {
     Some(match kind {
         REQUEST => (2 + ENDPOINT_BYTES, REQUEST_PRIVATE),
@@ -185,8 +183,7 @@ impl Message {
         }
     }
 
-    /// Encodes the message. The caller must not exceed the maximum private data of the message's
-    /// kind.
+    /// Encodes the message. The caller must not exceed the maximum private data of the message's kind.
     pub(super) fn emit(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(MAX_BYTES);
         bytes.extend(MAGIC);
@@ -224,8 +221,8 @@ impl Message {
         bytes
     }
 
-    /// Parses the message at the start of `bytes`. Returns the message and its length, or `None` if
-    /// the message is incomplete.
+    /// Parses the message at the start of `bytes`. Returns the message and its length, or `None` if the message is
+    /// incomplete.
     pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, Malformed> {
         let known = bytes.len().min(MAGIC.len());
         if bytes[..known] != MAGIC[..known] {
@@ -261,8 +258,7 @@ impl Message {
             READY_TO_USE => Self::ReadyToUse,
             REJECT => {
                 let reason = u16::from_be_bytes(fields.take()?);
-                // Reason 0 does not exist (IBTA Vol 1, 12.6.7.2). A program would take this reason
-                // for success.
+                // Reason 0 does not exist (IBTA Vol 1, 12.6.7.2). A program would take this reason for success.
                 if reason == 0 {
                     return None;
                 }
@@ -429,8 +425,8 @@ mod tests {
     #[test]
     fn values_that_do_not_exist_are_refused() {
         let request = all()[0].emit();
-        // Invalid values: service, retries, GID of a group, QPN and PSN of more than 24 bits, two
-        // MTUs, RNR retries and flags.
+        // Invalid values: service, retries, GID of a group, QPN and PSN of more than 24 bits, two MTUs, RNR retries and
+        // flags.
         for (at, value) in [(8, 2), (9, 8), (22, 239), (26, 1), (30, 1), (34, 0), (34, 6), (37, 8), (38, 4)] {
             let mut bytes = request.clone();
             bytes[at] = value;

@@ -1,5 +1,4 @@
-//! Multicast groups. When an id joins a group, the library attaches the id's queue pair to the
-//! group.
+//! Multicast groups. When an id joins a group, the library attaches the id's queue pair to the group.
 
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
@@ -19,8 +18,8 @@ use crate::objects::qp::{ibv_attach_mcast, ibv_detach_mcast};
 /// A multicast group that an id has joined.
 pub(super) struct Group {
     address: IpAddr,
-    /// Whether the queue pair of the id is attached to the group. Only an attached queue pair
-    /// receives messages to the group.
+    /// Whether the queue pair of the id is attached to the group. Only an attached queue pair receives messages to the
+    /// group.
     attached: bool,
 }
 
@@ -35,29 +34,31 @@ unsafe fn join(
 ) -> Answer<c_int> {
     // SAFETY: the C contract.
     let own = unsafe { id::own(id) }?;
-    let group = group.ok_or_else(|| Refused::invalid("there is no address of a group"))?.ip().to_canonical();
+    let group =
+        group.ok_or_else(|| Refused::invalid("the address of the multicast group is missing"))?.ip().to_canonical();
     if !group.is_multicast() {
-        return Err(Refused::invalid(format!("{group} is not the address of a group")));
+        return Err(Refused::invalid(format!("{group} is not a multicast address")));
     }
     if own.verbs().is_null() || own.line.state().kind != QpKind::Ud {
-        return Err(Refused::invalid("only an id for datagrams that is bound to a device can join a group"));
+        return Err(Refused::invalid(
+            "the id cannot join a group: it must be bound, in port space RDMA_PS_UDP or RDMA_PS_IPOIB",
+        ));
     }
-    // Linux also rejects a join in any other phase (`rdma_join_multicast` in
-    // `drivers/infiniband/core/cma.c`).
+    // Linux also rejects a join in any other phase (`rdma_join_multicast` in `drivers/infiniband/core/cma.c`).
     let phase = own.line.state().phase;
     if !matches!(phase, Phase::Idle | Phase::AddressResolved) {
-        let why = format!("an id joins groups once it is bound or its address is resolved, not while {phase:?}");
+        let why = format!("an id in phase {phase:?} cannot join a group: it must be bound or have a resolved address");
         return Err(Refused::invalid(why));
     }
     if own.groups().iter().any(|joined| joined.address == group) {
-        return Err(Refused::new(libc::EADDRINUSE, format!("the id has joined {group} already")));
+        return Err(Refused::new(libc::EADDRINUSE, format!("the id has already joined group {group}")));
     }
     let attached = receives && !own.qp().is_null();
     if attached {
         // SAFETY: the queue pair of an id exists while the id refers to it.
         let errno = unsafe { ibv_attach_mcast(own.qp(), &ah::gid(group), 0) };
         if errno != 0 {
-            return Err(Refused::new(errno, format!("the id's queue pair cannot be attached to {group}")));
+            return Err(Refused::new(errno, format!("the id's queue pair cannot be attached to group {group}")));
         }
     }
     own.groups().push(Group { address: group, attached });
@@ -71,8 +72,8 @@ unsafe fn join(
 
 fn leave(own: &Id, group: &Group) {
     if group.attached && !own.qp().is_null() {
-        // SAFETY: the queue pair of an id exists while the id refers to it. For a queue pair that
-        // is not attached, the call returns an error.
+        // SAFETY: the queue pair of an id exists while the id refers to it. For a queue pair that is not attached, the
+        // call returns an error.
         unsafe { ibv_detach_mcast(own.qp(), &ah::gid(group.address), 0) };
     }
 }
@@ -105,13 +106,19 @@ pub(super) unsafe extern "C-unwind" fn rdma_join_multicast_ex(
         let (needed, flags) = (c::RDMA_CM_JOIN_MC_ATTR_ADDRESS, c::RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS);
         let mask = attributes.comp_mask;
         if mask & needed == 0 || mask & !(needed | flags) != 0 {
-            return Err(Refused::invalid(format!("comp_mask {mask:#x} names no address, or what is not known")));
+            return Err(Refused::invalid(format!(
+                "comp_mask {mask:#x} must contain the address, and may contain only the join flags besides"
+            )));
         }
         let receives = match attributes.join_flags {
             _ if mask & flags == 0 => true,
             c::RDMA_MC_JOIN_FLAG_FULLMEMBER => true,
             c::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER => false,
-            flag => return Err(Refused::invalid(format!("join flag {flag} does not exist"))),
+            flag => {
+                return Err(Refused::invalid(format!(
+                    "join flag {flag} is not supported: use RDMA_MC_JOIN_FLAG_FULLMEMBER or ..._SENDONLY_FULLMEMBER"
+                )));
+            }
         };
         // SAFETY: the C contract.
         unsafe { join(id, address::read(attributes.addr)?, receives, context) }
@@ -131,7 +138,11 @@ pub(super) unsafe extern "C" fn rdma_leave_multicast(id: *mut c::rdma_cm_id, gro
             let at = groups.iter().position(|group| Some(group.address) == wanted);
             at.map(|at| groups.remove(at))
         };
-        leave(own, &gone.ok_or_else(|| Refused::new(libc::EADDRNOTAVAIL, "the id has not joined that group"))?);
+        leave(
+            own,
+            &gone
+                .ok_or_else(|| Refused::new(libc::EADDRNOTAVAIL, "the id has not joined the group at this address"))?,
+        );
         Ok(0)
     })
 }

@@ -1,8 +1,8 @@
-//! Conversion between C pointers and Rust objects for ids, channels and events. These objects
-//! belong to no context, so no context counts them.
+//! Conversion between C pointers and Rust objects for ids, channels and events. These objects belong to no context, so
+//! no context counts them.
 //!
-//! Each object is a `#[repr(C)]` structure that begins with its C structure. So a pointer to the
-//! object is also a pointer to the C structure.
+//! Each object is a `#[repr(C)]` structure that begins with its C structure. So a pointer to the object is also a
+//! pointer to the C structure.
 
 use crate::objects::answer::{Answer, Refused};
 
@@ -24,8 +24,8 @@ pub(super) unsafe trait Object: Sized {
 ///
 /// `pointer` is null, or came from [`give`] for a `T` and was not passed to [`take`].
 pub(super) unsafe fn object<'a, T: Object>(pointer: *mut T::C) -> Answer<&'a T> {
-    // SAFETY: the caller guarantees that the pointer is null or refers to a `T`. Only shared
-    // references to this `T` exist.
+    // SAFETY: the caller guarantees that the pointer is null or refers to a `T`. Only shared references to this `T`
+    // exist.
     unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Refused::invalid(format!("the {} is null", T::NAME)))
 }
 

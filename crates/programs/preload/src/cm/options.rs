@@ -15,10 +15,10 @@ const MAX_ACK_TIMEOUT: u8 = 31;
 /// `value` points to `length` bytes.
 unsafe fn value_of<T: Copy>(value: *const c_void, length: usize) -> Answer<T> {
     if value.is_null() || length != size_of::<T>() {
-        return Err(Refused::invalid(format!("the option's value has {length} bytes, {} are needed", size_of::<T>())));
+        return Err(Refused::invalid(format!("the option's value has {length} bytes: must have {}", size_of::<T>())));
     }
-    // SAFETY: the caller guarantees that `value` points to `length` bytes. Each option is a number,
-    // for which any bytes are valid.
+    // SAFETY: the caller guarantees that `value` points to `length` bytes. Each option is a number, for which any bytes
+    // are valid.
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
@@ -35,7 +35,8 @@ pub(super) unsafe extern "C" fn rdma_set_option(
         let own = unsafe { id::own(id) }?;
         let name = name as c_uint;
         if level as c_uint != c::RDMA_OPTION_ID || name > c::RDMA_OPTION_ID_ACK_TIMEOUT {
-            let why = format!("option {name} of level {level} is not offered: TOS, reuse, family and timeout are");
+            let why =
+                format!("option {name} of level {level} is not supported: use TOS, REUSEADDR, AFONLY or ACK_TIMEOUT");
             return Err(Refused::new(libc::ENOSYS, why));
         }
         // SAFETY: the C contract.
@@ -46,14 +47,16 @@ pub(super) unsafe extern "C" fn rdma_set_option(
                 c::RDMA_OPTION_ID_AFONLY => {
                     let only = value_of::<c_int>(value, length)? != 0;
                     if own.line.is_bound() {
-                        return Err(Refused::invalid("the id is bound already, with the family that it has"));
+                        return Err(Refused::invalid(
+                            "the id is already bound: set RDMA_OPTION_ID_AFONLY before rdma_bind_addr",
+                        ));
                     }
                     own.line.state().options.ipv6_only = only;
                 }
                 _ => {
                     let timeout = value_of::<u8>(value, length)?;
                     if timeout > MAX_ACK_TIMEOUT {
-                        let most = format!("the acknowledgement timeout {timeout} is more than {MAX_ACK_TIMEOUT}");
+                        let most = format!("acknowledgement timeout {timeout}: must be at most {MAX_ACK_TIMEOUT}");
                         return Err(Refused::invalid(most));
                     }
                     own.line.state().options.ack_timeout = Some(timeout);

@@ -1,8 +1,7 @@
 //! Ports of `rdma_cm` on one machine. They are separate from the ports of TCP.
 //!
-//! An id takes a port by binding a Unix socket to an abstract name. The kernel gives each name to
-//! only one socket, and frees the name when the process ends for any reason. Like ports, names
-//! belong to a network namespace.
+//! An id takes a port by binding a Unix socket to an abstract name. The kernel gives each name to only one socket, and
+//! frees the name when the process ends for any reason. Like ports, names belong to a network namespace.
 //!
 //! | name | meaning |
 //! |---|---|
@@ -12,19 +11,16 @@
 //! | `doorbell-cm/listen/SPACE/PORT/ADDRESS` | an id listens at the address; `*` is any address of IPv4 and IPv6 |
 //! | any of these with suffix `+beside.N` | another user has the name without this suffix |
 //!
-//! Any user of the machine may bind any abstract name. An id therefore ignores names of untrusted
-//! users, which are all users except root and the id's own user. If an untrusted user has the id's
-//! name, the id binds the name with a suffix. A client prefers a listener of its own user, then a
-//! listener of root. Otherwise, the client uses the listeners of an untrusted user, if they all
-//! belong to the same user.
+//! Any user of the machine may bind any abstract name. An id therefore ignores names of untrusted users, which are all
+//! users except root and the id's own user. If an untrusted user has the id's name, the id binds the name with a
+//! suffix. A client prefers a listener of its own user, then a listener of root. Otherwise, the client uses the
+//! listeners of an untrusted user, if they all belong to the same user.
 //!
-//! Linux's connection manager decides which ids may have the same port at the same time
-//! (`cma_check_port` in `drivers/infiniband/core/cma.c`). This module applies the same rules, which
-//! depend on the names of other ids. An id therefore binds its name, checks all names of its port,
-//! and releases its own name if another name conflicts.
+//! Linux's connection manager decides which ids may have the same port at the same time (`cma_check_port` in
+//! `drivers/infiniband/core/cma.c`). This module applies the same rules, which depend on the names of other ids. An id
+//! therefore binds its name, checks all names of its port, and releases its own name if another name conflicts.
 //!
-//! An id connects with the socket that has its name, so the listener learns the client's port from
-//! the kernel.
+//! An id connects with the socket that has its name, so the listener learns the client's port from the kernel.
 
 use std::ffi::c_int;
 use std::hash::{BuildHasher, Hasher as _, RandomState};
@@ -44,9 +40,9 @@ const LISTEN: &str = "doorbell-cm/listen/";
 const ONLY: &str = "+only";
 const REUSE: &str = "+reuse.";
 
-/// Maximum number of attempts to take a port. Two ids that take the same port at the same time may
-/// see each other's names, and both release their names. A child that was just forked holds the
-/// names of its parent until the child runs.
+/// Maximum number of attempts to take a port. Two ids that take the same port at the same time may see each other's
+/// names, and both release their names. A child that was just forked holds the names of its parent until the child
+/// runs.
 const TRIES: u32 = 4;
 
 /// A port space. Ports of the same number in different spaces are independent.
@@ -103,8 +99,7 @@ impl Bound {
         self.only || self.address.is_ipv4()
     }
 
-    /// Returns the errno of the second id if the two ids cannot be bound at the same time
-    /// (`cma_check_port`).
+    /// Returns the errno of the second id if the two ids cannot be bound at the same time (`cma_check_port`).
     fn conflict(&self, other: &Self) -> Option<c_int> {
         let (one, another) = (self.address, other.address);
         let apart = self.is_one_family() && other.is_one_family() && one.is_ipv4() != another.is_ipv4();
@@ -122,8 +117,7 @@ impl Bound {
         let only = if self.only && self.address.is_ipv6() { ONLY } else { "" };
         let mut name = format!("{PORT}{space}/{port}/{host}{only}");
         if self.reuse {
-            // The random suffix distinguishes the name from the names of other ids that share the
-            // port.
+            // The random suffix distinguishes the name from the names of other ids that share the port.
             name += &format!("{REUSE}{:08x}", random() as u32);
         }
         name
@@ -192,8 +186,7 @@ impl Claim {
         Self::beside(bound, None)
     }
 
-    /// Takes a port that no other id has at any address. The kernel does the same if a program
-    /// requests any free port.
+    /// Takes a port that no other id has at any address. The kernel does the same if a program requests any free port.
     ///
     /// # Errors
     ///
@@ -204,8 +197,7 @@ impl Claim {
         if is_free { Ok(claim) } else { Err(io::Error::from_raw_os_error(libc::EADDRINUSE)) }
     }
 
-    /// Takes the port of this claim a second time. `reuse` tells whether the new claim shares the
-    /// port.
+    /// Takes the port of this claim a second time. `reuse` tells whether the new claim shares the port.
     ///
     /// # Errors
     ///
@@ -221,8 +213,7 @@ impl Claim {
                 Err(error) if tries < TRIES && is_taken(&error) => {}
                 end => return end,
             }
-            // Wait longer after each attempt, and for a random time, so that two ids do not collide
-            // repeatedly.
+            // Wait longer after each attempt, and for a random time, so that two ids do not collide repeatedly.
             std::thread::sleep(Duration::from_micros((1000 << tries) + random() % 1024));
             tries += 1;
         }
@@ -248,8 +239,8 @@ impl Claim {
                     if let Some(errno) = bound.conflict(&bound) {
                         return Err(io::Error::from_raw_os_error(errno));
                     }
-                    // Another id that shares the port has the same name. Try again, since the next
-                    // random number gives another name.
+                    // Another id that shares the port has the same name. Try again, since the next random number gives
+                    // another name.
                 }
             }
         }
@@ -258,8 +249,8 @@ impl Claim {
     /// Returns the other ids that have the same port number in the same space, at any address.
     fn others(&self) -> io::Result<Vec<(String, Bound)>> {
         let number = format!("{PORT}{}/{}/", self.bound.space.name(), self.bound.address.port());
-        // The list of names may be unavailable, for example in a sandbox. Then the id detects only
-        // ids with the same name.
+        // The list of names may be unavailable, for example in a sandbox. Then the id detects only ids with the same
+        // name.
         let names = abstract_names(number.as_bytes()).unwrap_or_default();
         let others = names.iter().filter(|found| found.is_trusted() && found.name != self.name.as_bytes());
         let bound = |found: &AbstractName| {
@@ -272,9 +263,8 @@ impl Claim {
         &self.bound
     }
 
-    /// Returns a socket that listens at the port for ids of this machine. This socket has its own
-    /// name. Accepted sockets have the name of their listening socket, although they do not have
-    /// the port.
+    /// Returns a socket that listens at the port for ids of this machine. This socket has its own name. Accepted
+    /// sockets have the name of their listening socket, although they do not have the port.
     ///
     /// # Errors
     ///
@@ -289,8 +279,8 @@ impl Claim {
         Ok(socket)
     }
 
-    /// Connects to the id that listens at the address `to` of this machine. If there is none,
-    /// connects to the id that listens at any address.
+    /// Connects to the id that listens at the address `to` of this machine. If there is none, connects to the id that
+    /// listens at any address.
     ///
     /// # Errors
     ///
@@ -336,8 +326,7 @@ fn listener(space: Space, port: u16, host: &str) -> String {
     format!("{LISTEN}{}/{port}/{host}", space.name())
 }
 
-/// Binds a name. If an untrusted user has the name, binds the name with a suffix. Returns the bound
-/// name.
+/// Binds a name. If an untrusted user has the name, binds the name with a suffix. Returns the bound name.
 ///
 /// # Errors
 ///
@@ -365,12 +354,12 @@ fn bind_or_beside(socket: &OwnProcess, name: String) -> io::Result<String> {
     }
 }
 
-/// Returns the names of the listeners that a client should call, with their users. All listeners
-/// belong to the same user. The most specific name comes first.
+/// Returns the names of the listeners that a client should call, with their users. All listeners belong to the same
+/// user. The most specific name comes first.
 ///
-/// A listener at one address and a listener at any address exclude each other. But if one of these
-/// names is taken, the kernel lets a program of another user bind the other name. Such a program
-/// must not receive the connections of the program that has the port.
+/// A listener at one address and a listener at any address exclude each other. But if one of these names is taken, the
+/// kernel lets a program of another user bind the other name. Such a program must not receive the connections of the
+/// program that has the port.
 ///
 /// # Errors
 ///
@@ -399,8 +388,8 @@ fn listeners(names: &[String; 3], port: u16, space: Space) -> io::Result<Vec<(St
     Ok(listeners)
 }
 
-/// Returns the bound address of a client, which the name of its socket contains. Returns `None` if
-/// the client has no port.
+/// Returns the bound address of a client, which the name of its socket contains. Returns `None` if the client has no
+/// port.
 pub(super) fn caller(from: &SockAddr) -> Option<Bound> {
     Bound::of_name(from.as_abstract_namespace()?)
 }

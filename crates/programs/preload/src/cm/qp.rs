@@ -14,17 +14,14 @@ use crate::objects::query::PORT;
 use crate::objects::{ah, cq, srq};
 use crate::process::wait::{Found, STATUS, Step, in_steps};
 
-/// Default exponent of the acknowledgement timeout, which gives 67 ms. Doorbell's own connections
-/// use the same timeout.
+/// Default exponent of the acknowledgement timeout, which gives 67 ms. Doorbell's own connections use the same timeout.
 const ACK_TIMEOUT: u8 = 14;
 
-/// RNR NAK timer code for 10.24 ms (IBTA Vol 1, 9.7.5.2.8). The kernel's connection manager uses
-/// code 0, which is 655 ms. With a short timer, few retries would fail while the receiver gets no
-/// processor time.
+/// RNR NAK timer code for 10.24 ms (IBTA Vol 1, 9.7.5.2.8). The kernel's connection manager uses code 0, which is 655
+/// ms. With a short timer, few retries would fail while the receiver gets no processor time.
 const MIN_RNR_TIMER: u8 = 20;
 
-/// Returns the attributes that move the queue pair of the id to `state`, and the mask of these
-/// attributes.
+/// Returns the attributes that move the queue pair of the id to `state`, and the mask of these attributes.
 fn attributes(own: &Id, state: c::ibv_qp_state) -> Answer<(c::ibv_qp_attr, u32)> {
     let device = &device::context_of(own)?.device.attributes;
     let (kind, terms, options) = {
@@ -51,7 +48,9 @@ fn attributes(own: &Id, state: c::ibv_qp_state) -> Answer<(c::ibv_qp_attr, u32)>
             mask |= c::IBV_QP_SQ_PSN;
         }
         (c::IBV_QPS_RTR, kind) => {
-            let peer = terms.peer.ok_or_else(|| Refused::invalid("the other end is not known yet"))?;
+            let peer = terms
+                .peer
+                .ok_or_else(|| Refused::invalid("the peer is not known yet: wait for its request or reply"))?;
             attr.ah_attr = ah::ah_attributes(&AddressVector {
                 destination: peer.gid.to_canonical(),
                 traffic_class: options.traffic_class,
@@ -76,14 +75,16 @@ fn attributes(own: &Id, state: c::ibv_qp_state) -> Answer<(c::ibv_qp_attr, u32)>
             }
         }
         (state, _) => {
-            return Err(Refused::invalid(format!("the connection manager has no attributes for state {state}")));
+            return Err(Refused::invalid(format!(
+                "the connection manager has no attributes for queue pair state {state}: must be INIT, RTR or RTS"
+            )));
         }
     }
     Ok((attr, mask))
 }
 
-/// Returns the access flags of the queue pair. The flags allow READs and atomics only if the
-/// negotiated number of these requests is not 0.
+/// Returns the access flags of the queue pair. The flags allow READs and atomics only if the negotiated number of these
+/// requests is not 0.
 fn access(terms: &Terms) -> u32 {
     let reads = if terms.responder_resources > 0 { c::IBV_ACCESS_REMOTE_READ | c::IBV_ACCESS_REMOTE_ATOMIC } else { 0 };
     c::IBV_ACCESS_REMOTE_WRITE | reads
@@ -99,8 +100,8 @@ fn go_through(own: &Id, states: &[c::ibv_qp_state]) -> Answer<()> {
     Ok(())
 }
 
-/// Makes the queue pair ready with the negotiated parameters. Begins with INIT again, since the
-/// access flags of the first transition to INIT preceded the negotiation.
+/// Makes the queue pair ready with the negotiated parameters. Begins with INIT again, since the access flags of the
+/// first transition to INIT preceded the negotiation.
 pub(super) fn make_ready(own: &Id) -> Answer<()> {
     go_through(own, &[c::IBV_QPS_INIT, c::IBV_QPS_RTR, c::IBV_QPS_RTS])
 }
@@ -111,13 +112,12 @@ pub(super) fn stop(own: &Id) {
         return;
     }
     let mut attr = c::ibv_qp_attr { qp_state: c::IBV_QPS_ERR, ..c::ibv_qp_attr::default() };
-    // SAFETY: the queue pair of an id exists while the id refers to it. If its state does not allow
-    // this transition, the queue pair has no outstanding work.
+    // SAFETY: the queue pair of an id exists while the id refers to it. If its state does not allow this transition,
+    // the queue pair has no outstanding work.
     let _ = unsafe { verbs::modify_qp(own.qp(), &mut attr, c::IBV_QP_STATE) };
 }
 
-/// Creates the completion queues that the program did not supply. Each of them gets its own
-/// channel.
+/// Creates the completion queues that the program did not supply. Each of them gets its own channel.
 fn create_cqs(own: &Id, init: &mut c::ibv_qp_init_attr) -> Answer<()> {
     // A completion queue must have at least one entry, even if the program posts no work requests.
     let depth = |most: u32| c_int::try_from(most.max(1)).unwrap_or(c_int::MAX);
@@ -125,15 +125,13 @@ fn create_cqs(own: &Id, init: &mut c::ibv_qp_init_attr) -> Answer<()> {
     let create = |most: u32| unsafe { verbs::create_cq(own.verbs(), depth(most), own.c.get().cast()) };
     if init.recv_cq.is_null() {
         let (channel, queue) = create(init.cap.max_recv_wr)?;
-        // SAFETY: only calls on the id set its fields, and a program does not make such calls
-        // concurrently.
+        // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
         let c = unsafe { &mut *own.c.get() };
         (c.recv_cq_channel, c.recv_cq, init.recv_cq) = (channel, queue, queue);
     }
     if init.send_cq.is_null() {
         let (channel, queue) = create(init.cap.max_send_wr)?;
-        // SAFETY: only calls on the id set its fields, and a program does not make such calls
-        // concurrently.
+        // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
         let c = unsafe { &mut *own.c.get() };
         (c.send_cq_channel, c.send_cq, init.send_cq) = (channel, queue, queue);
     }
@@ -142,13 +140,12 @@ fn create_cqs(own: &Id, init: &mut c::ibv_qp_init_attr) -> Answer<()> {
 
 /// Destroys the completion queues that `create_cqs` created for the id.
 fn destroy_cqs(own: &Id) -> Found<()> {
-    // SAFETY: only calls on the id set its fields, and a program does not make such calls
-    // concurrently.
+    // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
     let c = unsafe { &mut *own.c.get() };
     let pairs = [(&mut c.recv_cq, &mut c.recv_cq_channel), (&mut c.send_cq, &mut c.send_cq_channel)];
     for (queue, channel) in pairs {
-        // SAFETY: each pointer is null, or refers to an object that was created with the id's queue
-        // pair. That queue pair is already destroyed.
+        // SAFETY: each pointer is null, or refers to an object that was created with the id's queue pair. That queue
+        // pair is already destroyed.
         unsafe {
             destroy_part(queue, |queue| cq::destroy(queue))?;
             verbs::destroy_channel(std::mem::replace(channel, ptr::null_mut()));
@@ -157,9 +154,8 @@ fn destroy_cqs(own: &Id) -> Found<()> {
     Ok(())
 }
 
-/// Destroys an object of an id once all its events are acknowledged, and sets the id's pointer to
-/// null. If another object still uses the object, the object continues to exist without belonging
-/// to the id.
+/// Destroys an object of an id once all its events are acknowledged, and sets the id's pointer to null. If another
+/// object still uses the object, the object continues to exist without belonging to the id.
 fn destroy_part<T>(place: &mut *mut T, destroy: impl FnOnce(*mut T) -> Answer<Step>) -> Found<()> {
     if place.is_null() {
         return Ok(());
@@ -173,8 +169,7 @@ fn destroy_part<T>(place: &mut *mut T, destroy: impl FnOnce(*mut T) -> Answer<St
     Ok(())
 }
 
-/// Creates the queue pair of an id. `make` receives the completed attributes and creates the queue
-/// pair.
+/// Creates the queue pair of an id. `make` receives the completed attributes and creates the queue pair.
 fn create_with(
     own: &Id,
     init: &mut c::ibv_qp_init_attr,
@@ -182,12 +177,12 @@ fn create_with(
 ) -> Answer<()> {
     device::context_of(own)?.device.expect_own()?;
     if !own.qp().is_null() {
-        return Err(Refused::invalid("the id has a queue pair already"));
+        return Err(Refused::invalid("the id already has a queue pair"));
     }
     let kind = crate::objects::qp::kind(init.qp_type)?;
     let ids = own.line.state().kind;
     if (kind == QpKind::Ud) != (ids == QpKind::Ud) {
-        return Err(Refused::invalid(format!("queue pairs of type {kind:?} do not fit the id's port space")));
+        return Err(Refused::invalid(format!("queue pair type {kind:?} does not match the id's port space")));
     }
     own.line.state().kind = kind;
     // Copy the attributes. So the program sees the completion queues only if the call succeeds.
@@ -195,13 +190,12 @@ fn create_with(
     create_cqs(own, &mut whole)
         .and_then(|()| {
             if whole.srq.is_null() {
-                // SAFETY: only calls on the id set its fields, and a program does not make such
-                // calls concurrently.
+                // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
                 whole.srq = unsafe { (*own.c.get()).srq };
             }
             let qp = make(&mut whole)?;
-            // SAFETY: only calls on the id set its fields, and a program does not make such calls
-            // concurrently. The queue pair was just created.
+            // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently. The
+            // queue pair was just created.
             unsafe {
                 let c = &mut *own.c.get();
                 (c.qp, c.pd, c.qp_type) = (qp, (*qp).pd, whole.qp_type);
@@ -213,8 +207,7 @@ fn create_with(
             go_through(own, states)
         })
         .inspect_err(|_| {
-            // The program has retrieved no events of the new objects, so destroying them does not
-            // wait.
+            // The program has retrieved no events of the new objects, so destroying them does not wait.
             let _ = destroy(own);
         })?;
     *init = whole;
@@ -227,11 +220,9 @@ fn create_with(
 ///
 /// The C contract of `rdma_create_qp`.
 pub(super) unsafe fn create(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_qp_init_attr) -> Answer<()> {
-    // SAFETY: only calls on the id set its fields, and a program does not make such calls
-    // concurrently.
+    // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
     let pd = if pd.is_null() { unsafe { (*own.c.get()).pd } } else { pd };
-    // SAFETY: by the C contract, the protection domain exists. If `pd` is still null, `create_qp`
-    // returns an error.
+    // SAFETY: by the C contract, the protection domain exists. If `pd` is still null, `create_qp` returns an error.
     if !pd.is_null() && unsafe { (*pd).context } != own.verbs() {
         return Err(Refused::invalid("the protection domain belongs to another context than the id"));
     }
@@ -244,8 +235,7 @@ pub(super) unsafe fn create(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_qp_i
 /// The C contract of `rdma_create_qp_ex`.
 unsafe fn create_ex(own: &Id, init: &mut c::ibv_qp_init_attr_ex) -> Answer<()> {
     if init.comp_mask & c::IBV_QP_INIT_ATTR_PD == 0 {
-        // SAFETY: only calls on the id set its fields, and a program does not make such calls
-        // concurrently.
+        // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
         init.pd = unsafe { (*own.c.get()).pd };
         init.comp_mask |= c::IBV_QP_INIT_ATTR_PD;
     }
@@ -268,13 +258,11 @@ unsafe fn create_ex(own: &Id, init: &mut c::ibv_qp_init_attr_ex) -> Answer<()> {
     Ok(())
 }
 
-/// Destroys the queue pair of an id, and the completion queues that were created with it. If the
-/// program has not acknowledged all events of these objects, returns the step that waits for the
-/// acknowledgements.
+/// Destroys the queue pair of an id, and the completion queues that were created with it. If the program has not
+/// acknowledged all events of these objects, returns the step that waits for the acknowledgements.
 pub(super) fn destroy(own: &Id) -> Found<()> {
     multicast::leave_all(own);
-    // SAFETY: only calls on the id set its fields, and the program does not use the queue pair any
-    // more.
+    // SAFETY: only calls on the id set its fields, and the program does not use the queue pair any more.
     unsafe { destroy_part(&mut (*own.c.get()).qp, |qp| crate::objects::qp::destroy(qp)) }?;
     destroy_cqs(own)
 }
@@ -286,11 +274,10 @@ pub(super) fn destroy(own: &Id) -> Found<()> {
 /// The C contract of `rdma_create_srq`.
 unsafe fn create_srq(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_attr) -> Answer<()> {
     device::context_of(own)?;
-    // SAFETY: only calls on the id set its fields, and a program does not make such calls
-    // concurrently.
+    // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
     let c = unsafe { &mut *own.c.get() };
     if !c.srq.is_null() {
-        return Err(Refused::invalid("the id has a shared receive queue already"));
+        return Err(Refused::invalid("the id already has a shared receive queue"));
     }
     let pd = if pd.is_null() { c.pd } else { pd };
     // SAFETY: the C contract.
@@ -300,8 +287,7 @@ unsafe fn create_srq(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_at
 }
 
 pub(super) fn destroy_srq(own: &Id) -> Found<()> {
-    // SAFETY: only calls on the id set its fields, and the program does not use the shared receive
-    // queue any more.
+    // SAFETY: only calls on the id set its fields, and the program does not use the shared receive queue any more.
     unsafe { destroy_part(&mut (*own.c.get()).srq, |srq| srq::destroy(srq)) }
 }
 
@@ -366,7 +352,7 @@ pub(super) unsafe extern "C" fn rdma_create_srq_ex(
         let offered = c::IBV_SRQ_INIT_ATTR_TYPE | c::IBV_SRQ_INIT_ATTR_PD;
         let kind = if init.comp_mask & c::IBV_SRQ_INIT_ATTR_TYPE != 0 { init.srq_type } else { c::IBV_SRQT_BASIC };
         if init.comp_mask & !offered != 0 || kind != c::IBV_SRQT_BASIC {
-            return Err(Refused::unsupported("only basic shared receive queues are offered"));
+            return Err(Refused::unsupported("only basic shared receive queues are supported"));
         }
         let pd = if init.comp_mask & c::IBV_SRQ_INIT_ATTR_PD != 0 { init.pd } else { ptr::null_mut() };
         let mut plain = c::ibv_srq_init_attr { srq_context: init.srq_context, attr: init.attr };
@@ -390,8 +376,7 @@ pub(super) unsafe extern "C" fn rdma_init_qp_attr(
     mask: *mut c_int,
 ) -> c_int {
     number("rdma_init_qp_attr", || {
-        // SAFETY: the C contract. The program sets the field `qp_state` to the state for which it
-        // requests attributes.
+        // SAFETY: the C contract. The program sets the field `qp_state` to the state for which it requests attributes.
         unsafe {
             if attr.is_null() || mask.is_null() {
                 return Err(no_attributes());

@@ -13,16 +13,15 @@ use super::{address, device};
 use crate::objects::answer::{Answer, Refused, number};
 use crate::process::fork::say;
 
-/// Binds an id to an address and a port. With an unspecified address, the id is not bound to the
-/// device yet.
+/// Binds an id to an address and a port. With an unspecified address, the id is not bound to the device yet.
 pub(super) fn bind(own: &Id, wanted: SocketAddr) -> Answer<()> {
     let bound = own.line.bind(wanted)?;
     own.show_addresses(Some(bound), None);
     if bound.ip().is_unspecified() { Ok(()) } else { own.bind_device() }
 }
 
-/// Returns `address` if its IP address is specified. Otherwise returns the IP address of `from`
-/// with the port of `address`.
+/// Returns `address` if its IP address is specified. Otherwise returns the IP address of `from` with the port of
+/// `address`.
 fn placed(address: SocketAddr, mut from: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
@@ -31,12 +30,11 @@ fn placed(address: SocketAddr, mut from: SocketAddr) -> SocketAddr {
     from
 }
 
-/// Resolves the local and the remote address of an id for a destination. Binds the id unless it is
-/// already bound.
+/// Resolves the local and the remote address of an id for a destination. Binds the id unless it is already bound.
 fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<()> {
     let failed = |error: std::io::Error| {
         let errno = error.raw_os_error().unwrap_or(libc::ENETUNREACH);
-        Refused::new(errno, format!("there is no way to {}: {error}", destination.ip()))
+        Refused::new(errno, format!("no route to {}: {error}", destination.ip()))
     };
     own.bind_device()?;
     let rnic = device::context_of(own)?.device.attributes.address;
@@ -57,8 +55,7 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<
              --bind`) gives it another",
             destination.ip()
         );
-        // The user must change the settings, and no errno tells the user so. Therefore print the
-        // reason.
+        // The user must change the settings, and no errno tells the user so. Therefore print the reason.
         say(&format!("doorbell: {why}"));
         return Err(Refused::new(libc::EHOSTUNREACH, why));
     }
@@ -79,13 +76,13 @@ pub(super) unsafe fn resolve_address(
 ) -> Answer<()> {
     // SAFETY: the C contract.
     let (own, source, destination) = unsafe { (id::own(id)?, address::read(source)?, address::read(destination)?) };
-    let destination = destination.ok_or_else(|| Refused::invalid("there is no destination address"))?;
+    let destination = destination.ok_or_else(|| Refused::invalid("the destination address is missing"))?;
     let local = own.line.state().local;
     if own.line.state().phase != Phase::Idle {
-        return Err(Refused::invalid("the id is resolved already, or in use"));
+        return Err(Refused::invalid("the id is already resolved, connected or listening"));
     }
     if source.or(local).is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
-        return Err(Refused::invalid("source and destination are of different families"));
+        return Err(Refused::invalid("source and destination must be of the same address family"));
     }
     let result = way(own, source, destination);
     let (local, remote) = {
@@ -116,7 +113,7 @@ pub(super) unsafe fn resolve_route(id: *mut c::rdma_cm_id) -> Answer<()> {
     {
         let mut state = own.line.state();
         if state.phase != Phase::AddressResolved {
-            return Err(Refused::invalid("an id needs a resolved address before its route is resolved"));
+            return Err(Refused::invalid("the id has no resolved address: call rdma_resolve_addr first"));
         }
         state.phase = Phase::RouteResolved;
     }
@@ -130,7 +127,7 @@ pub(super) unsafe extern "C" fn rdma_bind_addr(id: *mut c::rdma_cm_id, wanted: *
     number("rdma_bind_addr", || {
         // SAFETY: the C contract.
         let (own, wanted) = unsafe { (id::own(id)?, address::read(wanted)?) };
-        bind(own, wanted.ok_or_else(|| Refused::new(libc::EAFNOSUPPORT, "there is no address to bind to"))?)?;
+        bind(own, wanted.ok_or_else(|| Refused::new(libc::EAFNOSUPPORT, "the address to bind to is missing"))?)?;
         Ok(0)
     })
 }

@@ -1,12 +1,12 @@
 //! The service thread, which handles the sockets and deadlines of this process's ids.
 //!
-//! The thread starts when the first id is created, and blocks all signals. The thread belongs to
-//! one process. A forked child starts its own thread.
+//! The thread starts when the first id is created, and blocks all signals. The thread belongs to one process. A forked
+//! child starts its own thread.
 //!
-//! A program may close the descriptors of this thread, for example as a daemon that closes all
-//! descriptors. Then the thread waits for files that no longer have descriptors, and no call can
-//! wake the thread. So the thread checks its descriptors at each interval [`LOOK`]. If the program
-//! has closed them, the thread ends all lines. The next new id starts another thread.
+//! A program may close the descriptors of this thread, for example as a daemon that closes all descriptors. Then the
+//! thread waits for files that no longer have descriptors, and no call can wake the thread. So the thread checks its
+//! descriptors at each interval [`LOOK`]. If the program has closed them, the thread ends all lines. The next new id
+//! starts another thread.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -37,8 +37,7 @@ const WAKE: Number = 0;
 /// Name of the service thread.
 pub(crate) const THREAD: &str = "doorbell-cm";
 
-/// Maximum number of attempts to take a lock. A signal handler may run in the thread that holds the
-/// lock.
+/// Maximum number of attempts to take a lock. A signal handler may run in the thread that holds the lock.
 const ATTEMPTS: usize = 20;
 
 /// Interval at which the service thread checks its descriptors.
@@ -80,8 +79,8 @@ fn is_woken() -> EpollEvent {
 /// Service of this process, and the fork generation of the process that created it.
 static SERVICE: Mutex<Option<(u32, Arc<Service>)>> = Mutex::new(None);
 
-/// Returns the service of this process. Starts a service if none exists, or if the program has
-/// closed the descriptors of the old service.
+/// Returns the service of this process. Starts a service if none exists, or if the program has closed the descriptors
+/// of the old service.
 pub(super) fn get() -> Answer<Arc<Service>> {
     let mut service = SERVICE.lock().ignore_poison();
     if let Some((generation, service)) = &*service
@@ -91,17 +90,16 @@ pub(super) fn get() -> Answer<Arc<Service>> {
         return Ok(Arc::clone(service));
     }
     let new = Service::start()?;
-    // Do not drop the old service. Threads of the parent may hold its locks, and its descriptor
-    // numbers may now refer to other files.
+    // Do not drop the old service. Threads of the parent may hold its locks, and its descriptor numbers may now refer
+    // to other files.
     std::mem::forget(service.replace((fork::generation(), Arc::clone(&new))));
     Ok(new)
 }
 
-/// Closes the TCP sockets that the listeners of this process have at `port`, and calls `wanted`. If
-/// `wanted` fails, the listeners listen at the TCP port again. Returns whether `wanted` succeeded.
+/// Closes the TCP sockets that the listeners of this process have at `port`, and calls `wanted`. If `wanted` fails, the
+/// listeners listen at the TCP port again. Returns whether `wanted` succeeded.
 ///
-/// Returns false if a lock stays held. A signal handler may call this function while its own thread
-/// holds the lock.
+/// Returns false if a lock stays held. A signal handler may call this function while its own thread holds the lock.
 pub(super) fn leaving_tcp(port: SocketAddr, wanted: impl FnOnce() -> bool) -> bool {
     let lines: Vec<_> = {
         let Some(service) = attempt(&SERVICE) else { return false };
@@ -126,8 +124,8 @@ pub(super) fn leaving_tcp(port: SocketAddr, wanted: impl FnOnce() -> bool) -> bo
     is_done
 }
 
-/// Takes a lock that other threads hold only briefly. Returns `None` if the lock stays held. The
-/// thread that holds the lock may be this thread, interrupted by a signal.
+/// Takes a lock that other threads hold only briefly. Returns `None` if the lock stays held. The thread that holds the
+/// lock may be this thread, interrupted by a signal.
 pub(super) fn attempt<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     soon(|| match lock.try_lock() {
         Ok(guard) => Some(guard),
@@ -150,7 +148,8 @@ pub(super) fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
 impl Service {
     pub(super) fn start() -> Answer<Arc<Self>> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
-        let wake = OwnEvent::new().map_err(|error| refused("the connection manager has no eventfd", &error))?;
+        let wake = OwnEvent::new()
+            .map_err(|error| refused("an eventfd for the connection manager could not be created", &error))?;
         epoll.add(&wake, is_woken()).map_err(failed)?;
         let table = Mutex::new(Table { next: WAKE + 1, is_over: false, lines: HashMap::new() });
         let service = Arc::new(Self { epoll, wake, table });
@@ -166,8 +165,8 @@ impl Service {
 
     /// Returns whether the program has left the descriptors of the service unchanged.
     pub(super) fn is_intact(&self) -> bool {
-        // If the descriptor refers to another epoll, the call fails, since this epoll does not
-        // contain the eventfd. On the service's own epoll, the call changes nothing.
+        // If the descriptor refers to another epoll, the call fails, since this epoll does not contain the eventfd. On
+        // the service's own epoll, the call changes nothing.
         self.wake.is_intact() && self.epoll.modify(&self.wake, &mut is_woken()).is_ok()
     }
 
@@ -243,8 +242,8 @@ impl Service {
         self.wake();
     }
 
-    /// Removes a socket from the epoll before the line closes the socket. A forked child may also
-    /// hold the socket, and the epoll would then keep reporting it.
+    /// Removes a socket from the epoll before the line closes the socket. A forked child may also hold the socket, and
+    /// the epoll would then keep reporting it.
     pub(super) fn forget_socket(&self, socket: &OwnProcess) {
         if socket.is_intact() {
             // The call fails for a socket that was never registered.
@@ -307,8 +306,7 @@ impl Service {
     fn timeout(&self) -> EpollTimeout {
         let next = self.table().lines.values().filter_map(|served| served.deadline).min();
         let left = next.map_or(LOOK, |next| next.saturating_duration_since(Instant::now()).min(LOOK));
-        // The conversion to milliseconds rounds down. Add one, so that the thread does not wake
-        // before the deadline.
+        // The conversion to milliseconds rounds down. Add one, so that the thread does not wake before the deadline.
         EpollTimeout::from(left.as_millis() as u16 + 1)
     }
 

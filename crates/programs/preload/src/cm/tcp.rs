@@ -1,10 +1,8 @@
-//! `bind` of the C library, for programs that listen for RDMA and for TCP at the same port, such as
-//! storage targets.
+//! `bind` of the C library, for programs that listen for RDMA and for TCP at the same port, such as storage targets.
 //!
-//! The ports of an adapter are independent of TCP ports. But a listener of this library that other
-//! machines can reach holds the TCP port of the same number, which the program may also want. Then
-//! the program gets the TCP port, and only programs on this machine can reach the listener. The
-//! result is the same whichever of the two binds the port first.
+//! The ports of an adapter are independent of TCP ports. But a listener of this library that other machines can reach
+//! holds the TCP port of the same number, which the program may also want. Then the program gets the TCP port, and only
+//! programs on this machine can reach the listener. The result is the same whichever of the two binds the port first.
 
 use std::ffi::c_int;
 use std::io;
@@ -45,8 +43,8 @@ unsafe fn real_bind(socket: c_int, address: *const libc::sockaddr, length: libc:
     unsafe { mem::transmute::<*mut libc::c_void, Bind>(found)(socket, address, length) }
 }
 
-/// Binds a socket of this library. Unlike `bind` of a program, this function does not take the TCP
-/// port from a listener.
+/// Binds a socket of this library. Unlike `bind` of a program, this function does not take the TCP port from a
+/// listener.
 pub(super) fn bind_own(socket: &Socket, address: &SockAddr) -> io::Result<()> {
     // SAFETY: the address reports its own length.
     match unsafe { real_bind(socket.as_raw_fd(), address.as_ptr().cast(), address.len()) } {
@@ -55,8 +53,8 @@ pub(super) fn bind_own(socket: &Socket, address: &SockAddr) -> io::Result<()> {
     }
 }
 
-/// Binds a socket of the program. If a listener of this process holds the TCP port, the listener
-/// closes its socket at this port.
+/// Binds a socket of the program. If a listener of this process holds the TCP port, the listener closes its socket at
+/// this port.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bind(socket: c_int, address: *const libc::sockaddr, length: libc::socklen_t) -> c_int {
     // SAFETY: the caller obeys the C contract of `bind`.
@@ -80,8 +78,7 @@ unsafe extern "C" fn bind(socket: c_int, address: *const libc::sockaddr, length:
     -1
 }
 
-/// Returns the TCP address to which the program binds the socket. Returns `None` if the socket is
-/// not a TCP socket.
+/// Returns the TCP address to which the program binds the socket. Returns `None` if the socket is not a TCP socket.
 ///
 /// # Safety
 ///
@@ -91,14 +88,14 @@ unsafe fn wanted(socket: c_int, address: *const libc::sockaddr, length: libc::so
     if address.is_null() || length > storage.size_of() {
         return None;
     }
-    // SAFETY: the descriptor is open, since `bind` did not fail with EBADF. The caller owns the
-    // descriptor during the call.
+    // SAFETY: the descriptor is open, since `bind` did not fail with EBADF. The caller owns the descriptor during the
+    // call.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     if SockRef::from(&socket).protocol().ok()? != Some(Protocol::TCP) {
         return None;
     }
-    // SAFETY: the caller guarantees that `address` is readable, and its length fits. The bytes
-    // after the address are zero, which is valid for any address.
+    // SAFETY: the caller guarantees that `address` is readable, and its length fits. The bytes after the address are
+    // zero, which is valid for any address.
     let wanted = unsafe {
         let place = ptr::from_mut(storage.view_as::<libc::sockaddr_storage>()).cast::<u8>();
         place.copy_from_nonoverlapping(address.cast(), length as usize);

@@ -55,8 +55,8 @@ impl Transport {
         (state.has_network, state.is_far) = (self == Self::Tcp, self == Self::Tcp);
     }
 
-    /// Returns a bare socket that is connected to a listener on this machine. The test itself sends
-    /// messages through the socket.
+    /// Returns a bare socket that is connected to a listener on this machine. The test itself sends messages through
+    /// the socket.
     pub(crate) fn call(self, port: u16) -> Socket {
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         if self == Self::Tcp {
@@ -76,8 +76,7 @@ pub(super) fn port_of_this_machine() -> Claim {
     line.state().claim.take().unwrap()
 }
 
-/// Connects from a port of this machine, and returns the socket. Nothing has been sent through the
-/// socket yet.
+/// Connects from a port of this machine, and returns the socket. Nothing has been sent through the socket yet.
 pub(super) fn called(from: &Claim, to: SocketAddr) -> Socket {
     from.call(to).unwrap();
     let socket = SockRef::from(from.socket()).try_clone().unwrap();
@@ -107,8 +106,8 @@ impl BareListener {
         Self { socket, port: claim.bound().address.port(), transport, _kept: Some((claim, listening)) }
     }
 
-    /// Accepts the next connection. A client on this machine first sends a message with the
-    /// addresses, which this function reads.
+    /// Accepts the next connection. A client on this machine first sends a message with the addresses, which this
+    /// function reads.
     pub(crate) fn accept(&self) -> Socket {
         let mut socket = self.socket.accept().unwrap().0;
         if self.transport == Transport::Unix {

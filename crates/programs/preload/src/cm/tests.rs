@@ -1,5 +1,5 @@
-//! Tests with a client and a listener in one process. In `peers.rs`, one of the two is a bare
-//! socket. `ports.rs` tests ports, and `states.rs` tests calls in states that do not allow them.
+//! Tests with a client and a listener in one process. In `peers.rs`, one of the two is a bare socket. `ports.rs` tests
+//! ports, and `states.rs` tests calls in states that do not allow them.
 
 mod peers;
 mod ports;
@@ -317,8 +317,8 @@ fn a_datagram_service_is_found_or_refused() {
         fine(rdma_reject(refusing, b"no".as_ptr().cast(), 2));
         let seen = active.expect(c::RDMA_CM_EVENT_UNREACHABLE, 2);
         assert_eq!((&seen.private[..3], seen.private.len()), (&b"no\0"[..], LOOKUP_REPLY_PRIVATE));
-        // A datagram service rejects connections. The connection must use TCP, since only TCP ports
-        // are shared by the port spaces.
+        // A datagram service rejects connections. The connection must use TCP, since only TCP ports are shared by the
+        // port spaces.
         let far = passive.id(c::RDMA_PS_UDP);
         Transport::Tcp.select(far);
         fine(rdma_bind_addr(far, sockaddr(&Transport::Tcp.address())));
@@ -394,8 +394,7 @@ fn a_synchronous_endpoint_needs_no_events() {
         let mut server = ptr::null_mut();
         fine(rdma_get_request(listener, &raw mut server));
         fine(rdma_accept(server, ptr::null_mut()));
-        // The first call gets its event, even if the client has already left. The other calls get
-        // no event and return.
+        // The first call gets its event, even if the client has already left. The other calls get no event and return.
         fine(rdma_disconnect(server));
         fine(rdma_disconnect(server));
         fine(rdma_disconnect(server));
@@ -452,8 +451,8 @@ fn a_source_without_an_address_keeps_its_port() {
 fn a_forked_child_leaves_the_events_of_an_inherited_channel_to_its_parent() {
     let channel = Channel::new();
     let id = channel.id(c::RDMA_PS_TCP);
-    // SAFETY: the channel and the id exist. The child uses only the channel, so it takes no lock
-    // that another thread may hold. The child ends without unwinding.
+    // SAFETY: the channel and the id exist. The child uses only the channel, so it takes no lock that another thread
+    // may hold. The child ends without unwinding.
     unsafe {
         fine(rdma_resolve_addr(id, ptr::null_mut(), sockaddr(&local(9)), 1000));
         let fd = (*channel.0).fd;

@@ -8,8 +8,8 @@ use doorbell_ibverbs_sys as c;
 use crate::objects::answer::{Answer, Refused};
 use crate::objects::{context, cq, device, pd, qp, srq};
 
-/// Converts the result of a verb that creates an object. If the verb returned null, it has already
-/// explained the reason.
+/// Converts the result of a verb that creates an object. If the verb returned null, it has already explained the
+/// reason.
 fn made<T>(what: &str, object: *mut T) -> Answer<*mut T> {
     if !object.is_null() {
         return Ok(object);
@@ -57,8 +57,8 @@ pub(super) unsafe fn create_cq(
 /// `channel` is null, or was created by [`create_cq`].
 pub(super) unsafe fn destroy_channel(channel: *mut c::ibv_comp_channel) {
     if !channel.is_null() {
-        // SAFETY: the caller guarantees that the channel exists. If the channel is still in use,
-        // the call returns an error.
+        // SAFETY: the caller guarantees that the channel exists. If the channel is still in use, the call returns an
+        // error.
         unsafe { cq::ibv_destroy_comp_channel(channel) };
     }
 }
@@ -97,6 +97,6 @@ pub(super) unsafe fn modify_qp(qp: *mut c::ibv_qp, attr: &mut c::ibv_qp_attr, ma
     // SAFETY: by the caller's promise.
     match unsafe { qp::ibv_modify_qp(qp, attr, mask as c_int) } {
         0 => Ok(()),
-        errno => Err(Refused::new(errno, format!("the queue pair does not go to state {}", attr.qp_state))),
+        errno => Err(Refused::new(errno, format!("the queue pair cannot change to state {}", attr.qp_state))),
     }
 }

@@ -1,4 +1,4 @@
-//! Addresses: GIDs, address vectors and address handles.
+//! Addresses in the forms of verbs: GIDs, address vectors and address handles.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,19 +20,19 @@ pub(crate) struct Ah {
     pub(crate) address: AddressVector,
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `ibv_ah`.
+// SAFETY: `Ah` is `#[repr(C)]` and begins with an `ibv_ah`.
 unsafe impl Object for Ah {
     type C = c::ibv_ah;
     const KIND: Kind = Kind::Ah;
 }
 
-/// Hop limit of packets if the program gives none. A datagram with hop limit 0 is dropped.
+/// Hop limit of packets if the program does not specify one. Routers drop a datagram with hop limit 0.
 pub(crate) const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// Advice to users of programs that omit the GID index, which RoCE needs.
+/// Advice to users of programs that omit the GID index. RoCE needs this index.
 const GIVE_INDEX: &str = "give the programs at both ends the GID index 0 (most take it with -g 0 or -x 0)";
 
-/// Converts the address attributes of a program.
+/// Converts the address attributes of a program to an address vector.
 pub(crate) fn address_vector(attr: &c::ibv_ah_attr, device: &Device) -> Answer<AddressVector> {
     expect_port(attr.port_num.into())?;
     if attr.is_global == 0 {
@@ -43,17 +43,19 @@ pub(crate) fn address_vector(attr: &c::ibv_ah_attr, device: &Device) -> Answer<A
     if let Err(refused) = expect_gid_index(attr.grh.sgid_index.into()) {
         return Err(Refused::hint(format!("{refused}; {GIVE_INDEX}")));
     }
-    // SAFETY: both members of the GID union are plain bytes.
+    // SAFETY: both members of the GID union are plain bytes, so any value is valid.
     let destination = IpAddr::V6(Ipv6Addr::from(unsafe { attr.grh.dgid.raw })).to_canonical();
     let own = device.attributes.address;
     if destination.is_ipv4() != own.is_ipv4() || destination.is_unspecified() {
-        return Err(Refused::invalid(format!("the GID of {destination} is not reached from {own}")));
+        return Err(Refused::invalid(format!(
+            "the GID of {destination} cannot be reached from {own}: both must be IPv4 or both IPv6"
+        )));
     }
     let hop_limit = if attr.grh.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { attr.grh.hop_limit };
     Ok(AddressVector { destination, traffic_class: attr.grh.traffic_class, hop_limit })
 }
 
-/// Converts an address to its C structure.
+/// Converts an address vector to its C structure.
 pub(crate) fn ah_attributes(address: &AddressVector) -> c::ibv_ah_attr {
     c::ibv_ah_attr {
         grh: c::ibv_global_route {
@@ -94,11 +96,13 @@ unsafe extern "C" fn ibv_create_ah(pd: *mut c::ibv_pd, attr: *mut c::ibv_ah_attr
     })
 }
 
-/// Returns the source address of a datagram. An IPv4 header occupies the last 20 of the 40 bytes, and an IPv6 header
-/// all of them (RoCE v2 annex A17, A17.4.5.2).
+/// Returns the address of the sender of a datagram, from the 40 bytes before its payload. An IPv4 header occupies the
+/// last 20 of these bytes, and an IPv6 header occupies all of them (RoCE v2 annex A17, A17.4.5.2).
 fn source_of(wc: &c::ibv_wc, header: &[u8; 40]) -> Answer<AddressVector> {
     if wc.wc_flags & c::IBV_WC_GRH == 0 {
-        return Err(Refused::invalid("the completion has no routing header, so its sender is not known"));
+        return Err(Refused::invalid(
+            "the completion has no routing header (IBV_WC_GRH), so the sender of the datagram is unknown",
+        ));
     }
     let field = |at: usize| -> [u8; 4] { [header[at], header[at + 1], header[at + 2], header[at + 3]] };
     let (address, traffic_class) = if header[0] >> 4 == 6 {
@@ -108,7 +112,7 @@ fn source_of(wc: &c::ibv_wc, header: &[u8; 40]) -> Answer<AddressVector> {
     } else if header[20] == 0x45 {
         (IpAddr::V4(Ipv4Addr::from(field(32))), header[21])
     } else {
-        return Err(Refused::invalid("the routing header is neither that of IPv6 nor that of IPv4"));
+        return Err(Refused::invalid("the routing header is neither an IPv6 nor an IPv4 header"));
     };
     Ok(AddressVector { destination: address, traffic_class, hop_limit: DEFAULT_HOP_LIMIT })
 }
@@ -158,11 +162,11 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut c::ibv_ah) -> c_int {
     status("ibv_destroy_ah", || {
         // SAFETY: the C contract.
         let own = unsafe { object::<Ah>(ah) }?;
-        // SAFETY: a protection domain stays while objects of it exist.
+        // SAFETY: a protection domain exists while objects of it exist.
         let pd = unsafe { object::<Pd>(own.c.pd) }?;
         let context = pd.context()?;
         pd.users.remove();
-        // SAFETY: the program does not use it again.
+        // SAFETY: the program does not use the address handle any more.
         drop(unsafe { context.handles.take::<Ah>(ah) });
         Ok(())
     })
@@ -184,7 +188,7 @@ mod tests {
             assert!(address_vector(&good, device).is_ok());
             let without_gid = c::ibv_ah_attr { is_global: 0, ..good };
             let mut without_index = good;
-            without_index.grh.sgid_index = 255; // -1, as programs store it
+            without_index.grh.sgid_index = 255; // programs store the index -1 in this form
             for wrong in [without_gid, without_index] {
                 let refused = address_vector(&wrong, device).unwrap_err();
                 assert_eq!((refused.errno, refused.is_hint), (libc::EINVAL, true));

@@ -1,4 +1,4 @@
-//! Results of C calls: the errno of verbs, and a sentence that explains a refusal.
+//! Results of C calls. A failed call sets an errno of verbs and explains the error in a sentence.
 
 use std::borrow::Cow;
 use std::ffi::c_int;
@@ -12,12 +12,12 @@ use crate::process::explain::{explain, hint, is_wanted};
 use crate::process::fork::Inside;
 use crate::process::wait::Uncancelled;
 
-/// Reason for which a call was refused.
+/// Error of a call.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) errno: c_int,
     why: Cow<'static, str>,
-    /// Whether the sentence goes to standard error even without `--explain`.
+    /// Whether the library writes the sentence to standard error even without `--explain`.
     pub(crate) is_hint: bool,
 }
 
@@ -28,8 +28,8 @@ impl Refused {
         Self { errno, why: why.into(), is_hint: false }
     }
 
-    /// Creates a refusal with EINVAL whose reason newcomers need at once: the program lacks an option that RoCE
-    /// needs.
+    /// Creates an error with EINVAL for a program that lacks an option which RoCE needs. New users need this
+    /// explanation at once.
     pub(crate) fn hint(why: impl Into<Cow<'static, str>>) -> Self {
         Self { is_hint: true, ..Self::invalid(why) }
     }
@@ -42,8 +42,8 @@ impl Refused {
         Self::new(libc::EOPNOTSUPP, why)
     }
 
-    /// Writes the reason to standard error. With `--explain`, it writes each sentence once, otherwise only the first
-    /// hint of the process.
+    /// Writes the reason to standard error. With `--explain`, the library writes each sentence once. Without it, the
+    /// library writes only the first hint of the process.
     pub(crate) fn tell(&self, call: &str) {
         if is_wanted() || self.is_hint {
             let _uncancelled = Uncancelled::new();
@@ -108,20 +108,21 @@ impl From<PostErrorKind> for Refused {
 }
 
 pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: the C library has one location per thread, which is valid for as long as the thread.
+    // SAFETY: the C library has one location per thread, which is valid for as long as the thread runs.
     unsafe { *libc::__errno_location() = errno }
 }
 
-/// Runs `body` so that nothing unwinds into C: a panic of this library becomes an error of the call. Meanwhile the
-/// thread is not cancelled, so cancellation does not unwind `body` either. No other thread forks meanwhile, since the
-/// child would find locks held.
+/// Runs `body`, and converts a panic of `body` to an error of the call, since a panic must not unwind into C. During
+/// `body`, the thread cannot be cancelled, so cancellation does not unwind `body` either. No other thread forks during
+/// `body`, since the child would inherit locked locks.
 pub(crate) fn guarded<T>(body: impl FnOnce() -> Answer<T>) -> Answer<T> {
     let _uncancelled = Uncancelled::new();
     let _inside = Inside::new();
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| Err(Refused::new(libc::EIO, "a defect of this library")))
+    catch_unwind(AssertUnwindSafe(body))
+        .unwrap_or_else(|_| Err(Refused::new(libc::EIO, "internal error of Doorbell's library")))
 }
 
-/// Runs a call that returns 0 or the errno.
+/// Runs a call that returns 0 or an errno.
 pub(crate) fn status(call: &str, body: impl FnOnce() -> Answer<()>) -> c_int {
     match guarded(body) {
         Ok(()) => 0,
@@ -133,7 +134,7 @@ pub(crate) fn status(call: &str, body: impl FnOnce() -> Answer<()>) -> c_int {
     }
 }
 
-/// Runs a call that returns a number, or -1 with errno set.
+/// Runs a call that returns a number, or -1 after setting the errno.
 pub(crate) fn number(call: &str, body: impl FnOnce() -> Answer<c_int>) -> c_int {
     guarded(body).unwrap_or_else(|refused| {
         refused.tell(call);
@@ -142,7 +143,7 @@ pub(crate) fn number(call: &str, body: impl FnOnce() -> Answer<c_int>) -> c_int 
     })
 }
 
-/// Runs a call that returns an object, or null with errno set.
+/// Runs a call that returns a pointer to an object, or null after setting the errno.
 pub(crate) fn pointer<T>(call: &str, body: impl FnOnce() -> Answer<*mut T>) -> *mut T {
     guarded(body).unwrap_or_else(|refused| {
         refused.tell(call);

@@ -1,4 +1,4 @@
-//! Opening the device, and the tables through which programs call many verbs.
+//! Opening and closing the device. Also creates the tables of functions through which programs call many verbs.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{self, offset_of};
@@ -13,30 +13,30 @@ use crate::objects::handle::{Handles, Kind, object};
 use crate::objects::{ah, cq, cq_ex, dm, mr, mw, pd, post, qp, query, srq, unsupported};
 use crate::process::fork::say;
 
-/// A context. C sees the `ibv_context` within its first field.
+/// A context. C code sees the `ibv_context` inside the first field.
 #[repr(C)]
 pub(crate) struct Context {
     c: c::verbs_context,
     pub(crate) device: Arc<Device>,
     pub(crate) events: Arc<Events>,
-    /// Objects that were created from the context.
+    /// Objects that were created from this context.
     pub(crate) handles: Handles,
 }
 
-/// Value of `abi_compat` that announces the extended table.
+/// Value of `abi_compat` that announces the extended table of functions.
 const EXTENDED: *mut c_void = usize::MAX as *mut c_void;
 
 impl Context {
-    /// Returns the context of a C pointer.
+    /// Returns the context to which a C pointer refers.
     ///
     /// # Safety
     ///
-    /// If it is not null, `pointer` came from `ibv_open_device` and was not closed.
+    /// `pointer` is null, or came from `ibv_open_device` and was not closed.
     pub(crate) unsafe fn of<'a>(pointer: *mut c::ibv_context) -> Answer<&'a Self> {
         if pointer.is_null() {
             return Err(Refused::invalid("the context is null"));
         }
-        // SAFETY: the `ibv_context` lies in a `verbs_context`, with which a `Context` begins.
+        // SAFETY: the `ibv_context` lies inside the `verbs_context` with which each `Context` begins.
         Ok(unsafe { &*pointer.byte_sub(offset_of!(c::verbs_context, context)).cast::<Self>() })
     }
 
@@ -46,7 +46,7 @@ impl Context {
 }
 
 fn tables(events: &Events) -> c::verbs_context {
-    // SAFETY: zeros are a value of each of its fields: numbers, null pointers, absent functions.
+    // SAFETY: zeros are a valid value of each field. The fields are numbers, pointers and optional functions.
     let mut tables: c::verbs_context = unsafe { mem::zeroed() };
     tables.sz = size_of::<c::verbs_context>();
     unsupported::fill(&mut tables);
@@ -74,7 +74,8 @@ fn tables(events: &Events) -> c::verbs_context {
     context.ops.post_send = Some(post::post_send);
     context.ops.post_recv = Some(post::post_recv);
     context.ops.post_srq_recv = Some(post::post_srq_recv);
-    // There is no kernel to command, but some programs duplicate this descriptor.
+    // The context has no command channel to the kernel. But some programs duplicate this descriptor, so it must be
+    // valid.
     context.cmd_fd = events.fd();
     context.async_fd = events.fd();
     context.num_comp_vectors = 1;
@@ -89,48 +90,50 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *
             return Err(Refused::invalid("the device is null"));
         }
         let opened = device::open().inspect_err(|refused| {
-            // The fault is outside the program, and no errno describes it.
+            // The user must correct the settings, and no errno describes the cause. So write the reason to standard
+            // error.
             say(&format!("doorbell: the software RNIC could not be opened: {refused}"));
         })?;
         let events = Arc::new(Events::new()?);
         let mut c = tables(&events);
         c.context.device = device;
-        // The C library's initializer of a mutex writes zeros too.
+        // The mutexes in the C structure are zero, as after initialisation by the C library.
         let context = Box::leak(Box::new(Context { c, device: opened, events, handles: Handles::default() }));
         Ok(context.as_c())
     };
     pointer("ibv_open_device", open)
 }
 
-/// Closes a context. Objects that the program did not destroy are destroyed with it, as the kernel would do: from
-/// then on no peer reaches their memory.
+/// Closes a context. Also destroys the objects that the program did not destroy, as the kernel does. After this call,
+/// no peer can access their memory.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut c::ibv_context) -> c_int {
     status("ibv_close_device", || {
         // SAFETY: the C contract.
         let own = unsafe { Context::of(context) }?;
         if !own.device.is_own() {
-            return Ok(()); // the context belongs to the parent process
+            return Ok(()); // an inherited context belongs to the parent process
         }
         for (kind, pointer) in own.handles.left() {
-            // SAFETY: an object of this kind that exists, and the program does not use it again.
+            // SAFETY: the pointer refers to an existing object of this kind. The program does not use the object any
+            // more.
             unsafe { destroy(kind, pointer as *mut c_void) };
         }
-        // SAFETY: it came from `Box::leak`, no object that was created from it still exists, and the program does not
-        // use it again.
+        // SAFETY: the pointer came from `Box::leak`. No object of the context exists any more, and the program does not
+        // use the context any more.
         drop(unsafe { Box::from_raw((&raw const *own).cast_mut()) });
         Ok(())
     })
 }
 
-/// Destroys an object that the program did not destroy, without waiting for it to acknowledge events.
+/// Destroys an object that the program did not destroy. Does not wait for the program to acknowledge events.
 ///
 /// # Safety
 ///
-/// The pointer is an object of this kind, and no thread uses it.
+/// `pointer` refers to an object of this kind, and no thread uses the object.
 unsafe fn destroy(kind: Kind, pointer: *mut c_void) {
-    // SAFETY: passed on to our caller. Objects are destroyed before those that they were created from, so none is in
-    // use.
+    // SAFETY: the caller guarantees that the object exists. The caller destroys each object before the objects from
+    // which it was created, so no other object uses it.
     unsafe {
         match kind {
             Kind::Qp => {

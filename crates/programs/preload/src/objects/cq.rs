@@ -38,7 +38,7 @@ pub(crate) struct Channel {
 /// C pointer of a completion queue.
 struct CqPointer(*mut c::ibv_cq);
 
-// SAFETY: `#[repr(C)]`, and begins with an `ibv_comp_channel`.
+// SAFETY: `Channel` is `#[repr(C)]` and begins with an `ibv_comp_channel`.
 unsafe impl Object for Channel {
     type C = c::ibv_comp_channel;
     const KIND: Kind = Kind::Channel;
@@ -49,14 +49,14 @@ impl Channel {
         self.cqs.lock().ignore_poison()
     }
 
-    /// Takes the oldest notification. Returns `None` if no notification of an existing queue is left.
+    /// Takes the oldest notification of the channel. Returns `None` if there is no notification of an existing queue.
     fn take(&self) -> Option<*mut c::ibv_cq> {
-        // `destroy` takes the queue out of the table under this lock. So either the queue is no longer found, or
-        // `destroy` waits until the notification is acknowledged.
+        // `destroy` removes the queue from the table under the same lock. So either this thread no longer finds the
+        // queue, or `destroy` waits until the notification is acknowledged.
         let cqs = self.cqs();
         while let Some(id) = self.raw.next() {
             if let Some(&CqPointer(cq)) = cqs.get(&id) {
-                // SAFETY: the queue is taken out of the table before it is destroyed.
+                // SAFETY: a queue in the table exists, since `destroy` removes it from the table first.
                 if let Ok(own) = unsafe { object::<Cq>(cq) } {
                     own.notifications.add();
                 }
@@ -74,7 +74,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_con
         let own = unsafe { Context::of(context) }?;
         own.device.expect_own()?;
         let raw = own.device.provider.create_channel()?;
-        // Programs expect a descriptor that blocks until they change it.
+        // Programs expect a blocking descriptor, unless they change it.
         fcntl(raw.fd(), FcntlArg::F_SETFL(OFlag::empty()))
             .map_err(|error| Refused::new(error as c_int, "the channel's descriptor could not be changed"))?;
         let c = c::ibv_comp_channel { context, fd: raw.fd().as_raw_fd(), refcnt: 0 };
@@ -93,8 +93,8 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut c::ibv_co
         // SAFETY: the C contract.
         let own = unsafe { object::<Channel>(channel) }?;
         own.users.expect_none("completion channel")?;
-        // SAFETY: a context stays while objects that were created from it exist; no queue notifies the channel, and
-        // the program does not use it again.
+        // SAFETY: a context exists while objects of it exist. No queue notifies the channel, and the program does not
+        // use the channel any more.
         drop(unsafe { Context::of(own.c.context)?.handles.take::<Channel>(channel) });
         Ok(())
     })
@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
                 return Ok(Step::Sleep(Sleep::new(&own.sleepers, added)));
             }
         };
-        // SAFETY: the caller's places; the queue stays until this notification is acknowledged.
+        // SAFETY: the caller provides memory for the results. The queue exists until this notification is acknowledged.
         unsafe {
             cq.write(found);
             cq_context.write((*found).cq_context);
@@ -140,8 +140,8 @@ pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut c::ibv_cq, events: c_
     }
 }
 
-/// A completion queue. C sees an `ibv_cq`. If the queue was created as an `ibv_cq_ex`, C sees that structure, which
-/// begins with an `ibv_cq`.
+/// A completion queue. C code sees an `ibv_cq`. If the program created the queue as an `ibv_cq_ex`, C code sees an
+/// `ibv_cq_ex`, which begins with an `ibv_cq`.
 #[repr(C)]
 pub(crate) struct Cq {
     pub(crate) c: UnsafeCell<c::ibv_cq_ex>,
@@ -150,36 +150,36 @@ pub(crate) struct Cq {
     channel: *mut c::ibv_comp_channel,
     source: Option<Source>,
     pub(crate) users: Users,
-    /// Completion events that the program retrieved.
+    /// Completion events that the program has retrieved but not acknowledged.
     notifications: Unacknowledged,
-    /// Asynchronous events that the program retrieved.
+    /// Asynchronous events that the program has retrieved but not acknowledged.
     pub(crate) unacknowledged: Unacknowledged,
-    /// Held from `ibv_start_poll` to `ibv_end_poll`.
+    /// Lock that a polling thread holds from `ibv_start_poll` to `ibv_end_poll`.
     pub(crate) polling: AtomicBool,
-    /// Completion that `ibv_start_poll` or `ibv_next_poll` found.
+    /// Completion that the last `ibv_start_poll` or `ibv_next_poll` returned.
     pub(crate) current: UnsafeCell<Completion>,
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `ibv_cq_ex`, which begins as an `ibv_cq`.
+// SAFETY: `Cq` is `#[repr(C)]` and begins with an `ibv_cq_ex`, whose first fields are those of an `ibv_cq`.
 unsafe impl Object for Cq {
     type C = c::ibv_cq;
     const KIND: Kind = Kind::Cq;
 }
 
 impl Cq {
-    /// Stops waiting for acknowledgements: the program will acknowledge no more events.
+    /// Ends all waits for acknowledgements. Called when the program will acknowledge no more events.
     pub(crate) fn give_up(&self) {
         self.notifications.give_up();
         self.unacknowledged.give_up();
     }
 
     pub(crate) fn context(&self) -> *mut c::ibv_context {
-        // SAFETY: set once, at creation.
+        // SAFETY: the field is set when the queue is created, and never changes.
         unsafe { (*self.c.get()).context }
     }
 }
 
-/// Creates a queue of exactly `depth` entries.
+/// Creates a completion queue with exactly `depth` entries.
 ///
 /// # Safety
 ///
@@ -195,9 +195,9 @@ pub(crate) unsafe fn create(
     let own = unsafe { Context::of(context) }?;
     own.device.expect_own()?;
     if vector != 0 {
-        return Err(Refused::invalid(format!("completion vector {vector} does not exist: there is one, 0")));
+        return Err(Refused::invalid(format!("completion vector {vector} does not exist: must be 0")));
     }
-    // SAFETY: the C contract; null is allowed.
+    // SAFETY: by the C contract, `channel` is null or a channel.
     let notified = if channel.is_null() { None } else { Some(unsafe { object::<Channel>(channel) }?) };
     if notified.is_some_and(|notified| notified.c.context != context) {
         return Err(Refused::invalid("the completion channel belongs to another context"));
@@ -218,7 +218,7 @@ pub(crate) unsafe fn create(
         current: UnsafeCell::new(Completion::default()),
     });
     let source = Source::new(Element::Cq(cq), own);
-    // SAFETY: no other thread knows the queue yet.
+    // SAFETY: no other thread knows the new queue yet.
     unsafe { (*cq.cast::<Cq>()).source = Some(source.clone()) };
     own.device.sources().cqs.insert(id, source);
     if let Some(channel) = notified {
@@ -237,7 +237,8 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     vector: c_int,
 ) -> *mut c::ibv_cq {
     pointer("ibv_create_cq", || {
-        let depth = usize::try_from(depth).map_err(|_| Refused::invalid(format!("the depth {depth} is negative")))?;
+        let depth = usize::try_from(depth)
+            .map_err(|_| Refused::invalid(format!("depth {depth} of the completion queue: must not be negative")))?;
         // SAFETY: the C contract.
         unsafe { create(context, depth, cq_context, channel, vector as c_uint) }
     })
@@ -249,15 +250,16 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut c::ibv_cq, depth: c_int) -> c_int {
         // SAFETY: the C contract.
         let own = unsafe { object::<Cq>(cq) }?;
         own.device.expect_own()?;
-        let wanted = usize::try_from(depth).map_err(|_| Refused::invalid(format!("the depth {depth} is negative")))?;
+        let wanted = usize::try_from(depth)
+            .map_err(|_| Refused::invalid(format!("depth {depth} of the completion queue: must not be negative")))?;
         own.raw.resize(wanted)?;
-        // SAFETY: C programs may read the field at any time, which verbs allow.
+        // SAFETY: verbs allow C programs to read this field at any time, also during the write.
         unsafe { (*own.c.get()).cqe = depth };
         Ok(())
     })
 }
 
-/// Destroys a queue after all its retrieved events are acknowledged.
+/// Destroys a completion queue, once the program has acknowledged all retrieved events of this queue.
 ///
 /// # Safety
 ///
@@ -272,7 +274,7 @@ pub(crate) unsafe fn destroy(cq: *mut c::ibv_cq) -> Answer<Step> {
     if let Some(source) = &own.source {
         source.close();
     }
-    // SAFETY: a channel stays while queues notify it.
+    // SAFETY: a channel exists while queues notify it.
     let channel = unsafe { object::<Channel>(own.channel) }.ok();
     if let Some(channel) = channel {
         channel.cqs().remove(&id);
@@ -280,8 +282,8 @@ pub(crate) unsafe fn destroy(cq: *mut c::ibv_cq) -> Answer<Step> {
     if let Err(step) = own.unacknowledged.none().and_then(|()| own.notifications.none()) {
         return Ok(step);
     }
-    // SAFETY: a context stays while objects that were created from it exist; no queue pair uses the queue, and the
-    // program does not use it again.
+    // SAFETY: a context exists while objects of it exist. No queue pair uses the queue, and the program does not use
+    // the queue any more.
     drop(unsafe { Context::of(own.context())?.handles.take::<Cq>(cq) });
     if let Some(channel) = channel {
         channel.users.remove();
@@ -295,11 +297,11 @@ pub(crate) unsafe extern "C-unwind" fn ibv_destroy_cq(cq: *mut c::ibv_cq) -> c_i
     in_steps("ibv_destroy_cq", STATUS, move |_| unsafe { destroy(cq) })
 }
 
-/// Maximum number of completions that one step takes from the queue.
+/// Maximum number of completions that one step of a poll takes from the queue.
 const CHUNK: usize = 16;
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places: *mut c::ibv_wc) -> c_int {
-    // SAFETY: the C contract: a queue that exists.
+    // SAFETY: by the C contract, the queue exists.
     let own = unsafe { &*cq.cast::<Cq>() };
     if !own.device.is_own() || room < 0 {
         set_errno(libc::EINVAL);
@@ -312,7 +314,8 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places:
         let mut chunk = [Completion::default(); CHUNK];
         let wanted = (room - done).min(CHUNK);
         let Ok(found) = own.raw.poll(&mut chunk[..wanted]) else {
-            // The queue overran. First return the completions that were taken before.
+            // The queue has overrun. First return the completions that this call has already taken. The next call will
+            // report the overrun.
             if done > 0 {
                 break;
             }
@@ -320,7 +323,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places:
             return -1;
         };
         for completion in &chunk[..found] {
-            // SAFETY: the caller has places for `room` completions.
+            // SAFETY: the caller has memory for `room` completions.
             unsafe { places.add(done).write(work_completion(completion, own)) };
             done += 1;
         }
@@ -383,7 +386,7 @@ pub(crate) fn wc_flags(completion: &Completion) -> c_uint {
     attached | if completion.has_grh { c::IBV_WC_GRH } else { 0 }
 }
 
-/// Returns immediate data in network order, or the invalidated key.
+/// Returns the immediate data in network byte order, or the invalidated key.
 pub(crate) fn wc_attachment(completion: &Completion) -> u32 {
     match completion.attachment {
         Attachment::None => 0,
@@ -392,10 +395,10 @@ pub(crate) fn wc_attachment(completion: &Completion) -> u32 {
     }
 }
 
-/// Returns the value of the service level field. RoCE v2 has no service level (annex A17, A17.4.5.1). But the
-/// receiver of a datagram must learn which kind of packet carried it, and verbs have no field for that. mlx5 stores
-/// the kind of packet in this field. UCX reads it to find the addresses in the 40 bytes. rxe leaves 0 for all
-/// datagrams. The field is 0 for connections.
+/// Returns the value of the service level field. RoCE v2 has no service level (annex A17, A17.4.5.1). But the receiver
+/// of a datagram must learn the packet's kind, for which verbs have no field. mlx5 stores the packet's kind in the
+/// service level field. UCX reads this field to find the addresses in the 40 bytes before the payload. rxe leaves the
+/// field at 0 for all datagrams. For connections, this function returns 0.
 pub(crate) fn wc_sl(completion: &Completion, cq: &Cq) -> u8 {
     const UDP: u8 = 1 << 3;
     const IPV6: u8 = 1;

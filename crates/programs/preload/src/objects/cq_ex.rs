@@ -1,4 +1,4 @@
-//! Extended completion queues: programs read completions field by field.
+//! Extended completion queues, whose completions a program reads field by field.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use doorbell_verbs::raw::Provider;
 use crate::objects::answer::{Refused, pointer};
 use crate::objects::cq::{self, Cq};
 
-/// Fields that programs can read.
+/// Completion fields that programs can read.
 const FIELDS: u64 = (c::IBV_WC_STANDARD_FLAGS
     | c::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | c::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
@@ -25,29 +25,30 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         let init = unsafe { init.as_ref() }.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         if init.comp_mask & !(c::IBV_CQ_INIT_ATTR_MASK_FLAGS | c::IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
             return Err(Refused::invalid(format!(
-                "comp_mask {:#x} of a completion queue is not known",
+                "comp_mask {:#x} of a completion queue has unknown bits",
                 init.comp_mask
             )));
         }
         if init.wc_flags & !FIELDS != 0 {
             return Err(Refused::unsupported(format!(
-                "completion fields {:#x} are not offered",
+                "completion fields {:#x} are not supported",
                 init.wc_flags & !FIELDS
             )));
         }
         let flags = if init.comp_mask & c::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { init.flags } else { 0 };
         if flags & !c::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
-            return Err(Refused::unsupported(format!("completion queue flags {flags:#x} are not offered")));
+            return Err(Refused::unsupported(format!("completion queue flags {flags:#x} are not supported")));
         }
         // SAFETY: the C contract.
         let cq = unsafe { cq::create(context, init.cqe as usize, init.cq_context, init.channel, init.comp_vector) }?;
         let cq = cq.cast::<c::ibv_cq_ex>();
-        // SAFETY: just created, and no other thread knows it.
+        // SAFETY: the queue was just created, and no other thread knows it.
         let table = unsafe { &mut *cq };
         table.start_poll = Some(start_poll);
         table.next_poll = Some(next_poll);
         table.end_poll = Some(end_poll);
-        // `ibv_wc_read_opcode` and similar functions call these without a check for null.
+        // The headers of verbs (`ibv_wc_read_opcode` and similar functions) call these functions without a check for
+        // null.
         table.read_opcode = Some(read_opcode);
         table.read_vendor_err = Some(read_vendor_err);
         table.read_wc_flags = Some(read_wc_flags);
@@ -66,29 +67,29 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 
 /// # Safety
 ///
-/// A queue that exists.
+/// `cq` is a completion queue that exists.
 unsafe fn own<'a>(cq: *mut c::ibv_cq_ex) -> &'a Cq {
-    // SAFETY: passed on to our caller.
+    // SAFETY: the caller guarantees that the queue exists.
     unsafe { &*cq.cast::<Cq>() }
 }
 
 /// # Safety
 ///
-/// The caller is between `ibv_start_poll` and `ibv_end_poll`.
+/// The calling thread is between `ibv_start_poll` and `ibv_end_poll`.
 unsafe fn current<'a>(cq: *mut c::ibv_cq_ex) -> &'a Completion {
-    // SAFETY: the polling thread has the queue for itself.
+    // SAFETY: between these calls, only the polling thread accesses the field.
     unsafe { &*own(cq).current.get() }
 }
 
-/// Takes one completion. The caller must have the queue for itself.
+/// Takes one completion from the queue. The calling thread must hold the lock `polling`.
 fn advance(own: &Cq) -> c_int {
     let _uncancelled = own.device.uncancelled();
-    // SAFETY: the polling thread has both for itself.
+    // SAFETY: only the thread that holds `polling` accesses these fields.
     let (current, table) = unsafe { (&mut *own.current.get(), own.c.get()) };
     match own.raw.poll(std::slice::from_mut(current)) {
         Ok(0) => libc::ENOENT,
         Ok(_) => {
-            // SAFETY: as above; C reads these two fields from memory.
+            // SAFETY: only the thread that holds `polling` accesses these fields, which C code reads directly.
             unsafe {
                 (*table).wr_id = current.wr_id;
                 (*table).status = cq::wc_status(current.status);
@@ -105,7 +106,7 @@ unsafe extern "C" fn start_poll(cq: *mut c::ibv_cq_ex, attr: *mut c::ibv_poll_cq
     if !own.device.is_own() || attr.is_some_and(|attr| attr.comp_mask != 0) {
         return libc::EINVAL;
     }
-    // Another thread may be polling. Wait until it has handled its completions.
+    // Another thread may be polling. Wait until it calls `ibv_end_poll`.
     while own.polling.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::thread::yield_now();
     }
@@ -126,9 +127,9 @@ unsafe extern "C" fn end_poll(cq: *mut c::ibv_cq_ex) {
     unsafe { own(cq) }.polling.store(false, Ordering::Release);
 }
 
-/// Returns nanoseconds since 1970. The device's own clock does not count from there.
+/// Returns the time of the completion in nanoseconds since 1970. The device's clock has another origin.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut c::ibv_cq_ex) -> u64 {
-    // SAFETY: the C contract: called while polling.
+    // SAFETY: by the C contract, the program calls this function only while it polls.
     let (own, completion) = unsafe { (own(cq), current(cq)) };
     let age_ns = own.device.provider.now_ns().saturating_sub(completion.timestamp_ns);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -136,7 +137,7 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut c::ibv_cq_ex) -> u64 
 }
 
 unsafe extern "C" fn read_sl(cq: *mut c::ibv_cq_ex) -> u8 {
-    // SAFETY: the C contract: called while polling.
+    // SAFETY: by the C contract, the program calls this function only while it polls.
     let (own, completion) = unsafe { (own(cq), current(cq)) };
     cq::wc_sl(completion, own)
 }
@@ -144,7 +145,7 @@ unsafe extern "C" fn read_sl(cq: *mut c::ibv_cq_ex) -> u8 {
 macro_rules! readers {
     ($($name:ident: $type:ty = |$completion:pat_param| $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut c::ibv_cq_ex) -> $type {
-            // SAFETY: the C contract: called while polling.
+            // SAFETY: by the C contract, the program calls this function only while it polls.
             let $completion = unsafe { current(cq) };
             $value
         })*

@@ -1,5 +1,5 @@
-//! The device that programs find, and its RNIC. All contexts of a process share one RNIC, as all processes of a
-//! machine do.
+//! The device that programs find, and its RNIC. All contexts of a process share one RNIC. On real hardware, all
+//! processes of a machine share one.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -25,8 +25,8 @@ use crate::process::{config, explain, fork, stats};
 /// Name of the device.
 pub(crate) const NAME: &CStr = c"doorbell0";
 
-/// Number of zeros after the structure. Providers of other vendors read past its end, for fields that identify their
-/// own devices.
+/// Number of zero bytes after the structure. Other vendors' providers read past the end of the structure, to check
+/// fields that identify their own devices.
 const ZEROS_BEHIND: usize = 1024;
 
 #[repr(C)]
@@ -35,7 +35,7 @@ struct Listed {
     zeros: [u8; ZEROS_BEHIND],
 }
 
-/// Returns the only device of the list. It is never freed, so pointers to it stay valid.
+/// Returns the only device in the list. The device is never freed, so pointers to the device stay valid.
 pub(crate) fn listed() -> *mut c::ibv_device {
     static LISTED: StaticValue<Listed> = StaticValue::new();
     let make = || {
@@ -46,7 +46,7 @@ pub(crate) fn listed() -> *mut c::ibv_device {
         device.transport_type = c::IBV_TRANSPORT_IB;
         fill(&mut device.name, NAME);
         fill(&mut device.dev_name, paths::dev_name());
-        // `paths` serves the files of this path.
+        // The module `paths` serves the files below this path.
         let path = [b"/sys/class/infiniband_verbs/", paths::dev_name().to_bytes_with_nul()].concat();
         fill(&mut device.dev_path, CStr::from_bytes_until_nul(&path).unwrap_or_default());
         fill(&mut device.ibdev_path, c"/sys/class/infiniband/doorbell0");
@@ -55,23 +55,23 @@ pub(crate) fn listed() -> *mut c::ibv_device {
     LISTED.get_or_make(make).cast()
 }
 
-/// Copies a text into a longer field.
+/// Copies a text into a C field that is longer than the text.
 pub(crate) fn fill(field: &mut [c_char], text: &CStr) {
     for (place, &byte) in field.iter_mut().zip(text.to_bytes_with_nul()) {
         *place = byte as c_char;
     }
 }
 
-/// Returns the node's GUID in network order: locally administered, one per process.
+/// Returns the GUID of the node in network byte order. The GUID is locally administered and unique for each process.
 pub(crate) fn guid() -> u64 {
     (0x0264_6f6f_0000_0000_u64 | u64::from(std::process::id())).to_be()
 }
 
-/// An RNIC and the objects that receive its events.
+/// An RNIC, and the objects to which its events belong.
 pub(crate) struct Device {
     pub(crate) provider: Arc<Soft>,
     pub(crate) attributes: DeviceAttributes,
-    /// The numbers that the device shows as vendor and part.
+    /// Vendor and part numbers that the device shows.
     pub(crate) vendor: (u32, u32),
     generation: u32,
     /// Whether the RNIC writes its packets to a capture file.
@@ -79,7 +79,7 @@ pub(crate) struct Device {
     sources: Mutex<Sources>,
 }
 
-/// Objects that events refer to.
+/// Objects to which events may refer.
 #[derive(Default)]
 pub(crate) struct Sources {
     pub(crate) qps: HashMap<Qpn, Source>,
@@ -88,7 +88,7 @@ pub(crate) struct Sources {
 }
 
 impl Device {
-    /// Returns whether the device is this process's own, and not inherited by a fork.
+    /// Returns whether this process opened the device. A device that a fork inherited belongs to the parent.
     #[inline]
     pub(crate) fn is_own(&self) -> bool {
         self.generation == fork::generation()
@@ -98,11 +98,14 @@ impl Device {
         if self.is_own() {
             return Ok(());
         }
-        Err(Refused::new(libc::EIO, "the device was opened by another process, before it forked: open it anew"))
+        Err(Refused::new(
+            libc::EIO,
+            "a parent process opened the device before it forked: open the device again in this process",
+        ))
     }
 
-    /// Defers cancellation while posting and polling, if a capture is written. Otherwise they contain no cancellation
-    /// point: the software RNIC makes their system calls without one.
+    /// Defers cancellation during posting and polling if the RNIC writes a capture file. Without a capture file,
+    /// posting and polling contain no cancellation point, since the software RNIC makes its system calls directly.
     #[inline]
     pub(crate) fn uncancelled(&self) -> Option<Uncancelled> {
         self.captures.then(Uncancelled::new)
@@ -112,8 +115,8 @@ impl Device {
         self.sources.lock().ignore_poison()
     }
 
-    /// Hands events to the contexts of their objects. The RNIC calls this function, so it calls no function of the
-    /// RNIC except `poll_event`.
+    /// Passes events to the contexts of their objects. The RNIC calls this function, so this function calls no function
+    /// of the RNIC except `poll_event`.
     fn dispatch(&self) {
         use AsyncEvent as E;
         let sources = self.sources();
@@ -138,9 +141,10 @@ impl Device {
 
 struct Process {
     generation: u32,
-    /// Alive while a context is open.
+    /// The device of this process. A context keeps the device alive.
     device: Weak<Device>,
-    /// Last address of the device. Reopening the device with this address keeps the GID.
+    /// Last address of the device. If the program reopens the device, the device gets the same address and so the same
+    /// GID.
     address: Option<IpAddr>,
 }
 
@@ -150,7 +154,7 @@ static PROCESS: Mutex<Process> = Mutex::new(Process { generation: 0, device: Wea
 ///
 /// # Errors
 ///
-/// Returns [`Busy`] if a thread is opening the RNIC.
+/// Returns [`Busy`] if another thread is opening the RNIC.
 pub(crate) fn try_current() -> Result<Option<Arc<Device>>, Busy> {
     let process = try_lock()?;
     Ok(if process.generation == fork::generation() { process.device.upgrade() } else { None })
@@ -164,12 +168,12 @@ fn try_lock() -> Result<MutexGuard<'static, Process>, Busy> {
     }
 }
 
-/// Returns the address of this process's device. If the device is not open, returns the address that it would receive
-/// now, or `None` if it could not be opened.
+/// Returns the address of this process's device. If the device is not open, returns the address that the device would
+/// get now. Returns `None` if the device could not be opened.
 ///
 /// # Errors
 ///
-/// Returns [`Busy`] if a thread is opening the device, or forks.
+/// Returns [`Busy`] if another thread is opening the device or forking.
 pub(crate) fn address() -> Result<Option<IpAddr>, Busy> {
     let _inside = Inside::try_new().ok_or(Busy)?;
     let mut process = try_lock()?;
@@ -187,15 +191,16 @@ pub(crate) fn address() -> Result<Option<IpAddr>, Busy> {
     Ok(process.address)
 }
 
-/// The answer would require waiting for another thread.
+/// Error of a function that would have to wait for another thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Busy;
 
 impl Process {
-    /// Forgets state of the parent process after a fork.
+    /// Discards the state of the parent process after a fork.
     fn renew(&mut self) {
         if self.generation != fork::generation() {
-            // The device is the parent's. Do not drop it here, since its thread does not exist in this process.
+            // The device belongs to the parent. Do not drop the device, since its thread does not exist in this
+            // process.
             mem::forget(mem::replace(&mut self.device, Weak::new()));
             *self = Self { generation: fork::generation(), device: Weak::new(), address: None };
         }
@@ -210,7 +215,7 @@ impl Drop for Device {
     }
 }
 
-/// Returns the RNIC of this process, and opens it first if necessary.
+/// Returns the RNIC of this process. Opens the RNIC if it is not open.
 pub(crate) fn open() -> Answer<Arc<Device>> {
     stats::print_at_exit();
     explain::explain_device();
@@ -224,7 +229,7 @@ pub(crate) fn open() -> Answer<Arc<Device>> {
     let wanted = options.address;
     options.address = wanted.or(process.address);
     let soft = match soft::open_provider(&options) {
-        // Another process has taken the address meanwhile.
+        // Another process has taken the old address, so choose a new one.
         Err(_) if wanted.is_none() && process.address.is_some() => {
             options.address = None;
             soft::open_provider(&options)
@@ -251,13 +256,13 @@ pub(crate) fn open() -> Answer<Arc<Device>> {
     Ok(device)
 }
 
-/// Lists the only device.
+/// Returns the list of devices, which contains only one device.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut c::ibv_device {
     let _inside = Inside::new();
     let list = Box::new([listed(), ptr::null_mut()]);
     if !count.is_null() {
-        // SAFETY: not null, so the caller's place for the number.
+        // SAFETY: the pointer is not null, so the caller provides memory for the number.
         unsafe { count.write(1) }
     }
     Box::into_raw(list).cast()
@@ -266,14 +271,14 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut c::ibv_device) {
     if !list.is_null() {
-        // SAFETY: not null, so a list from `ibv_get_device_list`.
+        // SAFETY: the pointer is not null, so it is a list from `ibv_get_device_list`.
         drop(unsafe { Box::from_raw(list.cast::<[*mut c::ibv_device; 2]>()) });
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_name(device: *mut c::ibv_device) -> *const c_char {
-    // SAFETY: a device of the list, or null.
+    // SAFETY: the pointer is null, or refers to a device of the list.
     unsafe { device.as_ref() }.map_or(ptr::null(), |device| device.name.as_ptr())
 }
 
@@ -282,7 +287,7 @@ extern "C" fn ibv_get_device_guid(_device: *mut c::ibv_device) -> c::__be64 {
     guid()
 }
 
-/// Returns -1: the kernel has no such device.
+/// Returns -1, since the kernel has no such device.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_index(_device: *mut c::ibv_device) -> c_int {
     -1

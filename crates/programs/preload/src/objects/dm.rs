@@ -1,4 +1,4 @@
-//! Device memory: a piece of this process's memory, since the software device is in the process.
+//! Device memory. The software device is part of the process, so its device memory is memory of the process.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{c_int, c_uint, c_void};
@@ -12,16 +12,16 @@ use crate::objects::context::Context;
 use crate::objects::handle::{Kind, Object, Users, object};
 use crate::objects::mr;
 
-/// Total device memory in bytes.
+/// Size of the device memory, in bytes.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
 
-/// Alignment of each allocation, and the largest that a program may request: a page.
+/// Base-2 logarithm of the alignment of each allocation, which is a page. A program may request at most this alignment.
 const LOG_ALIGN: u32 = 12;
 
-/// Unit of offsets and lengths of copies, as on hardware.
+/// Size of a word in bytes. As on hardware, offsets and lengths of copies must be multiples of a word.
 const WORD: u64 = 4;
 
-/// A piece of device memory.
+/// A piece of device memory that a program has allocated.
 #[repr(C)]
 pub(crate) struct Dm {
     c: c::ibv_dm,
@@ -30,7 +30,7 @@ pub(crate) struct Dm {
     pub(crate) users: Users,
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `ibv_dm`.
+// SAFETY: `Dm` is `#[repr(C)]` and begins with an `ibv_dm`.
 unsafe impl Object for Dm {
     type C = c::ibv_dm;
     const KIND: Kind = Kind::Dm;
@@ -39,29 +39,31 @@ unsafe impl Object for Dm {
 impl Drop for Dm {
     fn drop(&mut self) {
         IN_USE.fetch_sub(self.layout.size(), Ordering::Relaxed);
-        // SAFETY: the memory was allocated with this layout, and no region uses it any more.
+        // SAFETY: the memory was allocated with this layout, and no region uses the memory any more.
         unsafe { dealloc(self.base, self.layout) }
     }
 }
 
-/// Allocated bytes of all contexts, which share the device.
+/// Number of allocated bytes. All contexts share this device memory.
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 
 impl Dm {
-    /// Returns the address of `length` bytes at `offset`.
+    /// Returns the address of the `length` bytes at `offset`.
     pub(crate) fn place(&self, offset: u64, length: usize) -> Answer<*mut u8> {
         let size = self.layout.size() as u64;
         if offset > size || length as u64 > size - offset {
-            let why = format!("{length} B at {offset} are not inside the {size} B of device memory");
+            let why = format!("{length} B at offset {offset} exceed the allocation of {size} B of device memory");
             return Err(Refused::invalid(why));
         }
-        // SAFETY: inside the allocation, as just checked.
+        // SAFETY: the address is inside the allocation, as the code above has checked.
         Ok(unsafe { self.base.add(offset as usize) })
     }
 
     fn word_place(&self, offset: u64, length: usize) -> Answer<*mut u8> {
         if !offset.is_multiple_of(WORD) || !(length as u64).is_multiple_of(WORD) {
-            return Err(Refused::invalid(format!("device memory is copied in words of {WORD} B")));
+            return Err(Refused::invalid(format!(
+                "offset and length of a copy of device memory must be multiples of {WORD} B"
+            )));
         }
         self.place(offset, length)
     }
@@ -76,11 +78,15 @@ pub(crate) unsafe extern "C" fn alloc_dm(
         let (own, attr) = unsafe { (Context::of(context)?, attr.as_ref()) };
         let attr = attr.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > LOG_ALIGN {
-            return Err(Refused::invalid("comp_mask must be 0, the length at least 1, the alignment at most a page"));
+            return Err(Refused::invalid(
+                "device memory: comp_mask must be 0, the length at least 1 B, and the alignment at most a page",
+            ));
         }
         let layout = Layout::from_size_align(attr.length, 1 << LOG_ALIGN);
         let layout = layout.ok().filter(|layout| layout.size() <= MAX_BYTES);
-        let full = || Refused::new(libc::ENOMEM, format!("the device has {MAX_BYTES} B of memory in all"));
+        let full = || {
+            Refused::new(libc::ENOMEM, format!("the allocation exceeds the device memory of {MAX_BYTES} B in total"))
+        };
         let layout = layout.ok_or_else(full)?;
         let taken = |used: usize| Some(used + layout.size()).filter(|&sum| sum <= MAX_BYTES);
         IN_USE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).map_err(|_| full())?;
@@ -106,8 +112,8 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut c::ibv_dm) -> c_int {
         // SAFETY: the C contract.
         let own = unsafe { object::<Dm>(dm) }?;
         own.users.expect_none("device memory")?;
-        // SAFETY: a context stays while objects that were created from it exist; no region uses the memory, and the
-        // program does not use it again.
+        // SAFETY: a context exists while objects of it exist. No region uses the memory, and the program does not use
+        // it any more.
         drop(unsafe { Context::of(own.c.context)?.handles.take::<Dm>(dm) });
         Ok(())
     })
@@ -127,7 +133,7 @@ unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut c::ibv_dm, offset:
     status("ibv_memcpy_from_dm", || {
         // SAFETY: the C contract.
         let place = unsafe { object::<Dm>(dm) }?.word_place(offset, length)?;
-        // SAFETY: there are `length` bytes at `place`, and the program's memory has room for them.
+        // SAFETY: `place` has `length` bytes, and the program's memory has room for them.
         unsafe { ptr::copy(place, to.cast(), length) };
         Ok(())
     })
@@ -141,13 +147,14 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     flags: c_uint,
 ) -> *mut c::ibv_mr {
     pointer("ibv_reg_dm_mr", || {
-        // Without zero-based addresses the program would have no address for the region.
+        // The program does not know the address of device memory, so it could not use a region without zero-based
+        // addresses.
         if flags & c::IBV_ACCESS_ZERO_BASED == 0 {
-            return Err(Refused::invalid("a region of device memory is zero-based"));
+            return Err(Refused::invalid("a region of device memory must have IBV_ACCESS_ZERO_BASED"));
         }
         // SAFETY: the C contract.
         let place = unsafe { object::<Dm>(dm) }?.place(offset, length)?;
-        // SAFETY: the C contract; the memory stays until no region uses it.
+        // SAFETY: the C contract. The device memory exists until no region uses it.
         unsafe { mr::reg_mr(pd, place.cast(), length, 0, flags, dm) }
     })
 }

@@ -1,4 +1,4 @@
-//! Asynchronous events of a context, from the RNIC to the program.
+//! Asynchronous events of a context, which the RNIC raises and the program retrieves.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
@@ -18,7 +18,7 @@ use crate::objects::qp::Qp;
 use crate::objects::srq::Srq;
 use crate::process::wait::{NUMBER, Sleep, Step, Unacknowledged, cancellation_point, expect_waiting, in_steps};
 
-/// The object that an event refers to: its C pointer.
+/// C pointer of the object to which an event refers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Element {
     Qp(*mut c::ibv_qp),
@@ -26,11 +26,11 @@ pub(crate) enum Element {
     Srq(*mut c::ibv_srq),
 }
 
-// SAFETY: the pointer is only carried here. The thread that retrieves the event uses it, and for that thread the
-// object exists until the event is acknowledged.
+// SAFETY: this module passes on the pointer without using it. Only the thread that retrieves the event uses the
+// pointer. The object exists until that thread acknowledges the event.
 unsafe impl Send for Element {}
 
-/// Events of one context that the program has not retrieved, and the descriptor that signals them.
+/// Events of one context that the program has not retrieved, and the descriptor that signals such events.
 pub(crate) struct Events {
     waiting: Notices<(Element, c::ibv_event_type)>,
     identity: EventIdentity,
@@ -50,9 +50,9 @@ impl Events {
     fn take(&self) -> Option<(Element, c::ibv_event_type)> {
         let mut waiting = self.waiting.lock();
         let event = waiting.pop()?;
-        // Under the lock, so that an object which is being destroyed either removes the event or waits for its
+        // Increment under the lock. A call that destroys the object therefore either removes the event or waits for its
         // acknowledgement.
-        // SAFETY: the object exists while its events wait.
+        // SAFETY: the object exists while the list contains events of it.
         if let Ok(unacknowledged) = unsafe { unacknowledged(event.0) } {
             unacknowledged.add();
         }
@@ -60,24 +60,24 @@ impl Events {
     }
 }
 
-/// Returns an empty list whose descriptor blocks reads until the program changes that, as verbs require.
+/// Returns an empty list. As verbs require, reading its descriptor blocks unless the program changes the descriptor.
 pub(crate) fn blocking_notices<T>() -> Answer<Notices<T>> {
     let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
         .map_err(|error| Refused::new(error as c_int, "an eventfd could not be created"))?;
     Ok(Notices::on(fd))
 }
 
-/// Returns the object if it is this process's own. In an inherited object any lock may be held by a thread that does
-/// not exist in this process.
+/// Returns the object if this process created it. The locks of an inherited object may be held by threads that do not
+/// exist in this process.
 fn expect_own<T>(own: &T, device: impl FnOnce(&T) -> &Device) -> Answer<&T> {
     device(own).expect_own().map(|()| own)
 }
 
 /// # Safety
 ///
-/// The object exists.
+/// The object to which `element` refers exists.
 unsafe fn unacknowledged<'a>(element: Element) -> Answer<&'a Unacknowledged> {
-    // SAFETY: passed on to our caller.
+    // SAFETY: the caller guarantees that the object exists.
     unsafe {
         Ok(match element {
             Element::Qp(qp) => &expect_own(object::<Qp>(qp)?, |own| &own.device)?.unacknowledged,
@@ -87,7 +87,7 @@ unsafe fn unacknowledged<'a>(element: Element) -> Answer<&'a Unacknowledged> {
     }
 }
 
-/// Destination of the events of one object.
+/// Object whose events this source raises, and the list that receives these events.
 #[derive(Clone)]
 pub(crate) struct Source {
     element: Element,
@@ -103,8 +103,9 @@ impl Source {
         self.events.waiting.lock().push((self.element, kind));
     }
 
-    /// Removes the events that the program has not retrieved. Its object is about to be destroyed and was removed
-    /// from the device's sources. Retrieved events must be acknowledged before that.
+    /// Removes the events of this source's object that the program has not retrieved. Before this call, the caller has
+    /// removed the object from the device's sources, and the program has acknowledged the retrieved events. The caller
+    /// then destroys the object.
     pub(crate) fn close(&self) {
         self.events.waiting.lock().remove(|&(element, _)| element == self.element);
     }
@@ -131,7 +132,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
             Element::Cq(cq) => c::ibv_async_event__bindgen_ty_1 { cq },
             Element::Srq(srq) => c::ibv_async_event__bindgen_ty_1 { srq },
         };
-        // SAFETY: the caller's place for the event.
+        // SAFETY: the caller provides memory for the event.
         unsafe { event.write(c::ibv_async_event { element, event_type }) };
         Ok(Step::Done(0))
     })
@@ -139,7 +140,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut c::ibv_async_event) {
-    // SAFETY: the program retrieved the event, and its object exists until it is acknowledged.
+    // SAFETY: the program has retrieved the event. The object of the event exists until the event is acknowledged.
     let _ = unsafe {
         event.as_ref().map(|event| {
             let element = match event.event_type {

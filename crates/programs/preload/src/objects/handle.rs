@@ -1,7 +1,7 @@
-//! Objects in their C form and their Rust form.
+//! Objects of verbs, which have a C part and a Rust part.
 //!
-//! Each object is a `#[repr(C)]` structure that begins with the C structure ([`Object::C`]). So a pointer to either
-//! is a pointer to both.
+//! Each object is a `#[repr(C)]` structure that begins with its C structure ([`Object::C`]). So a pointer to the object
+//! is also a pointer to the C structure.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,15 +15,15 @@ use crate::objects::answer::{Answer, Refused};
 ///
 /// # Safety
 ///
-/// The implementor is `#[repr(C)]`. Its first field is a `C`, or a structure that begins with one.
+/// The implementor is `#[repr(C)]`. Its first field is a `C`, or a structure that begins with a `C`.
 pub(crate) unsafe trait Object: Sized {
-    /// The C structure of the object.
+    /// C structure at the start of the object.
     type C;
-    /// Kind of the object.
+    /// Kind of the objects of this type.
     const KIND: Kind;
 }
 
-/// Kinds of objects, in an order in which they can be destroyed.
+/// Kinds of objects. Objects can be destroyed in the order of their kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Qp,
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns the name that errors use.
+    /// Returns the name of the kind in error messages.
     fn name(self) -> &'static str {
         match self {
             Self::Qp => "queue pair",
@@ -58,17 +58,18 @@ impl Kind {
     }
 }
 
-/// Returns the object of a C pointer.
+/// Returns the object to which a C pointer refers.
 ///
 /// # Safety
 ///
-/// If it is not null, `pointer` came from [`Handles::give`] for a `T` and was not taken back.
+/// `pointer` is null, or came from [`Handles::give`] for a `T` and was not passed to [`Handles::take`].
 pub(crate) unsafe fn object<'a, T: Object>(pointer: *mut T::C) -> Answer<&'a T> {
-    // SAFETY: by the caller's promise it points to a `T`, of which only shared references exist.
+    // SAFETY: the caller guarantees that the pointer is null or refers to a `T`. Only shared references to this `T`
+    // exist.
     unsafe { pointer.cast::<T>().as_ref() }.ok_or_else(|| Refused::invalid(format!("the {} is null", T::KIND.name())))
 }
 
-/// Objects of a context that the program holds.
+/// Objects of a context that the program has not destroyed.
 #[derive(Debug, Default)]
 pub(crate) struct Handles(Mutex<HashMap<usize, Kind>>);
 
@@ -77,30 +78,30 @@ impl Handles {
         self.0.lock().ignore_poison()
     }
 
-    /// Hands an object to C.
+    /// Moves an object to memory that C code can refer to, and returns its pointer.
     pub(crate) fn give<T: Object>(&self, object: T) -> *mut T::C {
         self.give_as(T::KIND, object)
     }
 
-    /// Hands an object to C under another kind than that of its type.
+    /// Like [`give`](Self::give), but records the object under another kind than that of its type.
     pub(crate) fn give_as<T: Object>(&self, kind: Kind, object: T) -> *mut T::C {
         let pointer = Box::into_raw(Box::new(object));
         self.known().insert(pointer as usize, kind);
         pointer.cast()
     }
 
-    /// Takes an object back from C.
+    /// Takes ownership of an object back from C.
     ///
     /// # Safety
     ///
-    /// `pointer` came from [`give`](Self::give) for a `T`, and nothing uses it any more.
+    /// `pointer` came from [`give`](Self::give) for a `T`, and no code uses the pointer any more.
     pub(crate) unsafe fn take<T: Object>(&self, pointer: *mut T::C) -> Box<T> {
         self.known().remove(&(pointer as usize));
-        // SAFETY: by the caller's promise it came from a `Box<T>`.
+        // SAFETY: the caller guarantees that the pointer came from a `Box<T>`.
         unsafe { Box::from_raw(pointer.cast::<T>()) }
     }
 
-    /// Returns the remaining objects of the program, in an order in which they can be destroyed.
+    /// Returns the objects that the program has not destroyed, in an order in which they can be destroyed.
     pub(crate) fn left(&self) -> Vec<(Kind, usize)> {
         let mut left: Vec<_> = self.known().iter().map(|(&pointer, &kind)| (kind, pointer)).collect();
         left.sort_unstable();
@@ -108,7 +109,7 @@ impl Handles {
     }
 }
 
-/// Number of users of an object, which must not be destroyed while it has any.
+/// Number of users of an object. An object with users must not be destroyed.
 #[derive(Debug, Default)]
 pub(crate) struct Users(AtomicUsize);
 
@@ -125,11 +126,11 @@ impl Users {
         self.0.load(Ordering::Acquire) == 0
     }
 
-    /// Returns an error if the object is in use.
+    /// Returns an error if the object has users.
     pub(crate) fn expect_none(&self, what: &str) -> Answer<()> {
         if self.none() {
             return Ok(());
         }
-        Err(Refused::new(libc::EBUSY, format!("the {what} is still in use by other objects")))
+        Err(Refused::new(libc::EBUSY, format!("other objects still use the {what}")))
     }
 }

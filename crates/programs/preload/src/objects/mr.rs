@@ -20,13 +20,13 @@ pub(crate) struct Mr {
     c: c::ibv_mr,
     address: u64,
     access: Access,
-    /// The device memory of the region, or null.
+    /// Device memory that the region covers, or null.
     dm: *mut c::ibv_dm,
-    /// Whether the region has no memory, and reads as zeros.
+    /// Whether the region has no memory. Such a region reads as zeros.
     is_null: bool,
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `ibv_mr`.
+// SAFETY: `Mr` is `#[repr(C)]` and begins with an `ibv_mr`.
 unsafe impl Object for Mr {
     type C = c::ibv_mr;
     const KIND: Kind = Kind::Mr;
@@ -38,10 +38,10 @@ impl Mr {
     }
 }
 
-/// Marks a region of the program's own memory.
+/// Value of `dm` for a region of the program's own memory.
 const NO_DM: *mut c::ibv_dm = ptr::null_mut();
 
-/// Access flags that a program may set without checking that they are supported.
+/// Access flags that a device may ignore. So a program may set them without checking that the device supports them.
 const OPTIONAL: c_uint = 0x3ff << 20;
 
 pub(crate) fn access(flags: c_uint) -> Answer<Access> {
@@ -54,7 +54,7 @@ pub(crate) fn access(flags: c_uint) -> Answer<Access> {
         (c::IBV_ACCESS_ON_DEMAND, Access::ON_DEMAND),
     ];
     let all = known.iter().fold(0, |all, (flag, _)| all | flag);
-    // The flag for huge pages is only a hint.
+    // The flag for huge pages is only a hint, so the library ignores it.
     let unknown = flags & !(all | OPTIONAL | c::IBV_ACCESS_HUGETLB | c::IBV_ACCESS_ZERO_BASED);
     if unknown != 0 {
         return Err(Refused::unsupported(format!("access flags {unknown:#x} are not supported")));
@@ -62,42 +62,45 @@ pub(crate) fn access(flags: c_uint) -> Answer<Access> {
     Ok(known.iter().filter(|(flag, _)| flags & flag != 0).map(|&(_, access)| access).collect())
 }
 
-/// Checks a registration before the RNIC sees it, and returns its rights.
+/// Checks the arguments of a registration before the RNIC gets them. Returns the access rights of the region.
 fn checked(memory: *mut c_void, length: usize, flags: c_uint, dm: *mut c::ibv_dm) -> Answer<Access> {
     let access = access(flags)?;
     if length == 0 && dm.is_null() {
-        // The kernel rejects it for every adapter (`ib_umem_get`), before it checks that the address is mapped.
-        return Err(Refused::invalid(format!("0 B at {memory:p} cannot be registered: at least 1 B can")));
+        // The kernel rejects a length of 0 for every adapter (`ib_umem_get`), before it checks that the address is
+        // mapped.
+        return Err(Refused::invalid(format!(
+            "0 B at {memory:p} cannot be registered: the length must be at least 1 B"
+        )));
     }
-    // IBTA Vol 1, 10.6.3.1.
+    // IBTA Vol 1, 10.6.3.1, requires local write access for these rights.
     if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
-        return Err(Refused::invalid("remote write or atomic access needs local write access"));
+        return Err(Refused::invalid("remote write and remote atomic access require IBV_ACCESS_LOCAL_WRITE"));
     }
     if access.contains(Access::ON_DEMAND) {
-        // The pages may be unmapped now. An on-demand region without bounds covers the whole address space.
+        // The pages of an on-demand region may be unmapped now. Such a region may even cover the whole address space.
         return Ok(access);
     }
     expect_mapped(memory, length, access.contains(Access::LOCAL_WRITE))?;
     Ok(access)
 }
 
-/// Checks that the memory is mapped, and writable if `written` is set. Like registration for hardware, the check
-/// brings in its pages. On kernels that cannot bring in pages, the check passes.
+/// Checks that the memory is mapped, and that it is writable if `written` is set. Like registration with hardware, the
+/// check brings the pages into memory. On kernels that cannot do so, the check always succeeds.
 fn expect_mapped(memory: *mut c_void, length: usize, written: bool) -> Answer<()> {
     if (memory as usize).checked_add(length).is_none() {
-        return Err(Refused::invalid("the memory does not end within the address space"));
+        return Err(Refused::invalid("the end of the memory exceeds the address space"));
     }
     if !can_bring_in() || bring_in(memory.cast(), length, written).is_ok() {
         return Ok(());
     }
     let what = if written { "mapped and writable" } else { "mapped" };
-    Err(Refused::new(libc::EFAULT, format!("{length} B at {memory:p} are not all {what}")))
+    Err(Refused::new(libc::EFAULT, format!("the {length} B at {memory:p} must all be {what}")))
 }
 
 fn register(pd: &Pd, memory: *mut c_void, length: usize, address: u64, access: Access) -> Answer<Keys> {
     let provider = &pd.context()?.device.provider;
-    // SAFETY: the program keeps the memory mapped until it deregisters it, as the contract of verbs requires, and no
-    // Rust code has references to it.
+    // SAFETY: by the contract of verbs, the program keeps the memory mapped until it deregisters the region. No Rust
+    // code has references to this memory.
     Ok(unsafe { provider.register(pd.id, memory.cast(), length, address, access, None) }?)
 }
 
@@ -118,7 +121,7 @@ pub(crate) unsafe fn reg_mr(
     let address = if flags & c::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { address };
     let access = checked(memory, length, flags, dm)?;
     let keys = match length {
-        // Adapters accept a region of 0 bytes of device memory, as rdma-core's tests expect.
+        // Adapters accept a region of 0 bytes of device memory, and rdma-core's tests expect this.
         0 => context.device.provider.register_null(own.id)?,
         _ => register(own, memory, length, address, access)?,
     };
@@ -132,14 +135,14 @@ pub(crate) unsafe fn reg_mr(
         lkey: keys.lkey.0,
         rkey: keys.rkey.get(),
     };
-    // SAFETY: the C contract; null if the region is of the program's memory.
+    // SAFETY: the C contract. `dm` is null for a region of the program's own memory.
     if let Ok(dm) = unsafe { object::<Dm>(dm) } {
         dm.users.add();
     }
     Ok(context.handles.give(Mr { c, address, access, dm, is_null: false }))
 }
 
-/// Creates a region that reads as zeros and discards writes. Only its local key is usable.
+/// Creates a region that reads as zeros and discards writes. The program can use only the local key of this region.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut c::ibv_pd) -> *mut c::ibv_mr {
     pointer("ibv_alloc_null_mr", || {
         // SAFETY: the C contract.
@@ -193,22 +196,22 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
     status("ibv_dereg_mr", || {
         // SAFETY: the C contract.
         let own = unsafe { object::<Mr>(mr) }?;
-        // SAFETY: a protection domain stays while regions of it exist.
+        // SAFETY: a protection domain exists while regions of it exist.
         let pd = unsafe { object::<Pd>(own.c.pd) }?;
         let context = pd.context()?;
         context.device.provider.deregister(doorbell_verbs::LKey(own.c.lkey))?;
         pd.users.remove();
-        // SAFETY: device memory stays while regions use it.
+        // SAFETY: device memory exists while regions use it.
         if let Ok(dm) = unsafe { object::<Dm>(own.dm) } {
             dm.users.remove();
         }
-        // SAFETY: the program does not use it again.
+        // SAFETY: the program does not use the region any more.
         drop(unsafe { context.handles.take::<Mr>(mr) });
         Ok(())
     })
 }
 
-/// Changes the memory, rights or protection domain of a region. After a refusal the region is unchanged.
+/// Changes the memory, the rights or the protection domain of a region. If the call fails, the region stays unchanged.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut c::ibv_mr,
@@ -224,15 +227,17 @@ unsafe extern "C" fn ibv_rereg_mr(
         if changes == 0 || changes & !known != 0 {
             return Err(Refused::invalid(format!("re-registration flags {changes:#x} are empty or unknown")));
         }
-        // SAFETY: the C contract; the code below writes through the pointer after its last use of this reference.
+        // SAFETY: the C contract. The code below writes through `mr` only after the last use of this reference.
         let own = unsafe { object::<Mr>(mr) }?;
         if !own.dm.is_null() || own.is_null {
-            return Err(Refused::unsupported("a region of device memory or without memory cannot be re-registered"));
+            return Err(Refused::unsupported("a region of device memory, or a null region, cannot be re-registered"));
         }
         let moves = changes & c::IBV_REREG_MR_CHANGE_TRANSLATION != 0;
         let (memory, length) = if moves { (memory, length) } else { (own.c.addr, own.c.length) };
         if moves && (memory.is_null() || length == 0) {
-            let why = format!("a changed translation needs memory: {length} B at {memory:p} are not allowed");
+            let why = format!(
+                "{length} B at {memory:p}: a changed translation needs memory that is not null and at least 1 B"
+            );
             return Err(Refused::invalid(why));
         }
         let address = if moves { memory as u64 } else { own.address };
@@ -253,7 +258,7 @@ unsafe extern "C" fn ibv_rereg_mr(
             return Err(Refused::invalid("the protection domain belongs to another context than the region"));
         }
         let (provider, lkey) = (&context.device.provider, doorbell_verbs::LKey(own.c.lkey));
-        // SAFETY: as for registration.
+        // SAFETY: by the C contract, as for `register`.
         unsafe { provider.reregister(lkey, new_pd.id, memory.cast(), length, address, access) }?;
         old_pd.users.remove();
         new_pd.users.add();
@@ -269,8 +274,8 @@ unsafe extern "C" fn ibv_rereg_mr(
     }
 }
 
-/// Applies advice on memory that is paged on demand. The advice takes effect before the function returns, so the
-/// flush flag makes no difference.
+/// Applies the program's advice on memory that is paged on demand. The advice takes effect before the function returns,
+/// so the flush flag makes no difference.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut c::ibv_pd,
     advice: c::ib_uverbs_advise_mr_advice,
@@ -283,14 +288,14 @@ pub(crate) unsafe extern "C" fn advise_mr(
         let (own, list) = unsafe { (object::<Pd>(pd)?, elements(list, count as usize)) };
         let provider = &own.context()?.device.provider;
         if flags & !c::IB_UVERBS_ADVISE_MR_FLAG_FLUSH != 0 {
-            return Err(Refused::invalid(format!("flags {flags:#x} of an advice are not known")));
+            return Err(Refused::invalid(format!("flags {flags:#x} of ibv_advise_mr are unknown")));
         }
         let needed = match advice {
             c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => Access::LOCAL_WRITE,
             c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH | c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Access::empty(),
-            _ => return Err(Refused::unsupported(format!("advice {advice} is not known"))),
+            _ => return Err(Refused::unsupported(format!("advice {advice} of ibv_advise_mr is unknown"))),
         };
-        // The pages that are present need no work, and this advice must not bring in others.
+        // Pages that are present need no work. This advice must not bring other pages into memory.
         let list = if advice == c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT { &[] } else { list };
         for sge in list {
             provider.prefetch(own.id, sge, needed).map_err(|error| {
@@ -317,7 +322,7 @@ mod tests {
     #[test]
     fn a_region_stays_with_its_context() {
         let mut memory = [0_u8; 64];
-        // SAFETY: the objects exist until they are destroyed, and the memory longer.
+        // SAFETY: the objects exist until the test destroys them. The memory lives longer.
         unsafe {
             let contexts = [(); 2].map(|()| ibv_open_device(listed()));
             let [own, other] = contexts.map(|context| ibv_alloc_pd(context));
@@ -346,7 +351,7 @@ mod tests {
             assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
         }
         let on_demand = c::IBV_ACCESS_ON_DEMAND | c::IBV_ACCESS_LOCAL_WRITE;
-        // SAFETY: the objects exist until they are destroyed, and the memory longer.
+        // SAFETY: the objects exist until the test destroys them. The memory lives longer.
         unsafe {
             let context = ibv_open_device(listed());
             let pd = ibv_alloc_pd(context);

@@ -21,21 +21,21 @@ pub(crate) struct Mw {
     kind: WindowKind,
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `ibv_mw`.
+// SAFETY: `Mw` is `#[repr(C)]` and begins with an `ibv_mw`.
 unsafe impl Object for Mw {
     type C = c::ibv_mw;
     const KIND: Kind = Kind::Mw;
 }
 
 impl Mw {
-    /// Returns the key that C sees. Programs do not bind a window and read its key at the same time.
+    /// Returns the key of the window that C code sees. Programs do not bind a window and read its key concurrently.
     fn rkey(&self) -> u32 {
-        // SAFETY: a number, which only `bind_mw` changes.
+        // SAFETY: only `bind_mw` changes this field. The program does not call `bind_mw` concurrently.
         unsafe { (*self.c.get()).rkey }
     }
 
     fn pd(&self) -> *mut c::ibv_pd {
-        // SAFETY: never changed.
+        // SAFETY: the field never changes after creation.
         unsafe { (*self.c.get()).pd }
     }
 }
@@ -48,7 +48,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut c::ibv_pd, kind: c::ibv_mw_typ
         let (number, kind) = match kind {
             c::IBV_MW_TYPE_1 => (kind, WindowKind::Type1),
             c::IBV_MW_TYPE_2 => (kind, WindowKind::Type2),
-            _ => return Err(Refused::invalid(format!("memory window type {kind} does not exist: 1 and 2 do"))),
+            _ => return Err(Refused::invalid(format!("memory window type {kind} does not exist: must be 1 or 2"))),
         };
         let rkey = context.device.provider.create_window(own.id, kind)?.get();
         own.users.add();
@@ -59,7 +59,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut c::ibv_pd, kind: c::ibv_mw_typ
 
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut c::ibv_mw) -> c_int {
     status("ibv_dealloc_mw", || {
-        // SAFETY: the C contract; a protection domain stays while windows of it exist.
+        // SAFETY: the C contract. A protection domain exists while windows of it exist.
         let (own, pd) = unsafe {
             let own = object::<Mw>(mw)?;
             (own, object::<Pd>(own.pd())?)
@@ -67,24 +67,24 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut c::ibv_mw) -> c_int {
         let context = pd.context()?;
         context.device.provider.destroy_window(RKey::new(own.rkey()))?;
         pd.users.remove();
-        // SAFETY: the program does not use it again.
+        // SAFETY: the program does not use the window any more.
         drop(unsafe { context.handles.take::<Mw>(mw) });
         Ok(())
     })
 }
 
-/// Returns the next key of a window. The program owns only the lowest byte.
+/// Returns the next key of a window. Only the lowest byte of the key changes.
 fn next_key(rkey: u32) -> u32 {
     (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
 }
 
-/// Converts the description of a binding.
+/// Converts a C description of a binding to the RNIC's form.
 ///
 /// # Safety
 ///
-/// The region is null or exists.
+/// The region in `info` is null or exists.
 unsafe fn binding(rkey: u32, info: &c::ibv_mw_bind_info) -> Answer<WindowBinding> {
-    // SAFETY: passed on to our caller; null if no region is bound.
+    // SAFETY: the caller guarantees that the region is null or exists.
     let lkey = unsafe { object::<Mr>(info.mr) }.map_or(0, Mr::lkey);
     if info.mr.is_null() && info.length > 0 {
         return Err(Refused::invalid("the memory region is null"));
@@ -99,7 +99,7 @@ unsafe fn binding(rkey: u32, info: &c::ibv_mw_bind_info) -> Answer<WindowBinding
     })
 }
 
-/// Binds a window of type 1. The program can use its new key at once.
+/// Binds a window of type 1. The program can use the new key of the window at once.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut c::ibv_qp, mw: *mut c::ibv_mw, bind: *mut c::ibv_mw_bind) -> c_int {
     status("ibv_bind_mw", || {
         // SAFETY: the C contract.
@@ -107,7 +107,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut c::ibv_qp, mw: *mut c::ibv_mw, 
         let bind = bind.ok_or_else(|| Refused::invalid("the binding is null"))?;
         qp.device.expect_own()?;
         if own.kind != WindowKind::Type1 {
-            return Err(Refused::invalid("a memory window of type 2 is bound by a work request"));
+            return Err(Refused::invalid("the memory window has type 2: bind it with a work request (IBV_WR_BIND_MW)"));
         }
         let rkey = next_key(own.rkey());
         let request = SendRequest {
@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut c::ibv_qp, mw: *mut c::ibv_mw, 
         // SAFETY: the request reads and writes no memory.
         let posted = unsafe { qp.raw.post_send(&[request]) };
         posted.map_err(|error| error.kind)?;
-        // SAFETY: the C contract: the program does not use the window meanwhile.
+        // SAFETY: by the C contract, the program does not use the window concurrently.
         unsafe { (*own.c.get()).rkey = rkey };
         Ok(())
     })
@@ -131,21 +131,24 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut c::ibv_qp, mw: *mut c::ibv_mw, 
 ///
 /// # Safety
 ///
-/// The window and the region are null or exist.
+/// Each of the window and the region is null or exists.
 pub(crate) unsafe fn bind_operation(
     mw: *mut c::ibv_mw,
     rkey: u32,
     info: &c::ibv_mw_bind_info,
 ) -> Answer<SendOperation> {
-    // SAFETY: passed on to our caller.
+    // SAFETY: the caller guarantees that the window is null or exists.
     let own = unsafe { object::<Mw>(mw) }?;
     if own.kind != WindowKind::Type2 {
-        return Err(Refused::invalid("a memory window of type 1 is bound with ibv_bind_mw"));
+        return Err(Refused::invalid("the memory window has type 1: bind it with ibv_bind_mw"));
     }
     if rkey >> 8 != own.rkey() >> 8 {
-        let why = format!("{rkey:#010x} is no key of the window {:#010x}: only the lowest byte may differ", own.rkey());
+        let why = format!(
+            "key {rkey:#010x} does not fit the window's key {:#010x}: only the lowest byte may differ",
+            own.rkey()
+        );
         return Err(Refused::invalid(why));
     }
-    // SAFETY: passed on to our caller.
+    // SAFETY: the caller guarantees that the region is null or exists.
     Ok(SendOperation::BindWindow(unsafe { binding(rkey, info) }?))
 }

@@ -11,7 +11,7 @@ use crate::objects::answer::{Answer, Refused, pointer, status};
 use crate::objects::context::Context;
 use crate::objects::handle::{Kind, Object, Users, object};
 
-/// A protection domain, or a parent domain that stands for one.
+/// A protection domain, or a parent domain that represents a protection domain.
 #[repr(C)]
 pub(crate) struct Pd {
     c: c::ibv_pd,
@@ -21,16 +21,16 @@ pub(crate) struct Pd {
     thread: *mut c::ibv_td,
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `ibv_pd`.
+// SAFETY: `Pd` is `#[repr(C)]` and begins with an `ibv_pd`.
 unsafe impl Object for Pd {
     type C = c::ibv_pd;
     const KIND: Kind = Kind::Pd;
 }
 
 impl Pd {
-    /// Returns the context that the protection domain was created from.
+    /// Returns the context from which the protection domain was created.
     pub(crate) fn context<'a>(&self) -> Answer<&'a Context> {
-        // SAFETY: a context stays while objects that were created from it exist.
+        // SAFETY: a context exists while objects of it exist.
         let context = unsafe { Context::of(self.c.context) }?;
         context.device.expect_own()?;
         Ok(context)
@@ -59,27 +59,28 @@ pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c::ibv_pd) -> c_int {
         if own.parent.is_null() {
             context.device.provider.destroy_pd(own.id)?;
         } else {
-            // SAFETY: the parent stays while this domain stands for it.
+            // SAFETY: a protection domain exists while a parent domain represents it.
             unsafe { object::<Pd>(own.parent) }?.users.remove();
         }
-        // SAFETY: a thread domain stays while parent domains use it.
+        // SAFETY: a thread domain exists while parent domains use it.
         if let Ok(thread) = unsafe { object::<Td>(own.thread) } {
             thread.users.remove();
         }
-        // SAFETY: no object that was created from it still exists, and the program does not use it again.
+        // SAFETY: no object of the protection domain exists any more, and the program does not use the domain any more.
         drop(unsafe { context.handles.take::<Pd>(pd) });
         Ok(())
     })
 }
 
-/// A thread domain: a promise of the program that this library does not rely on.
+/// A thread domain. The program promises to use the domain's objects in one thread only. This library does not rely on
+/// that promise.
 #[repr(C)]
 struct Td {
     c: c::ibv_td,
     users: Users,
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `ibv_td`.
+// SAFETY: `Td` is `#[repr(C)]` and begins with an `ibv_td`.
 unsafe impl Object for Td {
     type C = c::ibv_td;
     const KIND: Kind = Kind::Td;
@@ -105,15 +106,15 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut c::ibv_td) -> c_int {
         // SAFETY: the C contract.
         let own = unsafe { object::<Td>(td) }?;
         own.users.expect_none("thread domain")?;
-        // SAFETY: a context stays while objects that were created from it exist; no parent domain uses it, and the
-        // program does not use it again.
+        // SAFETY: a context exists while objects of it exist. No parent domain uses the thread domain, and the program
+        // does not use the thread domain any more.
         drop(unsafe { Context::of(own.c.context)?.handles.take::<Td>(td) });
         Ok(())
     })
 }
 
-/// Creates a parent domain, which stands for its protection domain. Its allocators are unused: they are for queues
-/// that hardware reads.
+/// Creates a parent domain, which represents its protection domain. The library does not call the parent domain's
+/// allocators, since they allocate queues that hardware reads.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     context: *mut c::ibv_context,
     init: *mut c::ibv_parent_domain_init_attr,
@@ -124,7 +125,10 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         let init = init.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         let known = c::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | c::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
         if init.comp_mask & !known != 0 {
-            return Err(Refused::invalid(format!("comp_mask {:#x} of a parent domain is not known", init.comp_mask)));
+            return Err(Refused::invalid(format!(
+                "comp_mask {:#x} of a parent domain has unknown bits",
+                init.comp_mask
+            )));
         }
         // SAFETY: the C contract.
         let parent = unsafe { object::<Pd>(init.pd) }?;

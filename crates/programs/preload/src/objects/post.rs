@@ -1,4 +1,4 @@
-//! Posting work requests: conversion of C's linked lists to slices.
+//! Posting of work requests. The library converts the linked lists of C to slices.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -20,10 +20,10 @@ use crate::objects::mw;
 use crate::objects::qp::Qp;
 use crate::objects::srq::Srq;
 
-/// Maximum number of work requests that are posted at a time.
+/// Maximum number of work requests that the library passes to the RNIC in one call.
 const GROUP: usize = 16;
 
-// Elements are read from the program's memory without conversion.
+// The RNIC reads scatter-gather elements from the program's memory without conversion, so the layouts must be the same.
 const _: () = {
     assert!(size_of::<Sge>() == size_of::<c::ibv_sge>() && align_of::<Sge>() == align_of::<c::ibv_sge>());
     assert!(offset_of!(Sge, address) == offset_of!(c::ibv_sge, addr));
@@ -33,16 +33,16 @@ const _: () = {
 
 /// # Safety
 ///
-/// There are `count` elements at `list`, and no thread changes them meanwhile.
+/// `list` points to `count` elements, which no thread changes during the call.
 pub(crate) unsafe fn elements<'a>(list: *const c::ibv_sge, count: usize) -> &'a [Sge] {
     if count == 0 || list.is_null() {
         return &[];
     }
-    // SAFETY: by the caller's promise; both kinds of elements have the same layout.
+    // SAFETY: the caller guarantees that the elements exist. Both types of elements have the same layout.
     unsafe { slice::from_raw_parts(list.cast(), count) }
 }
 
-/// A work request of a linked list.
+/// A work request that is part of a linked list.
 trait Linked {
     fn next(&self) -> *mut Self;
 }
@@ -59,11 +59,11 @@ impl Linked for c::ibv_recv_wr {
     }
 }
 
-/// Posts a linked list in groups. Stores the first request that was not accepted in `bad`.
+/// Posts a linked list in groups. If a request is rejected, stores a pointer to the first rejected request in `bad`.
 ///
 /// # Safety
 ///
-/// `list` is a list of work requests, and `bad` a place for a pointer to one.
+/// `list` is a list of work requests, and `bad` points to memory for a pointer to a request.
 unsafe fn in_groups<W: Linked, R>(
     call: &str,
     list: *mut W,
@@ -77,7 +77,7 @@ unsafe fn in_groups<W: Linked, R>(
         let mut group = SmallVec::<[R; GROUP]>::new();
         let mut refused = None;
         while group.len() < GROUP && !next.is_null() {
-            // SAFETY: a request of the list.
+            // SAFETY: `next` is a request of the list.
             let request = unsafe { &*next };
             match convert(request) {
                 Ok(converted) => group.push(converted),
@@ -95,13 +95,13 @@ unsafe fn in_groups<W: Linked, R>(
         if let Some((index, why)) = stopped {
             let mut at = first;
             for _ in 0..index {
-                // SAFETY: requests of the list up to the one that was read last.
+                // SAFETY: `at` is a request of the list. It is not after the request that was read last.
                 at = unsafe { &*at }.next();
             }
             why.tell(call);
             set_errno(why.errno);
             if !bad.is_null() {
-                // SAFETY: the caller's place for the pointer.
+                // SAFETY: the caller provides memory for the pointer.
                 unsafe { bad.write(at) };
             }
             return why.errno;
@@ -111,10 +111,13 @@ unsafe fn in_groups<W: Linked, R>(
 }
 
 fn gone() -> Refused {
-    Refused::new(libc::EIO, "the device was opened by another process, before it forked: open it anew")
+    Refused::new(
+        libc::EIO,
+        "a parent process opened the device before it forked: open the device again in this process",
+    )
 }
 
-/// Converts the flags of a send work request.
+/// Converts the flags of a send work request to the RNIC's form.
 pub(crate) fn send_flags(flags: u32) -> SendFlags {
     let mut own = SendFlags::empty();
     own.set(SendFlags::SIGNALED, flags & c::IBV_SEND_SIGNALED != 0);
@@ -127,7 +130,7 @@ pub(crate) fn send_flags(flags: u32) -> SendFlags {
 ///
 /// The C contract of `ibv_post_send`.
 unsafe fn operation(wr: &c::ibv_send_wr) -> Answer<SendOperation> {
-    // SAFETY: the opcode selects the valid member of each union; all members are plain numbers and pointers.
+    // SAFETY: the opcode selects the valid member of each union. All members are plain numbers and pointers.
     let (immediate, invalidated, rdma, atomic, bind) = unsafe {
         let beside = &wr.__bindgen_anon_1;
         let bind = &wr.__bindgen_anon_2.bind_mw;
@@ -155,43 +158,45 @@ unsafe fn operation(wr: &c::ibv_send_wr) -> Answer<SendOperation> {
         // SAFETY: the C contract.
         c::IBV_WR_BIND_MW => unsafe { mw::bind_operation(bind.mw, bind.rkey, &bind.bind_info) }?,
         c::IBV_WR_LOCAL_INV => SendOperation::LocalInvalidate(RKey::new(invalidated)),
-        opcode => return Err(Refused::invalid(format!("send opcode {opcode} is not offered"))),
+        opcode => return Err(Refused::invalid(format!("send opcode {opcode} is not supported"))),
     })
 }
 
 /// # Safety
 ///
-/// `ah` is null or an address handle.
+/// `ah` is null or an existing address handle.
 pub(crate) unsafe fn destination(ah: *mut c::ibv_ah, qpn: u32, qkey: u32) -> Answer<UdDestination> {
-    // SAFETY: passed on to our caller.
+    // SAFETY: the caller guarantees that the address handle is null or exists.
     let address = unsafe { object::<Ah>(ah) }?.address;
     Ok(UdDestination { address, qpn: Qpn::new(qpn), qkey: QKey::new(qkey) })
 }
 
 fn count(number: c_int) -> Answer<usize> {
-    usize::try_from(number).map_err(|_| Refused::invalid(format!("{number} scatter-gather elements are negative")))
+    usize::try_from(number)
+        .map_err(|_| Refused::invalid(format!("{number} scatter-gather elements: must not be negative")))
 }
 
-/// Returns the elements of a work request. Their number is checked against `allowed`, the limit of the queue, before
-/// the first is read.
+/// Returns the elements of a work request. Returns an error without reading any element if their number exceeds
+/// `allowed`, which is the limit of the queue.
 ///
 /// # Safety
 ///
-/// If `given` is at most `allowed`, there are that many elements at `list`, which no thread changes meanwhile.
+/// If `given` is at most `allowed`, `list` points to `given` elements, which no thread changes during the call.
 pub(crate) unsafe fn elements_within<'a>(list: *const c::ibv_sge, given: usize, allowed: usize) -> Answer<&'a [Sge]> {
     if given > allowed {
         return Err(PostErrorKind::TooManySges { given, allowed }.into());
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees that the elements exist.
     Ok(unsafe { elements(list, given) })
 }
 
-/// Returns the bytes of a send work request. The limits are checked before any byte is read, as drivers do: the bytes
-/// of a rejected request may lie at any address. If there are several inline pieces, they are joined in `gathered`.
+/// Returns the bytes of a send work request. Like drivers, the function checks the limits before it reads any byte,
+/// since a rejected request may contain any address. If there are several inline pieces, the function joins them in
+/// `gathered`.
 ///
 /// # Safety
 ///
-/// The C contract of `ibv_post_send`; `gathered` outlives the request.
+/// The C contract of `ibv_post_send`. `gathered` outlives the request.
 unsafe fn payload<'a>(
     own: &Qp,
     operation: SendOperation,
@@ -199,26 +204,26 @@ unsafe fn payload<'a>(
     gathered: &RefCell<Vec<Box<[u8]>>>,
 ) -> Answer<Payload<'a>> {
     if operation.is_local() {
-        return Ok(Payload::Sges(&[])); // the operation moves no bytes
+        return Ok(Payload::Sges(&[])); // the operation transfers no bytes
     }
     let limits = &own.capacities;
     if wr.send_flags & c::IBV_SEND_INLINE == 0 {
         // SAFETY: the C contract.
         return Ok(Payload::Sges(unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge) }?));
     }
-    // A queue pair that was created only for inline data takes one piece.
+    // A queue pair may be created only for inline data, without scatter-gather elements. It accepts one piece.
     // SAFETY: the C contract.
     let sges = unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge.max(1)) }?;
     check_inline(operation, sges.iter().map(|sge| sge.length as usize), limits.max_inline)?;
     Ok(Payload::Inline(match sges {
         [] => &[],
-        // SAFETY: inline pieces are the program's memory.
+        // SAFETY: by the C contract, inline pieces lie in the program's memory.
         [sge] => unsafe { piece(sge) },
         sges => {
-            // SAFETY: as above.
+            // SAFETY: by the C contract, inline pieces lie in the program's memory.
             let bytes: Box<[u8]> = sges.iter().flat_map(|sge| unsafe { piece(sge) }).copied().collect();
-            // SAFETY: the box stays in `gathered` until the request is posted. The bytes stay in place if the box
-            // moves.
+            // SAFETY: the box stays in `gathered` until the request is posted. If the box moves, the bytes stay in
+            // place.
             let inline = unsafe { slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
             gathered.borrow_mut().push(bytes);
             inline
@@ -243,18 +248,18 @@ unsafe fn send_request<'a>(
         QpKind::Ud => Some(unsafe { destination(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) }?),
         _ => None,
     };
-    // SAFETY: passed on to our caller.
+    // SAFETY: the caller guarantees the contract of `payload`.
     let payload = unsafe { payload(own, operation, wr, gathered) }?;
     Ok(SendRequest { wr_id: wr.wr_id, operation, flags: send_flags(wr.send_flags), payload, destination })
 }
 
 /// # Safety
 ///
-/// The element refers to memory of the program.
+/// The element refers to existing memory of the program.
 unsafe fn piece<'a>(sge: &Sge) -> &'a [u8] {
     match sge.length {
         0 => &[],
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the memory exists.
         length => unsafe { slice::from_raw_parts(sge.address as *const u8, length as usize) },
     }
 }
@@ -264,7 +269,7 @@ pub(crate) unsafe extern "C" fn post_send(
     list: *mut c::ibv_send_wr,
     bad: *mut *mut c::ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the C contract: a queue pair that exists.
+    // SAFETY: by the C contract, the queue pair exists.
     let own = unsafe { &*qp.cast::<Qp>() };
     let _uncancelled = own.device.uncancelled();
     let gathered = RefCell::new(Vec::new());
@@ -272,10 +277,10 @@ pub(crate) unsafe extern "C" fn post_send(
         if !own.device.is_own() {
             return Err(gone());
         }
-        // SAFETY: the C contract; everything is posted before `gathered` is dropped.
+        // SAFETY: the C contract. The RNIC has accepted all requests before `gathered` is dropped.
         unsafe { send_request(own, wr, &gathered) }
     };
-    // SAFETY: the C contract; memory stays registered until the completion is polled.
+    // SAFETY: by the C contract, the memory stays registered until the program polls the completion.
     unsafe { in_groups("ibv_post_send", list, bad, convert, |group| own.raw.post_send(group)) }
 }
 
@@ -284,14 +289,14 @@ pub(crate) unsafe extern "C" fn post_recv(
     list: *mut c::ibv_recv_wr,
     bad: *mut *mut c::ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the C contract: a queue pair that exists.
+    // SAFETY: by the C contract, the queue pair exists.
     let own = unsafe { &*qp.cast::<Qp>() };
     let _uncancelled = own.device.uncancelled();
     let convert = |wr: &c::ibv_recv_wr| {
         // SAFETY: the C contract.
         unsafe { recv_request(&own.device, wr, own.max_recv_sge) }
     };
-    // SAFETY: the C contract; memory stays registered until the completion is polled.
+    // SAFETY: by the C contract, the memory stays registered until the program polls the completion.
     unsafe { in_groups("ibv_post_recv", list, bad, convert, |group| own.raw.post_recv(group)) }
 }
 
@@ -300,14 +305,14 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     list: *mut c::ibv_recv_wr,
     bad: *mut *mut c::ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the C contract: a queue that exists.
+    // SAFETY: by the C contract, the shared receive queue exists.
     let own = unsafe { &*srq.cast::<Srq>() };
     let _uncancelled = own.device.uncancelled();
     let convert = |wr: &c::ibv_recv_wr| {
         // SAFETY: the C contract.
         unsafe { recv_request(&own.device, wr, own.max_sge()) }
     };
-    // SAFETY: the C contract; memory stays registered until the completion is polled.
+    // SAFETY: by the C contract, the memory stays registered until the program polls the completion.
     unsafe { in_groups("ibv_post_srq_recv", list, bad, convert, |group| own.raw.post_recv(group)) }
 }
 
@@ -320,7 +325,7 @@ unsafe fn recv_request<'a>(device: &Device, wr: &c::ibv_recv_wr, max_sge: usize)
     if !device.is_own() {
         return Err(gone());
     }
-    // SAFETY: passed on to our caller.
+    // SAFETY: the caller guarantees the C contract of `ibv_post_recv`.
     Ok(RecvRequest { wr_id: wr.wr_id, sges: unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, max_sge) }? })
 }
 

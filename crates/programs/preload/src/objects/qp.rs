@@ -22,8 +22,8 @@ use crate::objects::srq::Srq;
 use crate::objects::wr::{self, Builder};
 use crate::process::wait::{STATUS, Step, Unacknowledged, in_steps};
 
-/// A queue pair. C sees an `ibv_qp`. If the queue pair was created as an `ibv_qp_ex`, C sees that structure, which
-/// begins with an `ibv_qp`.
+/// A queue pair. C code sees an `ibv_qp`. If the program created the queue pair as an `ibv_qp_ex`, C code sees an
+/// `ibv_qp_ex`, which begins with an `ibv_qp`.
 #[repr(C)]
 pub(crate) struct Qp {
     pub(crate) c: UnsafeCell<c::ibv_qp_ex>,
@@ -32,16 +32,17 @@ pub(crate) struct Qp {
     source: Option<Source>,
     pub(crate) unacknowledged: Unacknowledged,
     pub(crate) kind: QpKind,
-    /// Capacities that the program requested at creation.
+    /// Capacities that the program requested when it created the queue pair.
     pub(crate) capacities: QpCapacities,
-    /// Number of scatter-gather elements of a receive that `ibv_post_recv` checks. With a shared receive queue the call
-    /// fails for any number.
+    /// Maximum number of scatter-gather elements of a receive, which `ibv_post_recv` checks. If the queue pair has a
+    /// shared receive queue, `ibv_post_recv` always fails.
     pub(crate) max_recv_sge: usize,
-    /// Work requests between `ibv_wr_start` and `ibv_wr_complete`, if the queue pair was created for these calls.
+    /// Work requests that the program builds between `ibv_wr_start` and `ibv_wr_complete`. `None` unless the queue pair
+    /// was created for these calls.
     pub(crate) builder: Option<Builder>,
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `ibv_qp_ex`, which begins with an `ibv_qp`.
+// SAFETY: `Qp` is `#[repr(C)]` and begins with an `ibv_qp_ex`, which begins with an `ibv_qp`.
 unsafe impl Object for Qp {
     type C = c::ibv_qp;
     const KIND: Kind = Kind::Qp;
@@ -53,7 +54,7 @@ pub(crate) fn kind(number: c::ibv_qp_type) -> Answer<QpKind> {
         c::IBV_QPT_UC => Ok(QpKind::Uc),
         c::IBV_QPT_UD => Ok(QpKind::Ud),
         c::IBV_QPT_RAW_PACKET | c::IBV_QPT_XRC_SEND | c::IBV_QPT_XRC_RECV | c::IBV_QPT_DRIVER => {
-            Err(Refused::unsupported(format!("queue pairs of type {number} are not offered: RC, UC and UD are")))
+            Err(Refused::unsupported(format!("queue pair type {number} is not supported: use RC, UC or UD")))
         }
         _ => Err(Refused::invalid(format!("queue pair type {number} does not exist"))),
     }
@@ -67,7 +68,7 @@ pub(crate) fn kind_number(kind: QpKind) -> c::ibv_qp_type {
     }
 }
 
-/// Creates a queue pair, with `ibv_wr_*` if `operations` is given.
+/// Creates a queue pair. If `operations` is given, the queue pair supports `ibv_wr_*`.
 ///
 /// # Safety
 ///
@@ -79,7 +80,7 @@ unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Opt
     let kind = kind(init.qp_type)?;
     // SAFETY: the C contract.
     let (send_cq, recv_cq) = unsafe { (object::<Cq>(init.send_cq)?, object::<Cq>(init.recv_cq)?) };
-    // SAFETY: the C contract; null is allowed.
+    // SAFETY: by the C contract, `srq` is null or a shared receive queue.
     let srq = if init.srq.is_null() { None } else { Some(unsafe { object::<Srq>(init.srq) }?) };
     if send_cq.context() != context.as_c() || recv_cq.context() != context.as_c() {
         return Err(Refused::invalid("the completion queues belong to another context"));
@@ -126,7 +127,7 @@ unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Opt
         builder: operations.map(|_| Builder::default()),
     });
     let source = Source::new(Element::Qp(qp), context);
-    // SAFETY: no other thread knows the queue pair yet.
+    // SAFETY: no other thread knows the new queue pair yet.
     unsafe { (*qp.cast::<Qp>()).source = Some(source.clone()) };
     context.device.sources().qps.insert(qpn, source);
     own.users.add();
@@ -156,13 +157,19 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let offered = c::IBV_QP_INIT_ATTR_PD | c::IBV_QP_INIT_ATTR_CREATE_FLAGS | c::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         let mask = init.comp_mask;
         if mask & !offered != 0 {
-            return Err(Refused::unsupported(format!("queue pair attributes {:#x} are not offered", mask & !offered)));
+            return Err(Refused::unsupported(format!(
+                "queue pair attributes {:#x} are not supported",
+                mask & !offered
+            )));
         }
         if mask & c::IBV_QP_INIT_ATTR_PD == 0 {
             return Err(Refused::invalid("a queue pair needs a protection domain"));
         }
         if mask & c::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && init.create_flags != 0 {
-            return Err(Refused::unsupported(format!("creation flags {:#x} are not offered", init.create_flags)));
+            return Err(Refused::unsupported(format!(
+                "queue pair creation flags {:#x} are not supported",
+                init.create_flags
+            )));
         }
         // SAFETY: the C contract.
         if unsafe { object::<Pd>(init.pd)?.context()?.as_c() } != context {
@@ -202,7 +209,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut c::ibv_qp, attr: *mut c::
         let attributes = qp_attr::from_c(attr, mask as u32, &own.device)?;
         own.raw.modify(&attributes)?;
         if attributes.state.is_some() {
-            // SAFETY: C programs may read the field at any time, which verbs allow.
+            // SAFETY: verbs allow C programs to read this field at any time, also during the write.
             unsafe { (*own.c.get()).qp_base.state = attr.qp_state };
         }
         Ok(())
@@ -222,7 +229,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         own.device.expect_own()?;
         let info = own.raw.query();
         let known = qp_attr::to_c(&info);
-        // SAFETY: the caller's places, and a queue pair that exists.
+        // SAFETY: the queue pair exists, and the caller provides memory for the attributes.
         unsafe {
             let table = &mut (*own.c.get()).qp_base;
             table.state = known.qp_state;
@@ -241,7 +248,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// Destroys a queue pair after all its retrieved events are acknowledged.
+/// Destroys a queue pair, once the program has acknowledged all retrieved events of this queue pair.
 ///
 /// # Safety
 ///
@@ -257,14 +264,14 @@ pub(crate) unsafe fn destroy(qp: *mut c::ibv_qp) -> Answer<Step> {
     if let Err(step) = own.unacknowledged.none() {
         return Ok(step);
     }
-    // SAFETY: set once, at creation.
+    // SAFETY: these fields are set when the queue pair is created, and never change.
     let base = unsafe { &(*own.c.get()).qp_base };
     let (context, pd, srq) = (base.context, base.pd, base.srq);
     let (send_cq, recv_cq) = (base.send_cq, base.recv_cq);
-    // Destroy it before the objects that it uses.
-    // SAFETY: a context stays while objects of it exist; the program does not use the queue pair again.
+    // Destroy the queue pair before the objects that it uses.
+    // SAFETY: a context exists while objects of it exist. The program does not use the queue pair any more.
     drop(unsafe { Context::of(context)?.handles.take::<Qp>(qp) });
-    // SAFETY: the objects that a queue pair uses stay while it exists.
+    // SAFETY: these objects exist, since the queue pair used them until now.
     unsafe {
         object::<Pd>(pd)?.users.remove();
         object::<Cq>(send_cq)?.users.remove();
@@ -282,13 +289,13 @@ pub(crate) unsafe extern "C-unwind" fn ibv_destroy_qp(qp: *mut c::ibv_qp) -> c_i
     in_steps("ibv_destroy_qp", STATUS, move |_| unsafe { destroy(qp) })
 }
 
-/// Returns the IP address of the group that a GID names (RoCE v2 annex A17).
+/// Returns the IP address of the multicast group with this GID (RoCE v2 annex A17).
 ///
 /// # Safety
 ///
-/// `gid` is null or a GID.
+/// `gid` is null, or points to a GID.
 unsafe fn group(gid: *const c::ibv_gid) -> Answer<IpAddr> {
-    // SAFETY: by the caller's promise; both members of the GID union are plain bytes.
+    // SAFETY: the caller guarantees that `gid` is valid. Both members of the GID union are plain bytes.
     let raw = unsafe { gid.as_ref().map(|gid| gid.raw) };
     let raw = raw.ok_or_else(|| Refused::invalid("the GID is null"))?;
     Ok(IpAddr::V6(Ipv6Addr::from(raw)).to_canonical())

@@ -1,4 +1,4 @@
-//! Attributes of queue pairs: conversion from and to C.
+//! Conversion of queue pair attributes from and to C.
 
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::{AttributeMask, PathMtu, Psn, QKey, QpAttributes, QpInfo, QpState, Qpn};
@@ -34,10 +34,10 @@ fn state_number(state: QpState) -> c::ibv_qp_state {
     }
 }
 
-/// Converts the attributes that a modification names.
+/// Converts the attributes that the mask of a modification selects.
 pub(crate) fn from_c(attr: &c::ibv_qp_attr, mask: u32, device: &Device) -> Answer<QpAttributes> {
     use AttributeMask as A;
-    // The bits are those of C. Bit 0 is the state itself.
+    // Each bit of the mask means the same as in C. Bit 0 stands for the state itself.
     let named = A::from_bits(mask & !c::IBV_QP_STATE).ok_or_else(|| {
         let unknown = mask & !c::IBV_QP_STATE & !A::all().bits();
         Refused::invalid(format!("attributes {unknown:#x} cannot be modified on this device"))
@@ -45,7 +45,7 @@ pub(crate) fn from_c(attr: &c::ibv_qp_attr, mask: u32, device: &Device) -> Answe
     let has = |attribute| named.contains(attribute);
     let path_mtu = |number: c::ibv_mtu| {
         let code = u8::try_from(number).ok().and_then(|code| PathMtu::try_from(code).ok());
-        code.ok_or_else(|| Refused::invalid(format!("path MTU code {number} does not exist: 1 to 5 do")))
+        code.ok_or_else(|| Refused::invalid(format!("path MTU code {number} does not exist: must be 1 to 5")))
     };
     Ok(QpAttributes {
         state: (mask & c::IBV_QP_STATE != 0).then(|| state(attr.qp_state)).transpose()?,
@@ -69,7 +69,7 @@ pub(crate) fn from_c(attr: &c::ibv_qp_attr, mask: u32, device: &Device) -> Answe
     })
 }
 
-/// Returns all attributes of a queue pair in C's form.
+/// Converts all attributes of a queue pair to C.
 pub(crate) fn to_c(info: &QpInfo) -> c::ibv_qp_attr {
     let own = &info.attributes;
     let capacities = &info.capacities;
@@ -82,7 +82,7 @@ pub(crate) fn to_c(info: &QpInfo) -> c::ibv_qp_attr {
         rq_psn: own.receive_psn.map_or(0, Psn::get),
         sq_psn: own.send_psn.map_or(0, Psn::get),
         dest_qp_num: own.dest_qpn.map_or(0, Qpn::get),
-        // The rights have the same bits as in C.
+        // The access rights have the same bits as in C.
         qp_access_flags: own.access.map_or(0, |access| access.bits()),
         cap: c::ibv_qp_cap {
             max_send_wr: capacities.max_send_wr as u32,
@@ -106,7 +106,7 @@ pub(crate) fn to_c(info: &QpInfo) -> c::ibv_qp_attr {
     }
 }
 
-// Masks and rights are converted from and to C without a change of bits.
+// The conversions copy masks and access rights bit by bit, so the bits must be the same as in C.
 const _: () = {
     use AttributeMask as A;
     use doorbell_verbs::Access;

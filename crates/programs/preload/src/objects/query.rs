@@ -1,4 +1,4 @@
-//! Queries of the device and its port.
+//! Queries of the attributes of the device and its port.
 
 use std::ffi::{CString, c_int, c_uint};
 use std::mem::offset_of;
@@ -16,36 +16,36 @@ use crate::objects::{device, dm};
 /// The only port of the device.
 pub(crate) const PORT: u8 = 1;
 
-/// Width and speed of the port: four lanes of 25 Gb/s each. This is roughly the rate of loopback.
+/// Width of the port, four lanes, and speed of each lane, 25 Gb/s. The resulting rate is roughly that of loopback.
 const WIDTH_4X: u8 = 2;
 const SPEED_EDR: u8 = 32;
 
-/// Rate of the port as the kernel writes it.
+/// Rate of the port in the kernel's format.
 pub(crate) const RATE: &str = "100 Gb/sec (4X EDR)";
 
 const CAPABILITIES: u32 = c::IBV_PORT_IP_BASED_GIDS;
 
-/// Capabilities that the kernel shows: all except the flag for GIDs made of IP addresses.
+/// Capabilities that the kernel's files show. They lack the flag for GIDs made of IP addresses.
 pub(crate) const KERNEL_CAPABILITIES: u32 = CAPABILITIES & !c::IBV_PORT_IP_BASED_GIDS;
 
-/// The only partition key: the default one, as a full member (IBTA Vol 1, 10.9.2).
+/// The only partition key. It is the default key with full membership (IBTA Vol 1, 10.9.2).
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
-/// Number of RoCE v2 in `ibv_query_gid_type`, which differs from that of the GID table.
+/// Number of the GID type RoCE v2 in `ibv_query_gid_type`. The GID table uses another number for this type.
 const SYSFS_ROCE_V2: c_uint = 1;
 
 pub(crate) fn expect_port(port: u32) -> Answer<()> {
     if port == u32::from(PORT) {
         return Ok(());
     }
-    Err(Refused::invalid(format!("port {port} does not exist: the device has port {PORT}")))
+    Err(Refused::invalid(format!("port {port} does not exist: must be {PORT}")))
 }
 
 pub(crate) fn expect_gid_index(index: u32) -> Answer<()> {
     if index == 0 {
         return Ok(());
     }
-    Err(Refused::invalid(format!("GID index {index} does not exist: the table has one entry, 0")))
+    Err(Refused::invalid(format!("GID index {index} does not exist: must be 0")))
 }
 
 fn count(number: usize) -> c_int {
@@ -55,7 +55,7 @@ fn count(number: usize) -> c_int {
 fn device_attributes(context: &Context) -> c::ibv_device_attr {
     let own = &context.device.attributes;
     let limits = &own.limits;
-    // The link joins only groups of IPv4.
+    // The link joins only IPv4 multicast groups.
     let groups = if own.address.is_ipv4() { limits.max_groups } else { 0 };
     let version = CString::new(env!("CARGO_PKG_VERSION")).unwrap_or_default();
     let mut attributes = c::ibv_device_attr {
@@ -82,9 +82,9 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
         max_qp_rd_atom: count(limits.max_rd_atomic),
         max_res_rd_atom: count(limits.max_rd_atomic * limits.max_qps),
         max_qp_init_rd_atom: count(limits.max_rd_atomic),
-        // Adapters report this value. The atomics of peers use the processor's atomic instructions, so they are
-        // atomic for local code too. But programs (UCX) look for exactly this value, and no adapter reports the
-        // stronger one.
+        // Real adapters report this value. The software RNIC executes the atomics of peers with atomic instructions of
+        // the processor, so they are atomic for local code too. But programs such as UCX look for exactly this value,
+        // and no adapter reports the stronger value.
         atomic_cap: c::IBV_ATOMIC_HCA,
         max_ah: count(limits.max_qps),
         max_srq: count(limits.max_srqs),
@@ -120,13 +120,13 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         // SAFETY: the C contract.
         let (context, input) = unsafe { (Context::of(context)?, input.as_ref()) };
         if input.is_some_and(|input| input.comp_mask != 0) {
-            return Err(Refused::invalid("the input's comp_mask is not 0"));
+            return Err(Refused::invalid("the input's comp_mask must be 0"));
         }
         let orig_attr = device_attributes(context);
         let own = c::ibv_device_attr_ex {
             device_cap_flags_ex: orig_attr.device_cap_flags.into(),
             orig_attr,
-            hca_core_clock: 1_000_000, // kHz: the clock counts nanoseconds
+            hca_core_clock: 1_000_000, // in kHz, since the clock counts nanoseconds
             completion_timestamp_mask: u64::MAX,
             odp_caps: odp_capabilities(&context.device.attributes),
             max_dm_size: dm::MAX_BYTES as u64,
@@ -139,7 +139,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     })
 }
 
-/// Returns the supported operations on memory that is paged on demand: all of them.
+/// Returns the operations that memory with on-demand paging supports. The RNIC supports all operations.
 fn odp_capabilities(own: &DeviceAttributes) -> c::ibv_odp_caps {
     if !own.on_demand {
         return c::ibv_odp_caps::default();
@@ -156,14 +156,14 @@ fn odp_capabilities(own: &DeviceAttributes) -> c::ibv_odp_caps {
     }
 }
 
-/// Copies a structure that grows with each release to a caller whose structure may be shorter or longer.
+/// Copies a structure that grows with each release of verbs. The caller's structure may be shorter or longer.
 ///
 /// # Safety
 ///
-/// `to` has room for `size` bytes. Zeros are valid in fields that this release does not know.
+/// `to` has room for `size` bytes. Zero is a valid value of fields that this release does not know.
 unsafe fn copy_grown<T>(from: &T, to: *mut T, size: usize) {
     let known = size.min(size_of::<T>());
-    // SAFETY: by the caller's promise; `known` exceeds neither length.
+    // SAFETY: the caller guarantees the size of `to`. `known` exceeds neither size.
     unsafe {
         ptr::write_bytes(to.cast::<u8>(), 0, size);
         ptr::copy_nonoverlapping((&raw const *from).cast::<u8>(), to.cast::<u8>(), known);
@@ -182,7 +182,7 @@ fn port_attributes(own: &DeviceAttributes) -> c::ibv_port_attr {
         max_vl_num: 1,
         active_width: WIDTH_4X,
         active_speed: SPEED_EDR,
-        phys_state: 5, // LinkUp
+        phys_state: 5, // the state LinkUp
         link_layer: c::IBV_LINK_LAYER_ETHERNET as u8,
         ..c::ibv_port_attr::default()
     }
@@ -204,14 +204,14 @@ pub(crate) unsafe extern "C" fn query_port(
     })
 }
 
-/// Queries a port for old programs, whose structure ends before the newest field.
+/// Queries a port for old programs, whose structure ends before the field `port_cap_flags2`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_port(
     context: *mut c::ibv_context,
     port: u8,
     attributes: *mut c::ibv_port_attr,
 ) -> c_int {
-    // SAFETY: the C contract; the structure has all fields before this one.
+    // SAFETY: the C contract. The caller's structure has all fields before `port_cap_flags2`.
     unsafe { query_port(context, port, attributes, offset_of!(c::ibv_port_attr, port_cap_flags2)) }
 }
 
@@ -231,13 +231,14 @@ unsafe extern "C" fn ibv_query_gid(
         let context = unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         expect_gid_index(index as u32)?;
-        // SAFETY: the caller's place for a GID.
+        // SAFETY: the caller provides memory for a GID.
         unsafe { place.write(gid(context)) };
         Ok(0)
     })
 }
 
-/// Returns the network interface of the device, and its index; `None` if no interface has the address at present.
+/// Returns the name and the index of the device's network interface. Returns `None` if no interface has the address
+/// now.
 pub(crate) fn interface(address: IpAddr) -> Option<(String, u32)> {
     doorbell_fabric::udp::interface_index(address).ok()
 }
@@ -255,10 +256,10 @@ fn gid_entry(context: &Context) -> c::ibv_gid_entry {
 
 fn expect_entry(flags: u32, size: usize) -> Answer<()> {
     if flags != 0 {
-        return Err(Refused::unsupported(format!("flags {flags:#x} of a GID query are not known")));
+        return Err(Refused::unsupported(format!("flags {flags:#x} of a GID query are unknown")));
     }
     if size < size_of::<c::ibv_gid_entry>() {
-        return Err(Refused::invalid(format!("a GID table entry of {size} B is shorter than in any release")));
+        return Err(Refused::invalid(format!("a GID table entry of {size} B is too short for any release of verbs")));
     }
     Ok(())
 }
@@ -297,9 +298,9 @@ unsafe extern "C" fn _ibv_query_gid_table(
         let context = unsafe { Context::of(context) }?;
         expect_entry(flags, size)?;
         if room == 0 {
-            return Err(Refused::invalid("there is no room for entries: must be at least 1"));
+            return Err(Refused::invalid("room for 0 GID entries: must be at least 1"));
         }
-        // SAFETY: the caller has room for at least one entry of `size` bytes.
+        // SAFETY: the caller's array has room for at least one entry of `size` bytes.
         unsafe { copy_grown(&gid_entry(context), entries, size) };
         Ok(())
     });
@@ -318,7 +319,7 @@ unsafe extern "C" fn ibv_query_gid_type(
         unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         expect_gid_index(index)?;
-        // SAFETY: the caller's place for the type.
+        // SAFETY: the caller provides memory for the type.
         unsafe { kind.write(SYSFS_ROCE_V2) };
         Ok(0)
     })
@@ -336,9 +337,9 @@ unsafe extern "C" fn ibv_query_pkey(
         unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         if index != 0 {
-            return Err(Refused::invalid(format!("partition key index {index} does not exist: the table has one, 0")));
+            return Err(Refused::invalid(format!("partition key index {index} does not exist: must be 0")));
         }
-        // SAFETY: the caller's place for the key.
+        // SAFETY: the caller provides memory for the key.
         unsafe { pkey.write(DEFAULT_PKEY.to_be()) };
         Ok(0)
     })
@@ -350,7 +351,11 @@ unsafe extern "C" fn ibv_get_pkey_index(context: *mut c::ibv_context, port: u8, 
         // SAFETY: the C contract.
         unsafe { Context::of(context) }?;
         expect_port(port.into())?;
-        if pkey == DEFAULT_PKEY.to_be() { Ok(0) } else { Err(Refused::invalid("no such partition key")) }
+        if pkey == DEFAULT_PKEY.to_be() {
+            Ok(0)
+        } else {
+            Err(Refused::invalid("the partition key does not exist: must be 0xffff"))
+        }
     })
 }
 
@@ -358,11 +363,12 @@ pub(crate) unsafe extern "C" fn query_rt_values(context: *mut c::ibv_context, va
     status("ibv_query_rt_values_ex", || {
         // SAFETY: the C contract.
         let (context, values) = unsafe { (Context::of(context)?, values.as_mut()) };
-        let values = values.ok_or_else(|| Refused::invalid("the place for the values is null"))?;
+        let values = values.ok_or_else(|| Refused::invalid("the pointer to the values is null"))?;
         context.device.expect_own()?;
         values.comp_mask &= c::IBV_VALUES_MASK_RAW_CLOCK;
         if values.comp_mask != 0 {
-            // Its fields are named "seconds" and "nanoseconds". As in other providers, they hold ticks of the clock.
+            // The fields are called seconds and nanoseconds. But as in other providers, they contain ticks of the
+            // device's clock.
             values.raw_clock.tv_sec = 0;
             values.raw_clock.tv_nsec = context.device.provider.now_ns() as libc::c_long;
         }
@@ -379,7 +385,7 @@ mod tests {
     fn both_queries_of_a_gid_name_the_interface_that_sysfs_names() {
         let size = size_of::<c::ibv_gid_entry>();
         let mut entries = [c::ibv_gid_entry::default(); 2];
-        // SAFETY: the context exists until it is closed, and there is memory for the entries.
+        // SAFETY: the context exists until the test closes it, and the arrays have memory for the entries.
         unsafe {
             let context = ibv_open_device(device::listed());
             assert_eq!(_ibv_query_gid_ex(context, 1, 0, &raw mut entries[0], 0, size), 0);

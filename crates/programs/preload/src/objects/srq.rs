@@ -27,7 +27,7 @@ pub(crate) struct Srq {
     max_sge: u32,
 }
 
-// SAFETY: `#[repr(C)]`, and begins with an `ibv_srq`.
+// SAFETY: `Srq` is `#[repr(C)]` and begins with an `ibv_srq`.
 unsafe impl Object for Srq {
     type C = c::ibv_srq;
     const KIND: Kind = Kind::Srq;
@@ -64,7 +64,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c:
             max_sge,
         });
         let source = Source::new(Element::Srq(srq), context);
-        // SAFETY: no other thread knows the queue yet.
+        // SAFETY: no other thread knows the new queue yet.
         unsafe { (*srq.cast::<Srq>()).source = Some(source.clone()) };
         context.device.sources().srqs.insert(id, source);
         own.users.add();
@@ -73,12 +73,13 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c:
     })
 }
 
-/// Rejects the call. `ibv_create_srq` creates basic queues, and other kinds are unsupported.
+/// Rejects the call. The headers of verbs create basic queues with `ibv_create_srq`, and the device supports no other
+/// type.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut c::ibv_context,
     _init: *mut c::ibv_srq_init_attr_ex,
 ) -> *mut c::ibv_srq {
-    pointer("ibv_create_srq_ex", || Err(Refused::unsupported("only basic shared receive queues are offered")))
+    pointer("ibv_create_srq_ex", || Err(Refused::unsupported("only basic shared receive queues are supported")))
 }
 
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut c::ibv_srq, place: *mut u32) -> c_int {
@@ -93,7 +94,7 @@ fn expect_limit(limit: u32, most: u32) -> Answer<()> {
     if limit <= most {
         return Ok(());
     }
-    Err(Refused::invalid(format!("the limit {limit} is more than the {most} receives that the queue holds")))
+    Err(Refused::invalid(format!("limit {limit} of the shared receive queue: must be at most its size, {most}")))
 }
 
 #[unsafe(no_mangle)]
@@ -105,10 +106,12 @@ unsafe extern "C" fn ibv_modify_srq(srq: *mut c::ibv_srq, attr: *mut c::ibv_srq_
         own.device.expect_own()?;
         let mask = mask as c_uint;
         if mask & !(c::IBV_SRQ_LIMIT | c::IBV_SRQ_MAX_WR) != 0 {
-            return Err(Refused::invalid(format!("attribute mask {mask:#x} of a shared receive queue is not known")));
+            return Err(Refused::invalid(format!(
+                "attribute mask {mask:#x} of a shared receive queue has unknown bits"
+            )));
         }
         if mask & c::IBV_SRQ_MAX_WR != 0 {
-            return Err(Refused::unsupported("a shared receive queue keeps the size that it was created with"));
+            return Err(Refused::unsupported("the size of a shared receive queue cannot be changed"));
         }
         if mask & c::IBV_SRQ_LIMIT != 0 {
             expect_limit(attr.srq_limit, own.max_wr)?;
@@ -124,13 +127,13 @@ unsafe extern "C" fn ibv_query_srq(srq: *mut c::ibv_srq, attr: *mut c::ibv_srq_a
         // SAFETY: the C contract.
         let own = unsafe { object::<Srq>(srq) }?;
         let known = c::ibv_srq_attr { max_wr: own.max_wr, max_sge: own.max_sge, srq_limit: own.raw.limit() as u32 };
-        // SAFETY: the caller's place for the attributes.
+        // SAFETY: the caller provides memory for the attributes.
         unsafe { attr.write(known) };
         Ok(())
     })
 }
 
-/// Destroys a queue after all its retrieved events are acknowledged.
+/// Destroys a shared receive queue, once the program has acknowledged all retrieved events of this queue.
 ///
 /// # Safety
 ///
@@ -139,7 +142,7 @@ pub(crate) unsafe fn destroy(srq: *mut c::ibv_srq) -> Answer<Step> {
     // SAFETY: the C contract.
     let own = unsafe { object::<Srq>(srq) }?;
     own.users.expect_none("shared receive queue")?;
-    // SAFETY: a protection domain stays while objects of it exist.
+    // SAFETY: a protection domain exists while objects of it exist.
     let pd = unsafe { object::<Pd>(own.c.pd) }?;
     let context = pd.context()?;
     own.device.sources().srqs.remove(&own.raw.id());
@@ -149,7 +152,7 @@ pub(crate) unsafe fn destroy(srq: *mut c::ibv_srq) -> Answer<Step> {
     if let Err(step) = own.unacknowledged.none() {
         return Ok(step);
     }
-    // SAFETY: no queue pair uses it, and the program does not use it again.
+    // SAFETY: no queue pair uses the queue, and the program does not use the queue any more.
     drop(unsafe { context.handles.take::<Srq>(srq) });
     pd.users.remove();
     Ok(Step::Done(0))

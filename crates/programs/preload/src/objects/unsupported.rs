@@ -1,5 +1,5 @@
-//! Functions that the device does not support. Each takes an object of this device, which the real library must not
-//! see, since it would read private fields that do not exist.
+//! Functions that the device does not support. The real library must not receive objects of this device, since it would
+//! read private fields that these objects do not have. So this library defines the functions, and they always fail.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -16,8 +16,8 @@ macro_rules! refused {
     };
 }
 
-/// Defines rejecting functions for the table of a context. Without a function in the table, the headers of verbs
-/// return the same errno, but then no sentence explains it.
+/// Defines functions for the table of a context that reject each call. If the table had no such function, the headers
+/// of verbs would return the same errno, but without an explanation.
 macro_rules! refused_in_table {
     ($($why:literal: $field:ident $name:literal($($type:ty),*) -> $end:ident $result:ty;)*) => {
         pub(crate) fn fill(tables: &mut c::verbs_context) {
@@ -31,50 +31,50 @@ macro_rules! refused_in_table {
     };
 }
 
-// The functions that destroy such objects are not listed: no such object exists.
+// The list does not contain functions that destroy these objects, since no such object exists.
 refused_in_table! {
-    "flow rules are not offered":
+    "flow rules are not supported":
         ibv_create_flow "ibv_create_flow"(*mut c::ibv_qp, *mut c::ibv_flow_attr) -> pointer *mut c::ibv_flow;
-    "flow rules are not offered":
+    "flow rules are not supported":
         create_flow_action_esp "ibv_create_flow_action_esp"(*mut c::ibv_context, *mut c::ibv_flow_action_esp_attr)
             -> pointer *mut c::ibv_flow_action;
-    "counters of flow rules are not offered":
+    "counters of flow rules are not supported":
         create_counters "ibv_create_counters"(*mut c::ibv_context, *mut c::ibv_counters_init_attr)
             -> pointer *mut c::ibv_counters;
-    "XRC is not offered":
+    "XRC is not supported":
         open_xrcd "ibv_open_xrcd"(*mut c::ibv_context, *mut c::ibv_xrcd_init_attr) -> pointer *mut c::ibv_xrcd;
-    "XRC is not offered":
+    "XRC is not supported":
         open_qp "ibv_open_qp"(*mut c::ibv_context, *mut c::ibv_qp_open_attr) -> pointer *mut c::ibv_qp;
-    "work queues apart from queue pairs are for raw Ethernet, which is not offered":
+    "work queues without queue pairs are for raw Ethernet, which is not supported":
         create_wq "ibv_create_wq"(*mut c::ibv_context, *mut c::ibv_wq_init_attr) -> pointer *mut c::ibv_wq;
-    "work queues apart from queue pairs are for raw Ethernet, which is not offered":
+    "work queues without queue pairs are for raw Ethernet, which is not supported":
         create_rwq_ind_table "ibv_create_rwq_ind_table"(*mut c::ibv_context, *mut c::ibv_rwq_ind_table_init_attr)
             -> pointer *mut c::ibv_rwq_ind_table;
-    "tag matching is not offered":
+    "tag matching is not supported":
         post_srq_ops "ibv_post_srq_ops"(*mut c::ibv_srq, *mut c::ibv_ops_wr, *mut *mut c::ibv_ops_wr) -> status c_int;
-    "notifications are not moderated":
+    "moderation of notifications is not supported":
         modify_cq "ibv_modify_cq"(*mut c::ibv_cq, *mut c::ibv_modify_cq_attr) -> status c_int;
-    "rates are not limited":
+    "rate limits of queue pairs are not supported":
         modify_qp_rate_limit "ibv_modify_qp_rate_limit"(*mut c::ibv_qp, *mut c::ibv_qp_rate_limit_attr)
             -> status c_int;
 }
 
 refused! {
-    "devices are not shared between processes": ibv_import_device(c_int) -> pointer *mut c::ibv_context;
-    "protection domains are not shared between processes":
+    "a device cannot be shared between processes": ibv_import_device(c_int) -> pointer *mut c::ibv_context;
+    "a protection domain cannot be shared between processes":
         ibv_import_pd(*mut c::ibv_context, u32) -> pointer *mut c::ibv_pd;
-    "memory regions are not shared between processes": ibv_import_mr(*mut c::ibv_pd, u32) -> pointer *mut c::ibv_mr;
-    "device memory is not shared between processes":
+    "a memory region cannot be shared between processes": ibv_import_mr(*mut c::ibv_pd, u32) -> pointer *mut c::ibv_mr;
+    "device memory cannot be shared between processes":
         ibv_import_dm(*mut c::ibv_context, u32) -> pointer *mut c::ibv_dm;
-    "DMA buffers are memory of devices, which a software RNIC does not reach":
+    "DMA buffers are not supported: a software RNIC cannot access the memory of devices":
         ibv_reg_dmabuf_mr(*mut c::ibv_pd, u64, usize, u64, c_int, c_int) -> pointer *mut c::ibv_mr;
     "the device has no vendor-specific enhancements": ibv_query_ece(*mut c::ibv_qp, *mut c::ibv_ece) -> status c_int;
     "the device has no vendor-specific enhancements": ibv_set_ece(*mut c::ibv_qp, *mut c::ibv_ece) -> status c_int;
-    "Ethernet addresses are not offered: the kernel resolves them":
+    "Ethernet addresses are not supported: the kernel resolves them":
         ibv_resolve_eth_l2_from_gid(*mut c::ibv_context, *mut c::ibv_ah_attr, *mut u8, *mut u16) -> status c_int;
 }
 
-// Imports always fail, so these functions have nothing to release.
+// Importing an object always fails, so these functions have nothing to release.
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_unimport_pd(_: *mut c::ibv_pd) {}
@@ -85,13 +85,13 @@ extern "C" fn ibv_unimport_mr(_: *mut c::ibv_mr) {}
 #[unsafe(no_mangle)]
 extern "C" fn ibv_unimport_dm(_: *mut c::ibv_dm) {}
 
-/// Returns 0, which promises no order: bytes of a message are placed in order only within one packet.
+/// Returns 0, which promises no order. The RNIC places the bytes of a message in order only within each packet.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_qp_data_in_order(_: *mut c::ibv_qp, _: c::ibv_wr_opcode, _: u32) -> c_int {
     0
 }
 
-// No hardware reads the program's memory, so pages that a fork copies are safe without preparation.
+// No hardware reads the program's memory. So pages that a fork copies need no preparation.
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {

@@ -1,4 +1,4 @@
-//! `ibv_wr_*`: work requests that a program builds call by call.
+//! `ibv_wr_*`: work requests that a program builds with several calls.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -17,7 +17,7 @@ use crate::objects::mw::bind_operation;
 use crate::objects::post::{destination, elements_within, send_flags};
 use crate::objects::qp::Qp;
 
-/// Supported operations.
+/// Operations that the device supports.
 const OFFERED: c::ibv_qp_create_send_ops_flags = c::IBV_QP_EX_WITH_RDMA_WRITE
     | c::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | c::IBV_QP_EX_WITH_SEND
@@ -31,7 +31,7 @@ const OFFERED: c::ibv_qp_create_send_ops_flags = c::IBV_QP_EX_WITH_RDMA_WRITE
 /// Operations on memory windows.
 const WINDOWS: u32 = c::IBV_QP_EX_WITH_BIND_MW | c::IBV_QP_EX_WITH_LOCAL_INV;
 
-/// Returns the operations that a transport supports.
+/// Returns the operations that the device supports for a transport.
 fn of_transport(kind: QpKind) -> u32 {
     let ud = c::IBV_QP_EX_WITH_SEND | c::IBV_QP_EX_WITH_SEND_WITH_IMM;
     match kind {
@@ -41,14 +41,14 @@ fn of_transport(kind: QpKind) -> u32 {
     }
 }
 
-/// Returns the table of a queue pair for `operations`. Programs call the functions of the requested operations
-/// without a check, so the function rejects unsupported ones.
+/// Returns the function table of a queue pair for `operations`. Programs call the functions of the requested operations
+/// without checking that they exist. So this function returns an error for operations that the device does not support.
 pub(crate) fn table(kind: QpKind, operations: u64) -> Answer<c::ibv_qp_ex> {
     let missing = operations & !u64::from(of_transport(kind));
     if missing != 0 {
         let name = kind.name();
         return Err(Refused::unsupported(format!(
-            "send operations {missing:#x} are not offered on {name} queue pairs"
+            "send operations {missing:#x} are not supported on {name} queue pairs"
         )));
     }
     Ok(c::ibv_qp_ex {
@@ -74,7 +74,7 @@ pub(crate) fn table(kind: QpKind, operations: u64) -> Answer<c::ibv_qp_ex> {
     })
 }
 
-/// Bytes of a request: a range of elements, or a range of inline bytes.
+/// Bytes of a work request, as a range of the builder's elements or of its inline bytes.
 enum Bytes {
     Sges(Range<usize>),
     Inline(Range<usize>),
@@ -105,29 +105,29 @@ impl Building {
     }
 }
 
-/// Requests that a program is building.
+/// Work requests that a program is building.
 #[derive(Default)]
 pub(crate) struct Builder {
-    /// Held from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`.
+    /// Lock that a building thread holds from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`.
     busy: AtomicBool,
     building: UnsafeCell<Building>,
 }
 
 /// # Safety
 ///
-/// A queue pair that was created for `ibv_wr_*`.
+/// `qp` is a queue pair that was created for `ibv_wr_*`.
 unsafe fn parts<'a>(qp: *mut c::ibv_qp_ex) -> (&'a Qp, &'a Builder) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees that the queue pair exists.
     let own = unsafe { &*qp.cast::<Qp>() };
     (own, own.builder.as_ref().expect("the table exists only where the builder does"))
 }
 
 /// # Safety
 ///
-/// The contract of [`parts`]. The caller is between `ibv_wr_start` and `ibv_wr_complete`, and so has the builder for
-/// itself.
+/// The contract of [`parts`]. The calling thread is between `ibv_wr_start` and `ibv_wr_complete`, so no other thread
+/// uses the builder.
 unsafe fn building<'a>(qp: *mut c::ibv_qp_ex) -> &'a mut Building {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees that no other thread uses the builder.
     unsafe { &mut *parts(qp).1.building.get() }
 }
 
@@ -135,10 +135,10 @@ unsafe fn building<'a>(qp: *mut c::ibv_qp_ex) -> &'a mut Building {
 ///
 /// The contract of [`building`].
 unsafe fn begin(qp: *mut c::ibv_qp_ex, operation: SendOperation) {
-    // SAFETY: by the caller's promise; the program has set both fields.
+    // SAFETY: the caller guarantees the contract of `building`. The program has set `wr_id` and `wr_flags`.
     let (own, building, wr_id, flags) = unsafe { (parts(qp).0, building(qp), (*qp).wr_id, (*qp).wr_flags) };
     if building.refused.is_some() {
-        return; // no request of the list is posted
+        return; // after an error, no request of the list is posted
     }
     let depth = own.capacities.max_send_wr;
     if building.requests.len() >= depth {
@@ -155,20 +155,22 @@ unsafe fn begin(qp: *mut c::ibv_qp_ex, operation: SendOperation) {
     });
 }
 
-/// Runs `body` on the request that was begun last, unless a part of the list was already rejected.
+/// Runs `body` on the request that the program began last. Does nothing if the program's list already has an error.
 ///
 /// # Safety
 ///
 /// The contract of [`building`].
 unsafe fn with_last(qp: *mut c::ibv_qp_ex, body: impl FnOnce(&mut Request, &mut Vec<Sge>, &mut Vec<u8>) -> Answer<()>) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the contract of `building`.
     let Building { requests, sges, inline, refused } = unsafe { building(qp) };
     if refused.is_some() {
         return;
     }
     let outcome = match requests.last_mut() {
         Some(request) => body(request, sges, inline),
-        None => Err(Refused::invalid("no work request was begun")),
+        None => {
+            Err(Refused::invalid("the program has begun no work request: call a function such as ibv_wr_send first"))
+        }
     };
     *refused = outcome.err();
 }
@@ -180,7 +182,7 @@ unsafe extern "C" fn wr_start(qp: *mut c::ibv_qp_ex) {
     while builder.busy.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::thread::yield_now();
     }
-    // SAFETY: the builder is locked for this thread.
+    // SAFETY: this thread holds the lock of the builder.
     unsafe { building(qp) }.clear();
 }
 
@@ -208,7 +210,7 @@ unsafe extern "C" fn wr_complete(qp: *mut c::ibv_qp_ex) -> c_int {
                 destination: request.destination,
             })
             .collect();
-        // SAFETY: the C contract: memory stays registered until the completion is polled.
+        // SAFETY: by the C contract, the memory stays registered until the program polls the completion.
         let posted = unsafe { own.raw.post_all_sends(&list) };
         posted.map_err(|error| Refused::new(Refused::from(error.kind).errno, error.to_string()))
     });
@@ -223,7 +225,7 @@ unsafe extern "C" fn wr_complete(qp: *mut c::ibv_qp_ex) -> c_int {
 }
 
 unsafe extern "C" fn wr_send(qp: *mut c::ibv_qp_ex) {
-    // SAFETY: the C contract, as in all functions below.
+    // SAFETY: the C contract.
     unsafe { begin(qp, SendOperation::Send) }
 }
 
@@ -323,12 +325,12 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut c::ibv_qp_ex, count: usize, list: 
 
 /// # Safety
 ///
-/// `address` is null or names `length` bytes.
+/// `address` is null, or points to `length` bytes.
 unsafe fn inline_bytes<'a>(address: *const c_void, length: usize) -> &'a [u8] {
     if length == 0 || address.is_null() {
         return &[];
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees that `address` points to `length` bytes.
     unsafe { slice::from_raw_parts(address.cast(), length) }
 }
 
@@ -338,8 +340,9 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut c::ibv_qp_ex, address: *mut c_v
     unsafe { wr_set_inline_data_list(qp, 1, &raw const list) }
 }
 
-/// Copies inline data after checking that all of it fits. IBTA and drivers limit only the number of bytes of such a
-/// list. A list with more pieces than the maximum number of scatter-gather elements of the device is an error.
+/// Copies inline data after checking that all pieces fit. IBTA and drivers limit only the number of bytes in such a
+/// list. This function also rejects a list with more pieces than the device's maximum number of scatter-gather
+/// elements.
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut c::ibv_qp_ex, count: usize, list: *const c::ibv_data_buf) {
     // SAFETY: the C contract.
     unsafe {

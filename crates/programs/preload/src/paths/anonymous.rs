@@ -1,10 +1,9 @@
 //! Files and folders without a name, for the descriptors that programs open.
 //!
-//! For a file, the library creates an anonymous file of the kernel that contains the current
-//! content. For a folder, the library creates a folder under a random name, opens the folder and
-//! removes it at once. So the kernel frees the file or folder when its last descriptor is closed,
-//! even if a signal kills the process. No function of this module takes a lock or allocates, since
-//! a signal handler may open files at any time.
+//! For a file, the library creates an anonymous file of the kernel that contains the current content. For a folder, the
+//! library creates a folder under a random name, opens the folder and removes it at once. So the kernel frees the file
+//! or folder when its last descriptor is closed, even if a signal kills the process. No function of this module takes a
+//! lock or allocates, since a signal handler may open files at any time.
 
 use std::ffi::{CStr, c_int};
 use std::fmt::{self, Display};
@@ -22,12 +21,10 @@ const FOLDER_MODE: u32 = 0o755;
 /// Mode with which a folder is created and which it has until its name is removed.
 const PRIVATE_MODE: u32 = 0o700;
 
-/// Device that the library opens in place of a character device. All users may open `/dev/full`,
-/// and writes to it fail.
+/// Device that the library opens in place of a character device. All users may open `/dev/full`, and writes to it fail.
 pub(super) const STAND_IN: &[u8] = b"/dev/full";
 
-/// Maximum number of names that are tried for a folder. Other processes may take a name or remove
-/// the folder.
+/// Maximum number of names that are tried for a folder. Other processes may take a name or remove the folder.
 const ATTEMPTS: usize = 64;
 
 /// Maximum number of entries of a place that [`sweep`] checks for folders of killed processes.
@@ -86,8 +83,8 @@ pub(super) fn tell(path: &[u8], why: &dyn Display) {
     }
 }
 
-/// Checks whether the library can serve nodes in this process. Without `/proc`, as in a bare
-/// chroot, it cannot serve any.
+/// Checks whether the library can serve nodes in this process. Without `/proc`, as in a bare chroot, it cannot serve
+/// any.
 pub(super) fn check() -> Result<(), Unserved> {
     if sys::exists(b"/proc/self/fd\0") { Ok(()) } else { Err(Unserved::NoProc) }
 }
@@ -110,8 +107,7 @@ pub(super) fn open(node: &Node, flags: c_int) -> Result<Fd, Unserved> {
     match sys::openat(libc::AT_FDCWD, path.with_zero(), libc::O_RDONLY | flags & PASSED, 0) {
         // The program gets the lowest free descriptor number, as it would from the kernel.
         Ok(opened) => Ok(sys::take_number(opened, made, cloexec)?),
-        // No second descriptor is free. The program can use the first descriptor, since its content
-        // is sealed.
+        // No second descriptor is free. The program can use the first descriptor, since its content is sealed.
         Err(libc::EMFILE | libc::ENFILE) if flags & libc::O_PATH == 0 => {
             if !cloexec {
                 sys::clear_cloexec(&made)?;
@@ -163,8 +159,8 @@ fn folder_in(place: &mut Buffer, node: &Node) -> Result<Fd, c_int> {
             Err(libc::EEXIST) => continue,
             made => made?,
         }
-        // Open the folder before any other file. Then the folder gets the lowest free number, and
-        // one free descriptor is enough.
+        // Open the folder before any other file. Then the folder gets the lowest free number, and one free descriptor
+        // is enough.
         let opened = sys::openat(libc::AT_FDCWD, path, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0);
         let removed = sys::rmdirat(libc::AT_FDCWD, path);
         let folder = match opened {
@@ -177,15 +173,15 @@ fn folder_in(place: &mut Buffer, node: &Node) -> Result<Fd, c_int> {
             sys::fchmod(&folder, FOLDER_MODE)?;
             return Ok(folder);
         }
-        // The folder still has a name. Either the file system counts links differently, or the
-        // folder belongs to another user.
+        // The folder still has a name. Either the file system counts links differently, or the folder belongs to
+        // another user.
         removed?;
     }
     Err(libc::EBUSY)
 }
 
-/// Removes empty folders that killed processes of this user have left. These processes were killed
-/// after they created their folder, and before they removed it.
+/// Removes empty folders that killed processes of this user have left. These processes were killed after they created
+/// their folder, and before they removed it.
 fn sweep(place: &Buffer) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY;
     let Ok(listed) = sys::openat(libc::AT_FDCWD, place.with_zero(), flags, 0) else { return };
@@ -230,8 +226,7 @@ impl Display for ParentFolder {
 }
 
 impl ParentFolder {
-    /// Stores the path of the place in a buffer. Returns an errno if this user cannot trust the
-    /// place.
+    /// Stores the path of the place in a buffer. Returns an errno if this user cannot trust the place.
     fn find(&self, path: &mut Buffer) -> Result<(), c_int> {
         path.truncate(0);
         match self {
@@ -270,8 +265,7 @@ impl ParentFolder {
 
     /// Returns whether no other user can replace a folder that this process creates in the place.
     fn is_trusted(&self, found: &libc::stat) -> bool {
-        // In a user namespace, the owner of a system folder may be a user without a number in the
-        // namespace.
+        // In a user namespace, the owner of a system folder may be a user without a number in the namespace.
         let is_owner_trusted = matches!(self, Self::Path(_)) || found.st_uid == 0 || found.st_uid == sys::euid();
         let others_write = found.st_mode & (libc::S_IWGRP | libc::S_IWOTH) != 0;
         is_owner_trusted && (!others_write || found.st_mode & libc::S_ISVTX != 0)

@@ -7,8 +7,7 @@ use super::plan::{Kind, Node};
 use super::route::Buffer;
 use super::{End, Served, anonymous, led, made, may_concern, next, sys, was_missed};
 
-/// Returns the errno if a node cannot be opened with these flags. Programs can neither write nor
-/// create nodes.
+/// Returns the errno if a node cannot be opened with these flags. Programs can neither write nor create nodes.
 fn refusal(node: &Node, flags: c_int) -> Option<c_int> {
     let has = |flag: c_int| flags & flag == flag;
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || has(libc::O_TRUNC);
@@ -50,8 +49,8 @@ fn call_on<R>(other: &[u8], path: &mut Buffer) -> Served<R> {
     path.push(other).map_or_else(Served::Refused, |()| Served::Call)
 }
 
-/// Defines functions that open a descriptor. The C library's functions take a mode after the flags,
-/// and read the mode only if the flags require a mode.
+/// Defines functions that open a descriptor. The C library's functions take a mode after the flags, and read the mode
+/// only if the flags require a mode.
 macro_rules! opens {
     ($($name:ident($($mode:ident)?);)*) => {
         $(
@@ -182,8 +181,8 @@ macro_rules! fopens {
                     return real(path);
                 }
                 stream_led(path, mode, real, |node, flags, _| made(node, anonymous::open(node, flags), |opened| {
-                    // SAFETY: the descriptor is new. If the stream is created, the stream owns the
-                    // descriptor. `mode` is a C string.
+                    // SAFETY: the descriptor is new. If the stream is created, the stream owns the descriptor. `mode`
+                    // is a C string.
                     let stream = unsafe { libc::fdopen(opened.raw(), mode) };
                     if stream.is_null() {
                         return Served::Refused(sys::errno());
@@ -213,8 +212,7 @@ macro_rules! freopens {
                 if !unsafe { may_concern(libc::AT_FDCWD, path) } {
                     return real(path);
                 }
-                // Let the C library reopen the stream by a path, so that the stream keeps its
-                // descriptor number.
+                // Let the C library reopen the stream by a path, so that the stream keeps its descriptor number.
                 stream_led(path, mode, real, |node, _, path| made(node, anonymous::make(node), |made| {
                     match call_on(sys::DescriptorPath::new(made.raw()).bytes(), path) {
                         Served::Call => Served::CallOn(made),

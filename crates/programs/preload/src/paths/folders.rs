@@ -1,5 +1,4 @@
-//! Functions on folders: listing a folder, changing the working folder, and matching patterns of
-//! names.
+//! Functions on folders: listing a folder, changing the working folder, and matching patterns of names.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -41,8 +40,7 @@ unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
         |_, path| real(path),
         |node| {
             made(node, anonymous::make(node), |folder| {
-                // SAFETY: the descriptor is new. If the stream is created, the stream owns the
-                // descriptor.
+                // SAFETY: the descriptor is new. If the stream is created, the stream owns the descriptor.
                 let stream = unsafe { next::fdopendir(folder.raw()) };
                 if stream.is_null() {
                     return Served::Refused(sys::errno());
@@ -83,16 +81,15 @@ unsafe extern "C-unwind" fn fchdir(fd: c_int) -> c_int {
     let result = unsafe { next::fchdir(fd) };
     if result == 0 {
         let errno = sys::errno();
-        // Another process may have opened the folder. Record a served folder, since relative paths
-        // may lead to nodes from now on.
+        // Another process may have opened the folder. Record a served folder, since relative paths may lead to nodes
+        // from now on.
         is_folder_of_ours(fd);
         set_errno(errno);
     }
     result
 }
 
-/// Answers `getcwd` if the working folder is a removed folder of this library, whose path the
-/// kernel does not find.
+/// Answers `getcwd` if the working folder is a removed folder of this library, whose path the kernel does not find.
 ///
 /// # Safety
 ///
@@ -110,8 +107,7 @@ unsafe fn getcwd_answer(into: *mut c_char, size: usize) -> *mut c_char {
     let Some(node) = names::node_of_working_folder() else { return refused(errno) };
     note_folder();
     let bytes = node.path.len() + 1;
-    // Without a buffer and with a size of 0, the C library's function allocates as much memory as
-    // the path needs.
+    // Without a buffer and with a size of 0, the C library's function allocates as much memory as the path needs.
     let room = if size == 0 && into.is_null() { bytes } else { size };
     if room < bytes {
         return refused(libc::ERANGE);
@@ -140,8 +136,8 @@ unsafe extern "C-unwind" fn getcwd(into: *mut c_char, size: usize) -> *mut c_cha
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __getcwd_chk(into: *mut c_char, size: usize, room: usize) -> *mut c_char {
-    // SAFETY: the arguments are those of the C library's function. That function ends a program
-    // whose buffer is too small.
+    // SAFETY: the arguments are those of the C library's function. That function ends a program whose buffer is too
+    // small.
     unsafe {
         let found = next::__getcwd_chk(into, size, room);
         if found.is_null() { getcwd_answer(into, size) } else { found }
@@ -258,8 +254,7 @@ struct Glob {
     stat: *const c_void,
 }
 
-/// Makes `glob` list folders with this library's functions, if the pattern begins with a served
-/// path.
+/// Makes `glob` list folders with this library's functions, if the pattern begins with a served path.
 ///
 /// # Safety
 ///
@@ -268,8 +263,8 @@ unsafe fn glob_led(pattern: *const c_char, flags: c_int, into: *mut Glob, real: 
     if flags & OWN_FUNCTIONS != 0 || into.is_null() {
         return real(flags);
     }
-    // SAFETY: the caller guarantees that `into` is a `glob_t`. The C library reads these fields
-    // only if the flag is set.
+    // SAFETY: the caller guarantees that `into` is a `glob_t`. The C library reads these fields only if the flag is
+    // set.
     unsafe {
         let into = &mut *into;
         into.closedir = libc::closedir as *const c_void;

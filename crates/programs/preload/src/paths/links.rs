@@ -24,8 +24,8 @@ unsafe fn readlink_led(
             (0, _) => Served::Refused(libc::EINVAL),
             (_, true) => Served::Refused(libc::EFAULT),
             (length, false) => {
-                // SAFETY: the caller guarantees that `into` has room for `size` bytes. Target and
-                // buffer have at least `length` bytes.
+                // SAFETY: the caller guarantees that `into` has room for `size` bytes. Target and buffer have at least
+                // `length` bytes.
                 unsafe { ptr::copy_nonoverlapping(target.as_ptr().cast(), into, length) };
                 Served::Done(length as isize)
             }
@@ -99,8 +99,7 @@ unsafe fn realpath_led(
     real: impl Fn(*const c_char) -> *mut c_char,
 ) -> *mut c_char {
     let answer = |found: &[u8]| {
-        // SAFETY: a caller without a buffer frees the result, which must be memory of the C
-        // library.
+        // SAFETY: a caller without a buffer frees the result, which must be memory of the C library.
         let into = if into.is_null() { unsafe { libc::malloc(found.len()) }.cast() } else { into };
         if into.is_null() {
             return Served::Refused(libc::ENOMEM);
@@ -126,8 +125,8 @@ unsafe extern "C-unwind" fn realpath(path: *const c_char, into: *mut c_char) -> 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __realpath_chk(path: *const c_char, into: *mut c_char, room: usize) -> *mut c_char {
-    // SAFETY: the arguments are those of the C library's function. That function ends a program
-    // whose buffer is too small.
+    // SAFETY: the arguments are those of the C library's function. That function ends a program whose buffer is too
+    // small.
     unsafe {
         if !may_concern(libc::AT_FDCWD, path) || room < libc::PATH_MAX as usize {
             return next::__realpath_chk(path, into, room);

@@ -1,5 +1,5 @@
-//! Lists of a folder's entries. The kernel shows no entries in a removed folder, so the functions
-//! of this module answer from the plan.
+//! Lists of a folder's entries. The kernel shows no entries in a removed folder, so the functions of this module answer
+//! from the plan.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::ops::ControlFlow;
@@ -12,8 +12,7 @@ use super::{names, next, sys};
 use crate::objects::answer::set_errno;
 use crate::process::wait::Uncancelled;
 
-/// A folder entry as programs read it. `dirent` and `dirent64` are the same structure on these
-/// machines.
+/// A folder entry as programs read it. `dirent` and `dirent64` are the same structure on these machines.
 pub(super) type Entry = libc::dirent64;
 
 const _: () = assert!(size_of::<libc::dirent>() == size_of::<Entry>());
@@ -21,8 +20,7 @@ const _: () = assert!(size_of::<libc::dirent>() == size_of::<Entry>());
 /// Offset of the name in an entry.
 const NAME_AT: usize = std::mem::offset_of!(Entry, d_name);
 
-/// Returns the entries of a served folder. For a shared folder, adds the entries that the kernel
-/// shows.
+/// Returns the entries of a served folder. For a shared folder, adds the entries that the kernel shows.
 pub(super) fn entries(folder: &Node) -> Vec<Entry> {
     let mut all = Vec::new();
     let mut add = |inode: u64, kind: u8, name: &[u8]| {
@@ -81,8 +79,8 @@ struct Stream {
 // SAFETY: no thread changes `before`, and all other fields are atomic.
 unsafe impl Sync for Stream {}
 
-/// The `Stream` that was created last, which is the head of the list. The list has no lock. A
-/// forked child could inherit a lock that a thread holds which does not exist in the child.
+/// The `Stream` that was created last, which is the head of the list. The list has no lock. A forked child could
+/// inherit a lock that a thread holds which does not exist in the child.
 static STREAMS: AtomicPtr<Stream> = AtomicPtr::new(ptr::null_mut());
 
 /// Marks a `Stream` that is neither free nor used by a stream of the C library yet.
@@ -123,8 +121,7 @@ pub(super) fn remember(stream: *mut libc::DIR, node: &'static Node) {
                 // SAFETY: the box was just leaked.
                 Ok(_) => break unsafe { &*made },
                 Err(other) => {
-                    // SAFETY: the pointer was just created from a box, and no other thread has the
-                    // pointer.
+                    // SAFETY: the pointer was just created from a box, and no other thread has the pointer.
                     new = unsafe { Box::from_raw(made) };
                     new.before = other;
                 }
@@ -139,8 +136,7 @@ pub(super) fn remember(stream: *mut libc::DIR, node: &'static Node) {
 
 impl Stream {
     fn entries(&self) -> &[Entry] {
-        // SAFETY: the pointer is null, or refers to a box that exists until the program closes or
-        // rewinds the stream.
+        // SAFETY: the pointer is null, or refers to a box that exists until the program closes or rewinds the stream.
         unsafe { self.entries.load(Ordering::Acquire).as_ref() }.map_or(&[], Vec::as_slice)
     }
 
@@ -165,8 +161,7 @@ impl Stream {
     fn replace(&self, new: *mut Vec<Entry>) {
         let old = self.entries.swap(new, Ordering::AcqRel);
         if !old.is_null() {
-            // SAFETY: the pointer was created from a box. This thread has just taken the pointer
-            // out of the field.
+            // SAFETY: the pointer was created from a box. This thread has just taken the pointer out of the field.
             drop(unsafe { Box::from_raw(old) });
         }
     }
@@ -229,8 +224,7 @@ macro_rules! readdirs_into {
             unsafe extern "C-unwind" fn $name(
                 stream: *mut libc::DIR, into: *mut $entry, found: *mut *mut $entry
             ) -> c_int {
-                // SAFETY: the arguments are those of the C library's function, and `into` has room
-                // for an entry.
+                // SAFETY: the arguments are those of the C library's function, and `into` has room for an entry.
                 unsafe {
                     let Some(known) = find(stream) else { return next::$name(stream, into, found) };
                     let entry = known.next();
@@ -279,8 +273,7 @@ unsafe extern "C-unwind" fn telldir(stream: *mut libc::DIR) -> c_long {
     }
 }
 
-/// Reads the entries of a folder. This function of the C library wraps the system call
-/// `getdents64`.
+/// Reads the entries of a folder. This function of the C library wraps the system call `getdents64`.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getdents64(fd: c_int, into: *mut c_void, size: usize) -> isize {
     // SAFETY: the arguments are those of the C library's function.
@@ -300,8 +293,8 @@ unsafe extern "C-unwind" fn getdents64(fd: c_int, into: *mut c_void, size: usize
     }
 }
 
-/// Fills a buffer with the entries of a folder, starting at the position of its descriptor. Returns
-/// the number of bytes.
+/// Fills a buffer with the entries of a folder, starting at the position of its descriptor. Returns the number of
+/// bytes.
 ///
 /// # Safety
 ///
@@ -339,8 +332,7 @@ impl Copies {
     /// Copies the entries of a folder. Returns `None` if no memory is available.
     pub(super) fn of(folder: &Node) -> Option<Self> {
         let all = entries(folder);
-        // SAFETY: each piece of the C library's memory has at least the length of the entry that is
-        // copied to it.
+        // SAFETY: each piece of the C library's memory has at least the length of the entry that is copied to it.
         unsafe {
             let list: *mut *mut Entry = libc::calloc(all.len(), size_of::<*mut Entry>()).cast();
             let mut copies = Self { list, count: 0 };
@@ -370,9 +362,8 @@ impl Copies {
         }
     }
 
-    /// Keeps the entries that the program's filter selects, and sorts them with the program's
-    /// comparison function. Either function of the program may leave by `longjmp`, so this frame
-    /// holds no value that must be dropped.
+    /// Keeps the entries that the program's filter selects, and sorts them with the program's comparison function.
+    /// Either function of the program may leave by `longjmp`, so this frame holds no value that must be dropped.
     ///
     /// # Safety
     ///
@@ -382,8 +373,8 @@ impl Copies {
         unsafe extern "C-unwind" {
             fn qsort(list: *mut c_void, count: usize, size: usize, order: *const c_void);
         }
-        // SAFETY: the caller guarantees the types of the functions. The loop moves or frees each
-        // entry of the list once.
+        // SAFETY: the caller guarantees the types of the functions. The loop moves or frees each entry of the list
+        // once.
         unsafe {
             if !filter.is_null() {
                 let filter = std::mem::transmute::<*const c_void, Filter>(filter);

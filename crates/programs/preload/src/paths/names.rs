@@ -1,8 +1,8 @@
-//! Names of anonymous files and removed folders. The name identifies the node for which a
-//! descriptor or the working folder stands.
+//! Names of anonymous files and removed folders. The name identifies the node for which a descriptor or the working
+//! folder stands.
 //!
-//! The kernel shows these names below `/proc`. So a name survives forks, exec and a transfer of the
-//! descriptor through a Unix socket. The library needs no table of descriptors.
+//! The kernel shows these names below `/proc`. So a name survives forks, exec and a transfer of the descriptor through
+//! a Unix socket. The library needs no table of descriptors.
 
 use std::ffi::c_int;
 
@@ -107,8 +107,7 @@ pub(super) fn node_of_working_folder() -> Option<&'static Node> {
     node_at(WORKING_FOLDER)
 }
 
-/// Link that shows the name of the working folder, even if the folder is removed and `getcwd`
-/// fails.
+/// Link that shows the name of the working folder, even if the folder is removed and `getcwd` fails.
 pub(super) const WORKING_FOLDER: &[u8] = b"/proc/self/cwd\0";
 
 fn node_at(link: &[u8]) -> Option<&'static Node> {

@@ -1,5 +1,5 @@
-//! The replaced functions of the C library. If a function does not exist, or if its lookup is still
-//! running, this module makes the system call instead.
+//! The replaced functions of the C library. If a function does not exist, or if its lookup is still running, this
+//! module makes the system call instead.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
@@ -11,8 +11,7 @@ type Stat = *mut libc::stat;
 type Chars = *const c_char;
 type Stream = *mut libc::FILE;
 type Folder = *mut libc::DIR;
-/// A function pointer, such as `int (*)(const struct dirent *)`. This library only passes the
-/// pointer on.
+/// A function pointer, such as `int (*)(const struct dirent *)`. This library only passes the pointer on.
 type Function = *const c_void;
 type List = *mut *mut *mut c_void;
 
@@ -40,9 +39,8 @@ macro_rules! next {
                 if found.is_null() {
                     return $instead;
                 }
-                // SAFETY: the function of this name has this type. On the machines for which this
-                // module is compiled, variadic functions take the last argument like a fixed
-                // argument.
+                // SAFETY: the function of this name has this type. On the machines for which this module is compiled,
+                // variadic functions take the last argument like a fixed argument.
                 unsafe {
                     let found = std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(found);
                     found($($argument),*)
@@ -52,8 +50,7 @@ macro_rules! next {
     };
 }
 
-/// Sets the errno ENOSYS for a call whose function does not exist, and returns the failure value of
-/// the call.
+/// Sets the errno ENOSYS for a call whose function does not exist, and returns the failure value of the call.
 fn missing<T>(failed: T) -> T {
     set_errno(libc::ENOSYS);
     failed

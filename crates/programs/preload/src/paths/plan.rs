@@ -1,8 +1,7 @@
 //! The plan: a table of every served path and its node.
 //!
-//! Names and formats of values follow the kernel's documentation
-//! (Documentation/ABI/stable/sysfs-class-infiniband) for a RoCE port. The parent of the device is a
-//! platform device, since the device is no PCI device.
+//! Names and formats of values follow the kernel's documentation (Documentation/ABI/stable/sysfs-class-infiniband) for
+//! a RoCE port. The parent of the device is a platform device, since the device is no PCI device.
 
 use std::ffi::CString;
 use std::fmt::{self, Write as _};
@@ -27,14 +26,13 @@ const PARENT: &[u8] = b"/sys/devices/platform/doorbell.0";
 /// Maximum length of a file's content, in bytes.
 const MAX_VALUE_BYTES: usize = 512;
 
-/// ABI version of the interface between libibverbs and the kernel, and ABI version of the driver's
-/// part of this interface.
+/// ABI version of the interface between libibverbs and the kernel, and ABI version of the driver's part of this
+/// interface.
 const VERBS_ABI: u32 = 6;
 const DRIVER_ABI: u32 = 1;
 
-/// Major and minor numbers of the character devices. The kernel gives `UVERBS_MAJOR` and
-/// `UVERBS_FIRST_MINOR` to the first `uverbs` device. `rdma_cm` gets a free minor number of
-/// `MISC_MAJOR`, the miscellaneous devices.
+/// Major and minor numbers of the character devices. The kernel gives `UVERBS_MAJOR` and `UVERBS_FIRST_MINOR` to the
+/// first `uverbs` device. `rdma_cm` gets a free minor number of `MISC_MAJOR`, the miscellaneous devices.
 const UVERBS_MAJOR: u32 = 231;
 const UVERBS_FIRST_MINOR: u32 = 192;
 const MISC_MAJOR: u32 = 10;
@@ -80,8 +78,8 @@ pub(super) enum Live {
     Hardware(usize),
 }
 
-/// A counter that every port has (IBTA Vol 1, 16.1.3.5). Its value is a sum of counters of the
-/// device, divided by `divided_by`.
+/// A counter that every port has (IBTA Vol 1, 16.1.3.5). Its value is a sum of counters of the device, divided by
+/// `divided_by`.
 pub(super) struct PortCounter {
     name: &'static str,
     sum_of: &'static [&'static str],
@@ -97,8 +95,8 @@ const fn words(name: &'static str, sum_of: &'static [&'static str]) -> PortCount
     PortCounter { name, sum_of, divided_by: 4 }
 }
 
-/// Counters of the port. A counter without counters of the device stays 0, since its events do not
-/// occur without cables and switches.
+/// Counters of the port. A counter without counters of the device stays 0, since its events do not occur without cables
+/// and switches.
 static PORT_COUNTERS: [PortCounter; 17] = [
     port("VL15_dropped", &[]),
     port("excessive_buffer_overrun_errors", &["rx_overflow"]),
@@ -132,8 +130,8 @@ pub(super) struct Plan {
 pub(super) fn plan() -> &'static Plan {
     static PLAN: StaticValue<Plan> = StaticValue::new();
     let make = || {
-        // Creating the plan reads files, which are cancellation points. A cancellation would unwind
-        // this Rust frame, which ends the process.
+        // Creating the plan reads files, which are cancellation points. A cancellation would unwind this Rust frame,
+        // which ends the process.
         let _uncancelled = Uncancelled::new();
         Box::new(Plan::new())
     };
@@ -155,8 +153,8 @@ impl Node {
         self.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default()
     }
 
-    /// Returns the inode number of the node, a 32-bit FNV-1a hash of its path. So all processes see
-    /// the same number. A test checks that no two nodes have the same number.
+    /// Returns the inode number of the node, a 32-bit FNV-1a hash of its path. So all processes see the same number. A
+    /// test checks that no two nodes have the same number.
     pub(super) fn inode(&self) -> u64 {
         u64::from(
             self.path.iter().fold(0x811c_9dc5_u32, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)),
@@ -255,8 +253,8 @@ impl Builder {
         self.fixed(&below("/numa_node"), "-1");
         self.fixed(&below("/local_cpus"), processors.mask());
         self.fixed(&below("/local_cpulist"), processors.list());
-        // Vendor and device numbers of PCI have 16 bits. If the environment names an invalid
-        // vendor, opening the device reports the error.
+        // Vendor and device numbers of PCI have 16 bits. If the environment names an invalid vendor, opening the device
+        // reports the error.
         let (vendor, part) = config::vendor().unwrap_or_default();
         for prefix in ["/", "/subsystem_"] {
             self.fixed(&below(&format!("{prefix}vendor")), format!("{:#06x}", vendor & 0xffff));
@@ -341,8 +339,8 @@ impl Processors {
         &self.0
     }
 
-    /// Returns the processors as a mask in words of 32 bits. The highest word comes first, and
-    /// commas separate the words.
+    /// Returns the processors as a mask in words of 32 bits. The highest word comes first, and commas separate the
+    /// words.
     fn mask(&self) -> String {
         let mut words = Vec::new();
         for range in self.0.split(',') {
@@ -364,8 +362,8 @@ impl Processors {
     }
 }
 
-/// Maximum number of processors in a mask. A mask of this length fits into a file, and no kernel
-/// supports more processors.
+/// Maximum number of processors in a mask. A mask of this length fits into a file, and no kernel supports more
+/// processors.
 const MAX_PROCESSORS: usize = 1024;
 
 /// The content of a file, which is written without allocating memory.
@@ -389,14 +387,13 @@ impl fmt::Write for Text {
     }
 }
 
-/// The address that was read last: the two halves of its GID, and the XOR of these halves with
-/// [`KNOWN`]. A reader verifies the halves with the third word instead of taking a lock. A signal
-/// handler may interrupt a writing thread.
+/// The address that was read last: the two halves of its GID, and the XOR of these halves with [`KNOWN`]. A reader
+/// verifies the halves with the third word instead of taking a lock. A signal handler may interrupt a writing thread.
 static LAST_GID: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 const KNOWN: u64 = 0x646f_6f72_6265_6c6c;
 
-/// Returns the address of the device. If the current address cannot be read without waiting,
-/// returns the last known address.
+/// Returns the address of the device. If the current address cannot be read without waiting, returns the last known
+/// address.
 fn address() -> Option<IpAddr> {
     let Ok(address) = device::address() else {
         let [high, low, check] = [0, 1, 2].map(|at| LAST_GID[at].load(Ordering::Relaxed));

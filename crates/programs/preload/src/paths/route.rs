@@ -20,12 +20,12 @@ const PARTS: [&[&[u8]]; 4] = [
     &[b"sys", b"devices", b"platform", b"doorbell.0"],
 ];
 
-/// End of the address range that contains no path. Programs sometimes pass numbers in this range
-/// that they cast to pointers. The kernel returns EFAULT for them.
+/// End of the address range that contains no path. Programs sometimes pass numbers in this range that they cast to
+/// pointers. The kernel returns EFAULT for them.
 const FIRST_PAGE: usize = 4096;
 
-/// Whether a served folder may be open in this process or may be its working folder. Then any
-/// relative path may lead to a served node.
+/// Whether a served folder may be open in this process or may be its working folder. Then any relative path may lead to
+/// a served node.
 static HAS_FOLDERS: AtomicBool = AtomicBool::new(false);
 
 /// Records that a descriptor or the working folder stands for a served folder.
@@ -33,16 +33,14 @@ pub(super) fn note_folder() {
     HAS_FOLDERS.store(true, Ordering::Relaxed);
 }
 
-/// Checks, when the library is loaded, whether the working folder of this program is a served
-/// folder.
+/// Checks, when the library is loaded, whether the working folder of this program is a served folder.
 pub(crate) fn look_where_started() {
     if names::node_of_working_folder().is_some() {
         note_folder();
     }
 }
 
-/// Returns whether a descriptor stands for a served folder. Another process may have opened the
-/// descriptor.
+/// Returns whether a descriptor stands for a served folder. Another process may have opened the descriptor.
 #[cold]
 pub(super) fn is_folder_of_ours(fd: c_int) -> bool {
     let is_one = names::node_of(fd).is_some();
@@ -52,8 +50,8 @@ pub(super) fn is_folder_of_ours(fd: c_int) -> bool {
     is_one
 }
 
-/// Returns whether this path, relative to `folder`, may lead to a served node. The first letters of
-/// nearly all paths rule this out.
+/// Returns whether this path, relative to `folder`, may lead to a served node. The first letters of nearly all paths
+/// rule this out.
 ///
 /// # Safety
 ///
@@ -97,8 +95,8 @@ unsafe fn may_concern_below(folder: c_int, path: *const u8) -> bool {
         || (first == b'.' && folder >= 0 && is_folder_of_ours(folder))
 }
 
-/// Returns whether a call failed with ENOENT because another process opened its folder, which is a
-/// served folder. The caller asks after [`may_concern`] returned `false` for the path.
+/// Returns whether a call failed with ENOENT because another process opened its folder, which is a served folder. The
+/// caller asks after [`may_concern`] returned `false` for the path.
 ///
 /// # Safety
 ///
@@ -108,8 +106,7 @@ pub(super) unsafe fn was_missed(folder: c_int, path: *const c_char) -> bool {
     if sys::errno() != libc::ENOENT || folder < 0 || path.addr() < FIRST_PAGE {
         return false;
     }
-    // SAFETY: the caller guarantees that `path` is a C string, since the address is not below
-    // `FIRST_PAGE`.
+    // SAFETY: the caller guarantees that `path` is a C string, since the address is not below `FIRST_PAGE`.
     let is_missed = unsafe { *path } != b'/' as c_char && is_folder_of_ours(folder);
     crate::objects::answer::set_errno(libc::ENOENT);
     is_missed
@@ -204,8 +201,7 @@ impl Buffer {
 
 /// Destination of a path.
 pub(super) enum Lead {
-    /// The path does not lead to a served node. The call must use the path of the program
-    /// unchanged.
+    /// The path does not lead to a served node. The call must use the path of the program unchanged.
     Through,
     /// The path leads out of the served tree. The call must use the path in the buffer.
     Elsewhere,
@@ -222,8 +218,8 @@ pub(super) enum End {
     Followed,
     /// The call acts on the link in the last name.
     Itself,
-    /// The call creates a missing file, which the kernel denies in its own folders. `followed`
-    /// tells whether the call follows a link in the last name.
+    /// The call creates a missing file, which the kernel denies in its own folders. `followed` tells whether the call
+    /// follows a link in the last name.
     Made { followed: bool },
 }
 
@@ -255,8 +251,7 @@ pub(super) unsafe fn lead(folder: c_int, path: *const c_char, end: End, into: &m
         return Lead::Through;
     }
     match walk(plan(), path, end, into) {
-        // An empty path may name a descriptor that stands for a link. For any other node, an empty
-        // path names no file.
+        // An empty path may name a descriptor that stands for a link. For any other node, an empty path names no file.
         Ok(Some(node)) if path.is_empty() && !matches!(node.kind, Kind::Link(_)) => Lead::Refused(libc::ENOENT),
         Ok(Some(node)) => Lead::Node(node),
         Ok(None) => Lead::Elsewhere,
@@ -264,8 +259,7 @@ pub(super) unsafe fn lead(folder: c_int, path: *const c_char, end: End, into: &m
     }
 }
 
-/// Puts the folder to which the path is relative into the buffer. Returns whether the path may lead
-/// to a served node.
+/// Puts the folder to which the path is relative into the buffer. Returns whether the path may lead to a served node.
 fn begin(folder: c_int, path: &[u8], into: &mut Buffer) -> bool {
     let found = if folder == libc::AT_FDCWD {
         match into.fill(sys::getcwd) {
@@ -296,8 +290,8 @@ fn is_above(path: &[u8]) -> bool {
     path.is_empty() || ROOTS.iter().any(|root| root.strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/")))
 }
 
-/// Follows a path from the folder in the buffer, as the kernel would. Returns `None` if the path
-/// leads out of the served tree. The buffer then contains the destination.
+/// Follows a path from the folder in the buffer, as the kernel would. Returns `None` if the path leads out of the
+/// served tree. The buffer then contains the destination.
 fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Option<&'a Node>, c_int> {
     let mut ahead = Buffer::new();
     ahead.push(path)?;
@@ -307,8 +301,7 @@ fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Op
         let slashes = rest.iter().take_while(|&&byte| byte == b'/').count();
         let rest = &rest[slashes..];
         let here = plan.find(at.path());
-        // Here the buffer contains no followed link. If it contains a link that is not followed,
-        // the path must end.
+        // Here the buffer contains no followed link. If it contains a link that is not followed, the path must end.
         if here.is_some_and(|node| !node.is_folder()) && (slashes > 0 || !rest.is_empty()) {
             return Err(libc::ENOTDIR);
         }

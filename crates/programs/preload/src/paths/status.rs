@@ -1,5 +1,4 @@
-//! Functions that read the status, the rights or the extended attributes of a path without opening
-//! the file.
+//! Functions that read the status, the rights or the extended attributes of a path without opening the file.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -33,8 +32,7 @@ const DEVICE: (u32, u32) = (0, 0xd_be11);
 
 const BLOCK_BYTES: u32 = 4096;
 
-/// Returns the number of links of a node. Each folder within a folder adds one link to the outer
-/// folder.
+/// Returns the number of links of a node. Each folder within a folder adds one link to the outer folder.
 fn links(node: &Node) -> u32 {
     match node.kind {
         Kind::Folder { .. } => 2 + plan().within(node).filter(|node| node.is_folder()).count() as u32,
@@ -42,8 +40,8 @@ fn links(node: &Node) -> u32 {
     }
 }
 
-/// Returns the status of a node that is named by its path. The status of a descriptor of this node
-/// has the same inode, device, kind and rights.
+/// Returns the status of a node that is named by its path. The status of a descriptor of this node has the same inode,
+/// device, kind and rights.
 fn stat_of(node: &Node) -> libc::stat {
     // SAFETY: zeros are a valid `stat`.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
@@ -80,9 +78,8 @@ fn statx_of(node: &Node) -> libc::statx {
     found
 }
 
-/// Replaces the status from the kernel by the status of a node, if the descriptor stands for a
-/// node. The size remains that of the anonymous file, since programs that copy a file expect to
-/// read this number of bytes from its descriptor.
+/// Replaces the status from the kernel by the status of a node, if the descriptor stands for a node. The size remains
+/// that of the anonymous file, since programs that copy a file expect to read this number of bytes from its descriptor.
 ///
 /// # Safety
 ///
@@ -138,8 +135,8 @@ unsafe fn stat_led(
     led(folder, path, end, -1, real, |node, _| answered(node, || answer(node)))
 }
 
-/// Defines `stat`, `lstat`, and the functions that programs call in their place if they were built
-/// with an old C library.
+/// Defines `stat`, `lstat`, and the functions that programs call in their place if they were built with an old C
+/// library.
 macro_rules! stats {
     ($($name:ident($($version:ident)?): $end:expr;)*) => {
         $(
@@ -208,8 +205,8 @@ macro_rules! fstats {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name($($version: c_int,)? fd: c_int, into: *mut libc::stat) -> c_int {
-                // SAFETY: the arguments are those of the C library's function, which has filled the
-                // status if it returned 0.
+                // SAFETY: the arguments are those of the C library's function, which has filled the status if it
+                // returned 0.
                 unsafe {
                     let result = next::$name($($version,)? fd, into);
                     if result == 0 && (*into).st_nlink == 0 {
@@ -246,8 +243,7 @@ unsafe extern "C-unwind" fn statx(
         // SAFETY: the arguments are those of the C library's function.
         unsafe { next::statx(folder, path, flags, mask, into) }
     };
-    // SAFETY: the arguments are those of the C library's function. If the call succeeds, it fills
-    // the status.
+    // SAFETY: the arguments are those of the C library's function. If the call succeeds, it fills the status.
     unsafe {
         if !may_concern(folder, path) {
             let result = real(folder, path);
@@ -338,8 +334,7 @@ unsafe extern "C-unwind" fn faccessat(folder: c_int, path: *const c_char, asked:
     }
 }
 
-/// Answers a query of extended attributes. As in the kernel's tree, no node has extended
-/// attributes.
+/// Answers a query of extended attributes. As in the kernel's tree, no node has extended attributes.
 fn attributes_led(path: *const c_char, end: End, errno: Option<c_int>, real: impl Fn(*const c_char) -> isize) -> isize {
     led(
         libc::AT_FDCWD,

@@ -1,5 +1,5 @@
-//! System calls that bypass the C library. They are no cancellation points, no other library
-//! intercepts them, and signal handlers may make them. No function of this module allocates memory.
+//! System calls that bypass the C library. They are no cancellation points, no other library intercepts them, and
+//! signal handlers may make them. No function of this module allocates memory.
 
 use std::ffi::{c_char, c_int};
 use std::io::Write as _;
@@ -39,8 +39,7 @@ fn checked(result: libc::c_long) -> Result<usize, c_int> {
 
 macro_rules! call {
     ($number:ident $(, $argument:expr)*) => {
-        // SAFETY: each caller passes pointers to memory of at least the length that the call's
-        // arguments state.
+        // SAFETY: each caller passes pointers to memory of at least the length that the call's arguments state.
         checked(unsafe { libc::syscall(libc::$number $(, $argument)*) })
     };
 }
@@ -89,8 +88,7 @@ impl DescriptorPath {
     }
 }
 
-/// Creates an anonymous file that can be sealed. `name` ends with a zero byte. The kernel shows the
-/// name below `/proc`.
+/// Creates an anonymous file that can be sealed. `name` ends with a zero byte. The kernel shows the name below `/proc`.
 pub(super) fn memfd(name: &[u8]) -> Result<Fd, c_int> {
     /// Flag `MFD_NOEXEC_SEAL`, which newer kernels may require (`vm.memfd_noexec`).
     const NOEXEC_SEAL: u32 = 8;
@@ -120,8 +118,8 @@ pub(super) fn fchmod(file: &Fd, mode: u32) -> Result<(), c_int> {
     call!(SYS_fchmod, file.raw(), mode).map(drop)
 }
 
-/// Moves the file of `from` to the descriptor number of `to`, which then no longer refers to its
-/// old file. Closes `from`.
+/// Moves the file of `from` to the descriptor number of `to`, which then no longer refers to its old file. Closes
+/// `from`.
 pub(super) fn take_number(from: Fd, to: Fd, cloexec: bool) -> Result<Fd, c_int> {
     let flags = if cloexec { libc::O_CLOEXEC } else { 0 };
     call!(SYS_dup3, from.raw(), to.raw(), flags)?;
@@ -152,13 +150,12 @@ pub(super) fn exists(path: &[u8]) -> bool {
 pub(super) fn fstat(fd: c_int) -> Result<libc::stat, c_int> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     call!(SYS_fstat, fd, found.as_mut_ptr())?;
-    // SAFETY: the call succeeded, so the kernel has written the structure. On these machines, the C
-    // library's structure is the same as the kernel's.
+    // SAFETY: the call succeeded, so the kernel has written the structure. On these machines, the C library's structure
+    // is the same as the kernel's.
     Ok(unsafe { found.assume_init() })
 }
 
-/// Returns the status of an entry of a folder. If the entry is a link, returns the status of the
-/// link itself.
+/// Returns the status of an entry of a folder. If the entry is a link, returns the status of the link itself.
 pub(super) fn lstatat(folder: c_int, name: &[u8]) -> Result<libc::stat, c_int> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     call!(SYS_newfstatat, folder, c(name), found.as_mut_ptr(), libc::AT_SYMLINK_NOFOLLOW)?;
@@ -185,8 +182,8 @@ pub(super) fn set_position(fd: c_int, position: usize) -> Result<(), c_int> {
     call!(SYS_lseek, fd, position, libc::SEEK_SET).map(drop)
 }
 
-/// Returns eight bytes that another user cannot guess. If the kernel has no random bytes yet,
-/// returns bytes from the time and the thread id, which another user can guess.
+/// Returns eight bytes that another user cannot guess. If the kernel has no random bytes yet, returns bytes from the
+/// time and the thread id, which another user can guess.
 pub(super) fn random() -> u64 {
     let mut bytes = [0; 8];
     if call!(SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), libc::GRND_NONBLOCK) == Ok(bytes.len()) {
@@ -211,8 +208,7 @@ pub(super) struct Entry<'a> {
 
 /// Calls `each` for each entry of a folder until `each` returns `Break`.
 pub(super) fn entries(folder: &Fd, mut each: impl FnMut(Entry<'_>) -> ControlFlow<()>) -> Result<(), c_int> {
-    /// Offset of the record's length in `linux_dirent64`, whose fields are inode, offset, length,
-    /// type and name.
+    /// Offset of the record's length in `linux_dirent64`, whose fields are inode, offset, length, type and name.
     const LENGTH_AT: usize = 16;
     const KIND_AT: usize = 18;
     const NAME_AT: usize = 19;

@@ -1,5 +1,5 @@
-//! Tests of served paths. In the test program, too, the functions of this module replace those of
-//! the C library. The standard library calls these functions.
+//! Tests of served paths. In the test program, too, the functions of this module replace those of the C library. The
+//! standard library calls these functions.
 
 use std::fs;
 use std::io::ErrorKind;

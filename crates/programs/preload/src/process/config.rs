@@ -23,8 +23,7 @@ fn address() -> Answer<Option<IpAddr>> {
     parsed("DOORBELL_BIND")
 }
 
-/// Returns whether other machines can reach the RNIC. The default address of the RNIC is a loopback
-/// address.
+/// Returns whether other machines can reach the RNIC. The default address of the RNIC is a loopback address.
 pub(crate) fn is_on_network() -> bool {
     address().ok().flatten().is_some_and(|address| !address.is_loopback())
 }
@@ -53,12 +52,10 @@ fn per_process(path: OsString) -> PathBuf {
     }
 }
 
-/// Default vendor and part numbers of the device. The vendor is a locally administered identifier
-/// that no vendor owns.
+/// Default vendor and part numbers of the device. The vendor is a locally administered identifier that no vendor owns.
 const OWN_VENDOR: (u32, u32) = (0x02_646f, 1);
 
-/// Returns the vendor and part numbers of the device. Some programs select features by these
-/// numbers.
+/// Returns the vendor and part numbers of the device. Some programs select features by these numbers.
 pub(crate) fn vendor() -> Answer<(u32, u32)> {
     let Some(value) = variable("DOORBELL_VENDOR_ID") else { return Ok(OWN_VENDOR) };
     let text = value.to_string_lossy();

@@ -1,10 +1,10 @@
-//! Ends of a process that no handler of the C library sees: `_exit`, `exec`, `daemon`, and code
-//! after the last `atexit` handler. The RNIC delays some acknowledgements until the program sends a
-//! response. Before these ends, the library sends the delayed acknowledgements, since no response
-//! will come. (`exit` and `quick_exit` run handlers, which `verbs` installs.)
+//! Ends of a process that no handler of the C library sees: `_exit`, `exec`, `daemon`, and code after the last `atexit`
+//! handler. The RNIC delays some acknowledgements until the program sends a response. Before these ends, the library
+//! sends the delayed acknowledgements, since no response will come. (`exit` and `quick_exit` run handlers, which
+//! `verbs` installs.)
 //!
-//! This module also defines the functions that start programs, whose arguments `launch.rs` reads,
-//! and `pthread_exit` for `main_thread.rs`.
+//! This module also defines the functions that start programs, whose arguments `launch.rs` reads, and `pthread_exit`
+//! for `main_thread.rs`.
 
 use std::ffi::c_int;
 
@@ -34,8 +34,7 @@ extern "C" fn _Exit(status: c_int) -> ! {
     _exit(status)
 }
 
-/// Runs after all handlers that the program registered with `atexit`, since these handlers may
-/// still receive messages.
+/// Runs after all handlers that the program registered with `atexit`, since these handlers may still receive messages.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_THE_VERY_END: extern "C" fn() = {
@@ -69,8 +68,7 @@ enum Effect {
     Becomes(Program, Environment),
     /// The process starts the program and continues.
     Starts(Program, Environment),
-    /// A child continues in place of the process. The C library then ends the process by its own
-    /// `_exit`.
+    /// A child continues in place of the process. The C library then ends the process by its own `_exit`.
     Leaves,
     /// The calling thread ends.
     LeavesThread,
@@ -98,9 +96,8 @@ impl Effect {
     }
 }
 
-/// Defines functions that prepare the process and then jump to the C library's function of the same
-/// name, with all arguments. Some functions are variadic. Only assembly can pass on variadic
-/// arguments.
+/// Defines functions that prepare the process and then jump to the C library's function of the same name, with all
+/// arguments. Some functions are variadic. Only assembly can pass on variadic arguments.
 macro_rules! before_the_real_function {
     ($($index:literal $name:ident $text:literal $effect:expr;)*) => {
         static REPLACED: [Next; [$($index),*].len()] = [$(Next::new($text)),*];
@@ -112,14 +109,12 @@ macro_rules! before_the_real_function {
                 extern "C" fn prepare(frame: *const usize) -> *mut libc::c_void {
                     #[allow(unused_imports, reason = "some rows name no program")]
                     use {Effect::*, Environment::*, Program::*};
-                    // SAFETY: `frame` is the frame pointer of the function below, whose arguments
-                    // come from its caller.
+                    // SAFETY: `frame` is the frame pointer of the function below, whose arguments come from its caller.
                     unsafe { ($effect).prepare(frame) };
                     REPLACED[$index].get()
                 }
-                // The assembly saves the argument registers around the call of `prepare`, and
-                // aligns the stack for the call. Then it restores both, so the real function finds
-                // stack and registers as the caller left them.
+                // The assembly saves the argument registers around the call of `prepare`, and aligns the stack for the
+                // call. Then it restores both, so the real function finds stack and registers as the caller left them.
                 #[cfg(target_arch = "x86_64")]
                 core::arch::naked_asm!(
                     "push rbp",
@@ -189,8 +184,7 @@ before_the_real_function! {
     14 pthread_exit c"pthread_exit" LeavesThread;
 }
 
-/// Other processors have no replacements. There, `exec` and `daemon` lose a delayed
-/// acknowledgement, and a program whose main thread called `pthread_exit` does not end with its
-/// last thread.
+/// Other processors have no replacements. There, `exec` and `daemon` lose a delayed acknowledgement, and a program
+/// whose main thread called `pthread_exit` does not end with its last thread.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 static REPLACED: [Next; 0] = [];

@@ -1,5 +1,5 @@
-//! Output of `--explain` on standard error. The library writes each sentence once. Each line names
-//! the program and the process id, since several programs may run.
+//! Output of `--explain` on standard error. The library writes each sentence once. Each line names the program and the
+//! process id, since several programs may run.
 
 use std::ffi::{CStr, c_char};
 use std::fmt::{self, Write};
@@ -17,15 +17,14 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::process::config;
 
-/// Maximum number of sentences. After this number, one line reports that further sentences are
-/// omitted.
+/// Maximum number of sentences. After this number, one line reports that further sentences are omitted.
 const MOST: usize = 1024;
 
 /// Hashes of the written sentences.
 type SeenHashes = [AtomicU64; MOST];
 
-/// Hashes of the written sentences. The process shares the table with its children, since a shell
-/// starts each program from a new child. Null unless the user requested explanations.
+/// Hashes of the written sentences. The process shares the table with its children, since a shell starts each program
+/// from a new child. Null unless the user requested explanations.
 static SAID: AtomicPtr<SeenHashes> = AtomicPtr::new(ptr::null_mut());
 
 /// Creates the table when the library is loaded, since the program may fork before it calls any other function.
@@ -48,8 +47,7 @@ static AT_LOADING: extern "C" fn() = {
 };
 
 fn said() -> Option<&'static SeenHashes> {
-    // SAFETY: the pointer is null, or points to a mapping of that size that no code unmaps. All
-    // accesses are atomic.
+    // SAFETY: the pointer is null, or points to a mapping of that size that no code unmaps. All accesses are atomic.
     unsafe { SAID.load(Ordering::Acquire).as_ref() }
 }
 
@@ -59,11 +57,11 @@ pub(crate) fn is_wanted() -> bool {
     !SAID.load(Ordering::Relaxed).is_null()
 }
 
-/// Explains why a call, or another subject, did not do what the program requested. Omits a sentence
-/// that differs from an earlier sentence only in its numbers.
+/// Explains why a call, or another subject, did not do what the program requested. Omits a sentence that differs from
+/// an earlier sentence only in its numbers.
 ///
-/// The program may call this function between fork and exec, and in a signal handler. The function
-/// takes no lock and allocates nothing.
+/// The program may call this function between fork and exec, and in a signal handler. The function takes no lock and
+/// allocates nothing.
 pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     let Some(said) = said() else { return };
     let mut hash = Hash::default();
@@ -80,8 +78,7 @@ pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     }
 }
 
-/// Writes a sentence to standard error, even without `--explain`. Only the first hint of a process
-/// is written.
+/// Writes a sentence to standard error, even without `--explain`. Writes only the first hint of each process.
 pub(crate) fn hint(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     static IS_GIVEN: AtomicBool = AtomicBool::new(false);
     if !IS_GIVEN.swap(true, Ordering::Relaxed) {
@@ -89,8 +86,8 @@ pub(crate) fn hint(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     }
 }
 
-/// Also explains the messages that the software RNIC logs from now on, for example its packet path
-/// and the losses of its link.
+/// Also explains the messages that the software RNIC logs from now on, for example its packet path and the losses of
+/// its link.
 pub(crate) fn explain_device() {
     static ONCE: Once = Once::new();
     if is_wanted() {
@@ -103,7 +100,7 @@ pub(crate) fn explain_device() {
     }
 }
 
-/// A `tracing` subscriber that passes the sentence of each event to a function. It ignores spans.
+/// A `tracing` subscriber that passes the sentence of each event to a function. The subscriber ignores spans.
 struct SentenceSubscriber<F>(F);
 
 impl<F: Fn(&dyn fmt::Display) + Send + Sync + 'static> Subscriber for SentenceSubscriber<F> {
@@ -187,8 +184,8 @@ impl fmt::Write for Hash {
     }
 }
 
-/// A line that one `write` call does not split. `Sentence` escapes the text, since names of files
-/// and programs may contain control characters.
+/// A line that one `write` call does not split. `Sentence` escapes the text, since names of files and programs may
+/// contain control characters.
 struct Sentence {
     bytes: [u8; 1024],
     length: usize,
@@ -231,8 +228,8 @@ fn program() -> &'static str {
     unsafe extern "C" {
         static program_invocation_short_name: *const c_char;
     }
-    // SAFETY: before any code of this library runs, the C library sets the pointer to a C string of
-    // the program's arguments.
+    // SAFETY: before any code of this library runs, the C library sets the pointer to a C string of the program's
+    // arguments.
     let name = unsafe { program_invocation_short_name };
     if name.is_null() {
         return "unknown";

@@ -1,13 +1,11 @@
-//! Forks. A child inherits the objects, but neither the threads nor the right to use the socket.
-//! Calls on inherited objects return errors. When the child opens the device again, the child gets
-//! its own device.
+//! Forks. A child inherits the objects, but neither the threads nor the right to use the socket. Calls on inherited
+//! objects return errors. When the child opens the device again, the child gets its own device.
 //!
-//! A lock of an inherited object may stay locked forever in the child, since the thread that holds
-//! the lock does not exist there. So the child does not touch the locks of objects. The child needs
-//! the locks of the process, which guard the open device and the printed messages. A fork therefore
-//! waits at the gate until no thread is in a call that may hold such a lock. Calls that wait leave
-//! the gate before they sleep (`wait.rs`). Calls of the data path do not enter the gate, since they
-//! use only locks of objects.
+//! A lock of an inherited object may stay locked forever in the child, since the thread that holds the lock does not
+//! exist there. So the child does not touch the locks of objects. The child needs the locks of the process, which guard
+//! the open device and the printed messages. A fork therefore waits at the gate until no thread is in a call that may
+//! hold such a lock. Calls that wait leave the gate before they sleep (`wait.rs`). Calls of the data path do not enter
+//! the gate, since they use only locks of objects.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -16,8 +14,7 @@ use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use doorbell_sync::IgnorePoison;
 
-/// Number of forks between the first process and this process. Each fork increments the number in
-/// the child.
+/// Number of forks between the first process and this process. Each fork increments the number in the child.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// The gate of the first process.
@@ -59,11 +56,10 @@ impl Inside {
 }
 
 impl Inside {
-    /// Enters the gate. Returns `None` if the caller would have to wait for a forking thread.
-    /// Signal handlers may call this function.
+    /// Enters the gate. Returns `None` if the caller would have to wait for a forking thread. Signal handlers may call
+    /// this function.
     pub(crate) fn try_new() -> Option<Self> {
-        // Increment the depth first. Then a signal handler that interrupts this function does not
-        // touch `INSIDE`.
+        // Increment the depth first. Then a signal handler that interrupts this function does not touch `INSIDE`.
         if DEPTH.replace(DEPTH.get() + 1) == 0 {
             let guard = match gate().try_read() {
                 Ok(guard) => guard,
@@ -81,8 +77,7 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        // Decrement the depth last. Then a signal handler that interrupts this function does not
-        // touch `INSIDE`.
+        // Decrement the depth last. Then a signal handler that interrupts this function does not touch `INSIDE`.
         if DEPTH.get() == 1 {
             leave();
         }
@@ -99,8 +94,7 @@ fn leave() {
     drop(INSIDE.take().map(ManuallyDrop::into_inner));
 }
 
-/// Runs a long part of a call outside the gate. This part holds no lock of the process, so forks
-/// need not wait for it.
+/// Runs a long part of a call outside the gate. This part holds no lock of the process, so forks need not wait for it.
 pub(crate) fn outside<R>(body: impl FnOnce() -> R) -> R {
     leave();
     let result = body();
@@ -109,8 +103,8 @@ pub(crate) fn outside<R>(body: impl FnOnce() -> R) -> R {
 }
 
 extern "C" fn before() {
-    // Inside the gate, a signal handler has interrupted a call of this thread. Waiting for the call
-    // would then never end.
+    // If this thread is already inside the gate, a signal handler forks during a call of this thread. Do not wait for
+    // that call, since it continues only after the handler.
     if DEPTH.get() == 0 {
         let guard = gate().write().ignore_poison();
         FORKING.set(Some(ManuallyDrop::new(guard)));
@@ -123,14 +117,12 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    // Threads that do not exist in the child may hold the old gate or wait for it, so the child
-    // gets a new gate.
+    // Threads that do not exist in the child may hold the old gate or wait for it, so the child gets a new gate.
     GATE.store(Box::leak(Box::default()), Ordering::Release);
     FORKING.set(None);
 }
 
-/// Installs the fork handlers when the library is loaded, since a fork may happen during the first
-/// call.
+/// Installs the fork handlers when the library is loaded, since a fork may happen during the first call.
 extern "C" fn watch() {
     // SAFETY: the handlers stay loaded for as long as the library.
     let failed = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
@@ -141,8 +133,8 @@ extern "C" fn watch() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = watch;
 
-/// Writes a line to standard error, in one piece. The function does not use the standard library's
-/// lock. In a forked child, a thread that does not exist there may hold this lock.
+/// Writes a line to standard error, in one piece. The function does not use the standard library's lock. In a forked
+/// child, a thread that does not exist there may hold this lock.
 pub(crate) fn say(line: &str) {
     let line = format!("{}\n", doorbell_output::escape(line));
     // SAFETY: the bytes are initialised. A failure of `write` cannot be reported.

@@ -1,9 +1,9 @@
-//! Explanations of `--explain` about started programs that will not find the device. There are two
-//! reasons: the dynamic linker cannot preload the library into the program, or `LD_PRELOAD` in the
-//! program's environment does not name the library.
+//! Explanations of `--explain` about started programs that will not find the device. There are two reasons: the dynamic
+//! linker cannot preload the library into the program, or `LD_PRELOAD` in the program's environment does not name the
+//! library.
 //!
-//! This module runs between fork and exec. Threads that do not exist in the child may hold locks,
-//! so the module takes no lock.
+//! This module runs between fork and exec. Threads that do not exist in the child may hold locks, so the module takes
+//! no lock.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::process::explain::{explain, is_wanted};
 
-/// Arguments of a C function, as its caller passed them. All of them are integers and pointers. The
-/// first arguments are in registers.
+/// Arguments of a C function, as its caller passed them. All of them are integers and pointers. The first arguments are
+/// in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments {
     frame: *const usize,
@@ -34,20 +34,18 @@ impl Arguments {
     unsafe fn nth(self, number: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         let place = match number {
-            // `exit.rs` pushed the registers below the frame pointer. The caller's frame pointer
-            // and the return address lie above it.
+            // `exit.rs` pushed the registers below the frame pointer. The caller's frame pointer and the return address
+            // lie above it.
             0..6 => self.frame.wrapping_sub(1 + number),
             _ => self.frame.wrapping_add(2 + number - 6),
         };
         #[cfg(target_arch = "aarch64")]
         let place = match number {
-            // The frame begins with the frame pointer, the return address and the registers: ten
-            // words in total.
+            // The frame begins with the frame pointer, the return address and the registers: ten words in total.
             0..8 => self.frame.wrapping_add(2 + number),
             _ => self.frame.wrapping_add(10 + number - 8),
         };
-        // SAFETY: the caller guarantees that the argument exists, and `exit.rs` creates this frame
-        // layout.
+        // SAFETY: the caller guarantees that the argument exists, and `exit.rs` creates this frame layout.
         unsafe { place.read() }
     }
 
@@ -62,8 +60,7 @@ impl Arguments {
     }
 }
 
-/// Positions of the arguments of a C function that name the program to start and the program's
-/// environment.
+/// Positions of the arguments of a C function that name the program to start and the program's environment.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch {
     pub(crate) program: Program,
@@ -74,13 +71,11 @@ pub(crate) struct Launch {
 pub(crate) enum Program {
     /// The argument with this index is the path.
     Path(usize),
-    /// The argument with this index is a name. If the name has no slash, the C library searches for
-    /// it in `PATH`.
+    /// The argument with this index is a name. If the name has no slash, the C library searches for it in `PATH`.
     Name(usize),
     /// The argument with this index is a descriptor.
     Descriptor(usize),
-    /// The argument with this index is a path, relative to the descriptor in the preceding
-    /// argument.
+    /// The argument with this index is a path, relative to the descriptor in the preceding argument.
     Below(usize),
     /// The program is the shell.
     Shell,
@@ -100,8 +95,7 @@ pub(crate) enum Environment {
 ///
 /// # Safety
 ///
-/// `arguments` are the arguments of the function that `launch` describes, as its manual page
-/// requires.
+/// `arguments` are the arguments of the function that `launch` describes, as its manual page requires.
 pub(crate) unsafe fn watch(launch: Launch, arguments: Arguments) {
     if !is_wanted() {
         return;
@@ -140,8 +134,7 @@ impl Named<'_> {
             Self::Nothing => {}
             Self::Path(path) => found(path),
             Self::Name(name) => {
-                // The C library searches the `PATH` of this process, not the `PATH` of the started
-                // program.
+                // The C library searches the `PATH` of this process, not the `PATH` of the started program.
                 let own = Variables::own();
                 let path = own.get("PATH").unwrap_or(OsStr::new("/bin:/usr/bin"));
                 doorbell_reach::with_program(name, path, found);
@@ -173,8 +166,8 @@ unsafe fn program<'a>(program: Program, arguments: Arguments) -> Named<'a> {
                 let folder = arguments.nth(number - 1) as c_int;
                 match arguments.text(number).map(Path::new) {
                     Some(path) if path.is_absolute() || folder == libc::AT_FDCWD => Named::Path(path),
-                    // An empty path names the descriptor itself. This module does not examine paths
-                    // below other folders.
+                    // An empty path names the descriptor itself. This module does not examine paths below other
+                    // folders.
                     Some(path) if path.as_os_str().is_empty() => Named::Descriptor(folder),
                     _ => Named::Nothing,
                 }
@@ -184,8 +177,8 @@ unsafe fn program<'a>(program: Program, arguments: Arguments) -> Named<'a> {
     }
 }
 
-/// Environment variables as a C array of `NAME=VALUE` strings, with a null pointer after the last
-/// string. A null array is empty.
+/// Environment variables as a C array of `NAME=VALUE` strings, with a null pointer after the last string. A null array
+/// is empty.
 #[derive(Clone, Copy)]
 struct Variables(*const *const c_char);
 
@@ -194,9 +187,8 @@ impl Variables {
         unsafe extern "C" {
             static environ: *const *const c_char;
         }
-        // SAFETY: the C library defines `environ`. It changes during the read only if another
-        // thread of the program changes the environment. Such a program already violates the
-        // contract of `setenv`.
+        // SAFETY: the C library defines `environ`. It changes during the read only if another thread of the program
+        // changes the environment. Such a program already violates the contract of `setenv`.
         Self(unsafe { environ })
     }
 
@@ -248,8 +240,8 @@ unsafe fn environment(environment: Environment, arguments: Arguments) -> Variabl
     }
 }
 
-/// The path of this library. The library reads its own path when it is loaded, since another thread
-/// may hold the loader's lock later.
+/// The path of this library. The library reads its own path when it is loaded, since another thread may hold the
+/// loader's lock later.
 static OWN_LIBRARY: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
 
 #[used]
@@ -258,8 +250,7 @@ static AT_LOADING: extern "C" fn() = {
     extern "C" fn at_loading() {
         // SAFETY: zeros are a valid value of each field.
         let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: `dladdr` only fills in the structure. The name stays valid for as long as the
-        // library is loaded.
+        // SAFETY: `dladdr` only fills in the structure. The name stays valid for as long as the library is loaded.
         if unsafe { libc::dladdr(at_loading as *const _, &raw mut found) } != 0 {
             OWN_LIBRARY.store(found.dli_fname.cast_mut(), Ordering::Relaxed);
         }

@@ -1,15 +1,13 @@
-//! End of a program whose main thread called `pthread_exit`. Such a program continues in its other
-//! threads, and must end with the last of these threads. The threads of this library must not keep
-//! the process alive. They block all signals, so no signal would end a process that has only
-//! threads of this library.
+//! End of a program whose main thread called `pthread_exit`. Such a program continues in its other threads, and must
+//! end with the last of these threads. The threads of this library must not keep the process alive. They block all
+//! signals, so no signal would end a process that has only threads of this library.
 
 use std::fs;
 use std::process::exit;
 use std::thread::{Builder, sleep};
 use std::time::Duration;
 
-/// Name of the watching thread. The watching thread blocks only the signals that the main thread
-/// blocked.
+/// Name of the watching thread. The watching thread blocks only the signals that the main thread blocked.
 const NAME: &str = "doorbell-last";
 
 /// Returns whether `name` is the name of a thread of this library.

@@ -1,12 +1,10 @@
-//! Functions of the C library, or of another preloaded library, that this library's functions
-//! replace.
+//! Functions of the C library, or of another preloaded library, that this library's functions replace.
 
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
-/// The thread that is looking up a function, or 0. The lookup may allocate, and the program's
-/// allocator may open files.
+/// The thread that is looking up a function, or 0. The lookup may allocate, and the program's allocator may open files.
 static SEEKER: AtomicI32 = AtomicI32::new(0);
 
 /// A function of the C library that a function of this library replaces.
@@ -28,8 +26,8 @@ impl Next {
         }
     }
 
-    /// Looks up the function when the library is loaded. A child between fork and exec cannot look
-    /// up functions, since another thread may have held the loader's lock during the fork.
+    /// Looks up the function when the library is loaded. A child between fork and exec cannot look up functions, since
+    /// another thread may have held the loader's lock during the fork.
     #[cold]
     pub(crate) fn find(&self) -> *mut libc::c_void {
         // SAFETY: `gettid` only reads the thread's number.
@@ -45,13 +43,12 @@ impl Next {
         real
     }
 
-    /// Returns the replaced function. Returns null if no such function exists, or if this thread is
-    /// just looking up a function.
+    /// Returns the replaced function. Returns null if no such function exists, or if this thread is just looking up a
+    /// function.
     #[inline]
     pub(crate) fn get(&self) -> *mut libc::c_void {
         match self.real.load(Ordering::Relaxed) {
-            // The constructor of another library called the function before the constructor of this
-            // library ran.
+            // The constructor of another library called the function before the constructor of this library ran.
             real if real.is_null() => self.find(),
             real => real,
         }

@@ -1,14 +1,13 @@
-//! The program's calls for SIGSEGV and SIGBUS. The RNIC needs a handler for each of these two
-//! signals once a device has been opened.
+//! The program's calls for SIGSEGV and SIGBUS. The RNIC needs a handler for each of these two signals once a device has
+//! been opened.
 //!
-//! The RNIC's handlers stay installed. The program sets and reads its own actions as usual. For
-//! each fault outside the RNIC's copies, the RNIC's handler calls the program's action. Programs
-//! cannot block the two signals, since a fault while the signal is blocked ends the process. The
-//! library silently removes the two signals from each set of signals to block.
+//! The RNIC's handlers stay installed. The program sets and reads its own actions as usual. For each fault outside the
+//! RNIC's copies, the RNIC's handler calls the program's action. Programs cannot block the two signals, since a fault
+//! while the signal is blocked ends the process. The library silently removes the two signals from each set of signals
+//! to block.
 //!
-//! The library does not see system calls that bypass the C library, such as those of Go's runtime.
-//! When the program registers memory, `doorbell_fabric::guard_memory` finds the handlers that the
-//! runtime installed.
+//! The library does not see system calls that bypass the C library, such as those of Go's runtime. When the program
+//! registers memory, `doorbell_fabric::guard_memory` finds the handlers that the runtime installed.
 
 use std::ffi::c_int;
 use std::{mem, ptr};
@@ -40,14 +39,13 @@ type Simple = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
 type Sigaction = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
 type Mask = unsafe extern "C" fn(c_int, *const sigset_t, *mut sigset_t) -> c_int;
 
-/// Calls the replaced function of the C library. Returns `$missing` if the process has no such
-/// function.
+/// Calls the replaced function of the C library. Returns `$missing` if the process has no such function.
 macro_rules! real {
     ($next:ident as $type:ty, $missing:expr, ($($argument:expr),*)) => {
         match $next.get() {
             real if real.is_null() => $missing,
-            // SAFETY: the function of this name has this type, and the caller of the macro obeys
-            // the function's contract.
+            // SAFETY: the function of this name has this type, and the caller of the macro obeys the function's
+            // contract.
             real => unsafe { mem::transmute::<*mut libc::c_void, $type>(real)($($argument),*) },
         }
     };
@@ -74,11 +72,9 @@ unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut Acti
     real!(SIGACTION as Sigaction, -1, (signal, new, old))
 }
 
-/// Exchanges the program's handler as `signal` does. Returns `None` if the C library must exchange
-/// the handler.
+/// Exchanges the program's handler as `signal` does. Returns `None` if the C library must exchange the handler.
 fn exchange_handler(signal: c_int, handler: sighandler_t, flags: c_int) -> Option<sighandler_t> {
-    // SAFETY: the structure consists of integers and optional functions. Zero is a valid value of
-    // each field.
+    // SAFETY: the structure consists of integers and optional functions. Zero is a valid value of each field.
     let (mut new, mut old): (Action, Action) = unsafe { mem::zeroed() };
     new.sa_sigaction = handler;
     new.sa_flags = flags;
@@ -105,20 +101,18 @@ extern "C" fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t 
         .unwrap_or_else(|| real!(SYSV_SIGNAL as Simple, libc::SIG_ERR, (signal, handler)))
 }
 
-/// Sets the program's handler for the next signal only. Programs of the X/Open standard call
-/// `signal` under this name.
+/// Sets the program's handler for the next signal only. Programs of the X/Open standard call `signal` under this name.
 #[unsafe(no_mangle)]
 extern "C" fn __sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
     sysv_signal(number, handler)
 }
 
-/// Sets the program's handler for a signal, and returns the old handler. `SIG_HOLD` does not block
-/// the two signals that the RNIC needs.
+/// Sets the program's handler for a signal, and returns the old handler. `SIG_HOLD` does not block the two signals that
+/// the RNIC needs.
 #[unsafe(no_mangle)]
 extern "C" fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if handler == SIG_HOLD && has_handlers() {
-        // SAFETY: the structure consists of integers and optional functions. Zero is a valid value
-        // of each field.
+        // SAFETY: the structure consists of integers and optional functions. Zero is a valid value of each field.
         let mut old: Action = unsafe { mem::zeroed() };
         if exchange_action(signal, None, Some(&mut old)) {
             return old.sa_sigaction;

@@ -3,9 +3,9 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A value that the first access creates. The type has no lock: a forked child could inherit a
-/// locked lock, and a signal handler could wait for it. If two threads create a value,
-/// `StaticValue` keeps the value of the thread that finishes first.
+/// A value that the first access creates. The type has no lock: a forked child could inherit a locked lock, and a
+/// signal handler could wait for it. If two threads create a value, `StaticValue` keeps the value of the thread that
+/// finishes first.
 pub(crate) struct StaticValue<T>(AtomicPtr<T>);
 
 impl<T> StaticValue<T> {
@@ -23,8 +23,7 @@ impl<T> StaticValue<T> {
         match self.0.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => made,
             Err(other) => {
-                // SAFETY: the pointer was just created from a box, and no other thread has the
-                // pointer.
+                // SAFETY: the pointer was just created from a box, and no other thread has the pointer.
                 drop(unsafe { Box::from_raw(made) });
                 other
             }
@@ -55,8 +54,7 @@ mod tests {
             // SAFETY: the child runs only this code, and then exits.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // SAFETY: the signal ends a child that hangs. The value was just created, and is
-                // never freed.
+                // SAFETY: the signal ends a child that hangs. The value was just created, and is never freed.
                 unsafe {
                     libc::signal(libc::SIGALRM, libc::SIG_DFL);
                     libc::alarm(20);

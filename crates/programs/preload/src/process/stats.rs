@@ -1,5 +1,5 @@
-//! Counters of the devices of a process. The served counter files show them, and with `--stats` the
-//! library prints them on standard error when the process ends.
+//! Counters of the devices of a process. The served counter files show them, and with `--stats` the library prints them
+//! on standard error when the process ends.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, Once, TryLockError};
@@ -23,8 +23,8 @@ pub(crate) type Counted = [u64; COUNTERS];
 
 const NOTHING: Counted = [0; COUNTERS];
 
-/// Maximum value that [`total`] has returned for each counter. While a device is being closed, its
-/// counters are missing from the sum for a moment. The maximum hides this gap.
+/// Maximum value that [`total`] has returned for each counter. While a device is being closed, its counters are missing
+/// from the sum for a moment. The maximum hides this gap.
 static SAID: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
 static SAID_IN: AtomicU32 = AtomicU32::new(0);
 
@@ -36,9 +36,8 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     Counters::NAMES.iter().chain(LinkCounters::NAMES).copied()
 }
 
-/// Returns the counters of all devices of this process. If a signal handler interrupted a thread
-/// that holds a lock, the function cannot read the counters in bounded time. Then it returns the
-/// counters of its last successful call.
+/// Returns the counters of all devices of this process. If a signal handler interrupted a thread that holds a lock, the
+/// function cannot read the counters in bounded time. Then it returns the counters of its last successful call.
 pub(crate) fn total() -> Counted {
     let until = Instant::now() + PATIENCE;
     let sum = loop {
@@ -75,8 +74,7 @@ pub(crate) fn print_at_exit() {
     static ONCE: Once = Once::new();
     if config::wants_stats() {
         ONCE.call_once(|| {
-            // SAFETY: the handler has the required type, and stays loaded for as long as the
-            // library.
+            // SAFETY: the handler has the required type, and stays loaded for as long as the library.
             let failed = unsafe { libc::atexit(at_exit) };
             debug_assert_eq!(failed, 0, "only lack of memory makes it fail");
         });
@@ -109,8 +107,7 @@ pub(crate) fn keep(device: &Device) {
 }
 
 extern "C" fn at_exit() {
-    // When the process ends, a locked mutex may stay locked forever. Print nothing instead of
-    // waiting.
+    // When the process ends, a locked mutex may stay locked forever. Print nothing instead of waiting.
     let Ok(closed) = CLOSED.try_lock() else { return };
     let mut sum = if closed.0 == fork::generation() { closed.1 } else { NOTHING };
     drop(closed);

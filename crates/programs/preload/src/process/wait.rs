@@ -1,20 +1,18 @@
 //! Calls that may wait. While a call waits, its thread may be cancelled and may receive signals.
 //!
-//! `pthread_cancel` unwinds the stack of a thread that sleeps in the C library. The unwinding must
-//! not reach Rust frames that hold a lock or a counted reference, since these would never be
-//! released. So a call that may wait runs in steps ([`in_steps`]). With cancellation disabled
-//! ([`Uncancelled`]), each step does the work that is possible now, and returns the event to wait
-//! for. Then the thread sleeps. During the sleep, no frame holds a lock or has a value to drop, and
-//! only the functions that implement the sleep may be unwound.
+//! `pthread_cancel` unwinds the stack of a thread that sleeps in the C library. The unwinding must not reach Rust
+//! frames that hold a lock or a counted reference, since these would never be released. So a call that may wait runs in
+//! steps ([`in_steps`]). With cancellation disabled ([`Uncancelled`]), each step does the work that is possible now,
+//! and returns the event to wait for. Then the thread sleeps. During the sleep, no frame holds a lock or has a value to
+//! drop, and only the functions that implement the sleep may be unwound.
 //!
-//! A thread waits for an event on a word in memory ([`Sleepers`]). The original libraries,
-//! libibverbs and librdmacm, read the event's descriptor instead. Their reader sleeps forever if
-//! the program closes the descriptor. As for a read, the kernel decides whether a signal ends the
-//! wait (SA_RESTART). The flags of the descriptor decide whether a call waits (O_NONBLOCK). Every
-//! [`LOOK`] seconds, a sleeping thread checks whether its descriptor is still open.
+//! A thread waits for an event on a word in memory ([`Sleepers`]). The original libraries, libibverbs and librdmacm,
+//! read the event's descriptor instead. Their reader sleeps forever if the program closes the descriptor. As for a
+//! read, the kernel decides whether a signal ends the wait (SA_RESTART). The flags of the descriptor decide whether a
+//! call waits (O_NONBLOCK). Every [`LOOK`] seconds, a sleeping thread checks whether its descriptor is still open.
 //!
-//! A thread with asynchronous cancellation (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this
-//! library. POSIX forbids such a thread to call most of its functions, too.
+//! A thread with asynchronous cancellation (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this library. POSIX forbids such
+//! a thread to call most of its functions, too.
 //! most functions of POSIX either.
 
 use std::cell::UnsafeCell;
@@ -57,8 +55,7 @@ unsafe extern "C" {
 const CANCEL_DISABLE: c_int = 1;
 const CANCEL_ASYNCHRONOUS: c_int = 1;
 
-/// Interval, in seconds, at which a sleeping thread checks that the program has not closed the
-/// thread's descriptor.
+/// Interval, in seconds, at which a sleeping thread checks that the program has not closed the thread's descriptor.
 const LOOK: libc::time_t = 1;
 
 /// Signals that a fault of the thread itself raises.
@@ -67,9 +64,9 @@ const FAULTS: [Signal; 6] =
 
 const INTERRUPTED: &str = "waiting for an event was interrupted";
 
-/// Guard that disables cancellation of the thread. Calls use this guard since most C library
-/// functions that enter the kernel are cancellation points. Posting and polling contain no
-/// cancellation point ([`uncancelled`](crate::objects::device::Device::uncancelled)).
+/// Guard that disables cancellation of the thread. Calls use this guard since most C library functions that enter the
+/// kernel are cancellation points. Posting and polling contain no cancellation point
+/// ([`uncancelled`](crate::objects::device::Device::uncancelled)).
 pub(crate) struct Uncancelled(c_int);
 
 impl Uncancelled {
@@ -85,8 +82,8 @@ impl Uncancelled {
 impl Drop for Uncancelled {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: `pthread_setcancelstate` changes only the state of this thread. A pending
-        // cancellation acts at the next cancellation point, not in this call.
+        // SAFETY: `pthread_setcancelstate` changes only the state of this thread. A pending cancellation acts at the
+        // next cancellation point, not in this call.
         unsafe { pthread_setcancelstate(self.0, &raw mut self.0) };
     }
 }
@@ -125,16 +122,15 @@ pub(crate) const NUMBER: Failure = |_| -1;
 /// Conversion for calls that return 0 or the errno.
 pub(crate) const STATUS: Failure = |errno| errno;
 
-/// Acts on a pending cancellation, as the original library does at the beginning of each call that
-/// reads or writes. The caller guarantees that no Rust frame between the program and this function
-/// has a value to drop.
+/// Acts on a pending cancellation, as the original library does at the beginning of each call that reads or writes. The
+/// caller guarantees that no Rust frame between the program and this function has a value to drop.
 pub(crate) fn cancellation_point() {
     // SAFETY: the caller guarantees that no Rust frame above this one has a value to drop.
     unsafe { pthread_testcancel() }
 }
 
-/// Runs a call that may wait. The thread may be cancelled while the call waits. The caller
-/// guarantees that no Rust frame between the program and this function has a value to drop.
+/// Runs a call that may wait. The thread may be cancelled while the call waits. The caller guarantees that no Rust
+/// frame between the program and this function has a value to drop.
 pub(crate) fn in_steps<S>(call: &'static str, failure: Failure, step: S) -> c_int
 where
     S: Fn(Turn) -> Answer<Step> + Copy, // a `Copy` type has nothing to drop
@@ -148,8 +144,7 @@ where
                 errno => return failure(interrupted(call, errno)),
             },
             Ok(Step::Acknowledged(events)) => {
-                // SAFETY: the object that owns `events` exists until the call that destroys it
-                // stops waiting.
+                // SAFETY: the object that owns `events` exists until the call that destroys it stops waiting.
                 unsafe { Unacknowledged::wait(events) };
                 turn = Turn::Acknowledged;
             }
@@ -181,8 +176,8 @@ fn interrupted(call: &str, errno: c_int) -> c_int {
     errno
 }
 
-/// A sleep until an entry is added to a list. The sleep owns a reference to the list's sleepers,
-/// and releases the reference when the sleep ends.
+/// A sleep until an entry is added to a list. The sleep owns a reference to the list's sleepers, and releases the
+/// reference when the sleep ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sleep {
     sleepers: *const Sleepers,
@@ -202,8 +197,7 @@ struct FutexWait {
 const FUTEX2_SIZE_U32: u32 = 2;
 const FUTEX2_PRIVATE: u32 = 128;
 
-/// Whether `futex_waitv` is unavailable: the kernel is older than 5.16, or a filter of system calls
-/// denies it.
+/// Whether `futex_waitv` is unavailable: the kernel is older than 5.16, or a filter of system calls denies it.
 static LACKS_WAITV: AtomicBool = AtomicBool::new(false);
 
 impl Sleep {
@@ -215,9 +209,8 @@ impl Sleep {
     /// Sleeps, and returns 0 or EINTR. A cancellation of the thread may unwind this function.
     fn sleep(self) -> c_int {
         let mut cleanup = MaybeUninit::<Cleanup>::uninit();
-        // SAFETY: the reference is valid until it is released. It is released once, either here or
-        // by `end_in_vain` when the thread is cancelled. The cleanup stays in place until
-        // `_pthread_cleanup_pop` removes it.
+        // SAFETY: the reference is valid until it is released. It is released once, either here or by `end_in_vain`
+        // when the thread is cancelled. The cleanup stays in place until `_pthread_cleanup_pop` removes it.
         unsafe {
             let word = (*self.sleepers).begin();
             _pthread_cleanup_push(cleanup.as_mut_ptr(), end_in_vain, self.sleepers.cast_mut().cast());
@@ -231,18 +224,17 @@ impl Sleep {
     }
 }
 
-/// Ends the sleep of a thread that takes no entry, since the thread is cancelled or a signal
-/// interrupts its call.
+/// Ends the sleep of a thread that takes no entry, since the thread is cancelled or a signal interrupts its call.
 extern "C" fn end_in_vain(sleepers: *mut c_void) {
     // SAFETY: the sleep owns this reference.
     unsafe { Arc::from_raw(sleepers.cast_const().cast::<Sleepers>()) }.end_in_vain();
 }
 
-/// Waits while a word has this value, for at most [`LOOK`]. Returns 0 or EINTR. A cancellation of
-/// the thread may unwind this function.
+/// Waits while a word has this value, for at most [`LOOK`]. Returns 0 or EINTR. A cancellation of the thread may unwind
+/// this function.
 ///
-/// After a handler with SA_RESTART, the kernel restarts `futex_waitv` although this call has a
-/// timeout. The kernel restarts no other wait with a timeout.
+/// After a handler with SA_RESTART, the kernel restarts `futex_waitv` although this call has a timeout. The kernel
+/// restarts no other wait with a timeout.
 ///
 /// # Safety
 ///
@@ -263,17 +255,16 @@ unsafe fn wait_on(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Waits with `futex_waitv`. Returns 0 or the errno. A cancellation of the thread may unwind this
-/// function.
+/// Waits with `futex_waitv`. Returns 0 or the errno. A cancellation of the thread may unwind this function.
 #[inline(never)]
 unsafe fn wait_newer(word: *const u32, value: u32) -> c_int {
     let flags = FUTEX2_SIZE_U32 | FUTEX2_PRIVATE;
     let wait = FutexWait { value: value.into(), address: word.addr() as u64, flags, reserved: 0 };
     let mut until = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let mut before = 0;
-    // SAFETY: the variables live until the calls return, and the kernel only compares the word.
-    // While the thread can be cancelled at any instruction, this function makes only a system call.
-    // No Rust frame between the program and this function has a value to drop.
+    // SAFETY: the variables live until the calls return, and the kernel only compares the word. While the thread can be
+    // cancelled at any instruction, this function makes only a system call. No Rust frame between the program and this
+    // function has a value to drop.
     unsafe {
         libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut until);
         until.tv_sec += LOOK;
@@ -300,8 +291,8 @@ unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Returns whether each handler that may have run in this thread restarts calls. This function does
-/// not know which handler ran.
+/// Returns whether each handler that may have run in this thread restarts calls. This function does not know which
+/// handler ran.
 fn all_restart() -> bool {
     let Ok(mut mask) = SigSet::thread_get_mask() else { return false };
     FAULTS.iter().for_each(|&fault| mask.add(fault)); // a sleeping thread receives none of these signals
@@ -321,8 +312,7 @@ pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: T
     // SAFETY: only this call uses the borrowed descriptor, and `fcntl` changes nothing here.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let flags = fcntl(borrowed, FcntlArg::F_GETFL).map_err(|_| closed())?;
-    // The program may have closed the descriptor during the sleep, and its number may now belong to
-    // another file.
+    // The program may have closed the descriptor during the sleep, and its number may now belong to another file.
     if turn == Turn::Woken && !identity.is_of(borrowed) {
         return Err(closed());
     }
@@ -332,9 +322,8 @@ pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: T
     Ok(())
 }
 
-/// Runs `body`, which stands for the beginning of a sleep, and returns whether the sleep is already
-/// over. If the sleep is not over, a signal that arrived during `body` interrupts the call as it
-/// would interrupt a sleep.
+/// Runs `body`, which stands for the beginning of a sleep, and returns whether the sleep is already over. If the sleep
+/// is not over, a signal that arrived during `body` interrupts the call as it would interrupt a sleep.
 pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool) -> Answer<bool> {
     let mut held = SigSet::all();
     for fault in FAULTS {
@@ -383,11 +372,11 @@ fn ends_waits(number: c_int) -> bool {
     }
 }
 
-/// Events that the program has retrieved but not acknowledged. The program must acknowledge them
-/// before the object that raised them is destroyed.
+/// Events that the program has retrieved but not acknowledged. The program must acknowledge them before the object that
+/// raised them is destroyed.
 ///
-/// The type consists of primitives of the C library, since a waiting thread may be cancelled. A
-/// cancelled thread releases the lock.
+/// The type consists of primitives of the C library, since a waiting thread may be cancelled. A cancelled thread
+/// releases the lock.
 pub(crate) struct Unacknowledged {
     lock: UnsafeCell<libc::pthread_mutex_t>,
     none_left: UnsafeCell<libc::pthread_cond_t>,
@@ -417,8 +406,8 @@ impl std::fmt::Debug for Unacknowledged {
 
 impl Unacknowledged {
     fn with<R>(&self, body: impl FnOnce(&mut u64) -> R) -> R {
-        // SAFETY: the lock is initialised, and this thread holds the lock while it uses the count.
-        // The lock does not move, since `self` is borrowed.
+        // SAFETY: the lock is initialised, and this thread holds the lock while it uses the count. The lock does not
+        // move, since `self` is borrowed.
         unsafe {
             libc::pthread_mutex_lock(self.lock.get());
             let result = body(&mut *self.count.get());
@@ -431,14 +420,13 @@ impl Unacknowledged {
         self.with(|count| *count += 1);
     }
 
-    /// Acknowledges events. If `events` exceeds the number of outstanding events, acknowledges all
-    /// of them.
+    /// Acknowledges events. If `events` exceeds the number of outstanding events, acknowledges all of them.
     pub(crate) fn acknowledge(&self, events: u64) {
         self.with(|count| {
             *count = count.saturating_sub(events);
             if *count == 0 {
-                // SAFETY: the condition is initialised. The broadcast happens under the lock. Once
-                // the lock is free, the waiting thread may destroy the object.
+                // SAFETY: the condition is initialised. The broadcast happens under the lock. Once the lock is free,
+                // the waiting thread may destroy the object.
                 unsafe { libc::pthread_cond_broadcast(self.none_left.get()) };
             }
         });
@@ -449,29 +437,26 @@ impl Unacknowledged {
         self.acknowledge(u64::MAX);
     }
 
-    /// Returns `Ok` if all events are acknowledged. Otherwise returns the step that waits for the
-    /// acknowledgements, since destroying an object in verbs waits for them.
+    /// Returns `Ok` if all events are acknowledged. Otherwise returns the step that waits for the acknowledgements,
+    /// since destroying an object in verbs waits for them.
     pub(crate) fn none(&self) -> Found<()> {
         if self.with(|count| *count) == 0 { Ok(()) } else { Err(Step::Acknowledged(self)) }
     }
 
     #[cfg(test)]
     fn is_free(&self) -> bool {
-        // SAFETY: the lock is initialised. The function unlocks the lock only after it has locked
-        // it.
+        // SAFETY: the lock is initialised. The function unlocks the lock only after it has locked it.
         unsafe { libc::pthread_mutex_trylock(self.lock.get()) == 0 && libc::pthread_mutex_unlock(self.lock.get()) == 0 }
     }
 
-    /// Waits until all events are acknowledged. A cancellation of the thread may unwind this
-    /// function.
+    /// Waits until all events are acknowledged. A cancellation of the thread may unwind this function.
     ///
     /// # Safety
     ///
     /// `events` stays in place until the function returns or is unwound.
     unsafe fn wait(events: *const Self) {
         let mut cleanup = MaybeUninit::<Cleanup>::uninit();
-        // SAFETY: the caller guarantees that `events` stays in place. The cleanup stays in place
-        // until it is removed.
+        // SAFETY: the caller guarantees that `events` stays in place. The cleanup stays in place until it is removed.
         unsafe {
             let lock = (*events).lock.get();
             libc::pthread_mutex_lock(lock);

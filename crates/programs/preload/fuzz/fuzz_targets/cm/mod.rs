@@ -1,5 +1,5 @@
-//! The library crate exports only C functions. So this fuzz target includes the sources of the
-//! library, under the same module path.
+//! The library crate exports only C functions. So this fuzz target includes the sources of the library, under the same
+//! module path.
 #![allow(dead_code)]
 
 #[path = "../../../src/cm/fuzz.rs"]

@@ -1,5 +1,4 @@
-//! Work of the service thread on a line: accepting connections, handling messages, and handling
-//! deadlines.
+//! Work of the service thread on a line: accepting connections, handling messages, and handling deadlines.
 
 use std::ffi::c_int;
 use std::io;
@@ -24,13 +23,12 @@ use crate::objects::answer::{Answer, Refused};
 /// Deadline for a peer to send its request after it has connected.
 pub(in crate::cm) const ARRIVAL: Duration = Duration::from_secs(10);
 
-/// Time for each connection without a request to send its request, once [`MAX_ARRIVING`] such
-/// connections exist. A real connection manager sends its request at once. So silent peers cannot
-/// block a listener for long.
+/// Time for each connection without a request to send its request, once [`MAX_ARRIVING`] such connections exist. A real
+/// connection manager sends its request at once. So silent peers cannot block a listener for long.
 const CROWDED: Duration = Duration::from_millis(200);
 
-/// Maximum number of connections to a listener that have not sent their request yet. Further
-/// connections wait in the kernel's queue, or the kernel refuses them.
+/// Maximum number of connections to a listener that have not sent their request yet. Further connections wait in the
+/// kernel's queue, or the kernel refuses them.
 const MAX_ARRIVING: usize = 128;
 
 /// Time for which a listener that cannot accept connections stops accepting.
@@ -75,8 +73,8 @@ impl Line {
                     Ok((connection, from)) => arrived.push((OwnProcess::new(connection.into(), &opening), from)),
                     Err(error) => {
                         is_short |= matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM));
-                        // After any other error, no connection is waiting, or the first connection
-                        // was aborted. The next call accepts the remaining connections.
+                        // After any other error, no connection is waiting, or the first connection was aborted. The
+                        // next call accepts the remaining connections.
                         break;
                     }
                 }
@@ -97,8 +95,8 @@ impl Line {
         }
     }
 
-    /// Stops watching the sockets of a listener for [`PAUSE`]. Otherwise, connections that the
-    /// listener cannot accept would keep the service thread busy.
+    /// Stops watching the sockets of a listener for [`PAUSE`]. Otherwise, connections that the listener cannot accept
+    /// would keep the service thread busy.
     fn pause(&self, state: &State) {
         for listening in &state.listening {
             self.service.expect(self.number, listening, EpollFlags::empty());
@@ -113,7 +111,7 @@ impl Line {
     }
 
     fn arrive(self: &Arc<Self>, state: &State, socket: OwnProcess, from: &SockAddr) -> Answer<Number> {
-        let failed = |error: io::Error| refused("a connection could not be taken", &error);
+        let failed = |error: io::Error| refused("a connection to the listener could not be accepted", &error);
         let connection = SockRef::from(&socket);
         connection.set_nonblocking(true).map_err(failed)?;
         let child = Arc::new(Self::with(Arc::clone(&self.service), &state.queue, state.kind, state.space));
@@ -129,7 +127,7 @@ impl Line {
             let caller = ports::caller(from).filter(|caller| caller.space == state.space);
             let bound = state.claim.as_ref().map(|claim| *claim.bound());
             own.called = Some(caller.zip(bound).ok_or_else(|| {
-                Refused::new(libc::EPROTO, "a program of this machine connected without a port of rdma_cm")
+                Refused::new(libc::EPROTO, "a program of this machine connected from a socket that has no rdma_cm port")
             })?);
         }
         own.listener = Some(Arc::clone(self));
@@ -205,8 +203,7 @@ impl Line {
             }
             (Phase::Accepted, M::ReadyToUse) => state.establish(&self.service, self.number),
             (Phase::Accepted | Phase::Answered | Phase::Established | Phase::Disconnecting, M::DisconnectRequest) => {
-                // The reply may fail to arrive, since the peer already considers the connection
-                // ended.
+                // The reply may fail to arrive, since the peer already considers the connection ended.
                 let _ = state.say(&Message::DisconnectReply);
                 if state.phase == Phase::Accepted {
                     state.establish(&self.service, self.number);
@@ -214,12 +211,13 @@ impl Line {
                 state.disconnected(&self.service, self.number, 0);
             }
             (Phase::Disconnecting, M::DisconnectReply) => state.disconnected(&self.service, self.number, 0),
-            // An RTU may follow after data has established the connection. After the end, the line
-            // ignores all messages.
+            // An RTU may follow after data has established the connection. After the end, the line ignores all
+            // messages.
             (Phase::Established, M::ReadyToUse) | (Phase::Disconnected | Phase::Over, _) => {}
             (Phase::Disconnecting, M::ReadyToUse) => {}
             (phase, message) => {
-                Refused::new(libc::EPROTO, format!("{message:?} is not expected while {phase:?}")).tell("rdma_cm");
+                Refused::new(libc::EPROTO, format!("message {message:?} is not allowed in phase {phase:?}"))
+                    .tell("rdma_cm");
                 self.on_end(state, libc::EPROTO);
             }
         }
@@ -237,8 +235,7 @@ impl Line {
         }
         let datagrams = listening.kind == QpKind::Ud;
         let refusal = match listening.phase {
-            // A datagram service accepts only lookups, and any other listener accepts only
-            // requests.
+            // A datagram service accepts only lookups, and any other listener accepts only requests.
             Phase::Listening { .. } if datagrams != (state.kind == QpKind::Ud) => reason::INVALID_SERVICE_ID,
             Phase::Listening { backlog } if listening.queue.requests_of(listening.id) >= backlog => {
                 reason::NO_RESOURCES
@@ -256,8 +253,8 @@ impl Line {
         state.end(&self.service, self.number);
     }
 
-    /// Ends a line whose connection is unusable. The peer closed the connection, died, sent a wrong
-    /// message, or missed a deadline.
+    /// Ends a line whose connection is unusable. The peer closed the connection, died, sent a wrong message, or missed
+    /// a deadline.
     fn on_end(&self, state: &mut State, errno: c_int) {
         let phase = state.phase;
         match phase {
@@ -279,9 +276,9 @@ impl Line {
         }
     }
 
-    /// Ends the line because the service thread ends, after the program has closed the thread's
-    /// descriptors. A listener gets the event that Linux reports when a device is removed
-    /// (`cma_remove_id_dev` in `drivers/infiniband/core/cma.c`).
+    /// Ends the line because the service thread ends, after the program has closed the thread's descriptors. A listener
+    /// gets the event that Linux reports when a device is removed (`cma_remove_id_dev` in
+    /// `drivers/infiniband/core/cma.c`).
     pub(in crate::cm) fn on_service_end(self: &Arc<Self>) {
         let mut state = self.state();
         if matches!(state.phase, Phase::Listening { .. }) {
@@ -322,14 +319,15 @@ impl Line {
 }
 
 impl State {
-    /// Stores the addresses that a client of this machine sends. Rejects addresses that do not
-    /// match the two ports, or that do not belong to this machine.
+    /// Stores the addresses that a client of this machine sends. Rejects addresses that do not match the two ports, or
+    /// that do not belong to this machine.
     fn learn_addresses(&mut self, source: Host, destination: Host) -> Answer<()> {
         let Some((caller, own)) = self.called.take() else { return Ok(()) };
         let (source, destination) = (source.at(caller.address.port()), destination.at(own.address.port()));
         let is_possible = caller.admits(source) && own.admits(destination);
         if !is_possible || !is_here(source) || !is_here(destination) {
-            let why = format!("a caller within this machine names wrong addresses: from {source} to {destination}");
+            let why =
+                format!("a client on this machine sent wrong addresses: source {source}, destination {destination}");
             return Err(Refused::new(libc::EPROTO, why));
         }
         (self.local, self.remote) = (Some(destination), Some(source));

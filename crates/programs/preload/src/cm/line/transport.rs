@@ -1,5 +1,4 @@
-//! Binding, listening and connecting of an id. Ids use Unix sockets within this machine, and TCP
-//! between machines.
+//! Binding, listening and connecting of an id. Ids use Unix sockets within this machine, and TCP between machines.
 
 use std::ffi::c_int;
 use std::io::{self, ErrorKind};
@@ -23,16 +22,16 @@ use crate::cm::service::attempt;
 use crate::cm::tcp;
 use crate::objects::answer::{Answer, Refused};
 
-/// Time for which a client retries while no listener exists. Address resolution takes no time here,
-/// so a client may connect before its server listens. For example, qperf listens again for each
-/// test. In a real network, the slower address resolution hides this race.
+/// Time for which a client retries while no listener exists. Address resolution takes no time here, so a client may
+/// connect before its server listens. For example, qperf listens again for each test. In a real network, the slower
+/// address resolution hides this race.
 const LISTENER_LATE: Duration = Duration::from_millis(500);
 
 /// Time between two attempts to reach a listener that does not exist yet or has no room.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Maximum number of ports that the library requests from the kernel, if a program leaves the
-/// choice of a port open. Other ids may have the port that the kernel offers.
+/// Maximum number of ports that the library requests from the kernel, if a program leaves the choice of a port open.
+/// Other ids may have the port that the kernel offers.
 const NUMBERS: usize = 64;
 
 /// First port that needs no privilege by default (`net.ipv4.ip_unprivileged_port_start`).
@@ -46,7 +45,7 @@ impl Line {
     pub(in crate::cm) fn bind(&self, address: SocketAddr) -> Answer<SocketAddr> {
         let mut state = self.state();
         if state.phase != Phase::Idle || state.claim.is_some() {
-            return Err(Refused::invalid("the id has an address already"));
+            return Err(Refused::invalid("the id already has an address"));
         }
         let (claim, tcp) = state.take_port(address).map_err(|error| {
             let why = match error.raw_os_error() {
@@ -69,15 +68,20 @@ impl Line {
         state.claim.is_some() || state.socket.is_some()
     }
 
-    /// Sets whether the id shares its port. Returns an error for a listener, and for `false` if the
-    /// id is bound.
+    /// Sets whether the id shares its port. Returns an error for a listener, and for `false` if the id is bound.
     pub(in crate::cm) fn set_reuse(&self, reuse: bool) -> Answer<()> {
         let mut state = self.state();
         match &state.claim {
             Some(_) if matches!(state.phase, Phase::Listening { .. }) => {
-                return Err(Refused::invalid("the port of a listener is its own"));
+                return Err(Refused::invalid(
+                    "a listener does not share its port: the option cannot be changed after rdma_listen",
+                ));
             }
-            Some(_) if !reuse => return Err(Refused::invalid("the id is bound already, and may share its port")),
+            Some(_) if !reuse => {
+                return Err(Refused::invalid(
+                    "a bound id cannot stop sharing its port: clear the option before rdma_bind_addr",
+                ));
+            }
             Some(claim) if !claim.bound().reuse => {
                 let shared = claim.again(true).map_err(|error| refused("the port cannot be shared", &error))?;
                 state.claim = Some(shared);
@@ -91,10 +95,13 @@ impl Line {
     pub(in crate::cm) fn listen(self: &Arc<Self>, backlog: usize) -> Answer<()> {
         let mut state = self.state();
         if state.phase != Phase::Idle {
-            return Err(Refused::invalid("only an id that is bound and nothing else can listen"));
+            return Err(Refused::invalid(
+                "the id cannot listen: must be bound, and must not be resolved, connected or listening",
+            ));
         }
         let failed = |error: &io::Error| refused("the id cannot listen at its address", error);
-        let claim = state.claim.as_ref().ok_or_else(|| Refused::invalid("the id is not bound"))?;
+        let claim =
+            state.claim.as_ref().ok_or_else(|| Refused::invalid("the id is not bound: call rdma_bind_addr first"))?;
         // A listener does not share its port, as in Linux (`rdma_listen`).
         let alone = if claim.bound().reuse { Some(claim.again(false).map_err(|error| failed(&error))?) } else { None };
         let here = alone.as_ref().unwrap_or(claim).listen().map_err(|error| failed(&error))?;
@@ -111,8 +118,8 @@ impl Line {
         Ok(())
     }
 
-    /// Also listens at the TCP port, for clients on other machines. Does nothing if other machines
-    /// cannot reach the RNIC or the listener's address.
+    /// Also listens at the TCP port, for clients on other machines. Does nothing if other machines cannot reach the
+    /// RNIC or the listener's address.
     fn listen_to_network(&self, state: &mut State, backlog: usize) -> Answer<()> {
         let Some(local) = state.local.filter(|local| state.has_network && !local.ip().is_loopback()) else {
             return Ok(());
@@ -130,8 +137,8 @@ impl Line {
         Ok(())
     }
 
-    /// Closes this line's sockets at the TCP port that the program wants for its own socket.
-    /// Returns whether the line had such a socket.
+    /// Closes this line's sockets at the TCP port that the program wants for its own socket. Returns whether the line
+    /// had such a socket.
     pub(in crate::cm) fn leave_tcp(&self, wanted: SocketAddr) -> bool {
         let Some(mut state) = attempt(&self.state) else { return false };
         let stands_in_the_way = |socket: &OwnProcess| {
@@ -146,8 +153,7 @@ impl Line {
         let listening: Vec<_> = state.listening.extract_if(.., |socket| stands_in_the_way(socket)).collect();
         for socket in &listening {
             self.service.forget_socket(socket);
-            // A forked child that has not run yet may also hold the socket, so shut the socket
-            // down.
+            // A forked child that has not run yet may also hold the socket, so shut the socket down.
             let _ = SockRef::from(socket).shutdown(Shutdown::Both);
         }
         reserved.is_some() || !listening.is_empty()
@@ -163,8 +169,7 @@ impl Line {
         }
     }
 
-    /// Explains, if the user requested explanations, that the program now has the TCP port of the
-    /// listener.
+    /// Explains, if the user requested explanations, that the program now has the TCP port of the listener.
     pub(in crate::cm) fn tell_left_tcp(&self, port: SocketAddr) {
         let why = format!("the program listens for rdma_cm and has a socket of its own at TCP port {}", port.port());
         Refused::new(libc::EADDRINUSE, format!("{why}, {HERE_ONLY}")).tell("bind");
@@ -174,10 +179,12 @@ impl Line {
     pub(in crate::cm) fn connect(self: &Arc<Self>, request: Message) -> Answer<()> {
         let mut state = self.state();
         if state.phase != Phase::RouteResolved {
-            return Err(Refused::invalid("an id needs a resolved route before it connects, and connects once"));
+            return Err(Refused::invalid(
+                "the id cannot connect: its route must be resolved, and an id connects only once",
+            ));
         }
         if state.claim.is_none() {
-            return Err(Refused::invalid("the id is not bound"));
+            return Err(Refused::invalid("the id is not bound: call rdma_bind_addr first"));
         }
         state.request = Some(request);
         state.begun = Some(Instant::now());
@@ -213,7 +220,8 @@ impl Line {
     fn reach_far(self: &Arc<Self>, state: &mut State, remote: SocketAddr) -> Answer<()> {
         if state.socket.is_none() {
             let socket = state.tcp.take().map_or_else(|| state.tcp_to_connect(), Ok);
-            let socket = socket.map_err(|error| refused("there is no TCP socket for the connection", &error))?;
+            let socket =
+                socket.map_err(|error| refused("a TCP socket for the connection could not be created", &error))?;
             prepare(&socket);
             state.socket = Some(socket);
         }
@@ -221,8 +229,8 @@ impl Line {
         socket.expect_intact().map_err(|error| refused("the id cannot connect", &error))?;
         let connect = || SockRef::from(socket).connect(&SockAddr::from(remote));
         let connected = match connect() {
-            // If an earlier connection of this socket was refused, the kernel first returns
-            // ECONNABORTED (`inet_stream_connect`).
+            // If an earlier connection of this socket was refused, the kernel first returns ECONNABORTED
+            // (`inet_stream_connect`).
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => connect(),
             result => result,
         };
@@ -236,8 +244,7 @@ impl Line {
         Ok(())
     }
 
-    /// Handles a failed attempt to connect. The id tries again for a limited time, and then reports
-    /// the failure.
+    /// Handles a failed attempt to connect. The id tries again for a limited time, and then reports the failure.
     pub(super) fn on_refusal(self: &Arc<Self>, state: &mut State, error: &io::Error) {
         let patience = match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => LISTENER_LATE,
@@ -259,8 +266,8 @@ impl Line {
 }
 
 impl State {
-    /// Claims a port of this machine. If the program leaves the port open, also returns the TCP
-    /// socket to which the kernel gave the port.
+    /// Claims a port of this machine. If the program leaves the port open, also returns the TCP socket to which the
+    /// kernel gave the port.
     fn take_port(&self, address: SocketAddr) -> io::Result<(Claim, Option<OwnProcess>)> {
         let Options { ipv6_only: only, reuse, .. } = self.options;
         let bound = |port| {
@@ -272,8 +279,7 @@ impl State {
             check(address, self.options)?;
             return Ok((Claim::take(bound(address.port()))?, None));
         }
-        // Keep the sockets in `offered`. While they exist, the kernel does not offer their ports
-        // again.
+        // Keep the sockets in `offered`. While they exist, the kernel does not offer their ports again.
         let mut offered = Vec::new();
         loop {
             let tcp = tcp_socket(address, self.options)?;
@@ -286,12 +292,12 @@ impl State {
         }
     }
 
-    /// Returns a TCP socket for a connection. The socket is bound to the number of the id's port,
-    /// unless another socket has this TCP port.
+    /// Returns a TCP socket for a connection. The socket is bound to the number of the id's port, unless another socket
+    /// has this TCP port.
     fn tcp_to_connect(&self) -> io::Result<OwnProcess> {
         let Some(mut local) = self.local else { return Err(ErrorKind::AddrNotAvailable.into()) };
         tcp_socket(local, self.options).or_else(|error| {
-            let why = format!("TCP port {} is unavailable, so the other machine sees another", local.port());
+            let why = format!("TCP port {} is unavailable, so the peer sees another port", local.port());
             refused(&why, &error).tell("rdma_connect");
             local.set_port(0);
             tcp_socket(local, self.options)
@@ -299,8 +305,8 @@ impl State {
     }
 }
 
-/// Checks that this machine has the address, and that this user may bind the port. The function
-/// asks the kernel by binding a TCP socket and a UDP socket.
+/// Checks that this machine has the address, and that this user may bind the port. The function asks the kernel by
+/// binding a TCP socket and a UDP socket.
 fn check(mut address: SocketAddr, options: Options) -> io::Result<()> {
     if address.port() < PRIVILEGED {
         match tcp_socket(address, options) {
@@ -316,8 +322,7 @@ fn tcp_socket(address: SocketAddr, options: Options) -> io::Result<OwnProcess> {
     let opening = Opening::begin();
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
-    // Old connections of a terminated server must not prevent the next server from binding the
-    // port.
+    // Old connections of a terminated server must not prevent the next server from binding the port.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(options.ipv6_only)?;
@@ -326,8 +331,7 @@ fn tcp_socket(address: SocketAddr, options: Options) -> io::Result<OwnProcess> {
     Ok(OwnProcess::new(socket.into(), &opening))
 }
 
-/// Sets TCP options. Small messages leave at once, and keepalive detects that the other machine is
-/// gone.
+/// Sets TCP options. Small messages leave at once, and keepalive detects that the other machine is gone.
 pub(super) fn prepare(socket: &impl AsFd) {
     let alive = TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2));
     let socket = SockRef::from(socket);
@@ -336,8 +340,8 @@ pub(super) fn prepare(socket: &impl AsFd) {
     let _ = socket.set_tcp_keepalive(&alive.with_retries(3));
 }
 
-/// Returns the event and the status of a failed connection. For a missing listener, IBTA's reason
-/// is an invalid service ID.
+/// Returns the event and the status of a failed connection. For a missing listener, IBTA's reason is an invalid service
+/// ID.
 fn fate(kind: QpKind, error: &io::Error) -> (c::rdma_cm_event_type, c_int) {
     match (error.raw_os_error(), kind) {
         (Some(libc::ECONNREFUSED), QpKind::Ud) => (c::RDMA_CM_EVENT_UNREACHABLE, lookup::UNSUPPORTED.into()),

@@ -124,8 +124,7 @@ fn whoever_lies_about_its_addresses_is_hung_up_on() {
         stream.write_all(&bytes).unwrap();
         gone(stream);
     }
-    // The listener must close connections from a socket without port, and from a port of another
-    // space.
+    // The listener must close connections from a socket without port, and from a port of another space.
     let nameless = Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
     nameless.connect(&SockAddr::unix(format!("\0doorbell-cm/listen/tcp/{port}/127.0.0.1")).unwrap()).unwrap();
     gone(nameless);
@@ -150,8 +149,7 @@ fn silent_connections_do_not_block_others(transport: Transport) {
     let mut stream = transport.call(port);
     stream.write_all(&request().emit()).unwrap();
     let server = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
-    // The listener must serve the request before the first silent connection misses its ordinary
-    // deadline.
+    // The listener must serve the request before the first silent connection misses its ordinary deadline.
     assert!(start.elapsed() < ARRIVAL);
     drop(silent);
     destroy(&[server, listener]);
@@ -235,8 +233,7 @@ fn a_dead_peer_is_noticed(transport: Transport) {
         passive.expect(c::RDMA_CM_EVENT_DISCONNECTED, 0);
         passive.expect(c::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
 
-        // Data establishes the connection before the RTU arrives. Then the peer sends a wrong
-        // message.
+        // Data establishes the connection before the RTU arrives. Then the peer sends a wrong message.
         let mut stream = connect();
         let noticed = passive.expect(c::RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
         create_qp(noticed, c::IBV_QPT_RC);

@@ -1,5 +1,4 @@
-//! Tests of the ports of this machine: which ids may have the same port, and how the ports relate
-//! to TCP ports.
+//! Tests of the ports of this machine: which ids may have the same port, and how the ports relate to TCP ports.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
@@ -189,8 +188,7 @@ fn a_program_gets_the_tcp_port_of_its_listener_that_other_machines_reach() {
             if listens {
                 fine(rdma_listen(id, 0));
                 connects(&active, &passive, port, Transport::Tcp);
-                // If the program does not get the TCP port, other machines must still reach the
-                // listener.
+                // If the program does not get the TCP port, other machines must still reach the listener.
                 assert!(!service::leaving_tcp((Ipv4Addr::LOCALHOST, port).into(), || false));
                 connects(&active, &passive, port, Transport::Tcp);
             }
@@ -324,8 +322,7 @@ fn both_ends_see_the_addresses_that_they_named() {
     }
 }
 
-/// Forks a process that runs `body`, reports whether `body` succeeded, and waits until a signal
-/// kills it.
+/// Forks a process that runs `body`, reports whether `body` succeeded, and waits until a signal kills it.
 fn forked(body: impl FnOnce() -> bool) -> libc::pid_t {
     let (mut here, mut there) = UnixStream::pair().unwrap();
     // SAFETY: the child runs only the code below, and then ends without unwinding.
@@ -433,8 +430,8 @@ fn may_be_others() -> bool {
     may
 }
 
-/// Checks how a client chooses between listeners. While one program listens at any address, the
-/// kernel lets a program of another user bind the name of a listener at one address.
+/// Checks how a client chooses between listeners. While one program listens at any address, the kernel lets a program
+/// of another user bind the name of a listener at one address.
 #[test]
 fn a_caller_prefers_the_listener_of_its_own_user() {
     if !may_be_others() {
@@ -450,8 +447,8 @@ fn a_caller_prefers_the_listener_of_its_own_user() {
     port_of_this_machine().call(to).unwrap();
     assert!(!is_called(&squatter));
     destroy(&[chosen]);
-    // If the client's user and root have no listener, the client uses the listener of another user.
-    // The client refuses to choose between two such users.
+    // If the client's user and root have no listener, the client uses the listener of another user. The client refuses
+    // to choose between two such users.
     port_of_this_machine().call(to).unwrap();
     assert!(is_called(&squatter));
     let second = squat(&format!("listen/tcp/{port}/0.0.0.0"), 1001);

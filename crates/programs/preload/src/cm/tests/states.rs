@@ -1,5 +1,5 @@
-//! Tests of calls in states that do not allow them. The errno must be that of Linux
-//! (`drivers/infiniband/core/cma.c`, `cm.c`).
+//! Tests of calls in states that do not allow them. The errno must be that of Linux (`drivers/infiniband/core/cma.c`,
+//! `cm.c`).
 
 use super::super::connect::rdma_establish;
 use super::*;

@@ -1,4 +1,4 @@
-//! Work requests with too many bytes or pieces, at addresses that no code may read.
+//! Tests of work requests with too many bytes or pieces, whose memory must not be read.
 
 use std::num::NonZeroUsize;
 use std::ptr;
@@ -17,14 +17,14 @@ const PAGE: usize = 4096;
 const MAX_INLINE: u32 = 64;
 const MAX_SGE: u32 = 4;
 
-/// Addresses that no code may read or write.
+/// A range of addresses that no code may read or write.
 struct Hole(usize);
 
 impl Hole {
     const BYTES: NonZeroUsize = NonZeroUsize::new(4 * PAGE).unwrap();
 
     fn new() -> Self {
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: the mapping is new, at an address that the kernel chooses.
         let mapped = unsafe { mmap_anonymous(None, Self::BYTES, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) };
         Self(mapped.unwrap().as_ptr() as usize)
     }
@@ -40,12 +40,12 @@ impl Hole {
 
 impl Drop for Hole {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this test's own.
+        // SAFETY: the mapping belongs to this test.
         unsafe { munmap(ptr::NonNull::new(self.pointer()).unwrap(), Self::BYTES.get()) }.unwrap();
     }
 }
 
-/// A queue pair that is connected to itself.
+/// A queue pair that is connected to itself, and the objects that it uses.
 struct World {
     context: *mut c::ibv_context,
     pd: *mut c::ibv_pd,
@@ -62,7 +62,7 @@ impl World {
             max_recv_sge: MAX_SGE,
             max_inline_data: MAX_INLINE,
         };
-        // SAFETY: the objects exist until they are destroyed.
+        // SAFETY: the objects exist until the test destroys them.
         unsafe {
             let context = ibv_open_device(listed());
             let pd = ibv_alloc_pd(context);
@@ -127,16 +127,16 @@ impl World {
         let mut bad = ptr::null_mut();
         let mut wr =
             c::ibv_send_wr { sg_list: list, num_sge: count, opcode, send_flags: flags, ..c::ibv_send_wr::default() };
-        // SAFETY: the queue pair exists. The rejected pieces lie in unreadable memory.
+        // SAFETY: the queue pair exists. The pieces lie in unreadable memory, but the call must reject them.
         let errno = unsafe { post_send(self.qp, &raw mut wr, &raw mut bad) };
         assert_eq!(bad.is_null(), errno == 0);
         errno
     }
 
-    /// Builds one request with calls of the extended interface, and posts it.
+    /// Builds one work request with the extended interface (`ibv_wr_*`), and posts it.
     fn build(&self, body: impl Fn(*mut c::ibv_qp_ex, &c::ibv_qp_ex)) -> c_int {
         let ex = self.qp.cast::<c::ibv_qp_ex>();
-        // SAFETY: the queue pair was created for these calls.
+        // SAFETY: the queue pair was created for the extended interface.
         unsafe {
             let table = std::ptr::read(ex);
             table.wr_start.unwrap()(ex);
@@ -148,7 +148,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // SAFETY: no other code uses them any more.
+        // SAFETY: no other code uses the objects any more.
         unsafe {
             assert_eq!(ibv_destroy_qp(self.qp), 0);
             assert_eq!((ibv_destroy_cq(self.cq), ibv_dealloc_pd(self.pd), ibv_close_device(self.context)), (0, 0, 0));
@@ -163,7 +163,7 @@ fn inline_data_is_judged_before_a_byte_is_read() {
         vec![hole.sge(MAX_INLINE + 1)],
         vec![hole.sge(MAX_INLINE), hole.sge(1)],
         vec![hole.sge(1 << 20); 2],
-        // 4 GiB and 16 B, which truncate to 16 B in 32 bits, and more pieces of this size.
+        // 4 GiB + 16 B, which 32 bits would truncate to 16 B. Then almost 16 GiB in four pieces.
         vec![hole.sge(1 << 31), hole.sge((1 << 31) + 16)],
         vec![hole.sge(u32::MAX); 4],
     ];
@@ -173,7 +173,7 @@ fn inline_data_is_judged_before_a_byte_is_read() {
         let pieces: Vec<_> =
             list.iter().map(|sge| c::ibv_data_buf { addr: hole.pointer(), length: sge.length as usize }).collect();
         let posted = world.build(|ex, table| {
-            // SAFETY: the queue pair was created for these calls.
+            // SAFETY: the queue pair was created for the extended interface.
             unsafe {
                 table.wr_send.unwrap()(ex);
                 table.wr_set_inline_data_list.unwrap()(ex, pieces.len(), pieces.as_ptr());
@@ -183,7 +183,7 @@ fn inline_data_is_judged_before_a_byte_is_read() {
     }
     for length in [MAX_INLINE as usize + 1, 1 << 30, usize::MAX] {
         let posted = world.build(|ex, table| {
-            // SAFETY: as above.
+            // SAFETY: the queue pair was created for the extended interface.
             unsafe {
                 table.wr_send.unwrap()(ex);
                 table.wr_set_inline_data.unwrap()(ex, hole.pointer(), length);
@@ -197,14 +197,14 @@ fn inline_data_is_judged_before_a_byte_is_read() {
         assert_eq!(world.send(c::IBV_WR_RDMA_READ, c::IBV_SEND_INLINE, short.as_mut_ptr(), count), libc::EINVAL);
     }
     let posted = world.build(|ex, table| {
-        // SAFETY: as above.
+        // SAFETY: the queue pair was created for the extended interface.
         unsafe {
             table.wr_rdma_read.unwrap()(ex, 1, 0);
             table.wr_set_inline_data.unwrap()(ex, hole.pointer(), 8);
         }
     });
     assert_eq!(posted, libc::EINVAL);
-    // Data that fit are accepted.
+    // The queue pair must accept inline data of the maximum size.
     let mut bytes = [7_u8; MAX_INLINE as usize];
     let half = MAX_INLINE / 2;
     let addr = bytes.as_mut_ptr() as u64;
@@ -226,7 +226,7 @@ fn a_list_with_too_many_pieces_is_not_read() {
         }
         let mut wr = c::ibv_recv_wr { sg_list: hole.pointer(), num_sge: count, ..c::ibv_recv_wr::default() };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queues exist. The rejected pieces lie in unreadable memory.
+        // SAFETY: the queues exist. The pieces lie in unreadable memory, but the calls must reject them.
         unsafe {
             assert_eq!(post_recv(world.qp, &raw mut wr, &raw mut bad), libc::EINVAL);
             let attr = c::ibv_srq_attr { max_wr: 1, max_sge: MAX_SGE, srq_limit: 0 };
@@ -236,7 +236,7 @@ fn a_list_with_too_many_pieces_is_not_read() {
             assert_eq!(ibv_destroy_srq(srq), 0);
         }
         let posted = world.build(|ex, table| {
-            // SAFETY: the queue pair was created for these calls.
+            // SAFETY: the queue pair was created for the extended interface.
             unsafe {
                 table.wr_send.unwrap()(ex);
                 table.wr_set_sge_list.unwrap()(ex, count as usize, hole.pointer());
@@ -245,7 +245,7 @@ fn a_list_with_too_many_pieces_is_not_read() {
         assert_eq!(posted, libc::EINVAL);
     }
     let posted = world.build(|ex, table| {
-        // SAFETY: as above.
+        // SAFETY: the queue pair was created for the extended interface.
         unsafe {
             table.wr_send.unwrap()(ex);
             table.wr_set_inline_data_list.unwrap()(ex, 1000, hole.pointer());
@@ -259,7 +259,7 @@ fn a_builder_rejects_requests_beyond_the_depth_of_the_queue() {
     let world = World::new();
     let posted = world.build(|ex, table| {
         for _ in 0..1000 {
-            // SAFETY: the queue pair was created for these calls.
+            // SAFETY: the queue pair was created for the extended interface.
             unsafe { table.wr_send.unwrap()(ex) };
         }
     });

@@ -90,8 +90,7 @@ impl<'a> Caller<'a> {
         caller
     }
 
-    /// Returns whether the thread is in the system call that waits for an event or an
-    /// acknowledgement.
+    /// Returns whether the thread is in the system call that waits for an event or an acknowledgement.
     fn is_asleep(&self) -> bool {
         let path = format!("/proc/self/task/{}/syscall", self.tid.load(Ordering::SeqCst));
         let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -130,9 +129,8 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Puts another eventfd at the number of the descriptor, like a program that closes foreign
-/// descriptors and then creates channels. If the test only closed the descriptor, another test
-/// would get its number.
+/// Puts another eventfd at the number of the descriptor, like a program that closes foreign descriptors and then
+/// creates channels. If the test only closed the descriptor, another test would get its number.
 fn replace(descriptor: c_int) {
     let other = EventFd::new().unwrap();
     // SAFETY: the number belongs to a descriptor of this test.
@@ -162,8 +160,8 @@ fn cancelled_asleep(call: &(dyn Fn() -> c_int + Sync)) {
     assert_eq!(caller.join(), None, "the call was not cancelled while it slept");
 }
 
-/// Checks that a cancellation ends a call, both when it arrives during the sleep and when it is
-/// pending before the call.
+/// Checks that a cancellation ends a call, both when it arrives during the sleep and when it is pending before the
+/// call.
 #[track_caller]
 fn cancelled_anyhow(call: &(dyn Fn() -> c_int + Sync)) {
     assert_eq!(Caller::start(call, true).join(), None, "the call was not cancelled at its beginning");
@@ -356,8 +354,8 @@ fn a_call_that_does_not_wait_is_not_cancelled_in_the_middle() {
         own.close();
         0
     };
-    // A cancellation is pending from the beginning. Any cancellation point within the calls would
-    // act on the cancellation. It may act after the last call.
+    // A cancellation is pending from the beginning. Any cancellation point within the calls would act on the
+    // cancellation. It may act after the last call.
     assert_eq!(Caller::start(&everything, true).join().map(|(result, _)| result), Some(0));
 }
 
@@ -396,8 +394,8 @@ unsafe fn connect(own: &Opened, qp: *mut c::ibv_qp, peer: *mut c::ibv_qp) {
     }
 }
 
-/// Sends a message from one queue pair to another, and polls both completions. The second
-/// completion causes a notification.
+/// Sends a message from one queue pair to another, and polls both completions. The second completion causes a
+/// notification.
 ///
 /// # Safety
 ///
@@ -411,8 +409,7 @@ unsafe fn exchange(own: &Opened, a: *mut c::ibv_qp, b: *mut c::ibv_qp) {
         assert_eq!(cq::req_notify_cq(own.cq.get(), 1), 0);
         assert_eq!(post::post_recv(b, &raw mut receive, &raw mut bad_receive), 0);
         assert_eq!(post::post_send(a, &raw mut send, &raw mut bad_send), 0);
-        // The library rejects an invalid request, and explains the rejection if the user requested
-        // explanations.
+        // The library rejects an invalid request, and explains the rejection if the user requested explanations.
         send.opcode = 77;
         assert_eq!(post::post_send(a, &raw mut send, &raw mut bad_send), libc::EINVAL);
         let mut completions = [c::ibv_wc::default(); 2];
@@ -425,8 +422,8 @@ unsafe fn exchange(own: &Opened, a: *mut c::ibv_qp, b: *mut c::ibv_qp) {
     }
 }
 
-/// Posting and polling do not disable cancellation, since changing the thread's cancellation state
-/// would cost time. So posting and polling must contain no cancellation point.
+/// Posting and polling do not disable cancellation, since changing the thread's cancellation state would cost time. So
+/// posting and polling must contain no cancellation point.
 #[test]
 fn posting_and_polling_are_not_cancelled_in_the_middle() {
     let own = Opened::new();
@@ -468,8 +465,7 @@ fn threads_that_wait_for_connections_can_be_cancelled() {
         unsafe { cm::rdma_get_request(listener.get(), &raw mut id) }
     };
     cancelled_anyhow(&get_request);
-    // The listener still works. A bare peer sends a request, and does not confirm that the listener
-    // accepted it.
+    // The listener still works. A bare peer sends a request, and does not confirm that the listener accepted it.
     let mut peer = cm::Transport::Unix.call(port);
     peer.write_all(&cm::request()).unwrap();
     let mut id = ptr::null_mut();
