@@ -111,8 +111,8 @@ impl Queue {
         Arc::new(Self { waiting, identity, generation: fork::generation(), users: Users::default() })
     }
 
-    /// Creates an empty queue for a forked child. The new queue's descriptor has the same number and flags as the old
-    /// one.
+    /// Creates an empty queue for a forked child. The new queue's descriptor has the number and flags of the old
+    /// descriptor.
     ///
     /// # Safety
     ///
@@ -405,7 +405,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
         if event.is_null() {
             return Err(Refused::invalid("the pointer to the event is null"));
         }
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         unsafe {
             match next(channel, turn)? {
                 Ok(found) => event.write(found),
@@ -418,7 +418,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut c::rdma_cm_event) -> c_int {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     number("rdma_ack_cm_event", || unsafe { acknowledge_event(event) }.map(|()| 0))
 }
 

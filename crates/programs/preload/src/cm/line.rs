@@ -35,8 +35,7 @@ use crate::process::{config, fork};
 pub(super) use incoming::ARRIVAL;
 
 /// Deadline for a program to accept or reject a request, including the time for the answer to reach the peer. The
-/// kernel's connection manager waits for the same time after it has sent an MRA (2^24
-/// * 4.096 us).
+/// kernel's connection manager waits for the same time after it has sent an MRA (2^24 times 4.096 us).
 const ANSWER: Duration = Duration::from_secs(69);
 
 /// Deadline for the peer's answer to a disconnect request.

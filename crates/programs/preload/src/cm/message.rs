@@ -125,7 +125,7 @@ pub(super) enum Malformed {
     #[error("the peer is not Doorbell's connection manager")]
     Magic,
     #[error(
-        "the peer uses version {0} of the set-up, and this side uses version {VERSION}: use the same release of Doorbell"
+        "the peer uses version {0} of the set-up, this side uses version {VERSION}: use the same release of Doorbell"
     )]
     Version(u8),
     #[error("message kind {0} does not exist")]

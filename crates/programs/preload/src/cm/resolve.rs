@@ -51,8 +51,8 @@ fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<
     let here = from.ip().is_loopback() || address::is_here(destination);
     if rnic.is_loopback() && !here {
         let why = format!(
-            "the software RNIC has the address {rnic}, from where {} is not reached: DOORBELL_BIND (`doorbell run \
-             --bind`) gives it another",
+            "the software RNIC has the address {rnic} and cannot reach {}: choose another address with DOORBELL_BIND \
+             (`doorbell run --bind`)",
             destination.ip()
         );
         // The user must change the settings, and no errno tells the user so. Therefore print the reason.
@@ -74,7 +74,7 @@ pub(super) unsafe fn resolve_address(
     source: *const sockaddr,
     destination: *const sockaddr,
 ) -> Answer<()> {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     let (own, source, destination) = unsafe { (id::own(id)?, address::read(source)?, address::read(destination)?) };
     let destination = destination.ok_or_else(|| Refused::invalid("the destination address is missing"))?;
     let local = own.line.state().local;
@@ -108,7 +108,7 @@ pub(super) unsafe fn resolve_address(
 ///
 /// The C contract of `rdma_resolve_route`.
 pub(super) unsafe fn resolve_route(id: *mut c::rdma_cm_id) -> Answer<()> {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     let own = unsafe { id::own(id) }?;
     {
         let mut state = own.line.state();
@@ -125,7 +125,7 @@ pub(super) unsafe fn resolve_route(id: *mut c::rdma_cm_id) -> Answer<()> {
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_bind_addr(id: *mut c::rdma_cm_id, wanted: *mut sockaddr) -> c_int {
     number("rdma_bind_addr", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let (own, wanted) = unsafe { (id::own(id)?, address::read(wanted)?) };
         bind(own, wanted.ok_or_else(|| Refused::new(libc::EAFNOSUPPORT, "the address to bind to is missing"))?)?;
         Ok(0)
@@ -140,7 +140,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_resolve_addr(
     destination: *mut sockaddr,
     _timeout_ms: c_int,
 ) -> c_int {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     unsafe {
         id::synchronously("rdma_resolve_addr", id, move || resolve_address(id, source, destination).map(|()| BEGUN))
     }
@@ -148,7 +148,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_resolve_addr(
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut c::rdma_cm_id, _timeout_ms: c_int) -> c_int {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     unsafe { id::synchronously("rdma_resolve_route", id, move || resolve_route(id).map(|()| BEGUN)) }
 }
 
@@ -159,12 +159,12 @@ fn port(address: Option<SocketAddr>) -> c::__be16 {
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_get_src_port(id: *mut c::rdma_cm_id) -> c::__be16 {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     unsafe { id::own(id) }.map_or(0, |own| port(own.line.state().local))
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_get_dst_port(id: *mut c::rdma_cm_id) -> c::__be16 {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     unsafe { id::own(id) }.map_or(0, |own| port(own.line.state().remote))
 }

@@ -27,7 +27,7 @@ pub(super) fn open_device() -> Answer<*mut c::ibv_context> {
 ///
 /// The C contract of `ibv_alloc_pd`.
 pub(super) unsafe fn alloc_pd(context: *mut c::ibv_context) -> Answer<*mut c::ibv_pd> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the C contract of the verb.
     made("protection domain", unsafe { pd::ibv_alloc_pd(context) })
 }
 
@@ -41,7 +41,7 @@ pub(super) unsafe fn create_cq(
     depth: c_int,
     cq_context: *mut c_void,
 ) -> Answer<(*mut c::ibv_comp_channel, *mut c::ibv_cq)> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the C contract of the verb.
     unsafe {
         let channel = made("completion channel", cq::ibv_create_comp_channel(context))?;
         let queue = made("completion queue", cq::ibv_create_cq(context, depth, cq_context, channel, 0));
@@ -67,7 +67,7 @@ pub(super) unsafe fn destroy_channel(channel: *mut c::ibv_comp_channel) {
 ///
 /// The C contract of `ibv_create_srq`.
 pub(super) unsafe fn create_srq(pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_attr) -> Answer<*mut c::ibv_srq> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the C contract of the verb.
     made("shared receive queue", unsafe { srq::ibv_create_srq(pd, init) })
 }
 
@@ -75,7 +75,7 @@ pub(super) unsafe fn create_srq(pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_a
 ///
 /// The C contract of `ibv_create_qp`.
 pub(super) unsafe fn create_qp(pd: *mut c::ibv_pd, init: &mut c::ibv_qp_init_attr) -> Answer<*mut c::ibv_qp> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the C contract of the verb.
     made("queue pair", unsafe { qp::ibv_create_qp(pd, init) })
 }
 
@@ -86,7 +86,7 @@ pub(super) unsafe fn create_qp_ex(
     context: *mut c::ibv_context,
     init: &mut c::ibv_qp_init_attr_ex,
 ) -> Answer<*mut c::ibv_qp> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the C contract of the verb.
     made("queue pair", unsafe { qp::create_qp_ex(context, init) })
 }
 
@@ -94,7 +94,7 @@ pub(super) unsafe fn create_qp_ex(
 ///
 /// The C contract of `ibv_modify_qp`.
 pub(super) unsafe fn modify_qp(qp: *mut c::ibv_qp, attr: &mut c::ibv_qp_attr, mask: u32) -> Answer<()> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the C contract of the verb.
     match unsafe { qp::ibv_modify_qp(qp, attr, mask as c_int) } {
         0 => Ok(()),
         errno => Err(Refused::new(errno, format!("the queue pair cannot change to state {}", attr.qp_state))),

@@ -70,7 +70,7 @@ impl Channel {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_context) -> *mut c::ibv_comp_channel {
     pointer("ibv_create_comp_channel", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let own = unsafe { Context::of(context) }?;
         own.device.expect_own()?;
         let raw = own.device.provider.create_channel()?;
@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_con
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut c::ibv_comp_channel) -> c_int {
     status("ibv_destroy_comp_channel", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let own = unsafe { object::<Channel>(channel) }?;
         own.users.expect_none("completion channel")?;
         // SAFETY: a context exists while objects of it exist. No queue notifies the channel, and the program does not
@@ -108,7 +108,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
 ) -> c_int {
     cancellation_point();
     in_steps("ibv_get_cq_event", NUMBER, move |turn| {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let own = unsafe { object::<Channel>(channel) }?;
         own.device.expect_own()?;
         let found = loop {
@@ -132,7 +132,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut c::ibv_cq, events: c_uint) {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     if let Ok(own) = unsafe { object::<Cq>(cq) }
         && own.device.is_own()
     {
@@ -191,7 +191,7 @@ pub(crate) unsafe fn create(
     channel: *mut c::ibv_comp_channel,
     vector: c_uint,
 ) -> Answer<*mut c::ibv_cq> {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     let own = unsafe { Context::of(context) }?;
     own.device.expect_own()?;
     if vector != 0 {
@@ -239,7 +239,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     pointer("ibv_create_cq", || {
         let depth = usize::try_from(depth)
             .map_err(|_| Refused::invalid(format!("depth {depth} of the completion queue: must not be negative")))?;
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         unsafe { create(context, depth, cq_context, channel, vector as c_uint) }
     })
 }
@@ -247,7 +247,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_resize_cq(cq: *mut c::ibv_cq, depth: c_int) -> c_int {
     status("ibv_resize_cq", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let own = unsafe { object::<Cq>(cq) }?;
         own.device.expect_own()?;
         let wanted = usize::try_from(depth)
@@ -265,7 +265,7 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut c::ibv_cq, depth: c_int) -> c_int {
 ///
 /// The C contract of `ibv_destroy_cq`.
 pub(crate) unsafe fn destroy(cq: *mut c::ibv_cq) -> Answer<Step> {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     let own = unsafe { object::<Cq>(cq) }?;
     own.device.expect_own()?;
     own.users.expect_none("completion queue")?;
@@ -293,7 +293,7 @@ pub(crate) unsafe fn destroy(cq: *mut c::ibv_cq) -> Answer<Step> {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn ibv_destroy_cq(cq: *mut c::ibv_cq) -> c_int {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     in_steps("ibv_destroy_cq", STATUS, move |_| unsafe { destroy(cq) })
 }
 
@@ -336,7 +336,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places:
 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut c::ibv_cq, solicited_only: c_int) -> c_int {
     status("ibv_req_notify_cq", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let own = unsafe { object::<Cq>(cq) }?;
         own.device.expect_own()?;
         own.raw.arm(if solicited_only != 0 { Notify::Solicited } else { Notify::Next });

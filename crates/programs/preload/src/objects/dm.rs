@@ -74,7 +74,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     attr: *mut c::ibv_alloc_dm_attr,
 ) -> *mut c::ibv_dm {
     pointer("ibv_alloc_dm", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let (own, attr) = unsafe { (Context::of(context)?, attr.as_ref()) };
         let attr = attr.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > LOG_ALIGN {
@@ -109,7 +109,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
 
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut c::ibv_dm) -> c_int {
     status("ibv_free_dm", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let own = unsafe { object::<Dm>(dm) }?;
         own.users.expect_none("device memory")?;
         // SAFETY: a context exists while objects of it exist. No region uses the memory, and the program does not use
@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut c::ibv_dm) -> c_int {
 
 unsafe extern "C" fn memcpy_to_dm(dm: *mut c::ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
     status("ibv_memcpy_to_dm", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let place = unsafe { object::<Dm>(dm) }?.word_place(offset, length)?;
         // SAFETY: `place` has room for `length` bytes, and the program's memory has `length` bytes.
         unsafe { ptr::copy(from.cast(), place, length) };
@@ -131,7 +131,7 @@ unsafe extern "C" fn memcpy_to_dm(dm: *mut c::ibv_dm, offset: u64, from: *const 
 
 unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut c::ibv_dm, offset: u64, length: usize) -> c_int {
     status("ibv_memcpy_from_dm", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let place = unsafe { object::<Dm>(dm) }?.word_place(offset, length)?;
         // SAFETY: `place` has `length` bytes, and the program's memory has room for them.
         unsafe { ptr::copy(place, to.cast(), length) };
@@ -152,9 +152,9 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         if flags & c::IBV_ACCESS_ZERO_BASED == 0 {
             return Err(Refused::invalid("a region of device memory must have IBV_ACCESS_ZERO_BASED"));
         }
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let place = unsafe { object::<Dm>(dm) }?.place(offset, length)?;
-        // SAFETY: the C contract. The device memory exists until no region uses it.
+        // SAFETY: the C contract guarantees valid arguments. The device memory exists until no region uses it.
         unsafe { mr::reg_mr(pd, place.cast(), length, 0, flags, dm) }
     })
 }

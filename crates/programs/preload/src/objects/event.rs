@@ -118,7 +118,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
 ) -> c_int {
     cancellation_point();
     in_steps("ibv_get_async_event", NUMBER, move |turn| {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let context = unsafe { Context::of(context) }?;
         context.device.expect_own()?;
         let sleepers = context.events.waiting.sleepers();

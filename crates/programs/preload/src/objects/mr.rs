@@ -115,7 +115,7 @@ pub(crate) unsafe fn reg_mr(
     flags: c_uint,
     dm: *mut c::ibv_dm,
 ) -> Answer<*mut c::ibv_mr> {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     let own = unsafe { object::<Pd>(pd) }?;
     let context = own.context()?;
     let address = if flags & c::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { address };
@@ -135,7 +135,7 @@ pub(crate) unsafe fn reg_mr(
         lkey: keys.lkey.0,
         rkey: keys.rkey.get(),
     };
-    // SAFETY: the C contract. `dm` is null for a region of the program's own memory.
+    // SAFETY: the C contract guarantees valid arguments. `dm` is null for a region of the program's own memory.
     if let Ok(dm) = unsafe { object::<Dm>(dm) } {
         dm.users.add();
     }
@@ -145,7 +145,7 @@ pub(crate) unsafe fn reg_mr(
 /// Creates a region that reads as zeros and discards writes. The program can use only the local key of this region.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut c::ibv_pd) -> *mut c::ibv_mr {
     pointer("ibv_alloc_null_mr", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let own = unsafe { object::<Pd>(pd) }?;
         let context = own.context()?;
         let lkey = context.device.provider.register_null(own.id)?.lkey.0;
@@ -163,7 +163,7 @@ unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     flags: c_int,
 ) -> *mut c::ibv_mr {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     pointer("ibv_reg_mr", || unsafe { reg_mr(pd, memory, length, memory as u64, flags as c_uint, NO_DM) })
 }
 
@@ -175,7 +175,7 @@ unsafe extern "C" fn ibv_reg_mr_iova(
     address: u64,
     flags: c_int,
 ) -> *mut c::ibv_mr {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     pointer("ibv_reg_mr_iova", || unsafe { reg_mr(pd, memory, length, address, flags as c_uint, NO_DM) })
 }
 
@@ -187,14 +187,14 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     address: u64,
     flags: c_uint,
 ) -> *mut c::ibv_mr {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     pointer("ibv_reg_mr_iova2", || unsafe { reg_mr(pd, memory, length, address, flags, NO_DM) })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
     status("ibv_dereg_mr", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let own = unsafe { object::<Mr>(mr) }?;
         // SAFETY: a protection domain exists while regions of it exist.
         let pd = unsafe { object::<Pd>(own.c.pd) }?;
@@ -227,7 +227,8 @@ unsafe extern "C" fn ibv_rereg_mr(
         if changes == 0 || changes & !known != 0 {
             return Err(Refused::invalid(format!("re-registration flags {changes:#x} are empty or unknown")));
         }
-        // SAFETY: the C contract. The code below writes through `mr` only after the last use of this reference.
+        // SAFETY: the C contract guarantees valid arguments. The code below writes through `mr` only after the last use
+        // of this reference.
         let own = unsafe { object::<Mr>(mr) }?;
         if !own.dm.is_null() || own.is_null {
             return Err(Refused::unsupported("a region of device memory, or a null region, cannot be re-registered"));
@@ -251,7 +252,7 @@ unsafe extern "C" fn ibv_rereg_mr(
                 own.access
             }
         };
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let (old_pd, new_pd) = unsafe { (object::<Pd>(own.c.pd)?, object::<Pd>(pd)?) };
         let context = old_pd.context()?;
         if !ptr::eq(context, new_pd.context()?) {
@@ -284,7 +285,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     count: u32,
 ) -> c_int {
     status("ibv_advise_mr", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let (own, list) = unsafe { (object::<Pd>(pd)?, elements(list, count as usize)) };
         let provider = &own.context()?.device.provider;
         if flags & !c::IB_UVERBS_ADVISE_MR_FLAG_FLUSH != 0 {

@@ -155,7 +155,7 @@ unsafe fn operation(wr: &c::ibv_send_wr) -> Answer<SendOperation> {
             rkey: RKey::new(atomic.rkey),
             add: atomic.compare_add,
         },
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         c::IBV_WR_BIND_MW => unsafe { mw::bind_operation(bind.mw, bind.rkey, &bind.bind_info) }?,
         c::IBV_WR_LOCAL_INV => SendOperation::LocalInvalidate(RKey::new(invalidated)),
         opcode => return Err(Refused::invalid(format!("send opcode {opcode} is not supported"))),
@@ -208,11 +208,11 @@ unsafe fn payload<'a>(
     }
     let limits = &own.capacities;
     if wr.send_flags & c::IBV_SEND_INLINE == 0 {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         return Ok(Payload::Sges(unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge) }?));
     }
     // A queue pair may be created only for inline data, without scatter-gather elements. It accepts one piece.
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     let sges = unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge.max(1)) }?;
     check_inline(operation, sges.iter().map(|sge| sge.length as usize), limits.max_inline)?;
     Ok(Payload::Inline(match sges {
@@ -241,10 +241,10 @@ unsafe fn send_request<'a>(
     wr: &c::ibv_send_wr,
     gathered: &RefCell<Vec<Box<[u8]>>>,
 ) -> Answer<SendRequest<'a>> {
-    // SAFETY: the C contract.
+    // SAFETY: the C contract guarantees valid arguments.
     let operation = unsafe { operation(wr) }?;
     let destination = match own.kind {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         QpKind::Ud => Some(unsafe { destination(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) }?),
         _ => None,
     };
@@ -277,7 +277,8 @@ pub(crate) unsafe extern "C" fn post_send(
         if !own.device.is_own() {
             return Err(gone());
         }
-        // SAFETY: the C contract. The RNIC has accepted all requests before `gathered` is dropped.
+        // SAFETY: the C contract guarantees valid arguments. The RNIC has accepted all requests before `gathered` is
+        // dropped.
         unsafe { send_request(own, wr, &gathered) }
     };
     // SAFETY: by the C contract, the memory stays registered until the program polls the completion.
@@ -293,7 +294,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     let own = unsafe { &*qp.cast::<Qp>() };
     let _uncancelled = own.device.uncancelled();
     let convert = |wr: &c::ibv_recv_wr| {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         unsafe { recv_request(&own.device, wr, own.max_recv_sge) }
     };
     // SAFETY: by the C contract, the memory stays registered until the program polls the completion.
@@ -309,7 +310,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     let own = unsafe { &*srq.cast::<Srq>() };
     let _uncancelled = own.device.uncancelled();
     let convert = |wr: &c::ibv_recv_wr| {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         unsafe { recv_request(&own.device, wr, own.max_sge()) }
     };
     // SAFETY: by the C contract, the memory stays registered until the program polls the completion.

@@ -104,7 +104,7 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_device(context: *mut c::ibv_context, attributes: *mut c::ibv_device_attr) -> c_int {
     status("ibv_query_device", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         unsafe { attributes.write(device_attributes(Context::of(context)?)) };
         Ok(())
     })
@@ -117,7 +117,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     status("ibv_query_device_ex", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let (context, input) = unsafe { (Context::of(context)?, input.as_ref()) };
         if input.is_some_and(|input| input.comp_mask != 0) {
             return Err(Refused::invalid("the input's comp_mask must be 0"));
@@ -195,7 +195,7 @@ pub(crate) unsafe extern "C" fn query_port(
     size: usize,
 ) -> c_int {
     status("ibv_query_port", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let context = unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         // SAFETY: the caller's structure has `size` bytes.
@@ -211,7 +211,8 @@ unsafe extern "C" fn ibv_query_port(
     port: u8,
     attributes: *mut c::ibv_port_attr,
 ) -> c_int {
-    // SAFETY: the C contract. The caller's structure has all fields before `port_cap_flags2`.
+    // SAFETY: the C contract guarantees valid arguments. The caller's structure has all fields before
+    // `port_cap_flags2`.
     unsafe { query_port(context, port, attributes, offset_of!(c::ibv_port_attr, port_cap_flags2)) }
 }
 
@@ -227,7 +228,7 @@ unsafe extern "C" fn ibv_query_gid(
     place: *mut c::ibv_gid,
 ) -> c_int {
     number("ibv_query_gid", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let context = unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         expect_gid_index(index as u32)?;
@@ -274,7 +275,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     size: usize,
 ) -> c_int {
     status("ibv_query_gid_ex", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let context = unsafe { Context::of(context) }?;
         expect_entry(flags, size)?;
         expect_port(port)?;
@@ -294,7 +295,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
     size: usize,
 ) -> isize {
     let code = status("ibv_query_gid_table", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let context = unsafe { Context::of(context) }?;
         expect_entry(flags, size)?;
         if room == 0 {
@@ -315,7 +316,7 @@ unsafe extern "C" fn ibv_query_gid_type(
     kind: *mut c_uint,
 ) -> c_int {
     number("ibv_query_gid_type", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         expect_gid_index(index)?;
@@ -333,7 +334,7 @@ unsafe extern "C" fn ibv_query_pkey(
     pkey: *mut c::__be16,
 ) -> c_int {
     number("ibv_query_pkey", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         if index != 0 {
@@ -348,7 +349,7 @@ unsafe extern "C" fn ibv_query_pkey(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_pkey_index(context: *mut c::ibv_context, port: u8, pkey: c::__be16) -> c_int {
     number("ibv_get_pkey_index", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         if pkey == DEFAULT_PKEY.to_be() {
@@ -361,7 +362,7 @@ unsafe extern "C" fn ibv_get_pkey_index(context: *mut c::ibv_context, port: u8, 
 
 pub(crate) unsafe extern "C" fn query_rt_values(context: *mut c::ibv_context, values: *mut c::ibv_values_ex) -> c_int {
     status("ibv_query_rt_values_ex", || {
-        // SAFETY: the C contract.
+        // SAFETY: the C contract guarantees valid arguments.
         let (context, values) = unsafe { (Context::of(context)?, values.as_mut()) };
         let values = values.ok_or_else(|| Refused::invalid("the pointer to the values is null"))?;
         context.device.expect_own()?;

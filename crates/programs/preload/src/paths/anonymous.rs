@@ -35,7 +35,7 @@ const MAX_SWEPT: usize = 4096;
 pub(super) enum Unserved {
     /// The system call failed with this errno, as it may for any other file.
     Errno(c_int),
-    /// No place allows the creation of a folder or a file. Contains the errno of the last attempt.
+    /// No place allows the creation of a folder or a file. Contains the last errno other than ENOENT.
     NoPlace(c_int),
     NoProc,
 }
