@@ -80,7 +80,7 @@ struct Stream {
 unsafe impl Sync for Stream {}
 
 /// The `Stream` that was created last, which is the head of the list. The list has no lock. A forked child could
-/// inherit a lock that a thread holds which does not exist in the child.
+/// inherit a locked lock whose holder does not exist in the child.
 static STREAMS: AtomicPtr<Stream> = AtomicPtr::new(ptr::null_mut());
 
 /// Marks a `Stream` that is neither free nor used by a stream of the C library yet.
