@@ -8,14 +8,20 @@ pub(crate) fn fuzz_messages(mut bytes: &[u8]) {
     loop {
         match Message::parse(bytes) {
             Ok(Some((message, length))) => {
-                assert!(length <= MAX_BYTES && length <= bytes.len(), "{message:?} takes {length} B");
+                assert!(length <= MAX_BYTES && length <= bytes.len(), "{message:?} has a length of {length} B");
                 assert_eq!(message.emit(), bytes[..length], "{message:?} encodes to other bytes");
                 let early = Message::parse(&bytes[..length - 1]);
                 assert_eq!(early, Ok(None), "{message:?} is complete before its last byte");
                 bytes = &bytes[length..];
             }
             // The message is incomplete, so it must be shorter than the maximum.
-            Ok(None) => return assert!(bytes.len() < MAX_BYTES, "{} B are no message yet", bytes.len()),
+            Ok(None) => {
+                return assert!(
+                    bytes.len() < MAX_BYTES,
+                    "{} B are more than a message, but the parser waits for more",
+                    bytes.len()
+                );
+            }
             Err(malformed) => {
                 // If more bytes follow, the error must stay the same.
                 let more = [bytes, &[0; MAX_BYTES][..]].concat();

@@ -107,7 +107,7 @@ impl Program {
                 assert_eq!(seen, kind);
                 return id;
             }
-            assert!(Instant::now() < until, "event {kind} does not come");
+            assert!(Instant::now() < until, "event {kind} has not arrived");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -248,7 +248,11 @@ impl Bystanders {
     }
 
     fn end(mut self) {
-        assert_eq!((self.passive.next(), self.active.next()), (None, None), "a connection of others was disturbed");
+        assert_eq!(
+            (self.passive.next(), self.active.next()),
+            (None, None),
+            "the connection of the bystanders got an event"
+        );
         let [client, server, listener] = self.ends;
         // SAFETY: the ids exist.
         unsafe {
@@ -307,7 +311,7 @@ fn a_listener_survives(transport: Transport) {
     let line = Arc::clone(&unsafe { object::<Id>(listener) }.unwrap().line);
     let until = Instant::now() + line::ARRIVAL + PATIENCE;
     while Arc::strong_count(&line) > 3 {
-        assert!(Instant::now() < until, "{} hold the listener", Arc::strong_count(&line));
+        assert!(Instant::now() < until, "{} references to the listener are left", Arc::strong_count(&line));
         program.handle(&mut rng);
         program.destroy_ids();
         std::thread::sleep(Duration::from_millis(10));
@@ -328,7 +332,7 @@ fn a_listener_survives(transport: Transport) {
             if let Some((answer, _)) = active.next() {
                 break answer;
             }
-            assert!(Instant::now() < until, "the listener does not serve");
+            assert!(Instant::now() < until, "the listener has not served the client");
         };
         assert_eq!(answer, c::RDMA_CM_EVENT_REJECTED);
         program.destroy_ids();
@@ -336,7 +340,7 @@ fn a_listener_survives(transport: Transport) {
     }
     drop(line);
     bystanders.end();
-    assert_eq!(service::panics(), 0, "the service's thread panicked");
+    assert_eq!(service::panics(), 0, "the service thread panicked");
 }
 
 #[test]
@@ -375,5 +379,5 @@ fn a_client_survives(transport: Transport) {
         assert_eq!(program.next(), None, "the destroyed id has an event");
     }
     bystanders.end();
-    assert_eq!(service::panics(), 0, "the service's thread panicked");
+    assert_eq!(service::panics(), 0, "the service thread panicked");
 }

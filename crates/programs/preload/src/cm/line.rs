@@ -454,7 +454,7 @@ mod tests {
         own(&other);
         let inherited: Vec<_> =
             line.state().listening.iter().map(|socket| SockRef::from(socket).try_clone().unwrap()).collect();
-        assert_eq!(inherited.len(), 2, "one socket for this machine, and one for TCP");
+        assert_eq!(inherited.len(), 2, "the listener must have a Unix socket and a TCP socket");
         let connection = TcpStream::connect(address).unwrap();
         let call = || other.state().claim.as_ref().unwrap().call(address);
         line.close();

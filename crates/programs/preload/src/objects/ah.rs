@@ -30,7 +30,7 @@ unsafe impl Object for Ah {
 pub(crate) const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// Advice to users of programs that omit the GID index. RoCE needs this index.
-const GIVE_INDEX: &str = "give the programs at both ends the GID index 0 (most take it with -g 0 or -x 0)";
+const GIVE_INDEX: &str = "give the programs at both ends the GID index 0 (most programs have the option -g 0 or -x 0)";
 
 /// Converts the address attributes of a program to an address vector.
 pub(crate) fn address_vector(attr: &c::ibv_ah_attr, device: &Device) -> Answer<AddressVector> {

@@ -79,8 +79,11 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_con
             .map_err(|error| Refused::new(error as c_int, "the channel's descriptor could not be changed"))?;
         let c = c::ibv_comp_channel { context, fd: raw.fd().as_raw_fd(), refcnt: 0 };
         let sleepers = raw.sleepers().cloned();
-        let sleepers =
-            sleepers.ok_or_else(|| Refused::unsupported("notifications of this device need its descriptor"))?;
+        let sleepers = sleepers.ok_or_else(|| {
+            Refused::unsupported(
+                "the device signals notifications only through its descriptor, on which this library cannot wait",
+            )
+        })?;
         let (identity, device) = (EventIdentity::of(raw.fd()), Arc::clone(&own.device));
         let (users, cqs) = (Users::default(), Mutex::default());
         Ok(own.handles.give(Channel { c, raw, identity, sleepers, device, users, cqs }))

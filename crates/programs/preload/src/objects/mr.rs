@@ -372,7 +372,11 @@ mod tests {
             let mr = ibv_reg_mr(pd, here, memory.len(), 0);
             let changes = c::IBV_REREG_MR_CHANGE_TRANSLATION as c_int;
             assert_eq!(ibv_rereg_mr(mr, changes, pd, here, 0, 0), c::IBV_REREG_MR_ERR_INPUT);
-            assert_eq!(((*mr).addr, (*mr).length), (here, memory.len()), "the region stays as it was");
+            assert_eq!(
+                ((*mr).addr, (*mr).length),
+                (here, memory.len()),
+                "a failed change must leave the region unchanged"
+            );
             assert_eq!(ibv_dereg_mr(mr), 0);
             assert_eq!((ibv_dealloc_pd(pd), ibv_close_device(context)), (0, 0));
         }

@@ -56,7 +56,7 @@ pub(crate) fn kind(number: c::ibv_qp_type) -> Answer<QpKind> {
         c::IBV_QPT_RAW_PACKET | c::IBV_QPT_XRC_SEND | c::IBV_QPT_XRC_RECV | c::IBV_QPT_DRIVER => {
             Err(Refused::unsupported(format!("queue pair type {number} is not supported: use RC, UC or UD")))
         }
-        _ => Err(Refused::invalid(format!("queue pair type {number} does not exist"))),
+        _ => Err(Refused::invalid(format!("queue pair type {number} does not exist: use RC, UC or UD"))),
     }
 }
 

@@ -18,7 +18,11 @@ fn state(number: c::ibv_qp_state) -> Answer<QpState> {
         c::IBV_QPS_SQD => QpState::SqDrain,
         c::IBV_QPS_SQE => QpState::SqError,
         c::IBV_QPS_ERR => QpState::Error,
-        _ => return Err(Refused::invalid(format!("queue pair state {number} does not exist"))),
+        _ => {
+            return Err(Refused::invalid(format!(
+                "queue pair state {number} does not exist: must be one of IBV_QPS_*"
+            )));
+        }
     })
 }
 

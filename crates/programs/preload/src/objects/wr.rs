@@ -119,7 +119,7 @@ pub(crate) struct Builder {
 unsafe fn parts<'a>(qp: *mut c::ibv_qp_ex) -> (&'a Qp, &'a Builder) {
     // SAFETY: the caller guarantees that the queue pair exists.
     let own = unsafe { &*qp.cast::<Qp>() };
-    (own, own.builder.as_ref().expect("the table exists only where the builder does"))
+    (own, own.builder.as_ref().expect("only queue pairs with a builder have this function table"))
 }
 
 /// # Safety

@@ -272,7 +272,7 @@ unsafe fn glob_led(pattern: *const c_char, flags: c_int, into: *mut Glob, real: 
         into.opendir = opendir as *const c_void;
         into.lstat = super::status::lstat_function();
         into.stat = super::status::stat_function();
-        debug_assert!(!CStr::from_ptr(pattern).is_empty(), "a pattern that is served is not empty");
+        debug_assert!(!CStr::from_ptr(pattern).is_empty(), "a served pattern must not be empty");
     }
     real(flags | OWN_FUNCTIONS)
 }

@@ -444,7 +444,7 @@ pub(super) fn text(content: &Content) -> Text {
             writeln!(text, "{}", stats::total().get(*place).copied().unwrap_or_default())
         }
     };
-    debug_assert!(written.is_ok(), "each content has room");
+    debug_assert!(written.is_ok(), "the content of each file must fit in MAX_VALUE_BYTES");
     text
 }
 

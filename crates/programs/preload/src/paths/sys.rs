@@ -46,7 +46,7 @@ macro_rules! call {
 
 /// Returns a pointer to a path, or to other bytes that end with a zero byte.
 fn c(path: &[u8]) -> *const c_char {
-    debug_assert_eq!(path.last(), Some(&0), "a path ends with a zero");
+    debug_assert_eq!(path.last(), Some(&0), "the path must end with a zero byte");
     path.as_ptr().cast()
 }
 

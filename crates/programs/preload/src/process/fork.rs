@@ -126,7 +126,7 @@ extern "C" fn in_child() {
 extern "C" fn watch() {
     // SAFETY: the handlers stay loaded for as long as the library.
     let failed = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
-    debug_assert_eq!(failed, 0, "only lack of memory makes it fail");
+    debug_assert_eq!(failed, 0, "pthread_atfork fails only for lack of memory");
 }
 
 #[used]
@@ -206,7 +206,7 @@ mod tests {
     fn nested_calls_hold_the_gate_once() {
         let outer = Inside::new();
         drop(Inside::new());
-        assert!(gate().try_write().is_err(), "the outer call is still inside");
+        assert!(gate().try_write().is_err(), "the outer call must still be inside the gate");
         drop(outer);
         assert_eq!(DEPTH.get(), 0);
         assert!(INSIDE.take().is_none());

@@ -22,7 +22,7 @@ impl Next {
     pub(crate) const fn of(name: &'static str) -> Self {
         match CStr::from_bytes_with_nul(name.as_bytes()) {
             Ok(name) => Self::new(name),
-            Err(_) => panic!("a name ends with a zero"),
+            Err(_) => panic!("the function name must end with a zero byte"),
         }
     }
 

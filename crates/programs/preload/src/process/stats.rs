@@ -76,7 +76,7 @@ pub(crate) fn print_at_exit() {
         ONCE.call_once(|| {
             // SAFETY: the handler has the required type, and stays loaded for as long as the library.
             let failed = unsafe { libc::atexit(at_exit) };
-            debug_assert_eq!(failed, 0, "only lack of memory makes it fail");
+            debug_assert_eq!(failed, 0, "atexit fails only for lack of memory");
         });
     }
 }

@@ -38,7 +38,7 @@ const NUMBERS: usize = 64;
 const PRIVILEGED: u16 = 1024;
 
 /// End of an error text about a listener that has no TCP port.
-const HERE_ONLY: &str = "so programs of this machine reach the listener, and other machines do not";
+const HERE_ONLY: &str = "so only programs of this machine can reach the listener";
 
 impl Line {
     /// Binds the id to an address and a port.

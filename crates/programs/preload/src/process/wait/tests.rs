@@ -313,7 +313,7 @@ fn a_thread_that_waits_for_acknowledgements_can_be_cancelled() {
             events.add();
             cancelled_asleep(destroy);
             // The cancelled call has released the lock and has not changed the object.
-            assert!(events.is_free(), "the lock is still held");
+            assert!(events.is_free(), "the cancelled call still holds the lock");
             events.acknowledge(1);
             assert_eq!(destroy(), 0);
         };
@@ -440,7 +440,7 @@ fn posting_and_polling_are_not_cancelled_in_the_middle() {
         };
         assert_eq!(Caller::start(&messages, true).join().map(|(result, _)| result), Some(0));
         for _ in 0..50 {
-            assert_eq!(own.get_cq_event(), 0, "each message made a notification");
+            assert_eq!(own.get_cq_event(), 0, "each exchange must add a notification");
         }
         ibv_ack_cq_events(own.cq.get(), 50);
         assert_eq!((ibv_destroy_qp(a.get()), ibv_destroy_qp(b.get())), (0, 0));
@@ -539,7 +539,7 @@ fn interrupted_or_restarted(call: &(dyn Fn() -> c_int + Sync), end: &dyn Fn()) {
     let caller = Caller::start(call, false);
     caller.sleeps();
     caller.signal(libc::SIGUSR1);
-    assert_eq!(caller.join(), Some((-1, libc::EINTR)), "the handler does not ask for a restart");
+    assert_eq!(caller.join(), Some((-1, libc::EINTR)), "a handler without SA_RESTART must interrupt the call");
     handle(libc::SA_RESTART);
     let caller = Caller::start(call, false);
     for _ in 0..10 {
@@ -548,14 +548,18 @@ fn interrupted_or_restarted(call: &(dyn Fn() -> c_int + Sync), end: &dyn Fn()) {
         caller.signal(libc::SIGUSR1);
         let until = Instant::now() + PATIENCE;
         while HANDLED.load(Ordering::SeqCst) == before {
-            assert!(Instant::now() < until, "the signal does not arrive");
+            assert!(Instant::now() < until, "the signal has not arrived");
             std::thread::yield_now();
         }
     }
     caller.sleeps();
     end();
     let ended = caller.join();
-    assert_eq!(ended.map(|(result, _)| result), Some(0), "the handler asks for a restart: {ended:?}");
+    assert_eq!(
+        ended.map(|(result, _)| result),
+        Some(0),
+        "a handler with SA_RESTART must not interrupt the call: {ended:?}"
+    );
 }
 
 #[test]
@@ -644,7 +648,7 @@ fn a_signal_counts_while_the_device_is_driven_before_the_sleep() {
     let before = handled();
     assert_eq!(raise(false).unwrap_err().errno, libc::EINTR);
     assert_eq!(handled(), before + 1);
-    assert!(raise(true).unwrap(), "what was found goes before the signal");
+    assert!(raise(true).unwrap(), "a completed wait must succeed despite the signal");
     assert_eq!(handled(), before + 2);
     handle(libc::SA_RESTART);
     assert!(!raise(false).unwrap());
