@@ -15,13 +15,7 @@ pub(crate) fn fuzz_messages(mut bytes: &[u8]) {
                 bytes = &bytes[length..];
             }
             // The message is incomplete, so it must be shorter than the maximum.
-            Ok(None) => {
-                return assert!(
-                    bytes.len() < MAX_BYTES,
-                    "{} B are more than a message, but the parser waits for more",
-                    bytes.len()
-                );
-            }
+            Ok(None) => return assert!(bytes.len() < MAX_BYTES, "the parser wants more than {} B", bytes.len()),
             Err(malformed) => {
                 // If more bytes follow, the error must stay the same.
                 let more = [bytes, &[0; MAX_BYTES][..]].concat();
