@@ -1,8 +1,9 @@
 //! Advice on the protocol, window, batch and receive queue for a need.
 //!
-//! [`advise`] predicts each protocol that meets the need with each window and batch of a grid, keeps the best of each
-//! protocol, and ranks these. Values within 5 % of the best count as equal, since predictions are no better than
-//! that; among equals, less memory wins. The ranking ignores costs without a parameter in the model, mainly copies.
+//! [`advise`] predicts each protocol that meets the need, with each window and batch of a grid. It keeps the best
+//! setting of each protocol and ranks these settings. Values within 5 % of the best value count as equal, because
+//! predictions are not more accurate. Among equal settings, the setting with less memory wins. The ranking ignores
+//! costs for which the model has no parameter, mainly copies.
 
 use doorbell_protocols::{End, Protocol, Store, ZeroCopy};
 use doorbell_wire::{OuterKind, PathMtu};
@@ -12,12 +13,13 @@ use crate::parameters::Parameters;
 use crate::predict::{BoundKind, predict_mix};
 use crate::workload::{Peers, Workload, WorkloadError};
 
-/// Quantity that ranks first.
+/// Quantity that decides the ranking first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// Short latency; throughput decides among equals.
+    /// Short latency; throughput decides among settings with equal latency.
     Latency,
-    /// High throughput, up to the rate if there is one; latency decides among equals.
+    /// High throughput; latency decides among settings with equal throughput. If the need has an offered rate, higher
+    /// throughput does not count.
     Throughput,
 }
 
@@ -32,19 +34,20 @@ pub struct Need {
     pub peers: Peers,
     /// Whether both ends send.
     pub bidirectional: bool,
-    /// Whether the receiver determines a message's place from its first bytes, and wants it there.
+    /// Whether the receiver chooses the final place of a message from the message's first bytes, and wants the payload
+    /// to land in this place.
     pub receiver_places: bool,
     /// Whether the receiver sleeps until a message arrives.
     pub receiver_sleeps: bool,
-    /// Whether the receiver holds a message for a time while later ones arrive.
+    /// Whether the receiver keeps the buffer of a message in use while later messages arrive.
     pub receiver_holds: bool,
     /// Maximum bytes of message memory per thread at either end.
     pub memory_bytes: Option<u64>,
-    /// Quantity that ranks first.
+    /// Quantity that decides the ranking first.
     pub goal: Goal,
-    /// Path MTU; `None` means that of the parameters.
+    /// Path MTU; `None` means the path MTU of the parameters.
     pub path_mtu: Option<PathMtu>,
-    /// Headers around packets.
+    /// Encapsulation of the packets.
     pub outer: OuterKind,
 }
 
@@ -81,7 +84,7 @@ pub struct Advice {
     pub depth: u32,
     /// Whether the connections of a receiver share a receive queue.
     pub srq: bool,
-    /// Mean latency of a message alone.
+    /// Mean latency of a message if no other message is in flight.
     pub latency_ns: f64,
     /// Predicted messages per second.
     pub messages_per_s: f64,
@@ -89,9 +92,9 @@ pub struct Advice {
     pub sender_bytes: u64,
     /// Bytes of message memory of a receiving thread, without the final places of messages.
     pub receiver_bytes: u64,
-    /// Binding resource.
+    /// Resource that limits the throughput.
     pub binding: BoundKind,
-    /// Reason for the rank, in one line.
+    /// Reason for the position in the ranking, in one line.
     pub reason: String,
 }
 
@@ -119,28 +122,29 @@ pub enum AdviseError {
     /// A workload is impossible.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
-    /// A window of one message exceeds the memory.
+    /// The memory is too small for any protocol, even with a window of one message.
     #[error("the memory of a thread is {given} B, and the least that any protocol needs is {least} B")]
     Memory {
-        /// Given value.
+        /// Given memory, in bytes.
         given: u64,
-        /// Least memory that suffices.
+        /// Smallest memory, in bytes, that suffices for a protocol.
         least: u64,
     },
 }
 
-/// Candidate windows and batches.
+/// Candidate windows.
 const WINDOWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+/// Candidate batches.
 const BATCHES: [u32; 3] = [1, 8, 32];
-/// Size of a shared queue or ring, in connections.
+/// Number of connections for whose windows a shared queue or ring has space.
 const SHARED_BY: u32 = 4;
-/// Minimum depth, so that messages can arrive while one is being processed.
+/// Minimum depth of a connection, so that messages can arrive while the receiver processes another message.
 const LEAST_DEPTH: u32 = 8;
-/// Maximum number of sizes of a distribution.
+/// Maximum number of message sizes in [`Need::sizes`].
 const MOST_SIZES: usize = 1024;
-/// Bytes of a receive for a read request.
+/// Bytes of a receive buffer for a read request.
 const REQUEST_SLOT_BYTES: u64 = 64;
-/// Granularity of rings.
+/// Granularity of the size of rings, in bytes.
 const PAGE_BYTES: u64 = 4096;
 /// Ratio below which two values count as equal.
 const SAME: f64 = 1.05;
@@ -149,7 +153,7 @@ const SAME: f64 = 1.05;
 ///
 /// # Errors
 ///
-/// A value of the need is out of its range, or no candidate fits into its memory.
+/// A value of the need is out of its range, or no candidate fits into the memory of the need.
 pub fn advise(parameters: &Parameters, need: &Need) -> Result<Vec<Advice>, AdviseError> {
     check(need)?;
     let mut candidates: Vec<Advice> = Vec::new();
@@ -201,21 +205,21 @@ fn check(need: &Need) -> Result<(), AdviseError> {
 fn suits(protocol: Protocol, need: &Need) -> bool {
     let properties = protocol.properties();
     let several = need.peers.connections > need.peers.receivers;
-    // Reading into the final place requires a receiver that knows the place.
+    // Protocols that deliver into the final place need a receiver that chooses the place.
     (!places(protocol) || need.receiver_places)
         && (!need.receiver_sleeps || properties.receiver_sleeps)
         && (!need.receiver_holds || !properties.slow_message_blocks)
         && (protocol != Protocol::SharedWrite || several)
-        // A fenced variant is never better; it exists for comparison.
+        // A fenced variant is never better than the variant without a fence; it exists for comparison.
         && !protocol.is_fenced()
 }
 
-/// Returns whether messages land in their final place.
+/// Returns whether the protocol delivers messages directly into their final place.
 fn places(protocol: Protocol) -> bool {
     protocol.properties().zero_copy == ZeroCopy::Yes
 }
 
-/// Returns the candidate windows and batches, and whether connections share the receive buffers.
+/// Returns the candidates: window, batch, and whether the connections share the receive buffers.
 fn settings(protocol: Protocol, need: &Need) -> Vec<(u32, u32, bool)> {
     let sharing: &[bool] = match protocol {
         Protocol::SharedWrite => &[true],
@@ -242,7 +246,7 @@ fn candidate(
     shares: bool,
 ) -> Result<Advice, AdviseError> {
     let Peers { senders, receivers, connections } = need.peers;
-    // Each connection has a part of a shared queue.
+    // If the connections share a queue, the depth of a connection is its part of the queue.
     let (pool, depth) = match ((2 * window).max(LEAST_DEPTH), shares) {
         (depth, true) => {
             (depth * SHARED_BY, (depth * SHARED_BY / connections.div_ceil(receivers.max(1)).max(1)).max(1))
@@ -286,13 +290,13 @@ fn candidate(
     })
 }
 
-/// Returns the message memory of a connection at its sender and at its receiver.
+/// Returns the bytes of message memory that a connection needs at the sender and at the receiver.
 fn memory(protocol: Protocol, need: &Need, window: u64, depth: u64) -> [u64; 2] {
     let longest = need.sizes.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
     let slot = longest.next_multiple_of(REQUEST_SLOT_BYTES).max(REQUEST_SLOT_BYTES);
     let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
     let mean = need.sizes.iter().map(|(bytes, share)| *bytes as f64 * share).sum::<f64>() / shares;
-    // A ring holds `depth` messages of mean length, and at least two of the longest.
+    // A ring has space for `depth` messages of the mean size, and at least for two messages of the largest size.
     let ring = (depth.saturating_mul(mean.ceil() as u64 + 16)).max(2 * slot).next_multiple_of(PAGE_BYTES);
     let of = |store, slots| match store {
         Store::Slots => slots * slot,
@@ -303,7 +307,7 @@ fn memory(protocol: Protocol, need: &Need, window: u64, depth: u64) -> [u64; 2] 
     [of(description.sent_from, window), of(description.received_into, depth)]
 }
 
-/// Best value of each quantity among the candidates.
+/// Best value of each quantity among all candidates, to which a candidate is compared.
 struct Yardstick {
     latency_ns: f64,
     messages_per_s: f64,
@@ -328,7 +332,8 @@ impl Yardstick {
         let little = steps(self.messages_per_s / useful(need, advice));
         let fails = need.messages_per_s.is_some_and(|rate| advice.messages_per_s < rate);
         let copies = need.receiver_places && !places(advice.protocol);
-        // Filling a batch waits for its messages; a READ takes the messages that are there.
+        // A sender that posts a batch waits until the batch is full. A READ from a ring takes the messages that are
+        // there, without waiting.
         let waits = if advice.protocol.description().sent_from == Store::Ring { 1 } else { advice.batch };
         let order = match need.goal {
             Goal::Latency => (slow, i64::from(waits), i64::from(copies), little),
@@ -338,7 +343,7 @@ impl Yardstick {
     }
 }
 
-/// Returns the messages per second, limited to the offered rate.
+/// Returns the predicted messages per second, limited to the offered rate.
 fn useful(need: &Need, advice: &Advice) -> f64 {
     need.messages_per_s.map_or(advice.messages_per_s, |rate| rate.min(advice.messages_per_s))
 }
@@ -395,7 +400,8 @@ fn reason(parameters: &Parameters, need: &Need, advice: &Advice, first: &Advice)
     parts.join("; ")
 }
 
-/// Returns the messages per second to which a shared receive queue would limit the need, if the line carries more.
+/// Returns the messages per second to which a shared receive queue would limit the need. Returns `None` if the line
+/// carries no more messages.
 fn held_by_sharing(parameters: &Parameters, need: &Need) -> Option<f64> {
     let (above, below) = srq_slow_sizes(parameters)?;
     let is_slow = |bytes: u64| above < bytes && bytes < below;
@@ -448,7 +454,7 @@ mod tests {
         assert!(fast.batch > 1 && fast.window >= 32, "{fast:?}");
         assert_eq!(quick.batch, 1);
         assert!(fast.messages_per_s > 1.5 * quick.messages_per_s);
-        // The window is no larger than the rate requires: 100 k messages/s are one per 10 us.
+        // A window of one message suffices for the offered rate, since 100 k messages/s are one message per 10 us.
         let need = Need {
             messages_per_s: Some(1e5),
             receiver_holds: true,
@@ -486,7 +492,7 @@ mod tests {
         for bytes in [16, 32, 6085, 65_536] {
             assert!(!of(bytes, 16, None).reason.contains("messages of this size"), "{bytes}");
         }
-        // If memory forces a shared queue, the reason states its limit.
+        // If the memory suffices only for a shared queue, the reason states the rate limit of the queue.
         let forced = of(4096, 1024, Some(1 << 20));
         assert!(forced.srq && forced.messages_per_s <= 2e6 * 1.001, "{forced:?}");
         assert!(forced.reason.contains("the shared receive queue holds messages of this size"), "{}", forced.reason);
@@ -511,7 +517,7 @@ mod tests {
         let plenty = on_t1(&need);
         let of = |all: &[Advice]| all.iter().find(|advice| advice.protocol == Protocol::SendReceive).unwrap().clone();
         let largest = plenty.iter().map(|advice| advice.receiver_bytes).max().unwrap();
-        // 64 receives of 16 KiB for each of 64 senders are 64 MiB.
+        // Without a shared queue, 64 receives of 16 KiB for each of 64 senders would need 64 MiB.
         let little = on_t1(&Need { memory_bytes: Some(8 << 20), ..need.clone() });
         assert!(of(&little).srq && of(&little).reason.contains("does not grow with connections"), "{little:#?}");
         assert!(little.iter().all(|advice| advice.sender_bytes.max(advice.receiver_bytes) <= 8 << 20));

@@ -1,8 +1,8 @@
 //! Comparison of published numbers and sentences of a testbed with predictions.
 //!
-//! A row is compared in its published configuration. A [`Predictor`] is the model, as [`Analytic`], or a simulator.
-//! The same code reads the rows and judges the shapes of all predictors. If a predictor lacks something that a row
-//! needs, the row is not compared, and a [`Lack`] states the reason.
+//! A published number is a row, and a published sentence is a shape. The predictions come from a [`Predictor`], which
+//! is either the model ([`Analytic`]) or a simulator. A predictor gets the published configuration of the row. If a
+//! predictor lacks a feature that a row needs, the row is not compared, and a [`Lack`] states the reason.
 //!
 //! ```
 //! use doorbell_model::check::{Analytic, Status, check};
@@ -38,9 +38,9 @@ pub use shapes::Judged;
 pub struct Checked<'a> {
     /// Published row.
     pub row: &'a Row,
-    /// Whether the predictor was fitted to this row, so that the comparison is no test of it.
+    /// Whether the predictor was fitted to this row. The comparison is then no test of the predictor.
     pub is_fitted: bool,
-    /// Comparison, or the reason for its absence.
+    /// Comparison, or the reason why there is none.
     pub outcome: Result<Compared, Lack>,
 }
 
@@ -49,10 +49,10 @@ pub struct Checked<'a> {
 pub struct Compared {
     /// Predicted value in the unit of the row.
     pub predicted: Value,
-    /// Relative deviation: 0.1 is a tenth too high. The deviation is 0 if the row is a bound and the prediction keeps
-    /// it.
+    /// Relative deviation: 0.1 means that the prediction is 10 % too high. The deviation is 0 if the row is a bound and
+    /// the prediction keeps the bound.
     pub deviation: f64,
-    /// Maximum relative deviation.
+    /// Maximum relative deviation that counts as within tolerance.
     pub tolerance: f64,
     /// Binding resource, if the number is a throughput.
     pub binding: Option<Binding>,
@@ -73,14 +73,14 @@ impl Compared {
     }
 }
 
-/// Published sentence with its judgement.
+/// Published sentence with a judgement whether the predictions agree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedShape<'a> {
     /// Published sentence.
     pub shape: &'a Shape,
     /// Whether the predictor was fitted to this sentence.
     pub is_fitted: bool,
-    /// Judgement, or the reason for its absence.
+    /// Judgement, or the reason why there is none.
     pub outcome: Result<Judged, Lack>,
 }
 
@@ -165,16 +165,16 @@ pub enum Lack {
         /// Number of the field.
         amount: Amount,
     },
-    /// The predictor lacks a feature that the row needs, given as a sentence.
+    /// The predictor lacks a feature that the row needs. The sentence names the feature.
     #[error("{0}")]
     Feature(&'static str),
     /// The parameter set has no value that the row needs.
     #[error("the parameters have no {0}")]
     Parameter(&'static str),
-    /// The configuration is impossible.
+    /// The configuration of the row is impossible.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
-    /// The run of a simulation failed.
+    /// The simulation failed. The text is its error.
     #[error("the run failed: {0}")]
     Failed(String),
 }

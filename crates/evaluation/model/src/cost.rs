@@ -4,7 +4,7 @@
 //! product, and its derivatives are the coefficients. Linear algebra determines which sums of parameters the data
 //! reveals.
 
-/// Terms of costs. Each is one number of a parameter set, in nanoseconds or nanoseconds per byte.
+/// Terms of costs. Each term is one number of a parameter set, in nanoseconds or nanoseconds per byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Term {
     /// Part of `o_snd` per post.
@@ -25,7 +25,7 @@ pub enum Term {
     NicReceive,
     /// Time of a NIC to fetch a payload that is not inline.
     DmaRead,
-    /// Time of a software RNIC per run of packets: a system call at each end.
+    /// CPU time of a software RNIC, at each end, for the system call that carries a run of packets.
     Run,
     /// `L`.
     Latency,
@@ -83,7 +83,7 @@ impl Term {
         Term::AtomicAddress,
     ];
 
-    /// Returns the name of the term's parameter, as in files, and its description.
+    /// Returns the name of the term's parameter, as in parameter files, and a description of the term.
     pub const fn parameter(self) -> (&'static str, &'static str) {
         match self {
             Term::SendPost | Term::SendEach => ("o_snd", "CPU, sending"),
@@ -113,21 +113,21 @@ impl Term {
 /// Contribution of one parameter to a cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
-    /// Name of the parameter, as in files and formulas; empty for a constant.
+    /// Name of the parameter, as in parameter files and formulas; empty for a constant.
     pub name: &'static str,
     /// Description of the parameter.
     pub meaning: &'static str,
-    /// Nanoseconds.
+    /// Contribution in nanoseconds.
     pub ns: f64,
 }
 
 /// Number of [`Term`]s.
 pub const TERMS: usize = 23;
 
-/// Value of each [`Term`], in its order: nanoseconds, or nanoseconds per byte.
+/// Value of each [`Term`] in the order of [`Term::ALL`], in nanoseconds or nanoseconds per byte.
 pub type Values = [f64; TERMS];
 
-/// Coefficient of each [`Term`], and constant nanoseconds.
+/// Cost as a linear form: a coefficient for each [`Term`], and a constant in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     pub(crate) coefficients: [f64; TERMS],
@@ -135,7 +135,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Cost of zero.
+    /// Cost without any term.
     pub const ZERO: Cost = Cost { coefficients: [0.0; TERMS], constant_ns: 0.0 };
 
     /// Returns a constant cost in nanoseconds.
@@ -178,7 +178,8 @@ impl Cost {
         self.constant_ns + self.coefficients.iter().zip(values).map(|(times, value)| times * value).sum::<f64>()
     }
 
-    /// Returns the contribution of each parameter, in the order of [`Term`]. They add up to [`ns`](Self::ns).
+    /// Returns the contribution of each parameter, in the order of [`Term`]. The contributions add up to
+    /// [`ns`](Self::ns).
     pub fn parts(&self, values: &Values) -> Vec<Part> {
         let mut parts: Vec<Part> = Vec::new();
         let mut add = |(name, meaning), ns: f64| match parts.iter_mut().find(|part| part.name == name) {

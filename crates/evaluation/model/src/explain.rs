@@ -10,23 +10,23 @@ use crate::workload::{MAX_COUNT, Workload, WorkloadError};
 pub struct Explanation {
     /// Explained prediction.
     pub prediction: Prediction,
-    /// Binding bound, and the next one.
+    /// Bound that limits the throughput, and the next bound.
     pub bottleneck: Bottleneck,
-    /// One sentence: the workload, its bottleneck, and the simplest remedy.
+    /// Sentence that names the workload, its bottleneck, and the simplest remedy.
     pub sentence: String,
-    /// Remedies with their predicted gains. Empty if the model knows none.
+    /// Remedies with their predicted throughput. Empty if the model knows no remedy.
     pub remedies: Vec<Remedy>,
 }
 
 /// Change that would raise the throughput.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remedy {
-    /// Changed setting, with its new value.
+    /// Setting to change, with its new value.
     pub what: String,
-    /// Predicted messages per second with the change. A larger message counts as the number of messages that it
-    /// holds.
+    /// Predicted messages per second with the change. A larger message counts as the number of original
+    /// messages that fit into it.
     pub messages_per_s: f64,
-    /// Bound that the change would reach.
+    /// Bound that limits the throughput after the change.
     pub binding: BoundKind,
 }
 
@@ -41,7 +41,7 @@ pub fn explain(parameters: &Parameters, workload: &Workload) -> Result<Explanati
     let mut remedies = Vec::new();
     for (what, changed) in changes(parameters, workload, &bottleneck) {
         let better = predict(parameters, &changed)?;
-        // A larger message carries the payload of several.
+        // If the change enlarges messages, one message carries the payload of several original messages.
         let carried = if changed.bytes == workload.bytes { 1 } else { changed.bytes / workload.bytes };
         let gain = better.messages_per_s * carried as f64;
         if gain > prediction.messages_per_s * 1.01 {
@@ -120,7 +120,7 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
     let reaching = |now: u32| (f64::from(now) * factor).ceil().min(MAX_COUNT as f64) as u32;
     let batch = parameters.batch.max(2);
     let peers = workload.peers;
-    // Number of messages that together fill a packet.
+    // Number of messages that fit into one packet together.
     let packet = workload.path_mtu.unwrap_or(parameters.path_mtu()).bytes() as u64;
     let together = packet.checked_div(workload.bytes).unwrap_or(0);
     let larger = |offer: &mut dyn FnMut(String, Workload)| {
@@ -183,7 +183,7 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
                 offer("a path MTU of 4096".to_owned(), Workload { path_mtu: Some(largest), ..*workload });
             }
         }
-        // The ceiling applies to all connections of a NIC together, so only fewer messages help.
+        // The ceiling limits the messages of all connections of a NIC together, so only fewer, larger messages help.
         BoundKind::SendingCeiling | BoundKind::ReceivingCeiling => larger(&mut offer),
         BoundKind::RepostThread => {
             let what = "each thread reposting the shared receives that it frees".to_owned();
@@ -195,7 +195,7 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
             larger(&mut offer);
         }
         BoundKind::Fence => {
-            // This variant has no fence and looks the same to the peer.
+            // The protocol of this wire id has no fence, and the peer cannot tell the two variants apart.
             let protocol = workload.protocol.wire_id().protocol().unwrap_or_default();
             offer("acknowledging without a fence".to_owned(), Workload { protocol, ..*workload });
         }

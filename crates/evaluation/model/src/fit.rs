@@ -1,12 +1,12 @@
 //! Fit of parameters to measurements.
 //!
 //! The fit minimises the squares of `ln(predicted / measured)` over the logarithms of the parameters. All errors are
-//! therefore relative, and all parameters stay positive. Throughput is the smallest of its bounds, which has kinks.
-//! Descents from several starting points use a soft minimum that becomes harder step by step. A weak pull keeps
-//! parameters without influence on the data near their start.
+//! therefore relative, and all parameters stay positive. Throughput is the minimum of its bounds, and this minimum has
+//! kinks. The fit therefore descends from several starting points with a soft minimum, which approaches the true
+//! minimum step by step. A weak pull keeps parameters without influence on the data near their starting values.
 //!
-//! The uncertainty of the parameters follows from the data's Jacobian and from other optima that explain the data
-//! equally well. For example, if the slower of two CPUs binds, the data may not identify that CPU. See [`Estimate`].
+//! The uncertainty of the parameters follows from the Jacobian of the errors and from other optima that explain the
+//! data equally well. For example, if the slower of two CPUs binds, the data may not show which of the two CPUs is the slower one. See [`Estimate`].
 
 mod identify;
 
@@ -28,23 +28,25 @@ pub const LEAST_FIGURES: usize = 4;
 /// Maximum number of measured figures, which limits memory and time.
 pub const MOST_FIGURES: usize = 20_000;
 
-/// Ranges of plausible measurements.
+/// Allowed latencies of an observation, in nanoseconds.
 const LATENCY_NS: (f64, f64) = (1.0, 1e11);
+/// Allowed rates of an observation.
 const MESSAGES_PER_S: (f64, f64) = (1e-3, 1e12);
 const WEIGHT: (f64, f64) = (1e-6, 1e6);
 
-/// Hardness of the smallest bound: orders of the norm that approximates it, step by step.
+/// Orders of the p-norm that approximates the maximum of the times, one for each step of a descent.
 const HARDNESS: [f64; 4] = [3.0, 10.0, 40.0, 160.0];
-/// Number of descents that begin with a soft minimum, and of those that start with the hardest one.
+/// Number of descents that run through all orders of [`HARDNESS`].
 const SOFT_STARTS: u64 = 8;
+/// Number of descents that use only the last order of [`HARDNESS`].
 const HARD_STARTS: u64 = 16;
-/// Spread of starting points around the first: a factor of up to e to this power.
+/// Spread of the starting points around the first one, in logarithms: parameters differ by a factor of up to e^2.5.
 const SPREAD: f64 = 2.5;
-/// Weight of the pull to a parameter's start, relative to a figure of weight 1.
+/// Weight of the pull of a parameter towards its starting value, relative to a figure of weight 1.
 const PULL: f64 = 1e-3;
 /// Relative change of errors and of parameters below which a descent ends.
 const TOLERANCE: f64 = 1e-8;
-/// Maximum evaluations of one descent per parameter.
+/// Maximum number of evaluations of one descent, per parameter.
 const PATIENCE: usize = 30;
 
 /// Error of a fit.
@@ -83,7 +85,7 @@ pub enum FitError {
         /// Error of the workload.
         error: WorkloadError,
     },
-    /// The starting point, or the result, is no valid set of parameters.
+    /// The starting point or the result is not a valid set of parameters.
     #[error("no parameters within their ranges explain these figures: {0}")]
     Parameters(#[from] ParametersError),
 }
@@ -91,11 +93,11 @@ pub enum FitError {
 /// Fitted parameters and their uncertainty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
-    /// Fitted parameters. Those that the data does not separate have plausible values only.
+    /// Fitted parameters. If the data does not separate a parameter from others, its value is only plausible.
     pub parameters: Parameters,
     /// Estimate of each parameter.
     pub estimates: Vec<Estimate>,
-    /// Sums of parameters that the data determines although it does not separate them.
+    /// Sums of parameters that the data determines, although the data does not determine each parameter of the sum.
     pub sums: Vec<Estimate>,
     /// Each measured figure with its prediction.
     pub residuals: Vec<Residual>,
@@ -109,8 +111,7 @@ pub struct Fit {
 
 /// Fits the parameters to observations, starting from `base`.
 ///
-/// Values that are no times (limits, path MTU, batch) come from `base`. A parameter that is zero in `base` stays
-/// zero.
+/// The limits, the path MTU and the batch come from `base`. A parameter that is zero in `base` stays zero.
 ///
 /// # Errors
 ///
@@ -123,8 +124,9 @@ pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitEr
     let origin = DVector::from_iterator(free.len(), free.iter().map(|&index| start[index].ln()));
     let scaled = origin.add_scalar(data.offset(&start));
 
-    // Descents from soft to hard, pulled to the first starting point, come near the best optimum. Hard descents
-    // around it, each pulled to its own start, find other explanations of the data.
+    // Soft descents use all orders of `HARDNESS` and are pulled to the first starting point. They come near the best
+    // optimum. Hard descents start around this optimum, and each is pulled to its own starting point. They find other
+    // explanations of the data.
     let descent = LevenbergMarquardt::new().with_patience(PATIENCE).with_tol(TOLERANCE);
     let mut optima: Vec<Optimum> = Vec::new();
     for (starts, hardness) in [(SOFT_STARTS, &HARDNESS[..]), (HARD_STARTS, &HARDNESS[HARDNESS.len() - 1..])] {
@@ -166,7 +168,7 @@ pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitEr
     let sums = identify::sums(&knowledge, &parameters, &estimates);
     let residuals = residuals(&parameters, observations)
         .map_err(|error| FitError::Workload { observation: String::new(), error })?;
-    // There are at least `LEAST_FIGURES`.
+    // There are at least `LEAST_FIGURES` residuals, so the default is never used.
     let (median_error, p90_error) = median_and_p90(&residuals).unwrap_or_default();
     Ok(Fit {
         parameters: with_open_points(parameters, &estimates),
@@ -179,7 +181,7 @@ pub fn fit(base: &Parameters, observations: &[Observation]) -> Result<Fit, FitEr
     })
 }
 
-/// Adds the unknown parameters to the open points of a fitted file.
+/// Adds the parameters that the data does not determine to the open points of the fitted set.
 fn with_open_points(mut parameters: Parameters, estimates: &[Estimate]) -> Parameters {
     let unknown: Vec<&str> = estimates
         .iter()
@@ -193,7 +195,8 @@ fn with_open_points(mut parameters: Parameters, estimates: &[Estimate]) -> Param
     parameters
 }
 
-/// Returns the first starting point unchanged, then deterministic others around it.
+/// Returns the starting point of an attempt: `origin` for attempt 0, and pseudo-random points around `origin` for the
+/// other attempts.
 fn scattered(origin: &DVector<f64>, attempt: u64) -> DVector<f64> {
     let mut state = attempt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     origin.map(|value| {
@@ -213,15 +216,15 @@ fn values_at(start: &Values, free: &[usize], at: &DVector<f64>) -> Values {
     values
 }
 
-/// End of a descent.
+/// Result of a descent.
 struct Optimum {
     loss: f64,
     at: DVector<f64>,
     values: Values,
 }
 
-/// Returns the first optimum that is about equal to the best one. Early optima are preferred, since parameters
-/// without influence have stayed nearer to their start.
+/// Returns the first optimum whose loss is about equal to the smallest loss. Early optima are preferred, because
+/// parameters without influence on the data have stayed nearer to their starting values there.
 fn best_of(optima: &[Optimum]) -> Option<&Optimum> {
     let least = optima.iter().map(|optimum| optimum.loss).fold(f64::INFINITY, f64::min);
     optima.iter().find(|optimum| optimum.loss <= least * 1.01 + 1e-9)
@@ -275,7 +278,7 @@ impl Data {
         Ok(Self { rows })
     }
 
-    /// Returns the logarithm of the factor that scales a start's times to the measured ones.
+    /// Returns the logarithm of the factor that scales the times predicted from `start` to the measured times.
     fn offset(&self, start: &Values) -> f64 {
         let mut errors: Vec<f64> = self.rows.iter().map(|row| -row.error(start, f64::INFINITY)).collect();
         errors.sort_by(f64::total_cmp);
@@ -311,7 +314,7 @@ impl Row {
         self.costs.iter().map(|cost| cost.ns(values)).fold(f64::MIN_POSITIVE, f64::max)
     }
 
-    /// Returns `ln(predicted / measured)` of the time.
+    /// Returns `ln(predicted / measured)` of the row's time.
     fn error(&self, values: &Values, hardness: f64) -> f64 {
         let largest = self.largest_ns(values);
         let soft = if hardness.is_finite() {
@@ -323,7 +326,7 @@ impl Row {
         largest.ln() + soft - self.measured_ns.ln()
     }
 
-    /// Returns the contribution of each relevant cost to the soft maximum.
+    /// Returns the share of each relevant cost in the soft maximum of the costs.
     fn shares(&self, values: &Values, hardness: f64) -> impl Iterator<Item = (&Cost, f64)> {
         let largest = self.largest_ns(values);
         let power = move |cost: &Cost| (cost.ns(values) / largest).powf(hardness);

@@ -1,25 +1,25 @@
 //! Model of the speed of messages over RDMA: predictions, fits to measurements, and explanations.
 //!
 //! The model is LogGP (Alexandrov, Ionescu, Schauser, Scheiman, 1995) extended for RNICs, which work in parallel with
-//! the CPU. It consists of pure functions of [`Parameters`](parameters::Parameters) and a
+//! the CPU. The model consists of pure functions of [`Parameters`](parameters::Parameters) and a
 //! [`Workload`](workload::Workload). This crate reads no files and no clock.
 //!
 //! | parameter | meaning |
 //! |---|---|
-//! | `o_snd`, `o_rcv` | CPU time to send, to receive one message; less per message in batches |
+//! | `o_snd`, `o_rcv` | CPU time to send one message, and to receive one message; less per message in batches |
 //! | `o_post` (`o_free`) | CPU time to prepare a receive buffer; less per buffer in batches |
 //! | `o_nsnd`, `o_nrcv` | NIC time per message, sending and receiving |
 //! | `o_run` | of a software RNIC: CPU time of the system call that carries a run of packets, at each end |
 //! | `L` | latency from NIC to NIC, PCIe and switch included |
 //! | `g = g_fix + k g_var` | time until the sender can reuse the resources of a message of k bytes |
-//! | `G` | time per byte on the line, one value for latency and one for bandwidth |
+//! | `G` | time per byte on the line, with separate values for latency and bandwidth |
 //! | `o_unit` | time that a message occupies the processing unit of a NIC that serves its queue pair |
 //! | `o_nic` | minimum NIC time per message over all units together: the NIC's ceiling |
 //! | `o_inline` | CPU time to copy a short payload out of the completion, where the NIC has put it |
 //! | `o_pairs` | CPU time that each doubling of a receiving thread's queue pairs adds to a message |
-//! | `o_srq` | time that a message holds a shared receive queue if it follows one of another queue pair |
+//! | `o_srq` | time that a message holds a shared receive queue if the previous message came from another queue pair |
 //! | `o_repost_thread` | CPU time of a single thread that reposts all shared receives |
-//! | `o_atomic`, `o_atomic_address` | time that an atomic operation occupies its queue pair, its address |
+//! | `o_atomic`, `o_atomic_address` | time that an atomic operation occupies its queue pair, and its address |
 //!
 //! # Latency
 //!
@@ -28,29 +28,30 @@
 //! ```
 //!
 //! `line(k)` is the number of line bytes of a message with k bytes of payload: headers of each packet, padding,
-//! preamble, FCS and gap, from [`doorbell_wire::message_cost`]. A READ or an atomic operation crosses twice,
+//! preamble, FCS and gap, from [`doorbell_wire::message_cost`]. A READ or an atomic operation crosses the link twice,
 //! `2 (o_nsnd + L + o_nrcv)` with the bytes of request and response, and ends with polling its completion. A protocol's
 //! latency is the sum over the [steps](doorbell_protocols::Protocol::steps) that deliver a message.
 //!
 //! # Throughput
 //!
-//! The throughput is the **smallest** of these bounds, and its name is the bottleneck. The symbols:
+//! The throughput is the **smallest** of these bounds. The name of the smallest bound is the bottleneck. The symbols:
 //!
 //! - k: one message
 //! - n: connections
 //! - W: window of a connection
-//! - R: READs in flight of a queue pair, at most
+//! - R: maximum number of READs that a queue pair has in flight
 //! - u: the smaller of n and the NIC's units
-//! - m: messages that an end's NIC sends or receives per message, the larger of both, without acknowledgements
+//! - m: the larger of the messages that an end's NIC sends and receives per message of the workload, without
+//!   acknowledgements
 //! - q: queue pairs of a receiving thread
 //!
 //! ```text
 //! round trip      n W / (o_snd + g)          the sender's buffer is free once the RNIC has the ACK
-//!                 n W / (t + t_release)      ... or once the receiver has reported it
+//!                 n W / (t + t_release)      ... or once the receiver has reported free space
 //! receiver space  n depth / (t + t_release)
 //! fence           n / (one READ)             the fenced operation after each READ serialises READs
 //! sending CPU     senders / (sum of o_snd, and of o_rcv for the answers)
-//! READs in flight n R / (one READ)           a queue pair has R READs in flight at most
+//! READs in flight n R / (one READ)           a queue pair has at most R READs in flight
 //! sending NIC     u / (o_nsnd + (line - 1) G)
 //! receiving NIC   u / (o_nrcv + (line - 1) G)
 //! NIC's units     u / (m o_unit)             at each end
@@ -59,13 +60,14 @@
 //! receiving CPU   receivers / (sum of o_rcv and o_post, o_inline of short messages, o_pairs log2 q)
 //! shared queue    1 / o_srq / (1 - 1 / connections)   above the size limit
 //! repost thread   1 / o_repost_thread
-//! atomics         n / o_atomic, and receivers / o_atomic_address; times W if one serves all waiting messages
+//! atomics         n / o_atomic, and receivers / o_atomic_address; times W if one atomic serves all waiting messages
 //! ```
 //!
 //! All bounds are linear in the parameters.
 //!
-//! A [software RNIC](parameters::RnicKind::Software) has no bound of the link, and its work is added to the CPU's.
-//! Its packets travel in runs of one length, which grow with the packets in flight. Each run costs both CPUs `o_run`.
+//! A [software RNIC](parameters::RnicKind::Software) has no bound of the link, and its work is added to the CPU time.
+//! Its packets travel in runs of packets of equal length. The more packets are in flight, the longer the runs. Each run
+//! costs the CPU of each end `o_run`.
 //! For other RNICs `o_run` is 0.
 //!
 //! # Single operations
@@ -75,14 +77,15 @@
 //! # Corrections to the published model
 //!
 //! - One source prints `max` before the list of bounds; the correct function is the minimum.
-//! - The source gives the sender `k / (o_snd + g)`, which assumes a window of one. This crate multiplies by the
-//!   window W. The receiver's `o_rcv + g_rcv` is `o_rcv + o_post`, the cost of reposting.
+//! - The source gives `k / (o_snd + g)` as the bound of the sender, which assumes a window of one. This crate
+//!   multiplies this bound by the window W. The receiver's `o_rcv + g_rcv` in the source is `o_rcv + o_post` here:
+//!   `g_rcv` is the cost of reposting.
 //! - The terms of NIC and link count line bytes, not payload. Line bytes alone explain why 100 Gb/s carry 21.0 M
-//!   messages/s of 512 B: each message has 594 bytes on the line.
-//! - NIC and link are separate bounds: the units of a NIC serve several connections at once, and they share the link.
-//! - A single `o_nsnd` of 20 ns allows 50 M messages/s, but one connection stays below 14 M. One unit has the limit
-//!   of 14 M, and the whole NIC that of 50 M.
-//! - READs are two crossings, not one.
+//!   messages/s of 512 B, since each message has 594 bytes on the line.
+//! - NIC and link are separate bounds, because the units of a NIC serve several connections at once and share the link.
+//! - A single `o_nsnd` of 20 ns allows 50 M messages/s, but one connection stays below 14 M. The limit of one
+//!   unit is 14 M, and the limit of the whole NIC is 50 M.
+//! - A READ crosses the link twice, where the source counts one crossing.
 //! - The published `G` of bandwidth includes headers; see the [open points](parameters::Parameters::open_points) of
 //!   [T1](parameters::Parameters::t1).
 //!
@@ -104,8 +107,8 @@
 //! - the sender's CPU cost of inline messages
 //! - sleeping and waking up
 //!
-//! It assumes one acknowledgement per message, unless parameters state otherwise. Polling memory costs as much as
-//! polling a completion.
+//! The model assumes one acknowledgement per message, unless the parameters state another number. The model also
+//! assumes that polling memory costs as much as polling a completion queue.
 //!
 //! ```
 //! use doorbell_model::explain::explain;

@@ -1,4 +1,4 @@
-//! Measurements, and the errors of their predictions.
+//! Measurements, and the deviations of predictions from measurements.
 
 use crate::operation::{Posted, operation_forms, predict_operation};
 use crate::parameters::Parameters;
@@ -54,18 +54,18 @@ pub struct Observation {
     pub name: String,
     /// The measured load.
     pub load: Load,
-    /// Half a round trip of a ping-pong; for operations, the time from post to completion.
+    /// Latency: half of the round trip of a ping-pong, or for operations the time from post to completion.
     pub latency_ns: Option<f64>,
     /// Messages or operations per second, over all connections and both directions.
     pub messages_per_s: Option<f64>,
-    /// Weight relative to other observations; 1 is usual.
+    /// Weight in a fit, relative to other observations; usually 1.
     pub weight: f64,
 }
 
 /// Quantity of a [`Residual`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Quantity {
-    /// Nanoseconds of half a round trip, or of an operation.
+    /// Latency in nanoseconds: half of a round trip, or the time of an operation.
     LatencyNs,
     /// Messages per second.
     MessagesPerS,
@@ -85,7 +85,7 @@ pub struct Residual {
 }
 
 impl Residual {
-    /// Returns the relative error: 0.1 is a tenth too high, -0.1 a tenth too low.
+    /// Returns the relative error of the prediction: 0.1 means 10 % too high, -0.1 means 10 % too low.
     pub fn relative_error(&self) -> f64 {
         self.predicted / self.measured - 1.0
     }
@@ -100,7 +100,7 @@ pub fn median_and_p90(residuals: &[Residual]) -> Option<(f64, f64)> {
     Some((quantile(0.5), quantile(0.9)))
 }
 
-/// Returns measurements with the predictions of a parameter set.
+/// Returns each measured value with the value that the parameter set predicts.
 ///
 /// # Errors
 ///
@@ -119,8 +119,8 @@ pub fn residuals(parameters: &Parameters, observations: &[Observation]) -> Resul
     Ok(residuals)
 }
 
-/// Returns the message sizes for which a shared receive queue is slower than the link, if the parameters have a
-/// limit. Sizes above the first and below the second value, in bytes, are slower.
+/// Returns the range of message sizes, in bytes, for which a shared receive queue is slower than the link. Both limits
+/// are exclusive. Returns `None` if the parameters have no limit of the shared receive queue.
 pub fn srq_slow_sizes(parameters: &Parameters) -> Option<(u64, u64)> {
     let rate = Some(1e9 / parameters.o_srq_ns).filter(|rate| rate.is_finite())?;
     let from = parameters.limits.srq_unlimited_up_to_bytes;
@@ -131,7 +131,7 @@ pub fn srq_slow_sizes(parameters: &Parameters) -> Option<(u64, u64)> {
             .and_then(|prediction| prediction.bound(crate::predict::BoundKind::Link))
             .is_none_or(|link| link.messages_per_s() <= rate)
     };
-    // Line bytes grow with payload, so bisection finds the first size that fills the link.
+    // Line bytes grow with the payload, so bisection finds the smallest size that fills the link.
     let (mut low, mut high) = (from, crate::workload::MAX_BYTES);
     while low + 1 < high {
         let middle = low + (high - low) / 2;

@@ -1,9 +1,9 @@
-//! Operations of bare queue pairs: SENDs, requests with a SEND as response, and WRITEs, READs and atomics, in which
-//! the target's CPU takes no part.
+//! Operations of bare queue pairs: SENDs, requests with a SEND as response, WRITEs, READs and atomics. The CPU of the
+//! target takes no part in WRITEs, READs and atomics.
 //!
-//! The forms are those of [protocols](crate::predict): an operation is a step, and its requester polls for the
-//! completion. The latency is the time from posting until the completion is found; for request-response, until the
-//! response is found.
+//! The forms are the same as for [protocols](crate::predict). An operation is a step whose requester polls for the
+//! completion. The latency is the time from the post until the requester polls the completion. For request-response,
+//! the latency ends when the requester polls the response.
 
 use doorbell_protocols::{End, Joined, Noticed, Role, Size, Step, When};
 use doorbell_wire::cost::ATOMIC_BYTES;
@@ -62,7 +62,8 @@ impl PostedOperation {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 
-    /// Returns its message kind on the wire, with immediate data if it can carry them.
+    /// Returns the kind of message on the wire. If `immediate` is set and the operation can carry immediate data, the
+    /// kind has immediate data.
     pub const fn kind(self, immediate: bool) -> MessageKind {
         match (self, immediate) {
             (Self::Send | Self::UdSend | Self::RequestResponse, false) => MessageKind::Send,
@@ -89,29 +90,29 @@ impl PostedOperation {
 pub struct Posted {
     /// Posted operation.
     pub operation: PostedOperation,
-    /// Bytes of payload. Atomics always have eight.
+    /// Bytes of payload per operation. The payload of an atomic has always eight bytes.
     pub bytes: u64,
     /// Maximum number of outstanding operations per queue pair.
     pub window: u32,
     /// Operations per post.
     pub batch: u32,
-    /// Whether only the last operation of each list is signalled; its completion covers those before it.
+    /// Whether only the last operation of each list is signalled. Its completion covers all operations of the list.
     pub signals_last: bool,
     /// Completions per poll.
     pub poll_list: u32,
     /// Queue pairs.
     pub connections: u32,
-    /// Posting threads, each with the same number of queue pairs.
+    /// Posting threads. All threads have the same number of queue pairs.
     pub threads: u32,
     /// Number of distinct addresses of atomics.
     pub addresses: u32,
     /// Whether messages carry immediate data.
     pub immediate: bool,
-    /// Maximum bytes of an inline payload.
+    /// Maximum number of bytes of a payload that is sent inline.
     pub inline_bytes: u64,
-    /// Path MTU; `None` means that of the parameters.
+    /// Path MTU; `None` means the path MTU of the parameters.
     pub path_mtu: Option<PathMtu>,
-    /// Headers around packets.
+    /// Encapsulation of the packets.
     pub outer: OuterKind,
 }
 
@@ -139,7 +140,7 @@ impl Posted {
     ///
     /// # Errors
     ///
-    /// Returns an error if the number of addresses is out of its range, and those of [`Workload::check`].
+    /// Returns an error if the number of addresses is out of its range, or the error of [`Workload::check`].
     pub fn check(&self) -> Result<(), WorkloadError> {
         let given = self.addresses.into();
         if !(1..=MAX_COUNT).contains(&given) {
@@ -149,7 +150,7 @@ impl Posted {
     }
 
     /// Returns the load as a workload for the forms of protocols. The target has a thread for each queue pair, so the
-    /// NIC is the only shared resource there.
+    /// NIC is the only shared resource at the target.
     pub(crate) fn workload(&self) -> Workload {
         let peers = Peers { senders: self.threads, receivers: self.connections, connections: self.connections };
         let bytes = if self.operation.is_atomic() { ATOMIC_BYTES } else { self.bytes };
@@ -197,7 +198,7 @@ pub fn predict_operation(parameters: &Parameters, posted: &Posted) -> Result<Pre
     Ok(Prediction::of(&forms, parameters, posted.workload().bytes as f64))
 }
 
-/// Returns latency and bounds as forms.
+/// Returns the latency and the bounds of the operations as linear forms of the parameters.
 pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Forms, WorkloadError> {
     posted.check()?;
     let mut workload = posted.workload();
@@ -210,7 +211,7 @@ pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Form
         tally.add(&step, setting, &workload)?;
     }
     let latency = match posted.operation {
-        // READs and atomics end with their response, and the response of a request is a message.
+        // A READ or an atomic ends with its response. The response of a request is a message of its own.
         PostedOperation::Read
         | PostedOperation::CompareSwap
         | PostedOperation::FetchAdd
@@ -239,7 +240,7 @@ pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Form
     tally.resources(setting, &workload, &mut push);
     if posted.operation.is_atomic() {
         push(BoundKind::Atomics, Cost::ZERO.with(Term::AtomicPair, 1.0 / connections));
-        // If a queue pair has an address alone, the bound of the queue pair already covers the address.
+        // If each queue pair has an address of its own, the bound of the queue pair already covers the address.
         if posted.addresses < posted.connections {
             let address = Cost::ZERO.with(Term::AtomicAddress, 1.0 / f64::from(posted.addresses));
             push(BoundKind::AtomicsOnAddress, address);
@@ -296,7 +297,7 @@ mod tests {
             assert_eq!(on_t1(Posted::new(operation, 16, 64)).bound(BoundKind::ReceivingCpu), None, "{operation:?}");
         }
         assert!(on_t1(Posted::new(PostedOperation::Send, 16, 64)).bound(BoundKind::ReceivingCpu).is_some());
-        // A request and its response equal two messages of Send-Receive.
+        // A request with its response takes as long as two messages of Send-Receive.
         let there = predict(&Parameters::t1(), &Workload { credits: false, ..Workload::sequential(16) }).unwrap();
         assert_near(on_t1(Posted::new(PostedOperation::RequestResponse, 16, 1)).latency_ns, 2.0 * there.latency_ns);
     }

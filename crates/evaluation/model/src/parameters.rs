@@ -8,15 +8,15 @@ use crate::cost::{TERMS, Term, Values};
 /// Schema of a parameter file.
 pub const SCHEMA: &str = "doorbell-parameters/1";
 
-/// Longest time of a parameter: one second.
+/// Maximum value of a parameter in nanoseconds: one second.
 const MAX_NS: f64 = 1e9;
-/// Largest gap per byte, which corresponds to a kilobyte per second.
+/// Maximum gap per byte, in nanoseconds. This gap corresponds to one kilobyte per second.
 const MAX_NS_PER_BYTE: f64 = 1e6;
-/// Least value of a parameter that must not be zero, in nanoseconds or nanoseconds per byte.
+/// Minimum value of a parameter that must not be zero, in nanoseconds or nanoseconds per byte.
 const LEAST: f64 = 1e-6;
-/// Maximum number of units of a NIC and of READs in flight.
+/// Maximum value of the parameters `nic_units` and `reads_in_flight`.
 const MAX_COUNT: u32 = 1 << 16;
-/// Largest batch for batched values.
+/// Maximum value of the parameter `batch`.
 const MAX_BATCH: u32 = 1024;
 
 /// Kinds of RNICs.
@@ -25,20 +25,22 @@ const MAX_BATCH: u32 = 1024;
 pub enum RnicKind {
     /// Hardware, which works in parallel with the CPU.
     Hardware,
-    /// Software on the CPU of the sender or receiver. Its work adds to the CPU's, and it has no separate link.
+    /// Software on the CPU of the sender or receiver. The work of the RNIC adds to the CPU time, and the model has no
+    /// separate bound of the link.
     Software,
 }
 
 /// A time per message that shrinks when several messages are handled together.
 ///
-/// The time has a part per batch and a part per message. The two parts give the values between a batch of 1 and
-/// [`Parameters::batch`]. Larger batches gain nothing more.
+/// The time is the sum of a part per batch and a part per message. The model derives the two parts from the times of
+/// batches of 1 and of [`Parameters::batch`]. Larger batches are not faster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batchable {
     /// Time of a message that is handled alone.
     pub single: f64,
-    /// Time per message in batches of [`Parameters::batch`]. Without this value, batches gain nothing.
+    /// Time per message in batches of [`Parameters::batch`]. Without this value, a
+    /// message of a batch takes as long as a single message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batched: Option<f64>,
 }
@@ -60,21 +62,21 @@ impl Batchable {
     }
 }
 
-/// Sizes and numbers at which costs change.
+/// Message sizes and counts at which costs change.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Processing units of a NIC. Each queue pair is served by one unit, so connections beyond that number share
-    /// units.
+    /// Number of processing units of a NIC. One unit serves each queue pair. If there are more connections than units,
+    /// connections share units.
     pub nic_units: u32,
-    /// Largest message, in bytes, that arrives in the completion. The NIC saves a write, and the CPU copies the
-    /// payload.
+    /// Maximum size, in bytes, of a message that the NIC delivers inside the completion. The CPU copies its payload
+    /// from there.
     pub inline_receive_up_to_bytes: u64,
-    /// Largest message, in bytes, that does not hold a shared receive queue.
+    /// Maximum size, in bytes, of a message that does not block a shared receive queue.
     pub srq_unlimited_up_to_bytes: u64,
     /// Maximum number of READs and atomics that one queue pair has in flight.
     pub reads_in_flight: u32,
-    /// Packets of a long message per acknowledgement; 0 means one acknowledgement for the whole message.
+    /// Number of packets of a long message per acknowledgement; 0 means one acknowledgement for the whole message.
     pub packets_per_ack: u32,
 }
 
@@ -104,12 +106,12 @@ impl Default for Limits {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
-    /// Names of the parameters, as in files.
+    /// Names of the parameters, as in parameter files.
     pub parameters: Vec<String>,
     /// Source of the values, or their derivation from other values.
     pub says: String,
-    /// Ids of published numbers and shapes that the values were fitted to. A comparison with these is no test of the
-    /// values.
+    /// Ids of the published numbers and shapes to which the values were fitted. A comparison with these numbers and
+    /// shapes is no test of the values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fitted_to: Vec<String>,
 }
@@ -131,25 +133,25 @@ pub struct Parameters {
     /// Assumed, unknown or contradictory facts.
     #[serde(default)]
     pub open_points: Vec<String>,
-    /// Path MTU of workloads that state none.
+    /// Path MTU of workloads that do not state a path MTU.
     pub mtu_bytes: u64,
     /// Messages per batch to which the batched values refer.
     pub batch: u32,
-    /// `o_nsnd`: NIC time per message, sending.
+    /// `o_nsnd`: time of the sending NIC per message.
     pub o_nsnd_ns: f64,
-    /// `o_nrcv`: NIC time per message, receiving.
+    /// `o_nrcv`: time of the receiving NIC per message.
     pub o_nrcv_ns: f64,
     /// Time of a NIC to fetch a payload that is not inline.
     #[serde(default)]
     pub dma_read_ns: f64,
-    /// CPU time of a software RNIC for the system call of a run of packets, at each end.
+    /// CPU time of a software RNIC, at each end, for the system call that carries a run of packets.
     #[serde(default)]
     pub o_run_ns: f64,
     /// `L`: latency from NIC to NIC, PCIe and switch included.
     pub l_ns: f64,
-    /// `g_fix`: time until a sender can reuse the resources of a send, independent of its size.
+    /// `g_fix`: part of the time until a sender can reuse the resources of a message that is the same for all sizes.
     pub g_fix_ns: f64,
-    /// `g_var`: additional time until reuse, per byte of payload.
+    /// `g_var`: additional time per byte of payload until a sender can reuse the resources of a message.
     pub g_var_ns_per_byte: f64,
     /// `G` of latency: time that each byte on the line adds to a message's latency.
     pub gap_latency_ns_per_byte: f64,
@@ -174,7 +176,8 @@ pub struct Parameters {
     /// CPU time that each doubling of the queue pairs of a receiving thread adds to a message.
     #[serde(default)]
     pub o_pairs_ns: f64,
-    /// Time that a message holds a shared receive queue if it follows one of another queue pair and is longer than
+    /// Time that a message holds a shared receive queue. The time applies if the previous message came from another
+    /// queue pair and the message is longer than
     /// [`srq_unlimited_up_to_bytes`](Limits::srq_unlimited_up_to_bytes). 0 means no bound.
     #[serde(default)]
     pub o_srq_ns: f64,
@@ -187,7 +190,7 @@ pub struct Parameters {
     /// Time that an atomic operation holds its address. 0 means no bound.
     #[serde(default)]
     pub o_atomic_address_ns: f64,
-    /// Sizes and numbers at which these costs change.
+    /// Message sizes and counts at which these costs change.
     #[serde(default)]
     pub limits: Limits,
     /// Origin of the values.
@@ -204,12 +207,12 @@ pub enum ParametersError {
     Malformed {
         /// Name of the file.
         file: String,
-        /// Name of the field, or the line.
+        /// Name of the field, or number of the line.
         field: String,
         /// Description of the defect.
         problem: String,
     },
-    /// The file has another schema or is of a newer release.
+    /// The schema of the file is not [`SCHEMA`], for example because a newer release wrote the file.
     #[error("{file}: schema is {given}, allowed is \"{SCHEMA}\"")]
     Schema {
         /// Name of the file.
@@ -232,8 +235,8 @@ pub enum ParametersError {
 }
 
 impl Parameters {
-    /// Returns the parameters of testbed T1: two nodes with ConnectX-5 at 100 Gb/s. Its
-    /// [`open_points`](Self::open_points) list the assumptions.
+    /// Returns the parameters of testbed T1: two nodes with ConnectX-5 at 100 Gb/s. The field
+    /// [`open_points`](Self::open_points) lists the assumptions.
     pub fn t1() -> Self {
         Self::of_testbed("t1").unwrap_or_else(|| unreachable!("it is one of the testbeds"))
     }
@@ -245,8 +248,8 @@ impl Parameters {
         Some(parameters.unwrap_or_else(|error| unreachable!("tests read the built-in files: {error}")))
     }
 
-    /// Returns numbers of plausible size for an RNIC of a kind, as the start of a fit. They are no basis for
-    /// predictions.
+    /// Returns the set with which a fit starts, for a kind of RNIC. Its values have plausible sizes but were not
+    /// measured, so predictions must not use them.
     pub fn starting_point(rnic: RnicKind) -> Self {
         let t1 = Self::t1();
         let (name, source) = ("starting point", "a starting point for fits, measured nowhere");
@@ -277,7 +280,7 @@ impl Parameters {
         }
     }
 
-    /// Reads a file's text. Errors name the file `file`.
+    /// Reads the text of a parameter file. `file` is the file's name in errors.
     ///
     /// # Errors
     ///
@@ -307,12 +310,12 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// Returns the set as the text of a file.
+    /// Returns the text of a parameter file with this set.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| unreachable!("all of it can be written: {error}"))
     }
 
-    /// Checks that all values are within their ranges. Errors name the set `file`.
+    /// Checks that all values are within their ranges. `file` is the name of the set in errors.
     ///
     /// # Errors
     ///
@@ -362,7 +365,7 @@ impl Parameters {
         for (field, Batchable { single, batched }) in batched {
             let Some(given) = batched else { continue };
             let least = single / f64::from(self.batch);
-            // Numbers in a file are rounded.
+            // Tolerate a small excess, because the numbers in a file are rounded.
             if !(least * (1.0 - 1e-9)..=single * (1.0 + 1e-9)).contains(&given) {
                 let batch = self.batch;
                 return refuse(
@@ -382,7 +385,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Returns the path MTU of workloads that state none.
+    /// Returns the path MTU of workloads that do not state a path MTU.
     pub fn path_mtu(&self) -> PathMtu {
         PathMtu::from_bytes(self.mtu_bytes as usize).unwrap_or(PathMtu::Mtu4096)
     }
@@ -420,7 +423,7 @@ impl Parameters {
         values
     }
 
-    /// Returns the same set with other values of the terms.
+    /// Returns a copy of this set with `values` as the values of the terms.
     #[must_use]
     pub fn with_values(&self, values: &Values) -> Self {
         let get = |term: Term| values[term as usize];

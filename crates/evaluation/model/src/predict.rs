@@ -11,11 +11,11 @@ use crate::workload::{Peers, Workload, WorkloadError};
 /// Resources that can limit throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BoundKind {
-    /// Window of messages per round trip.
+    /// Window of unacknowledged messages, which limits the messages per round trip.
     RoundTrip,
-    /// Messages that fit into the receiver's space until the sender learns of new space.
+    /// Space of the receiver, whose reuse must wait until the sender learns that the space is free.
     ReceiverSpace,
-    /// READs that wait for each other, because a fenced operation follows them.
+    /// READs of a queue pair that run one after another, because a fenced operation follows each READ.
     Fence,
     /// CPU time of sending.
     SendingCpu,
@@ -37,13 +37,13 @@ pub enum BoundKind {
     SendingUnits,
     /// Processing units of the receiver's NIC that serve its connections.
     ReceivingUnits,
-    /// The sender's whole NIC, for any number of connections.
+    /// Message rate of the sender's whole NIC, for any number of connections.
     SendingCeiling,
-    /// The receiver's whole NIC, for any number of connections.
+    /// Message rate of the receiver's whole NIC, for any number of connections.
     ReceivingCeiling,
-    /// READs that a queue pair has in flight.
+    /// Number of READs that a queue pair can have in flight.
     ReadsInFlight,
-    /// Receive queue that queue pairs share.
+    /// Receive queue that several queue pairs share.
     Srq,
     /// Thread that reposts the receives of a shared queue.
     RepostThread,
@@ -84,7 +84,8 @@ impl BoundKind {
         matches!(self, BoundKind::Link | BoundKind::LinkBackward)
     }
 
-    /// Returns whether the bound is a NIC's transmission or reception, which includes the link's bytes.
+    /// Returns whether the bound is the transmission or reception of a NIC. The time of such a bound includes the time
+    /// of the bytes on the link.
     const fn is_nic(self) -> bool {
         matches!(
             self,
@@ -102,11 +103,11 @@ impl std::fmt::Display for BoundKind {
     }
 }
 
-/// Relative distance below which two bounds count as equal. A NIC's bound includes the link's bytes. If the NIC's own
-/// time adds less than this share, the bound is named after the link.
+/// Relative distance below which two bounds count as equal. The bound of a NIC includes the time of the bytes on the
+/// link. If the NIC's own time adds less than this share, the link is reported as the bottleneck.
 const SAME: f64 = 0.05;
 
-/// Bound as a form of the parameters, without numbers.
+/// Bound as a linear form of the parameters, without values of the parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Form {
     pub(crate) kind: BoundKind,
@@ -116,9 +117,9 @@ pub(crate) struct Form {
 /// Latency and bounds of a workload as linear forms of the parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Forms {
-    /// Time until the receiver has one message alone.
+    /// Time until the receiver has a message, if no other message is in flight.
     pub(crate) latency: Cost,
-    /// Time per message, over all connections and both directions.
+    /// Bounds, each as the time per message over all connections and both directions.
     pub(crate) bounds: Vec<Form>,
 }
 
@@ -143,7 +144,7 @@ impl Setting {
 pub struct Bound {
     /// The limiting resource.
     pub kind: BoundKind,
-    /// Nanoseconds per message of the limiting resource, over all connections and directions.
+    /// Time in nanoseconds that the limiting resource needs per message, over all connections and directions.
     pub ns_per_message: f64,
 }
 
@@ -157,7 +158,7 @@ impl Bound {
 /// Prediction of a workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
-    /// Time from the start of sending one message alone until the receiver has it.
+    /// Time from the start of a send until the receiver has the message, if no other message is in flight.
     pub latency_ns: f64,
     /// Parts of the latency, one per parameter. Their sum is the latency.
     pub latency_parts: Vec<Part>,
@@ -165,18 +166,18 @@ pub struct Prediction {
     pub messages_per_s: f64,
     /// Payload bytes per second.
     pub bytes_per_s: f64,
-    /// All bounds, the tightest first.
+    /// All bounds. The first bound allows the lowest throughput.
     pub bounds: Vec<Bound>,
 }
 
-/// Binding bound, and the next one.
+/// Bound that limits the throughput, and the next bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bottleneck {
     /// The smallest bound.
     pub binding: Bound,
     /// The next smallest bound.
     pub next: Option<Bound>,
-    /// Ratio of the throughput that the next bound allows to that of the binding one.
+    /// Throughput that the next bound allows, divided by the throughput that the binding bound allows.
     pub factor: f64,
 }
 
@@ -198,10 +199,10 @@ impl Prediction {
         Self { latency_ns, latency_parts, messages_per_s, bytes_per_s: messages_per_s * bytes, bounds }
     }
 
-    /// Returns the smallest bound. A NIC's bound is named after the link if the link's bound is less than 5 % away,
-    /// since the NIC's bound includes the link's bytes.
+    /// Returns the bound that allows the lowest throughput. If this bound is a NIC and the bound of the link differs by
+    /// less than 5 %, the link is returned, because the NIC's bound includes the time of the bytes on the link.
     pub fn bottleneck(&self) -> Bottleneck {
-        // Every workload has a round trip, whose time is positive.
+        // The index is valid, since every workload has the bound of a round trip.
         let smallest = self.bounds[0];
         let is_same = |bound: &&Bound| bound.ns_per_message > smallest.ns_per_message * (1.0 - SAME);
         let link = self.bounds.iter().filter(is_same).find(|bound| bound.kind.is_link());
@@ -210,7 +211,7 @@ impl Prediction {
             _ => smallest,
         };
         let is_other = |bound: &&Bound| {
-            // A NIC's bound that exceeds the link only by the NIC's own small time does not count as another bound.
+            // If the link binds, its NIC's bound is no separate bound: the NIC adds only its own small time.
             let is_its_nic = binding.kind.is_link() && bound.kind.is_nic() && is_same(bound);
             bound.kind != binding.kind && !is_its_nic
         };
@@ -269,7 +270,7 @@ pub fn predict_mix(parameters: &Parameters, mix: &[(f64, Workload)]) -> Result<P
     Ok(Prediction::of_bounds(latency_ns, parts, bounds, bytes))
 }
 
-/// Returns latency and bounds as forms.
+/// Returns the latency and the bounds of a workload as linear forms of the parameters.
 pub(crate) fn forms(setting: &Setting, workload: &Workload) -> Result<Forms, WorkloadError> {
     workload.check()?;
     let mut tally = Tally::default();
@@ -279,19 +280,19 @@ pub(crate) fn forms(setting: &Setting, workload: &Workload) -> Result<Forms, Wor
     Ok(Forms { latency: tally.delivery, bounds: tally.bounds(setting, workload) })
 }
 
-/// Costs at both ends, sender first.
+/// Costs per message. Arrays hold the costs of the sender first, then those of the receiver.
 #[derive(Default)]
 pub(crate) struct Tally {
     /// Transport of the operations; `None` means RC.
     transport: Option<Transport>,
     /// Time until the receiver has a message.
     pub(crate) delivery: Cost,
-    /// Time from delivery until the sender learns of it.
+    /// Time from the delivery of a message until the sender learns of the delivery.
     release: Cost,
     is_reported: bool,
-    /// Largest share of the receiver's space that waits to be reported.
+    /// Largest share of the receiver's space that is free but not yet reported to the sender.
     unreported: f64,
-    /// Cost of one READ alone.
+    /// Time of one READ if no other operation is in flight.
     pub(crate) read: Cost,
     cpu: [Cost; 2],
     nic_out: [Cost; 2],
@@ -308,11 +309,11 @@ struct Traffic {
     packets_back: f64,
 }
 
-/// Maximum number of packets that a software RNIC sends by one system call.
+/// Maximum number of packets that a software RNIC sends with one system call.
 const LONGEST_RUN: f64 = 64.0;
 
-/// Returns the runs of packets of a message with `packets` packets, if a whole window of messages is in flight. The
-/// packets of a run have one length, so an operation of another length that follows a batch ends the run.
+/// Returns the number of runs that carry the `packets` packets of a message, if a whole window of messages is in
+/// flight. The packets of a run have one length, so an operation of another length after a batch ends the run.
 ///
 /// `share` is the number of times that the operation is posted per message.
 fn runs(charge: &Charged, packets: f64, share: f64, workload: &Workload) -> f64 {
@@ -407,7 +408,7 @@ impl Tally {
         let connections = f64::from(workload.peers.connections);
         let mut bounds = Vec::with_capacity(10);
         let mut push = |kind, cost: Cost| bounds.push(Form { kind, cost });
-        // Each direction has its own windows and fences.
+        // Windows and fences limit each direction separately.
         let directions = if workload.bidirectional { 2.0 } else { 1.0 };
         let cycles = connections * directions;
 
@@ -455,7 +456,7 @@ impl Tally {
             RnicKind::Hardware => {
                 push(BoundKind::SendingCpu, cpu(sender));
                 push(BoundKind::ReceivingCpu, cpu(receiver));
-                // Connections spread over the units of a NIC, and no further; the units share the link.
+                // The units of a NIC serve the connections in parallel, one unit per connection, and share the link.
                 let units = f64::from(workload.peers.connections.min(setting.limits.nic_units));
                 for (kind, costs, end) in [
                     (BoundKind::SendingNic, &self.nic_out, sender),
@@ -469,7 +470,7 @@ impl Tally {
                     (BoundKind::SendingUnits, BoundKind::SendingCeiling, sender),
                     (BoundKind::ReceivingUnits, BoundKind::ReceivingCeiling, receiver),
                 ] {
-                    // A unit sends and receives at the same time; acknowledgements are not counted.
+                    // A unit sends and receives at the same time, so the larger number counts, without acknowledgements.
                     let sends = nic(&self.nic_out, end).times(Term::NicSend);
                     let works = sends.max(nic(&self.nic_in, end).times(Term::NicReceive));
                     push(own, Cost::ZERO.with(Term::NicUnit, works / units));
@@ -485,8 +486,8 @@ impl Tally {
     }
 }
 
-/// Returns the cost of a thread for changing between its queue pairs, sender first. Each doubling costs the same. The
-/// receives of a shared queue are the same few for all queue pairs, so they cost nothing extra.
+/// Returns the CPU time of a sending and of a receiving thread for changing between its queue pairs. Each doubling of
+/// the queue pairs adds the same time. A shared receive queue adds no time, since all queue pairs use its receives.
 fn many_pairs(workload: &Workload) -> [Cost; 2] {
     let Peers { senders, receivers, connections } = workload.peers;
     let of = |receivers: u32| match workload.srq {
@@ -496,13 +497,13 @@ fn many_pairs(workload: &Workload) -> [Cost; 2] {
     [if workload.bidirectional { of(senders) } else { Cost::ZERO }, of(receivers)]
 }
 
-/// Pushes the bounds of resources that connections share: receive queues, and memory that atomics change.
+/// Pushes the bounds of shared receive queues and of addresses that atomics change.
 fn shared(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
     let peers = workload.peers;
     let shares = workload.srq && workload.protocol == Protocol::SendReceive && peers.connections > 1;
     if shares && workload.bytes > setting.limits.srq_unlimited_up_to_bytes {
-        // A message holds the queue only if it follows one of another queue pair, and connections send in random
-        // order.
+        // A message holds the queue only if the previous message came from another queue pair. Connections send in
+        // random order.
         let behind_others = 1.0 - 1.0 / f64::from(peers.connections);
         push(BoundKind::Srq, Cost::ZERO.with(Term::SharedQueue, behind_others));
     }
@@ -520,12 +521,12 @@ fn shared(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKin
     push(BoundKind::AtomicsOnAddress, Cost::ZERO.with(Term::AtomicAddress, atomics / f64::from(peers.receivers)));
 }
 
-/// Returns the share of the cost per batch that one message bears.
+/// Returns the number of batches per message, by which a cost per batch is multiplied.
 fn once_in(batch: u32, setting: &Setting) -> f64 {
     1.0 / f64::from(batch.min(setting.batch))
 }
 
-/// Returns the CPU time of posting one message of a batch.
+/// Returns the CPU time of posting one message of a batch. A chained message needs no post of its own.
 fn posting_of(chained: bool, batch: u32, setting: &Setting) -> Cost {
     let once = if chained { 0.0 } else { once_in(batch, setting) };
     Cost::ZERO.with(Term::SendPost, once).with(Term::SendEach, 1.0)
@@ -535,7 +536,7 @@ fn posting(charge: &Charged, setting: &Setting, workload: &Workload) -> Cost {
     posting_of(charge.chained, if charge.step.when == When::Message { workload.batch } else { 1 }, setting)
 }
 
-/// Returns the CPU time of finding one completion.
+/// Returns the CPU time of polling one completion.
 fn polling(setting: &Setting, workload: &Workload) -> Cost {
     Cost::ZERO.with(Term::ReceivePoll, once_in(workload.receive_batch, setting)).with(Term::ReceiveEach, 1.0)
 }
@@ -559,7 +560,8 @@ fn out_of_completion(step: Step, payload: u64, setting: &Setting) -> Cost {
     Cost::ZERO.with(Term::InlineReceive, if is_there { 1.0 } else { 0.0 })
 }
 
-/// Returns the time of a READ or atomic alone, there and back, without finding its completion.
+/// Returns the time of a READ or atomic from the requester to the responder and back, without polling its
+/// completion.
 fn crossing(traffic: &Traffic) -> Cost {
     Cost::ZERO
         .with(Term::SendPost, 1.0)
@@ -578,11 +580,11 @@ fn latency_of(charge: &Charged, payload: u64, traffic: &Traffic, setting: &Setti
             let cost = crossing(traffic);
             return if awaited { found(cost) } else { cost };
         }
-        // The operation starts when the one before is complete, and its own acknowledgement must return.
+        // The operation starts when the previous operation is complete, and ends with its own acknowledgement.
         (false, _, true) => return found(Cost::ZERO.with(Term::GapFixed, 1.0).with(Term::GapPerByte, payload as f64)),
-        // The operation follows close behind the one before.
+        // The operation was posted together with the previous operation, so it follows at once.
         (false, Joined::Chained, false) => Cost::ZERO.with(Term::SendEach, 1.0),
-        // The operation was posted long before it starts.
+        // The NIC has the operation already and starts it when the READ before the fence is complete.
         (false, Joined::Fenced { .. }, false) => Cost::ZERO.with(Term::NicReceive, 1.0).with(Term::Latency, 1.0),
         (false, Joined::Alone, false) => Cost::ZERO
             .with(Term::SendPost, 1.0)

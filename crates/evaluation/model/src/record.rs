@@ -1,6 +1,6 @@
 //! Observations from the records that `doorbell bench --json` and `doorbell study` write.
 //!
-//! This module reads only the fields that the model needs, and ignores all others, including those of later releases.
+//! This module reads only the fields that the model needs. It ignores all other fields, also those of later releases.
 
 use doorbell_protocols::Protocol;
 use doorbell_wire::PathMtu;
@@ -14,25 +14,26 @@ use crate::workload::{Peers, Workload};
 /// Schemas of readable records.
 pub const SCHEMAS: [&str; 2] = ["doorbell-bench/1", STUDY];
 
-/// Schema of a study's point, which names its format and its number in separate fields.
+/// Schema of a point of a study. The record of a point has the format and the number of its schema in two fields.
 const STUDY: &str = "doorbell-study-point/1";
 
-/// Maximum number of completions that an end takes at a time.
+/// Maximum number of completions that an end polls at a time.
 const MOST_POLLED: u32 = 32;
 
-/// Share of retransmitted packets above which a result measures the loss rather than the costs.
+/// Maximum share of retransmitted packets. A result with a larger share is left out, since it measures loss instead of
+/// costs.
 const MOST_REPEATED: f64 = 0.005;
 
-/// Contents of a record for the model.
+/// Contents of a record that the model uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
     /// The kind of RNIC.
     pub rnic: RnicKind,
-    /// Simulated testbed; `None` if the record was measured.
+    /// Name of the simulated testbed; `None` if the record was measured on real hosts.
     pub testbed: Option<String>,
-    /// Observations of use to the model.
+    /// Observations that the model can predict.
     pub observations: Vec<Observation>,
-    /// Reasons for left-out results, one sentence each.
+    /// Reasons why results were left out, one sentence for each result.
     pub left_out: Vec<String>,
 }
 
@@ -40,7 +41,7 @@ pub struct Observed {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// The record has another schema or is of a newer release.
+    /// The schema of the record is none of [`SCHEMAS`], for example because a newer release wrote the record.
     #[error("{file}: schema is {given}, this release reads {}", SCHEMAS.join(", "))]
     Schema {
         /// Name of the file.
@@ -100,7 +101,7 @@ struct Simulated {
     name: String,
 }
 
-/// Threads that serve the connections; one on each side by default.
+/// Threads that serve the connections; by default one thread on each side.
 #[derive(Deserialize)]
 #[serde(default)]
 struct Serving {
@@ -148,10 +149,10 @@ struct Asked {
     serving: Serving,
     #[serde(default)]
     addresses: Option<u32>,
-    /// Link of the packets, in studies that compare links.
+    /// Link that carried the packets, present only in studies that compare links.
     #[serde(default)]
     link: Option<serde::de::IgnoredAny>,
-    /// Description of the operations of several clients on shared memory.
+    /// Operations of several clients on shared memory. The model only checks whether the field is present.
     #[serde(default)]
     far: Option<serde::de::IgnoredAny>,
 }
@@ -196,12 +197,12 @@ struct Counted {
     retransmitted_packets: u64,
 }
 
-/// Reads a record's text. Errors and observations name the record `file`.
+/// Reads the text of a record. `file` is the name of the record in errors and observations.
 ///
 /// # Errors
 ///
 /// The text is not JSON, its schema is none of [`SCHEMAS`], or a field is missing or out of range. A result that the
-/// model cannot predict is no error: [`Observed::left_out`] lists it.
+/// model cannot predict is no error: [`Observed::left_out`] states the reason.
 pub fn observations(file: &str, text: &str) -> Result<Observed, RecordError> {
     let given = read::<Schema>(file, text)?.name();
     if !SCHEMAS.contains(&given.as_str()) {
@@ -239,7 +240,7 @@ fn read<'a, T: Deserialize<'a>>(file: &str, text: &'a str) -> Result<T, RecordEr
     Ok(value)
 }
 
-/// Returns the observation of a result, or the reason for its absence.
+/// Returns the observation of a result, or the reason why the result has no observation.
 fn observation(
     file: &str,
     place: &str,
@@ -247,7 +248,7 @@ fn observation(
     result: &PointResult,
 ) -> Result<Result<Observation, String>, RecordError> {
     let asked = &record.parameters;
-    // A result that is no message has no prediction, so the other fields are not checked.
+    // The model has no prediction for such a result, so the other fields of the result are not checked.
     if let Some(reason) = unfit(record, result) {
         return Ok(Err(reason));
     }
@@ -259,7 +260,7 @@ fn observation(
                 signals_last: true,
                 poll_list: window.div_ceil(batch.max(1)).clamp(1, MOST_POLLED),
                 connections: asked.connections,
-                // Unless the queue pairs share words, each has its own.
+                // Without a number of addresses in the record, each queue pair changes a word of its own.
                 addresses: asked.addresses.unwrap_or(asked.connections),
                 inline_bytes: asked.inline,
                 path_mtu: Some(path_mtu),
@@ -308,7 +309,7 @@ fn one_sided(asked: &Asked) -> Option<PostedOperation> {
     is_one_sided.then_some(operation)
 }
 
-/// Returns the figures of a result with the load of the RNIC.
+/// Returns the observation of a result: the measured figures with the load.
 fn measured(
     file: &str,
     place: &str,
@@ -363,7 +364,7 @@ fn unfit(record: &Record, result: &PointResult) -> Option<String> {
     if repeated > MOST_REPEATED {
         return Some(format!("{:.1} % of the packets were sent again, and the model knows no loss", 100.0 * repeated));
     }
-    // The model assumes a processor for each thread.
+    // The model assumes that each thread has its own processor.
     let threads = 2 * u64::from(asked.serving.threads);
     if threads > 2 && environment.cpus.is_some_and(|cpus| threads > cpus) {
         return Some(format!("{threads} threads share {} processors", environment.cpus.unwrap_or_default()));
@@ -516,7 +517,7 @@ mod tests {
             assert_eq!(observed.observations, [], "{to}");
             assert!(observed.left_out[0].contains(reason), "{:?}", observed.left_out);
         }
-        // A message holds a NIC's shared receive queue if it follows a message of another queue pair.
+        // A message holds the shared receive queue of a NIC if the previous message came from another queue pair.
         let shared =
             RECORD.replace("\"soft\"", "\"system\"").replace("\"verify\": false", "\"verify\": false, \"srq\": true");
         let of = |threads: &str| {

@@ -8,16 +8,18 @@ use crate::workload::Workload;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Charged {
     pub(crate) step: Step,
-    /// Purpose of the step. A fenced operation that its end awaits delivers, because only its completion shows that
-    /// the READ before it is complete.
+    /// Purpose of the step. A fenced operation whose end awaits the completion has the role of delivery, because only
+    /// this completion shows that the READ before the fence is complete.
     pub(crate) role: Role,
     /// Whether the end that posts the step waits for its completion.
     pub(crate) awaited: bool,
-    /// Completions that the end polls if it awaits the step. One completion can report several operations.
+    /// Number of completions per operation that the end polls if `awaited` is set. One completion can report several
+    /// operations.
     pub(crate) completions: f64,
-    /// Whether the step is posted along with the one before and arrives right after it.
+    /// Whether the step is posted together with the previous step and arrives right after the previous step.
     pub(crate) chained: bool,
-    /// Factor of the latency: a polled step misses half a poll on average.
+    /// Factor of the step's latency. For a step that polls, the factor covers half a poll, the mean wait for the next
+    /// poll.
     pub(crate) waits: f64,
     /// Number of times that the step is posted per message.
     pub(crate) per_message: f64,
@@ -38,7 +40,8 @@ impl Charged {
             waits: if step.when == When::Polled { 1.5 } else { 1.0 },
             per_message: step.when.per_message(workload.batch, workload.depth),
             unreported: match (step.when, step.when.freed_at_once(depth)) {
-                // A sender that asks once half of the space is used still has the other half meanwhile.
+                // With two parts, a sender asks for new space when half of the space is used. It uses the other half
+                // until the response arrives.
                 (When::Short { parts }, _) => 1.0 - 1.0 / f64::from(parts.max(1)),
                 (_, Some(freed)) => f64::from(freed) / f64::from(depth),
                 (_, None) => 0.0,
@@ -47,7 +50,8 @@ impl Charged {
         }
     }
 
-    /// Returns an operation of a bare queue pair. Its requester polls for the completion if `awaited` is set.
+    /// Returns the step of an operation of a bare queue pair. If `awaited` is set, the requester polls for the
+    /// completion.
     pub(crate) fn of_operation(step: Step, awaited: bool) -> Self {
         Self {
             role: step.role,
@@ -74,14 +78,15 @@ pub(crate) fn charged(workload: &Workload) -> Vec<Charged> {
         .protocol
         .steps()
         .iter()
-        // If both ends send, messages carry the credits.
+        // If both ends send, the messages carry the credits, so no separate step returns credits.
         .filter(|step| step.is_part(workload.credits) && !(workload.bidirectional && step.rides()))
         .copied()
         .collect();
     steps.iter().enumerate().map(|(index, &step)| Charged::new(step, steps.get(index + 1), workload)).collect()
 }
 
-/// Returns whether the receiver fetches all waiting messages, independent of the sender's batch.
+/// Returns whether the receiver fetches the messages from a passive sender. The receiver then fetches all waiting
+/// messages, independent of the sender's batch.
 pub(crate) fn is_pulled(workload: &Workload) -> bool {
     workload.protocol.properties().passive == Some(End::Sender)
 }

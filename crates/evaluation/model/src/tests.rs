@@ -43,7 +43,7 @@ fn a_window_of_one_is_bound_by_the_round_trip() {
         explanation.sentence,
         "16 B, window 1: round trip (0.284 M messages/s); a window of 30 would reach the sending CPU's bound"
     );
-    // Throughput grows linearly with the window up to that bound, and then stays constant.
+    // Throughput grows linearly with the window up to the next bound, and then stays constant.
     let rate = |window| on_t1(Workload::new(16, window, 1)).messages_per_s;
     assert_near(rate(29), 29.0 * rate(1), 1e-9);
     assert_eq!(on_t1(Workload::new(16, 30, 1)).bottleneck().binding.kind, BoundKind::SendingCpu);
@@ -61,7 +61,7 @@ fn batches_gain_up_to_eight_per_post() {
 }
 
 /// T1 measured about 14 M messages/s of 16 B in batches of eight, and its receiver never was the bottleneck. A
-/// receiver that takes one message at a time would bind at 14.7 M.
+/// receiver that polls one message at a time would limit the rate to 14.7 M messages/s.
 #[test]
 fn published_latencies_and_rates_are_measurements() {
     let measured = observations(doorbell_published::testbed("t1").unwrap());
@@ -99,7 +99,8 @@ fn a_nic_has_a_few_units_and_a_ceiling() {
     assert_eq!(threads.bottleneck().binding.kind, BoundKind::SendingCeiling);
 }
 
-/// The CPU of one receiver pays for many queue pairs and for messages in completions, but not with a shared queue.
+/// A receiver needs more CPU time with many queue pairs and for messages in completions. A shared queue avoids the CPU
+/// time of many queue pairs.
 #[test]
 fn a_receiver_slows_down_with_its_queue_pairs() {
     let many = |count, bytes, srq| {
@@ -116,11 +117,11 @@ fn a_receiver_slows_down_with_its_queue_pairs() {
     assert_near(pairs.bound(BoundKind::ReceivingCpu).unwrap().ns_per_message, (17.0 + 7.0 + 2.0) / 16.0, 1e-9);
 }
 
-/// A READ occupies both NICs in both directions, and its latency is two crossings.
+/// A READ occupies both NICs in both directions, and its latency includes two crossings of the link.
 #[test]
 fn a_read_occupies_both_nics_twice() {
     let prediction = direct_read(Protocol::DirectRead, 16, 32);
-    // The sender sends its request and the READ's response, and receives the READ and the signal byte.
+    // The sender sends the request and the READ response, and receives the READ request and the signal byte.
     for kind in [BoundKind::SendingUnits, BoundKind::ReceivingUnits] {
         assert_near(prediction.bound(kind).unwrap().ns_per_message, 2.0 * 71.0, 1e-9);
     }
@@ -128,7 +129,7 @@ fn a_read_occupies_both_nics_twice() {
     assert_near(crossings, 3.0 * 1900.0, 1e-9);
 }
 
-/// Each parameter, if large enough, causes the bottleneck named after it.
+/// Each parameter, if large enough, makes its own resource the bottleneck.
 #[test]
 fn each_parameter_moves_its_own_bottleneck() {
     let t1 = Parameters::t1();
@@ -198,7 +199,7 @@ fn only_large_windowed_messages_reach_line_rate() {
 #[test]
 fn many_threads_reach_line_rate() {
     let threads = |bytes| on_t1(Workload { peers: Peers::pairs(64), ..Workload::unbatched(bytes) });
-    // 512 bytes + 58 of headers + 24 of preamble, FCS and gap make 594.
+    // 512 payload bytes, 58 header bytes and 24 bytes of preamble, FCS and gap are 594 line bytes.
     let half_kb = threads(512);
     assert_eq!(half_kb.bottleneck().binding.kind, BoundKind::Link);
     assert_near(half_kb.messages_per_s, 1e11 / 8.0 / 594.0, 1e-9);
@@ -250,8 +251,8 @@ fn direct_read_pays_three_crossings_and_a_fence_serialises_it() {
     assert!(direct_read(Unfenced, 1024, 1).latency_ns < small.latency_ns * 1.05, "about flat up to 1 KiB");
     let slower = direct_read(Fenced, 16, 1).latency_ns - small.latency_ns;
     assert!((2500.0..4000.0).contains(&slower), "{slower}");
-    // A receiver that waits for the READ gets the message as early as without a fence. The READs still wait for each
-    // other.
+    // A receiver that waits only for the READ gets the message as early as without a fence. The fence still lets only
+    // one READ run at a time.
     assert_near(direct_read(Early, 16, 1).latency_ns, small.latency_ns, 1e-9);
     assert_eq!(direct_read(Early, 4096, 32).bottleneck().binding.kind, BoundKind::Fence);
 
@@ -263,20 +264,20 @@ fn direct_read_pays_three_crossings_and_a_fence_serialises_it() {
         other.messages_per_s,
         "a larger window changed the rate of fenced READs"
     );
-    // A window above 32 gains nothing.
+    // A window above 32 does not raise the rate.
     assert_eq!(direct_read(Unfenced, 16, 32).messages_per_s, direct_read(Unfenced, 16, 64).messages_per_s);
     // Large messages reach line rate.
     let large = direct_read(Unfenced, 1 << 16, 32);
     assert_eq!(large.bottleneck().binding.kind, BoundKind::Link);
     assert!(large.bytes_per_s * 8.0 > 97e9);
-    // Many senders do not speed up small messages.
+    // The rate of small messages does not grow with the number of senders.
     let protocol = Unfenced;
     let many = on_t1(Workload { protocol, peers: Peers::many_to_one(8), ..Workload::unbatched(16) });
     assert_eq!(many.bottleneck().binding.kind, BoundKind::ReceivingCpu);
 }
 
-/// A fence serialises READs with any kind of report. Messages occupy space until the sender learns that they were
-/// freed.
+/// A fence serialises READs in each variant of reporting. Messages occupy the receiver's space until the sender learns
+/// that the receiver freed the space.
 #[test]
 fn variants_are_charged_for_their_own_steps() {
     let report = direct_read(Protocol::DirectReadFencedSend, 4096, 32);
@@ -296,13 +297,13 @@ fn variants_are_charged_for_their_own_steps() {
 fn protocols_differ_as_their_operations_do() {
     let of = |protocol| on_t1(Workload { protocol, ..Workload::unbatched(256) });
     let immediate = of(Protocol::BufferedWriteImmediateSend);
-    // Each variant has one crossing, since the second WRITE follows the first closely.
+    // Each variant crosses the link once, since the second WRITE follows directly after the first WRITE.
     assert_near(immediate.latency_ns, of(Protocol::SendReceive).latency_ns, 0.02);
     let tail = of(Protocol::BufferedWriteTailSend);
     assert!(tail.latency_ns > of(Protocol::BufferedWriteReverseSend).latency_ns);
     assert!(tail.latency_ns < immediate.latency_ns * 1.1);
-    // Reserving space takes a round trip, and atomics are slow. One atomic reserves space for all messages that wait
-    // meanwhile.
+    // Reserving space takes a round trip, and atomics are slow. One atomic reserves space for all messages that
+    // wait while the previous atomic runs.
     assert!(of(Protocol::SharedWrite).latency_ns > 3.0 * 1900.0);
     let shared = |window, peers| {
         let prediction = on_t1(Workload { protocol: Protocol::SharedWrite, peers, ..Workload::new(64, window, 1) });
@@ -431,7 +432,7 @@ fn any_workload() -> impl Strategy<Value = Workload> {
 }
 
 proptest! {
-    /// Every request gets an error or a finite answer whose rate is the smallest bound.
+    /// Every workload gets an error or a finite prediction whose rate is the smallest bound.
     #[test]
     fn predictions_are_finite_or_refused(workload in any_workload(), software in any::<bool>()) {
         let rnic = if software { RnicKind::Software } else { RnicKind::Hardware };

@@ -5,15 +5,15 @@ use doorbell_wire::{OuterKind, PathMtu};
 
 /// Threads and connections of a workload.
 ///
-/// Each sending and receiving thread has its own CPU. The senders' connections leave by one port or arrive at one
-/// port, so they share a link.
+/// Each sending and receiving thread has its own CPU. All connections share one link, because they leave by one port
+/// or arrive at one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peers {
     /// Sending threads.
     pub senders: u32,
     /// Receiving threads.
     pub receivers: u32,
-    /// Total number of connections between them.
+    /// Total number of connections between the senders and the receivers.
     pub connections: u32,
 }
 
@@ -21,22 +21,22 @@ impl Peers {
     /// One sender, one receiver, one connection.
     pub const ONE_TO_ONE: Peers = Peers { senders: 1, receivers: 1, connections: 1 };
 
-    /// Returns N senders with a receiver each: N threads on two nodes.
+    /// Returns `count` senders on one node, each with its own receiver on the other node.
     pub const fn pairs(count: u32) -> Peers {
         Peers { senders: count, receivers: count, connections: count }
     }
 
-    /// Returns N senders to one receiver.
+    /// Returns `count` senders to one receiver.
     pub const fn many_to_one(count: u32) -> Peers {
         Peers { senders: count, receivers: 1, connections: count }
     }
 
-    /// Returns one sender to N receivers. Each message goes to one of them.
+    /// Returns one sender to `count` receivers. Each message goes to one receiver.
     pub const fn one_to_many(count: u32) -> Peers {
         Peers { senders: 1, receivers: count, connections: count }
     }
 
-    /// Returns the connections of one thread with several connections on each side.
+    /// Returns one sending and one receiving thread with `count` connections between them.
     pub const fn connections(count: u32) -> Peers {
         Peers { senders: 1, receivers: 1, connections: count }
     }
@@ -53,14 +53,15 @@ pub struct Workload {
     pub window: u32,
     /// Messages per post.
     pub batch: u32,
-    /// Completions per poll. A busy receiver finds as many as it asks for; Doorbell's connections ask for 32.
+    /// Completions per poll. A busy receiver always finds this number of completions. Doorbell's connections poll for
+    /// up to 32 completions.
     pub receive_batch: u32,
-    /// Receives per posted list.
+    /// Number of receives in a list that the receiver posts.
     pub repost_batch: u32,
     /// Messages for which the receiver has space, per connection: posted receives, granted buffers, or slots of a
     /// ring.
     pub depth: u32,
-    /// Maximum bytes of an inline message.
+    /// Maximum number of bytes of a message that is sent inline.
     pub inline_bytes: u64,
     /// Whether Send-Receive uses credits.
     pub credits: bool,
@@ -68,18 +69,19 @@ pub struct Workload {
     pub srq: bool,
     /// Whether a single thread reposts all receives of the shared queue.
     pub repost_thread: bool,
-    /// Whether both ends send; rates count both directions.
+    /// Whether both ends send. Rates then count the messages of both directions.
     pub bidirectional: bool,
-    /// Path MTU; `None` means that of the parameters.
+    /// Path MTU; `None` means the path MTU of the parameters.
     pub path_mtu: Option<PathMtu>,
-    /// Headers around packets.
+    /// Encapsulation of the packets.
     pub outer: OuterKind,
-    /// Threads and connections of a workload.
+    /// Threads and connections.
     pub peers: Peers,
 }
 
 impl Workload {
-    /// Returns Send-Receive from one sender to one receiver, with credits and a batching receiver.
+    /// Returns a workload of Send-Receive from one sender to one receiver with credits. The receiver polls and reposts
+    /// in batches.
     pub fn new(bytes: u64, window: u32, batch: u32) -> Self {
         Self {
             protocol: Protocol::SendReceive,
@@ -125,7 +127,7 @@ impl Workload {
     ///
     /// # Errors
     ///
-    /// Returns the first number that is out of its range. Examples are a batch larger than its window, fewer
+    /// Returns an error for the first number that is out of its range. Examples are a batch larger than the window, fewer
     /// connections than senders or receivers, and a count of 0 or above [`MAX_COUNT`].
     pub fn check(&self) -> Result<(), WorkloadError> {
         let within = |what, given: u64, least: u64, most: u64| {
@@ -149,12 +151,13 @@ impl Workload {
     }
 }
 
-/// Longest message of Doorbell's connections. A message with all its headers stays below IBTA's limit of 2^31.
+/// Maximum size in bytes of a message of Doorbell's connections. A message with all its headers stays below IBTA's
+/// limit of 2^31 bytes.
 pub const MAX_BYTES: u64 = 1 << 30;
-/// Maximum of each count.
+/// Maximum of each count in a workload, such as the window, the batch and the number of connections.
 pub const MAX_COUNT: u64 = 1 << 20;
 
-/// Number of a workload that is not allowed.
+/// Error for a number of a workload that is out of its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {given}, allowed is {least} to {most}")]
 pub struct WorkloadError {

@@ -38,7 +38,7 @@ fn all_shapes() -> Vec<CheckedShape<'static>> {
         .collect()
 }
 
-/// Returns in words whether the model has a shape.
+/// Returns in words whether the predictions of the model have a shape.
 fn verdict(shape: &CheckedShape<'_>) -> &'static str {
     shape.outcome.as_ref().map_or("no model", |judged| if judged.is_had { "has it" } else { "has it not" })
 }
@@ -62,7 +62,7 @@ fn table(rows: &[Checked<'_>]) -> String {
     text
 }
 
-/// Describes the change, if a row is worse than its stored comparison.
+/// Returns a description of the change if the comparison of a row is worse than the stored comparison.
 fn worse(kept: &Kept, now: &Checked<'_>) -> Option<String> {
     let id = &now.row.id;
     match (kept.deviation_percent, &now.outcome) {
@@ -160,7 +160,7 @@ fn twice_the_prediction_deviates_by_minus_50_percent() {
     made_up.value.number *= 2.0;
     assert_near(compared(&made_up).deviation, -0.5);
     assert!(!compared(&made_up).is_within());
-    // A prediction misses a bound only on its wrong side.
+    // A deviation from a bound counts only if the prediction is beyond the bound.
     made_up.relation = Relation::AtMost;
     assert_eq!((compared(&made_up).deviation, compared(&made_up).is_within()), (0.0, true));
     made_up.value.number /= 4.0;
@@ -191,7 +191,8 @@ fn predictions_are_in_the_unit_of_the_row() {
     assert_near(compared(&row("direct-read/threads-8192")).predicted.number, 100.0);
 }
 
-/// The published configuration has no credits and lists of one. Each of these settings changes the bottleneck.
+/// The published configuration has no credits, and its lists have one entry. Each of these settings changes the
+/// bottleneck.
 #[test]
 fn rows_are_compared_as_published() {
     let batched = compared(&row("send-receive/batch-ceiling-messages"));
@@ -253,7 +254,7 @@ fn missing_inputs_are_named() {
     );
 }
 
-/// Each row that the model misses has a sentence about the reason, and no other row has one.
+/// Each row whose prediction is beyond the tolerance has a sentence about the reason. No other row has a sentence.
 #[test]
 fn only_missed_rows_have_a_reason() {
     for checked in all() {
@@ -263,7 +264,7 @@ fn only_missed_rows_have_a_reason() {
     }
 }
 
-/// Few of T1's parameters are fitted, all of them to Send-Receive.
+/// Few of T1's parameters are fitted. All fitted parameters were fitted to rows and shapes of Send-Receive.
 #[test]
 fn little_of_t1_is_fitted() {
     let t1 = Parameters::t1();

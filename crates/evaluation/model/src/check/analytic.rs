@@ -18,10 +18,10 @@ pub const LATENCY_TOLERANCE: f64 = 0.15;
 /// Maximum relative deviation of a throughput, or of a number that follows from throughputs.
 pub const THROUGHPUT_TOLERANCE: f64 = 0.20;
 
-/// Outstanding operations, more than any queue pair of a publication had.
+/// Number of outstanding operations that stands for an unlimited window. No published queue pair had this number.
 const FULL: u32 = 1024;
 
-/// Returns the reason why the model misses a row, in a sentence.
+/// Returns a sentence with the reason why the model's prediction of the row `id` is beyond the tolerance.
 pub fn lack_of(id: &str) -> Option<&'static str> {
     static ALL: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
         toml::from_str(doorbell_data::LACKS.text)
@@ -30,7 +30,8 @@ pub fn lack_of(id: &str) -> Option<&'static str> {
     ALL.get(id).map(String::as_str)
 }
 
-/// Predictor that uses the model with a set of parameters. Without a set it predicts nothing.
+/// Predictor that uses the model with a set of parameters. Without a set, every prediction fails with
+/// [`Lack::Parameters`].
 #[derive(Clone, Copy, Debug)]
 pub struct Analytic<'a> {
     parameters: Option<&'a Parameters>,
@@ -108,8 +109,8 @@ impl Predictor for Analytic<'_> {
     }
 
     fn unstated_window(&self, operation: PostedOperation) -> Result<u32, Lack> {
-        // A queue pair has the maximum number of READs and atomics in flight. The window of an unreliable datagram
-        // has no effect, since it waits for no acknowledgement.
+        // The NIC limits the READs and atomics in flight, so a larger window has no effect. Unreliable datagrams wait
+        // for no acknowledgement, so their window has no effect.
         let is_full = operation.is_atomic() || matches!(operation, PostedOperation::Read | PostedOperation::UdSend);
         if is_full { Ok(FULL) } else { Err(Lack::Unstated("window")) }
     }
@@ -144,11 +145,11 @@ impl Predictor for Analytic<'_> {
     }
 }
 
-/// Frames of an operation with its acknowledgements, as the target counts them.
+/// Frames of an operation and of its acknowledgements, as the target counts frames.
 struct Wire {
-    /// Incoming frames.
+    /// Frames that arrive at the target.
     request: Frames,
-    /// Outgoing frames.
+    /// Frames that the target sends.
     response: Frames,
 }
 
@@ -186,7 +187,7 @@ impl Wire {
                 Frames { packets, frame_bytes: packets * max.frame_bytes as f64 / max.packets.max(1) as f64 }
             }
         };
-        // The response is acknowledged like the request: each direction has a message and an acknowledgement.
+        // The requester acknowledges the response, so each direction carries a message and an acknowledgement.
         if posted.operation == PostedOperation::RequestResponse {
             let both = request.plus(response);
             return Ok(Self { request: both, response: both });

@@ -12,8 +12,8 @@ use crate::observation::{Load, Observation};
 use crate::operation::{Posted, PostedOperation};
 use crate::workload::{Peers, Workload};
 
-/// Returns the latencies and rates of a testbed as measurements, for rows with a workload of the model. Published
-/// bounds ("at least") are no measurements.
+/// Returns the published latencies and rates of a testbed as measurements. The result skips rows whose workload the
+/// model does not have, and rows that are bounds ("at least").
 pub fn observations(testbed: &Testbed) -> Vec<Observation> {
     let observation = |row: &Row| {
         let Subject::Protocol(name) = &row.subject else { return None };
@@ -50,7 +50,7 @@ impl Swept {
         }
     }
 
-    /// Returns the first and the last value.
+    /// Returns the smallest and the largest value of the sweep.
     pub(super) fn range(self, configuration: &Configuration) -> Result<(u64, u64), Lack> {
         let (field, amount) = match self {
             Self::Bytes => ("bytes", configuration.bytes),
@@ -74,7 +74,7 @@ fn amount(field: &'static str, given: Option<Amount>) -> Result<u64, Lack> {
     }
 }
 
-/// Returns the single number of a field that is a count. Counts are 2^30 at most.
+/// Returns the single number of a field that is a count. The reader of published files limits counts to 2^30.
 pub(super) fn count(field: &'static str, given: Option<Amount>) -> Result<u32, Lack> {
     amount(field, given).map(|number| number as u32)
 }
@@ -89,7 +89,7 @@ pub(super) fn workload(
         (_, Some(swept)) if this == Some(swept) => swept.range(configuration).map(|(_, most)| most),
         (other, _) => amount(field, other),
     };
-    // Fields are 2^30 at most.
+    // The cast loses nothing, since the reader of published files limits fields to 2^30.
     let count = |field, given, this| needed(field, given, this).map(|number| number as u32);
     let Configuration { bytes, window, batch, poll_list, repost_list, threads, connections, .. } = *configuration;
 
@@ -121,7 +121,7 @@ pub(super) fn workload(
     Ok(workload)
 }
 
-/// Returns the facts of a configuration that a workload has no field for.
+/// Returns the facts of a configuration for which [`Workload`] has no field.
 pub(super) fn manner(configuration: &Configuration) -> Manner {
     Manner {
         is_paced: configuration.pace == Some(Pace::HighestWithoutRnr),
@@ -129,7 +129,7 @@ pub(super) fn manner(configuration: &Configuration) -> Manner {
     }
 }
 
-/// Returns a published operation as one of the model.
+/// Returns the operation of the model for a published operation.
 pub(super) fn operation(said: Said) -> PostedOperation {
     match said {
         Said::Send => PostedOperation::Send,
@@ -142,7 +142,7 @@ pub(super) fn operation(said: Said) -> PostedOperation {
 }
 
 /// Returns the operations of a published configuration, with the largest size of a range. Each queue pair has its own
-/// thread, since no publication states otherwise.
+/// thread, since no publication states another number of threads.
 pub(super) fn posted(
     operation: PostedOperation,
     configuration: &Configuration,

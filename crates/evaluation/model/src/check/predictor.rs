@@ -9,13 +9,13 @@ use crate::workload::Workload;
 
 /// Predictor of the quantities in published rows and sentences.
 pub trait Predictor {
-    /// Returns the tolerance of a row: 0.1 is a tenth.
+    /// Returns the maximum relative deviation of a row: 0.1 means 10 %.
     fn tolerance(&self, row: &Row) -> f64;
 
-    /// Returns whether the predictor was fitted to the row or the sentence of this id.
+    /// Returns whether the predictor was fitted to the row or the sentence with this id.
     fn is_fitted(&self, id: &str) -> bool;
 
-    /// Returns half a round trip in nanoseconds.
+    /// Returns the latency, which is half of a round trip, in nanoseconds.
     ///
     /// # Errors
     ///
@@ -29,7 +29,7 @@ pub trait Predictor {
     /// There is no prediction.
     fn rate(&mut self, workload: &Workload, manner: Manner) -> Result<Rated, Lack>;
 
-    /// Returns the messages per second that the line carries, independent of the ends.
+    /// Returns the messages per second that the line can carry, independent of the CPUs and NICs.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ pub trait Predictor {
     /// There is no prediction.
     fn posting_ns(&mut self, workload: &Workload) -> Result<f64, Lack>;
 
-    /// Returns the CPU time of a message at the sending end in nanoseconds, without empty polls.
+    /// Returns the CPU time of the sending end per message, in nanoseconds. Polls that find no completion do not count.
     ///
     /// # Errors
     ///
@@ -57,14 +57,14 @@ pub trait Predictor {
     /// There is no prediction.
     fn operations(&mut self, posted: &Posted) -> Result<Rated, Lack>;
 
-    /// Returns the target's packet counts per operation.
+    /// Returns the numbers of packets and bytes per operation, as the target counts them.
     ///
     /// # Errors
     ///
     /// There is no prediction.
     fn packets(&mut self, posted: &Posted) -> Result<Packets, Lack>;
 
-    /// Returns the number of outstanding operations if a publication states none.
+    /// Returns the number of outstanding operations to assume if a publication states no number.
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ pub trait Predictor {
     /// There is no prediction.
     fn reads_in_flight(&self) -> Result<u32, Lack>;
 
-    /// Returns the largest message, in bytes, that arrives in the completion.
+    /// Returns the maximum size, in bytes, of a message that the NIC delivers inside the completion.
     ///
     /// # Errors
     ///
@@ -92,8 +92,8 @@ pub trait Predictor {
     /// Returns a sentence about the missing feature.
     fn has(&self, needed: Needed) -> Result<(), Lack>;
 
-    /// Returns the shortest message of a range of sizes that fills the line: its rate is at least `FULL` of the
-    /// line's.
+    /// Returns the size of the shortest message of a range of sizes that fills the line. A size fills the line if its
+    /// rate is at least `FULL` times the rate of the line.
     ///
     /// # Errors
     ///
@@ -113,16 +113,16 @@ pub trait Predictor {
     }
 }
 
-/// Share of the line that counts as full.
+/// Minimum share of the line's rate at which the line counts as full.
 const FULL: f64 = 0.98;
 /// Number of bisection steps in the search for the shortest message that fills the line.
 const STEPS: u32 = 12;
 
-/// Facts of a published configuration without a field in [`Workload`]. The model ignores them: its rate is the
-/// highest that all of its bounds sustain, at which receives do not run out.
+/// Facts of a published configuration for which [`Workload`] has no field. The model ignores these facts. It predicts
+/// the highest rate that all bounds sustain, and at this rate the receiver always has posted receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Manner {
-    /// Whether senders keep to the highest rate without RNR NAKs.
+    /// Whether senders limit themselves to the highest rate that causes no RNR NAKs.
     pub is_paced: bool,
     /// Whether one thread receives from one completion queue for all connections.
     pub one_queue: bool,
@@ -135,11 +135,11 @@ pub struct Rated {
     pub messages_per_s: f64,
     /// Binding resource.
     pub binding: Binding,
-    /// RNR NAKs that the receiving end sent; 0 if the predictor lacks [`Needed::RnrNaks`].
+    /// Number of RNR NAKs that the receiving end sent; 0 if the predictor lacks [`Needed::RnrNaks`].
     pub rnr_naks: u64,
 }
 
-/// Resource that binds a rate.
+/// Resource that limits a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
     /// Name of the resource.
@@ -160,7 +160,7 @@ impl std::fmt::Display for Binding {
     }
 }
 
-/// Counters of the target, per operation.
+/// Packet and byte counts of the target, per operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Packets {
     /// Incoming packets.
@@ -180,14 +180,14 @@ impl Packets {
     }
 }
 
-/// Feature that sentences need and that some predictors lack.
+/// Feature that some published sentences need and that some predictors lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Needed {
     /// CPU time of copying inline data.
     InlineCopies,
     /// Ends that sleep until an interrupt.
     Interrupts,
-    /// Completion queues that several connections share or do not share.
+    /// Choice between one completion queue for all connections and one for each connection.
     CompletionQueues,
     /// RNR NAKs and the back-off after them.
     RnrNaks,

@@ -1,4 +1,4 @@
-//! Recorder of a predictor's requests and answers: the points of plots.
+//! Recorder of a predictor's requests and answers, which become the points of plots.
 
 use doorbell_published::Row;
 
@@ -9,8 +9,8 @@ use crate::workload::Workload;
 /// Answer of a predictor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// Request by field name. All answers about messages have the same names, and so have all answers about
-    /// operations.
+    /// Fields of the request, each with its name and value. All answers about messages have the same names. All answers
+    /// about operations have the same names, too.
     pub fields: Vec<(&'static str, Field)>,
     /// Bytes of each message.
     pub bytes: u64,
@@ -36,7 +36,7 @@ pub enum Said {
     Rate(f64, Binding),
 }
 
-/// Predictor that forwards requests to another one and keeps its answers.
+/// Predictor that forwards requests to another predictor and records the answers.
 pub struct Recorder<'a> {
     by: &'a mut dyn Predictor,
     answers: Vec<Answer>,
@@ -54,7 +54,7 @@ impl<'a> Recorder<'a> {
         Self { by, answers: Vec::new() }
     }
 
-    /// Returns the distinct answers since the last call.
+    /// Returns the distinct answers that were recorded since the last call.
     pub fn take(&mut self) -> Vec<Answer> {
         std::mem::take(&mut self.answers)
     }

@@ -8,10 +8,10 @@ use super::{Binding, Compared, Lack, Manner, Predictor};
 use crate::operation::Posted;
 use crate::workload::Workload;
 
-/// Share of the highest rate that counts as the highest: the first such rate ends a sweep.
+/// Minimum share of the highest rate at which a rate counts as the highest.
 const HIGHEST: f64 = 0.99;
 
-/// Compares one number with its prediction.
+/// Compares the published number of a row with its prediction.
 pub(super) fn compare(row: &Row, by: &mut dyn Predictor) -> Result<Compared, Lack> {
     let (found, binding) = match &row.subject {
         Subject::Store(_) => return Err(Lack::Subject("stores on passive memory")),
@@ -44,7 +44,7 @@ impl Asked<'_> {
         self.by.rate(workload, self.manner).map(|rated| rated.messages_per_s)
     }
 
-    /// Returns the rates over doubled values, as in the published sweeps.
+    /// Returns pairs of value and rate. The values double at each step, as in the published sweeps.
     fn sweep(&mut self, with: impl Fn(u32) -> Workload) -> Result<Vec<(u64, f64)>, Lack> {
         let (least, most) = self.range()?;
         let doubling = std::iter::successors(Some(least.max(1)), |value| value.checked_mul(2));
@@ -104,7 +104,7 @@ fn highest(rates: &[(u64, f64)]) -> f64 {
     rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max)
 }
 
-/// Returns the least value that reaches the highest rate.
+/// Returns the smallest value whose rate counts as the highest rate.
 fn saturating(rates: &[(u64, f64)]) -> f64 {
     let enough = highest(rates) * HIGHEST;
     rates.iter().find(|(_, rate)| *rate >= enough).map_or(0.0, |(value, _)| *value as f64)
@@ -146,8 +146,8 @@ fn of_operations(row: &Row, by: &mut dyn Predictor) -> Result<(f64, Option<Bindi
     Ok((found, None))
 }
 
-/// Returns the frame bytes of a packet in the middle of a long message, and the payload's share of the line there.
-/// Both follow from the addition of one packet.
+/// Returns the frame bytes of a packet in the middle of a long message, and the share of payload in its line bytes.
+/// Both values are differences between messages that differ by one packet.
 fn middle(posted: &Posted, by: &mut dyn Predictor) -> Result<(f64, f64), Lack> {
     let mtu = posted.path_mtu.ok_or(Lack::Unstated("path_mtu"))?.bytes() as u64;
     let longer = Posted { bytes: posted.bytes + mtu, ..*posted };

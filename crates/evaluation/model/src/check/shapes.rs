@@ -1,6 +1,7 @@
 //! Judgement of published sentences: whether predictions have the described shape.
 //!
-//! The constants of this file define words such as "about linear". They are the same for every testbed and predictor.
+//! The constants of this file define words such as "about linear". The same constants hold for every testbed and every
+//! predictor.
 
 use doorbell_protocols::Protocol;
 use doorbell_published::{Amount, Receivers, Shape, Subject};
@@ -10,20 +11,20 @@ use super::{Lack, Manner, Needed, Predictor, Rated};
 use crate::operation::{Posted, PostedOperation};
 use crate::workload::{Peers, Workload};
 
-/// Judgement of a sentence.
+/// Judgement whether predictions agree with a sentence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judged {
     /// Whether the predictions have the shape.
     pub is_had: bool,
-    /// Predictions in a sentence with numbers.
+    /// Sentence with the predicted numbers on which the judgement rests.
     pub because: String,
 }
 
-/// "Flat": maximum growth.
+/// "Flat": maximum growth, as a factor.
 const FLAT: f64 = 1.05;
-/// "Linear": minimum share of proportional growth.
+/// "Linear": minimum growth per doubling, as a share of proportional growth.
 const LINEAR: f64 = 0.9;
-/// "About linear": minimum share of proportional growth per doubling.
+/// "About linear": minimum growth per doubling, as a share of proportional growth.
 const ABOUT_LINEAR: f64 = 0.75;
 /// "As fast as", "about": maximum relative deviation.
 const ABOUT: f64 = 0.20;
@@ -31,11 +32,11 @@ const ABOUT: f64 = 0.20;
 const LINE_RATE: f64 = 0.95;
 /// "Near line rate": minimum share of the line's capacity.
 const NEAR_LINE_RATE: f64 = 0.7;
-/// Sizes of sweeps over size, up to 8 KiB.
+/// Message sizes of sweeps over the size, in bytes.
 const SIZES: [u64; 10] = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
 /// Numbers of threads or senders in sweeps.
 const THREADS: [u32; 6] = [1, 2, 4, 8, 16, 32];
-/// Number of many threads or senders, if a sentence gives no number.
+/// Number of threads or senders if a sentence says "many" without a number.
 const MANY: u32 = 16;
 
 /// Judges one sentence by the predictions.
@@ -50,8 +51,8 @@ pub(super) fn judge(shape: &Shape, by: &mut dyn Predictor) -> Result<Judged, Lac
     }
 }
 
-/// Returns `count` threads on each side, or `count` senders to one receiver if the configuration has a single
-/// receiver.
+/// Returns `base` with `count` threads on each side. If the configuration has a single receiver, the result has `count`
+/// senders to one receiver.
 fn threads(shape: &Shape, base: Workload, count: u32) -> Workload {
     let is_single = shape.configuration.receivers == Some(Receivers::Single);
     let peers = if is_single { Peers::many_to_one(count) } else { Peers::pairs(count) };
@@ -78,7 +79,8 @@ struct Messages<'a> {
 }
 
 impl Messages<'_> {
-    /// Returns the published configuration with the smallest value of each range. Judges replace these values.
+    /// Returns the published configuration with the smallest value of each range. The judge of each sentence replaces
+    /// the value that it varies.
     fn base(&self) -> Result<Workload, Lack> {
         let mut configuration = self.shape.configuration.clone();
         for amount in [
@@ -111,12 +113,12 @@ impl Messages<'_> {
         self.by.latency_ns(&workload)
     }
 
-    /// Returns the rates with each of these values.
+    /// Returns the rate of the workload `with(value)` for each value.
     fn rates<T: Copy>(&mut self, values: &[T], with: impl Fn(T) -> Workload) -> Result<Vec<f64>, Lack> {
         values.iter().map(|&value| self.rate(with(value))).collect()
     }
 
-    /// Returns the share of the line's capacity for such messages.
+    /// Returns the rate of the workload as a share of the rate that the line can carry.
     fn line_share(&mut self, workload: Workload) -> Result<f64, Lack> {
         Ok(self.rate(workload)? / self.by.line_rate(&workload)?)
     }
@@ -152,7 +154,7 @@ impl Messages<'_> {
             "send-receive/batch-linear-where-posts-bind" => {
                 let knee = self.number("knee_batch")? as u32;
                 let batches: Vec<u32> = (0..).map(|power| 1 << power).take_while(|batch| *batch <= knee).collect();
-                // The window holds eight posts, independent of the messages per post.
+                // The window grows with the batch, so eight posts are in flight at each batch.
                 let rates = self.rates(&batches, |batch| Workload { batch, window: 8 * batch, ..base })?;
                 let is_had = rates.windows(2).all(|pair| pair[1] >= 2.0 * ABOUT_LINEAR * pair[0]);
                 Ok(judged(is_had, format!("eight posts in flight, 1 to {knee} per post: {}", list(&rates))))
@@ -256,7 +258,8 @@ impl Messages<'_> {
                 Err(Lack::Feature("no predictor covers the CPU time of sleeping ends"))
             }
             "send-receive/threads-are-linear" | "direct-read/threads-are-linear" => {
-                // The rates of Direct-Read grow less than linearly before their ceiling.
+                // Only the rates of Send-Receive must grow linearly up to their ceiling. The rates of Direct-Read grow less
+                // than linearly before their ceiling.
                 let is_ceiling = self.protocol == Protocol::SendReceive;
                 let mut because = Vec::new();
                 let mut is_had = true;
@@ -429,7 +432,8 @@ impl Messages<'_> {
         Ok(judged(is_had, because))
     }
 
-    /// Windows are doubled in sweeps, so the least sufficient window lies between half of the knee and the knee.
+    /// Judges whether the rate grows linearly up to the window `knee` and is flat from there. Sweeps double the window,
+    /// so the smallest sufficient window lies between half of the knee and the knee.
     fn linear_then_flat(&mut self, base: Workload, knee: u32) -> Result<Judged, Lack> {
         let windows: Vec<u32> = (0..).map(|power| 1 << power).take_while(|window| *window <= 8 * knee).collect();
         let rates = self.rates(&windows, |window| Workload { window, ..base })?;
@@ -461,19 +465,19 @@ fn list(rates: &[f64]) -> String {
     format!("{} M/s", all.join(", "))
 }
 
-/// Returns whether the rate doubles whenever the number does, until it no longer grows.
+/// Returns whether each rate doubles the previous rate until the rates no longer grow.
 fn is_linear_then_flat(rates: &[f64]) -> bool {
     let highest = rates.iter().copied().fold(0.0, f64::max);
     rates.windows(2).all(|pair| pair[1] >= 2.0 * LINEAR * pair[0] || pair[1] >= highest / FLAT)
 }
 
-/// Returns whether the rate doubles with the number at least twice, and then grows less without falling.
+/// Returns whether the rate doubles in at least the first two steps, and then grows less without falling.
 fn is_linear_then_less(rates: &[f64]) -> bool {
     let linear = rates.windows(2).take_while(|pair| pair[1] >= 2.0 * LINEAR * pair[0]).count();
     linear >= 2 && rates[linear..].windows(2).all(|pair| pair[1] * FLAT >= pair[0])
 }
 
-/// Returns whether the rate never grows after its highest value and ends below it.
+/// Returns whether the rate never grows after its highest value, and the last rate is below the highest value.
 fn falls_from_its_highest(rates: &[f64]) -> bool {
     let highest = rates.iter().copied().fold(0.0, f64::max);
     let top = rates.iter().position(|rate| *rate >= highest).unwrap_or(0);
@@ -547,9 +551,9 @@ fn of_operations(shape: &Shape, by: &mut dyn Predictor) -> Result<Judged, Lack> 
     }
 }
 
-/// Operations outstanding per queue pair if a sentence gives no number; more than can be in flight.
+/// Number of outstanding operations per queue pair if a sentence gives no number. A queue pair has fewer in flight.
 const IN_FLIGHT: u32 = 64;
-/// Published numbers of outstanding requests of request-response.
+/// Numbers of outstanding requests in the published measurements of request-response.
 const OUTSTANDING: [u32; 4] = [1, 8, 32, 64];
-/// Lack of a new sentence without a judge.
+/// Reason for a sentence about which this file has no judge.
 const UNKNOWN: Lack = Lack::Feature("no judge of this sentence exists");

@@ -7,11 +7,12 @@ use crate::parameters::{Batchable, Parameters};
 
 /// Share of the largest singular value below which a singular value counts as zero.
 const SINGULAR: f64 = 1e-6;
-/// Maximum share of a quantity's gradient in directions that the data does not determine.
+/// Maximum share of a quantity's gradient that lies in directions which the data does not determine. If the share is
+/// larger, the quantity counts as undetermined.
 const UNSEEN: f64 = 1e-4;
-/// Maximum ratio between the ends of an informative interval.
+/// Maximum ratio of the upper to the lower end of an interval. Wider intervals are not reported.
 const WIDEST: f64 = 4.0;
-/// Minimum relative noise of a measurement.
+/// Minimum relative noise that the fit assumes for a measurement.
 const FINEST: f64 = 0.002;
 /// Maximum number of parameters in a sum.
 const MOST_SUMMANDS: u32 = 6;
@@ -44,8 +45,8 @@ pub struct Estimate {
     pub value: f64,
     /// Unit of the value.
     pub unit: Unit,
-    /// 95 % confidence interval, if the model is right. `None` if the data does not separate the parameter from
-    /// others; the value alone then means nothing.
+    /// 95 % confidence interval under the assumption that the model is right. `None` if the data does not separate the
+    /// parameter from others. Without an interval, the value means nothing.
     pub interval: Option<(f64, f64)>,
 }
 
@@ -61,15 +62,15 @@ pub(super) struct View<'a> {
     strengths: DVector<f64>,
     least_strength: f64,
     rank: usize,
-    /// Standard deviation of a figure's logarithm; `None` without spare figures.
+    /// Standard deviation of the logarithm of a figure. `None` if there are no more figures than determined directions.
     noise: Option<f64>,
-    /// Half the width of an interval, in standard deviations.
+    /// Half of the width of a confidence interval, in standard deviations.
     quantile: f64,
 }
 
 impl<'a> View<'a> {
     pub(super) fn of(jacobian: &DMatrix<f64>, errors: &DVector<f64>, free: &'a [usize], values: Values) -> Self {
-        // With at least as many rows as columns, every direction has a singular value.
+        // Add rows until there are at least as many rows as columns, so that every direction has a singular value.
         let rows = jacobian.nrows().max(jacobian.ncols());
         let svd = jacobian.clone().resize_vertically(rows, 0.0).svd(false, true);
         let directions = svd.v_t.unwrap_or_else(|| DMatrix::identity(free.len(), free.len()));
@@ -97,7 +98,7 @@ impl<'a> View<'a> {
         self.noise.map_or(f64::INFINITY, |noise| (self.quantile * noise).powi(2))
     }
 
-    /// Returns the interval of a cost, if the data determines it.
+    /// Returns the confidence interval of a cost, or `None` if the data does not determine the cost.
     fn interval(&self, cost: &Cost) -> Option<(f64, f64)> {
         let noise = self.noise?;
         let value = cost.ns(&self.values);
@@ -121,11 +122,12 @@ impl<'a> View<'a> {
     }
 }
 
-/// All optima that explain the data as well as the best one, which is the first.
+/// All optima that explain the data as well as the best optimum. The best optimum is the first.
 pub(super) struct Knowledge<'a>(pub(super) Vec<View<'a>>);
 
 impl Knowledge<'_> {
-    /// Returns the interval of a cost, if the data determines it and all optima agree.
+    /// Returns the confidence interval of a cost, or `None` if an optimum does not determine the cost or the optima
+    /// disagree.
     fn interval(&self, cost: &Cost) -> Option<(f64, f64)> {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for view in &self.0 {
@@ -136,8 +138,9 @@ impl Knowledge<'_> {
     }
 }
 
-/// Returns half the width of Student's 95 % interval. A table covers few degrees of freedom, and the first terms of
-/// the expansion around the normal distribution cover the others.
+/// Returns half of the width of the 95 % interval of Student's t distribution. A table contains the values for few
+/// degrees of freedom. For more degrees, the function uses the first terms of the expansion around the normal
+/// distribution.
 fn student_95(degrees: usize) -> f64 {
     const TABLE: [f64; 5] = [12.706, 4.303, 3.182, 2.776, 2.571];
     match degrees {
@@ -157,14 +160,14 @@ fn student_95(degrees: usize) -> f64 {
     }
 }
 
-/// Parameter as in files.
+/// Parameter with its name in parameter files.
 struct Quantity {
     name: &'static str,
     unit: Unit,
     cost: Cost,
 }
 
-/// Returns all parameters that can be fitted: those of the base that are not zero.
+/// Returns all parameters that are fitted, which are the parameters that are not zero in the base.
 fn quantities(parameters: &Parameters) -> Vec<Quantity> {
     let mut all = Vec::with_capacity(TERMS);
     let share = 1.0 / f64::from(parameters.batch);
@@ -207,7 +210,7 @@ fn quantities(parameters: &Parameters) -> Vec<Quantity> {
     all
 }
 
-/// Returns each parameter, with its interval if the data separates it.
+/// Returns the estimate of each parameter. An estimate has an interval if the data separates the parameter from others.
 pub(super) fn estimates(knowledge: &Knowledge<'_>, parameters: &Parameters) -> Vec<Estimate> {
     let values = parameters.values();
     let estimate = |Quantity { name, unit, cost }| Estimate {
@@ -219,15 +222,15 @@ pub(super) fn estimates(knowledge: &Knowledge<'_>, parameters: &Parameters) -> V
     quantities(parameters).into_iter().map(estimate).collect()
 }
 
-/// Returns sums of times that the data determines although it does not separate the summands. The result has minimal
-/// sums only: none contains another, and none has both the single and the batched value of a parameter.
+/// Returns sums of times that the data determines, although the data does not separate the summands. The result has
+/// minimal sums only: no sum contains another sum. No sum has the single and the batched value of one parameter.
 pub(super) fn sums(knowledge: &Knowledge<'_>, parameters: &Parameters, estimates: &[Estimate]) -> Vec<Estimate> {
     let values = parameters.values();
     let unknown: Vec<Quantity> = quantities(parameters)
         .into_iter()
         .zip(estimates)
         .filter(|(quantity, estimate)| quantity.unit == Unit::Ns && estimate.interval.is_none())
-        // A parameter without influence on the figures is in no determined sum.
+        // Skip parameters without influence on the figures, because no determined sum contains them.
         .filter(|(quantity, _)| knowledge.0.first().is_some_and(|best| best.sees(&quantity.cost)))
         .map(|(quantity, _)| quantity)
         .collect();

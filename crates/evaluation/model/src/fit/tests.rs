@@ -99,7 +99,7 @@ fn only_separable_parameters_have_intervals() {
     let (mut inside, mut all) = (0, 0);
     for seed in 1..=10 {
         let fit = fit(&Parameters::starting_point(RnicKind::Software), &bench(&truth, 0.02, seed)).unwrap();
-        // The CPU does the NIC's work, so no external measurement separates them.
+        // The CPU does the work of a software RNIC, so no external measurement separates these parameters.
         for hidden in ["o_nsnd_ns", "o_nrcv_ns", "o_snd_ns.batched", "l_ns", "o_post_ns.single"] {
             assert_eq!(
                 estimate(&fit, hidden).interval,
@@ -110,7 +110,7 @@ fn only_separable_parameters_have_intervals() {
         assert!(estimate(&fit, "g_var_ns_per_byte").interval.is_some(), "seed {seed}");
         assert!(estimate(&fit, "gap_latency_ns_per_byte").interval.is_some(), "seed {seed}");
         assert!(!fit.sums.is_empty(), "seed {seed}");
-        // If batches are posted, either CPU may be the bottleneck.
+        // If batches are posted, the sending or the receiving CPU may be the bottleneck.
         let receiving = "o_rcv_ns.batched + o_post_ns.batched + o_nrcv_ns";
         assert!(
             fit.sums.iter().all(|sum| sum.name != receiving),
@@ -124,7 +124,7 @@ fn only_separable_parameters_have_intervals() {
             assert!(low < high && low <= estimate.value && estimate.value <= high);
         }
     }
-    // The intervals promise 95 %, but the linear algebra only approximates the problem.
+    // The intervals should hold 95 % of the values, but the linear algebra only approximates the problem.
     assert!(inside * 100 >= all * 90, "only {inside} of {all} lie within their intervals");
 }
 
@@ -197,7 +197,7 @@ fn nic() -> Parameters {
     }
 }
 
-/// Returns measurements that reveal these bounds: batches over threads, many senders to one receiver, and shared
+/// Returns measurements that reveal the bounds of [`nic`]: batches over threads, many senders to one receiver, and shared
 /// queues.
 fn shared(truth: &Parameters, relative_noise: f64, seed: u64) -> Vec<Observation> {
     let mut noise = Noise(seed);
@@ -243,7 +243,7 @@ fn units_ceiling_and_shared_queues_are_recovered() {
             known += 1;
             inside += usize::from((low..=high).contains(&expected));
         }
-        // No operation is atomic.
+        // No measured operation is atomic, so the data does not determine this parameter.
         assert_eq!(estimate(&fit, "o_atomic_ns").interval, None, "seed {seed}");
     }
     assert!(known * 4 >= all * 3, "only {known} of {all} parameters have an interval");
@@ -339,7 +339,7 @@ fn single_operation_parameters_lie_within_their_intervals() {
             assert!(interval.is_some(), "seed {seed}: {name} has no interval");
             assert!((value / expected - 1.0).abs() < 0.1, "seed {seed}: {name} is {value}, not {expected}");
         }
-        // No receive is posted, and no queue is shared.
+        // The measurements post no receives and share no queue, so the data does not determine these parameters.
         for name in ["o_post_ns.single", "o_srq_ns", "o_repost_thread_ns"] {
             assert_eq!(
                 estimate(&fit, name).interval,
