@@ -15,7 +15,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// Returns the name as files write it.
+    /// Returns the name in published files.
     pub fn name(&self) -> &str {
         match self {
             Subject::Protocol(name) => name,
@@ -25,7 +25,7 @@ impl Subject {
     }
 }
 
-/// An operation of RDMA, or an exchange of two.
+/// An operation of RDMA, or an exchange of two operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PublishedOperation {
@@ -39,12 +39,12 @@ pub enum PublishedOperation {
     Read,
     /// Compare and swap.
     Cas,
-    /// A SEND, answered by a SEND of the same length.
+    /// A SEND with a SEND of the same length as response.
     RequestResponse,
 }
 
 impl PublishedOperation {
-    /// Returns the name as files write it.
+    /// Returns the name in published files.
     pub const fn name(self) -> &'static str {
         match self {
             PublishedOperation::Send => "send",
@@ -61,19 +61,20 @@ impl PublishedOperation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Store {
-    /// A chain of versions per key; clients remember its tail and swing the next pointer by CAS.
+    /// A chain of versions per key. Clients remember the tail of the chain and append a version by CAS on the next
+    /// pointer of the tail.
     VersionChain,
 }
 
-/// A number, a range of them, or "unknown".
+/// A number, a range of numbers, or "unknown".
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(from = "AnyAmount")]
 pub enum Amount {
-    /// The publication does not state it.
+    /// The publication does not state the number.
     Unknown,
-    /// One.
+    /// One number.
     Is(f64),
-    /// From the first to the second.
+    /// Range from the first to the second number, both included.
     Span(f64, f64),
 }
 
@@ -129,7 +130,7 @@ impl std::fmt::Display for Amount {
     }
 }
 
-/// The path MTU, as far as the publication states it.
+/// The path MTU, if the publication states the path MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "AnyPathMtu")]
 pub enum PathMtuSaid {
@@ -159,7 +160,7 @@ impl TryFrom<AnyPathMtu> for PathMtuSaid {
     }
 }
 
-/// Threads that receive.
+/// Assignment of receiving threads to connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Receivers {
@@ -173,9 +174,9 @@ pub enum Receivers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pace {
-    /// As fast as they can.
+    /// Senders send as fast as possible.
     Unlimited,
-    /// At the highest rate that provokes no RNR NAK.
+    /// Senders send at the highest rate that causes no RNR NAK.
     HighestWithoutRnr,
 }
 
@@ -183,67 +184,67 @@ pub enum Pace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Repost {
-    /// Each thread that returns a receive, under a lock.
+    /// Each thread reposts the receives that it frees, under a lock.
     Lock,
-    /// One thread for all.
+    /// One thread reposts the receives of all threads.
     Thread,
 }
 
-/// The completion for which the receiver of Direct-Read waits before it owns a message.
+/// Completion for which the receiver of Direct-Read waits before it processes a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fence {
-    /// There is no fence: the READ's completion.
+    /// Completion of the READ, in a protocol without a fence.
     Nothing,
-    /// READ and a fenced WRITE are posted together: the completion of the READ.
+    /// Completion of the READ, which is posted together with a fenced WRITE.
     ReadCompletion,
-    /// The same: the completion of the WRITE.
+    /// Completion of the fenced WRITE, which is posted together with the READ.
     WriteCompletion,
 }
 
-/// Configuration of a measurement, as published. Fields that the subject does not have are `None`.
+/// Configuration of a measurement, as published. Fields that do not apply to the subject are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Configuration {
     /// Bytes of payload per message or operation.
     pub bytes: Option<Amount>,
-    /// Messages unacknowledged, or operations outstanding, per connection.
+    /// Maximum number of unacknowledged messages, or of outstanding operations, per connection.
     pub window: Option<Amount>,
     /// Messages per post.
     pub batch: Option<Amount>,
-    /// Completions that a poll takes at most.
+    /// Maximum number of completions per poll.
     pub poll_list: Option<Amount>,
-    /// Receives that are posted in one list.
+    /// Number of receives in one posted list.
     pub repost_list: Option<Amount>,
-    /// Flow control by credits.
+    /// Whether messages have flow control by credits.
     pub credits: Option<bool>,
     /// Sending threads, which share one NIC.
     pub threads: Option<Amount>,
     /// Connections or queue pairs.
     pub connections: Option<Amount>,
-    /// Threads that receive.
+    /// Assignment of receiving threads to connections.
     pub receivers: Option<Receivers>,
-    /// Connections share a receive queue.
+    /// Whether connections share a receive queue.
     pub shared_receives: Option<bool>,
-    /// Threads that repost shared receives, if the publication states them.
+    /// Threads that repost shared receives, if the publication states these threads.
     pub repost_by: Option<Repost>,
     /// The path MTU.
     pub path_mtu: Option<PathMtuSaid>,
     /// Pace of the senders.
     pub pace: Option<Pace>,
-    /// For Direct-Read, the completion for which its receiver waits.
+    /// For Direct-Read, the completion for which the receiver waits.
     pub fence_waits_for: Option<Fence>,
-    /// Frames have a VLAN tag.
+    /// Whether frames have a VLAN tag.
     pub vlan: Option<bool>,
-    /// Messages carry immediate data.
+    /// Whether messages carry immediate data.
     pub immediate: Option<bool>,
-    /// Different addresses that operations go to.
+    /// Number of distinct addresses that the operations access.
     pub addresses: Option<Amount>,
-    /// Client threads of a store.
+    /// Number of client threads of a store.
     pub clients: Option<Amount>,
-    /// Keys of a store, or addresses that requests are drawn from.
+    /// Number of keys of a store, or of addresses from which requests choose.
     pub keys: Option<Amount>,
-    /// Skew of the Zipf distribution that keys are drawn from.
+    /// Exponent of the Zipf distribution of the keys.
     pub zipf: Option<Amount>,
     /// Share of operations that write, in percent.
     pub write_percent: Option<Amount>,
@@ -255,7 +256,7 @@ pub struct Configuration {
 pub(crate) struct Field {
     pub(crate) name: &'static str,
     pub(crate) is_there: fn(&Configuration) -> bool,
-    /// The range, if the field is an amount.
+    /// Allowed range, if the field is an amount.
     pub(crate) amount: Option<Range>,
 }
 
@@ -268,7 +269,7 @@ pub(crate) struct Range {
     pub(crate) is_whole: bool,
 }
 
-/// Upper limit of counts.
+/// Maximum value of counts.
 const MANY: f64 = (1_u64 << 30) as f64;
 
 macro_rules! field {
@@ -284,7 +285,7 @@ macro_rules! field {
     };
 }
 
-/// All fields.
+/// All fields of a configuration.
 pub(crate) const FIELDS: [Field; 22] = [
     field!(bytes, 0.0, MANY, true),
     field!(window, 1.0, MANY, true),
@@ -311,7 +312,7 @@ pub(crate) const FIELDS: [Field; 22] = [
 ];
 
 impl Subject {
-    /// Returns the required and the optional fields of its configuration.
+    /// Returns the required and the optional fields of a configuration with this subject.
     pub(crate) fn fields(&self) -> (&'static [&'static str], &'static [&'static str]) {
         const MESSAGES: [&str; 12] = [
             "bytes",

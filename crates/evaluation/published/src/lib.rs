@@ -1,14 +1,14 @@
 //! Published figures of RDMA message exchange as data: `data/published/*.toml`, one file per testbed.
 //!
-//! A [`Row`] is one published number, a [`Shape`] one published sentence with the numbers in it. Each states
-//! its experiment, its configuration, its source, and its uncertainties. The files are part of the program. [`all`]
-//! returns them parsed.
+//! A [`Row`] is one published number. A [`Shape`] is one published sentence with the numbers in the sentence. Rows and
+//! shapes state their experiment, configuration, source and uncertainties. The files are built into the crate, and
+//! [`all`] returns the parsed testbeds.
 //!
 //! ```
 //! use doorbell_published::{Unit, row};
 //!
 //! let ceiling = row("send-receive/batch-ceiling").ok_or("a row of T1")?;
-//! // Printed as Gbit/s, but divided by 1024^3.
+//! // The source prints Gbit/s, but its number is bit/s divided by 1024^3.
 //! assert_eq!(ceiling.value.unit, Unit::Gibit);
 //! assert!((ceiling.value.in_unit(Unit::Gb).ok_or("a throughput")? - 1.825).abs() < 0.001);
 //! # Ok::<(), &str>(())
@@ -33,7 +33,7 @@ pub use quantity::{Dimension, Quantity, Relation, Unit, Value};
 /// Published figures of one testbed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Testbed {
-    /// Its short name: T1.
+    /// Short name, such as T1.
     pub name: String,
     /// The subject of the study.
     pub about: String,
@@ -41,13 +41,13 @@ pub struct Testbed {
     pub hardware: String,
     /// The link's rate per direction, in 10^9 bits per second.
     pub link_gbps: f64,
-    /// Unknown facts about all its figures, as sentences.
+    /// Unknown facts that concern all figures of the testbed, as sentences.
     pub unknown: Vec<String>,
-    /// Sources of figures, by the key that rows name.
+    /// Sources of figures, by the key in the `source` field of rows and shapes.
     pub sources: BTreeMap<String, String>,
-    /// Its numbers.
+    /// Published numbers.
     pub rows: Vec<Row>,
-    /// Its sentences.
+    /// Published sentences.
     pub shapes: Vec<Shape>,
 }
 
@@ -58,7 +58,7 @@ pub struct Row {
     pub id: String,
     /// The published fact, as a sentence.
     pub says: String,
-    /// Its experiment: FAMILY/WHAT.
+    /// Name of the experiment in the form FAMILY/WHAT.
     pub experiment: String,
     /// The subject of the measurement.
     pub subject: Subject,
@@ -70,9 +70,9 @@ pub struct Row {
     pub value: Value,
     /// Configuration of the measurement.
     pub configuration: Configuration,
-    /// Its source: a key of [`Testbed::sources`].
+    /// Key of the source in [`Testbed::sources`].
     pub source: String,
-    /// Uncertainties, as sentences.
+    /// Uncertainties of the published fact, as sentences.
     pub uncertain: Vec<String>,
 }
 
@@ -83,22 +83,22 @@ pub struct Shape {
     pub id: String,
     /// The sentence.
     pub says: String,
-    /// Its experiment: FAMILY/WHAT.
+    /// Name of the experiment in the form FAMILY/WHAT.
     pub experiment: String,
     /// The subject of the measurement.
     pub subject: Subject,
-    /// The numbers in it, by a name that ends in the unit.
+    /// Numbers in the sentence, by a name that ends in the unit.
     pub numbers: BTreeMap<String, f64>,
     /// Configuration of the measurement.
     pub configuration: Configuration,
-    /// Its source: a key of [`Testbed::sources`].
+    /// Key of the source in [`Testbed::sources`].
     pub source: String,
-    /// Uncertainties, as sentences.
+    /// Uncertainties of the published fact, as sentences.
     pub uncertain: Vec<String>,
 }
 
 impl Testbed {
-    /// Parses the text of a file. Errors call it `file`.
+    /// Parses the text of a file. `file` is the name of the file in errors.
     ///
     /// # Errors
     ///
@@ -108,19 +108,19 @@ impl Testbed {
         load::testbed(file, text)
     }
 
-    /// Returns the number of this id.
+    /// Returns the published number with this id.
     pub fn row(&self, id: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.id == id)
     }
 
-    /// Returns the sentence of this id.
+    /// Returns the published sentence with this id.
     pub fn shape(&self, id: &str) -> Option<&Shape> {
         self.shapes.iter().find(|shape| shape.id == id)
     }
 }
 
 impl Shape {
-    /// Returns a number in the sentence.
+    /// Returns the number in the sentence with this name.
     pub fn number(&self, name: &str) -> Option<f64> {
         self.numbers.get(name).copied()
     }
@@ -139,17 +139,17 @@ pub fn all() -> &'static [Testbed] {
     &ALL
 }
 
-/// Returns the testbed of this name, ignoring case.
+/// Returns the testbed with this name, independent of case.
 pub fn testbed(name: &str) -> Option<&'static Testbed> {
     all().iter().find(|testbed| testbed.name.eq_ignore_ascii_case(name))
 }
 
-/// Returns the number of this id.
+/// Returns the published number with this id.
 pub fn row(id: &str) -> Option<&'static Row> {
     all().iter().find_map(|testbed| testbed.row(id))
 }
 
-/// Returns the sentence of this id.
+/// Returns the published sentence with this id.
 pub fn shape(id: &str) -> Option<&'static Shape> {
     all().iter().find_map(|testbed| testbed.shape(id))
 }

@@ -1,4 +1,4 @@
-//! Parser of the text of a file, with validation.
+//! Parser and validation of a file of published figures.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,21 +11,21 @@ use crate::{
     Amount, Configuration, PublishedOperation, Quantity, Relation, Row, Shape, Store, Subject, Testbed, Unit, Value,
 };
 
-/// Name of the layout of a file.
+/// Schema of a file of published figures.
 pub const SCHEMA: &str = "doorbell-published/1";
 
-/// Maximum depth of configurations that build on each other.
+/// Maximum depth of a chain of configurations in which each inherits the fields of the next.
 const DEEPEST: usize = 8;
-/// Maximum number of a row or a sentence.
+/// Maximum value of a number in a row or a sentence.
 const LARGEST: f64 = 1e15;
 
-/// Reason for which a file is rejected.
+/// Error for a rejected file of published figures.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}: {place}: {problem}")]
 pub struct LoadError {
     /// Name of the file.
     pub file: String,
-    /// Row and field, or the line.
+    /// Row and field, or number of the line, where the defect is.
     pub place: String,
     /// Description of the defect, and the allowed values.
     pub problem: String,
@@ -114,7 +114,7 @@ pub(crate) fn testbed(file: &str, text: &str) -> Result<Testbed, LoadError> {
     Ok(Testbed { name: testbed, about, hardware, link_gbps, unknown, sources, rows, shapes })
 }
 
-/// Reads a value. Errors name the field.
+/// Converts a TOML value into a type. Errors name the field.
 fn typed<T: DeserializeOwned>(file: &str, within: &str, value: Toml) -> Result<T, LoadError> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();

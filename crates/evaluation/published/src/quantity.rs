@@ -1,4 +1,4 @@
-//! Numbers with units, and the quantities that they measure.
+//! Numbers with units, and the quantities that the numbers measure.
 
 use serde::Deserialize;
 
@@ -15,7 +15,7 @@ pub enum Dimension {
     DataRate,
     /// Bytes.
     Size,
-    /// A number without unit; 1 means the whole, or an equal amount.
+    /// A number without unit. As a share, 1 means the whole; as a factor, 1 means equality.
     Ratio,
     /// Messages.
     Messages,
@@ -34,16 +34,16 @@ pub enum Unit {
     /// Microseconds per 1024 bytes.
     #[serde(rename = "us/KiB")]
     UsPerKib,
-    /// Per second.
+    /// Events per second.
     #[serde(rename = "/s")]
     PerSecond,
-    /// Thousands per second.
+    /// Thousands of events per second.
     #[serde(rename = "k/s")]
     Thousands,
-    /// Millions per second.
+    /// Millions of events per second.
     #[serde(rename = "M/s")]
     Millions,
-    /// 2^30 bits per second, which T1 prints as Gbit/s.
+    /// 2^30 bits per second. The source of T1 prints this unit as Gbit/s.
     #[serde(rename = "Gibit/s")]
     Gibit,
     /// 10^9 bits per second.
@@ -61,7 +61,7 @@ pub enum Unit {
     /// Percent.
     #[serde(rename = "%")]
     Percent,
-    /// Times as much.
+    /// Factor relative to another value.
     #[serde(rename = "times")]
     Times,
     /// Messages.
@@ -76,7 +76,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Returns the unit as files and tables write it.
+    /// Returns the name of the unit in files and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Unit::Us => "us",
@@ -112,7 +112,7 @@ impl Unit {
         }
     }
 
-    /// Returns one of this unit in the base unit of its [`Dimension`].
+    /// Returns the value of one unit in the base unit of its [`Dimension`].
     const fn base(self) -> f64 {
         match self {
             Unit::Us | Unit::Thousands => 1e3,
@@ -154,12 +154,12 @@ pub struct Value {
 }
 
 impl Value {
-    /// Returns the number in the base unit of the [`Dimension`]: nanoseconds, bytes per second, 1 for the whole.
+    /// Returns the number in the base unit of its [`Dimension`], for example in nanoseconds or bytes per second.
     pub fn in_base(self) -> f64 {
         self.number * self.unit.base()
     }
 
-    /// Returns the number in another unit of the same dimension.
+    /// Returns the number in another unit, or `None` if the unit has another dimension.
     pub fn in_unit(self, unit: Unit) -> Option<f64> {
         (unit.dimension() == self.unit.dimension()).then(|| unit.from_base(self.in_base()))
     }
@@ -176,22 +176,22 @@ impl std::fmt::Display for Value {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Relation {
-    /// Exactly, counted or computed.
+    /// The number is exact, since it was counted or computed.
     Is,
-    /// About.
+    /// The measured value is about the number.
     About,
-    /// A little over.
+    /// The measured value is a little over the number.
     Over,
-    /// Nearly.
+    /// The measured value is nearly the number.
     Nearly,
-    /// This or more.
+    /// The measured value is the number or more.
     AtLeast,
-    /// This or less.
+    /// The measured value is the number or less.
     AtMost,
 }
 
 impl Relation {
-    /// Returns the words before a number.
+    /// Returns the words that stand before a number in a sentence.
     pub const fn words(self) -> &'static str {
         match self {
             Relation::Is => "",
@@ -203,8 +203,8 @@ impl Relation {
         }
     }
 
-    /// Returns the relative error of `found` against the published number: 0.1 is a tenth too high. For a bound, only
-    /// values on its wrong side are errors.
+    /// Returns the relative error of `found` against the published number: 0.1 means 10 % too high. For a bound, the
+    /// error is 0 if `found` keeps the bound.
     pub fn deviation(self, published: f64, found: f64) -> f64 {
         let off = found / published - 1.0;
         match self {
@@ -219,42 +219,43 @@ impl Relation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Quantity {
-    /// Half a round trip of a ping-pong, median.
+    /// Median of half of the round trip of a ping-pong.
     Latency,
-    /// The additional time of a message with a fence.
+    /// Latency of a message with a fence, minus the latency without a fence.
     LatencyOverUnfenced,
-    /// The additional latency per byte.
+    /// Additional latency per byte of payload.
     LatencyPerSize,
-    /// Messages per second, all connections together.
+    /// Messages per second of all connections together.
     MessageRate,
-    /// Operations per second, all queue pairs together.
+    /// Operations per second of all queue pairs together.
     OperationRate,
     /// Payload bytes per second.
     Throughput,
-    /// Payload that arrives, over what the line carries of such messages.
+    /// Payload rate that arrives, divided by the payload rate of such messages that the line can carry.
     LineShare,
-    /// The least window that reaches the highest rate.
+    /// Smallest window that reaches the highest rate.
     SaturatingWindow,
-    /// The least batch that reaches the highest rate.
+    /// Smallest batch that reaches the highest rate.
     SaturatingBatch,
-    /// The fewest connections that reach the highest rate.
+    /// Smallest number of connections that reaches the highest rate.
     SaturatingConnections,
-    /// The gap between sends at a window of one, over the CPU time of a send.
+    /// Gap between sends at a window of one, divided by the CPU time of a send.
     GapOverSend,
-    /// The highest rate of any window, over that of a window of one.
+    /// Highest rate of all windows, divided by the rate at a window of one.
     GainOfWindow,
-    /// The rate with this batch, over one per post.
+    /// Rate with the batch of the configuration, divided by the rate with one message per post.
     GainOfBatch,
-    /// The rate with completions taken in lists, over one at a time.
+    /// Rate with the `poll_list` of the configuration, divided by the rate with one completion per poll.
     GainOfPollList,
-    /// Messages per second, over those of 512 B.
+    /// Messages per second, divided by the messages per second of 512 B messages.
     #[serde(rename = "rate-over-512")]
     RateOver512,
-    /// Messages per second with a shared receive queue, over those with receives of each queue pair's own.
+    /// Messages per second with a shared receive queue, divided by the messages per second if each queue pair has its
+    /// own receives.
     SharedOverOwn,
-    /// The shortest message that fills the line.
+    /// Size of the shortest message that fills the line.
     LineFillingSize,
-    /// The longest message that a NIC delivers in the completion.
+    /// Size of the longest message that a NIC delivers in the completion.
     InlineReceiveSize,
     /// Packets per second that the target receives.
     PacketsIn,
@@ -264,25 +265,26 @@ pub enum Quantity {
     BytesIn,
     /// Frame bytes per packet in the direction of requests.
     RequestBytesPerPacket,
-    /// Frame bytes per packet in the direction of answers.
+    /// Frame bytes per packet in the direction of responses.
     ResponseBytesPerPacket,
     /// Frame bytes of a packet in the middle of a long message.
     MiddlePacketBytes,
-    /// Payload of a packet in the middle of a long message, over its line bytes.
+    /// Payload of a packet in the middle of a long message, divided by the line bytes of the packet.
     MiddlePacketEfficiency,
     /// Packets per operation in the direction of requests.
     RequestPacketsPerOperation,
-    /// Packets per operation in the direction of answers.
+    /// Packets per operation in the direction of responses.
     ResponsePacketsPerOperation,
     /// Share of write attempts that succeed.
     SuccessOfWrites,
     /// Share of read attempts that succeed.
     SuccessOfReads,
-    /// Bytes per operation, over those of a run in which each try succeeds.
+    /// Bytes per operation, divided by the bytes per operation if each attempt succeeds.
     BytesInflation,
-    /// 99 % latency, over that of operations that are steered to the newest version.
+    /// 99th percentile of the latency, divided by the 99th percentile for clients that always start at the newest
+    /// version.
     TailInflation,
-    /// Operations in flight.
+    /// Number of operations in flight.
     InFlight,
     /// Share of requests that arrive in the order in which they were posted.
     InOrder,
@@ -293,7 +295,7 @@ pub enum Quantity {
 }
 
 impl Quantity {
-    /// Returns the dimension of its numbers.
+    /// Returns the dimension of the numbers of this quantity.
     pub const fn dimension(self) -> Dimension {
         match self {
             Quantity::Latency | Quantity::LatencyOverUnfenced => Dimension::Time,

@@ -69,7 +69,7 @@ fn every_file_loads_and_every_row_is_complete() {
                 || testbed.shapes.iter().any(|shape| shape.source == *source);
             assert!(is_named, "{file}: nothing is of source {source}");
         }
-        // If the source does not batch, lists have one entry. On T1, only rows that mention credits had them.
+        // If the source states no batch, lists have one entry. On T1, only the rows that mention credits used credits.
         for row in testbed.rows.iter().filter(|row| matches!(row.subject, Subject::Protocol(_))) {
             let it = &row.configuration;
             assert_eq!(it.credits, Some(false), "{}", row.id);
@@ -80,7 +80,7 @@ fn every_file_loads_and_every_row_is_complete() {
             assert_eq!(many, row.experiment.contains("n-to-1"), "{}", row.id);
             assert!(!many || it.pace == Some(Pace::HighestWithoutRnr), "{}", row.id);
         }
-        // The fence of a configuration is the fence of its protocol.
+        // A configuration has a fence if and only if its protocol has a fence.
         let rows = testbed.rows.iter().map(|row| (&row.id, &row.subject, &row.configuration));
         let shapes = testbed.shapes.iter().map(|shape| (&shape.id, &shape.subject, &shape.configuration));
         for (id, subject, configuration) in rows.chain(shapes) {
@@ -204,7 +204,7 @@ fn what_is_wrong_names_file_row_field_and_what_is_allowed() {
 }
 
 proptest! {
-    /// A damaged file gives a testbed or an error that names the file, never a panic.
+    /// The parser returns a testbed or an error that names the file for a damaged file, and never panics.
     #[test]
     fn damage_is_survived(at in 0..SMALL.len(), lost in 0..60_usize, instead in "[-0-9a-z\"{}\\[\\],=. \n]{0,12}") {
         let end = (at + lost).min(SMALL.len());
