@@ -1,10 +1,10 @@
 //! Data of Doorbell as text, built into the program. The crates that use the data parse and check it.
 //!
-//! Each file exists once, in this crate's folder. So a package builds from its own files.
+//! Each data file exists only once, in the folder of this crate, so that the package builds from its own files.
 
 #![no_std]
 
-/// A file of this crate.
+/// A data file of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct File {
     /// Name without folder and extension, such as `connectx5`.
@@ -25,16 +25,16 @@ macro_rules! files {
     };
 }
 
-/// Published figures, by testbed. `doorbell-published` documents the layout.
+/// Published figures, one file per testbed. `doorbell-published` documents the layout.
 pub const PUBLISHED: &[File] = files!("published": "t1", "t2", "t3");
 
 /// Testbeds of the simulator. `doorbell-sim` documents the layout.
 pub const TESTBEDS: &[File] = files!("testbeds": "connectx5-100g", "counters-100g", "connectx5-100g-far");
 
-/// Hardware that testbeds consist of, in the layout of testbeds.
+/// Hardware of which the testbeds of the simulator consist, in the layout of testbeds.
 pub const HARDWARE: &[File] = files!("hardware": "connectx5", "xeon-gold-6152", "ethernet-100g");
 
-/// Parameters of the performance model, by published testbed. `doorbell-model` documents the layout.
+/// Parameters of the performance model, one file per published testbed. `doorbell-model` documents the layout.
 pub const PARAMETERS: &[File] = files!("parameters": "t1", "t2", "t3");
 
 /// Reasons why the performance model makes no prediction for some published figures.

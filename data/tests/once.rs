@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders without sources.
+/// Folders that the test skips, since they hold no sources.
 const LEFT_OUT: [&str; 3] = [".git", "target", "benchmarks"];
 
 fn visit(folder: &Path, file: &mut dyn FnMut(PathBuf)) {
@@ -12,12 +12,12 @@ fn visit(folder: &Path, file: &mut dyn FnMut(PathBuf)) {
         if LEFT_OUT.iter().any(|name| entry.file_name() == *name) {
             continue;
         }
-        // A link to a folder is no folder here, so no loop can occur.
+        // `file_type` reports a link to a folder as a link, so the recursion cannot loop.
         if entry.file_type().unwrap().is_dir() { visit(&entry.path(), file) } else { file(entry.path()) }
     }
 }
 
-/// Returns the reason for which one of these files violates the rule.
+/// Returns a sentence about the first file that is a copy of a data file or a link to a data file.
 fn violation(files: &[PathBuf], data: &Path) -> Option<String> {
     let is_data = |path: &Path| path.starts_with(data) && path.extension().is_some_and(|extension| extension == "toml");
     let own: BTreeMap<Vec<u8>, &PathBuf> =
@@ -38,7 +38,7 @@ fn violation(files: &[PathBuf], data: &Path) -> Option<String> {
 #[test]
 fn data_is_neither_copied_nor_linked() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR"));
-    // The package alone has no workspace around it.
+    // An unpacked package has no workspace around it, so the test then searches only the package.
     let root = data.parent().filter(|root| root.join("Cargo.lock").exists()).unwrap_or(data);
     let mut files = Vec::new();
     visit(&root.canonicalize().unwrap(), &mut |path| files.push(path));
