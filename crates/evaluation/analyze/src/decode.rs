@@ -1,8 +1,8 @@
 //! RoCE v2 in a capture: conversations, operations, retransmissions, NAKs and times to acknowledgement.
 //!
-//! [`decode`] reads pcap and pcapng files frame by frame. Captures may have any length, because the state is bounded:
-//! it holds at most [`Options::max_conversations`] conversations with some tens of kilobytes each. Packets of further
-//! conversations are only counted.
+//! [`decode`] reads pcap and pcapng files frame by frame. Captures may have any length, because the state of the
+//! decoder is bounded. It holds at most [`Options::max_conversations`] conversations with some tens of kilobytes each.
+//! The decoder only counts the packets of further conversations.
 //!
 //! A packet names its destination queue pair, but not its source queue pair. The decoder joins the two directions of a
 //! conversation when an answer carries a sequence number that only the requests of one direction explain.
@@ -31,7 +31,8 @@ pub use summary::{
 pub struct Options {
     /// UDP destination port of RoCE v2 packets.
     pub udp_port: u16,
-    /// Maximum number of conversations with separate counters. Packets of others are counted together.
+    /// Maximum number of conversations with separate counters. Packets of further conversations are counted
+    /// together.
     pub max_conversations: usize,
     /// Whether the conversations exclude packets with a wrong ICRC, as an RNIC drops them.
     pub drop_bad_icrc: bool,
@@ -43,7 +44,8 @@ impl Default for Options {
     }
 }
 
-/// Reads a capture to its end. If reading stops before, [`Summary::stopped`] holds the reason and the result is `Ok`.
+/// Reads a capture to its end. If reading stops before the end, the result is still `Ok`, and
+/// [`Summary::stopped`] holds the reason.
 ///
 /// # Errors
 ///

@@ -5,14 +5,15 @@
 //! payloads, operations per second and acknowledgements. The most plausible operations come first.
 //!
 //! The counters are ambiguous. A SEND of 1 byte and an ACK both have 62 bytes. A SEND of 20 bytes is as long as a WRITE
-//! of 4. Compare and swap is as long as fetch and add. The answer contains each explanation that fits within a
-//! tolerance ([`Hints::tolerance`]), since counters are not read at one moment. It also names the *nearest* payload.
+//! of 4 bytes. Compare and swap is as long as fetch and add. The counters are not read at the same moment, so the
+//! answer contains each explanation that fits within a tolerance ([`Hints::tolerance`]). Each explanation also names the
+//! *nearest* payload.
 //!
 //! ```
 //! use doorbell_analyze::explain::{Hints, Rates, Requester, explain};
 //! use doorbell_wire::MessageKind;
 //!
-//! // 481 k frames of 78 bytes per second arrive, and the same number of 62 bytes leave.
+//! // 481 k frames of 78 bytes per second arrive, and 481 k frames of 62 bytes per second leave.
 //! let rates =
 //!     Rates { rx_packets: 481e3, rx_bytes: 481e3 * 78.0, tx_packets: 481e3, tx_bytes: 481e3 * 62.0 };
 //! let answer = explain(&rates, &Hints::default())?;
@@ -36,21 +37,23 @@ use serde::{Deserialize, Serialize, Serializer};
 
 pub use check::ExplainError;
 
-/// Name of the layout of an [`Answer`].
+/// Schema of an [`Answer`] as JSON.
 pub const SCHEMA: &str = "doorbell-wire-explain/1";
 
-/// Default tolerance of a mean packet length, as a share. Bytes and packets are separate counters, and each may be off
-/// by half of it.
+/// Default tolerance of a mean packet length, as a share. Bytes and packets are separate counters, and each counter may
+/// be wrong by half of the tolerance.
 pub const DEFAULT_TOLERANCE: f64 = 0.01;
 
-/// Tolerance between the two directions, as a share, since their counters are not read at the same moment.
+/// Maximum relative difference between equal rates of the two directions, since the counters of the two directions are
+/// not read at the same moment.
 pub const SKEW: f64 = 0.04;
 
-/// Maximum number of explanations of an answer. Less plausible ones are left out and counted.
+/// Maximum number of explanations in an answer. [`Answer::left_out`] counts the less plausible explanations beyond this
+/// number.
 const MAX_EXPLANATIONS: usize = 24;
 
-/// Rates of the counters of RDMA traffic of the observed host. Bytes are those of Ethernet frames without FCS, preamble
-/// and gap.
+/// Rates of the counters of RDMA traffic of the observed host. Bytes are bytes of Ethernet frames without FCS,
+/// preamble and gap.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Rates {
     /// Bytes received per second.
@@ -64,7 +67,8 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Returns the rates of a device's counters, named as vendors do, from their growth in `seconds`.
+    /// Returns the rates from the growth of a device's counters in `seconds`. The counters have the names that vendors
+    /// use.
     pub fn of(counters: &BTreeMap<String, u64>, seconds: f64) -> Self {
         let rate = |name: &str| counters.get(name).copied().unwrap_or(0) as f64 / seconds;
         Self {
@@ -76,10 +80,10 @@ impl Rates {
     }
 }
 
-/// Known facts besides the counters.
+/// Facts about the traffic that are known in addition to the counters.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Hints {
-    /// Path MTU; `None` considers all.
+    /// Path MTU; with `None`, all path MTUs are considered.
     pub mtu: Option<PathMtu>,
     /// Whether the traffic is IPv6. Otherwise both versions are considered, and IPv4 is more plausible.
     pub ipv6: bool,
@@ -87,7 +91,7 @@ pub struct Hints {
     pub vlan: bool,
     /// Link rate per direction, in bits per second.
     pub link_bits_per_s: Option<f64>,
-    /// Maximum relative error of a packet's mean length: 0 to 0.1.
+    /// Maximum relative error of a mean packet length, from 0 to 0.1.
     pub tolerance: f64,
 }
 
@@ -108,7 +112,8 @@ impl Hints {
         self.mtu.map_or_else(|| PathMtu::ALL.to_vec(), |mtu| vec![mtu])
     }
 
-    /// Returns the range of a mean length, if bytes and packets are each off by half the tolerance.
+    /// Returns the range of the true mean length, if the counters of bytes and of packets are each wrong by up to half
+    /// of the tolerance.
     fn around(&self, mean: f64) -> Range {
         let half = self.tolerance / 2.0;
         let factor = (1.0 + half) / (1.0 - half);
@@ -139,10 +144,10 @@ pub enum Requester {
 pub enum Pattern {
     /// Messages in one direction, and only acknowledgements in the other.
     OneWay,
-    /// Like [`OneWay`](Pattern::OneWay), with credits that the receiver grants by messages without payload. Those
-    /// messages are acknowledged too.
+    /// Like [`OneWay`](Pattern::OneWay), with credits that the receiver grants by messages without payload. The
+    /// sender acknowledges these messages.
     OneWayWithCredits,
-    /// Requests in one direction, and their data in the other: READs and atomic operations.
+    /// Requests in one direction, and responses with data in the other direction: READs and atomic operations.
     Fetch,
     /// Messages in both directions at the same rate, such as requests and responses.
     RequestResponse,
@@ -189,7 +194,7 @@ impl Range {
 pub struct Explanation {
     /// Explanation in a sentence.
     pub summary: String,
-    /// Operations of the messages; several if they have equal lengths.
+    /// Operations of the messages; several if the messages of several operations have the same length.
     #[serde(serialize_with = "by_name")]
     pub operations: Vec<MessageKind>,
     /// Transports of the messages; several if the counters cannot distinguish them.
@@ -197,13 +202,13 @@ pub struct Explanation {
     pub transports: Vec<Transport>,
     /// Direction of the messages.
     pub pattern: Pattern,
-    /// Side that posts the requests. For request-response, either side may have begun.
+    /// Side that posts the requests. For request-response, either side can be the requester.
     pub requester: Requester,
-    /// Payload bytes per message, within the tolerance. For request-response, those of the messages that this host
-    /// sends.
+    /// Payload bytes per message, within the tolerance. For request-response, payload bytes of the messages that this
+    /// host sends.
     pub payload_bytes: Span,
-    /// Payload whose packets come nearest to the counted length; `None` if there is no single one. For long READs,
-    /// the payload of each request, which may ask for a piece.
+    /// Payload whose packets have a length nearest to the counted length; `None` if several payloads are equally near.
+    /// For long READs, the payload that each request asks for, since a program can read in pieces.
     pub nearest_payload_bytes: Option<Span>,
     /// For request-response, payload bytes of the messages that this host receives.
     pub received_payload_bytes: Option<Span>,
@@ -221,11 +226,11 @@ pub struct Explanation {
     pub ip_version: u8,
     /// Whether frames have a VLAN tag.
     pub vlan: bool,
-    /// Relative distance between the counted packet length and that of the nearest payload.
+    /// Relative distance between the counted packet length and the packet length of the nearest payload.
     pub misfit: f64,
     /// Reasons for and against the explanation, as sentences.
     pub reasons: Vec<String>,
-    /// Rank of the explanation: 0 is as expected, and larger values are less plausible.
+    /// Implausibility of the explanation: the sum of its weights. Larger values are less plausible.
     pub implausibility: f64,
 }
 
@@ -234,9 +239,9 @@ pub struct Explanation {
 pub struct LinkUse {
     /// Capacity of each direction in bits per second.
     pub link_bits_per_s: f64,
-    /// Utilization of the incoming direction, with preamble, FCS, gap and padding.
+    /// Share of the incoming direction's capacity that is used, with preamble, FCS, gap and padding.
     pub rx_share: f64,
-    /// Utilization of the outgoing direction, with the same additions.
+    /// Share of the outgoing direction's capacity that is used, with preamble, FCS, gap and padding.
     pub tx_share: f64,
     /// Payload of the most plausible explanation, as a share of the line bytes of its direction.
     pub goodput_share_of_used: Option<Range>,
@@ -255,13 +260,14 @@ pub struct Answer {
     pub tx_bytes_per_packet: Option<f64>,
     /// Answer in a sentence.
     pub verdict: String,
-    /// Explanations that fit, the most plausible first. Empty if no single operation fits.
+    /// Explanations that fit the rates, the most plausible first. Empty if no explanation fits.
     pub explanations: Vec<Explanation>,
-    /// Number of explanations in the [`verdict`](Self::verdict): the first one, and those that are nearly as plausible.
+    /// Number of explanations in the [`verdict`](Self::verdict): the first explanation and explanations that are nearly
+    /// as plausible.
     pub named: usize,
     /// Number of less plausible explanations that were left out.
     pub left_out: usize,
-    /// Utilization of the link, if its rate is known.
+    /// Utilization of the link, if the rate of the link is known.
     pub link: Option<LinkUse>,
     /// Further facts, as sentences.
     pub notes: Vec<String>,
@@ -272,8 +278,8 @@ pub struct Answer {
 /// # Errors
 ///
 /// Returns an error if no RoCE v2 traffic can cause these rates. Examples are a negative or infinite rate, bytes
-/// without packets, packets without bytes, and packets shorter or longer than those of RoCE v2. Also rejects a link
-/// rate or a tolerance that is out of range.
+/// without packets, packets without bytes, and packets shorter or longer than those of RoCE v2. A link rate
+/// or a tolerance out of its range is an error, too.
 pub fn explain(rates: &Rates, hints: &Hints) -> Result<Answer, ExplainError> {
     check::check(rates, hints)?;
     let mut explanations = shapes::all(rates, hints);
@@ -303,7 +309,7 @@ pub fn explain(rates: &Rates, hints: &Hints) -> Result<Answer, ExplainError> {
 }
 
 impl Answer {
-    /// Returns the explanations of the verdict.
+    /// Returns the explanations that the verdict names.
     pub fn named(&self) -> &[Explanation] {
         &self.explanations[..self.named]
     }

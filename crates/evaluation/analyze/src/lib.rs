@@ -3,7 +3,7 @@
 //! ```
 //! use doorbell_analyze::explain::{Hints, Rates, explain};
 //!
-//! // Growth of the counters of a server in one second: packets of 78 bytes arrived, and each was acknowledged.
+//! // In one second, a server's counters grew by these numbers: packets of 78 bytes arrived, and each was acknowledged.
 //! let rates = Rates { rx_packets: 481e3, rx_bytes: 481e3 * 78.0, tx_packets: 481e3, tx_bytes: 481e3 * 62.0 };
 //! let answer = explain(&rates, &Hints::default())?;
 //! println!("{}", answer.verdict);
@@ -13,8 +13,8 @@
 //! ```
 //!
 //! [`explain`](mod@explain) derives the probable operations of an application from four rates of an RNIC's counters.
-//! [`decode`](mod@decode) reports the contents of a capture. Both work on packets and rates, without a device or a
-//! connection.
+//! [`decode`](mod@decode) reports the contents of a capture. Both modules need no device and
+//! no connection.
 #![forbid(unsafe_code)]
 
 pub mod decode;

@@ -1,13 +1,13 @@
 //! Reads capture files, pcap and pcapng, one frame at a time.
 //!
-//! The module does not use a crate, because existing readers fail on captures of RDMA. Such captures have packets cut
-//! by the snap length, files that end within a packet, and pcapng timestamps in units that each interface chooses.
+//! The module does not use a crate, because existing readers fail on captures of RDMA. Such captures can have packets
+//! cut by the snap length, files that end within a packet, and pcapng timestamps in units that each interface chooses.
 
 use std::io::{self, Read};
 
 use doorbell_wire::FaultMarks;
 
-/// Maximum bytes of a captured frame. A longer length means that the file is damaged.
+/// Maximum number of bytes of a captured frame. If a length is larger, the file is damaged.
 pub const MAX_FRAME_BYTES: usize = 1 << 20;
 
 /// Maximum number of interfaces of a capture.
@@ -15,7 +15,7 @@ const MAX_INTERFACES: usize = 4096;
 
 const BUFFER_BYTES: usize = 4 << 20;
 
-/// Link type of the frames of a capture: a number from tcpdump's registry.
+/// Link type of the frames of a capture: a number from the LINKTYPE registry of tcpdump.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct LinkType(pub u16);
 
@@ -24,7 +24,7 @@ impl LinkType {
     pub const NULL: LinkType = LinkType(0);
     /// Ethernet, with or without VLAN tags.
     pub const ETHERNET: LinkType = LinkType(1);
-    /// IP without anything before it.
+    /// IPv4 or IPv6 without a link header.
     pub const RAW: LinkType = LinkType(101);
     /// OpenBSD loopback.
     pub const LOOP: LinkType = LinkType(108);
@@ -39,7 +39,7 @@ impl LinkType {
 
     /// Returns whether the reader supports frames of this link type.
     pub fn is_known(self) -> bool {
-        // 12 and 14 are raw IP on some systems.
+        // 12 and 14 are the numbers of raw IP on some systems.
         matches!(self.0, 0 | 1 | 12 | 14 | 101 | 108 | 113 | 228 | 229 | 276)
     }
 }
@@ -70,7 +70,7 @@ impl std::fmt::Display for LinkType {
     }
 }
 
-/// Reasons for which a capture cannot be read, or not to its end.
+/// Errors of reading a capture. The texts are sentences whose subject is the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaptureError {
@@ -119,11 +119,11 @@ pub struct CapturedFrame<'a> {
     pub timestamp_ns: Option<u64>,
     /// Link type of the frame.
     pub link_type: LinkType,
-    /// Number of the interface in the file, over all sections.
+    /// Number of the interface in the file, counted over all sections.
     pub interface: u32,
     /// Direction of the frame, encoded as in pcapng's flags: 0 unknown, 1 inbound, 2 outbound.
     pub direction: u8,
-    /// Injected faults that struck the frame, if the capture is a software RNIC's own.
+    /// Injected faults that struck the frame, if a software RNIC wrote the capture.
     pub faults: FaultMarks,
     /// Length of the frame on the link.
     pub original_bytes: usize,
@@ -163,9 +163,9 @@ struct Interface {
 
 #[derive(Clone, Copy, Debug)]
 enum TimeUnit {
-    /// 10^-n s.
+    /// Time unit of 10^-n s.
     Decimal(u32),
-    /// 2^-n s.
+    /// Time unit of 2^-n s.
     Binary(u32),
 }
 
@@ -210,7 +210,7 @@ impl<R: Read> CaptureReader<R> {
             0xa1b2_3c4d => (true, true),
             0x4d3c_b2a1 => (false, true),
             SECTION_HEADER => {
-                // `next` reads the first block like any other.
+                // `next` reads the first block in the same way as the other blocks.
                 return Ok(Self {
                     input,
                     format: Format::PcapNg { big_endian: false, interfaces: Vec::new(), earlier_interfaces: 0 },
@@ -363,7 +363,7 @@ fn next_pcap<R: Read>(
     }))
 }
 
-/// The body of an interface description block.
+/// Parses the body of an interface description block.
 fn interface(body: &[u8], big_endian: bool) -> Option<Interface> {
     if body.len() < 8 {
         return None;
@@ -388,7 +388,7 @@ fn interface(body: &[u8], big_endian: bool) -> Option<Interface> {
     Some(interface)
 }
 
-/// The options at the end of a block, up to the first that is damaged.
+/// Returns the options at the end of a block, up to the first damaged option.
 fn options(mut bytes: &[u8], big_endian: bool) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let header = bytes.get(..4)?;
@@ -399,7 +399,7 @@ fn options(mut bytes: &[u8], big_endian: bool) -> impl Iterator<Item = (u16, &[u
     })
 }
 
-/// The body of a block that holds a packet.
+/// Parses the body of a block that holds a packet.
 fn packet<'a>(
     kind: u32,
     body: &'a [u8],
@@ -474,7 +474,7 @@ struct Input<R> {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// Bytes taken since the start of the file.
+    /// Number of bytes consumed since the start of the file.
     taken: u64,
 }
 
@@ -483,8 +483,8 @@ impl<R: Read> Input<R> {
         &self.buffer[self.start..self.end]
     }
 
-    /// Reads until `bytes` bytes are available, which must fit into the buffer. Returns `false` if the file ends
-    /// before.
+    /// Reads until `bytes` bytes are available. `bytes` must not exceed the size of the buffer. Returns `false` if the
+    /// file ends earlier.
     fn fill(&mut self, bytes: usize) -> io::Result<bool> {
         if self.end - self.start >= bytes {
             return Ok(true);
@@ -511,7 +511,7 @@ impl<R: Read> Input<R> {
         &self.buffer[at..at + bytes]
     }
 
-    /// Skips bytes. Returns `false` if the file ends before.
+    /// Skips `bytes` bytes. Returns `false` if the file ends earlier.
     fn skip(&mut self, mut bytes: u64) -> io::Result<bool> {
         while bytes > 0 {
             if !self.fill(1)? {

@@ -1,8 +1,8 @@
 //! Second copies of packets. A capture of several interfaces, of both ends of a link, or of both sides of a router
 //! holds each packet more than once.
 //!
-//! A packet that one point of observation sees again was transmitted again. A packet that another point sees as often
-//! as the first one is the same transmission.
+//! If one point of observation sees a packet twice, the sender transmitted the packet twice. If two points see a packet
+//! once each, they saw the same transmission.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -12,13 +12,13 @@ use rustc_hash::{FxBuildHasher, FxHasher};
 
 use super::capture::{CapturedFrame, LinkType};
 
-/// Number of remembered packets, more than any switch or router holds back.
+/// Number of packets that are remembered. No switch or router holds back more packets.
 const WINDOW: usize = 1 << 16;
 
-/// Maximum number of points distinguished per packet. A host with a bond, VLANs, a bridge and veth pairs has fewer.
+/// Maximum number of points of observation that are distinguished per packet. A host with a bond, VLANs, a bridge and veth pairs has fewer.
 const MAX_POINTS: usize = 8;
 
-/// The byte of the BTH that switches may change: congestion marks, which the ICRC does not cover either.
+/// Index of the BTH byte with congestion marks. Switches may change this byte, and the ICRC does not cover it.
 const CONGESTION_BYTE: usize = 4;
 
 /// A point of observation.
@@ -31,7 +31,7 @@ impl Point {
         let mut hasher = FxHasher::default();
         (frame.interface, frame.direction, frame.link_type.0, hop_limit).hash(&mut hasher);
         layers.hash(&mut hasher);
-        // Addresses; of cooked captures also the interface and whether the host sent the frame.
+        // Hash the link addresses. Cooked headers also hold the interface and whether the host sent the frame.
         let bytes = match frame.link_type {
             LinkType::ETHERNET => 12,
             LinkType::LINUX_SLL => 14,
@@ -43,7 +43,7 @@ impl Point {
     }
 }
 
-/// Returns the digest of the facts that distinguish a packet from others at every point. `bytes` are the captured bytes
+/// Returns a digest of those fields of a packet that are the same at every point of observation. `bytes` are the captured bytes
 /// from the BTH on.
 pub(super) fn identity(datagram: &Datagram<'_>, bytes: &[u8], whole_bytes: usize) -> u64 {
     let mut hasher = FxHasher::default();
@@ -54,7 +54,7 @@ pub(super) fn identity(datagram: &Datagram<'_>, bytes: &[u8], whole_bytes: usize
     bth[CONGESTION_BYTE] = 0;
     bth.hash(&mut hasher);
     if bytes.len() == whole_bytes {
-        // The ICRC covers the rest.
+        // The ICRC covers the other bytes, so the ICRC identifies them.
         bytes.last_chunk::<ICRC_LEN>().hash(&mut hasher);
     } else {
         datagram.outer.identification.hash(&mut hasher);
@@ -62,10 +62,10 @@ pub(super) fn identity(datagram: &Datagram<'_>, bytes: &[u8], whole_bytes: usize
     hasher.finish()
 }
 
-/// Points that saw a packet, with their counts.
+/// Points that saw a packet, each with the number of times that it saw the packet.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Maximum count of one point.
+    /// Largest number of times that one point saw the packet.
     transmissions: u32,
     points: [Option<(Point, u32)>; MAX_POINTS],
 }
@@ -79,7 +79,7 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Notes a packet. Returns whether another point has seen this transmission already.
+    /// Counts a packet at a point. Returns whether another point has already seen this transmission.
     pub(super) fn is_second(&mut self, identity: u64, point: Point) -> bool {
         if !self.seen.contains_key(&identity) {
             if self.order.len() == WINDOW

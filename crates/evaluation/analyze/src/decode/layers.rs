@@ -5,7 +5,7 @@ use doorbell_wire::{Datagram, ETHERNET_LEN, IpPacket, VLAN_LEN, is_vlan_tag, par
 use super::capture::{CapturedFrame, LinkType};
 use super::reasons::OtherFrame;
 
-/// Maximum number of VLAN tags and tunnels of a frame.
+/// Maximum number of VLAN tags and tunnels of a decoded frame.
 pub(super) const MAX_LAYERS: usize = 8;
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -14,7 +14,7 @@ const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_BRIDGED: u16 = 0x6558;
 pub(super) const ETHERTYPE_ERSPAN_2: u16 = 0x88be;
 pub(super) const ETHERTYPE_ERSPAN_3: u16 = 0x22eb;
-/// Smaller EtherTypes are lengths of IEEE 802.3 frames.
+/// Smallest EtherType. Smaller numbers in the field are lengths of IEEE 802.3 frames.
 const FIRST_ETHERTYPE: u16 = 0x0600;
 
 const PROTOCOL_IPV4: u8 = 4;
@@ -24,7 +24,7 @@ const PROTOCOL_UDP: u8 = 17;
 
 const PORT_VXLAN: u16 = 4789;
 const PORT_VXLAN_GPE: u16 = 4790;
-/// Linux's VXLAN port before IANA assigned 4789; Linux still uses it where no port is configured.
+/// Linux's VXLAN port before IANA assigned 4789; Linux still uses this port if no port is configured.
 const PORT_VXLAN_LINUX: u16 = 8472;
 const PORT_GENEVE: u16 = 6081;
 const PORT_GRE: u16 = 4754;
@@ -111,7 +111,7 @@ pub(super) struct UdpFrame<'a> {
     pub(super) datagram: Datagram<'a>,
     /// Bytes of the innermost Ethernet frame, as counters of a NIC show them.
     pub(super) frame_bytes: usize,
-    /// VLAN tags and tunnels around it.
+    /// VLAN tags and tunnels around the innermost datagram.
     pub(super) layers: Layers,
 }
 
@@ -124,7 +124,7 @@ enum Next<'a> {
     Ip(&'a [u8]),
 }
 
-/// Finds the datagram to a UDP port in a frame. `Err` names the other content of the frame.
+/// Finds the datagram to the UDP port `roce_port` in a frame. If the frame has none, `Err` names the frame's content.
 pub(super) fn udp_frame<'a>(frame: &CapturedFrame<'a>, roce_port: u16) -> Result<UdpFrame<'a>, OtherFrame> {
     let mut layers = Layers::NONE;
     // Bytes of VLAN tags in the innermost Ethernet frame.
@@ -173,7 +173,7 @@ fn take<const N: usize>(bytes: &[u8]) -> Result<(&[u8; N], &[u8]), OtherFrame> {
 fn after_link(link_type: LinkType, bytes: &[u8]) -> Result<Next<'_>, OtherFrame> {
     Ok(match link_type {
         LinkType::ETHERNET => Next::Ethernet(bytes),
-        // Cooked v1 ends in the EtherType, cooked v2 begins with it.
+        // The EtherType is the last field of a cooked v1 header, and the first field of a cooked v2 header.
         LinkType::LINUX_SLL => {
             let (header, rest) = take::<16>(bytes)?;
             Next::Typed(u16::from_be_bytes([header[14], header[15]]), rest)
@@ -194,7 +194,7 @@ struct Tunnel<'a> {
     next: Next<'a>,
 }
 
-/// Returns the tunnel in an IP packet. `Err` names the other content of the packet.
+/// Returns the tunnel in an IP packet. If the packet has none, `Err` names the content of the packet.
 fn tunnel<'a>(ip: &IpPacket<'a>) -> Result<Tunnel<'a>, OtherFrame> {
     match ip.protocol {
         PROTOCOL_IPV4 | PROTOCOL_IPV6 => Ok(Tunnel { kind: TunnelKind::Ip, id: 0, next: Next::Ip(ip.payload) }),
@@ -212,7 +212,8 @@ fn tunnel<'a>(ip: &IpPacket<'a>) -> Result<Tunnel<'a>, OtherFrame> {
     }
 }
 
-/// Parses VXLAN (RFC 7348) and its extension for other protocols than Ethernet. Returns `other` if it is neither.
+/// Parses VXLAN (RFC 7348) and VXLAN-GPE, its extension for protocols other than Ethernet. Returns the error `other` if
+/// `bytes` hold neither.
 fn vxlan(bytes: &[u8], other: OtherFrame) -> Result<Tunnel<'_>, OtherFrame> {
     const HAS_ID: u8 = 0x08;
     const HAS_PROTOCOL: u8 = 0x04;
@@ -260,7 +261,7 @@ fn gre(bytes: &[u8], other: OtherFrame) -> Result<Tunnel<'_>, OtherFrame> {
         }
     }
     match u16::from_be_bytes([*type_high, *type_low]) {
-        // Version I has no header of its own, and no sequence numbers.
+        // ERSPAN version I has no header of its own, and its GRE header has no sequence number.
         ETHERTYPE_ERSPAN_2 if flags & SEQUENCE == 0 => {
             Ok(Tunnel { kind: TunnelKind::Erspan1, id: 0, next: Next::Ethernet(rest) })
         }
@@ -274,7 +275,7 @@ fn gre(bytes: &[u8], other: OtherFrame) -> Result<Tunnel<'_>, OtherFrame> {
     }
 }
 
-/// Returns the session of an ERSPAN header if it has this version.
+/// Returns the session of an ERSPAN header, or `None` if the header has another version.
 fn erspan_session(header: &[u8], version: u8) -> Option<u32> {
     (header[0] >> 4 == version).then(|| u32::from(u16::from_be_bytes([header[2] & 0x03, header[3]])))
 }

@@ -4,18 +4,18 @@ use std::net::IpAddr;
 
 use doorbell_wire::{ATOMIC_ETH_LEN, BTH_LEN, Check, Datagram, Flow, ICRC_LEN, Opcode, PathMtu, XRCETH_LEN};
 
-/// The longest payload of a RoCE v2 packet with all headers after UDP: BTH, the longest extension
-/// headers, 4096 bytes and the ICRC.
+/// Maximum length of a RoCE v2 packet after the UDP header: BTH, the longest extension headers, 4096 bytes of payload
+/// and the ICRC.
 const LONGEST_PACKET: usize = BTH_LEN + XRCETH_LEN + ATOMIC_ETH_LEN + PathMtu::Mtu4096.bytes() + ICRC_LEN;
 
-/// Returns whether a UDP payload of this length and beginning is longer than one packet.
+/// Returns whether a UDP payload is longer than one packet. `payload` may be only its captured beginning.
 pub(super) fn longer_than_a_packet(payload: &[u8], payload_len: usize) -> bool {
     let extension = payload.first().map_or(0, |opcode| Opcode(*opcode).extension_len());
     payload_len > BTH_LEN + extension + PathMtu::Mtu4096.bytes() + ICRC_LEN
 }
 
-/// Maximum number of frames with a wrong ICRC that are tried as several packets. The bound limits the work for a file
-/// of random bytes.
+/// Maximum number of frames with a wrong ICRC that the decoder tries to parse as several packets. The maximum limits
+/// the work for a file of random bytes.
 const MAX_TRIES: usize = 64;
 
 /// Result of the ICRC check of a frame.
@@ -25,15 +25,16 @@ pub(super) enum Found {
     Right,
     /// One packet with a wrong ICRC, or no packet.
     Wrong,
-    /// One packet whose end the capture lacks.
+    /// One packet whose end was not captured.
     Cut,
     /// One packet whose IP header has options, which the ICRC's definition does not cover.
     Undefined,
-    /// Several packets of this length, of which the last may be shorter: a frame captured before segmentation.
+    /// Several packets in a frame that was captured before segmentation. All packets have this length, except that the
+    /// last packet may be shorter.
     Segments(usize),
 }
 
-/// Addresses and ports.
+/// Addresses and ports of a flow.
 type FlowKey = (IpAddr, IpAddr, u16, u16);
 
 /// Flows whose ICRC registers were computed recently.
@@ -65,8 +66,8 @@ impl Flows {
         }
     }
 
-    /// Checks the ICRC of a frame. If it is wrong, checks whether the frame holds several consecutive packets, as a
-    /// sender passes them to the kernel or NIC for segmentation (UDP_SEGMENT).
+    /// Checks the ICRC of a frame. If the ICRC is wrong, checks whether the frame holds several consecutive packets, as
+    /// a sender passes them to the kernel or NIC for segmentation (UDP_SEGMENT).
     pub(super) fn look(&mut self, datagram: &Datagram<'_>) -> Found {
         let payload = datagram.payload;
         if payload.len() < datagram.payload_len {

@@ -1,4 +1,5 @@
-//! Packets from one address to one queue pair of another: requests, and answers to requests of the other direction.
+//! Packets from one address to one queue pair of another address. They are requests, and answers to requests of the
+//! other direction.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -10,21 +11,22 @@ use hdrhistogram::Histogram;
 
 use super::summary::{NakCount, OperationCount, SizeCount, Times};
 
-/// Maximum number of sizes with separate counters per operation.
+/// Maximum number of message sizes with separate counters per operation.
 const MAX_SIZES: usize = 8;
 /// Maximum number of messages whose last packet is awaited.
 const MAX_OPEN: usize = 4;
-/// Maximum number of requests whose acknowledgement is awaited. With more requests, times are a sample.
+/// Maximum number of requests whose acknowledgement is awaited. If more requests are waiting, the
+/// decoder measures the times of only these requests.
 const MAX_AWAITED: usize = 1024;
 /// Maximum number of ranges of skipped sequence numbers that may still arrive.
 const MAX_HOLES: usize = 16;
 /// Maximum jump of a sequence number. A larger jump means that another queue pair has the same number.
 const MAX_STRIDE: u32 = 1 << 17;
-/// Maximum number of sequence numbers in flight. An answer to an older one belongs to other requests.
+/// Maximum number of sequence numbers in flight. An answer to an older sequence number belongs to another stream.
 const MAX_IN_FLIGHT: u32 = 1 << 13;
 /// Path MTU with which a READ response has the most packets.
 const SHORTEST_MTU: u32 = PathMtu::Mtu256.bytes() as u32;
-/// Maximum time to acknowledgement of the histogram: a minute.
+/// Maximum time to acknowledgement in the histogram: one minute.
 const MAX_TIME_NS: u64 = 60_000_000_000;
 
 /// One parsed packet.
@@ -59,14 +61,14 @@ pub(super) struct Stream {
     pub(super) src: IpAddr,
     pub(super) dst: IpAddr,
     pub(super) dest_qpn: Qpn,
-    /// The stream of the other direction between the same queue pairs.
+    /// Index of the stream of the other direction between the same queue pairs.
     pub(super) peer: Option<usize>,
     pub(super) packets: u64,
     pub(super) frame_bytes: u64,
     pub(super) bad_icrc_packets: u64,
     pub(super) requests: Requests,
     pub(super) answers: Answers,
-    /// Number of searches for its peer.
+    /// Number of searches for `peer` so far.
     pub(super) searches: u32,
 }
 
@@ -91,14 +93,14 @@ impl Stream {
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     pub(super) packets: u64,
-    /// Request packets that ask for no data, so that ACKs answer them.
+    /// Number of request packets that ask for no data. Responders answer these packets with ACKs.
     pub(super) plain_packets: u64,
     operations: Vec<Counted>,
     pub(super) retransmitted: u64,
     pub(super) incomplete: u64,
-    /// The first sequence number seen, and the one expected next.
+    /// The first sequence number seen, and the sequence number expected next.
     seen: Option<(Psn, Psn)>,
-    /// Sequence numbers that a READ request may have taken beyond the next one. The path MTU determines the number of
+    /// Number of sequence numbers beyond the expected one that a READ request may have used. The path MTU determines the number of
     /// response packets, and the request does not contain it. A request whose RETH the capture lacks may have taken any
     /// number.
     slack: u32,
@@ -210,7 +212,7 @@ impl Requests {
 
     fn repeated(&mut self) {
         self.retransmitted += 1;
-        // The ACK does not show which of the copies it acknowledges (Karn and Partridge, 1987).
+        // An ACK does not show which copy of a packet it acknowledges (Karn and Partridge, 1987).
         self.awaited.clear();
     }
 
@@ -226,7 +228,7 @@ impl Requests {
         }
     }
 
-    /// Restarts the sequence numbers for another queue pair with the same number. The counts stay.
+    /// Restarts the sequence numbers for a new queue pair with the same number, without a reset of the counts.
     fn start_anew(&mut self) {
         self.incomplete += self.open.len() as u64;
         self.open.clear();
@@ -236,8 +238,8 @@ impl Requests {
         self.last_read = None;
     }
 
-    /// Reassembles messages. All packets except the last are as long as the first, so the first, the last and their
-    /// distance determine the length.
+    /// Reassembles messages. All packets except the last are as long as the first, so the first packet, the last
+    /// packet and the distance of their sequence numbers determine the length.
     fn assemble(&mut self, packet: &Packet, operation: PacketOperation, transport: Transport) {
         let opcode = packet.opcode;
         if opcode.is_first() && !opcode.is_last() {
@@ -315,7 +317,7 @@ impl Requests {
         }
     }
 
-    /// Returns whether this sequence number belongs to a request that was sent, or to the response of a READ that was.
+    /// Returns whether the sequence number belongs to a sent request or to the response of a sent READ.
     pub(super) fn has_sent(&self, psn: Psn) -> bool {
         self.seen.is_some_and(|(first, next)| {
             let sent = next.distance_from(first).min(MAX_IN_FLIGHT);
@@ -324,7 +326,7 @@ impl Requests {
         })
     }
 
-    /// Records the times of the acknowledged requests.
+    /// Records the times to acknowledgement of the requests that `up_to` acknowledges.
     pub(super) fn acknowledged(&mut self, up_to: Acknowledged, now_ns: Option<u64>, all: &mut TimeHistogram) {
         let done = |psn: Psn| match up_to {
             Acknowledged::UpTo(last) => !last.is_before(psn),
@@ -384,7 +386,7 @@ impl Requests {
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     pub(super) acks: u64,
-    /// ACKs and NAKs whose AETH the capture lacks, so their kind is unknown.
+    /// Number of ACKs and NAKs whose kind is unknown, because their AETH was not captured.
     pub(super) cut_acks: u64,
     pub(super) read_response_packets: u64,
     pub(super) atomic_responses: u64,
@@ -423,7 +425,7 @@ impl Answers {
                 self.read_response_packets += 1;
                 match (packet.opcode.is_first(), packet.opcode.is_last()) {
                     (_, true) => Acknowledged::UpTo(packet.psn),
-                    // All requests before the READ; the READ itself is incomplete.
+                    // The packet acknowledges all requests before the READ, but the READ itself is incomplete.
                     (true, _) => Acknowledged::Before(packet.psn),
                     _ => Acknowledged::Nothing,
                 }
@@ -440,7 +442,7 @@ impl Answers {
         self.naks.iter().enumerate().filter_map(count).collect()
     }
 
-    /// Returns the number of packets that only acknowledge or refuse.
+    /// Returns the number of ACKs, NAKs and RNR NAKs.
     pub(super) fn all_acknowledgements(&self) -> u64 {
         self.acks + self.cut_acks + self.all_naks() + self.rnr_naks
     }

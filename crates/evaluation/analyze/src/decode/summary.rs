@@ -17,17 +17,18 @@ pub struct Summary {
     pub format: &'static str,
     /// UDP destination port of RoCE v2 packets.
     pub udp_port: u16,
-    /// Reason for which reading stopped before the end: a sentence without its subject, the file.
+    /// Reason why reading stopped before the end. The text is a sentence whose subject, the file, is left out.
     pub stopped: Option<String>,
     /// Frames in the capture.
     pub frames: u64,
-    /// Frames that are not UDP to the port.
+    /// Frames without a UDP datagram to `udp_port`.
     pub other_frames: u64,
     /// Kinds of the other frames, the most frequent first; at most 32.
     pub other_kinds: Vec<KindCount>,
-    /// Frames to the port that came in tunnels, by kind of tunnel. A frame in several tunnels counts for each.
+    /// Frames to `udp_port` that came in tunnels, by kind of tunnel. A frame in several tunnels counts once for each
+    /// tunnel.
     pub tunnels: Vec<TunnelCount>,
-    /// Frames to the port that hold no packet: too short, or of an unknown version.
+    /// Frames to `udp_port` without a valid packet, because they are too short or of an unknown version.
     pub malformed_packets: u64,
     /// Reasons of the malformed packets, the most frequent first; at most 32.
     pub malformed_reasons: Vec<MalformedCount>,
@@ -37,19 +38,19 @@ pub struct Summary {
     pub frame_bytes: u64,
     /// Payload bytes, repeated ones included.
     pub payload_bytes: u64,
-    /// Packets of which the capture lacks the end.
+    /// Packets whose end was not captured.
     pub cut_packets: u64,
     /// Packets that the snap length cut within the BTH. Their queue pair is unknown, so they belong to no
     /// conversation.
     pub cut_bths: u64,
-    /// Copies that are counted nowhere else: packets that were captured earlier at another interface, in the other
+    /// Second copies, which no other field counts: packets that were captured earlier at another interface, in the other
     /// direction, or after another link header, VLAN tag, tunnel or router.
     pub second_copies: u64,
     /// Injected faults that a software RNIC's own capture marks.
     pub faults: FaultCounts,
     /// Results of the ICRC checks.
     pub icrc: Icrc,
-    /// Frames that were captured before they were cut into packets.
+    /// Frames that were captured before the kernel or the NIC cut them into packets.
     pub super_packets: SuperPackets,
     /// Nanoseconds since 1970 of the first packet with a time.
     pub first_timestamp_ns: Option<u64>,
@@ -57,23 +58,23 @@ pub struct Summary {
     pub duration_ns: u64,
     /// Packets per second, if any time passed.
     pub packets_per_s: Option<f64>,
-    /// Frame bytes per second, likewise.
+    /// Frame bytes per second, if any time passed.
     pub frame_bytes_per_s: Option<f64>,
     /// Congestion notification packets.
     pub cnps: u64,
     /// Packets that a switch has marked (ECN CE).
     pub congestion_marked_packets: u64,
-    /// Packets of opcodes that are only counted: RD, vendors' and reserved ones.
+    /// Packets with opcodes that the decoder only counts: opcodes of RD, of vendors, and reserved opcodes.
     pub unfollowed_packets: u64,
     /// Packets by opcode, in the order of the codes.
     pub opcodes: Vec<OpcodeCount>,
-    /// Repeated packets, of all conversations.
+    /// Retransmitted packets of all conversations.
     pub retransmitted_packets: u64,
     /// NAKs without RNR NAKs.
     pub naks: u64,
     /// RNR NAKs.
     pub rnr_naks: u64,
-    /// Times to acknowledgement, of all conversations.
+    /// Times to acknowledgement in all conversations.
     pub time_to_ack: Option<Times>,
     /// Conversations, those with the most bytes first.
     pub conversations: Vec<Conversation>,
@@ -92,7 +93,7 @@ pub struct Icrc {
     pub right: u64,
     /// Number of wrong ICRCs.
     pub wrong: u64,
-    /// Not checked: the capture lacks the packet's end, or the IP header has options.
+    /// Number of unchecked ICRCs, because the packet's end was not captured or the IP header has options.
     pub unchecked: u64,
 }
 
@@ -123,10 +124,10 @@ pub struct TunnelCount {
     pub frames: u64,
 }
 
-/// Packets that injected faults struck. Except for the dropped packets, the other counts hold the packets that arrived.
+/// Packets that injected faults struck. Except for `dropped`, all counts are of packets that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct FaultCounts {
-    /// Packets dropped on purpose, and counted nowhere else.
+    /// Packets that the fault injection dropped. They count in no other field.
     pub dropped: u64,
     /// Additional copies. They belong to no operation.
     pub duplicates: u64,
@@ -138,14 +139,14 @@ pub struct FaultCounts {
     pub reordered: u64,
 }
 
-/// Frames that hold several packets: captured before the kernel or the NIC cut them up.
+/// Frames that hold several packets, because they were captured before the kernel or the NIC cut them into packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct SuperPackets {
     /// Number of such frames.
     pub frames: u64,
-    /// The packets in them, which are counted as packets everywhere else.
+    /// Number of packets in such frames. The other fields of the summary count them as packets, too.
     pub packets: u64,
-    /// Frames longer than any packet but cut short, so that their packets are not counted.
+    /// Frames that are longer than a packet, but whose end was not captured. Their packets are not counted.
     pub cut_frames: u64,
 }
 
@@ -206,19 +207,19 @@ pub struct Direction {
     pub frame_bytes: u64,
     /// Request packets, repeated ones included.
     pub request_packets: u64,
-    /// Messages by operation, repeated ones not counted again.
+    /// Messages by operation, without repetitions.
     pub operations: Vec<OperationCount>,
     /// Messages whose first or last packet is not in the capture.
     pub incomplete_messages: u64,
     /// Request packets whose sequence number was seen before.
     pub retransmitted_packets: u64,
-    /// Skipped sequence numbers that never arrived: packets lost before the capture, or by it.
+    /// Sequence numbers that are not in the capture, because packets were lost before or by the capture.
     pub missing_packets: u64,
     /// Packets with a wrong ICRC.
     pub bad_icrc_packets: u64,
     /// ACKs sent.
     pub acks: u64,
-    /// ACKs or NAKs sent whose AETH the snap length cut, so their kind is unknown.
+    /// ACKs or NAKs sent whose kind is unknown, because the snap length cut the AETH.
     pub cut_acks: u64,
     /// READ response packets sent.
     pub read_response_packets: u64,
@@ -228,7 +229,7 @@ pub struct Direction {
     pub naks: Vec<NakCount>,
     /// RNR NAKs sent.
     pub rnr_naks: u64,
-    /// ACKs and NAKs that came back for each request packet that asks for no data.
+    /// ACKs and NAKs that the other side sent, per request packet that asks for no data.
     pub acks_per_request_packet: Option<f64>,
     /// Times from the last packet of a request to its acknowledgement, at the point of capture.
     pub time_to_ack: Option<Times>,
@@ -249,9 +250,9 @@ pub struct OperationCount {
     pub min_bytes: Option<u64>,
     /// Longest length, if any is known.
     pub max_bytes: Option<u64>,
-    /// Number of messages of each size, for the sizes met first.
+    /// Number of messages of each size, for the sizes that were seen first.
     pub sizes: Vec<SizeCount>,
-    /// Messages of other sizes.
+    /// Messages of sizes that are not in `sizes`.
     pub other_sizes: u64,
     /// Messages of unknown size: READs whose RETH the snap length cut.
     pub unknown_sizes: u64,

@@ -1,4 +1,4 @@
-//! Tracker of the packets of a capture.
+//! Tracker that assigns the packets of a capture to streams and counts them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -19,13 +19,13 @@ use super::summary::{
     SuperPackets, Times, TunnelCount,
 };
 
-/// Maximum number of searches for the requests of a stream's answers.
+/// Maximum number of searches for the peer of a stream, which is the stream with the requests of its answers.
 const MAX_SEARCHES: u32 = 1000;
 
 /// ECN: congestion experienced (RFC 3168).
 const CONGESTION_EXPERIENCED: u8 = 0b11;
 
-/// Maximum number of kinds of other frames, and of reasons of malformed packets, that a summary lists.
+/// Maximum number of entries in [`Summary::other_kinds`] and in [`Summary::malformed_reasons`].
 const MAX_KINDS: usize = 32;
 
 /// Outcome of the check of an ICRC.
@@ -33,19 +33,19 @@ const MAX_KINDS: usize = 32;
 enum Checked {
     Right,
     Wrong,
-    /// The capture lacks the ICRC.
+    /// The ICRC was not captured.
     Cut,
     /// The definition of the ICRC does not cover the IP header.
     Undefined,
 }
 
-/// A packet as one point of observation captured it.
+/// A packet as captured at one point of observation.
 #[derive(Clone, Copy, Debug)]
 struct Sighting<'a> {
     frame: &'a CapturedFrame<'a>,
     datagram: &'a Datagram<'a>,
     point: Point,
-    /// Bytes from the BTH on, as far as captured.
+    /// Captured bytes from the BTH on.
     bytes: &'a [u8],
     /// Length of the packet from the BTH on.
     whole_bytes: usize,
@@ -63,9 +63,10 @@ pub(super) struct Tracker {
     /// The stream of the previous packet, since most packets arrive in runs.
     last: usize,
     frames: u64,
-    /// Frames without a RoCE v2 packet. At most as many kinds as EtherTypes, protocols, ports and link types exist.
+    /// Numbers of frames without a RoCE v2 packet, by kind. The numbers of EtherTypes, protocols, ports and link types
+    /// limit the number of kinds.
     others: BTreeMap<OtherFrame, u64>,
-    /// Packets in each of [`TunnelKind::ALL`].
+    /// Numbers of packets in tunnels, in the order of [`TunnelKind::ALL`].
     tunnels: [u64; TunnelKind::ALL.len()],
     malformed: BTreeMap<Malformed, u64>,
     unfollowed: u64,
@@ -73,18 +74,18 @@ pub(super) struct Tracker {
     frame_bytes: u64,
     payload_bytes: u64,
     cut: u64,
-    /// Packets cut within the BTH.
+    /// Packets that the snap length cut within the BTH.
     cut_bths: u64,
     copies: Copies,
     second_copies: u64,
     faults: FaultCounts,
     icrc: Icrc,
-    /// Packets whose ICRC is not checked since their IP header has options.
+    /// Packets whose ICRC is not checked, because their IP header has options.
     with_options: u64,
     super_packets: SuperPackets,
     opcodes: Box<[(u64, u64); 256]>,
     marked: u64,
-    /// Packets of conversations beyond the allowed number.
+    /// Packets of conversations beyond [`Options::max_conversations`].
     beyond: u64,
     /// Damaged packets to queue pairs that received no correct packet.
     stray: u64,
@@ -128,7 +129,7 @@ impl Tracker {
         }
     }
 
-    /// Returns a link type that is not decoded, if all frames are of such types.
+    /// Returns a link type if the decoder supports the link type of no frame.
     pub(super) fn only_unknown_links(&self) -> Option<LinkType> {
         let unknown = |kind: &OtherFrame| matches!(kind, OtherFrame::LinkType(_));
         let frames: u64 = self.others.iter().filter(|(kind, _)| unknown(kind)).map(|(_, frames)| frames).sum();
@@ -248,9 +249,9 @@ impl Tracker {
         if is_duplicate {
             return;
         }
-        // XRC requests name their shared receive queue before all other headers.
+        // In XRC requests, the header with the shared receive queue comes before all other extension headers.
         let rest = rest.get(if opcode.has_xrceth() { XRCETH_LEN } else { 0 }..).unwrap_or_default();
-        // A capture may have cut the packet within its headers.
+        // The snap length may have cut the packet within its headers.
         let reth = rest.first_chunk::<RETH_LEN>().filter(|_| opcode.has_reth()).map(RethRepr::read);
         let aeth = rest.first_chunk::<AETH_LEN>().filter(|_| opcode.has_aeth()).map(AethRepr::read);
         let packet = Packet { opcode, psn: bth.psn, payload_bytes, reth, aeth, timestamp_ns: frame.timestamp_ns };
@@ -264,7 +265,7 @@ impl Tracker {
         }
     }
 
-    /// Counts a packet, whose opcode may be cut.
+    /// Counts a packet. `opcode` is `None` if the snap length cut the opcode.
     fn count(&mut self, opcode: Option<Opcode>, frame_bytes: u64, datagram: &Datagram<'_>) {
         self.packets += 1;
         self.frame_bytes += frame_bytes;
@@ -277,7 +278,7 @@ impl Tracker {
         }
     }
 
-    /// Returns the stream of a packet. Creates a stream if there is room.
+    /// Returns the stream of a packet, and creates the stream if the number of streams is below the limit.
     fn stream(&mut self, datagram: &Datagram<'_>, dest_qpn: Qpn, right: bool) -> Option<usize> {
         let key = (datagram.outer.src, datagram.outer.dst, dest_qpn);
         let is = |stream: &Stream| (stream.src, stream.dst, stream.dest_qpn) == key;
@@ -288,7 +289,7 @@ impl Tracker {
             self.last = at;
             return Some(at);
         }
-        // The queue pair of a damaged packet is unreliable, so no stream is created for it.
+        // The queue pair number of a damaged packet may be wrong, so damaged packets create no stream.
         if self.streams.len() >= 2 * self.options.max_conversations || !right && self.options.drop_bad_icrc {
             return None;
         }
@@ -300,7 +301,7 @@ impl Tracker {
         Some(at)
     }
 
-    /// Returns the stream with the requests of an answer in stream `at`.
+    /// Returns the stream with the requests that the answer `packet` in stream `at` belongs to.
     fn peer(&mut self, at: usize, packet: &Packet) -> Option<usize> {
         let stream = &mut self.streams[at];
         if stream.peer.is_some() || stream.searches >= MAX_SEARCHES {
@@ -314,7 +315,7 @@ impl Tracker {
             .iter()
             .copied()
             .filter(|&other| other != at && self.streams[other].requests.has_sent(packet.psn));
-        // Sequence numbers start at random, so usually only one stream has sent this one.
+        // Sequence numbers start at random, so usually only one stream has sent the sequence number of the answer.
         let (Some(peer), None) = (fitting.next(), fitting.next()) else { return None };
         for (one, other) in [(at, peer), (peer, at)] {
             let key = (self.streams[one].src, self.streams[one].dst);
@@ -401,7 +402,8 @@ impl Tracker {
         let mut conversations = Vec::new();
         for (at, stream) in self.streams.iter().enumerate() {
             let peer = stream.peer.map(|peer| &self.streams[peer]);
-            // Report each pair once, from the requesting side. If both sides send requests, use the one seen first.
+            // Report each pair of streams once, from the requesting side. If both sides send requests, use the stream
+            // that was seen first.
             let asks = |stream: &Stream| stream.requests.packets > 0;
             if let (Some(peer_at), Some(peer)) = (stream.peer, peer) {
                 let first = if asks(stream) == asks(peer) { at < peer_at } else { asks(stream) };

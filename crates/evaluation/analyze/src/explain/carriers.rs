@@ -5,8 +5,8 @@ use doorbell_wire::{DETH_LEN, IMM_DT_LEN, MessageKind, RETH_LEN};
 use super::Span;
 use super::classes::Class;
 
-/// Operation that carries its payload in the request. The `kinds` have equal lengths. A message has `once` bytes
-/// besides payload and the headers of each packet. `unusual` is the implausibility of the kinds.
+/// Operation that carries its payload in the request. Messages of all `kinds` have equal lengths. A message has `once`
+/// bytes in addition to the payload and the headers of each packet. `unusual` is the implausibility of the kinds.
 pub(super) struct Carrier {
     pub(super) kinds: &'static [MessageKind],
     pub(super) once: u64,
@@ -36,7 +36,7 @@ impl Carrier {
     }
 }
 
-/// Merges the classes of several carriers. The result has all their kinds and the maximum of their `once`.
+/// Merges the classes of several carriers. The result has the kinds of all carriers and their largest `once`.
 pub(super) fn merge<'a>(each: impl Iterator<Item = (&'a Carrier, Class)>) -> Option<(Vec<MessageKind>, Class, u64)> {
     each.fold(None, |merged: Option<(Vec<MessageKind>, Class, u64)>, (carrier, class)| {
         Some(match merged {

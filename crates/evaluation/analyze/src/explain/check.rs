@@ -6,7 +6,7 @@ use doorbell_wire::{
 
 use super::{Hints, Rates};
 
-/// Reasons for which counters cannot be explained: other traffic than RoCE v2, or wrong readings.
+/// Errors of counters that no RoCE v2 traffic can cause. The counters count other traffic, or were read incorrectly.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExplainError {
@@ -28,7 +28,7 @@ pub enum ExplainError {
         /// Packets per second.
         packets: f64,
     },
-    /// Packets are shorter than any of RoCE v2.
+    /// Packets are shorter than any RoCE v2 packet.
     #[error(
         "{direction} shows {mean:.1} bytes per packet: the smallest RoCE v2 frame has {least}, so these counters count \
          something else, or other things with it"
@@ -51,7 +51,7 @@ pub enum ExplainError {
         direction: &'static str,
         /// Bytes per packet.
         mean: f64,
-        /// Given path MTU, or the largest one.
+        /// Given path MTU, or the largest path MTU if none was given.
         mtu: u64,
         /// Length of the largest frame.
         most: usize,

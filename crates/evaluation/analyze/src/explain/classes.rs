@@ -5,7 +5,7 @@ use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 
 use super::{Range, Span};
 
-/// Relative error below which counters count as exact.
+/// Relative error below which the counters are treated as exact.
 pub(super) const EXACT: f64 = 1e-6;
 
 /// Rate and mean length of packets that carry data.
@@ -19,7 +19,7 @@ pub(super) struct Data {
     pub(super) counted: f64,
 }
 
-/// Messages that explain such packets.
+/// Messages whose packets have the mean length of [`Data`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Class {
     pub(super) payload: Span,
@@ -91,9 +91,9 @@ pub(super) fn cut(data: &Data, fixed: u64, once: u64, mtu: PathMtu, packets: Spa
     })
 }
 
-/// Returns the power of two whose packets have this mean length, if the counters are exact. All its packets are full,
-/// and one carries `once` bytes more. Counters that are read during a message have a small error. The function
-/// therefore takes the nearest power of two that explains the mean.
+/// Returns the payload that is a power of two and whose packets have this mean length, if the counters are exact. All
+/// packets of the message are full, and one packet carries `once` additional bytes. Counters that are read during a
+/// message have a small error. The function therefore takes the nearest power of two that explains the mean.
 pub(super) fn exact_power_of_two(data: &Data, fixed: u64, once: u64, mtu: PathMtu) -> Option<Class> {
     let mtu = mtu.bytes() as u64;
     let more = data.counted - (fixed + mtu) as f64;
@@ -111,7 +111,7 @@ pub(super) fn exact_power_of_two(data: &Data, fixed: u64, once: u64, mtu: PathMt
     Some(Class { payload: span, nearest: Some(span), packets: Span { min: packets, max: packets }, misfit })
 }
 
-/// Returns whether a range of payloads holds a common one: 0 or a power of two.
+/// Returns whether a range of payloads contains a common size: 0 or a power of two.
 pub(super) fn holds_round_size(span: Span) -> bool {
     span.min == 0 || (span.min..=span.max).contains(&span.min.next_power_of_two())
 }

@@ -21,7 +21,7 @@ pub fn rate(value: f64) -> String {
     format!("{scaled:.digits$}{unit}")
 }
 
-/// Formats a range of rates, as one number if its ends are close.
+/// Formats a range of rates, as one number if the ends of the range are close.
 pub fn rate_range(range: Range) -> String {
     if range.max <= range.min * 1.08 {
         rate((range.min + range.max) / 2.0)
@@ -61,8 +61,9 @@ fn kinds(operations: &[MessageKind]) -> String {
     plain.join(" or ")
 }
 
-/// Fills in the summary and the reasons. `forth` and `back` are bytes per packet in the direction of the requests and
-/// in the other one. For messages in both directions, they are bytes sent and received.
+/// Fills in the summary and the reasons. `forth` and `back` are the bytes per packet in the direction of the requests
+/// and in the other direction. For messages in both directions, `forth` and `back` are the bytes per packet sent and
+/// received.
 pub(super) fn describe(it: &mut Explanation, forth: f64, back: f64, ack: f64) {
     it.summary = summary(it);
     let mut reasons = Vec::new();
@@ -346,7 +347,7 @@ pub(super) fn notes(answer: &Answer, hints: &Hints) -> Vec<String> {
     }
     if let Some(link) = answer.link {
         for (name, share) in [("incoming", link.rx_share), ("outgoing", link.tx_share)] {
-            // Rounding may raise the share slightly.
+            // Rounding of the counters may raise the share slightly above 1.
             if share > 1.01 {
                 notes.push(format!(
                     "The {name} direction shows {:.1} % of what the link carries: the rates or the link's rate are wrong.",

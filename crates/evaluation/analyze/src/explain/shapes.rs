@@ -1,4 +1,4 @@
-//! Patterns of traffic. [`all`] tries each of them on the counters.
+//! Patterns of traffic. [`all`] returns the explanations of all patterns that fit the counters.
 
 use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 use doorbell_wire::{
@@ -19,13 +19,13 @@ struct Flow {
 }
 
 impl Flow {
-    /// Frame bytes per packet; 0 without packets.
+    /// Returns the frame bytes per packet, or 0 without packets.
     fn mean(&self) -> f64 {
         if self.packets > 0.0 { self.bytes / self.packets } else { 0.0 }
     }
 }
 
-/// Returns all explanations that fit.
+/// Returns all explanations that fit the rates.
 pub(super) fn all(rates: &Rates, hints: &Hints) -> Vec<Explanation> {
     let rx = Flow { packets: rates.rx_packets, bytes: rates.rx_bytes };
     let tx = Flow { packets: rates.tx_packets, bytes: rates.tx_bytes };
@@ -61,23 +61,24 @@ struct Shapes<'a> {
 }
 
 impl Shapes<'_> {
-    /// Returns whether packets of `frame` bytes fit this mean length within the tolerance.
+    /// Returns whether packets of `frame` bytes fit the mean length `mean` within the tolerance.
     fn is(&self, mean: f64, frame: f64) -> bool {
         self.hints.around(frame).contains(mean)
     }
 
-    /// Returns the range of a rate, given noise and directions that are not read at the same moment.
+    /// Returns the range of the true rate. The counters are noisy, and the two directions are not read at the same
+    /// moment.
     fn around_rate(&self, value: f64) -> Range {
         let off = self.hints.tolerance + SKEW / 2.0;
         Range { min: value * (1.0 - off), max: value * (1.0 + off) }
     }
 
-    /// Returns all packets of a direction as packets with data.
+    /// Returns the data of a direction in which every packet carries data.
     fn data(&self, flow: Flow) -> Data {
         Data { packets: self.around_rate(flow.packets), mean: self.hints.around(flow.mean()), counted: flow.mean() }
     }
 
-    /// Returns the packets with data of a direction: `data` per second. The other packets of the direction are ACKs.
+    /// Returns the data of a direction in which `data` packets per second carry data and the other packets are ACKs.
     fn data_among_acks(&self, flow: Flow, data: Range) -> Data {
         let mean = |counted: f64, data: f64| self.ack + (counted - self.ack) * (flow.packets / data).max(1.0);
         let counted = self.hints.around(flow.mean());
@@ -135,7 +136,7 @@ impl Shapes<'_> {
         self.found.push(explanation);
     }
 
-    /// Stores payload and packets, and adds their implausibility.
+    /// Stores the payload and the packets of `class` in the explanation, and adds their implausibility.
     fn judge(&self, explanation: &mut Explanation, class: &Class, mtu: Option<PathMtu>, mean: f64) {
         explanation.payload_bytes = class.payload;
         explanation.nearest_payload_bytes = class.nearest;
@@ -150,8 +151,8 @@ impl Shapes<'_> {
             Some(_) => more += weight::ODD_SIZE,
             None => {
                 more += weight::OPEN_LENGTH;
-                // The short last packet hardly lowers the mean of a long message, so all its packets look nearly
-                // full.
+                // A short last packet hardly lowers the mean length of a long message, so all packets of the
+                // message look nearly full.
                 let full = mtu.map_or(0.0, |mtu| (self.around + mtu.bytes() as u64) as f64);
                 if mean < full * 0.97 {
                     more += weight::PARTLY_FILLED;
@@ -188,10 +189,10 @@ impl Shapes<'_> {
         Range { min: packets.min / per_message.max as f64, max: packets.max / per_message.min as f64 }
     }
 
-    /// Tries SENDs or WRITEs in one direction, with only acknowledgements in the other.
+    /// Tries SENDs or WRITEs in one direction, with only acknowledgements in the other direction.
     fn one_way(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let answered = back.packets > 0.0;
-        // Without loss, each request packet is acknowledged at most once.
+        // Without loss, the responder acknowledges each request packet at most once.
         if answered && (!self.is(back.mean(), self.ack) || back.packets > forth.packets * (1.0 + SKEW)) {
             return;
         }
@@ -217,7 +218,7 @@ impl Shapes<'_> {
                     self.fill_one_way(it, &class, Some(mtu), carrier.exactly(), (forth, back), data, acks);
                 }
             }
-            // In long messages, the few bytes that distinguish the kinds vanish in the tolerance.
+            // In long messages, the few bytes by which the kinds differ are smaller than the tolerance.
             let any = Span { min: 2, max: u64::MAX };
             let each = CARRIERS
                 .iter()
@@ -246,7 +247,7 @@ impl Shapes<'_> {
     }
 
     /// Returns whether the packets exactly fill a common path MTU. A datagram cannot be longer than a packet, so
-    /// programs that send large amounts in datagrams fill them.
+    /// programs that send large amounts of data in datagrams fill the path MTU.
     fn fills_packets(&self, class: &Class) -> bool {
         let is_usual = |bytes: u64| [PathMtu::Mtu1024, PathMtu::Mtu4096].iter().any(|mtu| mtu.bytes() as u64 == bytes);
         class.misfit <= classes::EXACT && class.nearest.is_some_and(|nearest| is_usual(nearest.max))
@@ -263,7 +264,7 @@ impl Shapes<'_> {
         data: Data,
         acks: Option<Range>,
     ) {
-        // In other patterns ACKs lower the mean, so packets with data are longer.
+        // In other patterns, ACKs lower the counted mean, so packets with data are longer than this mean.
         let mean = if it.pattern == Pattern::OneWay { data.counted } else { data.mean.max };
         self.judge(&mut it, class, mtu, mean);
         it.operations_per_s = Self::operations_per_s(data.packets, class.packets);
@@ -281,7 +282,7 @@ impl Shapes<'_> {
     /// Tries SENDs in one direction, for which the receiver grants credits by SENDs with immediate data and no
     /// payload. Credit messages and their ACKs have the length of an ACK.
     fn with_credits(&mut self, requester: Requester, forth: Flow, back: Flow) {
-        // At most one credit message follows each message.
+        // The receiver sends at most one credit message per message.
         let credits = back.packets.min(forth.packets / 2.0);
         if !self.is(back.mean(), self.ack)
             || back.packets > 2.0 * forth.packets * (1.0 + SKEW)
@@ -317,7 +318,7 @@ impl Shapes<'_> {
         }
     }
 
-    /// Tries READ requests in one direction and their responses in the other.
+    /// Tries READ requests in one direction and READ responses in the other direction.
     fn reads(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let request = (self.around + RETH_LEN as u64) as f64;
         let ratio = back.packets / forth.packets;
@@ -356,7 +357,7 @@ impl Shapes<'_> {
             let counted = Range { min: back.packets, max: back.packets };
             it.goodput_bytes_per_s = self.goodput(back, counted, it.operations_per_s, Span { min: 0, max: once });
             if mtu.is_some() {
-                // Each request may ask for a piece of a longer READ.
+                // Each request may read a piece of a longer range, so the payload of a request is reported.
                 it.nearest_payload_bytes = Some(class.payload);
                 it.payload_bytes.max = MAX_MESSAGE_BYTES;
                 it.operations_per_s.min *= class.payload.min as f64 / MAX_MESSAGE_BYTES as f64;
@@ -365,7 +366,7 @@ impl Shapes<'_> {
         }
     }
 
-    /// Tries atomic operations: operands in one direction, original values in the other.
+    /// Tries atomic operations: operands in one direction, original values in the other direction.
     fn atomics(&mut self, requester: Requester, forth: Flow, back: Flow) {
         let request = (self.around + ATOMIC_ETH_LEN as u64) as f64;
         let response = (self.around + (AETH_LEN + ATOMIC_ACK_ETH_LEN) as u64) as f64;
@@ -388,8 +389,9 @@ impl Shapes<'_> {
         self.finish(it, forth, back);
     }
 
-    /// Returns the rate of packets with data, if it is equal in both directions and the remaining packets are ACKs. The
-    /// rate is at most that of the slower direction, and at least half of that of the faster one.
+    /// Returns the rate of packets with data, under the assumption that this rate is equal in both directions and that
+    /// the remaining packets are ACKs. The rate is at most the rate of the slower direction, and at least half of the
+    /// rate of the faster direction.
     fn data_both_ways(tx: Flow, rx: Flow) -> Option<Range> {
         let range = Range {
             min: tx.packets.max(rx.packets) / 2.0 * (1.0 - SKEW),
@@ -445,7 +447,7 @@ impl Shapes<'_> {
         (tx_class, rx_class): (Class, Class),
     ) {
         let mut it = self.start(kinds, &[Transport::Rc], Pattern::RequestResponse, Requester::Both);
-        // Among ACKs no payload is the nearest, since each number of ACKs gives another one.
+        // With ACKs among the packets, no payload is the nearest, since each number of ACKs gives another payload.
         let open = |class: Class| Class { nearest: None, misfit: 0.0, ..class };
         self.judge(&mut it, &open(tx_class), mtu, self.data_among_acks(tx, packets).mean.max);
         it.received_payload_bytes = Some(rx_class.payload);
@@ -548,8 +550,8 @@ impl Shapes<'_> {
     }
 }
 
-/// Returns the implausibility of a length that is open only because of ACKs among the packets. The result is 0 if the
-/// payloads may be common ones.
+/// Returns the implausibility of a length that is unknown only because ACKs are among the packets. The result is 0 if
+/// each range of payloads contains a common size.
 fn among_acks(payloads: &[Span]) -> f64 {
     if payloads.iter().copied().all(holds_round_size) {
         -weight::OPEN_LENGTH
