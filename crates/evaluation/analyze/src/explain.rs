@@ -6,8 +6,8 @@
 //!
 //! The counters are ambiguous. A SEND of 1 byte and an ACK both have 62 bytes. A SEND of 20 bytes is as long as a WRITE
 //! of 4 bytes. Compare and swap is as long as fetch and add. The counters are not read at the same moment, so the
-//! answer contains each explanation that fits within a tolerance ([`Hints::tolerance`]). Each explanation also names the
-//! *nearest* payload.
+//! answer contains each explanation that fits within a tolerance ([`Hints::tolerance`]). Each explanation also names
+//! the *nearest* payload.
 //!
 //! ```
 //! use doorbell_analyze::explain::{Hints, Rates, Requester, explain};

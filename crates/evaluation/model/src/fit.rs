@@ -6,7 +6,8 @@
 //! minimum step by step. A weak pull keeps parameters without influence on the data near their starting values.
 //!
 //! The uncertainty of the parameters follows from the Jacobian of the errors and from other optima that explain the
-//! data equally well. For example, if the slower of two CPUs binds, the data may not show which of the two CPUs is the slower one. See [`Estimate`].
+//! data equally well. For example, if the slower of two CPUs binds, the data may not show
+//! which of the two CPUs is the slower one. See [`Estimate`].
 
 mod identify;
 

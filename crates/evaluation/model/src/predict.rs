@@ -470,7 +470,7 @@ impl Tally {
                     (BoundKind::SendingUnits, BoundKind::SendingCeiling, sender),
                     (BoundKind::ReceivingUnits, BoundKind::ReceivingCeiling, receiver),
                 ] {
-                    // A unit sends and receives at the same time, so the larger number counts, without acknowledgements.
+                    // A unit sends and receives at the same time, so the larger number counts. ACKs do not count.
                     let sends = nic(&self.nic_out, end).times(Term::NicSend);
                     let works = sends.max(nic(&self.nic_in, end).times(Term::NicReceive));
                     push(own, Cost::ZERO.with(Term::NicUnit, works / units));

@@ -127,8 +127,8 @@ impl Workload {
     ///
     /// # Errors
     ///
-    /// Returns an error for the first number that is out of its range. Examples are a batch larger than the window, fewer
-    /// connections than senders or receivers, and a count of 0 or above [`MAX_COUNT`].
+    /// Returns an error for the first number that is out of its range. Examples are a batch larger than the window,
+    /// fewer connections than senders or receivers, and a count of 0 or above [`MAX_COUNT`].
     pub fn check(&self) -> Result<(), WorkloadError> {
         let within = |what, given: u64, least: u64, most: u64| {
             if (least..=most).contains(&given) { Ok(()) } else { Err(WorkloadError { what, given, least, most }) }

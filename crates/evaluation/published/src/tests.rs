@@ -80,7 +80,7 @@ fn every_file_loads_and_every_row_is_complete() {
             assert_eq!(many, row.experiment.contains("n-to-1"), "{}", row.id);
             assert!(!many || it.pace == Some(Pace::HighestWithoutRnr), "{}", row.id);
         }
-        // A configuration has a fence if and only if its protocol has a fence.
+        // The field `fence_waits_for` of a configuration matches the protocol.
         let rows = testbed.rows.iter().map(|row| (&row.id, &row.subject, &row.configuration));
         let shapes = testbed.shapes.iter().map(|shape| (&shape.id, &shape.subject, &shape.configuration));
         for (id, subject, configuration) in rows.chain(shapes) {

@@ -15,7 +15,8 @@ use super::capture::{CapturedFrame, LinkType};
 /// Number of packets that are remembered. No switch or router holds back more packets.
 const WINDOW: usize = 1 << 16;
 
-/// Maximum number of points of observation that are distinguished per packet. A host with a bond, VLANs, a bridge and veth pairs has fewer.
+/// Maximum number of points of observation that are distinguished per packet. A host with a bond,
+/// VLANs, a bridge and veth pairs has fewer.
 const MAX_POINTS: usize = 8;
 
 /// Index of the BTH byte with congestion marks. Switches may change this byte, and the ICRC does not cover it.
@@ -43,8 +44,8 @@ impl Point {
     }
 }
 
-/// Returns a digest of those fields of a packet that are the same at every point of observation. `bytes` are the captured bytes
-/// from the BTH on.
+/// Returns a digest of those fields of a packet that are the same at every point of observation. `bytes` are the captured
+/// bytes from the BTH on.
 pub(super) fn identity(datagram: &Datagram<'_>, bytes: &[u8], whole_bytes: usize) -> u64 {
     let mut hasher = FxHasher::default();
     (datagram.outer.src, datagram.outer.dst, datagram.src_port, whole_bytes).hash(&mut hasher);

@@ -43,8 +43,8 @@ pub struct Summary {
     /// Packets that the snap length cut within the BTH. Their queue pair is unknown, so they belong to no
     /// conversation.
     pub cut_bths: u64,
-    /// Second copies, which no other field counts: packets that were captured earlier at another interface, in the other
-    /// direction, or after another link header, VLAN tag, tunnel or router.
+    /// Second copies, which no other field counts: packets that were captured earlier at another interface, in the
+    /// other direction, or after another link header, VLAN tag, tunnel or router.
     pub second_copies: u64,
     /// Injected faults that a software RNIC's own capture marks.
     pub faults: FaultCounts,

@@ -258,8 +258,8 @@ impl Messages<'_> {
                 Err(Lack::Feature("no predictor covers the CPU time of sleeping ends"))
             }
             "send-receive/threads-are-linear" | "direct-read/threads-are-linear" => {
-                // Only the rates of Send-Receive must grow linearly up to their ceiling. The rates of Direct-Read grow less
-                // than linearly before their ceiling.
+                // Only the rates of Send-Receive must grow linearly up to their ceiling. The rates of Direct-Read grow
+                // less than linearly before their ceiling.
                 let is_ceiling = self.protocol == Protocol::SendReceive;
                 let mut because = Vec::new();
                 let mut is_had = true;

@@ -197,8 +197,8 @@ fn nic() -> Parameters {
     }
 }
 
-/// Returns measurements that reveal the bounds of [`nic`]: batches over threads, many senders to one receiver, and shared
-/// queues.
+/// Returns measurements that reveal the bounds of [`nic`]: batches over threads, many senders to one receiver, and
+/// shared queues.
 fn shared(truth: &Parameters, relative_noise: f64, seed: u64) -> Vec<Observation> {
     let mut noise = Noise(seed);
     let mut observations = bench(truth, relative_noise, seed);
