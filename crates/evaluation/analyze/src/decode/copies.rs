@@ -44,8 +44,8 @@ impl Point {
     }
 }
 
-/// Returns a digest of those fields of a packet that are the same at every point of observation. `bytes` are the captured
-/// bytes from the BTH on.
+/// Returns a digest of those fields of a packet that are the same at every point of observation. `bytes` are the
+/// captured bytes from the BTH on.
 pub(super) fn identity(datagram: &Datagram<'_>, bytes: &[u8], whole_bytes: usize) -> u64 {
     let mut hasher = FxHasher::default();
     (datagram.outer.src, datagram.outer.dst, datagram.src_port, whole_bytes).hash(&mut hasher);

@@ -100,8 +100,8 @@ pub(super) struct Requests {
     pub(super) incomplete: u64,
     /// The first sequence number seen, and the sequence number expected next.
     seen: Option<(Psn, Psn)>,
-    /// Number of sequence numbers beyond the expected one that a READ request may have used. The path MTU determines the
-    /// number of response packets, and the request does not contain the path MTU. A request whose RETH was not captured
+    /// Number of sequence numbers beyond the expected one that a READ request may have used. The path MTU determines
+    /// the number of response packets, and the request does not contain the path MTU. A request whose RETH was not captured
     /// may have used any number.
     slack: u32,
     /// End address of the last READ in memory, and its length.
