@@ -101,8 +101,8 @@ pub(super) struct Requests {
     /// The first sequence number seen, and the sequence number expected next.
     seen: Option<(Psn, Psn)>,
     /// Number of sequence numbers beyond the expected one that a READ request may have used. The path MTU determines
-    /// the number of response packets, and the request does not contain the path MTU. A request whose RETH was not captured
-    /// may have used any number.
+    /// the number of response packets, and the request does not contain the path MTU. A request whose RETH was not
+    /// captured may have used any number.
     slack: u32,
     /// End address of the last READ in memory, and its length.
     last_read: Option<(u64, u32)>,
