@@ -14,8 +14,8 @@ use crate::test::StepEnd;
 /// Text of a record that a page must show as text, not as markup.
 const HOSTILE: &str = "</script><script>window.owned=1</script><img src=x onerror=owned=1> & 'quoted'";
 
-/// A few experiments are measured, their report is opened at the width of a desk and of a phone, and a
-/// script presses every button.
+/// Measures a few experiments, and opens their report at the width of a desktop and of a phone. A script in the page
+/// presses every button.
 pub(crate) fn report() -> StepEnd {
     let Some(browser) = chromium() else {
         return StepEnd::LeftOut("there is no chromium".to_owned());
@@ -54,7 +54,7 @@ fn measure(directory: &Path) -> Result<(), String> {
         if let (Some(name), true) = (path.file_name(), path.extension().is_some_and(|extension| extension == "json")) {
             let record = fs::read_to_string(&path).map_err(said)?;
             let record = record.replace("not inline", HOSTILE);
-            // An RNIC whose link has a rate, which is a line in plots of throughput.
+            // The rate of the link becomes a line in plots of throughput.
             let record = record.replacen("\"machine\":", "\"adapter\":{\"rate_bps\":25000000000},\"machine\":", 1);
             fs::write(hostile.join(name), record).map_err(said)?;
         }
@@ -76,7 +76,7 @@ fn open(browser: &str, page: &Path, (width, height): (u32, u32)) -> Result<(), S
         browser,
         &[
             "--headless",
-            "--no-sandbox", // which root cannot have
+            "--no-sandbox", // Chromium refuses its sandbox to root
             "--disable-gpu",
             "--disable-background-networking",
             "--no-first-run",

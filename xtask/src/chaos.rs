@@ -36,7 +36,7 @@ const BUDGET: Duration = Duration::from_secs(60);
 /// Rounds run at the same time, each in a network of its own.
 const LANES: usize = 2;
 
-/// Port of servers; for root, each lane has a network of its own.
+/// Port of servers. If the user is root, each lane has a separate network.
 const PORT: u16 = 17_471;
 
 /// The programs of a run.
@@ -47,8 +47,11 @@ struct Built {
 
 /// Seeds of rounds that failed once, each with its cause. A test run begins with them.
 const FAILED_ONCE: &[(u64, &str)] = &[
-    (1_795_591_807_680_939_945, "a thread read a descriptor that the program had closed, and slept for ever"),
-    (1_795_591_807_680_939_949, "the file system had no room for the beginning of a capture, which was refused"),
+    (1_795_591_807_680_939_945, "a thread read a descriptor that the program had closed, and slept forever"),
+    (
+        1_795_591_807_680_939_949,
+        "the file system had no room for the beginning of a capture, so the capture was refused",
+    ),
     (1_795_600_222_052_981_711, "a lane that only received sent no request, so it did not notice its peer's death"),
     (1_795_641_946_035_899_913, "the connection manager waited with an epoll whose descriptor the program had closed"),
 ];
@@ -114,7 +117,7 @@ fn run_all(seeds: &Seeds) -> Result<(), String> {
             done.fetch_add(1, Ordering::Relaxed);
         }
     };
-    // Without a network of its own a lane would meet the ports and names of the other.
+    // Without separate networks, the ports and names of two lanes would collide.
     let lanes = if crate::peers::is_root() { LANES } else { 1 };
     std::thread::scope(|scope| {
         for lane in 0..lanes {

@@ -1,8 +1,8 @@
-//! Core files of programs that died in a step, and the backtraces in them.
+//! Core files of programs that crashed in a step, and their backtraces.
 //!
-//! The setting `core_pattern` decides where the kernel writes them. It belongs to the whole machine, and is only read
-//! here. With the pattern `core`, a core lies in the working directory of its program: the root, a crate, or a folder
-//! of this run.
+//! The setting `core_pattern` decides where the kernel writes them. It belongs to the whole machine, so this module
+//! only reads it. With the pattern `core`, a core lies in the working directory of its program: the root, a crate, or
+//! a folder of this run.
 
 use std::fs;
 use std::io::Read as _;
@@ -12,10 +12,10 @@ use std::time::SystemTime;
 use crate::place;
 use crate::shell::{command, output_of, root};
 
-/// Maximum number of lines of a backtrace that are repeated.
+/// Maximum number of lines of a backtrace in the report.
 const LINES_MAX: usize = 200;
 
-/// Makes the kernel write cores of all processes that this one starts, as far as its hard limit allows.
+/// Raises the limit of core files for all processes that this one starts, up to the hard limit.
 pub(crate) fn allow() {
     let own = std::process::id().to_string();
     let raise = |limit: &str| output_of(command("prlimit", &["--pid", &own, limit]));
@@ -25,7 +25,7 @@ pub(crate) fn allow() {
     }
 }
 
-/// Takes the cores that were written since an instant, and returns their backtraces.
+/// Moves the cores that were written since an instant to this run's folder, and returns their backtraces.
 pub(crate) fn backtraces(since: SystemTime) -> String {
     let mut text = String::new();
     for core in written(since) {
@@ -36,7 +36,7 @@ pub(crate) fn backtraces(since: SystemTime) -> String {
     text
 }
 
-/// Removes the cores that were written since an instant: some tests kill programs.
+/// Removes the cores that were written since an instant. Tests that pass may crash programs on purpose.
 pub(crate) fn discard(since: SystemTime) {
     for core in written(since) {
         if let Err(error) = fs::remove_file(&core) {
@@ -64,7 +64,7 @@ fn written(since: SystemTime) -> Vec<PathBuf> {
 fn cores_in(folder: &Path, since: SystemTime) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let (mut cores, mut folders) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
-        // The file may belong to a program that removes it now.
+        // Another program may remove the file at the same time.
         let Ok(metadata) = entry.metadata() else { continue };
         let (path, name) = (entry.path(), entry.file_name());
         let name = name.to_string_lossy();
@@ -81,7 +81,7 @@ fn cores_in(folder: &Path, since: SystemTime) -> (Vec<PathBuf>, Vec<PathBuf>) {
     (cores, folders)
 }
 
-/// Returns whether it is an ELF file of the type `ET_CORE`.
+/// Returns whether the file is an ELF file of type `ET_CORE`.
 fn is_core(path: &Path) -> bool {
     let mut header = [0; 18];
     let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut header));
@@ -130,7 +130,7 @@ mod tests {
 
     /// Runs only if this machine writes cores into the working directory, and has gdb.
     #[test]
-    fn a_core_in_the_working_directory_is_found_and_names_the_function() {
+    fn a_core_in_the_working_directory_names_the_function() {
         let folder = tempfile::tempdir().unwrap();
         let before = SystemTime::now() - std::time::Duration::from_secs(5);
         let mut shell = Command::new("sh");

@@ -13,7 +13,7 @@ use crate::{network, peers, programs};
 /// Options of `cargo xtask deep`.
 #[derive(Debug, Parser)]
 pub(crate) struct Deep {
-    /// Only this part; may be given several times [default: all]
+    /// Parts to run [default: all]
     #[arg(value_enum)]
     parts: Vec<Part>,
     #[command(flatten)]
@@ -27,7 +27,7 @@ enum Part {
     Address,
     /// Valgrind's memcheck, over C programs under the library.
     Memcheck,
-    /// Loom, over hand-overs between threads and processes.
+    /// Loom, over code that passes data between threads and processes.
     Loom,
     /// ThreadSanitizer, over the tests of fabric.
     Thread,
@@ -37,13 +37,13 @@ enum Part {
     Mutants,
 }
 
-/// Target for which sanitizers are built. With an explicit target, build scripts and macros stay without them.
+/// Explicit target of builds with sanitizers. So cargo builds build scripts and macros without sanitizers.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Crates whose tests run under AddressSanitizer.
 const ADDRESS: &[&str] = &["doorbell-verbs", "doorbell-exchange", "doorbell-preload"];
 
-/// Crates and their tests under loom. docs/deep.md lists the hand-overs.
+/// Crates and their tests under loom, which docs/deep.md describes.
 const LOOM: &[(&str, &str)] = &[
     ("doorbell-fabric", "wake"),
     ("doorbell-fabric", "ring"),
@@ -83,8 +83,8 @@ impl Deep {
     }
 }
 
-/// Returns the command for tests of a crate, built with a sanitizer. The compiler offers sanitizers to nightly users,
-/// and with `RUSTC_BOOTSTRAP`.
+/// Returns the command for tests of a crate, built with a sanitizer. A stable compiler accepts sanitizers only with
+/// `RUSTC_BOOTSTRAP`.
 fn sanitized(kind: &str, package: &str, more: &[&str]) -> std::process::Command {
     let mut test = cargo(&["test", "--target", TARGET, "--no-fail-fast", "--package", package]);
     test.args(["--lib", "--bins", "--tests"]);
@@ -103,8 +103,8 @@ fn address() -> Result<(), String> {
     joined(ADDRESS.iter().map(of))
 }
 
-/// Atomics of the standard library are not instrumented without its sources. So ThreadSanitizer runs only if the
-/// toolchain has them.
+/// Runs ThreadSanitizer if the toolchain has the sources of the standard library. Without them, atomics of the library
+/// are not instrumented.
 fn thread() -> Result<(), String> {
     let sysroot = output_of(command("rustc", &["--print", "sysroot"]))?;
     let sources = PathBuf::from(sysroot.trim()).join("lib/rustlib/src/rust/library/std");

@@ -1,12 +1,12 @@
-//! Simulations give the same result in every build, and on any machine.
+//! Check that simulations give the same result in every build and on every machine.
 
 use crate::programs;
 use crate::shell::{command, output_of, root};
 
-/// The digests that every build must find: a test of `doorbell-sim` holds the test build to them.
+/// Digests that every build must reproduce. A test of `doorbell-sim` checks the test build.
 const FILE: &str = "crates/evaluation/sim/tests/digests.txt";
 
-/// Repeats the runs whose digests are kept, with the release build.
+/// Repeats the runs with stored digests, with the release build.
 pub(crate) fn compare() -> Result<(), String> {
     let file = root().join(FILE);
     let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
@@ -23,6 +23,6 @@ pub(crate) fn compare() -> Result<(), String> {
         }
         runs += 1;
     }
-    eprintln!("{runs} simulations with the digests that are kept");
+    eprintln!("{runs} simulations have their stored digests");
     if runs > 0 { Ok(()) } else { Err(format!("{} has no digests", file.display())) }
 }

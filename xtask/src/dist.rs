@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: an archive of the command with the library that it preloads, which
-//! `cargo install` cannot carry, its manual pages and what shells complete its options with.
+//! `cargo xtask dist`: an archive of the command, the library that it preloads, manual pages and shell completions.
+//! `cargo install` installs only the command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use crate::shell::{command, output_of, root, run, target};
 use crate::{place, programs};
 
-/// Files of the archive besides the license texts: the path after the build, and the path at which `doorbell run`
-/// looks.
+/// Built files of the archive: name in the build directory, and path in the archive. `doorbell run` searches the
+/// library at that path relative to itself.
 const BUILT: [(&str, &str); 2] =
     [("doorbell", "bin/doorbell"), ("libdoorbell_ibverbs.so", "lib/libdoorbell_ibverbs.so")];
 
-/// Files of the repository that belong to every copy.
+/// Files of the repository in the archive.
 const TEXTS: [&str; 4] = ["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];
 
 /// Texts that the command prints about itself, and the paths at which systems look for them.
@@ -25,7 +25,7 @@ const PRINTED: [(&[&str], &str); 3] = [
 /// Directory of manual pages.
 const MANUAL: &str = "share/man/man1";
 
-/// Builds the archive and puts it into a folder. Returns where it is.
+/// Builds the archive in a folder, and returns its path.
 pub(crate) fn build(out: Option<&Path>) -> Result<PathBuf, String> {
     programs::build()?;
     let out = match out {
@@ -50,15 +50,15 @@ fn print(doorbell: &Path, folder: &Path) -> Result<(), String> {
     run(command(doorbell, &["man", "--out", &folder.join(MANUAL).to_string_lossy()]))
 }
 
-/// The machine that is built for, as Rust calls it.
+/// Returns the target triple of this machine.
 fn host() -> Result<String, String> {
     let about = output_of(command("rustc", &["-vV"]))?;
     let line = about.lines().find_map(|line| line.strip_prefix("host: "));
     line.map(str::to_owned).ok_or_else(|| format!("rustc does not say what it builds for:\n{about}"))
 }
 
-/// Puts what is in `built` and all of `printed` into `out/NAME.tar.gz`, below a folder NAME. It is put together in
-/// `place`.
+/// Packs [`BUILT`] from `built`, [`TEXTS`], and all of `printed` into `out/NAME.tar.gz`, below a folder NAME. `place`
+/// is the working folder.
 fn pack(built: &Path, printed: Option<&Path>, place: &Path, out: &Path, name: &str) -> Result<PathBuf, String> {
     let files = BUILT.iter().map(|(from, to)| (built.join(from), *to));
     let texts = TEXTS.iter().map(|text| (root().join(text), *text));
@@ -96,7 +96,7 @@ fn empty(folder: &Path) -> Result<(), String> {
     fresh().map_err(|error| format!("{} could not be emptied: {error}", folder.display()))
 }
 
-/// Unpacks the archive elsewhere and runs a program from there.
+/// Unpacks the archive in another folder and runs a program from there.
 pub(crate) fn check() -> Result<(), String> {
     let archive = build(Some(&place::own().join("dist")))?;
     let place = place::own().join("unpacked");
@@ -105,14 +105,14 @@ pub(crate) fn check() -> Result<(), String> {
     let folder = only_entry(&place)?;
     let doorbell = |arguments: &[&str]| {
         let mut doorbell = command(folder.join("bin/doorbell"), arguments);
-        // It has to find its own library, and no other.
+        // The command must find the library of the archive.
         doorbell.env_remove("DOORBELL_PRELOAD_LIB").env_remove("LD_PRELOAD");
         output_of(doorbell)
     };
     let variables = doorbell(&["env"])?;
     let library = folder.join("bin/../lib/libdoorbell_ibverbs.so");
     if !variables.contains(&format!("LD_PRELOAD={}\n", library.display())) {
-        return Err(format!("{} is not what is preloaded:\n{variables}", library.display()));
+        return Err(format!("{} is not the preloaded library:\n{variables}", library.display()));
     }
     for file in PRINTED
         .iter()
@@ -131,13 +131,13 @@ pub(crate) fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// The one thing in a folder.
+/// Returns the only entry of a folder.
 fn only_entry(folder: &Path) -> Result<PathBuf, String> {
     let failed = |error| format!("{} could not be read: {error}", folder.display());
     let entries: Vec<_> = fs::read_dir(folder).map_err(failed)?.collect::<Result<_, _>>().map_err(failed)?;
     match &entries[..] {
         [entry] => Ok(entry.path()),
-        _ => Err(format!("the archive has {} things at its top, there should be one folder", entries.len())),
+        _ => Err(format!("the archive has {} entries at its top, allowed is one folder", entries.len())),
     }
 }
 
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_archive_holds_all_in_one_folder_and_is_the_same_each_time() {
+    fn archives_have_one_folder_and_are_reproducible() {
         let home = tempfile::tempdir().expect("there is room for a folder");
         let place = home.path();
         let built = place.join("built");
@@ -177,8 +177,8 @@ mod tests {
         assert!(missing.contains("doorbell could not be copied"), "{missing}");
     }
 
-    /// Checks that every test step of the workflow in docs/ci.md writes packets to the place that the last step
-    /// keeps, each step under its own names.
+    /// Checks that every test step of the workflow in docs/ci.md writes packets to files that the last step
+    /// keeps, and each step to other names.
     #[test]
     fn every_step_of_the_workflow_keeps_its_packets() {
         let page = fs::read_to_string(root().join("docs/ci.md")).expect("the page is there");

@@ -1,4 +1,4 @@
-//! Figures of repeated measurements, and what is wanted of them.
+//! Figures of repeated measurements, and their goals.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl fmt::Display for Goal {
     }
 }
 
-/// Median, least and most, if there are figures.
+/// Returns median, minimum and maximum, or nothing without figures.
 pub(crate) fn spread(figures: impl IntoIterator<Item = f64>) -> Option<(f64, f64, f64)> {
     let mut figures: Vec<f64> = figures.into_iter().collect();
     figures.sort_by(f64::total_cmp);

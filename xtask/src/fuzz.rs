@@ -1,14 +1,14 @@
 //! `cargo xtask fuzz`: the fuzz targets under libFuzzer, on stable Rust.
 //!
-//! libFuzzer only wants the coverage of the code it drives, which stable code generation options give: 8-bit counters
-//! and a table of program counters. There is no sanitizer. A target is `crates/FLOOR/CRATE/fuzz/fuzz_targets/TARGET.rs`, and
-//! its corpus `crates/FLOOR/CRATE/tests/corpus/TARGET`. The target directory keeps the inputs
-//! that a run finds. A run then minimizes the corpus to the fewest old and found inputs that reach the same code.
-//! Inputs with a given name stay, since they may reproduce a fixed defect.
+//! libFuzzer needs only coverage of the tested code, which stable code generation options provide: 8-bit counters and a
+//! table of program counters. There is no sanitizer. A target is `crates/FLOOR/CRATE/fuzz/fuzz_targets/TARGET.rs`, and
+//! its corpus is `crates/FLOOR/CRATE/tests/corpus/TARGET`. The target directory keeps the inputs that a run finds. A run
+//! then minimizes the corpus to the fewest old and found inputs that reach the same code. Inputs that a person named
+//! stay, since they may reproduce a fixed defect.
 //!
 //! A corpus is part of the repository, and every test run replays it, so it has a limit ([`CORPUS`]). Named inputs
-//! always stay. Of the others the smallest come first, until the next one is too many; the command says how many it
-//! dropped. They stay in the target directory, so later runs on the same machine still start from them.
+//! always stay. The smallest of the others fill the corpus up to the limit. The command reports the inputs that it
+//! dropped. They stay in the target directory, so later runs on the same machine start from them.
 
 use std::fs;
 use std::io;
@@ -24,7 +24,7 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                      -Cllvm-args=-sanitizer-coverage-pc-table --cfg fuzzing";
 
-/// An input takes longer only if something is wrong.
+/// Time limit of one input in seconds. A longer run is a defect.
 const LONGEST_S: u32 = 20;
 
 /// Limit of a corpus. It keeps all corpora together below 1 MiB.
@@ -37,7 +37,7 @@ struct Limit {
     bytes: u64,
 }
 
-/// An input as libFuzzer's merge left it.
+/// An input that libFuzzer's merge kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Input {
     name: String,
@@ -57,7 +57,7 @@ struct Target {
     name: String,
 }
 
-/// All of them, by crate and name.
+/// Returns all targets, sorted by crate and name.
 fn all() -> Result<Vec<Target>, String> {
     let mut targets = Vec::new();
     let floors = folder(&root().join("crates"))?;
@@ -85,7 +85,7 @@ pub(crate) fn check_target() -> PathBuf {
     target().join("xtask").join("fuzz-check")
 }
 
-/// Checks that all targets compile, without what counts coverage.
+/// Checks that all targets compile, without the flags for coverage.
 pub(crate) fn build() -> StepEnd {
     if let Err(why) = peers::install_for_fuzzing() {
         return StepEnd::LeftOut(why);
@@ -102,8 +102,8 @@ pub(crate) fn build() -> StepEnd {
     check_all().into()
 }
 
-/// Runs the named target (all, if no name is given) for `minutes` each, and minimises their corpora together with
-/// the inputs that they find. A target that fails does not keep the others from running.
+/// Runs the named target, or each target without a name, for `minutes`. Then minimizes its corpus together with the
+/// found inputs. The other targets run even if one fails.
 pub(crate) fn fuzz(name: Option<&str>, minutes: f64) -> Result<(), String> {
     peers::install_for_fuzzing()?;
     // Runs share the found inputs, and replace the corpora in the repository.
@@ -127,12 +127,12 @@ pub(crate) fn fuzz(name: Option<&str>, minutes: f64) -> Result<(), String> {
 }
 
 impl Target {
-    /// Returns what became of the corpus.
+    /// Fuzzes the target and minimizes its corpus. Returns a summary of the corpus.
     fn run(&self, minutes: f64) -> Result<String, String> {
         let home = target().join("xtask").join("fuzz");
         let crate_name = self.home.file_name().unwrap_or_default();
         let triple = host()?;
-        // With a target named, the flags are not those of build scripts and of macros.
+        // With an explicit target, cargo builds build scripts and macros without these flags.
         let mut build = cargo(&["build", "--release", "--target", &triple, "--bin", &self.name]);
         build.current_dir(self.home.join("fuzz"));
         build.env("CARGO_TARGET_DIR", home.join("target")).env("RUSTFLAGS", FLAGS);
@@ -148,10 +148,10 @@ impl Target {
         // Whole seconds, at least 1: libFuzzer treats 0 as unlimited.
         let duration = format!("-max_total_time={}", (minutes * 60.0).ceil().max(1.0) as u64);
         let mut search = command(&program, &[&duration, &limit, "-print_final_stats=1"]);
-        // It ends the directory's name with what it writes there.
+        // libFuzzer appends file names to this prefix.
         search.arg(format!("-artifact_prefix={}/", failed.display())).arg(&found).arg(&corpus);
         run(search).map_err(|why| format!("{why}: the input is in {}", failed.display()))?;
-        // Greedily from all folders, until the empty first one reaches all that the others do.
+        // The merge copies inputs greedily to the empty first folder, until it reaches the same code as the others.
         let fewest = home.join("fewest").join(crate_name).join(&self.name);
         let cannot = |error: io::Error| format!("{}: {error}", fewest.display());
         if fewest.exists() {
@@ -192,10 +192,10 @@ fn replace(corpus: &Path, fewest: &Path, limit: Limit) -> Result<String, String>
     Ok(choice.report(&named, limit))
 }
 
-/// Chooses the inputs of a corpus besides its named ones. Takes the smallest merged inputs first (by name within one
-/// size), and stops before the first one that exceeds the limit. Named inputs count towards the limit, but all stay.
+/// Chooses the unnamed inputs of a corpus. Takes the smallest merged inputs first (by name within one size), and stops
+/// before the first one that exceeds the limit. Named inputs count towards the limit, but all stay.
 fn choose(named: &[Vec<u8>], mut merged: Vec<Input>, limit: Limit) -> Choice {
-    // libFuzzer calls each input it keeps by its hash, named ones too.
+    // libFuzzer names each input that it keeps by its hash, also the inputs that have a name in the corpus.
     merged.retain(|input| !named.contains(&input.bytes));
     merged.sort_by(|a, b| (a.bytes.len(), &a.name).cmp(&(b.bytes.len(), &b.name)));
     let (mut inputs, mut bytes) = (named.len(), named.iter().map(|input| input.len() as u64).sum::<u64>());

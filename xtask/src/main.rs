@@ -1,4 +1,4 @@
-//! Developer chores: `cargo xtask test` runs all tests with everything they need.
+//! Developer tasks. `cargo xtask test` runs all checks and tests.
 #![forbid(unsafe_code)]
 
 mod bindings;
@@ -36,7 +36,7 @@ use clap::{ArgGroup, Parser, Subcommand};
 
 use crate::steps::Group;
 
-/// Developer chores.
+/// Developer tasks.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -46,124 +46,125 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Checks and tests everything. In CI (CI=true) nothing may be left out.
+    /// Runs all checks and tests. In CI (CI=true) a step that cannot run is a failure.
     ///
-    /// With names it runs only those steps, after the builds that they need.
+    /// With names, runs only these steps, after the builds that they need.
     Test {
         /// Steps: a name as the summary prints it, or a part of names.
         #[arg(value_name = "STEP", conflicts_with = "fast")]
         steps: Vec<String>,
-        /// Leaves out the checks that need other programs (tshark, scapy, ip, ethtool, chromium, perftest, qemu).
+        /// Skips the checks that need other programs (tshark, scapy, ip, ethtool, chromium, perftest, qemu).
         #[arg(long)]
         fast: bool,
     },
-    /// Runs one step of `test`, or several or all of them, many times, and counts the passes of each.
+    /// Runs one, several or all steps of `test` many times, and counts the passes of each.
     ///
-    /// Each run is a process of its own. The log of a failed run has the end of its output, the seeds in it, and
-    /// the backtraces of programs that died.
+    /// Each run is a separate process. The log of a failed run has the end of its output, the seeds that it printed,
+    /// and the backtraces of crashed programs.
     Repeat(repeat::Repeat),
-    /// Runs tools that look deeper than tests: sanitizers, valgrind, loom, mutants, and checks of dependencies.
+    /// Runs tools that find defects which tests miss: sanitizers, valgrind, loom, mutants, and checks of dependencies.
     ///
     /// The parts take from seconds to hours; docs/deep.md has the results.
     Deep(deep::Deep),
-    /// Has other programs check captured packets, as `test` does with those that the tests write.
+    /// Checks captured packets with tshark and scapy, as `test` does with the captures of its tests.
     Packets {
-        /// Holds captures, and beside each what is expected of it.
+        /// Directory of captures. Each `NAME.pcap` needs a `NAME.expected` beside it.
         directory: PathBuf,
     },
-    /// Only runs the command end to end, as `test` does.
+    /// Runs only the checks of `test` between machines, which are network namespaces.
     EndToEnd,
-    /// Runs the whole quick study between two machines, and among four of which one loses packets, and judges it.
+    /// Runs the whole quick study between two machines, and among four machines of which one loses packets. Checks the
+    /// results.
     ///
-    /// The machines are network namespaces. It says how long the study takes beside one on loopback.
+    /// The machines are network namespaces. The command prints the duration relative to a study on loopback.
     Hosts {
-        /// Keeps the records and reports here [default: `xtask/hosts` in the target directory]
+        /// Directory of the records and reports [default: `xtask/hosts` in the target directory]
         #[arg(long, value_name = "DIRECTORY")]
         out: Option<PathBuf>,
     },
-    /// Only opens a report in a browser, as `test` does.
+    /// Runs only the check of `test` that opens a report in a browser.
     Report,
-    /// Only runs unmodified verbs programs on the software RNIC, as `test` does.
+    /// Runs only the steps of `test` with unmodified verbs programs on the software RNIC.
     Programs {
         /// Runs only these: C programs of `xtask/programs`, or programs of docs/programs.md (fio, qperf, ...). `ucx`
         /// selects all programs over UCX, and `box` perftest through a middlebox. `rdma_cm` selects librdmacm's
         /// examples, perftest with `-R` and rdma-core's tests.
         #[arg(value_name = "NAME")]
         only: Vec<String>,
-        /// Runs nothing, but writes the commands into docs/programs.md anew, with the figures that it names.
+        /// Runs nothing. Writes the commands, and the figures that docs/programs.md names, into that page anew.
         #[arg(long, conflicts_with = "only")]
         write_docs: bool,
     },
     /// Measures unmodified verbs programs beside `doorbell bench`, libfabric, UCX and the kernel's limit.
     ///
-    /// Everything runs once in each round, on loopback, and each line of the table is the median of the
-    /// rounds. It says something on a machine that does nothing else.
+    /// Each round runs every program once, on loopback. The table has the medians over all rounds. The machine must
+    /// be idle.
     ///
-    /// With --against or --against-revision it measures two builds of Doorbell instead, this one and another:
-    /// `doorbell bench` in turns, and instructions per message under valgrind.
+    /// With --against or --against-revision, compares this build of Doorbell with another one instead. It runs
+    /// `doorbell bench` of both in turns, and counts instructions per message under valgrind.
     Compare {
-        /// How often everything is measured [default: 5; of two builds 15, which is the least]
+        /// Number of rounds, 1 to 1000 [default: 5; for two builds 15, which is their minimum]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
         rounds: Option<u32>,
-        /// Measures the programs of docs/programs.md instead, beside TCP, and writes the page's tables anew. The
-        /// figures go to --out, by default `programs.json` below today's date in `benchmarks`.
+        /// Measures the programs of docs/programs.md beside TCP, and writes the tables of that page anew. The figures
+        /// go to --out [default: `programs.json` below today's date in `benchmarks`].
         #[arg(long, conflicts_with_all = ["against", "against_revision", "instructions"])]
         programs: bool,
-        /// Measures latency and rate in turns without and with N programs (1 to 64) that spin and use processor time.
+        /// Measures latency and rate in turns without and with N spinning programs (1 to 64).
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64),
             conflicts_with_all = ["programs", "against", "against_revision"])]
         busy: Option<u32>,
-        /// Writes each figure of each round to this file, as JSON.
+        /// File for the figures of all rounds, as JSON.
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
-        /// Another build of `doorbell`, which is measured in turns with this one.
+        /// Another build of `doorbell`, measured in turns with this one.
         #[arg(long, value_name = "BINARY")]
         against: Option<PathBuf>,
-        /// Another revision, which is built: its instructions are counted, and without --against its `doorbell`
-        /// is measured.
+        /// Another revision to build. Its instructions are counted. Without --against, its `doorbell` is also
+        /// measured.
         #[arg(long, value_name = "REVISION")]
         against_revision: Option<String>,
-        /// Only counts instructions.
+        /// Counts instructions and measures no time.
         #[arg(long, requires = "against_revision")]
         instructions: bool,
     },
-    /// Runs the simulation of RNICs whose objects come and go, beyond the seeds that `test` tries.
+    /// Runs more seeds of the simulation that creates and destroys objects of RNICs than `test` does.
     ///
-    /// A seed that fails is printed with its last events and the command that replays it.
+    /// For a seed that fails, it prints the last events and the command that replays the seed.
     #[command(group(ArgGroup::new("which").args(["hours", "from"]).required(true).multiple(true)))]
     Seeds {
-        /// Tries seeds for so long, a fraction included.
+        /// Hours of the run, 0.0003 to 8760, also with a fraction.
         #[arg(long, value_parser = |text: &str| number(text, 0.0003, 8760.0))]
         hours: Option<f64>,
-        /// Starts with this seed; without --hours it is the only one.
+        /// First seed. Without --hours, the only one.
         #[arg(long, value_name = "SEED", value_parser = seed)]
         from: Option<u64>,
     },
-    /// Runs pairs of verbs programs of which one is killed, stopped, forked, or loses memory, descriptors or disk
-    /// space.
+    /// Runs pairs of verbs programs. In each pair one program is killed, stopped or forked, or loses memory,
+    /// descriptors or disk space.
     ///
     /// A round that fails prints its seed, the output of both programs, and the stacks of a process that crashed or
-    /// hangs. Consecutive seeds pass through all kinds of disturbance.
+    /// hangs. Consecutive seeds select all kinds of disturbance in turn.
     Chaos {
-        /// Seed of the first round; each further round takes the next number [default: one never tried before]
+        /// Seed of the first round. Each further round takes the next number [default: a new seed]
         #[arg(long, value_name = "SEED", value_parser = seed)]
         seed: Option<u64>,
-        /// Number of rounds.
+        /// Number of rounds, 1 to 1000000.
         #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
         rounds: u64,
     },
-    /// Runs servers, lasting clients, clients that finish or die, and perftest on both links under loss, for minutes.
+    /// Runs servers, lasting clients, clients that finish or die, and perftest on both links under loss.
     ///
-    /// Every payload is checked. It fails on an error, on an unexpected end, and if memory, descriptors, threads or
-    /// tables of a lasting process grow after the warm-up.
+    /// The programs check every payload. The run fails on an error, on an unexpected end of a process, and if memory,
+    /// descriptors, threads or tables of a lasting process grow after the warm-up.
     Soak {
-        /// Time of the traffic, a fraction included.
+        /// Minutes of traffic, 0.2 to 100000, also with a fraction.
         #[arg(long, value_parser = |text: &str| number(text, 0.2, 100_000.0))]
         minutes: f64,
-        /// Seed of faults and clients [default: one never tried before]
+        /// Seed of faults and clients [default: a new seed]
         #[arg(long, value_name = "SEED", value_parser = seed)]
         seed: Option<u64>,
-        /// Writes summary, samples and plot here [default: the run's folder, which stays if the run fails]
+        /// Directory of summary, samples and plot [default: the run's folder, which stays only if the run fails]
         #[arg(long, value_name = "DIRECTORY")]
         out: Option<PathBuf>,
     },
@@ -175,72 +176,74 @@ enum Command {
     },
     /// Runs a command in a virtual machine with Linux's rdma_rxe, whose device is `rxe0`.
     ///
-    /// It finds `doorbell` and `libdoorbell_ibverbs.so` in its PATH, and what it writes to `/host` can
-    /// be kept with `--keep`. Its output, standard error included, and its exit status are returned.
+    /// The command finds `doorbell` and `libdoorbell_ibverbs.so` in its PATH. `--keep` copies the files that it writes
+    /// to `/host`. Its standard output, standard error and exit status are passed on.
     Vm {
-        /// Another program that the command needs.
+        /// Path of another program that the command needs. May be given several times.
         #[arg(long, value_name = "PATH")]
         file: Vec<PathBuf>,
-        /// Copies what the command left in `/host` to this folder.
+        /// Folder to which the files in `/host` are copied afterwards.
         #[arg(long, value_name = "FOLDER")]
         keep: Option<PathBuf>,
         /// Time limit of the machine in seconds.
         #[arg(long, default_value_t = 600)]
         limit_s: u64,
-        /// The command, and its arguments; one word alone is a line for its shell.
+        /// Command and its arguments. A single word is a line for the shell.
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Only runs what `test` runs in that machine.
+    /// Runs only the steps of `test` in virtual machines with rdma_rxe.
     Guest {
-        /// Only the steps whose names contain this.
+        /// Part of the names of the steps to run [default: all steps]
         only: Option<String>,
     },
-    /// Runs only the checks of `test` between two machines, which are network namespaces.
+    /// Runs only the checks of `test` between machines, which are network namespaces.
     Machines {
-        /// Only the steps whose names contain this.
+        /// Part of the names of the steps to run [default: all steps]
         only: Option<String>,
     },
-    /// Captures anew what rdma_rxe and our RNIC send each other, which the tests of `wire` and `rnic` read.
+    /// Captures the packets between rdma_rxe and the software RNIC anew. Tests of `wire` and `rnic` read these
+    /// captures.
     CaptureRxe,
-    /// Measures perftest on rdma_rxe and on the software RNIC, and our bench beside perftest, in that machine.
+    /// Measures perftest on rdma_rxe and on the software RNIC, and `doorbell bench` beside perftest, in a virtual
+    /// machine.
     ///
-    /// It wants a machine that does nothing else. The table of medians and ratios goes to standard output and,
-    /// with the raw figures, to a folder.
+    /// The host must be idle. The table of medians and ratios goes to standard output. A folder gets the table and the
+    /// raw figures.
     Ratios {
-        /// How often each is measured, in turn.
+        /// Number of rounds, 1 to 100. Each round measures every case once.
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
         rounds: u32,
         /// Folder of the results [default: `xtask/ratios` in the target directory]
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
     },
-    /// Runs fuzz targets under libFuzzer and minimizes the corpora in the repository. A corpus keeps the fewest
-    /// inputs that reach all code that its inputs and the found ones reach. Inputs with a given name stay.
+    /// Runs fuzz targets under libFuzzer and minimizes the corpora in the repository.
     ///
-    /// A corpus holds 256 inputs and 64 KiB at most: the smallest of them, and all that have a name.
+    /// The corpus becomes the smallest set of old and found inputs that reaches the same code. It holds at most 256
+    /// inputs and 64 KiB. Small inputs come first, and inputs that a person named always stay.
     Fuzz {
-        /// Only this one [default: all, one after the other]
+        /// Name of one target [default: all targets, in turn]
         target: Option<String>,
-        /// How long each runs, a fraction included.
+        /// Minutes for each target, 0.01 to 100000, also with a fraction.
         #[arg(long, default_value_t = 5.0, value_parser = |text: &str| number(text, 0.01, 100_000.0))]
         minutes: f64,
     },
-    /// Brings defects that were mended back, one at a time, and checks that the tests named for them fail.
+    /// Brings fixed defects back, one at a time, and checks that the tests named for them fail.
     ///
-    /// Each is a patch in `regressions`, applied to a clone of HEAD. `test` only checks that they still apply.
+    /// Each defect is a patch in `regressions`, applied to a clone of HEAD. `test` only checks that the patches apply.
     Regressions {
-        /// Only these: names of files, without `.patch`.
+        /// Names of patches, without `.patch` [default: all patches]
         names: Vec<String>,
     },
     /// Checks the language of comments, error texts and pages, and the titles of commits, as `test` does.
     ///
-    /// Each part of the tree has a stored number of findings. `--lower` only lowers it.
+    /// Each part of the tree has a stored maximum number of findings. `--lower` only lowers it.
     Prose {
-        /// Prints the findings of these parts: names of crates, `xtask`, `docs`, `README.md`.
+        /// Part whose findings are printed: a crate, `xtask`, `docs` or `README.md`. May be given several times.
         #[arg(long, value_name = "PART")]
         list: Vec<String>,
-        /// Stores the present numbers that are lower than the stored ones.
+        /// Stores each current number that is lower than the stored one.
         #[arg(long)]
         lower: bool,
     },
@@ -254,7 +257,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let command = Arguments::parse().command;
-    place::own(); // first removes the remains of killed runs
+    place::own(); // also removes the remains of killed runs
     place::close(run(command))
 }
 
@@ -279,7 +282,7 @@ fn run(command: Command) -> ExitCode {
         Command::Compare { rounds, out, against: binary, against_revision: revision, instructions, .. } => {
             let rounds = rounds.unwrap_or(versus::LEAST_ROUNDS);
             if rounds < versus::LEAST_ROUNDS {
-                eprintln!("--rounds is {rounds}, allowed is {} or more for two builds", versus::LEAST_ROUNDS);
+                eprintln!("--rounds {rounds}: must be at least {} for two builds", versus::LEAST_ROUNDS);
                 return ExitCode::from(2);
             }
             let against = versus::Against { binary, revision, rounds, only_instructions: instructions };
@@ -314,7 +317,7 @@ fn run(command: Command) -> ExitCode {
     }
 }
 
-/// A number within bounds; a fraction is one too.
+/// Parses a number within bounds, which may have a fraction.
 fn number(text: &str, least: f64, most: f64) -> Result<f64, String> {
     match text.parse() {
         Ok(number) if (least..=most).contains(&number) => Ok(number),
@@ -322,7 +325,7 @@ fn number(text: &str, least: f64, most: f64) -> Result<f64, String> {
     }
 }
 
-/// A seed of the simulations.
+/// Parses a seed.
 fn seed(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("allowed are whole numbers from 0 to {}", u64::MAX))
 }
@@ -379,8 +382,9 @@ mod tests {
             assert_eq!(number(text, 0.01, 100.0), Err("allowed are numbers from 0.01 to 100".to_owned()), "{text}");
         }
     }
+
     #[test]
-    fn seeds_are_whole_numbers_and_some_are_asked_for() {
+    fn seeds_are_whole_numbers_and_required() {
         let parse = |arguments: &str| Arguments::try_parse_from(format!("xtask seeds {arguments}").split_whitespace());
         for good in ["--from 0", "--from 18446744073709551615", "--hours 0.001", "--hours 8760 --from 7"] {
             assert!(parse(good).is_ok(), "{good}");

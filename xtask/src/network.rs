@@ -1,17 +1,17 @@
-//! A network of one's own: ports and addresses that no other program of the machine has.
+//! Separate network namespaces: ports and addresses that no other program of the machine uses.
 
 use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::shell::{command, run};
 
-/// Runs a step in its own network namespace, which disappears with the last process of the step. Some programs use
-/// ports that are not configurable, and another process may take a port that was free. Only root can create a
-/// namespace; other users share the machine's network.
+/// Runs a step in a separate network namespace, which disappears with the last process of the step. It avoids conflicts
+/// of ports that are not configurable, and races for free ports. Only root can create a namespace. Steps of other users
+/// share the network of the machine.
 pub(crate) fn apart<T: From<Result<(), String>> + Send>(step: impl FnOnce() -> T + Send) -> T {
     apart_with(&[&["link", "set", "lo", "up"]], step)
 }
 
-/// The same with a network interface beside loopback: some programs leave that out (libfabric).
+/// Runs a step as [`apart`], with another network interface: libfabric ignores loopback.
 pub(crate) fn apart_with_interface<T: From<Result<(), String>> + Send>(step: impl FnOnce() -> T + Send) -> T {
     let commands: [&[&str]; 5] = [
         &["link", "set", "lo", "up"],
@@ -41,13 +41,12 @@ fn apart_with<T: From<Result<(), String>> + Send>(commands: &[&[&str]], step: im
     })
 }
 
-/// Runs something in the network that this program was started in, also from within a step that has one of its own:
-/// packages come from there.
+/// Runs `body` in the network in which this program was started, also from a step in a separate network. Packages are
+/// downloaded there.
 pub(crate) fn outside<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let outcome = scope.spawn(|| {
-            // The first thread of the process never leaves its namespace. A user without the right to create one
-            // stays there too.
+            // The main thread never leaves its namespace. Without the right to create one, all threads stay in it.
             let first = std::fs::File::open("/proc/self/ns/net").map_err(|error| error.to_string());
             if let Err(why) =
                 first.and_then(|first| setns(first, CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string()))
@@ -67,9 +66,9 @@ mod tests {
 
     use super::*;
 
-    /// As root: elsewhere there is nothing to test, and `apart` says so.
+    /// Without root, `apart` shares the network, so the port is taken.
     #[test]
-    fn a_port_that_is_taken_outside_is_free_within() {
+    fn ports_taken_outside_are_free_inside() {
         let outside = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = outside.local_addr().unwrap();
         let is_alone = |why: &std::io::Error| why.kind() == std::io::ErrorKind::AddrInUse;
@@ -86,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_with_a_network_of_its_own_reaches_the_one_outside() {
+    fn a_step_in_a_separate_network_reaches_the_outer_one() {
         let own = || std::fs::read_link("/proc/thread-self/ns/net").unwrap();
         let (first, mut seen) = (own(), Vec::new());
         let outcome: Result<(), String> = apart(|| {

@@ -4,13 +4,13 @@
 //!
 //! ```text
 //! requester 127.0.0.2
-//! > opcode=4 psn=17 dqpn=99 imm=0000002a  a request: fields that it must have
-//! < opcode=16 psn=17                      a response, likewise
-//! acks 1 3                                acknowledgements without other meaning, at least and at most
+//! > opcode=4 psn=17 dqpn=99 imm=0000002a  fields of a request
+//! < opcode=16 psn=17                      fields of a response
+//! acks 1 3                                minimum and maximum number of plain ACKs
 //! ```
 //!
-//! Requests and responses are compared in order, each direction for itself. A packet that was
-//! sent again counts once: how often that happens depends on the machine.
+//! Requests and responses are compared in order, separately for each direction. Retransmissions do not count, since
+//! their number depends on the machine.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::peers;
 use crate::shell::{command, output_of, root, run};
 use crate::test::StepEnd;
 
-/// Fields that are compared: their names in `.expected` files, and tshark's.
+/// Compared fields: their names in `.expected` files, and the names of tshark.
 const FIELDS: [(&str, &str); 15] = [
     ("opcode", "infiniband.bth.opcode"),
     ("psn", "infiniband.bth.psn"),
@@ -38,19 +38,18 @@ const FIELDS: [(&str, &str); 15] = [
     ("original", "infiniband.atomicacketh.origremdt"),
 ];
 
-/// Protocols that tshark tries on payloads, which are mere bytes here: what looks like a malformed
-/// packet of one of them is none of anything.
+/// Protocols that tshark tries on payloads. The payloads of these captures have no protocol, so a match is an accident.
 const PAYLOAD_GUESSES: [&str; 9] =
     ["smc", "smb_direct", "rpcordma", "nvme-rdma", "lnet", "iser", "infiniband.eoib", "infiniband_sdp", "fcoib"];
 
-/// How tshark calls payloads that happen to begin as if an EtherType and two zero bytes came first:
-/// that guess cannot be switched off.
+/// Protocols in tshark's output if a payload happens to begin like an EtherType and two zero bytes. tshark cannot
+/// disable this guess.
 const PAYLOAD_AS_FRAME: &str = ":infiniband:ethertype";
 
-/// RC Acknowledge.
+/// Opcode of RC Acknowledge.
 const ACKNOWLEDGE: &str = "17";
 
-/// AETH syndromes below this are ACKs; NAKs lie above.
+/// First AETH syndrome that is no ACK. NAKs have higher syndromes.
 const FIRST_NAK: u64 = 0x20;
 
 /// Dissects every capture with tshark.
@@ -68,10 +67,10 @@ pub(crate) fn dissect(captures: &Path) -> StepEnd {
     .into()
 }
 
-/// Computes every ICRC anew with scapy.
+/// Recomputes the ICRC of every packet with scapy, and compares.
 pub(crate) fn recompute_icrc(captures: &Path) -> StepEnd {
     let Some(python) = peers::python_with_scapy() else {
-        return StepEnd::LeftOut("no Python here knows scapy; Debian's package is python3-scapy".to_owned());
+        return StepEnd::LeftOut("no Python here has scapy; Debian's package is python3-scapy".to_owned());
     };
     let script = root().join("xtask").join("tests").join("icrc.py");
     let mut check = command(python, &["-B"]);
@@ -107,14 +106,14 @@ fn each_capture(directory: &Path, check: impl Fn(&Path) -> Result<usize, String>
     if failures.is_empty() { Ok(()) } else { Err(format!("not as expected: {}", failures.join(", "))) }
 }
 
-/// One packet as tshark sees it.
+/// A packet, as tshark dissects it.
 pub(crate) struct Packet {
     pub(crate) source: String,
     values: Vec<String>,
 }
 
 impl Packet {
-    /// The value of one of [`FIELDS`], empty if the packet has no such field.
+    /// Returns the value of one of [`FIELDS`], empty if the packet has no such field.
     pub(crate) fn value(&self, name: &str) -> &str {
         let at = FIELDS.iter().position(|(field, _)| *field == name);
         at.map_or("", |at| &self.values[at])
@@ -147,15 +146,15 @@ pub(crate) fn dissect_one(capture: &Path) -> Result<Vec<Packet>, String> {
         let (protocols, comment, source, malformed, expert) = (next(), next(), next() + &next(), next(), next());
         let number = index + 1;
         if !protocols.contains("infiniband") {
-            return Err(format!("tshark takes packet {number} for {protocols}"));
+            return Err(format!("tshark dissects packet {number} as {protocols}, without InfiniBand"));
         }
         if protocols.contains(PAYLOAD_AS_FRAME) {
-            // tshark may misinterpret the payload. It then reports the payload as malformed.
+            // tshark dissected the payload as a frame. Its reports on this packet are unreliable.
         } else if !malformed.is_empty() {
             return Err(format!("tshark finds packet {number} malformed"));
         } else if !expert.is_empty() && expert != comment {
-            // tshark makes an expert's message of each comment, such as the mark of a dropped frame.
-            return Err(format!("tshark says of packet {number}: {expert}"));
+            // tshark reports each comment as an expert message, for example the mark of a dropped frame.
+            return Err(format!("tshark reports for packet {number}: {expert}"));
         }
         let values = FIELDS.iter().map(|_| next()).collect();
         packets.push(Packet { source, values });
@@ -176,7 +175,7 @@ fn compare(expected: &str, packets: &[Packet]) -> Result<(), String> {
                 let mut range = range.split(' ').map(|text| text.parse::<usize>().unwrap_or_default());
                 (least_acks, most_acks) = (range.next().unwrap_or_default(), range.next().unwrap_or_default());
             }
-            _ => return Err(format!("the expectation {line:?} cannot be read")),
+            _ => return Err(format!("the expectation {line:?} cannot be parsed")),
         }
     }
     let acks = distinct(packets.iter().filter(|packet| packet.is_plain_ack())).len();
@@ -190,7 +189,7 @@ fn compare(expected: &str, packets: &[Packet]) -> Result<(), String> {
     compare_rows("response", &responses, &received)
 }
 
-/// Packets without those that look like an earlier one.
+/// Returns the packets without copies of earlier ones.
 fn distinct<'a>(packets: impl Iterator<Item = &'a Packet>) -> Vec<&'a Packet> {
     let mut seen = HashSet::new();
     packets.filter(|packet| seen.insert((packet.source.as_str(), packet.values.as_slice()))).collect()
@@ -213,7 +212,7 @@ fn compare_rows(what: &str, expected: &[&str], found: &[&Packet]) -> Result<(), 
     Ok(())
 }
 
-/// A number as tshark or a test writes it: decimal, hexadecimal with 0x, or a truth.
+/// Parses a number of tshark or a test: decimal, hexadecimal with 0x, or `True` or `False`.
 pub(crate) fn number(text: &str) -> Option<u64> {
     match text {
         "True" => Some(1),

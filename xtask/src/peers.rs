@@ -1,4 +1,4 @@
-//! Other programs that Doorbell is checked against, and how they get here.
+//! Other programs against which Doorbell is checked, and their installation.
 
 use std::fs::File;
 use std::process::Command;
@@ -8,7 +8,7 @@ use crate::shell::{command, run, succeeds};
 
 /// Installs missing packages if possible. The steps that need a package report it if it is still missing.
 pub(crate) fn install() {
-    // Debian's packages, and whether what they bring is here.
+    // Debian packages, each with a check of whether its content is present.
     install_missing(|| {
         vec![
             ("tshark", has_tshark()),
@@ -42,7 +42,7 @@ pub(crate) fn install() {
     });
 }
 
-/// Installs what generating bindings needs.
+/// Installs the packages for generating bindings.
 pub(crate) fn install_for_bindings() {
     install_missing(|| {
         vec![
@@ -53,16 +53,16 @@ pub(crate) fn install_for_bindings() {
     });
 }
 
-/// Programs that are measured beside ours, each with Debian's package.
+/// Debian packages for comparisons, each with one of its programs.
 const FOR_COMPARISON: &[(&str, &str)] =
     &[("perftest", "ib_send_bw"), ("libfabric-bin", "fi_pingpong"), ("ucx-utils", "ucx_perftest")];
 
-/// Installs what is measured beside us, and says what is still missing then.
+/// Installs the packages for comparisons. An error names the missing ones.
 pub(crate) fn install_for_comparison() -> Result<(), String> {
     install_all(FOR_COMPARISON)
 }
 
-/// Installs packages whose programs are not here, and says what is still missing then.
+/// Installs packages whose programs are missing. An error names those that are missing afterwards.
 fn install_all(packages: &[(&'static str, &str)]) -> Result<(), String> {
     let packages = || packages.iter().map(|&(package, program)| (package, has(program))).collect::<Vec<_>>();
     install_missing(packages);
@@ -70,7 +70,7 @@ fn install_all(packages: &[(&'static str, &str)]) -> Result<(), String> {
     if missing.is_empty() { Ok(()) } else { Err(format!("packages are missing: {}", missing.join(", "))) }
 }
 
-/// Programs of `docs/programs.md`, each with Debian's package.
+/// Debian packages for `docs/programs.md`, each with one of its programs.
 pub(crate) const FOR_PAGE: &[(&str, &str)] = &[
     ("libfabric-bin", "fi_pingpong"),
     ("openmpi-bin", "mpirun"),
@@ -82,24 +82,24 @@ pub(crate) const FOR_PAGE: &[(&str, &str)] = &[
     ("rdmacm-utils", "rping"),
 ];
 
-/// Installs them, and says what is still missing then.
+/// Installs the packages for `docs/programs.md`. An error names the missing ones.
 pub(crate) fn install_for_page() -> Result<(), String> {
     install_all(FOR_PAGE)
 }
 
-/// Installs what libFuzzer is compiled with, and says if it is still missing then.
+/// Installs the C++ compiler, which builds libFuzzer. Fails if it is missing afterwards.
 pub(crate) fn install_for_fuzzing() -> Result<(), String> {
     install_missing(|| vec![("g++", has("c++"))]);
     if has("c++") { Ok(()) } else { Err("a C++ compiler is missing".to_owned()) }
 }
 
-/// Installs what counts instructions, and says if it is still missing then.
+/// Installs valgrind, which counts instructions. Fails if it is missing afterwards.
 pub(crate) fn install_for_counting() -> Result<(), String> {
     install_missing(|| vec![("valgrind", has("valgrind"))]);
     if has("valgrind") { Ok(()) } else { Err("valgrind is missing".to_owned()) }
 }
 
-/// Programs of the virtual machine and those that build it, each with Debian's package.
+/// Debian packages of which virtual machines are built, each with one of its programs.
 const FOR_GUESTS: &[(&str, &str)] = &[
     ("qemu-system-x86", "qemu-system-x86_64"),
     ("busybox-static", "busybox"),
@@ -112,7 +112,7 @@ const FOR_GUESTS: &[(&str, &str)] = &[
     ("apt", "apt-get"),
 ];
 
-/// Installs what the virtual machine needs.
+/// Installs the packages for virtual machines.
 pub(crate) fn install_for_guests() {
     install_missing(guest_packages);
 }
@@ -144,8 +144,7 @@ fn has_header(name: &str) -> bool {
     std::path::Path::new("/usr/include").join(name).exists()
 }
 
-/// Directory with the lock that serializes package installations of several runs. It exists on each system with
-/// apt-get.
+/// Directory that a run locks (`flock`) while it installs packages. It exists on each system with apt-get.
 const PACKAGES: &str = "/var/lib/dpkg";
 
 /// Time for which apt-get may wait for another program that installs packages.
@@ -172,18 +171,18 @@ fn install_missing(packages: impl Fn() -> Vec<(&'static str, bool)>) {
         apt
     };
     let install = [&["install", "--yes", "--no-install-recommends"][..], &missing].concat();
-    // The lists may be as old as the machine, or not there at all.
+    // The package lists may be outdated or missing.
     if let Err(error) = network::outside(|| run(apt(&["update", "--quiet"])).and_then(|()| run(apt(&install)))) {
         eprintln!("{error}");
     }
     drop(lock);
 }
 
-/// Another run may be installing the same. Without apt-get there is nothing to lock.
+/// Locks [`PACKAGES`], after another run that installs packages. Returns nothing on a system without apt-get.
 fn lock_packages() -> Option<File> {
     let lock = File::open(PACKAGES).ok()?;
     if lock.try_lock().is_err() {
-        eprintln!("packages: waiting for another run that installs some");
+        eprintln!("packages: waiting for another run that installs packages");
         lock.lock().ok()?;
     }
     Some(lock)
@@ -194,15 +193,15 @@ pub(crate) fn has_tshark() -> bool {
     succeeds(command("tshark", &["--version"]))
 }
 
-/// The Python that knows scapy's RoCE layer: Debian's package belongs to the system's own, which
-/// need not be the first in the path.
+/// Returns a Python with scapy's RoCE layer. Debian's package installs it for `/usr/bin/python3`, which may not be the
+/// first in the path.
 pub(crate) fn python_with_scapy() -> Option<&'static str> {
     ["python3", "/usr/bin/python3"]
         .into_iter()
         .find(|python| succeeds(command(python, &["-c", "import scapy.contrib.roce"])))
 }
 
-/// The browser, by whatever name it has here.
+/// Returns the name of the installed Chromium or Chrome.
 pub(crate) fn chromium() -> Option<&'static str> {
     ["chromium", "chromium-browser", "google-chrome"]
         .into_iter()

@@ -1,8 +1,8 @@
-//! Files of a run. Two runs may go on at once, also in one checkout: each has its own folder. The run that holds the
-//! lock of an expensive file makes that file once.
+//! Folders and locks of runs. Several runs may use one checkout at the same time: each has its own folder. A lock
+//! serializes runs that need the same file, or the whole machine.
 //!
-//! Both rest on `flock`, which the kernel releases when the process that holds it ends, in whatever way. So a run that
-//! was killed stops no other: the next one removes its folder, and kills the processes that it has left behind.
+//! Folders and locks use `flock`, which the kernel releases when the holding process ends for any reason. So a killed
+//! run blocks no other run. The next run removes its folder, and kills its remaining processes.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 
 use crate::shell::target;
 
-/// Names the folder of a run to all that the run starts.
+/// Environment variable that names the folder of a run to its processes.
 pub(crate) const VARIABLE: &str = "XTASK_RUN";
 
 /// Name of a file that marks the folder of a failed run. Such a folder is kept for inspection.
@@ -26,29 +26,29 @@ const FAILED: &str = "failed";
 /// Maximum number of kept folders of failed runs, besides the one that fails now.
 const KEPT: usize = 3;
 
-/// Time limit for the end of killed processes.
+/// Time limit within which killed processes must end.
 const TO_END: Duration = Duration::from_secs(10);
 
 static OWN: OnceLock<Folder> = OnceLock::new();
 
-/// The folder of this run.
+/// Returns the folder of this run, and creates it at the first call.
 pub(crate) fn own() -> &'static Path {
     let open = || Folder::open(&target().join("xtask").join("runs")).unwrap_or_else(|why| panic!("{why}"));
     &OWN.get_or_init(open).path
 }
 
-/// The same, if it is there: tests of this program need none.
+/// Returns the folder of this run if it exists. Unit tests of this program have none.
 pub(crate) fn own_if_open() -> Option<&'static Path> {
     OWN.get().map(|folder| folder.path.as_path())
 }
 
-/// A file of this run whose name no other of its files has.
+/// Returns the path of a new file in this run's folder, with a unique number in its name.
 pub(crate) fn own_file(name: &str) -> PathBuf {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     own().join(format!("{}-{name}", NUMBER.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Removes the folder of this run, or keeps it and says where it is if the run has failed.
+/// Removes the folder of this run. If the run has failed, keeps the folder and prints its path.
 pub(crate) fn close(status: ExitCode) -> ExitCode {
     if let Some(folder) = OWN.get() {
         match folder.close(status == ExitCode::SUCCESS) {
@@ -68,13 +68,13 @@ struct Folder {
 }
 
 impl Folder {
-    /// Makes one in `home`, and removes those of runs that are gone.
+    /// Creates a folder in `home`, and removes the folders of ended runs.
     fn open(home: &Path) -> Result<Self, String> {
         let failed = |error| format!("{}: {error}", home.display());
         fs::create_dir_all(home).map_err(failed)?;
-        // Another run may have been told the target directory by another name.
+        // Other runs may use another path of the same target directory.
         let home = &home.canonicalize().map_err(failed)?;
-        // A folder that was made but is not locked yet must not pass for one of a run that is gone.
+        // Without this lock, another run could remove the new folder before it is locked.
         let _making = Lock::take(&home.join("lock"), "a folder for this run")?;
         remove_abandoned(home).map_err(failed)?;
         let pid = std::process::id();
@@ -86,7 +86,7 @@ impl Folder {
                     lock.lock().map_err(failed)?;
                     return Ok(Self { path, _lock: lock });
                 }
-                // A failed run had the same number, or a process in another container has it.
+                // A failed run had the same process id, or a process in another container has it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -94,7 +94,7 @@ impl Folder {
         unreachable!("some number is free");
     }
 
-    /// Removes it, or returns where it is if it is kept.
+    /// Removes the folder. If a run failed, keeps a folder with files and returns its path.
     fn close(&self, succeeded: bool) -> Result<Option<&Path>, String> {
         let failed = |error| format!("{}: {error}", self.path.display());
         let is_empty = fs::read_dir(&self.path).map_err(failed)?.next().is_none();
@@ -107,12 +107,12 @@ impl Folder {
     }
 }
 
-/// Removes what runs have left behind that are gone, but for the newest of those that failed.
+/// Removes folders and processes of ended runs. The newest folders of failed runs stay.
 fn remove_abandoned(home: &Path) -> io::Result<()> {
     let mut failed: Vec<(SystemTime, PathBuf)> = Vec::new();
     for entry in fs::read_dir(home)? {
         let path = entry?.path();
-        // Another run may end meanwhile, and take its folder with it.
+        // Another run may end now and remove its folder.
         let Ok(folder) = File::open(&path) else { continue };
         if !path.is_dir() || folder.try_lock().is_err() {
             continue;
@@ -133,7 +133,7 @@ fn remove(path: &Path) {
     match fs::remove_dir_all(path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => eprintln!("{}, of a run that is gone, could not be removed: {error}", path.display()),
+        Err(error) => eprintln!("{}, the folder of an ended run, could not be removed: {error}", path.display()),
     }
 }
 
@@ -141,7 +141,7 @@ fn remove(path: &Path) {
 fn end_processes_of(folder: &Path) {
     let wanted = format!("{VARIABLE}={}", folder.display()).into_bytes();
     let is_of_it = |pid: i32| {
-        // Other users' processes cannot be read, and those that have ended have no environment any more.
+        // The environments of other users' processes and of ended processes cannot be read.
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.split(|&byte| byte == 0).any(|variable| variable == wanted)
     };
@@ -155,7 +155,7 @@ fn end_processes_of(folder: &Path) {
             return;
         }
         if Instant::now() > until {
-            eprintln!("processes {left:?}, of a run that is gone, do not end");
+            eprintln!("processes {left:?} of an ended run do not end");
             return;
         }
         for pid in left {
@@ -166,12 +166,12 @@ fn end_processes_of(folder: &Path) {
     }
 }
 
-/// A lock that runs take turns with. It is released when it is dropped, and when its process ends.
+/// A lock between runs. Dropping it or ending the process releases it.
 pub(crate) struct Lock(File);
 
 impl Lock {
-    /// Takes a lock, after its holder, if there is one: it says then whom it waits for. The file says who holds it, and
-    /// stays.
+    /// Takes a lock. If another run holds it, prints the holder, waits and then takes the lock. The file names the
+    /// holder, and is never removed.
     pub(crate) fn take(file: &Path, what_for: &str) -> Result<Self, String> {
         let failed = |error: io::Error| format!("{} cannot be locked: {error}", file.display());
         fs::create_dir_all(file.parent().unwrap_or(file)).map_err(failed)?;
@@ -198,17 +198,17 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // No run waits for this holder any more. If truncation fails, a message may name a holder that is gone.
+        // If this fails, the message of a later run names this holder, although it has released the lock.
         let _ = self.0.set_len(0);
     }
 }
 
-/// Held while something is measured: two at once would measure each other.
+/// Takes the lock of measurements. Two measurements at the same time would disturb each other.
 pub(crate) fn measuring() -> Result<Lock, String> {
     Lock::take(&target().join("xtask").join("measuring.lock"), "a quiet machine")
 }
 
-/// Moves a file to where others look for it: they find the whole file, or what was there before.
+/// Moves a file to its public path. Readers find the whole new file or the previous one.
 pub(crate) fn publish(from: &Path, to: &Path) -> Result<(), String> {
     let move_it = || match fs::rename(from, to) {
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
@@ -223,7 +223,7 @@ pub(crate) fn publish(from: &Path, to: &Path) -> Result<(), String> {
     move_it().map_err(|error| format!("{} could not be moved to {}: {error}", from.display(), to.display()))
 }
 
-/// Gives a file that another run may replace at any time a second name: what is replaced then is the other one.
+/// Links a public file to a path of this run. The link keeps the content even if another run replaces the public file.
 pub(crate) fn link(from: &Path, to: &Path) -> Result<(), String> {
     let link_it = || -> io::Result<()> {
         if fs::symlink_metadata(to).is_ok() {

@@ -1,5 +1,5 @@
-//! Unmodified verbs programs on the software RNIC: libibverbs' examples, perftest, and the tests
-//! of rdma-core, as Debian has them.
+//! Unmodified verbs programs on the software RNIC, from Debian's packages: libibverbs' examples, perftest, and the
+//! tests of rdma-core.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use crate::place;
 use crate::shell::{cargo, command, output_of, root, run, target};
 
-pub(crate) mod behind;
 mod captures;
 mod compare;
+pub(crate) mod middlebox;
 pub(crate) mod page;
 pub(crate) mod ports;
 mod qemu;
@@ -24,26 +24,25 @@ pub(crate) use compare::{compare, cpus, kernel};
 pub(crate) use rdma_cm::all as rdma_cm;
 pub(crate) use ucx::all as ucx;
 
-/// Longer than any of these programs takes, however busy the machine: protection against hanging.
+/// Protection against hanging: longer than any of these programs takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Message of perftest when it cannot measure the processor's clock. This happens while other programs compute, and
-/// is unrelated to Doorbell.
+/// Message of perftest if it cannot measure the processor's clock. The cause is load by other programs, not Doorbell.
 const NO_CLOCK: &str = "Correlation coefficient";
 
 /// Number of further attempts after that message.
 const OTHER_TRIES: usize = 4;
 
-/// rdma-core's tests that pass, module by module: it may only rise.
+/// Minimum numbers of rdma-core's tests that pass, for each module. They may only rise.
 const PYVERBS_OK: &str = include_str!("../pyverbs-ok.txt");
 
-/// The variable that names what carries packets of the software RNIC.
+/// Environment variable that selects the link of the software RNIC.
 pub(crate) const LINK_VARIABLE: &str = "DOORBELL_LINK";
 
-/// With these ids perftest uses inline data and `ibv_wr_*`.
+/// Options with the ids of a vendor for which perftest uses inline data and `ibv_wr_*`.
 const KNOWN_VENDOR: &[&str] = &["--vendor-id", "0x2c9:4119"];
 
-/// Pairs of processes: the program and its arguments; the client is given an address in addition.
+/// Command lines of pairs of processes. The client also gets an address.
 const PAIRS: &[&str] = &[
     "ibv_rc_pingpong -g 0",
     "ibv_rc_pingpong -g 0 -c",
@@ -97,13 +96,14 @@ const PAIRS: &[&str] = &[
     "ib_atomic_lat -n 500 -A FETCH_AND_ADD",
 ];
 
-/// Files that all programs need.
+/// Built files that all programs need.
 pub(crate) const BUILT: [&str; 2] = ["doorbell", "libdoorbell_ibverbs.so"];
 
 /// Arguments of cargo that build the command and the library that it preloads.
 pub(crate) const BUILD: &[&str] = &["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-preload"];
 
-/// Builds the command and the library. This run keeps what was built, whatever others build meanwhile.
+/// Builds the command and the library, and links them to this run's folder. So another run's build does not replace
+/// them.
 pub(crate) fn build() -> Result<(), String> {
     run(cargo(BUILD))?;
     let folder = built();
@@ -116,12 +116,12 @@ pub(crate) fn built() -> PathBuf {
     place::own().join("release")
 }
 
-/// The command.
+/// Returns the path of the built `doorbell`.
 pub(crate) fn doorbell() -> PathBuf {
     built().join("doorbell")
 }
 
-/// `doorbell run` of a program, with these options.
+/// Returns the command `doorbell run` of a program, with these options.
 fn on_doorbell(options: &[&str], program: &[&str]) -> Command {
     let mut doorbell = command(doorbell(), &["run", "--explain"]);
     doorbell.args(options).arg("--").args(program);
@@ -138,7 +138,7 @@ pub(crate) fn show() -> Result<(), String> {
         }
     }
     sysfs()?;
-    // It waits for events until it is stopped.
+    // ibv_asyncwatch waits for events until it is killed.
     let mut watch = start(on_doorbell(&[], &["stdbuf", "-oL", "ibv_asyncwatch"]))?;
     let until = Instant::now() + PATIENCE;
     while !watch.said().contains("doorbell0: async event FD") {
@@ -150,7 +150,7 @@ pub(crate) fn show() -> Result<(), String> {
     Ok(())
 }
 
-/// Programs that read sysfs, and what they say there is.
+/// Runs programs that read sysfs, and checks their output.
 fn sysfs() -> Result<(), String> {
     let ports = "/sys/class/infiniband/doorbell0/ports";
     let python = "import os, stat; print(os.listdir('/sys/class/infiniband'), os.path.realpath('/sys/class/infiniband/\
@@ -211,7 +211,7 @@ fn sysfs() -> Result<(), String> {
     Ok(())
 }
 
-/// Programs of our own, and the options of `doorbell run` that they need.
+/// Programs of this repository, each with its options of `doorbell run`.
 const OWN: &[(&str, &[&str])] = &[
     ("misuse", &[]),
     ("promises", &[]),
@@ -226,12 +226,12 @@ const OWN: &[(&str, &[&str])] = &[
     ("both_ports", &[]),
 ];
 
-/// Programs of our own, where ready-made ones do not look: what verbs refuse, and what they promise. `only` names
-/// some of them; none names all.
+/// Runs programs of this repository, which test details that foreign programs do not: errors and guarantees of verbs.
+/// `only` selects some of them. Without names, all run.
 pub(crate) fn own(only: &[&str]) -> Result<(), String> {
     let names: Vec<_> = OWN.iter().map(|(name, _)| *name).chain([captures::NAME]).collect();
     if let Some(unknown) = only.iter().find(|name| !names.contains(name)) {
-        return Err(format!("{unknown} is no program of our own; those are {}", names.join(", ")));
+        return Err(format!("{unknown} is no program of this repository, allowed are {}", names.join(", ")));
     }
     for (name, options) in OWN.iter().filter(|(name, _)| only.is_empty() || only.iter().any(|other| other == name)) {
         let program = compile("cc", name, &["-Wl,--as-needed", "-libverbs", "-lrdmacm"])?;
@@ -243,15 +243,14 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs all programs of our own under valgrind's memcheck. If memcheck found an error, the program ends with this
-/// status.
+/// Runs the programs of this repository under valgrind's memcheck. A program in which memcheck finds an error fails.
 pub(crate) fn under_memcheck() -> Result<(), String> {
     const FOUND: &str = "--error-exitcode=99";
     let mut failures = Vec::new();
     // `unmapped` accesses unmapped memory on purpose.
     for (name, options) in OWN.iter().filter(|(name, _)| *name != "unmapped") {
         let program = compile("cc", name, &["-g", "-Wl,--as-needed", "-libverbs", "-lrdmacm"])?;
-        // One thread runs at a time. Without turns, a polling thread would keep the others from running.
+        // valgrind runs one thread at a time. Without fair scheduling, a polling thread would starve the others.
         let suppressions = format!("--suppressions={}", root().join("xtask/programs/memcheck.supp").display());
         let words = ["valgrind", "--quiet", FOUND, "--fair-sched=yes", "--num-callers=30", &suppressions, &program];
         let outcome = start(on_doorbell(options, &words))?.finish(2 * PATIENCE);
@@ -261,12 +260,12 @@ pub(crate) fn under_memcheck() -> Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
-/// Compiles one of our own programs, and returns its path.
+/// Compiles a program of this repository, and returns its path.
 pub(crate) fn compile(compiler: &str, name: &str, libraries: &[&str]) -> Result<String, String> {
     compile_with(compiler, name, &[], libraries)
 }
 
-/// Compiles one of our own sources with further options, and returns the path of the result.
+/// Compiles a source of this repository with further options, and returns the path of the result.
 pub(crate) fn compile_with(compiler: &str, name: &str, options: &[&str], libraries: &[&str]) -> Result<String, String> {
     let source = root().join("xtask/programs").join(name).with_extension("c").to_string_lossy().into_owned();
     let program = place::own().join(name).to_string_lossy().into_owned();
@@ -276,7 +275,7 @@ pub(crate) fn compile_with(compiler: &str, name: &str, options: &[&str], librari
 }
 
 /// Runs each pair of processes through shared memory, which is the default. Pairs of perftest also run over UDP, with
-/// the ids of a vendor for which perftest uses more of verbs.
+/// [`KNOWN_VENDOR`].
 pub(crate) fn pairs() -> Result<(), String> {
     pairs_of(PAIRS)
 }
@@ -322,18 +321,17 @@ fn pair(line: &str, options: &[&str]) -> Result<(), String> {
     .map_err(|why| format!("{line}: {why}"))
 }
 
-/// A program that was started; it is killed with its handle.
+/// A started program. Dropping it kills the program.
 struct Started {
     child: std::process::Child,
-    /// Folder of its own for its output, and for its core if it dies.
+    /// Folder for its output and its core, which no other program uses.
     folder: PathBuf,
 }
 
 /// Name of the file with a program's output.
 const OUTPUT: &str = "output.txt";
 
-/// Starts a program, in a folder of its own unless its command names one. So each of two programs that die has its
-/// core.
+/// Starts a program in a new folder, unless its command names one. So two programs that crash write separate cores.
 fn start(mut command: Command) -> Result<Started, String> {
     let folder = place::own_file("program");
     let file = fs::create_dir_all(&folder).and_then(|()| fs::File::create(folder.join(OUTPUT)));
@@ -352,7 +350,7 @@ impl Started {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits until it ends, however it does, and returns what it said.
+    /// Waits until the program ends with any status, and returns its output.
     fn ended(&mut self) -> Result<String, String> {
         self.wait_until(Self::has_ended)?;
         Ok(self.said())
@@ -366,48 +364,48 @@ impl Started {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Err(format!("it does not come to that\n{}", self.said()))
+        Err(format!("the program does not reach the expected state\n{}", self.said()))
     }
 
     fn said(&self) -> String {
         fs::read_to_string(self.folder.join(OUTPUT)).unwrap_or_default()
     }
 
-    /// Waits until it has succeeded, and returns what it said.
+    /// Waits until the program succeeds, and returns its output.
     fn finish(mut self, patience: Duration) -> Result<String, String> {
         let until = Instant::now() + patience;
         while Instant::now() < until {
             match self.child.try_wait() {
                 Ok(Some(status)) => {
                     let said = self.said();
-                    let is_good = status.success() || rping::lost_its_race(status.code(), &said);
+                    let is_good = status.success() || rping::failed_by_late_event_call(status.code(), &said);
                     return if is_good { Ok(said) } else { Err(format!("{status}\n{said}")) };
                 }
                 Ok(None) => std::thread::sleep(Duration::from_millis(10)),
                 Err(error) => return Err(error.to_string()),
             }
         }
-        Err(format!("it does not end\n{}", self.said()))
+        Err(format!("the program does not end\n{}", self.said()))
     }
 }
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // It may have ended already, which is just as well.
+        // The program may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // A folder with a core stays: the failing step reads it.
+        // A folder with a core is not empty, so it stays for the report of the step.
         let _ = fs::remove_file(self.folder.join(OUTPUT));
         let _ = fs::remove_dir(&self.folder);
     }
 }
 
-/// rdma-core's own tests: none may fail, and of no module fewer may pass than are written down.
+/// Runs rdma-core's tests. None may fail, and each module must reach its number in [`PYVERBS_OK`].
 pub(crate) fn pyverbs() -> Result<(), String> {
     let tests = unpacked_tests()?;
     let own = root().join("xtask/programs/rdmacm.py");
     let all = [tests.join("run_tests.py")];
-    // Those of librdmacm leave a device without network interface out, unless they are helped.
+    // The tests of librdmacm skip a device without network interface, unless rdmacm.py provides its address.
     let with_addresses = [own, tests];
     let output = place::own().join("pyverbs.txt");
     let file = fs::File::create(&output).map_err(|error| format!("{}: {error}", output.display()))?;
@@ -436,8 +434,8 @@ pub(crate) fn pyverbs() -> Result<(), String> {
     if success { Ok(()) } else { Err(format!("rdma-core's tests failed: {}", output.display())) }
 }
 
-/// Counts `test_name (tests.module.Class...) ... ok`; the outcome may stand on a line after, and
-/// alone if the test printed something.
+/// Counts lines `test_name (tests.module.Class...) ... ok` by module. The outcome may come in a later line, and alone
+/// if the test printed something.
 fn passed_per_module(text: &str) -> std::collections::BTreeMap<String, usize> {
     let mut passed = std::collections::BTreeMap::new();
     let mut module = "";
@@ -454,7 +452,7 @@ fn passed_per_module(text: &str) -> std::collections::BTreeMap<String, usize> {
     passed
 }
 
-/// The tests lie compressed among the documentation.
+/// Unpacks the tests, which Debian installs compressed with the documentation, and returns their folder.
 fn unpacked_tests() -> Result<PathBuf, String> {
     let from = std::path::Path::new("/usr/share/doc/rdma-core/tests");
     let to = place::own().join("rdma-core").join("tests");

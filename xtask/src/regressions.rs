@@ -1,16 +1,16 @@
-//! `cargo xtask regressions`: brings each mended defect back, and sees that its test fails.
+//! `cargo xtask regressions`: brings each fixed defect back, and checks that its tests fail.
 //!
-//! A stored patch is `regressions/NAME.patch`: header lines, then what `git diff` writes.
+//! A stored patch is `regressions/NAME.patch`: header lines, then the output of `git diff`.
 //!
 //! ```text
-//! Defect: a sentence that says what goes wrong with the patch
+//! Defect: a sentence about the effect of the defect
 //! Test: cargo test -p CRATE --test BINARY NAME
-//! Fails: by hanging        (optional: without it a test that does not end is an error)
-//! Limit: 20 s              (optional: how long the test may take, 120 s without)
+//! Fails: by hanging        (optional; without this line, a test that does not end is an error)
+//! Limit: 20 s              (optional; time limit of a test, 120 s by default)
 //! ```
 //!
-//! There may be several `Test` lines, also of the kind `cargo xtask COMMAND`; each has to fail. Patches are applied
-//! to a clone of HEAD, which has a target directory of its own.
+//! There may be several `Test` lines, also of the form `cargo xtask COMMAND`. Each test must fail. Patches are applied
+//! to a clone of HEAD, which has a separate target directory.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -77,7 +77,7 @@ impl Patch {
     }
 }
 
-/// All stored patches, by name.
+/// Returns all stored patches, sorted by name.
 fn stored() -> Result<Vec<Patch>, String> {
     let folder = root().join("regressions");
     let entries = fs::read_dir(&folder).map_err(|error| format!("{} cannot be read: {error}", folder.display()))?;
@@ -87,7 +87,7 @@ fn stored() -> Result<Vec<Patch>, String> {
     files.iter().map(|file| Patch::read(file)).collect()
 }
 
-/// Only checks that each stored patch can be read and still applies to the files as they are.
+/// Checks that each stored patch can be parsed and applies to the current files. Runs no test.
 pub(crate) fn check() -> Result<(), String> {
     let patches = stored()?;
     if patches.is_empty() {
@@ -98,7 +98,7 @@ pub(crate) fn check() -> Result<(), String> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Applies each stored patch whose name is given (all if none is), and runs its tests, which have to fail.
+/// Applies the named patches, or all without names, one at a time, and runs their tests, which must fail.
 pub(crate) fn judge(names: &[String]) -> Result<(), String> {
     let mut patches = stored()?;
     if let Some(unknown) = names.iter().find(|name| patches.iter().all(|patch| patch.name != **name)) {
@@ -133,7 +133,7 @@ pub(crate) fn judge(names: &[String]) -> Result<(), String> {
     if wrong == 0 { Ok(()) } else { Err(format!("{wrong} of {} patches are wrong", rows.len())) }
 }
 
-/// A clone of HEAD, what is built from it, and what its tests said.
+/// A clone of HEAD, its target directory, and the logs of its tests.
 pub(crate) struct Workshop {
     _alone: Lock,
     tree: PathBuf,
@@ -142,7 +142,7 @@ pub(crate) struct Workshop {
 }
 
 impl Workshop {
-    /// Makes the clone, or brings it to HEAD.
+    /// Creates the clone, or updates it to HEAD.
     pub(crate) fn open() -> Result<Self, String> {
         let home = target().join("xtask").join("regressions");
         let alone = Lock::take(&home.join("lock"), "the clone that patches are applied to")?;
@@ -151,15 +151,15 @@ impl Workshop {
         fs::create_dir_all(&workshop.logs).map_err(|error| format!("{}: {error}", workshop.logs.display()))?;
         let own = root();
         if !output_of(git(&own, &["status", "--porcelain", "--untracked-files=no"]))?.is_empty() {
-            eprintln!("changes that are not committed are left out: patches are applied to HEAD");
+            eprintln!("uncommitted changes are ignored: patches are applied to HEAD");
         }
         let head = output_of(git(&own, &["rev-parse", "HEAD"]))?;
         check_out(&workshop.tree, head.trim())?;
         Ok(workshop)
     }
 
-    /// Runs the tests of all patches once without any of them, and says of which it is known that they do not pass.
-    /// Those that passed with these very files are not run again.
+    /// Runs the tests of all patches without a patch, and returns the tests that do not pass, each with a reason. Tests
+    /// that passed with the same files before are not run again.
     fn run_without_patches(&self, patches: &[Patch]) -> Result<Vec<(String, String)>, String> {
         let state = output_of(git(&self.tree, &["rev-parse", "HEAD^{tree}"]))?;
         let remembered = self.logs.with_file_name("passed");
@@ -187,14 +187,15 @@ impl Workshop {
         Ok(broken)
     }
 
-    /// Says how the tests fail with the patch, or why they do not as they should.
+    /// Returns the way in which the tests fail with the patch. An error is a test that does not fail as the patch
+    /// states.
     fn judge(&self, patch: &Patch, broken: &[(String, String)]) -> Result<String, String> {
         if let Some((test, why)) = broken.iter().find(|(test, _)| patch.tests.contains(test)) {
             return Err(format!("`{test}` {why}"));
         }
         patch.apply(&self.tree, &[]).map_err(|why| format!("the patch does not apply: {why}"))?;
         let verdicts: Result<Vec<String>, String> = patch.tests.iter().map(|test| self.fails(patch, test)).collect();
-        // The tree has to be as it was for the next patch, so this matters more than the verdict.
+        // The next patch needs a clean tree, so this error precedes the verdict.
         self.clean()?;
         verdicts.map(|verdicts| verdicts.join("; "))
     }
@@ -223,23 +224,23 @@ impl Workshop {
         }
     }
 
-    /// Builds and runs a test. An error is what keeps it from being run at all.
+    /// Builds and runs a test. Fails if the test cannot run.
     pub(crate) fn run_test(&self, test: &str, limit: Duration, log: &str) -> Result<Ended, String> {
         let words: Vec<&str> = test.split_whitespace().skip(1).collect();
         let log = self.logs.join(format!("{log}.log"));
         let is_xtask = words.first() == Some(&"xtask");
         let builds = if is_xtask {
-            // Itself, and what most of its commands run.
+            // xtask, and the files that most of its commands need.
             vec![vec!["build", "--quiet", "--package", "xtask"], [&["--quiet"], BUILD].concat()]
         } else {
             vec![[&words[..1], &["--no-run", "--quiet"], &words[1..]].concat()]
         };
         for build in builds {
             eprintln!("+ cargo {}", build.join(" "));
-            // Compiling has no limit of its own: it ends.
+            // Compiling always ends, so it has no time limit.
             let built = self.cargo(&build, &log, None)?;
             if !built.is_some_and(|status| status.success()) {
-                eprintln!("it does not compile: see {}", log.display());
+                eprintln!("the test does not compile: see {}", log.display());
                 return Ok(Ended::Unbuilt);
             }
         }
@@ -263,7 +264,7 @@ impl Workshop {
         let err = out.try_clone().map_err(|error| failed(&log.display().to_string(), error))?;
         let mut cargo = crate::shell::cargo(arguments);
         cargo.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.built).stdout(out).stderr(err);
-        // A group of its own, which ends with all that the test started.
+        // A separate process group, so that a kill also reaches the processes of the test.
         let mut child = cargo.process_group(0).spawn().map_err(|error| failed("cargo could not be started", error))?;
         let start = Instant::now();
         loop {
@@ -281,8 +282,8 @@ impl Workshop {
     }
 }
 
-/// Clones the repository to `tree`, or brings the clone that is there to a commit: files that stay the same keep their
-/// times, so that cargo builds only what changed.
+/// Clones the repository to `tree`, or updates an existing clone to a commit. Unchanged files keep their times, so
+/// cargo builds only changed crates.
 pub(crate) fn check_out(tree: &Path, commit: &str) -> Result<(), String> {
     let own = root();
     if !tree.join(".git").exists() {
@@ -290,7 +291,7 @@ pub(crate) fn check_out(tree: &Path, commit: &str) -> Result<(), String> {
         clone.arg(&own).arg(tree);
         run(clone)?;
     }
-    // The clone looks for objects here, so it knows every commit already.
+    // The clone shares the objects of this repository, so it has every commit.
     run(git(tree, &["checkout", "--quiet", "--force", "--detach", commit]))?;
     run(git(tree, &["clean", "--quiet", "--force", "-d", "-x"]))
 }
@@ -306,7 +307,7 @@ pub(crate) fn git(directory: &Path, arguments: &[&str]) -> Command {
 pub(crate) enum Ended {
     Passed,
     Failed,
-    /// The process died before it could say that a test failed.
+    /// The process died before it reported a result.
     Died,
     Hung,
     /// The test does not compile.
@@ -350,11 +351,11 @@ impl Count {
         count
     }
 
-    /// None if no test ran.
+    /// Returns the outcome, or nothing if no test ran.
     fn verdict(&self, succeeded: bool) -> Option<Ended> {
         match (succeeded, self.failed, self.passed) {
             (false, 1.., _) => Some(Ended::Failed),
-            // Without a result, a program that had begun with a test has died in it.
+            // A program that started a test and reports no result has died in the test.
             (false, 0, _) if self.started > self.passed => Some(Ended::Died),
             (true, 0, 1..) => Some(Ended::Passed),
             _ => None,

@@ -16,7 +16,7 @@ use crate::programs::{cpus, kernel};
 use crate::shell::{command, output_of, root, target};
 use crate::steps;
 
-/// The word that selects a whole run.
+/// Argument that selects a whole run of `test`.
 const ALL: &str = "all";
 
 /// Maximum number of lines of a failed run's output that the log repeats, before the summary.
@@ -28,15 +28,15 @@ const SEEDS_MAX: usize = 20;
 /// Options of `cargo xtask repeat`.
 #[derive(Debug, Parser)]
 pub(crate) struct Repeat {
-    /// Step: a name as the summary of `test` prints it, or a part of names; `all` repeats the whole run.
+    /// Step: a name as the summary of `test` prints it, or a part of names. `all` repeats the whole run.
     step: String,
-    /// Runs of each step.
+    /// Number of runs of each step, 1 to 10000.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     times: u32,
-    /// Adds the log to the end of this file.
+    /// File to which the log is appended.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Other work on the machine meanwhile; may be given several times.
+    /// Other work on the machine during the runs. May be given several times.
     #[arg(long, value_enum)]
     beside: Vec<Load>,
 }
@@ -58,7 +58,7 @@ impl Load {
         }
     }
 
-    /// Starts the work, which ends with the handle, or soon after this process is killed.
+    /// Starts the work. It ends when the handle is dropped, or soon after this process ends.
     fn start(self) -> Result<Running, String> {
         let own = std::process::id();
         let script = match self {
@@ -117,7 +117,7 @@ impl Outcome {
 }
 
 impl Repeat {
-    /// Runs each step this number of times, in turns, and fails if one run failed.
+    /// Runs the steps in turns, each `times` times. Fails if one run failed.
     pub(crate) fn run(&self) -> Result<(), String> {
         let names: Vec<&str> = match self.step.as_str() {
             ALL => vec![ALL],
@@ -140,7 +140,7 @@ impl Repeat {
             }
             let now = self::state()?;
             if now != state {
-                log.line(&format!("after round {round} the files are no longer those of the first line, but {now}"))?;
+                log.line(&format!("the files changed before the end of round {round}; they are now {now}"))?;
             }
         }
         let count = |wanted| outcomes.iter().filter(|outcome| **outcome == wanted).count();
@@ -176,7 +176,7 @@ fn lines(diff: &str) -> usize {
     diff.lines().filter(|line| line.starts_with(['+', '-'])).count()
 }
 
-/// Runs a step in a process of its own, or all steps. Returns the outcome, the duration in seconds, and the output.
+/// Runs a step or all steps in a separate process. Returns the outcome, the duration in seconds, and the output.
 fn run_once(name: &str) -> Result<(Outcome, f64, String), String> {
     let output = place::own_file("run.txt");
     let failed = |error: std::io::Error| format!("{}: {error}", output.display());
@@ -205,8 +205,8 @@ fn status_of(mut command: Command) -> Result<bool, String> {
     command.status().map(|status| status.success()).map_err(|error| format!("a run could not be started: {error}"))
 }
 
-/// Returns the lines of a failed run that a reader needs: seeds, the end of its output, and the summary with the whole
-/// errors. These have the output of programs, and backtraces.
+/// Returns the important lines of a failed run: seeds, the end of its output, and the summary with all errors. Errors
+/// contain the output of programs and backtraces.
 fn details(said: &str) -> Vec<String> {
     let all: Vec<&str> = said.lines().collect();
     let summary = all.iter().rposition(|line| *line == "== summary").unwrap_or(all.len());
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_line_of_a_run_tells_whether_something_was_left_out() {
+    fn the_last_line_of_a_run_counts_skipped_steps() {
         let passed = "== summary\nx 1.0 s passed\nsteps: 1 passed, 0 failed, 0 skipped\n";
         let left_out = "== summary\nx 1.0 s LEFT OUT: y\nsteps: 2 passed, 0 failed, 1 skipped\n";
         assert_eq!(Outcome::of(true, passed), Outcome::Passed);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_run_is_logged_with_its_seeds_and_its_whole_summary() {
+    fn logs_of_failed_runs_have_seeds_and_the_summary() {
         let noise: String = (0..500).map(|line| format!("line {line}\n")).collect();
         let said = format!("replay: SEED=7 cargo test\n{noise}\n== summary\nx FAILED: y\n#0 in main\n");
         let lines = details(&said);
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn work_beside_a_run_ends_with_its_handle() {
+    fn dropping_a_load_ends_it() {
         let load = Load::Spinner.start().unwrap();
         let group = Pid::from_raw(load.0.id() as i32);
         assert_eq!(killpg(group, None), Ok(()));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::place;
 
-/// The root of the repository.
+/// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.parent().unwrap_or(own).to_path_buf()
@@ -25,13 +25,13 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
-/// The cargo that runs this.
+/// Returns a command of the cargo that runs this program.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     command(cargo, arguments)
 }
 
-/// A command in the root of the repository, without standard input.
+/// Returns a command in the root of the repository, without standard input.
 pub(crate) fn command(program: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(root()).stdin(Stdio::null());
@@ -41,7 +41,7 @@ pub(crate) fn command(program: impl AsRef<OsStr>, arguments: &[&str]) -> Command
     command
 }
 
-/// Prints a command and runs it; fails if it does.
+/// Prints a command and runs it. Fails if the command fails.
 pub(crate) fn run(mut command: Command) -> Result<(), String> {
     let text = describe(&command);
     eprintln!("+ {text}");
@@ -52,14 +52,14 @@ pub(crate) fn run(mut command: Command) -> Result<(), String> {
     }
 }
 
-/// The same of `cargo test`: an error names the tests that failed.
+/// Prints and runs a command of `cargo test`. An error names the failed tests.
 pub(crate) fn run_tests(mut command: Command) -> Result<(), String> {
     let text = describe(&command);
     eprintln!("+ {text}");
     command.stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("`{text}` could not be started: {error}"))?;
     let mut failed = Vec::new();
-    // A line that is not text is no line of the test runner.
+    // Tests may print bytes that are not UTF-8. Such a line must not end the loop.
     for line in child.stdout.take().into_iter().flat_map(|pipe| BufReader::new(pipe).split(b'\n').map_while(Result::ok))
     {
         let line = String::from_utf8_lossy(&line);
@@ -73,7 +73,7 @@ pub(crate) fn run_tests(mut command: Command) -> Result<(), String> {
     }
 }
 
-/// Runs a command and returns what it printed; fails if it does.
+/// Runs a command and returns its standard output. Fails if the command fails.
 pub(crate) fn output_of(mut command: Command) -> Result<String, String> {
     let text = describe(&command);
     let output = command.output().map_err(|error| format!("`{text}` could not be started: {error}"))?;
@@ -81,15 +81,15 @@ pub(crate) fn output_of(mut command: Command) -> Result<String, String> {
         let why = String::from_utf8_lossy(&output.stderr);
         return Err(format!("`{text}` failed: {}\n{why}", output.status));
     }
-    String::from_utf8(output.stdout).map_err(|_| format!("`{text}` printed something that is not text"))
+    String::from_utf8(output.stdout).map_err(|_| format!("`{text}` printed output that is not UTF-8"))
 }
 
-/// Returns whether a command succeeds. Its output is dropped.
+/// Returns whether a command succeeds. Discards its output.
 pub(crate) fn succeeds(mut command: Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// A command that runs beside this program, and is killed with its handle.
+/// A command that runs in the background. Dropping it kills the process.
 pub(crate) struct Running {
     text: String,
     child: Child,
@@ -99,7 +99,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts it, and reads whatever it prints.
+    /// Starts the command, and reads its output in threads.
     pub(crate) fn start(mut command: Command) -> Result<Self, String> {
         let text = describe(&command);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -107,7 +107,7 @@ impl Running {
         let read = |mut pipe: ChildStdout| {
             std::thread::spawn(move || {
                 let mut text = String::new();
-                // Output that is not text is dropped; a caller that expects text reports it as missing.
+                // An error leaves the text empty, also if the output is not UTF-8. Callers report missing output.
                 let _ = pipe.read_to_string(&mut text);
                 text
             })
@@ -122,14 +122,15 @@ impl Running {
         Ok(Self { text, child, stdout, stderr, said: String::new() })
     }
 
-    /// Waits until it says something on standard error.
+    /// Waits until standard error contains these words.
     pub(crate) fn wait_for(&mut self, words: &str, patience: Duration) -> Result<(), String> {
         let until = Instant::now() + patience;
         while !self.said.contains(words) {
             match self.stderr.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.hear(&line),
                 Err(why) => {
-                    let how = if why == RecvTimeoutError::Timeout { "has not said" } else { "ended without saying" };
+                    let how =
+                        if why == RecvTimeoutError::Timeout { "has not printed" } else { "ended without printing" };
                     return Err(format!("`{}` {how} {words:?}:\n{}", self.text, self.said));
                 }
             }
@@ -137,34 +138,34 @@ impl Running {
         Ok(())
     }
 
-    /// Waits until it says these words on standard error, and returns the word behind them.
+    /// Waits until standard error contains these words, and returns the next word.
     pub(crate) fn word_after(&mut self, words: &str, patience: Duration) -> Result<String, String> {
         self.wait_for(words, patience)?;
         let word = self.said.split_once(words).and_then(|(_, rest)| rest.split_whitespace().next());
-        word.map(str::to_owned).ok_or_else(|| format!("`{}` says {words:?} and no more", self.text))
+        word.map(str::to_owned).ok_or_else(|| format!("`{}` prints no word after {words:?}", self.text))
     }
 
-    /// Interrupts it, as ^C does, and returns what it printed on standard output before that ended it.
+    /// Sends SIGINT, which must end the command, and returns its standard output.
     pub(crate) fn end(mut self, patience: Duration) -> Result<String, String> {
         self.interrupt()?;
         let status = self.wait(Instant::now() + patience)?;
         if status.signal() != Some(nix::sys::signal::Signal::SIGINT as i32) {
-            return Err(format!("`{}` ended with {status}, and was interrupted", self.text));
+            return Err(format!("`{}` ended with {status}, expected an end by SIGINT", self.text));
         }
         Ok(self.stdout.take().map(JoinHandle::join).and_then(Result::ok).unwrap_or_default())
     }
 
-    /// Interrupts it, as ^C does.
+    /// Sends SIGINT.
     pub(crate) fn interrupt(&self) -> Result<(), String> {
         output_of(command("kill", &["-INT", &self.child.id().to_string()])).map(drop)
     }
 
-    /// Waits until it ends, and returns what it printed on standard output and standard error;
-    /// fails if it does, or takes longer than `patience`.
+    /// Waits until the command ends, and returns its standard output and standard error. Fails if the command fails or
+    /// takes longer than `patience`.
     pub(crate) fn finish(mut self, patience: Duration) -> Result<(String, String), String> {
         let until = Instant::now() + patience;
         let status = self.wait(until)?;
-        // Both pipes end with the process, or with one that it left behind: then they are left.
+        // A remaining child of the process may hold the pipe open, so this wait also has the time limit.
         while let Ok(line) = self.stderr.recv_timeout(until.saturating_duration_since(Instant::now())) {
             self.hear(&line);
         }
@@ -195,7 +196,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already, which is just as well.
+        // The command may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

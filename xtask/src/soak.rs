@@ -1,5 +1,6 @@
 //! `cargo xtask soak`: a server, lasting clients, visitors that finish or die, and pairs of perftest, on both links and
-//! under loss. Every payload is checked; memory, descriptors, threads and tables of the lasting processes stay flat.
+//! under loss. The processes check every payload. Memory, descriptors, threads and tables of the lasting processes must
+//! not grow.
 
 mod judge;
 mod plot;
@@ -26,14 +27,14 @@ const LASTING: usize = 2;
 const VISITORS: u64 = 2;
 /// Protection against hanging: longer than any process takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// Maximum time that the server takes to notice that its visitors are gone.
+/// Time within which the server must notice the end of its visitors.
 const TO_SETTLE: Duration = Duration::from_secs(120);
 const BETWEEN_SAMPLES: Duration = Duration::from_secs(1);
 const STOPPED: Duration = Duration::from_millis(200);
 const BETWEEN_STOPS: Duration = Duration::from_millis(500);
 const SHORTEST_WARM_UP: Duration = Duration::from_secs(5);
 const LONGEST_WARM_UP: Duration = Duration::from_secs(15 * 60);
-/// Time of the traffic in a step of the test run. With its start and its end the step takes a minute.
+/// Minutes of traffic in the step of a test run. With start and end, the step takes a minute.
 const STEP_MINUTES: f64 = 0.8;
 /// Distance between the seeds of two processes, so that visitors can count upwards.
 const SEEDS_APART: u64 = 1 << 32;
@@ -51,7 +52,7 @@ pub(crate) fn run_for(minutes: f64, seed: Option<u64>, out: Option<&Path>) -> Re
     let now_ns = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     let seed = seed.unwrap_or_else(now_ns);
     run(cargo(&["build", "--release", "--package", "doorbell", "--example", "soak"]))?;
-    // Another build must not replace the program meanwhile.
+    // A link keeps the program even if another build replaces it.
     let program = place::own().join("soak");
     place::link(&target().join("release/examples/soak"), &program)?;
     let program = program.to_string_lossy().into_owned();
@@ -139,7 +140,7 @@ impl<'a> Lane<'a> {
     fn start(&self, name: String, mode: &str, seed: u64, port: Option<u64>) -> Result<Worker, String> {
         let mut run = command(self.program, &[mode, &seed.to_string(), &Self::fault(seed)]);
         run.args(port.map(|port| port.to_string())).env(programs::LINK_VARIABLE, self.link);
-        // With one arena, free memory serves all threads of a process.
+        // With one arena, all threads of a process reuse the same free memory.
         run.env("MALLOC_ARENA_MAX", "1");
         Worker::start(name, run)
     }
@@ -176,7 +177,7 @@ impl<'a> Lane<'a> {
             is_done.store(true, Ordering::Relaxed);
             ends
         });
-        // Clients say goodbye to a server that still listens.
+        // Clients end first, so that they can disconnect from a running server.
         for group in [&workers[1..], &workers[..1]] {
             group.iter().for_each(Worker::ask_to_end);
             for worker in group {
@@ -208,7 +209,8 @@ impl<'a> Lane<'a> {
         (self.time / 4).clamp(SHORTEST_WARM_UP, LONGEST_WARM_UP)
     }
 
-    /// Samples of each process without visitors, after the warm-up and at the end.
+    /// Runs both parts of the traffic. Returns samples of each process without visitors, after the warm-up and at the
+    /// end.
     fn both_parts(&self, workers: &[Worker], port: u64) -> Result<[Vec<Sample>; 2], String> {
         let until = self.begun + self.warm_up();
         std::thread::scope(|scope| {
@@ -221,8 +223,8 @@ impl<'a> Lane<'a> {
         Ok([before, after])
     }
 
-    /// Stops each lasting process for a moment, in turns. The peers that go on fill its queues, so queues grow to their
-    /// bounds at the beginning, and not at a later time.
+    /// Stops each lasting process for a moment, in turns. Its running peers fill its queues. So queues reach their
+    /// maximum size during the warm-up, and not later.
     fn fill_queues(&self, workers: &[Worker], until: Instant) {
         for worker in workers.iter().cycle() {
             if Instant::now() >= until || self.is_over.load(Ordering::Relaxed) {
@@ -278,9 +280,9 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Waits until the server has noticed that all visitors are gone, and numbers are stable or back at `before`.
+    /// Waits until the server has noticed the end of all visitors, and numbers are stable or back at `before`.
     ///
-    /// Numbers that do not return stay in the samples, which are judged later.
+    /// With `before`, numbers that stay higher are no error here. The report judges them.
     fn settled(&self, workers: &[Worker], before: Option<&[Sample]>) -> Result<Vec<Sample>, String> {
         let until = Instant::now() + TO_SETTLE;
         let sample = || -> Result<Vec<Sample>, String> {
@@ -294,7 +296,7 @@ impl<'a> Lane<'a> {
             // Each process prints all of its numbers after the traffic has ended.
             while workers.iter().zip(&lines).any(|(worker, lines)| worker.lines() < lines + 2) {
                 if workers.iter().any(|worker| worker.ended().is_some()) || Instant::now() > until + PATIENCE {
-                    return Err("a lasting process has ended, or prints no more".to_owned());
+                    return Err("a lasting process has ended, or has stopped printing".to_owned());
                 }
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -310,14 +312,14 @@ impl<'a> Lane<'a> {
             if Instant::now() > until {
                 let numbers = now[0].returning();
                 return Err(format!(
-                    "the server does not come to rest, {conversations} conversations last: {numbers:?}"
+                    "the numbers of the server do not settle, expected {conversations} conversations: {numbers:?}"
                 ));
             }
             last = now;
         }
     }
 
-    /// Samples all processes once a second. If a process ends meanwhile, the run fails.
+    /// Samples all processes once a second. If a process ends, the run fails.
     fn sample(&self, workers: &[Worker], samples: &Mutex<Vec<Vec<Sample>>>, is_done: &AtomicBool) {
         while !is_done.load(Ordering::Relaxed) {
             for (worker, samples) in workers.iter().zip(locked(samples).iter_mut()) {

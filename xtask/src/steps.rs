@@ -1,4 +1,4 @@
-//! The steps of `cargo xtask test`, in one table. Every command that runs steps selects them from it.
+//! Table of the steps of `cargo xtask test`. Every command that runs steps selects them from this table.
 
 use std::path::Path;
 
@@ -20,17 +20,17 @@ pub(crate) struct Step {
 pub(crate) enum Group {
     /// Checks and tests that need no other program.
     Code,
-    /// Other programs read captured packets.
+    /// Checks of captured packets by other programs.
     Packets,
-    /// The command, on several machines. Network namespaces stand for the machines.
+    /// Checks of the command on several machines, which are network namespaces.
     Machines,
-    /// The report, in a browser.
+    /// Check of the report in a browser.
     Report,
     /// Unmodified verbs programs.
     Programs,
-    /// Guests with rdma_rxe.
+    /// Checks in virtual machines with rdma_rxe.
     Guests,
-    /// The C compiler reads our layouts.
+    /// Check of the layouts with the C compiler.
     Layouts,
 }
 
@@ -67,14 +67,15 @@ pub(crate) enum Body {
     Guest(fn(vm::Guest) -> StepEnd),
 }
 
-/// Installs other programs.
+/// Step that installs other programs.
 pub(crate) const OTHER_PROGRAMS: &str = "other programs";
-/// Builds the command and the library.
+/// Step that builds the command and the library.
 pub(crate) const BUILD: &str = "release build";
-/// Runs all tests, which capture packets.
+/// Step that runs all tests, which capture packets.
 const TESTS: &str = "tests";
-/// Names of the two steps that can run in part: our own programs, and those of the page.
+/// Step of the programs of this repository, which can run some of them.
 pub(crate) const OWN: &str = "verbs programs, our own";
+/// Step of the programs of docs/programs.md, which can run some of them.
 pub(crate) const PAGE: &str = "verbs programs, their page";
 
 const fn plain(group: Group, name: &'static str, body: fn() -> StepEnd) -> Step {
@@ -127,7 +128,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, "rdma-core's tests", || network::apart(|| programs::pyverbs().into())),
     plain(Group::Programs, "verbs programs, rdma_cm", || network::apart(programs::rdma_cm)),
     Step { name: OWN, group: Group::Programs, body: Body::Named(|only| network::apart(|| programs::own(only).into())) },
-    plain(Group::Programs, "verbs programs, through a box", || network::apart(|| programs::behind::a_box().into())),
+    plain(Group::Programs, "verbs programs, through a box", || network::apart(|| programs::middlebox::run().into())),
     plain(Group::Programs, "verbs programs, chaos", || chaos::step().into()),
     plain(Group::Programs, "soak, one minute", || soak::step().into()),
     plain(Group::Programs, "verbs programs, archive", || network::apart(|| dist::check().into())),
@@ -136,7 +137,7 @@ pub(crate) const STEPS: &[Step] = &[
     guest("rdma_rxe, on the wire", vm::on_the_wire),
     guest("rdma_rxe, loss", vm::loss),
     guest("rdma_rxe, verbs", vm::verbs),
-    guest("rdma_rxe, behind a box", vm::behind_a_box),
+    guest("rdma_rxe, behind a box", vm::middlebox),
     guest("rdma_rxe, two hosts", vm::two_hosts),
     guest("rdma_rxe, commands", vm::commands),
     plain(Group::Layouts, "layouts, to the C compiler", || bindings::check_layout().into()),
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_found_by_its_name_or_by_a_part_of_it() {
+    fn steps_are_found_by_names_or_parts_of_names() {
         assert_eq!(names(&named("tests").unwrap()), ["tests"]);
         assert_eq!(names(&named("two machines").unwrap()), ["two machines"]);
         assert_eq!(names(&named("ucx").unwrap()), ["verbs programs, UCX"]);
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn step_names_differ_and_each_need_is_a_step() {
+    fn step_names_are_unique_and_needs_exist() {
         for (index, step) in STEPS.iter().enumerate() {
             assert!(STEPS[..index].iter().all(|other| other.name != step.name), "{}", step.name);
             assert!(step.group.needs().iter().all(|name| STEPS.iter().any(|step| step.name == *name)));

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: runs steps and reports the end of each.
+//! `cargo xtask test`: runs steps and reports their outcomes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::{cores, network, place, programs, vm};
 pub(crate) enum StepEnd {
     Passed,
     Failed(String),
-    /// Could not be run here.
+    /// The step, or a part of it, cannot run here.
     LeftOut(String),
 }
 
@@ -34,7 +34,7 @@ struct Report {
     ended: Vec<(&'static str, Duration, StepEnd)>,
     /// Folder of the captures that the tests write.
     captures: PathBuf,
-    /// Programs that steps with several programs run; empty means all.
+    /// Names of the programs that steps with several programs run. Empty means all.
     only: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ impl Report {
     }
 }
 
-/// Runs steps that have one of the given names, or contain it, after the steps that they need.
+/// Runs the steps whose names equal or contain one of these names, after the steps that they need.
 pub(crate) fn some(names: &[String]) -> ExitCode {
     let found: Result<Vec<_>, String> = names.iter().map(|name| steps::named(name)).collect();
     match found {
@@ -119,11 +119,11 @@ pub(crate) fn packets(captures: &Path) -> ExitCode {
     summarize(&report.run(&steps))
 }
 
-/// Only runs unmodified verbs programs.
+/// Runs only unmodified verbs programs.
 ///
-/// `only` names programs of our own and of the page; none names all.
+/// `only` names programs of this repository and of the page. Without names, all run.
 pub(crate) fn programs(only: &[String]) -> ExitCode {
-    /// Words that stand for whole steps.
+    /// Words that select whole steps.
     const WHOLE: &[(&str, &[&str])] = &[
         ("ucx", &["verbs programs, UCX"]),
         ("box", &["verbs programs, through a box"]),
@@ -154,7 +154,7 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     network::apart_with_interface(|| programs::page::measure(rounds, out))
 }
 
-/// Runs all steps, even if one fails, and reports at the end how each went.
+/// Runs all steps, even if one fails, and reports all outcomes at the end.
 pub(crate) fn everything(fast: bool) -> ExitCode {
     let needs_others = |step: &&Step| step.group != Group::Code || step.name == steps::OTHER_PROGRAMS;
     let steps: Vec<&Step> = steps::STEPS.iter().filter(|step| !(fast && needs_others(step))).collect();
@@ -170,7 +170,7 @@ fn captures() -> PathBuf {
     place::own().join("pcap")
 }
 
-/// Returns the file in which tests of this run that need root report that they were left out.
+/// Returns the file in which tests report that they did not run, because they need root.
 fn left_out_file() -> PathBuf {
     place::own().join("left-out")
 }
@@ -195,7 +195,7 @@ pub(crate) fn build() -> Result<(), String> {
     run(cargo(&["test", "--workspace", "--no-run"]))
 }
 
-/// Checks that each crate can be packaged, with its licences and a page of its own.
+/// Checks that the package of each crate contains its licences and a README.
 pub(crate) fn packages() -> Result<(), String> {
     let tree = output_of(cargo(&["tree", "--workspace", "--depth", "0", "--prefix", "none"]))?;
     let names = tree.lines().filter_map(|line| line.split(' ').next()).filter(|name| name.starts_with("doorbell"));
@@ -210,16 +210,14 @@ pub(crate) fn packages() -> Result<(), String> {
     Ok(())
 }
 
-/// Builds `verbs` with the provider for the machine's own devices alone, which needs nothing of the software RNIC.
+/// Builds `verbs` with only the provider for hardware devices, which must not depend on the software RNIC.
 pub(crate) fn hardware_alone() -> Result<(), String> {
     let package = ["--package", "doorbell-verbs", "--no-default-features"];
     let tree = output_of(cargo(&[&["tree", "--edges", "normal", "--prefix", "none"], &package[..]].concat()))?;
     let own: Vec<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
     for needed in ["doorbell-verbs-core", "doorbell-ibverbs-sys"] {
         if !own.contains(&needed) {
-            return Err(format!(
-                "verbs without the software RNIC does not depend on {needed}: was this asked wrongly?"
-            ));
+            return Err(format!("verbs without the software RNIC does not depend on {needed}: this check is wrong"));
         }
     }
     if let Some(surplus) = ["doorbell-rnic", "doorbell-fabric"].into_iter().find(|name| own.contains(name)) {
@@ -254,7 +252,7 @@ pub(crate) fn left_out() -> StepEnd {
     }
 }
 
-/// The suites of verbs and of the protocols.
+/// Number of conformance suites: one of verbs, and one of the protocols.
 const CONFORMANCE_SUITES: usize = 2;
 
 /// Returns the program of a conformance suite and the folder of its package, from a line that cargo prints.
@@ -265,10 +263,10 @@ fn conformance_suite(line: &str) -> Option<(PathBuf, PathBuf)> {
     Some((program.into(), Path::new(artifact["manifest_path"].as_str()?).parent()?.to_owned()))
 }
 
-/// Runs the conformance suites of verbs and of the protocols over UDP: devices of one machine use shared memory in all
-/// other tests.
+/// Runs the conformance suites of verbs and of the protocols over UDP. In all other tests, devices of one machine use
+/// shared memory.
 pub(crate) fn over_udp() -> Result<(), String> {
-    // A selection of tests would be built anew, with the features of the packages that have them.
+    // `cargo test` with a selection of packages would build them again, with other features.
     let mut list = cargo(&["test", "--workspace", "--no-run", "--quiet"]);
     list.args(["--message-format", "json"]);
     let listed = output_of(list)?;
@@ -284,7 +282,7 @@ pub(crate) fn over_udp() -> Result<(), String> {
     Ok(())
 }
 
-/// Runs something that needs a component of the toolchain, if that is installed.
+/// Runs a step that needs a component of the toolchain, if the component is installed.
 fn component(subcommand: &str, name: &str, body: impl FnOnce() -> StepEnd) -> StepEnd {
     if succeeds(cargo(&[subcommand, "--version"])) {
         body()
@@ -315,7 +313,7 @@ fn summarize(report: &Report) -> ExitCode {
         println!("{name:<24} {:>7.1} s  {text}", took.as_secs_f64());
     }
     if in_ci && left_out > 0 {
-        println!("CI=true is set, so nothing may be left out");
+        println!("CI=true is set, so skipped steps are failures");
         failed += left_out;
         left_out = 0;
     }

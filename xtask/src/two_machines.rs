@@ -1,5 +1,5 @@
-//! The `doorbell` command on two machines: two network namespaces with a cable between them, where
-//! packets leave the loopback interface, its MTU and its segmentation behind.
+//! The `doorbell` command on two machines: two network namespaces with a cable between them. Unlike loopback, the cable
+//! has an Ethernet MTU and real segmentation.
 
 mod capture;
 mod cluster;
@@ -8,7 +8,7 @@ mod record;
 mod slurm;
 mod ssh;
 mod study;
-mod whole;
+mod whole_study;
 
 use std::path::Path;
 use std::time::Duration;
@@ -28,26 +28,26 @@ use record::Expected;
 pub(crate) use slurm::slurm;
 pub(crate) use ssh::ssh;
 pub(crate) use study::study;
-pub(crate) use whole::hosts;
+pub(crate) use whole_study::hosts;
 
-/// Longer than anything here takes, however slow the machine: protection against hanging.
+/// Protection against hanging: longer than any command here takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Secret that both sides of a measurement share.
 const TOKEN: &str = "a-secret-of-this-test";
 
-/// An interface's MTU in bytes, and the path MTU that must follow from it.
+/// MTUs of interfaces in bytes, and the path MTUs that must result.
 const MTUS: [(u64, u64); 2] = [(1500, 1024), (9000, 4096)];
 
 /// One packet in this number is lost in the check with loss.
 const ONE_LOST_IN: u64 = 100;
 
-/// Sizes as of every kind of message: nothing, less than a word, a word, one packet, several of
-/// which the last is short and padded, a run.
+/// Sizes of all kinds of messages: empty, less than a word, several words, one packet, several packets with a padded
+/// last one, and a long run of packets.
 const SIZES: &[u64] = &[0, 1, 16, 1024, 5001, 65_536];
 
-/// Bench between two machines, over IPv4 and IPv6, small frames and jumbo frames: all messages
-/// arrive intact, and as many packets and bytes are sent as they must take.
+/// Runs `doorbell bench` between two machines, over IPv4 and IPv6, with normal and jumbo frames. Checks that all
+/// messages arrive intact, and that the numbers of packets and bytes are as predicted.
 pub(crate) fn exchange() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;
@@ -65,18 +65,18 @@ fn exchange_everywhere() -> Result<(), String> {
             let repeated = record::explain_repetitions(&record)?;
             eprintln!(
                 "{family:?}, MTU {interface_mtu}: path MTU {path_mtu}, packets and bytes as predicted, {repeated} packets \
-                 sent again though none was lost"
+                 retransmitted although none was lost"
             );
         }
         let dropped = machines.dropped()?;
         if !dropped.is_empty() {
-            return Err(format!("something was lost on a cable that loses nothing: {}", dropped.join(", ")));
+            return Err(format!("packets were lost on a cable without loss: {}", dropped.join(", ")));
         }
     }
     Ok(())
 }
 
-/// The same where the network loses packets: everything still arrives.
+/// Runs `doorbell bench` between two machines whose network drops packets. Checks that all messages arrive.
 pub(crate) fn with_loss() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;
@@ -84,7 +84,7 @@ pub(crate) fn with_loss() -> StepEnd {
     let losing = || {
         for family in Family::BOTH {
             let machines = TwoMachines::new(1500)?;
-            machines.without_offload()?; // a packet is lost alone, not with its run
+            machines.without_offload()?; // so that single packets are lost, not whole runs
             let loss = Loss::start(&machines)?;
             let sizes = &[16, 5001, 65_536];
             let expected = Expected { family, path_mtu: 1024, sizes, client: 600, server: 600 };
@@ -95,10 +95,13 @@ pub(crate) fn with_loss() -> StepEnd {
                 + record::sum(&record, "server", "tx_retransmitted_packets")?;
             if lost == 0 || repeated == 0 {
                 return Err(format!(
-                    "{lost} packets were lost and {repeated} sent again: one in {ONE_LOST_IN} must be"
+                    "{lost} packets were lost and {repeated} retransmitted, but one in {ONE_LOST_IN} is dropped"
                 ));
             }
-            eprintln!("{family:?}: {lost} packets lost by {}, {repeated} sent again, everything arrived", loss.name());
+            eprintln!(
+                "{family:?}: {lost} packets lost by {}, {repeated} retransmitted, all messages arrived",
+                loss.name()
+            );
         }
         Ok(())
     };
@@ -108,9 +111,9 @@ pub(crate) fn with_loss() -> StepEnd {
 /// Method of losing packets.
 #[derive(Clone, Copy)]
 enum Loss {
-    /// The queue of both interfaces (`sch_netem`).
+    /// Queue of both interfaces (`sch_netem`).
     Netem,
-    /// A rule for arriving packets on both, where the kernel has no such queue.
+    /// Rule for packets that arrive at both interfaces, if the kernel has no `sch_netem`.
     Nftables,
 }
 
@@ -159,8 +162,8 @@ impl Loss {
     }
 }
 
-/// Checks real frames that another program captured on the cable. The ICRC of each frame fits its IP header as the
-/// kernel made it, also if the kernel cut a segmented send up. tshark and scapy must agree.
+/// Checks real frames that dumpcap captured on the cable. The ICRC of each packet must match the IP header that the
+/// kernel wrote, also for segmented sends. tshark and scapy must agree.
 pub(crate) fn frames() -> StepEnd {
     let missing = [
         (!succeeds(command("dumpcap", &["--version"])) || !peers::has_tshark(), "tshark"),
@@ -184,8 +187,8 @@ fn check_frames() -> Result<(), String> {
                 machines.without_offload()?;
             }
             for family in Family::BOTH {
-                // scapy knows no ICRC over IPv6, and of frames that nothing has cut up neither
-                // other program can know that they are several packets.
+                // scapy computes no ICRC over IPv6. tshark and scapy treat an unsplit send as one packet, so only
+                // captures in the folder `cut` are checked with them.
                 let of = if offload { "offload" } else { "cut" };
                 let capture = directory.join(of).join(format!("{family:?}-{interface_mtu}.pcap"));
                 let expected =
@@ -202,7 +205,7 @@ fn check_frames() -> Result<(), String> {
     run(scapy)
 }
 
-/// Runs a bench, and captures all that passes the second machine's end of the cable.
+/// Runs a bench, and captures all packets at the second machine's end of the cable.
 fn captured(machines: &TwoMachines, expected: &Expected, arguments: &str, to: &Path) -> Result<Value, String> {
     let directory = to.parent().unwrap_or(to);
     std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
@@ -211,7 +214,7 @@ fn captured(machines: &TwoMachines, expected: &Expected, arguments: &str, to: &P
     let mut dumpcap = Running::start(machines.command(1, "dumpcap", &options))?;
     dumpcap.wait_for("File:", PATIENCE)?;
     let record = bench(machines, expected, arguments)?;
-    // It takes packets from the kernel in blocks, of which the last is handed over after a while.
+    // dumpcap gets packets from the kernel in blocks. The kernel delivers the last block after a delay.
     std::thread::sleep(Duration::from_secs(1));
     dumpcap.interrupt()?;
     let (_, said) = dumpcap.finish(PATIENCE)?;
@@ -236,17 +239,19 @@ fn check_capture(
     let seen = capture::read(path, interface_mtu).map_err(in_capture)?;
     capture::compare(&seen, expected, record).map_err(in_capture)?;
     let (cut, uncut) = (seen.cut, seen.uncut);
-    // Over IPv6 nothing tells packets that were cut from a run from others.
+    // Over IPv6, packets of a split run look like other packets.
     let as_set = if offload { uncut.longest > 1 } else { uncut.count == 0 };
     if !as_set || (!offload && expected.family == Family::V4 && cut.longest < 2) {
-        return Err(in_capture(format!("runs that the kernel cut up: {cut:?}, others: {uncut:?}: not as set")));
+        return Err(in_capture(format!(
+            "segmentation is not as configured: runs that the kernel split: {cut:?}, unsplit runs: {uncut:?}"
+        )));
     }
     if !offload {
         compare_with_tshark(path, &seen).map_err(in_capture)?;
     }
     eprintln!(
-        "{name}: {} packets; segmented sends: {} that the kernel had cut up, of up to {} packets, {} as they were, of up \
-         to {}",
+        "{name}: {} packets; segmented sends: {} that the kernel split, of up to {} packets, {} unsplit ones, of up to \
+         {}",
         seen.packets.len(),
         cut.count,
         cut.longest,
@@ -256,7 +261,7 @@ fn check_capture(
     Ok(())
 }
 
-/// tshark must find nothing wrong, checksums of the kernel included, and the same packets.
+/// Checks that tshark reports no error, also in checksums of the kernel, and finds the same packets.
 fn compare_with_tshark(path: &Path, seen: &capture::Seen) -> Result<(), String> {
     let dissected = packets::dissect_one(path)?;
     if dissected.len() != seen.packets.len() {
@@ -273,14 +278,14 @@ fn compare_with_tshark(path: &Path, seen: &capture::Seen) -> Result<(), String> 
             Some(ours.destination.get().into()),
         );
         if found != expected {
-            return Err(format!("tshark takes packet {} for {found:?}, it is {expected:?}", index + 1));
+            return Err(format!("tshark dissects packet {} as {found:?}, expected {expected:?}", index + 1));
         }
     }
     Ok(())
 }
 
-/// Runs `doorbell bench` with these arguments on the first machine, against one that listens on
-/// the second, and returns its record.
+/// Runs `doorbell bench` with these arguments on the first machine, with a listening `doorbell bench` on the second
+/// one. Returns the record.
 fn bench(machines: &TwoMachines, expected: &Expected, arguments: &str) -> Result<Value, String> {
     let doorbell = doorbell();
     let doorbell = doorbell.to_string_lossy();

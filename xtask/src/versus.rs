@@ -1,9 +1,9 @@
-//! `cargo xtask compare --against`: two builds of Doorbell beside each other.
+//! `cargo xtask compare --against`: comparison of two builds of Doorbell.
 //!
-//! `doorbell bench` measures wall time, once of each build in each round. Its spread is 5 to 10 %, so the result is
+//! `doorbell bench` measures wall time, once with each build in each round. Its spread is 5 to 10 %, so the result is
 //! an interval of the ratio. valgrind's callgrind counts instructions per message, of both ends in one thread
-//! (`benchmarks/instructions`). The count is the difference of two lengths, so that start-up does not count. The
-//! program for that is built in the crates of either revision.
+//! (`benchmarks/instructions`). The difference of the counts of two lengths excludes the start of the program. The
+//! counting program is built with the crates of each revision.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,12 +24,12 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Revision with which the build of this folder is compared.
 pub(crate) struct Against {
-    /// A `doorbell`, for wall time.
+    /// Another `doorbell`, whose wall time is measured.
     pub(crate) binary: Option<PathBuf>,
-    /// A revision, for instructions; and for wall time, if there is no binary.
+    /// Another revision, whose instructions are counted. Without `binary`, its wall time is also measured.
     pub(crate) revision: Option<String>,
     pub(crate) rounds: u32,
-    /// Counts no more than instructions.
+    /// Whether only instructions are counted.
     pub(crate) only_instructions: bool,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Against {
 struct Timed {
     name: &'static str,
     arguments: &'static str,
-    /// Path of the result in the record, and the size of its unit.
+    /// Path of the result in the record. `scale` converts it to `unit`.
     pointer: &'static str,
     unit: &'static str,
     scale: f64,
@@ -74,7 +74,7 @@ const TIMED: &[Timed] = &[
     },
 ];
 
-/// A workload of the program that is counted, and two lengths of it.
+/// A workload of the counting program, and two lengths of it.
 struct Counted {
     name: &'static str,
     short: u64,
@@ -85,7 +85,7 @@ const fn counted(name: &'static str, short: u64, long: u64) -> Counted {
     Counted { name, short, long }
 }
 
-/// Lengths are multiples of every window.
+/// Workloads whose instructions are counted. Their lengths are multiples of each window.
 const COUNTED: &[Counted] = &[
     counted("rnic", 6400, 64_000),
     counted("rnic-batched", 6400, 64_000),
@@ -98,10 +98,10 @@ const COUNTED: &[Counted] = &[
     counted("bench-bw-64k", 160, 4800),
 ];
 
-/// Number of counts of instructions. Only the clock differs from one count to the next.
+/// Number of counts of instructions. Counts differ only because of the clock.
 const COUNTS: usize = 5;
 
-/// Measures both builds, and prints a table; the raw figures go to `out`.
+/// Measures both builds, prints a table, and writes the raw figures to `out`.
 pub(crate) fn compare(against: &Against, out: Option<&Path>) -> Result<(), String> {
     let _alone = place::measuring()?;
     let home = target().join("xtask").join("compare");
@@ -111,9 +111,7 @@ pub(crate) fn compare(against: &Against, out: Option<&Path>) -> Result<(), Strin
     let counted = match &other {
         Some(other) => count(&home, other)?,
         None => {
-            println!(
-                "\ninstructions are left out: --against-revision says what to build the program in that counts them"
-            );
+            println!("\ninstructions are left out: counting them needs --against-revision");
             Vec::new()
         }
     };
@@ -124,7 +122,7 @@ pub(crate) fn compare(against: &Against, out: Option<&Path>) -> Result<(), Strin
     Ok(())
 }
 
-/// Another revision, in a folder of its own.
+/// A clone at another revision.
 struct Revision {
     tree: PathBuf,
     id: String,
@@ -139,7 +137,7 @@ impl Revision {
         Ok(Self { tree, id })
     }
 
-    /// Builds its `doorbell`.
+    /// Builds `doorbell` of this revision, and returns its path.
     fn doorbell(&self) -> Result<PathBuf, String> {
         let built = self.tree.with_file_name("target");
         let mut build = cargo(&["build", "--release", "--package", "doorbell-cli"]);
@@ -149,7 +147,7 @@ impl Revision {
     }
 }
 
-/// Wall times, in turns.
+/// Measures the wall times of both builds in turns.
 fn time(against: &Against, other: Option<&Revision>) -> Result<Vec<Value>, String> {
     let theirs = match (&against.binary, other) {
         (Some(binary), _) => binary.clone(),
@@ -162,7 +160,7 @@ fn time(against: &Against, other: Option<&Revision>) -> Result<Vec<Value>, Strin
     for round in 0..against.rounds {
         eprintln!("round {} of {}", round + 1, against.rounds);
         for (timed, taken) in TIMED.iter().zip(&mut taken) {
-            // The second run meets a machine in another state, so the builds take turns in going first.
+            // The first run affects the state of the machine, so the builds alternate in running first.
             let mut pair = [0.0; 2];
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             for index in order {
@@ -202,7 +200,7 @@ impl Timed {
     }
 }
 
-/// Instructions per message.
+/// Counts instructions per message of both builds.
 fn count(home: &Path, other: &Revision) -> Result<Vec<Value>, String> {
     peers::install_for_counting()?;
     let ours = counting_program(home, &root(), "this")?;
@@ -230,10 +228,10 @@ fn count(home: &Path, other: &Revision) -> Result<Vec<Value>, String> {
     Ok(rows)
 }
 
-/// Files that the program is made of, beside the crates.
+/// Folders with the sources of the counting program.
 const SOURCES: &[&str] = &["benchmarks/instructions", "crates/rnic/rnic/benches", "crates/messages/exchange/benches"];
 
-/// Another revision may not have the program yet, or another one: both sides are counted by ours.
+/// Copies the counting program to the clone, so that the same program counts both revisions.
 fn copy_sources(tree: &Path) -> Result<(), String> {
     for source in SOURCES {
         let to = tree.join(source);
@@ -247,13 +245,13 @@ fn copy_sources(tree: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The versions of the program's dependencies are those of the revision.
+/// Copies the lock file of a revision, so that the counting program uses the same versions of dependencies.
 fn take_versions(tree: &Path) -> Result<(), String> {
     let lock = tree.join("benchmarks").join("instructions").join("Cargo.lock");
     fs::copy(tree.join("Cargo.lock"), &lock).map(drop).map_err(|error| format!("{}: {error}", lock.display()))
 }
 
-/// Checks that the program that is counted compiles with the crates as they are.
+/// Checks that the counting program compiles with the current crates.
 pub(crate) fn check() -> Result<(), String> {
     take_versions(&root())?;
     let mut check = cargo(&["check", "--quiet"]);
@@ -261,7 +259,7 @@ pub(crate) fn check() -> Result<(), String> {
     run(check)
 }
 
-/// Builds the program that is counted, and returns where it lies.
+/// Builds the counting program, and returns its path.
 fn counting_program(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, String> {
     let folder = tree.join("benchmarks").join("instructions");
     let cannot = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
@@ -279,7 +277,7 @@ fn counting_program(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, Str
 /// Returns the instructions of a workload of this length from start to end.
 fn instructions(program: &Path, workload: &str, length: u64) -> Result<f64, String> {
     let mut valgrind = command("valgrind", &["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    // Publishing counters goes by the clock.
+    // Publishing counters depends on the clock, so it is off.
     valgrind.arg(program).args([workload, &length.to_string()]).env("DOORBELL_PUBLISH", "0");
     let output = valgrind.output().map_err(|error| format!("valgrind could not be started: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -289,7 +287,7 @@ fn instructions(program: &Path, workload: &str, length: u64) -> Result<f64, Stri
     let number = said.lines().find_map(|line| line.split_once("Collected :")).map(|(_, number)| number.trim());
     number
         .and_then(|number| number.parse().ok())
-        .ok_or_else(|| format!("valgrind says nothing of instructions:\n{said}"))
+        .ok_or_else(|| format!("valgrind reports no number of instructions:\n{said}"))
 }
 
 fn median(values: &[f64]) -> f64 {
@@ -303,7 +301,8 @@ fn interval(values: &[f64]) -> [f64; 2] {
     sorted.sort_by(f64::total_cmp);
     let count = sorted.len();
     let Some(last) = count.checked_sub(1) else { return [f64::NAN; 2] };
-    // P(fewer than k of n fall below the median), for the largest k that leaves 2.5 %.
+    // `below` is P(fewer than k of n values lie below the median). The loop ends at the first k for which it is above
+    // 2.5 %.
     let (mut k, mut term, mut below) = (0, 0.5_f64.powi(count as i32), 0.0);
     while k < count / 2 && below + term <= 0.025 {
         below += term;
@@ -319,9 +318,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_leaves_what_the_sign_test_leaves() {
+    fn intervals_match_the_sign_test() {
         let values: Vec<f64> = (1..=15).map(f64::from).collect();
-        // Of 15 draws three or fewer are on one side of the median in 1.8 % of cases, four or fewer in 5.9 %.
+        // Of 15 values, at most three lie below the median in 1.8 % of cases, at most four in 5.9 %.
         assert_eq!(interval(&values), [4.0, 12.0]);
         let values: Vec<f64> = (1..=25).map(f64::from).collect();
         assert_eq!(interval(&values), [8.0, 18.0]);

@@ -1,8 +1,8 @@
-//! Linux's `rdma_rxe` in a virtual machine, on machines that have no RDMA and may load no module: qemu
-//! without hardware virtualisation boots Debian's kernel with what [`image`] puts together.
+//! Linux's `rdma_rxe` in a virtual machine, for hosts that have no RDMA and cannot load modules. qemu without hardware
+//! virtualization boots Debian's kernel with the initramfs of [`image`].
 //!
-//! The guest has no network but its own. It sees one folder of the host, as `/host`: the command it
-//! runs, the files that it is given, its exit status, and whatever it leaves there.
+//! The guest has only an internal network. It sees one folder of the host as `/host`. The folder holds the command, the
+//! programs for it, its exit status, and the files that the command writes there.
 
 /// Script of the guest: a common part, followed by these scripts in turn.
 macro_rules! script {
@@ -20,7 +20,7 @@ mod steps;
 mod sysfs;
 
 pub(crate) use ratios::measure as ratios;
-pub(crate) use steps::{behind_a_box, capture, commands, exchange, loss, on_the_wire, two_hosts, verbs};
+pub(crate) use steps::{capture, commands, exchange, loss, middlebox, on_the_wire, two_hosts, verbs};
 
 use std::ffi::OsString;
 use std::fs;
@@ -40,42 +40,42 @@ const CONSOLE_LINES: usize = 30;
 pub(crate) struct Guest {
     /// Programs and libraries of the host, each with the name by which the guest finds it in its `PATH`.
     pub(crate) files: Vec<(String, PathBuf)>,
-    /// It says where its processes are and ends itself after this long.
+    /// Time after which the guest prints the state of its processes and shuts down.
     pub(crate) limit: Duration,
-    /// Of several at a time, the name of this one: what it prints goes into a file of this run, not to the terminal.
+    /// Name of the guest if another one runs at the same time. Its output then goes to a file of this run.
     pub(crate) name: Option<&'static str>,
 }
 
-/// The most lines of a guest that the summary of all steps repeats.
+/// Maximum number of a guest's lines about failures that the summary of all steps repeats.
 const COMPLAINTS_MAX: usize = 10;
 
-/// The last lines of its file are shown of a guest that failed.
+/// Number of last lines of the output to show if a guest fails.
 const LINES_OF_FAILED: usize = 60;
 
-/// Time after which a guest that has not reached its command is started again. Booting takes some ten seconds, also
-/// beside another guest. One guest was seen to print nothing for 45 minutes.
+/// Time after which a guest that has not reached its command is started again. Booting takes about ten seconds, also
+/// beside another guest. One guest hung for 45 minutes.
 const BOOT: Duration = Duration::from_secs(120);
 
 /// Maximum number of starts of a guest.
 const BOOTS_MAX: u32 = 3;
 
-/// A guest that does not even end itself is killed so long after its limit.
+/// Time after its limit at which a guest is killed if it has not shut down.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// Outcome of a guest.
 pub(crate) struct Ended {
     /// Exit status of its command.
     pub(crate) status: i32,
-    /// The lines that it printed of failures.
+    /// Lines that contain "FAILED".
     complaints: Vec<String>,
     /// Files that the command left in `/host`.
     shared: Folder,
 }
 
-/// Folder of a guest on the host. It is removed with the guest.
+/// Folder of a guest on the host. Dropping this value removes the folder.
 struct Folder(PathBuf);
 
-/// Returns the things that a guest lacks, after the installation of all that can be installed.
+/// Installs the packages for guests, and returns a message about those that are still missing.
 pub(crate) fn missing() -> Option<String> {
     peers::install_for_guests();
     let missing = peers::missing_for_guests();
@@ -83,7 +83,7 @@ pub(crate) fn missing() -> Option<String> {
 }
 
 impl Guest {
-    /// A guest with the project's own command and library, which must have been built.
+    /// Returns a guest with the command and the library, which must be built before.
     pub(crate) fn new(limit: Duration) -> Self {
         let files = programs::BUILT.map(|name| (name.to_owned(), programs::built().join(name)));
         Self { files: files.into(), limit, name: None }
@@ -95,7 +95,7 @@ impl Guest {
         Self { name, ..Self::new(steps::LIMIT) }
     }
 
-    /// Boots it, runs a command of its shell, whose output becomes this program's, and waits until it ends.
+    /// Boots the guest, runs a script in its shell, passes the output on, and waits for the end of the guest.
     pub(crate) fn run(&self, script: &str) -> Result<Ended, String> {
         let image = image::build(&target().join("xtask").join("vm"))?;
         let shared = Folder(place::own_file("host"));
@@ -106,11 +106,11 @@ impl Guest {
         let log = self.name.map(|name| place::own_file(&format!("{}.txt", name.replace([' ', ','], "-"))));
         let (mut child, printed) = self.boot(&image, folder, &console, log.as_deref())?;
         let ended = wait(&mut child, self.limit + GRACE, || false);
-        // The pipe ends with qemu. A printer that panicked has said so.
+        // The pipe ends with qemu, so the thread ends too. If it panicked, its message is printed already.
         let complaints = printed.join().unwrap_or_default();
         let status = fs::read_to_string(folder.join("status")).ok().and_then(|text| text.trim().parse::<i32>().ok());
         if let (Some(log), false) = (&log, ended && status == Some(0)) {
-            println!("the end of what the guest printed, {}:\n{}", log.display(), tail(log, LINES_OF_FAILED));
+            println!("the end of the guest's output, {}:\n{}", log.display(), tail(log, LINES_OF_FAILED));
         }
         let console = || format!("; its console:\n{}", tail(&console, CONSOLE_LINES));
         if !ended {
@@ -142,15 +142,15 @@ impl Guest {
             if wait(&mut child, BOOT, || booted.exists()) {
                 return Ok((child, printed));
             }
-            // The pipe ended with qemu.
+            // The pipe ends with qemu.
             let _ = printed.join();
             let patience = BOOT.as_secs();
             eprintln!(
-                "guest: it has not come to its command within {patience} s; console:\n{}",
+                "the guest has not reached its command within {patience} s; console:\n{}",
                 tail(console, CONSOLE_LINES)
             );
         }
-        Err(format!("the guest did not come to its command in {BOOTS_MAX} attempts"))
+        Err(format!("the guest did not reach its command in {BOOTS_MAX} attempts"))
     }
 
     /// Fills the folder that the guest sees.
@@ -167,7 +167,7 @@ impl Guest {
 }
 
 impl Ended {
-    /// Fails if the command did, with what it said of that.
+    /// Fails if the command failed. The error has the lines about failures.
     pub(crate) fn passed(&self) -> Result<(), String> {
         if self.status == 0 {
             return Ok(());
@@ -176,13 +176,13 @@ impl Ended {
         Err(format!("the command in the guest ended with status {}{said}", self.status))
     }
 
-    /// A file that the command left.
+    /// Returns the content of a file that the command left.
     fn text(&self, name: &str) -> Result<String, String> {
         let path = self.shared.0.join(name);
         fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Moves the files that the command left.
+    /// Moves the files that the command left to a folder.
     pub(crate) fn keep(&self, to: &Path) -> Result<(), String> {
         let mut files = Vec::new();
         let mut list = || -> std::io::Result<()> {
@@ -203,7 +203,8 @@ impl Ended {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // The needed files have been moved. A folder that remains does no harm.
+        // `keep` has moved the files of interest. If this fails, the folder of the run is removed later with its
+        // content.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -216,11 +217,11 @@ fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
         text.push(rest);
         text
     };
-    // The guest reads time from the processor, as real machines do. Otherwise each clock read is a system call and an
-    // access to an emulated HPET, behind qemu's one lock. The software RNIC reads the clock at every poll.
+    // The guest reads the clock from the processor (TSC), as real machines do. Otherwise each read is a system call
+    // and an access to an emulated HPET under qemu's global lock. The software RNIC reads the clock at every poll.
     let kernel = "console=ttyS0 quiet panic=-1 mitigations=off clocksource=tsc tsc=reliable";
-    // Two processors, since one alone would hide every race; a process of the guest is slow enough.
-    // KVM is not asked for: machines that are guests themselves may offer one below which this kernel never boots.
+    // A single processor would hide races, and more would be too slow. No KVM: with the nested KVM of some hosts, this
+    // kernel never boots.
     qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
         .args(["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"])
         .arg("-kernel")
@@ -244,7 +245,7 @@ fn wait(child: &mut Child, limit: Duration, done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while matches!(child.try_wait(), Ok(None)) && !done() {
         if start.elapsed() >= limit {
-            // It may just have ended, which is as well.
+            // qemu may just have ended.
             let _ = child.kill();
             let _ = child.wait();
             return false;
@@ -254,7 +255,7 @@ fn wait(child: &mut Child, limit: Duration, done: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Prints what a guest prints, or writes it into a file. Returns what it says of failures.
+/// Starts a thread that prints the output of a guest, or writes it to a file. The thread returns lines about failures.
 fn print(pipe: ChildStdout, log: Option<PathBuf>) -> JoinHandle<Vec<String>> {
     thread::spawn(move || {
         let log = log.map(fs::File::create);
@@ -275,7 +276,7 @@ fn print(pipe: ChildStdout, log: Option<PathBuf>) -> JoinHandle<Vec<String>> {
     })
 }
 
-/// The last lines of a file.
+/// Returns the last lines of a file.
 fn tail(path: &Path, lines: usize) -> String {
     let text = fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let all: Vec<&str> = text.lines().collect();

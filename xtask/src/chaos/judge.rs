@@ -15,8 +15,7 @@ const ENDED: i32 = 3;
 const REFUSED: i32 = 4;
 const LEFT: i32 = 7;
 
-/// Time after which the command asks a foreign program that only receives to end: verbs do not report a dead peer to
-/// it.
+/// Time after which a foreign program gets SIGTERM. Verbs do not report a dead peer to a program that only receives.
 const PASSIVE: Duration = Duration::from_secs(5);
 
 /// Waits until both processes have ended, and compares their ends with the plan.
@@ -95,7 +94,7 @@ mod tests {
         judged
     }
 
-    fn own_that(end: End) -> impl Fn(&Plan) -> bool {
+    fn own_with_end(end: End) -> impl Fn(&Plan) -> bool {
         move |plan| plan.kind.programs == Programs::Own && plan.kind.end == end
     }
 
@@ -112,37 +111,37 @@ mod tests {
 
     #[test]
     fn a_process_that_hangs_is_reported() {
-        let finishes = |plan: &Plan| own_that(End::Finishes)(plan);
+        let finishes = |plan: &Plan| own_with_end(End::Finishes)(plan);
         let right = ["exit 0", "exit 0"];
         reported(finishes, right, [HANGS, "exit 0"], "the disturbed does not end within");
         reported(finishes, right, ["sleep 0", HANGS], "does not end within");
     }
 
     #[test]
-    fn an_error_that_is_lost_and_one_without_a_cause_are_reported() {
-        let fails = |plan: &Plan| own_that(End::Fails)(plan);
+    fn lost_and_unexpected_errors_are_reported() {
+        let fails = |plan: &Plan| own_with_end(End::Fails)(plan);
         reported(fails, ["exit 3", "exit 3"], ["exit 0", "exit 3"], "exit status: 0, allowed is Fails");
-        let finishes = |plan: &Plan| own_that(End::Finishes)(plan);
+        let finishes = |plan: &Plan| own_with_end(End::Finishes)(plan);
         let right = ["exit 0", "exit 0"];
         reported(finishes, right, ["exit 3", "exit 0"], "exit status: 3, allowed is Finishes");
         reported(finishes, right, ["exit 0", "exit 3"], "the other process ended with exit status: 3");
-        let leaves = |plan: &Plan| own_that(End::Leaves)(plan);
+        let leaves = |plan: &Plan| own_with_end(End::Leaves)(plan);
         reported(leaves, ["exit 7", "exit 3"], ["exit 0", "exit 3"], "exit status: 0, allowed is Leaves");
     }
 
     #[test]
-    fn wrong_data_are_reported_whatever_happens_around() {
+    fn wrong_data_are_reported_under_each_disturbance() {
         let right = ["exit 4", "exit 3"];
-        let may_fail = |plan: &Plan| own_that(End::MayFail)(plan);
+        let may_fail = |plan: &Plan| own_with_end(End::MayFail)(plan);
         reported(may_fail, right, ["exit 1", "exit 3"], "exit status: 1, allowed is MayFail");
         reported(may_fail, right, ["exit 4", "exit 1"], "the other process ended with exit status: 1");
-        let killed = |plan: &Plan| own_that(End::Dies(Signal::SIGKILL))(plan);
+        let killed = |plan: &Plan| own_with_end(End::Dies(Signal::SIGKILL))(plan);
         reported(killed, ["kill -9 $$", "exit 3"], ["exit 1", "exit 3"], "exit status: 1, allowed is Dies(SIGKILL)");
     }
 
     #[test]
     fn a_crash_is_reported() {
-        let finishes = |plan: &Plan| own_that(End::Finishes)(plan);
+        let finishes = |plan: &Plan| own_with_end(End::Finishes)(plan);
         let right = ["exit 0", "exit 0"];
         reported(finishes, right, ["kill -SEGV $$", "exit 0"], "signal: 11 (SIGSEGV)");
         let foreign = |plan: &Plan| plan.kind.programs == Programs::Rping;

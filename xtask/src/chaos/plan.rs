@@ -192,7 +192,8 @@ impl Plan {
         let words = match kind.programs {
             Programs::Own => {
                 let via = ["verbs", "cm"][random.below(2) as usize];
-                // 4.096 us times two to the power of it, eight times. The other end must wait for processes that pause.
+                // The peer retries eight times, after 4.096 us * 2^timeout each. It must outlast a pause of this
+                // process.
                 let timeout = if kind.end == End::Finishes { 17 } else { 12 };
                 let numbers =
                     format!("timeout={timeout} us={} via={via} seed={}", TRAFFIC.as_micros(), seed % 1_000_000);
@@ -244,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_draws_the_same_plan_each_time_and_consecutive_seeds_draw_each_kind() {
+    fn seeds_determine_plans_and_cover_each_kind() {
         for seed in [0, 7, u64::MAX] {
             assert_eq!(format!("{:?}", Plan::new(seed)), format!("{:?}", Plan::new(seed)));
         }

@@ -1,5 +1,5 @@
-//! Surroundings of a lane's rounds: folders, file systems and, for root, namespaces of its own. So the check finds
-//! everything that a round leaves, and nothing else.
+//! Surroundings of a lane's rounds: folders and, for root, separate file systems and namespaces. So a check finds only
+//! the remains of this lane.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub(super) struct Surroundings {
 }
 
 impl Surroundings {
-    /// Makes a place for the calling thread, and for the processes that it starts.
+    /// Creates surroundings for the calling thread and the processes that it starts.
     pub(super) fn new(folder: PathBuf) -> Result<Self, String> {
         let place = Self { is_own: crate::peers::is_root() && unshare(CloneFlags::CLONE_NEWNS).is_ok(), folder };
         [place.full(), place.counters()].iter().try_for_each(|folder| make(folder))?;
@@ -110,7 +110,7 @@ impl Surroundings {
         Ok(())
     }
 
-    /// Checks that no process, no socket and no name is left, and no file after the next process has looked.
+    /// Checks that no process and no socket is left, and no file after the next process has cleaned up.
     pub(super) fn check(&self, patience: Duration) -> Result<(), String> {
         self.expect_no_process(patience)?;
         self.expect_no_socket()?;
@@ -128,7 +128,7 @@ impl Surroundings {
         if left.is_empty() { Ok(()) } else { Err(format!("processes are left: {left:?}")) }
     }
 
-    /// Checks it in a network of its own. Elsewhere, the sockets may belong to other programs.
+    /// Checks that no socket is left in a separate network. In a shared one, sockets may belong to other programs.
     fn expect_no_socket(&self) -> Result<(), String> {
         let sockets = if self.is_own { self.sockets() } else { Vec::new() };
         if sockets.is_empty() { Ok(()) } else { Err(format!("sockets are left:\n{}", sockets.join("\n"))) }
@@ -159,7 +159,7 @@ impl Surroundings {
         if files.is_empty() { Ok(()) } else { Err(format!("files are left: {files:?}")) }
     }
 
-    /// Returns the processes that were started here.
+    /// Returns the remaining processes of this lane.
     fn processes(&self) -> Vec<String> {
         let wanted = format!("{MARK}={}", self.folder.display()).into_bytes();
         let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -212,7 +212,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(50);
     const PATIENCE: Duration = Duration::from_secs(120);
 
-    /// Runs a test in a place of its own, which is removed afterwards.
+    /// Runs a test in separate surroundings, which are removed afterwards.
     fn in_surroundings(name: &str, body: impl FnOnce(&Surroundings) + Send) {
         let folder = std::env::temp_dir().join(format!("chaos-place-{}-{name}", std::process::id()));
         let ended: Result<(), String> = network::apart(|| {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_left_is_reported() {
+    fn remaining_processes_are_reported() {
         in_surroundings("process", |place| {
             let start = |script: &str| {
                 let run = command("sh", &["-c", script]);
@@ -241,9 +241,9 @@ mod tests {
         });
     }
 
-    /// For root only: elsewhere the network also has other programs.
+    /// Without root, the network is shared with other programs, and the check reports nothing.
     #[test]
-    fn a_socket_that_is_left_is_reported() {
+    fn remaining_sockets_are_reported() {
         in_surroundings("socket", |place| {
             let expected = |words: &str| {
                 let found = place.expect_no_socket();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_left_is_reported() {
+    fn remaining_files_are_reported() {
         in_surroundings("file", |place| {
             make(&place.full().join("counters")).unwrap();
             assert_eq!(place.expect_no_file(), Ok(()));

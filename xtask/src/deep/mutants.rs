@@ -1,7 +1,8 @@
-//! Mutants: small changes of the code that some test of its crate should notice.
+//! Mutants: small changes of the code that some test of the crate should detect.
 //!
-//! cargo-mutants lists them. The clone in which stored patches are judged takes one at a time. A file keeps every
-//! verdict with the state of the changed file for which it holds. So a run continues where the last one ended.
+//! cargo-mutants lists them. Each mutant is applied alone, to the clone in which stored patches are also judged. A file
+//! keeps every verdict with the Git blob of the source file for which it holds. So a run continues where the last one
+//! ended.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,13 +19,13 @@ use crate::shell::{command, output_of, root};
 /// Options of the part `mutants`.
 #[derive(Args, Debug)]
 pub(super) struct Options {
-    /// Number of mutants in the sample
+    /// Number of mutants in the sample, 1 to 100000
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sample: u32,
     /// Seed of the sample
     #[arg(long, default_value_t = 31)]
     seed: u64,
-    /// Judges at most N mutants without a verdict [default: all]
+    /// Maximum number of mutants to judge in this run [default: all without a verdict]
     #[arg(long, value_name = "N")]
     at_most: Option<usize>,
     /// File of the verdicts, which the run continues [default: the newest `mutants.txt` below `benchmarks`, or one
@@ -33,7 +34,7 @@ pub(super) struct Options {
     verdicts: Option<PathBuf>,
 }
 
-/// Folders whose code is changed, each with the crate whose tests must notice the change.
+/// Folders whose code is mutated, each with the crate whose tests must detect the mutants.
 const PLACES: &[(&str, &str)] = &[
     ("crates/rnic/rnic/src/", "doorbell-rnic"),
     ("crates/messages/exchange/src/", "doorbell-exchange"),
@@ -47,14 +48,14 @@ const VERDICTS: &str = "mutants.txt";
 /// Maximum duration of the tests of a crate without a mutant.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// Margins with a mutant: a fixed time, and a multiple of the duration without it. A mutant that hangs costs no more.
+/// Time limit of the tests with a mutant: this time plus a multiple of their duration without a mutant.
 const LEAST_LIMIT: Duration = Duration::from_secs(60);
 const LIMIT_FACTOR: u32 = 4;
 
 /// Minimum share of viable mutants that tests must catch, in percent.
 const CAUGHT_PERCENT: usize = 95;
 
-/// Survivors whose change no test could see, each with the reason.
+/// Survivors that no test could detect, each with the reason.
 const EXPLAINED: &str = include_str!("../../mutants-explained.txt");
 
 /// A mutant of the sample.
@@ -67,7 +68,7 @@ struct Mutant {
     diff: String,
 }
 
-/// Verdicts by state of the file and name.
+/// Verdicts, by the Git blob of the source file and the name of the mutant.
 type Verdicts = BTreeMap<(String, String), String>;
 
 /// Judges the mutants of the sample without a verdict, and writes the table.
@@ -121,7 +122,7 @@ fn test_of(package: &str) -> String {
 /// Returns the maximum duration of the tests of a crate with a mutant. Without a mutant they must pass.
 fn limit_of(workshop: &Workshop, package: &str) -> Result<Duration, String> {
     let mut took = Duration::ZERO;
-    // The first run builds.
+    // The first run also builds, so the duration is that of the second one.
     for _ in 0..2 {
         let start = Instant::now();
         match workshop.run_test(&test_of(package), LIMIT, "without-mutants")? {
@@ -151,7 +152,7 @@ fn judge(workshop: &Workshop, mutant: &Mutant, limit: Duration) -> Result<&'stat
     })
 }
 
-/// Returns all mutants of all places.
+/// Returns all mutants in [`PLACES`].
 fn listed(tree: &Path) -> Result<Vec<Mutant>, String> {
     let program = tool("cargo-mutants")?;
     let mut list = command(program, &["mutants", "--workspace", "--list", "--json", "--diff", "--dir"]);
@@ -168,7 +169,7 @@ fn parse(list: &Value) -> Result<Vec<Mutant>, String> {
         let word = |name: &str| value[name].as_str().map(str::to_owned);
         let (file, name, diff) = (word("file")?, word("name")?, word("diff")?);
         let place = PLACES.iter().find(|(folder, _)| file.starts_with(folder));
-        // The first two lines name the file and the change, and Git wants the file twice.
+        // The first two lines name the file and the change. Git needs the file name in both.
         let hunks = diff.splitn(3, '\n').nth(2)?;
         let diff = format!("--- a/{file}\n+++ b/{file}\n{hunks}");
         Some(place.map(|(_, package)| Mutant { name, file, package, diff }))
@@ -177,15 +178,15 @@ fn parse(list: &Value) -> Result<Vec<Mutant>, String> {
     Ok(all.ok_or("a mutant lacks its file, name or diff")?.into_iter().flatten().collect())
 }
 
-/// Returns the mutants with the smallest hashes of seed and name. A change elsewhere in the code leaves most of the
-/// sample as it is.
+/// Returns the mutants with the smallest hashes of seed and name. A change of some code replaces few mutants of the
+/// sample.
 fn sample(mut all: Vec<Mutant>, seed: u64, count: usize) -> Vec<Mutant> {
     all.sort_by_cached_key(|mutant| (hash(seed, &mutant.name), mutant.name.clone()));
     all.truncate(count);
     all
 }
 
-/// Returns FNV-1a of the name without numbers of lines, mixed as in SplitMix64.
+/// Returns FNV-1a of the name without its digits, mixed as in SplitMix64. So moved lines do not change the hash.
 fn hash(seed: u64, name: &str) -> u64 {
     let without_lines = name.bytes().filter(|byte| !byte.is_ascii_digit());
     let start = 0xcbf2_9ce4_8422_2325 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -217,7 +218,7 @@ fn write(file: &Path, options: &Options, verdicts: &Verdicts) -> Result<(), Stri
     made.and_then(|()| fs::write(file, text)).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-/// Returns the reason for which no test can see this survivor, if a line `END OF NAME :: REASON` has one.
+/// Returns the reason why no test can detect this survivor, from a line `END OF NAME :: REASON`.
 fn explanation(name: &str) -> Option<&'static str> {
     let lines = EXPLAINED.lines().filter(|line| !line.starts_with('#'));
     lines.filter_map(|line| line.split_once(" :: ")).find(|(change, _)| name.ends_with(change)).map(|(_, why)| why)
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_is_that_of_its_seed_and_moved_lines_leave_it() {
+    fn a_sample_depends_on_its_seed_and_not_on_line_numbers() {
         let all: Vec<_> = ["a", "b", "c", "d", "e", "f"].map(|name| format!("x.rs:10:3: {name}")).to_vec();
         let moved: Vec<_> = all.iter().map(|name| name.replace("10:3", "99:7")).collect();
         let names = |of: &[String], seed| -> Vec<String> {

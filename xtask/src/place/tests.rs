@@ -4,10 +4,10 @@ use std::sync::Barrier;
 
 use super::*;
 
-/// Names the folder of all runs to a process that is one of them until it is killed.
+/// Environment variable that makes the test process the run to be killed. It names the folder of all runs.
 const HOLDER: &str = "XTASK_TEST_HOLDER";
 
-/// Longer than anything here takes, however slow the machine: protection against hanging.
+/// Protection against hanging: longer than any step of these tests takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -24,10 +24,10 @@ fn is_alive(pid: &str) -> bool {
 }
 
 #[test]
-#[allow(clippy::zombie_processes, reason = "what is started and left behind is what this is about")]
+#[allow(clippy::zombie_processes, reason = "the test leaves a process on purpose")]
 fn a_killed_run_blocks_no_other_and_leaves_nothing() {
     if let Some(home) = std::env::var_os(HOLDER) {
-        // This is the run that is killed: it has a lock, a folder, and a program.
+        // This process is the run to be killed. It has a lock, a folder and a child process.
         let home = PathBuf::from(home);
         let _lock = Lock::take(&home.with_extension("lock"), "a test").unwrap();
         let folder = Folder::open(&home).unwrap();
@@ -49,7 +49,7 @@ fn a_killed_run_blocks_no_other_and_leaves_nothing() {
     let ready = said.find_map(|line| line.strip_prefix("ready ").map(str::to_owned)).expect("it holds the lock");
     let (program, folder) = ready.split_once(' ').unwrap();
 
-    // While it lives it keeps what it has.
+    // While the run lives, it keeps its folder, its child process and its lock.
     let beside = Folder::open(&home).unwrap();
     assert!(Path::new(folder).join("file").exists() && beside.path != Path::new(folder));
     assert!(is_alive(program));
@@ -59,7 +59,7 @@ fn a_killed_run_blocks_no_other_and_leaves_nothing() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| Lock::take(&lock, "a test").map(drop));
         std::thread::sleep(Duration::from_millis(50));
-        assert!(!waiting.is_finished(), "two have the lock");
+        assert!(!waiting.is_finished(), "two runs hold the lock");
         killed.kill().unwrap();
         killed.wait().unwrap();
         waiting.join().unwrap().unwrap();
@@ -67,14 +67,14 @@ fn a_killed_run_blocks_no_other_and_leaves_nothing() {
 
     let next = Folder::open(&home).unwrap();
     assert!(!Path::new(folder).exists(), "the folder of a run that was killed is still there");
-    until("what it had started is gone", || !is_alive(program));
+    until("the child process of the killed run has ended", || !is_alive(program));
     assert!(beside.path.exists() && next.path.exists());
     assert_eq!(next.close(true), Ok(None));
     assert!(beside.path.exists());
 }
 
 #[test]
-fn runs_that_begin_at_once_have_a_folder_each() {
+fn concurrent_runs_have_separate_folders() {
     const RUNS: usize = 8;
     let home = tempfile::tempdir().unwrap();
     let (begin, end) = (Barrier::new(RUNS), Barrier::new(RUNS));
@@ -113,7 +113,7 @@ fn a_lock_has_one_holder_at_a_time() {
         }
     });
     assert_eq!(fs::read_to_string(&counted).unwrap(), "100");
-    assert_eq!(fs::read_to_string(&file).unwrap(), "", "nobody holds it");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "", "no run holds the lock");
 }
 
 #[test]

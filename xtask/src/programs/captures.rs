@@ -15,10 +15,10 @@ pub(super) const NAME: &str = "captures";
 /// WRITEs of `captured.c`.
 const WRITES: u64 = 10;
 
-/// Ends of `captured.c`, by its own names.
+/// Ends of `captured.c`, which are its arguments.
 const ENDS: [&str; 9] = ["close", "return", "exit", "_exit", "_Exit", "quick_exit", "exec", "daemon", "thread"];
 
-/// Foreign programs that leave their device open at their end: server and client, without the port.
+/// Server and client of foreign programs that end without closing the device. The port is added.
 const PAIRS: [(&str, &str); 3] = [
     ("ib_write_bw -R -n 500", "ib_write_bw -R -n 500 127.0.0.1"),
     ("ib_send_lat -R -n 500", "ib_send_lat -R -n 500 127.0.0.1"),
@@ -48,8 +48,7 @@ pub(super) fn are_whole() -> Result<(), String> {
     fs::remove_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-/// Runs a pair, and checks that each side's capture has packets. It accepts a side that perftest ended for lack of a
-/// processor's clock.
+/// Runs a pair, and checks that each side's capture has packets. Accepts a failure of perftest with [`NO_CLOCK`].
 fn pair(folder: &Path, server: &str, client: &str) -> Result<(), String> {
     let files = ["server", "client"].map(|side| folder.join(side).with_extension("pcap"));
     let begin = |line: &str, file: &Path, port: &str| {
@@ -79,14 +78,14 @@ fn killed(program: &str, file: &Path) -> Result<(), String> {
     let until = Instant::now() + PATIENCE;
     while writes_in(file).ok() != Some(WRITES) {
         if Instant::now() > until {
-            return Err(format!("the capture of a program that waits is not whole\n{}", started.said()));
+            return Err(format!("the capture of a waiting program is not complete\n{}", started.said()));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
     drop(started); // kills it
     match writes_in(file)? {
         WRITES => Ok(()),
-        writes => Err(format!("a program that was killed has {writes} WRITEs in its capture, allowed is {WRITES}")),
+        writes => Err(format!("the capture of a killed program has {writes} WRITEs, allowed is {WRITES}")),
     }
 }
 

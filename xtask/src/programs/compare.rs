@@ -2,8 +2,8 @@
 //! has `doorbell bench`, libfabric and UCX over TCP and through shared memory, UCX over verbs, and the limits of
 //! kernel and memory for the same packets.
 //!
-//! Machines change from minute to minute, so everything runs once per round, and a ratio is made of two
-//! figures of the same round.
+//! The speed of a machine varies over minutes. So each round runs every program once, and a ratio uses two figures of
+//! the same round.
 
 mod busy;
 mod read;
@@ -25,14 +25,14 @@ use crate::figures::{Goal, spread};
 use crate::shell::{Running, command};
 use crate::{network, peers, place};
 
-/// Longer than any program takes here, be the machine busy.
+/// Protection against hanging: longer than any program takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Measures all series, prints the table, and writes each figure to `out`. With `busy`, measures a few series without
 /// and with that number of spinning programs.
 pub(crate) fn compare(rounds: u32, busy: Option<u32>, out: Option<&Path>) -> Result<(), String> {
     let failed = |path: &Path, error| format!("{} could not be written: {error}", path.display());
-    // Better known now than after all has been measured.
+    // An unwritable file must fail before the measurement, not after it.
     if let Some(path) = out {
         fs::write(path, "").map_err(|error| failed(path, error))?;
     }
@@ -69,9 +69,9 @@ fn in_rounds(rounds: u32, mut measure: impl FnMut() -> Result<(), String> + Send
     })
 }
 
-/// A round: one more figure for each series.
+/// Measures one round, which adds a figure to each series.
 fn measure(every: &[Series], figures: &mut [Vec<f64>]) -> Result<(), String> {
-    // One run of the limit gives several figures.
+    // One run of `doorbell bench limit` gives figures of several series.
     let mut outputs = HashMap::new();
     for (series, figures) in every.iter().zip(figures) {
         let program = match series.source {
@@ -88,7 +88,7 @@ fn measure(every: &[Series], figures: &mut [Vec<f64>]) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs what a series needs, and returns what it printed.
+/// Runs the programs of a series, and returns the output.
 fn output(series: &Series) -> Result<String, String> {
     let output_once = || on_free_port(|port| output_on(series, port));
     let mut result = output_once();
@@ -103,7 +103,7 @@ fn output(series: &Series) -> Result<String, String> {
 
 fn output_on(series: &Series, port: &str) -> Result<String, String> {
     let words: Vec<&str> = series.arguments.split(' ').collect();
-    // Foreign programs look at none of it.
+    // Programs without the software RNIC ignore the variable.
     let over_link = |mut command: Command| {
         command.envs(series.name.link.map(|link| (LINK_VARIABLE, link.name())));
         command
@@ -139,7 +139,7 @@ fn output_on(series: &Series, port: &str) -> Result<String, String> {
     }
 }
 
-/// Returns the output of the client.
+/// Runs server and client, and returns the output of the client.
 fn pair(server: Command, client: Command, port: &str) -> Result<String, String> {
     let mut server = start(server)?;
     wait_until_listening(port, &mut server)?;
@@ -151,12 +151,12 @@ fn pair(server: Command, client: Command, port: &str) -> Result<String, String> 
     }
 }
 
-/// There is a figure for each round, of which there is one at least.
+/// Returns median, minimum and maximum of the figures. There is at least one round.
 fn spread_of(figures: &[f64]) -> (f64, f64, f64) {
     spread(figures.iter().copied()).expect("a round was measured")
 }
 
-/// The median of the ratios to the figures of the same rounds.
+/// Returns the median of the ratios to the figures of the series beside it, round by round.
 fn ratio(every: &[Series], figures: &[Vec<f64>], series: &Series, own: &[f64]) -> Option<f64> {
     let at = every.iter().position(|other| Some(other.name) == series.beside)?;
     median_of_ratios(own, &figures[at])
@@ -166,7 +166,7 @@ fn median_of_ratios(of: &[f64], to: &[f64]) -> Option<f64> {
     spread(of.iter().zip(to).map(|(of, to)| of / to)).map(|(median, ..)| median)
 }
 
-/// Says whether a figure or ratio is what is wanted.
+/// Returns text that states whether a figure or ratio meets its goal.
 fn judged(goal: Goal, figure: f64) -> String {
     let outcome = if goal.is_met(figure) { "is" } else { "is not" };
     format!(", {outcome} {goal}")
@@ -202,7 +202,7 @@ fn record(every: &[Series], figures: &[Vec<f64>]) -> Value {
     json!({ "schema": "doorbell-compare/2", "series": series.collect::<Vec<_>>() })
 }
 
-/// Returns the load of the machine by other programs.
+/// Returns the load of the machine, in the format of `/proc/loadavg`.
 pub(super) fn load() -> String {
     text_of("/proc/loadavg")
 }
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_are_those_of_the_rounds() {
+    fn ratios_use_figures_of_the_same_round() {
         let every = series::every();
         let figures: Vec<Vec<f64>> = every.iter().map(|_| vec![2.0, 4.0, 1.0]).collect();
         let with = every.iter().find(|series| series.beside.is_some()).unwrap();

@@ -1,6 +1,6 @@
-//! The programs of `docs/programs.md`: each row of one table is what the page prints, what `cargo xtask programs`
-//! runs, and what `cargo xtask compare --programs` measures beside TCP. The page's part between two marks is
-//! written from the table and from a dated record of figures; a test compares them.
+//! The programs of `docs/programs.md`. The page prints each row of one table, `cargo xtask programs` runs it, and
+//! `cargo xtask compare --programs` measures it beside TCP. The part of the page between two marks is generated from
+//! the table and from a dated record of figures. A test compares them.
 
 pub(super) mod read;
 mod record;
@@ -21,28 +21,28 @@ pub(crate) use read::Read;
 pub(crate) use record::measure;
 pub(crate) use text::write;
 
-/// Longer than any of these programs takes, be the machine busy.
+/// Protection against hanging: longer than any of these programs takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Row of the page: a run, its checks, and its measurements.
 pub(crate) struct Row {
-    /// Name of the program. Rows of one program stand together.
+    /// Name of the program. All rows of a program are adjacent.
     pub(crate) program: &'static str,
-    /// Part of the program.
+    /// Title of the row.
     pub(crate) what: &'static str,
     pub(crate) ours: Commands,
-    /// The same, or what comes nearest to it, over TCP.
+    /// Commands of the same or a similar run over TCP.
     pub(crate) tcp: Option<Commands>,
-    /// Text for the page: facts that the run shows besides the success of both programs.
+    /// Text for the page: facts that the run checks besides the success of both programs.
     pub(crate) checked: &'static str,
-    /// Words that the client must print, or the server.
+    /// Words that the client or the server must print.
     pub(crate) words: &'static [&'static str],
-    /// Control of the run, if it is more than two programs that end by themselves.
+    /// Control of the run, if the programs do not end by themselves.
     pub(crate) drive: Option<Drive>,
     pub(crate) figures: &'static [Figure],
 }
 
-/// Two commands as a user types them in two terminals, or only the second of them.
+/// Two commands as a user types them in two terminals, or only the client's command.
 #[derive(Clone, Copy)]
 pub(crate) struct Commands {
     pub(crate) server: &'static str,
@@ -56,12 +56,12 @@ impl Commands {
         Self { server, client, port }
     }
 
-    /// A command that starts all its processes itself.
+    /// Returns a single command, which starts all its processes.
     pub(crate) const fn alone(client: &'static str) -> Self {
         Self { server: "", client, port: 0 }
     }
 
-    /// The commands that there are, in the order in which they start.
+    /// Returns the commands in the order of their start.
     pub(crate) fn lines(&self) -> impl Iterator<Item = &'static str> {
         [self.server, self.client].into_iter().filter(|line| !line.is_empty())
     }
@@ -70,13 +70,13 @@ impl Commands {
 /// Function that controls a program while it runs and checks it. It returns the text from which figures are read.
 pub(crate) type Drive = fn(&Run<'_>) -> Result<String, String>;
 
-/// A figure that a run gives.
+/// A figure of a run.
 pub(crate) struct Figure {
-    /// Of what: `one way, 64 B`.
+    /// Name of the figure: `one way, 64 B`.
     pub(crate) of: &'static str,
     pub(crate) unit: Unit,
     pub(crate) read: Read,
-    /// How the programs over TCP say it, if they do.
+    /// Format of the same figure over TCP, if the programs print one.
     pub(crate) tcp: Option<Read>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) enum Unit {
     Microseconds,
     Milliseconds,
     GigabytesPerSecond,
-    /// Of messages.
+    /// Millions of messages per second.
     MillionsPerSecond,
 }
 
@@ -100,19 +100,19 @@ impl Unit {
     }
 }
 
-/// All rows, in the order of the page.
+/// Returns all rows, in the order of the page.
 pub(crate) fn rows() -> impl Iterator<Item = &'static Row> {
     rows::ROWS.iter()
 }
 
-/// The programs that rows are of.
+/// Returns the names of the programs.
 pub(crate) fn names() -> Vec<&'static str> {
     let mut names: Vec<_> = rows().map(|row| row.program).collect();
     names.dedup();
     names
 }
 
-/// Runs all rows, or those of some programs; each must end well, show what it is to show, and print its figures.
+/// Runs all rows, or those of some programs. Each must succeed, pass its checks, and print its figures.
 pub(crate) fn check(only: &[&str]) -> Result<(), String> {
     peers::install_for_page()?;
     let mut failures = Vec::new();
@@ -135,10 +135,10 @@ pub(crate) fn check(only: &[&str]) -> Result<(), String> {
 }
 
 impl Row {
-    /// Runs it, and returns what its programs said.
+    /// Runs the row, and returns the output of its programs.
     fn run(&self, commands: &Commands, explain: bool) -> Result<String, String> {
         let mut result = self.run_once(commands, explain);
-        // The ports are those of the page. Without a network of its own a run waits for another that has them.
+        // The page has fixed ports. In a shared network, a run may wait until another run releases them.
         let until = Instant::now() + PORT_PATIENCE;
         while result.as_ref().is_err_and(|why| is_taken(why)) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(200));
@@ -185,7 +185,7 @@ impl Figure {
     }
 }
 
-/// One run of a row's commands, in a folder of its own.
+/// A run of a row's commands, in a new folder.
 pub(crate) struct Run<'a> {
     commands: &'a Commands,
     pub(crate) folder: PathBuf,
@@ -209,7 +209,7 @@ impl Run<'_> {
     /// Starts a line of the page as a shell does, in the folder of this run.
     fn start(&self, line: &str) -> Result<Started, String> {
         let mut shell = Command::new("sh");
-        // The process is the program, so that it ends with its handle.
+        // exec replaces the shell, so dropping the handle kills the program.
         shell.args(["-c", &format!("exec {line}")]).current_dir(&self.folder);
         shell.env("PATH", format!("{}:{}", built().display(), std::env::var("PATH").unwrap_or_default()));
         if self.explain {
@@ -218,7 +218,7 @@ impl Run<'_> {
         start(shell)
     }
 
-    /// Both programs end by themselves; what they said is returned, the client's first.
+    /// Runs both programs to their end, and returns their output, the client's first.
     pub(crate) fn to_its_end(&self) -> Result<String, String> {
         if self.commands.server.is_empty() {
             return self.client()?.finish(PATIENCE);
@@ -245,14 +245,14 @@ fn mpi(run: &Run<'_>) -> Result<String, String> {
     run.to_its_end()
 }
 
-/// An empty folder.
+/// Creates an empty folder.
 fn fresh_folder() -> Result<PathBuf, String> {
     let folder = place::own_file("page");
     fs::create_dir_all(&folder).map_err(|error| format!("{} could not be made: {error}", folder.display()))?;
     Ok(folder)
 }
 
-/// The page.
+/// Returns the path of the page.
 fn page() -> PathBuf {
     root().join("docs/programs.md")
 }

@@ -1,8 +1,8 @@
-//! Ports for servers that cannot say which one they took: of TCP, and of `rdma_cm` on Doorbell.
+//! Free ports for servers that cannot choose one by themselves: ports of TCP, and of `rdma_cm` on Doorbell.
 //!
-//! In its own network namespace ([`crate::network::apart`]) a step has no rival. Without root there is no such
-//! namespace, and another process may take a free port before the server does. The server then reports that, and gets
-//! another port.
+//! In a separate network namespace ([`crate::network::apart`]) no other program takes ports. Without root there is no
+//! such namespace, and another process may take a free port before the server does. The server then fails, and is
+//! started again with another port.
 
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -13,14 +13,14 @@ use super::{PATIENCE, Started};
 /// Maximum number of further ports to try.
 const OTHER_PORTS: usize = 8;
 
-/// Time for which another program may have a port that is not configurable. It is longer than another run of a step
+/// Time to wait until another program releases a port that is not configurable. It is longer than another run of a step
 /// needs the port.
 pub(super) const PORT_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Messages of servers whose port another process has. perftest prints the last two, without the reason.
+/// Messages of servers whose port is taken. perftest prints the last two, without the reason.
 const TAKEN: &[&str] = &[
     "Address already in use",
-    "Cannot assign requested address", // as rdma_cm says it of any address
+    "Cannot assign requested address", // of rdma_cm, for each address
     "Couldn't listen to port",
     "rdma_bind_addr failed",
 ];
@@ -44,14 +44,14 @@ pub(super) fn on_free_port<T>(mut attempt: impl FnMut(&str) -> Result<T, String>
 
 /// Returns a TCP port that is currently unused on all addresses.
 fn free_port() -> Result<u16, String> {
-    // IPv4's addresses are among those of such a socket.
+    // A socket of IPv6 covers the addresses of IPv4.
     let listener =
         TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)));
     let address = listener.and_then(|listener| listener.local_addr());
     address.map(|address| address.port()).map_err(|error| format!("no TCP port is free: {error}"))
 }
 
-/// TCP port of loopback on which no process can listen, because a connection has it at one end.
+/// A TCP port of loopback on which no process can listen, because a connection uses it.
 pub(super) struct Deaf {
     client: TcpStream,
     _server: TcpStream,
@@ -76,7 +76,7 @@ impl Deaf {
     }
 }
 
-/// The programs wait for one connection only, so it is the kernel that is asked.
+/// Waits until a server listens. It reads tables of the kernel, since the servers accept only one connection.
 pub(super) fn wait_until_listening(port: &str, server: &mut Started) -> Result<(), String> {
     let port: u16 = port.parse().map_err(|error| format!("{port:?} is no port: {error}"))?;
     let until = Instant::now() + PATIENCE;
@@ -85,27 +85,26 @@ pub(super) fn wait_until_listening(port: &str, server: &mut Started) -> Result<(
             return Ok(());
         }
         if server.has_ended() {
-            break; // the caller that waits for it reports the reason
+            break; // the caller reports the reason from the output
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Err(format!("it does not listen on port {port}: {}", server.said()))
+    Err(format!("the server does not listen on port {port}: {}", server.said()))
 }
 
-/// Returns whether a process, or one that it has started, listens on this port.
+/// Returns whether a process or one of its descendants listens on this port.
 pub(crate) fn is_listening(process: u32, port: u16) -> bool {
     let listening = listeners(port);
     !listening.is_empty() && has_one_of(process, &listening)
 }
 
-/// Returns the sockets that listen on a port, of all processes, in the form in which a process's descriptors name
-/// them.
+/// Returns the sockets of all processes that listen on a port, in the form of links in `/proc/PID/fd`.
 fn listeners(port: u16) -> Vec<String> {
     let own = format!(":{port:04X}");
     let tables = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"].map(fs::read_to_string);
     let of_table = |table: &String| {
         let sockets = table.lines().filter_map(|line| {
-            // Number, own address, the peer's, state (0A is listening), and the inode as the tenth.
+            // Fields: number, own address, address of the peer, state (0A is listening); the tenth is the inode.
             let words: Vec<&str> = line.split_whitespace().collect();
             let (address, state, inode) = (words.get(1)?, words.get(3)?, words.get(9)?);
             (address.ends_with(&own) && *state == "0A").then(|| format!("socket:[{inode}]"))
@@ -113,7 +112,7 @@ fn listeners(port: u16) -> Vec<String> {
         sockets.collect::<Vec<_>>()
     };
     let of_tcp = tables.iter().flatten().flat_map(of_table);
-    // Those of rdma_cm are Unix sockets with a name that has the space, the port and the address.
+    // Listeners of rdma_cm are Unix sockets. Their names have the port space, the port and the address.
     let names = fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
     let of_rdma_cm = names.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -123,7 +122,7 @@ fn listeners(port: u16) -> Vec<String> {
     of_tcp.chain(of_rdma_cm).collect()
 }
 
-/// Returns whether a process, or one that it has started, has one of these sockets.
+/// Returns whether a process or one of its descendants has one of these sockets.
 fn has_one_of(process: u32, sockets: &[String]) -> bool {
     let entries = |of: &str| fs::read_dir(format!("/proc/{process}/{of}")).into_iter().flatten().filter_map(Result::ok);
     let mut names = entries("fd").filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -143,12 +142,12 @@ mod tests {
     use crate::shell::command;
 
     #[test]
-    fn a_port_that_was_taken_meanwhile_is_given_up_for_another() {
+    fn a_taken_port_is_replaced_by_another() {
         let mut taken = Vec::new();
         let found = on_free_port(|port| {
             let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, port.parse().unwrap()));
             if taken.len() < 3 {
-                // Another process is faster.
+                // A listener of another process.
                 taken.push(listen().unwrap());
             }
             listen().map_err(|error| format!("bind: {error}"))
@@ -163,7 +162,7 @@ mod tests {
         assert_eq!((other, tries), (Err("something else is wrong".to_owned()), 1));
     }
 
-    /// One that listens on the port that a server was to have is not the server.
+    /// Checks that a listener of another process on the server's port does not count as the server.
     #[test]
     fn another_program_that_listens_is_not_the_server() {
         let rival = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -176,13 +175,13 @@ mod tests {
         assert!(has_one_of(std::process::id(), &listeners(rival.local_addr().unwrap().port())));
     }
 
-    /// Ports of rdma_cm are names.
+    /// Checks that the name of a Unix socket identifies a listener of rdma_cm.
     #[test]
-    fn a_listener_of_rdma_cm_is_one_by_its_name() {
+    fn names_identify_listeners_of_rdma_cm() {
         use std::os::linux::net::SocketAddrExt as _;
         use std::os::unix::net::{SocketAddr, UnixListener};
 
-        // No program listens for either at port 0, so this one is nobody's.
+        // No other program listens at port 0.
         let before = listeners(0);
         let name = format!("doorbell-cm/listen/tcp/0/{}", std::process::id());
         let _listening = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();

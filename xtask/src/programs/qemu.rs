@@ -1,9 +1,9 @@
-//! QEMU's live migration: a guest that counts moves from one process to another, and not a byte of its memory may
-//! differ, nor a number be left out.
+//! QEMU's live migration: a guest that counts moves from one process to another. Its memory must stay equal, and no
+//! number may be missing.
 //!
 //! The guest is a boot sector. It writes its counter to its debug console, in hexadecimal digits, one line for each
-//! number. It also writes the counter to one of 128 pages from 0x10000 after the other, so that pages change during the
-//! migration. Half of its memory holds random bytes.
+//! number. It also writes the counter to 128 pages from 0x10000 on, in turn, so that pages change during the migration.
+//! Half of its memory holds random bytes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,18 +20,18 @@ use super::page::Run;
 const MEMORY_BYTES: usize = 128 << 20;
 const RANDOM_AT: usize = 0x100_0000;
 const RANDOM_BYTES: usize = 64 << 20;
-/// Longer than a step takes, be the machine busy.
+/// Protection against hanging: longer than a step takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// No limit: how fast the migration is, is to be seen.
+/// Bandwidth limit above the speed of any migration.
 const MOST_BYTES_PER_SECOND: u64 = 100_000_000_000;
 const DISK_BYTES: u64 = 1_474_560;
 
-/// Migrates memory region by region, as it is sent.
+/// Migrates with registration of each memory region before it is sent.
 pub(crate) fn migrate(run: &Run<'_>) -> Result<String, String> {
     migrate_with(run, false)
 }
 
-/// The same, but all memory is registered before.
+/// Migrates with registration of all memory at the start.
 pub(crate) fn migrate_pinned(run: &Run<'_>) -> Result<String, String> {
     migrate_with(run, true)
 }
@@ -76,40 +76,40 @@ fn migrate_between(run: &Run<'_>, pin: bool) -> Result<String, String> {
         return Err(format!("the migration did not succeed: {migrated}"));
     }
 
-    // Both stand still now.
+    // Both guests are stopped now.
     destination.wait_for("query-status", |answer| answer["status"] == "paused")?;
     for (monitor, name) in [(&mut source, "source.memory"), (&mut destination, "destination.memory")] {
         monitor.ask("pmemsave", json!({ "val": 0, "size": MEMORY_BYTES, "filename": name }))?;
     }
     let read = |name: &str| fs::read(file(name)).map_err(|error| format!("{name}: {error}"));
     let (was, is) = (read("source.memory")?, read("destination.memory")?);
-    // All at once first: byte by byte takes seconds.
+    // The comparison byte by byte takes seconds, so it runs only after a difference.
     if was != is {
         let at = was.iter().zip(&is).position(|(was, is)| was != is).unwrap_or_default();
         return Err(format!("the guest's memory differs from {at:#x} on"));
     }
     let random = read("random.bin")?;
     if was.len() != MEMORY_BYTES || is.get(RANDOM_AT..RANDOM_AT + RANDOM_BYTES) != Some(&random[..]) {
-        return Err("the guest's memory does not hold what it was given".to_owned());
+        return Err("the guest's memory does not hold its random bytes".to_owned());
     }
 
     destination.ask("cont", json!({}))?;
     wait_for_numbers(&file("destination.txt"))?;
     let text = |name: &str| fs::read_to_string(file(name)).map_err(|error| format!("{name}: {error}"));
-    // A line may have been begun by one and ended by the other.
+    // The source may begin a line that the destination ends.
     let counted = text("source.txt")? + &text("destination.txt")?;
     let complete = counted.rfind('\n').map_or("", |end| &counted[..end]);
     for (expected, line) in (1_u32..).zip(complete.lines()) {
         if u32::from_str_radix(line, 16) != Ok(expected) {
-            return Err(format!("the guest counted {line:?} where {expected:08x} was to come"));
+            return Err(format!("the guest counted {line:?}, expected {expected:08x}"));
         }
     }
-    let number = |name: &str| migrated[name].as_f64().ok_or_else(|| format!("QEMU tells no {name}: {migrated}"));
-    let megabits = migrated["ram"]["mbps"].as_f64().ok_or_else(|| format!("QEMU tells no throughput: {migrated}"))?;
+    let number = |name: &str| migrated[name].as_f64().ok_or_else(|| format!("QEMU reports no {name}: {migrated}"));
+    let megabits = migrated["ram"]["mbps"].as_f64().ok_or_else(|| format!("QEMU reports no throughput: {migrated}"))?;
     Ok(format!("total-time {} ms\ndowntime {} ms\nmbps {megabits}\n", number("total-time")?, number("downtime")?))
 }
 
-/// Waits until the guest has counted to three, at least.
+/// Waits until the guest has counted to at least three.
 fn wait_for_numbers(path: &Path) -> Result<(), String> {
     let until = Instant::now() + PATIENCE;
     while fs::read_to_string(path).unwrap_or_default().lines().count() < 4 {
@@ -160,11 +160,11 @@ impl Monitor {
             if let Some(error) = answer.get("error") {
                 return Err(format!("{what}: {error}"));
             }
-            // Anything else is an event.
+            // Any other line is an event.
         }
     }
 
-    /// Asks until the answer is as it is to be.
+    /// Repeats a query until `is_meant` accepts the answer.
     fn wait_for(&mut self, what: &str, is_meant: impl Fn(&Value) -> bool) -> Result<Value, String> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -180,7 +180,7 @@ impl Monitor {
     }
 }
 
-/// The guest, in the 16-bit code that the firmware starts at 0x7c00.
+/// Returns the guest: 16-bit code that the firmware starts at 0x7c00.
 fn boot_sector() -> Vec<u8> {
     let mut code = vec![
         0x31, 0xc0, // xor ax, ax
@@ -226,7 +226,7 @@ fn boot_sector() -> Vec<u8> {
     code.extend([
         0xb0, b'\n', // mov al, '\n'
         0xe6, 0xe9, // out 0xe9, al
-        // A number every millisecond or so.
+        // Delay of about a millisecond.
         0x66, 0xb9, 0x00, 0x00, 0x01, 0x00, // mov ecx, 0x10000
         0x67, 0xe2, 0xfd, // loop here, with ecx
         0xeb, // jmp next_number
@@ -237,7 +237,7 @@ fn boot_sector() -> Vec<u8> {
     code
 }
 
-/// The distance of a short jump whose last byte is at `from`.
+/// Returns the distance of a short jump to `place`, whose last byte is at `from`.
 fn back_to(place: usize, from: usize) -> u8 {
     (place as i64 - from as i64 - 1) as u8
 }
@@ -251,7 +251,7 @@ mod tests {
         let sector = boot_sector();
         assert_eq!(sector.len(), 512);
         assert_eq!(sector[510..], [0x55, 0xaa]);
-        // Both jumps go back to where they are to.
+        // A jump of two bytes to itself.
         assert_eq!(back_to(0, 1), 0xfe);
     }
 }

@@ -8,7 +8,7 @@ use crate::shell::output_of;
 use crate::test::StepEnd;
 use crate::two_machines::{Family, TwoMachines};
 
-/// perftest, with queue pairs of ids.
+/// Command lines of perftest that connects through librdmacm.
 const PERFTEST: &[&str] = &[
     "ib_send_bw -R -n 500",
     "ib_send_bw -R -n 500 -b",
@@ -26,7 +26,7 @@ const PERFTEST: &[&str] = &[
     "ib_atomic_lat -R -n 200 -A CMP_AND_SWAP",
 ];
 
-/// A server and a client; each is given the port in addition, where it takes one.
+/// Command lines of servers and clients. The port is added, except for udaddy.
 const EXAMPLES: &[(&str, &str)] = &[
     ("rping -s -v -C 100", "rping -c -a 127.0.0.1 -v -C 100"),
     ("rping -s -a 127.0.0.1 -V -C 100 -S 5000", "rping -c -a 127.0.0.1 -V -C 100 -S 5000"),
@@ -40,16 +40,16 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("rdma_server", "rdma_client -s 127.0.0.1"),
 ];
 
-/// Arguments of two members of a group, and additional arguments of the second, which sends. The address of the group
-/// follows them.
+/// Command lines of both members of a multicast group, and additional arguments of the sender. The group's address is
+/// added.
 const MEMBERS: &[(&str, &str)] = &[
     ("mckey -C 20", ""),
     ("mckey -C 50 -S 1000 -c 3", ""),
-    // IPoIB's port space; and a sender that is no member.
+    // The port space of IPoIB, and a sender that joins as send-only member.
     ("mckey -C 20 -p 0x2", "-o"),
 ];
 
-/// udaddy takes no other: its option `-p` is the port space.
+/// Fixed port of udaddy, whose option `-p` is the port space.
 const UDADDY_PORT: &str = "7174";
 
 fn program(line: &str, port: &str) -> Result<Started, String> {
@@ -73,8 +73,7 @@ fn example(server_line: &str, client_line: &str, port: &str) -> Result<(), Strin
     client.and(server).map(drop).map_err(|why| format!("{client_line}: {why}"))
 }
 
-/// Returns lines of udaddy, or false if another program has its port and keeps it. In a network namespace no other
-/// program has it.
+/// Runs udaddy. Returns false if another program keeps its port, which does not happen in a separate network namespace.
 fn udaddy(server: &str, client: &str) -> Result<bool, String> {
     let until = Instant::now() + PORT_PATIENCE;
     loop {
@@ -97,7 +96,7 @@ fn refused() -> Result<(), String> {
     expect(&program("rping -c -a 127.0.0.1", &port.to_string())?.ended()?, "RDMA_CM_EVENT_REJECTED, error 8")
 }
 
-/// Checks that a killed peer ends the connection of the remaining process, and that the port is free again.
+/// Checks that the death of a process ends the connection of its peer, and that the port is free again.
 fn killed(port: &str) -> Result<(), String> {
     let (server_line, client_line) = ("rping -s -v", "rping -c -a 127.0.0.1 -v");
     for kill_server in [true, false] {
@@ -121,7 +120,7 @@ fn killed(port: &str) -> Result<(), String> {
 fn multicast() -> Result<(), String> {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     for (number, (line, sender)) in (0_u8..).zip(MEMBERS) {
-        // One that no other test on this machine has.
+        // The process id makes the group unique on this machine.
         let group = format!("239.{}.{b}.{c}", a ^ (number << 6));
         let member = |more: &str| {
             let line = format!("stdbuf -oL {line} -m {group} -b 127.0.0.1 {more}");
@@ -136,7 +135,7 @@ fn multicast() -> Result<(), String> {
     Ok(())
 }
 
-/// A hundred connections at once. cmtime's server waits for the next client until it is stopped.
+/// Runs cmtime, which opens a hundred connections. Its server waits for the next client until it is killed.
 fn timed(port: &str) -> Result<(), String> {
     let server = server("cmtime", port)?;
     let said = program("cmtime -s 127.0.0.1", port)?.finish(PATIENCE).map_err(|why| format!("cmtime: {why}"))?;
@@ -144,7 +143,7 @@ fn timed(port: &str) -> Result<(), String> {
     expect(&said, "disconnect")
 }
 
-/// Programs on one of two machines, whose ports no other program has.
+/// One of two machines. No other program uses ports on it.
 struct Machine<'a> {
     machines: &'a TwoMachines,
     number: usize,
@@ -156,7 +155,7 @@ impl<'a> Machine<'a> {
         [0, 1].map(|number| Self { machines, number, address: family.address(number) })
     }
 
-    /// A program, with an RNIC at this address.
+    /// Starts a program with an RNIC at this address.
     fn program(&self, bind: &str, line: &str) -> Result<Started, String> {
         let words: Vec<&str> = line.split(' ').collect();
         let options = ["run", "--explain", "--bind", bind, "--"];
@@ -164,7 +163,7 @@ impl<'a> Machine<'a> {
         start(self.machines.command(self.number, &doorbell, &[&options[..], &words].concat()))
     }
 
-    /// Waits until some socket listens, as a table of the kernel has it.
+    /// Waits until a table of the kernel lists a listening socket.
     fn wait_for(&self, table: &str, socket: &str, by: &mut Started) -> Result<(), String> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -180,7 +179,8 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Connects two machines by TCP. If another program of the server has that port, connects programs of one machine.
+/// Checks connections between two machines over TCP. Also checks that a server whose TCP port is taken serves clients
+/// of its own machine.
 fn between_machines() -> Result<(), String> {
     const PORT: u16 = 7471;
     let machines = TwoMachines::new(1500)?;
@@ -212,7 +212,7 @@ fn between_machines() -> Result<(), String> {
     Ok(())
 }
 
-/// Runs them all.
+/// Runs all programs of this module.
 pub(crate) fn all() -> StepEnd {
     match everything() {
         Ok(0) => StepEnd::Passed,
@@ -224,7 +224,7 @@ pub(crate) fn all() -> StepEnd {
     }
 }
 
-/// Returns how many lines had to be left out.
+/// Runs all programs, and returns the number of skipped lines of udaddy.
 fn everything() -> Result<usize, String> {
     let mut left_out = 0;
     for (server, client) in EXAMPLES {
@@ -243,6 +243,6 @@ fn everything() -> Result<usize, String> {
         None => between_machines()?,
     }
     let examples = EXAMPLES.len() + MEMBERS.len() + 1 - left_out;
-    eprintln!("{examples} examples of librdmacm, a refused connection, and killed ones");
+    eprintln!("{examples} examples of librdmacm, a rejected connection, and killed peers");
     pairs_of(PERFTEST).map(|()| left_out)
 }

@@ -9,13 +9,12 @@
 /// Output of the thread for events.
 const LAST_WORDS: &str = "rdma_get_cm_event: Bad file descriptor";
 
-/// Output of rping when it ends well; the server waits for a message that does not come.
+/// Output of rping after a successful connection. The server reports that it waited for a message that did not come.
 const GOOD_WORDS: [&str; 3] =
     ["server DISCONNECT EVENT...", "client DISCONNECT EVENT...", "wait for RDMA_READ_ADV state 10"];
 
-/// Returns whether a program is an rping whose connection ended well, and whose thread for events asked too late. Any
-/// other error of rping is a failure.
-pub(super) fn lost_its_race(code: Option<i32>, said: &str) -> bool {
+/// Returns whether rping succeeded except for the late call of its event thread. Any other error of rping is a failure.
+pub(super) fn failed_by_late_event_call(code: Option<i32>, said: &str) -> bool {
     let mut lines = said.lines().filter(|line| !line.starts_with("doorbell: ") && !line.contains("ping data: "));
     code == Some(255)
         && said.contains("DISCONNECT EVENT...")
@@ -31,8 +30,8 @@ mod tests {
     fn only_the_race_at_the_end_is_excused() {
         let server = "server DISCONNECT EVENT...\nwait for RDMA_READ_ADV state 10\n";
         let late = format!("{server}{LAST_WORDS}\n");
-        assert!(lost_its_race(Some(255), &late));
-        assert!(lost_its_race(
+        assert!(failed_by_late_event_call(Some(255), &late));
+        assert!(failed_by_late_event_call(
             Some(255),
             &format!("ping data: rdma-ping-0\nclient DISCONNECT EVENT...\n{LAST_WORDS}\n")
         ));
@@ -44,7 +43,7 @@ mod tests {
             (Some(255), format!("data mismatch!\n{late}")),
             (Some(255), format!("cq completion failed status 12\n{late}")),
         ] {
-            assert!(!lost_its_race(code, &said), "{code:?}: {said}");
+            assert!(!failed_by_late_event_call(code, &said), "{code:?}: {said}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! UCX on the software RNIC: its own benchmark, programs of ours that check each byte, and Open MPI over it.
+//! UCX on the software RNIC: `ucx_perftest`, programs of this repository that check each byte, and Open MPI over UCX.
 
 use std::fs;
 use std::process::Command;
@@ -17,8 +17,8 @@ const TRANSPORTS: &[(&str, &[&str])] = &[
     ("rc_v,ud_v", &["rc_verbs/doorbell0:1"]),
 ];
 
-/// Tests of `ucx_perftest`, which checks no data. Those of `ucp` are UCX's messages and memory accesses, carried by
-/// whatever `UCX_TLS` allows.
+/// Tests of `ucx_perftest`, which checks no data. They use messages and memory accesses of UCP over the transports in
+/// `UCX_TLS`.
 const TESTS: &[&str] = &[
     "-t tag_lat -s 8 -n 500",
     "-t tag_lat -s 1048576 -n 20",
@@ -51,7 +51,7 @@ const TESTS: &[&str] = &[
     "-t ucp_cswap -s 8 -n 200",
 ];
 
-/// The same over one transport by itself: here atomics are the RNIC's own, where UCX offers them.
+/// Tests of UCT, directly over one transport. Atomics are those of the RNIC, if UCX offers them.
 const TESTS_OF_RC: &[&str] = &[
     "-d doorbell0:1 -x rc_verbs -t am_lat -s 8 -n 500",
     "-d doorbell0:1 -x rc_verbs -t am_bw -D zcopy -s 8000 -n 500",
@@ -70,14 +70,14 @@ const TESTS_OF_UD: &[&str] = &[
     "-d doorbell0:1 -x ud_verbs -t am_bw -D zcopy -s 2000 -n 500",
 ];
 
-/// Those that several threads run at once take a pair of processes each.
+/// Tests with several threads. Each needs a separate pair of processes.
 const TESTS_OF_THREADS: &[&str] = &[
     "-T 4 -M multi -t tag_lat -s 64 -n 200",
     "-T 4 -M multi -t tag_bw -s 65536 -n 100",
     "-T 4 -M multi -t ucp_put_bw -s 4096 -n 200",
 ];
 
-/// Timeouts of seconds, where UCX's own are half a minute and more: what is tested is how connections end.
+/// Timeouts below the defaults of UCX, which are half a minute and more. They shorten the test of broken connections.
 const SHORT_TIMEOUTS: &[(&str, &str)] = &[
     ("UCX_KEEPALIVE_INTERVAL", "500ms"),
     ("UCX_RC_VERBS_TIMEOUT", "50ms"),
@@ -85,10 +85,10 @@ const SHORT_TIMEOUTS: &[(&str, &str)] = &[
     ("UCX_UD_VERBS_TIMEOUT", "2s"),
 ];
 
-/// Transports of UCX's own: TCP, and memory that processes share.
+/// Transports without verbs: TCP and shared memory.
 pub(super) const OWN_TRANSPORTS: [&str; 2] = ["tcp", "posix"];
 
-/// `ucx_perftest` over a transport: one of [its own](OWN_TRANSPORTS), or those over verbs.
+/// Returns the command of `ucx_perftest` over one of [`OWN_TRANSPORTS`], or over verbs on the software RNIC.
 pub(super) fn perftest(transports: &str, words: &[&str]) -> Command {
     if OWN_TRANSPORTS.contains(&transports) {
         let mut plain = command("ucx_perftest", words);
@@ -101,14 +101,14 @@ pub(super) fn perftest(transports: &str, words: &[&str]) -> Command {
     on_verbs(transports, &[&["ucx_perftest"], words].concat())
 }
 
-/// A program on the software RNIC, with UCX held to these transports.
+/// Returns the command of a program on the software RNIC, with only these transports of UCX.
 fn on_verbs(transports: &str, program: &[&str]) -> Command {
     let mut own = on_doorbell(&[], program);
     own.envs([("UCX_TLS", transports), ("UCX_LOG_LEVEL", "error")]);
     own
 }
 
-/// Runs a pair of `ucx_perftest`, and returns what the client printed.
+/// Runs a pair of `ucx_perftest`, and returns the output of the client.
 fn pair(transports: &str, words: &[&str]) -> Result<String, String> {
     on_free_port(|port| {
         let words = [&["-w", "10", "-f", "-p", port], words].concat();
@@ -128,7 +128,7 @@ fn both(client: Started, server: Started) -> Result<String, String> {
     }
 }
 
-/// Several tests in one pair of processes; each prints a line of figures.
+/// Runs several tests in one pair of processes, and checks that each prints a line of figures.
 fn tests(transports: &str, tests: &[&str]) -> Result<(), String> {
     let path = place::own_file("ucx.txt");
     let lines: String = tests.iter().enumerate().map(|(number, test)| format!("test{number} {test}\n")).collect();
@@ -143,7 +143,7 @@ fn tests(transports: &str, tests: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// The device has the transports that UCX has for verbs of any vendor.
+/// Checks that UCX finds its transports for verbs of any vendor on the device.
 fn device() -> Result<(), String> {
     let said = output_of(on_verbs("all", &["ucx_info", "-d"]))?;
     for words in ["Memory domain: doorbell0", "Transport: rc_verbs", "Transport: ud_verbs", "Device: doorbell0:1"] {
@@ -154,7 +154,7 @@ fn device() -> Result<(), String> {
     Ok(())
 }
 
-/// Our own programs: every byte is compared, and connections end in all ways.
+/// Runs programs of this repository, which compare every byte and end connections in several ways.
 fn own_programs() -> Result<(), String> {
     let libraries = ["-lucp", "-lucs", "-lpthread"];
     let (data, ends) = (compile("cc", "ucx", &libraries)?, compile("cc", "ucx_ends", &libraries)?);
@@ -179,7 +179,7 @@ enum Starts {
     Program,
 }
 
-/// Transports, ranks, and who starts whom.
+/// Transports, number of ranks, and start of the processes.
 const MPI: &[(&str, &str, Starts)] = &[
     ("rc_v", "2", Starts::Mpirun),
     ("rc_v", "4", Starts::Program),
@@ -189,7 +189,7 @@ const MPI: &[(&str, &str, Starts)] = &[
     ("rc_v,ud_v", "4", Starts::Program),
 ];
 
-/// An MPI program of ours that checks its data.
+/// Runs an MPI program of this repository that checks its data.
 fn mpi() -> Result<(), String> {
     const OVER_UCX: &str =
         "--allow-run-as-root --oversubscribe --mca pml ucx --mca osc ucx --mca btl ^openib,vader,uct";
@@ -216,18 +216,18 @@ fn mpi() -> Result<(), String> {
     Ok(())
 }
 
-/// Between two machines without shared memory UCX chooses the RNIC, though TCP is there too. As it takes processes for
-/// those of one machine that share namespaces of IPC and processes, each gets its own, as containers have them.
+/// Checks that UCX between two machines prefers the RNIC to TCP. UCX treats processes with common namespaces of IPC and
+/// process ids as processes of one machine. So each process gets its own namespaces, as in containers.
 fn two_machines() -> Result<(), String> {
     if TwoMachines::are_impossible().is_some() {
-        eprintln!("UCX between two machines is left out: that takes root, ip and ethtool");
+        eprintln!("UCX between two machines is left out: it needs root, ip and ethtool");
         return Ok(());
     }
     let machines = TwoMachines::new(9000)?;
     for family in Family::BOTH {
         let addresses = [0, 1].map(|machine| family.address(machine));
         let perftest = |machine: usize, words: &[&str]| {
-            // It says that it waits only once its buffer is full, unless it writes line by line.
+            // Without line buffering, the message "Waiting for connection" would stay in the buffer.
             let perftest = [&["stdbuf", "-oL", "ucx_perftest"], words].concat();
             let own = on_doorbell(&["--bind", &addresses[machine]], &perftest);
             let apart = ["--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"];
@@ -248,7 +248,7 @@ fn two_machines() -> Result<(), String> {
     Ok(())
 }
 
-/// Runs all of it.
+/// Runs all tests of UCX.
 pub(crate) fn all() -> Result<(), String> {
     device()?;
     own_programs()?;

@@ -9,12 +9,12 @@ use super::worker::{COUNTS, Sample, TABLES};
 
 /// Minimum duration of runs that are judged by the share of their memory growth.
 const LONG_MINUTES: f64 = 10.0;
-/// Maximum growth of a long run.
+/// Maximum growth of memory in a long run, in percent.
 const MOST_PERCENT: f64 = 1.0;
-/// Maximum growth of a shorter run, whose allocators and code pages are still filling.
+/// Maximum growth of memory in a shorter run, in KiB. Its allocators and code pages still fill up.
 const MOST_KIB: f64 = 2048.0;
 
-/// Title of a panel, and its number in a sample.
+/// Title of a panel, and the function that returns its value of a sample.
 type Quantity = (&'static str, fn(&Sample) -> u64);
 
 /// A lasting process: its samples, and its state without visitors after the warm-up and at the end.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Maximum of drawn points of a line: about one for each pixel.
+/// Maximum number of points of a line: about one for each pixel.
 const POINTS_MAX: usize = 600;
 
 /// Points of one process.

@@ -30,7 +30,7 @@ struct Printed {
 }
 
 impl Printed {
-    /// Takes pairs of names and numbers.
+    /// Parses a line of pairs of names and numbers.
     fn take(&mut self, line: &str) {
         let words: Vec<&str> = line.split_whitespace().collect();
         for pair in words.chunks_exact(2) {
@@ -104,7 +104,7 @@ impl Worker {
         loop {
             match self.value(name) {
                 0 if self.ended().is_some() || Instant::now() > until => {
-                    return Err(format!("it prints no {name}: {}", self.report()));
+                    return Err(format!("the process prints no {name}: {}", self.report()));
                 }
                 0 => std::thread::sleep(Duration::from_millis(20)),
                 value => return Ok(value),
@@ -139,25 +139,25 @@ impl Worker {
         let _ = kill(pid, Signal::SIGCONT);
     }
 
-    /// Closes its standard input. A lasting process then ends.
+    /// Closes the standard input of the process. A lasting process then ends.
     pub(super) fn ask_to_end(&self) {
         locked(&self.input).take();
     }
 
-    /// Waits for the end, and for the last line.
+    /// Waits for the end of the process, and for its last line.
     pub(super) fn wait(&self, patience: Duration) -> Result<ExitStatus, String> {
         let until = Instant::now() + patience;
         while Instant::now() < until {
             if let Some(status) = self.ended() {
                 if let Some(reader) = locked(&self.reader).take() {
-                    // It only reads, and ends with the process.
+                    // The reader ends with the process.
                     let _ = reader.join();
                 }
                 return Ok(status);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Err(format!("it does not end within {} s: {}", patience.as_secs(), self.report()))
+        Err(format!("the process does not end within {} s: {}", patience.as_secs(), self.report()))
     }
 
     /// Returns the name, the end and the errors of the process.
@@ -171,7 +171,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         let mut child = locked(&self.child);
-        // It may have ended already.
+        // The process may have ended already.
         let _ = child.kill();
         let _ = child.wait();
         let _ = fs::remove_file(&self.log);
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_pairs_of_names_and_numbers_and_the_newest_value_counts() {
+    fn the_newest_value_of_a_name_counts() {
         let mut printed = Printed::default();
         printed.take("port 17");
         printed.take("verified 5 errors 0 qps");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_sampled_while_it_runs_and_ends_when_its_input_does() {
+    fn a_worker_is_sampled_until_its_input_ends() {
         let worker = Worker::start("cat".to_owned(), crate::shell::command("cat", &[])).unwrap();
         let sample = worker.sample(0.0).unwrap();
         assert_eq!(sample.threads, 1);

@@ -1,4 +1,4 @@
-//! Frames that another program captured on the cable.
+//! Checks of frames that another program captured on the cable.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -12,34 +12,34 @@ use serde_json::Value;
 
 use super::record::{self, Expected};
 
-/// The most packets of a segmented send.
+/// Maximum number of packets of a segmented send.
 const MOST_SEGMENTS: usize = 64;
 
-/// One RoCE packet.
+/// A RoCE packet.
 pub(super) struct Packet {
     pub(super) source: IpAddr,
     pub(super) opcode: Opcode,
     pub(super) psn: Psn,
     pub(super) destination: Qpn,
-    /// Bytes of its frame, or of the one that it gets once its run is cut up.
+    /// Bytes of its frame. For a packet of an unsegmented run, bytes of the frame that it gets after segmentation.
     frame_bytes: u64,
-    /// A packet of a SEND that brings more than credits.
+    /// Whether it is a SEND with a payload. A SEND without one only carries credits.
     is_data: bool,
 }
 
 /// Contents of a capture.
 #[derive(Default)]
 pub(super) struct Seen {
-    /// In the order in which they passed.
+    /// Packets in the order of the capture.
     pub(super) packets: Vec<Packet>,
-    /// Segmented sends that the kernel had cut up into frames with identifications 0, 1, 2, ...:
-    /// how many, and the packets of the longest. IPv6 has no identifications, so there are none.
+    /// Segmented sends that the kernel split into frames with identifications 0, 1, 2, ... IPv6 has no identifications,
+    /// so its capture has no such runs.
     pub(super) cut: Runs,
-    /// Segmented sends that the interface would have cut up, likewise.
+    /// Segmented sends that are not split yet, since the interface would do it.
     pub(super) uncut: Runs,
 }
 
-/// Rows of packets.
+/// Number of runs of packets, and length of the longest one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Runs {
     pub(super) count: usize,
@@ -55,8 +55,8 @@ impl Runs {
     }
 }
 
-/// Reads a capture and checks every packet: source and destination have RoCE's port, and DF is set. The ICRC must fit
-/// the IP header around it, including the identification that the kernel wrote there.
+/// Reads a capture and checks every packet. Both ports must be RoCE's, and DF must be set. The ICRC must match the IP
+/// header, including the identification that the kernel wrote.
 pub(super) fn read(path: &Path, interface_mtu: u64) -> Result<Seen, String> {
     let file = std::fs::read(path).map_err(|error| error.to_string())?;
     let mut seen = Seen::default();
@@ -102,12 +102,12 @@ pub(super) fn read(path: &Path, interface_mtu: u64) -> Result<Seen, String> {
     Ok(seen)
 }
 
-/// The frames of a file as `dumpcap -P` writes it.
+/// Returns the frames of a file in the format of `dumpcap -P`.
 fn frames(file: &[u8]) -> Result<Vec<&[u8]>, String> {
     const HEADER_BYTES: usize = 24;
     const RECORD_HEADER_BYTES: usize = 16;
     let word = |bytes: &[u8], at: usize| -> Option<u32> { Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?)) };
-    // In this machine's byte order, times in microseconds.
+    // Magic number of a file in the byte order of this machine, with times in microseconds.
     if word(file, 0) != Some(0xa1b2_c3d4) {
         return Err("this is no capture file".to_owned());
     }
@@ -125,9 +125,9 @@ fn frames(file: &[u8]) -> Result<Vec<&[u8]>, String> {
     Ok(frames)
 }
 
-/// Returns the packets of a frame: one, or those of a segmented send that is not yet cut up. The frame does not state
-/// the length of these packets, but their ICRCs determine it. At one length each ICRC is right, with the
-/// identification that the packet gets when it is cut off.
+/// Returns the packets of a frame: one packet, or those of a segmented send that is not split yet. The frame does not
+/// state the length of the packets. The length is right if all ICRCs match, each with the identification that the
+/// packet gets when the send is split.
 fn segments<'a>(frame: &Frame<'a>) -> Result<Vec<&'a [u8]>, String> {
     let (outer, around) = (frame.outer, frame.encapsulation);
     if (around.src_port, around.dst_port) != (ROCE_UDP_PORT, ROCE_UDP_PORT) {
@@ -144,7 +144,7 @@ fn segments<'a>(frame: &Frame<'a>) -> Result<Vec<&'a [u8]>, String> {
                 && u32::from_le_bytes(*icrc) == flow.icrc(first.wrapping_add(index as u16), true, covered)
         })
     };
-    // Every packet here is of the default partition, which saves most of the work.
+    // Every packet has the default partition key. This check avoids most computations of an ICRC.
     let may_end = |at: usize| frame.payload.get(at + 2..at + 4).is_none_or(|p_key| p_key == [0xff, 0xff]);
     let whole = frame.payload.len();
     let least = whole.div_ceil(MOST_SEGMENTS).next_multiple_of(4).max(BTH_LEN + ICRC_LEN);
@@ -156,20 +156,19 @@ fn segments<'a>(frame: &Frame<'a>) -> Result<Vec<&'a [u8]>, String> {
         }
     }
     Err(format!(
-        "the ICRC of {} B from {} with identification {first} is wrong, however they are cut up",
+        "the ICRC of {} B from {} with identification {first} is wrong for each length of packets",
         frame.payload.len(),
         outer.src
     ))
 }
 
-/// Frames of one sender with identifications that count up from 0: the packets of one segmented
-/// send, cut up.
+/// Consecutive frames of one sender with identifications from 0 on: the packets of one split send.
 #[derive(Default)]
 struct Row {
     packets: usize,
-    /// Bytes of its first packet.
+    /// Bytes of the first packet.
     bytes: usize,
-    /// A packet was shorter, so it was the last.
+    /// Whether a shorter packet was seen, which must be the last one.
     ended: bool,
 }
 
@@ -183,8 +182,8 @@ impl Row {
         let (expected, first) = (self.packets, self.bytes);
         if usize::from(identification) != expected || bytes > first || self.ended || expected >= MOST_SEGMENTS {
             return Err(format!(
-                "identification {identification} and {bytes} B of payload, behind {expected} packets of {first} B that \
-                 began with 0"
+                "identification {identification} and {bytes} B of payload after {expected} packets of {first} B, \
+                 whose identifications start at 0"
             ));
         }
         self.packets += 1;
@@ -193,8 +192,8 @@ impl Row {
     }
 }
 
-/// Checks that as many packets passed the cable as both ends counted, and that the packets and bytes of data match the
-/// messages.
+/// Checks that the number of captured packets matches the counters of both ends, and that the packets and bytes of data
+/// match the messages.
 pub(super) fn compare(seen: &Seen, expected: &Expected, record: &Value) -> Result<(), String> {
     for (machine, side, messages) in [(0, "client", expected.client), (1, "server", expected.server)] {
         let address = expected.family.address(machine);
@@ -208,7 +207,7 @@ pub(super) fn compare(seen: &Seen, expected: &Expected, record: &Value) -> Resul
             let packets = packets.len();
             return Err(format!("{packets} data packets of {bytes} B from {address}, expected are {cost:?}"));
         }
-        // The end of a connection may send packets after the endpoint has counted.
+        // The endpoint may send packets of the disconnect after it has read its counters.
         let (passed, counted) = (own().count() as u64, record::sum(record, side, "tx_vport_rdma_unicast_packets")?);
         let most = counted + record::LAST_PACKETS * expected.sizes.len() as u64;
         if !(counted..=most).contains(&passed) {
@@ -224,7 +223,7 @@ mod tests {
 
     use super::*;
 
-    /// A frame of packets of these lengths, the first of which gets this identification.
+    /// Returns a frame of packets of these lengths. The first packet has this identification.
     fn frame(lengths: &[usize], first: u16) -> Vec<u8> {
         let (src, dst) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
         let flow = Flow::new(src, dst, ROCE_UDP_PORT, ROCE_UDP_PORT);
@@ -255,7 +254,7 @@ mod tests {
             *bytes.last_mut().unwrap() ^= 1;
             assert!(segments(&parse_frame(&bytes).unwrap()).is_err(), "{lengths:?}");
         }
-        // Sealed for another identification than it has.
+        // The ICRC covers another identification than the header has.
         let mut bytes = frame(&[36], 1);
         assert!(segments(&parse_frame(&bytes).unwrap()).is_ok());
         bytes[ETHERNET_LEN + 5] = 2;

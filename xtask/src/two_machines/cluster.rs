@@ -1,4 +1,4 @@
-//! `doorbell study` on many machines: network namespaces behind a bridge.
+//! `doorbell study` on many machines: network namespaces whose interfaces a bridge connects.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,8 +13,9 @@ use crate::programs::doorbell;
 use crate::shell::{Running, output_of, succeeds};
 use crate::test::StepEnd;
 
-/// Runs four machines of which one loses packets, memory that clients share on them, and eight machines. Checks that
-/// all experiments have all their points, that each machine has its part, and that packets are as predicted.
+/// Runs studies on four machines of which one loses packets, studies of far memory on them, and a study on eight
+/// machines. Checks that all points are complete, that all machines take part, and that the numbers of packets are as
+/// predicted.
 pub(crate) fn cluster() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;
@@ -28,13 +29,16 @@ fn study_everywhere() -> Result<(), String> {
     let records = small.study("four", &["hosts", "direct-read/one-to-n"])?;
     let resent = check(&records, 1024, 4)?;
     if resent == 0 {
-        return Err(format!("one in {ONE_LOST_IN} packets is lost on the way to a machine, and none was sent again"));
+        return Err(format!("one in {ONE_LOST_IN} packets to a machine is dropped, but no packet was retransmitted"));
     }
-    eprintln!("four machines, MTU 1500, one of them with loss: {} points, {resent} packets sent again", records.len());
+    eprintln!(
+        "four machines, MTU 1500, one of them with loss: {} points, {resent} retransmitted packets",
+        records.len()
+    );
     let records = small.study("far", &["far-memory/contention"])?;
     check(&records, 1024, 4)?;
     check_parties(&records)?;
-    eprintln!("four machines: {} points of far memory, each party on a machine of its own", records.len());
+    eprintln!("four machines: {} points of far memory, each party on a separate machine", records.len());
     drop(small);
     let large = Cluster::new(8, 9000)?;
     let records = large.study("eight", &["direct-write/n-to-1"])?;
@@ -43,7 +47,7 @@ fn study_everywhere() -> Result<(), String> {
     Ok(())
 }
 
-/// Namespaces whose interfaces are the ports of one bridge, which is in a namespace behind them.
+/// Namespaces whose interfaces are ports of one bridge. The bridge has a separate namespace, the last one.
 pub(super) struct Cluster {
     namespaces: Namespaces,
     machines: usize,
@@ -73,12 +77,12 @@ impl Cluster {
         self.machines
     }
 
-    /// A command on one of the machines, as [`Namespaces::command`].
+    /// Returns a command on one of the machines, as [`Namespaces::command`].
     pub(super) fn command(&self, machine: usize, program: &str, arguments: &[&str]) -> Command {
         self.namespaces.command(machine, program, arguments)
     }
 
-    /// From now on one machine loses some of the packets of RoCE that come to it.
+    /// Makes the network drop some of the RoCE packets to one machine.
     pub(super) fn lose_packets(&self, machine: usize) -> Result<(), String> {
         let percent = format!("{}%", 100 / ONE_LOST_IN);
         let port = format!("port{machine}");
@@ -93,12 +97,12 @@ impl Cluster {
         output_of(self.namespaces.command(machine, "nft", &[&rule])).map(drop)
     }
 
-    /// A quick study of these experiments by the first machine with all others: its records.
+    /// Runs a quick study of these experiments by the first machine with all others, and returns its records.
     fn study(&self, name: &str, experiments: &[&str]) -> Result<Vec<(PathBuf, Value)>, String> {
         self.study_into(&place::own().join(format!("study-{name}")), experiments, PATIENCE)
     }
 
-    /// The same, with its records in this directory. Without names it makes what a study makes without.
+    /// Runs a study as [`Self::study`], with records in this directory. Without names, runs all default experiments.
     pub(super) fn study_into(
         &self,
         directory: &Path,
@@ -128,7 +132,7 @@ impl Cluster {
     }
 }
 
-/// The address of a machine: of a range for documentation (RFC 5737).
+/// Returns the address of a machine, from a range for documentation (RFC 5737).
 pub(super) fn address(machine: usize) -> String {
     format!("192.0.2.{}", machine + 1)
 }
@@ -190,7 +194,7 @@ pub(super) fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> 
     }
 }
 
-/// Each party of a store is on a machine of its own, and operations were done.
+/// Checks that each party of a store is on a separate machine, and that clients completed operations.
 fn check_parties(records: &[(PathBuf, Value)]) -> Result<(), String> {
     for (file, record) in records {
         let is_steered = record["series"].as_str().is_some_and(|series| series.starts_with("steered"));

@@ -1,5 +1,5 @@
-//! Two machines on one: network namespaces with a cable between them. They have no names that could be taken, and go
-//! with their handle, or with the process that has it.
+//! Simulated machines: network namespaces with a cable between them. They have no names, so runs do not collide. They
+//! disappear when their handle is dropped or its process ends.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -13,13 +13,13 @@ use crate::peers;
 use crate::shell::{command, output_of};
 use crate::test::StepEnd;
 
-/// Both ends of the cable.
+/// Name of the interface at both ends of the cable.
 pub(super) const INTERFACE: &str = "veth0";
 
 /// Time limit for the kernel to make the interfaces ready.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Which IP they speak.
+/// Version of IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     V4,
@@ -29,8 +29,7 @@ pub(crate) enum Family {
 impl Family {
     pub(crate) const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
-    /// The address of a machine: of the ranges for documentation (RFC 5737, RFC 3849), which lead
-    /// nowhere.
+    /// Returns the address of a machine, from ranges for documentation (RFC 5737, RFC 3849), which are not routed.
     pub(crate) fn address(self, machine: usize) -> String {
         match self {
             Self::V4 => format!("192.0.2.{}", machine + 1),
@@ -38,7 +37,7 @@ impl Family {
         }
     }
 
-    /// Bytes of its header, without options.
+    /// Returns the bytes of an IP header without options.
     pub(super) fn header_bytes(self) -> u64 {
         match self {
             Self::V4 => 20,
@@ -47,7 +46,8 @@ impl Family {
     }
 }
 
-/// Network namespaces, each as the network of a machine. One lasts while it is open here, or something runs in it.
+/// Network namespaces, each as the network of a machine. A namespace lasts while it is open here or a process runs in
+/// it.
 pub(crate) struct Namespaces(Vec<File>);
 
 impl Namespaces {
@@ -58,7 +58,8 @@ impl Namespaces {
         Ok(namespaces)
     }
 
-    /// A command on one of them. It sees the files of this machine, but that one's network below `/proc` and `/sys`.
+    /// Returns a command on a machine. It sees the files of the host, but the machine's network below `/proc` and
+    /// `/sys`.
     pub(crate) fn command(&self, machine: usize, program: &str, arguments: &[&str]) -> Command {
         const WITH_OWN_SYSFS: &str = "umount --lazy /sys; mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"";
         let enter = format!("--net={}", self.path(machine));
@@ -66,7 +67,7 @@ impl Namespaces {
         command("nsenter", &[&apart[..], arguments].concat())
     }
 
-    /// By which name other processes can open a namespace.
+    /// Returns a path at which other processes can open a namespace.
     pub(crate) fn path(&self, machine: usize) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0[machine].as_raw_fd())
     }
@@ -82,7 +83,7 @@ pub(crate) struct TwoMachines {
 }
 
 impl TwoMachines {
-    /// Why there can be none here, if so.
+    /// Returns the reason if this system does not allow two machines.
     pub(crate) fn are_impossible() -> Option<StepEnd> {
         if !peers::is_root() {
             return Some(StepEnd::LeftOut("only root can make network namespaces".to_owned()));
@@ -96,7 +97,7 @@ impl TwoMachines {
         (!missing.is_empty()).then(|| StepEnd::LeftOut(missing.join("; ")))
     }
 
-    /// Makes them, with interfaces of this MTU in bytes.
+    /// Creates two machines with interfaces of this MTU in bytes.
     pub(crate) fn new(mtu: u64) -> Result<Self, String> {
         let machines = Self { namespaces: Namespaces::new(2)? };
         let other = machines.namespaces.path(1);
@@ -106,7 +107,7 @@ impl TwoMachines {
         for machine in [0, 1] {
             let (v4, v6) = (Family::V4.address(machine) + "/24", Family::V6.address(machine) + "/64");
             machines.ip(machine, &["address", "add", &v4, "dev", INTERFACE])?;
-            // No other machine can have the address, so it is usable at once (`nodad`).
+            // No other machine has the address, so duplicate address detection is unnecessary (`nodad`).
             machines.ip(machine, &["address", "add", &v6, "dev", INTERFACE, "nodad"])?;
             machines.ip(machine, &["link", "set", INTERFACE, "up"])?;
         }
@@ -120,7 +121,7 @@ impl TwoMachines {
         Ok(machines)
     }
 
-    /// Returns whether the kernel has made the routes. It does so asynchronously.
+    /// Returns whether the kernel has created the routes, which it does asynchronously.
     fn are_ready(&self) -> Result<bool, String> {
         for machine in [0, 1] {
             let link = self.ip(machine, &["link", "show", INTERFACE])?;
@@ -133,7 +134,7 @@ impl TwoMachines {
         Ok(true)
     }
 
-    /// A command on one of them, as [`Namespaces::command`].
+    /// Returns a command on one of the machines, as [`Namespaces::command`].
     pub(crate) fn command(&self, machine: usize, program: &str, arguments: &[&str]) -> Command {
         self.namespaces.command(machine, program, arguments)
     }
@@ -142,8 +143,8 @@ impl TwoMachines {
         self.namespaces.ip(machine, arguments)
     }
 
-    /// Turns offloading off: only single frames with whole checksums pass the cable, as on a real one. The kernel
-    /// cuts segmented sends up before it hands them over, and does not reassemble frames.
+    /// Turns offloading off, so only single frames with complete checksums pass the cable, as on a real one. The kernel
+    /// splits segmented sends before the interface gets them, and does not coalesce received frames.
     pub(super) fn without_offload(&self) -> Result<(), String> {
         let off = ["gso", "gro", "tx-udp-segmentation", "tx"].map(|feature| [feature, "off"]).concat();
         for machine in [0, 1] {
@@ -161,7 +162,7 @@ impl TwoMachines {
             for (way, what) in [("rx", "dropped"), ("rx", "errors"), ("tx", "dropped"), ("tx", "errors")] {
                 let count = link.pointer(&format!("/0/stats64/{way}/{what}")).and_then(Value::as_u64);
                 match count {
-                    None => return Err(format!("ip does not say how many packets are {way} {what}: {text}")),
+                    None => return Err(format!("the output of ip has no counter {way} {what}: {text}")),
                     Some(0) => {}
                     Some(count) => found.push(format!("machine {machine}: {way} {what} {count}")),
                 }
@@ -175,7 +176,7 @@ impl TwoMachines {
         Ok(found)
     }
 
-    /// UDP's counters of packets that it received and threw away.
+    /// Returns UDP's counters of received packets that the kernel dropped.
     fn udp_errors(&self, machine: usize) -> Result<Vec<(String, u64)>, String> {
         const ERRORS: [&str; 3] = ["InErrors", "RcvbufErrors", "InCsumErrors"];
         let v4 = output_of(self.command(machine, "cat", &["/proc/net/snmp"]))?;
@@ -193,7 +194,7 @@ impl TwoMachines {
     }
 }
 
-/// A new network namespace. It belongs to a thread that only opens it.
+/// Creates a network namespace, in a new thread so that the calling thread stays in its own namespace.
 fn namespace() -> Result<File, String> {
     let made = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET)?;

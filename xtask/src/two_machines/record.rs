@@ -1,4 +1,4 @@
-//! Counters that a run between two machines must show.
+//! Checks of the record of a run between two machines.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ pub(super) struct Expected {
     pub(super) family: Family,
     /// Path MTU in bytes.
     pub(super) path_mtu: u64,
-    /// Bytes per message, one point each.
+    /// Bytes per message. Each size is a point.
     pub(super) sizes: &'static [u64],
     /// Messages that the client sends per point.
     pub(super) client: u64,
@@ -18,15 +18,15 @@ pub(super) struct Expected {
     pub(super) server: u64,
 }
 
-/// Bytes of Ethernet, UDP, BTH and ICRC around a payload: all that every frame has but IP.
+/// Bytes of Ethernet, UDP, BTH and ICRC in each frame. The IP header is extra.
 const FRAME_BYTES: u64 = 14 + 8 + 12 + 4;
 
-/// Bytes of the immediate data that credits ride in.
+/// Bytes of the immediate data, which carry credits.
 const IMMEDIATE_BYTES: u64 = 4;
 
 impl Expected {
-    /// Returns packets and frame bytes of `messages` messages of a size. The calculation is independent of that of
-    /// the product.
+    /// Returns packets and frame bytes of `messages` messages of a size. This calculation is independent of Doorbell's
+    /// own prediction.
     pub(super) fn cost(&self, messages: u64, bytes: u64) -> (u64, u64) {
         let packets = bytes.div_ceil(self.path_mtu).max(1);
         let headers = packets * (FRAME_BYTES + self.family.header_bytes());
@@ -61,7 +61,7 @@ pub(super) fn compare(record: &Value, expected: &Expected) -> Result<(), String>
     Ok(())
 }
 
-/// Maximum number of packets that may be underway when one end counts. They end a connection.
+/// Maximum number of packets that may be in flight when one end reads its counters. They end a connection.
 pub(super) const LAST_PACKETS: u64 = 8;
 
 /// Checks retransmissions on a network without loss. Their only causes are an end that was slower than a timer, or a
@@ -76,14 +76,14 @@ pub(super) fn explain_repetitions(record: &Value) -> Result<u64, String> {
             let recognised = arrived("duplicate_request")?;
             let mut too_early = arrived("rx_foreign_source")? + arrived("rx_wrong_state")? + arrived("rx_unknown_qp")?;
             if too_early > 0 {
-                too_early += arrived("out_of_sequence")?; // those behind them
+                too_early += arrived("out_of_sequence")?; // packets after them
             }
             let packets = (sent("tx_vport_rdma_unicast_packets")?, arrived("rx_vport_rdma_unicast_packets")?);
             let underway = packets.0.saturating_sub(packets.1);
             let bytes = number(result, "/bytes")?;
             let because =
                 sent("early_retransmit")? + sent("local_ack_timeout_err")? + sent("packet_seq_err")? + underway;
-            // Packets that were retransmitted at the very end may arrive after the other end has counted.
+            // Packets that are retransmitted last may arrive after the other end has read its counters.
             if underway > LAST_PACKETS + repeated
                 || repeated > recognised + too_early + underway
                 || (repeated > 0 && because == 0)
@@ -101,7 +101,7 @@ pub(super) fn explain_repetitions(record: &Value) -> Result<u64, String> {
     Ok(all)
 }
 
-/// A counter of one end, over all points.
+/// Returns the sum of a counter of one end over all points.
 pub(super) fn sum(record: &Value, side: &str, name: &str) -> Result<u64, String> {
     results(record)?.iter().map(|result| counter(result, side, name)).sum()
 }

@@ -12,7 +12,7 @@ use crate::programs::doorbell;
 use crate::shell::{Running, command, output_of};
 use crate::test::StepEnd;
 
-/// Two tasks of a step, each on a node of its own, are the hosts of a study.
+/// Runs a study whose hosts are two tasks of a Slurm step, each on a separate node.
 pub(crate) fn slurm() -> StepEnd {
     if !peers::is_root() {
         return StepEnd::LeftOut("only root can start Slurm's daemons".to_owned());
@@ -26,7 +26,7 @@ pub(crate) fn slurm() -> StepEnd {
 }
 
 fn step() -> Result<(), String> {
-    // munge takes no path that others may write to, and Slurm none as long as those of a run.
+    // munge rejects paths that other users may write to, and Slurm rejects paths as long as those of a run's folder.
     let directory = tempfile::Builder::new().prefix("doorbell-slurm-").tempdir().map_err(|error| error.to_string())?;
     let directory = directory.path();
     let failed = |error: std::io::Error| format!("{}: {error}", directory.display());
@@ -42,7 +42,7 @@ fn step() -> Result<(), String> {
         srun.env("SLURM_CONF", directory.join("slurm.conf")).env_remove("DOORBELL_TOKEN");
         srun.output().map_err(|error| format!("srun: {error}"))
     };
-    // Between nodes nothing brings a token.
+    // Without --rendezvous, nodes get no token.
     let refused = study(&[])?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     if refused.status.success() || said.matches("DOORBELL_TOKEN").count() != 1 {

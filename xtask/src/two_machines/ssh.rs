@@ -1,4 +1,4 @@
-//! `doorbell study --via ssh` between machines, by OpenSSH as Debian has it.
+//! `doorbell study --via ssh` between machines, with Debian's OpenSSH.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -14,10 +14,10 @@ use crate::programs::doorbell;
 use crate::shell::{Running, command, output_of, run};
 use crate::test::StepEnd;
 
-/// The machine that measures, and those that ssh leads to.
+/// Number of machines: the measuring one, and those that it reaches by ssh.
 const MACHINES: usize = 3;
 
-/// A `doorbell` of another release: all that the coordinator sees of it.
+/// Script that connects to the coordinator like a `doorbell` of another release.
 const OTHER_RELEASE: &str = r#"#!/bin/bash
 read -r told
 port=$(sed 's/.*"port":\([0-9]*\).*/\1/' <<< "$told") token=$(sed 's/.*"token":"\([^"]*\)".*/\1/' <<< "$told")
@@ -27,8 +27,8 @@ read -r answer <&3
 exit 1
 "#;
 
-/// Starts the hosts of a study by the OpenSSH daemons of two machines, from a third machine. Checks that the study
-/// names programs that did not start, that it has all its points, and that a killed study leaves no process.
+/// Starts the hosts of a study through the OpenSSH daemons of two machines, from a third machine. Checks that the study
+/// reports programs that did not start, that all points are complete, and that a killed study leaves no process.
 pub(crate) fn ssh() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;
@@ -41,7 +41,7 @@ pub(crate) fn ssh() -> StepEnd {
 }
 
 fn over_ssh() -> Result<(), String> {
-    // No other run has processes that this directory stands in the arguments of.
+    // The unique directory in their arguments identifies the processes of this run.
     let directory = tempfile::Builder::new().prefix("doorbell-ssh-").tempdir().map_err(|error| error.to_string())?;
     let machines = Machines { cluster: Cluster::new(MACHINES, 1500)?, directory: directory.path() };
     machines.prepare().map_err(|error| format!("{}: {error}", directory.path().display()))??;
@@ -71,13 +71,13 @@ fn over_ssh() -> Result<(), String> {
     }
     drop(killed); // by SIGKILL
     machines.are_left_alone()?;
-    eprintln!("ssh: {} points on three machines, and no process stays when the first one is killed", records.len());
+    eprintln!("ssh: {} points on three machines, and no process remains after the first one is killed", records.len());
     Ok(())
 }
 
 struct Machines<'a> {
     cluster: Cluster,
-    /// Keys, configurations, and what ssh is to start.
+    /// Folder of keys, configurations and the remote programs.
     directory: &'a Path,
 }
 
@@ -86,7 +86,7 @@ impl Machines<'_> {
         self.directory.join(name).display().to_string()
     }
 
-    /// Makes keys of the daemons and of the user, and writes what either side wants to know.
+    /// Creates the keys of the daemons and of the user, and writes the configurations of both sides.
     fn prepare(&self) -> std::io::Result<Result<(), String>> {
         let at = self.directory.display();
         for key in ["host", "user"] {
@@ -96,7 +96,7 @@ impl Machines<'_> {
             }
         }
         fs::copy(self.path("user.pub"), self.path("authorized"))?;
-        // Takes the place of /etc/ssh on the machine that asks.
+        // This folder replaces /etc/ssh on the measuring machine.
         let client = self.directory.join("client");
         fs::create_dir(&client)?;
         let host = fs::read_to_string(self.path("host.pub"))?;
@@ -115,7 +115,7 @@ impl Machines<'_> {
             );
             fs::write(self.path(&format!("sshd-{machine}")), serves)?;
         }
-        // Without PAM the daemon refuses a user whose password is locked.
+        // Without PAM the daemon rejects a user whose password is locked.
         fs::write(self.path("shadow"), "root:*:19000:0:99999:7:::\n")?;
         symlink(doorbell(), self.path("doorbell"))?;
         fs::write(self.path("other"), OTHER_RELEASE)?;
@@ -123,7 +123,7 @@ impl Machines<'_> {
         Ok(Ok(()))
     }
 
-    /// Starts the daemon of a machine, which listens. It has its own system files, invisible to other processes.
+    /// Starts the daemon of a machine and waits until it listens. Mounts give it its own system files.
     fn daemon(&self, machine: usize) -> Result<Running, String> {
         const START: &str = "mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && mount --bind \"$0/shadow\" /etc/shadow \
                              && exec \"$(PATH=$PATH:/usr/sbin:/sbin command -v sshd)\" -D -e -f \"$0/sshd-$1\"";
@@ -133,7 +133,7 @@ impl Machines<'_> {
         Ok(daemon)
     }
 
-    /// A study of the first machine by ssh, with its records in a directory of this name.
+    /// Returns the command of a study by ssh on the first machine, with records in a directory of this name.
     fn command(&self, records: &str, words: &[&str]) -> std::process::Command {
         const START: &str = "mount --bind \"$0/client\" /etc/ssh && exec \"$@\"";
         let (at, doorbell, out) =
@@ -150,7 +150,7 @@ impl Machines<'_> {
         command.output().map_err(|error| format!("{command:?}: {error}"))
     }
 
-    /// Processes that ssh has started, or that wait for it.
+    /// Returns the processes of this run that ssh has started.
     fn started(&self) -> Result<Vec<String>, String> {
         let at = self.directory.display().to_string();
         let all = output_of(command("ps", &["-e", "-ww", "-o", "pid=", "-o", "args="]))?;
@@ -158,7 +158,7 @@ impl Machines<'_> {
         Ok(all.lines().filter(is_own).map(str::to_owned).collect())
     }
 
-    /// Waits until none of them is there.
+    /// Waits until all processes that ssh started have ended.
     fn are_left_alone(&self) -> Result<(), String> {
         let until = Instant::now() + PATIENCE / 5;
         loop {

@@ -10,11 +10,11 @@ use crate::programs::doorbell;
 use crate::shell::{Running, output_of};
 use crate::test::StepEnd;
 
-/// Experiments that a study between two machines makes here: some of messages, some of one-sided operations.
+/// Experiments of the study between two machines: messages and one-sided operations.
 const EXPERIMENTS: [&str; 2] = ["direct-write/latency", "one-sided/atomics"];
 
-/// Checks that the doctor finds no fault between two sound machines, and finds each injected fault. A study between
-/// them must have all its points, both machines in each record, and packets as predicted.
+/// Checks that the doctor reports no fault between two sound machines, and reports each injected fault. A study between
+/// the machines must have all its points and name both machines in each record.
 pub(crate) fn study() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;
@@ -43,7 +43,7 @@ fn study_everything() -> Result<(), String> {
     Ok(())
 }
 
-/// A `doorbell` command on the first machine.
+/// Runs a `doorbell` command on the first machine.
 fn here(machines: &TwoMachines, arguments: &[&str], token: Option<&str>) -> Result<Output, String> {
     let mut command = machines.command(0, &doorbell().to_string_lossy(), arguments);
     command.env_remove("DOORBELL_TOKEN");
@@ -53,12 +53,12 @@ fn here(machines: &TwoMachines, arguments: &[&str], token: Option<&str>) -> Resu
     command.output().map_err(|error| format!("{command:?}: {error}"))
 }
 
-/// Ends a command with this status and these words.
+/// Checks that a command ended with this status and printed these words.
 pub(super) fn expect(output: &Output, status: i32, words: &[&str]) -> Result<(), String> {
     let text = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat();
     match words.iter().find(|words| !text.contains(**words)) {
         None if output.status.code() == Some(status) => Ok(()),
-        None => Err(format!("a status of {:?} instead of {status}:\n{text}", output.status.code())),
+        None => Err(format!("the status is {:?}, expected {status}:\n{text}", output.status.code())),
         Some(missing) => Err(format!("`{missing}` is not among:\n{text}")),
     }
 }
@@ -74,7 +74,7 @@ fn refuses(machines: &TwoMachines) -> Result<(), String> {
     expect(&here(machines, &["study", "no-such-experiment"], None)?, 2, &["no experiment no-such-experiment"])
 }
 
-/// A fault between the machines, as rules for what arrives at the second one, and what the doctor says of it.
+/// A fault between the machines: a rule for packets that arrive at the second one, and the expected end of the doctor.
 struct Fault {
     rule: &'static str,
     status: i32,
@@ -104,7 +104,7 @@ fn diagnose(machines: &TwoMachines, family: Family) -> Result<(), String> {
         let rule = format!("table inet fault {{ chain input {{ type filter hook input priority 0; {rule}; }}; }}");
         output_of(machines.command(1, "nft", &[&rule]))?;
         let said = here(machines, &asks, Some(TOKEN))?;
-        // Packets that are lost end a study before it begins; one fault shows that, since finding one takes seconds.
+        // A study must stop before it measures. This is checked with only one fault, since it takes seconds.
         let refused = (index == 0).then(|| here(machines, &measures, Some(TOKEN))).transpose()?;
         output_of(machines.command(1, "nft", &["delete table inet fault"]))?;
         expect(&said, *status, words)?;
@@ -113,7 +113,7 @@ fn diagnose(machines: &TwoMachines, family: Family) -> Result<(), String> {
         }
         let is_record = |file: &std::fs::DirEntry| file.path().extension().is_some_and(|extension| extension == "json");
         if directory.read_dir().is_ok_and(|files| files.flatten().any(|file| is_record(&file))) {
-            return Err(format!("something was measured although {rule}"));
+            return Err(format!("a study stored records in spite of the rule {rule}"));
         }
     }
     expect(&here(machines, &asks, Some(TOKEN))?, 0, &[sound])?;
@@ -150,10 +150,10 @@ fn measure(machines: &TwoMachines, family: Family) -> Result<(), String> {
         }
         records += 1;
     }
-    // The same again measures nothing; without the other machine it would be another study.
+    // A repeated study measures no point again. Without the other machine, the records belong to another study.
     expect(&here(machines, &asks, Some(TOKEN))?, 0, &["points were in"])?;
     asks.retain(|word| *word != other);
     expect(&here(machines, &asks, Some(TOKEN))?, 1, &["environment.peer"])?;
-    eprintln!("{family:?}: {records} points between two machines, and both of them in each record");
+    eprintln!("{family:?}: {records} points between two machines, with both machines in each record");
     if records == 0 { Err(format!("{out} has no records")) } else { Ok(()) }
 }

@@ -1,6 +1,6 @@
 //! Image that the guest boots: Debian's kernel, and an initramfs of its modules, busybox, perftest and the RDMA
-//! libraries of this machine. Both are kept until the packages or the recipe change. One run makes them. Each guest
-//! gets its own names for them, which do not change when another run makes new ones.
+//! libraries of this machine. Runs reuse both until the packages or the recipe change. Each run links them to its own
+//! folder, so another run may replace them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::shell::{command, output_of, run};
 
 const INIT: &str = include_str!("../../guest/init");
 
-/// Modules, which bring along those that they need.
+/// Kernel modules of the guest. Their dependencies are added.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "9pnet_virtio",
@@ -32,7 +32,7 @@ const MODULES: &[&str] = &[
     "crc32-pclmul",
 ];
 
-/// Programs beside busybox; they bring along their libraries.
+/// Programs of the guest besides busybox. Their libraries are added.
 const PROGRAMS: &[&str] = &[
     "ib_send_bw",
     "ib_send_lat",
@@ -52,7 +52,7 @@ const PROGRAMS: &[&str] = &[
     "dash",
 ];
 
-/// The package that is always the newest kernel.
+/// Package that depends on the newest kernel.
 const KERNEL: &str = "linux-image-amd64";
 
 /// Files that qemu boots.
@@ -61,7 +61,7 @@ pub(super) struct Image {
     pub(super) initramfs: PathBuf,
 }
 
-/// Puts it together below `home`, unless it is there and still good.
+/// Builds the image below `home`, unless a current one exists.
 pub(super) fn build(home: &Path) -> Result<Image, String> {
     let _alone = Lock::take(&home.join("lock"), "the guest's image")?;
     let made = make(home)?;
@@ -81,7 +81,7 @@ fn make(home: &Path) -> Result<Image, String> {
     if image.initramfs.exists() && fs::read_to_string(&stamp).is_ok_and(|known| known == recipe) {
         return Ok(image);
     }
-    // A run that is killed now leaves an image without a stamp, which no run uses.
+    // If the run is killed from here on, the image has no stamp. Then the next run builds it again.
     match fs::remove_file(&stamp) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&stamp)(error)),
         _ => {}
@@ -105,7 +105,7 @@ fn at(path: &Path) -> impl FnOnce(std::io::Error) -> String {
     move |error| format!("{}: {error}", path.display())
 }
 
-/// Unpacks the kernel's package, which is not installed, and returns its version.
+/// Downloads and unpacks the kernel's package without installing it, and returns the version.
 fn kernel(files: &Path) -> Result<String, String> {
     let modules = files.join("lib").join("modules");
     if !modules.exists() {
@@ -147,13 +147,13 @@ fn fill(root: &Path, files: &Path, version: &str) -> Result<(), String> {
         let folder = root.join(folder);
         fs::create_dir_all(&folder).map_err(at(&folder))?;
     }
-    // As Debian has it.
+    // Debian has the same links.
     for merged in ["bin", "sbin", "lib", "lib64"] {
         symlink(format!("usr/{merged}"), root.join(merged)).map_err(at(root))?;
     }
     install(&program("busybox")?, root)?;
     symlink("/bin/busybox", root.join("sbin/modprobe")).map_err(at(root))?;
-    // User without rights, for the tests of limits on locked memory.
+    // The user without rights is for tests of limits on locked memory.
     let users = root.join("etc/passwd");
     fs::write(&users, "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n").map_err(at(&users))?;
     modules(root, files, version)?;
@@ -163,8 +163,8 @@ fn fill(root: &Path, files: &Path, version: &str) -> Result<(), String> {
         libraries.extend(needed_by(&program)?);
         install(&program, root)?;
     }
-    // Libraries that Rust programs need, found from this program. (Its file may have gone: another run may have built
-    // it anew.)
+    // Libraries of Rust programs, which are those of this program. `/proc` still has its file if another run has
+    // replaced it.
     libraries.extend(needed_by(Path::new(&format!("/proc/{}/exe", std::process::id())))?);
     for driver in rxe_driver(&libraries)? {
         libraries.extend(needed_by(&driver)?);
@@ -187,7 +187,7 @@ fn program(name: &str) -> Result<PathBuf, String> {
     Ok(PathBuf::from(path.trim()))
 }
 
-/// Copies a file, not a link to it, to the same place below `root`.
+/// Copies a file to the same path below `root`. Follows symbolic links.
 fn install(file: &Path, root: &Path) -> Result<(), String> {
     let place = root.join(file.strip_prefix("/").unwrap_or(file));
     let folder = place.parent().unwrap_or(root);
@@ -195,8 +195,8 @@ fn install(file: &Path, root: &Path) -> Result<(), String> {
     fs::copy(file, &place).map(drop).map_err(at(file))
 }
 
-/// The libraries of a program, by the paths that the dynamic linker finds them at:
-/// `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)`, or the linker itself without an arrow.
+/// Returns the paths of a program's libraries from the output of ldd. A line is
+/// `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)`, or without an arrow for the dynamic linker.
 fn needed_by(file: &Path) -> Result<Vec<PathBuf>, String> {
     let text = output_of(command("ldd", &[&file.to_string_lossy()]))?;
     let paths = text.lines().filter_map(|line| {
@@ -206,7 +206,7 @@ fn needed_by(file: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths.collect())
 }
 
-/// libibverbs' own driver for rxe lies in a folder beside the library.
+/// Returns the driver of libibverbs for rxe, from a folder beside the library.
 fn rxe_driver(libraries: &BTreeSet<PathBuf>) -> Result<Vec<PathBuf>, String> {
     let library = libraries.iter().find(|path| path.ends_with("libibverbs.so.1"));
     let folder = library.and_then(|path| path.parent()).ok_or("perftest uses no libibverbs")?.join("libibverbs");
@@ -215,13 +215,13 @@ fn rxe_driver(libraries: &BTreeSet<PathBuf>) -> Result<Vec<PathBuf>, String> {
     Ok(entries.filter(is_rxe).collect())
 }
 
-/// Copies modules and all that they need.
+/// Copies the modules and their dependencies.
 fn modules(root: &Path, files: &Path, version: &str) -> Result<(), String> {
     let base = files.to_string_lossy().into_owned();
     run(command("depmod", &["-b", &base, version]))?;
     let inside = format!("lib/modules/{version}");
     for name in MODULES {
-        // One that the kernel has built in shows no file, and one that it lacks fails in the guest.
+        // modprobe lists no file for a built-in module. A missing module fails later, in the guest.
         let shown = output_of(command("modprobe", &["-d", &base, "-S", version, "--show-depends", name]));
         for line in shown.unwrap_or_default().lines().filter_map(|line| line.strip_prefix("insmod ")) {
             let file = Path::new(line.split(' ').next().unwrap_or(line).trim());

@@ -1,4 +1,4 @@
-//! perftest on rdma_rxe and on the software RNIC, and our bench beside perftest, as ratios of one guest's run.
+//! perftest on rdma_rxe and on the software RNIC, and `doorbell bench` beside perftest: ratios from a run of one guest.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ const BOOT: Duration = Duration::from_secs(120);
 
 /// Comparison of two series, with its goal.
 struct Comparison {
-    /// The script's name.
+    /// Name of the measurement in the script's output.
     measure: &'static str,
     what: &'static str,
     unit: &'static str,
@@ -51,7 +51,7 @@ const COMPARISONS: &[Comparison] = &[
     of_bench("send_16_batch_8", "the same, 8 per post"),
 ];
 
-/// Measures `rounds` times, prints the table, and leaves it with the raw figures in `out`.
+/// Measures `rounds` times, prints the table, and stores the table and the raw figures in `out`.
 pub(crate) fn measure(rounds: u32, out: &Path) -> Result<(), String> {
     missing().map_or(Ok(()), Err)?;
     let ended = Guest::new(BOOT + ROUND * rounds).run(&format!("rounds={rounds}\n{SCRIPT}"))?;
@@ -68,15 +68,16 @@ pub(crate) fn measure(rounds: u32, out: &Path) -> Result<(), String> {
     ended.passed()
 }
 
-/// By measure, by whose they are, by round.
+/// Figures by measurement, series and round.
 struct Figures(BTreeMap<String, BTreeMap<String, BTreeMap<u32, f64>>>);
 
 impl Figures {
-    /// Lines of a round, a measure, whose figure it is, and the figure.
+    /// Parses lines of round, measurement, series and figure.
     fn parse(text: &str) -> Result<Self, String> {
         let mut figures = BTreeMap::<String, BTreeMap<String, BTreeMap<u32, f64>>>::new();
         for line in text.lines() {
-            let unreadable = || format!("{line:?} is not a round, a measure, a name and a figure");
+            let unreadable =
+                || format!("{line:?} cannot be parsed, expected are round, measurement, series and figure");
             let [round, measure, whose, figure] =
                 line.split(' ').collect::<Vec<_>>().try_into().map_err(|_| unreadable())?;
             let round = round.parse().map_err(|_| unreadable())?;
@@ -94,7 +95,7 @@ impl Figures {
     }
 }
 
-/// Three digits that matter.
+/// Formats a number with three significant digits.
 fn digits(value: f64) -> String {
     let decimals = (2 - value.log10().floor() as i32).clamp(0, 6) as usize;
     format!("{value:.decimals$}")
@@ -105,7 +106,7 @@ fn cell(figures: impl Iterator<Item = f64>) -> Option<(f64, String)> {
     Some((median, format!("{} ({} to {})", digits(median), digits(least), digits(most))))
 }
 
-/// Medians with what they range over; the ratio is the median of those of the rounds.
+/// Returns the table of medians and ranges. The ratio is the median of the ratios of all rounds.
 fn table(figures: &Figures) -> String {
     let mut text = String::from(
         "| median (least to most) | unit | ours | beside it | ratio | goal |\n|---|---|---|---|---|---|\n",
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ratio_is_the_median_of_those_of_the_rounds() {
+    fn the_ratio_is_the_median_over_the_rounds() {
         let raw = "1 send_lat_16_loopback rxe 20\n1 send_lat_16_loopback soft 10\n2 send_lat_16_loopback rxe 10\n\
                    2 send_lat_16_loopback soft 20\n3 send_lat_16_loopback rxe 20\n3 send_lat_16_loopback soft 32.04\n";
         let table = table(&Figures::parse(raw).unwrap());

@@ -9,10 +9,10 @@ use super::{Guest, missing, sysfs};
 use crate::shell::{cargo, output_of, root};
 use crate::test::StepEnd;
 
-/// Longer than any of these takes on two processors that three runs share.
+/// Time limit of a guest: longer than any of these scripts takes if three runs share two processors.
 pub(super) const LIMIT: Duration = Duration::from_secs(900);
 
-/// Messages of a long case, and of one with loss: as many as the suites have to carry.
+/// Number of messages in long tests and in tests with loss, which the suites require.
 const MESSAGES: u32 = 10_000;
 
 const COMMANDS: &str = script!("sysfs", "commands");
@@ -29,7 +29,7 @@ pub(crate) fn on_the_wire(guest: Guest) -> StepEnd {
 }
 
 /// Runs rdma_rxe as the memory node behind a middlebox.
-pub(crate) fn behind_a_box(guest: Guest) -> StepEnd {
+pub(crate) fn middlebox(guest: Guest) -> StepEnd {
     in_guest(&guest, BOX)
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn two_hosts(guest: Guest) -> StepEnd {
     in_guest(&guest, TWO_HOSTS)
 }
 
-/// Captures packets of rdma_rxe and our RNIC anew, for the tests of `wire` and `rnic`.
+/// Captures packets of rdma_rxe and the software RNIC anew, for the tests of `wire` and `rnic`.
 pub(crate) fn capture() -> Result<(), String> {
     missing().map_or(Ok(()), Err)?;
     for (suites, script) in [(&[][..], CAPTURE), (&[("verbs", "doorbell-verbs")], CAPTURE_BOTH)] {
@@ -49,12 +49,12 @@ pub(crate) fn capture() -> Result<(), String> {
     Ok(())
 }
 
-/// The conformance suite of verbs on the provider `system`.
+/// Runs the conformance suite of verbs on the provider `system`.
 pub(crate) fn verbs(guest: Guest) -> StepEnd {
     suite(guest, "doorbell-verbs", "--ignored system::")
 }
 
-/// The command on rxe, and what sysfs shows of both.
+/// Runs the command on rxe, and compares the sysfs files of rxe and the software RNIC.
 pub(crate) fn commands(guest: Guest) -> StepEnd {
     if let Some(why) = missing() {
         return StepEnd::LeftOut(why);
@@ -66,26 +66,27 @@ pub(crate) fn commands(guest: Guest) -> StepEnd {
     compared.into()
 }
 
-/// Exchanges messages between the protocols. rxe's own loopback loses nothing: [`loss`] has a network for that.
+/// Runs the conformance suite of the protocols. Skips the test with loss, since rxe's loopback loses no packets.
+/// [`loss`] has a network for it.
 pub(crate) fn exchange(guest: Guest) -> StepEnd {
     suite(guest, "doorbell-exchange", "--skip loss_is_not_seen")
 }
 
-/// Both suites over a network that loses packets.
+/// Runs both suites over a network that loses packets.
 pub(crate) fn loss(guest: Guest) -> StepEnd {
     let script = format!("messages={MESSAGES}\n{LOSS}");
     with_test_programs(guest, &[("verbs", "doorbell-verbs"), ("exchange", "doorbell-exchange")], &script)
 }
 
 fn suite(guest: Guest, package: &str, arguments: &str) -> StepEnd {
-    // Tests in parallel would share two emulated processors with the kernel's side of each.
+    // The guest has only two emulated processors for the tests and for the kernel's part of rxe.
     let script = format!(
         "DOORBELL_TEST_DEVICE=rxe0 DOORBELL_MESSAGES={MESSAGES} conformance --test-threads=1 --show-output {arguments}"
     );
     with_test_programs(guest, &[("conformance", package)], &script)
 }
 
-/// A script that calls suites by these names.
+/// Runs a script that calls suites by these names.
 fn with_test_programs(guest: Guest, suites: &[(&str, &str)], script: &str) -> StepEnd {
     match with_programs(guest, suites) {
         Ok(guest) => in_guest(&guest, script),
@@ -93,7 +94,7 @@ fn with_test_programs(guest: Guest, suites: &[(&str, &str)], script: &str) -> St
     }
 }
 
-/// A guest with the suites of packages, by these names.
+/// Adds the suites of packages to a guest, with these names.
 fn with_programs(mut guest: Guest, suites: &[(&str, &str)]) -> Result<Guest, String> {
     for &(name, package) in suites {
         guest.files.push((name.to_owned(), test_program(package)?));
@@ -108,7 +109,7 @@ fn in_guest(guest: &Guest, script: &str) -> StepEnd {
     guest.run(script).and_then(|ended| ended.passed()).into()
 }
 
-/// Builds the suite of a crate, and says where it is.
+/// Builds the suite of a crate, and returns its path.
 fn test_program(package: &str) -> Result<PathBuf, String> {
     let build = ["test", "--no-run", "--package", package, "--test", "conformance", "--message-format=json"];
     let text = output_of(cargo(&build))?;

@@ -1,26 +1,26 @@
-//! Comparison of the software RNIC's sysfs files with those of the kernel for `rdma_rxe`: path by path, and kind of
-//! value by kind of value. Each difference is in one table, with its reason.
+//! Comparison of the software RNIC's sysfs files with the kernel's files for `rdma_rxe`, by path and kind of value. A
+//! table lists each allowed difference with its reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Differences and their reasons: a path, or the common prefix of several paths before a star. A line without a
-/// difference is an error, as is a difference without a line.
+/// Allowed differences: a path, or a prefix of paths before a star, and the reason. A difference that is not listed is
+/// an error. A listed difference that does not occur is also an error.
 const DIFFERENCES: &[(&str, &str)] = &[
-    ("device/parent", "rxe's own: the interface that it was put on"),
-    ("device/power*", "power management, which a device without power has none of"),
+    ("device/parent", "file only of rxe: its network interface"),
+    ("device/power*", "power management, which does not apply to a software device"),
     ("verbs/power*", "the same"),
-    ("device/ports/1/hw_counters/*", "each driver has names of its own; `lifespan` is common"),
+    ("device/ports/1/hw_counters/*", "each driver has other names; only `lifespan` is common"),
     ("device/ports/1/counters*", "rxe has no such counters; adapters have"),
-    ("device/device", "the parent, as adapters have one (their PCI device); rxe is a virtual device without"),
+    ("device/device", "link to the parent, which adapters have (a PCI device); rxe has no parent device"),
     ("verbs/device", "the same"),
     ("device/hca_type", "adapters have it, and ibstat shows it"),
     ("device/fw_ver", "rxe leaves it empty; adapters have it, and ibv_devinfo shows it"),
-    ("device/ports/1/cm_*", "what the kernel's connection manager counts, which has no part in ours"),
+    ("device/ports/1/cm_*", "counters of the kernel's connection manager, which Doorbell does not use"),
     ("device/hw_rev", "adapters have it, and ibstat shows it"),
     ("device/board_id", "the same, for ibv_devinfo"),
 ];
 
-/// Compares both lists of the guest.
+/// Compares the lists of files of rxe and the software RNIC.
 pub(super) fn compare(rxe: &str, own: &str) -> Result<(), String> {
     let (rxe, own) = (parse(rxe)?, parse(own)?);
     let mut unused: BTreeSet<&str> = DIFFERENCES.iter().map(|(pattern, _)| *pattern).collect();
@@ -49,11 +49,11 @@ fn matches(pattern: &str, path: &str) -> bool {
     pattern.strip_suffix('*').map_or(pattern == path, |start| path.starts_with(start))
 }
 
-/// The kinds of what stands at each path. Entries of a table of GIDs are one path.
+/// Returns the kinds of values at each path. All entries of a table, such as the GIDs, count as one path.
 fn parse(text: &str) -> Result<BTreeMap<String, BTreeSet<String>>, String> {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for line in text.lines() {
-        let (path, what) = line.split_once('\t').ok_or_else(|| format!("{line:?} is no path and what it is"))?;
+        let (path, what) = line.split_once('\t').ok_or_else(|| format!("{line:?} has no path and kind"))?;
         let kind = match what.strip_prefix("value ") {
             Some(value) => kind(value.trim()),
             None => what.to_owned(),
@@ -63,7 +63,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, BTreeSet<String>>, String> {
             Some((folder, number)) if in_table && is_number(number) => format!("{folder}/N"),
             _ => path.to_owned(),
         };
-        // An entry that is not used cannot be read.
+        // Unused entries of a table cannot be read.
         if !(in_table && kind == "nothing") {
             found.entry(path).or_default().insert(kind);
         }
@@ -87,7 +87,7 @@ fn kind(value: &str) -> String {
     } else if is_number(value) {
         "a number".to_owned()
     } else if value.strip_prefix("0x").is_some_and(is_hexadecimal) {
-        // Flags and keys have all their digits, numbers only those that they need.
+        // Flags and keys have a fixed number of digits. Other numbers have no leading zeros.
         let digits = value.len() - 2;
         if digits >= 4 { format!("{digits} hexadecimal digits") } else { "a hexadecimal number".to_owned() }
     } else if groups.len() > 2 && groups.iter().all(|group| group.len() == 4 && is_hexadecimal(group)) {

@@ -1,4 +1,4 @@
-//! How fast the programs are while others take processors away.
+//! Measurement of programs on a machine with busy processors.
 
 use std::process::{Child, Stdio};
 
@@ -9,14 +9,14 @@ use super::{in_rounds, judged, measure, median_of_ratios, spread_of};
 use crate::figures::Goal;
 use crate::shell::command;
 
-/// Goal for the growth of a latency on a busy machine.
+/// Goal of the ratio of busy to quiet latency.
 const LATENCY: Goal = Goal::AtMost(2.5);
 const RATE: Goal = Goal::AtLeast(0.5);
 
-/// A latency beside that of UCX over TCP on the same busy machine.
+/// Goal of the ratio of a latency to that of UCX over TCP, on the same busy machine.
 const AHEAD: Goal = Goal::AtMost(1.0);
 
-/// Programs that take processors away while this lives.
+/// Spinning programs. Dropping this value kills them.
 struct Spinners(Vec<Child>);
 
 impl Spinners {
@@ -34,14 +34,14 @@ impl Spinners {
 impl Drop for Spinners {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // One that has ended by itself spins no more.
+            // The program may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Measures without and with spinning programs in each round, and prints both; returns the record.
+/// Measures without and with spinning programs in each round, prints both, and returns the record.
 pub(super) fn compare(rounds: u32, spinners: u32) -> Result<Value, String> {
     let every = of_busy();
     let mut quiet = vec![Vec::new(); every.len()];

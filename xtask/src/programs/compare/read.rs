@@ -1,14 +1,14 @@
-//! Figures in what the programs print.
+//! Parsers of the programs' output.
 
 use serde_json::Value;
 
 use super::series::{Quantity, Source};
 use crate::programs::page::read::{perftest_row, pingpong, ucx as ucx_figure};
 
-/// perftest and UCX call 2^20 bytes one MB.
+/// Bytes that perftest and UCX call one MB.
 const MIB: f64 = 1_048_576.0;
 
-/// The figure of a run, in the quantity's unit.
+/// Returns the figure of a run, in the quantity's unit.
 pub(super) fn figure(source: Source, quantity: Quantity, text: &str) -> Result<f64, String> {
     let figure = match source {
         Source::Bench => bench(quantity, text),
@@ -62,7 +62,7 @@ fn perftest(quantity: Quantity, text: &str) -> Option<f64> {
     Some(if heading.starts_with("BW") { figure * MIB / 1e9 } else { figure })
 }
 
-/// It plays ping-pong with large messages too.
+/// Returns the figure of `fi_pingpong`, which only measures latency. Rates are computed from it.
 fn libfabric(quantity: Quantity, text: &str) -> Option<f64> {
     let usec = pingpong(text, if quantity == Quantity::Bandwidth { "64k" } else { "16" }, "usec/xfer")?;
     Some(match quantity {
@@ -134,7 +134,7 @@ Device not recognized to implement inline feature. Disabling it
     }
 
     #[test]
-    fn fi_pingpong_tells_the_time_of_a_transfer() {
+    fn fi_pingpong_prints_the_time_of_a_transfer() {
         let small = "\
 bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
 16      1k      =1k      31k         0.01s      2.99       5.36       0.19

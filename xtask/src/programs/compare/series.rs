@@ -84,7 +84,7 @@ pub(super) enum Link {
 impl Link {
     const ALL: [Self; 2] = [Self::Udp, Self::SharedMemory];
 
-    /// Its name for `--link` and `DOORBELL_LINK`.
+    /// Returns the name of the link for `--link` and `DOORBELL_LINK`.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Udp => "udp",
@@ -93,7 +93,7 @@ impl Link {
     }
 }
 
-/// A program's name, and the link that it runs over if that is ours.
+/// Name of a program, and its link if it runs on the software RNIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name {
     pub(super) name: &'static str,
@@ -116,7 +116,7 @@ pub(super) struct Series {
     pub(super) name: Name,
     pub(super) source: Source,
     pub(super) arguments: &'static str,
-    /// The series whose figures this one's are divided by.
+    /// Series by whose figures this series is divided.
     pub(super) beside: Option<Name>,
     /// Goal of that ratio.
     pub(super) goal: Option<Goal>,
@@ -124,7 +124,7 @@ pub(super) struct Series {
     pub(super) bound: Option<Goal>,
 }
 
-/// A program of the table: on the software RNIC it is measured over each link.
+/// A program of the table. On the software RNIC it is measured over each link.
 struct Program {
     quantity: Quantity,
     name: &'static str,
@@ -149,7 +149,8 @@ impl Program {
         self
     }
 
-    /// A program on the software RNIC stands beside one over the same link.
+    /// Returns the series over a link. It is compared with a program over the same link, or over UDP if this program
+    /// has no link.
     fn over(&self, link: Option<Link>) -> Series {
         let beside = self.beside.map(|name| {
             let is_ours = PROGRAMS.iter().any(|other| other.name == name && other.source.is_on_doorbell());
@@ -194,11 +195,11 @@ const UCX_RC_LAT: &str = "UCX rc_verbs, tag_lat";
 const PING_PONG_OF_MEMORY: &str = "packets through shared memory, ping-pong";
 const LONG_OF_MEMORY: &str = "packets of 4154 B through shared memory";
 
-/// The C path adds nothing that matters to a latency, and to a throughput.
+/// Goals for the C path beside the Rust path: latency and throughput are nearly equal.
 const NEAR: Goal = Goal::AtMost(1.15);
 const NEAR_FROM_BELOW: Goal = Goal::AtLeast(0.85);
 
-/// Goal for an RNIC that no thread drives.
+/// Goal if a program only waits: the responder of one-sided operations, or a thread that sleeps.
 const PASSIVE: Goal = Goal::AtMost(3.0);
 
 /// Goal for the latency of UCX's transports over verbs, compared with UCX over TCP.
@@ -218,8 +219,8 @@ const TAG_LONG: &str = "-t tag_bw -s 1048576 -n 3000";
 
 const LIMIT: &str = "limit --repetitions 1 -D 0.3";
 
-/// perftest without a known vendor's ids sends nothing inline; its queues hold 128 requests and 512
-/// receives. `doorbell bench` is given the same.
+/// Programs of the table. perftest without the ids of a known vendor sends nothing inline, and its queues hold 128
+/// requests and 512 receives. `doorbell bench` gets the same options.
 const PROGRAMS: &[Program] = &{
     use Quantity::{Bandwidth, BandwidthOfLong, Latency, LatencyAsleep, Rate, RateOfLists};
     use Source::{Bench, Libfabric, Limit, LimitOfMemory, Perftest, Ucx};
@@ -307,7 +308,7 @@ const IN_MEMORY: &[InMemory] = &[
     InMemory { name: BENCH_LONG, of: Of::RatioTo(foreign(LONG_OF_MEMORY), Goal::AtLeast(0.6)) },
 ];
 
-/// Every line of the table. Each program on the software RNIC has one for each link.
+/// Returns all lines of the table. A program on the software RNIC has one line for each link.
 pub(super) fn every() -> Vec<Series> {
     let lines = PROGRAMS.iter().flat_map(|program| {
         let links = if program.source.is_on_doorbell() { Link::ALL.map(Some).to_vec() } else { vec![None] };
@@ -316,11 +317,11 @@ pub(super) fn every() -> Vec<Series> {
     lines.collect()
 }
 
-/// The programs that are measured on a busy machine too.
+/// Programs that are also measured on a busy machine.
 const OF_BUSY: &[&str] =
     &[BENCH_LAT, SEND_LAT, UCX_LAT, UCX_RC_LAT, "UDP ping-pong, spinning", BENCH_RATE, UCX_TAG_RATE];
 
-/// The lines of a busy machine's table.
+/// Returns the lines of the table of a busy machine.
 pub(super) fn of_busy() -> Vec<Series> {
     every().into_iter().filter(|series| OF_BUSY.contains(&series.name.name)).collect()
 }
@@ -330,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_series_stands_beside_one_that_exists_and_is_named_once() {
+    fn series_have_unique_names_and_existing_counterparts() {
         let every = every();
         for series in &every {
             let named = |name: Name| every.iter().filter(|other| other.name == name).count();

@@ -1,36 +1,39 @@
-//! Figures in what programs print, in seconds and in bytes per second.
+//! Parsers of the output of programs. Figures are in seconds or bytes per second.
 
 /// Format in which a program prints a figure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Read {
-    /// `fi_pingpong`: the time of a transfer, of this size as it prints it.
+    /// `fi_pingpong`: time of a transfer of this size, which is in its notation.
     PingpongTime(&'static str),
-    /// The same as a throughput.
+    /// `fi_pingpong`: throughput with this size.
     PingpongRate(&'static str),
-    /// qperf: what stands behind `latency = ` or `bw = ` below the heading of this test.
+    /// qperf: value after `latency = ` or `bw = ` below the heading of this test.
     Qperf(&'static str),
-    /// fio: `bw=` of this direction, `READ` or `WRITE`, in the summary at the end.
+    /// fio: `bw=` of this direction, `READ` or `WRITE`, in the final summary.
     Fio(&'static str),
-    /// perftest's typical latency, and its average bandwidth.
+    /// perftest: typical latency.
     PerftestTime,
+    /// perftest: average bandwidth.
     PerftestRate,
-    /// `ucx_perftest` with `-f -v`: half a round trip, messages, and bytes.
+    /// `ucx_perftest` with `-f -v`: half a round trip.
     UcxTime,
+    /// `ucx_perftest` with `-f -v`: messages per second.
     UcxMessages,
+    /// `ucx_perftest` with `-f -v`: throughput.
     UcxRate,
-    /// QEMU: what its monitor says behind these words, in milliseconds.
+    /// QEMU: value after these words, in milliseconds.
     Milliseconds(&'static str),
-    /// The same in Mbit/s.
+    /// QEMU: value after these words, in Mbit/s.
     MegabitsPerSecond(&'static str),
-    /// A line of our own programs: these words, a number, and its unit.
+    /// Programs of this repository: value with a unit after these words.
     Line(&'static str),
 }
 
-/// perftest and UCX call 2^20 bytes one MB.
+/// Bytes that perftest and UCX call one MB.
 const MIB: f64 = 1_048_576.0;
 
 impl Read {
-    /// The figure, if it is there.
+    /// Returns the figure, if the text has it.
     pub(crate) fn find(self, text: &str) -> Option<f64> {
         match self {
             Self::PingpongTime(size) => Some(pingpong(text, size, "usec/xfer")? * 1e-6),
@@ -60,7 +63,7 @@ pub(in crate::programs) fn pingpong(text: &str, size: &str, column: &str) -> Opt
     rows.find(|row| row.first() == Some(&size))?.get(at)?.parse().ok()
 }
 
-/// The first figure below the test's name, which stands at the beginning of a line.
+/// Returns the first figure below a line with the name of the test.
 fn qperf(text: &str, test: &str) -> Option<f64> {
     let mut lines = text.lines().skip_while(|line| *line != format!("{test}:")).skip(1);
     let (_, figure) = lines.next()?.split_once('=')?;
@@ -68,14 +71,15 @@ fn qperf(text: &str, test: &str) -> Option<f64> {
     Some(number * unit)
 }
 
-/// `WRITE: bw=1234MiB/s (1294MB/s), ...`
+/// Returns the value in parentheses of a line `WRITE: bw=1234MiB/s (1294MB/s), ...`.
 fn fio(text: &str, direction: &str) -> Option<f64> {
     let line = text.lines().map(str::trim_start).find(|line| line.starts_with(&format!("{direction}: bw=")))?;
     let (number, unit) = with_unit(line.split_once('(')?.1)?;
     Some(number * unit)
 }
 
-/// The row of perftest's table that has this heading. Headings have blanks in them, so it is read by position.
+/// Returns the row of perftest's table with this heading. Headings contain blanks, so callers select columns by
+/// position.
 pub(in crate::programs) fn perftest_row<'a>(text: &'a str, heading: &str) -> Option<Vec<&'a str>> {
     let mut lines =
         text.lines().skip_while(|line| !(line.trim_start().starts_with("#bytes") && line.contains(heading)));
@@ -97,14 +101,14 @@ fn number_after(text: &str, words: &str) -> Option<f64> {
     leading_number(text.split_once(words)?.1).map(|(number, _)| number)
 }
 
-/// A number and what follows it.
+/// Returns the number at the start of a text, and the rest of the text.
 fn leading_number(text: &str) -> Option<(f64, &str)> {
     let text = text.trim_start();
     let end = text.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(text.len());
     Some((text[..end].parse().ok()?, &text[end..]))
 }
 
-/// A number, and how much of a second, or of a byte per second, the unit behind it is.
+/// Returns a number, and its unit in seconds or bytes per second.
 fn with_unit(text: &str) -> Option<(f64, f64)> {
     let (number, rest) = leading_number(text)?;
     let rest = rest.trim_start();
@@ -148,7 +152,7 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
     }
 
     #[test]
-    fn qperf_prints_units_that_fit() {
+    fn qperf_prints_several_units() {
         let text = "rc_lat:\n    latency  =  4.1 us\nrc_bw:\n    bw  =  2.98 GB/sec\ntcp_bw:\n    bw  =  439 MB/sec\n";
         near(Read::Qperf("rc_lat"), text, 4.1e-6);
         near(Read::Qperf("rc_bw"), text, 2.98e9);
@@ -157,7 +161,7 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
     }
 
     #[test]
-    fn fio_says_it_in_powers_of_ten_too() {
+    fn fio_prints_powers_of_ten_in_parentheses() {
         let text = "  WRITE: bw=106MiB/s (111MB/s), 106MiB/s-106MiB/s (111MB/s-111MB/s), io=64.0MiB (67.1MB)\n";
         near(Read::Fio("WRITE"), text, 1.11e8);
         assert_eq!(Read::Fio("READ").find(text), None);

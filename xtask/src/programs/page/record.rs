@@ -1,4 +1,4 @@
-//! `cargo xtask compare --programs`: the figures of the page, ours beside TCP's, round by round.
+//! `cargo xtask compare --programs`: figures of the page, on Doorbell and over TCP, for each round.
 
 use std::path::{Path, PathBuf};
 
@@ -20,10 +20,10 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
         Some(path) => std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))?,
         None => root().join("benchmarks").join(&date).join("programs.json"),
     };
-    // The page names the record from the root.
-    let named = out
-        .strip_prefix(root())
-        .map_err(|_| format!("{} is outside of {}: the page could not name it", out.display(), root().display()))?;
+    // The page names the record by its path from the root.
+    let named = out.strip_prefix(root()).map_err(|_| {
+        format!("--out {}: must be below {}, because the page names the file", out.display(), root().display())
+    })?;
     peers::install_for_page()?;
     build()?;
     let _alone = place::measuring()?;
@@ -48,10 +48,10 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     text::write_from(&page(), Some(named))
 }
 
-/// A row's figures so far.
+/// Figures of a row up to now.
 struct Measured {
     row: &'static Row,
-    /// For each of the row's figures: ours, and TCP's.
+    /// For each figure of the row: values on Doorbell, and values over TCP.
     figures: Vec<[Vec<f64>; 2]>,
 }
 
@@ -88,7 +88,7 @@ impl Measured {
     }
 }
 
-/// Debian's versions of the programs.
+/// Returns the versions of Debian's packages.
 fn versions() -> Value {
     let version = |package: &str| {
         let query = command("dpkg-query", &["--show", "--showformat", "${Version}", package]);
@@ -97,7 +97,7 @@ fn versions() -> Value {
     peers::FOR_PAGE.iter().map(|&(package, _)| (package.to_owned(), version(package))).collect()
 }
 
-/// A record that was read.
+/// A stored record of figures.
 pub(super) struct Record {
     pub(super) path: PathBuf,
     value: Value,
@@ -108,12 +108,12 @@ pub(super) struct Record {
 pub(super) struct Medians {
     pub(super) ours: f64,
     pub(super) tcp: Option<f64>,
-    /// The median of the ratios within each round.
+    /// Median of the ratios of all rounds.
     pub(super) ratio: Option<f64>,
 }
 
 impl Record {
-    /// `path` is from the root of the repository.
+    /// Reads a record. `path` is relative to the root of the repository.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let text = read_text(&root().join(path))?;
         let value: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -130,7 +130,7 @@ impl Record {
         }
     }
 
-    /// The medians of a figure, if it was measured.
+    /// Returns the medians of a figure, if it was measured.
     pub(super) fn medians(&self, row: &Row, of: &str, unit: Unit) -> Option<Medians> {
         let found = self.value["rows"].as_array()?.iter().find(|found| {
             found["program"] == row.program
@@ -149,7 +149,7 @@ impl Record {
         })
     }
 
-    /// `fio 3.33-3, ...`
+    /// Returns the versions of the packages: `fio 3.33-3, ...`.
     pub(super) fn versions(&self) -> String {
         let versions = self.value["versions"].as_object();
         let known = versions.into_iter().flatten().filter_map(|(name, version)| Some((name, version.as_str()?)));
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_are_those_of_the_rounds() {
+    fn ratios_are_medians_over_the_rounds() {
         let row = rows().find(|row| row.figures.iter().any(|figure| figure.tcp.is_some())).unwrap();
         let figure = row.figures.iter().find(|figure| figure.tcp.is_some()).unwrap();
         let value = json!({"rows": [{

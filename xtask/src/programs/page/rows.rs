@@ -1,4 +1,4 @@
-//! The table.
+//! The table of all rows.
 
 use super::Read::{
     Fio, Line, MegabitsPerSecond, Milliseconds, PerftestRate, PerftestTime, PingpongRate, PingpongTime, Qperf,
@@ -49,14 +49,14 @@ const fn took(of: &'static str, read: Read) -> Figure {
     Figure { of, unit: Unit::Milliseconds, read, tcp: Some(read) }
 }
 
-/// Both print the same table over TCP.
+/// Figures of `fi_pingpong`, which prints the same table over TCP.
 const PINGPONG_64: &[Figure] = &[time("one way", PingpongTime("64"), Some(PingpongTime("64")))];
 const PINGPONG_64K: &[Figure] = &[rate("ping-pong", PingpongRate("64k"), Some(PingpongRate("64k")))];
 const PINGPONG_1M: &[Figure] = &[rate("ping-pong", PingpongRate("1m"), Some(PingpongRate("1m")))];
 
 const EACH_BYTE: &str = "each byte of each message, at both ends (`-c`)";
 
-/// `fi_pingpong` of a provider and a kind of endpoint, beside the same over TCP or UDP.
+/// Row of `fi_pingpong` with a provider and a kind of endpoint, beside the same endpoint over TCP or UDP.
 macro_rules! pingpong {
     ($what:literal, $provider:literal, $beside:literal, $endpoint:literal, $size:literal, $times:literal, $figures:expr) => {
         row(
@@ -98,7 +98,7 @@ macro_rules! pingpong {
     };
 }
 
-/// perftest, which compares no data; and qperf with messages of the same size over TCP.
+/// Row of perftest, which compares no data, beside qperf with messages of the same size over TCP.
 macro_rules! perftest {
     ($what:literal, $command:literal, $tcp:literal, $figures:expr) => {
         row(
@@ -119,7 +119,7 @@ macro_rules! perftest {
 const PERFTEST_TIME: &[Figure] = &[time("one way", PerftestTime, Some(Qperf("tcp_lat")))];
 const PERFTEST_RATE: &[Figure] = &[rate("throughput", PerftestRate, Some(Qperf("tcp_bw")))];
 
-/// fio's client sends the job to its server. fio can verify files, but not the data that went through a connection.
+/// Row of fio. The client sends the job to the server. fio can verify files, but not data of a connection.
 macro_rules! fio {
     ($what:literal, $verb:literal) => {
         row(
@@ -135,7 +135,7 @@ macro_rules! fio {
                 18600,
             ),
         )
-        // With `--ioengine=net` fio 3.33 dies of SIGPIPE now and then, when its server has all.
+        // With `--ioengine=net`, SIGPIPE sometimes kills fio 3.33 after its server has received all data.
         .beside(Commands::pair("qperf", "qperf 127.0.0.1 -t 1 -m 64k tcp_bw quit", 19765))
         .checks("that all operations complete; fio compares no data with this engine", &["err= 0"])
         .figures(&[rate("throughput", Fio("WRITE"), Some(Qperf("tcp_bw")))])
@@ -172,7 +172,7 @@ macro_rules! qemu {
 const QEMU_CHECKED: &str = "every byte of the guest's memory, half of which is random, and that the guest goes on \
     counting where it stopped";
 
-/// Examples of librdmacm; each takes a port of its own.
+/// Returns the row of an example of librdmacm. Each row has another port.
 const fn example(
     what: &'static str,
     server: &'static str,
@@ -184,7 +184,8 @@ const fn example(
     row("librdmacm's examples", what, Commands::pair(server, client, port)).checks(checked, words)
 }
 
-/// `ucx_perftest` over verbs, beside UCX's own TCP. The client sends the parameters of the measurement to the server.
+/// Row of `ucx_perftest` over verbs, beside UCX over TCP. The client sends the parameters of the measurement to the
+/// server.
 macro_rules! ucx {
     ($what:literal, $transport:literal, $test:literal, $figures:expr) => {
         row(

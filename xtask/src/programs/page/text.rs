@@ -1,15 +1,15 @@
-//! The page's part that is written: the table of all rows, and the commands of each.
+//! The generated part of the page: the table of all figures, and the commands of each row.
 
 use std::path::Path;
 
 use super::record::Record;
 use super::{Row, page, read_text, rows, write_text};
 
-/// Between these lines the page is written; all else of it is by hand.
+/// Lines around the generated part of the page.
 const BEGIN: &str = "<!-- From here on written by `cargo xtask programs --write-docs`. -->";
 const END: &str = "<!-- Written as far as here. -->";
 
-/// Before the path of the record that figures come from.
+/// Text before the path of the record of figures.
 const RAW: &str = "raw figures: `";
 
 /// Writes the page anew, with figures of the record that it names.
@@ -17,20 +17,21 @@ pub(crate) fn write() -> Result<(), String> {
     write_from(&page(), None)
 }
 
-/// The same, with figures of this record, whose path is from the root of the repository.
+/// Writes the page anew with figures of this record. Its path is relative to the root of the repository. Without a
+/// record, the page keeps its own one.
 pub(super) fn write_from(page: &Path, record: Option<&Path>) -> Result<(), String> {
     let old = read_text(page)?;
     let record = record.or_else(|| named_record(&old)).map(Record::read).transpose()?;
     write_text(page, &with_written(&old, record.as_ref())?)
 }
 
-/// The record that a page names.
+/// Returns the path of the record that a page names.
 fn named_record(page: &str) -> Option<&Path> {
     let (path, _) = page.split_once(RAW)?.1.split_once('`')?;
     Some(Path::new(path))
 }
 
-/// The page with its written part as it should be.
+/// Returns the page with its generated part anew.
 fn with_written(page: &str, record: Option<&Record>) -> Result<String, String> {
     let no_mark = |mark| format!("the page has no line {mark:?}");
     let (before, rest) = page.split_once(BEGIN).ok_or_else(|| no_mark(BEGIN))?;
@@ -96,7 +97,7 @@ fn commands(row: &Row) -> String {
     text
 }
 
-/// Three digits that say something.
+/// Formats a number with three significant digits.
 fn short(value: f64) -> String {
     match value {
         value if value >= 100.0 => format!("{value:.0}"),
@@ -109,7 +110,7 @@ fn short(value: f64) -> String {
 mod tests {
     use super::*;
 
-    /// The commands that the page prints are those that run, and its figures those that were recorded.
+    /// Checks the commands of the page against the table, and its figures against the record.
     #[test]
     fn the_page_matches_the_table_and_the_record() {
         let there = read_text(&page()).unwrap();

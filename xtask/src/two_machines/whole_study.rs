@@ -1,5 +1,5 @@
-//! The whole study between machines, beside one on loopback. It takes a quarter of an hour, so it is no part of the
-//! tests.
+//! The whole quick study between machines, compared with one on loopback. It takes a quarter of an hour, so `test` does
+//! not run it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use crate::programs::{self, doorbell};
 use crate::shell::{command, output_of, target};
 use crate::test::StepEnd;
 
-/// Longer than a study takes, however slow the machine.
+/// Protection against hanging: longer than a study takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// Runs all of `study --quick` between two machines and among four of which one loses packets, and has both judged.
-/// The records stay in `out`.
+/// Runs all of `study --quick` between two machines, and among four machines of which one loses packets. Checks that
+/// the report can judge the claims. The records stay in `out`.
 pub(crate) fn hosts(out: Option<&Path>) -> Result<(), String> {
     if let Some(StepEnd::LeftOut(why) | StepEnd::Failed(why)) = TwoMachines::are_impossible() {
         return Err(why);
@@ -29,7 +29,7 @@ pub(crate) fn hosts(out: Option<&Path>) -> Result<(), String> {
     let (here, left_out) = on_loopback(&two, &out.join("loopback"))?;
     let (between, missing) = study(&two, &out.join("two"), 4096)?;
     let (here, between) = (here.as_secs_f64(), between.as_secs_f64());
-    println!("two machines: {between:.0} s, on loopback {here:.0} s: {:.2} times that", between / here);
+    println!("two machines: {between:.0} s; on loopback: {here:.0} s; ratio {:.2}", between / here);
     is_judged(&missing, &left_out)?;
     drop(two);
     let four = Cluster::new(4, 1500)?;
@@ -39,16 +39,16 @@ pub(crate) fn hosts(out: Option<&Path>) -> Result<(), String> {
     is_judged(&missing, &left_out)
 }
 
-/// Checks that a study between machines lacks only the points of claims that a loopback study lacks too, since it is
-/// quick.
+/// Checks that a study between machines measured all claims that the loopback study measured. A quick study does not
+/// measure some claims.
 fn is_judged(missing: &BTreeSet<String>, left_out: &BTreeSet<String>) -> Result<(), String> {
     match missing.difference(left_out).next() {
         None => Ok(()),
-        Some(claim) => Err(format!("nothing was found out about this claim: {claim}")),
+        Some(claim) => Err(format!("this claim was not measured: {claim}")),
     }
 }
 
-/// A study in an empty directory.
+/// Removes the records of an earlier study.
 fn fresh(directory: &Path) -> Result<(), String> {
     match std::fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {error}", directory.display())),
@@ -56,20 +56,20 @@ fn fresh(directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs a study of everything and returns its duration, and the claims whose points it lacks. The duration excludes
-/// far memory. The points of far memory must all be there, with packets as predicted.
+/// Runs all experiments, and checks that the numbers of packets are as predicted. Returns the duration without the
+/// experiments of far memory, and the claims that were not measured.
 fn study(cluster: &Cluster, directory: &Path, mtu: u64) -> Result<(Duration, BTreeSet<String>), String> {
     fresh(directory)?;
     let begun = Instant::now();
     let records = cluster.study_into(directory, &[], PATIENCE)?;
     let time = begun.elapsed();
     let resent = check(&records, mtu, cluster.machines())?;
-    println!("{}: {} points, {resent} packets sent again", directory.display(), records.len());
+    println!("{}: {} points, {resent} retransmitted packets", directory.display(), records.len());
     cluster.study_into(directory, &["far-memory"], PATIENCE)?;
     Ok((time, judge(directory)?))
 }
 
-/// The same on one machine, over UDP.
+/// Runs all experiments on one machine, over UDP. Returns the same as [`study`].
 fn on_loopback(cluster: &Cluster, directory: &Path) -> Result<(Duration, BTreeSet<String>), String> {
     fresh(directory)?;
     let (doorbell, out) = (doorbell(), directory.to_string_lossy());
@@ -84,7 +84,7 @@ fn on_loopback(cluster: &Cluster, directory: &Path) -> Result<(Duration, BTreeSe
     Ok((time, judge(directory)?))
 }
 
-/// Prints what the report finds of each claim. Returns those of which the points are missing.
+/// Prints the claims that do not hold, and counts of all verdicts. Returns the claims that were not measured.
 fn judge(directory: &Path) -> Result<BTreeSet<String>, String> {
     let page: PathBuf = directory.join("report.html");
     let mut report = command(doorbell(), &["report", "--json", "--out"]);
