@@ -1,14 +1,14 @@
-# rdma_rxe is the memory node behind a middlebox (cable.sh comes before). The box is at the other end of the cable; clients
-# are the software RNIC, at an address of its own there, and rxe itself. The kernel must notice nothing.
+# rdma_rxe is the memory node behind a middlebox (runs after cable.sh). The box is at the other end of the cable. Clients
+# are the software RNIC, at another address of that end, and rxe itself. The kernel must report no error.
 ip -n other address add 192.0.2.3/24 dev veth1
 dmesg -c > /dev/null
 counted=/sys/class/infiniband/rxe0/ports/1/hw_counters
-# What rxe counts of errors. Of what it counts besides, this is none: requests that come twice or out of order, where a guest
-# is slow and its network has two processors, and what rxe as a client sends again for the same reasons.
+# Prints rxe's counters of errors. Duplicate and reordered requests and retransmissions of rxe are no errors here: a slow
+# guest with two processors causes them.
 errors() { (cd $counted && grep . *_err link_downed | grep -v completer_retry_err); }
 errors > /tmp/errors-before
 
-# perftest: its servers on rxe listen at one port, one after the other, and one box is in front of them all.
+# perftest: its servers on rxe listen at one port, one after the other, behind one box.
 ip netns exec other doorbell steer 192.0.2.1:21000 --perftest --bind 192.0.2.2 -p 21001 --json > /tmp/box 2> /tmp/box.said &
 box=$!
 wait_for_port 21001 in_other
@@ -26,7 +26,7 @@ through_box() {
         asked=$?
         wait $server
         served=$?
-        # Where it could not measure the processor's clock, it is asked again.
+        # Try again if perftest could not measure the processor's clock.
         cat /tmp/client /tmp/server | grep -q "Correlation coefficient" || break
     done
     programs=$((programs + 1))
@@ -34,7 +34,7 @@ through_box() {
         fail "$client, through a box, $*: $asked and $served: $(tail -n 40 /tmp/client /tmp/server; cat /tmp/box.said)"
 }
 for client in soft rxe; do
-    # No more at a time than the box's socket holds: rxe sends all of it at once.
+    # rxe sends all requests at once, so they must fit into the socket buffer of the box.
     through_box $client ib_write_bw -n 200 -s 8000 -t 4 -q 2
     through_box $client ib_read_lat -o 16 -n 200 -s 16
     through_box $client ib_atomic_bw -o 16 -n 200 -A FETCH_AND_ADD
@@ -52,12 +52,12 @@ for strategy in steered steered-write; do
     timeout 300 doorbell far verify --strategy $strategy -d rxe0 -x $gid --through 192.0.2.2:21002 --node-at 192.0.2.1:21003 \
         --clients 2 --keys 2 -t 4 --writes 70 -D 500ms --no-kill --json > /tmp/store 2> /tmp/store.said & store=$!
     wait_for_port 21003
-    # The store says how its box is to be started.
+    # The store prints the command that starts its box.
     ip netns exec other doorbell $(sed -n 's/.* now: doorbell //p' /tmp/store.said) --bind 192.0.2.2 > /tmp/box 2>&1 & box=$!
     wait $store || fail "$strategy on rxe: $(cat /tmp/store /tmp/store.said /tmp/box)"
     grep -q '"linearizable": true' /tmp/store || fail "$strategy on rxe: $(cat /tmp/store)"
     end_box
-    grep -q '"cas_converted": [1-9]' /tmp/box || fail "$strategy on rxe: no CAS went as a WRITE: $(cat /tmp/box)"
+    grep -q '"cas_converted": [1-9]' /tmp/box || fail "$strategy on rxe: no CAS was converted to a WRITE: $(cat /tmp/box)"
     grep -E '"(operations|requests|to_node|to_node_again|cas_converted|cas_steered|reads_steered)"' /tmp/store /tmp/box |
         tee -a /tmp/stores
 done
@@ -66,6 +66,6 @@ grep -q '"cas_steered": [1-9]' /tmp/stores || fail "the store on rxe: no CAS was
 errors > /tmp/errors-after
 cmp /tmp/errors-before /tmp/errors-after || fail "rxe counts errors: $(diff /tmp/errors-before /tmp/errors-after)"
 dmesg > /tmp/dmesg
-grep -iE "rxe|infiniband|icrc|warn|bug" /tmp/dmesg && fail "the kernel has noticed something"
+grep -iE "rxe|infiniband|icrc|warn|bug" /tmp/dmesg && fail "the kernel has logged an error"
 echo "$programs programs of perftest through a box, $failures failures"
 [ $failures = 0 ]

@@ -1,6 +1,6 @@
 # rdma_rxe at one end of a cable, the software RNIC at the other, in both roles.
 #
-# The kernel's sockets for port 4791 are in the first namespace alone, so that is where rxe's end is.
+# The kernel's sockets for port 4791 exist only in the first namespace, so rxe's end is there.
 ip netns add other || exit 1
 ip link add veth0 mtu 9000 type veth peer name veth1 mtu 9000 netns other
 ip address add 192.0.2.1/24 dev veth0
@@ -11,11 +11,11 @@ ip -n other link set lo up
 rdma link delete rxe0
 rdma link add rxe0 type rxe netdev veth0
 in_other() { ip netns exec other "$@"; }
-# The link's address of IPv6 becomes a GID when the kernel is done with it; the one of IPv4 is used.
+# The GID of the IPv4 address. The link-local address of IPv6 becomes a GID at a later time.
 gid=$(doorbell devices 2>/dev/null | sed -n 's/.*GID \([0-9]*\) ::ffff:192.0.2.1.*/\1/p')
 
 port=20000
-# Runs a program at both ends: $1 says whether rxe serves or asks.
+# Runs a program at both ends. $1 is the role of rxe: serves or asks.
 pair() {
     role=$1; shift
     port=$((port + 1))
@@ -36,7 +36,7 @@ pair() {
     wait $server
     served=$?
     if [ $client$served != 00 ]; then
-        # It could not measure the processor's clock: that has nothing to do with us.
+        # Try again if perftest could not measure the processor's clock.
         if cat /tmp/client /tmp/server | grep -q "Correlation coefficient" && [ "$tries" != 0 ]; then
             tries=$((tries - 1)) again=yes
             pair $role "$@"
@@ -45,7 +45,7 @@ pair() {
         fail "rxe $role, $*: $client and $served"
         tail -n 8 /tmp/client /tmp/server
     fi
-    # Ours prints what it counted, where that is not zero.
+    # The software RNIC prints its counters that are not zero.
     cat /tmp/client /tmp/server | grep -q "rdma_unicast_packets" || fail "rxe $role, $*: no counters"
     cat /tmp/client /tmp/server | grep "icrc" && fail "rxe $role, $*: packets with a wrong ICRC"
 }

@@ -1,5 +1,5 @@
-# A few packets of what neither perftest nor our bench sends, between two devices of rxe (two_rxe.sh comes before):
-# UC and UD with immediate data, and WRITEs with it.
+# Captures a few packets that neither perftest nor `doorbell bench` sends, between two devices of rxe (runs after
+# two_rxe.sh): UC and UD with immediate data, and WRITEs with immediate data.
 export DOORBELL_TEST_DEVICE=rxe1 DOORBELL_TEST_PEER_DEVICE=rxe2
 capture rxe-both.pcap
 for case in immediate_data_and_invalidation unreliable_connections_carry_sends_and_writes \

@@ -1,20 +1,20 @@
-# The command on the kernel's own RNIC, and what it says where something is missing.
+# Runs the command on the kernel's RNIC, and checks its errors.
 
-# Does a command succeed, and print these words?
+# Checks that a command succeeds and prints these words.
 prints() {
     words=$1; shift
     timeout 300 "$@" > /tmp/said 2>&1 || fail "$* ended with $?: $(cat /tmp/said)"
-    grep -q "$words" /tmp/said || fail "$* does not say '$words': $(cat /tmp/said)"
+    grep -q "$words" /tmp/said || fail "$* does not print '$words': $(cat /tmp/said)"
 }
 
-# Does a command end with this status, and say these words?
+# Checks that a command ends with this status and prints these words.
 refuses() {
     status=$1 words=$2; shift 2
     timeout 300 "$@" > /tmp/said 2>&1
     ended=$?
     [ $ended = $status ] || fail "$* ended with $ended, not with $status: $(cat /tmp/said)"
-    grep -q "$words" /tmp/said || fail "$* does not say '$words': $(cat /tmp/said)"
-    echo "as it should be: $(tail -1 /tmp/said)"
+    grep -q "$words" /tmp/said || fail "$* does not print '$words': $(cat /tmp/said)"
+    echo "as expected: $(tail -1 /tmp/said)"
 }
 
 prints "rxe0: RNIC of this machine" doorbell devices
@@ -43,16 +43,16 @@ ip link set dummy0 mtu $mtu
 ip link set dummy0 down
 refuses 1 "is down, not active" doorbell bench bw -d rxe0 -n 10
 ip link set dummy0 up
-# Somebody without rights, who may lock no memory to speak of.
+# A user without rights, who may lock only a little memory.
 su nobody -s /bin/sh -c 'ulimit -l 64; PATH=/opt:/bin; doorbell bench bw -d rxe0 -n 10 -s 65536' > /tmp/said 2>&1
 [ $? = 1 ] || fail "a small limit of locked memory is no failure"
 grep -q "may lock 65536 B of memory" /tmp/said || fail "a small limit of locked memory: $(cat /tmp/said)"
-# Nor may somebody use a device that is not theirs.
+# A user without access to the device.
 chmod 600 /dev/infiniband/uverbs*
 refuses 1 "does not open: .* readable and writable for this user" \
     su nobody -s /bin/sh -c 'PATH=/opt:/bin; exec doorbell bench bw -d rxe0 -n 10'
 chmod 666 /dev/infiniband/uverbs*
-# Without IPv4, and then without any address: the GID that rxe makes up itself leads nowhere.
+# An interface without IPv4, and then without any address: rxe's default GID is not usable.
 ip address flush dev dummy0
 ip address add fd00::1/64 dev dummy0 nodad
 for try in $(seq 600); do doorbell devices 2>&1 | grep -q fd00::1 && break; sleep 0.1; done
@@ -65,7 +65,7 @@ refuses 1 "give the network interface an address, or choose another GID" doorbel
 libraries=/usr/lib/x86_64-linux-gnu
 mv $libraries/libibverbs.so.1 /tmp/
 refuses 1 "libibverbs cannot be loaded" doorbell bench bw -d rxe0 -n 10
-# A library that has nothing of libibverbs, as an old one lacks something.
+# A library without symbols of libibverbs, in place of an old libibverbs without some of them.
 cp $libraries/libgcc_s.so.1 $libraries/libibverbs.so.1
 refuses 1 "too old: it has no ibv_get_device_list" doorbell bench bw -d rxe0 -n 10
 prints "libibverbs.so.1 is too old" doorbell devices

@@ -1,8 +1,8 @@
-# perftest, unmodified and with the same options, on rxe and on the software RNIC, and our own bench over the
-# provider `system` beside perftest on rxe: in turn, in one guest, $rounds times. Each line that it leaves in
-# /host/raw.txt is a round, a measure, whose figure it is, and the figure. two_rxe.sh comes before.
+# Measures unmodified perftest with the same options on rxe and on the software RNIC, and `doorbell bench` on the provider
+# `system` beside perftest on rxe. All cases run in turns in one guest, $rounds times. A line of /host/raw.txt has round,
+# measurement, series and figure. Runs after two_rxe.sh.
 
-# The same as between rxe1 and rxe2 for software RNICs, which are in a namespace each, as on two machines.
+# A network for software RNICs like that between rxe1 and rxe2. Each RNIC has a namespace, as on two machines.
 for side in one two; do ip netns add $side; ip -n $side link set lo up; done
 ip -n one link add veth0 mtu 9000 type veth peer name veth0 mtu 9000 netns two
 ip -n one address add 192.0.2.1/24 dev veth0
@@ -10,7 +10,7 @@ ip -n two address add 192.0.2.2/24 dev veth0
 for side in one two; do ip -n $side link set veth0 up; done
 
 port=20000
-# Runs a program at both ends, each of which puts its own words before and behind it; $host is the server's.
+# Runs a program at both ends, with the prefix and the options of each end. $host is the server's address.
 pair() {
     for try in 1 2 3 4 5 6 7 8; do
         port=$((port + 1))
@@ -20,7 +20,7 @@ pair() {
         client=$?
         wait $server
         served=$?
-        # Where it could not measure the processor's clock, or not well, it is asked again.
+        # Try again if perftest could not measure the processor's clock, or not exactly.
         cat /tmp/client /tmp/server | grep -qw "Correlation coefficient\|inf" && continue
         [ $client$served = 00 ] && return
         break
@@ -52,12 +52,12 @@ soft_veth() {
     client_prefix="ip netns exec two timeout 300 doorbell run --bind 192.0.2.2 --"
     pair "$@"
 }
-# A column of perftest's line for a size.
+# Prints a column of perftest's line for a size.
 column() { awk -v size=$1 -v column=$2 '$1 == size && $column + 0 > 0 { print $column + 0 }' /tmp/client; }
 say() { [ "$4" ] && echo "$*" | tee -a /host/raw.txt; }
 bench() { doorbell bench bw -d rxe0 -x $(gid_of 10.0.0.1) "$@" 2> /tmp/complaints > /tmp/client || fail "bench $*: $(cat /tmp/complaints)"; }
 
-# That packets of rxe pass the pair: it has so many more of them than were messages.
+# Check that packets of rxe pass the pair of veth: its counter must grow by at least the number of messages.
 passed() { cat /sys/class/net/veth0/statistics/tx_packets; }
 before=$(passed)
 rxe_veth ib_send_lat -s 16 -n 100
@@ -76,7 +76,7 @@ for round in $(seq $rounds); do
             say $round write_bw_65536_$path $device $(column 65536 4)
         done
     done
-    # Windows of 64, completions for all, nothing inline.
+    # Windows of 64, a completion for each request, no inline data.
     for batch in 1 8; do
         rxe_loopback ib_write_bw -s 16 -n 100000 -t 64 -Q 1 -l $batch
         say $round write_16_batch_$batch perftest $(column 16 5)

@@ -1,12 +1,12 @@
-# What the kernel shows of rxe, and what programs see of the software RNIC beside it: one line for each path, with a
-# tab between the path and what stands there, for the host to compare. dash itself reads, since it is linked
-# dynamically, which busybox is not.
+# Lists the kernel's files of rxe, and the files of the software RNIC that programs see beside them. Each line has a path, a
+# tab, and the kind or value. The host compares the lists. dash reads the files, since it is linked dynamically, unlike
+# busybox.
 cat > /tmp/walk <<'END'
 walk() {
     for entry in "$1"/*; do
         name=$2/${entry##*/}
         case $name in
-            # A table of GIDs has hundreds of entries, and the first few tell.
+            # A table of GIDs has hundreds of entries, and the first ones are enough.
             */gids/[4-9] | */gids/??* | */types/[4-9] | */types/??* | */ndevs/[4-9] | */ndevs/??*) continue ;;
         esac
         if [ -L "$entry" ]; then
@@ -34,10 +34,10 @@ for entry in $2 rdma_cm; do
 done
 END
 dash /tmp/walk rxe0 uverbs0 > /host/rxe.txt
-# rxe's socket has RoCE's port on all addresses. Its device has the first number.
+# rxe's socket uses RoCE's port on all addresses, so the software RNIC needs another port. rxe's device is uverbs0.
 own="doorbell run --udp-port 5000 --"
 $own dash /tmp/walk doorbell0 uverbs1 > /host/own.txt
-# Both devices are seen, and the kernel's as without us.
+# Both devices are visible, and the kernel's device looks the same as without the software RNIC.
 $own dash -c 'cd /sys/class/infiniband && echo *' > /tmp/said
 [ "$(cat /tmp/said)" = "doorbell0 rxe0" ] || fail "the devices are $(cat /tmp/said)"
 $own dash -c 'cd /dev/infiniband && echo *' > /tmp/said

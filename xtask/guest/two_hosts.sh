@@ -1,6 +1,6 @@
-# Two devices of rdma_rxe as two hosts of a study (two_rxe.sh comes before). rxe's sockets and routes are the first
-# namespace's alone, so the devices and their network stay there, and the RDMA subsystem shares them with all namespaces; the
-# processes of the study are in namespaces of their own, whose only network is the one over which they control each other.
+# Two devices of rdma_rxe as two hosts of a study (runs after two_rxe.sh). rxe's sockets and routes exist only in the
+# first namespace, so the devices and their network stay there. The RDMA subsystem shares devices with all namespaces. The
+# processes of the study run in separate namespaces, whose only network is that of the control connection.
 rdma system show | grep -q "netns shared" || fail "RDMA devices are not shared: $(rdma system show)"
 ip link add control0 type veth peer name control1
 for end in 0 1; do
@@ -12,8 +12,8 @@ for end in 0 1; do
 done
 echo "two devices with a network between them, two namespaces"
 set -- $(gid_of 192.0.2.1) $(gid_of 192.0.2.2)
-# A study of direct-write/latency with threads pinned to both processors was seen to stop: a queue pair of rxe heard nothing
-# more of its peer. Why is not known.
+# Threads are not pinned: a study of direct-write/latency with threads pinned to both processors once stopped. A queue
+# pair of rxe got no more packets from its peer. The cause is unknown.
 ip netns exec host1 doorbell study -d rxe2 -x $2 --cpus none --listen 198.51.100.2 > /tmp/there 2>&1 & there=$!
 wait_for_port 18515 ip netns exec host1
 echo "host 1 listens"

@@ -1,4 +1,4 @@
-# perftest and our own bench over the cable (cable.sh comes before), with all path MTUs, and with loss.
+# perftest and `doorbell bench` over the cable (runs after cable.sh), with all path MTUs, and with loss.
 all_operations() {
     for role in serves asks; do
         pair $role ib_send_bw -n $1 -s 16
@@ -13,7 +13,7 @@ all_operations() {
     done
 }
 
-# Our own bench, whose payload is checked.
+# Runs `doorbell bench`, which checks the payload.
 bench() {
     for role in serves asks; do
         if [ $role = serves ]; then
@@ -27,7 +27,7 @@ bench() {
         fi
         [ $? = 0 ] || fail "bench $*, rxe $role, client: $(cat /tmp/client)"
         wait $server || fail "bench $*, rxe $role, server: $(cat /tmp/server)"
-        # What our RNIC counted, at whichever end it is.
+        # The counter of the software RNIC, which is one of both ends.
         wrong=$(sed -n 's/.*"rx_icrc_encapsulated": \([0-9]*\).*/\1/p' /tmp/client | sort -u)
         [ "$wrong" = 0 ] || fail "bench $*, rxe $role: packets with a wrong ICRC, or none were counted: $wrong"
     done
@@ -45,7 +45,7 @@ for mtu in 256 512 1024 2048 4096; do
     bench -n 50 -s 20000 -m $mtu
     for op in write read; do bench -n 50 -s 20000 -m $mtu --op $op; done
 done
-# The same with one packet in a hundred lost, both ways.
+# The same operations with loss of one packet in a hundred in each direction.
 tc qdisc add dev veth0 root netem loss 1%
 in_other tc qdisc add dev veth1 root netem loss 1%
 for role in serves asks; do
@@ -58,7 +58,7 @@ bench -n 500 -s 16,5000
 for op in write read; do bench -n 300 -s 5000 --op $op; done
 bench -n 200 --op fetch-add
 for lossy in "" in_other; do
-    $lossy tc -s qdisc show | grep "dropped [1-9]" || fail "nothing got lost"
+    $lossy tc -s qdisc show | grep "dropped [1-9]" || fail "no packet was lost"
 done
 tc qdisc del dev veth0 root
 in_other tc qdisc del dev veth1 root
@@ -67,10 +67,11 @@ bench -n 500 -s 16,5000 -b
 for op in write read; do bench -n 300 -s 16,65536 --op $op; done
 bench -n 300 --op fetch-add
 bench -n 300 --op cas
-# Without acknowledgements: what is lost is counted, and what arrives is whole. Over UD a message is one packet.
+# Transports without acknowledgements: lost messages are counted, and arrived messages are intact. Over UD a message is one
+# packet.
 bench -n 500 -s 16,5000 --transport uc
 bench -n 500 -s 16,1024 --transport ud
-# A peer with another MTU: the smaller one of both is used, and more than that is refused at both ends.
+# A peer with another MTU: both use the smaller one, and both ends reject a larger one.
 ip link set veth0 mtu 1500
 bench -n 100 -s 5000
 grep -q '"mtu": 1024' /tmp/client || fail "a path MTU that fits both: $(cat /tmp/client)"
@@ -84,7 +85,7 @@ for end in client server; do
     grep -q "path MTU 4096 is larger than this port's active MTU 1024" /tmp/$end || fail "$end: $(cat /tmp/$end)"
 done
 ip link set veth0 mtu 9000
-# No packet that either end received had a wrong ICRC: pair looks at ours.
+# Neither end received a packet with a wrong ICRC. `pair` checks the counter of the software RNIC.
 dmesg | grep -i "bad icrc" && fail "rdma_rxe found wrong ICRCs"
 echo "$port programs of perftest (from 20001 on), $failures failures"
 [ $failures = 0 ]

@@ -1,5 +1,5 @@
-/* A program that listens for TCP and for RDMA at one port, as storage targets and file servers do: each
- * gets what is meant for it, whichever was first. */
+/* A program that listens for TCP and for RDMA at one port, as storage targets and file servers do. Each listener gets
+ * its own connections, independent of the order in which they start. */
 #include "common.h"
 
 #include <arpa/inet.h>

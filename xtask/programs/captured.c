@@ -1,5 +1,5 @@
-/* A program that leaves its device open when it ends, in the way that its argument names. Its capture must be
- * complete. It posts ten WRITEs between two queue pairs of one device, and awaits each. */
+/* A program that ends in the way that its argument names, in most cases with its device open. Its capture must be
+ * complete. It posts ten WRITEs between two queue pairs of one device, and waits for each. */
 #include <pthread.h>
 #include <signal.h>
 
@@ -57,7 +57,7 @@ int main(int argc, char **argv)
 		CHECK(pthread_create(&thread, NULL, wait_and_end, NULL) == 0);
 		pthread_exit(NULL);
 	} else if (strcmp(end, "wait") == 0) {
-		/* Until a signal comes that no handler catches. */
+		/* Waits until a signal kills the process. */
 		for (;;)
 			pause();
 	} else {

@@ -1,6 +1,6 @@
 /* One end of a pair of processes that exchange checked messages while one of them is disturbed. Standard input is a
- * socket to the other end, over which the connections are set up and which says goodbye at the end. Arguments are words
- * like KEY=VALUE; `struct plan` has the keys.
+ * socket to the other end. It carries the set-up of connections and a final goodbye. Arguments are words like
+ * KEY=VALUE; `struct plan` has the keys.
  *
  * The exit status shows the end of the process. 0: all messages arrived. 1: wrong data or a failed check. 3: a
  * completion with an error. 4: a rejected call, which the act may cause. 7: the act ends the process. */
@@ -37,7 +37,7 @@ static void send_to_other(const void *bytes, size_t length)
 	while ((gone = send(LINK, bytes, length, MSG_NOSIGNAL)) == -1 && errno == EINTR)
 		;
 	if (gone != (ssize_t)length) {
-		fprintf(stderr, "the other end went while connections were made\n");
+		fprintf(stderr, "the other end ended during the set-up of connections\n");
 		exit(STATUS_ENDED);
 	}
 }
@@ -49,7 +49,7 @@ static void receive_from_other(void *bytes, size_t length)
 	while ((got = recv(LINK, bytes, length, MSG_WAITALL)) == -1 && errno == EINTR)
 		;
 	if (got != (ssize_t)length) {
-		fprintf(stderr, "the other end went while connections were made\n");
+		fprintf(stderr, "the other end ended during the set-up of connections\n");
 		exit(STATUS_ENDED);
 	}
 }
@@ -89,7 +89,7 @@ static void connect_by_hand(void)
 	stage(4);
 }
 
-/* Returns the id of the next event if its kind is this one. Otherwise the other end went. */
+/* Returns the id of the next event, which must be of this kind. Any other event means that the other end has ended. */
 static struct rdma_cm_id *await(enum rdma_cm_event_type kind)
 {
 	struct rdma_cm_event *event;
@@ -154,7 +154,7 @@ static void connect_by_cm(void)
 		if (plan.server) {
 			struct pollfd waits[] = { { events->fd, POLLIN, 0 }, { LINK, 0, 0 } };
 
-			/* A client that went before it asked leaves only its link. */
+			/* A client that ends before it connects only closes its link. */
 			while (poll(waits, 2, -1) == -1 && errno == EINTR)
 				;
 			if (!(waits[0].revents & POLLIN))
@@ -188,7 +188,7 @@ static void connect_by_cm(void)
 
 enum { SENT = 100, READ = 200, ADDED = 300, PROBED = 400 };
 
-/* Posts one work request. A queue pair in the error state takes it and flushes it. */
+/* Posts a work request. A queue pair in the error state accepts and flushes it. */
 static void post_one(struct lane *lane, enum ibv_wr_opcode opcode, uint64_t id, void *local, uint32_t length, uint64_t remote)
 {
 	struct ibv_sge sge = { (uintptr_t)local, length, lane->mr->lkey };
@@ -233,7 +233,7 @@ static int check_message(struct lane *lane, const struct ibv_wc *wc)
 	return message->last;
 }
 
-/* Sleeps until a completion, a signal or a cancellation comes. Returns 0 if the device refuses. */
+/* Sleeps until a completion, a signal or a cancellation. Returns 0 if the call fails for another reason. */
 static int sleep_for_completion(struct lane *lane)
 {
 	struct ibv_cq *cq;
@@ -246,7 +246,7 @@ static int sleep_for_completion(struct lane *lane)
 	return errno == EINTR;
 }
 
-/* Handles a completion. Returns true if the other end's last message is among the messages that came. */
+/* Handles a completion. Returns true if it is the receive of the other end's last message. */
 static int take(struct lane *lane, const struct ibv_wc *wc, int *is_reading, int *is_probing)
 {
 	int last = 0;
@@ -323,7 +323,7 @@ static void *run_lane(void *argument)
 			pthread_testcancel();
 			sched_yield();
 		} else if (!is_armed) {
-			CHECK(ibv_req_notify_cq(lane->cq, 0) == 0); /* then it polls once more */
+			CHECK(ibv_req_notify_cq(lane->cq, 0) == 0); /* the next iteration polls once more before it sleeps */
 			is_armed = 1;
 		} else {
 			is_armed = 0;
@@ -347,7 +347,7 @@ static void start_lanes(void)
 		CHECK(pthread_create(&lanes[at].thread, &attributes, run_lane, &lanes[at]) == 0);
 }
 
-/* Returns the status of the process. */
+/* Joins the lanes, and returns the exit status of the process. */
 static int finish_lanes(void)
 {
 	int status = 0;
@@ -363,7 +363,7 @@ static int finish_lanes(void)
 		if (ended != PTHREAD_CANCELED && lane->status == IBV_WC_SUCCESS)
 			continue;
 		status = STATUS_ENDED;
-		/* The other end must not wait for receives that no thread posts any more. */
+		/* No thread posts receives any more, so the error state ends the traffic of the other end. */
 		if (ended == PTHREAD_CANCELED)
 			to_error(lane->qp);
 	}
@@ -371,7 +371,7 @@ static int finish_lanes(void)
 	return status;
 }
 
-/* Says goodbye. Both ends are done with the other's memory once both have said so. */
+/* Exchanges a goodbye. After it, neither end accesses the other's memory. */
 static void say_goodbye(void)
 {
 	char byte = 'g';
@@ -436,7 +436,7 @@ static void read_plan(int count, char **words)
 			*numbers[number].value = atol(value);
 		}
 	}
-	/* Calls may be refused while descriptors are missing. */
+	/* Calls may fail while descriptors are missing. */
 	if (is("close") || is("exhaust"))
 		failed_status = STATUS_REFUSED;
 }

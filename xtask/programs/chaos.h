@@ -36,7 +36,7 @@ extern char **environ;
 		}                                                                   \
 	} while (0)
 
-/* Times are in microseconds. `stage` is the place of the act; -1 is `after` within the traffic. */
+/* Times are in microseconds. `stage` is the stage of the act; -1 means `after` the start of the traffic. */
 static struct plan {
 	const char *act, *via;
 	long seed, us, after, stage, timeout, stack, port, lane, server;
@@ -110,7 +110,7 @@ static void reap(pid_t child)
 	}
 }
 
-/* Checks that a child has no part of its parent's device, and may open it anew. */
+/* Checks that a child can open the device anew. */
 static void use_device_anew(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -149,7 +149,7 @@ static void fork_one(void)
 		reap(child);
 		return;
 	}
-	alarm(PATIENCE_MS / 1000); /* a child that is stuck ends by a signal */
+	alarm(PATIENCE_MS / 1000); /* a signal ends a stuck child */
 	if (is("fork_exec"))
 		execlp("true", "true", (char *)NULL);
 	if (is("fork_exit"))
@@ -159,7 +159,7 @@ static void fork_one(void)
 	_exit(0);
 }
 
-/* Ends the parent at once. Its child, which runs no program, ends a while later. */
+/* Ends the parent at once. Its child, which calls no exec, ends later. */
 static void leave_a_child(void)
 {
 	pid_t child;
@@ -173,7 +173,7 @@ static void leave_a_child(void)
 	_exit(STATUS_ACT);
 }
 
-/* Allows the present descriptors, and not one more. */
+/* Limits the number of descriptors, so that no further one can be opened. */
 static void exhaust_descriptors(void)
 {
 	struct rlimit limit;

@@ -1,5 +1,5 @@
 /* A library to be preloaded: the time of day jumps by up to two days, back and forth, several times a second. The
- * monotonic clock stays, as POSIX promises. To a stopped process the monotonic clock appears to jump. */
+ * monotonic clock does not jump, as POSIX promises. Only a stopped process sees it jump. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

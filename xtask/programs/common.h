@@ -1,4 +1,4 @@
-/* Shared code of these programs: a check that prints its place when it fails, and one device with the objects that
+/* Shared code of these programs: a check that prints its location when it fails, and a device with the objects that
  * most verbs need. Both ends of each connection are in one process. */
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The status with which a program ends when a check fails. */
+/* Exit status of a program after a failed check. */
 #ifndef CHECK_STATUS
 #define CHECK_STATUS 1
 #endif
@@ -24,7 +24,7 @@
 		}                                                                   \
 	} while (0)
 
-/* Longer than anything here takes, however busy the machine. */
+/* Protection against hanging: longer than any step takes on a busy machine. */
 #define PATIENCE_MS 90000
 
 static struct ibv_device **devices;
@@ -32,7 +32,7 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static union ibv_gid gid;
 static struct ibv_port_attr port;
-/* The exponent of the acknowledgement timeout. */
+/* Exponent of the acknowledgement timeout. */
 static uint8_t ack_timeout = 14;
 
 static inline void open_device(void)
@@ -143,14 +143,14 @@ static inline struct ibv_wc next_completion(struct ibv_cq *cq)
 	struct ibv_wc wc;
 	int found;
 
-	/* Polling drives the device. The caller of the program ends it if no completion arrives. */
+	/* Polling drives the device. If no completion arrives, xtask kills the program at its time limit. */
 	while ((found = ibv_poll_cq(cq, 1, &wc)) == 0)
 		;
 	CHECK(found == 1);
 	return wc;
 }
 
-/* The next event is this one, of this queue pair, completion queue or shared receive queue. */
+/* Checks that the next event is of this kind, and of this queue pair, completion queue or shared receive queue. */
 #define EXPECT_EVENT(kind, what)                                                    \
 	do {                                                                        \
 		struct pollfd readable = { .fd = context->async_fd, .events = POLLIN }; \

@@ -1,4 +1,4 @@
-/* The sender that a datagram's completion names, and how to answer it. */
+/* Address of a datagram's sender in its completion, and replies to that address. */
 #include "common.h"
 
 #define HEADER 40
@@ -59,7 +59,7 @@ static struct ibv_ah *own_address(void)
 	return ah;
 }
 
-/* The next two completions are that of a SEND and that of the datagram, in any order. */
+/* Expects completions of a SEND and of its receive, in any order. Returns that of the receive. */
 static struct ibv_wc expect_datagram(struct ibv_cq *cq, const struct ibv_qp *from, const struct ibv_qp *to)
 {
 	struct ibv_wc received = { 0 };
@@ -81,7 +81,7 @@ static struct ibv_wc expect_datagram(struct ibv_cq *cq, const struct ibv_qp *fro
 	return received;
 }
 
-/* A packet type is no service level: an address that is made of a completion has none. */
+/* `sl` of a completion has the packet type, so the service level of an address from a completion is 0. */
 static void answered(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
@@ -103,13 +103,13 @@ static void answered(void)
 	send_to(b, wc.src_qp, back);
 	expect_datagram(cq, b, a);
 	CHECK(ibv_destroy_ah(back) == 0);
-	/* As programs do that fill the attributes in by hand. */
+	/* Some programs fill in the attributes by hand, also with `sl` of the completion. */
 	attr.sl = wc.sl;
 	CHECK((back = ibv_create_ah(pd, &attr)));
 	CHECK(post_receive(a, NULL, 3, mr, memory[0], HEADER + LENGTH) == 0);
 	send_to(b, wc.src_qp, back);
 	expect_datagram(cq, b, a);
-	/* A receive without data carries no information. */
+	/* The completion of a flushed receive has no packet type. */
 	CHECK(post_receive(a, NULL, 4, mr, memory[0], HEADER + LENGTH) == 0);
 	to_error(a);
 	wc = next_completion(cq);
@@ -118,7 +118,7 @@ static void answered(void)
 	CHECK(ibv_destroy_ah(ah) == 0 && ibv_destroy_ah(back) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
-/* Completions that are read field by field say the same. */
+/* The extended interface, which reads completions field by field, returns the same values. */
 static void field_by_field(void)
 {
 	struct ibv_cq_init_attr_ex init = {
@@ -145,7 +145,7 @@ static void field_by_field(void)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_ah(ah) == 0 && ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0);
 }
 
-/* Connections have a peer that is known: their completions tell nothing of it. */
+/* Completions of connections have no packet type and no GRH. */
 static void connections(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);

@@ -1,5 +1,5 @@
-/* A program that has seen a message may end at once, by whatever means it likes: the sender learns that the message
- * arrived. The receiver is a child of its own, so both ends are processes; plain verbs, no rdma_cm. */
+/* A program that has received a message may end at once, in any way. The sender must still get the acknowledgement. The
+ * receiver is a child process. The programs use plain verbs, without rdma_cm. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -10,11 +10,11 @@
 
 #include "common.h"
 
-/* As many answers let the acknowledgement of the next message wait for its answer. */
+/* After this number of answers, the RNIC delays an acknowledgement, to send it with the next answer. */
 #define ANSWERS 12
 #define ROUNDS 3
-/* The last acknowledgement leaves by itself if the ending process is slow. Without a special effort it is missing in
- * less than every second round. */
+/* If the process ends slowly, the last acknowledgement leaves in time even with a defect. So a defect shows in less
+ * than half of the rounds. */
 #define ROUNDS_OF_DAEMON 20
 
 extern char **environ;
@@ -42,7 +42,7 @@ static void end_by_execvp(void) { execvp("true", (char *[]){ "true", NULL }); }
 static void end_by_execve(void) { execve("/bin/true", (char *[]){ "true", NULL }, environ); }
 static void end_by_fexecve(void) { fexecve(open("/bin/true", O_RDONLY), (char *[]){ "true", NULL }, environ); }
 
-/* An exec that fails leaves the program as it was. */
+/* After a failed exec the program continues, and ends by _exit. */
 static void end_by_failing_exec(void)
 {
 	CHECK(execv("/nonexistent", (char *[]){ "nonexistent", NULL }) == -1 && errno == ENOENT);
@@ -61,7 +61,7 @@ static void end_by_signal_handler(void)
 	raise(SIGUSR1);
 }
 
-/* The parent ends, and the child has nothing of the device. */
+/* The parent ends. The child does not have the device. */
 static void end_by_daemon(void)
 {
 	CHECK(daemon(1, 1) == 0);
@@ -82,7 +82,7 @@ static void open_end(int link)
 	CHECK((mr = ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE)));
 	CHECK((cq = ibv_create_cq(context, 64, NULL, NULL, 0)));
 	qp = create_qp(cq, NULL, IBV_QPT_RC, 16);
-	memset(&own, 0, sizeof(own)); /* padding too, since it is written */
+	memset(&own, 0, sizeof(own)); /* also the padding, which is written to the socket */
 	own.gid = gid;
 	own.qpn = qp->qp_num;
 	CHECK(write(link, &own, sizeof(own)) == sizeof(own));
@@ -107,7 +107,7 @@ static void expect(uint64_t id)
 	CHECK(wc.wr_id == id && wc.status == IBV_WC_SUCCESS);
 }
 
-/* Unsignalled, since its acknowledgement may come behind the next message. */
+/* Sends an unsignalled answer, since its acknowledgement may arrive after the next message. */
 static void answer(void)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
@@ -129,7 +129,7 @@ static void receive(int link, int answers, void (*end)(void))
 	}
 	expect(answers);
 	end();
-	fprintf(stderr, "an end that was none\n");
+	fprintf(stderr, "the process did not end\n");
 	abort();
 }
 
@@ -174,7 +174,7 @@ static void send_to(int answers, void (*end)(void))
 	close_device();
 }
 
-/* A handler that ends the process may have interrupted a thread that holds locks of the device or of malloc. */
+/* A signal handler that ends the process may interrupt a thread that holds locks of the device or of malloc. */
 static void ends_within_a_call(void)
 {
 	for (int round = 0; round < 40; round++) {
@@ -200,12 +200,12 @@ static void ends_within_a_call(void)
 		CHECK(clock_gettime(CLOCK_MONOTONIC, &before) == 0);
 		CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 		CHECK(clock_gettime(CLOCK_MONOTONIC, &after) == 0);
-		/* Far from any time that a busy machine takes: this is about never. */
+		/* The limit only detects a deadlock. */
 		CHECK(after.tv_sec - before.tv_sec < PATIENCE_MS / 1000);
 	}
 }
 
-/* A vforked child shares the memory of its parent: its end is not the parent's. */
+/* A vforked child shares the memory of its parent, but its end must not close the parent's device. */
 static void children_end_alone(void)
 {
 	struct ibv_wc wc;
@@ -239,7 +239,7 @@ static void *live_on(void *unused)
 	return NULL;
 }
 
-/* A program whose main thread ends first ends with its last one. */
+/* A program whose main thread ends first ends with its last thread. */
 static void ends_with_the_last_thread(void)
 {
 	int status = 0, waited_ms = 0;
@@ -256,7 +256,7 @@ static void ends_with_the_last_thread(void)
 	while ((ended = waitpid(child, &status, WNOHANG)) == 0 && waited_ms++ < PATIENCE_MS)
 		usleep(1000);
 	if (ended == 0)
-		kill(child, SIGKILL); /* nothing less may end it */
+		kill(child, SIGKILL); /* no other signal is certain to end it */
 	CHECK(ended == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 

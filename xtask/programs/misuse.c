@@ -96,9 +96,9 @@ static void full_queues(void)
 		};
 	}
 	CHECK(ibv_post_recv(b, receives, &bad_receive) == ENOMEM && bad_receive == &receives[3]);
-	/* Sends wait for receives, of which there are none at the other end. */
+	/* The other end has posted no receives, so the sends stay in the queue. */
 	CHECK(ibv_post_send(b, sends, &bad_send) == ENOMEM && bad_send == &sends[3]);
-	/* The first that is wrong is named; those before it are taken. */
+	/* The call names the first wrong request. The requests before it are posted. */
 	sends[1].num_sge = 3;
 	CHECK(ibv_post_send(a, sends, &bad_send) == EINVAL && bad_send == &sends[1]);
 	CHECK(next_completion(own_cq).wr_id == 0 && next_completion(own_cq).wr_id == 0);
@@ -116,7 +116,7 @@ static void full_queues(void)
 	CHECK(ibv_post_send(a, &sends[1], &bad_send) == EINVAL && bad_send == &sends[1]);
 	sends[1].opcode = IBV_WR_RDMA_READ;
 	CHECK(ibv_post_send(a, &sends[1], &bad_send) == EINVAL && bad_send == &sends[1]);
-	/* Nothing of that did any harm. */
+	/* The rejected requests did not change the queue pair. */
 	CHECK(ibv_query_qp(a, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RTS);
 	CHECK(init.cap.max_send_wr >= 3 && init.cap.max_send_sge >= 2 && init.cap.max_inline_data >= 64);
 	CHECK(ibv_destroy_qp(a) == 0 && ibv_destroy_qp(b) == 0);
@@ -184,7 +184,7 @@ static void not_offered(void)
 	CHECK(ibv_fork_init() == 0 && ibv_is_fork_initialized() == IBV_FORK_UNNEEDED);
 }
 
-/* An inherited device is no device; a new one is. */
+/* An inherited device does not work in a child. A newly opened device works. */
 static void child(void)
 {
 	struct ibv_send_wr send = { 0 }, *bad = NULL;

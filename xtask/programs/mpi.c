@@ -21,7 +21,7 @@ static const int SIZES[] = { 0, 1, 100, 4096, 60000, 1000003, 4194304 };
 
 static int rank, ranks;
 
-/* Bytes that no other message has at the same places. */
+/* Returns a byte that depends on sender, receiver, size and position. */
 static unsigned char byte_of(int from, int to, int size, int at)
 {
 	return (at * 31 ^ at >> 8 ^ at >> 16) + from * 7 + to * 13 + size;
@@ -43,7 +43,7 @@ static void expect(const unsigned char *bytes, int from, int to, int size)
 		CHECK(bytes[at] == byte_of(from, to, size, at));
 }
 
-/* All to all at once, each also to itself. */
+/* Sends messages between all pairs of ranks at once. Each rank also sends to itself. */
 static void pairs(int size)
 {
 	unsigned char *from[MOST], *to[MOST];
@@ -72,8 +72,8 @@ static void pairs(int size)
 	}
 }
 
-/* Rank 0 takes whatever is there; it asks how long it is first. */
-static void whatever_comes(void)
+/* Rank 0 receives messages from any source with any tag. It probes their lengths first. */
+static void any_source(void)
 {
 	int seen[MOST][COUNT(SIZES)] = { 0 };
 
@@ -135,7 +135,7 @@ static void collectives(void)
 #define SLOT 100000
 #define ADDS 20
 
-/* Each rank's memory has a slot for each rank, and a counter at its end. */
+/* Puts, gets and accumulates. Each rank's memory has a slot for each rank, and a counter at the end. */
 static void one_sided(void)
 {
 	unsigned char *memory, *own = message(rank, 0, SLOT), *back = malloc(SLOT);
@@ -185,7 +185,7 @@ int main(int count, char **arguments)
 	CHECK(ranks >= 2 && ranks <= MOST);
 	for (int i = 0; i < COUNT(SIZES); i++)
 		pairs(SIZES[i]);
-	whatever_comes();
+	any_source();
 	collectives();
 	one_sided();
 	MPI_Barrier(MPI_COMM_WORLD);

@@ -14,7 +14,7 @@ static void expect(int holds, const char *what)
 	}
 }
 
-/* One way of a ping-pong, in seconds, without what comes first. */
+/* Returns the one-way time of a ping-pong in seconds. The first rounds warm up and are not timed. */
 static double ping_pong(int size, int times)
 {
 	unsigned char *sent = malloc(size), *back = calloc(size, 1);
@@ -32,12 +32,12 @@ static double ping_pong(int size, int times)
 		if (rank == 1)
 			MPI_Send(back, size, MPI_BYTE, 0, 0, MPI_COMM_WORLD);
 		if (time < 0) {
-			expect(memcmp(sent, back, size) == 0, "a message is not what was sent");
+			expect(memcmp(sent, back, size) == 0, "a message differs from the sent one");
 			memset(back, 0, size);
 		}
 	}
 	double took = MPI_Wtime() - begun;
-	expect(memcmp(sent, back, size) == 0, "the last message is not what was sent");
+	expect(memcmp(sent, back, size) == 0, "the last message differs from the sent one");
 	free(sent);
 	free(back);
 	return took / times / 2;

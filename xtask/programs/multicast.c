@@ -14,7 +14,7 @@ static struct ibv_mr *mr;
 static struct ibv_comp_channel *channel;
 static struct ibv_cq *cq;
 
-/* A group that no other test on this machine has: the number of the process that started this. */
+/* Chooses a group by the id of the parent process, so that it is unique on this machine. */
 static void choose_group(pid_t number)
 {
 	uint32_t address = htobe32(0xef000000 | (number & 0xffffff));
@@ -55,7 +55,7 @@ static void expect_messages(int completions, const struct ibv_qp *sender, uint32
 			continue;
 		}
 		CHECK(wc.byte_len == HEADER + LENGTH && wc.src_qp == from && wc.wc_flags & IBV_WC_GRH && !seen[wc.wr_id]++);
-		/* The IPv4 header, in the last 20 of 40 bytes: from whom, and to the group. */
+		/* The last 20 of the 40 bytes are the IPv4 header. Check its source and its destination, the group. */
 		CHECK(message[20] == 0x45 && memcmp(message + 32, &source->raw[12], 4) == 0);
 		CHECK(memcmp(message + 36, &group.raw[12], 4) == 0);
 		for (int i = 0; i < LENGTH; i++)
@@ -74,7 +74,7 @@ static void send_all(struct ibv_qp *qp, struct ibv_ah *ah, int messages)
 			.num_sge = 1,
 			.opcode = IBV_WR_SEND,
 			.send_flags = IBV_SEND_INLINE,
-			/* A Q_Key with its highest bit set stands for the sender's own, which is 0x1234. */
+			/* A Q_Key with its highest bit set means the Q_Key of the sender's queue pair, 0x1234. */
 			.wr.ud = { ah, 0xffffff, message % 2 ? 0x80000000 : 0x1234 },
 		};
 		struct ibv_send_wr *bad;
@@ -90,8 +90,8 @@ struct sender {
 	union ibv_gid gid;
 };
 
-/* Sends, and receives what it sends: its own queue pair is attached too. */
-static int send_from_child(int told, int go)
+/* Sends to the group, and receives its own messages, since its queue pair is a member. */
+static int send_from_child(int to_parent, int from_parent)
 {
 	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = group, .hop_limit = 1 } };
 	struct sender own;
@@ -106,18 +106,18 @@ static int send_from_child(int told, int go)
 	CHECK(ibv_attach_mcast(qp, &group, 0) == 0);
 	for (int message = 0; message < MESSAGES; message++)
 		CHECK(post_receive(qp, NULL, message, mr, memory[message], HEADER + LENGTH) == 0);
-	CHECK(write(told, &own, sizeof(own)) == sizeof(own));
-	CHECK(read(go, &word, 1) == 1);
+	CHECK(write(to_parent, &own, sizeof(own)) == sizeof(own));
+	CHECK(read(from_parent, &word, 1) == 1);
 	send_all(qp, ah, MESSAGES);
 	expect_messages(MESSAGES, qp, qp->qp_num, &gid);
-	CHECK(write(told, &word, 1) == 1);
-	/* Now the others are not attached any more. */
-	CHECK(read(go, &word, 1) == 1);
+	CHECK(write(to_parent, &word, 1) == 1);
+	/* The queue pairs of the parent are detached now. */
+	CHECK(read(from_parent, &word, 1) == 1);
 	for (int message = 0; message < MESSAGES; message++)
 		CHECK(post_receive(qp, NULL, message, mr, memory[message], HEADER + LENGTH) == 0);
 	send_all(qp, ah, MESSAGES);
 	expect_messages(MESSAGES, qp, qp->qp_num, &gid);
-	CHECK(write(told, &word, 1) == 1);
+	CHECK(write(to_parent, &word, 1) == 1);
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_ah(ah) == 0);
 	CHECK(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0 && ibv_dereg_mr(mr) == 0);
 	close_device();
@@ -126,21 +126,21 @@ static int send_from_child(int told, int go)
 
 int main(void)
 {
-	int told[2], go[2], status = -1;
+	int from_child[2], to_child[2], status = -1;
 	struct ibv_qp *a, *b, *apart, *connected;
 	union ibv_gid unicast;
 	struct sender sender;
 	struct ibv_cq *named;
-	void *told_of;
+	void *cq_context;
 	struct ibv_wc wc;
 	pid_t process;
 	char word = 0;
 
 	choose_group(getpid());
-	CHECK(pipe(told) == 0 && pipe(go) == 0);
+	CHECK(pipe(from_child) == 0 && pipe(to_child) == 0);
 	process = fork();
 	if (process == 0)
-		exit(send_from_child(told[1], go[0]));
+		exit(send_from_child(from_child[1], to_child[0]));
 
 	make_objects();
 	unicast = gid;
@@ -153,26 +153,26 @@ int main(void)
 	CHECK(ibv_attach_mcast(a, NULL, 0) == EINVAL);
 	CHECK(ibv_detach_mcast(a, &group, 0) == EINVAL);
 	CHECK(ibv_attach_mcast(a, &group, 0) == 0 && ibv_attach_mcast(b, &group, 0) == 0);
-	CHECK(ibv_attach_mcast(b, &group, 0) == 0); /* which changes nothing */
+	CHECK(ibv_attach_mcast(b, &group, 0) == 0); /* attaching again has no effect */
 	for (int message = 0; message < MESSAGES; message++) {
 		CHECK(post_receive(a, NULL, message, mr, memory[message], HEADER + LENGTH) == 0);
 		CHECK(post_receive(b, NULL, MESSAGES + message, mr, memory[MESSAGES + message], HEADER + LENGTH) == 0);
 		CHECK(post_receive(apart, NULL, 0, mr, memory[0], HEADER + LENGTH) == 0);
 	}
-	CHECK(read(told[0], &sender, sizeof(sender)) == sizeof(sender));
+	CHECK(read(from_child[0], &sender, sizeof(sender)) == sizeof(sender));
 	CHECK(ibv_req_notify_cq(cq, 0) == 0);
-	CHECK(write(go[1], &word, 1) == 1);
+	CHECK(write(to_child[1], &word, 1) == 1);
 	/* The event arrives while no thread polls. */
-	CHECK(ibv_get_cq_event(channel, &named, &told_of) == 0 && named == cq);
+	CHECK(ibv_get_cq_event(channel, &named, &cq_context) == 0 && named == cq);
 	ibv_ack_cq_events(cq, 1);
 	expect_messages(2 * MESSAGES, NULL, sender.qpn, &sender.gid);
-	CHECK(read(told[0], &word, 1) == 1);
+	CHECK(read(from_child[0], &word, 1) == 1);
 
 	CHECK(post_receive(a, NULL, 0, mr, memory[0], HEADER + LENGTH) == 0);
 	CHECK(post_receive(b, NULL, 1, mr, memory[1], HEADER + LENGTH) == 0);
 	CHECK(ibv_detach_mcast(a, &group, 0) == 0 && ibv_destroy_qp(b) == 0);
-	CHECK(write(go[1], &word, 1) == 1);
-	CHECK(read(told[0], &word, 1) == 1);
+	CHECK(write(to_child[1], &word, 1) == 1);
+	CHECK(read(from_child[0], &word, 1) == 1);
 	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
 	CHECK(waitpid(process, &status, 0) == process && status == 0);
 	CHECK(ibv_destroy_qp(a) == 0 && ibv_destroy_qp(apart) == 0 && ibv_destroy_qp(connected) == 0);

@@ -1,11 +1,11 @@
-/* Files that programs read besides libibverbs: /dev/infiniband, /sys/class/infiniband and the files that belong to
- * them. The program uses every function of the C library that takes a path, with every error that a path can have. */
+/* Files that programs read without libibverbs: /dev/infiniband, /sys/class/infiniband and related files. The program
+ * calls every function of the C library that takes a path, with every error that a path can have. */
 #include "paths.h"
 
-/* A null path that the compiler does not see. */
+/* A null path. `volatile` hides its value from the compiler. */
 static void *volatile nothing;
 
-/* This program stands before a function of the C library itself: its own calls come here, the device's do not. */
+/* This program interposes a function of the C library. Its own calls must come here, but no calls of the device. */
 static int accesses;
 
 int access(const char *path, int mode)
@@ -49,7 +49,7 @@ static void opening(void)
 	CHECK((file = fopen64(DEVICE "/node_type", "r")) && (file = freopen64(DEVICE "/fw_ver", "r", file)));
 	CHECK((file = freopen(NULL, "r", file)) && fclose(file) == 0);
 
-	/* A folder that is open leads on: to its own, and to the kernel's other folders. */
+	/* Paths may start at an open folder, and lead to virtual and to real files. */
 	CHECK((at = open(DEVICE, O_RDONLY | O_DIRECTORY)) >= 0 && (root = open("/", O_PATH)) >= 0);
 	CHECK(is(openat(at, "ports/1/state", O_RDONLY), "4: ACTIVE\n"));
 	CHECK(is(openat(at, "../doorbell0/./node_type", O_RDONLY), "1: CA\n"));
@@ -64,7 +64,7 @@ static void opening(void)
 	close(at);
 	close(root);
 
-	/* As Linux has it. */
+	/* The errors are those of Linux. */
 	FAILS(open(PORT "/state", O_WRONLY), EACCES);
 	FAILS(open(PORT "/state", O_RDWR), EACCES);
 	FAILS(open(PORT "/state", O_RDONLY | O_TRUNC), EACCES);
@@ -105,7 +105,7 @@ static void opening(void)
 	CHECK((file = freopen(PORT "/rate", "re", file)) && fileno(file) == fd && fgets(text, sizeof(text), file));
 	CHECK(!strcmp(text, "100 Gb/sec (4X EDR)\n") && fclose(file) == 0);
 
-	/* The device: a program that uses the kernel's commands on it gets errors. */
+	/* Commands of the kernel's uverbs interface on the device node fail. */
 	CHECK((fd = open(uverbs, O_RDWR | O_CLOEXEC)) >= 0);
 	FAILS(write(fd, text, 8), ENOSPC);
 	FAILS(ioctl(fd, 0xc0181b01, text), ENOTTY);
@@ -148,7 +148,7 @@ static void asking(void)
 	CHECK(readlinkat(fd, "", real, sizeof(real)) == 19 && !memcmp(real, "../../../doorbell.0", 19));
 	FAILS(openat(fd, "uevent", O_RDONLY), ENOTDIR);
 	close(fd);
-	/* Programs compare what they looked at with what they opened. */
+	/* Programs compare the status of a path with that of the opened file. */
 	CHECK((fd = open(PORT "/state", O_RDONLY)) >= 0 && fstat(fd, &by_descriptor) == 0 && stat(PORT "/state", &by_path) == 0);
 	CHECK(by_path.st_ino == by_descriptor.st_ino && by_path.st_dev == by_descriptor.st_dev);
 	CHECK(by_path.st_mode == by_descriptor.st_mode && by_descriptor.st_nlink == 1 && by_descriptor.st_size == 10);
@@ -206,7 +206,7 @@ static void asking(void)
 	close(at);
 }
 
-/* Each entry of a folder comes once, in the same order by all functions, and has the number and kind of its status. */
+/* All functions list each entry of a folder once, in the same order. Its inode and type match its status. */
 static void reading(void)
 {
 	struct dirent *entry, copy, *copied;
@@ -254,7 +254,7 @@ static void reading(void)
 	CHECK(length == 0 && seen == all && lseek(fd, 0, SEEK_SET) == 0);
 	FAILS(getdents64(fd, buffer, 8), EINVAL);
 	close(fd);
-	/* A stream of another folder is the kernel's, although ours was at the same address before. */
+	/* A DIR of a real folder works, although a DIR of a virtual folder had the same address before. */
 	CHECK((listed = opendir("/")) && count(listed, "etc") == 1);
 }
 
@@ -291,7 +291,7 @@ static void listing(void)
 
 	reading();
 
-	/* The working folder has the name that the program went to. */
+	/* The working folder has the virtual path. */
 	CHECK(chdir(DEVICE "/ports/..") == 0 && getcwd(here, sizeof(here)) && !strcmp(here, REAL));
 	CHECK((name = get_current_dir_name()) && !strcmp(name, REAL));
 	free(name);
@@ -306,12 +306,12 @@ static void listing(void)
 	free(name);
 	FAILS(mkdir("more", 0700), ENOENT);
 	CHECK(chdir("/") == 0 && is(open("sys/class/infiniband/doorbell0/node_type", O_RDONLY), "1: CA\n"));
-	/* A child that runs another program there sees it as well. */
+	/* A child that runs another program in that folder also sees the files. */
 	IN_CHILD(CHECK(chdir(PORT) == 0); execl("/bin/sh", "sh", "-c", "read a < state && test \"$a\" = '4: ACTIVE' && "
 		 "test \"`pwd -P`\" = " REAL "/ports/1 && ls ../../node_type > /dev/null && test `ls | wc -l` -gt 10", (char *)NULL));
 }
 
-/* Paths that are too long, and names. */
+/* Paths and names that are too long. */
 static void lengths(void)
 {
 	static char path[3 * PATH_MAX];
@@ -332,7 +332,7 @@ static void lengths(void)
 	FAILS(open(path, O_RDONLY), ENAMETOOLONG);
 }
 
-/* Counters include each message at once, for every way of opening them. */
+/* Counters include each completed message at once. */
 static void counting(void)
 {
 	static char memory[4096];
@@ -360,7 +360,7 @@ static void counting(void)
 	}
 	CHECK(counter("counters/port_xmit_packets") >= before + 10);
 	CHECK(counter("counters/port_xmit_data") >= words + 10 * 1024 / 4);
-	/* A file that stays open shows the moment when it was opened. */
+	/* An open file has the values of the time when it was opened. */
 	CHECK(strtoull(content_of(held), NULL, 10) == packets);
 
 	snprintf(guid, sizeof(guid), "%04x:%04x:%04x:%04x:%04x:%04x:%04x:%04x\n", raw[0] << 8 | raw[1], raw[2] << 8 | raw[3],
@@ -372,7 +372,7 @@ static void counting(void)
 		 raw[6], raw[7]);
 	CHECK(!strcmp(content(DEVICE "/node_guid"), shown));
 	CHECK(ibv_destroy_qp(a) == 0 && ibv_destroy_qp(b) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0);
-	/* They stay when the device is closed. */
+	/* Counters keep their values when the device is closed. */
 	before = counter("counters/port_xmit_packets");
 	close_device();
 	CHECK(counter("counters/port_xmit_packets") == before);

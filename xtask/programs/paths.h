@@ -1,4 +1,4 @@
-/* Shared by programs that read /dev/infiniband, /sys/class/infiniband and the files that belong to them. */
+/* Shared code of programs that read /dev/infiniband, /sys/class/infiniband and related files. */
 #ifndef PATHS_H
 #define PATHS_H
 
@@ -61,7 +61,7 @@ static inline const char *content_at(int fd, int line)
 	return text;
 }
 
-/* Counts names in a folder, apart from the two that are in each. */
+/* Counts the entries with the wanted name, or all entries, and closes the folder. Skips names that begin with a dot. */
 static inline int count(DIR *listed, const char *wanted)
 {
 	struct dirent *entry;
@@ -126,7 +126,7 @@ static inline unsigned long long counter(const char *name)
 	return strtoull(content(path), NULL, 10);
 }
 
-/* Gives the program its folder, and looks at a path before any device is open: the port is there without one. */
+/* Creates the folders of the program, and reads a path of the port before any device is open. */
 static inline void begin(const char *program)
 {
 	CHECK(realpath(program, self) && mkdtemp(folder) && chmod(folder, 0755) == 0);

@@ -1,5 +1,5 @@
-/* Reads the paths of a device under all events of a process: signals, cancelled threads, forks, passed descriptors,
- * kills, limits, other users, sandboxes. */
+/* Reads the paths of a device during all events in a process: signals, cancelled threads, forks, passed descriptors,
+ * kills, limits, other users and sandboxes. */
 #include "paths.h"
 
 static volatile sig_atomic_t interrupted;
@@ -28,7 +28,7 @@ static void interrupting(void)
 
 	CHECK(signal(SIGALRM, look) != SIG_ERR);
 	for (round = 0; round < 200; round++) {
-		/* Once a round, since a handler that waits for a lock takes longer than a round. */
+		/* One signal per round: a handler that waits for a lock may take longer than an interval. */
 		struct itimerval soon = { { 0, 0 }, { 0, 20 + round } };
 
 		CHECK(setitimer(ITIMER_REAL, &soon, NULL) == 0);
@@ -78,7 +78,7 @@ static void *wait_in_open(void *path)
 	return NULL;
 }
 
-/* A thread is cancelled in our function as in the C library's, and no frame of ours prevents it. */
+/* A thread can be cancelled in the preloaded `open`, as in that of the C library. */
 static void cancelling(void)
 {
 	char path[PATH_MAX];
@@ -105,7 +105,7 @@ static void forking(void)
 	IN_CHILD(content(PORT "/state"); execl("/bin/true", "true", (char *)NULL));
 	IN_CHILD(content(PORT "/state"); execl("/nonexistent", "x", (char *)NULL); content(PORT "/state"));
 	CHECK(is(openat(at, "state", O_RDONLY), "4: ACTIVE\n"));
-	/* A child that shares our memory. */
+	/* This child shares the memory of the program. */
 	if ((child = vfork()) == 0) {
 		int fd = open(PORT "/state", O_RDONLY);
 
@@ -116,7 +116,7 @@ static void forking(void)
 	close(at);
 }
 
-/* Another program, which has used no path of ours, has a folder by a descriptor that this one opened. */
+/* Another program, which has used no virtual path yet, gets a descriptor of a virtual folder. */
 static int received(int fd)
 {
 	char here[PATH_MAX];
@@ -134,7 +134,7 @@ static int received(int fd)
 	return 0;
 }
 
-/* The same with each function alone, so that it is the first to see the descriptor. */
+/* Calls one function in a new program, so that each function is once the first to use the descriptor. */
 static int received_by(int fd, const char *function)
 {
 	struct stat status;
@@ -209,7 +209,7 @@ static void passing(void)
 }
 
 /* Calls all functions until the process is killed. */
-static void look_for_ever(void)
+static void look_forever(void)
 {
 	for (;;) {
 		content(PORT "/state");
@@ -218,10 +218,10 @@ static void look_for_ever(void)
 	}
 }
 
-/* A program that lists a folder for the first time. */
+/* Runs a new program that lists a virtual folder. */
 #define LIST() IN_CHILD(execl("/bin/sh", "sh", "-c", "ls " PORT "/pkeys > /dev/null", (char *)NULL))
 
-/* Checks that no file has a name at any time, and that a folder has one only for an instant. */
+/* Checks that virtual files never have a name in the file system, and that a folder has one only for an instant. */
 static void naming(void)
 {
 	char events[4096] __attribute__((aligned(8)));
@@ -258,7 +258,7 @@ static void killing(void)
 		pid_t child = fork();
 
 		if (child == 0)
-			look_for_ever();
+			look_forever();
 		usleep(500 + 37 * round);
 		CHECK(kill(child, SIGKILL) == 0 && ends_with(child) == SIGKILL);
 	}
@@ -282,7 +282,7 @@ static void killing(void)
 	CHECK(left_in(places) == 0);
 }
 
-/* The only free descriptor is enough. Without one, the call fails with the usual error. */
+/* One free descriptor is enough. Without a free one, the call fails with EMFILE. */
 static void exhausted(void)
 {
 	struct rlimit limit;
@@ -304,7 +304,7 @@ static void exhausted(void)
 	CHECK(access(PORT "/state", R_OK) == 0);
 }
 
-/* In a full file system, files need no space, and folders find another place. */
+/* In a full file system, virtual files need no space, and virtual folders are created in another directory. */
 static void full(void)
 {
 	char path[2 * PATH_MAX];
@@ -319,7 +319,7 @@ static void full(void)
 	CHECK(umount(places) == 0);
 }
 
-/* Another root, another user: paths that they cannot see do not exist there. */
+/* After chroot, the paths do not exist. Another user can read them. */
 static void elsewhere(void)
 {
 	if (geteuid() != 0)
@@ -334,7 +334,7 @@ static void elsewhere(void)
 
 #define OTHER_USER 65534
 
-/* Another user can take any name in any directory that is not ours. */
+/* Another user can create any name in a shared directory. */
 static void two_users(void)
 {
 	char path[2 * PATH_MAX], shared[PATH_MAX];
@@ -345,14 +345,14 @@ static void two_users(void)
 	snprintf(shared, sizeof(shared), "%s/shared", folder);
 	CHECK(mkdir(shared, 0700) == 0 && chmod(shared, 01777) == 0 && setenv("DOORBELL_COUNTERS_DIR", shared, 1) == 0);
 	snprintf(path, sizeof(path), "%s/doorbell-folder.0123456789abcdef.!sys!class!infiniband", shared);
-	/* The folder that another user left belongs to that user. */
+	/* A remaining folder of another user is not removed. */
 	CHECK(mkdir(path, 0700) == 0 && chown(path, OTHER_USER, OTHER_USER) == 0);
 	LIST();
 	CHECK(left_in(shared) == 1);
 	IN_CHILD(CHECK(setgid(OTHER_USER) == 0 && setuid(OTHER_USER) == 0); CHECK(count(opendir(PORT), "state") == 1);
 		 execl("/bin/sh", "sh", "-c", "ls " PORT " > /dev/null", (char *)NULL));
 	CHECK(left_in(shared) == 0);
-	/* No folder is made in a directory where another user may rename ours, nor in a directory of another user. */
+	/* No folder is created in a directory in which other users may rename it, or which another user owns. */
 	IN_CHILD(CHECK(chmod(shared, 0777) == 0 && (at = inotify_init1(IN_NONBLOCK)) >= 0 &&
 		       inotify_add_watch(at, shared, IN_CREATE) >= 0 && count(opendir(PORT), "state") == 1);
 		 FAILS(read(at, path, sizeof(path)), EAGAIN);
@@ -386,7 +386,7 @@ static void confined(void)
 {
 	struct dirent **found;
 
-	/* A process that cannot make folders has files and lists, but no folders to open. */
+	/* A process that cannot create folders can read files and list folders, but cannot open folders. */
 	IN_CHILD(forbid(SYS_mkdirat); forbid_mkdir(); CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
 		 CHECK(scandir(DEVICE "/ports", &found, only_digits, alphasort) == 1 && access(PORT, R_OK) == 0);
 		 FAILS(open(PORT, O_RDONLY), ENOENT); FAILS_NULL(opendir(PORT), ENOENT); FAILS(chdir(PORT), ENOENT);

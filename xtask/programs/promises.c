@@ -1,5 +1,5 @@
-/* Promises of verbs to a correct program that ready-made programs do not check: every byte of many connections,
- * flushing of work, events, and the fate of objects left behind. */
+/* Guarantees of verbs that ready-made programs do not check: every byte of many connections, flushed work requests,
+ * events, and objects that exist when a context is closed. */
 #include <pthread.h>
 
 #include "common.h"
@@ -26,7 +26,7 @@ static struct ibv_mr *registered(void *memory, size_t length)
 	return mr;
 }
 
-/* Bytes that no other message has at the same places. */
+/* Fills memory with bytes that depend on pair and round. */
 static void fill(char *to, uint32_t length, uint32_t pair, uint32_t round)
 {
 	uint32_t state = (pair << 16 | round) * 2654435761u + 1;
@@ -153,8 +153,8 @@ static void tear_down(struct ends own)
 	CHECK(event_waits() == 0);
 }
 
-/* The first error names its cause; everything behind it is flushed, in order, and so is what is
- * posted later. The responder hears of it as an event. */
+/* The first error has its cause. All later requests are flushed in order, also those that are posted afterwards. The
+ * responder gets an event. */
 static void flushes(void)
 {
 	struct ends own = set_up(0);
@@ -186,7 +186,7 @@ static void flushes(void)
 	}
 	tear_down(own);
 
-	/* A peer that is gone. */
+	/* The peer does not respond. */
 	own = set_up(0);
 	to_error(own.qp[1]);
 	CHECK(post(own.qp[0], IBV_WR_SEND, 1, own.mr, own.memory, 64, NULL, NULL) == 0);
@@ -198,7 +198,7 @@ static void flushes(void)
 	tear_down(own);
 }
 
-/* Elements are checked when they are used: the request ends with an error completion. */
+/* Scatter/gather elements are checked when they are used, so a wrong one causes an error completion. */
 static void wrong_elements(void)
 {
 	struct ibv_pd *other_pd = ibv_alloc_pd(context);
@@ -214,7 +214,7 @@ static void wrong_elements(void)
 		bad = *own.mr;
 		bad.lkey ^= 0x5500;
 		if (attempt == 3) {
-			/* Into memory that may not be written. */
+			/* The receive buffer is not writable. */
 			CHECK(post_receive(own.qp[1], NULL, 2, constant, own.memory, 64) == 0);
 			CHECK(post(own.qp[0], IBV_WR_SEND, 1, constant, own.memory, 64, NULL, NULL) == 0);
 			wc = next_completion(own.cq[1]);
@@ -225,7 +225,7 @@ static void wrong_elements(void)
 		} else {
 			const struct ibv_mr *mr = attempt == 0 ? others : attempt == 1 ? &bad : own.mr;
 
-			/* Another domain's, nobody's, and one byte too many. */
+			/* A key of another protection domain, an unknown key, and one byte too many. */
 			CHECK(post(own.qp[0], IBV_WR_SEND, 1, mr, own.memory + (attempt == 2 ? 8192 - 63 : 0), 64, NULL,
 				   NULL) == 0);
 			wc = next_completion(own.cq[0]);
@@ -237,7 +237,7 @@ static void wrong_elements(void)
 	CHECK(ibv_dealloc_pd(other_pd) == 0);
 }
 
-/* The limit event comes once, when fewer receives are left than the limit. */
+/* The limit event comes once, when fewer receives remain than the limit. */
 static void shared_receives(void)
 {
 	struct ends own = set_up(1);
@@ -260,7 +260,7 @@ static void shared_receives(void)
 			CHECK(ibv_query_srq(own.srq, &attr) == 0 && attr.srq_limit == 0);
 		}
 	}
-	/* The last receive has no user any more once its only queue pair stops. */
+	/* When the queue pair stops, it uses no receives of the shared queue any more. */
 	to_error(own.qp[1]);
 	EXPECT_EVENT(IBV_EVENT_QP_LAST_WQE_REACHED, own.qp[1]);
 	tear_down(own);
@@ -281,7 +281,7 @@ static void events(void)
 	EXPECT_EVENT(IBV_EVENT_SQ_DRAINED, own.qp[0]);
 	tear_down(own);
 
-	/* The first packet reaches one that is only ready to receive. */
+	/* The first packet arrives at a queue pair in the state RTR. */
 	own = set_up(0);
 	early = create_qp(own.cq[0], NULL, IBV_QPT_RC, 4);
 	late = create_qp(own.cq[1], NULL, IBV_QPT_RC, 4);
@@ -295,7 +295,7 @@ static void events(void)
 	CHECK(ibv_destroy_qp(early) == 0 && ibv_destroy_qp(late) == 0);
 	tear_down(own);
 
-	/* More completions than a queue holds. */
+	/* More completions than the queue can hold. */
 	own = set_up(0);
 	CHECK((tiny = ibv_create_cq(context, 1, NULL, NULL, 0)));
 	early = create_qp(tiny, NULL, IBV_QPT_RC, 4);
@@ -313,7 +313,7 @@ static void events(void)
 	tear_down(own);
 }
 
-/* A notification comes once per request, for solicited completions only if so asked for. */
+/* Each request for a notification causes one. A request may exclude unsolicited completions. */
 static void notifications(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
@@ -341,7 +341,7 @@ static void notifications(void)
 			CHECK(ibv_post_send(a, &wr, &bad) == 0);
 			CHECK(next_completion(own.cq[0]).status == IBV_WC_SUCCESS);
 			CHECK(next_completion(cq).status == IBV_WC_SUCCESS);
-			/* The first message, or the first that is solicited: and none after it. */
+			/* The first message, or the first solicited one, causes the only notification. */
 			CHECK(poll(&readable, 1, message == solicited ? PATIENCE_MS : 0) == (message == solicited));
 			if (message == solicited) {
 				CHECK(ibv_get_cq_event(channel, &named, &told) == 0 && named == cq && told == own.memory);
@@ -363,7 +363,7 @@ static void atomics_of_adapters(void)
 	CHECK(device.atomic_cap == IBV_ATOMIC_HCA);
 }
 
-/* Requests that were put together call by call are taken all, or none of them is. */
+/* Of the requests between ibv_wr_start and ibv_wr_complete, all are posted or none. */
 static void all_or_none(void)
 {
 	struct ibv_qp_init_attr_ex init = {
@@ -384,7 +384,7 @@ static void all_or_none(void)
 	b = create_qp(own.cq[1], NULL, IBV_QPT_RC, 4);
 	connect_pair(a, b);
 	for (int attempt = 0; attempt < 4; attempt++) {
-		/* Too many requests, too many inline bytes in the last, given up, and right. */
+		/* Attempts: too many requests, too many inline bytes in the last one, an abort, and correct requests. */
 		int requests = attempt == 0 ? 5 : 4;
 
 		memset(own.memory, 0, 128);
@@ -411,7 +411,7 @@ static void all_or_none(void)
 	tear_down(own);
 }
 
-/* Memory that is paged on demand may go, and come, while it is registered. */
+/* Memory of an on-demand region may be unmapped while it is registered. */
 static void on_demand(void)
 {
 	struct ibv_device_attr_ex device;
@@ -424,7 +424,7 @@ static void on_demand(void)
 	CHECK(ibv_query_device_ex(context, NULL, &device) == 0);
 	if (!(device.odp_caps.general_caps & IBV_ODP_SUPPORT)) {
 		tear_down(own);
-		return; /* an old kernel */
+		return; /* not supported on an old kernel */
 	}
 	CHECK(!ibv_reg_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE));
 	CHECK((all = ibv_reg_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND)));
@@ -455,7 +455,7 @@ static void on_demand(void)
 	tear_down(own);
 }
 
-/* A region of no memory: zeros are sent from it, and what is received into it is skipped. */
+/* A null memory region: sends read zeros from it, and receives discard the data. */
 static void no_memory(void)
 {
 	struct ends own = set_up(0);
@@ -498,7 +498,7 @@ static uint64_t since_1970_ns(void)
 	return now.tv_sec * 1000000000ull + now.tv_nsec;
 }
 
-/* Completions say when they came about, by the device's clock and by the world's. */
+/* Completions have time stamps of the device's clock and of the time of day. */
 static void time_stamps(void)
 {
 	struct ibv_cq_init_attr_ex init = {
@@ -530,7 +530,7 @@ static void time_stamps(void)
 		stamp = ibv_wc_read_completion_ts(cq);
 		CHECK(stamp >= last && stamp <= now_ns());
 		last = stamp;
-		/* Both clocks may be set apart by what happens between two calls, and no more. */
+		/* The stamp is not older than `world`, with a margin of one second. */
 		age = since_1970_ns() - ibv_wc_read_completion_wallclock_ns(cq);
 		CHECK(age < since_1970_ns() - world + 1000000000);
 		ibv_end_poll(cq);
@@ -541,7 +541,7 @@ static void time_stamps(void)
 	tear_down(own);
 }
 
-/* A context that is closed takes everything with it, and its memory is out of reach for peers. */
+/* Closing a context destroys all its objects, and peers cannot access its memory any more. */
 static void left_behind(void)
 {
 	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -570,7 +570,7 @@ static void left_behind(void)
 		CHECK(next_completion(own.cq[0]).status == IBV_WC_SUCCESS);
 		for (uint64_t id = 0; id < 3; id++)
 			CHECK(post(left, IBV_WR_RDMA_WRITE, id, mr, memory, 8, own.mr, own.memory) == 0);
-		/* Neither of these is ever acknowledged. */
+		/* The program never acknowledges these two events. */
 		CHECK(ibv_get_async_event(context, &event) == 0 && event.event_type == IBV_EVENT_CQ_ERR);
 		{
 			struct ibv_cq *named;
@@ -592,7 +592,7 @@ static void left_behind(void)
 	}
 }
 
-/* Threads that make connections, use them and destroy them in the middle of it, on one device. */
+/* A thread that creates connections, uses them, and destroys them during operations. All threads share a device. */
 static void *churn(void *unused)
 {
 	for (int round = 0; round < 40; round++) {
@@ -603,7 +603,7 @@ static void *churn(void *unused)
 			CHECK(post(own.qp[id % 2], id < 4 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, id, own.mr, own.memory,
 				   3000, own.mr, own.memory + 4096) == 0);
 		}
-		/* Every other time with most of it under way. */
+		/* In every second round, most operations are still in progress. */
 		for (int left = round % 2 ? 4 : 1; left > 0; left--)
 			CHECK(next_completion(own.cq[0]).status == IBV_WC_SUCCESS);
 		tear_down(own);

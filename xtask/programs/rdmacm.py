@@ -2,9 +2,9 @@
 
 Usage: rdmacm.py FOLDER_OF_TESTS [options of run_tests.py]
 
-The tests look for the address of the device in sysfs, and leave everything out that has none there. A
-software RNIC is reached by any address of the machine, so they are told one; nothing else is changed. It is
-one that no other run of them has: they always take the same port, and groups that follow from the address.
+The tests search the address of the device in sysfs, and skip devices without one. A software RNIC is reached by any
+address of the machine, so this script passes one to the tests. It changes nothing else. The address is unique for
+each run, since the tests use a fixed port, and multicast groups that depend on the address.
 """
 
 import os
@@ -22,7 +22,7 @@ SourceFileLoader("tests", os.path.join(folder, "__init__.py")).load_module()
 from tests.base import RDMATestCase  # noqa: E402
 
 
-# A process has a number of 22 bits; devices that are given no address take the first ones.
+# Process ids have up to 22 bits. The addresses are above those of devices without a given address.
 number = os.getpid()
 OWN = f"127.{64 | number >> 16}.{number >> 8 & 255}.{number & 255}"
 

@@ -1,7 +1,8 @@
 /* UCX between two processes, with every byte checked: tagged messages, streams, active messages, puts, gets and
  * atomics, in both directions at once.
  *
- * ucx [TRANSPORT...]: the endpoint must use each of these, as ucp_ep_print_info names them. UCX_TLS chooses. */
+ * ucx [TRANSPORT...]: the endpoint must use each of these transports, by their names in ucp_ep_print_info. UCX_TLS
+ * selects them. */
 #include <pthread.h>
 
 #include "ucx.h"
@@ -17,7 +18,7 @@ static const size_t SIZES[] = { 1, 8, 100, 1024, 8192, 65536 + 3, (1 << 20) + 1,
 
 static struct line line;
 
-/* How many messages of a size are under way: many of short ones, since they share packets and queues. */
+/* Returns the number of messages of a size in flight. It is high for short messages, which share packets and queues. */
 static int batch_of(size_t size)
 {
 	return size < 10000 ? 10 * BATCH : size < LONGEST ? BATCH : 1;
@@ -68,7 +69,7 @@ static void on_tag(void *request, ucs_status_t status, const ucp_tag_recv_info_t
 	(void)request;
 }
 
-/* Messages with tags: posted in one order and sent in another, some before they are awaited. */
+/* Tagged messages. Receives are posted in another order than sends, before or after them. */
 static void tags(struct line *line, size_t size, int batch, int is_early, int is_sync, uint64_t base)
 {
 	struct received received[10 * BATCH] = { 0 };
@@ -178,7 +179,7 @@ static void active(size_t size)
 	int batch = batch_of(size);
 
 	arrived = 0;
-	meet(line.worker); /* else the other's messages might be counted away */
+	meet(line.worker); /* the other process must not send before the counter is 0 */
 	for (int i = 0; i < batch; i++) {
 		from[i] = message(size, i);
 		headers[i] = (struct header){ size, i };
@@ -199,7 +200,7 @@ static void active(size_t size)
 	meet(line.worker);
 }
 
-/* Memory that the other may reach, and the other's that we may. */
+/* Memory that the other process may access, and the address and key of the other's memory. */
 struct shared {
 	char *memory;
 	ucp_mem_h handle;
@@ -304,8 +305,8 @@ static uint64_t load(const struct shared *shared, size_t at, size_t width)
 	return word;
 }
 
-/* Both at once, each on the other's memory, whose values it knows. UCX does them by messages that the target's worker
- * carries out, unless an RNIC offers each of them: verbs have additions and comparisons of 64 bits only. */
+/* Atomics of both processes at once, each on known values in the other's memory. Verbs offer only fetch-and-add and
+ * compare-and-swap of 64 bits. UCX emulates the others with messages to the target's worker. */
 static void atomics(struct shared *shared, size_t width)
 {
 	uint64_t mask = width == 4 ? UINT32_MAX : UINT64_MAX, reply, before;
@@ -316,11 +317,11 @@ static void atomics(struct shared *shared, size_t width)
 	for (uint64_t i = 0; i < ADDS; i++) {
 		atomic(UCP_ATOMIC_OP_ADD, shared, at, width, 3, NULL);
 		reply = 0;
-		before = atomic(UCP_ATOMIC_OP_ADD, shared, at, width, mask, &reply); /* which is -1 */
+		before = atomic(UCP_ATOMIC_OP_ADD, shared, at, width, mask, &reply); /* adds -1 */
 		CHECK(before == i * 2 + 3);
 	}
 	reply = 5;
-	before = atomic(UCP_ATOMIC_OP_CSWAP, shared, at, width, 1, &reply); /* compares with 1: it is not */
+	before = atomic(UCP_ATOMIC_OP_CSWAP, shared, at, width, 1, &reply); /* the value is not 1, so nothing changes */
 	CHECK(before == ADDS * 2);
 	reply = 0x1122334455667788;
 	before = atomic(UCP_ATOMIC_OP_CSWAP, shared, at, width, ADDS * 2, &reply);
@@ -337,7 +338,7 @@ static void atomics(struct shared *shared, size_t width)
 	flush(&line);
 	meet(line.worker);
 	CHECK(load(shared, at, width) == 0xffff);
-	/* Nothing beside them. */
+	/* Adjacent words are unchanged. */
 	CHECK(load(shared, at - 8, 8) == 0 && load(shared, at + width, 8) == 0);
 	meet(line.worker);
 }

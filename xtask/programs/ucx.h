@@ -1,5 +1,5 @@
 /* Shared code of the programs over UCX: two processes, each with a worker, an endpoint to the other, and a socket
- * between them besides UCX. UCX is used only after the fork, so each process has its own device. */
+ * between them, independent of UCX. UCX is used only after the fork, so each process has its own device. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -35,8 +35,8 @@
 		}                                                                   \
 	} while (0)
 
-static int rank;   /* 0, or 1: the child */
-static int beside; /* the socket to the other */
+static int rank;   /* 0 in the parent, 1 in the child */
+static int beside; /* socket to the other process */
 static pid_t child;
 static ucp_context_h context;
 
@@ -54,7 +54,7 @@ static inline double now(void)
 	return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
-/* Becomes two processes. */
+/* Forks a child, and connects both processes by a socket. */
 static inline void two_processes(void)
 {
 	int ends[2];
@@ -67,7 +67,7 @@ static inline void two_processes(void)
 	close(ends[!rank]);
 }
 
-/* Is one process again: the child ends, and ends well. */
+/* Ends the child, which must succeed. */
 static inline void one_process(void)
 {
 	int status = -1;
@@ -92,7 +92,8 @@ static inline void open_context(uint64_t features)
 	ucp_config_release(config);
 }
 
-/* While the other may wait for this worker to be driven: what UCX emulates needs its target's help. */
+/* Reads or writes all bytes on the socket. Drives the worker meanwhile, since the other process may need it: operations
+ * that UCX emulates need the target's worker. */
 static inline void all_of(ucp_worker_h worker, int is_read, void *bytes, size_t length)
 {
 	char *at = bytes;
@@ -117,14 +118,14 @@ static inline void all_of(ucp_worker_h worker, int is_read, void *bytes, size_t 
 	}
 }
 
-/* Both say something, and hear what the other says. */
+/* Sends data to the other process, and receives data of the same length. */
 static inline void exchange(ucp_worker_h worker, const void *own, void *other, size_t length)
 {
 	all_of(worker, 0, (void *)own, length);
 	all_of(worker, 1, other, length);
 }
 
-/* Both are here. */
+/* Waits until both processes have reached this point. */
 static inline void meet(ucp_worker_h worker)
 {
 	char word = 0;
@@ -132,7 +133,7 @@ static inline void meet(ucp_worker_h worker)
 	exchange(worker, &word, &word, 1);
 }
 
-static inline ucp_ep_h connect_to(ucp_worker_h worker, ucp_err_handler_cb_t handler, void *told)
+static inline ucp_ep_h connect_to(ucp_worker_h worker, ucp_err_handler_cb_t handler, void *argument)
 {
 	ucp_ep_params_t params = { .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS };
 	ucp_address_t *own;
@@ -145,7 +146,7 @@ static inline ucp_ep_h connect_to(ucp_worker_h worker, ucp_err_handler_cb_t hand
 		params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
 		params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
 		params.err_handler.cb = handler;
-		params.err_handler.arg = told;
+		params.err_handler.arg = argument;
 	}
 	CHECK_UCS(ucp_worker_get_address(worker, &own, &address_length));
 	own_length = address_length;
@@ -191,7 +192,7 @@ static inline void flush(struct line *line)
 	CHECK_UCS(outcome_of(line->worker, ucp_ep_flush_nbx(line->ep, &param)));
 }
 
-/* Both close: the other's last words may still be on their way to this one. */
+/* Closes both endpoints. The processes meet before and after, since messages of the other may still be in flight. */
 static inline void close_line(struct line *line)
 {
 	ucp_request_param_t param = { 0 };
@@ -203,7 +204,7 @@ static inline void close_line(struct line *line)
 	ucp_worker_destroy(line->worker);
 }
 
-/* Bytes that no other message has at the same places. */
+/* Fills memory with bytes that depend on the seed. */
 static inline void fill(void *to, size_t length, uint64_t seed)
 {
 	uint64_t state = seed * 0x9e3779b97f4a7c15u + 1, word;

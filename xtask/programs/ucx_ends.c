@@ -1,19 +1,19 @@
-/* How connections of UCX end: by a peer that is killed, under traffic, and not at all where the receiver is merely
- * away. The environment should make timeouts short: UCX's own are half a minute and more. */
+/* Ends of UCX's connections: a killed peer, a close during traffic, and a slow receiver, which must not end them. The
+ * environment should set short timeouts, since UCX's defaults are half a minute and more. */
 #include "ucx.h"
 
 #define SIZE 100000
 #define WINDOW 16
 
-/* Longer than the timeouts that this is started with allow. */
+/* Bound of each step in seconds. It is longer than the configured timeouts. */
 #define BOUND_S 20
 
 static struct line line;
 static ucs_status_t failure;
 
-static void on_failure(void *told, ucp_ep_h ep, ucs_status_t status)
+static void on_failure(void *argument, ucp_ep_h ep, ucs_status_t status)
 {
-	(void)told, (void)ep;
+	(void)argument, (void)ep;
 	failure = status;
 }
 
@@ -71,10 +71,10 @@ static int reap(ucs_status_ptr_t *request, ucs_status_t *outcome)
 	return 1;
 }
 
-/* Keeps the windows full; `sends` is false for the side that only receives. */
+/* Keeps the windows full. `sends` is false for a side that only receives. */
 static void drive(struct traffic *own, int sends, int receives)
 {
-	/* Short ones, and those for which UCX has a rendezvous. */
+	/* Short messages, and sizes for which UCX uses a rendezvous. */
 	static const size_t SIZES[] = { 8, 3000, SIZE };
 	ucp_request_param_t none = { 0 };
 	ucs_status_t outcome;
@@ -106,7 +106,7 @@ static void cancel(struct traffic *own)
 	}
 }
 
-/* All that was sent comes to an end, if only to an error. */
+/* Waits until all sends have ended, with success or an error. */
 static void end_sends(struct traffic *own)
 {
 	for (int i = 0; i < WINDOW; i++) {
@@ -120,22 +120,22 @@ static void end_sends(struct traffic *own)
 static void drive_until_both(struct traffic *own, uint64_t messages)
 {
 	double since = now();
-	int has_said = 0;
+	int is_done = 0;
 	char word = 0;
 
 	for (;;) {
-		if (!has_said && own->received >= messages) {
+		if (!is_done && own->received >= messages) {
 			all_of(line.worker, 0, &word, 1);
-			has_said = 1;
+			is_done = 1;
 		}
-		if (has_said && recv(beside, &word, 1, MSG_DONTWAIT) == 1)
+		if (is_done && recv(beside, &word, 1, MSG_DONTWAIT) == 1)
 			return;
 		drive(own, 1, 1);
 		CHECK(now() - since < BOUND_S);
 	}
 }
 
-/* The child is killed in the midst of it: the parent gets an error within bounded time, and can go on. */
+/* Kills the child during traffic. The parent must get an error in bounded time, and can continue. */
 static void killed(int parent_sends)
 {
 	struct traffic own;
@@ -169,7 +169,7 @@ static void killed(int parent_sends)
 	close(beside);
 }
 
-/* Endpoints are closed by force while both send, and made anew; the context stays. */
+/* Closes endpoints by force while both processes send, and creates new ones in the same context. */
 static void under_traffic(void)
 {
 	struct traffic own;
@@ -193,7 +193,7 @@ static void under_traffic(void)
 		discard(&own);
 		CHECK(now() - since < BOUND_S);
 	}
-	/* And now in peace. */
+	/* An endpoint without traffic closes normally. */
 	open_line();
 	flush(&line);
 	close_line(&line);
@@ -204,13 +204,13 @@ static void under_traffic(void)
 
 #define BURST 6000
 
-/* The receiver is away: thousands of messages find no receive and come again until it is back. */
-static void away(void)
+/* The receiver sleeps, so thousands of messages get RNR NAKs and are retransmitted until it wakes up. */
+static void slow_receiver(void)
 {
 	ucp_request_param_t none = { 0 };
 	char from[BURST / 100], to[BURST / 100];
 
-	/* UCX has flow control of its own, which is to keep that from happening. */
+	/* UCX's own flow control would prevent RNR NAKs, so it is off. */
 	setenv("UCX_RC_VERBS_FC_ENABLE", "n", 1);
 	setenv("UCX_RC_VERBS_RX_QUEUE_LEN", "64", 1);
 	two_processes();
@@ -236,17 +236,17 @@ static void away(void)
 	close_line(&line);
 	ucp_cleanup(context);
 	one_process();
-	printf("away, and back\n");
+	printf("slow receiver\n");
 }
 
 int main(int count, char **arguments)
 {
 	(void)count, (void)arguments;
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	/* A parent keeps nothing of UCX from one of these to the next, and neither does its next child. */
+	/* Each test cleans UCX up, so the next one starts without state of UCX in the parent and its child. */
 	killed(1);
 	killed(0);
 	under_traffic();
-	away();
+	slow_receiver();
 	return 0;
 }

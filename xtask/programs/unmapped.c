@@ -1,5 +1,5 @@
-/* Memory that goes away while it is registered: the work requests that need it end with errors, and the program goes
- * on. Handlers of SIGSEGV and SIGBUS that the program installs are called only for its own faults. */
+/* Memory that becomes inaccessible while it is registered. Work requests that use it end with errors, and the program
+ * continues. Handlers of SIGSEGV and SIGBUS that the program installs are called only for its own faults. */
 #define _GNU_SOURCE
 #include "common.h"
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #define PAGE 4096
 #define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
 
-/* Ways in which the second page goes away. */
+/* Ways in which the second page becomes inaccessible. */
 enum way { UNMAP, PROTECT, READ_ONLY, TRUNCATE, WAYS };
 
 /* Operations that touch the second page, each with its direction. */
@@ -25,7 +25,7 @@ static const enum ibv_wc_status expected[TOUCHES] = {
 	[SWAP_TO] = IBV_WC_REM_ACCESS_ERR, [ADD_RESULT] = IBV_WC_LOC_PROT_ERR, [RECEIVE_INTO] = IBV_WC_REM_OP_ERR,
 };
 
-/* Whether the operation only reads the page. Then its write permission does not matter. */
+/* Returns whether the operation only reads the page. Then its write permission does not matter. */
 static int only_reads(enum touch touch)
 {
 	return touch == SEND_FROM || touch == WRITE_FROM || touch == READ_FROM;
@@ -102,7 +102,7 @@ static void fill(struct ibv_send_wr *wr, struct ibv_sge *sge, enum touch touch, 
 	}
 }
 
-/* Moves `length` bytes by one operation. The last byte, or all of them, lie in a page that has gone. */
+/* Moves `length` bytes by one operation. The last byte, or all bytes, lie in the inaccessible page. */
 static void touch_gone(enum touch touch, enum way way, uint32_t length, int asleep)
 {
 	int file;
@@ -125,7 +125,7 @@ static void touch_gone(enum touch touch, enum way way, uint32_t length, int asle
 		CHECK(ibv_post_recv(b, &recv, &bad_recv) == 0);
 	take_away(memory + PAGE, file, way);
 	CHECK(ibv_post_send(a, &wr, &bad) == 0);
-	/* The request ends, and so may a receive: with its own error, with the message, or flushed. */
+	/* The request ends. A receive may also end: with its own error or with the message. */
 	ends = 1 + (touch == RECEIVE_INTO || (touch == SEND_FROM && succeeds));
 	while (seen < ends) {
 		struct ibv_wc wc = asleep ? sleep_for_completion(channel, cq) : next_completion(cq);
@@ -217,7 +217,7 @@ static void run_thread(void *(*body)(void *), size_t stack, int masked)
 
 	sigfillset(&all);
 	CHECK(pthread_attr_init(&attr) == 0 && (!stack || pthread_attr_setstacksize(&attr, stack) == 0));
-	/* The thread also inherits a mask that was set by a system call. */
+	/* The thread inherits this signal mask, which a direct system call sets. */
 	if (masked)
 		CHECK(syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8) == 0);
 	CHECK(pthread_create(&thread, &attr, body, NULL) == 0);
@@ -242,7 +242,7 @@ static void catch_and_mend(int signal, siginfo_t *info, void *context)
 	(void)signal, (void)context;
 	CHECK(info->si_addr == (void *)hole);
 	caught++;
-	/* A fault of the RNIC's copies within the program's own handler. */
+	/* The RNIC's copies fault inside the program's handler. */
 	in_a_thread(NULL);
 	CHECK(mprotect((void *)hole, PAGE, PROT_READ | PROT_WRITE) == 0);
 }
@@ -253,7 +253,7 @@ static void fault_and_jump(void)
 
 	if (sigsetjmp(back, 1) == 0) {
 		*hole = 1;
-		CHECK(!"the program's own fault was passed over");
+		CHECK(!"the program's own fault called no handler");
 	}
 	CHECK(caught == before + 1);
 }
@@ -330,8 +330,8 @@ static void deaths(void)
 	}
 }
 
-/* Does the same as Go's runtime: installs handlers that the C library does not know. From the fourth replacement on,
- * the kernel copies. */
+/* Installs handlers by system calls, as Go's runtime does, so the C library does not know them. From the
+ * fourth replacement on, the kernel copies the data instead of the RNIC. */
 static void handlers_by_system_call(void)
 {
 	struct {

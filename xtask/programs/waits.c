@@ -1,5 +1,5 @@
-/* Threads that wait for events while they are cancelled, signals arrive and children are forked: what the C
- * library does with a stack that ours is part of. */
+/* A thread waits for events while it is cancelled, signals arrive, and another thread forks. The C library then unwinds
+ * or interrupts a stack with frames of the preloaded library. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -18,8 +18,8 @@ static void on_signal(int number)
 	handled++;
 }
 
-/* Waits for a notification, which never comes, and returns how that ended. */
-static void *wait_for_ever(void *unused)
+/* Waits for a notification, which never comes. Returns the errno of the interrupted wait. */
+static void *wait_forever(void *unused)
 {
 	struct ibv_cq *cq;
 	void *cq_context;
@@ -45,7 +45,7 @@ static void fork_one(void)
 	if (child == 0) {
 		struct ibv_context *own;
 
-		alarm(PATIENCE_MS / 1000); /* one that is stuck ends */
+		alarm(PATIENCE_MS / 1000); /* kills a stuck child */
 		CHECK((own = ibv_open_device(devices[0])) && ibv_close_device(own) == 0);
 		_exit(0);
 	}
@@ -60,13 +60,13 @@ int main(void)
 	open_device();
 	CHECK((channel = ibv_create_comp_channel(context)));
 	for (int round = 0; round < ROUNDS; round++) {
-		CHECK(pthread_create(&thread, NULL, wait_for_ever, NULL) == 0);
-		usleep(round % 4 * 1000); /* before it sleeps, or when it does */
+		CHECK(pthread_create(&thread, NULL, wait_forever, NULL) == 0);
+		usleep(round % 4 * 1000); /* the thread may still run or already sleep */
 		fork_one();
 		CHECK(pthread_cancel(thread) == 0);
 		CHECK(pthread_join(thread, &ended) == 0 && ended == PTHREAD_CANCELED);
 	}
-	CHECK(pthread_create(&thread, NULL, wait_for_ever, NULL) == 0);
+	CHECK(pthread_create(&thread, NULL, wait_forever, NULL) == 0);
 	handle(SA_RESTART);
 	for (int round = 0; round < ROUNDS; round++) {
 		int before = handled;
@@ -77,7 +77,7 @@ int main(void)
 		CHECK(pthread_tryjoin_np(thread, &ended) == EBUSY);
 	}
 	handle(0);
-	do { /* the first may come before it waits again */
+	do { /* the first signal may come before the thread waits again */
 		CHECK(pthread_kill(thread, SIGUSR1) == 0);
 		usleep(1000);
 	} while (pthread_tryjoin_np(thread, &ended) == EBUSY);

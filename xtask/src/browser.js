@@ -1,4 +1,4 @@
-// Runs behind the page's own script, and leaves what it found as text for the caller.
+// Runs after the page's own script, and replaces the page by its result as text.
 (() => {
   const wrong = window.problems;
   const check = (holds, what) => { if (!holds) wrong.push(what); };
@@ -56,7 +56,7 @@
         check(heading.getAttribute("aria-sort") === direction, `"${heading.textContent}" is not ${direction}`);
         const cells = [...table.tBodies[0].rows].map((row) => row.cells[column]);
         check(cells.length === rows, `"${heading.textContent}": rows are lost`);
-        // What is no number has an empty value, and stays last.
+        // Cells without a number have an empty value, and stay last.
         const values = cells.map((cell) => Number(cell.dataset.value || NaN)).filter((value) => !Number.isNaN(value));
         const sign = direction === "ascending" ? 1 : -1;
         check(values.every((value, i) => i === 0 || sign * (value - values[i - 1]) >= 0), `"${heading.textContent}" is not sorted`);

@@ -71,7 +71,7 @@ enum Command {
         /// Directory of captures. Each `NAME.pcap` needs a `NAME.expected` beside it.
         directory: PathBuf,
     },
-    /// Runs only the checks of `test` between machines, which are network namespaces.
+    /// Runs all checks of `test` between machines, as `machines` without a name.
     EndToEnd,
     /// Runs the whole quick study between two machines, and among four machines of which one loses packets. Checks the
     /// results.

@@ -64,8 +64,8 @@ fn exchange_everywhere() -> Result<(), String> {
             record::compare(&record, &expected)?;
             let repeated = record::explain_repetitions(&record)?;
             eprintln!(
-                "{family:?}, MTU {interface_mtu}: path MTU {path_mtu}, packets and bytes as predicted, {repeated} packets \
-                 retransmitted although none was lost"
+                "{family:?}, MTU {interface_mtu}: path MTU {path_mtu}, packets and bytes as predicted, {repeated} \
+                 packets retransmitted although none was lost"
             );
         }
         let dropped = machines.dropped()?;

@@ -1,9 +1,9 @@
-"""Computes the ICRC of every packet of the captures in a directory anew, with scapy's RoCE layer.
+"""Recomputes the ICRC of every packet of the captures in a directory, with scapy's RoCE layer.
 
-usage: icrc.py DIRECTORY [PATTERN]; PATTERN is that of the files' names, *.pcap unless given.
+usage: icrc.py DIRECTORY [PATTERN]; PATTERN selects files by name, *.pcap by default.
 
-scapy knows nothing of Doorbell, so an ICRC that both agree on is not merely consistent with
-itself. Only IPv4 is covered: scapy has no ICRC for IPv6.
+scapy is independent of Doorbell, so the check does not only compare Doorbell with itself. It covers only IPv4, since
+scapy computes no ICRC for IPv6.
 """
 
 import pathlib
@@ -19,7 +19,7 @@ def check(path):
     packets = 0
     with PcapReader(str(path)) as capture:
         for number, frame in enumerate(capture, 1):
-            # The reader may know the link type and dissect by itself, or not.
+            # The reader dissects frames only if it supports the link type.
             if not isinstance(frame, Ether):
                 frame = Ether(bytes(frame))
             if IP not in frame or UDP not in frame or BTH not in frame:

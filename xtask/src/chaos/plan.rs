@@ -192,8 +192,7 @@ impl Plan {
         let words = match kind.programs {
             Programs::Own => {
                 let via = ["verbs", "cm"][random.below(2) as usize];
-                // The peer retries eight times, after 4.096 us * 2^timeout each. It must outlast a pause of this
-                // process.
+                // A request fails after eight timeouts of 4.096 us * 2^timeout. They must outlast a pause of its peer.
                 let timeout = if kind.end == End::Finishes { 17 } else { 12 };
                 let numbers =
                     format!("timeout={timeout} us={} via={via} seed={}", TRAFFIC.as_micros(), seed % 1_000_000);

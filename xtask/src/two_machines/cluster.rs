@@ -178,7 +178,7 @@ pub(super) fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> 
                 let number = |of: &Value, name: &str| of[name].as_u64().unwrap_or(0);
                 let data = number(counted, "data_packets");
                 let (least, greatest) = (number(predicted, "data_packets"), number(predicted, "data_packets_max"));
-                // The number of requests of a client that polls by READ is unlimited.
+                // One end polls the other by READ (`asks`), so the number of packets has no maximum.
                 let is_bounded = predicted["asks"] != Value::Bool(true);
                 if data < least || (is_bounded && data > greatest) {
                     return Err(failed(format!("{data} data packets, predicted are {least} to {greatest}: {counted}")));
