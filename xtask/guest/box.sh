@@ -1,10 +1,10 @@
-# rdma_rxe is the memory node behind a middlebox (runs after cable.sh). The box is at the other end of the cable. Clients
-# are the software RNIC, at another address of that end, and rxe itself. The kernel must report no error.
+# rdma_rxe is the memory node behind a middlebox (runs after cable.sh). The box is at the other end of the cable.
+# Clients are the software RNIC, at another address of that end, and rxe itself. The kernel must report no error.
 ip -n other address add 192.0.2.3/24 dev veth1
 dmesg -c > /dev/null
 counted=/sys/class/infiniband/rxe0/ports/1/hw_counters
-# Prints rxe's counters of errors. Duplicate and reordered requests and retransmissions of rxe are no errors here: a slow
-# guest with two processors causes them.
+# Prints rxe's counters of errors. Duplicate and reordered requests and retransmissions of rxe are no errors here: a
+# slow guest with two processors causes them.
 errors() { (cd $counted && grep . *_err link_downed | grep -v completer_retry_err); }
 errors > /tmp/errors-before
 

@@ -25,8 +25,8 @@ in_other timeout 300 doorbell bench bw --bind 192.0.2.2 -n 4 -t 4 -s 600 -m 256 
 wait $server || fail "bench, rxe: $(cat /tmp/server)"
 captured
 
-# With loss. Packets of rxe are dropped before the capture, and packets to rxe after it. So the capture has all packets of
-# the software RNIC, and the packets of rxe that arrived.
+# With loss. Packets of rxe are dropped before the capture, and packets to rxe after it. So the capture has all packets
+# of the software RNIC, and the packets of rxe that arrived.
 capture rxe-loss.pcap
 tc qdisc add dev veth0 root netem loss 10%
 tc qdisc add dev veth0 handle ffff: ingress

@@ -1,6 +1,6 @@
-# Measures unmodified perftest with the same options on rxe and on the software RNIC, and `doorbell bench` on the provider
-# `system` beside perftest on rxe. All cases run in turns in one guest, $rounds times. A line of /host/raw.txt has round,
-# measurement, series and figure. Runs after two_rxe.sh.
+# Measures unmodified perftest with the same options on rxe and on the software RNIC, and `doorbell bench` on the
+# provider `system` beside perftest on rxe. All cases run in turns in one guest, $rounds times. A line of /host/raw.txt
+# has round, measurement, series and figure. Runs after two_rxe.sh.
 
 # A network for software RNICs like that between rxe1 and rxe2. Each RNIC has a namespace, as on two machines.
 for side in one two; do ip netns add $side; ip -n $side link set lo up; done

@@ -1,6 +1,6 @@
-# Lists the kernel's files of rxe, and the files of the software RNIC that programs see beside them. Each line has a path, a
-# tab, and the kind or value. The host compares the lists. dash reads the files, since it is linked dynamically, unlike
-# busybox.
+# Lists the kernel's files of rxe, and the files of the software RNIC that programs see beside them. Each line has a
+# path, a tab, and the kind or value. The host compares the lists. dash reads the files, since it is linked
+# dynamically, unlike busybox.
 cat > /tmp/walk <<'END'
 walk() {
     for entry in "$1"/*; do

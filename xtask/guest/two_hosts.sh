@@ -1,6 +1,6 @@
 # Two devices of rdma_rxe as two hosts of a study (runs after two_rxe.sh). rxe's sockets and routes exist only in the
-# first namespace, so the devices and their network stay there. The RDMA subsystem shares devices with all namespaces. The
-# processes of the study run in separate namespaces, whose only network is that of the control connection.
+# first namespace, so the devices and their network stay there. The RDMA subsystem shares devices with all namespaces.
+# The processes of the study run in separate namespaces, whose only network is that of the control connection.
 rdma system show | grep -q "netns shared" || fail "RDMA devices are not shared: $(rdma system show)"
 ip link add control0 type veth peer name control1
 for end in 0 1; do

@@ -67,8 +67,8 @@ bench -n 500 -s 16,5000 -b
 for op in write read; do bench -n 300 -s 16,65536 --op $op; done
 bench -n 300 --op fetch-add
 bench -n 300 --op cas
-# Transports without acknowledgements: lost messages are counted, and arrived messages are intact. Over UD a message is one
-# packet.
+# Transports without acknowledgements: lost messages are counted, and arrived messages are intact. Over UD a message is
+# one packet.
 bench -n 500 -s 16,5000 --transport uc
 bench -n 500 -s 16,1024 --transport ud
 # A peer with another MTU: both use the smaller one, and both ends reject a larger one.

@@ -238,7 +238,7 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
         start(on_doorbell(options, &[&program]))?.finish(PATIENCE).map_err(|why| format!("{name}: {why}"))?;
     }
     if only.is_empty() || only.contains(&captures::NAME) {
-        captures::are_whole()?;
+        captures::check_captures()?;
     }
     Ok(())
 }

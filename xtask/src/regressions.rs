@@ -109,13 +109,13 @@ pub(crate) fn judge(names: &[String]) -> Result<(), String> {
     if patches.is_empty() {
         return Err("there is no patch in regressions".to_owned());
     }
-    let workshop = Workshop::open()?;
-    let broken = workshop.run_without_patches(&patches)?;
+    let checkout = Checkout::open()?;
+    let broken = checkout.run_without_patches(&patches)?;
     let mut rows = Vec::new();
     for patch in &patches {
         eprintln!("\n== {}: {}", patch.name, patch.defect);
         let start = Instant::now();
-        let verdict = workshop.judge(patch, &broken);
+        let verdict = checkout.judge(patch, &broken);
         eprintln!("{}", verdict.as_ref().map_or_else(|why| format!("WRONG: {why}"), Clone::clone));
         rows.push((patch, start.elapsed(), verdict));
     }
@@ -134,28 +134,28 @@ pub(crate) fn judge(names: &[String]) -> Result<(), String> {
 }
 
 /// A clone of HEAD, its target directory, and the logs of its tests.
-pub(crate) struct Workshop {
+pub(crate) struct Checkout {
     _alone: Lock,
     tree: PathBuf,
     built: PathBuf,
     logs: PathBuf,
 }
 
-impl Workshop {
+impl Checkout {
     /// Creates the clone, or updates it to HEAD.
     pub(crate) fn open() -> Result<Self, String> {
         let home = target().join("xtask").join("regressions");
         let alone = Lock::take(&home.join("lock"), "the clone that patches are applied to")?;
-        let workshop =
+        let checkout =
             Self { _alone: alone, tree: home.join("tree"), built: home.join("target"), logs: home.join("logs") };
-        fs::create_dir_all(&workshop.logs).map_err(|error| format!("{}: {error}", workshop.logs.display()))?;
+        fs::create_dir_all(&checkout.logs).map_err(|error| format!("{}: {error}", checkout.logs.display()))?;
         let own = root();
         if !output_of(git(&own, &["status", "--porcelain", "--untracked-files=no"]))?.is_empty() {
             eprintln!("uncommitted changes are ignored: patches are applied to HEAD");
         }
         let head = output_of(git(&own, &["rev-parse", "HEAD"]))?;
-        check_out(&workshop.tree, head.trim())?;
-        Ok(workshop)
+        check_out(&checkout.tree, head.trim())?;
+        Ok(checkout)
     }
 
     /// Runs the tests of all patches without a patch, and returns the tests that do not pass, each with a reason. Tests
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_without_defect_or_test_is_refused() {
+    fn a_patch_without_defect_or_test_is_rejected() {
         assert!(parse("Test: cargo test -p a\n").unwrap_err().contains("Defect"));
         assert!(parse("Defect: It hangs.\ndiff --git a/x b/x\n").unwrap_err().contains("Test"));
         assert!(parse("Defect: It hangs.\nTest: rm -r /\n").is_err());

@@ -62,7 +62,7 @@ fn exchange_everywhere() -> Result<(), String> {
             let expected = Expected { family, path_mtu, sizes: SIZES, client: 800, server: 800 };
             let record = bench(&machines, &expected, "bw -b -q 2 -n 400")?;
             record::compare(&record, &expected)?;
-            let repeated = record::explain_repetitions(&record)?;
+            let repeated = record::explain_retransmissions(&record)?;
             eprintln!(
                 "{family:?}, MTU {interface_mtu}: path MTU {path_mtu}, packets and bytes as predicted, {repeated} \
                  packets retransmitted although none was lost"

@@ -301,7 +301,7 @@ fn interval(values: &[f64]) -> [f64; 2] {
     sorted.sort_by(f64::total_cmp);
     let count = sorted.len();
     let Some(last) = count.checked_sub(1) else { return [f64::NAN; 2] };
-    // `below` is P(fewer than k of n values lie below the median). The loop ends at the first k for which it is above
+    // `below` is P(fewer than k of n values lie below the median). The loop finds the largest k for which it is at most
     // 2.5 %.
     let (mut k, mut term, mut below) = (0, 0.5_f64.powi(count as i32), 0.0);
     while k < count / 2 && below + term <= 0.025 {

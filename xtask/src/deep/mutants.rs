@@ -13,7 +13,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::tool;
-use crate::regressions::{Ended, Workshop, git};
+use crate::regressions::{Checkout, Ended, git};
 use crate::shell::{command, output_of, root};
 
 /// Options of the part `mutants`.
@@ -73,8 +73,8 @@ type Verdicts = BTreeMap<(String, String), String>;
 
 /// Judges the mutants of the sample without a verdict, and writes the table.
 pub(super) fn run(options: &Options) -> Result<(), String> {
-    let workshop = Workshop::open()?;
-    let sample = sample(listed(workshop.tree())?, options.seed, options.sample as usize);
+    let checkout = Checkout::open()?;
+    let sample = sample(listed(checkout.tree())?, options.seed, options.sample as usize);
     let file = match &options.verdicts {
         Some(file) => root().join(file),
         None => newest_verdicts(&root().join("benchmarks"))?,
@@ -82,7 +82,7 @@ pub(super) fn run(options: &Options) -> Result<(), String> {
     let mut verdicts = read(&fs::read_to_string(&file).unwrap_or_default());
     let mut states = BTreeMap::new();
     for file in sample.iter().map(|mutant| &mutant.file) {
-        let state = output_of(git(workshop.tree(), &["rev-parse", &format!("HEAD:{file}")]))?;
+        let state = output_of(git(checkout.tree(), &["rev-parse", &format!("HEAD:{file}")]))?;
         states.insert(file, state.trim()[..12].to_owned());
     }
     let key = |mutant: &Mutant| (states[&mutant.file].clone(), mutant.name.clone());
@@ -92,10 +92,10 @@ pub(super) fn run(options: &Options) -> Result<(), String> {
     for mutant in waiting.into_iter().take(options.at_most.unwrap_or(usize::MAX)) {
         let limit = match limits.get(mutant.package) {
             Some(limit) => *limit,
-            None => *limits.entry(mutant.package).or_insert(limit_of(&workshop, mutant.package)?),
+            None => *limits.entry(mutant.package).or_insert(limit_of(&checkout, mutant.package)?),
         };
         let start = Instant::now();
-        let verdict = judge(&workshop, mutant, limit)?;
+        let verdict = judge(&checkout, mutant, limit)?;
         eprintln!("{verdict} after {:.0} s: {}", start.elapsed().as_secs_f64(), mutant.name);
         verdicts.insert(key(mutant), verdict.to_owned());
         write(&file, options, &verdicts)?;
@@ -120,12 +120,12 @@ fn test_of(package: &str) -> String {
 }
 
 /// Returns the maximum duration of the tests of a crate with a mutant. Without a mutant they must pass.
-fn limit_of(workshop: &Workshop, package: &str) -> Result<Duration, String> {
+fn limit_of(checkout: &Checkout, package: &str) -> Result<Duration, String> {
     let mut took = Duration::ZERO;
     // The first run also builds, so the duration is that of the second one.
     for _ in 0..2 {
         let start = Instant::now();
-        match workshop.run_test(&test_of(package), LIMIT, "without-mutants")? {
+        match checkout.run_test(&test_of(package), LIMIT, "without-mutants")? {
             Ended::Passed => took = start.elapsed(),
             other => return Err(format!("the tests of {package} without a mutant: {other}")),
         }
@@ -134,16 +134,16 @@ fn limit_of(workshop: &Workshop, package: &str) -> Result<Duration, String> {
     Ok(LEAST_LIMIT + LIMIT_FACTOR * took)
 }
 
-fn judge(workshop: &Workshop, mutant: &Mutant, limit: Duration) -> Result<&'static str, String> {
+fn judge(checkout: &Checkout, mutant: &Mutant, limit: Duration) -> Result<&'static str, String> {
     let patch = crate::place::own_file("mutant.patch");
     fs::write(&patch, &mutant.diff).map_err(|error| format!("{}: {error}", patch.display()))?;
     // A run that was interrupted may have left its mutant.
-    workshop.clean()?;
-    let mut apply = git(workshop.tree(), &["apply"]);
+    checkout.clean()?;
+    let mut apply = git(checkout.tree(), &["apply"]);
     apply.arg(&patch);
     output_of(apply)?;
-    let ended = workshop.run_test(&test_of(mutant.package), limit, "mutant");
-    workshop.clean()?;
+    let ended = checkout.run_test(&test_of(mutant.package), limit, "mutant");
+    checkout.clean()?;
     Ok(match ended? {
         Ended::Passed => "SURVIVED",
         Ended::Hung => "caught by hanging",
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_are_read_as_they_were_written() {
+    fn written_verdicts_are_read_back() {
         let file = tempfile::tempdir().unwrap();
         let path = file.path().join("below").join("mutants.txt");
         let options = Options { sample: 2, seed: 1, at_most: None, verdicts: Some(path.clone()) };

@@ -26,7 +26,7 @@ const PAIRS: [(&str, &str); 3] = [
 ];
 
 /// Runs a program for each end, one that is killed, and pairs of programs. Each capture must be complete.
-pub(super) fn are_whole() -> Result<(), String> {
+pub(super) fn check_captures() -> Result<(), String> {
     let program = compile("cc", "captured", &["-Wl,--as-needed", "-libverbs"])?;
     let folder = place::own_file("captures");
     make(&folder)?;

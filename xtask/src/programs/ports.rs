@@ -52,12 +52,12 @@ fn free_port() -> Result<u16, String> {
 }
 
 /// A TCP port of loopback on which no process can listen, because a connection uses it.
-pub(super) struct Deaf {
+pub(super) struct BlockedPort {
     client: TcpStream,
     _server: TcpStream,
 }
 
-impl Deaf {
+impl BlockedPort {
     pub(super) fn new() -> std::io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let client = TcpStream::connect(listener.local_addr()?)?;
@@ -191,9 +191,9 @@ mod tests {
     }
 
     #[test]
-    fn a_deaf_port_rejects_listeners_and_connections() {
-        let deaf = Deaf::new().unwrap();
-        let address = deaf.address().unwrap();
+    fn a_blocked_port_rejects_listeners_and_connections() {
+        let blocked = BlockedPort::new().unwrap();
+        let address = blocked.address().unwrap();
         assert_eq!(TcpStream::connect(address).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
         assert_eq!(TcpListener::bind(address).unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
     }

@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_boot_sector_is_one_sector_that_firmware_starts() {
+    fn the_boot_sector_has_its_size_and_signature() {
         let sector = boot_sector();
         assert_eq!(sector.len(), 512);
         assert_eq!(sector[510..], [0x55, 0xaa]);

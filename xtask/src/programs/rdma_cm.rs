@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::ports::{Deaf, PORT_PATIENCE, is_taken, on_free_port, wait_until_listening};
+use super::ports::{BlockedPort, PORT_PATIENCE, is_taken, on_free_port, wait_until_listening};
 use super::{PATIENCE, Started, doorbell, on_doorbell, pairs_of, start};
 use crate::shell::output_of;
 use crate::test::StepEnd;
@@ -91,8 +91,8 @@ fn expect(said: &str, words: &str) -> Result<(), String> {
 
 /// Checks that a connection is rejected if no server listens.
 fn refused() -> Result<(), String> {
-    let deaf = Deaf::new().and_then(|deaf| Ok((deaf.address()?.port(), deaf)));
-    let (port, _deaf) = deaf.map_err(|error| format!("no port could be kept from others: {error}"))?;
+    let blocked = BlockedPort::new().and_then(|blocked| Ok((blocked.address()?.port(), blocked)));
+    let (port, _blocked) = blocked.map_err(|error| format!("no port could be kept from others: {error}"))?;
     expect(&program("rping -c -a 127.0.0.1", &port.to_string())?.ended()?, "RDMA_CM_EVENT_REJECTED, error 8")
 }
 

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_does_not_return_fails_a_run() {
+    fn growing_tables_fail_a_run() {
         let leak = process(sample(10, 100_000, 7), sample(99, 100_000, 8));
         assert_eq!(judge(&leak, 1.0), ["qps of server grew from 7 to 8"]);
     }

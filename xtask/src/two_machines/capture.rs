@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_cut_off_are_refused() {
+    fn truncated_files_are_rejected() {
         let mut file = [0xa1b2_c3d4_u32, 0, 0, 0, 0, 1, 0, 0, 3, 3].map(u32::to_ne_bytes).concat();
         file.extend([7, 8, 9]);
         assert_eq!(frames(&file).unwrap(), [[7, 8, 9]]);

@@ -66,7 +66,7 @@ pub(super) const LAST_PACKETS: u64 = 8;
 
 /// Checks retransmissions on a network without loss. Their only causes are an end that was slower than a timer, or a
 /// peer that was not ready. Each retransmitted packet must have arrived and been recognised. Returns their number.
-pub(super) fn explain_repetitions(record: &Value) -> Result<u64, String> {
+pub(super) fn explain_retransmissions(record: &Value) -> Result<u64, String> {
     let mut all = 0;
     for result in results(record)? {
         for (from, to) in [("client", "server"), ("server", "client")] {

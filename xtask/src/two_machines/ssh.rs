@@ -62,7 +62,7 @@ fn over_ssh() -> Result<(), String> {
             return Err(format!("{}: {others} other hosts", file.display()));
         }
     }
-    machines.are_left_alone()?;
+    machines.wait_until_all_end()?;
 
     let mut killed = Running::start(machines.command("unfinished", &["--full", "--remote", &remote, &first, &second]))?;
     killed.wait_for("host 0: ", PATIENCE)?;
@@ -70,7 +70,7 @@ fn over_ssh() -> Result<(), String> {
         return Err("a study by ssh has no processes on other machines".to_owned());
     }
     drop(killed); // by SIGKILL
-    machines.are_left_alone()?;
+    machines.wait_until_all_end()?;
     eprintln!("ssh: {} points on three machines, and no process remains after the first one is killed", records.len());
     Ok(())
 }
@@ -159,7 +159,7 @@ impl Machines<'_> {
     }
 
     /// Waits until all processes that ssh started have ended.
-    fn are_left_alone(&self) -> Result<(), String> {
+    fn wait_until_all_end(&self) -> Result<(), String> {
         let until = Instant::now() + PATIENCE / 5;
         loop {
             let left = self.started()?;

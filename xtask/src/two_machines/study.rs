@@ -24,7 +24,7 @@ pub(crate) fn study() -> StepEnd {
 
 fn study_everything() -> Result<(), String> {
     let machines = TwoMachines::new(9000)?;
-    refuses(&machines)?;
+    check_rejections(&machines)?;
     for family in Family::BOTH {
         let listen = match family {
             Family::V4 => "0.0.0.0",
@@ -65,7 +65,7 @@ pub(super) fn expect(output: &Output, status: i32, words: &[&str]) -> Result<(),
 
 /// Checks that the commands reject a listener without a token, a peer that does not listen, and an unknown
 /// experiment.
-fn refuses(machines: &TwoMachines) -> Result<(), String> {
+fn check_rejections(machines: &TwoMachines) -> Result<(), String> {
     let [own, other] = [0, 1].map(|machine| Family::V4.address(machine));
     for command in ["study", "doctor"] {
         expect(&here(machines, &[command, "--listen", &own], None)?, 2, &["--token", "--anyone"])?;

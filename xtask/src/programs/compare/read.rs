@@ -120,7 +120,7 @@ Device not recognized to implement inline feature. Disabling it
     }
 
     #[test]
-    fn another_table_another_size_or_none_is_an_error_with_the_text() {
+    fn output_without_the_figure_is_an_error() {
         for (quantity, text) in [
             (Quantity::Latency, SEND_BW),
             (Quantity::Bandwidth, SEND_BW),

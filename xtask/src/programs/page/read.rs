@@ -168,7 +168,7 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
     }
 
     #[test]
-    fn others_print_words_and_a_number() {
+    fn other_programs_print_words_and_a_number() {
         near(Read::Milliseconds("downtime "), "total-time 640 ms\ndowntime 126 ms\n", 0.126);
         near(Read::MegabitsPerSecond("mbps "), "mbps 901.5\n", 901.5e6 / 8.0);
         near(Read::Line("one way, 8 B: "), "one way, 8 B: 5.25 us\nping-pong", 5.25e-6);
