@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Time that a test run gives to the rounds. Two of them may still run at its end.
 const BUDGET: Duration = Duration::from_secs(60);
 
-/// Rounds run at the same time, each in a network of its own.
+/// Number of rounds that run at the same time, each in a separate network.
 const LANES: usize = 2;
 
 /// Port of servers. If the user is root, each lane has a separate network.

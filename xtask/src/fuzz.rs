@@ -19,7 +19,7 @@ use crate::place::Lock;
 use crate::shell::{cargo, command, output_of, root, run, target};
 use crate::test::StepEnd;
 
-/// Flags that make rustc count edges and tell crates that they are being fuzzed.
+/// Flags that make rustc count edges and set the cfg `fuzzing`.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                      -Cllvm-args=-sanitizer-coverage-pc-table --cfg fuzzing";

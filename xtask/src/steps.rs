@@ -61,7 +61,7 @@ pub(crate) enum Body {
     Plain(fn() -> StepEnd),
     /// Reads the captures in a folder.
     Captures(fn(&Path) -> StepEnd),
-    /// Runs the programs with these names, or all of its own if there are none.
+    /// Runs the programs with these names, or all programs of the step without names.
     Named(fn(&[&str]) -> StepEnd),
     /// Runs in a guest that has not booted yet.
     Guest(fn(vm::Guest) -> StepEnd),

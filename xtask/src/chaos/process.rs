@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use crate::shell::{command, output_of};
 
-/// A process, with a folder of its own for its output and its core.
+/// A process, with a separate folder for its output and its core.
 pub(super) struct Process {
     name: &'static str,
     text: String,
@@ -117,7 +117,7 @@ pub(super) fn crash(status: ExitStatus) -> Option<Signal> {
     crashes.contains(&signal).then_some(signal)
 }
 
-/// Returns the same command below a shell that allows cores. The shell is replaced by the command.
+/// Returns the command with a shell that allows cores first. `exec` replaces the shell by the command.
 fn rewrapped(run: Command) -> Command {
     let mut shell = command("sh", &["-c", "ulimit -c unlimited; exec \"$@\"", "sh"]);
     shell.arg(run.get_program()).args(run.get_args());

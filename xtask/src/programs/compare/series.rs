@@ -57,9 +57,9 @@ pub(super) enum Source {
     /// Rate or latency of memory that two processes share, for the same packets.
     LimitOfMemory,
     Perftest,
-    /// With this provider.
+    /// libfabric with this provider.
     Libfabric(&'static str),
-    /// With this transport: one of UCX's own, or one of those over verbs.
+    /// UCX with this transport: one of [`ucx::OWN_TRANSPORTS`], or one over verbs.
     Ucx(&'static str),
 }
 
