@@ -68,9 +68,9 @@ fn open(browser: &str, page: &Path, (width, height): (u32, u32)) -> Result<(), S
     let text = fs::read_to_string(page).map_err(|error| format!("{}: {error}", page.display()))?;
     let before = "<script>window.problems = []; addEventListener(\"error\", (event) => problems.push(event.message));\
                   </script><meta charset";
-    let behind = format!("<script>{}</script></body>", include_str!("browser.js"));
+    let after = format!("<script>{}</script></body>", include_str!("browser.js"));
     let tested = page.with_extension("tested.html");
-    let text = text.replacen("<meta charset", before, 1).replacen("</body>", &behind, 1);
+    let text = text.replacen("<meta charset", before, 1).replacen("</body>", &after, 1);
     fs::write(&tested, text).map_err(|error| format!("{}: {error}", tested.display()))?;
     let mut chromium: Command = command(
         browser,
