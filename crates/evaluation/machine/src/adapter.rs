@@ -149,7 +149,7 @@ mod tests {
             ("sys/class/net/ens1/mtu", "4200\n"),
             ("sys/bus/pci/drivers/mlx5_core/bind", ""),
         ]);
-        let at = |path: &str| directory.path().join(path);
+        let at = |path: &str| directory.as_ref().join(path);
         std::os::unix::fs::symlink(at("sys/devices/pci0"), at("sys/class/infiniband/mlx5_0/device")).unwrap();
         std::os::unix::fs::symlink(at("sys/bus/pci/drivers/mlx5_core"), at("sys/devices/pci0/driver")).unwrap();
         assert_eq!(Adapter::names(&root), ["mlx5_0"]);

@@ -122,7 +122,6 @@ impl EmptyRounds {
     }
 
     /// Returns the number of rounds that found nothing.
-    #[cfg(test)]
     pub fn count(&self) -> u64 {
         self.count
     }

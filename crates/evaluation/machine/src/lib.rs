@@ -216,6 +216,7 @@ fn deepest_idle(root: &Root, cpu: usize) -> Option<IdleState> {
     root.names(&states).into_iter().filter_map(state).max_by_key(|state| state.latency_us)
 }
 
+/// Returns the NUMA nodes of a machine in ascending order.
 pub fn nodes(root: &Root) -> Vec<Node> {
     let directory = "sys/devices/system/node";
     let node = |name: String| {
@@ -234,7 +235,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// Creates a machine from files.
-    pub(crate) fn made_of(files: &[(&str, &str)]) -> (impl Drop, Root) {
+    pub(crate) fn made_of(files: &[(&str, &str)]) -> (impl AsRef<Path> + use<>, Root) {
         let folder = doorbell_testing::files::folder_with(files);
         let root = Root::at(folder.path());
         (folder, root)

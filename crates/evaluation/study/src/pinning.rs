@@ -379,6 +379,8 @@ impl Drop for Pinned {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::experiment::tests::environment;
     use crate::far::{FarPoint, StorePoint, Strategy};
@@ -387,7 +389,7 @@ mod tests {
     use doorbell_machine::Machine;
     use doorbell_testing::files::folder_with;
 
-    fn made_of(files: &[(&str, &str)]) -> (impl Drop, Root) {
+    fn made_of(files: &[(&str, &str)]) -> (impl AsRef<Path> + use<>, Root) {
         let folder = folder_with(files);
         let root = Root::at(folder.path());
         (folder, root)
@@ -395,7 +397,7 @@ mod tests {
 
     /// Returns a machine with two NUMA nodes of two cores each, each core with two hardware threads. CPUs 0-3 are the
     /// first threads of the cores on nodes 0 and 1, CPUs 4-7 the second threads.
-    fn two_nodes(allowed: &str) -> (impl Drop, Root) {
+    fn two_nodes(allowed: &str) -> (impl AsRef<Path> + use<>, Root) {
         let status = format!("Cpus_allowed_list:\t{allowed}\n");
         let mut files = vec![
             ("proc/self/status".to_owned(), status),

@@ -32,7 +32,7 @@ use crate::connection::{Backpressure, MessageId, Received};
 use crate::duplex::{Duplex, INCOMING_TAG, Incoming, Outgoing, WORD_RECEIVES};
 use crate::engine::{self, Recipe};
 use crate::error::{ConnectError, ConnectionError};
-use crate::lent::Buffers;
+use crate::lent::Buffers as _;
 use crate::outbox::{Outbox, Source, Staged, Word};
 use crate::ring::WORD;
 use crate::setup::{EndpointDescription, RemoteRegion};

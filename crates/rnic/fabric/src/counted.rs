@@ -1,7 +1,6 @@
 //! Counts packets and bytes per class as they cross a link.
 
 use std::io;
-use std::net::IpAddr;
 use std::ops::{Index, Sub};
 
 use doorbell_rnic::TransmitBatch;
@@ -9,7 +8,6 @@ use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{Opcode, PacketOperation};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
-use crate::shm::OwnProcess;
 
 /// Purpose of a packet, according to its opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

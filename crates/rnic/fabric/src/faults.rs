@@ -6,7 +6,6 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::IpAddr;
 
 use doorbell_rnic::TransmitBatch;
 use doorbell_verbs_core::LinkCounters;
@@ -17,7 +16,6 @@ use rand_core::{Rng, SeedableRng};
 pub use plan::{FaultPlan, FaultPlanError};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
-use crate::shm::OwnProcess;
 
 /// Maximum number of later packets that pass a reordered packet. Packets that are held back themselves do not count.
 const REORDER_DISTANCE_MAX: u32 = 4;

@@ -15,7 +15,6 @@ pub use file::{FrameDirection, FrameNotes, PcapFile};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::seal::{Checker, Sealer};
-use crate::shm::OwnProcess;
 
 /// Maximum time from the capture of a packet until it is written to the file, if a processor is free. If the process is
 /// killed, the file lacks the packets of up to this time.

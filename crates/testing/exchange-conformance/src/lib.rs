@@ -14,11 +14,9 @@ use std::any::Any;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use doorbell_exchange::buffered_write::{self, Notification};
-use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence};
+use doorbell_exchange::direct_read::{DirectRead, Fence};
 use doorbell_exchange::{
-    Backpressure, BufferedRead, BufferedWrite, Config, ConnectionError, Connector, DirectWrite, MessageConnection,
-    Outcome, Received, SendReceive, SharedWrite, Submit,
+    Backpressure, Config, ConnectionError, Connector, MessageConnection, Outcome, Received, Submit,
 };
 use doorbell_protocols::End;
 use doorbell_verbs::{Access, Channel, Device, MemoryKind, Pd, Region};

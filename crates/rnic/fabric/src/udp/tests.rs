@@ -176,7 +176,8 @@ fn unsendable_packets_are_dropped_and_counted() {
         assert_eq!((counters.oversize, counters.unreachable), (1, 3));
         // Each wrapper includes the counters of the link that it wraps.
         let local = a.local_address();
-        let stacked = Pcap::new(Counted::new(Box::new(a)), local, PORT, std::io::sink(), Duration::from_nanos).unwrap();
+        let boxed: Box<dyn Link> = Box::new(a);
+        let stacked = Pcap::new(Counted::new(boxed), local, PORT, std::io::sink(), Duration::from_nanos).unwrap();
         let stacked = Faults::new(stacked, "drop=0.5".parse().unwrap());
         let expected = LinkCounters { tx_oversize: 1, tx_unreachable: 3, tx_udp_packets: 1, ..Default::default() };
         assert_eq!(stacked.link_counters(), expected);
