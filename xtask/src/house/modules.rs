@@ -75,7 +75,7 @@ impl Modules {
     }
 
     /// Converts a path as written in a module to one from the root. Returns `None` for names of other crates.
-    fn from_root(&self, module: &[String], written: &[String]) -> Option<Names> {
+    fn path_from_root(&self, module: &[String], written: &[String]) -> Option<Names> {
         let mut base = module.to_vec();
         let mut rest = written;
         let mut is_relative = false;
@@ -89,7 +89,8 @@ impl Modules {
             (rest, is_relative) = (others, true);
         }
         let first = rest.first();
-        let is_below = first.is_some_and(|first| self.all.contains_key(&[&base[..], &[first.clone()]].concat()));
+        let is_below =
+            first.is_some_and(|first| self.all.contains_key(&[&base[..], std::slice::from_ref(first)].concat()));
         (is_relative || is_below).then(|| [&base[..], rest].concat())
     }
 
@@ -97,7 +98,7 @@ impl Modules {
     fn home(&self, path: &[String], depth: usize) -> Option<Names> {
         let mut at: Names = Vec::new();
         for (index, name) in path.iter().enumerate() {
-            let below = [&at[..], &[name.clone()]].concat();
+            let below = [&at[..], std::slice::from_ref(name)].concat();
             if self.all.contains_key(&below) {
                 at = below;
                 continue;
@@ -107,10 +108,11 @@ impl Modules {
                 return Some(at);
             }
             if let Some(import) = module.imports.get(name) {
-                let target = self.from_root(&at, import)?;
+                let target = self.path_from_root(&at, import)?;
                 return self.home(&[&target[..], &path[index + 1..]].concat(), depth + 1);
             }
-            let globs = module.globs.iter().filter_map(|glob| self.from_root(&at, glob)).filter(|glob| *glob != at);
+            let globs =
+                module.globs.iter().filter_map(|glob| self.path_from_root(&at, glob)).filter(|glob| *glob != at);
             let through = |glob: Names| {
                 let found = self.home(&[&glob[..], &path[index..]].concat(), depth + 1)?;
                 let defines = self.all.get(&found).is_some_and(|module| module.items.contains(name));
@@ -127,7 +129,7 @@ impl Modules {
         for (path, module) in &self.all {
             let imports = module.imports.values().chain(&module.globs);
             for written in module.named.iter().chain(imports) {
-                let Some(absolute) = self.from_root(path, written) else { continue };
+                let Some(absolute) = self.path_from_root(path, written) else { continue };
                 if let Some(target) = self.home(&absolute, 0).filter(|target| target != path) {
                     arrows.insert((path.clone(), target));
                 }

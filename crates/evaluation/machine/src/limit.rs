@@ -17,7 +17,6 @@
 //!
 //! A stop is a datagram of one byte. The first process sends stops until the second answers, since a stop may be
 //! lost.
-#![expect(clippy::disallowed_methods, reason = "no device is measured here: the kernel's sockets have its clock alone")]
 
 mod end;
 mod memory;

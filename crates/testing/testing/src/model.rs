@@ -41,6 +41,9 @@ macro_rules! atomic {
                 fence_if(is_fenced);
             }
 
+            /// # Errors
+            ///
+            /// The value that the integer had, if it was not `old`.
             #[track_caller]
             pub fn compare_exchange(
                 &self,
@@ -70,6 +73,9 @@ macro_rules! atomic {
                 self.fetch_add(value.wrapping_neg(), order)
             }
 
+            /// # Errors
+            ///
+            /// The value for which `change` returned nothing.
             #[track_caller]
             pub fn fetch_update(
                 &self,
@@ -139,6 +145,9 @@ impl<T> ArrayQueue<T> {
         self.tail.load(Ordering::SeqCst) == head
     }
 
+    /// # Errors
+    ///
+    /// The value, if the queue is full.
     pub fn push(&self, value: T) -> Result<(), T> {
         let capacity = self.capacity();
         let mut tail = self.tail.load(Ordering::Relaxed);
