@@ -27,6 +27,7 @@ mod test;
 mod two_machines;
 mod versus;
 mod vm;
+mod workspace;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

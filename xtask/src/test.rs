@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::shell::{cargo, command, output_of, run, run_tests, succeeds};
+use crate::shell::{cargo, command, output_of, root, run, run_tests, succeeds};
 use crate::steps::{self, Body, Group, Step};
+use crate::workspace::{self, Package};
 use crate::{cores, network, place, programs, vm};
 
 /// Outcome of a step.
@@ -195,12 +196,10 @@ pub(crate) fn build() -> Result<(), String> {
     run(cargo(&["test", "--workspace", "--no-run"]))
 }
 
-/// Checks that the package of each crate contains its licences and a README.
+/// Checks that the package of each published crate contains its licences and a README.
 pub(crate) fn packages() -> Result<(), String> {
-    let tree = output_of(cargo(&["tree", "--workspace", "--depth", "0", "--prefix", "none"]))?;
-    let names = tree.lines().filter_map(|line| line.split(' ').next()).filter(|name| name.starts_with("doorbell"));
-    for name in names {
-        let files = output_of(cargo(&["package", "--list", "--quiet", "--allow-dirty", "--package", name]))?;
+    for Package { name, .. } in workspace::packages(&root())?.iter().filter(|package| package.is_published()) {
+        let files = output_of(cargo(&["package", "--list", "--quiet", "--allow-dirty", "--package", name.as_str()]))?;
         for needed in ["README.md", "LICENSE-MIT", "LICENSE-APACHE"] {
             if !files.lines().any(|file| file == needed) {
                 return Err(format!("the package of {name} lacks {needed}"));

@@ -15,6 +15,7 @@ use crate::place;
 use crate::programs;
 use crate::regressions::{check_out, git};
 use crate::shell::{Running, cargo, command, output_of, root, run, target};
+use crate::workspace::{self, Package};
 use crate::{figures, fuzz, peers};
 
 /// Minimum number of rounds for differences of a few per cent.
@@ -233,16 +234,39 @@ const SOURCES: &[&str] = &["benchmarks/instructions", "crates/rnic/rnic/benches"
 
 /// Copies the counting program to the clone, so that the same program counts both revisions.
 fn copy_sources(tree: &Path) -> Result<(), String> {
+    let cannot = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
     for source in SOURCES {
         let to = tree.join(source);
+        let above = to.parent().unwrap_or(tree);
+        fs::create_dir_all(above).map_err(|error| cannot(above, error))?;
         if to.exists() {
-            fs::remove_dir_all(&to).map_err(|error| format!("{}: {error}", to.display()))?;
+            fs::remove_dir_all(&to).map_err(|error| cannot(&to, error))?;
         }
         let mut copy = command("cp", &["--recursive"]);
         copy.arg(root().join(source)).arg(&to);
         run(copy)?;
     }
-    Ok(())
+    let manifest = tree.join("benchmarks").join("instructions").join("Cargo.toml");
+    let text = fs::read_to_string(&manifest).map_err(|error| cannot(&manifest, error))?;
+    let text = with_folders_of(&text, &workspace::packages(tree)?);
+    fs::write(&manifest, text).map_err(|error| cannot(&manifest, error))
+}
+
+/// Returns a manifest whose dependencies have the paths of these packages. Revisions differ in the folders of crates.
+fn with_folders_of(manifest: &str, packages: &[Package]) -> String {
+    let line = |line: &str| {
+        let (Some((name, _)), Some((before, rest))) = (line.split_once(" = "), line.split_once("path = \"")) else {
+            return format!("{line}\n");
+        };
+        let package = packages.iter().find(|package| package.name == name);
+        match (package, rest.split_once('"')) {
+            (Some(package), Some((_, after))) => {
+                format!("{before}path = \"{}\"{after}\n", package.folder().display())
+            }
+            _ => format!("{line}\n"),
+        }
+    };
+    manifest.lines().map(line).collect()
 }
 
 /// Copies the lock file of a revision, so that the counting program uses the same versions of dependencies.
@@ -325,5 +349,18 @@ mod tests {
         let values: Vec<f64> = (1..=25).map(f64::from).collect();
         assert_eq!(interval(&values), [8.0, 18.0]);
         assert_eq!(interval(&[7.0, 8.0]), [7.0, 8.0]);
+    }
+
+    #[test]
+    fn dependencies_get_the_folders_of_the_other_revision() {
+        let package = Package {
+            name: "doorbell-wire".to_owned(),
+            manifest_path: PathBuf::from("/clone/crates/wire/Cargo.toml"),
+            dependencies: Vec::new(),
+            publish: None,
+        };
+        let manifest = "doorbell-wire = { path = \"../../crates/rnic/wire\", features = [\"std\"] }\nnix = \"0.31\"\n";
+        let expected = "doorbell-wire = { path = \"/clone/crates/wire\", features = [\"std\"] }\nnix = \"0.31\"\n";
+        assert_eq!(with_folders_of(manifest, &[package]), expected);
     }
 }

@@ -3,9 +3,9 @@
 //! `rnic` is two RNICs on a clock of their own; `exchange` and `bench` run on the software RNIC's engine, over a wire in
 //! memory. `bench` is what `doorbell bench` runs once its processes are connected.
 
-#[path = "../../../crates/rnic/benches/in_process/pair.rs"]
+#[path = "../../../crates/rnic/rnic/benches/in_process/pair.rs"]
 mod pair;
-#[path = "../../../crates/exchange/benches/protocols/wire.rs"]
+#[path = "../../../crates/messages/exchange/benches/protocols/wire.rs"]
 mod wire;
 /// Older revisions have them in another crate.
 mod words {

@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-
-use crate::shell::{command, output_of, root};
+use crate::shell::root;
+use crate::workspace::{Package, packages};
 
 /// Folders of `crates/`, from the lowest floor to the highest. Dependencies point down or stay on their floor.
 const FLOORS: [&str; 6] = ["rnic", "messages", "memory", "programs", "evaluation", "tools"];
@@ -30,40 +29,20 @@ struct Member {
 #[derive(Debug)]
 pub(super) struct House(BTreeMap<String, Member>);
 
-#[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-}
-
-#[derive(Deserialize)]
-struct Package {
-    name: String,
-    manifest_path: PathBuf,
-    dependencies: Vec<Dependency>,
-}
-
-#[derive(Deserialize)]
-struct Dependency {
-    name: String,
-    kind: Option<String>,
-}
-
 fn short(name: &str) -> String {
     name.strip_prefix("doorbell-").unwrap_or(name).to_owned()
 }
 
 /// Reads the crates from Cargo's metadata. `xtask` is a tool of the workspace and no part of the house.
 pub(super) fn read() -> Result<House, String> {
-    let text = output_of(command("cargo", &["metadata", "--no-deps", "--format-version", "1", "--offline"]))?;
-    let metadata: Metadata = serde_json::from_str(&text).map_err(|error| format!("cargo metadata: {error}"))?;
-    Ok(House::new(metadata, &root()))
+    Ok(House::new(packages(&root())?, &root()))
 }
 
 impl House {
-    fn new(metadata: Metadata, root: &Path) -> Self {
-        let names: BTreeSet<String> = metadata.packages.iter().map(|package| package.name.clone()).collect();
-        let members = metadata.packages.into_iter().filter(|package| package.name != "xtask").map(|package| {
-            let folder = package.manifest_path.parent().unwrap_or(root).to_path_buf();
+    fn new(packages: Vec<Package>, root: &Path) -> Self {
+        let names: BTreeSet<String> = packages.iter().map(|package| package.name.clone()).collect();
+        let members = packages.into_iter().filter(|package| package.name != "xtask").map(|package| {
+            let folder = package.folder().to_path_buf();
             let own = package.name;
             let of_kind = |is_wanted: fn(Option<&str>) -> bool| {
                 let those = package.dependencies.iter().filter(|it| is_wanted(it.kind.as_deref()));
@@ -153,6 +132,7 @@ fn floor_of(folder: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workspace::Dependency;
 
     fn house(crates: &[(&str, &str, &[&str], &[&str])]) -> House {
         let dependency = |kind: Option<&str>| {
@@ -167,8 +147,9 @@ mod tests {
                 .map(dependency(None))
                 .chain(tests_use.iter().map(dependency(Some("dev"))))
                 .collect(),
+            publish: None,
         };
-        House::new(Metadata { packages: crates.iter().map(package).collect() }, Path::new("/root"))
+        House::new(crates.iter().map(package).collect(), Path::new("/root"))
     }
 
     #[test]
