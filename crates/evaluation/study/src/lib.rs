@@ -40,8 +40,7 @@
 //! holds the results. [`far`] has workloads with more than two parties: several clients share memory.
 //!
 //! [`pinning`] selects the CPUs of polling threads. [`link`] states which link carried the packets between two
-//! processes of one machine. [`measure`] times the parameters of the performance model, one call at a time. [`limit`]
-//! measures the limits of this machine's kernel without an RNIC.
+//! processes of one machine. [`measure`] times the parameters of the performance model, one call at a time.
 #![forbid(unsafe_code)]
 
 pub mod doctor;

@@ -17,36 +17,6 @@ use libc::{
 };
 
 #[repr(C)]
-#[derive(Default)]
-pub struct __IncompleteArrayField<T>(::core::marker::PhantomData<T>, [T; 0]);
-impl<T> __IncompleteArrayField<T> {
-    #[inline]
-    pub const fn new() -> Self {
-        __IncompleteArrayField(::core::marker::PhantomData, [])
-    }
-    #[inline]
-    pub fn as_ptr(&self) -> *const T {
-        self as *const _ as *const T
-    }
-    #[inline]
-    pub fn as_mut_ptr(&mut self) -> *mut T {
-        self as *mut _ as *mut T
-    }
-    #[inline]
-    pub unsafe fn as_slice(&self, len: usize) -> &[T] {
-        ::core::slice::from_raw_parts(self.as_ptr(), len)
-    }
-    #[inline]
-    pub unsafe fn as_mut_slice(&mut self, len: usize) -> &mut [T] {
-        ::core::slice::from_raw_parts_mut(self.as_mut_ptr(), len)
-    }
-}
-impl<T> ::core::fmt::Debug for __IncompleteArrayField<T> {
-    fn fmt(&self, fmt: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
-        fmt.write_str("__IncompleteArrayField")
-    }
-}
-#[repr(C)]
 pub struct __BindgenUnionField<T>(::core::marker::PhantomData<T>);
 impl<T> __BindgenUnionField<T> {
     #[inline]
@@ -89,1794 +59,17 @@ impl<T> ::core::cmp::PartialEq for __BindgenUnionField<T> {
     }
 }
 impl<T> ::core::cmp::Eq for __BindgenUnionField<T> {}
-pub const IB_UVERBS_ACCESS_OPTIONAL_FIRST: u32 = 1048576;
-pub const IB_UVERBS_ACCESS_OPTIONAL_LAST: u32 = 536870912;
-pub const IBV_ACCESS_OPTIONAL_FIRST: u32 = 1048576;
-pub const IBV_DEVICE_RAW_SCATTER_FCS: u64 = 17179869184;
-pub const IBV_DEVICE_PCI_WRITE_END_PADDING: u64 = 68719476736;
-pub const IBV_PATH_RECORD_REVERSIBLE: u32 = 128;
-pub const IBV_PATH_FLAG_GMP: u32 = 1;
-pub const IBV_PATH_FLAG_PRIMARY: u32 = 2;
-pub const IBV_PATH_FLAG_ALTERNATE: u32 = 4;
-pub const IBV_PATH_FLAG_OUTBOUND: u32 = 8;
-pub const IBV_PATH_FLAG_INBOUND: u32 = 16;
-pub const IBV_PATH_FLAG_INBOUND_REVERSE: u32 = 32;
-pub const IBV_PATH_FLAG_BIDIRECTIONAL: u32 = 40;
-pub const RDMA_IB_IP_PS_MASK: i32 = -65536;
-pub const RDMA_IB_IP_PORT_MASK: u32 = 65535;
-pub const RDMA_IB_IP_PS_TCP: u32 = 17170432;
-pub const RDMA_IB_IP_PS_UDP: u32 = 17891328;
-pub const RDMA_IB_PS_IB: u32 = 20905984;
 pub const RDMA_UDP_QKEY: u32 = 19088743;
 pub const RAI_PASSIVE: u32 = 1;
 pub const RAI_NUMERICHOST: u32 = 2;
-pub const RAI_NOROUTE: u32 = 4;
-pub const RAI_FAMILY: u32 = 8;
-pub type __u8 = ::core::ffi::c_uchar;
 pub type __u16 = ::core::ffi::c_ushort;
-pub type __s32 = ::core::ffi::c_int;
 pub type __u32 = ::core::ffi::c_uint;
 pub type __u64 = ::core::ffi::c_ulonglong;
 pub type __be16 = __u16;
 pub type __be32 = __u32;
 pub type __be64 = __u64;
-pub const IB_USER_VERBS_CMD_GET_CONTEXT: ib_uverbs_write_cmds = 0;
-pub const IB_USER_VERBS_CMD_QUERY_DEVICE: ib_uverbs_write_cmds = 1;
-pub const IB_USER_VERBS_CMD_QUERY_PORT: ib_uverbs_write_cmds = 2;
-pub const IB_USER_VERBS_CMD_ALLOC_PD: ib_uverbs_write_cmds = 3;
-pub const IB_USER_VERBS_CMD_DEALLOC_PD: ib_uverbs_write_cmds = 4;
-pub const IB_USER_VERBS_CMD_CREATE_AH: ib_uverbs_write_cmds = 5;
-pub const IB_USER_VERBS_CMD_MODIFY_AH: ib_uverbs_write_cmds = 6;
-pub const IB_USER_VERBS_CMD_QUERY_AH: ib_uverbs_write_cmds = 7;
-pub const IB_USER_VERBS_CMD_DESTROY_AH: ib_uverbs_write_cmds = 8;
-pub const IB_USER_VERBS_CMD_REG_MR: ib_uverbs_write_cmds = 9;
-pub const IB_USER_VERBS_CMD_REG_SMR: ib_uverbs_write_cmds = 10;
-pub const IB_USER_VERBS_CMD_REREG_MR: ib_uverbs_write_cmds = 11;
-pub const IB_USER_VERBS_CMD_QUERY_MR: ib_uverbs_write_cmds = 12;
-pub const IB_USER_VERBS_CMD_DEREG_MR: ib_uverbs_write_cmds = 13;
-pub const IB_USER_VERBS_CMD_ALLOC_MW: ib_uverbs_write_cmds = 14;
-pub const IB_USER_VERBS_CMD_BIND_MW: ib_uverbs_write_cmds = 15;
-pub const IB_USER_VERBS_CMD_DEALLOC_MW: ib_uverbs_write_cmds = 16;
-pub const IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL: ib_uverbs_write_cmds = 17;
-pub const IB_USER_VERBS_CMD_CREATE_CQ: ib_uverbs_write_cmds = 18;
-pub const IB_USER_VERBS_CMD_RESIZE_CQ: ib_uverbs_write_cmds = 19;
-pub const IB_USER_VERBS_CMD_DESTROY_CQ: ib_uverbs_write_cmds = 20;
-pub const IB_USER_VERBS_CMD_POLL_CQ: ib_uverbs_write_cmds = 21;
-pub const IB_USER_VERBS_CMD_PEEK_CQ: ib_uverbs_write_cmds = 22;
-pub const IB_USER_VERBS_CMD_REQ_NOTIFY_CQ: ib_uverbs_write_cmds = 23;
-pub const IB_USER_VERBS_CMD_CREATE_QP: ib_uverbs_write_cmds = 24;
-pub const IB_USER_VERBS_CMD_QUERY_QP: ib_uverbs_write_cmds = 25;
-pub const IB_USER_VERBS_CMD_MODIFY_QP: ib_uverbs_write_cmds = 26;
-pub const IB_USER_VERBS_CMD_DESTROY_QP: ib_uverbs_write_cmds = 27;
-pub const IB_USER_VERBS_CMD_POST_SEND: ib_uverbs_write_cmds = 28;
-pub const IB_USER_VERBS_CMD_POST_RECV: ib_uverbs_write_cmds = 29;
-pub const IB_USER_VERBS_CMD_ATTACH_MCAST: ib_uverbs_write_cmds = 30;
-pub const IB_USER_VERBS_CMD_DETACH_MCAST: ib_uverbs_write_cmds = 31;
-pub const IB_USER_VERBS_CMD_CREATE_SRQ: ib_uverbs_write_cmds = 32;
-pub const IB_USER_VERBS_CMD_MODIFY_SRQ: ib_uverbs_write_cmds = 33;
-pub const IB_USER_VERBS_CMD_QUERY_SRQ: ib_uverbs_write_cmds = 34;
-pub const IB_USER_VERBS_CMD_DESTROY_SRQ: ib_uverbs_write_cmds = 35;
-pub const IB_USER_VERBS_CMD_POST_SRQ_RECV: ib_uverbs_write_cmds = 36;
-pub const IB_USER_VERBS_CMD_OPEN_XRCD: ib_uverbs_write_cmds = 37;
-pub const IB_USER_VERBS_CMD_CLOSE_XRCD: ib_uverbs_write_cmds = 38;
-pub const IB_USER_VERBS_CMD_CREATE_XSRQ: ib_uverbs_write_cmds = 39;
-pub const IB_USER_VERBS_CMD_OPEN_QP: ib_uverbs_write_cmds = 40;
-pub type ib_uverbs_write_cmds = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_async_event_desc {
-    pub element: __u64,
-    pub event_type: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_comp_event_desc {
-    pub cq_handle: __u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_cq_moderation_caps {
-    pub max_cq_moderation_count: __u16,
-    pub max_cq_moderation_period: __u16,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_cmd_hdr {
-    pub command: __u32,
-    pub in_words: __u16,
-    pub out_words: __u16,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_cmd_hdr {
-    pub response: __u64,
-    pub provider_in_words: __u16,
-    pub provider_out_words: __u16,
-    pub cmd_hdr_reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_get_context {
-    pub response: __u64,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_get_context_resp {
-    pub async_fd: __u32,
-    pub num_comp_vectors: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_query_device {
-    pub response: __u64,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_query_device_resp {
-    pub fw_ver: __u64,
-    pub node_guid: __be64,
-    pub sys_image_guid: __be64,
-    pub max_mr_size: __u64,
-    pub page_size_cap: __u64,
-    pub vendor_id: __u32,
-    pub vendor_part_id: __u32,
-    pub hw_ver: __u32,
-    pub max_qp: __u32,
-    pub max_qp_wr: __u32,
-    pub device_cap_flags: __u32,
-    pub max_sge: __u32,
-    pub max_sge_rd: __u32,
-    pub max_cq: __u32,
-    pub max_cqe: __u32,
-    pub max_mr: __u32,
-    pub max_pd: __u32,
-    pub max_qp_rd_atom: __u32,
-    pub max_ee_rd_atom: __u32,
-    pub max_res_rd_atom: __u32,
-    pub max_qp_init_rd_atom: __u32,
-    pub max_ee_init_rd_atom: __u32,
-    pub atomic_cap: __u32,
-    pub max_ee: __u32,
-    pub max_rdd: __u32,
-    pub max_mw: __u32,
-    pub max_raw_ipv6_qp: __u32,
-    pub max_raw_ethy_qp: __u32,
-    pub max_mcast_grp: __u32,
-    pub max_mcast_qp_attach: __u32,
-    pub max_total_mcast_qp_attach: __u32,
-    pub max_ah: __u32,
-    pub max_fmr: __u32,
-    pub max_map_per_fmr: __u32,
-    pub max_srq: __u32,
-    pub max_srq_wr: __u32,
-    pub max_srq_sge: __u32,
-    pub max_pkeys: __u16,
-    pub local_ca_ack_delay: __u8,
-    pub phys_port_cnt: __u8,
-    pub reserved: [__u8; 4usize],
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_query_device {
-    pub comp_mask: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_odp_caps {
-    pub general_caps: __u64,
-    pub per_transport_caps: ib_uverbs_odp_caps__bindgen_ty_1,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_odp_caps__bindgen_ty_1 {
-    pub rc_odp_caps: __u32,
-    pub uc_odp_caps: __u32,
-    pub ud_odp_caps: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_rss_caps {
-    pub supported_qpts: __u32,
-    pub max_rwq_indirection_tables: __u32,
-    pub max_rwq_indirection_table_size: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_tm_caps {
-    pub max_rndv_hdr_size: __u32,
-    pub max_num_tags: __u32,
-    pub flags: __u32,
-    pub max_ops: __u32,
-    pub max_sge: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_query_device_resp {
-    pub base: ib_uverbs_query_device_resp,
-    pub comp_mask: __u32,
-    pub response_length: __u32,
-    pub odp_caps: ib_uverbs_odp_caps,
-    pub timestamp_mask: __u64,
-    pub hca_core_clock: __u64,
-    pub device_cap_flags_ex: __u64,
-    pub rss_caps: ib_uverbs_rss_caps,
-    pub max_wq_type_rq: __u32,
-    pub raw_packet_caps: __u32,
-    pub tm_caps: ib_uverbs_tm_caps,
-    pub cq_moderation_caps: ib_uverbs_cq_moderation_caps,
-    pub max_dm_size: __u64,
-    pub xrc_odp_caps: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_query_port {
-    pub response: __u64,
-    pub port_num: __u8,
-    pub reserved: [__u8; 7usize],
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_query_port_resp {
-    pub port_cap_flags: __u32,
-    pub max_msg_sz: __u32,
-    pub bad_pkey_cntr: __u32,
-    pub qkey_viol_cntr: __u32,
-    pub gid_tbl_len: __u32,
-    pub pkey_tbl_len: __u16,
-    pub lid: __u16,
-    pub sm_lid: __u16,
-    pub state: __u8,
-    pub max_mtu: __u8,
-    pub active_mtu: __u8,
-    pub lmc: __u8,
-    pub max_vl_num: __u8,
-    pub sm_sl: __u8,
-    pub subnet_timeout: __u8,
-    pub init_type_reply: __u8,
-    pub active_width: __u8,
-    pub active_speed: __u8,
-    pub phys_state: __u8,
-    pub link_layer: __u8,
-    pub flags: __u8,
-    pub reserved: __u8,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_alloc_pd {
-    pub response: __u64,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_alloc_pd_resp {
-    pub pd_handle: __u32,
-    pub driver_data: __IncompleteArrayField<__u32>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_dealloc_pd {
-    pub pd_handle: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_open_xrcd {
-    pub response: __u64,
-    pub fd: __u32,
-    pub oflags: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_open_xrcd_resp {
-    pub xrcd_handle: __u32,
-    pub driver_data: __IncompleteArrayField<__u32>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_close_xrcd {
-    pub xrcd_handle: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_reg_mr {
-    pub response: __u64,
-    pub start: __u64,
-    pub length: __u64,
-    pub hca_va: __u64,
-    pub pd_handle: __u32,
-    pub access_flags: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_reg_mr_resp {
-    pub mr_handle: __u32,
-    pub lkey: __u32,
-    pub rkey: __u32,
-    pub driver_data: __IncompleteArrayField<__u32>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_rereg_mr {
-    pub response: __u64,
-    pub mr_handle: __u32,
-    pub flags: __u32,
-    pub start: __u64,
-    pub length: __u64,
-    pub hca_va: __u64,
-    pub pd_handle: __u32,
-    pub access_flags: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_rereg_mr_resp {
-    pub lkey: __u32,
-    pub rkey: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_dereg_mr {
-    pub mr_handle: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_alloc_mw {
-    pub response: __u64,
-    pub pd_handle: __u32,
-    pub mw_type: __u8,
-    pub reserved: [__u8; 3usize],
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_alloc_mw_resp {
-    pub mw_handle: __u32,
-    pub rkey: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_dealloc_mw {
-    pub mw_handle: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_create_comp_channel {
-    pub response: __u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_create_comp_channel_resp {
-    pub fd: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_create_cq {
-    pub response: __u64,
-    pub user_handle: __u64,
-    pub cqe: __u32,
-    pub comp_vector: __u32,
-    pub comp_channel: __s32,
-    pub reserved: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-pub const IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION: ib_uverbs_ex_create_cq_flags = 1;
-pub const IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN: ib_uverbs_ex_create_cq_flags = 2;
-pub type ib_uverbs_ex_create_cq_flags = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_create_cq {
-    pub user_handle: __u64,
-    pub cqe: __u32,
-    pub comp_vector: __u32,
-    pub comp_channel: __s32,
-    pub comp_mask: __u32,
-    pub flags: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_create_cq_resp {
-    pub cq_handle: __u32,
-    pub cqe: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_ex_create_cq_resp {
-    pub base: ib_uverbs_create_cq_resp,
-    pub comp_mask: __u32,
-    pub response_length: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_resize_cq {
-    pub response: __u64,
-    pub cq_handle: __u32,
-    pub cqe: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_resize_cq_resp {
-    pub cqe: __u32,
-    pub reserved: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_poll_cq {
-    pub response: __u64,
-    pub cq_handle: __u32,
-    pub ne: __u32,
-}
-pub const IB_UVERBS_WC_SEND: ib_uverbs_wc_opcode = 0;
-pub const IB_UVERBS_WC_RDMA_WRITE: ib_uverbs_wc_opcode = 1;
-pub const IB_UVERBS_WC_RDMA_READ: ib_uverbs_wc_opcode = 2;
-pub const IB_UVERBS_WC_COMP_SWAP: ib_uverbs_wc_opcode = 3;
-pub const IB_UVERBS_WC_FETCH_ADD: ib_uverbs_wc_opcode = 4;
-pub const IB_UVERBS_WC_BIND_MW: ib_uverbs_wc_opcode = 5;
-pub const IB_UVERBS_WC_LOCAL_INV: ib_uverbs_wc_opcode = 6;
-pub const IB_UVERBS_WC_TSO: ib_uverbs_wc_opcode = 7;
-pub type ib_uverbs_wc_opcode = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct ib_uverbs_wc {
-    pub wr_id: __u64,
-    pub status: __u32,
-    pub opcode: __u32,
-    pub vendor_err: __u32,
-    pub byte_len: __u32,
-    pub ex: ib_uverbs_wc__bindgen_ty_1,
-    pub qp_num: __u32,
-    pub src_qp: __u32,
-    pub wc_flags: __u32,
-    pub pkey_index: __u16,
-    pub slid: __u16,
-    pub sl: __u8,
-    pub dlid_path_bits: __u8,
-    pub port_num: __u8,
-    pub reserved: __u8,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union ib_uverbs_wc__bindgen_ty_1 {
-    pub imm_data: __be32,
-    pub invalidate_rkey: __u32,
-}
-impl Default for ib_uverbs_wc__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_wc {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-pub struct ib_uverbs_poll_cq_resp {
-    pub count: __u32,
-    pub reserved: __u32,
-    pub wc: __IncompleteArrayField<ib_uverbs_wc>,
-}
-impl Default for ib_uverbs_poll_cq_resp {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_req_notify_cq {
-    pub cq_handle: __u32,
-    pub solicited_only: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_destroy_cq {
-    pub response: __u64,
-    pub cq_handle: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_destroy_cq_resp {
-    pub comp_events_reported: __u32,
-    pub async_events_reported: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_global_route {
-    pub dgid: [__u8; 16usize],
-    pub flow_label: __u32,
-    pub sgid_index: __u8,
-    pub hop_limit: __u8,
-    pub traffic_class: __u8,
-    pub reserved: __u8,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ah_attr {
-    pub grh: ib_uverbs_global_route,
-    pub dlid: __u16,
-    pub sl: __u8,
-    pub src_path_bits: __u8,
-    pub static_rate: __u8,
-    pub is_global: __u8,
-    pub port_num: __u8,
-    pub reserved: __u8,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_qp_attr {
-    pub qp_attr_mask: __u32,
-    pub qp_state: __u32,
-    pub cur_qp_state: __u32,
-    pub path_mtu: __u32,
-    pub path_mig_state: __u32,
-    pub qkey: __u32,
-    pub rq_psn: __u32,
-    pub sq_psn: __u32,
-    pub dest_qp_num: __u32,
-    pub qp_access_flags: __u32,
-    pub ah_attr: ib_uverbs_ah_attr,
-    pub alt_ah_attr: ib_uverbs_ah_attr,
-    pub max_send_wr: __u32,
-    pub max_recv_wr: __u32,
-    pub max_send_sge: __u32,
-    pub max_recv_sge: __u32,
-    pub max_inline_data: __u32,
-    pub pkey_index: __u16,
-    pub alt_pkey_index: __u16,
-    pub en_sqd_async_notify: __u8,
-    pub sq_draining: __u8,
-    pub max_rd_atomic: __u8,
-    pub max_dest_rd_atomic: __u8,
-    pub min_rnr_timer: __u8,
-    pub port_num: __u8,
-    pub timeout: __u8,
-    pub retry_cnt: __u8,
-    pub rnr_retry: __u8,
-    pub alt_port_num: __u8,
-    pub alt_timeout: __u8,
-    pub reserved: [__u8; 5usize],
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_create_qp {
-    pub response: __u64,
-    pub user_handle: __u64,
-    pub pd_handle: __u32,
-    pub send_cq_handle: __u32,
-    pub recv_cq_handle: __u32,
-    pub srq_handle: __u32,
-    pub max_send_wr: __u32,
-    pub max_recv_wr: __u32,
-    pub max_send_sge: __u32,
-    pub max_recv_sge: __u32,
-    pub max_inline_data: __u32,
-    pub sq_sig_all: __u8,
-    pub qp_type: __u8,
-    pub is_srq: __u8,
-    pub reserved: __u8,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-pub const IB_UVERBS_CREATE_QP_MASK_IND_TABLE: ib_uverbs_create_qp_mask = 1;
-pub type ib_uverbs_create_qp_mask = ::core::ffi::c_uint;
-pub const IB_UVERBS_CREATE_QP_SUP_COMP_MASK: _bindgen_ty_12 = 1;
-pub type _bindgen_ty_12 = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_create_qp {
-    pub user_handle: __u64,
-    pub pd_handle: __u32,
-    pub send_cq_handle: __u32,
-    pub recv_cq_handle: __u32,
-    pub srq_handle: __u32,
-    pub max_send_wr: __u32,
-    pub max_recv_wr: __u32,
-    pub max_send_sge: __u32,
-    pub max_recv_sge: __u32,
-    pub max_inline_data: __u32,
-    pub sq_sig_all: __u8,
-    pub qp_type: __u8,
-    pub is_srq: __u8,
-    pub reserved: __u8,
-    pub comp_mask: __u32,
-    pub create_flags: __u32,
-    pub rwq_ind_tbl_handle: __u32,
-    pub source_qpn: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_open_qp {
-    pub response: __u64,
-    pub user_handle: __u64,
-    pub pd_handle: __u32,
-    pub qpn: __u32,
-    pub qp_type: __u8,
-    pub reserved: [__u8; 7usize],
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_create_qp_resp {
-    pub qp_handle: __u32,
-    pub qpn: __u32,
-    pub max_send_wr: __u32,
-    pub max_recv_wr: __u32,
-    pub max_send_sge: __u32,
-    pub max_recv_sge: __u32,
-    pub max_inline_data: __u32,
-    pub reserved: __u32,
-    pub driver_data: __IncompleteArrayField<__u32>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_ex_create_qp_resp {
-    pub base: ib_uverbs_create_qp_resp,
-    pub comp_mask: __u32,
-    pub response_length: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_qp_dest {
-    pub dgid: [__u8; 16usize],
-    pub flow_label: __u32,
-    pub dlid: __u16,
-    pub reserved: __u16,
-    pub sgid_index: __u8,
-    pub hop_limit: __u8,
-    pub traffic_class: __u8,
-    pub sl: __u8,
-    pub src_path_bits: __u8,
-    pub static_rate: __u8,
-    pub is_global: __u8,
-    pub port_num: __u8,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_query_qp {
-    pub response: __u64,
-    pub qp_handle: __u32,
-    pub attr_mask: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_query_qp_resp {
-    pub dest: ib_uverbs_qp_dest,
-    pub alt_dest: ib_uverbs_qp_dest,
-    pub max_send_wr: __u32,
-    pub max_recv_wr: __u32,
-    pub max_send_sge: __u32,
-    pub max_recv_sge: __u32,
-    pub max_inline_data: __u32,
-    pub qkey: __u32,
-    pub rq_psn: __u32,
-    pub sq_psn: __u32,
-    pub dest_qp_num: __u32,
-    pub qp_access_flags: __u32,
-    pub pkey_index: __u16,
-    pub alt_pkey_index: __u16,
-    pub qp_state: __u8,
-    pub cur_qp_state: __u8,
-    pub path_mtu: __u8,
-    pub path_mig_state: __u8,
-    pub sq_draining: __u8,
-    pub max_rd_atomic: __u8,
-    pub max_dest_rd_atomic: __u8,
-    pub min_rnr_timer: __u8,
-    pub port_num: __u8,
-    pub timeout: __u8,
-    pub retry_cnt: __u8,
-    pub rnr_retry: __u8,
-    pub alt_port_num: __u8,
-    pub alt_timeout: __u8,
-    pub sq_sig_all: __u8,
-    pub reserved: [__u8; 5usize],
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_modify_qp {
-    pub dest: ib_uverbs_qp_dest,
-    pub alt_dest: ib_uverbs_qp_dest,
-    pub qp_handle: __u32,
-    pub attr_mask: __u32,
-    pub qkey: __u32,
-    pub rq_psn: __u32,
-    pub sq_psn: __u32,
-    pub dest_qp_num: __u32,
-    pub qp_access_flags: __u32,
-    pub pkey_index: __u16,
-    pub alt_pkey_index: __u16,
-    pub qp_state: __u8,
-    pub cur_qp_state: __u8,
-    pub path_mtu: __u8,
-    pub path_mig_state: __u8,
-    pub en_sqd_async_notify: __u8,
-    pub max_rd_atomic: __u8,
-    pub max_dest_rd_atomic: __u8,
-    pub min_rnr_timer: __u8,
-    pub port_num: __u8,
-    pub timeout: __u8,
-    pub retry_cnt: __u8,
-    pub rnr_retry: __u8,
-    pub alt_port_num: __u8,
-    pub alt_timeout: __u8,
-    pub reserved: [__u8; 2usize],
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_ex_modify_qp {
-    pub base: ib_uverbs_modify_qp,
-    pub rate_limit: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_modify_qp_resp {
-    pub comp_mask: __u32,
-    pub response_length: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_destroy_qp {
-    pub response: __u64,
-    pub qp_handle: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_destroy_qp_resp {
-    pub events_reported: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_sge {
-    pub addr: __u64,
-    pub length: __u32,
-    pub lkey: __u32,
-}
-pub const IB_UVERBS_WR_RDMA_WRITE: ib_uverbs_wr_opcode = 0;
-pub const IB_UVERBS_WR_RDMA_WRITE_WITH_IMM: ib_uverbs_wr_opcode = 1;
-pub const IB_UVERBS_WR_SEND: ib_uverbs_wr_opcode = 2;
-pub const IB_UVERBS_WR_SEND_WITH_IMM: ib_uverbs_wr_opcode = 3;
-pub const IB_UVERBS_WR_RDMA_READ: ib_uverbs_wr_opcode = 4;
-pub const IB_UVERBS_WR_ATOMIC_CMP_AND_SWP: ib_uverbs_wr_opcode = 5;
-pub const IB_UVERBS_WR_ATOMIC_FETCH_AND_ADD: ib_uverbs_wr_opcode = 6;
-pub const IB_UVERBS_WR_LOCAL_INV: ib_uverbs_wr_opcode = 7;
-pub const IB_UVERBS_WR_BIND_MW: ib_uverbs_wr_opcode = 8;
-pub const IB_UVERBS_WR_SEND_WITH_INV: ib_uverbs_wr_opcode = 9;
-pub const IB_UVERBS_WR_TSO: ib_uverbs_wr_opcode = 10;
-pub const IB_UVERBS_WR_RDMA_READ_WITH_INV: ib_uverbs_wr_opcode = 11;
-pub const IB_UVERBS_WR_MASKED_ATOMIC_CMP_AND_SWP: ib_uverbs_wr_opcode = 12;
-pub const IB_UVERBS_WR_MASKED_ATOMIC_FETCH_AND_ADD: ib_uverbs_wr_opcode = 13;
-pub type ib_uverbs_wr_opcode = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct ib_uverbs_send_wr {
-    pub wr_id: __u64,
-    pub num_sge: __u32,
-    pub opcode: __u32,
-    pub send_flags: __u32,
-    pub ex: ib_uverbs_send_wr__bindgen_ty_1,
-    pub wr: ib_uverbs_send_wr__bindgen_ty_2,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union ib_uverbs_send_wr__bindgen_ty_1 {
-    pub imm_data: __be32,
-    pub invalidate_rkey: __u32,
-}
-impl Default for ib_uverbs_send_wr__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union ib_uverbs_send_wr__bindgen_ty_2 {
-    pub rdma: ib_uverbs_send_wr__bindgen_ty_2__bindgen_ty_1,
-    pub atomic: ib_uverbs_send_wr__bindgen_ty_2__bindgen_ty_2,
-    pub ud: ib_uverbs_send_wr__bindgen_ty_2__bindgen_ty_3,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_send_wr__bindgen_ty_2__bindgen_ty_1 {
-    pub remote_addr: __u64,
-    pub rkey: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_send_wr__bindgen_ty_2__bindgen_ty_2 {
-    pub remote_addr: __u64,
-    pub compare_add: __u64,
-    pub swap: __u64,
-    pub rkey: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_send_wr__bindgen_ty_2__bindgen_ty_3 {
-    pub ah: __u32,
-    pub remote_qpn: __u32,
-    pub remote_qkey: __u32,
-    pub reserved: __u32,
-}
-impl Default for ib_uverbs_send_wr__bindgen_ty_2 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_send_wr {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-pub struct ib_uverbs_post_send {
-    pub response: __u64,
-    pub qp_handle: __u32,
-    pub wr_count: __u32,
-    pub sge_count: __u32,
-    pub wqe_size: __u32,
-    pub send_wr: __IncompleteArrayField<ib_uverbs_send_wr>,
-}
-impl Default for ib_uverbs_post_send {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_post_send_resp {
-    pub bad_wr: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_recv_wr {
-    pub wr_id: __u64,
-    pub num_sge: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_post_recv {
-    pub response: __u64,
-    pub qp_handle: __u32,
-    pub wr_count: __u32,
-    pub sge_count: __u32,
-    pub wqe_size: __u32,
-    pub recv_wr: __IncompleteArrayField<ib_uverbs_recv_wr>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_post_recv_resp {
-    pub bad_wr: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_post_srq_recv {
-    pub response: __u64,
-    pub srq_handle: __u32,
-    pub wr_count: __u32,
-    pub sge_count: __u32,
-    pub wqe_size: __u32,
-    pub recv: __IncompleteArrayField<ib_uverbs_recv_wr>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_post_srq_recv_resp {
-    pub bad_wr: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_create_ah {
-    pub response: __u64,
-    pub user_handle: __u64,
-    pub pd_handle: __u32,
-    pub reserved: __u32,
-    pub attr: ib_uverbs_ah_attr,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_create_ah_resp {
-    pub ah_handle: __u32,
-    pub driver_data: __IncompleteArrayField<__u32>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_destroy_ah {
-    pub ah_handle: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_attach_mcast {
-    pub gid: [__u8; 16usize],
-    pub qp_handle: __u32,
-    pub mlid: __u16,
-    pub reserved: __u16,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_detach_mcast {
-    pub gid: [__u8; 16usize],
-    pub qp_handle: __u32,
-    pub mlid: __u16,
-    pub reserved: __u16,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_flow_spec_hdr {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-    pub flow_spec_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_eth_filter {
-    pub dst_mac: [__u8; 6usize],
-    pub src_mac: [__u8; 6usize],
-    pub ether_type: __be16,
-    pub vlan_tag: __be16,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_eth {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_eth__bindgen_ty_1,
-    pub val: ib_uverbs_flow_eth_filter,
-    pub mask: ib_uverbs_flow_eth_filter,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_eth__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_eth__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_eth__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_eth__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_eth {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_ipv4_filter {
-    pub src_ip: __be32,
-    pub dst_ip: __be32,
-    pub proto: __u8,
-    pub tos: __u8,
-    pub ttl: __u8,
-    pub flags: __u8,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_ipv4 {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_ipv4__bindgen_ty_1,
-    pub val: ib_uverbs_flow_ipv4_filter,
-    pub mask: ib_uverbs_flow_ipv4_filter,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_ipv4__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_ipv4__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_ipv4__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_ipv4__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_ipv4 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_tcp_udp_filter {
-    pub dst_port: __be16,
-    pub src_port: __be16,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_tcp_udp {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_tcp_udp__bindgen_ty_1,
-    pub val: ib_uverbs_flow_tcp_udp_filter,
-    pub mask: ib_uverbs_flow_tcp_udp_filter,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_tcp_udp__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_tcp_udp__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_tcp_udp__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_tcp_udp__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_tcp_udp {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_ipv6_filter {
-    pub src_ip: [__u8; 16usize],
-    pub dst_ip: [__u8; 16usize],
-    pub flow_label: __be32,
-    pub next_hdr: __u8,
-    pub traffic_class: __u8,
-    pub hop_limit: __u8,
-    pub reserved: __u8,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_ipv6 {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_ipv6__bindgen_ty_1,
-    pub val: ib_uverbs_flow_ipv6_filter,
-    pub mask: ib_uverbs_flow_ipv6_filter,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_ipv6__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_ipv6__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_ipv6__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_ipv6__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_ipv6 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_action_tag {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_action_tag__bindgen_ty_1,
-    pub tag_id: __u32,
-    pub reserved1: __u32,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_action_tag__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_action_tag__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_action_tag__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_action_tag__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_action_tag {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_action_drop {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_action_drop__bindgen_ty_1,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_action_drop__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_action_drop__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_action_drop__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_action_drop__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_action_drop {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_action_handle {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_action_handle__bindgen_ty_1,
-    pub handle: __u32,
-    pub reserved1: __u32,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_action_handle__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_action_handle__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_action_handle__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_action_handle__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_action_handle {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_action_count {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_action_count__bindgen_ty_1,
-    pub handle: __u32,
-    pub reserved1: __u32,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_action_count__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_action_count__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_action_count__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_action_count__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_action_count {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_tunnel_filter {
-    pub tunnel_id: __be32,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_tunnel {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_tunnel__bindgen_ty_1,
-    pub val: ib_uverbs_flow_tunnel_filter,
-    pub mask: ib_uverbs_flow_tunnel_filter,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_tunnel__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_tunnel__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_tunnel__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_tunnel__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_tunnel {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_esp_filter {
-    pub spi: __u32,
-    pub seq: __u32,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_esp {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_esp__bindgen_ty_1,
-    pub val: ib_uverbs_flow_spec_esp_filter,
-    pub mask: ib_uverbs_flow_spec_esp_filter,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_esp__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_esp__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_esp__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_esp__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_esp {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_gre_filter {
-    pub c_ks_res0_ver: __be16,
-    pub protocol: __be16,
-    pub key: __be32,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_gre {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_gre__bindgen_ty_1,
-    pub val: ib_uverbs_flow_gre_filter,
-    pub mask: ib_uverbs_flow_gre_filter,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_gre__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_gre__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_gre__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_gre__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_gre {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_mpls_filter {
-    pub label: __be32,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_mpls {
-    pub __bindgen_anon_1: ib_uverbs_flow_spec_mpls__bindgen_ty_1,
-    pub val: ib_uverbs_flow_mpls_filter,
-    pub mask: ib_uverbs_flow_mpls_filter,
-}
-#[repr(C)]
-pub struct ib_uverbs_flow_spec_mpls__bindgen_ty_1 {
-    pub hdr: __BindgenUnionField<ib_uverbs_flow_spec_hdr>,
-    pub __bindgen_anon_1: __BindgenUnionField<ib_uverbs_flow_spec_mpls__bindgen_ty_1__bindgen_ty_1>,
-    pub bindgen_union_field: u64,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_spec_mpls__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: __u32,
-    pub size: __u16,
-    pub reserved: __u16,
-}
-impl Default for ib_uverbs_flow_spec_mpls__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ib_uverbs_flow_spec_mpls {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_flow_attr {
-    pub type_: __u32,
-    pub size: __u16,
-    pub priority: __u16,
-    pub num_of_specs: __u8,
-    pub reserved: [__u8; 2usize],
-    pub port: __u8,
-    pub flags: __u32,
-    pub flow_specs: __IncompleteArrayField<ib_uverbs_flow_spec_hdr>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_create_flow {
-    pub comp_mask: __u32,
-    pub qp_handle: __u32,
-    pub flow_attr: ib_uverbs_flow_attr,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_create_flow_resp {
-    pub comp_mask: __u32,
-    pub flow_handle: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_destroy_flow {
-    pub comp_mask: __u32,
-    pub flow_handle: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_create_srq {
-    pub response: __u64,
-    pub user_handle: __u64,
-    pub pd_handle: __u32,
-    pub max_wr: __u32,
-    pub max_sge: __u32,
-    pub srq_limit: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_create_xsrq {
-    pub response: __u64,
-    pub user_handle: __u64,
-    pub srq_type: __u32,
-    pub pd_handle: __u32,
-    pub max_wr: __u32,
-    pub max_sge: __u32,
-    pub srq_limit: __u32,
-    pub max_num_tags: __u32,
-    pub xrcd_handle: __u32,
-    pub cq_handle: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_create_srq_resp {
-    pub srq_handle: __u32,
-    pub max_wr: __u32,
-    pub max_sge: __u32,
-    pub srqn: __u32,
-    pub driver_data: __IncompleteArrayField<__u32>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_modify_srq {
-    pub srq_handle: __u32,
-    pub attr_mask: __u32,
-    pub max_wr: __u32,
-    pub srq_limit: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_query_srq {
-    pub response: __u64,
-    pub srq_handle: __u32,
-    pub reserved: __u32,
-    pub driver_data: __IncompleteArrayField<__u64>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_query_srq_resp {
-    pub max_wr: __u32,
-    pub max_sge: __u32,
-    pub srq_limit: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_destroy_srq {
-    pub response: __u64,
-    pub srq_handle: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_destroy_srq_resp {
-    pub events_reported: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_create_wq {
-    pub comp_mask: __u32,
-    pub wq_type: __u32,
-    pub user_handle: __u64,
-    pub pd_handle: __u32,
-    pub cq_handle: __u32,
-    pub max_wr: __u32,
-    pub max_sge: __u32,
-    pub create_flags: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_create_wq_resp {
-    pub comp_mask: __u32,
-    pub response_length: __u32,
-    pub wq_handle: __u32,
-    pub max_wr: __u32,
-    pub max_sge: __u32,
-    pub wqn: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_destroy_wq {
-    pub comp_mask: __u32,
-    pub wq_handle: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_destroy_wq_resp {
-    pub comp_mask: __u32,
-    pub response_length: __u32,
-    pub events_reported: __u32,
-    pub reserved: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_modify_wq {
-    pub attr_mask: __u32,
-    pub wq_handle: __u32,
-    pub wq_state: __u32,
-    pub curr_wq_state: __u32,
-    pub flags: __u32,
-    pub flags_mask: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct ib_uverbs_ex_create_rwq_ind_table {
-    pub comp_mask: __u32,
-    pub log_ind_tbl_size: __u32,
-    pub wq_handles: __IncompleteArrayField<__u32>,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_create_rwq_ind_table_resp {
-    pub comp_mask: __u32,
-    pub response_length: __u32,
-    pub ind_tbl_handle: __u32,
-    pub ind_tbl_num: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_destroy_rwq_ind_table {
-    pub comp_mask: __u32,
-    pub ind_tbl_handle: __u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_cq_moderation {
-    pub cq_count: __u16,
-    pub cq_period: __u16,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_ex_modify_cq {
-    pub cq_handle: __u32,
-    pub attr_mask: __u32,
-    pub attr: ib_uverbs_cq_moderation,
-    pub reserved: __u32,
-}
-pub const IB_UVERBS_DEVICE_RESIZE_MAX_WR: ib_uverbs_device_cap_flags = 1;
-pub const IB_UVERBS_DEVICE_BAD_PKEY_CNTR: ib_uverbs_device_cap_flags = 2;
-pub const IB_UVERBS_DEVICE_BAD_QKEY_CNTR: ib_uverbs_device_cap_flags = 4;
-pub const IB_UVERBS_DEVICE_RAW_MULTI: ib_uverbs_device_cap_flags = 8;
-pub const IB_UVERBS_DEVICE_AUTO_PATH_MIG: ib_uverbs_device_cap_flags = 16;
-pub const IB_UVERBS_DEVICE_CHANGE_PHY_PORT: ib_uverbs_device_cap_flags = 32;
-pub const IB_UVERBS_DEVICE_UD_AV_PORT_ENFORCE: ib_uverbs_device_cap_flags = 64;
-pub const IB_UVERBS_DEVICE_CURR_QP_STATE_MOD: ib_uverbs_device_cap_flags = 128;
-pub const IB_UVERBS_DEVICE_SHUTDOWN_PORT: ib_uverbs_device_cap_flags = 256;
-pub const IB_UVERBS_DEVICE_PORT_ACTIVE_EVENT: ib_uverbs_device_cap_flags = 1024;
-pub const IB_UVERBS_DEVICE_SYS_IMAGE_GUID: ib_uverbs_device_cap_flags = 2048;
-pub const IB_UVERBS_DEVICE_RC_RNR_NAK_GEN: ib_uverbs_device_cap_flags = 4096;
-pub const IB_UVERBS_DEVICE_SRQ_RESIZE: ib_uverbs_device_cap_flags = 8192;
-pub const IB_UVERBS_DEVICE_N_NOTIFY_CQ: ib_uverbs_device_cap_flags = 16384;
-pub const IB_UVERBS_DEVICE_MEM_WINDOW: ib_uverbs_device_cap_flags = 131072;
-pub const IB_UVERBS_DEVICE_UD_IP_CSUM: ib_uverbs_device_cap_flags = 262144;
-pub const IB_UVERBS_DEVICE_XRC: ib_uverbs_device_cap_flags = 1048576;
-pub const IB_UVERBS_DEVICE_MEM_MGT_EXTENSIONS: ib_uverbs_device_cap_flags = 2097152;
-pub const IB_UVERBS_DEVICE_MEM_WINDOW_TYPE_2A: ib_uverbs_device_cap_flags = 8388608;
-pub const IB_UVERBS_DEVICE_MEM_WINDOW_TYPE_2B: ib_uverbs_device_cap_flags = 16777216;
-pub const IB_UVERBS_DEVICE_RC_IP_CSUM: ib_uverbs_device_cap_flags = 33554432;
-pub const IB_UVERBS_DEVICE_RAW_IP_CSUM: ib_uverbs_device_cap_flags = 67108864;
-pub const IB_UVERBS_DEVICE_MANAGED_FLOW_STEERING: ib_uverbs_device_cap_flags = 536870912;
-pub const IB_UVERBS_DEVICE_RAW_SCATTER_FCS: ib_uverbs_device_cap_flags = 17179869184;
-pub const IB_UVERBS_DEVICE_PCI_WRITE_END_PADDING: ib_uverbs_device_cap_flags = 68719476736;
-pub type ib_uverbs_device_cap_flags = ::core::ffi::c_ulong;
-pub const IB_UVERBS_RAW_PACKET_CAP_CVLAN_STRIPPING: ib_uverbs_raw_packet_caps = 1;
-pub const IB_UVERBS_RAW_PACKET_CAP_SCATTER_FCS: ib_uverbs_raw_packet_caps = 2;
-pub const IB_UVERBS_RAW_PACKET_CAP_IP_CSUM: ib_uverbs_raw_packet_caps = 4;
-pub const IB_UVERBS_RAW_PACKET_CAP_DELAY_DROP: ib_uverbs_raw_packet_caps = 8;
-pub type ib_uverbs_raw_packet_caps = ::core::ffi::c_uint;
-pub const IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS: ib_uverbs_core_support = 1;
-pub type ib_uverbs_core_support = ::core::ffi::c_uint;
-pub const IB_UVERBS_ACCESS_LOCAL_WRITE: ib_uverbs_access_flags = 1;
-pub const IB_UVERBS_ACCESS_REMOTE_WRITE: ib_uverbs_access_flags = 2;
-pub const IB_UVERBS_ACCESS_REMOTE_READ: ib_uverbs_access_flags = 4;
-pub const IB_UVERBS_ACCESS_REMOTE_ATOMIC: ib_uverbs_access_flags = 8;
-pub const IB_UVERBS_ACCESS_MW_BIND: ib_uverbs_access_flags = 16;
-pub const IB_UVERBS_ACCESS_ZERO_BASED: ib_uverbs_access_flags = 32;
-pub const IB_UVERBS_ACCESS_ON_DEMAND: ib_uverbs_access_flags = 64;
-pub const IB_UVERBS_ACCESS_HUGETLB: ib_uverbs_access_flags = 128;
-pub const IB_UVERBS_ACCESS_RELAXED_ORDERING: ib_uverbs_access_flags = 1048576;
-pub const IB_UVERBS_ACCESS_OPTIONAL_RANGE: ib_uverbs_access_flags = 1072693248;
-pub type ib_uverbs_access_flags = ::core::ffi::c_uint;
-pub const IB_UVERBS_SRQT_BASIC: ib_uverbs_srq_type = 0;
-pub const IB_UVERBS_SRQT_XRC: ib_uverbs_srq_type = 1;
-pub const IB_UVERBS_SRQT_TM: ib_uverbs_srq_type = 2;
-pub type ib_uverbs_srq_type = ::core::ffi::c_uint;
-pub const IB_UVERBS_WQT_RQ: ib_uverbs_wq_type = 0;
-pub type ib_uverbs_wq_type = ::core::ffi::c_uint;
-pub const IB_UVERBS_WQ_FLAGS_CVLAN_STRIPPING: ib_uverbs_wq_flags = 1;
-pub const IB_UVERBS_WQ_FLAGS_SCATTER_FCS: ib_uverbs_wq_flags = 2;
-pub const IB_UVERBS_WQ_FLAGS_DELAY_DROP: ib_uverbs_wq_flags = 4;
-pub const IB_UVERBS_WQ_FLAGS_PCI_WRITE_END_PADDING: ib_uverbs_wq_flags = 8;
-pub type ib_uverbs_wq_flags = ::core::ffi::c_uint;
-pub const IB_UVERBS_QPT_RC: ib_uverbs_qp_type = 2;
-pub const IB_UVERBS_QPT_UC: ib_uverbs_qp_type = 3;
-pub const IB_UVERBS_QPT_UD: ib_uverbs_qp_type = 4;
-pub const IB_UVERBS_QPT_RAW_PACKET: ib_uverbs_qp_type = 8;
-pub const IB_UVERBS_QPT_XRC_INI: ib_uverbs_qp_type = 9;
-pub const IB_UVERBS_QPT_XRC_TGT: ib_uverbs_qp_type = 10;
-pub const IB_UVERBS_QPT_DRIVER: ib_uverbs_qp_type = 255;
-pub type ib_uverbs_qp_type = ::core::ffi::c_uint;
-pub const IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK: ib_uverbs_qp_create_flags = 2;
-pub const IB_UVERBS_QP_CREATE_SCATTER_FCS: ib_uverbs_qp_create_flags = 256;
-pub const IB_UVERBS_QP_CREATE_CVLAN_STRIPPING: ib_uverbs_qp_create_flags = 512;
-pub const IB_UVERBS_QP_CREATE_PCI_WRITE_END_PADDING: ib_uverbs_qp_create_flags = 2048;
-pub const IB_UVERBS_QP_CREATE_SQ_SIG_ALL: ib_uverbs_qp_create_flags = 4096;
-pub type ib_uverbs_qp_create_flags = ::core::ffi::c_uint;
-pub const IB_UVERBS_PCF_SM: ib_uverbs_query_port_cap_flags = 2;
-pub const IB_UVERBS_PCF_NOTICE_SUP: ib_uverbs_query_port_cap_flags = 4;
-pub const IB_UVERBS_PCF_TRAP_SUP: ib_uverbs_query_port_cap_flags = 8;
-pub const IB_UVERBS_PCF_OPT_IPD_SUP: ib_uverbs_query_port_cap_flags = 16;
-pub const IB_UVERBS_PCF_AUTO_MIGR_SUP: ib_uverbs_query_port_cap_flags = 32;
-pub const IB_UVERBS_PCF_SL_MAP_SUP: ib_uverbs_query_port_cap_flags = 64;
-pub const IB_UVERBS_PCF_MKEY_NVRAM: ib_uverbs_query_port_cap_flags = 128;
-pub const IB_UVERBS_PCF_PKEY_NVRAM: ib_uverbs_query_port_cap_flags = 256;
-pub const IB_UVERBS_PCF_LED_INFO_SUP: ib_uverbs_query_port_cap_flags = 512;
-pub const IB_UVERBS_PCF_SM_DISABLED: ib_uverbs_query_port_cap_flags = 1024;
-pub const IB_UVERBS_PCF_SYS_IMAGE_GUID_SUP: ib_uverbs_query_port_cap_flags = 2048;
-pub const IB_UVERBS_PCF_PKEY_SW_EXT_PORT_TRAP_SUP: ib_uverbs_query_port_cap_flags = 4096;
-pub const IB_UVERBS_PCF_EXTENDED_SPEEDS_SUP: ib_uverbs_query_port_cap_flags = 16384;
-pub const IB_UVERBS_PCF_CM_SUP: ib_uverbs_query_port_cap_flags = 65536;
-pub const IB_UVERBS_PCF_SNMP_TUNNEL_SUP: ib_uverbs_query_port_cap_flags = 131072;
-pub const IB_UVERBS_PCF_REINIT_SUP: ib_uverbs_query_port_cap_flags = 262144;
-pub const IB_UVERBS_PCF_DEVICE_MGMT_SUP: ib_uverbs_query_port_cap_flags = 524288;
-pub const IB_UVERBS_PCF_VENDOR_CLASS_SUP: ib_uverbs_query_port_cap_flags = 1048576;
-pub const IB_UVERBS_PCF_DR_NOTICE_SUP: ib_uverbs_query_port_cap_flags = 2097152;
-pub const IB_UVERBS_PCF_CAP_MASK_NOTICE_SUP: ib_uverbs_query_port_cap_flags = 4194304;
-pub const IB_UVERBS_PCF_BOOT_MGMT_SUP: ib_uverbs_query_port_cap_flags = 8388608;
-pub const IB_UVERBS_PCF_LINK_LATENCY_SUP: ib_uverbs_query_port_cap_flags = 16777216;
-pub const IB_UVERBS_PCF_CLIENT_REG_SUP: ib_uverbs_query_port_cap_flags = 33554432;
-pub const IB_UVERBS_PCF_LINK_SPEED_WIDTH_TABLE_SUP: ib_uverbs_query_port_cap_flags = 134217728;
-pub const IB_UVERBS_PCF_VENDOR_SPECIFIC_MADS_TABLE_SUP: ib_uverbs_query_port_cap_flags = 268435456;
-pub const IB_UVERBS_PCF_MCAST_PKEY_TRAP_SUPPRESSION_SUP: ib_uverbs_query_port_cap_flags = 536870912;
-pub const IB_UVERBS_PCF_MCAST_FDB_TOP_SUP: ib_uverbs_query_port_cap_flags = 1073741824;
-pub const IB_UVERBS_PCF_HIERARCHY_INFO_SUP: ib_uverbs_query_port_cap_flags = 2147483648;
-pub const IB_UVERBS_PCF_IP_BASED_GIDS: ib_uverbs_query_port_cap_flags = 67108864;
-pub type ib_uverbs_query_port_cap_flags = ::core::ffi::c_uint;
-pub const IB_UVERBS_QPF_GRH_REQUIRED: ib_uverbs_query_port_flags = 1;
-pub type ib_uverbs_query_port_flags = ::core::ffi::c_uint;
-pub const IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_AES_GCM: ib_uverbs_flow_action_esp_keymat = 0;
 pub type ib_uverbs_flow_action_esp_keymat = ::core::ffi::c_uint;
-pub const IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ: ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo = 0;
-pub type ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_action_esp_keymat_aes_gcm {
-    pub iv: __u64,
-    pub iv_algo: __u32,
-    pub salt: __u32,
-    pub icv_len: __u32,
-    pub key_len: __u32,
-    pub aes_key: [__u32; 8usize],
-}
-pub const IB_UVERBS_FLOW_ACTION_ESP_REPLAY_NONE: ib_uverbs_flow_action_esp_replay = 0;
-pub const IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP: ib_uverbs_flow_action_esp_replay = 1;
 pub type ib_uverbs_flow_action_esp_replay = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_flow_action_esp_replay_bmp {
-    pub size: __u32,
-}
-pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_INLINE_CRYPTO: ib_uverbs_flow_action_esp_flags = 0;
-pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD: ib_uverbs_flow_action_esp_flags = 1;
-pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TUNNEL: ib_uverbs_flow_action_esp_flags = 0;
-pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT: ib_uverbs_flow_action_esp_flags = 2;
-pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_DECRYPT: ib_uverbs_flow_action_esp_flags = 0;
-pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT: ib_uverbs_flow_action_esp_flags = 4;
-pub const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW: ib_uverbs_flow_action_esp_flags = 8;
-pub type ib_uverbs_flow_action_esp_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ib_uverbs_flow_action_esp_encap {
@@ -1933,66 +126,12 @@ pub struct ib_uverbs_flow_action_esp {
     pub flags: __u32,
     pub hard_limit_pkts: __u64,
 }
-pub const IB_UVERBS_READ_COUNTERS_PREFER_CACHED: ib_uverbs_read_counters_flags = 1;
-pub type ib_uverbs_read_counters_flags = ::core::ffi::c_uint;
 pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH: ib_uverbs_advise_mr_advice = 0;
 pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE: ib_uverbs_advise_mr_advice = 1;
 pub const IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT: ib_uverbs_advise_mr_advice = 2;
 pub type ib_uverbs_advise_mr_advice = ::core::ffi::c_uint;
 pub const IB_UVERBS_ADVISE_MR_FLAG_FLUSH: ib_uverbs_advise_mr_flag = 1;
 pub type ib_uverbs_advise_mr_flag = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_query_port_resp_ex {
-    pub legacy_resp: ib_uverbs_query_port_resp,
-    pub port_cap_flags2: __u16,
-    pub reserved: [__u8; 6usize],
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_qp_cap {
-    pub max_send_wr: __u32,
-    pub max_recv_wr: __u32,
-    pub max_send_sge: __u32,
-    pub max_recv_sge: __u32,
-    pub max_inline_data: __u32,
-}
-pub const RDMA_DRIVER_UNKNOWN: rdma_driver_id = 0;
-pub const RDMA_DRIVER_MLX5: rdma_driver_id = 1;
-pub const RDMA_DRIVER_MLX4: rdma_driver_id = 2;
-pub const RDMA_DRIVER_CXGB3: rdma_driver_id = 3;
-pub const RDMA_DRIVER_CXGB4: rdma_driver_id = 4;
-pub const RDMA_DRIVER_MTHCA: rdma_driver_id = 5;
-pub const RDMA_DRIVER_BNXT_RE: rdma_driver_id = 6;
-pub const RDMA_DRIVER_OCRDMA: rdma_driver_id = 7;
-pub const RDMA_DRIVER_NES: rdma_driver_id = 8;
-pub const RDMA_DRIVER_I40IW: rdma_driver_id = 9;
-pub const RDMA_DRIVER_IRDMA: rdma_driver_id = 9;
-pub const RDMA_DRIVER_VMW_PVRDMA: rdma_driver_id = 10;
-pub const RDMA_DRIVER_QEDR: rdma_driver_id = 11;
-pub const RDMA_DRIVER_HNS: rdma_driver_id = 12;
-pub const RDMA_DRIVER_USNIC: rdma_driver_id = 13;
-pub const RDMA_DRIVER_RXE: rdma_driver_id = 14;
-pub const RDMA_DRIVER_HFI1: rdma_driver_id = 15;
-pub const RDMA_DRIVER_QIB: rdma_driver_id = 16;
-pub const RDMA_DRIVER_EFA: rdma_driver_id = 17;
-pub const RDMA_DRIVER_SIW: rdma_driver_id = 18;
-pub const RDMA_DRIVER_ERDMA: rdma_driver_id = 19;
-pub const RDMA_DRIVER_MANA: rdma_driver_id = 20;
-pub type rdma_driver_id = ::core::ffi::c_uint;
-pub const IB_UVERBS_GID_TYPE_IB: ib_uverbs_gid_type = 0;
-pub const IB_UVERBS_GID_TYPE_ROCE_V1: ib_uverbs_gid_type = 1;
-pub const IB_UVERBS_GID_TYPE_ROCE_V2: ib_uverbs_gid_type = 2;
-pub type ib_uverbs_gid_type = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ib_uverbs_gid_entry {
-    pub gid: [__u64; 2usize],
-    pub gid_index: __u32,
-    pub port_num: __u32,
-    pub gid_type: __u32,
-    pub netdev_ifindex: __u32,
-}
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub union ibv_gid {
@@ -2014,7 +153,6 @@ impl Default for ibv_gid {
         }
     }
 }
-pub const IBV_GID_TYPE_IB: ibv_gid_type = 0;
 pub const IBV_GID_TYPE_ROCE_V1: ibv_gid_type = 1;
 pub const IBV_GID_TYPE_ROCE_V2: ibv_gid_type = 2;
 pub type ibv_gid_type = ::core::ffi::c_uint;
@@ -2036,54 +174,20 @@ impl Default for ibv_gid_entry {
         }
     }
 }
-pub const IBV_NODE_UNKNOWN: ibv_node_type = -1;
 pub const IBV_NODE_CA: ibv_node_type = 1;
-pub const IBV_NODE_SWITCH: ibv_node_type = 2;
-pub const IBV_NODE_ROUTER: ibv_node_type = 3;
-pub const IBV_NODE_RNIC: ibv_node_type = 4;
-pub const IBV_NODE_USNIC: ibv_node_type = 5;
-pub const IBV_NODE_USNIC_UDP: ibv_node_type = 6;
-pub const IBV_NODE_UNSPECIFIED: ibv_node_type = 7;
 pub type ibv_node_type = ::core::ffi::c_int;
-pub const IBV_TRANSPORT_UNKNOWN: ibv_transport_type = -1;
 pub const IBV_TRANSPORT_IB: ibv_transport_type = 0;
-pub const IBV_TRANSPORT_IWARP: ibv_transport_type = 1;
-pub const IBV_TRANSPORT_USNIC: ibv_transport_type = 2;
-pub const IBV_TRANSPORT_USNIC_UDP: ibv_transport_type = 3;
-pub const IBV_TRANSPORT_UNSPECIFIED: ibv_transport_type = 4;
 pub type ibv_transport_type = ::core::ffi::c_int;
-pub const IBV_DEVICE_RESIZE_MAX_WR: ibv_device_cap_flags = 1;
-pub const IBV_DEVICE_BAD_PKEY_CNTR: ibv_device_cap_flags = 2;
-pub const IBV_DEVICE_BAD_QKEY_CNTR: ibv_device_cap_flags = 4;
-pub const IBV_DEVICE_RAW_MULTI: ibv_device_cap_flags = 8;
-pub const IBV_DEVICE_AUTO_PATH_MIG: ibv_device_cap_flags = 16;
-pub const IBV_DEVICE_CHANGE_PHY_PORT: ibv_device_cap_flags = 32;
-pub const IBV_DEVICE_UD_AV_PORT_ENFORCE: ibv_device_cap_flags = 64;
 pub const IBV_DEVICE_CURR_QP_STATE_MOD: ibv_device_cap_flags = 128;
-pub const IBV_DEVICE_SHUTDOWN_PORT: ibv_device_cap_flags = 256;
-pub const IBV_DEVICE_INIT_TYPE: ibv_device_cap_flags = 512;
-pub const IBV_DEVICE_PORT_ACTIVE_EVENT: ibv_device_cap_flags = 1024;
 pub const IBV_DEVICE_SYS_IMAGE_GUID: ibv_device_cap_flags = 2048;
 pub const IBV_DEVICE_RC_RNR_NAK_GEN: ibv_device_cap_flags = 4096;
-pub const IBV_DEVICE_SRQ_RESIZE: ibv_device_cap_flags = 8192;
-pub const IBV_DEVICE_N_NOTIFY_CQ: ibv_device_cap_flags = 16384;
 pub const IBV_DEVICE_MEM_WINDOW: ibv_device_cap_flags = 131072;
-pub const IBV_DEVICE_UD_IP_CSUM: ibv_device_cap_flags = 262144;
-pub const IBV_DEVICE_XRC: ibv_device_cap_flags = 1048576;
-pub const IBV_DEVICE_MEM_MGT_EXTENSIONS: ibv_device_cap_flags = 2097152;
-pub const IBV_DEVICE_MEM_WINDOW_TYPE_2A: ibv_device_cap_flags = 8388608;
 pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: ibv_device_cap_flags = 16777216;
-pub const IBV_DEVICE_RC_IP_CSUM: ibv_device_cap_flags = 33554432;
-pub const IBV_DEVICE_RAW_IP_CSUM: ibv_device_cap_flags = 67108864;
-pub const IBV_DEVICE_MANAGED_FLOW_STEERING: ibv_device_cap_flags = 536870912;
 pub type ibv_device_cap_flags = ::core::ffi::c_uint;
-pub const IBV_FORK_DISABLED: ibv_fork_status = 0;
-pub const IBV_FORK_ENABLED: ibv_fork_status = 1;
 pub const IBV_FORK_UNNEEDED: ibv_fork_status = 2;
 pub type ibv_fork_status = ::core::ffi::c_uint;
 pub const IBV_ATOMIC_NONE: ibv_atomic_cap = 0;
 pub const IBV_ATOMIC_HCA: ibv_atomic_cap = 1;
-pub const IBV_ATOMIC_GLOB: ibv_atomic_cap = 2;
 pub type ibv_atomic_cap = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -2092,8 +196,6 @@ pub struct ibv_alloc_dm_attr {
     pub log_align_req: u32,
     pub comp_mask: u32,
 }
-pub const IBV_DM_MASK_HANDLE: ibv_dm_mask = 1;
-pub type ibv_dm_mask = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_dm {
@@ -2213,19 +315,6 @@ pub struct ibv_tso_caps {
     pub max_tso: u32,
     pub supported_qpts: u32,
 }
-pub const IBV_RX_HASH_FUNC_TOEPLITZ: ibv_rx_hash_function_flags = 1;
-pub type ibv_rx_hash_function_flags = ::core::ffi::c_uint;
-pub const IBV_RX_HASH_SRC_IPV4: ibv_rx_hash_fields = 1;
-pub const IBV_RX_HASH_DST_IPV4: ibv_rx_hash_fields = 2;
-pub const IBV_RX_HASH_SRC_IPV6: ibv_rx_hash_fields = 4;
-pub const IBV_RX_HASH_DST_IPV6: ibv_rx_hash_fields = 8;
-pub const IBV_RX_HASH_SRC_PORT_TCP: ibv_rx_hash_fields = 16;
-pub const IBV_RX_HASH_DST_PORT_TCP: ibv_rx_hash_fields = 32;
-pub const IBV_RX_HASH_SRC_PORT_UDP: ibv_rx_hash_fields = 64;
-pub const IBV_RX_HASH_DST_PORT_UDP: ibv_rx_hash_fields = 128;
-pub const IBV_RX_HASH_IPSEC_SPI: ibv_rx_hash_fields = 256;
-pub const IBV_RX_HASH_INNER: ibv_rx_hash_fields = 2147483648;
-pub type ibv_rx_hash_fields = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct ibv_rss_caps {
@@ -2242,13 +331,6 @@ pub struct ibv_packet_pacing_caps {
     pub qp_rate_limit_max: u32,
     pub supported_qpts: u32,
 }
-pub const IBV_RAW_PACKET_CAP_CVLAN_STRIPPING: ibv_raw_packet_caps = 1;
-pub const IBV_RAW_PACKET_CAP_SCATTER_FCS: ibv_raw_packet_caps = 2;
-pub const IBV_RAW_PACKET_CAP_IP_CSUM: ibv_raw_packet_caps = 4;
-pub const IBV_RAW_PACKET_CAP_DELAY_DROP: ibv_raw_packet_caps = 8;
-pub type ibv_raw_packet_caps = ::core::ffi::c_uint;
-pub const IBV_TM_CAP_RC: ibv_tm_cap_flags = 1;
-pub type ibv_tm_cap_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct ibv_tm_caps {
@@ -2264,10 +346,6 @@ pub struct ibv_cq_moderation_caps {
     pub max_cq_count: u16,
     pub max_cq_period: u16,
 }
-pub const IBV_PCI_ATOMIC_OPERATION_4_BYTE_SIZE_SUP: ibv_pci_atomic_op_size = 1;
-pub const IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP: ibv_pci_atomic_op_size = 2;
-pub const IBV_PCI_ATOMIC_OPERATION_16_BYTE_SIZE_SUP: ibv_pci_atomic_op_size = 4;
-pub type ibv_pci_atomic_op_size = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct ibv_pci_atomic_caps {
@@ -2311,50 +389,17 @@ pub const IBV_MTU_1024: ibv_mtu = 3;
 pub const IBV_MTU_2048: ibv_mtu = 4;
 pub const IBV_MTU_4096: ibv_mtu = 5;
 pub type ibv_mtu = ::core::ffi::c_uint;
-pub const IBV_PORT_NOP: ibv_port_state = 0;
 pub const IBV_PORT_DOWN: ibv_port_state = 1;
 pub const IBV_PORT_INIT: ibv_port_state = 2;
 pub const IBV_PORT_ARMED: ibv_port_state = 3;
 pub const IBV_PORT_ACTIVE: ibv_port_state = 4;
 pub const IBV_PORT_ACTIVE_DEFER: ibv_port_state = 5;
 pub type ibv_port_state = ::core::ffi::c_uint;
-pub const IBV_LINK_LAYER_UNSPECIFIED: _bindgen_ty_13 = 0;
 pub const IBV_LINK_LAYER_INFINIBAND: _bindgen_ty_13 = 1;
 pub const IBV_LINK_LAYER_ETHERNET: _bindgen_ty_13 = 2;
 pub type _bindgen_ty_13 = ::core::ffi::c_uint;
-pub const IBV_PORT_SM: ibv_port_cap_flags = 2;
-pub const IBV_PORT_NOTICE_SUP: ibv_port_cap_flags = 4;
-pub const IBV_PORT_TRAP_SUP: ibv_port_cap_flags = 8;
-pub const IBV_PORT_OPT_IPD_SUP: ibv_port_cap_flags = 16;
-pub const IBV_PORT_AUTO_MIGR_SUP: ibv_port_cap_flags = 32;
-pub const IBV_PORT_SL_MAP_SUP: ibv_port_cap_flags = 64;
-pub const IBV_PORT_MKEY_NVRAM: ibv_port_cap_flags = 128;
-pub const IBV_PORT_PKEY_NVRAM: ibv_port_cap_flags = 256;
-pub const IBV_PORT_LED_INFO_SUP: ibv_port_cap_flags = 512;
-pub const IBV_PORT_SYS_IMAGE_GUID_SUP: ibv_port_cap_flags = 2048;
-pub const IBV_PORT_PKEY_SW_EXT_PORT_TRAP_SUP: ibv_port_cap_flags = 4096;
-pub const IBV_PORT_EXTENDED_SPEEDS_SUP: ibv_port_cap_flags = 16384;
-pub const IBV_PORT_CAP_MASK2_SUP: ibv_port_cap_flags = 32768;
-pub const IBV_PORT_CM_SUP: ibv_port_cap_flags = 65536;
-pub const IBV_PORT_SNMP_TUNNEL_SUP: ibv_port_cap_flags = 131072;
-pub const IBV_PORT_REINIT_SUP: ibv_port_cap_flags = 262144;
-pub const IBV_PORT_DEVICE_MGMT_SUP: ibv_port_cap_flags = 524288;
-pub const IBV_PORT_VENDOR_CLASS_SUP: ibv_port_cap_flags = 1048576;
-pub const IBV_PORT_DR_NOTICE_SUP: ibv_port_cap_flags = 2097152;
-pub const IBV_PORT_CAP_MASK_NOTICE_SUP: ibv_port_cap_flags = 4194304;
-pub const IBV_PORT_BOOT_MGMT_SUP: ibv_port_cap_flags = 8388608;
-pub const IBV_PORT_LINK_LATENCY_SUP: ibv_port_cap_flags = 16777216;
-pub const IBV_PORT_CLIENT_REG_SUP: ibv_port_cap_flags = 33554432;
 pub const IBV_PORT_IP_BASED_GIDS: ibv_port_cap_flags = 67108864;
 pub type ibv_port_cap_flags = ::core::ffi::c_uint;
-pub const IBV_PORT_SET_NODE_DESC_SUP: ibv_port_cap_flags2 = 1;
-pub const IBV_PORT_INFO_EXT_SUP: ibv_port_cap_flags2 = 2;
-pub const IBV_PORT_VIRT_SUP: ibv_port_cap_flags2 = 4;
-pub const IBV_PORT_SWITCH_PORT_STATE_TABLE_SUP: ibv_port_cap_flags2 = 8;
-pub const IBV_PORT_LINK_WIDTH_2X_SUP: ibv_port_cap_flags2 = 16;
-pub const IBV_PORT_LINK_SPEED_HDR_SUP: ibv_port_cap_flags2 = 32;
-pub const IBV_PORT_LINK_SPEED_NDR_SUP: ibv_port_cap_flags2 = 1024;
-pub type ibv_port_cap_flags2 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_port_attr {
@@ -2396,20 +441,9 @@ pub const IBV_EVENT_QP_REQ_ERR: ibv_event_type = 2;
 pub const IBV_EVENT_QP_ACCESS_ERR: ibv_event_type = 3;
 pub const IBV_EVENT_COMM_EST: ibv_event_type = 4;
 pub const IBV_EVENT_SQ_DRAINED: ibv_event_type = 5;
-pub const IBV_EVENT_PATH_MIG: ibv_event_type = 6;
-pub const IBV_EVENT_PATH_MIG_ERR: ibv_event_type = 7;
-pub const IBV_EVENT_DEVICE_FATAL: ibv_event_type = 8;
-pub const IBV_EVENT_PORT_ACTIVE: ibv_event_type = 9;
-pub const IBV_EVENT_PORT_ERR: ibv_event_type = 10;
-pub const IBV_EVENT_LID_CHANGE: ibv_event_type = 11;
-pub const IBV_EVENT_PKEY_CHANGE: ibv_event_type = 12;
-pub const IBV_EVENT_SM_CHANGE: ibv_event_type = 13;
 pub const IBV_EVENT_SRQ_ERR: ibv_event_type = 14;
 pub const IBV_EVENT_SRQ_LIMIT_REACHED: ibv_event_type = 15;
 pub const IBV_EVENT_QP_LAST_WQE_REACHED: ibv_event_type = 16;
-pub const IBV_EVENT_CLIENT_REREGISTER: ibv_event_type = 17;
-pub const IBV_EVENT_GID_CHANGE: ibv_event_type = 18;
-pub const IBV_EVENT_WQ_FATAL: ibv_event_type = 19;
 pub type ibv_event_type = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -2447,7 +481,6 @@ impl Default for ibv_async_event {
 pub const IBV_WC_SUCCESS: ibv_wc_status = 0;
 pub const IBV_WC_LOC_LEN_ERR: ibv_wc_status = 1;
 pub const IBV_WC_LOC_QP_OP_ERR: ibv_wc_status = 2;
-pub const IBV_WC_LOC_EEC_OP_ERR: ibv_wc_status = 3;
 pub const IBV_WC_LOC_PROT_ERR: ibv_wc_status = 4;
 pub const IBV_WC_WR_FLUSH_ERR: ibv_wc_status = 5;
 pub const IBV_WC_MW_BIND_ERR: ibv_wc_status = 6;
@@ -2458,16 +491,8 @@ pub const IBV_WC_REM_ACCESS_ERR: ibv_wc_status = 10;
 pub const IBV_WC_REM_OP_ERR: ibv_wc_status = 11;
 pub const IBV_WC_RETRY_EXC_ERR: ibv_wc_status = 12;
 pub const IBV_WC_RNR_RETRY_EXC_ERR: ibv_wc_status = 13;
-pub const IBV_WC_LOC_RDD_VIOL_ERR: ibv_wc_status = 14;
-pub const IBV_WC_REM_INV_RD_REQ_ERR: ibv_wc_status = 15;
-pub const IBV_WC_REM_ABORT_ERR: ibv_wc_status = 16;
-pub const IBV_WC_INV_EECN_ERR: ibv_wc_status = 17;
-pub const IBV_WC_INV_EEC_STATE_ERR: ibv_wc_status = 18;
-pub const IBV_WC_FATAL_ERR: ibv_wc_status = 19;
 pub const IBV_WC_RESP_TIMEOUT_ERR: ibv_wc_status = 20;
 pub const IBV_WC_GENERAL_ERR: ibv_wc_status = 21;
-pub const IBV_WC_TM_ERR: ibv_wc_status = 22;
-pub const IBV_WC_TM_RNDV_INCOMPLETE: ibv_wc_status = 23;
 pub type ibv_wc_status = ::core::ffi::c_uint;
 pub const IBV_WC_SEND: ibv_wc_opcode = 0;
 pub const IBV_WC_RDMA_WRITE: ibv_wc_opcode = 1;
@@ -2476,45 +501,17 @@ pub const IBV_WC_COMP_SWAP: ibv_wc_opcode = 3;
 pub const IBV_WC_FETCH_ADD: ibv_wc_opcode = 4;
 pub const IBV_WC_BIND_MW: ibv_wc_opcode = 5;
 pub const IBV_WC_LOCAL_INV: ibv_wc_opcode = 6;
-pub const IBV_WC_TSO: ibv_wc_opcode = 7;
-pub const IBV_WC_ATOMIC_WRITE: ibv_wc_opcode = 9;
 pub const IBV_WC_RECV: ibv_wc_opcode = 128;
 pub const IBV_WC_RECV_RDMA_WITH_IMM: ibv_wc_opcode = 129;
-pub const IBV_WC_TM_ADD: ibv_wc_opcode = 130;
-pub const IBV_WC_TM_DEL: ibv_wc_opcode = 131;
-pub const IBV_WC_TM_SYNC: ibv_wc_opcode = 132;
-pub const IBV_WC_TM_RECV: ibv_wc_opcode = 133;
-pub const IBV_WC_TM_NO_TAG: ibv_wc_opcode = 134;
-pub const IBV_WC_DRIVER1: ibv_wc_opcode = 135;
-pub const IBV_WC_DRIVER2: ibv_wc_opcode = 136;
-pub const IBV_WC_DRIVER3: ibv_wc_opcode = 137;
 pub type ibv_wc_opcode = ::core::ffi::c_uint;
-pub const IBV_WC_IP_CSUM_OK_SHIFT: _bindgen_ty_14 = 2;
-pub type _bindgen_ty_14 = ::core::ffi::c_uint;
-pub const IBV_WC_EX_WITH_BYTE_LEN: ibv_create_cq_wc_flags = 1;
-pub const IBV_WC_EX_WITH_IMM: ibv_create_cq_wc_flags = 2;
-pub const IBV_WC_EX_WITH_QP_NUM: ibv_create_cq_wc_flags = 4;
-pub const IBV_WC_EX_WITH_SRC_QP: ibv_create_cq_wc_flags = 8;
-pub const IBV_WC_EX_WITH_SLID: ibv_create_cq_wc_flags = 16;
-pub const IBV_WC_EX_WITH_SL: ibv_create_cq_wc_flags = 32;
-pub const IBV_WC_EX_WITH_DLID_PATH_BITS: ibv_create_cq_wc_flags = 64;
 pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP: ibv_create_cq_wc_flags = 128;
-pub const IBV_WC_EX_WITH_CVLAN: ibv_create_cq_wc_flags = 256;
-pub const IBV_WC_EX_WITH_FLOW_TAG: ibv_create_cq_wc_flags = 512;
-pub const IBV_WC_EX_WITH_TM_INFO: ibv_create_cq_wc_flags = 1024;
 pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: ibv_create_cq_wc_flags = 2048;
 pub type ibv_create_cq_wc_flags = ::core::ffi::c_uint;
 pub const IBV_WC_STANDARD_FLAGS: _bindgen_ty_15 = 127;
 pub type _bindgen_ty_15 = ::core::ffi::c_uint;
-pub const IBV_CREATE_CQ_SUP_WC_FLAGS: _bindgen_ty_16 = 4095;
-pub type _bindgen_ty_16 = ::core::ffi::c_uint;
 pub const IBV_WC_GRH: ibv_wc_flags = 1;
 pub const IBV_WC_WITH_IMM: ibv_wc_flags = 2;
-pub const IBV_WC_IP_CSUM_OK: ibv_wc_flags = 4;
 pub const IBV_WC_WITH_INV: ibv_wc_flags = 8;
-pub const IBV_WC_TM_SYNC_REQ: ibv_wc_flags = 16;
-pub const IBV_WC_TM_MATCH: ibv_wc_flags = 32;
-pub const IBV_WC_TM_DATA_VALID: ibv_wc_flags = 64;
 pub type ibv_wc_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -2565,7 +562,6 @@ pub const IBV_ACCESS_MW_BIND: ibv_access_flags = 16;
 pub const IBV_ACCESS_ZERO_BASED: ibv_access_flags = 32;
 pub const IBV_ACCESS_ON_DEMAND: ibv_access_flags = 64;
 pub const IBV_ACCESS_HUGETLB: ibv_access_flags = 128;
-pub const IBV_ACCESS_RELAXED_ORDERING: ibv_access_flags = 1048576;
 pub type ibv_access_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2618,10 +614,6 @@ impl Default for ibv_td {
         }
     }
 }
-pub const IBV_XRCD_INIT_ATTR_FD: ibv_xrcd_init_attr_mask = 1;
-pub const IBV_XRCD_INIT_ATTR_OFLAGS: ibv_xrcd_init_attr_mask = 2;
-pub const IBV_XRCD_INIT_ATTR_RESERVED: ibv_xrcd_init_attr_mask = 4;
-pub type ibv_xrcd_init_attr_mask = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct ibv_xrcd_init_attr {
@@ -2646,7 +638,6 @@ impl Default for ibv_xrcd {
 pub const IBV_REREG_MR_CHANGE_TRANSLATION: ibv_rereg_mr_flags = 1;
 pub const IBV_REREG_MR_CHANGE_PD: ibv_rereg_mr_flags = 2;
 pub const IBV_REREG_MR_CHANGE_ACCESS: ibv_rereg_mr_flags = 4;
-pub const IBV_REREG_MR_FLAGS_SUPPORTED: ibv_rereg_mr_flags = 7;
 pub type ibv_rereg_mr_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2726,31 +717,6 @@ impl Default for ibv_grh {
         }
     }
 }
-pub const IBV_RATE_MAX: ibv_rate = 0;
-pub const IBV_RATE_2_5_GBPS: ibv_rate = 2;
-pub const IBV_RATE_5_GBPS: ibv_rate = 5;
-pub const IBV_RATE_10_GBPS: ibv_rate = 3;
-pub const IBV_RATE_20_GBPS: ibv_rate = 6;
-pub const IBV_RATE_30_GBPS: ibv_rate = 4;
-pub const IBV_RATE_40_GBPS: ibv_rate = 7;
-pub const IBV_RATE_60_GBPS: ibv_rate = 8;
-pub const IBV_RATE_80_GBPS: ibv_rate = 9;
-pub const IBV_RATE_120_GBPS: ibv_rate = 10;
-pub const IBV_RATE_14_GBPS: ibv_rate = 11;
-pub const IBV_RATE_56_GBPS: ibv_rate = 12;
-pub const IBV_RATE_112_GBPS: ibv_rate = 13;
-pub const IBV_RATE_168_GBPS: ibv_rate = 14;
-pub const IBV_RATE_25_GBPS: ibv_rate = 15;
-pub const IBV_RATE_100_GBPS: ibv_rate = 16;
-pub const IBV_RATE_200_GBPS: ibv_rate = 17;
-pub const IBV_RATE_300_GBPS: ibv_rate = 18;
-pub const IBV_RATE_28_GBPS: ibv_rate = 19;
-pub const IBV_RATE_50_GBPS: ibv_rate = 20;
-pub const IBV_RATE_400_GBPS: ibv_rate = 21;
-pub const IBV_RATE_600_GBPS: ibv_rate = 22;
-pub const IBV_RATE_800_GBPS: ibv_rate = 23;
-pub const IBV_RATE_1200_GBPS: ibv_rate = 24;
-pub type ibv_rate = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_ah_attr {
@@ -2797,15 +763,9 @@ impl Default for ibv_srq_init_attr {
     }
 }
 pub const IBV_SRQT_BASIC: ibv_srq_type = 0;
-pub const IBV_SRQT_XRC: ibv_srq_type = 1;
-pub const IBV_SRQT_TM: ibv_srq_type = 2;
 pub type ibv_srq_type = ::core::ffi::c_uint;
 pub const IBV_SRQ_INIT_ATTR_TYPE: ibv_srq_init_attr_mask = 1;
 pub const IBV_SRQ_INIT_ATTR_PD: ibv_srq_init_attr_mask = 2;
-pub const IBV_SRQ_INIT_ATTR_XRCD: ibv_srq_init_attr_mask = 4;
-pub const IBV_SRQ_INIT_ATTR_CQ: ibv_srq_init_attr_mask = 8;
-pub const IBV_SRQ_INIT_ATTR_TM: ibv_srq_init_attr_mask = 16;
-pub const IBV_SRQ_INIT_ATTR_RESERVED: ibv_srq_init_attr_mask = 32;
 pub type ibv_srq_init_attr_mask = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -2834,17 +794,7 @@ impl Default for ibv_srq_init_attr_ex {
         }
     }
 }
-pub const IBV_WQT_RQ: ibv_wq_type = 0;
 pub type ibv_wq_type = ::core::ffi::c_uint;
-pub const IBV_WQ_INIT_ATTR_FLAGS: ibv_wq_init_attr_mask = 1;
-pub const IBV_WQ_INIT_ATTR_RESERVED: ibv_wq_init_attr_mask = 2;
-pub type ibv_wq_init_attr_mask = ::core::ffi::c_uint;
-pub const IBV_WQ_FLAGS_CVLAN_STRIPPING: ibv_wq_flags = 1;
-pub const IBV_WQ_FLAGS_SCATTER_FCS: ibv_wq_flags = 2;
-pub const IBV_WQ_FLAGS_DELAY_DROP: ibv_wq_flags = 4;
-pub const IBV_WQ_FLAGS_PCI_WRITE_END_PADDING: ibv_wq_flags = 8;
-pub const IBV_WQ_FLAGS_RESERVED: ibv_wq_flags = 16;
-pub type ibv_wq_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_wq_init_attr {
@@ -2866,16 +816,7 @@ impl Default for ibv_wq_init_attr {
         }
     }
 }
-pub const IBV_WQS_RESET: ibv_wq_state = 0;
-pub const IBV_WQS_RDY: ibv_wq_state = 1;
-pub const IBV_WQS_ERR: ibv_wq_state = 2;
-pub const IBV_WQS_UNKNOWN: ibv_wq_state = 3;
 pub type ibv_wq_state = ::core::ffi::c_uint;
-pub const IBV_WQ_ATTR_STATE: ibv_wq_attr_mask = 1;
-pub const IBV_WQ_ATTR_CURR_STATE: ibv_wq_attr_mask = 2;
-pub const IBV_WQ_ATTR_FLAGS: ibv_wq_attr_mask = 4;
-pub const IBV_WQ_ATTR_RESERVED: ibv_wq_attr_mask = 8;
-pub type ibv_wq_attr_mask = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_wq_attr {
@@ -2911,8 +852,6 @@ impl Default for ibv_rwq_ind_table {
         }
     }
 }
-pub const IBV_CREATE_IND_TABLE_RESERVED: ibv_ind_table_init_attr_mask = 1;
-pub type ibv_ind_table_init_attr_mask = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_rwq_ind_table_init_attr {
@@ -2967,19 +906,9 @@ impl Default for ibv_qp_init_attr {
     }
 }
 pub const IBV_QP_INIT_ATTR_PD: ibv_qp_init_attr_mask = 1;
-pub const IBV_QP_INIT_ATTR_XRCD: ibv_qp_init_attr_mask = 2;
 pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: ibv_qp_init_attr_mask = 4;
-pub const IBV_QP_INIT_ATTR_MAX_TSO_HEADER: ibv_qp_init_attr_mask = 8;
-pub const IBV_QP_INIT_ATTR_IND_TABLE: ibv_qp_init_attr_mask = 16;
-pub const IBV_QP_INIT_ATTR_RX_HASH: ibv_qp_init_attr_mask = 32;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: ibv_qp_init_attr_mask = 64;
 pub type ibv_qp_init_attr_mask = ::core::ffi::c_uint;
-pub const IBV_QP_CREATE_BLOCK_SELF_MCAST_LB: ibv_qp_create_flags = 2;
-pub const IBV_QP_CREATE_SCATTER_FCS: ibv_qp_create_flags = 256;
-pub const IBV_QP_CREATE_CVLAN_STRIPPING: ibv_qp_create_flags = 512;
-pub const IBV_QP_CREATE_SOURCE_QPN: ibv_qp_create_flags = 1024;
-pub const IBV_QP_CREATE_PCI_WRITE_END_PADDING: ibv_qp_create_flags = 2048;
-pub type ibv_qp_create_flags = ::core::ffi::c_uint;
 pub const IBV_QP_EX_WITH_RDMA_WRITE: ibv_qp_create_send_ops_flags = 1;
 pub const IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM: ibv_qp_create_send_ops_flags = 2;
 pub const IBV_QP_EX_WITH_SEND: ibv_qp_create_send_ops_flags = 4;
@@ -2990,8 +919,6 @@ pub const IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD: ibv_qp_create_send_ops_flags = 64
 pub const IBV_QP_EX_WITH_LOCAL_INV: ibv_qp_create_send_ops_flags = 128;
 pub const IBV_QP_EX_WITH_BIND_MW: ibv_qp_create_send_ops_flags = 256;
 pub const IBV_QP_EX_WITH_SEND_WITH_INV: ibv_qp_create_send_ops_flags = 512;
-pub const IBV_QP_EX_WITH_TSO: ibv_qp_create_send_ops_flags = 1024;
-pub const IBV_QP_EX_WITH_ATOMIC_WRITE: ibv_qp_create_send_ops_flags = 4096;
 pub type ibv_qp_create_send_ops_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3039,12 +966,6 @@ impl Default for ibv_qp_init_attr_ex {
         }
     }
 }
-pub const IBV_QP_OPEN_ATTR_NUM: ibv_qp_open_attr_mask = 1;
-pub const IBV_QP_OPEN_ATTR_XRCD: ibv_qp_open_attr_mask = 2;
-pub const IBV_QP_OPEN_ATTR_CONTEXT: ibv_qp_open_attr_mask = 4;
-pub const IBV_QP_OPEN_ATTR_TYPE: ibv_qp_open_attr_mask = 8;
-pub const IBV_QP_OPEN_ATTR_RESERVED: ibv_qp_open_attr_mask = 16;
-pub type ibv_qp_open_attr_mask = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_qp_open_attr {
@@ -3077,14 +998,11 @@ pub const IBV_QP_RETRY_CNT: ibv_qp_attr_mask = 1024;
 pub const IBV_QP_RNR_RETRY: ibv_qp_attr_mask = 2048;
 pub const IBV_QP_RQ_PSN: ibv_qp_attr_mask = 4096;
 pub const IBV_QP_MAX_QP_RD_ATOMIC: ibv_qp_attr_mask = 8192;
-pub const IBV_QP_ALT_PATH: ibv_qp_attr_mask = 16384;
 pub const IBV_QP_MIN_RNR_TIMER: ibv_qp_attr_mask = 32768;
 pub const IBV_QP_SQ_PSN: ibv_qp_attr_mask = 65536;
 pub const IBV_QP_MAX_DEST_RD_ATOMIC: ibv_qp_attr_mask = 131072;
-pub const IBV_QP_PATH_MIG_STATE: ibv_qp_attr_mask = 262144;
 pub const IBV_QP_CAP: ibv_qp_attr_mask = 524288;
 pub const IBV_QP_DEST_QPN: ibv_qp_attr_mask = 1048576;
-pub const IBV_QP_RATE_LIMIT: ibv_qp_attr_mask = 33554432;
 pub type ibv_qp_attr_mask = ::core::ffi::c_uint;
 pub const IBV_QPS_RESET: ibv_qp_state = 0;
 pub const IBV_QPS_INIT: ibv_qp_state = 1;
@@ -3093,11 +1011,8 @@ pub const IBV_QPS_RTS: ibv_qp_state = 3;
 pub const IBV_QPS_SQD: ibv_qp_state = 4;
 pub const IBV_QPS_SQE: ibv_qp_state = 5;
 pub const IBV_QPS_ERR: ibv_qp_state = 6;
-pub const IBV_QPS_UNKNOWN: ibv_qp_state = 7;
 pub type ibv_qp_state = ::core::ffi::c_uint;
 pub const IBV_MIG_MIGRATED: ibv_mig_state = 0;
-pub const IBV_MIG_REARM: ibv_mig_state = 1;
-pub const IBV_MIG_ARMED: ibv_mig_state = 2;
 pub type ibv_mig_state = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -3156,15 +1071,11 @@ pub const IBV_WR_ATOMIC_FETCH_AND_ADD: ibv_wr_opcode = 6;
 pub const IBV_WR_LOCAL_INV: ibv_wr_opcode = 7;
 pub const IBV_WR_BIND_MW: ibv_wr_opcode = 8;
 pub const IBV_WR_SEND_WITH_INV: ibv_wr_opcode = 9;
-pub const IBV_WR_TSO: ibv_wr_opcode = 10;
-pub const IBV_WR_DRIVER1: ibv_wr_opcode = 11;
-pub const IBV_WR_ATOMIC_WRITE: ibv_wr_opcode = 15;
 pub type ibv_wr_opcode = ::core::ffi::c_uint;
 pub const IBV_SEND_FENCE: ibv_send_flags = 1;
 pub const IBV_SEND_SIGNALED: ibv_send_flags = 2;
 pub const IBV_SEND_SOLICITED: ibv_send_flags = 4;
 pub const IBV_SEND_INLINE: ibv_send_flags = 8;
-pub const IBV_SEND_IP_CSUM: ibv_send_flags = 16;
 pub type ibv_send_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3355,13 +1266,7 @@ impl Default for ibv_recv_wr {
         }
     }
 }
-pub const IBV_WR_TAG_ADD: ibv_ops_wr_opcode = 0;
-pub const IBV_WR_TAG_DEL: ibv_ops_wr_opcode = 1;
-pub const IBV_WR_TAG_SYNC: ibv_ops_wr_opcode = 2;
 pub type ibv_ops_wr_opcode = ::core::ffi::c_uint;
-pub const IBV_OPS_SIGNALED: ibv_ops_flags = 1;
-pub const IBV_OPS_TM_SYNC: ibv_ops_flags = 2;
-pub type ibv_ops_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_ops_wr {
@@ -3657,9 +1562,6 @@ impl Default for ibv_cq_ex {
         }
     }
 }
-pub const IBV_CQ_ATTR_MODERATE: ibv_cq_attr_mask = 1;
-pub const IBV_CQ_ATTR_RESERVED: ibv_cq_attr_mask = 2;
-pub type ibv_cq_attr_mask = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct ibv_moderate_cq {
@@ -3688,365 +1590,7 @@ impl Default for ibv_ah {
         }
     }
 }
-pub const IBV_FLOW_ATTR_FLAGS_DONT_TRAP: ibv_flow_flags = 2;
-pub const IBV_FLOW_ATTR_FLAGS_EGRESS: ibv_flow_flags = 4;
-pub type ibv_flow_flags = ::core::ffi::c_uint;
-pub const IBV_FLOW_ATTR_NORMAL: ibv_flow_attr_type = 0;
-pub const IBV_FLOW_ATTR_ALL_DEFAULT: ibv_flow_attr_type = 1;
-pub const IBV_FLOW_ATTR_MC_DEFAULT: ibv_flow_attr_type = 2;
-pub const IBV_FLOW_ATTR_SNIFFER: ibv_flow_attr_type = 3;
 pub type ibv_flow_attr_type = ::core::ffi::c_uint;
-pub const IBV_FLOW_SPEC_ETH: ibv_flow_spec_type = 32;
-pub const IBV_FLOW_SPEC_IPV4: ibv_flow_spec_type = 48;
-pub const IBV_FLOW_SPEC_IPV6: ibv_flow_spec_type = 49;
-pub const IBV_FLOW_SPEC_IPV4_EXT: ibv_flow_spec_type = 50;
-pub const IBV_FLOW_SPEC_ESP: ibv_flow_spec_type = 52;
-pub const IBV_FLOW_SPEC_TCP: ibv_flow_spec_type = 64;
-pub const IBV_FLOW_SPEC_UDP: ibv_flow_spec_type = 65;
-pub const IBV_FLOW_SPEC_VXLAN_TUNNEL: ibv_flow_spec_type = 80;
-pub const IBV_FLOW_SPEC_GRE: ibv_flow_spec_type = 81;
-pub const IBV_FLOW_SPEC_MPLS: ibv_flow_spec_type = 96;
-pub const IBV_FLOW_SPEC_INNER: ibv_flow_spec_type = 256;
-pub const IBV_FLOW_SPEC_ACTION_TAG: ibv_flow_spec_type = 4096;
-pub const IBV_FLOW_SPEC_ACTION_DROP: ibv_flow_spec_type = 4097;
-pub const IBV_FLOW_SPEC_ACTION_HANDLE: ibv_flow_spec_type = 4098;
-pub const IBV_FLOW_SPEC_ACTION_COUNT: ibv_flow_spec_type = 4099;
-pub type ibv_flow_spec_type = ::core::ffi::c_uint;
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ibv_flow_eth_filter {
-    pub dst_mac: [u8; 6usize],
-    pub src_mac: [u8; 6usize],
-    pub ether_type: u16,
-    pub vlan_tag: u16,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_eth {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub val: ibv_flow_eth_filter,
-    pub mask: ibv_flow_eth_filter,
-}
-impl Default for ibv_flow_spec_eth {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ibv_flow_ipv4_filter {
-    pub src_ip: u32,
-    pub dst_ip: u32,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_ipv4 {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub val: ibv_flow_ipv4_filter,
-    pub mask: ibv_flow_ipv4_filter,
-}
-impl Default for ibv_flow_spec_ipv4 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ibv_flow_ipv4_ext_filter {
-    pub src_ip: u32,
-    pub dst_ip: u32,
-    pub proto: u8,
-    pub tos: u8,
-    pub ttl: u8,
-    pub flags: u8,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_ipv4_ext {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub val: ibv_flow_ipv4_ext_filter,
-    pub mask: ibv_flow_ipv4_ext_filter,
-}
-impl Default for ibv_flow_spec_ipv4_ext {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ibv_flow_ipv6_filter {
-    pub src_ip: [u8; 16usize],
-    pub dst_ip: [u8; 16usize],
-    pub flow_label: u32,
-    pub next_hdr: u8,
-    pub traffic_class: u8,
-    pub hop_limit: u8,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_ipv6 {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub val: ibv_flow_ipv6_filter,
-    pub mask: ibv_flow_ipv6_filter,
-}
-impl Default for ibv_flow_spec_ipv6 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ibv_flow_esp_filter {
-    pub spi: u32,
-    pub seq: u32,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_esp {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub val: ibv_flow_esp_filter,
-    pub mask: ibv_flow_esp_filter,
-}
-impl Default for ibv_flow_spec_esp {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ibv_flow_tcp_udp_filter {
-    pub dst_port: u16,
-    pub src_port: u16,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_tcp_udp {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub val: ibv_flow_tcp_udp_filter,
-    pub mask: ibv_flow_tcp_udp_filter,
-}
-impl Default for ibv_flow_spec_tcp_udp {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ibv_flow_gre_filter {
-    pub c_ks_res0_ver: u16,
-    pub protocol: u16,
-    pub key: u32,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_gre {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub val: ibv_flow_gre_filter,
-    pub mask: ibv_flow_gre_filter,
-}
-impl Default for ibv_flow_spec_gre {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ibv_flow_mpls_filter {
-    pub label: u32,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_mpls {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub val: ibv_flow_mpls_filter,
-    pub mask: ibv_flow_mpls_filter,
-}
-impl Default for ibv_flow_spec_mpls {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct ibv_flow_tunnel_filter {
-    pub tunnel_id: u32,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_tunnel {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub val: ibv_flow_tunnel_filter,
-    pub mask: ibv_flow_tunnel_filter,
-}
-impl Default for ibv_flow_spec_tunnel {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_action_tag {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub tag_id: u32,
-}
-impl Default for ibv_flow_spec_action_tag {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_action_drop {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-}
-impl Default for ibv_flow_spec_action_drop {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_action_handle {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub action: *const ibv_flow_action,
-}
-impl Default for ibv_flow_spec_action_handle {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec_counter_action {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-    pub counters: *mut ibv_counters,
-}
-impl Default for ibv_flow_spec_counter_action {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct ibv_flow_spec {
-    pub __bindgen_anon_1: ibv_flow_spec__bindgen_ty_1,
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub union ibv_flow_spec__bindgen_ty_1 {
-    pub hdr: ibv_flow_spec__bindgen_ty_1__bindgen_ty_1,
-    pub eth: ibv_flow_spec_eth,
-    pub ipv4: ibv_flow_spec_ipv4,
-    pub tcp_udp: ibv_flow_spec_tcp_udp,
-    pub ipv4_ext: ibv_flow_spec_ipv4_ext,
-    pub ipv6: ibv_flow_spec_ipv6,
-    pub esp: ibv_flow_spec_esp,
-    pub tunnel: ibv_flow_spec_tunnel,
-    pub gre: ibv_flow_spec_gre,
-    pub mpls: ibv_flow_spec_mpls,
-    pub flow_tag: ibv_flow_spec_action_tag,
-    pub drop: ibv_flow_spec_action_drop,
-    pub handle: ibv_flow_spec_action_handle,
-    pub flow_count: ibv_flow_spec_counter_action,
-}
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ibv_flow_spec__bindgen_ty_1__bindgen_ty_1 {
-    pub type_: ibv_flow_spec_type,
-    pub size: u16,
-}
-impl Default for ibv_flow_spec__bindgen_ty_1__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ibv_flow_spec__bindgen_ty_1 {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-impl Default for ibv_flow_spec {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_flow_attr {
@@ -4097,8 +1641,6 @@ impl Default for ibv_flow_action {
         }
     }
 }
-pub const IBV_FLOW_ACTION_ESP_MASK_ESN: ibv_flow_action_esp_mask = 1;
-pub type ibv_flow_action_esp_mask = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ibv_flow_action_esp_attr {
@@ -4131,7 +1673,6 @@ pub struct _ibv_device_ops {
     pub _dummy2: ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context)>,
 }
 pub const IBV_SYSFS_NAME_MAX: _bindgen_ty_17 = 64;
-pub const IBV_SYSFS_PATH_MAX: _bindgen_ty_17 = 256;
 pub type _bindgen_ty_17 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -4249,7 +1790,6 @@ pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: ibv_cq_init_attr_mask = 1;
 pub const IBV_CQ_INIT_ATTR_MASK_PD: ibv_cq_init_attr_mask = 2;
 pub type ibv_cq_init_attr_mask = ::core::ffi::c_uint;
 pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: ibv_create_cq_attr_flags = 1;
-pub const IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: ibv_create_cq_attr_flags = 2;
 pub type ibv_create_cq_attr_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -4328,8 +1868,6 @@ impl Default for ibv_counters {
         }
     }
 }
-pub const IBV_COUNTER_PACKETS: ibv_counter_description = 0;
-pub const IBV_COUNTER_BYTES: ibv_counter_description = 1;
 pub type ibv_counter_description = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -4347,10 +1885,7 @@ impl Default for ibv_counter_attach_attr {
         }
     }
 }
-pub const IBV_READ_COUNTERS_ATTR_PREFER_CACHED: ibv_read_counters_flags = 1;
-pub type ibv_read_counters_flags = ::core::ffi::c_uint;
 pub const IBV_VALUES_MASK_RAW_CLOCK: ibv_values_mask = 1;
-pub const IBV_VALUES_MASK_RESERVED: ibv_values_mask = 2;
 pub type ibv_values_mask = ::core::ffi::c_uint;
 #[repr(C)]
 pub struct ibv_values_ex {
@@ -4510,10 +2045,6 @@ impl Default for verbs_context {
     }
 }
 pub const IBV_REREG_MR_ERR_INPUT: ibv_rereg_mr_err_code = -1;
-pub const IBV_REREG_MR_ERR_DONT_FORK_NEW: ibv_rereg_mr_err_code = -2;
-pub const IBV_REREG_MR_ERR_DO_FORK_OLD: ibv_rereg_mr_err_code = -3;
-pub const IBV_REREG_MR_ERR_CMD: ibv_rereg_mr_err_code = -4;
-pub const IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW: ibv_rereg_mr_err_code = -5;
 pub type ibv_rereg_mr_err_code = ::core::ffi::c_int;
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -4547,104 +2078,6 @@ impl Default for ibv_sa_path_rec {
         }
     }
 }
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct ibv_sa_mcmember_rec {
-    pub mgid: ibv_gid,
-    pub port_gid: ibv_gid,
-    pub qkey: u32,
-    pub mlid: u16,
-    pub mtu_selector: u8,
-    pub mtu: u8,
-    pub traffic_class: u8,
-    pub pkey: u16,
-    pub rate_selector: u8,
-    pub rate: u8,
-    pub packet_life_time_selector: u8,
-    pub packet_life_time: u8,
-    pub sl: u8,
-    pub flow_label: u32,
-    pub hop_limit: u8,
-    pub scope: u8,
-    pub join_state: u8,
-    pub proxy_join: ::core::ffi::c_int,
-}
-impl Default for ibv_sa_mcmember_rec {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct ibv_sa_service_rec {
-    pub id: u64,
-    pub gid: ibv_gid,
-    pub pkey: u16,
-    pub lease: u32,
-    pub key: [u8; 16usize],
-    pub name: [u8; 64usize],
-    pub data8: [u8; 16usize],
-    pub data16: [u16; 8usize],
-    pub data32: [u32; 4usize],
-    pub data64: [u64; 2usize],
-}
-impl Default for ibv_sa_service_rec {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct ibv_path_record {
-    pub service_id: __be64,
-    pub dgid: ibv_gid,
-    pub sgid: ibv_gid,
-    pub dlid: __be16,
-    pub slid: __be16,
-    pub flowlabel_hoplimit: __be32,
-    pub tclass: u8,
-    pub reversible_numpath: u8,
-    pub pkey: __be16,
-    pub qosclass_sl: __be16,
-    pub mtu: u8,
-    pub rate: u8,
-    pub packetlifetime: u8,
-    pub preference: u8,
-    pub reserved: [u8; 6usize],
-}
-impl Default for ibv_path_record {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct ibv_path_data {
-    pub flags: u32,
-    pub reserved: u32,
-    pub path: ibv_path_record,
-}
-impl Default for ibv_path_data {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 pub const RDMA_CM_EVENT_ADDR_RESOLVED: rdma_cm_event_type = 0;
 pub const RDMA_CM_EVENT_ADDR_ERROR: rdma_cm_event_type = 1;
 pub const RDMA_CM_EVENT_ROUTE_RESOLVED: rdma_cm_event_type = 2;
@@ -4665,7 +2098,6 @@ pub type rdma_cm_event_type = ::core::ffi::c_uint;
 pub const RDMA_PS_IPOIB: rdma_port_space = 2;
 pub const RDMA_PS_TCP: rdma_port_space = 262;
 pub const RDMA_PS_UDP: rdma_port_space = 273;
-pub const RDMA_PS_IB: rdma_port_space = 319;
 pub type rdma_port_space = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -4794,7 +2226,6 @@ impl Default for rdma_cm_id {
     }
 }
 pub const RDMA_MAX_RESP_RES: _bindgen_ty_24 = 255;
-pub const RDMA_MAX_INIT_DEPTH: _bindgen_ty_24 = 255;
 pub type _bindgen_ty_24 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -4898,7 +2329,6 @@ impl Default for rdma_addrinfo {
 }
 pub const RDMA_CM_JOIN_MC_ATTR_ADDRESS: rdma_cm_join_mc_attr_mask = 1;
 pub const RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS: rdma_cm_join_mc_attr_mask = 2;
-pub const RDMA_CM_JOIN_MC_ATTR_RESERVED: rdma_cm_join_mc_attr_mask = 4;
 pub type rdma_cm_join_mc_attr_mask = ::core::ffi::c_uint;
 pub const RDMA_MC_JOIN_FLAG_FULLMEMBER: rdma_cm_mc_join_flags = 0;
 pub const RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER: rdma_cm_mc_join_flags = 1;
@@ -4921,15 +2351,12 @@ impl Default for rdma_cm_join_mc_attr_ex {
     }
 }
 pub const RDMA_OPTION_ID: _bindgen_ty_25 = 0;
-pub const RDMA_OPTION_IB: _bindgen_ty_25 = 1;
 pub type _bindgen_ty_25 = ::core::ffi::c_uint;
 pub const RDMA_OPTION_ID_TOS: _bindgen_ty_26 = 0;
 pub const RDMA_OPTION_ID_REUSEADDR: _bindgen_ty_26 = 1;
 pub const RDMA_OPTION_ID_AFONLY: _bindgen_ty_26 = 2;
 pub const RDMA_OPTION_ID_ACK_TIMEOUT: _bindgen_ty_26 = 3;
 pub type _bindgen_ty_26 = ::core::ffi::c_uint;
-pub const RDMA_OPTION_IB_PATH: _bindgen_ty_27 = 1;
-pub type _bindgen_ty_27 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct verbs_ex_private {
