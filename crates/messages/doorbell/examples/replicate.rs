@@ -1,5 +1,4 @@
-//! Three readers read the same file from the memory of one source, by Direct-Read. The source only announces each piece
-//! of the file.
+//! Three readers read a file from the memory of one source, by Direct-Read. The source only announces each piece.
 
 use std::error::Error;
 use std::fs::File;

@@ -93,7 +93,7 @@ fn the_first_example_stands_in_both_pages() {
     let own = read("README.md");
     let example = own.split("```").find(|block| block.starts_with("rust")).expect("an example");
     assert!(
-        read("../../README.md").contains(example),
+        read("../../../README.md").contains(example),
         "README.md of the project must have the first example of this crate's README.md"
     );
 }

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -146,18 +147,19 @@ fn a_late_device_appears_and_a_bad_file_is_reported_once() {
     watching.wait_for("waiting for one");
     world.write("rxe0/ports/1/hw_counters/sent_pkts", "garbage");
     watching.wait_for("sent_pkts is no number: \"garbage\"");
-    let (done, ended) = std::sync::mpsc::channel();
+    let (done, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let world = &world;
         scope.spawn(move || {
             // Even on a slow machine, each value is visible at some time.
             let mut values = ["1000", "10"].into_iter().cycle();
-            while ended.recv_timeout(Duration::from_millis(250)).is_err() {
+            while ended.recv_timeout(Duration::from_millis(250)) == Err(RecvTimeoutError::Timeout) {
                 world.write("rxe0/ports/1/hw_counters/sent_pkts", values.next().unwrap_or_default());
             }
         });
-        watching.wait_for("it was reset");
-        done.send(()).expect("it is waited for");
+        watching.wait_for("the device was reset");
+        // The other thread ends when this closure drops `done`, also by a panic.
+        drop(done);
     });
     let finished = watching.interrupt();
     assert_eq!(finished.stderr.matches("is no number").count(), 1, "{}", finished.stderr);

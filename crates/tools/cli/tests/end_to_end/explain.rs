@@ -1,5 +1,8 @@
 //! `doorbell wire explain`, and `wire cost` over many sizes.
 
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::bench::record;
@@ -228,17 +231,18 @@ fn an_unexplainable_device_is_an_error() {
         }
     };
     count(1_000_000_000);
-    let (done, ended) = std::sync::mpsc::channel();
+    let (done, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let mut value = 1_000_000_000;
-            while ended.recv_timeout(std::time::Duration::from_millis(5)).is_err() {
+            while ended.recv_timeout(Duration::from_millis(5)) == Err(RecvTimeoutError::Timeout) {
                 value -= 1;
                 count(value);
             }
         });
         let finished = explain("--device bnxt_re0 --interval 1");
-        done.send(()).expect("it is waited for");
+        // The other thread ends when this closure drops `done`, also by a panic.
+        drop(done);
         finished.expect_complaint(1, &["bnxt_re0 has no rate of", "was reset: this interval has no rates"]);
     });
 }
