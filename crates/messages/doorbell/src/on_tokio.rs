@@ -154,7 +154,7 @@ async fn describe(stream: &mut TcpStream, peer: &str, until: Until) -> Result<En
     }
 }
 
-/// Deadline of several operations together.
+/// One deadline for several operations together.
 #[derive(Clone, Copy)]
 struct Until {
     /// Instant of the deadline. `None` if the clock cannot express the instant, so that the deadline never passes.

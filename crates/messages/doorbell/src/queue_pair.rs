@@ -114,7 +114,8 @@ impl Device {
         let own = EndpointDescription {
             protocol: Protocol::SendReceive.wire_id(),
             regions: [shared.map_or(RemoteRegion::NONE, RemoteRegion::of), RemoteRegion::NONE],
-            // The depth is 0 here, which no message connection has.
+            // `bare` sets the depth to 0. A message connection has a depth of at least 1, so the peer can distinguish
+            // the two.
             ..EndpointDescription::bare(&qp, device.random_psn())
         };
         let Config { timeout, retry_count, rnr_retry, min_rnr_timer, .. } = Config::default();

@@ -70,8 +70,8 @@ pub enum EstablishError {
     /// The device has no room for a connection.
     #[error("the device has no room for a connection: {0}")]
     Device(#[from] doorbell_verbs::Error),
-    /// The listener had no room for more peers, and this peer had been silent for the longest time.
-    #[error("{peer} was disconnected for another client, since {peer} had been silent for the longest time")]
+    /// The listener had no room for another peer, and of all peers, this peer had been silent for the longest time.
+    #[error("{peer} was disconnected to make room for a new client: of all peers, it had been silent longest")]
     Evicted {
         /// The address of the disconnected peer.
         peer: String,
@@ -85,7 +85,8 @@ pub enum EstablishError {
 }
 
 impl EstablishError {
-    /// Returns the error for a failed exchange of the bytes by which both sides report that they are connected.
+    /// Returns the error of a failed exchange of ready bytes. With its ready byte, each side reports that it is
+    /// connected.
     pub(crate) fn unready(peer: &str, error: io::Error, deadline: Duration) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
@@ -106,7 +107,7 @@ impl EstablishError {
         }
     }
 
-    /// Checks that this byte of the peer reports that the peer is connected.
+    /// Checks that `said`, the byte after the description of `peer`, is the ready byte.
     pub(crate) fn check_ready(peer: &str, said: u8) -> Result<(), Self> {
         let what = "no ready byte after the description";
         if said == READY { Ok(()) } else { Err(SetupError::Description { peer: peer.to_owned(), what }.into()) }

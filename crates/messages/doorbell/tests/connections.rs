@@ -17,7 +17,7 @@ use doorbell::{
 
 /// Time limit of one step of a test, longer than any step takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Deadline that these tests let pass.
+/// Deadline of calls that must reach their deadline.
 const SHORT: Duration = Duration::from_millis(50);
 
 type Connection = exchange::send_receive::Connection;
@@ -66,8 +66,8 @@ fn every_protocol_listens_and_connects() {
 
 #[test]
 fn connect_fails_without_a_listener() {
-    // The test needs a port on which no process listens. A local port of an open connection cannot be used for
-    // listening.
+    // The test needs a port without a listener. While a TCP connection is open, no process can listen on its local
+    // port.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let elsewhere = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let address = elsewhere.local_addr().unwrap();
@@ -227,8 +227,8 @@ fn a_sending_half_that_is_dropped_closes_its_side() {
 
 #[test]
 fn dropping_the_receiving_half_keeps_the_sending_half() {
-    // Repeat the exchange, since the error depends on timing: at the end the client's device sleeps, and only the
-    // goodbye wakes it.
+    // At the end, the client does not poll, so its device sleeps and must wake when the goodbye arrives. A defect would
+    // show only with some timings, so the exchange is repeated.
     for _ in 0..20 {
         let (server, mut client) = pair(Options::default());
         let (mut send, receive) = server.split();

@@ -23,7 +23,7 @@ use std::error::Error;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 
-/// Returns the output of an example that `examples/README.md` shows below the command.
+/// Returns the output that `examples/README.md` shows below the command of the example `name`.
 fn shown(name: &str) -> String {
     let page = std::fs::read_to_string(format!("{FOLDER}/README.md")).unwrap();
     let command = format!("$ cargo run -p doorbell --example {name}");

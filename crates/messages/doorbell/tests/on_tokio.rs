@@ -140,7 +140,7 @@ async fn a_cancelled_receive_loses_no_message() {
                 expected += 1;
             }
         }
-        // After the split, the halves receive the remaining messages. A half may wait while the other half drives.
+        // The loop below receives the remaining messages by a half of the split connection.
         if expected == 100 {
             break;
         }

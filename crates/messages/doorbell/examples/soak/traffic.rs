@@ -17,7 +17,8 @@ const LENGTHS: [usize; 8] = [16, 24, 64, 64, 256, 256, 1024, LONGEST];
 const SENDS: usize = 16;
 /// Maximum number of messages that one step receives.
 const RECEIVES: usize = 64;
-/// Time within which a peer must send its goodbye, or its death must be noticed, even on a slow machine.
+/// Time within which this end must receive the goodbye of its peer or notice the death of its peer, even on a slow
+/// machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Outcome of a step.
@@ -82,8 +83,8 @@ fn check(message: &[u8], key: u64, number: u64) -> Result<bool, String> {
 }
 
 /// TCP stream over which a connection was set up. At the end of the conversation, each side sends a goodbye over the
-/// stream. A side must not exit before it has the goodbye of its peer, since it may have to resend an acknowledgement
-/// that the network lost.
+/// stream. Before a side has the goodbye of its peer, the side must not exit: the network may have lost an
+/// acknowledgement, which the side must then resend.
 struct Goodbye {
     stream: TcpStream,
     since: Option<Instant>,
@@ -100,7 +101,7 @@ impl Goodbye {
         !matches!(self.stream.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Sends the goodbye with the first call. Returns whether the peer has also sent its goodbye.
+    /// The first call sends the goodbye. Returns whether the peer has also sent its goodbye.
     fn say(&mut self) -> Result<bool, String> {
         let since = *self.since.get_or_insert_with(|| {
             // If the write fails, the peer is gone and needs no goodbye.
@@ -164,8 +165,8 @@ impl<C: MessageConnection + Send> Conversation for Messages<C> {
         // The client decides when a conversation ends. The server answers the last message of the client with its own
         // last message.
         self.send(is_ending || self.has_last).map_err(failed)?;
-        // Read the state of the peer before receiving: the peer may send its last message and close just after a
-        // receive that found no message.
+        // Read the state of the peer before receiving. If the state were read later, the peer could send its last
+        // message and close in between, and this message would seem to be missing.
         let was_closed = self.connection.is_peer_closed();
         let (mut verified, mut is_drained) = (0, false);
         for _ in 0..RECEIVES {
@@ -187,7 +188,7 @@ impl<C: MessageConnection + Send> Conversation for Messages<C> {
             if was_closed && is_drained && !self.has_last {
                 return Err(format!("the peer closed after {} messages without a last message", self.received));
             }
-            // A closing connection must also be polled.
+            // The peer has closed its side. Poll until this side is closed too.
             match self.connection.poll() {
                 Ok(_) | Err(ConnectionError::PeerClosed | ConnectionError::Closed) => {}
                 Err(error) => return Err(failed(error)),
@@ -202,7 +203,7 @@ impl<C: MessageConnection + Send> Conversation for Messages<C> {
 const SLOTS: usize = 4;
 /// Bytes of the memory that the active side accesses: the slots, a counter, and a word for compare-and-swap.
 pub(crate) const SHARED_BYTES: usize = SLOTS * LONGEST + 16;
-/// Bytes of the memory of the active side: data to write, data from READs, and the old values of two atomics.
+/// Bytes of the memory of the active side: data to write, data from READs, and the old values that two atomics return.
 pub(crate) const OWN_BYTES: usize = 2 * SLOTS * LONGEST + 16;
 const OLD: usize = 2 * SLOTS * LONGEST;
 
