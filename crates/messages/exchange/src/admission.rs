@@ -2,9 +2,9 @@
 //! opening.
 //!
 //! A visitor is a peer that has connected and has not completed its opening yet. [`Admission`] decides which visitor is
-//! handled next, which visitor is evicted for a new visitor, and when the deadline of a visitor has passed.
-//! [`Admission`] does no IO; [`Lobby`] does the IO. An [`Opening`] checks the first bytes of one visitor: a token, or
-//! the beginning of the service's protocol if the service has no token.
+//! handled next, which visitor is evicted to make room for a new visitor, and when the deadline of a visitor has
+//! passed. [`Admission`] does no IO; [`Lobby`] does the IO. An [`Opening`] checks the first bytes of one visitor: a
+//! token, or the beginning of the service's protocol if the service has no token.
 //!
 //! A visitor cannot delay other visitors. Reads from a visitor and writes to a visitor do not block. The input of a
 //! visitor and its total time are bounded, even if the visitor keeps sending bytes.
@@ -56,8 +56,8 @@ pub struct Limits {
     pub visitors: usize,
     /// Maximum time from the arrival of a visitor to the end of its opening.
     pub total: Duration,
-    /// Time after which a new visitor may evict a visitor that has sent no bytes during this time. An honest visitor
-    /// sends its next bytes within a round trip.
+    /// Silence after which a visitor may be evicted to make room for a new visitor. An honest visitor sends its next
+    /// bytes within a round trip.
     pub patience: Duration,
 }
 
@@ -87,7 +87,7 @@ struct Visitor {
 pub struct Arrival {
     /// Number of the new visitor.
     pub number: Number,
-    /// Visitor that was evicted for the new visitor. The caller must disconnect the evicted visitor.
+    /// Visitor that was evicted to make room for the new visitor. The caller must disconnect the evicted visitor.
     pub evicted: Option<Number>,
 }
 

@@ -167,8 +167,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     })
 }
 
-/// The half of a connection that sends. Dropping this half closes this side. The goodbye may need further polls. The
-/// other half polls while a thread waits in a call of the other half.
+/// The half of a connection that sends. Dropping this half closes this side. Sending the goodbye may need further
+/// polls. The other half does these polls while one of its calls waits.
 #[derive(Debug)]
 pub struct SendHalf<C: MessageConnection = crate::send_receive::Connection>(split::SendHalf<Block, C>);
 

@@ -47,7 +47,7 @@ pub type Endpoint = engine::Endpoint<BufferedRead>;
 /// A connection of this protocol.
 pub type Connection = engine::Connection<BufferedRead>;
 
-/// Offset of the tail in the memory for words beside the ring. The receiver reads the tail.
+/// Offset of the tail in the region `words`. The receiver READs the tail.
 const TAIL: usize = 0;
 
 /// Marks READs of the tail.
@@ -260,7 +260,7 @@ pub struct Puller {
     /// Memory into which the tail is read.
     landing: Region,
     max_message: usize,
-    /// Last known tail of the peer.
+    /// Tail of the peer that the latest READ returned.
     tail: u64,
     /// Position up to which READs of messages were posted.
     asked: u64,
@@ -268,7 +268,7 @@ pub struct Puller {
     pulled: u64,
     /// Position of the next message.
     position: u64,
-    /// Last head that was written to the peer.
+    /// Latest head that was written to the peer.
     told: u64,
     is_asking: bool,
     heads_out: usize,
@@ -331,8 +331,8 @@ impl Incoming for Puller {
             list.push(Self::request(READ_MESSAGES, operation, Payload::Sges(&messages)));
             self.asked += length;
         }
-        // A new READ of the tail is posted as soon as the last READ is complete and the READ of all messages up to the
-        // tail is posted.
+        // Post another READ of the tail once the previous READ of the tail is complete and READs of all messages up to
+        // that tail are posted.
         if !self.is_asking && self.tail == self.asked {
             let operation = SendOperation::Read { remote_address: words.wrapping_add(TAIL as u64), rkey };
             list.push(Self::request(READ_TAIL, operation, Payload::Sges(&tail)));
@@ -352,7 +352,7 @@ impl Incoming for Puller {
                 let tail = u64::from_le(self.landing.load_acquire_u64(0));
                 if tail < self.tail || tail - self.told > self.peer.bytes {
                     return Err(ConnectionError::Protocol(
-                        "a tail before the last one, or more than a ring length after the head",
+                        "a tail before the previous tail, or more than a ring length after the head",
                     ));
                 }
                 let before = std::mem::replace(&mut self.tail, tail);
@@ -370,7 +370,7 @@ impl Incoming for Puller {
         self.inbox.pop_front()
     }
 
-    /// Only a READ of the tail shows new messages, and no notification.
+    /// New messages raise no notification: this half finds them only by a READ of the tail.
     fn notifies(&self) -> bool {
         false
     }

@@ -81,11 +81,11 @@ pub type Endpoint = engine::Endpoint<BufferedWrite>;
 /// A connection of this protocol.
 pub type Connection = engine::Connection<BufferedWrite>;
 
-/// Offset of the tail in the memory for words beside the ring. The sender writes the tail.
+/// Offset of the tail in the region `words`. The sender WRITEs the tail.
 const TAIL: usize = 0;
-/// Offset of the head in the memory for words. The sender reads the head.
+/// Offset of the head in the region `words`. The sender READs the head.
 pub(crate) const HEAD: usize = 64;
-/// Bytes of the memory for words beside the ring.
+/// Bytes of the region `words`, which holds the tail and the head.
 pub(crate) const WORDS: usize = 128;
 
 /// Maximum number of SENDs of the head in flight: one SEND for each eighth of the ring, and two more.
@@ -191,7 +191,7 @@ impl PeerRing {
         Ok(Self { ring, words, bytes })
     }
 
-    /// Returns the remote address of a position.
+    /// Returns the remote address of a position in the ring.
     #[inline]
     pub(crate) fn address(&self, position: u64) -> u64 {
         self.ring.address.wrapping_add(position % self.bytes)

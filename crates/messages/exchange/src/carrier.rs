@@ -303,7 +303,8 @@ impl Carrier {
     pub(crate) fn take_control(&mut self, completion: &Completion) -> Result<(), ConnectionError> {
         if completion.status != Status::Success {
             if self.has_said_goodbye() {
-                // A peer that has received the goodbye may exit before its RNIC acknowledges the goodbye.
+                // A peer that has received the goodbye may exit before its RNIC acknowledges the goodbye. A failure
+                // after the goodbye therefore counts as the acknowledgement.
                 self.closing = Closing::Done;
                 return Ok(());
             }

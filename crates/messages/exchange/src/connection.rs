@@ -258,7 +258,7 @@ pub trait Connector {
     /// A connection.
     type Connection: MessageConnection;
 
-    /// Returns the protocol in its variant, which has a name and properties.
+    /// Returns the protocol and variant of the connections. A [`Protocol`] has a name and properties.
     fn protocol(&self) -> Protocol;
 
     /// Returns the access that a region needs for [`MessageConnection::send_from`].

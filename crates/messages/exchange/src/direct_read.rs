@@ -68,17 +68,18 @@ pub enum Acknowledge {
     Send,
 }
 
-/// Whether the receiver posts READ and acknowledgement together, with the fence flag on the acknowledgement, and the
-/// completion for which it waits. Only the receiver uses this setting.
+/// Time at which the receiver posts the acknowledgement, and completion for which the receiver waits. Only the receiver
+/// uses this setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fence {
     /// No fence: the receiver posts the acknowledgement when the READ is complete.
     #[default]
     Nothing,
-    /// The receiver posts READ and acknowledgement together, and waits for the completion of the READ.
+    /// The receiver posts the READ and a fenced acknowledgement together, and waits for the completion of the READ.
     ReadCompletion,
-    /// The receiver posts READ and acknowledgement together, and waits for the completion of the acknowledgement, which
-    /// takes a round trip longer. The published measurements of Direct-Read used this variant.
+    /// The receiver posts the READ and a fenced acknowledgement together, and waits for the completion of the
+    /// acknowledgement. The acknowledgement completes one round trip after the READ. The published measurements of
+    /// Direct-Read used this variant.
     AcknowledgementCompletion,
 }
 
@@ -154,13 +155,12 @@ impl Recipe for DirectRead {
     fn queues(&self, config: &Config) -> Queues {
         let acknowledgements = match self.acknowledge {
             Acknowledge::SignalByte => 0,
-            // Each SEND acknowledges at least one new message, so a window of messages causes at most a window of
-            // SENDs.
+            // Each SEND acknowledges at least one new message, so at most `window` SENDs arrive for `window` messages.
             Acknowledge::Send => config.window,
         };
         Queues {
-            // An unsignaled acknowledgement leaves the send queue only when a later request completes. For each READ in
-            // flight, the queue may therefore hold two acknowledgements.
+            // The queue holds an announcement for each message. For each READ in flight, it holds the READ and up to
+            // two acknowledgements: an unsignaled acknowledgement leaves the queue only when a later request completes.
             sends: config.window + 3 * READS_IN_FLIGHT,
             receives: config.depth + CONTROL_RECEIVES + acknowledgements,
             inline: MAX_REQUEST_BYTES,

@@ -293,8 +293,8 @@ pub struct Buffers {
     places: u64,
     granted: u64,
     is_granting: bool,
-    /// Number of free buffers at which the receiver grants them. An idle receiver grants fewer buffers if the peer has
-    /// less than this number of unused grants.
+    /// Number of free buffers at which the receiver grants them. An idle receiver also grants fewer buffers if the peer
+    /// has fewer unused grants than this number.
     regrant_at: usize,
 }
 

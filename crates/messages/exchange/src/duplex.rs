@@ -1,7 +1,8 @@
 //! A machine of two independent halves: a sending half and a receiving half.
 //!
 //! Direct-Write, Buffered-Write, Shared-Write and Buffered-Read use this machine. The module has the parts that these
-//! protocols share: receives without buffers, and words that the half of one end sends to the other half of the peer.
+//! protocols share: receives without buffers, and words. A word goes from a half of one end to the opposite half of the
+//! peer.
 
 use doorbell_protocols::POLL_LIST;
 use doorbell_verbs::{Attachment, Completion, CompletionOpcode, PostError, Qp, RecvRequest};

@@ -323,7 +323,8 @@ impl<R: Recipe> Connection<R> {
         }
         if completion.status != Status::Success {
             return match carrier.has_said_goodbye() && R::Machine::serves_the_peer(wr_id) {
-                // After the goodbye, the peer may be gone and needs no service.
+                // After the goodbye, the peer may be gone. The failure of a request that only serves the peer is then
+                // no error.
                 true => Ok(true),
                 false => Err(ConnectionError::from_send(completion.status)),
             };

@@ -34,12 +34,12 @@ pub(crate) fn space(bytes: usize) -> usize {
     bytes.next_multiple_of(UNIT).max(UNIT)
 }
 
-/// Maximum bytes of a ring. One READ must be able to read all messages in the ring. Heads and answers count units
-/// modulo a number that is larger than the number of units in the ring.
+/// Maximum bytes of a ring. This limit lets one READ read all messages in the ring. It also keeps the number of units
+/// in the ring below the moduli of heads and answers.
 pub(crate) const LONGEST_RING: usize = LONGEST_TRANSFER;
 
-/// Returns the bytes of a ring with room for `depth` messages of maximum length. An eighth of the ring is additional,
-/// since the receiver may not have reported this much free space yet.
+/// Returns the bytes of a ring with room for `depth` messages of maximum length. One eighth of the ring is extra space,
+/// since the receiver may have freed this much space without reporting it yet.
 ///
 /// # Errors
 ///

@@ -59,8 +59,7 @@ pub type Endpoint = engine::Endpoint<SharedWrite>;
 /// A connection of this protocol.
 pub type Connection = engine::Connection<SharedWrite>;
 
-/// Offset of the tail in the memory for words beside the ring. Senders add to the tail by FETCH_ADD. Tail and head
-/// count bytes.
+/// Offset of the tail in the region `words`. Senders add to the tail by FETCH_ADD. Tail and head count bytes.
 const TAIL: usize = 0;
 
 /// Maximum number of FETCH_ADDs that a sender has in flight.

@@ -165,8 +165,8 @@ impl<W: Waiter, C: MessageConnection> Drop for HandOver<'_, W, C> {
     }
 }
 
-/// The half that sends. Dropping this half closes this side of the connection. The goodbye may need further polls. The
-/// other half polls while the program waits in a call of the other half.
+/// The half that sends. Dropping this half closes this side of the connection. Sending the goodbye may need further
+/// polls. The other half does these polls while one of its calls waits.
 #[derive(Debug)]
 pub struct SendHalf<W: Waiter, C: MessageConnection>(Arc<Halves<W, C>>);
 

@@ -157,7 +157,8 @@ fn endless_credits_are_rejected_and_do_not_block_removal() {
     assert_eq!(ended, [expected; 3]);
 }
 
-/// A sender that has no unused grants reads the number of granted buffers, which the peer writes.
+/// The peer writes an invalid number of granted buffers. The sender reads the number when it has no unused grants, and
+/// must reject it.
 #[test]
 fn an_invalid_number_of_grants_ends_the_connection() {
     let mut stage = Stage::new();
@@ -176,7 +177,8 @@ fn an_invalid_number_of_grants_ends_the_connection() {
     }
 }
 
-/// The receiver computes the length of its READ from the tail, which the peer writes.
+/// The tail of the peer is invalid. The receiver READs the tail and computes the length of its next READ from it, so
+/// the receiver must reject this tail.
 #[test]
 fn an_invalid_tail_ends_the_connection() {
     let mut stage = Stage::new();
@@ -187,7 +189,7 @@ fn an_invalid_tail_ends_the_connection() {
             bare.open.store_release_u64(OPEN_BYTES / 2 + at, number.to_le());
         }
         let error = ending(&mut bare, &mut connection.unwrap());
-        let expected = "the peer broke the protocol: it sent a tail before the last one, \
+        let expected = "the peer broke the protocol: it sent a tail before the previous tail, \
                         or more than a ring length after the head";
         assert_eq!(error.to_string(), expected, "{number}");
         stage.check_health();

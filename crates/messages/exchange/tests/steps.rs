@@ -321,7 +321,7 @@ fn many_at_once<P: Connector>(connector: &P, credits: bool, messages: [u64; 2], 
         window: 32,
         batch: 4,
         depth: 40,
-        // A ring has room for at least 40 messages.
+        // A ring has room for 40 or more messages, so the exact number is known only for slots.
         space: slots.then_some(40),
         credits,
         is_answered: answers > 0,
@@ -357,7 +357,7 @@ fn connections_post_the_steps_of_their_protocol() {
     }
 }
 
-/// The check detects every step. A description with one step missing or doubled does not match the posted operations.
+/// If one step of a description is missing or doubled, the check must fail.
 #[test]
 fn a_step_too_few_or_too_many_is_noticed() {
     for protocol in Protocol::ALL {

@@ -1,5 +1,5 @@
-//! Hand-written loops over verbs, one loop for each protocol, which post only the operations of the protocol. The loops
-//! send messages of one length in one direction, and do not check values from the peer.
+//! One hand-written loop over verbs for each protocol. A loop posts only the operations of its protocol, sends messages
+//! of one length in one direction, and does not check values from the peer.
 
 use std::collections::VecDeque;
 
@@ -147,8 +147,8 @@ fn immediate(attachment: Attachment) -> u64 {
     }
 }
 
-/// Returns a message and the word with its length. `before` places the word before the message, and otherwise after the
-/// message.
+/// Returns a message and the word with its length. If `before` is true, the word comes before the message, otherwise
+/// after it.
 fn with_word(before: bool) -> [u8; BYTES + WORD] {
     let mut word = (BYTES as u64).to_le_bytes();
     word[WORD - 1] = 1;
@@ -165,7 +165,7 @@ struct Sender {
     batch: u64,
     sent: u64,
     done: u64,
-    /// Number of messages for which the receiver has had room so far.
+    /// Cumulative number of messages for which the receiver has reported room.
     granted: u64,
 }
 
@@ -180,7 +180,8 @@ impl Sender {
         last.saturating_sub(self.sent).min(self.batch)
     }
 
-    /// Posts messages, each with the operation for its number. Optionally posts one request after the messages.
+    /// Posts `count` messages with one post. `operation` returns the operation for the number of a message. The request
+    /// `behind`, if any, follows the messages.
     fn post(
         &mut self,
         count: u64,
@@ -204,7 +205,7 @@ impl Sender {
     }
 }
 
-/// Send-Receive: a SEND for each message, and a SEND of the receiver for each quarter of the depth.
+/// Send-Receive: the sender SENDs each message. The receiver SENDs credits after each quarter of the depth.
 pub(crate) struct SendReceive {
     sender: Sender,
     receiver: End,
@@ -424,8 +425,8 @@ enum Notice {
     Reverse,
 }
 
-/// Buffered-Write: a WRITE of each message into the next slot of a ring, and a SEND of the receiver for each eighth of
-/// the ring.
+/// Buffered-Write: the sender WRITEs each message into the next slot of a ring. The receiver SENDs the head after each
+/// eighth of the ring.
 pub(crate) struct BufferedWrite {
     notice: Notice,
     sender: Sender,
@@ -529,7 +530,8 @@ pub(crate) struct SharedWrite {
     asked: u64,
     /// Number of messages whose FETCH_ADDs are complete.
     reserved: u64,
-    /// Number of messages of each FETCH_ADD in flight, at most eight.
+    /// For each FETCH_ADD in flight, the number of messages for which it reserves space. At most eight FETCH_ADDs are
+    /// in flight.
     reserving: VecDeque<u64>,
     is_reading: bool,
     received: u64,
@@ -538,13 +540,13 @@ pub(crate) struct SharedWrite {
 const RESERVATIONS: usize = 8;
 const RESERVE: u64 = OTHER | 1;
 const HEAD: u64 = OTHER | 2;
-/// Offset of the head, after the tail.
+/// Offset of the head in the memory of the receiver. The tail has offset 0.
 const HEAD_WORD: usize = 64;
 
 impl SharedWrite {
     pub(crate) fn new(config: &Config) -> Self {
         let [a, b] = End::pair();
-        // Shared-Write adds no word to a message, so a slot is half as large.
+        // Shared-Write adds no word to a message, so a slot is half as large and a ring has twice as many slots.
         let places = BufferedWrite::whole_pages(config) * 2;
         b.receive_first((config.depth as u64 * 8).div_ceil(7));
         Self {
@@ -567,7 +569,8 @@ impl Pair for SharedWrite {
         let receives = sender.granted - sender.end.region.load_acquire_u64(LANDING + 8);
         let target = sender.sent + messages;
         while sender.done < target || *received < target {
-            // Each FETCH_ADD reserves space for all accepted messages without a reservation.
+            // Accept batches until the window is full or all messages are accepted. Each FETCH_ADD reserves space for
+            // all accepted messages without a reservation.
             let mut is_last = false;
             while !is_last {
                 let wanted = target.min(sender.done + sender.window).min(*accepted + sender.batch);

@@ -118,7 +118,8 @@ impl Measurement for CpuTime {
     }
 }
 
-/// Number of rounds of each side for the ratio. The rounds of both sides alternate.
+/// Number of rounds that a comparison measures of each side, `exchange` and the loop. The rounds of both sides
+/// alternate.
 const TURNS: usize = 101;
 
 /// Measures rounds of both sides in alternation, so that both sides run under the same load. Prints the CPU times of

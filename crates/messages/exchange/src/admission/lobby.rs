@@ -18,8 +18,8 @@ use crate::setup::{self, EndpointDescription, Parsed, SetupError};
 /// Maximum number of bytes that one turn of a visitor reads.
 const PIECE: usize = 4096;
 
-/// Maximum number of bytes of a dismissed visitor that the lobby reads and drops. If these bytes stayed unread, the
-/// kernel would reset the connection, and the visitor could not read the reason.
+/// Maximum number of bytes that the lobby reads from a dismissed visitor and drops. If these bytes stayed unread, the
+/// kernel would reset the connection, and the visitor could not read the reason of its dismissal.
 const DROPPED_MAX: usize = 64 << 10;
 
 /// Maximum number of connections that the kernel queues for a listener. `net.core.somaxconn` may reduce it.
@@ -65,7 +65,7 @@ pub enum Why<R> {
     #[error("the peer did not complete its opening within {} s", .0.as_secs_f64())]
     Deadline(Duration),
     /// The visitor had been silent for the longest time when a new visitor arrived.
-    #[error("the peer was disconnected for another connection, since it had been silent for the longest time")]
+    #[error("the peer was disconnected to make room for a new connection: of all peers, it had been silent longest")]
     Evicted,
     /// The connection of the visitor ended.
     #[error("the connection ended during the opening: {0}")]
@@ -452,7 +452,7 @@ impl<O: Opening> Guest<O> {
     }
 
     /// Reads and drops further input of a dismissed visitor. If this input stayed unread, the kernel would reset the
-    /// connection, and the visitor could not read the reason.
+    /// connection, and the visitor could not read the reason of its dismissal.
     fn drop_input(&mut self, piece: &mut [u8]) -> Turn<O> {
         match self.stream.read(piece) {
             Ok(0) => Turn::Gone(None),

@@ -22,11 +22,11 @@ pub struct Written {
     /// Position of the next message.
     position: u64,
     inbox: VecDeque<RingMessage>,
-    /// Last head that was sent to the peer.
+    /// Latest head that was sent to the peer.
     told: u64,
     /// Number of SENDs of the head that are not complete.
     words_out: usize,
-    /// Number of messages that were freed since the last head was sent.
+    /// Number of messages that were freed since the latest head was sent.
     untold: usize,
     /// Value of `untold` at which a new head is due. Used with immediate data, where each message occupies a receive.
     tell_at: usize,
@@ -102,7 +102,8 @@ impl Written {
     #[inline]
     fn look_at_signals(&mut self) -> Result<usize, ConnectionError> {
         let mut count = 0;
-        // In a full ring, the next signal byte would be the signal byte of the oldest message, which is not new.
+        // In a full ring, the byte at the next position is the signal byte of the oldest message, so the loop must not
+        // read it.
         while self.position - self.ring.head() < self.ring.bytes() as u64 {
             let end = self.ring.reversed(self.position);
             if self.ring.region().load_acquire_u8(end - 1) == 0 {

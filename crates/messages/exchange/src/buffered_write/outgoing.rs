@@ -87,7 +87,7 @@ impl Head {
 
     fn set(&mut self, head: u64, tail: u64) -> Result<(), ConnectionError> {
         if head < self.position || head > tail.min(FARTHEST) {
-            return Err(ConnectionError::Protocol("a head that is not between the last head and the tail"));
+            return Err(ConnectionError::Protocol("a head that is not between the previous head and the tail"));
         }
         self.position = head;
         Ok(())
@@ -102,12 +102,13 @@ pub struct Writes {
     peer_max_message: usize,
     tail: u64,
     head: Head,
-    /// Whether the last message that was submitted found no space.
+    /// Whether the ring had no space for the message that was submitted last.
     is_short: bool,
     /// End positions of messages that the peer has not freed. Used with immediate data, where each message occupies a
     /// receive of the peer.
     ends: VecDeque<u64>,
-    /// Maximum number of messages that the peer has not freed. Unlimited without immediate data.
+    /// Maximum number of messages that the peer has not freed: the number of receives of the peer. Unlimited without
+    /// immediate data.
     receives: usize,
     batch: usize,
     pending: Vec<(Staged, SendOperation)>,

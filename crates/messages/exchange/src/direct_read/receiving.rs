@@ -69,7 +69,7 @@ pub(super) struct Receiving {
     pub(super) reads_done: ReadId,
     inbox: VecDeque<(u32, usize)>,
     pub(super) acknowledgements: u64,
-    /// Receives that the current list of completions has consumed, which `repost` posts again.
+    /// Receives that the current list of completions has consumed. `repost` posts these receives again.
     taken: Vec<u32>,
     /// Messages whose READs the current list of completions has completed.
     read: Vec<RemotePlace>,

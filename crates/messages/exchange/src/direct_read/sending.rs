@@ -32,8 +32,8 @@ pub(super) struct Sending {
     longest: usize,
     /// Bytes of the longest message that this half can copy.
     longest_copied: usize,
-    /// Buffers for copied messages. Without send buffers, each buffer only has room for the signal byte of an empty
-    /// message.
+    /// Buffers for copied messages. If `send_buffers` of the configuration is 0, each buffer has room only for the
+    /// signal byte of an empty message.
     region: Region,
     /// Number of buffers in `region`.
     places: u64,
@@ -101,8 +101,8 @@ impl Sending {
     #[inline]
     pub(super) fn refusal(&self) -> Option<Backpressure> {
         let last = self.next_id - 1;
-        // The peer may acknowledge a message before the completion of its announcement frees the entry in the send
-        // queue.
+        // The peer may acknowledge a message before the announcement of the message has left the send queue, so both
+        // limits apply.
         let full = last - self.completed >= self.window || last - self.announced >= self.posted_most;
         full.then_some(Backpressure::Window)
     }

@@ -21,7 +21,7 @@ pub(super) struct Units {
     /// message. 0 if no message is known to begin at the unit.
     units: Box<[AtomicU32]>,
     head: AtomicU64,
-    /// Lock of the thread that moves the head or searches for holes.
+    /// Lock of the thread that moves the head or searches for holes: reserved space that holds no received message.
     mover: Mutex<()>,
 }
 
@@ -32,7 +32,7 @@ impl Units {
         Self { units, head: AtomicU64::new(0), mover: Mutex::new(()) }
     }
 
-    /// Returns the offset in the ring of a position.
+    /// Converts a position to an offset in the ring.
     #[inline]
     pub(super) fn offset(&self, position: u64) -> usize {
         (position % (self.units.len() * UNIT) as u64) as usize
@@ -95,9 +95,10 @@ impl Units {
         count
     }
 
-    /// Marks the bytes before `limit` that hold no received message as freed messages.
+    /// Marks the holes before `limit` as freed messages. A hole is space that holds no received message.
     pub(super) fn skip(&self, limit: u64) {
-        // Without the lock, a unit that another thread clears in `advance` would look like a hole.
+        // `advance` of another thread clears the units of freed messages before it moves the head. Without the lock,
+        // such a unit would look like a hole.
         let _mover = self.mover.lock().ignore_poison();
         let mut at = self.head();
         while at < limit {

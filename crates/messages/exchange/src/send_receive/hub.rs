@@ -18,7 +18,8 @@ use crate::connection::MessageConnection;
 use crate::engine::Recipe;
 use crate::error::{ConnectError, ConnectionError};
 
-/// Maximum number of connections that `poll` advances in turn when the completion queue is empty.
+/// Maximum number of connections that one `poll` advances if the completion queue is empty. The next `poll` continues
+/// with the connections after these.
 const LOOKED_AFTER: usize = 8;
 
 /// Share of a connection in the completion queue of a hub.
@@ -148,9 +149,9 @@ impl Hub {
     }
 
     /// Takes one list of completions, passes each completion to its connection, and reposts receives. If there are no
-    /// completions, advances a few connections. Returns whether anything happened, or whether connections that this
-    /// poll did not advance may have work. [`next_ended`](Self::next_ended) returns the connections that have ended.
-    /// Other connections continue.
+    /// completions, advances a few connections. Returns true if anything happened, or if connections that this poll did
+    /// not advance may have work. [`next_ended`](Self::next_ended) returns the connections that have ended. Other
+    /// connections continue.
     ///
     /// # Errors
     ///
@@ -285,9 +286,9 @@ impl Hub {
     pub fn remove(&mut self, key: Key) -> bool {
         let Some(member) = self.connections.get_mut(key.0) else { return false };
         member.connection.end(ConnectionError::Closed);
-        // Completions of the connection in the queue hold shared buffers. Taking up to `depth` completions is
-        // sufficient, since the queue holds at most `depth`. Later completions belong to other connections, which may
-        // never stop.
+        // The queue may hold completions of this connection. They hold shared buffers, so take them first. Taking
+        // `depth` completions is sufficient, since the queue holds at most `depth`. Later completions belong to other
+        // connections, which may never stop.
         let mut left = self.depth;
         while left > 0
             && let Ok(count @ 1..) = self.reap()

@@ -42,8 +42,8 @@ pub struct Pooled {
     /// Share of this connection in the completion queue of a [`Hub`](super::Hub). `None` if the connection polls its
     /// own queue.
     pub(super) claim: Option<Claim>,
-    /// Completion queue that `drop` drains, since its receives hold shared buffers. `None` if the receives are not
-    /// shared, or if a hub polls the queue.
+    /// Completion queue that `drop` drains, since the receives in the queue hold shared buffers. `None` if the receives
+    /// are not shared, or if a hub polls the queue.
     pub(super) left_behind: Option<Cq>,
 }
 

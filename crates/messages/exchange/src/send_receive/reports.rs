@@ -64,8 +64,8 @@ impl ReceiveCredits {
             if !due || mark().is_err() {
                 return false;
             }
-            // Before the mark, another thread may have sent a newer grant, and the peer may have used up this grant. No
-            // later message of the peer would then clear the mark.
+            // Before `mark` set `unanswered`, another thread may have sent a newer grant, and the peer may have used up
+            // the newer grant. The peer then sends no more messages, so no message would reset `unanswered`.
             if self.reported.load(Ordering::Acquire) == reported {
                 self.reported.fetch_max(granted, Ordering::AcqRel);
                 return true;

@@ -59,8 +59,8 @@ pub(super) trait Granted {
     fn report(&self);
 }
 
-/// A buffer that was given back, and the account whose grant increases when the buffer is reposted. `None` means the
-/// only connection of the store.
+/// A buffer that was given back, and the account whose grant increases when the buffer is reposted. `account` is `None`
+/// if the buffers belong to only one connection.
 struct Returned<A> {
     slot: u32,
     account: Option<Arc<A>>,

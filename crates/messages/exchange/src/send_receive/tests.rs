@@ -30,8 +30,8 @@ fn completion(wr_id: u64, status: Status) -> Completion {
     Completion { wr_id, status, opcode: CompletionOpcode::Send, ..Completion::default() }
 }
 
-/// In practice, no RNIC accepts a SEND that invalidates a key here, since the memory of these connections does not
-/// allow remote invalidation.
+/// The test makes the completion itself. No RNIC would accept a SEND that invalidates a key, since the memory of these
+/// connections does not allow remote invalidation.
 #[test]
 fn a_send_with_invalidate_is_a_protocol_error() {
     let (mut a, _b) = pair();
@@ -96,8 +96,8 @@ fn dropped_connections_and_messages_return_shared_receives() {
     assert_eq!(shared.srq().posted().unwrap(), 40 + 2 * CREDIT_RECEIVES);
 }
 
-/// The goodbye also carries a grant, which must count as reported. Messages that use this grant do not answer a later
-/// credit message.
+/// The goodbye also carries a grant, which must count as reported. Otherwise this side would report the grant again by
+/// a credit message. The peer, which has used up the grant, would never answer that credit message.
 #[test]
 fn a_closing_side_keeps_granting_credits() {
     let endpoint = || {

@@ -165,8 +165,8 @@ impl Reserved {
         if self.reservations_done < begun {
             return Ok(());
         }
-        // `write` has just written all messages that fit and have a receive of the peer. Other messages count as
-        // unwritten.
+        // The caller has just called `write`, which posts messages for which the ring has room and the peer has a
+        // receive. All messages that still wait count as unwritten.
         let word = match self.next_position() {
             Some(position) => (position / UNIT as u64 % ANSWER_UNITS) as u32,
             None => ALL_WRITTEN,

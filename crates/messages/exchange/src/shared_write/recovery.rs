@@ -30,7 +30,7 @@ struct State {
     is_open: bool,
 }
 
-/// Live senders, and the state of the search for holes.
+/// Live senders, and the state of the search for holes: space that dead senders have reserved and not written.
 #[derive(Debug)]
 pub(super) struct Recovery {
     /// Number of the current round of questions. Threads read the number without the lock.

@@ -190,7 +190,8 @@ impl Bare {
         if self.failed.is_some() || self.posted - self.completed >= SENDS as u64 {
             return false;
         }
-        // Operations that are longer than a share of the memory all use the second half.
+        // Each short operation has its own slot in the first half of the memory. Longer operations all use the second
+        // half.
         let at = if bytes.len() > OUT_BYTES / 2 / SENDS {
             OUT_BYTES / 2
         } else {
