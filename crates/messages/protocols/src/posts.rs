@@ -27,8 +27,8 @@ pub struct Run {
     pub credits: bool,
     /// Whether the other direction also has messages, which may carry credits.
     pub is_answered: bool,
-    /// Number of polls by the end that posts a step. `None` unless all posts of this end were complete before each
-    /// poll.
+    /// Number of polls of the end that posts the step, if all its posts were complete before each poll. Otherwise
+    /// `None`.
     pub polls: Option<u64>,
 }
 
@@ -57,8 +57,8 @@ pub struct Posts {
     /// Payload bytes of a post for one message. If [`all_bytes`](Self::all_bytes) is set, a post for several messages
     /// has more bytes.
     pub bytes: u64,
-    /// Payload bytes of all posts together, if the number of posts does not change their sum. `None` if each post has
-    /// [`bytes`](Self::bytes), or if the posts report buffers.
+    /// Payload bytes of all posts together, for an operation that carries all new messages ([`Size::AllNew`]). `None`
+    /// for other operations.
     pub all_bytes: Option<u64>,
     /// Minimum number of posts.
     pub least: u64,
@@ -81,11 +81,13 @@ impl Step {
             When::Message => (messages, Some(messages)),
             When::Post => (at_least_for(run.batch), Some(messages)),
             When::Waiting => (at_least_for(run.window), Some(messages)),
-            // One READ of messages ends after the sender's last message, or where the receiver's space ends.
+            // A READ ends after the sender's newest message, or inside a message where the receiver's space ends. A
+            // message therefore takes at most two READs.
             When::Pulled => (at_least_for(run.window), Some(2 * messages)),
             When::Reap => (at_least_for(run.window.min(POLL_LIST as u64)), Some(messages)),
-            // The receiver may report each buffer in its own post, including the buffers that no message has used.
             When::Freed { .. } if messages == 0 => (0, Some(0)),
+            // The receiver may report each freed message in a separate post, and also each buffer that no message has
+            // used.
             When::Freed { .. } => (reports, Some(messages + run.depth)),
             When::Short { .. } if messages == 0 => (0, Some(0)),
             When::Short { .. } => (reports, run.polls),

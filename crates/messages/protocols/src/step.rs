@@ -38,7 +38,8 @@ pub enum Size {
         /// Alignment: each message with its additional bytes is padded to a multiple of this number.
         unit: u64,
     },
-    /// Bytes for each buffer that the operation reports. The operation reports one buffer, or all free buffers.
+    /// This number of bytes for each buffer that the operation reports. The operation reports from one buffer to all
+    /// free buffers.
     Entries(u64),
 }
 
@@ -72,11 +73,12 @@ pub enum When {
     Pulled,
     /// Once for all completions of messages that one poll returns.
     Reap,
-    /// When the program has freed enough messages, or when the sender knows of no free space.
+    /// Once for each group of messages that the program has freed, if the group is large enough. A smaller group is
+    /// also enough if the sender knows of no free space.
     Freed {
-        /// Divisor: it is enough to free the receiver's space divided by this number.
+        /// Divisor: a group is large enough if its messages fill the receiver's space divided by this number.
         parts: u32,
-        /// Number of messages that is enough, even if `parts` would require more messages.
+        /// Number of messages with which a group is always large enough, even if `parts` would require more messages.
         most: u32,
     },
     /// Repeatedly, with one operation in flight, while at least a certain part of the receiver's space is in use.

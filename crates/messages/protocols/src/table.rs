@@ -53,7 +53,7 @@ pub enum Store {
     Slots,
     /// Ring in which messages of any length follow each other.
     Ring,
-    /// Memory of the program, which chooses the memory of each message. The connection stores only announcements.
+    /// The program chooses the memory of each message. The connection itself stores only announcements.
     Announcements,
 }
 
@@ -66,7 +66,7 @@ pub struct Description {
     pub name: &'static str,
     /// Name of the protocol in sentences.
     pub title: &'static str,
-    /// Common name of all variants.
+    /// Name of the family, which all variants of a protocol share.
     pub family: &'static str,
     /// Name of the variant within its family.
     pub variant: &'static str,
@@ -86,7 +86,7 @@ pub struct Description {
 
 /// Payload of one message without additional bytes.
 const MESSAGE: Size = Size::Message { beside: 0 };
-/// Payload of one message, and a word with the length of the message and a signal byte.
+/// Payload of one message and of its word. The word has the length of the message and a signal byte.
 const MESSAGE_AND_WORD: Size = Size::Message { beside: 8 };
 /// Empty payload of an operation whose immediate data has all information.
 const EMPTY: Size = Size::Fixed(0);

@@ -196,7 +196,7 @@ fn space_and_answers_make_reports_rarer() {
     assert_eq!(When::Short { parts: 2 }.freed_at_once(64), None);
     assert!((When::Short { parts: 2 }.per_message(8, 64) - 2.0 / 64.0).abs() < 1e-9);
     assert!((When::Post.per_message(8, 64) - 0.125).abs() < 1e-9);
-    // If the other direction has messages, they carry the credits.
+    // If the other direction has messages, they carry the credits, so no report is needed.
     let run = Run { messages: 100, space: Some(10), depth: 10, ..Run::default() };
     let report = &Protocol::SendReceive.steps()[2];
     assert_eq!(report.posts(&run).least, 9);
