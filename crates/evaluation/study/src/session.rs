@@ -59,7 +59,7 @@ pub enum SessionError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A connection broke.
-    #[error("at {bytes} B: {error}")]
+    #[error("with messages of {bytes} B: {error}")]
     Connection {
         /// Size of the messages.
         bytes: usize,
