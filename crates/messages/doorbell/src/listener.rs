@@ -20,7 +20,7 @@ use crate::setup::{EstablishError, Options, establish, establish_admitted};
 pub struct ListenError {
     /// The resolved addresses, or a placeholder if the given address could not be resolved.
     pub address: String,
-    /// The reason.
+    /// The reason of the failure.
     pub error: io::Error,
 }
 
@@ -39,7 +39,7 @@ pub enum AcceptError {
     Client {
         /// The address of the peer.
         peer: SocketAddr,
-        /// The reason.
+        /// The reason of the failure.
         error: EstablishError,
     },
 }
@@ -56,7 +56,7 @@ pub enum ConnectError {
     Unreachable {
         /// The address of the server.
         server: SocketAddr,
-        /// The reason.
+        /// The reason of the failure.
         error: io::Error,
     },
     /// The server answered, but the set-up of the connection failed.

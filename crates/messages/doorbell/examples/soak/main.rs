@@ -5,8 +5,8 @@
 //!   until its standard input ends;
 //! - `soak visit SEED FAULT PORT` holds some conversations for a short time, and then ends or kills itself.
 //!
-//! FAULT is a plan in the format of `--fault`, or `-` for none. Each process prints one line per second, which consists
-//! of names and numbers.
+//! FAULT is a plan in the format of `--fault`, or `-` for none. Each process prints one line of names and numbers per
+//! second.
 
 mod traffic;
 
@@ -291,7 +291,7 @@ fn visit(seed: u64, fault: &str, port: u16, stays: bool) -> Result<u64, Failure>
         }
     }
     table.line();
-    // The server never dies, so a client counts each conversation whose peer departed as an error.
+    // The server never dies. If the peer of a client departed, the client therefore counts an error.
     Ok(table.errors + table.departed)
 }
 
