@@ -29,7 +29,7 @@ pub enum Verdict<T, R> {
     Dismiss {
         /// Last bytes that the listener sends to the visitor.
         reply: Vec<u8>,
-        /// Reason of the refusal.
+        /// Reason for which the visitor is dismissed.
         why: Option<R>,
     },
 }
@@ -39,7 +39,7 @@ pub enum Verdict<T, R> {
 pub trait Opening: Clone {
     /// Contents of a completed opening.
     type Admitted;
-    /// Reason of a refusal.
+    /// Reason for which an opening dismisses a visitor.
     type Refusal;
 
     /// Checks the next bytes of `peer`. Returns the number of bytes that belong to the opening. The protocol after the

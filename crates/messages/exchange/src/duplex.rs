@@ -33,7 +33,7 @@ pub(crate) const UNEXPECTED_NOTICE: ConnectionError =
 /// Number of receives for words: for the goodbye, and for the words between the halves.
 pub(crate) const WORD_RECEIVES: usize = 32;
 
-/// The sending half.
+/// The sending half of a [`Duplex`].
 pub trait Outgoing {
     /// Returns the bytes of the longest message that this half can copy.
     fn max_send(&self) -> usize;
@@ -62,7 +62,7 @@ pub trait Outgoing {
     fn notifies(&self) -> bool;
 }
 
-/// The receiving half.
+/// The receiving half of a [`Duplex`].
 pub trait Incoming {
     /// Type of the received messages.
     type Message: Received;

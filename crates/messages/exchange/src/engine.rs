@@ -367,7 +367,7 @@ impl<R: Recipe> Connection<R> {
         result.map_err(|error| self.unposted(error))
     }
 
-    /// Ends the connection after a failed post. If the queue pair had failed before, a completion has the reason.
+    /// Ends the connection after a failed post. If the queue pair had failed before, a completion contains the reason.
     #[cold]
     fn unposted(&mut self, error: PostError) -> ConnectionError {
         match self.reap_list() {

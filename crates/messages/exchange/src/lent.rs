@@ -41,7 +41,7 @@ impl<B: Buffers> Deref for Lent<B> {
     fn deref(&self) -> &[u8] {
         // SAFETY: the receive into this buffer is complete. This guard is the single owner of the buffer, and the RNIC
         // writes to the buffer again only after the guard was dropped. The region is registered for local writes only,
-        // so no peer can write to it. The pool uses no other accessor of the region.
+        // so no peer can write to it. The connection uses no other accessor of the region.
         unsafe { self.buffers.region().slice(self.buffers.offset(self.buffer), self.length) }
     }
 }

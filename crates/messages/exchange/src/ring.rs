@@ -84,7 +84,7 @@ impl Ring {
         self.bytes
     }
 
-    /// Returns the offset in the region of a position.
+    /// Converts a position to an offset in the region.
     #[inline]
     pub(crate) fn offset(&self, position: u64) -> usize {
         self.units.offset(position)

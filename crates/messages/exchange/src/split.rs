@@ -23,7 +23,7 @@ struct Halves<W, C> {
     state: Mutex<State<C>>,
     waiter: W,
     observer: Option<Box<dyn LockObserver>>,
-    /// Number of polls without an event after which a half waits.
+    /// Number of consecutive polls without an event after which a half waits.
     spins: u32,
 }
 

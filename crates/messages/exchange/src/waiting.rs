@@ -96,8 +96,8 @@ pub(crate) async fn progress<C: MessageConnection>(
 pub(crate) enum Wait {
     /// No wait, since the last poll reported an event.
     Not,
-    /// A wait while other tasks run, since no notification will come. Has the time at which the connection must be
-    /// polled.
+    /// A wait while other tasks run, since no notification will come. The number is the time at which the connection
+    /// must be polled.
     Turn(Option<u64>),
     /// A wait until a notification on the channel or until this deadline in nanoseconds.
     Notification(Channel, Sleeper, u64),

@@ -342,7 +342,7 @@ impl Pair for DirectRead {
 }
 
 /// Direct-Write: a WRITE for each message. For each 16 buffers, the receiver posts a WRITE of their addresses and a
-/// WRITE of their number.
+/// WRITE of the number of granted buffers.
 pub(crate) struct DirectWrite {
     sender: Sender,
     receiver: End,

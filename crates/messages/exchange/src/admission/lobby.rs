@@ -210,7 +210,7 @@ impl<O: Opening> Lobby<O> {
     pub fn step(&mut self) -> io::Result<Step<O::Admitted, O::Refusal>> {
         let now = self.begun.elapsed();
         let (ready, has_arrival) = self.ready(Some(Duration::ZERO))?;
-        // A visitor with unread bytes gets a last turn, even if its deadline passed while the caller was busy.
+        // A visitor with unread bytes gets one more turn, even if its deadline passed while the caller was busy.
         let expired = self.admission.expired(now).find(|number| !ready.contains(number));
         if let Some(number) = expired {
             return Ok(Step::handled(self.part(number, Why::Deadline(self.limits.total))));

@@ -13,7 +13,7 @@ use crate::error::ConnectionError;
 use crate::outbox::Word;
 use crate::ring::{Ring, RingMessage, UNIT, WORD, space};
 
-/// The receiving half.
+/// The receiving half of Buffered-Write.
 pub struct Written {
     variant: BufferedWrite,
     ring: Arc<Ring>,

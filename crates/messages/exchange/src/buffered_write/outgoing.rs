@@ -94,7 +94,7 @@ impl Head {
     }
 }
 
-/// The sending half.
+/// The sending half of Buffered-Write.
 pub struct Writes {
     variant: BufferedWrite,
     outbox: Outbox,

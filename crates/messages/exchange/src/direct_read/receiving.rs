@@ -53,7 +53,7 @@ pub(super) enum Destination {
 /// Destinations of the next READs, in the order of the messages.
 pub(super) type Places = SmallVec<[(Sge, Destination); READS_IN_FLIGHT]>;
 
-/// The receiving half.
+/// The receiving half of Direct-Read.
 pub(super) struct Receiving {
     protocol: DirectRead,
     depth: usize,
@@ -200,7 +200,8 @@ impl Receiving {
         Ok(())
     }
 
-    /// Records that the oldest READ is complete. If acknowledgements are awaited, its acknowledgement is also complete.
+    /// Records that the oldest READ is complete. If acknowledgements are awaited, the acknowledgement of this READ is
+    /// also complete.
     #[inline]
     pub(super) fn read(&mut self, id: ReadId) {
         let Some(Reading { remote, place }) = self.reads.pop_front() else { return };

@@ -15,7 +15,7 @@ use crate::error::{ConnectError, ConnectionError, Misuse};
 use crate::outbox::Source;
 use crate::setup::EndpointDescription;
 
-/// The sending half.
+/// The sending half of Direct-Read.
 pub(super) struct Sending {
     pub(super) acknowledge: Acknowledge,
     /// Access that the region of a message needs.

@@ -80,7 +80,7 @@ impl SendCredits {
     #[inline]
     pub(crate) fn grant(&mut self, word: Word, depth: u64) -> bool {
         let granted = word.extend(self.granted);
-        self.granted = self.granted.max(granted); // a grant that is older than the last one has no effect
+        self.granted = self.granted.max(granted); // an older grant than the known one has no effect
         self.granted <= self.sent + depth
     }
 }

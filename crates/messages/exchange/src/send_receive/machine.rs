@@ -71,7 +71,7 @@ impl Drop for Pooled {
 }
 
 impl Pooled {
-    /// Returns whether enough buffers were returned to repost them while messages arrive.
+    /// Returns whether the program has returned enough buffers for a repost while messages arrive.
     #[inline]
     pub(super) fn has_list_to_repost(&self) -> bool {
         self.pool.returned() >= REPOST_BATCH.min(self.config.repost_list)

@@ -17,7 +17,7 @@ struct Pending {
     place: Result<Sge, usize>,
 }
 
-/// The sending half.
+/// The sending half of Send-Receive.
 pub(super) struct Sending {
     window: u64,
     batch: usize,

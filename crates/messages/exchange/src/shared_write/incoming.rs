@@ -13,7 +13,7 @@ use crate::duplex::{INCOMING_TAG, Incoming};
 use crate::error::ConnectionError;
 use crate::ring::{RingMessage, UNIT, space};
 
-/// The receiving half.
+/// The receiving half of Shared-Write.
 pub struct RingReceiver {
     common: Arc<Common>,
     member: Option<Member>,

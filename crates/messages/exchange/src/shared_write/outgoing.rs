@@ -17,7 +17,7 @@ use crate::setup::EndpointDescription;
 
 /// Id of FETCH_ADDs.
 const RESERVE: u64 = OUTGOING_TAG | 2;
-/// Id of answers.
+/// Id of SENDs of answers.
 const ANSWER: u64 = OUTGOING_TAG | 3;
 
 /// Word that asks this sender for its first unwritten reservation, after another sender has died.
@@ -45,7 +45,7 @@ enum Question {
     Known(u64),
 }
 
-/// The sending half.
+/// The sending half of Shared-Write.
 pub struct Reserved {
     outbox: Outbox,
     peer: PeerRing,

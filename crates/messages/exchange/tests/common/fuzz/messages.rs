@@ -241,7 +241,7 @@ struct Talk<C: MessageConnection> {
     said: Vec<(Op, Vec<u8>)>,
     /// Position in the ring of the next valid message.
     tail: u64,
-    /// Number of valid messages.
+    /// Number of valid messages that the bare peer has sent.
     messages: u64,
     /// Number of arbitrary steps in 256 steps, on average.
     mischief: u8,
