@@ -84,7 +84,7 @@ const CLASSES: [PacketClass; 256] = {
     classes
 };
 
-/// Number of packets, and of their bytes of UDP payload (BTH to ICRC).
+/// Number of packets, and total bytes of their UDP payloads (BTH to ICRC).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Number of packets.

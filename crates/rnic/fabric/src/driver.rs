@@ -13,11 +13,11 @@ use crate::seal::{Checker, Sealer};
 /// between sealing and sending.
 const BATCH_BYTES: usize = 128 << 10;
 
-/// Number of packets received in one pump from which on due acknowledgements are sent immediately. After fewer packets,
-/// an acknowledgement may wait for the program's reply, so that both leave together.
+/// A pump that received at least this number of packets sends due acknowledgements immediately. After fewer packets, an
+/// acknowledgement may wait for the program's reply, so that both leave together.
 const HOLD_ACKS_BELOW_PACKETS: usize = 8;
 
-/// Time at which acknowledgements are sent that are due when a pump ends.
+/// When to send the acknowledgements that are due at the end of a pump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acks {
     /// Acknowledgements may wait briefly for other packets to send, because the caller is about to handle the received
@@ -29,7 +29,7 @@ pub enum Acks {
     Now,
 }
 
-/// Driver of an RNIC on a link. It also computes and checks the ICRC between the two.
+/// Driver of an RNIC on a link. It also computes the ICRCs of sent packets, and checks those of received packets.
 pub struct Driver<L> {
     rnic: Rnic,
     link: L,
@@ -106,7 +106,7 @@ impl<L: Link> Driver<L> {
     /// The link is broken: [`Link::receive`] or [`Link::transmit`] failed. The driver has handled expired timers
     /// nevertheless, so work requests continue to time out.
     pub fn pump(&mut self, now_ns: u64, acks: Acks) -> io::Result<usize> {
-        // A link that fails must not keep work requests from timing out.
+        // If the link fails here, return the error only at the end, so that work requests still time out.
         let received = self.receive(now_ns);
         let timed_out = self.rnic.poll_timeout().is_some_and(|at| at <= now_ns);
         if timed_out {
@@ -155,8 +155,7 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// Leaves the packets that are ready to the next [`pump`](Self::pump), and sets the deadline of that pump to
-    /// `until_ns`.
+    /// Defers the sending of ready packets to the next [`pump`](Self::pump), which must happen by `until_ns`.
     pub fn defer_transmit(&mut self, until_ns: u64) {
         self.deferred_until_ns.get_or_insert(until_ns);
     }
@@ -199,8 +198,8 @@ impl<L: Link> Driver<L> {
                 }
             }
             if let Err(error) = self.link.transmit(now_ns, &self.batch, &mut self.next_run) {
-                // The link is broken, so no acknowledgement will be sent. Completions become visible to the program
-                // nevertheless.
+                // The link is broken. `drop_batch` makes completions visible to the program, although their
+                // acknowledgements will never be sent.
                 self.drop_batch();
                 return Err(error);
             }
@@ -215,8 +214,8 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// Drops the unsent runs of the batch, as if the network had lost them. The requester does not retransmit while a
-    /// batch waits. After this call, its timers expire and it retransmits.
+    /// Drops the unsent runs of the batch, as if the network had lost them. The RNIC does not retransmit while a batch
+    /// waits. After this call, the RNIC's timers expire, and it retransmits.
     fn drop_batch(&mut self) {
         self.next_run = self.batch.runs().len();
         self.rnic.transmitted();

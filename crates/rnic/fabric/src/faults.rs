@@ -1,4 +1,4 @@
-//! Injection of network faults into inbound packets, which a seed replays.
+//! Injection of network faults into inbound packets. With the same seed, the same packets suffer the same faults.
 
 mod plan;
 #[cfg(test)]
@@ -17,7 +17,7 @@ pub use plan::{FaultPlan, FaultPlanError};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 
-/// Maximum number of later packets that pass a reordered packet. Packets that are held back themselves do not count.
+/// Maximum number of later packets that pass a reordered packet. Later packets that are held back too do not count.
 const REORDER_DISTANCE_MAX: u32 = 4;
 
 /// Maximum time that a reordered packet waits for later packets. Without this limit, the last packet of a burst would
@@ -367,11 +367,12 @@ impl State {
     }
 }
 
-/// Random decisions about one kind of fault, one for each packet.
+/// Random generator that decides for each packet whether one kind of fault strikes it.
 #[derive(Debug)]
 struct Dice {
     random: ChaCha8Rng,
-    /// A random number below this threshold is a hit; 2^64 makes every number a hit.
+    /// The fault strikes a packet if a random number of 64 bits is below this threshold. At 2^64, the fault strikes
+    /// every packet.
     threshold: u128,
 }
 
@@ -382,7 +383,8 @@ impl Dice {
         Self { random, threshold: (probability.clamp(0.0, 1.0) * 2_f64.powi(64)) as u128 }
     }
 
-    /// Decides whether the fault strikes the next packet. If so, returns a further random number.
+    /// Decides whether the fault strikes the next packet. If so, returns a random number for the details of the fault,
+    /// such as which bit to flip.
     fn roll(&mut self) -> Option<u64> {
         if self.threshold == 0 {
             return None;

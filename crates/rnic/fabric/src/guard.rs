@@ -2,9 +2,9 @@
 //!
 //! After [`guard_memory`], such an access fails instead of ending the process. There are two methods:
 //!
-//! - A handler of SIGSEGV and SIGBUS (`handler.rs`). If the RNIC's copy code faults, the handler makes it continue at
-//!   its landing, which reports the failure. A copy without a fault costs as much as a plain copy. For all other
-//!   faults, the handler calls the program's own handlers.
+//! - A handler of SIGSEGV and SIGBUS (`handler.rs`). If the RNIC's copy code faults, the handler makes the thread
+//!   continue at the *landing*: an instruction of the copy code from which the copy returns an error. A copy without a
+//!   fault costs as much as a plain copy. For all other faults, the handler calls the program's own handlers.
 //! - Copies by the kernel (`copier.rs`), which take about a microsecond each. They serve machines for which the copy
 //!   code has no landing, and programs that replace the handler again and again.
 //!
@@ -97,7 +97,7 @@ pub fn has_handlers() -> bool {
     GUARDS.load(Ordering::Acquire)
 }
 
-/// Returns a set of signals to block without SIGSEGV and SIGBUS.
+/// Removes SIGSEGV and SIGBUS from a set of signals that a thread is about to block, and returns the set.
 pub fn unblocked(mut set: SigSet) -> SigSet {
     FAULTS.into_iter().for_each(|signal| set.remove(signal));
     set

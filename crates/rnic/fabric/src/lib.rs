@@ -25,7 +25,7 @@
 //! datagram:
 //!
 //! - [`UdpLink`] carries packets over a UDP socket. [`bind`] creates the link.
-//! - [`SharedMemoryLink`] adds shared memory for packets to devices of the same machine to a [`UdpLink`].
+//! - [`SharedMemoryLink`] extends a [`UdpLink`]: packets to devices of the same machine go through shared memory.
 //! - [`MemoryLink`] carries packets within one process. The caller provides the time.
 //! - [`Pcap`], [`Faults`] and [`Counted`] each wrap another link, which may also be a [`Pcap`], [`Faults`] or
 //!   [`Counted`].

@@ -43,7 +43,7 @@ impl<'a> ReceivedRun<'a> {
 pub struct SharedRun<'a> {
     /// The outer headers that the packets would have over UDP.
     pub outer: Outer,
-    /// Copies of the first bytes of each packet in private memory, concatenated, for [`Packet::with_headers`].
+    /// Private copies of the first bytes of each packet, concatenated, for [`Packet::with_headers`].
     pub headers: &'a [u8],
     /// The packets, concatenated.
     pub bytes: Payload<'a>,

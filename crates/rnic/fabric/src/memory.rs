@@ -36,15 +36,15 @@ pub struct MemoryOptions {
     pub jitter_ns: u64,
     /// Bandwidth of each sender's link, in UDP payload bytes; `None` means unlimited.
     pub bandwidth_bytes_per_s: Option<u64>,
-    /// Size of the receive buffer of each device, in bytes as the kernel counts them. A packet that arrives while more
-    /// bytes than that are buffered is dropped. `None` means unlimited.
+    /// Size of the receive buffer of each device, in bytes as the kernel counts them. A packet that arrives while the
+    /// buffered bytes exceed this size is dropped. `None` means unlimited.
     pub queue_bytes: Option<usize>,
     /// Whether packets carry an ICRC.
     pub sealed: bool,
 }
 
 impl Default for MemoryOptions {
-    /// Returns the options of a sealed network with a latency of one microsecond that loses nothing.
+    /// Returns the options of a sealed network without packet loss. The latency is one microsecond.
     fn default() -> Self {
         Self { seed: 0, latency_ns: 1_000, jitter_ns: 0, bandwidth_bytes_per_s: None, queue_bytes: None, sealed: true }
     }
@@ -184,11 +184,11 @@ struct NetworkState {
 
 #[derive(Debug, Default)]
 struct Device {
-    /// Time at which the last packet that this device sent has left the device.
+    /// Time until which this device's link transmits the packets that the device has sent.
     sending_until_ns: u64,
-    /// Arrival time of the packet that was sent to this device last.
+    /// Arrival time of the packet that was sent to this device most recently.
     last_arrival_ns: u64,
-    /// Packets that have not arrived, by arrival time.
+    /// Packets on the way to this device, in the order of their arrival times.
     in_flight: VecDeque<Packet>,
     /// Packets that have arrived and have not been received yet.
     queue: VecDeque<Packet>,
@@ -276,8 +276,8 @@ impl NetworkState {
         let Some(device) = self.devices.get_mut(&address) else {
             return;
         };
-        // Packets leave the queue only in this function. So all packets that have arrived since the last call found the
-        // queue in its current state.
+        // Only this function removes packets from the queue. So no packet left the queue between the arrivals, and the
+        // overflows can be computed now.
         while device.in_flight.front().is_some_and(|packet| packet.arrival_ns <= now_ns) {
             let Some(packet) = device.in_flight.pop_front() else {
                 break;

@@ -1,9 +1,9 @@
 //! Names of abstract Unix sockets, and the users that have bound them.
 //!
-//! An abstract name has no permissions: any user of the machine may bind it first. If an untrusted user has bound the
-//! plain name, a process binds a name *beside* it: the plain name with a random suffix ([`beside`]). A process that
-//! connects looks for all names beside the plain name, and checks their users. The kernel reports the user of each
-//! socket by `NETLINK_SOCK_DIAG` (`struct unix_diag_msg`).
+//! An abstract name has no permissions: any user of the machine may bind it first. The *plain* name is the name that a
+//! process normally binds. If an untrusted user has bound it, the process binds a name *beside* it: the plain name with
+//! a random suffix ([`beside`]). A process that connects looks for all names beside the plain name, and checks their
+//! users. The kernel reports the user of each socket by `NETLINK_SOCK_DIAG` (`struct unix_diag_msg`).
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
@@ -89,7 +89,7 @@ pub fn plain(name: &str) -> &str {
 pub fn abstract_names(prefix: &[u8]) -> io::Result<Vec<AbstractName>> {
     let mut names = match by_netlink() {
         Ok(names) => names,
-        // The kernel lacks the module, or a sandbox forbids netlink.
+        // The kernel lacks the module `unix_diag`, or a sandbox forbids netlink.
         Err(_) => by_table()?,
     };
     names.retain(|name| name.name.starts_with(prefix));
@@ -172,8 +172,8 @@ fn parse(message: &[u8]) -> Option<AbstractName> {
     Some(AbstractName { name: name?.to_vec(), user, listens: state == TCP_LISTEN })
 }
 
-/// Reads the names from `/proc/thread-self/net/unix`. The path names the thread, which may be in another network
-/// namespace than its process.
+/// Reads the names from `/proc/thread-self/net/unix`. The path names the thread, since the thread may be in another
+/// network namespace than the other threads of its process.
 fn by_table() -> io::Result<Vec<AbstractName>> {
     let table = BufReader::with_capacity(1 << 16, File::open("/proc/thread-self/net/unix")?);
     let mut names = Vec::new();
@@ -248,7 +248,7 @@ mod tests {
             assert_eq!(names, []);
         }
         for length in 0..body.len() {
-            // A truncated answer parses only if it contains the whole name.
+            // A truncated message parses only if it contains the whole name.
             let is_whole = length >= body.len() - 1;
             assert_eq!(parse(&body[..length]).is_some(), is_whole, "{length}");
         }

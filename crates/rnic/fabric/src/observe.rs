@@ -47,7 +47,7 @@ impl Observation {
         self.news_ns.map(|news_ns| news_ns.saturating_add(self.within_ns))
     }
 
-    /// Calls the observer with the last values, before the driver is dropped.
+    /// Calls the observer with the final values, before the driver is dropped.
     pub(crate) fn finish(&mut self, counters: &Counters) {
         (self.observer)(counters);
     }

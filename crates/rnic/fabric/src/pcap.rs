@@ -17,7 +17,7 @@ use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 use crate::seal::{Checker, Sealer};
 
 /// Maximum time from the capture of a packet until it is written to the file, if a processor is free. If the process is
-/// killed, the file lacks the packets of up to this time.
+/// killed, the file lacks at most the packets of this time before the kill.
 const FLUSH_INTERVAL_NS: u64 = 10_000_000;
 
 /// A link that captures the packets of another link, with their direction. If the other link is

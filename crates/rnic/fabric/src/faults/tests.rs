@@ -98,7 +98,7 @@ fn reordered_packets_are_late_by_a_few_and_none_is_lost() {
         .collect();
     assert!(late.len() as u64 <= counters.reordered);
     assert!(late.len() as u64 > counters.reordered / 2);
-    // Packets that are held back at the same time also pass each other.
+    // Packets that are held back at the same time also pass each other, so a packet may be late by twice the distance.
     assert!(late.iter().all(|late| *late <= 2 * i64::from(REORDER_DISTANCE_MAX)));
     numbers.sort_unstable();
     assert_eq!(numbers, (0..20_000).collect::<Vec<_>>());
@@ -126,7 +126,7 @@ fn corrupted_packets_differ_by_one_bit() {
         assert!(bits <= 1);
         wrong += u64::from(bits);
     }
-    // The flipped bit may belong to the ICRC, which this test does not check.
+    // Some flipped bits belong to the ICRC. This test compares packets without it, so `wrong` is less than `corrupted`.
     assert!(wrong <= counters.corrupted && wrong > counters.corrupted * 8 / 10);
 }
 

@@ -1,8 +1,8 @@
 //! The handler of SIGSEGV and SIGBUS, and the program's actions for these signals.
 //!
-//! If the RNIC's copy code faults, the handler makes it continue at its landing. For all other faults, the handler
-//! calls the program's handler as the kernel would, or takes the default action. The handler calls only
-//! async-signal-safe functions.
+//! If the RNIC's copy code faults, the handler makes the thread continue at the landing of that code, from which the
+//! copy returns an error. For all other faults, the handler calls the program's handler as the kernel would, or takes
+//! the default action. The handler calls only async-signal-safe functions.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -77,7 +77,8 @@ fn bits(set: &libc::sigset_t) -> u64 {
 
 type Sigaction = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
 
-/// Calls the next function `sigaction` in the dynamic linker's order, since a preloaded library may define another one.
+/// Calls the C library's `sigaction`. A preloaded library that contains this code may define another `sigaction`, which
+/// `RTLD_NEXT` skips.
 fn sigaction(signal: c_int, new: Option<&Action>, old: Option<&mut Action>) -> io::Result<()> {
     static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
     let mut real = REAL.load(Ordering::Relaxed);
@@ -99,7 +100,8 @@ fn sigaction(signal: c_int, new: Option<&Action>, old: Option<&mut Action>) -> i
     }
 }
 
-/// Installs the handler for both signals, where it is not installed. Returns whether any was not installed.
+/// Installs the handler for SIGSEGV and SIGBUS, unless it is already installed. Returns whether it was missing for at
+/// least one of the two signals.
 pub(super) fn install() -> io::Result<bool> {
     if GuardedCode::own().is_none() {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "this machine has no landing code"));
@@ -182,7 +184,8 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     }
 }
 
-/// If the RNIC's copy code faulted, makes it continue at its landing. Returns false for all other faults.
+/// If the RNIC's copy code faulted, makes the thread continue at the landing of that code, from which the copy returns
+/// an error. Returns false for all other faults.
 ///
 /// # Safety
 ///
@@ -199,7 +202,7 @@ unsafe fn land(info: &libc::siginfo_t, context: *mut c_void) -> bool {
         return false; // a process sent the signal, or other code faulted
     }
     let (start, length) = (at(libc::REG_R8), at(libc::REG_R9));
-    // SAFETY: the kernel reports a fault, which has an address.
+    // SAFETY: the kernel raised this signal for a fault, so `info` contains an address.
     let offset = (unsafe { info.si_addr() } as usize).wrapping_sub(start);
     if info.si_code != SI_KERNEL && offset >= length {
         return false;
@@ -217,12 +220,12 @@ unsafe fn land(_: &libc::siginfo_t, _: *mut c_void) -> bool {
 ///
 /// # Safety
 ///
-/// The arguments are those of the kernel for a handler with SA_SIGINFO.
+/// The arguments are those that the kernel passed to a handler with SA_SIGINFO.
 unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
     let Some(program) = program(signal) else { return };
     let flags = program.flags.load(Ordering::Relaxed);
-    // SAFETY: the kernel's argument.
+    // SAFETY: the caller promises that `info` comes from the kernel.
     let is_sent = unsafe { (*info).si_code } <= 0;
     let handler = program.handler.load(Ordering::Acquire);
     if is_sent && handler == libc::SIG_IGN {
@@ -230,7 +233,7 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
     }
     let may_call_ours = program.may_call_ours.load(Ordering::Relaxed);
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN || (may_call_ours && PASSED_ON.get() == context) {
-        // SAFETY: the kernel's argument.
+        // SAFETY: the caller promises that `info` comes from the kernel.
         return unsafe { end_by_default(signal, is_sent, info) };
     }
     if flags & libc::SA_RESETHAND != 0 {
@@ -272,15 +275,16 @@ fn block(mask: u64) {
 ///
 /// # Safety
 ///
-/// `info` is the kernel's argument.
+/// `info` is the argument that the kernel passed to the handler.
 unsafe fn end_by_default(signal: c_int, is_sent: bool, info: *mut libc::siginfo_t) {
     // SAFETY: as in `Program::get`.
     let default: Action = unsafe { mem::zeroed() };
     let _ = sigaction(signal, Some(&default), None);
     if is_sent {
         // A process has sent this signal. Queue the signal again with the same information.
-        // SAFETY: the kernel's argument, for the calling thread.
+        // SAFETY: the caller promises that `info` comes from the kernel. The signal goes to the calling thread.
         unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), libc::gettid(), signal, info) };
     }
-    // Otherwise, the faulting instruction faults again when the handler returns.
+    // If no process sent the signal, the faulting instruction faults again when the handler returns. Then the default
+    // action ends the process.
 }

@@ -33,7 +33,7 @@ const TIME_RESOLUTION: u16 = 9;
 /// Direction of a frame. The values are those of the flags in pcapng.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameDirection {
-    /// The direction is unknown, for example because the capture was made between the two devices.
+    /// The direction is unknown, for example because a third machine between the two devices captured the frame.
     Unknown = 0,
     /// The device received the frame.
     Inbound = 1,

@@ -164,7 +164,8 @@ fn runs_of_one_turn_have_separate_times() {
 fn the_identification_of_a_received_packet_is_found() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = BoundedFile::new(usize::MAX);
-    // Half of the packets are dropped, so the position of a packet in a run is not its original index.
+    // Half of the packets are dropped, so the position of a packet in a received run differs from the index with which
+    // its ICRC was computed.
     let plan = FaultPlan { drop: 0.5, seed: 1, ..FaultPlan::default() };
     let mut b = capture(Faults::new(b, plan), 2, &file);
     let mut batch = batch_of(address(2), &[32; 64]);
