@@ -126,7 +126,8 @@ impl Monitor {
         for sample in samples {
             let key = key(&sample);
             there.insert(key.clone());
-            // If a device was created after the previous look, its counters were zero at its creation.
+            // A device that was created after the previous look has no earlier sample. Its counters were zero at its
+            // creation, so its rates count from then.
             let newborn = || {
                 let born_ns =
                     sample.born_ns.filter(|&born_ns| looked_ns.is_some_and(|looked_ns| born_ns > looked_ns))?;

@@ -90,8 +90,8 @@ impl Drop for Peer {
     }
 }
 
-/// Runs each test in a separate process with its own directory. The environment tells both processes of a test the path
-/// of the directory.
+/// Runs each test in a separate process with its own directory. The environment passes the path of the directory to
+/// that process and to the publishing process that the test starts.
 fn in_own_directory(test: &str, body: impl FnOnce(&Path)) {
     const INNER: &str = "DOORBELL_TEST_INNER";
     if let Ok(address) = std::env::var(CHILD) {
@@ -248,7 +248,8 @@ fn damaged_files_are_reported_and_skipped() {
 fn names_of_devices_and_of_files_may_be_anything() {
     in_own_directory("names_of_devices_and_of_files_may_be_anything", |directory| {
         let plain = "doorbell0@127.0.0.9";
-        // The fourth file gets this label, since the first and the third file have its other candidates as their names.
+        // Without the second file, the fourth file would get this label: the first file has the label `plain`, and the
+        // third file has `plain` with the process number.
         let taken = format!("{plain}#{}.4", std::process::id());
         let names = ["doorbell0", &taken, "doorbell0", "doorbell0"];
         let publish = |name| {
@@ -258,7 +259,7 @@ fn names_of_devices_and_of_files_may_be_anything() {
         let _publishers = names.map(publish);
         let mut paths: Vec<_> = files(directory).into_iter().map(|name| directory.join(name)).collect();
         paths.sort();
-        // The chosen label has no address appended.
+        // Hide the address in the second file. Without an address, the label of that file is its name, `taken`.
         let mut bytes = std::fs::read(&paths[1]).unwrap();
         let at = bytes.windows(8).position(|text| text == b"address ").unwrap();
         bytes[at] = b'A';

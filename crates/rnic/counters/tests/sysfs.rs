@@ -140,7 +140,7 @@ fn mlx5() {
         "a counter of other traffic than RDMA was kept"
     );
     assert!(!sample.raw.contains_key(&Name::new(Set::Hardware, "lifespan")), "no counter");
-    // Without statistics of the interface, the count of the port is used. It counts words of four bytes.
+    // Without statistics of the interface, the counters of the port are used. The port counts words of four bytes.
     let reading = tree.read(nothing());
     assert_eq!(texts(&reading), ["mlx5_0: no statistics of ens1f0np0: the adapter does not answer"]);
     assert_eq!(Common::TxBytes.total(&reading.samples[0].raw), Some(100));

@@ -37,7 +37,7 @@ pub(crate) fn candidates() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = runtime.into_iter().chain([usual]).filter(|path| is_own(path)).collect();
     found.dedup();
     found.iter_mut().for_each(|path| path.push("doorbell"));
-    // If another user owns a directory of this name, the name is ignored.
+    // If another user owns the directory with this name, `private_path` returns a name with a random suffix.
     let shared = Path::new(SHARED);
     let stem = format!("{}{uid}", shared.file_name().unwrap_or_default().to_string_lossy());
     found.extend(files::private_path(shared.parent().unwrap_or(shared), &stem));

@@ -76,8 +76,8 @@ impl PublishedSource {
                 return BTreeSet::new();
             }
         };
-        // If a process was killed, its devices show their last values once more, provided that their files are already
-        // open.
+        // `sweep` removes the files of killed processes. If this source has already opened such a file, it shows the
+        // last values of the device once more.
         let listed = sweep(&directory).and_then(|_| directory.list());
         let names = listed.unwrap_or_else(|errno| {
             reading.note(None, format!("{} cannot be listed: {errno}", path.display()));
@@ -92,13 +92,14 @@ impl PublishedSource {
             match inspect(&directory, name) {
                 Ok((file, header)) => {
                     self.found += 1;
-                    // In another PID namespace, the process number in the file may belong to a different process here.
+                    // The publisher may run in another PID namespace than this process. Here, its process number may
+                    // belong to a different process, so its command line is not read.
                     let command = if life(&header) == Life::Running { command(header.pid) } else { None };
                     let (incarnation, label) = (self.found, String::new());
                     self.files.insert(key, Open { file, header, incarnation, label, command });
                 }
                 Err(reason) => {
-                    // Stay silent about a file that was removed since it was listed.
+                    // If the file was removed since the directory was listed, no note is necessary.
                     if directory.open_file(name).is_ok() {
                         reading.note(None, format!("{} is skipped: {reason}", path.join(name).display()));
                     }
@@ -158,7 +159,7 @@ impl Open {
         let (published_ns, values) = self.values()?;
         let now_ns = monotonic_ns();
         // Values carry the time of their publication. If that time is long ago, the counters have not changed since
-        // then, so the values are still current.
+        // then. So the values are still current, and the time of the sample is now.
         let is_old = published_ns.saturating_add(2 * PUBLISH_WITHIN_NS) < now_ns || published_ns > now_ns;
         let names = self.header.counters.iter().map(|name| Name::new(Set::Published, name));
         Ok(Sample {

@@ -201,8 +201,8 @@ fn is_netdev(name: &str) -> bool {
         && !name.contains(|c: char| c.is_whitespace() || c.is_control())
 }
 
-/// Returns the network interface of a port: the interface of its GIDs, else the only interface of the device. For a
-/// software device without these, returns the parent interface.
+/// Returns the network interface of a port: the interface of its GIDs, else the only interface of the device. If a
+/// software device has neither, returns the interface on which the device was created (file `parent`).
 fn netdev(device: &Entry, port: &Entry) -> Option<String> {
     let mut ignored = Reading::default();
     let first = |text: io::Result<String>| text.ok().filter(|text| is_netdev(text));

@@ -60,7 +60,7 @@ pub fn fuzz_sysfs(data: &[u8]) {
                 remove(&driver);
                 let length = choices.below(16);
                 let name = String::from_utf8_lossy(&choices.bytes(length)).replace('\0', "0");
-                // Without such a device, there is no driver.
+                // This fails if the tree has no such device, which does not matter.
                 let _ = symlink(format!("drivers/{name}"), driver);
             }
             _ => look(&mut monitor),
