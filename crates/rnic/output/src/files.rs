@@ -83,8 +83,8 @@ pub fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// A file that stays open in a program that may close descriptors of other code. After such a close, the descriptor's
-/// number may name another file. The guard neither writes to that other file nor closes it.
+/// A file of a library whose program may close all descriptors, also that of the file. After such a close, the
+/// descriptor's number may name another file. The guard neither writes to that other file nor closes it.
 #[derive(Debug)]
 pub struct GuardedFile {
     /// The guarded file; `None` only while the guard is dropped.
@@ -194,7 +194,7 @@ pub fn private_directory(parent: &Path, stem: &str) -> io::Result<PathBuf> {
             // Another process created the name first. The next attempt finds out whether it belongs to this user.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !is_own(&path) => {}
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            // If two processes each created a directory, both processes use the older directory.
+            // If two processes of this user each created a directory, `private_path` returns the older one to both.
             _ => return private_path(parent, stem),
         }
     }
