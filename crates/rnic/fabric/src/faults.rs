@@ -1,4 +1,5 @@
-//! Injection of network faults into inbound packets. With the same seed, the same packets suffer the same faults.
+//! Injection of network faults into inbound packets. With the same plan, which includes a seed, the same packets suffer
+//! the same faults.
 
 mod plan;
 #[cfg(test)]

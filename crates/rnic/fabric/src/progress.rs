@@ -10,10 +10,10 @@
 //! - (b) A due acknowledgement may be held back after the call that received its request, so that it leaves together
 //!   with the program's reply. Acknowledgements are held back briefly, and only while a caller polls or posts. The
 //!   acknowledgement of a receive is held back only if the program has answered recent messages, which the crate `rnic`
-//!   decides. Otherwise it is sent before the program sees the completion. A held acknowledgement is sent with the next
-//!   post, with the next poll that finds nothing, or before the process exits normally.
-//! - (c) If work remains when a call returns, an inbound packet that is certain to arrive triggers it, or the thread
-//!   does the work by its deadline.
+//!   decides. Otherwise the acknowledgement is sent before the program sees the completion. A held acknowledgement is
+//!   sent with the next post, with the next poll that finds nothing, or before the process exits normally.
+//! - (c) Work may remain when a call returns. Then either an inbound packet that is certain to arrive triggers the
+//!   work, or the thread does the work by the deadline of the work.
 //! - (d) If the last poll found nothing, the caller is expected to poll again. If a packet wakes the thread then, the
 //!   thread leaves the packet to the caller and naps without watching the socket. The thread watches the socket if the
 //!   last poll returned completions, since the program may read only memory next. It also watches the socket if a
@@ -72,7 +72,8 @@ const FINISH_WITHIN_NS: u64 = 100_000_000;
 /// Time that the thread sleeps after `ppoll` has failed, so that the thread does not spin.
 const REFUSED_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// Maximum number of times that the thread yields its processor to callers that wait for the lock.
+/// Maximum number of times that the thread yields its processor to callers that wait for the lock, before it takes the
+/// lock itself.
 const COURTESIES: usize = 1_000;
 
 struct ThreadState {
@@ -82,12 +83,12 @@ struct ThreadState {
     epoch: Instant,
     kick: OwnEvent,
     wakeups: Wakeups,
-    /// Number of polls plus number of packets that polls received. It shows the policy whether callers poll, and how
-    /// often.
+    /// Number of polls plus number of packets that polls received. From the changes of this number, the policy learns
+    /// whether callers poll, and how often.
     polls: AtomicU64,
-    /// Value of `polls` when a notification was armed last.
+    /// Value of `polls` when a notification was armed most recently.
     armed_at: AtomicU64,
-    /// Number of posts. It shows the policy whether callers post.
+    /// Number of posts. From the changes of this number, the policy learns whether callers post.
     posts: AtomicU64,
     stop: AtomicBool,
     /// Whether the program has closed the thread's descriptors, so that the thread ends.
@@ -96,7 +97,8 @@ struct ThreadState {
     holds_ack: AtomicBool,
     flushes: Flushes,
     failed: AtomicBool,
-    /// Number of remaining polls with packets that distrust the caller (see [`Habits::wary_polls`](habits::Habits)).
+    /// Number of further polls during which callers are not trusted to answer soon (see
+    /// [`Habits::wary_polls`](habits::Habits)). Only polls that receive packets count.
     wary_polls: AtomicUsize,
     /// Back-off of the lingering of callers that wait for notifications.
     lingering: Mutex<Lingering>,
@@ -161,13 +163,12 @@ impl DrivenRnic {
         self.shared.lock().observe(observer, within_ns);
     }
 
-    /// Returns the nanoseconds since the port was started.
+    /// Returns the nanoseconds since [`start`](Self::start) was called.
     pub fn now_ns(&self) -> u64 {
         self.shared.now_ns()
     }
 
-    /// Runs an operation on the RNIC after which nothing must be sent: a query, a posted receive, or an operation on
-    /// objects.
+    /// Runs an operation on the RNIC that causes no packets: a query, a posted receive, or an operation on objects.
     pub fn with<R>(&self, operation: impl FnOnce(&mut Rnic) -> R) -> R {
         operation(self.shared.lock().rnic_mut())
     }
@@ -187,7 +188,7 @@ impl DrivenRnic {
             let sent = driver.transmit(now_ns);
             self.shared.report(sent);
         } else {
-            // The answer to a packet in flight would trigger the send, but the peer may be dead. So set a deadline.
+            // Usually the answer to a packet in flight triggers the send. But the peer may be dead, so set a deadline.
             driver.defer_transmit(now_ns + HABITS.longest_deferral_ns);
         }
         self.shared.leave(driver);
@@ -231,8 +232,8 @@ impl DrivenRnic {
     }
 
     /// Lingers on behalf of a caller that is about to sleep until it is notified: drives the engine until `notified`
-    /// returns true or a short time is over. Does not linger if that was in vain recently. Returns true if `notified`
-    /// returned true.
+    /// returns true or a short time is over. Does not linger if lingering was in vain recently. Returns true if
+    /// `notified` returned true.
     pub fn linger(&self, notified: impl Fn() -> bool) -> bool {
         let shared = &self.shared;
         let lingering = || shared.lingering.lock().ignore_poison();
@@ -323,7 +324,7 @@ impl Drop for DrivenRnic {
             // now. Do not write to these files or close them.
             std::mem::forget(Arc::clone(&self.shared));
         }
-        // Without the signal, the thread may never end, and neither would a join.
+        // A thread that was not kicked may never end, so do not join it.
         if let Some(thread) = self.thread.take().filter(|_| is_told) {
             // If the thread panicked, the panic handler has printed the panic.
             let _ = thread.join();
@@ -370,7 +371,7 @@ impl ThreadState {
         self.groups.lock().ignore_poison()
     }
 
-    /// Wakes the thread. Returns false if the program has closed the descriptor of the kick.
+    /// Wakes the thread. Returns false if the program has closed the descriptor of `kick`.
     fn kick(&self) -> bool {
         self.kick.signal()
     }
@@ -408,8 +409,8 @@ impl ThreadState {
             self.wary_polls.store(wary.saturating_sub(1), Ordering::Relaxed);
         }
         self.report(pumped);
-        // A datagram announces packets in shared memory. This call may have read the datagram, or it was lost. Then the
-        // datagram does not wake the thread, so the caller kicks it.
+        // A datagram announces packets in shared memory. If this call has read the datagram, or the datagram was lost,
+        // it does not wake the thread. So the caller kicks the thread.
         let misses_arrivals = self.wakeups.is_watching() && !driver.link().shows_arrivals();
         self.leave(driver);
         if misses_arrivals {
@@ -429,7 +430,8 @@ impl ThreadState {
         }
     }
 
-    /// Distrusts callers for some polls if an acknowledgement was held back for too long.
+    /// If an acknowledgement was held back for too long, callers did not answer soon. So callers are not trusted for
+    /// the next polls.
     #[inline]
     fn note_held_acks(&self, rnic: &Rnic, now_ns: u64) {
         if rnic.held_ack_since_ns().is_some_and(|since_ns| now_ns.saturating_sub(since_ns) > HABITS.brief_ns) {
@@ -438,7 +440,8 @@ impl ThreadState {
     }
 
     /// Returns whether acknowledgements may wait for the caller's next call. They may if the thread is awake or will
-    /// wake up soon. They also may during a long nap, unless an acknowledgement was held back for too long recently.
+    /// wake up soon. They also may during a long nap, unless callers have recently kept an acknowledgement waiting for
+    /// too long.
     #[inline]
     fn acks_of_a_caller(&self) -> Acks {
         let trusted = self.wakeups.is_napping() && self.wary_polls.load(Ordering::Relaxed) == 0;
@@ -552,8 +555,8 @@ impl ThreadState {
         woken
     }
 
-    /// Sleeps until kicked, until `until_ns`, or until one of the given events of the socket. With events, also watches
-    /// the sockets of multicast groups. Returns true if a watched socket is ready.
+    /// Sleeps until kicked, until `until_ns`, or until one of `events` occurs on the socket. If `events` is not `None`,
+    /// also watches the sockets of multicast groups. Returns true if a watched socket is ready.
     fn sleep_on(&self, socket: &OwnProcess, events: Option<PollFlags>, until_ns: u64) -> bool {
         let groups = if events.is_some() { self.groups().clone() } else { Vec::new() };
         let watched = |readable| PollFd::new(readable, PollFlags::POLLIN);

@@ -79,16 +79,17 @@ pub struct UdpLink {
     receive_buffer_bytes: usize,
     /// Whether the kernel splits a sent message into the packets of a run.
     segmentation: bool,
-    /// A run that is being sent as separate datagrams and found the send buffer full. The number counts the run's
-    /// packets that were sent.
+    /// A run whose packets are sent as separate datagrams, if the send buffer became full within the run. The number
+    /// counts the packets of the run that are already sent.
     stuck: Option<(Run, usize)>,
     last_look: Look,
     /// Rewrites the ICRCs of runs that are sent as separate datagrams.
     sealer: Sealer,
     separate: Vec<u8>,
     buffers: Box<[u8]>,
-    /// Number of messages that the next system call requests. Requesting more messages than have arrived costs time. So
-    /// the link requests one message until a call returns as many short messages as it requested.
+    /// Number of messages that the next system call requests: one, or the maximum. Requesting more messages than have
+    /// arrived costs time. So the link requests the maximum only if the previous call returned as many messages as it
+    /// requested, and they were short on average.
     ask: usize,
     /// Number of overflows that the kernel reported with the last received message.
     overflows_seen: u32,
@@ -424,8 +425,8 @@ fn end_of(local: SocketAddr, destination: IpAddr) -> SocketAddr {
     }
 }
 
-/// Sends a datagram that is no packet from a socket bound to `local`. Returns false if the kernel does not accept the
-/// datagram, because the send buffer is full or because each try reports an error.
+/// Sends a datagram that is no packet from a socket bound to `local`. Returns false if the send buffer is full, or if
+/// [`PENDING_ERRORS`] tries in a row fail, for example with ICMP errors of earlier datagrams.
 pub(crate) fn send_alone(socket: BorrowedFd<'_>, local: SocketAddr, destination: IpAddr, bytes: &[u8]) -> bool {
     let destination = end_of(local, destination);
     let message = || Outgoing { bytes, destination, segment_bytes: None, traffic_class: None, hop_limit: None };

@@ -1,5 +1,5 @@
 //! Test of all interleavings of threads that open descriptors and threads that fork. No thread may fork while another
-//! thread has opened a descriptor and not yet listed it.
+//! thread has opened a descriptor, but has not yet put it on the list of descriptors that forked children give up.
 
 #[allow(dead_code)] // the models do not use the child's code
 #[path = "../src/shm/gate.rs"]
@@ -47,7 +47,8 @@ impl World {
         Arc::new(Self { gate, descriptors: UnsafeCell::new((0, 0)) })
     }
 
-    /// Models a thread that opens and lists a descriptor. Does nothing if the thread has used up its naps.
+    /// Models a thread that opens a descriptor and puts it on the list. Does nothing if the thread has used up its
+    /// naps.
     fn open(&self) {
         let mut left = NAPS;
         self.gate.begin_opening(nap(&mut left));

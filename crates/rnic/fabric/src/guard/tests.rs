@@ -29,8 +29,7 @@ impl Pages {
         // SAFETY: the kernel chooses the address of the new mapping.
         let base = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
         let (table, rights) = (RegionTable::default(), Access::LOCAL_WRITE | Access::ON_DEMAND);
-        // SAFETY: the region is paged on demand, so accesses to pages that are not mapped fail without undefined
-        // behaviour.
+        // SAFETY: the tests guard memory, so an access to an unmapped page of the region only fails.
         let region = unsafe { table.insert(PD, base.as_ptr().cast(), 4 * PAGE, 0, rights, None, None, || 0x100) };
         Self { file, base, region: region.unwrap() }
     }

@@ -78,12 +78,13 @@ pub fn flush_before_exit() {
         match ports.open.try_lock() {
             Ok(open) => break open,
             Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
-            // Another thread is opening or closing a device, or a signal handler has interrupted a thread that was.
+            // Another thread is opening or closing a device. Or this function runs in a signal handler, and the
+            // interrupted thread was opening or closing a device.
             Err(TryLockError::WouldBlock) if begun.elapsed() < FREE_WITHIN => std::thread::yield_now(),
             Err(TryLockError::WouldBlock) => return,
         }
     };
-    // The thread of an abandoned port has ended, so no thread would meet a request.
+    // The thread of an abandoned port has ended and would not meet a request, so skip such a port.
     for shared in open.iter().filter(|shared| !shared.is_abandoned.load(Ordering::Relaxed)) {
         let asked = match shared.driver.try_lock() {
             Ok(driver) if is_done(&driver) => continue,

@@ -15,17 +15,19 @@ pub(super) struct Habits {
     pub(super) longest_nap_ns: u64,
     /// Maximum average time between two polls of callers that poll all the time.
     pub(super) polls_all_the_time_ns: u64,
-    /// Number of polls since a notification was armed, from which on the program is assumed to go on polling rather
-    /// than to sleep.
+    /// A program that has polled this many times since it armed a notification is assumed to go on polling rather than
+    /// to sleep.
     pub(super) polls_before_sleep: u64,
     /// Time that the thread, or a caller that waits for a notification, lingers before it sleeps.
     pub(super) linger_ns: u64,
     /// Maximum time that a deferred post waits for the caller's next poll or an inbound packet.
     pub(super) longest_deferral_ns: u64,
-    /// Number of waiting packets from which on a post sends, if fewer packets are in flight than two full runs have.
+    /// A post sends immediately if at least this number of packets wait, and fewer packets than two full runs are in
+    /// flight.
     pub(super) short_run_packets: usize,
-    /// Number of polls with packets that distrust the caller after an acknowledgement was held back for too long. Such
-    /// a poll holds acknowledgements back only if the thread looks again soon.
+    /// Number of polls during which callers are not trusted to answer soon, after an acknowledgement was held back for
+    /// too long. Only polls that receive packets count. During these polls, acknowledgements are held back only if the
+    /// thread looks again soon.
     pub(super) wary_polls: usize,
     /// Time without naps after two mistaken naps in a row.
     pub(super) first_penalty_ns: u64,
@@ -51,7 +53,7 @@ pub(super) const HABITS: Habits = Habits {
     // An idle processor of a virtual machine needs about this time to wake up.
     linger_ns: 100_000,
     longest_deferral_ns: 1_000_000,
-    // If posts waited for a full run, the peer might be idle until then.
+    // Half a run suffices: if posts waited for a full run, the peer might be idle until then.
     short_run_packets: MAX_RUN_PACKETS / 2,
     wary_polls: 64,
     first_penalty_ns: 10_000_000,

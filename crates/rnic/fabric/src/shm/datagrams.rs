@@ -33,8 +33,8 @@ impl WithoutMessages<'_> {
 impl Sink for WithoutMessages<'_> {
     #[inline]
     fn receive(&mut self, run: ReceivedRun<'_>) {
-        // Nearly all runs contain no message: the kernel only combines datagrams of equal length, and packets and
-        // messages differ in length.
+        // A run without messages is passed on as a whole. Runs that mix packets and messages are rare: the kernel only
+        // combines datagrams of equal length, and packets and messages usually differ in length.
         if run.segments().all(|packet| Datagram::parse(packet).is_none()) {
             self.packets += run.segments().len();
             return self.sink.receive(run);

@@ -1,4 +1,6 @@
-//! The order of threads that open descriptors and threads that fork.
+//! The order of threads that open descriptors and threads that fork. Each new descriptor is put on the list of
+//! descriptors that forked children give up (`own_process.rs`). No thread should fork between the opening and the
+//! listing.
 //!
 //! A thread first increments the counter of its own action, and then reads the counter of the other action. So of an
 //! opening and a forking thread that race, at least one sees the other and waits. In `tests/gate.rs`, a model checker
@@ -8,15 +10,15 @@ use super::sync::{AtomicU32, Ordering};
 
 /// Numbers of threads that open descriptors and of threads that fork.
 pub(super) struct Gate {
-    /// Number of threads that are opening a descriptor, which is not on the list yet.
+    /// Number of threads that are opening a descriptor and have not yet put it on the list of `own_process.rs`.
     pub(super) opening: AtomicU32,
     /// Number of threads that are forking.
     pub(super) forking: AtomicU32,
 }
 
 impl Gate {
-    /// Waits until no thread forks, and lets threads wait that want to fork from now on. Calls `nap` between two
-    /// checks, and stops waiting once `nap` returns false.
+    /// Waits until no thread forks. Threads that want to fork from now on must wait. Calls `nap` between two checks,
+    /// and stops waiting once `nap` returns false.
     pub(super) fn begin_opening(&self, mut nap: impl FnMut() -> bool) {
         let mut is_patient = true;
         loop {
@@ -29,15 +31,15 @@ impl Gate {
         }
     }
 
-    /// Records that the thread's new descriptor is on the list.
+    /// Records that the calling thread has put its new descriptor on the list of `own_process.rs`.
     pub(super) fn end_opening(&self) {
-        // The counter may be 0: a child forked in a signal handler may continue an opening of its parent, after
-        // `reset`.
+        // The counter may be 0 in a child that a signal handler forked during an opening. The child has called `reset`,
+        // and then continues the opening.
         let _ = self.opening.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |opening| opening.checked_sub(1));
     }
 
-    /// Waits until no thread has a new descriptor that is not on the list yet. Calls `nap` between two checks, and
-    /// stops waiting once `nap` returns false.
+    /// Waits until each thread that is opening a descriptor has put it on the list of `own_process.rs`. Calls `nap`
+    /// between two checks, and stops waiting once `nap` returns false.
     pub(super) fn begin_forking(&self, mut nap: impl FnMut() -> bool) {
         self.forking.fetch_add(1, Ordering::SeqCst);
         while self.opening.load(Ordering::SeqCst) != 0 && nap() {}

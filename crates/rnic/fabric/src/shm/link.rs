@@ -408,14 +408,14 @@ impl SharedMemoryLink {
             let Predecessors::Others { datagrams, mut ring_bytes, taken: before } = peer.behind else { continue };
             let datagrams = if is_empty { 0 } else { datagrams.saturating_sub(datagrams_taken) };
             let (mut taken, mut are_behind) = (0, false);
-            // Nearly always, each address has one ring, and this check is skipped.
+            // `ring_bytes` is nearly always 0, since an address rarely has two rings.
             if ring_bytes > 0 {
                 let others = self.peers.iter().flatten();
                 for other in others.filter(|other| other.address == peer.address && other.id != peer.id) {
                     taken += other.reader.position();
                     are_behind |= other.precedes(peer);
                 }
-                // If another ring was removed since the last check, `taken` may be less than `before`.
+                // `taken` is less than `before` if one of the other rings was removed since the last check.
                 ring_bytes = ring_bytes.saturating_sub(taken.saturating_sub(before));
             }
             let waits = datagrams > 0 || (are_behind && ring_bytes > 0);

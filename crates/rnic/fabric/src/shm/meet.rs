@@ -51,7 +51,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Time between two tries to listen at the device's name.
 const HOST_AGAIN: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
 
-/// Maximum number of tries to listen at the device's name when a device starts that must have it.
+/// Maximum number of tries to listen at the device's name, if the device may use only shared memory. A device that may
+/// also use UDP starts after one try.
 const HOST_TRIES: u32 = 10;
 const HOST_NAP: Duration = Duration::from_millis(10);
 
@@ -60,8 +61,8 @@ const HOST_NAP: Duration = Duration::from_millis(10);
 pub(super) enum News {
     /// The device at this address shares memory. `made_here` states whether this device created the rings.
     Arrived { id: u64, address: IpAddr, mapping: Mapping, made_here: bool },
-    /// The device at this address does not share memory, for the reason `why`. `None` means that no device listens at
-    /// the name.
+    /// The device at this address does not share memory, for the reason `why`. `None` means that no socket listens at
+    /// the name of that device, or that the device has not answered an earlier invitation.
     Absent { address: IpAddr, why: Option<String> },
     /// The peer has closed or died.
     Gone { id: u64 },
@@ -101,8 +102,8 @@ impl Meeting {
     /// Starts the thread of the device at `local`, whose UDP socket is `udp`. Invited devices must answer within
     /// `answer_within`.
     ///
-    /// If `must_host` is false and the thread cannot listen at the device's name, the second value is the reason. Then
-    /// the thread still invites devices, and tries again later to listen at the name.
+    /// If `must_host` is false and the thread cannot listen at the device's name, the second returned value is the
+    /// reason. Then the thread still invites devices, and tries again later to listen at the name.
     pub(super) fn start(
         local: SocketAddr,
         udp: OwnProcess,
@@ -331,8 +332,8 @@ impl Host {
     }
 
     fn accept(&mut self) {
-        // Guests of other users are disconnected at once, so they do not count as guests. The limit of the loop
-        // prevents that they keep this thread busy by connecting again and again.
+        // Guests of other users are disconnected at once, so they do not count as guests. Such guests may connect again
+        // and again, so the loop is limited.
         for _ in 0..GUESTS_MAX {
             if !self.has_room() {
                 break;
@@ -376,8 +377,8 @@ impl Host {
     fn grant(&mut self, wish: Wish) {
         match wish {
             Wish::Invite(address) if self.is_invited(address, false) => {}
-            // The device may still answer the earlier invitation. Report it as absent, so that packets do not wait for
-            // the answer.
+            // An earlier invitation of the device is late, but may still be answered. Report the device as absent, so
+            // that packets do not wait for the answer.
             Wish::Invite(address) if self.is_invited(address, true) => self.tell(News::Absent { address, why: None }),
             Wish::Invite(address) => match self.invite(address) {
                 Ok(Some(peer)) => self.peers.push(peer),
@@ -389,7 +390,8 @@ impl Host {
                     matches!(peer.stage, Stage::Invited { address, nonce, .. } if address == from && nonce == invited)
                 });
                 let Some(index) = index else { return };
-                // The host sends its welcome before the challenge, so read the welcome first.
+                // The host sends its welcome before the challenge. The welcome may still be unread in the connection,
+                // so read it now.
                 self.listen_to(index);
                 let peer = &self.peers[index];
                 if !matches!(peer.stage, Stage::Invited { is_welcome: true, .. }) {
@@ -406,8 +408,8 @@ impl Host {
         }
     }
 
-    /// Returns whether the exchange with an invited device at this address is unfinished. `late` selects devices that
-    /// are late with their answer, or those that are not.
+    /// Returns whether this device has invited the device at the address `guest`, and the exchange is unfinished.
+    /// `late` states whether the answer must be late or must not be late.
     fn is_invited(&self, guest: IpAddr, late: bool) -> bool {
         let is_it = |stage: &Stage| matches!(*stage, Stage::Invited { address, is_late, .. } if address == guest && is_late == late);
         self.peers.iter().any(|peer| is_it(&peer.stage))
@@ -544,8 +546,8 @@ impl Host {
         if self.plain_again.is_some_and(|again| again <= now) {
             self.plain_again = Some(now + HOST_AGAIN);
             if let Ok(listener) = host(self.local) {
-                // Accept guests that have already connected to the name beside the plain one, before that listener is
-                // closed.
+                // This device now listens at the plain name. Accept the guests that have connected to the name beside
+                // it, before that listener is closed.
                 self.accept();
                 (self.listener, self.plain_again) = (Some(listener), None);
             }

@@ -1,6 +1,6 @@
 //! Descriptors that a forked child must not keep open. Two kinds exist: sockets that occupy a port or a name, and
-//! connections. A peer notices the death of this process by the end of a connection, which a child with a copy would
-//! delay.
+//! connections. When this process dies, its connections end, and so the peers notice the death. A child with a copy of
+//! a connection would delay that end.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use super::gate::Gate;
 
-/// Maximum number of descriptors on the list of those that forked children give up. Further descriptors stay open in
-/// children.
+/// Maximum number of descriptors on the list of descriptors that forked children give up. Descriptors beyond this
+/// number stay open in forked children.
 const LISTED_MAX: usize = 8192;
 
 /// Maximum time that a forking thread waits for threads that open descriptors, and that an opening thread waits for a
-/// fork. Without a limit, a thread that forks in a signal handler would wait for its own opening. A fork handler of the
-/// program may also wait for an opening thread.
+/// fork. Without a limit, a signal handler that forks could wait forever for the opening that it interrupted. A fork
+/// handler of the program could also wait forever for a thread that itself waits for the fork.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Time that a waiting thread sleeps between two checks.
@@ -52,13 +52,13 @@ fn naps() -> impl FnMut() -> bool {
     }
 }
 
-/// Guard that a thread holds from before the creation of a descriptor until the descriptor is listed. While the guard
-/// lives, other threads wait before they fork. The holder must not wait for other threads.
+/// Guard that a thread holds while it creates a descriptor and puts it on the list of descriptors that forked children
+/// give up. While the guard lives, other threads wait before they fork. The holder must not wait for other threads.
 #[derive(Debug)]
 pub struct Opening(());
 
 impl Opening {
-    /// Waits until no thread forks, and then lets forks wait.
+    /// Waits until no thread forks. From then on, threads that want to fork must wait until the guard is dropped.
     pub fn begin() -> Self {
         watch_forks();
         GATE.begin_opening(naps());
@@ -90,7 +90,8 @@ pub struct OwnProcess {
 type File = (u64, u64);
 
 impl OwnProcess {
-    /// Puts a descriptor on the list. The caller must have created the descriptor while it held the [`Opening`].
+    /// Puts a descriptor on the list of descriptors that forked children give up. The caller must have created the
+    /// descriptor while it held the [`Opening`].
     pub fn new(fd: OwnedFd, _opening: &Opening) -> Self {
         let number = fd.as_raw_fd();
         let file = file_of(number);
@@ -131,8 +132,8 @@ impl OwnProcess {
     }
 }
 
-/// Puts a new descriptor on the list. A child that was forked after the creation of the descriptor and before this call
-/// keeps the descriptor open.
+/// Puts a new descriptor on the list of descriptors that forked children give up. A child that was forked before this
+/// call keeps the descriptor open.
 impl From<OwnedFd> for OwnProcess {
     fn from(fd: OwnedFd) -> Self {
         let opening = Opening::begin();
@@ -148,8 +149,8 @@ impl AsFd for OwnProcess {
 
 impl Drop for OwnProcess {
     fn drop(&mut self) {
-        // Close the descriptor before removing it from the list. If another thread forks in between, the child compares
-        // device and inode, and leaves a reused number alone.
+        // Close the descriptor before removing it from `LISTED`. In between, the number may be reused and another
+        // thread may fork. Then the child compares device and inode, and leaves the other file alone.
         if self.is_intact() {
             // SAFETY: the descriptor is dropped only here, and nothing uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.fd) };
@@ -188,7 +189,7 @@ fn watch_forks() {
     }
 }
 
-/// Waits until no thread has a new descriptor that is not on the list yet.
+/// Waits until each thread that is opening a descriptor has put it on the list.
 extern "C" fn before_fork() {
     GATE.begin_forking(naps());
 }
@@ -202,7 +203,8 @@ extern "C" fn give_up_in_child() {
     GATE.reset();
     let mut stand_in = None;
     for listed in &LISTED {
-        // Clear the entry: when the child forks itself, the number may refer to another file of the child.
+        // Clear the entry. Later, this number may refer to another file of the child, and a child of the child must not
+        // replace that file.
         let fd = listed.entry.swap(0, Ordering::AcqRel) - 1;
         let file = (listed.device.load(Ordering::Relaxed), listed.inode.load(Ordering::Relaxed));
         if fd >= 0 && file_of(fd) == Some(file) {
@@ -282,8 +284,9 @@ mod tests {
         }
     }
 
-    /// Lock for tests that fork, so that they run one after the other. A child keeps all descriptors of the process
-    /// that are not on the list.
+    /// Lock that lets the forking tests run one after the other. A forked child gives up only the descriptors in
+    /// `LISTED`. So it would keep open a pipe that another test has just created, and that test would wait for the
+    /// pipe's end.
     static TURN: Mutex<()> = Mutex::new(());
 
     /// Returns whether the read end of a pipe reports its end within the given time. It does once no process holds the
@@ -327,8 +330,8 @@ mod tests {
             }
             (kept, closed)
         });
-        // The thread `opener` also closes descriptors. The test then checks that the read ends of their pipes report
-        // the end.
+        // Fork children while `opener` creates and closes write ends of pipes. Afterwards, each read end must report
+        // the end of its pipe, since no child may hold the write end open.
         let mut children = Vec::new();
         for _ in 0..50 {
             thread::sleep(Duration::from_micros(300));

@@ -132,8 +132,9 @@ impl Peer {
         }
     }
 
-    /// Returns whether the ring may contain packets that are older than those in the ring of `other`. A device moves to
-    /// another ring when its current ring ends. The order of rings is strict, so no two rings wait for each other.
+    /// Returns whether the ring may contain packets that are older than those in the ring of `other`, a peer with the
+    /// same address. A device moves to another ring when its current ring ends. The order of rings is strict, so no two
+    /// rings wait for each other.
     pub(super) fn precedes(&self, other: &Self) -> bool {
         let place = |peer: &Self| (peer.behind != Predecessors::Nothing, !peer.has_departed(), peer.id);
         self.reader.has_record() && place(self) < place(other)
@@ -176,7 +177,7 @@ impl Peer {
 
 #[cfg(test)]
 impl Peer {
-    /// Returns the bytes of the peer's two rings that have memory.
+    /// Returns the number of bytes of the peer's two rings for which the kernel has allocated memory.
     pub(super) fn resident_bytes(&self) -> usize {
         self.writer.memory().resident_bytes() + self.reader.memory().resident_bytes()
     }
@@ -204,7 +205,7 @@ impl RunBuffers {
         let dst = self.local.ip();
         let outer = Outer { src, dst, traffic_class, hop_limit, identification: None, dont_fragment: None };
         let shared = if segment_bytes <= HEADERS_BYTES_MAX {
-            // The packets are so short that their headers are copied as a whole.
+            // No packet is longer than the part that must be copied, so copy all packets as a whole.
             reader.copy_out(record, &mut self.buffer);
             let private = &self.buffer[..total_bytes];
             SharedRun { outer, headers: private, bytes: private.into(), segment_bytes }

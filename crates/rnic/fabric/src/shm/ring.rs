@@ -183,7 +183,8 @@ impl<M: Memory> Writer<M> {
         &self.memory
     }
 
-    /// Gives the ring's memory back to the kernel if the reader has read all records. Returns whether it has.
+    /// Gives the ring's memory back to the kernel if the reader has read all records. Returns whether the memory was
+    /// given back.
     ///
     /// Only the writer may call this. For the reader, nothing changes: the word at the place of the next record is 0
     /// both before and after the call.

@@ -13,8 +13,8 @@ use super::meet::Meeting;
 /// packets go through memory also on a busy machine.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 20_000 } else { 20 });
 
-/// Time after which packets to such a device are dropped, if only shared memory is allowed. The device's process may
-/// wait for a processor during that time.
+/// Time after which packets to an invited device that has not answered are dropped, if only shared memory is allowed.
+/// The time is long, since the device's process may wait for a processor.
 const ONLY_ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// Time after which a device without shared memory is invited again, while packets are sent to it. The address may
@@ -28,8 +28,8 @@ const ASK_AGAIN_WITHIN_NS: u64 = 1_000_000_000;
 /// The invited device may belong to a stopped process.
 pub(super) const OTHERS_WAIT_NS: u64 = 2_000_000;
 
-/// Maximum number of destinations in the map if a route over UDP is added. If there are more, all routes over UDP are
-/// forgotten, so that their devices are invited again.
+/// Number of destinations in the map of routes from which on adding a route over UDP first removes all routes over UDP.
+/// The devices of the removed routes are invited again.
 const UDP_ROUTES_MAX: usize = 4096;
 
 /// Returns how long a device may take to answer an invitation.

@@ -17,8 +17,9 @@ use doorbell_rnic::Payload;
 
 use super::ring::Memory;
 
-/// Size of one ring in bytes. The RNIC limits requests in flight to one device to 1 MiB, and READ responses also to 1
-/// MiB. A packet counts towards this limit with more bytes than it takes in the ring.
+/// Size of one ring in bytes. The RNIC limits the requests in flight to one device to 1 MiB, and the READ responses to
+/// another 1 MiB. A packet counts towards these limits with more bytes than it takes in the ring. So the ring has room
+/// for all of them.
 pub(super) const RING_BYTES: usize = 2 << 20;
 
 /// Size of the control page before the rings in bytes. For each ring, the page holds two words on separate cache lines:
@@ -122,8 +123,8 @@ impl Mapping {
         };
         let is_allocated = kernel_counts_every_page();
         if is_allocated {
-            // The process that created the file may not have allocated the pages, if the setting has changed since. The
-            // call does not change pages that are allocated already.
+            // If `vm.overcommit_memory` was not yet 2 when the peer created the file, the peer did not allocate the
+            // pages. The call does not change pages that are allocated already.
             // SAFETY: the call only takes numbers.
             checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, FILE_BYTES as libc::off_t) })?;
         }
@@ -198,7 +199,7 @@ impl Ring {
         unsafe { Payload::shared(self.place(at, length), length) }
     }
 
-    /// Returns the number of bytes of the ring that have memory.
+    /// Returns the number of bytes of the ring for which the kernel has allocated memory.
     #[cfg(test)]
     pub(super) fn resident_bytes(&self) -> usize {
         const PAGE: usize = 4096;

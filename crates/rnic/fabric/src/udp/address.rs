@@ -21,8 +21,8 @@ const SEND_BUFFER_BYTES: usize = 4 << 20;
 /// Maximum number of loopback addresses that [`bind`] tries.
 const LOOPBACK_TRIES: usize = 65_536;
 
-/// Loopback addresses that users hardly ever request. If the port is taken on each of them, a socket is bound to the
-/// port on all addresses.
+/// Loopback addresses that users hardly ever request. If the port is taken on each of these addresses, the reason must
+/// be a socket that holds the port on all addresses (0.0.0.0).
 const UNLIKELY_ADDRESSES: [Ipv4Addr; 3] =
     [Ipv4Addr::new(127, 251, 139, 83), Ipv4Addr::new(127, 241, 67, 199), Ipv4Addr::new(127, 211, 179, 31)];
 
@@ -202,7 +202,7 @@ fn try_bind(address: IpAddr, port: u16) -> io::Result<Bound> {
     Ok(Bound { socket: OwnProcess::new(socket.into(), &opening), local })
 }
 
-/// Returns whether the port is also taken on addresses other than `address`.
+/// Returns whether a socket seems to hold the port on all addresses, and not only on `address`.
 fn port_is_held(address: IpAddr, port: u16) -> bool {
     let taken = |address: IpAddr| matches!(try_bind(address, port), Err(e) if e.kind() == io::ErrorKind::AddrInUse);
     match address {
@@ -284,8 +284,8 @@ fn set_ip_options(socket: &Socket, ipv6: bool) -> io::Result<()> {
 }
 
 /// Requests a buffer that `getsockopt` shows as `shown` bytes, which is twice the value passed to the kernel. First
-/// tries the option that ignores the administrator's limit, which requires a privilege. Then tries the option that
-/// obeys the limit.
+/// tries `forced`, an option that requires a privilege and ignores the administrator's limit. Then tries `plain`, an
+/// option that obeys the limit.
 fn set_buffer(socket: &Socket, forced: i32, plain: i32, shown: usize) -> io::Result<()> {
     let value = i32::try_from(shown / 2).unwrap_or(i32::MAX / 2);
     let fd = socket.as_fd();

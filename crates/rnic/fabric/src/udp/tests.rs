@@ -200,7 +200,7 @@ fn a_full_receive_buffer_shows_as_overflows() {
         received += receive_once(&mut b, 0).iter().map(|run| run.packets.len()).sum::<usize>();
     }
     assert!(received < 40 * 64);
-    // The kernel reports the overflow with the next message.
+    // Send one more message, with which the kernel reports the overflow.
     let batch = sealed(&a, &b, &[12]);
     transmit_all(&mut a, 0, &batch);
     receive(&mut b, 1);

@@ -219,7 +219,7 @@ fn a_peer_that_reads_nothing_loses_its_own_packets_alone() {
 
 #[test]
 fn a_silent_device_delays_packets_to_others_only_briefly() {
-    // A socket listens at the device's name, but no thread accepts connections, as if the device's process were
+    // A socket listens at the name of `silent`, but no thread accepts connections, as if the process of `silent` were
     // stopped.
     let mut silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let name = crate::shm::meet::silent_host(silent.local_socket_address());

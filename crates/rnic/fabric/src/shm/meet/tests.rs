@@ -231,8 +231,8 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         let local = udp.local_addr().unwrap();
         let listener = silent_host(local);
         let shared = bind_udp(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
-        // With the last step, the host answers the invitation. The long limit ensures that the answer is in time on a
-        // busy machine.
+        // A host that stops after the challenge completes its answer. Its limit is long, so that the answer is in time
+        // on a busy machine. Other hosts do not answer, and the test waits for their limit.
         let within = if matches!(step, StopsAfter::Challenge) { 60_000 } else { 50 };
         let own = shared.local_socket_address();
         let socket = shared.readable().unwrap();
@@ -251,7 +251,8 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         }
         if matches!(step, StopsAfter::Challenge) {
             meeting.challenged(local.ip(), nonce, [9; 16]);
-            // The inviter now shares memory with a peer that reads nothing. The requester's timers detect such a peer.
+            // The inviter now shares memory with a stopped host, which reads nothing. Only the timers of a requester
+            // can detect such a host.
             assert_eq!(answer(&guest), Some(Message::Proof { nonce: [9; 16] }));
             let mut news = Vec::new();
             eventually("memory is shared", || {
