@@ -180,8 +180,8 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Finds or creates a directory that only this user can access, in a parent that all users can write to. If another
-/// user owns the name `stem`, a random suffix makes the name unique.
+/// Finds or creates a directory that only this user can access, in a parent that all users can write to. The directory
+/// is called `stem`, or has a random suffix if `stem` belongs to another user.
 ///
 /// # Errors
 ///
@@ -235,7 +235,7 @@ fn private_directories(parent: &Path, stem: &str) -> Vec<PathBuf> {
 ///
 /// # Errors
 ///
-/// The file cannot be opened, or another user may own it.
+/// The file cannot be opened, is not a regular file, or belongs to another user.
 pub fn open_lock(path: &Path) -> io::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new().append(true).create(true).custom_flags(flags.bits()).open(path)?;
