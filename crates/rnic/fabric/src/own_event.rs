@@ -123,7 +123,7 @@ mod tests {
         let event = OwnEvent::new().unwrap();
         assert!(event.signal());
         event.reset();
-        // No other test uses this descriptor number.
+        // No open descriptor of this process has this number.
         let high = 900_000;
         // SAFETY: the value is never dropped, and the number belongs to no file.
         let fd = unsafe { EventFd::from_owned_fd(std::os::fd::FromRawFd::from_raw_fd(high)) };

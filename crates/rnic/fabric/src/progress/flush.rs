@@ -5,7 +5,7 @@
 
 use super::sync::{AtomicU64, Ordering};
 
-/// Numbers of requests that were made, and that the port's thread has met.
+/// Number of requests that callers have made, and number of the newest request that the port's thread has met.
 #[derive(Debug)]
 pub(super) struct Flushes {
     asked: AtomicU64,

@@ -57,21 +57,21 @@ pub struct SharedMemoryLink {
     /// then all packets go over UDP.
     meeting: Option<Meeting>,
     routes: Routes,
-    /// Peers by place. `None` marks the free place of a removed peer.
+    /// The peers. The index of a peer is called its place. `None` marks the free place of a removed peer.
     peers: Vec<Option<Peer>>,
     /// Place of the peer whose ring was checked last. The next call of `receive` continues after it.
     next_peer: usize,
     /// Places of the peers that sent packets recently. `next_lately` is the index of the entry that is replaced next.
     lately: [usize; LATELY],
     next_lately: usize,
-    /// Whether some ring has records that must wait until earlier packets are read.
+    /// Whether some ring has records that must wait until earlier packets of the same device are read.
     has_newcomers: bool,
     /// Whether the next call of `receive` checks all rings.
     look_at_all: bool,
     /// Destination of the run at which the last call of `transmit` stopped, because the destination's device has not
     /// answered an invitation.
     awaits: Option<IpAddr>,
-    /// Whether the driver has packets for destinations other than `awaits` that are not in the current batch.
+    /// Whether the driver holds packets to destinations other than `awaits` outside of the current batch.
     others_behind: bool,
     /// Whether a batch is partly sent. The batch's packets to devices that shared memory when the batch was sealed have
     /// no ICRC.

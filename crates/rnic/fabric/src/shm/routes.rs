@@ -42,7 +42,7 @@ pub(super) fn answer_within(choice: LinkChoice) -> Duration {
 enum Route {
     /// The destination's device was invited at this time and has not answered.
     Asked { at_ns: u64 },
-    /// Through the rings of the peer at this place.
+    /// Through the rings of the peer at this place in the link's list of peers.
     Shared { place: usize },
     /// Over UDP, since no device at the address shares memory. The device is invited again at `ask_at_ns`, and then
     /// after `wait_ns`.
@@ -54,7 +54,7 @@ enum Route {
 pub(super) enum RunRoute {
     /// Undecided: the run waits for the answer to an invitation.
     Unknown,
-    /// Through the rings of the peer at this place.
+    /// Through the rings of the peer at this place in the link's list of peers.
     Shared(usize),
     Udp,
 }

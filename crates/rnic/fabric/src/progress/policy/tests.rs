@@ -19,7 +19,8 @@ struct World {
     kicked: bool,
     /// Time at which the thread wakes up. A post with an earlier deadline must kick the thread.
     must_be_kicked_before: u64,
-    /// Waiting times of the packets that callers received. The next field is the same for the thread.
+    /// Waiting times of the packets that callers received. `waits_of_thread_ns` contains those of the packets that the
+    /// thread received.
     waits_of_callers_ns: Vec<u64>,
     waits_of_thread_ns: Vec<u64>,
     /// Values of [`Acks`] with which the thread received packets.

@@ -130,7 +130,7 @@ fn a_sink_that_wants_icrcs_gets_socket_icrcs() {
 
 #[test]
 fn a_device_with_a_taken_name_invites_others_and_retries() {
-    // No other test uses this address, since this test binds it twice.
+    // This test binds the address twice, so no other test may use it.
     let address: IpAddr = [127, 77, 42, 1].into();
     let open = || bind(BindRequest { address: Some(address), port: PORT, ..BindRequest::default() }).unwrap();
     let udp = open();
@@ -249,7 +249,7 @@ fn a_silent_device_delays_packets_to_others_only_briefly() {
 
 #[test]
 fn a_device_that_closes_frees_its_name_and_is_found_again() {
-    // No other test uses this address, since this test binds it repeatedly.
+    // This test binds the address repeatedly, so no other test may use it.
     let address: IpAddr = [127, 77, 42, 2].into();
     let (mut a, mut b) = acquainted_with(link_at(Some(address), LinkChoice::Auto));
     for _ in 0..3 {
@@ -508,8 +508,8 @@ fn packets_without_an_icrc_never_go_over_udp() {
     drop(b);
 }
 
-/// Tests packets for other destinations that are not in the batch of a waiting packet. A driver reports them by
-/// `hurry`.
+/// Tests a packet to a silent device while packets to other devices wait behind its batch. A driver reports such
+/// packets by `hurry`.
 #[test]
 fn a_silent_device_delays_later_batches_only_briefly() {
     let silent = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
