@@ -68,7 +68,8 @@ fn a_reader_gets_a_consistent_snapshot_or_nothing() {
     });
 }
 
-/// The model checker remembers only the last access to a word, so it explores further runs if the reader begins second.
+/// Repeats the test above with a reader that begins after the writer. The model checker remembers only the latest
+/// access to a word, so this order makes it explore further runs.
 #[test]
 fn a_late_reader_gets_a_consistent_snapshot_or_nothing() {
     loom::model(|| {

@@ -394,7 +394,7 @@ fn mana() {
 #[test]
 fn erdma_and_ionic() {
     use Common::*;
-    // The driver in the kernel tree, and the vendor's driver, whose names have a prefix.
+    // The driver in the kernel tree uses names without a prefix. The vendor's driver uses the prefix `hw_`.
     for prefix in ["", "hw_"] {
         let names = ["tx_reqs_cnt", "tx_packets_cnt", "tx_bytes_cnt", "rx_packets_cnt", "rx_bytes_cnt"]
             .map(|name| format!("hw_counters/{prefix}{name}"));
