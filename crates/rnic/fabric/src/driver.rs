@@ -57,8 +57,8 @@ impl<L: std::fmt::Debug> std::fmt::Debug for Driver<L> {
 }
 
 impl<L: Link> Driver<L> {
-    /// Creates a driver of `rnic` on `link`. `port` is the UDP port of this device and its peers, which the ICRC
-    /// covers. If the link is not sealed, the port has no effect.
+    /// Creates a driver of `rnic` on `link`. `port` is the UDP port of this device and its peers. The ICRC covers this
+    /// port, so it has no effect on a link that is not sealed.
     pub fn new(rnic: Rnic, link: L, port: u16) -> Self {
         let address = rnic.config().address;
         let sealed = link.properties().sealed;

@@ -46,7 +46,7 @@ const LONG_RUN_BYTES: usize = 32 << 10;
 pub struct UdpCounters {
     /// Datagrams that the kernel accepted.
     pub datagrams_sent: u64,
-    /// UDP payload bytes of these datagrams.
+    /// UDP payload bytes of the datagrams that the kernel accepted.
     pub bytes_sent: u64,
     /// System calls for sending, whether they succeeded or not.
     pub send_calls: u64,
@@ -54,7 +54,7 @@ pub struct UdpCounters {
     pub send_full: u64,
     /// Datagrams that the kernel passed to the link.
     pub datagrams_received: u64,
-    /// UDP payload bytes of these datagrams.
+    /// UDP payload bytes of the datagrams that the kernel passed to the link.
     pub bytes_received: u64,
     /// System calls for receiving, whether they succeeded or not.
     pub receive_calls: u64,

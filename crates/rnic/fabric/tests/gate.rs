@@ -61,7 +61,8 @@ impl World {
         self.gate.end_opening();
     }
 
-    /// Models a thread that forks. Checks nothing if the thread has used up its naps.
+    /// Models a thread that forks. Checks that each open descriptor is on the list, unless the thread has used up its
+    /// naps.
     fn fork(&self) {
         let mut left = NAPS;
         self.gate.begin_forking(nap(&mut left));

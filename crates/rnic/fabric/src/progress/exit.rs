@@ -47,7 +47,8 @@ impl Ports {
         self.pid.load(Ordering::Acquire) == pid
     }
 
-    /// Claims a free entry for this process. Returns whether the entry belongs to this process.
+    /// Claims this entry for the process `pid` if the entry is free. Returns whether the entry now belongs to that
+    /// process.
     fn claim(&self, pid: u32) -> bool {
         self.pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire).is_ok() || self.is_of(pid)
     }
@@ -88,7 +89,8 @@ pub fn flush_before_exit() {
     for shared in open.iter().filter(|shared| !shared.is_abandoned.load(Ordering::Relaxed)) {
         let asked = match shared.driver.try_lock() {
             Ok(driver) if is_done(&driver) => continue,
-            // If another thread holds the lock, it may be about to hold an acknowledgement back.
+            // If another thread holds the lock, it may be about to hold an acknowledgement back. So make a request in
+            // this case too.
             _ => shared.flushes.ask(),
         };
         shared.kick();

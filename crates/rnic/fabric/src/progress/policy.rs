@@ -55,7 +55,7 @@ pub(super) enum Action {
         /// Whether the sleep is so short that callers need not end it for a deadline.
         briefly: bool,
     },
-    /// Look for packets again and again, unless a caller does.
+    /// Look for packets again and again, unless a caller polls.
     Linger {
         /// Time at which lingering ends at the latest.
         until_ns: u64,
@@ -79,7 +79,7 @@ pub(super) struct Glance {
     pub(super) found_nothing: bool,
     /// Whether a notification is armed and no caller lingers for it.
     pub(super) is_armed: bool,
-    /// Value of [`polls`](Self::polls) when a notification was armed last.
+    /// Value of [`polls`](Self::polls) when a notification was armed most recently.
     pub(super) armed_at: u64,
 }
 

@@ -80,8 +80,9 @@ impl Wakeups {
     #[inline]
     pub(super) fn must_kick(&self) -> bool {
         fence(Ordering::SeqCst);
-        // An awake thread checks all work before it sleeps. A thread that naps or watches briefly wakes up soon enough
-        // for any deadline.
+        // An awake thread checks all work before it sleeps, and callers drive the engine while the thread naps. A
+        // thread that watches briefly wakes up soon enough for any deadline. So only a thread that watches for longer
+        // may need a kick.
         let sleeps_past = || {
             !self.sleeps_briefly.load(Ordering::Relaxed)
                 && self.deadline_ns.load(Ordering::Relaxed) < self.wakes_ns.load(Ordering::Relaxed)

@@ -74,7 +74,7 @@ pub struct SharedMemoryLink {
     /// Whether the driver holds packets to destinations other than `awaits` outside of the current batch.
     others_behind: bool,
     /// Whether a batch is partly sent. The batch's packets to devices that shared memory when the batch was sealed have
-    /// no ICRC.
+    /// no ICRC, so they must not go over UDP.
     is_within_batch: bool,
     /// Devices that shared memory when the current batch was sealed and have departed since.
     gone_within_batch: Vec<IpAddr>,

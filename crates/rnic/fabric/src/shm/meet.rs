@@ -192,7 +192,7 @@ impl Drop for Meeting {
             // The descriptor number may belong to a file of the program by now. Do not close that file.
             std::mem::forget(Arc::clone(&self.shared));
         }
-        // Without the signal, the thread never ends, and neither would a join.
+        // A thread that was not signalled never ends, so do not join it.
         if let Some(thread) = self.thread.take().filter(|_| is_told) {
             // The panic handler has printed a panic of the thread.
             let _ = thread.join();

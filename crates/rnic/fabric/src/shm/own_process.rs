@@ -189,7 +189,8 @@ fn watch_forks() {
     }
 }
 
-/// Waits until each thread that is opening a descriptor has put it on the list.
+/// Waits until each thread that is opening a descriptor has put it on the list of descriptors that forked children give
+/// up.
 extern "C" fn before_fork() {
     GATE.begin_forking(naps());
 }

@@ -129,7 +129,8 @@ mod tests {
         assert_eq!(buffer.0[..8], 18_usize.to_ne_bytes());
         let read = buffer.read(72);
         assert_eq!((read.traffic_class, read.hop_limit), (Some(0x68), Some(3)));
-        // The control message of the segment size has one type for sending and another for receiving.
+        // The control message of the segment size has one type for sending and another for receiving. `read` must
+        // ignore the type for sending.
         assert_eq!(read.segment_bytes, None);
 
         let message = Outgoing { destination: (Ipv6Addr::LOCALHOST, 1).into(), ..message };
