@@ -105,7 +105,7 @@ fn interpreter_of(beginning: &[u8]) -> Option<Range<usize>> {
     let line = beginning.strip_prefix(b"#!")?;
     let from = beginning.len() - line.trim_ascii_start().len();
     let rest = &beginning[from..];
-    // If the first line names no interpreter, the search would find a word in the next line.
+    // The first line names no interpreter: `rest` begins in a later line.
     if line[..line.len() - rest.len()].contains(&b'\n') {
         return None;
     }
