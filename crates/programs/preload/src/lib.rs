@@ -30,8 +30,8 @@ mod objects;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod paths;
 mod process;
-/// On other processors, the library serves no files. This module defines variadic C functions with a fixed number of
-/// arguments, and not every processor's calling convention allows this.
+/// On other processors, the library serves no files. The module `paths` defines variadic C functions with a fixed
+/// number of arguments, and not every processor's calling convention allows this.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod paths {
     pub(crate) fn dev_name() -> &'static std::ffi::CStr {

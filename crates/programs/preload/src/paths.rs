@@ -54,16 +54,17 @@ enum Served<R> {
     Done(R),
     /// The caller must call the C library's function with the path in the buffer.
     Call,
-    /// The caller must call the C library's function with the path in the buffer, which leads to this descriptor, and
-    /// then close the descriptor.
+    /// The buffer contains the path of this descriptor below `/proc`. The caller must call the C library's function
+    /// with this path, and then close the descriptor.
     CallOn(Fd),
     /// The call fails with this errno.
     Refused(c_int),
 }
 
 /// Follows a path that may lead to a served node. If the path leads to a node, `serve` decides the outcome. `serve`
-/// must not wait. This function holds no resource while `real` runs, since `real` may be a cancellation point. The
-/// exception is a descriptor that `real` opens again. The thread cannot be cancelled during that call.
+/// must not wait. `real` calls the C library's function, which may be a cancellation point. So this function holds no
+/// resource while `real` runs. The exception is [`Served::CallOn`]: this function then holds the descriptor, and
+/// cancellation is disabled while `real` runs.
 #[cold]
 #[inline(never)]
 fn led<R>(
@@ -132,7 +133,8 @@ enum Handling<R> {
     Refused(c_int),
 }
 
-/// Returns an answer that needs only the plan, if the library can serve nodes at all.
+/// Returns the result of `answer`, or an error if the library cannot serve nodes in this process. For calls that need
+/// only the plan, and no file or folder.
 fn answered<R>(node: &'static Node, answer: impl FnOnce() -> Served<R>) -> Served<R> {
     match anonymous::check() {
         Ok(()) => answer(),

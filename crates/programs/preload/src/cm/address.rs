@@ -71,8 +71,8 @@ pub(super) fn source_for(mut destination: SocketAddr) -> io::Result<SocketAddr> 
 /// Returns whether an interface in this process's network namespace has the address.
 pub(super) fn is_here(address: SocketAddr) -> bool {
     let ip = address.ip();
-    // To reach the first address of its own interface, the kernel uses this address as source. Other addresses need the
-    // lookup of the interface.
+    // To send to the first address of an interface of this machine, the kernel uses the same address as source.
+    // `interface_mtu` finds the further addresses of an interface.
     ip.is_loopback() || source_for(address).is_ok_and(|source| source.ip() == ip) || interface_mtu(ip).is_ok()
 }
 

@@ -20,7 +20,7 @@ struct Found {
     destination: sockaddr_storage,
 }
 
-/// Request of a program. Fields that the program left at zero have default values.
+/// Lookup that a program requests. Fields that the program left at zero have default values.
 struct Wanted {
     flags: u32,
     family: c_int,
@@ -67,7 +67,7 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) 
         hints.ai_flags |= libc::AI_NUMERICHOST;
     }
     let mut found: *mut addrinfo = ptr::null_mut();
-    // A name server may take long to answer, so forks need not wait for the lookup.
+    // A name server may take long to answer. So run the lookup outside the gate, where forks do not wait for it.
     let (error, errno) = outside(|| {
         // SAFETY: the C contract guarantees valid arguments.
         let error = unsafe { libc::getaddrinfo(node, service, &raw const hints, &raw mut found) };

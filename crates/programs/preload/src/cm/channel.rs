@@ -60,7 +60,7 @@ pub(super) struct PendingEvent {
 /// Details of an event.
 pub(super) enum Detail {
     Nothing,
-    /// A request to a listener. A lookup request has no endpoint.
+    /// A request to a listener. A request to a datagram service (SIDR_REQ) has no endpoint.
     Request {
         line: Arc<Line>,
         endpoint: Option<Endpoint>,
@@ -81,7 +81,7 @@ pub(super) enum Detail {
     Rejection {
         private: Vec<u8>,
     },
-    /// The peer refused a lookup.
+    /// The peer refused the request to its datagram service (SIDR_REQ).
     NoService {
         private: Vec<u8>,
     },
@@ -195,8 +195,8 @@ unsafe impl Object for Channel {
 /// All existing channels, by their addresses.
 ///
 /// A program may destroy a channel while another thread is about to retrieve an event from the channel. For example,
-/// rping does so up to release 58 of rdma-core. With the kernel, the retrieving thread gets EBADF. Therefore each call
-/// looks up the channel in this table before it uses the channel's memory.
+/// rping does so up to release 58 of rdma-core. With librdmacm, the retrieving thread then gets EBADF from the kernel.
+/// Therefore each call looks up the channel in this table before it uses the channel's memory.
 static CHANNELS: Mutex<BTreeMap<usize, Arc<Channel>>> = Mutex::new(BTreeMap::new());
 
 fn channels() -> MutexGuard<'static, BTreeMap<usize, Arc<Channel>>> {
@@ -266,7 +266,7 @@ fn connection(endpoint: &Endpoint, retry_count: u8, private: &[u8]) -> c::rdma_c
     let conn = c::rdma_conn_param {
         private_data: private.as_ptr().cast(),
         private_data_len: private.len() as u8,
-        // The peer's outstanding READs are those that this side answers, and the reverse.
+        // Swap the two limits of the peer: this side answers the READs that the peer has outstanding, and the reverse.
         responder_resources: endpoint.initiator_depth,
         initiator_depth: endpoint.responder_resources,
         flow_control: endpoint.flow_control.into(),

@@ -226,7 +226,7 @@ unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: 
     let room = if kind == QpKind::Ud { message::LOOKUP_REPLY_PRIVATE } else { message::REJECT_PRIVATE };
     // SAFETY: the C contract guarantees valid arguments.
     let private = unsafe { private_data(data, length, room) }?;
-    // In these phases, Linux also sends a REJ (`ib_send_cm_rej`) or refuses a lookup (`ib_send_cm_sidr_rep`).
+    // As in Linux, an id can reject only in these phases (`ib_send_cm_rej`, and `ib_send_cm_sidr_rep` for datagrams).
     let may_reject = match phase {
         Phase::Requested => true,
         Phase::Answered | Phase::Accepted | Phase::Connecting { connected: true } => kind != QpKind::Ud,
@@ -347,7 +347,7 @@ unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Answer<Found<
         Ok(event) => event,
         Err(step) => return Ok(Err(step)),
     };
-    // SAFETY: the event was just retrieved. It stays in the listener until the listener gets its next event.
+    // SAFETY: the event was just retrieved. The event exists until the listener retrieves its next event.
     let (kind, child) = unsafe { ((*event).event, (*event).id) };
     if kind != c::RDMA_CM_EVENT_CONNECT_REQUEST {
         return Err(Refused::invalid("the id is not a listener: call rdma_listen first"));
@@ -365,7 +365,8 @@ unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Answer<Found<
             return Err(refused);
         }
     }
-    // Move the event to the child, so that the listener can hold its next event.
+    // Move the event from the listener to the child. Otherwise, the listener would acknowledge it before its next
+    // event.
     // SAFETY: both ids exist, and no other call uses them now.
     unsafe {
         (*own.c.get()).event = std::ptr::null_mut();

@@ -29,7 +29,7 @@ unsafe fn create(
         let own = id::own(created)?;
         let filled = fill(own, created, result, pd, init);
         if let Err(refused) = filled {
-            // The program has retrieved no events of these objects, so neither call waits.
+            // The program has retrieved no events of the new id and its queue pair, so destroying them does not wait.
             let _ = qp::destroy(own);
             id::destroy(created)?;
             return Err(refused);

@@ -298,7 +298,7 @@ fn a_listener_survives(transport: Transport) {
         let stream = transport.call(port);
         let first = (rng.below(4) > 0).then(message);
         misbehave(stream, first, &mut rng, |rng| program.handle(rng));
-        // Events of earlier peers may arrive late.
+        // Events of earlier peers may arrive late, so the limit covers all peers so far.
         let most = (peer as usize + 1) * MOST_EVENTS;
         assert!(program.events <= most, "{} events of {} peers", program.events, peer + 1);
         if rng.below(4) > 0 {
@@ -306,7 +306,7 @@ fn a_listener_survives(transport: Transport) {
         }
     }
     program.destroy_ids();
-    // Wait until the remaining peers have ended. Each peer that has sent no request holds a reference to the listener.
+    // Wait until no connection holds a reference to the listener's line. Each connection without a request holds one.
     // SAFETY: the listener exists.
     let line = Arc::clone(&unsafe { object::<Id>(listener) }.unwrap().line);
     let until = Instant::now() + line::ARRIVAL + PATIENCE;
@@ -324,7 +324,7 @@ fn a_listener_survives(transport: Transport) {
         assert_eq!(rdma_connect(client, &mut bare_param()), 0);
         let until = Instant::now() + PATIENCE;
         let answer = loop {
-            // Requests of the last bare peers may arrive before the client's request.
+            // Requests of the bare peers may arrive before the client's request, so reject all requests.
             if let Some((c::RDMA_CM_EVENT_CONNECT_REQUEST, server)) = program.next() {
                 rdma_reject(server, ptr::null(), 0);
                 program.ids.push(server);

@@ -273,7 +273,7 @@ impl Id {
         }
     }
 
-    /// If the id is synchronous, retrieves the event of a call and stores the event in the field `event`.
+    /// Completes a call. If the id is synchronous, retrieves the event of the call and stores it in the field `event`.
     fn complete(&self, turn: Turn) -> Answer<Step> {
         if !self.is_sync() {
             return Ok(Step::Done(0));

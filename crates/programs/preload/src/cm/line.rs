@@ -47,7 +47,7 @@ const TIMEWAIT: Duration = Duration::from_millis(200);
 /// Error text for an answer that the library cannot send to the peer.
 const LEFT: &str = "the peer has left, or the id has already answered the peer";
 
-/// Maximum number of requests that the program has not retrieved, if the program does not choose a backlog.
+/// Default backlog of a listener: the maximum number of requests that the program has not retrieved.
 pub(super) const DEFAULT_BACKLOG: usize = 1024;
 
 /// Phase of an id.
@@ -106,7 +106,7 @@ impl Terms {
     fn learn(&mut self, peer: Endpoint) {
         self.peer = Some(peer);
         self.rnr_retry = peer.rnr_retry;
-        // The READs that one side has outstanding are those that the other side answers.
+        // Swap the two limits of the peer: this side answers the READs that the peer has outstanding, and the reverse.
         (self.responder_resources, self.initiator_depth) = (peer.initiator_depth, peer.responder_resources);
     }
 
@@ -130,8 +130,8 @@ pub(super) struct State {
     /// the port instead.
     pub(super) claim: Option<Claim>,
     space: Space,
-    /// TCP socket that reserves the TCP port of the same number. Only set if the library chose the port number for the
-    /// program.
+    /// Socket that reserves the TCP port with the number of the RDMA port. Only set if the library chose the port
+    /// number for the program.
     tcp: Option<OwnProcess>,
     id: IdPointer,
     queue: Arc<Queue>,
@@ -146,8 +146,8 @@ pub(super) struct State {
     request: Option<Message>,
     /// Time at which the program called `rdma_connect`.
     begun: Option<Instant>,
-    /// Bound addresses of the client and of the listener. Only set for a connection within this machine whose
-    /// [`Message::Addresses`] has not arrived yet.
+    /// Bound addresses of the client and of the listener. Only set for a connection within this machine, until the
+    /// client's [`Message::Addresses`] arrives.
     called: Option<(Bound, Bound)>,
     /// Listener that accepted this connection.
     listener: Option<Arc<Line>>,
@@ -463,7 +463,7 @@ mod tests {
         drop((inherited, connection));
     }
 
-    /// Replaces the file of a descriptor. This simulates a program that closes descriptors of other code and then opens
+    /// Replaces the file of a descriptor. This simulates a program that closes the library's descriptors and then opens
     /// files.
     fn replace(descriptor: BorrowedFd<'_>, with: &impl AsFd) {
         // SAFETY: the descriptor belongs to the test. The library compares identities before it uses a descriptor.
@@ -497,7 +497,7 @@ mod tests {
             others.push(other);
         }
         assert!(service.is_intact());
-        // From this point, all descriptors refer to other files of the same kind.
+        // Replace the files of all descriptors of the lines and of the service by other files of the same kind.
         let (mut theirs, mine) = UnixStream::pair().unwrap();
         for (line, ..) in &lines {
             replace(line.state().socket.as_ref().unwrap().as_fd(), &mine);

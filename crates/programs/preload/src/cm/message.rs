@@ -26,7 +26,8 @@ const HEADER_BYTES: usize = 8;
 pub(super) const MAX_BYTES: usize = 256;
 
 /// Maximum private data of each kind of message, in bytes. The limits are those of IBTA's messages. For IP addresses,
-/// the rdma_cm uses 36 of the 92 bytes of a request and of the 216 bytes of a lookup (RDMA IP CM Service, annex A11).
+/// the rdma_cm uses 36 of the 92 bytes of a connection request (REQ) and of the 216 bytes of a lookup (SIDR_REQ). See
+/// RDMA IP CM Service, annex A11.
 pub(super) const REQUEST_PRIVATE: usize = 56;
 pub(super) const REPLY_PRIVATE: usize = 196;
 pub(super) const REJECT_PRIVATE: usize = 148;
@@ -41,7 +42,7 @@ pub(super) mod reason {
     pub(in crate::cm) const VENDOR_OPTION: u16 = 35;
 }
 
-/// Status values of a lookup reply (IBTA Vol 1, 12.11.2).
+/// Status values of a lookup reply, SIDR_REP (IBTA Vol 1, 12.11.2).
 pub(super) mod lookup {
     pub(in crate::cm) const SUCCESS: u8 = 0;
     pub(in crate::cm) const UNSUPPORTED: u8 = 1;

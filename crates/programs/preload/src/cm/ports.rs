@@ -99,7 +99,8 @@ impl Bound {
         self.only || self.address.is_ipv4()
     }
 
-    /// Returns the errno of the second id if the two ids cannot be bound at the same time (`cma_check_port`).
+    /// Returns the errno with which the second of two ids fails to bind, or `None` if both can be bound at the same
+    /// time (`cma_check_port`).
     fn conflict(&self, other: &Self) -> Option<c_int> {
         let (one, another) = (self.address, other.address);
         let apart = self.is_one_family() && other.is_one_family() && one.is_ipv4() != another.is_ipv4();
@@ -186,7 +187,7 @@ impl Claim {
         Self::beside(bound, None)
     }
 
-    /// Takes a port that no other id has at any address. The kernel does the same if a program requests any free port.
+    /// Takes a port that no other id has at any address. Linux chooses such a port if a program binds an id to port 0.
     ///
     /// # Errors
     ///
@@ -263,8 +264,9 @@ impl Claim {
         &self.bound
     }
 
-    /// Returns a socket that listens at the port for ids of this machine. This socket has its own name. Accepted
-    /// sockets have the name of their listening socket, although they do not have the port.
+    /// Returns a socket that listens at the port for ids of this machine. Its name begins with `doorbell-cm/listen`. It
+    /// cannot use the name of the port itself: the kernel gives the name of a listening socket to each accepted socket,
+    /// but an accepted socket must not hold the port.
     ///
     /// # Errors
     ///
@@ -357,9 +359,9 @@ fn bind_or_beside(socket: &OwnProcess, name: String) -> io::Result<String> {
 /// Returns the names of the listeners that a client should call, with their users. All listeners belong to the same
 /// user. The most specific name comes first.
 ///
-/// A listener at one address and a listener at any address exclude each other. But if one of these names is taken, the
-/// kernel lets a program of another user bind the other name. Such a program must not receive the connections of the
-/// program that has the port.
+/// On one port, a listener at one address and a listener at any address exclude each other. But their sockets have
+/// different names. While one user's program has one of the names, the kernel lets another user bind the other name.
+/// The program of that other user must not receive the connections of the program that has the port.
 ///
 /// # Errors
 ///

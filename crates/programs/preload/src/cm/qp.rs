@@ -18,7 +18,7 @@ use crate::process::wait::{Found, STATUS, Step, in_steps};
 const ACK_TIMEOUT: u8 = 14;
 
 /// RNR NAK timer code for 10.24 ms (IBTA Vol 1, 9.7.5.2.8). The kernel's connection manager uses code 0, which is 655
-/// ms. With a short timer, few retries would fail while the receiver gets no processor time.
+/// ms. With a much shorter timer, a sender would use up its retries while the receiver waits for processor time.
 const MIN_RNR_TIMER: u8 = 20;
 
 /// Returns the attributes that move the queue pair of the id to `state`, and the mask of these attributes.
@@ -154,8 +154,8 @@ fn destroy_cqs(own: &Id) -> Found<()> {
     Ok(())
 }
 
-/// Destroys an object of an id once all its events are acknowledged, and sets the id's pointer to null. If another
-/// object still uses the object, the object continues to exist without belonging to the id.
+/// Destroys an object of an id once all events of the object are acknowledged, and sets the id's pointer to null. If
+/// the object is still in use elsewhere, it continues to exist, but no longer belongs to the id.
 fn destroy_part<T>(place: &mut *mut T, destroy: impl FnOnce(*mut T) -> Answer<Step>) -> Found<()> {
     if place.is_null() {
         return Ok(());

@@ -31,13 +31,14 @@ use crate::process::fork;
 /// Number of a line, unique within a service.
 pub(super) type Number = u64;
 
-/// Number in the epoll events of the eventfd that wakes the thread. No line has this number.
+/// Number that stands for the eventfd in epoll events. The eventfd wakes the thread. No line has this number.
 const WAKE: Number = 0;
 
 /// Name of the service thread.
 pub(crate) const THREAD: &str = "doorbell-cm";
 
-/// Maximum number of attempts to take a lock. A signal handler may run in the thread that holds the lock.
+/// Maximum number of attempts to take a lock. Unlimited attempts could never end: a signal handler may have interrupted
+/// the thread that holds the lock.
 const ATTEMPTS: usize = 20;
 
 /// Interval at which the service thread checks its descriptors.
@@ -165,8 +166,8 @@ impl Service {
 
     /// Returns whether the program has left the descriptors of the service unchanged.
     pub(super) fn is_intact(&self) -> bool {
-        // If the descriptor refers to another epoll, the call fails, since this epoll does not contain the eventfd. On
-        // the service's own epoll, the call changes nothing.
+        // `modify` fails if the epoll's descriptor now refers to another epoll, since the other epoll does not contain
+        // the eventfd. On the service's own epoll, `modify` changes nothing.
         self.wake.is_intact() && self.epoll.modify(&self.wake, &mut is_woken()).is_ok()
     }
 
@@ -230,7 +231,7 @@ impl Service {
         self.wake();
     }
 
-    /// Moves the deadlines of these lines forward to `until`, if they are later.
+    /// Shortens the deadlines of these lines. No deadline of these lines is later than `until` afterwards.
     pub(super) fn hasten(&self, numbers: &[Number], until: Instant) {
         let mut table = self.table();
         for number in numbers {

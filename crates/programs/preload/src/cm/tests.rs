@@ -49,7 +49,7 @@ fn refused(result: c_int, with: c_int) {
 /// Event channel of a test.
 struct Channel(*mut c::rdma_event_channel);
 
-/// The fields of an event that a program sees.
+/// The fields that a program sees in an event.
 #[derive(Debug)]
 struct Seen {
     id: *mut c::rdma_cm_id,
@@ -223,7 +223,7 @@ fn two_ids_agree_connect_and_disconnect() {
         assert_eq!(answer.param.qp_num, (*(*server).qp).qp_num);
         assert_eq!(state_of(client), c::IBV_QPS_RTS);
         passive.expect(c::RDMA_CM_EVENT_ESTABLISHED, 0);
-        // The READs that one side has outstanding are those that the other side answers.
+        // Each side answers the READs that the other side has outstanding, so the limits of the two sides are swapped.
         let (one, other) = (attributes_of(client), attributes_of(server));
         assert_eq!((one.max_rd_atomic, one.max_dest_rd_atomic), (5, 3));
         assert_eq!((other.max_rd_atomic, other.max_dest_rd_atomic), (3, 5));
@@ -317,8 +317,8 @@ fn a_datagram_service_is_found_or_refused() {
         fine(rdma_reject(refusing, b"no".as_ptr().cast(), 2));
         let seen = active.expect(c::RDMA_CM_EVENT_UNREACHABLE, 2);
         assert_eq!((&seen.private[..3], seen.private.len()), (&b"no\0"[..], LOOKUP_REPLY_PRIVATE));
-        // A datagram service rejects connections. The connection must use TCP, since only TCP ports are shared by the
-        // port spaces.
+        // A datagram service rejects a connection request. Such a request arrives only over TCP: within one machine,
+        // the names of sockets contain the port space.
         let far = passive.id(c::RDMA_PS_UDP);
         Transport::Tcp.select(far);
         fine(rdma_bind_addr(far, sockaddr(&Transport::Tcp.address())));
@@ -394,7 +394,8 @@ fn a_synchronous_endpoint_needs_no_events() {
         let mut server = ptr::null_mut();
         fine(rdma_get_request(listener, &raw mut server));
         fine(rdma_accept(server, ptr::null_mut()));
-        // The first call gets its event, even if the client has already left. The other calls get no event and return.
+        // The first call returns after the event of the disconnection, even if the client has already left. For the
+        // other two calls no event will come, so they return at once.
         fine(rdma_disconnect(server));
         fine(rdma_disconnect(server));
         fine(rdma_disconnect(server));
@@ -419,7 +420,7 @@ fn an_id_takes_its_waiting_events_to_another_channel() {
         one.no_more();
         assert_eq!((*id).channel, other.0);
         assert_eq!(other.expect(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0).id, id);
-        // Destroying the id discards the events that the program has not retrieved.
+        // This call queues an event. Destroying the id discards the event, since the program has not retrieved it.
         fine(rdma_resolve_route(id, 1000));
         destroy(&[id]);
     }

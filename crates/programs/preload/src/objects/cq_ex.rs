@@ -47,8 +47,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         table.start_poll = Some(start_poll);
         table.next_poll = Some(next_poll);
         table.end_poll = Some(end_poll);
-        // The headers of verbs (`ibv_wc_read_opcode` and similar functions) call these functions without a check for
-        // null.
+        // Set all read functions, also those of fields that the program did not request. The inline functions of the
+        // verbs headers, such as `ibv_wc_read_opcode`, call them without a check for null.
         table.read_opcode = Some(read_opcode);
         table.read_vendor_err = Some(read_vendor_err);
         table.read_wc_flags = Some(read_wc_flags);

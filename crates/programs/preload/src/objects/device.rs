@@ -143,8 +143,8 @@ struct Process {
     generation: u32,
     /// The device of this process. A context keeps the device alive.
     device: Weak<Device>,
-    /// Last address of the device. If the program reopens the device, the device gets the same address and so the same
-    /// GID.
+    /// Most recent address of the device. If the program reopens the device, the device gets the same address and so
+    /// the same GID.
     address: Option<IpAddr>,
 }
 

@@ -87,7 +87,7 @@ unsafe fn unacknowledged<'a>(element: Element) -> Answer<&'a Unacknowledged> {
     }
 }
 
-/// Object whose events this source raises, and the list that receives these events.
+/// An object that raises events, and the list that receives its events.
 #[derive(Clone)]
 pub(crate) struct Source {
     element: Element,

@@ -77,7 +77,8 @@ fn checked(memory: *mut c_void, length: usize, flags: c_uint, dm: *mut c::ibv_dm
         return Err(Refused::invalid("remote write and remote atomic access require IBV_ACCESS_LOCAL_WRITE"));
     }
     if access.contains(Access::ON_DEMAND) {
-        // The pages of an on-demand region may be unmapped now. Such a region may even cover the whole address space.
+        // Do not check that the memory is mapped. The pages of an on-demand region may be unmapped now, and such a
+        // region may even cover the whole address space.
         return Ok(access);
     }
     expect_mapped(memory, length, access.contains(Access::LOCAL_WRITE))?;
@@ -85,7 +86,8 @@ fn checked(memory: *mut c_void, length: usize, flags: c_uint, dm: *mut c::ibv_dm
 }
 
 /// Checks that the memory is mapped, and that it is writable if `written` is set. Like registration with hardware, the
-/// check brings the pages into memory. On kernels that cannot do so, the check always succeeds.
+/// check brings the pages into memory. On kernels before 5.14, which cannot bring pages in on request, the check always
+/// succeeds.
 fn expect_mapped(memory: *mut c_void, length: usize, written: bool) -> Answer<()> {
     if (memory as usize).checked_add(length).is_none() {
         return Err(Refused::invalid("the end of the memory exceeds the address space"));

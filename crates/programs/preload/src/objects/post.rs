@@ -95,7 +95,7 @@ unsafe fn in_groups<W: Linked, R>(
         if let Some((index, why)) = stopped {
             let mut at = first;
             for _ in 0..index {
-                // SAFETY: `at` is a request of the list. It is not after the request that was read last.
+                // SAFETY: `at` is one of the requests of the list that the loop above has read.
                 at = unsafe { &*at }.next();
             }
             why.tell(call);
@@ -211,7 +211,7 @@ unsafe fn payload<'a>(
         // SAFETY: the C contract guarantees valid arguments.
         return Ok(Payload::Sges(unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge) }?));
     }
-    // A queue pair may be created only for inline data, without scatter-gather elements. It accepts one piece.
+    // Accept at least one piece. A queue pair that sends only inline data may have been created with `max_send_sge` 0.
     // SAFETY: the C contract guarantees valid arguments.
     let sges = unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge.max(1)) }?;
     check_inline(operation, sges.iter().map(|sge| sge.length as usize), limits.max_inline)?;

@@ -41,7 +41,8 @@ fn state_number(state: QpState) -> c::ibv_qp_state {
 /// Converts the attributes that the mask of a modification selects.
 pub(crate) fn from_c(attr: &c::ibv_qp_attr, mask: u32, device: &Device) -> Answer<QpAttributes> {
     use AttributeMask as A;
-    // Each bit of the mask means the same as in C. Bit 0 stands for the state itself.
+    // The bits of `AttributeMask` have the same meaning as in C. `AttributeMask` has no bit for the state, which is bit
+    // 0 in C.
     let named = A::from_bits(mask & !c::IBV_QP_STATE).ok_or_else(|| {
         let unknown = mask & !c::IBV_QP_STATE & !A::all().bits();
         Refused::invalid(format!("attributes {unknown:#x} cannot be modified on this device"))

@@ -31,7 +31,8 @@ macro_rules! refused_in_table {
     };
 }
 
-// The list does not contain functions that destroy these objects, since no such object exists.
+// The list does not contain functions that destroy flow rules, counters, work queues and the like. The functions below
+// create no such object, so a program has none to destroy.
 refused_in_table! {
     "flow rules are not supported":
         ibv_create_flow "ibv_create_flow"(*mut c::ibv_qp, *mut c::ibv_flow_attr) -> pointer *mut c::ibv_flow;
@@ -74,7 +75,7 @@ refused! {
         ibv_resolve_eth_l2_from_gid(*mut c::ibv_context, *mut c::ibv_ah_attr, *mut u8, *mut u16) -> status c_int;
 }
 
-// Importing an object always fails, so these functions have nothing to release.
+// The functions that import an object always fail. So the functions that release an imported object have nothing to do.
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_unimport_pd(_: *mut c::ibv_pd) {}
@@ -91,7 +92,7 @@ extern "C" fn ibv_query_qp_data_in_order(_: *mut c::ibv_qp, _: c::ibv_wr_opcode,
     0
 }
 
-// No hardware reads the program's memory. So pages that a fork copies need no preparation.
+// A fork may copy pages of registered memory. Only hardware, which reads physical pages, needs a preparation for this.
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {

@@ -18,7 +18,8 @@ use crate::process::explain;
 
 const FILE_MODE: u32 = 0o444;
 const FOLDER_MODE: u32 = 0o755;
-/// Mode with which a folder is created and which it has until its name is removed.
+/// Mode of a folder from its creation until the library removes its name. Only then does the folder get
+/// [`FOLDER_MODE`].
 const PRIVATE_MODE: u32 = 0o700;
 
 /// Device that the library opens in place of a character device. All users may open `/dev/full`, and writes to it fail.
@@ -27,7 +28,7 @@ pub(super) const STAND_IN: &[u8] = b"/dev/full";
 /// Maximum number of names that are tried for a folder. Other processes may take a name or remove the folder.
 const ATTEMPTS: usize = 64;
 
-/// Maximum number of entries of a place that [`sweep`] checks for folders of killed processes.
+/// Maximum number of entries that [`sweep`] examines in one place of [`PLACES`].
 const MAX_SWEPT: usize = 4096;
 
 /// Reason why the library cannot create a file for a node.
@@ -107,7 +108,8 @@ pub(super) fn open(node: &Node, flags: c_int) -> Result<Fd, Unserved> {
     match sys::openat(libc::AT_FDCWD, path.with_zero(), libc::O_RDONLY | flags & PASSED, 0) {
         // The program gets the lowest free descriptor number, as it would from the kernel.
         Ok(opened) => Ok(sys::take_number(opened, made, cloexec)?),
-        // No second descriptor is free. The program can use the first descriptor, since its content is sealed.
+        // No second descriptor is free, so the program gets `made`. For a file, `made` is writable, but its content is
+        // sealed.
         Err(libc::EMFILE | libc::ENFILE) if flags & libc::O_PATH == 0 => {
             if !cloexec {
                 sys::clear_cloexec(&made)?;
@@ -120,7 +122,7 @@ pub(super) fn open(node: &Node, flags: c_int) -> Result<Fd, Unserved> {
 
 fn file(node: &Node, content: &Content) -> Result<Fd, Unserved> {
     let file = match sys::memfd(Name::of_file(node).with_zero()) {
-        // A filter of system calls may deny `memfd_create`.
+        // A filter of system calls may deny `memfd_create`. Then create a file without a name in some folder.
         Err(libc::EPERM | libc::EACCES | libc::ENOSYS) => in_some_place(|place| {
             sys::openat(libc::AT_FDCWD, place.with_zero(), libc::O_TMPFILE | libc::O_RDWR, PRIVATE_MODE)
         })?,
@@ -173,8 +175,8 @@ fn folder_in(place: &mut Buffer, node: &Node) -> Result<Fd, c_int> {
             sys::fchmod(&folder, FOLDER_MODE)?;
             return Ok(folder);
         }
-        // The folder still has a name. Either the file system counts links differently, or the folder belongs to
-        // another user.
+        // Either `rmdirat` failed, or the file system counts links differently, or another user has replaced the
+        // folder. Return the errno of `rmdirat` if it failed. Otherwise try another name.
         removed?;
     }
     Err(libc::EBUSY)
@@ -279,7 +281,8 @@ fn in_some_place(make: impl Fn(&mut Buffer) -> Result<Fd, c_int>) -> Result<Fd, 
         match place.find(&mut path).and_then(|()| make(&mut path)) {
             Ok(made) => return Ok(made),
             Err(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => return Err(Unserved::Errno(errno)),
-            // An errno such as EACCES tells the user more than ENOENT of a missing place.
+            // Keep the errno of an earlier place, since an errno such as EACCES tells the user more than ENOENT of a
+            // missing place.
             Err(libc::ENOENT) => {}
             Err(errno) => last = errno,
         }

@@ -81,15 +81,16 @@ unsafe extern "C-unwind" fn fchdir(fd: c_int) -> c_int {
     let result = unsafe { next::fchdir(fd) };
     if result == 0 {
         let errno = sys::errno();
-        // Another process may have opened the folder. Record a served folder, since relative paths may lead to nodes
-        // from now on.
+        // The call records a served folder as a side effect. From now on, relative paths may lead to nodes. The record
+        // may not exist yet if another process opened the folder.
         is_folder_of_ours(fd);
         set_errno(errno);
     }
     result
 }
 
-/// Answers `getcwd` if the working folder is a removed folder of this library, whose path the kernel does not find.
+/// Answers `getcwd` if the working folder is a removed folder of this library. For a removed folder, the kernel returns
+/// ENOENT.
 ///
 /// # Safety
 ///

@@ -12,7 +12,7 @@ use super::{names, next, sys};
 use crate::objects::answer::set_errno;
 use crate::process::wait::Uncancelled;
 
-/// A folder entry as programs read it. `dirent` and `dirent64` are the same structure on these machines.
+/// A folder entry as programs read it. On x86-64 and AArch64, `dirent` and `dirent64` are the same structure.
 pub(super) type Entry = libc::dirent64;
 
 const _: () = assert!(size_of::<libc::dirent>() == size_of::<Entry>());

@@ -95,8 +95,8 @@ const fn words(name: &'static str, sum_of: &'static [&'static str]) -> PortCount
     PortCounter { name, sum_of, divided_by: 4 }
 }
 
-/// Counters of the port. A counter without counters of the device stays 0, since its events do not occur without cables
-/// and switches.
+/// Counters of the port, each with the counters of the device that it sums up. A port counter with an empty list stays
+/// 0: it counts events of cables and switches, which the software device does not have.
 static PORT_COUNTERS: [PortCounter; 17] = [
     port("VL15_dropped", &[]),
     port("excessive_buffer_overrun_errors", &["rx_overflow"]),
@@ -131,7 +131,7 @@ pub(super) fn plan() -> &'static Plan {
     static PLAN: StaticValue<Plan> = StaticValue::new();
     let make = || {
         // Creating the plan reads files, which are cancellation points. A cancellation would unwind this Rust frame,
-        // which ends the process.
+        // and the unwinding would end the process.
         let _uncancelled = Uncancelled::new();
         Box::new(Plan::new())
     };
@@ -362,8 +362,8 @@ impl Processors {
     }
 }
 
-/// Maximum number of processors in a mask. A mask of this length fits into a file, and no kernel supports more
-/// processors.
+/// Highest processor number in a mask. The mask omits processors with higher numbers, so it fits into a file
+/// ([`MAX_VALUE_BYTES`]).
 const MAX_PROCESSORS: usize = 1024;
 
 /// The content of a file, which is written without allocating memory.
@@ -388,7 +388,8 @@ impl fmt::Write for Text {
 }
 
 /// The address that was read last: the two halves of its GID, and the XOR of these halves with [`KNOWN`]. A reader
-/// verifies the halves with the third word instead of taking a lock. A signal handler may interrupt a writing thread.
+/// verifies the halves with the third word instead of taking a lock. A lock could block forever: the reader may be a
+/// signal handler that has interrupted a writing thread.
 static LAST_GID: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 const KNOWN: u64 = 0x646f_6f72_6265_6c6c;
 
@@ -428,7 +429,7 @@ pub(super) fn text(content: &Content) -> Text {
             let [a, b, c, d, e, f, g, h] = address().map_or([0; 8], |address| gid(address).segments());
             writeln!(text, "{a:04x}:{b:04x}:{c:04x}:{d:04x}:{e:04x}:{f:04x}:{g:04x}:{h:04x}")
         }
-        // As in the kernel, the file of a GID that does not exist is empty.
+        // As in the kernel, the file is empty while no network interface has the device's address.
         Content::Live(Live::Netdev) => match address().and_then(query::interface) {
             Some((interface, _)) => writeln!(text, "{interface}"),
             None => Ok(()),

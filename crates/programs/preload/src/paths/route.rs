@@ -95,8 +95,9 @@ unsafe fn may_concern_below(folder: c_int, path: *const u8) -> bool {
         || (first == b'.' && folder >= 0 && is_folder_of_ours(folder))
 }
 
-/// Returns whether a call failed with ENOENT because another process opened its folder, which is a served folder. The
-/// caller asks after [`may_concern`] returned `false` for the path.
+/// Returns whether a call with a relative path failed with ENOENT because `folder` stands for a served folder. The
+/// caller asks this after [`may_concern`] returned `false`: [`may_concern`] does not know a served folder that another
+/// process opened and passed to this process.
 ///
 /// # Safety
 ///
@@ -301,7 +302,8 @@ fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Op
         let slashes = rest.iter().take_while(|&&byte| byte == b'/').count();
         let rest = &rest[slashes..];
         let here = plan.find(at.path());
-        // Here the buffer contains no followed link. If it contains a link that is not followed, the path must end.
+        // `here` may be a link that the call does not follow, but then the path must end with the link. The same
+        // applies to a file.
         if here.is_some_and(|node| !node.is_folder()) && (slashes > 0 || !rest.is_empty()) {
             return Err(libc::ENOTDIR);
         }

@@ -150,8 +150,8 @@ pub(super) fn exists(path: &[u8]) -> bool {
 pub(super) fn fstat(fd: c_int) -> Result<libc::stat, c_int> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     call!(SYS_fstat, fd, found.as_mut_ptr())?;
-    // SAFETY: the call succeeded, so the kernel has written the structure. On these machines, the C library's structure
-    // is the same as the kernel's.
+    // SAFETY: the call succeeded, so the kernel has written the structure. On x86-64 and AArch64, the C library's
+    // structure is the same as the kernel's.
     Ok(unsafe { found.assume_init() })
 }
 

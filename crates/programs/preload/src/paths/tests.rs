@@ -1,5 +1,5 @@
-//! Tests of served paths. In the test program, too, the functions of this module replace those of the C library. The
-//! standard library calls these functions.
+//! Tests of served paths. The test program contains the library's functions, which replace those of the C library. So
+//! the calls of the standard library in these tests reach the library's functions.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -1,7 +1,7 @@
 //! Ends of a process that no handler of the C library sees: `_exit`, `exec`, `daemon`, and code after the last `atexit`
 //! handler. The RNIC delays some acknowledgements until the program sends a response. Before these ends, the library
-//! sends the delayed acknowledgements, since no response will come. (`exit` and `quick_exit` run handlers, which
-//! `verbs` installs.)
+//! sends the delayed acknowledgements, since no response will come. (`exit` and `quick_exit` run the handlers that the
+//! crate `doorbell_verbs` installs.)
 //!
 //! This module also defines the functions that start programs, whose arguments `launch.rs` reads, and `pthread_exit`
 //! for `main_thread.rs`.

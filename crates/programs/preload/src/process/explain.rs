@@ -60,8 +60,7 @@ pub(crate) fn is_wanted() -> bool {
 /// Explains why a call, or another subject, did not do what the program requested. Omits a sentence that differs from
 /// an earlier sentence only in its numbers.
 ///
-/// The program may call this function between fork and exec, and in a signal handler. The function takes no lock and
-/// allocates nothing.
+/// The function may run between fork and exec, and in a signal handler. So it takes no lock and allocates nothing.
 pub(crate) fn explain(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     let Some(said) = said() else { return };
     let mut hash = Hash::default();

@@ -1,5 +1,6 @@
-//! Forks. A child inherits the objects, but neither the threads nor the right to use the socket. Calls on inherited
-//! objects return errors. When the child opens the device again, the child gets its own device.
+//! Forks. A child inherits the objects, but not the threads. The socket of the inherited RNIC still belongs to the
+//! parent. So calls on inherited objects return errors. When the child opens the device again, the child gets its own
+//! device.
 //!
 //! A lock of an inherited object may stay locked forever in the child, since the thread that holds the lock does not
 //! exist there. So the child does not touch the locks of objects. The child needs the locks of the process, which guard
@@ -103,8 +104,8 @@ pub(crate) fn outside<R>(body: impl FnOnce() -> R) -> R {
 }
 
 extern "C" fn before() {
-    // If this thread is already inside the gate, a signal handler forks during a call of this thread. Do not wait for
-    // that call, since it continues only after the handler.
+    // If this thread is already inside the gate, then a signal handler that interrupted a call of this thread is
+    // forking. Do not wait for the interrupted call, since it continues only after the handler returns.
     if DEPTH.get() == 0 {
         let guard = gate().write().ignore_poison();
         FORKING.set(Some(ManuallyDrop::new(guard)));
@@ -238,7 +239,7 @@ mod tests {
                 drop(Inside::try_new());
             }
         });
-        // Other tests enter the gate occasionally.
+        // Other tests enter the gate occasionally. So repeat the attempt until the gate is free for a moment.
         let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while gate().try_write().is_err() {
             assert!(std::time::Instant::now() < patience, "the gate stays held, though no call is inside");

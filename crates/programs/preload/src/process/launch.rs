@@ -100,7 +100,8 @@ pub(crate) unsafe fn watch(launch: Launch, arguments: Arguments) {
     if !is_wanted() {
         return;
     }
-    // SAFETY: each thread has its own `errno`, and a thread that starts a program may read `errno`.
+    // Preserve the `errno` of the program.
+    // SAFETY: each thread has its own `errno`.
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: the caller guarantees that the arguments are valid.
     let environment = unsafe { environment(launch.environment, arguments) };
@@ -166,8 +167,8 @@ unsafe fn program<'a>(program: Program, arguments: Arguments) -> Named<'a> {
                 let folder = arguments.nth(number - 1) as c_int;
                 match arguments.text(number).map(Path::new) {
                     Some(path) if path.is_absolute() || folder == libc::AT_FDCWD => Named::Path(path),
-                    // An empty path names the descriptor itself. This module does not examine paths below other
-                    // folders.
+                    // An empty path names the descriptor itself. Other relative paths, which begin at the folder of the
+                    // descriptor, are not examined.
                     Some(path) if path.as_os_str().is_empty() => Named::Descriptor(folder),
                     _ => Named::Nothing,
                 }

@@ -11,9 +11,8 @@
 //! read, the kernel decides whether a signal ends the wait (SA_RESTART). The flags of the descriptor decide whether a
 //! call waits (O_NONBLOCK). Every [`LOOK`] seconds, a sleeping thread checks whether its descriptor is still open.
 //!
-//! A thread with asynchronous cancellation (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this library. POSIX forbids such
-//! a thread to call most of its functions, too.
-//! most functions of POSIX either.
+//! A thread with asynchronous cancellation (PTHREAD_CANCEL_ASYNCHRONOUS) must not call this library. POSIX also forbids
+//! such a thread to call most functions of the C library.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -301,7 +300,8 @@ fn all_restart() -> bool {
     (1..=libc::SIGRTMAX()).all(|number| unsafe { libc::sigismember(mask, number) } == 1 || !ends_waits(number))
 }
 
-/// Checks that a call that found no event may wait for an event, on the descriptor of an eventfd.
+/// Checks whether a call that found no event may wait for one. `descriptor` is the eventfd that signals events to the
+/// program.
 ///
 /// # Errors
 ///
@@ -322,8 +322,8 @@ pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: T
     Ok(())
 }
 
-/// Runs `body`, which stands for the beginning of a sleep, and returns whether the sleep is already over. If the sleep
-/// is not over, a signal that arrived during `body` interrupts the call as it would interrupt a sleep.
+/// Runs `body` as if the thread slept during `body`. `body` returns whether the event has arrived, so that the call
+/// need not sleep. If the event has not arrived, a signal that arrived during `body` interrupts the call.
 pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool) -> Answer<bool> {
     let mut held = SigSet::all();
     for fault in FAULTS {

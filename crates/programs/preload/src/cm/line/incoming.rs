@@ -23,8 +23,8 @@ use crate::objects::answer::{Answer, Refused};
 /// Deadline for a peer to send its request after it has connected.
 pub(in crate::cm) const ARRIVAL: Duration = Duration::from_secs(10);
 
-/// Time for each connection without a request to send its request, once [`MAX_ARRIVING`] such connections exist. A real
-/// connection manager sends its request at once. So silent peers cannot block a listener for long.
+/// Deadline that replaces [`ARRIVAL`] once [`MAX_ARRIVING`] connections have not sent their request. A real connection
+/// manager sends its request at once. So silent peers cannot block a listener for long.
 const CROWDED: Duration = Duration::from_millis(200);
 
 /// Maximum number of connections to a listener that have not sent their request yet. Further connections wait in the
@@ -73,8 +73,8 @@ impl Line {
                     Ok((connection, from)) => arrived.push((OwnProcess::new(connection.into(), &opening), from)),
                     Err(error) => {
                         is_short |= matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM));
-                        // After any other error, no connection is waiting, or the first connection was aborted. The
-                        // next call accepts the remaining connections.
+                        // Any other error means that no connection is waiting, or that the first waiting connection was
+                        // aborted. In the second case, the next call of `accept_all` accepts the remaining connections.
                         break;
                     }
                 }
@@ -203,7 +203,7 @@ impl Line {
             }
             (Phase::Accepted, M::ReadyToUse) => state.establish(&self.service, self.number),
             (Phase::Accepted | Phase::Answered | Phase::Established | Phase::Disconnecting, M::DisconnectRequest) => {
-                // The reply may fail to arrive, since the peer already considers the connection ended.
+                // Ignore errors: the peer already considers the connection ended, and may have closed its socket.
                 let _ = state.say(&Message::DisconnectReply);
                 if state.phase == Phase::Accepted {
                     state.establish(&self.service, self.number);
@@ -235,7 +235,8 @@ impl Line {
         }
         let datagrams = listening.kind == QpKind::Ud;
         let refusal = match listening.phase {
-            // A datagram service accepts only lookups, and any other listener accepts only requests.
+            // A datagram service accepts only lookups (SIDR_REQ), and any other listener accepts only connection
+            // requests (REQ).
             Phase::Listening { .. } if datagrams != (state.kind == QpKind::Ud) => reason::INVALID_SERVICE_ID,
             Phase::Listening { backlog } if listening.queue.requests_of(listening.id) >= backlog => {
                 reason::NO_RESOURCES

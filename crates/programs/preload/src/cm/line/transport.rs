@@ -22,16 +22,16 @@ use crate::cm::service::attempt;
 use crate::cm::tcp;
 use crate::objects::answer::{Answer, Refused};
 
-/// Time for which a client retries while no listener exists. Address resolution takes no time here, so a client may
-/// connect before its server listens. For example, qperf listens again for each test. In a real network, the slower
-/// address resolution hides this race.
+/// Time for which a client retries while no listener exists. For example, qperf's server listens again for each test,
+/// and its client connects at about the same time. With adapters, the slow address resolution delays the client. This
+/// library resolves addresses at once, so its client may connect before the server listens.
 const LISTENER_LATE: Duration = Duration::from_millis(500);
 
 /// Time between two attempts to reach a listener that does not exist yet or has no room.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Maximum number of ports that the library requests from the kernel, if a program leaves the choice of a port open.
-/// Other ids may have the port that the kernel offers.
+/// Maximum number of free TCP ports that the library requests from the kernel to find a free RDMA port. For each of
+/// these numbers, another id may already have the RDMA port.
 const NUMBERS: usize = 64;
 
 /// First port that needs no privilege by default (`net.ipv4.ip_unprivileged_port_start`).
@@ -248,7 +248,8 @@ impl Line {
     pub(super) fn on_refusal(self: &Arc<Self>, state: &mut State, error: &io::Error) {
         let patience = match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => LISTENER_LATE,
-            // The listener is on this machine, and has not accepted earlier connections yet.
+            // The listener is on this machine, and its queue of unaccepted connections is full. Retry as long as a
+            // program may take to answer.
             Some(libc::EAGAIN) => ANSWER,
             _ => Duration::ZERO,
         };
@@ -335,7 +336,8 @@ fn tcp_socket(address: SocketAddr, options: Options) -> io::Result<OwnProcess> {
 pub(super) fn prepare(socket: &impl AsFd) {
     let alive = TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2));
     let socket = SockRef::from(socket);
-    // If an option cannot be set, the connection still works, but more slowly.
+    // Ignore errors. Without the options, small messages are slower, and the loss of the other machine may stay
+    // unnoticed.
     let _ = socket.set_tcp_nodelay(true);
     let _ = socket.set_tcp_keepalive(&alive.with_retries(3));
 }

@@ -164,7 +164,7 @@ fn a_client_waits_while_the_listener_is_full() {
     listening.bind(&SockAddr::unix(format!("\0doorbell-cm/listen/tcp/{port}/127.0.0.1")).unwrap()).unwrap();
     listening.listen(0).unwrap();
     listening.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    // The kernel queues one connection that the listener has not accepted.
+    // With a backlog of 0, the kernel queues one connection. So `first` fills the queue, and the next attempt fails.
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let first = called(&port_of_this_machine(), to);
     assert_eq!(port_of_this_machine().call(to).unwrap_err().kind(), ErrorKind::WouldBlock);

@@ -378,7 +378,7 @@ fn a_listener_without_descriptors_waits_until_there_are_some() {
             before
         }
     };
-    // Run the test in its own process, since the limit applies to the whole process.
+    // Run the test in its own process, since the limit of descriptors applies to the whole process.
     let child = forked(|| {
         let waits = || {
             let passive = Channel::new();
@@ -454,7 +454,8 @@ fn a_caller_prefers_the_listener_of_its_own_user() {
     let second = squat(&format!("listen/tcp/{port}/0.0.0.0"), 1001);
     assert_eq!(port_of_this_machine().call(to).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     drop(second);
-    // A client uses a listener of its own user, since it trusts the programs of its own user.
+    // The test runs as root, so `twin` belongs to the client's user. The client prefers it to the listener of user
+    // 1000.
     let twin = squat(&format!("listen/tcp/{port}/*"), 0);
     port_of_this_machine().call(to).unwrap();
     assert!(is_called(&twin) && !is_called(&squatter));

@@ -89,7 +89,8 @@ fn all_calls(id: *mut c::rdma_cm_id) -> [(&'static str, c_int); 9] {
     }
 }
 
-/// Checks that each call fails with EINVAL. `others` lists the expected results of the exceptions.
+/// Checks that each call fails with EINVAL, except the calls in `others`. For these, `others` lists the expected errno,
+/// or 0 for success.
 #[track_caller]
 fn only(id: *mut c::rdma_cm_id, others: &[(&str, c_int)]) {
     for (call, errno) in all_calls(id) {

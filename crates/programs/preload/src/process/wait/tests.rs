@@ -532,7 +532,7 @@ fn handle(flags: c_int) {
     }
 }
 
-/// Checks that a signal ends the wait of a call only if its handler does not restart calls.
+/// Checks that a signal ends the wait of a call only if the signal's handler lacks SA_RESTART.
 fn interrupted_or_restarted(call: &(dyn Fn() -> c_int + Sync), end: &dyn Fn()) {
     let _alone = HANDLERS.lock().unwrap();
     handle(0);
