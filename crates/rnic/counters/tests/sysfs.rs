@@ -483,13 +483,13 @@ fn notes_concern_only_the_selected_device() {
         let mut monitor = tree.monitor();
         selector.into_iter().for_each(|selector| monitor.select(selector).unwrap());
         let look = monitor.look();
-        let words = ["odd0", "odd1", "odd2", "no port", "a file"];
+        let words = ["odd0", "odd1", "odd2", "not a port", "a file"];
         words.into_iter().filter(|word| look.notes.iter().any(|note| note.contains(word))).collect::<Vec<_>>()
     };
-    assert_eq!(notes(None), ["odd0", "odd1", "odd2", "no port", "a file"]);
+    assert_eq!(notes(None), ["odd0", "odd1", "odd2", "not a port", "a file"]);
     assert_eq!(notes(Some("rxe0")), [] as [&str; 0]);
-    assert_eq!(notes(Some("mlx5_0")), ["odd1", "odd2", "no port"]);
-    assert_eq!(notes(Some("mlx5_0/2")), ["odd2", "no port"]);
+    assert_eq!(notes(Some("mlx5_0")), ["odd1", "odd2", "not a port"]);
+    assert_eq!(notes(Some("mlx5_0/2")), ["odd2", "not a port"]);
     // The selected device disappeared. Notes about other devices cannot contain the reason, so they are left out.
     let mut monitor = tree.monitor();
     monitor.select("rxe0").unwrap();
