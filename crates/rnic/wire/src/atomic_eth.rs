@@ -19,7 +19,7 @@ header_view! {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Returns the address of the 8 bytes in the responder's memory.
+    /// Returns the address of the 8-byte word in the responder's memory.
     #[inline]
     pub fn virtual_address(&self) -> u64 {
         u64::from_be_bytes(self.get(at::VIRTUAL_ADDRESS))
@@ -45,7 +45,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Sets the address of the 8 bytes in the responder's memory.
+    /// Sets the address of the 8-byte word in the responder's memory.
     #[inline]
     pub fn set_virtual_address(&mut self, address: u64) {
         self.set(at::VIRTUAL_ADDRESS, address.to_be_bytes());
@@ -73,7 +73,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
 /// An atomic extended transport header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Repr {
-    /// Address of the 8 bytes in the responder's memory.
+    /// Address of the 8-byte word in the responder's memory.
     pub virtual_address: u64,
     /// The key of the memory region.
     pub rkey: RKey,

@@ -42,7 +42,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
         Opcode(self.byte(at::OPCODE))
     }
 
-    /// Returns whether the responder's completion raises an event.
+    /// Returns the solicited event bit: whether the receive completion at the responder raises an event.
     #[inline]
     pub fn solicited(&self) -> bool {
         self.byte(at::FLAGS) & bit::SOLICITED != 0
@@ -78,7 +78,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
         self.byte(at::CONGESTION) & bit::FECN != 0
     }
 
-    /// Returns whether packets of the opposite direction met congestion.
+    /// Returns whether packets in the opposite direction met congestion.
     #[inline]
     pub fn becn(&self) -> bool {
         self.byte(at::CONGESTION) & bit::BECN != 0
@@ -187,7 +187,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
 pub struct Repr {
     /// Opcode, which determines the headers that follow.
     pub opcode: Opcode,
-    /// Whether the responder's completion raises an event.
+    /// Solicited event bit: whether the receive completion at the responder raises an event.
     pub solicited: bool,
     /// MigReq, the path migration state.
     pub migrated: bool,
@@ -199,7 +199,7 @@ pub struct Repr {
     pub partition_key: PartitionKey,
     /// Whether the packet met congestion on its path.
     pub fecn: bool,
-    /// Whether packets of the opposite direction met congestion.
+    /// Whether packets in the opposite direction met congestion.
     pub becn: bool,
     /// Destination queue pair.
     pub dest_qpn: Qpn,

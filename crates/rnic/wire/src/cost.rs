@@ -144,7 +144,7 @@ pub struct Direction {
     pub packets: u64,
     /// Bytes of Ethernet frames as counters report them: without preamble, FCS and gap.
     pub frame_bytes: u64,
-    /// Bytes that occupy the line: frames padded to their minimum, with preamble, FCS and gap.
+    /// Bytes that occupy the line: frames padded to 60 bytes, with preamble, FCS and gap.
     pub line_bytes: u64,
 }
 
@@ -174,11 +174,11 @@ pub enum Response {
     None,
     /// The response to a READ or an atomic operation. It carries the data and also acknowledges the request.
     Exact(Direction),
-    /// Acknowledgements, without retransmission.
+    /// Acknowledgements of a message whose packets are each sent once.
     ///
     /// The responder usually sends at most one ACK per message, since one ACK may cover many messages. But a responder
-    /// may acknowledge any request packet, and a requester may set the AckReq bit of the BTH within a message. Some
-    /// NICs have sent about 9 ACKs for a message of 1 MiB. The upper bound is therefore one ACK per request packet.
+    /// may acknowledge any request packet, and a requester may set the AckReq bit of the BTH within a message. A
+    /// measured NIC sent about 9 ACKs for a message of 1 MiB. The upper bound is therefore one ACK per request packet.
     Range {
         /// Minimum: no packet.
         min: Direction,
@@ -210,7 +210,7 @@ impl MessageCost {
     }
 
     /// Returns the maximum messages per second on a full-duplex link of `link_bits_per_s`, if only the link limits the
-    /// rate. The result holds the rate with the fewest acknowledgements and the rate with the most.
+    /// rate. The result holds one rate for the minimum and one for the maximum number of acknowledgements.
     pub fn link_limit(&self, link_bits_per_s: f64) -> LinkLimit {
         let (least, most) = match self.response {
             Response::None => (0, 0),
@@ -248,7 +248,7 @@ pub enum LinkSide {
 /// [`Response::None`] or [`Response::Exact`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinkLimit {
-    /// Messages per second with the fewest acknowledgements.
+    /// Messages per second if the responder sends the minimum number of acknowledgements.
     pub messages_per_s: f64,
     /// Bottleneck at `messages_per_s`.
     pub binding: LinkSide,

@@ -31,8 +31,8 @@ pub(crate) fn update_short(mut register: u32, mut bytes: &[u8]) -> u32 {
     register
 }
 
-/// Processes 4 to 16 bytes at once and returns the register after them. That register is the exclusive or of the
-/// contributions of all bytes.
+/// Processes 4 to 16 bytes at once and returns the register after them. CRC is linear: that register is the exclusive
+/// or of the contributions of the single bytes, and the old register acts on the first four bytes.
 #[inline(always)]
 pub(crate) const fn step<const N: usize>(register: u32, bytes: &[u8; N]) -> u32 {
     const { assert!(N >= 4 && N <= TABLES.len()) };
@@ -49,7 +49,8 @@ pub(crate) const fn step<const N: usize>(register: u32, bytes: &[u8; N]) -> u32 
     after
 }
 
-/// Returns the contribution of each byte value to the register `zeros` bytes later.
+/// Returns a table of contributions. Entry `b` is the part of a register that an input byte `b` causes, if `zeros` more
+/// bytes follow the byte.
 pub(crate) const fn contributions(zeros: usize) -> [u32; 256] {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -66,8 +67,8 @@ pub(crate) const fn contributions(zeros: usize) -> [u32; 256] {
     table
 }
 
-/// Returns the register that becomes `register` after `zeros` zero bytes, or `None` if `zeros` exceeds the bytes of
-/// an IP packet.
+/// Returns the register from which `zeros` zero bytes lead to `register`. May return `None` if `zeros` exceeds the
+/// maximum length of an IP packet.
 #[inline]
 pub(crate) fn rewind(register: u32, zeros: usize) -> Option<u32> {
     let coarse = *REWIND_COARSE.get(zeros / REWIND_FINE.len())?;
@@ -101,11 +102,11 @@ static TABLES: [[u32; 256]; 16] = {
     tables
 };
 
-/// Powers of x that turn a register into the register 0 to 63 zero bytes earlier.
+/// Entry `n` is x^(-8n). Multiplication by this entry rewinds a register by `n` zero bytes.
 static REWIND_FINE: [u32; 64] = powers(over_x(ONE, 8));
 
-/// Powers of x that turn a register into the register a multiple of 64 zero bytes earlier. The largest multiple exceeds
-/// the length of an IP packet.
+/// Entry `n` is x^(-8 * 64n). Multiplication by this entry rewinds a register by `64 * n` zero bytes. The last entry
+/// rewinds by 65,600 bytes, more than the maximum length of an IP packet.
 static REWIND_COARSE: [u32; 1026] = powers(over_x(ONE, 8 * 64));
 
 fn update_long(register: u32, bytes: &[u8]) -> u32 {
@@ -137,17 +138,17 @@ const fn multiply(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// Returns the register after one zero bit.
+/// Multiplies by x: returns the register after one zero bit of input.
 const fn times_x(register: u32) -> u32 {
     register >> 1 ^ POLYNOMIAL & (register & 1).wrapping_neg()
 }
 
-/// Returns the register before `bits` zero bits.
+/// Divides by x^`bits`: returns the register from which `bits` zero bits lead to `register`.
 const fn over_x(mut register: u32, bits: usize) -> u32 {
     let mut n = 0;
     while n < bits {
-        // The upper bit of the polynomial is set. The upper bit of the register therefore shows whether `times_x` has
-        // added the polynomial.
+        // `times_x` shifts a zero into the upper bit, and adds the polynomial, whose upper bit is set, only if it
+        // shifted a one out. The upper bit of the register therefore shows whether `times_x` added the polynomial.
         let carry = register >> 31;
         register = (register ^ POLYNOMIAL & carry.wrapping_neg()) << 1 | carry;
         n += 1;

@@ -8,7 +8,7 @@ const PREFIX: &str = "doorbell fault: ";
 
 /// Faults of one frame.
 ///
-/// The text form is a prefix and the words of the marks: `doorbell fault: dropped, corrupted`.
+/// The text form is a prefix and one word per mark, for example `doorbell fault: dropped, corrupted`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FaultMarks(u8);
 

@@ -14,15 +14,15 @@
 //!
 //! The ICRC follows the packet least significant byte first (`u32::to_le_bytes`).
 //!
-//! The bytes before the BTH depend on the flow, the packet's length and, for IPv4, on identification and DF. CRC is
-//! linear. [`Flow`] therefore stores the register that these bytes give with length, identification and DF zero. Tables
-//! hold the contributions of length and identification, which [`Flow`] adds for each packet.
+//! The bytes before the BTH depend on the flow, on the length of the packet and, over IPv4, on identification and DF.
+//! [`Flow`] stores the register after these bytes, computed with length, identification and DF zero. CRC is linear, so
+//! [`Flow`] adds the contributions of the actual length, identification and DF to this register for each packet. It
+//! takes the contributions from tables.
 //!
-//! **A receiver behind a UDP socket does not know identification and DF.** The receiver computes the expected ICRC with
-//! assumed values. Suppose that the packet differs from the assumption only in these 17 bits. Then the exclusive or of
-//! received and expected ICRC, rewound to the identification, equals the exclusive or of the 17 bits, because CRC is
-//! linear. [`explain_difference`] computes these bits. For one of 2^15 random errors, [`explain_difference`] finds such
-//! bits too.
+//! **A receiver behind a UDP socket does not know identification and DF.** The receiver therefore computes the expected
+//! ICRC with assumed values. A valid packet differs from the assumption at most in the 16 bits of the identification
+//! and in DF. [`explain_difference`] computes the differing bits from the received and the expected ICRC. An ICRC is
+//! valid if such bits exist. This weakens the check: a damaged packet passes with a probability of 2^-15.
 
 use core::net::IpAddr;
 
@@ -31,7 +31,7 @@ use crate::{BTH_LEN, ICRC_LEN, IPV4_LEN, UDP_LEN, crc};
 /// Addresses and ports, prepared for the computation of ICRCs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
-    /// Register after the UDP header, with lengths, identification and DF zero.
+    /// Register after the UDP header, computed with the IP length, the UDP length, identification and DF zero.
     base: u32,
     ipv4: bool,
 }
@@ -46,7 +46,8 @@ impl Flow {
         let (register, ipv4) = match (src.to_canonical(), dst.to_canonical()) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 // Bytes 0 to 11 of an IPv4 header: version and header length, type of service, total length,
-                // identification, flags and fragment offset, time to live, protocol UDP, header checksum.
+                // identification, flags and fragment offset, time to live, protocol UDP, header checksum. Fields that
+                // a router may change are 0xff; `register` adds the fields that are 0.
                 let fixed = [0x45, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 17, 0xff, 0xff];
                 let register = crc::update_short(register, &fixed);
                 let register = crc::update_short(register, &src.octets());
@@ -54,7 +55,7 @@ impl Flow {
             }
             (src, dst) => {
                 // Bytes 0 to 7 of an IPv6 header: version, traffic class and flow label, payload length, next header
-                // UDP, hop limit.
+                // UDP, hop limit. Fields that a router may change are ones; `register` adds the payload length.
                 let fixed = [0x6f, 0xff, 0xff, 0xff, 0, 0, 17, 0xff];
                 let register = crc::update_short(register, &fixed);
                 let register = crc::update_short(register, &v6_octets(src));
@@ -68,8 +69,8 @@ impl Flow {
         Flow { base, ipv4 }
     }
 
-    /// Returns the ICRC of `packet`, which extends from the BTH to the padding. IPv6 flows ignore identification and
-    /// DF.
+    /// Returns the ICRC of `packet`, which extends from the BTH to the padding. An IPv6 flow ignores the arguments
+    /// `identification` and `dont_fragment`.
     #[inline]
     pub fn icrc(&self, identification: u16, dont_fragment: bool, packet: &[u8]) -> u32 {
         let mut icrc = Icrc::new(self, identification, dont_fragment, packet.len());
@@ -79,9 +80,9 @@ impl Flow {
 
     /// Returns whether the ICRC at the end of `packet` is valid for any identification and DF.
     ///
-    /// First tries the assumed identification with DF set, since a socket with `IP_PMTUDISC_DO` sets DF. If the ICRC
-    /// differs, searches for other values, which takes several times as long. An IPv6 packet has neither field: if its
-    /// ICRC is valid, the result holds the assumed identification and a set DF.
+    /// First tries `assumed_identification` with DF set, since a socket with `IP_PMTUDISC_DO` sets DF. If the ICRC does
+    /// not match, computes the values that would match, which takes several times as long. An IPv6 packet has neither
+    /// field. If its ICRC is valid, the result holds `assumed_identification` and a set DF.
     #[inline]
     pub fn check(&self, assumed_identification: u16, packet: &[u8]) -> Check {
         let Some((packet, received)) = packet.split_last_chunk::<ICRC_LEN>() else {
@@ -155,7 +156,8 @@ pub enum Check {
 #[derive(Clone, Copy, Debug)]
 pub struct Icrc {
     register: u32,
-    /// Bytes processed so far. After the masked byte of the BTH, the number need not be exact.
+    /// Number of bytes that were processed. Beyond the masked byte of the BTH, the number is not exact, since the
+    /// following bytes need no position.
     position: usize,
 }
 
@@ -198,15 +200,15 @@ impl Icrc {
     }
 }
 
-/// Returns the change of identification and DF that turns one ICRC into the other: the exclusive or of the
-/// identifications, and whether DF differs. Returns `None` if the packets differ in other bits.
+/// Returns the change of identification and DF that turns the expected ICRC into the received one: the exclusive or of
+/// both identifications, and whether DF differs. Returns `None` if no such change exists.
 ///
 /// `bytes_after_identification` counts the bytes that the ICRC covers after the identification, from the flags to the
 /// end of the padding.
 pub fn explain_difference(received: u32, expected: u32, bytes_after_identification: usize) -> Option<(u16, bool)> {
-    // For each byte, the register shifts down, so the next byte of the input acts on its lowest bits. `rewind` takes
-    // the difference of the two registers back to the point before the identification. There, the difference of the
-    // registers equals the difference of the next four bytes.
+    // An input byte is added to the lowest byte of the register. A difference in the next four input bytes therefore
+    // has the same effect as the same difference of the register. `rewind` returns this difference of the register
+    // before the identification: its bytes are the differences of the identification, the flags and one more byte.
     let before = crc::rewind(received ^ expected, bytes_after_identification + 2)?;
     match before.to_le_bytes() {
         [high, low, flags, 0] if flags & !DONT_FRAGMENT == 0 => Some((u16::from_be_bytes([high, low]), flags != 0)),
@@ -223,14 +225,14 @@ const DONT_FRAGMENT: u8 = 0x40;
 /// Bytes between the identification and the BTH: the rest of the IPv4 header, and the UDP header.
 const V4_AFTER_IDENTIFICATION: usize = 14 + UDP_LEN;
 
-/// Contribution of a 16-bit field to the register after the UDP header.
+/// Contributions of the two bytes of a 16-bit field to the register after the UDP header.
 struct Field {
     high: [u32; 256],
     low: [u32; 256],
 }
 
 impl Field {
-    /// Creates the tables of a field that has `bytes_after` bytes between itself and the BTH.
+    /// Creates the tables of a field. `bytes_after` is the number of bytes between the field and the BTH.
     const fn new(bytes_after: usize) -> Field {
         Field { high: crc::contributions(bytes_after + 1), low: crc::contributions(bytes_after) }
     }

@@ -1,4 +1,4 @@
-//! Immediate data: four bytes of a message for the responder's completion (IBTA Vol 1, chapter 9).
+//! Immediate data: four bytes that a message delivers in the responder's completion (IBTA Vol 1, chapter 9).
 
 use crate::Error;
 

@@ -17,7 +17,7 @@ pub const IPV4_LEN: usize = 20;
 pub const IPV6_LEN: usize = 40;
 /// Bytes of a UDP header.
 pub const UDP_LEN: usize = 8;
-/// Bytes of the global routing header, which precedes the payload in the receive buffer of a datagram (IBTA Vol 1,
+/// Bytes of the global routing header. It precedes the payload of a UD message in the receive buffer (IBTA Vol 1,
 /// 11.4.1.2).
 pub const GRH_LEN: usize = 40;
 /// Bytes of Ethernet's preamble and start delimiter. They occupy the line, but no counter of RDMA traffic includes
@@ -47,7 +47,7 @@ pub struct Outer {
     pub dont_fragment: Option<bool>,
 }
 
-/// Fields of the headers before the BTH, without the [`Outer`].
+/// Fields of the Ethernet and UDP headers. [`Outer`] holds the fields of the IP header between them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Encapsulation {
     /// Source MAC address.
@@ -75,7 +75,8 @@ impl Encapsulation {
     /// Writes the Ethernet, IP and UDP headers of a frame with `udp_payload_len` bytes of UDP payload (BTH to ICRC).
     /// Returns the bytes written.
     ///
-    /// Writes 0 for an unknown identification, and sets an unknown DF, as a UDP socket with path MTU discovery does.
+    /// If the identification is unknown, writes 0. If DF is unknown, sets DF, as a UDP socket with path MTU discovery
+    /// does.
     /// Writes the UDP checksum 0, which means that there is no checksum: Annex A17 leaves the protection of the packet
     /// to the ICRC. RFC 6935 permits a missing checksum over IPv6 for protocols with their own check.
     ///
@@ -144,7 +145,7 @@ pub struct IpPacket<'a> {
     pub payload_len: usize,
 }
 
-/// IP packet with a UDP datagram, of which a capture may hold only the beginning.
+/// IP packet with a UDP datagram. A capture may hold only the beginning of the packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Datagram<'a> {
     /// Fields of the IP header.
@@ -159,7 +160,7 @@ pub struct Datagram<'a> {
     pub ip_len: usize,
     /// Captured bytes of the UDP payload.
     pub payload: &'a [u8],
-    /// Bytes of the whole UDP payload, according to its header.
+    /// Bytes of the whole UDP payload, according to the UDP header.
     pub payload_len: usize,
 }
 
@@ -170,7 +171,8 @@ pub struct Datagram<'a> {
 ///
 /// # Errors
 ///
-/// The frame carries neither IPv4 nor IPv6, ends before its IP packet, or [`parse_datagram`] rejects its headers.
+/// The frame carries neither IPv4 nor IPv6, the frame is shorter than the length in the IP header states, or
+/// [`parse_datagram`] rejects the IP packet.
 pub fn parse_frame(frame: &[u8]) -> Result<Frame<'_>, Error> {
     let mut rest = Reader { bytes: frame, taken: 0 };
     let dst_mac = rest.take()?;
@@ -215,7 +217,8 @@ impl<'a> IpPacket<'a> {
     ///
     /// # Errors
     ///
-    /// The packet carries another protocol, ends before the end of the UDP header, or has an impossible UDP length.
+    /// The packet carries another protocol than UDP, ends before the end of the UDP ports, or has an impossible UDP
+    /// length.
     pub fn datagram(&self) -> Result<Datagram<'a>, Error> {
         if self.protocol != PROTOCOL_UDP {
             return Err(Error::IpProtocol(self.protocol));
@@ -254,7 +257,7 @@ pub fn parse_datagram(packet: &[u8]) -> Result<Datagram<'_>, Error> {
 }
 
 /// Returns whether this EtherType announces a VLAN tag (IEEE 802.1Q): 2 bytes of control information, then another
-/// EtherType. Switches older than 802.1ad, which assigned 0x88a8, use the values 0x9100 to 0x9300 for outer tags.
+/// EtherType. 802.1ad assigned 0x88a8 to outer tags. Older switches use 0x9100 to 0x9300 for them.
 pub const fn is_vlan_tag(ethertype: u16) -> bool {
     matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ | 0x9100 | 0x9200 | 0x9300)
 }

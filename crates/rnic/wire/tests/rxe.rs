@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use doorbell_wire::{BthPacket, Flow, ICRC_LEN, Opcode, PacketOperation, ROCE_UDP_PORT, parse_frame};
 use pcap_file::pcap::PcapReader;
 
-/// Address of rxe. The other end of the cable is Doorbell's software RNIC.
+/// Address of rxe. All other packets come from Doorbell's software RNIC.
 const RXE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 /// Checks a capture of at least `least` packets, in which rxe sent all opcodes of `wanted`.
