@@ -11,7 +11,7 @@ pub enum Status {
     /// The work request succeeded.
     #[default]
     Success,
-    /// The message is longer than the receive, or than the path permits.
+    /// The message is longer than the posted receive, or longer than the queue pair may send.
     LocalLength,
     /// The queue pair found an inconsistency in its own state.
     LocalQpOperation,
@@ -23,7 +23,8 @@ pub enum Status {
     BadResponse,
     /// The binding or invalidation of a memory window failed.
     MemoryWindowBind,
-    /// The responder had no access to its own memory while it processed an RDMA WRITE with immediate.
+    /// The responder had no access to its own memory for an RDMA WRITE with immediate, or could not invalidate the key
+    /// in a SEND with invalidate.
     LocalAccess,
     /// The peer found the request invalid.
     RemoteInvalidRequest,
@@ -101,13 +102,13 @@ pub enum Attachment {
 /// Work completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
-    /// Number that the program gave the work request.
+    /// Number that the program assigned to the work request.
     pub wr_id: u64,
     /// Result. If it is not [`Status::Success`], only `wr_id`, `qpn` and `status` are valid.
     pub status: Status,
     /// Kind of the work request.
     pub opcode: CompletionOpcode,
-    /// Whether the peer asked for a solicited event.
+    /// Whether the sender set the flag for a solicited event.
     pub solicited: bool,
     /// Whether the first 40 bytes of the receive are a global routing header (UD).
     pub has_grh: bool,
@@ -143,7 +144,7 @@ impl Notify {
 /// Function that the RNIC calls when a notification is due. The function must not call back into the RNIC.
 pub type Notifier = Arc<dyn Fn() + Send + Sync>;
 
-/// The completion queue was full, and lost a completion.
+/// The completion queue was full and lost at least one completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the completion queue overran: the program must reap completions before they exceed the depth of the queue")]
 pub struct Overrun;

@@ -45,8 +45,8 @@ counters! {
         tx_data_packets,
         /// Bytes of the packets in `tx_data_packets`.
         tx_data_bytes,
-        /// First transmissions of zero-length SENDs with immediate data. Such a SEND carries no message, but for
-        /// example the credits of a connection.
+        /// First transmissions of zero-length SENDs with immediate data, which `tx_data_packets` counts too. Such a
+        /// SEND carries no message of a program, but for example the credits of a connection.
         tx_word_packets,
         /// Bytes of the packets in `tx_word_packets`.
         tx_word_bytes,
@@ -124,24 +124,26 @@ counters! {
 }
 
 counters! {
-    /// Counters of a link. Most of them count packets that the link lost or did not send. The RNIC never sees a packet
-    /// that was lost on arrival, and considers a packet that was not sent as sent. Further counters tell packets over
-    /// UDP from packets through shared memory, and show the effects of injected faults.
+    /// Counters of a link. Most of them count packets that the link lost or did not send. The RNIC cannot count these
+    /// packets, since it considers each packet that it has handed to the link as sent. Further counters tell packets
+    /// over UDP from packets through shared memory, and show the effects of injected faults.
     LinkCounters {
-        /// Messages dropped because the receive buffer was full. A batch that the kernel merged counts as one message.
-        /// The kernel reports dropped messages to the link only with the next received message.
+        /// Datagrams that the kernel dropped because the receive buffer of the socket was full. Several datagrams that
+        /// the kernel merged (UDP GRO) count as one. The kernel reports the drops only with the next datagram that it
+        /// receives.
         rx_overflow,
-        /// Messages dropped because they were longer than the longest valid packet.
+        /// Received datagrams dropped because they were longer than the longest valid packet.
         rx_truncated,
         /// Packets not sent because they exceed the MTU of the interface or path.
         tx_oversize,
         /// Packets not sent because no route leads to their destination, or the route is forbidden.
         tx_unreachable,
-        /// Packets that the peer's host rejected, for example for a closed port.
+        /// Packets that the host of the peer rejected, for example because the UDP port was closed.
         tx_refused,
         /// Packets dropped because the memory shared with the destination was full.
         tx_ring_full,
-        /// Requests for shared memory that a device of this machine declined.
+        /// Failed attempts to share memory: another device of this machine declined, or this device could not offer
+        /// shared memory.
         shared_memory_refused,
         /// Packets sent over UDP.
         tx_udp_packets,
@@ -157,12 +159,13 @@ counters! {
         fault_reordered,
         /// Received packets in which fault injection flipped a bit. A link without ICRC drops these packets.
         fault_corrupted,
-        /// Received packets that fault injection delayed, including additional copies.
+        /// Received packets that fault injection delayed by a fixed time, including delayed copies of duplicated
+        /// packets.
         fault_delayed,
     }
 }
 
-/// Counters of a queue pair. Every transmission of a packet counts, also a repeated one.
+/// Counters of a queue pair. Exactly one of the `tx_` counters counts each transmission of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpCounters {
     /// First transmissions of request packets.

@@ -9,13 +9,13 @@ use doorbell_wire::Qpn;
 use crate::completion::Notifier;
 use crate::object::{CqId, SrqId};
 
-/// Event of a queue pair, completion queue or shared receive queue that belongs to no work request.
+/// Event that belongs to a queue pair, completion queue or shared receive queue, but to no single work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
     /// The first packet arrived on a queue pair in RTR.
     CommunicationEstablished(Qpn),
-    /// The send queue is drained after the move to SQD.
+    /// After a move to SQD, the queue pair has finished all sends that it had started.
     SqDrained(Qpn),
     /// A local error made the queue pair unusable.
     QpFatal(Qpn),
@@ -23,7 +23,7 @@ pub enum AsyncEvent {
     QpRequestError(Qpn),
     /// A peer's request was denied access.
     QpAccessError(Qpn),
-    /// A queue pair in the error state has taken its last receive from the shared receive queue.
+    /// A queue pair in the error state will take no more receives from its shared receive queue.
     QpLastWqeReached(Qpn),
     /// A completion queue overran and lost completions.
     CqError(u32),
@@ -58,8 +58,8 @@ impl AsyncEvent {
     }
 }
 
-/// Queue of events that the program has not taken yet. An action or a setting of the program causes each event. The
-/// number of the program's objects therefore limits the number of events.
+/// Queue of events that the program has not taken yet. The queue has no maximum length. It stays short, because each
+/// object raises only a few events until the program acts on the object again.
 pub struct EventQueue {
     events: Mutex<VecDeque<AsyncEvent>>,
     notifier: Option<Notifier>,

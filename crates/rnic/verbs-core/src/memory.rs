@@ -26,7 +26,7 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PdId(pub u32);
 
-/// Local key of a region, which scatter-gather elements carry.
+/// Local key of a region. Scatter-gather elements name their region by this key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct LKey(pub u32);
@@ -35,7 +35,7 @@ pub struct LKey(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sge {
-    /// Start address, as in the registration of the region.
+    /// Address of the first byte, in the address range under which the region was registered.
     pub address: u64,
     /// Length in bytes.
     pub length: u32,
@@ -119,7 +119,7 @@ pub enum WindowKind {
     /// window through all of these queue pairs. A binding of zero bytes invalidates the key of the window.
     Type1,
     /// A window that can be bound only while it is unbound (type 2B). Peers access the window only through the queue
-    /// pair that bound it. The owner of the window or the peer invalidates the key.
+    /// pair that bound it. The program that owns the window or the peer can invalidate the key.
     Type2,
 }
 
@@ -128,9 +128,9 @@ pub enum WindowKind {
 pub struct WindowBinding {
     /// New key of the window. The upper 24 bits must be those of the current key; the program chooses the lower 8 bits.
     pub rkey: RKey,
-    /// Key of the region, which must permit the binding ([`Access::WINDOW_BIND`]).
+    /// Local key of the region. The region must permit the binding of windows ([`Access::WINDOW_BIND`]).
     pub lkey: LKey,
-    /// Start of the window, as an address of the region.
+    /// Address of the first byte of the window, in the address range of the region.
     pub address: u64,
     /// Length in bytes.
     pub length: u64,

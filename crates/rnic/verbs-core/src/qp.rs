@@ -60,7 +60,7 @@ bitflags::bitflags! {
     /// Set of attributes that a modification of a queue pair names.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct AttributeMask: u32 {
-        /// State in which the program expects the queue pair.
+        /// Current state of the queue pair, as the program expects it.
         const CURRENT_STATE = 1 << 1;
         /// Whether the device raises an event when the send queue is drained.
         const SQD_NOTIFY = 1 << 2;
@@ -102,7 +102,7 @@ bitflags::bitflags! {
 pub struct QpAttributes {
     /// New state.
     pub state: Option<QpState>,
-    /// State in which the program expects the queue pair.
+    /// Current state of the queue pair, as the program expects it.
     pub current_state: Option<QpState>,
     /// Whether the device raises an event when the send queue is drained.
     pub sqd_notify: Option<bool>,
@@ -121,9 +121,9 @@ pub struct QpAttributes {
     /// Exponent of the acknowledgement timeout, which is 4.096 us times two to the power of the exponent; 0 means
     /// unlimited.
     pub timeout: Option<u8>,
-    /// Maximum number of consecutive timeouts after which the requester tries again.
+    /// Maximum number of consecutive retries after acknowledgement timeouts.
     pub retry_count: Option<u8>,
-    /// Maximum number of consecutive RNR NAKs after which the requester tries again; 7 means unlimited.
+    /// Maximum number of consecutive retries after RNR NAKs; 7 means unlimited.
     pub rnr_retry: Option<u8>,
     /// Packet sequence number that the first received packet must have.
     pub receive_psn: Option<Psn>,
@@ -140,7 +140,7 @@ pub struct QpAttributes {
 }
 
 impl QpAttributes {
-    /// Returns the set of the attributes that are not `None`, without the state.
+    /// Returns the set of the attributes that are not `None`. The set has no bit for the new state.
     pub fn mask(&self) -> AttributeMask {
         use AttributeMask as A;
         [
@@ -292,7 +292,7 @@ pub struct QpInfo {
     pub kind: QpKind,
     /// State.
     pub state: QpState,
-    /// Current attributes, all of them set.
+    /// Current attributes. None of them is `None`.
     pub attributes: QpAttributes,
     /// Capacities of the queue pair.
     pub capacities: QpCapacities,
@@ -304,7 +304,7 @@ pub struct QpInfo {
     pub outstanding_sends: usize,
 }
 
-/// Attributes that one transition requires and accepts.
+/// Attributes that a transition requires, and attributes that it also accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transition {
     /// Required attributes.
@@ -387,8 +387,8 @@ pub fn check_transition(
     if !missing.is_empty() || !surplus.is_empty() {
         return Err(ModifyError::Attributes { kind, from, to, missing, surplus });
     }
-    // Timeout, retry counts and RNR NAK timer travel in 3-bit or 5-bit fields. Only one port and one partition key
-    // exist.
+    // IBTA encodes the timeout and the RNR NAK timer in 5 bits, and the retry counts in 3 bits. A device has only one
+    // port and one partition key.
     let ranges = [
         ("the acknowledgement timeout", attributes.timeout.map(usize::from), 0, 31),
         ("the retry count", attributes.retry_count.map(usize::from), 0, 7),
@@ -427,7 +427,8 @@ mod tests {
                 })
                 .collect()
         };
-        // Rows are old states, columns are new states: Reset, Init, RTR, RTS, SQD, SQE, Error.
+        // Each string is an old state, each character a new state: Reset, Init, RTR, RTS, SQD, SQE, Error. An `x` is an
+        // allowed transition.
         assert_eq!(picture(QpKind::Rc), ["xx....x", "xxx...x", "x..x..x", "x..xx.x", "x..xx.x", "x.....x", "x.....x"]);
         for kind in [QpKind::Uc, QpKind::Ud] {
             assert_eq!(picture(kind), ["xx....x", "xxx...x", "x..x..x", "x..xx.x", "x..xx.x", "x..x..x", "x.....x"]);

@@ -84,7 +84,7 @@ impl SendOperation {
         }
     }
 
-    /// Returns whether the peer returns data to this operation: a READ or an atomic operation.
+    /// Returns whether the response of the peer carries data: the operation is a READ or an atomic operation.
     #[inline]
     pub fn is_read(self) -> bool {
         matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
@@ -162,13 +162,13 @@ impl AddressVector {
 /// Send work request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
-    /// Number that the completion returns.
+    /// Number that the program chooses. The completion contains it.
     pub wr_id: u64,
     /// Operation.
     pub operation: SendOperation,
     /// Flags.
     pub flags: SendFlags,
-    /// Bytes to send, or memory for the response.
+    /// Data to send; for a READ or an atomic operation, the memory for the response.
     pub payload: Payload<'a>,
     /// Destination of a UD work request; `None` for a connected queue pair.
     pub destination: Option<UdDestination>,
@@ -177,7 +177,7 @@ pub struct SendRequest<'a> {
 /// Receive work request.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvRequest<'a> {
-    /// Number that the completion returns.
+    /// Number that the program chooses. The completion contains it.
     pub wr_id: u64,
     /// Memory for the received bytes.
     pub sges: &'a [Sge],
@@ -222,7 +222,7 @@ pub enum PostErrorKind {
     /// The request has too much inline data.
     #[error("{given} B or more of inline data were given, the queue pair was created for at most {allowed} B")]
     InlineTooLong {
-        /// Sum of the pieces, up to and including the piece with which the sum exceeds the limit.
+        /// Bytes of the pieces that were counted. Counting stops at the first piece that exceeds the limit.
         given: usize,
         /// Maximum.
         allowed: usize,
@@ -300,7 +300,8 @@ pub struct PostError {
     pub kind: PostErrorKind,
 }
 
-/// Limits for the send work requests of a queue pair, apart from its state and its memory.
+/// Properties of a queue pair that decide which send work requests it accepts. The state of the queue pair and the
+/// registered memory are checked elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRules {
     /// Transport.
@@ -311,9 +312,9 @@ pub struct SendRules {
     pub max_inline: usize,
     /// Maximum number of outstanding READs and atomics.
     pub max_rd_atomic: usize,
-    /// Path MTU of a connection; for UD, the MTU of the port.
+    /// Path MTU of a connected queue pair; for UD, the active MTU of the port.
     pub mtu: PathMtu,
-    /// Whether the device has an IPv4 address.
+    /// Whether the address of the device is IPv4. UD destinations must have the same address family.
     pub is_ipv4: bool,
 }
 
@@ -385,8 +386,8 @@ impl SendRules {
     }
 }
 
-/// Checks the lengths of the pieces of inline data and returns their sum. Stops at the piece with which the sum exceeds
-/// the limit. The caller can therefore check the lengths before it reads any data.
+/// Adds the lengths of the pieces of inline data and returns their sum. Stops when the sum exceeds `allowed`. The
+/// function needs only lengths, so the caller can reject a request before it reads any data.
 ///
 /// # Errors
 ///
