@@ -25,7 +25,7 @@ pub(crate) fn frame_overhead(address: IpAddr) -> u64 {
     (outer::ETHERNET_LEN + ip + outer::UDP_LEN + ICRC_LEN) as u64
 }
 
-/// Entry of one engine for a completion queue.
+/// A completion queue as seen by one engine, with the completions that the engine has not published yet.
 struct CqPort {
     id: u32,
     sink: Arc<dyn CompletionSink>,
@@ -71,18 +71,18 @@ pub(crate) struct Commons {
     pub(crate) destinations: Slab<Destination>,
     /// Window for READ and atomic responses to this device.
     pub(crate) inbound: Window,
-    /// Cost of a READ response above which the requester requests the READ in pieces. Only the requester can limit how
-    /// much of a response is in flight.
+    /// Maximum cost of the response to one READ request. The requester splits a larger READ into several requests,
+    /// since only the requester can limit how much of a response is in flight.
     pub(crate) read_piece_cost: u64,
     /// Queue pairs (slots) with something to send.
     pub(crate) ready: VecDeque<u32>,
     /// Unsent acknowledgements of queue pairs that were reset or destroyed.
     pub(crate) farewells: VecDeque<Farewell>,
-    /// Whether the acknowledgement of a receive may wait for the answer of the program, if the program has answered
-    /// earlier receives.
+    /// Whether the acknowledgement of a completed receive may wait, so that it leaves together with a reply of the
+    /// program. It waits only if the program has replied to the preceding messages.
     pub(crate) acks_may_wait: bool,
-    /// Whether all completions must stay staged until the driver has handed the acknowledgement of a receive to the
-    /// link.
+    /// Whether all completions must stay staged until the driver has handed all packets to the link. One of these
+    /// packets is the acknowledgement of a staged completion.
     awaits_link: bool,
     cqs: Slab<CqPort>,
     dirty: Vec<u32>,
@@ -133,8 +133,8 @@ impl Commons {
         self.cqs.len()
     }
 
-    /// Stages a completion until [`publish`](Self::publish) moves it to its completion queue. `publish` takes the lock
-    /// of the queue once for all completions of several packets.
+    /// Stages a completion until [`publish`](Self::publish) moves it to its completion queue. `publish` then takes the
+    /// lock of the queue only once for the completions of several packets.
     #[inline(always)]
     pub(crate) fn complete(&mut self, cq: u32, completion: Completion) {
         let port = &mut self.cqs[cq as usize];
@@ -178,9 +178,8 @@ impl Commons {
         self.farewells.push_back(farewell);
     }
 
-    /// Moves staged completions to their queues. If a queue overruns, stops and returns the port and the number of this
-    /// queue; the caller then calls `publish` again. Drops the completions for a queue that overran before, since the
-    /// overrun was already reported.
+    /// Moves staged completions to their queues. If a queue overruns for the first time, stops and returns the port and
+    /// the number of this queue; the caller then calls `publish` again. Does not report further overruns of the queue.
     #[inline]
     pub(crate) fn publish(&mut self) -> Option<(u32, u32)> {
         if self.awaits_link {
@@ -223,7 +222,7 @@ impl Commons {
         *of_qp += 1;
     }
 
-    /// Returns the bytes in flight, as the kernel counts them: bytes that wait for an acknowledgement or a response.
+    /// Returns the cost of all packets and expected responses in flight: the bytes that the kernel charges for them.
     pub(crate) fn in_flight(&self) -> u64 {
         self.in_flight
     }

@@ -20,19 +20,20 @@ pub trait CompletionSink: Send + Sync {
     /// others.
     fn push_all(&self, completions: &[Completion]) -> Result<(), Overrun>;
 
-    /// Returns how often a poll of the program found the queue empty. Callers only compare two results.
+    /// Returns how often a poll of the program found the queue empty. The count may be inexact, but it changes after
+    /// each such poll. Callers only compare an earlier count with a later one.
     fn empty_polls(&self) -> u64;
 }
 
 /// A completion queue. Any thread can reap completions, without exclusive access to an engine.
 pub struct CompletionQueue {
-    // A poll of an empty queue reads only `length` and `overrun`, so it takes no lock.
+    // Number of entries. `poll` first reads `length` and `overrun`, so a poll of an empty queue takes no lock.
     length: AtomicUsize,
     overrun: AtomicBool,
     empty_polls: AtomicU64,
     inner: Mutex<Inner>,
     notifier: Option<Notifier>,
-    /// Function that the queue calls for all new completions, whether a notification is armed or not.
+    /// Function that the queue calls whenever an engine adds completions, even if no notification is armed.
     observer: Option<Notifier>,
 }
 
@@ -40,7 +41,7 @@ struct Inner {
     depth: usize,
     entries: VecDeque<Completion>,
     armed: Option<Notify>,
-    /// Number of entries, from the oldest on, that were already in the queue when the last notification fired.
+    /// The oldest `announced` entries were already in the queue when the most recent notification fired.
     announced: usize,
 }
 
@@ -66,8 +67,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Creates a queue like [`new`](Self::new), which also calls `observer` for all new completions. A driver that
-    /// knows which thread polls uses the observer.
+    /// Creates a queue like [`new`](Self::new) that also calls `observer` whenever an engine adds completions. With an
+    /// observer, a driver can wake the thread that polls the queue, although the thread has armed no notification.
     pub fn observed(depth: usize, notifier: Option<Notifier>, observer: Notifier) -> Self {
         Self { observer: Some(observer), ..Self::new(depth, notifier) }
     }
@@ -113,8 +114,8 @@ impl CompletionQueue {
             if !self.overrun.load(Ordering::Acquire) {
                 return Ok(0);
             }
-            // Between the first look at `length` and the look at `overrun`, an engine may have added completions that
-            // fit, and others that overran the queue.
+            // After the first check of `length`, an engine may have added completions that fit and then overrun the
+            // queue. So check `length` again: the program must reap these completions before it gets the error.
             if self.is_empty() {
                 return Err(Overrun);
             }
@@ -129,21 +130,24 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// Records that the program polled this queue and found it empty, after the engine had run. The program has then
-    /// finished its work for all earlier completions.
+    /// Records that the program polled this queue and found it empty, after the engine had run. Such a poll shows that
+    /// the program has finished its work for all earlier completions.
     #[inline]
     pub fn note_empty_poll(&self) {
-        // If several threads poll, an increment may be lost. But readers only look for a change of the count.
+        // If several threads poll at once, one increment may overwrite another. That is harmless, since readers only
+        // check whether the count has changed.
         self.empty_polls.store(self.empty_polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Arms one notification. The notification fires at once if the queue holds a matching completion that arrived
-    /// after the last notification fired. For earlier completions, IBTA promises no notification (Vol 1, 11.4.2.2), and
-    /// `rdma_rxe` sends none. But adapters send one, and UCX sleeps without another poll.
+    /// Arms one notification. Returns whether no notification was armed before.
     ///
-    /// A completion that a notification has announced raises no second notification. perftest needs this: it arms a
-    /// notification before it reaps, and counts one completion per notification. Returns whether no notification was
-    /// armed before.
+    /// The notification fires at once if the queue already holds a matching completion that no notification has
+    /// announced. IBTA requires notifications only for completions that arrive after the call (Vol 1, 11.4.2.2), and
+    /// `rdma_rxe` follows that rule. But hardware RNICs fire at once, and UCX relies on it: UCX arms a notification and
+    /// then sleeps without another poll.
+    ///
+    /// A completion that a notification has announced raises no second notification. perftest relies on this: it arms a
+    /// notification before it reaps, and counts one completion per notification.
     pub fn request_notification(&self, notify: Notify) -> bool {
         let mut inner = self.lock();
         let newly = inner.armed.is_none();

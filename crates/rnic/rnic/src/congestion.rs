@@ -1,18 +1,20 @@
 //! Limit of the bytes in flight to one device.
 //!
-//! Without hardware, the receive buffer of the socket can overflow. The window therefore counts bytes as the kernel
-//! counts them in that buffer. The limit moves like that of TCP (RFC 5681): it grows additively and halves on loss.
-//! Several senders therefore share the buffer of one receiver without knowledge of each other.
+//! Over UDP, packets wait in the receive buffer of a socket, which can overflow. The window therefore counts bytes as
+//! the kernel counts them in that buffer. The limit changes like the congestion window of TCP (RFC 5681): after slow
+//! start it grows additively, and it halves on loss. Several senders can therefore share the buffer of one receiver
+//! without knowing each other.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-/// Bytes that the kernel charges for a datagram in addition to its payload: bookkeeping (`struct sk_buff` and shared
-/// info), and the headers before the BTH. Measured: a buffer of 212,992 B holds about 250 datagrams of 36 B, or 43
-/// datagrams of 4112 B.
+/// Bytes that the kernel charges for a datagram in addition to the UDP payload: its bookkeeping (`struct sk_buff` and
+/// shared info) and the headers before the BTH. Derived from measurements: a buffer of 212,992 B holds about 250
+/// datagrams of 36 B, or 43 datagrams of 4112 B.
 pub(crate) const DATAGRAM_OVERHEAD_BYTES: u64 = 832;
 
-/// Bytes of the headers and trailers in the datagram (BTH, RETH, ICRC), rounded up.
+/// Bytes of a UDP payload around the RDMA payload, assumed for every packet: BTH 12, RETH 16 and ICRC 4. Packets
+/// without a RETH have fewer.
 const HEADERS_BYTES: u64 = 32;
 
 /// Returns the bytes that the kernel charges for `packets` packets with `payload_bytes` of payload in total.
@@ -20,7 +22,8 @@ pub(crate) fn in_flight_cost(packets: u64, payload_bytes: u64) -> u64 {
     packets * (DATAGRAM_OVERHEAD_BYTES + HEADERS_BYTES) + payload_bytes
 }
 
-/// Window towards one destination device. For READ responses, the destination is this device.
+/// Window of packets to one destination device. One more window is for READ responses: their destination is this
+/// device.
 #[derive(Debug)]
 pub(crate) struct Window {
     pub(crate) in_flight: u64,
@@ -32,12 +35,12 @@ pub(crate) struct Window {
     pub(crate) waiting: VecDeque<(u32, u64)>,
 }
 
-/// Minimum limit of a window: one packet of the maximum size.
+/// Minimum limit of a window: the cost of one packet with the maximum payload.
 const LEAST_BYTES: u64 = 4096 + DATAGRAM_OVERHEAD_BYTES + HEADERS_BYTES;
 
 impl Window {
-    /// Creates a window into a receive buffer of `buffer_bytes`. The window never grows beyond `largest_bytes`;
-    /// [`u64::MAX`] means unlimited.
+    /// Creates a window for packets into a receive buffer of `buffer_bytes`. The window never grows beyond
+    /// `largest_bytes`. If that is [`u64::MAX`], the window is unlimited.
     pub(crate) fn new(buffer_bytes: u64, largest_bytes: u64) -> Self {
         if largest_bytes == u64::MAX {
             let all = u64::MAX;
@@ -61,17 +64,19 @@ impl Window {
         self.in_flight == 0 || self.in_flight + cost <= self.limit
     }
 
-    /// Returns whether a queue pair with `own` bytes in flight would exceed its share of the window by `cost` more
-    /// bytes. In a wide window, one queue pair leaves a part to others, so that another queue pair finds room at once.
-    /// In a narrow window, one queue pair may use the whole window. No packet follows the last packet of a share and
-    /// reveals its loss, and a smaller share would have more such last packets.
+    /// Returns whether a queue pair with `own` bytes in flight would exceed its share of the window if it sent `cost`
+    /// more bytes.
+    ///
+    /// In a wide window, the share is three quarters, so that another queue pair finds room at once. In a narrow
+    /// window, the share is the whole window. After the final packet of a share, the queue pair must pause. If that
+    /// packet is lost, no later packet reveals the loss. Smaller shares would cause more such pauses.
     #[inline]
     pub(crate) fn exceeds_share(&self, own: u64, cost: u64) -> bool {
         let kept_back = if self.limit >= WIDE_BYTES { self.limit / 4 } else { 0 };
         own > 0 && own + cost > self.limit - kept_back
     }
 
-    /// Returns whether, after a packet of this cost, the window has no room for a second packet of the same cost.
+    /// Returns whether the window has no room for two more packets of this cost.
     #[inline]
     pub(crate) fn is_nearly_full(&self, cost: u64) -> bool {
         self.in_flight + 2 * cost > self.limit
@@ -82,12 +87,12 @@ impl Window {
         self.in_flight += cost;
     }
 
-    /// Removes `cost` from the bytes in flight without growth of the limit, after a loss or before a retransmission.
+    /// Removes `cost` from the bytes in flight and keeps the limit: the packets were lost or will be sent again.
     pub(crate) fn refund(&mut self, cost: u64) {
         self.in_flight -= cost;
     }
 
-    /// Removes the cost of packets that arrived from the bytes in flight, and grows the limit.
+    /// Removes `cost` from the bytes in flight and may grow the limit: the packets have arrived at their destination.
     #[inline]
     pub(crate) fn delivered(&mut self, cost: u64) {
         // Grow the limit only if at least half of it is in use, in the spirit of RFC 7661.
@@ -129,7 +134,7 @@ impl Window {
     }
 }
 
-/// Minimum limit of a wide window, in which one queue pair leaves a part to others.
+/// A window is wide if its limit is at least this: see [`Window::exceeds_share`].
 const WIDE_BYTES: u64 = 8 * LEAST_BYTES;
 
 /// Device to which queue pairs of this engine send.

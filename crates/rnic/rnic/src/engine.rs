@@ -49,7 +49,7 @@ pub const LIMITS: Limits = Limits {
     max_groups: 64,
 };
 
-/// Maximum average number of timer list entries per queue pair. When the deadline of a queue pair moves forward, its
+/// Maximum average number of entries per queue pair in the timer list. When a queue pair gets an earlier deadline, its
 /// old entry stays in the list. Above this average, the device removes such outdated entries.
 const TIMERS_PER_QP: usize = 8;
 
@@ -63,20 +63,20 @@ const _: () = assert!(
 /// Options of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Address of the device (the GID, unmapped).
+    /// Address of the device: its GID as an IP address. An IPv4-mapped GID is given as IPv4.
     pub address: IpAddr,
-    /// Largest path MTU that the port of the device carries.
+    /// Active MTU of the port: the maximum path MTU of its queue pairs.
     pub active_mtu: PathMtu,
-    /// Size of the receive buffer for packets to this device, as granted by the kernel. The device assumes that each
-    /// peer has a buffer of the same size, until loss shows otherwise.
+    /// Size that the kernel has granted for the receive buffer of this device. The device assumes that each peer has a
+    /// buffer of the same size, until loss shows otherwise.
     pub receive_buffer_bytes: u64,
-    /// Seed of one generator, with separate streams for keys, queue pair numbers and sequence numbers. On a network,
-    /// the seed must come from the random numbers of the operating system.
+    /// Seed of the random keys, queue pair numbers and sequence numbers. On a network, the seed must come from the
+    /// random number generator of the operating system, so that attackers cannot guess these numbers.
     pub seed: [u8; 32],
 }
 
-/// Lengths of a device's own lists. The number of objects and their capacities bound each length, so no list grows with
-/// traffic.
+/// Lengths of the internal lists of a device. The number of objects and their capacities bound each length, so no list
+/// grows without limit under traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
     /// Queue pairs with something to send.
@@ -93,20 +93,20 @@ pub struct Backlog {
     pub answers: usize,
     /// Unsent acknowledgements of queue pairs that were reset or destroyed.
     pub farewells: usize,
-    /// Completions that stay invisible to the program until the driver has handed the packets that must leave first to
-    /// the link.
+    /// Completions that the program cannot see yet, because packets must leave before them. The driver has not handed
+    /// these packets to the link.
     pub staged: usize,
 }
 
-/// Numbers of a device's objects and of the entries that the device keeps for them. When the objects are destroyed,
-/// each number returns to its earlier value.
+/// Numbers of a device's objects and of the entries that the device keeps for them. After all objects are destroyed,
+/// each number has the value that it had before their creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Objects {
     /// Protection domains.
     pub pds: usize,
     /// Completion queues.
     pub cqs: usize,
-    /// Entries of engines for completion queues.
+    /// Entries for completion queues. Each engine has an entry for each completion queue.
     pub cq_ports: usize,
     /// Shared receive queues.
     pub srqs: usize,
@@ -146,20 +146,20 @@ struct Srq {
 /// The device holds no socket, reads no clock and starts no thread. Each time is a number of nanoseconds that never
 /// decreases. A driver calls the device in this order:
 ///
-/// 1. **Input**, in any order and number: [`handle_packets`](Self::handle_packets) for received packets,
-///    [`handle_timeout`](Self::handle_timeout) after the time of [`poll_timeout`](Self::poll_timeout), and the `post_*`
-///    calls of programs.
-/// 2. **Output**: [`poll_transmit`](Self::poll_transmit) until it adds no packet, each time followed by sending the
-///    batch, and then [`transmitted`](Self::transmitted). The device holds a due acknowledgement back for up to
-///    [`Policy::ack_hold_ns`], so that it can leave together with other packets. A driver without other work calls
-///    [`release_acks`](Self::release_acks) first.
+/// 1. **Input**: any number of calls in any order. The driver calls [`handle_packets`](Self::handle_packets) for
+///    received packets, and [`handle_timeout`](Self::handle_timeout) once the time of
+///    [`poll_timeout`](Self::poll_timeout) has come. Programs call the `post_*` functions.
+/// 2. **Output**: the driver calls [`poll_transmit`](Self::poll_transmit) and sends the batch, until `poll_transmit`
+///    adds no packet. Then it calls [`transmitted`](Self::transmitted). The device holds a due acknowledgement back for
+///    up to [`Policy::ack_hold_ns`], so that the acknowledgement can leave together with other packets. A driver
+///    without other work calls [`release_acks`](Self::release_acks) before `poll_transmit`.
 /// 3. **Waiting** until a packet arrives or the time of [`poll_timeout`](Self::poll_timeout) has come. The driver must
 ///    call `poll_timeout` again after every input and output.
 ///
-/// When a call returns, the completions are in their queues, with one exception. After a message on a reliable
-/// connection has completed a receive, completions stay invisible until the driver calls `transmitted`, which means
-/// that the link has the acknowledgement. A program that sees the completion may therefore end at once, and its peer
-/// still gets the acknowledgement.
+/// When a call returns, its completions are in their queues, with one exception. After a message on a reliable
+/// connection has completed a receive, all completions stay invisible until the driver calls `transmitted`. The link
+/// then has the acknowledgement of the message. A program that sees the completion may therefore end at once, and its
+/// peer still gets the acknowledgement.
 ///
 /// Programs reap completion queues ([`completion_queue`](Self::completion_queue)) without access to the RNIC.
 /// [`poll_event`](Self::poll_event) returns asynchronous events.
@@ -176,8 +176,8 @@ pub struct Rnic {
     /// Slots of the queue pairs that are attached to each multicast group.
     groups: FxHashMap<IpAddr, Vec<u32>>,
     timers: BinaryHeap<Reverse<(u64, u32, Qpn)>>,
-    /// Time at which each held acknowledgement became due, with the slot and the number of its queue pair. The entries
-    /// are ordered by time.
+    /// Held acknowledgements, ordered by time: the time at which the acknowledgement became due, and the slot and the
+    /// number of its queue pair.
     held_acks: VecDeque<(u64, u32, Qpn)>,
     key_rng: ChaCha12Rng,
     qpn_rng: ChaCha12Rng,
@@ -190,7 +190,7 @@ impl std::fmt::Debug for Rnic {
     }
 }
 
-/// Returns stream `number` of the generator that the seed of the device starts.
+/// Returns a random number generator with the seed of the device. Different stream numbers give independent sequences.
 fn stream_of(config: &Config, number: u64) -> ChaCha12Rng {
     let mut rng = ChaCha12Rng::from_seed(config.seed);
     rng.set_stream(number);
@@ -256,7 +256,7 @@ impl Rnic {
         &self.core.counters
     }
 
-    /// Returns the lengths of the device's own lists.
+    /// Returns the lengths of the internal lists.
     pub fn backlog(&self) -> Backlog {
         let destinations = self.core.destinations.iter().map(|(_, destination)| destination.window.waiting.len());
         Backlog {
@@ -321,9 +321,8 @@ impl Rnic {
             && !qp.ack_held
         {
             qp.ack_held = true;
-            // Nearly always, the new entry is the last one. It may belong before later entries if the device has just
-            // removed an outdated entry of this queue pair. Then another acknowledgement may have been due for some
-            // time.
+            // Nearly always, the new entry belongs at the end. The exception: if the list contained an outdated entry
+            // of this queue pair until now, the current acknowledgement may have been due for some time.
             let place = self.held_acks.iter().rposition(|&(other, ..)| other <= since).map_or(0, |at| at + 1);
             self.held_acks.insert(place, (since, slot, qp.qpn));
         }
@@ -348,7 +347,7 @@ impl Rnic {
         }
     }
 
-    /// Wakes the next queue pair that waits for room in the windows that this queue pair uses.
+    /// If the windows that this queue pair uses have room, wakes the next queue pair that waits for each of them.
     #[inline]
     fn wake_waiters_of(&mut self, slot: u32) {
         if let Some(destination) = self.qps[slot as usize].destination {

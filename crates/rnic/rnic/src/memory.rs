@@ -1,9 +1,9 @@
 //! Registered memory: regions, their keys, and all accesses of an RNIC to regions.
 //!
-//! This module is the only module of the crate with `unsafe` code, apart from the registration in `engine/objects.rs`,
-//! whose callers promise that the memory stays valid. The program and its peers may access a region at any time. This
-//! module therefore never creates a Rust reference to the bytes of a region. `guarded.rs` copies bytes through raw
-//! pointers, and stores the bytes that programs poll with release ordering.
+//! This module contains all `unsafe` code of the crate, apart from the registration of memory in `engine/objects.rs`.
+//! Callers of the registration promise that the memory stays valid. The program and its peers may access a region at
+//! any time. This module therefore never creates a Rust reference to the bytes of a region. `guarded.rs` copies bytes
+//! through raw pointers. It uses release ordering to store the bytes that programs poll.
 
 mod guarded;
 mod payload;
@@ -60,13 +60,13 @@ pub struct Region {
     pager: Option<Arc<dyn Pager>>,
     /// Whether the region has no memory: reads return zeros, and writes are lost.
     is_null: bool,
-    /// Owner of the memory, if the provider allocated it. The owner keeps the memory alive while an engine may access
-    /// the region.
+    /// Owner of the memory, if the program did not allocate the memory itself. The owner keeps the memory alive while
+    /// an engine may access the region.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-// SAFETY: only guarded accesses use `base`. The registrant promised that the memory stays mapped while the region is
-// valid, or that a fault handler lands faults (`RegionTable::insert`).
+// SAFETY: only the functions of `guarded` access memory through `base`. The caller of `RegionTable::insert` promised
+// that the memory stays mapped while the region is valid, or that a fault handler is installed.
 unsafe impl Send for Region {}
 // SAFETY: as for `Send`. No method returns a reference to the bytes.
 unsafe impl Sync for Region {}
@@ -84,7 +84,7 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
-    /// Creates a region without windows, pager and owner. The registrant keeps the memory alive.
+    /// Creates a region without windows, pager and owner. The code that registers the memory must keep it alive.
     fn new(pd: PdId, key: u32, address: u64, base: *mut u8, length: usize, access: Access) -> Self {
         Self {
             pd,
@@ -198,8 +198,8 @@ impl Region {
             return Ok(());
         }
         let (base, written) = (self.base.wrapping_add(offset), needed.contains(Access::LOCAL_WRITE));
-        // SAFETY: the range lies inside the region (checked). The registrant of the region promised that accesses are
-        // guarded or that the memory is mapped.
+        // SAFETY: the range lies inside the region (checked). The caller of `RegionTable::insert` promised that the
+        // memory is mapped or that a fault handler is installed.
         let there = unsafe { guarded::bring_in(base, length as usize, written) };
         there.map_err(|_| self.not_there(offset, length as usize))
     }
@@ -261,7 +261,8 @@ impl Region {
 
     /// Runs an atomic operation on the u64 at `offset`. The caller has checked the range.
     fn atomic(&self, offset: usize, operation: WordOperation) -> Result<u64, MemoryError> {
-        // The word is misaligned if the region is registered under an address with other low bits than the memory has.
+        // The responder has checked the alignment of the remote address. The word in memory may still be misaligned,
+        // since a region can be registered under an address whose low bits differ from those of its memory.
         let address = self.address.wrapping_add(offset as u64);
         let word = self.word(offset).ok_or(MemoryError::Misaligned { address })?;
         // SAFETY: the word is eight aligned bytes inside the region. The documentation requires that local code uses
@@ -292,7 +293,8 @@ pub trait RegionDirectory: Send + Sync {
     /// too short, its rights do not allow the binding, or windows of this type do not allow the binding.
     fn bind(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError>;
 
-    /// Invalidates the key of a bound memory window of type 2, on behalf of the owner of the window or of its peer.
+    /// Invalidates the key of a bound memory window of type 2. The program that owns the window or its peer has
+    /// requested the invalidation.
     ///
     /// # Errors
     ///
@@ -359,9 +361,11 @@ impl RegionTable {
     /// The memory must stay mapped until [`remove`](Self::remove) has returned *and* every engine has forgotten the
     /// key. If `access` allows writing, the memory must also stay writable. There are three exceptions:
     ///
-    /// - If `owner` owns the memory, the memory must stay so as long as `owner` lives.
-    /// - Memory that is paged on demand must stay so only from the answer of the pager to the end of the access.
-    /// - If the process lands faults in [`GuardedCode`] or has a [`Copier`], the memory may disappear at any time.
+    /// - If `owner` owns the memory, the memory must stay mapped and writable as long as `owner` lives.
+    /// - Memory that is paged on demand must stay mapped and writable only from the answer of the pager to the end of
+    ///   the access.
+    /// - If the process has a handler for faults in [`GuardedCode`], or a [`Copier`], the memory may disappear at any
+    ///   time.
     ///
     /// No Rust reference to bytes of the memory may exist while a work request or a peer may write these bytes.
     #[allow(clippy::too_many_arguments, reason = "the parameters of a registration, and where keys come from")]

@@ -1,6 +1,6 @@
 //! Choices that the IBTA specification leaves to the device, as values.
 
-/// Maximum time in nanoseconds for which the device holds a due acknowledgement back over UDP.
+/// Value of [`Policy::ack_hold_ns`] for a link of UDP datagrams.
 pub const ACK_HOLD_NS: u64 = 20_000;
 
 /// Choices of a device that IBTA leaves open.
@@ -10,8 +10,8 @@ pub const ACK_HOLD_NS: u64 = 20_000;
 /// exists for UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Maximum time in nanoseconds for which the device holds back a due acknowledgement of a WRITE without immediate
-    /// data.
+    /// Maximum time in nanoseconds for which the device holds back a due acknowledgement. The device does not hold back
+    /// an acknowledgement that must leave before the program sees the completion of a receive.
     pub ack_hold_ns: u64,
     /// Maximum number of packets between two acknowledgement requests of a requester. The last packet of each message
     /// also requests an acknowledgement.
@@ -19,19 +19,21 @@ pub struct Policy {
     /// Maximum bytes in flight to one destination, and maximum bytes of READ responses in flight to this device. Bytes
     /// are counted as the kernel counts them; [`u64::MAX`] means unlimited.
     pub max_window_bytes: u64,
-    /// Number of READ pieces that fill the window for responses; 0 means that the requester requests each READ as a
-    /// whole.
+    /// Number of READ pieces whose responses together fill the initial window for responses. The requester splits long
+    /// READs into such pieces. With 0, it never splits a READ.
     pub read_pieces_per_window: u64,
-    /// Minimum early timeout in nanoseconds. After the early timeout, the requester retransmits before the timeout that
-    /// the program has configured. `None` turns off early retransmission.
+    /// Minimum of the early timeout in nanoseconds. The early timeout adapts to the round trip time. After it, the
+    /// requester retransmits without waiting for the timeout that the program has configured. `None` turns off early
+    /// retransmission.
     pub least_early_timeout_ns: Option<u64>,
-    /// Whether the device ignores posted work requests until [`ring_sends`](crate::Rnic::ring_sends),
-    /// [`ring_receives`](crate::Rnic::ring_receives) or [`ring_shared_receives`](crate::Rnic::ring_shared_receives) is
-    /// called. A driver sets this if it decides when the device learns of a post.
+    /// Whether the device ignores posted work requests until the driver calls
+    /// [`ring_sends`](crate::Rnic::ring_sends), [`ring_receives`](crate::Rnic::ring_receives) or
+    /// [`ring_shared_receives`](crate::Rnic::ring_shared_receives). For drivers that simulate the time at which a
+    /// doorbell reaches the device.
     pub waits_for_doorbells: bool,
     /// Whether sends of UC and UD complete when the driver calls [`sends_departed`](crate::Rnic::sends_departed).
-    /// Otherwise they complete when the driver takes their packets. A driver sets this if it decides when packets have
-    /// left.
+    /// Otherwise they complete when the driver takes their packets. For drivers that simulate the time at which packets
+    /// leave.
     pub waits_for_departures: bool,
 }
 
@@ -39,9 +41,10 @@ impl Policy {
     /// Policy for UDP datagrams.
     pub const DATAGRAMS: Policy = Policy {
         ack_hold_ns: ACK_HOLD_NS,
-        // This value lets the window move within long messages.
+        // Low enough that acknowledgements make room in the window before a long message ends.
         ack_request_packets: 16,
-        // This is enough for any round trip over loopback, and so little that the data stays in a cache.
+        // Enough for the full rate at any round trip time over loopback, and so little that the data stays in the cache
+        // of the CPU.
         max_window_bytes: 1 << 20,
         read_pieces_per_window: 4,
         least_early_timeout_ns: Some(500_000),

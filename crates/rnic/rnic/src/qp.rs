@@ -66,20 +66,22 @@ pub(crate) struct Qp {
     pub(crate) req: Requester,
     pub(crate) resp: Responder,
     pub(crate) counters: QpCounters,
-    /// Index of the destination, which has the window towards the peer. An RC queue pair has a destination from RTR on.
+    /// Index of the destination device in `Commons`, with the window of packets to it. Only RC queue pairs have a
+    /// destination, from RTR on.
     pub(crate) destination: Option<usize>,
     pub(crate) path: Path,
     /// Bytes of a frame outside the packet: Ethernet, IP and UDP headers, and the ICRC.
     pub(crate) frame_overhead: u64,
     /// Whether the queue pair is in the ready list of the engine.
     pub(crate) queued: bool,
-    /// Whether answers had the turn the last time that only one packet could be sent.
+    /// Whether the responder had the turn when the queue pair most recently could send only one packet.
     pub(crate) answers_turn: bool,
     /// Whether the queue pair waits for room in a window.
     pub(crate) blocked: bool,
     /// Whether the queue pair is in the list of held acknowledgements of the engine.
     pub(crate) ack_held: bool,
-    /// Deadline in the current entry of the queue pair in the timer list of the engine.
+    /// Deadline in the valid timer entry of this queue pair. Older entries in the timer list of the engine are
+    /// outdated.
     pub(crate) timer_queued_ns: u64,
     /// Whether the communication-established event was raised.
     pub(crate) established: bool,
@@ -88,8 +90,8 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    /// If the requester stopped for lack of room in a window, adds the queue pair to the waiting queue pairs of this
-    /// window.
+    /// If the requester stopped because a window has no room, adds the queue pair to the list of queue pairs that wait
+    /// for this window.
     #[inline]
     pub(crate) fn note_stop(&mut self, core: &mut Commons, slot: u32, stop: Stop) {
         match stop {
@@ -107,7 +109,7 @@ impl Qp {
         }
     }
 
-    /// Removes and returns the oldest receive, and counts the receive as used by a message.
+    /// Removes and returns the oldest receive, and records that a message uses it.
     #[inline]
     pub(crate) fn take_receive(&mut self) -> Option<RecvWqe> {
         let wqe = self.try_receive()?;
@@ -115,7 +117,8 @@ impl Qp {
         Some(wqe)
     }
 
-    /// Removes and returns the oldest receive for a message that may not fit into the receive.
+    /// Removes and returns the oldest receive, for a message that may be too long for it. The caller must then call
+    /// [`used_receive`](Self::used_receive) or [`give_back_receive`](Self::give_back_receive).
     #[inline]
     pub(crate) fn try_receive(&mut self) -> Option<RecvWqe> {
         match &mut self.rq {
@@ -124,7 +127,7 @@ impl Qp {
         }
     }
 
-    /// Counts the receive that [`try_receive`](Self::try_receive) returned as used by its message.
+    /// Records that the message uses the receive that [`try_receive`](Self::try_receive) returned.
     pub(crate) fn used_receive(&self) {
         if let ReceiveQueue::Shared(source) = &self.rq {
             source.used();
@@ -132,8 +135,8 @@ impl Qp {
     }
 
     /// Returns a receive to its queue for the next message, since the message that took the receive is dropped (IBTA
-    /// Vol 1, 9.9.3, class D). Receives of a shared receive queue are returned too. Class E of IBTA would complete them
-    /// with an error. But then any sender that knows a Q_Key could use up the receives of all queue pairs.
+    /// Vol 1, 9.9.3, class D). This also holds for receives of a shared receive queue, which IBTA would complete with
+    /// an error (class E). But then any sender that knows a Q_Key could use up the receives of all queue pairs.
     pub(crate) fn give_back_receive(&mut self, wqe: RecvWqe) {
         match &mut self.rq {
             ReceiveQueue::Own { ring, .. } => ring.give_back(wqe),
@@ -141,8 +144,8 @@ impl Qp {
         }
     }
 
-    /// Abandons the message that is being received and returns its receive to the queue. A shared receive queue
-    /// therefore loses no receive when a queue pair is destroyed or reset.
+    /// Abandons the message that is being received and returns its receive to the receive queue. Without this call, a
+    /// shared receive queue would lose the receive when the queue pair is destroyed or reset.
     pub(crate) fn return_receive(&mut self) {
         if let Some(wqe) = self.resp.abandon_receive() {
             self.give_back_receive(wqe);
@@ -218,8 +221,8 @@ impl Qp {
     }
 
     pub(crate) fn flush_sends(&mut self, core: &mut Commons) {
-        // Sends without acknowledgements (UC, UD) are done after their transmission, even if the driver has not
-        // reported their departure.
+        // UC and UD have no acknowledgements: a send has succeeded once its packets were handed to the driver, even if
+        // the driver has not reported their departure.
         self.sends_departed(core, u64::MAX);
         while self.sq.head < self.sq.tail {
             let wqe = self.sq.pop();
@@ -273,7 +276,8 @@ impl Qp {
         s.min_rnr_timer = set.min_rnr_timer.unwrap_or(s.min_rnr_timer);
         s.receive_psn = set.receive_psn.unwrap_or(s.receive_psn);
         s.send_psn = set.send_psn.unwrap_or(s.send_psn);
-        // A move to another state without `sqd_notify` clears an earlier request for the event.
+        // If the program had requested the event "send queue drained", a move to another state without `sqd_notify`
+        // cancels this request.
         s.sqd_notify = set.sqd_notify.unwrap_or(s.sqd_notify && to == from);
         if set.address.is_some() {
             self.path.destination = s.peer.destination;
@@ -312,7 +316,7 @@ impl Qp {
     }
 }
 
-/// Returns a BTH with common values: default partition, primary path, and no congestion marks.
+/// Returns a BTH whose remaining fields have their usual values: default partition, primary path, no congestion marks.
 #[inline]
 fn plain_bth(opcode: Opcode, dest_qpn: Qpn, psn: Psn, pad: usize) -> BthRepr {
     BthRepr {

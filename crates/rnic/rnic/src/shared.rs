@@ -16,10 +16,10 @@ pub trait ReceiveSource: Send + Sync {
     /// Removes and returns the oldest receive.
     fn take(&self) -> Option<RecvWqe>;
 
-    /// Returns a receive to the queue, after a message has taken the receive and not used it.
+    /// Returns a receive to the queue. A message has taken the receive, but will not use it.
     fn give_back(&self, wqe: RecvWqe);
 
-    /// Removes a taken receive from the count of the queue, since a message uses the receive.
+    /// Records that a message uses a taken receive, so the receive will not return. May raise the limit event.
     fn used(&self);
 }
 
@@ -29,15 +29,15 @@ pub struct SharedReceiveQueue {
     pd: PdId,
     max_sges: usize,
     posted: ArrayQueue<RecvWqe>,
-    /// Number of receives, from the newest on, whose doorbell was not rung.
+    /// The newest `unrung` receives are hidden from the device: their doorbell was not rung.
     unrung: AtomicUsize,
-    /// Receives of dropped messages, at most one per queue pair. Messages take them before the posted receives. A
-    /// thread takes the lock only if there are such receives.
+    /// Receives that dropped messages returned, at most one per queue pair. Messages take them before the posted
+    /// receives. An engine that takes a receive locks this list only if the list is not empty.
     returned: Mutex<VecDeque<RecvWqe>>,
     returned_len: AtomicUsize,
-    /// Number of remaining receives below which the device raises the limit event; 0 means disarmed. A program writes
-    /// the limit and then reads the length. An engine lowers the length and then reads the limit. At least one of the
-    /// two threads must see the change of the other, so all these accesses are `SeqCst`.
+    /// The device raises the limit event when fewer receives than this remain; 0 means that the event is not armed. A
+    /// program writes the limit and then reads the length. An engine lowers the length and then reads the limit. At
+    /// least one of the two threads must see the change of the other, so all these accesses are `SeqCst`.
     limit: AtomicUsize,
     /// Whether the queue was destroyed. A destroyed queue raises no event, since another queue may have its number.
     retired: AtomicBool,
@@ -66,7 +66,7 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Returns the number of the queue, which its events carry.
+    /// Returns the number of the queue. Its events contain this number.
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -81,8 +81,8 @@ impl SharedReceiveQueue {
         self.posted.capacity()
     }
 
-    /// Returns the number of receives that no message has taken. The number exceeds the depth only if a taken receive
-    /// was returned after the program had posted another receive in its room.
+    /// Returns the number of receives that no message has taken. The number can exceed the depth: a message takes a
+    /// receive, the program posts another one in its place, and then the message returns its receive.
     pub fn len(&self) -> usize {
         self.posted.len() + self.returned_len.load(Ordering::SeqCst)
     }
@@ -120,7 +120,7 @@ impl SharedReceiveQueue {
         self.posted.push(wqe).map_err(|_| full)
     }
 
-    /// Makes the oldest `receives` hidden receives visible to the device.
+    /// Makes the oldest `receives` of the hidden receives visible to the device.
     pub(crate) fn ring(&self, receives: usize) {
         let rung = |unrung: usize| Some(unrung.saturating_sub(receives));
         let _ = self.unrung.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rung);

@@ -1,8 +1,8 @@
 //! Packets that an RNIC hands to its driver, laid out as *runs*.
 //!
 //! A run is a sequence of packets to one destination. All packets have the same size, but the last may be shorter. A
-//! UDP driver passes a run to the kernel as one segmented send. With segmented sends, the driver can send millions of
-//! small packets per second.
+//! UDP driver passes a run to the kernel in one call (UDP GSO). This makes millions of small packets per second
+//! possible.
 
 use core::net::IpAddr;
 
@@ -10,7 +10,7 @@ use doorbell_wire::{Opcode, Qpn};
 
 use crate::engine::EngineId;
 
-/// Maximum number of packets in a run: the limit of Linux for one segmented send (`UDP_MAX_SEGMENTS`).
+/// Maximum number of packets in a run: the limit of Linux for one call with UDP GSO (`UDP_MAX_SEGMENTS`).
 pub const MAX_RUN_PACKETS: usize = 64;
 
 /// Maximum bytes of a run: the largest UDP payload over IPv4 (RFC 768, RFC 791).
@@ -36,7 +36,7 @@ pub struct TransmitInfo {
     pub qpn: Qpn,
     /// The opcode.
     pub opcode: Opcode,
-    /// Index of the work request that the packet belongs to; `None` for packets of a responder.
+    /// Number (`wr_id`) of the work request that the packet belongs to; `None` for packets of a responder.
     pub work_request: Option<u64>,
     /// Whether the packet is the first of its message.
     pub first: bool,
@@ -44,7 +44,7 @@ pub struct TransmitInfo {
     pub last: bool,
     /// Whether the payload is inline data of the work request, not registered memory.
     pub inline: bool,
-    /// Whether the packet is a retransmission.
+    /// Whether the packet is a retransmitted request packet. Always false for packets of a responder.
     pub retransmission: bool,
     /// Payload bytes, without padding.
     pub payload_bytes: u32,
@@ -57,7 +57,7 @@ pub struct Run {
     pub path: Path,
     /// Offset of the first packet in the batch's bytes.
     pub start: usize,
-    /// Bytes of each packet except the last, with trailer.
+    /// Bytes of each packet with its trailer. The last packet may have fewer.
     pub segment_bytes: usize,
     /// Bytes of all packets, with trailers.
     pub total_bytes: usize,
@@ -76,7 +76,7 @@ impl Run {
     }
 }
 
-/// Outgoing packets, in one buffer that [`clear`](Self::clear) keeps for the next packets.
+/// Outgoing packets in one buffer. [`clear`](Self::clear) keeps the buffer for the next packets.
 ///
 /// After each packet, the buffer has [`trailer_bytes`](Self::trailer_bytes) for the driver. Over UDP, the driver writes
 /// the ICRC there.
@@ -151,7 +151,7 @@ impl TransmitBatch {
         self.used + len + self.trailer_bytes <= self.limit
     }
 
-    /// Limits further growth of the batch to `bytes`.
+    /// Allows at most `bytes` more bytes in the batch.
     pub(crate) fn limit_growth(&mut self, bytes: usize) {
         self.limit = self.used.saturating_add(bytes).min(self.bytes.len());
     }
@@ -166,13 +166,14 @@ impl TransmitBatch {
     pub fn push(&mut self, path: &Path, len: usize, info: TransmitInfo) -> &mut [u8] {
         let start = self.used;
         self.extend_runs(path, len + self.trailer_bytes);
-        // Write the value directly into its final place. The CPU would delay a copy of a value that was just written in
-        // pieces, until the writes are done.
+        // Push `info` at once, so that its fields are written directly into the vector. A copy of a value that was just
+        // written field by field would have to wait until these writes are done.
         self.infos.push(info);
         &mut self.bytes[start..start + len]
     }
 
-    /// Adds a packet of `segment` bytes, with trailer, to the last run or to a new run.
+    /// Adds a packet to the last run if it fits into this run, and to a new run otherwise. `segment` is the length of
+    /// the packet with its trailer.
     #[inline]
     fn extend_runs(&mut self, path: &Path, segment: usize) {
         let start = self.used;

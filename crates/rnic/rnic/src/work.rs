@@ -15,12 +15,12 @@ pub(crate) struct SendWqe {
     pub(crate) inline: bool,
     pub(crate) sges: u8,
     pub(crate) length: u32,
-    /// Number of packet sequence numbers that the request takes: its packets, or for a READ the packets of the
-    /// response; 0 for a local operation.
+    /// Number of packet sequence numbers that the request takes: the number of its packets; for a READ, the number of
+    /// response packets; for an operation that sends no packet, 0.
     pub(crate) packets: u32,
     /// Sequence number of the first packet. The field is valid once the first packet was sent.
     pub(crate) first_psn: Psn,
-    /// Number of response packets of a READ that have arrived.
+    /// Number of response packets of a READ or atomic that have arrived.
     pub(crate) received: u32,
 }
 
@@ -39,10 +39,10 @@ impl SendWqe {
     };
 }
 
-/// The send queue: a ring with exactly as many places as the program has requested.
+/// The send queue: a ring. It accepts exactly as many requests as the program has asked for (`depth`).
 #[derive(Debug)]
 pub(crate) struct SendQueue {
-    /// Places of the ring. Only the places from `head` to before `tail` hold requests.
+    /// Places of the ring; their number is a power of two. Only the places from `head` to before `tail` hold requests.
     wqes: Box<[SendWqe]>,
     mask: usize,
     depth: usize,
@@ -190,7 +190,7 @@ impl RecvWqe {
     pub(crate) fn fill(&mut self, pd: PdId, request: &RecvRequest<'_>) {
         self.wr_id = request.wr_id;
         self.pd = pd;
-        // Limit the length to that of the longest message, even if the receive has more room (IBTA Vol 1, 9.4.1).
+        // A message must not be longer than IBTA's maximum, even if the receive has more room (IBTA Vol 1, 9.4.1).
         self.length = request.sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>().min(MAX_MESSAGE_BYTES);
         self.sges.clear();
         match request.sges {

@@ -100,8 +100,8 @@ fn uc_messages_arrive_whole_and_in_order_under_loss() {
     for seed in 0..300 {
         let link = Link { loss: seed % 7 * 50, ..Link::default() };
         let (arrived, dropped) = unreliable_connection(seed, link);
-        // The responder may count half of one message and half of the next as one dropped message. But it must never
-        // count one message twice.
+        // If the end of one message and the start of the next are lost, the responder may count both as one dropped
+        // message. But it must never count one message twice.
         assert!(dropped + arrived.len() as u64 <= u64::from(MESSAGES), "seed {seed}: a message was counted twice");
         assert!(arrived.is_sorted_by(|a, b| a < b), "seed {seed}: messages arrived out of order: {arrived:?}");
         total += arrived.len();

@@ -1,5 +1,5 @@
-//! Benchmark of the CPU time per message of both sides together, from the post to both completions. Two RNICs run in
-//! one thread. The benchmark writes and checks the ICRC of each packet, but has no other part of a link.
+//! Benchmark of the CPU time per message from the post to both completions. The time is the sum of both sides: two
+//! RNICs run in one thread. The benchmark writes and checks the ICRC of each packet, but has no other part of a link.
 
 mod pair;
 mod words {
@@ -56,7 +56,7 @@ fn send(c: &mut Criterion<CpuTime>) {
         let id = BenchmarkId::new(format!("{bytes} B"), format!("{per_post} per post"));
         group.bench_function(id, |bencher| bencher.iter(|| pair.round(per_post)));
         let packets_per_ack = pair.packets_per_ack();
-        // A benchmark that the filter skipped has sent no packets.
+        // If the filter of the command line skipped this benchmark, it has sent no packets, and the number is 0.
         let is_enough = packets_per_ack == 0 || packets_per_ack >= BURST as u64;
         assert!(is_enough, "one acknowledgement for {packets_per_ack} packets");
     }

@@ -15,11 +15,11 @@ use super::words::{
 };
 
 const WINDOW: usize = 64;
-/// Number of messages that the receiver handles together and acknowledges with one packet.
+/// Number of packets that the receiver gets in one call of `handle_packets`. It acknowledges them with one packet.
 pub(crate) const BURST: usize = 16;
 
 /// Methods that `Rnic` lacks in older revisions. `cargo xtask compare` also builds this file with those revisions. If
-/// `Rnic` has an inherent method of the same name, this method takes precedence.
+/// `Rnic` has an inherent method of the same name, Rust calls the inherent method.
 #[allow(dead_code)]
 trait Later {
     fn transmitted(&mut self) {}

@@ -73,8 +73,8 @@ impl Rnic {
     /// # Safety
     ///
     /// The memory must stay mapped until [`deregister`](Self::deregister) returns, and also writable if `access` allows
-    /// writing. If `owner` owns the memory, the memory must instead stay so as long as `owner` lives. No Rust reference
-    /// may exist to bytes of the memory that a work request or a peer may write.
+    /// writing. If `owner` owns the memory, it must instead stay mapped and writable as long as `owner` lives. No Rust
+    /// reference may exist to bytes of the memory that a work request or a peer may write.
     pub unsafe fn register(
         &mut self,
         pd: PdId,
@@ -84,11 +84,12 @@ impl Rnic {
         access: Access,
         owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
     ) -> Result<Arc<Region>, ObjectError> {
-        // SAFETY: the caller of this function keeps the promise.
+        // SAFETY: the caller keeps the contract of this function, which is the same.
         unsafe { self.register_paged(pd, base, length, address, access, owner, None) }
     }
 
-    /// Registers memory with its own pager, which the device calls before each access to the memory.
+    /// Registers memory like [`register`](Self::register). If `pager` is given, the device calls it before each access
+    /// to the memory.
     ///
     /// # Errors
     ///
@@ -111,7 +112,7 @@ impl Rnic {
         self.check_pd(pd)?;
         expect_bytes(length)?;
         let rng = &mut self.key_rng;
-        // SAFETY: the caller of this function keeps the promise.
+        // SAFETY: the caller keeps the contract of this function, which is the same.
         unsafe { self.regions.insert(pd, base, length, address, access, owner, pager, || rng.next_u32()) }
             .ok_or(ObjectError::Region { address, length })
     }
@@ -139,7 +140,8 @@ impl Rnic {
     ///
     /// # Safety
     ///
-    /// As for [`register`](Self::register). The memory of the old region may be unmapped when this function returns.
+    /// As for [`register`](Self::register). The memory of the old region may be unmapped after this function has
+    /// returned.
     pub unsafe fn reregister(
         &mut self,
         region: &Region,
@@ -152,16 +154,16 @@ impl Rnic {
         self.check_pd(pd)?;
         expect_bytes(length)?;
         let key = region.lkey().0;
-        // SAFETY: the caller of this function keeps the promise. The engine forgets the old region before this function
-        // returns.
+        // SAFETY: the caller keeps the contract of this function. The engine forgets the old region before this
+        // function returns.
         let renewed = unsafe { self.regions.replace(key, pd, base, length, address, access) };
         self.core.memory.forget_gone();
         renewed
     }
 
-    /// Sets whether the acknowledgement of a receive may wait for the answer of the program. By default it may, after
-    /// the program has answered enough earlier receives. Otherwise the acknowledgement always leaves before the
-    /// completion is visible.
+    /// Sets whether the acknowledgement of a completed receive may wait for the reply of the program, so that both
+    /// leave together. By default it may wait if the program has replied to enough preceding messages. With false, the
+    /// acknowledgement always leaves before the completion is visible.
     pub fn let_acks_wait(&mut self, may_wait: bool) {
         self.core.acks_may_wait = may_wait;
     }
@@ -226,7 +228,7 @@ impl Rnic {
         self.enter_cq(depth, |depth| CompletionQueue::new(depth, notifier))
     }
 
-    /// Creates a completion queue that calls `observer` for all new completions.
+    /// Creates a completion queue that also calls `observer` whenever an engine adds completions.
     ///
     /// # Errors
     ///
@@ -486,7 +488,7 @@ impl Rnic {
         }
     }
 
-    /// Removes a queue pair from the users of a destination. The queue pair has no packets in flight.
+    /// Removes a queue pair from the users of a destination. The queue pair must have no packets in flight.
     fn leave_destination(&mut self, index: usize, slot: u32) {
         let destination = &mut self.core.destinations[index];
         destination.window.forget(slot);
@@ -538,7 +540,7 @@ impl Rnic {
         };
         let qp = &mut self.qps[slot as usize];
         if joins.is_some() || to == QpState::Reset {
-            // Remove the bytes in flight from the window to which they were charged.
+            // The queue pair leaves its old destination. Remove its bytes in flight from the windows first.
             qp.rewind(&mut self.core);
             qp.blocked = false;
             self.core.inbound.forget(slot);
@@ -589,7 +591,7 @@ impl Rnic {
         })
     }
 
-    /// Returns a random first sequence number.
+    /// Returns a random packet sequence number, for the first packet of a connection.
     pub fn random_psn(&mut self) -> Psn {
         Psn::new(self.psn_rng.next_u32())
     }

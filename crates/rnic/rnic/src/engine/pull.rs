@@ -1,5 +1,5 @@
-//! Sending of packets per queue pair, and doorbells of posts, for a driver that decides when each packet leaves and
-//! when the device learns of each post.
+//! Functions for a driver that simulates an RNIC in hardware. The driver decides when each packet leaves, and when the
+//! doorbell of each post reaches the device.
 
 use doorbell_verbs_core::SrqId;
 use doorbell_wire::Qpn;
@@ -8,7 +8,7 @@ use super::Rnic;
 use crate::qp::{ReceiveQueue, Stop};
 use crate::transmit::{Budget, Filter, TransmitBatch};
 
-/// Stream of packets of a queue pair.
+/// Kind of packets that [`Rnic::pull`] takes from a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Packets of the queue pair's own work requests.
@@ -33,12 +33,12 @@ pub struct Ready {
 pub struct Pulled {
     /// Number of packets that the call added to the batch.
     pub packets: usize,
-    /// Whether the queue pair could send more packets of this part now.
+    /// Whether the queue pair could send more packets of this kind now.
     pub more: bool,
 }
 
-/// Doorbells of posts ([`Policy::waits_for_doorbells`](crate::Policy::waits_for_doorbells)), and sending per queue pair
-/// in place of [`poll_transmit`](Rnic::poll_transmit).
+/// Doorbells of posts ([`Policy::waits_for_doorbells`](crate::Policy::waits_for_doorbells)), and functions that send
+/// the packets of a single queue pair in place of [`poll_transmit`](Rnic::poll_transmit).
 impl Rnic {
     /// Returns the doorbell index that covers every posted send: the number of sends posted since the creation of the
     /// queue pair.
@@ -74,7 +74,7 @@ impl Rnic {
         self.publish();
     }
 
-    /// Makes the oldest `receives` hidden receives visible to the device.
+    /// Makes the oldest `receives` of the hidden receives of a queue pair visible to the device.
     pub fn ring_receives(&mut self, qpn: Qpn, receives: usize) {
         let Some(slot) = self.slot(qpn) else { return };
         if let ReceiveQueue::Own { ring, .. } = &mut self.qps[slot as usize].rq {
@@ -82,7 +82,7 @@ impl Rnic {
         }
     }
 
-    /// Makes the oldest hidden receives of a shared receive queue visible to the device.
+    /// Makes the oldest `receives` of the hidden receives of a shared receive queue visible to the device.
     pub fn ring_shared_receives(&mut self, srq: SrqId, receives: usize) {
         if let Some(srq) = self.srqs.get(srq.0 as usize) {
             srq.queue.ring(receives);
@@ -98,7 +98,7 @@ impl Rnic {
         Some(Ready { qpn: qp.qpn, requests: qp.has_request_to_send(), answers: qp.resp.has_answers() })
     }
 
-    /// Adds packets of one stream of one queue pair to `batch`, within `budget`.
+    /// Adds packets of one kind of one queue pair to `batch`, within `budget`.
     pub fn pull(&mut self, now_ns: u64, qpn: Qpn, part: Part, budget: Budget, batch: &mut TransmitBatch) -> Pulled {
         self.core.now_ns = now_ns;
         let Some(slot) = self.slot(qpn) else { return Pulled::default() };

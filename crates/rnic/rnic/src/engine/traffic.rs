@@ -308,8 +308,8 @@ impl Rnic {
                 continue;
             }
             qp.queued = false;
-            // Requests come before answers. A reply of the program and the acknowledgement of the received message can
-            // then leave in one run. Answers still get at least half of the quantum.
+            // Requests come before answers. If the program has replied to a message, the reply and the acknowledgement
+            // of the message can then leave in one run. Answers still get about half of the quantum.
             let quantum = left.min(MAX_RUN_PACKETS);
             let share = match qp.resp.has_answers() {
                 false => quantum,
@@ -359,9 +359,9 @@ impl Rnic {
         }
     }
 
-    /// Publishes the completions that waited for packets to leave. The driver calls this function after
-    /// [`poll_transmit`](Self::poll_transmit) has added no more packets and the driver has handed all added packets to
-    /// the link. If the link is broken for good, the driver calls it as well.
+    /// Publishes the completions that waited for packets to leave. The driver must call this function once
+    /// [`poll_transmit`](Self::poll_transmit) adds no more packets and the link has all packets. If the link is broken
+    /// for good, the driver must call it too, since the packets will never leave.
     pub fn transmitted(&mut self) {
         self.core.transmitted();
         self.publish();
@@ -372,20 +372,21 @@ impl Rnic {
         !self.core.ready.is_empty() || !self.core.farewells.is_empty()
     }
 
-    /// Returns whether the device has packets to send to another device than `destination`. For a UD queue pair, only
-    /// the destination of its next packet counts.
+    /// Returns whether the device has packets to send to another device than `destination`. Of a UD queue pair, the
+    /// function considers only the next packet.
     pub fn wants_transmit_beside(&self, destination: IpAddr) -> bool {
         let queue_pairs = self.core.ready.iter().filter_map(|&slot| self.qps[slot as usize].next_destination());
         let farewells = self.core.farewells.iter().map(|farewell| farewell.path.destination);
         queue_pairs.chain(farewells).any(|next| next != destination)
     }
 
-    /// Returns the bytes in flight, divided by the cost of a packet without payload.
+    /// Returns an upper bound of the number of packets in flight: the bytes in flight, divided by the cost of a packet
+    /// without payload.
     pub fn in_flight_packets(&self) -> usize {
         (self.core.in_flight() / in_flight_cost(1, 0)) as usize
     }
 
-    /// Returns the number of posted work requests of a queue pair that are not yet sent.
+    /// Returns the number of posted sends of a queue pair whose packets were not all sent.
     pub fn pending_work(&self, qpn: Qpn) -> usize {
         self.slot(qpn).map_or(0, |slot| self.qps[slot as usize].unsent_requests())
     }

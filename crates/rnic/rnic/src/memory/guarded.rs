@@ -1,10 +1,10 @@
 //! Accesses to memory of programs. If the memory is gone, an access returns an error.
 //!
-//! A program may unmap, protect or truncate memory while the memory is registered. An adapter holds the pages, so its
-//! accesses still succeed. This software RNIC has only the mapping of the program, so its access may fault. On x86-64,
-//! the routines below make every access. The routines are leaf functions without a stack frame. A handler of SIGSEGV
-//! and SIGBUS can therefore check whether the program counter is inside [`GuardedCode`]. If so, the handler *lands* the
-//! fault: it continues at the landing of the code, and the routine returns an error. Without such a handler, a fault
+//! A program may unmap, protect or truncate memory while the memory is registered. A hardware RNIC holds the pages, so
+//! its accesses still succeed. This software RNIC has only the mapping of the program, so its access may fault. On
+//! x86-64, the routines below make every access. They are leaf functions without a stack frame. A handler of SIGSEGV
+//! and SIGBUS can therefore recover if the program counter is inside [`GuardedCode`]. The handler then *lands* the
+//! fault: it continues at [`GuardedCode::landing`], and the routine returns an error. Without such a handler, a fault
 //! ends the process, like any other fault.
 //!
 //! A process that cannot install the handler uses [`copy_through`] instead of the routines.
@@ -47,8 +47,8 @@ pub fn copy_through(copier: &'static dyn Copier) {
     USES_COPIER.store(true, Ordering::Release);
 }
 
-/// Returns whether accesses go through a [`Copier`]. The functions that use the copier are not inlined, so that the
-/// usual path of an access is short and saves no registers.
+/// Returns whether accesses go through a [`Copier`]. The functions of the module `copier` are not inlined, so that an
+/// access without a copier is short and saves no registers.
 #[inline]
 fn uses_copier() -> bool {
     USES_COPIER.load(Ordering::Acquire) // so this thread sees the copier
@@ -67,8 +67,8 @@ pub(crate) enum WordOperation {
 ///
 /// # Safety
 ///
-/// `from` is memory of a program, which other threads may write. The memory may be unmapped if a handler lands faults
-/// or a [`Copier`] is set. No other thread uses `out`.
+/// `from` is memory of a program, which other threads may write. The memory must be mapped, unless a handler lands
+/// faults or a [`Copier`] is set. No other thread uses `out`.
 #[inline]
 pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gone> {
     if uses_copier() {
@@ -196,12 +196,12 @@ mod copier {
 /// Routines in machine code. Each routine returns 0, or 1 if it faulted.
 ///
 /// While a routine runs, the registers `r8` and `r9` hold the start and the length of the memory of the program. A
-/// handler can therefore land only faults of that memory.
+/// handler can therefore land the faults of this memory only, and let all other faults end the process.
 #[cfg(target_arch = "x86_64")]
 mod code {
     use super::{Gone, GuardedCode, WordOperation};
 
-    // The labels are hidden, since another library of the process may contain the same code.
+    // The labels are hidden, so that they do not clash with those of another library that contains the same code.
     core::arch::global_asm!(
         ".pushsection .text.doorbell_guarded, \"ax\", @progbits",
         // End of a copy. In a copy into memory of a program, the last byte is in r10b and is stored last.
@@ -381,7 +381,7 @@ mod code {
         "lock or byte ptr [rdi], 0",
         "1: xor eax, eax",
         "ret",
-        // A routine that faulted continues here. It has pushed nothing on the stack.
+        // A routine that faulted continues at this label. The stack holds only the return address.
         "doorbell_guarded_landing:",
         "cld",
         "mov eax, 1",
@@ -414,32 +414,32 @@ mod code {
 
     #[inline]
     pub(super) fn copy_out(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
-        // SAFETY: the caller keeps the contract of the function of this name outside this module.
+        // SAFETY: only `super::copy_out` calls this function, and it has the same contract.
         result(unsafe { doorbell_guarded_copy_out(to, from, length) })
     }
 
     /// Copies at least one byte.
     #[inline]
     pub(super) fn copy_in(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
-        // SAFETY: the caller keeps the contract of the function of this name outside this module.
+        // SAFETY: only `super::copy_in` calls this function, and it has the same contract.
         result(unsafe { doorbell_guarded_copy_in(to, from, length) })
     }
 
     #[inline]
     pub(super) fn load(word: *const u64, value: &mut u64) -> Result<(), Gone> {
-        // SAFETY: the caller keeps the contract of the function of this name outside this module.
+        // SAFETY: only `super::load` calls this function, and it has the same contract.
         result(unsafe { doorbell_guarded_load(word, value) })
     }
 
     #[inline]
     pub(super) fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
-        // SAFETY: the caller keeps the contract of the function of this name outside this module.
+        // SAFETY: only `super::store` calls this function, and it has the same contract.
         result(unsafe { doorbell_guarded_store(word, value) })
     }
 
     pub(super) fn operate(word: *mut u64, operation: WordOperation) -> Result<u64, Gone> {
         let mut before = 0;
-        // SAFETY: the caller keeps the contract of the function of this name outside this module.
+        // SAFETY: only `super::operate` calls this function, and it has the same contract.
         result(unsafe {
             match operation {
                 WordOperation::CompareSwap { compare, swap } => {
@@ -452,12 +452,13 @@ mod code {
     }
 
     pub(super) fn touch(byte: *mut u8, written: bool) -> Result<(), Gone> {
-        // SAFETY: the caller keeps the contract of `bring_in`.
+        // SAFETY: only `super::bring_in` calls this function, and it has the same contract.
         result(unsafe { doorbell_guarded_touch(byte, written.into()) })
     }
 
     impl GuardedCode {
-        /// Returns the code of this crate; `None` on a machine without routines, where no handler can land a fault.
+        /// Returns the address range of the routines; `None` on an architecture without them, where no handler can
+        /// land a fault.
         pub fn own() -> Option<Self> {
             Some(Self {
                 start: (&raw const doorbell_guarded_start).addr(),
@@ -477,21 +478,22 @@ mod code {
     use super::{Gone, GuardedCode, WordOperation};
 
     impl GuardedCode {
-        /// Returns the code of this crate; `None` on a machine without routines, where no handler can land a fault.
+        /// Returns the address range of the routines; `None` on an architecture without them, where no handler can
+        /// land a fault.
         pub fn own() -> Option<Self> {
             None
         }
     }
 
     pub(super) fn copy_out(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
-        // SAFETY: the caller keeps the contract of the function of this name outside this module.
+        // SAFETY: only `super::copy_out` calls this function, and it has the same contract.
         unsafe { ptr::copy(from, to, length) };
         Ok(())
     }
 
     pub(super) fn copy_in(to: *mut u8, from: *const u8, length: usize) -> Result<(), Gone> {
         let body = length - 1;
-        // SAFETY: the caller keeps the contract of the function of this name outside this module.
+        // SAFETY: only `super::copy_in` calls this function, and it has the same contract.
         unsafe {
             let last = from.add(body).read();
             ptr::copy(from, to, body);
@@ -501,19 +503,19 @@ mod code {
     }
 
     pub(super) fn load(word: *const u64, value: &mut u64) -> Result<(), Gone> {
-        // SAFETY: the caller keeps the contract of the function of this name outside this module.
+        // SAFETY: only `super::load` calls this function, and it has the same contract.
         *value = unsafe { AtomicU64::from_ptr(word.cast_mut()) }.load(Ordering::Acquire);
         Ok(())
     }
 
     pub(super) fn store(word: *mut u64, value: u64) -> Result<(), Gone> {
-        // SAFETY: the caller keeps the contract of the function of this name outside this module.
+        // SAFETY: only `super::store` calls this function, and it has the same contract.
         unsafe { AtomicU64::from_ptr(word) }.store(value, Ordering::Release);
         Ok(())
     }
 
     pub(super) fn operate(word: *mut u64, operation: WordOperation) -> Result<u64, Gone> {
-        // SAFETY: the caller keeps the contract of the function of this name outside this module.
+        // SAFETY: only `super::operate` calls this function, and it has the same contract.
         let word = unsafe { AtomicU64::from_ptr(word) };
         Ok(match operation {
             WordOperation::CompareSwap { compare, swap } => word
@@ -524,7 +526,7 @@ mod code {
     }
 
     pub(super) fn touch(byte: *mut u8, written: bool) -> Result<(), Gone> {
-        // SAFETY: the caller keeps the contract of `bring_in`.
+        // SAFETY: only `super::bring_in` calls this function, and it has the same contract.
         let byte = unsafe { AtomicU8::from_ptr(byte) };
         if written {
             byte.fetch_or(0, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use doorbell_wire::RKey;
 
 use super::{Payload, Region, RegionDirectory, Through, WordOperation};
 
-/// Number of places for keys in the cache of an engine, which lets the data path avoid locks.
+/// Number of keys that the cache of an engine can hold. For cached keys, the data path takes no lock.
 const CACHE_SLOTS: usize = 256;
 
 /// Access of one engine to the memory of its device.
@@ -24,7 +24,7 @@ impl Memory {
     }
 
     /// Removes destroyed regions and invalidated windows from the cache. After this call, the engine neither accesses
-    /// these regions nor keeps them alive. A cached window would keep its region alive.
+    /// these regions nor keeps them alive. A window must be removed too, since it keeps its region alive.
     pub(crate) fn forget_gone(&mut self) {
         for slot in self.cache.iter_mut() {
             if slot.as_ref().is_some_and(|region| !region.is_valid()) {
@@ -52,7 +52,7 @@ impl Memory {
         self.cache[slot].as_deref()
     }
 
-    /// Reads a key from the directory, which takes a lock, into the cache.
+    /// Looks up a key in the directory and stores the result in the cache. The directory takes a lock.
     #[cold]
     #[inline(never)]
     fn look_up(&mut self, key: u32) {
@@ -86,7 +86,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies `out.len()` bytes of the message in the memory of `sges` to `out`, from byte `skip` of the message on.
+    /// Copies a part of the message that `sges` describe to `out`. The part starts at byte `skip` and fills `out`.
     #[inline]
     pub(crate) fn gather(&mut self, pd: PdId, sges: &[Sge], mut skip: u64, out: &mut [u8]) -> Result<(), MemoryError> {
         let mut done = 0;
@@ -110,7 +110,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies `data` into the memory of `sges`, from byte `skip` of the message on.
+    /// Copies `data` into the memory that `sges` describe, starting `skip` bytes after its beginning.
     #[inline]
     pub(crate) fn scatter(
         &mut self,
@@ -212,7 +212,8 @@ impl Memory {
         self.directory.bind(through, binding)
     }
 
-    /// Invalidates the key of a memory window of this device, for its owner or for a SEND with invalidate of the peer.
+    /// Invalidates the key of a memory window of this device. A local work request or a SEND with invalidate of the
+    /// peer has requested it.
     pub(crate) fn invalidate_window(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
         self.directory.invalidate(through, rkey)
     }

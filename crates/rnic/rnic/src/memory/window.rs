@@ -1,4 +1,5 @@
-//! Memory windows: remote keys for parts of a region, which work requests bind and invalidate (IBTA Vol 1, 10.6.7).
+//! Memory windows (IBTA Vol 1, 10.6.7). Work requests bind a window to a part of a region. Peers access this part by
+//! the key of the window until a work request or a peer invalidates the key.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ pub(super) struct Window {
     pub(super) bound: Option<Arc<Region>>,
 }
 
-/// Binding of a memory window, in the region that stands for the bound window.
+/// Binding of a memory window. A bound window is a [`Region`] of its own that contains this value.
 #[derive(Debug)]
 pub(super) struct Bound {
     region: Arc<Region>,

@@ -4,16 +4,16 @@ use doorbell_verbs_core::{PdId, RecvRequest};
 
 use crate::work::RecvWqe;
 
-/// Receives in the order in which messages take them, in a ring of places. A post writes the receive into a place. A
-/// message of one packet on a reliable connection uses the receive in this place, and a later post reuses the place and
-/// its allocation. All other messages take the receive out of the ring.
+/// Ring of receives, in the order in which messages take them. A post writes a receive into a place of the ring. A SEND
+/// of one packet on a reliable connection uses the receive in its place, without a copy. A later post then reuses the
+/// place and its allocation. All other messages take the receive out of the ring.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveRing {
     /// Places of the ring. Their number is 0 or a power of two.
     places: Vec<RecvWqe>,
     head: usize,
     len: usize,
-    /// Number of receives, from the newest on, whose doorbell was not rung.
+    /// The newest `unrung` receives are hidden from the device: their doorbell was not rung.
     unrung: usize,
 }
 
@@ -51,7 +51,7 @@ impl ReceiveRing {
         self.unrung += usize::from(is_hidden);
     }
 
-    /// Makes the oldest `receives` hidden receives visible to the device.
+    /// Makes the oldest `receives` of the hidden receives visible to the device.
     pub(crate) fn ring(&mut self, receives: usize) {
         self.unrung = self.unrung.saturating_sub(receives);
     }
@@ -81,8 +81,9 @@ impl ReceiveRing {
         Some(wqe)
     }
 
-    /// Returns a receive to the front of the ring, since its message has not used it. The program may have posted
-    /// another receive in the meantime, so the ring may hold one receive more than its depth.
+    /// Returns a receive to the front of the ring, since the message that took it did not use it. The program may have
+    /// posted another receive in the meantime. The ring may therefore hold one receive more than the receive queue
+    /// allows.
     pub(crate) fn give_back(&mut self, wqe: RecvWqe) {
         self.reserve();
         self.head = self.place(self.places.len() - 1);
@@ -138,7 +139,7 @@ mod tests {
                 11..=13 => {
                     let taken = ring.pop();
                     assert_eq!(taken.as_ref().map(|wqe| wqe.wr_id), list.front().copied());
-                    // Sometimes return the receive.
+                    // Sometimes give the taken receive back.
                     match taken {
                         Some(wqe) if random & 1 << 40 != 0 => ring.give_back(wqe),
                         _ => drop(list.pop_front()),

@@ -15,19 +15,19 @@ use crate::commons::Commons;
 use crate::congestion::in_flight_cost;
 use crate::policy::Policy;
 
-/// Maximum early timeout after backoff, if the configured timeout is unlimited.
+/// Maximum to which the early timeout doubles, if the configured timeout is unlimited.
 const LONGEST_EARLY_TIMEOUT_NS: u64 = 1_000_000_000;
 
-/// Number of smoothed round trips in the early timeout.
+/// Factor of the early timeout: the timeout is at least this many smoothed round trip times.
 const EARLY_TIMEOUT_ROUND_TRIPS: u64 = 4;
 
-/// Minimum time for which the requester remembers the longest round trip. RFC 6298 adds four times the variance to
-/// allow for occasional longer round trips. But here, acknowledgements of a window arrive thousands of times per
-/// second. After ten samples, the variance would no longer show that the process of the peer had lost its CPU.
+/// Minimum time for which the requester remembers the longest round trip. RFC 6298 instead adds four times the variance
+/// of the round trips. But here, thousands of acknowledgements arrive per second. If the process of the peer had lost
+/// its CPU once, the variance would no longer show the long round trip after ten samples.
 const LONGEST_ROUND_TRIP_MEMORY_NS: u64 = 100_000_000;
 
-/// Maximum number of outstanding packet sequence numbers. The maximum is below half of the number space, so that old
-/// and new numbers stay distinct (IBTA Vol 1, 9.7.1).
+/// Maximum number of outstanding packet sequence numbers. It is below half of the 2^24 numbers, so that old and new
+/// numbers stay distinct (IBTA Vol 1, 9.7.1).
 const MAX_OUTSTANDING_PSNS: u32 = 1 << 22;
 
 /// Reason why the requester stopped sending.
@@ -45,21 +45,21 @@ pub(crate) enum Stop {
 
 /// Packet to send again when an answer is overdue and the configured timeout has not passed.
 ///
-/// The requester does not retransmit all packets, because usually the peer only has no CPU or an acknowledgement was
-/// lost. It sends the oldest and the newest request as probes. A responder that has received both requests acknowledges
-/// them (IBTA Vol 1, 9.7.5.1.3). A responder that lacks a packet between the two answers the newest request with a NAK
-/// "PSN sequence error", which starts go-back-N. The tail loss probe of TCP follows the same idea (RFC 8985, section
-/// 7). The oldest request is also needed, since a responder that has sent a NAK stays silent until the oldest request
-/// arrives.
+/// The requester does not retransmit all packets. Usually the network has lost no request: the process of the peer has
+/// no CPU, or an acknowledgement was lost. The requester therefore sends the oldest and the newest request packet again
+/// as probes. If the responder has received all packets, it acknowledges the probes (IBTA Vol 1, 9.7.5.1.3). If it
+/// lacks a packet, it answers the newest packet with a NAK "PSN sequence error", and the requester starts go-back-N.
+/// The tail loss probe of TCP follows the same idea (RFC 8985, section 7). The oldest packet is needed too: a responder
+/// that has already sent a NAK stays silent until the missing packet arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Probe {
     /// The request packet with the oldest unacknowledged sequence number. [`Probe::Newest`] follows.
     Oldest,
-    /// The request packet that was sent last.
+    /// The request packet with the newest sequence number that was sent.
     Newest,
 }
 
-/// Maximum number of consecutive unanswered probes, after which the requester retransmits all packets.
+/// Maximum number of consecutive probe attempts without an answer. After them, the requester retransmits all packets.
 const MAX_PROBES: u8 = 3;
 
 #[derive(Debug)]
@@ -78,17 +78,17 @@ pub(crate) struct Requester {
     cursor: u64,
     /// Index of the packet that is sent next, within the request at the cursor.
     cursor_packet: u32,
-    /// READs (or pieces of a long READ) and atomics that are sent and not completely answered. Each entry is one past
-    /// the last sequence number of a READ, piece or atomic. At most `max_rd_atomic` entries.
+    /// READs (or pieces of a long READ) and atomics that were sent and are not completely answered. Each entry is one
+    /// past the highest sequence number of the READ, piece or atomic. At most `max_rd_atomic` entries.
     reads: VecDeque<Psn>,
     in_flight: u64,
     inbound_in_flight: u64,
     retry_left: u8,
     rnr_left: u8,
     rnr_until_ns: Option<u64>,
-    /// Time at which the configured timeout started.
+    /// Start of the configured timeout: usually the time of the most recent answer.
     progress_ns: u64,
-    /// Time at which the early timeout started.
+    /// Start of the early timeout: usually the time of the most recent answer, probe or rewind.
     sent_ns: u64,
     early_timeout_ns: u64,
     /// Smoothed round trip time.
@@ -99,11 +99,11 @@ pub(crate) struct Requester {
     longest_seen_ns: u64,
     /// Probe that the requester must send because an answer is overdue.
     probe: Option<Probe>,
-    /// Number of probes since the last answer of the peer.
+    /// Number of probe attempts since the most recent answer of the peer.
     probes: u8,
     timed: Option<(Psn, u64)>,
     since_ack_request: u32,
-    /// Oldest outstanding sequence number when the requester last requested a lost response again.
+    /// Value of `una` when the requester most recently requested a lost response again, so that it does so only once.
     implied_nak: Option<Psn>,
     pub(super) drain_reported: bool,
 }
@@ -149,7 +149,8 @@ impl Requester {
         self.rnr_left = rnr_retries;
     }
 
-    /// Discards the positions of all posted requests, after the queue was flushed.
+    /// Resets all positions to an empty queue, after the send queue was flushed. `head` is the index of the next
+    /// request.
     pub(crate) fn reset_cursor(&mut self, head: u64) {
         self.assigned = head;
         self.cursor = head;
@@ -218,8 +219,8 @@ fn is_answered(operation: SendOperation) -> bool {
 }
 
 impl Qp {
-    /// Returns whether the queue pair has a request that can be sent now. Does not look at the windows, apart from
-    /// whether the queue pair waits for one.
+    /// Returns whether the queue pair has a request that can be sent now. While the queue pair waits for a window, only
+    /// a probe can be sent. Does not check whether the windows have room.
     #[inline]
     pub(crate) fn has_request_to_send(&self) -> bool {
         let req = &self.req;
@@ -242,7 +243,7 @@ impl Qp {
         (self.req.cursor, self.req.cursor_packet)
     }
 
-    /// Returns the number of posted work requests that are not completely sent.
+    /// Returns the number of posted sends whose packets were not all sent.
     pub(crate) fn unsent_requests(&self) -> usize {
         (self.sq.tail - self.req.cursor) as usize
     }
@@ -327,8 +328,8 @@ impl Qp {
         }
     }
 
-    /// Records that the sends before `index` have left. These sends complete if the queue pair is UC or UD, which have
-    /// no acknowledgements.
+    /// Records that the packets of all sends before `index` have left. On UC and UD, these sends now complete, since no
+    /// acknowledgement follows.
     #[inline]
     pub(crate) fn sends_departed(&mut self, core: &mut Commons, index: u64) {
         if self.kind == QpKind::Rc {
@@ -357,10 +358,10 @@ impl Qp {
         Some(early.min(configured))
     }
 
-    /// Returns the silence of the peer after which the requester counts a retry. The first retry follows after the
-    /// configured timeout, the second after twice this time, all others after four times, the maximum that IBTA allows
-    /// (Vol 1, 9.9.2.1.1). The time grows because a peer with a busy processor must not count as dead. Early
-    /// retransmission replaces lost packets in any case.
+    /// Returns the time without an answer of the peer after which the requester counts a retry. The first retry follows
+    /// after the configured timeout, the second after twice this time, and all others after four times this time, the
+    /// maximum that IBTA allows (Vol 1, 9.9.2.1.1). The time grows so that a peer with a busy processor does not count
+    /// as dead. Lost packets do not wait for it: early retransmission replaces them.
     fn counted_timeout_ns(&self) -> Option<u64> {
         let counted = self.settings.retry_count.saturating_sub(self.req.retry_left);
         ack_timeout_ns(self.settings.timeout).map(|ns| ns << counted.min(2))
@@ -403,8 +404,8 @@ impl Qp {
         req.probes += 1;
         req.probe = Some(Probe::Oldest);
         req.sent_ns = core.now_ns;
-        // The requester takes no round trip time from packets that are sent twice (algorithm of Karn, RFC 6298 section
-        // 3).
+        // The probes send the oldest and the newest packet a second time. Do not measure the round trip of a packet
+        // that was sent twice (algorithm of Karn, RFC 6298 section 3).
         let newest = req.cursor_psn.sub(1);
         req.timed = req.timed.filter(|&(psn, _)| psn != req.una && psn != newest);
     }

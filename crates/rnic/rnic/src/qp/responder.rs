@@ -54,40 +54,41 @@ pub(crate) struct Responder {
     /// 9.7.5.2.1).
     nak_sent: bool,
     current: Current,
-    /// Whether the UC message that is being received was counted as dropped.
+    /// Whether the current UC message was already counted as dropped.
     dropping: bool,
-    /// Sequence numbers and results of the last atomics, from which the responder answers duplicates (IBTA Vol 1,
-    /// 9.7.4.4).
+    /// Sequence numbers and results of the most recent atomics. The responder answers duplicates with these results
+    /// (IBTA Vol 1, 9.7.4.4).
     atomics: VecDeque<(Psn, u64)>,
     answers: VecDeque<Answer>,
     /// Time at which the unsent acknowledgement became due.
     ack_due_ns: Option<u64>,
     /// Whether the due acknowledgement must leave without delay.
     ack_urgent: bool,
-    /// Sequence number of the last completed receive, if no packet has acknowledged this receive yet.
+    /// Sequence number of the packet that most recently completed a receive, until a packet to the peer acknowledges
+    /// it.
     unacknowledged_receive: Option<Psn>,
     answers_of: Answering,
 }
 
-/// Number of consecutive receives that the program must answer, before the acknowledgement of the next receive may wait
-/// for the answer of the program.
+/// Number of consecutive messages to which the program must reply before the acknowledgement of the next message may
+/// wait for the reply.
 const ANSWERED_RECEIVES: u8 = 8;
 
-/// Record of whether the program answers its receives. An answer is a send on the same queue pair before the next poll
-/// that finds the completion queue empty.
+/// Record of whether the program replies to the messages that it receives. A send on the same queue pair counts as a
+/// reply, if the program posts it before a poll that finds the completion queue of the receives empty.
 #[derive(Debug, Default)]
 struct Answering {
-    /// Number of consecutive receives that the program answered, up to [`ANSWERED_RECEIVES`].
+    /// Number of consecutive messages to which the program has replied, up to [`ANSWERED_RECEIVES`].
     answered: u8,
-    /// Number of receives that the program has not answered yet.
+    /// Number of received messages to which the program has not replied yet.
     open: u32,
-    /// Count of empty polls of the receive completion queue when the first unanswered receive completed.
+    /// Number of empty polls of the receive completion queue at the time when the oldest message without a reply
+    /// arrived.
     empty_polls: u64,
 }
 
 impl Answering {
-    /// Records a completed receive. Returns whether the acknowledgement of this receive may wait for the answer of the
-    /// program.
+    /// Records a received message. Returns whether its acknowledgement may wait for the reply of the program.
     #[inline]
     fn receive(&mut self, empty_polls: impl Fn() -> u64) -> bool {
         let all_are_answered = self.open == 0;
@@ -98,7 +99,7 @@ impl Answering {
         all_are_answered && self.answered == ANSWERED_RECEIVES
     }
 
-    /// Records sends that the program posts, as answers to receives.
+    /// Records sends that the program posts. Counts each of them as the reply to one message.
     #[inline]
     fn post(&mut self, sends: usize, empty_polls: impl Fn() -> u64) {
         if self.open == 0 {
@@ -110,7 +111,8 @@ impl Answering {
         self.answered = (u32::from(self.answered) + answers).min(ANSWERED_RECEIVES.into()) as u8;
     }
 
-    /// Discards the unanswered receives if the program has polled an empty queue in the meantime.
+    /// If the program has found the queue empty since the oldest message without a reply, it will not reply: starts to
+    /// count from zero again.
     #[inline]
     fn look(&mut self, empty_polls: impl Fn() -> u64) {
         if self.empty_polls != empty_polls() {
@@ -137,9 +139,9 @@ impl Responder {
         }
     }
 
-    /// Keeps only the answers up to the NAK, since a queue pair in the error state sends nothing else. If there is no
-    /// NAK, an unacknowledged receive still gets its acknowledgement. The answers to earlier READs and atomics leave
-    /// before this acknowledgement, since the peer accepts no ACK for the receive without these answers.
+    /// Drops the unsent answers that a queue pair in the error state must not send. If there is a NAK, keeps the
+    /// answers up to the NAK. Otherwise, if a completed receive is not acknowledged yet, keeps this acknowledgement and
+    /// the answers to earlier READs and atomics. The peer does not accept the acknowledgement without these answers.
     pub(crate) fn keep_up_to_nak(&mut self) {
         let nak = self.answers.iter().rposition(|answer| matches!(answer, Answer::Nak { again: false, .. }));
         if let Some(at) = nak {
@@ -147,8 +149,8 @@ impl Responder {
             self.ack_due_ns = None;
         } else if let Some(receive) = self.unacknowledged_receive {
             self.answers.retain(|answer| answer.psn().is_before(receive));
-            // The acknowledgement may not be due, because the answer to a later READ would have acknowledged the
-            // receive.
+            // The acknowledgement is not due if the response to a later READ would have acknowledged the receive. That
+            // response was just dropped, so make the acknowledgement due.
             self.ack_due_ns.get_or_insert(0);
         } else {
             self.answers.clear();
@@ -189,14 +191,14 @@ impl Responder {
         }
     }
 
-    /// Records sends that the program posts on this queue pair, as answers to receives.
+    /// Records sends that the program posts on this queue pair: they may be replies to received messages.
     #[inline]
     pub(crate) fn note_post(&mut self, sends: usize, empty_polls: impl Fn() -> u64) {
         self.answers_of.post(sends, empty_polls);
     }
 
     /// Drops unsent answers with sequence numbers from `psn` to before `end`. The peer has requested these answers
-    /// again, so the responder would send them twice.
+    /// again. Without this call, the responder would send them twice.
     fn drop_answer(&mut self, psn: Psn, end: Psn) {
         self.answers.retain(|answer| answer.psn().is_before(psn) || !answer.psn().is_before(end));
     }
@@ -264,10 +266,11 @@ impl<'a> Request<'a> {
 struct Refusal(NakCode);
 
 impl Qp {
-    /// Completes a receive of a reliable connection. The peer must learn of the completion before the program. The
-    /// completion therefore stays staged until the driver has handed the acknowledgement to the link. No later action
-    /// of the program can then prevent the acknowledgement. If the program has recently answered its receives, the
-    /// completion is not staged, and the acknowledgement waits for the next answer of the program.
+    /// Completes a receive of a reliable connection. The acknowledgement must leave before the program sees the
+    /// completion, so that no later action of the program can prevent the acknowledgement. The completion therefore
+    /// stays staged until the driver has handed the acknowledgement to the link. There is one exception: if the program
+    /// has replied to the preceding messages, the completion does not wait, and the acknowledgement waits for the next
+    /// reply.
     #[inline(always)]
     fn complete_reliable(&mut self, core: &mut Commons, completion: Completion) {
         let may_wait = self.resp.answers_of.receive(|| core.empty_polls(self.recv_cq)) && core.acks_may_wait;
@@ -380,8 +383,9 @@ impl Qp {
                             Access::REMOTE_READ,
                         )
                         .is_ok();
-                // The responder executes a repeated READ again (IBTA Vol 1, 9.7.4.4). A READ that extends beyond the
-                // executed requests is no repetition, and the responder drops it.
+                // The responder executes a repeated READ again (IBTA Vol 1, 9.7.4.4). If the sequence numbers of the
+                // READ extend beyond those of the executed requests, the READ is no repetition, and the responder drops
+                // it.
                 if packets > behind {
                     return;
                 }
@@ -419,11 +423,12 @@ impl Qp {
         }
     }
 
-    /// Sends a NAK for a repeated READ whose memory is no longer accessible. If the first answer was lost, the peer
-    /// would repeat the READ without the NAK until its retries are spent. The request may also be a late copy that
-    /// arrives long after the peer got the answer. The peer then ignores the NAK. This queue pair therefore continues.
+    /// Sends a NAK for a repeated READ whose memory is no longer accessible. Without the NAK, a peer that lost the
+    /// first response would repeat the READ until its retries are spent. But the request may also be a late copy of a
+    /// READ whose response the peer has. The peer then ignores the NAK, and the connection must continue. This queue
+    /// pair therefore does not enter the error state.
     fn refuse_repetition(&mut self, core: &mut Commons, psn: Psn) {
-        // An unsent NAK will make the peer repeat its requests.
+        // No second NAK is needed: the unsent one will make the peer repeat its requests.
         if self.resp.answers.iter().any(|answer| matches!(answer, Answer::Nak { .. })) {
             return;
         }
@@ -432,7 +437,7 @@ impl Qp {
         self.resp.insert_answer(Answer::Nak { psn, msn: self.resp.msn, syndrome, again: true });
     }
 
-    /// Returns the receive for a message. If there is no receive, queues an RNR NAK.
+    /// Takes a receive for a message. If none is posted, queues an RNR NAK and returns `None`.
     #[inline]
     fn need_receive(&mut self, core: &mut Commons, psn: Psn) -> Option<RecvWqe> {
         let wqe = self.take_receive();
@@ -468,9 +473,9 @@ impl Qp {
             && core.memory.check_remote(self.through(), reth.rkey, reth.virtual_address, length, needed).is_ok()
     }
 
-    /// Makes room for one more answer. Returns false if there is no room. A peer that obeys `max_dest_rd_atomic` waits
-    /// for no more answers than that. So if too many answers are unsent, the peer has already received the oldest
-    /// repeated answer. The responder drops this answer.
+    /// Makes room for one more unsent READ or atomic response. Returns false if that is impossible. A peer waits for at
+    /// most `max_dest_rd_atomic` responses. If more are unsent, the peer no longer needs the oldest repeated response.
+    /// The responder drops that response to make room.
     fn make_answer_slot(&mut self) -> bool {
         let answers = &mut self.resp.answers;
         let taken = answers.iter().filter(|answer| !matches!(answer, Answer::Nak { .. })).count();

@@ -3,12 +3,12 @@
 use super::Rng;
 use super::world::Link;
 
-/// Maximum faults of a link. Rates are per mille of packets.
+/// Maximum values from which a seeded run draws the faults of a link. Rates are per mille of packets.
 pub struct Worst {
     pub loss: u64,
-    /// Size of the receive buffer in runs with the fault "overflow".
+    /// Maximum size of the receive buffer in runs with the fault "overflow".
     pub buffer_bytes: u64,
-    /// Maximum rate at which the link is full. If 0, "mixed" does not include this fault.
+    /// Maximum rate of batches after which the link is full for some time. If 0, "mixed" does not include this fault.
     pub full: u64,
 }
 

@@ -1,8 +1,9 @@
 //! Random work over RC between the RNICs of a world, and a model of the effects of this work.
 //!
-//! Each SEND has different bytes, and atomics count. WRITEs overlap in an area that the model writes in the same order.
-//! READs fetch constant bytes, or a snapshot that a fence protects. The checks therefore detect a lost, repeated,
-//! reordered or torn message. `post.rs` creates the work, and `check.rs` compares its results with the model.
+//! Each SEND has different bytes, and atomics increment a counter. WRITEs overlap in an area, and the model applies
+//! them to its copy of the area in the same order. READs fetch constant bytes, or a snapshot that a fence protects. The
+//! checks therefore detect a lost, repeated, reordered or torn message. `post.rs` creates the work, and `check.rs`
+//! compares its results with the model.
 
 mod check;
 mod post;
@@ -18,7 +19,7 @@ use super::{Acks, End, Link, Rng, World};
 const MEMORY_BYTES: usize = 8 << 20;
 const AREA_BYTES: usize = 8 << 10;
 const CQ_DEPTH: usize = 1 << 14;
-/// Maximum number of windows on each side of a connection, which the peer may invalidate.
+/// Maximum number of memory windows on each side of a connection. The peer may invalidate them.
 const WINDOWS: usize = 6;
 
 /// Options of one seed.
@@ -88,7 +89,7 @@ pub struct Side {
     pub to_post: usize,
     posted: VecDeque<Posted>,
     expected: VecDeque<Expected>,
-    /// Posted receives of the own receive queue, in order: number and offset in memory.
+    /// Receives in the receive queue of this queue pair, in order: number and offset in memory.
     receives: VecDeque<(u64, usize)>,
     slots: Vec<usize>,
     write_area: usize,

@@ -32,14 +32,14 @@ pub struct Link {
     /// Rate of packets that arrive `delay_ns` later.
     pub delay: u64,
     pub delay_ns: u64,
-    /// Rate of packets with flipped bytes, which no ICRC detects.
+    /// Rate of packets with flipped bytes. The packets have no ICRC, so the receiver processes them.
     pub flip: u64,
     /// Maximum time that packets wait in the receive buffer.
     pub service_ns: u64,
     pub buffer_bytes: u64,
-    /// Rate at which the link is full after it has accepted a batch.
+    /// Rate of batches after which the link accepts no packets for some time.
     pub full: u64,
-    /// Maximum time for which the link is full.
+    /// Maximum time for which the link then accepts no packets.
     pub full_ns: u64,
 }
 
@@ -183,12 +183,12 @@ enum What {
     Drained,
 }
 
-/// State of packets that the check of promises needs.
+/// Records of packets for the check that a send succeeds if its receive has completed.
 #[derive(Default)]
 pub struct Watch {
-    /// Sequence number of the first sent packet of each work request.
+    /// Lowest sequence number that was sent of each work request.
     pub first_psns: HashMap<u64, Psn>,
-    /// Sequence number of the last sent packet of each work request.
+    /// Highest sequence number that was sent of each work request.
     pub last_psns: HashMap<u64, Psn>,
     /// Responses that the network lost, or that overtook other responses, by node and queue pair of their destination.
     pub lost_responses: HashMap<(usize, Qpn), Vec<(Psn, Opcode)>>,
@@ -215,11 +215,11 @@ pub struct World {
     /// All packets that were sent, if `recording`.
     pub log: Vec<Sent>,
     pub recording: bool,
-    /// Function that the world calls for each packet. Returns whether the packet arrives.
+    /// Function that the world calls for each packet, to decide whether the packet arrives.
     pub gate: Option<Gate>,
     pub tally: Tally,
     pub watch: Option<Watch>,
-    /// Arrival time of the last packet from one node to another, by their indices.
+    /// Latest arrival time of a packet, by the indices of the sending and the receiving node.
     latest_ns: HashMap<(usize, usize), u64>,
     agenda: BinaryHeap<Reverse<(u64, u64, What)>>,
     order: u64,

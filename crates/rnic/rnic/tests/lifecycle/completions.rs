@@ -22,7 +22,8 @@ impl Life {
                 }
                 match entry.queue.poll(&mut out) {
                     Ok(0) => {
-                        // After it has found a completion, the program works and polls again later.
+                        // If earlier polls of this loop found completions, the program works first. Only a loop that
+                        // finds none counts as an empty poll.
                         if !found {
                             entry.queue.note_empty_poll();
                         }
@@ -218,7 +219,7 @@ impl Life {
             return;
         }
         let watch = self.world.watch.as_ref().expect("a run watches its packets");
-        // A READ or atomic without its answer delays the completion of all later requests.
+        // If the response to a READ or atomic is missing, no later request can complete.
         let is_answered = |wr: &u64| {
             let send = self.wrs[*wr as usize].send.as_ref();
             send.is_some_and(|send| matches!(send.check, Check::Read { .. } | Check::FetchAdd))
@@ -250,8 +251,8 @@ impl Life {
             return false;
         };
         let is_of_it = |psn: &Psn| !psn.is_before(from) && !upto.is_before(*psn);
-        // If the requester sent a packet more often than it has RNR tries, some of these transmissions are copies. A
-        // timeout or another NAK may have caused them.
+        // If a packet was sent more often than the requester has RNR tries, RNR NAKs did not cause all transmissions.
+        // A timeout, another NAK or a copy by the network caused the others.
         let tries = 1 + u32::from(qp.end.rnr_retry);
         if watch.tries.iter().any(|((wr, _), &count)| *wr == first && count > tries) {
             return true;

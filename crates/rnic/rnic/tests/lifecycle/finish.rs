@@ -11,7 +11,7 @@ use doorbell_verbs_core::{QpKind, QpState, Status};
 /// Number of steps after which the programs start no more work.
 const STEPS: usize = 3_000;
 
-/// Runs one seed, from the first object to the last.
+/// Runs one seed, from the creation of the first object to the destruction of the last.
 pub(crate) fn run(seed: u64, options: &Options) -> (Tally, u64) {
     let mut life = Life::new(seed, options);
     for _ in 0..STEPS {

@@ -29,19 +29,20 @@ pub(crate) struct Options {
     pub(crate) operations: usize,
     pub(crate) link: Link,
     pub(crate) acks: Acks,
-    /// Whether acknowledgements of receives leave at once, without waiting for an answer of the program.
+    /// Whether acknowledgements of received messages leave at once, without waiting for a reply of the program.
     pub(crate) strict: bool,
     /// Whether programs send messages that ask the peer to invalidate the key of a region, which every device must
     /// reject.
     pub(crate) takes_regions_back: bool,
 }
 
-/// Distance between the first sequence numbers of connections. No connection then accepts a late packet of another
-/// connection. The distance replaces the TIMEWAIT of IBTA (Vol 1, 12.9.8.4), since this world reuses queue pair numbers
-/// at once.
+/// Minimum distance between the first sequence numbers of two connections, so that no connection accepts a late packet
+/// of another. This replaces the TIMEWAIT of IBTA (Vol 1, 12.9.8.4), since this world reuses queue pair numbers at
+/// once.
 const PSN_RANGE: u32 = 1 << 16;
 const PSN_RANGES: u32 = 254;
-/// Stride between the number ranges of successive connections, so that later ranges lie on either side of earlier ones.
+/// Distance in ranges between the sequence numbers of successive connections. The numbers of a later connection are
+/// therefore sometimes above and sometimes below those of an earlier one.
 const PSN_STRIDE: u32 = 101;
 
 pub(crate) struct Life {

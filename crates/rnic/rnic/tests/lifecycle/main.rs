@@ -52,7 +52,7 @@ fn options(seed: u64) -> Options {
 
 /// Seeds that failed in the past.
 ///
-/// - 953419300848: a peer invalidated the key of a deregistered region. Another region had the key by then.
+/// - 953419300848: a peer invalidated the key of a deregistered region, but a new region already had the same key.
 /// - 700000152160: late copies of one RNR NAK were counted as retries.
 const STORED: &[u64] = &[953_419_300_848, 700_000_152_160];
 

@@ -100,13 +100,14 @@ pub(crate) struct Qp {
     /// Number of `SqDrained` events that may still come, because an earlier action caused them.
     pub(crate) may_drain: u32,
     pub(crate) errors: u32,
-    /// Number of request packets sent when the drained event came, until the next move to RTS.
+    /// Number of request packets that the queue pair had sent when the drained event came. The number must not grow
+    /// until the next move to RTS.
     pub(crate) drained_at: Option<u64>,
-    /// Whether a UC or UD queue pair was in SQE in this life.
+    /// Whether the queue pair (UC or UD) was in SQE since its creation or its most recent reset.
     pub(crate) was_sq_error: bool,
-    /// Whether the program moved the queue pair to the error state in this life.
+    /// Whether the program moved the queue pair to the error state since its creation or its most recent reset.
     pub(crate) moved_to_error: bool,
-    /// Number of the send that ended this life of the queue pair.
+    /// Number of the send whose failure put the queue pair into the error state or SQE.
     pub(crate) first_failure: Option<u64>,
     /// Whether completions get lost because the completion queue is too small.
     pub(crate) overruns: bool,
@@ -140,7 +141,7 @@ pub(crate) struct Window {
     pub(crate) bound: Option<RKey>,
 }
 
-/// One direction of a connection: the messages of one end, and the area that the other end opens to the first end.
+/// One direction of a connection: the messages that one end sends, and the area that the other end opens to it.
 pub(crate) struct Direction {
     /// Numbers of the messages that the program of the peer has not seen yet, in order.
     pub(crate) expected: VecDeque<u64>,
@@ -148,7 +149,7 @@ pub(crate) struct Direction {
     pub(crate) region: Option<Arc<Region>>,
     pub(crate) rkey: RKey,
     pub(crate) window: Option<Window>,
-    /// Keys of all bindings of a window to the area that were posted.
+    /// Keys of all posted bindings of a window to the area.
     pub(crate) window_keys: BTreeSet<u32>,
     /// Contents of the area when its region was deregistered. The contents must not change after that.
     pub(crate) frozen: Option<Vec<u8>>,

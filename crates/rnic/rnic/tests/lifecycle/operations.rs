@@ -211,8 +211,8 @@ impl Life {
                     matches!(error, ObjectError::Busy { .. }),
                     "the region was kept for another reason than a window: {error}"
                 );
-                // A binding may have been posted before its window was destroyed. Such a binding may bind a later
-                // window with the same key.
+                // The error is also possible if the window is already destroyed: a binding that was posted before the
+                // destruction may bind a later window with the same key.
                 let c = &self.conns[conn];
                 let may_be_bound = c.directions[from].window.is_some() || c.reasons.window;
                 assert!(may_be_bound, "the region {:#x} was kept without a window", region.rkey().get());
@@ -278,7 +278,7 @@ impl Life {
                 let depth = reserved.max(1) + self.rng.below(50) as usize;
                 rnic.resize_cq(id, depth).expect("the queue holds fewer completions");
                 self.world.tally.hit(Hit::CqResized);
-                // The next queue pair needs this depth.
+                // Queue pairs that the program creates later need this depth.
                 rnic.resize_cq(id, 300.max(depth)).expect("the queue holds fewer completions");
             }
             1 if held > 1 => {
@@ -361,7 +361,8 @@ impl Life {
         true
     }
 
-    /// Replaces a dying device by another device, which has the same numbers if `alike`.
+    /// Kills the device of a node and creates another device in its place. With `alike`, the new device assigns the
+    /// same numbers and keys.
     fn restart(&mut self, node: usize, alike: bool) {
         trace(|| format!("{:>10} node {node} restarts, alike: {alike}", self.world.now_ns));
         self.world.tally.hit(if alike { Hit::RestartedAlike } else { Hit::Restarted });

@@ -17,7 +17,8 @@ use crate::common::workload::pattern;
 use crate::common::world::address_of;
 
 impl Life {
-    /// Splits a slot into one to three scatter-gather elements. The elements use one of the two keys of all memory.
+    /// Splits a slot into two or three scatter-gather elements, of which some may be empty. The elements use one of the
+    /// two regions that cover all memory of the node. Returns true with the elements if they use the second region.
     fn elements(&mut self, node: usize, slot: usize, length: usize) -> (Vec<Sge>, bool) {
         let offset = slot * SLOT_BYTES;
         let buffers = self.programs[node].buffers.clone().filter(|_| self.rng.chance(200));
@@ -112,8 +113,8 @@ impl Life {
         let window = d.window.as_ref().and_then(|window| window.bound);
         let region_gone = d.region.is_none();
         let (area, rkey) = (d.area, d.rkey);
-        // The direction of this end has the area of the other end, which is open to this end. The opposite direction
-        // has the area of this end.
+        // `directions[end]` describes the area that the other end opens to this end. The area of this end, and the
+        // window to it, are in the opposite direction.
         let own_window = self.conns[conn].directions[1 - end].window.as_ref().map(|window| (window.name, window.bound));
         let choice = self.rng.below(100);
         let (dead_key, rkey) = match window {
@@ -135,8 +136,7 @@ impl Life {
             31..33 if region_gone && self.rng.chance(100) => {
                 self.take_back(index, rkey, length);
             }
-            // Choose the key of a region of this connection, of another connection, or of the region for all work of
-            // the node.
+            // Ask the peer to invalidate the key of one of its regions.
             31..33 if self.takes_regions_back && self.rng.chance(200) => {
                 let key = self.some_region(peer_node, rkey);
                 self.world.tally.hit(Hit::RegionTakenByPeer);
@@ -192,7 +192,8 @@ impl Life {
                         access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
                         zero_based: false,
                     };
-                    // If a second binding is posted before the first binding completes, the second binding fails.
+                    // Note a possible cause of an error: another binding fails if it is posted before this one
+                    // completes.
                     self.conns[conn].reasons.window = true;
                     self.conns[conn].directions[1 - end].window_keys.insert(key.get());
                     let check = Check::Bind { key };
@@ -220,14 +221,14 @@ impl Life {
     /// 1, 9.9.3).
     fn take_back(&mut self, index: usize, key: RKey, length: usize) {
         let (conn, _) = self.qps[index].conn.expect("a queue pair in RTS is connected");
-        // Later requests that use the key fail too.
+        // Note a possible cause of errors: later requests that use the key fail.
         self.conns[conn].reasons.key_dead = true;
         let sizes = Sizes { check: Check::TakeBack { key }, ..Sizes::message(length) };
         self.post(index, SendOperation::SendInvalidate(key), sizes);
     }
 
-    /// Returns the key of a region of a node: the region of this connection, of another connection, or for all work of
-    /// the node.
+    /// Returns the key of a region of a node: of the area for this connection (`own`), of the area for another
+    /// connection, or of one of the regions that cover all memory of the node.
     fn some_region(&mut self, node: usize, own: RKey) -> RKey {
         let of_work = [Some(&self.world.nodes[node].region), self.programs[node].buffers.as_ref()];
         let mut keys: Vec<RKey> = of_work.into_iter().flatten().map(|region| region.rkey()).collect();

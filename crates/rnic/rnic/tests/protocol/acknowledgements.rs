@@ -112,11 +112,11 @@ fn an_acknowledgement_waits_after_eight_answers() {
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
     assert_eq!(script.world.nodes[OWN].reap().len(), 1, "the completion must be visible at once");
     assert_eq!(script.shapes(), [], "the acknowledgement must wait for an answer");
-    // An empty poll shows that the program is not going to answer.
+    // A poll that finds the queue empty shows that the program will not reply.
     script.world.nodes[OWN].queue.note_empty_poll();
     assert_eq!(heard_alone(&mut script, psn.next()), [(Opcode::RC_ACKNOWLEDGE, psn.next())]);
 
-    // Seven more answers are too few, since the RNIC counts from zero again.
+    // The RNIC now counts replies from zero again, so seven more replies are too few.
     let mut psn = psn.add(2);
     for _ in 0..7 {
         assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);
@@ -137,8 +137,8 @@ fn an_acknowledgement_does_not_wait_after_unanswered_receives() {
         script.receive(0, 8);
         script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
         let sent = script.shapes();
-        // The program has answered all messages before the first message of this test. Afterwards, at least one message
-        // is unanswered.
+        // The acknowledgement of the first message waits, since the program has replied to all messages before it. All
+        // other acknowledgements leave at once, since at least one earlier message is without a reply.
         assert_eq!(sent.contains(&(Opcode::RC_ACKNOWLEDGE, psn)), round > 0, "message {round}: {sent:?}");
         if round % 4 == 3 {
             script.post_flagged(SendOperation::Send, 8, SendFlags::empty());
@@ -207,7 +207,8 @@ fn in_error_a_receive_is_acknowledged_after_earlier_answers() {
     let read = |script: &Script| script.say(Opcode::RC_READ_REQUEST).reth(script.base() + 64, script.rkey(), 8);
     script.hear(&read(&script));
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(PEER_PSN.add(1)).payload(&[7; 8]));
-    // The answer to this READ would also acknowledge the SEND, but the RNIC no longer sends this answer.
+    // The response to this READ would also acknowledge the SEND. But the error state drops that response, so the
+    // RNIC must send an ACK.
     script.hear(&read(&script).psn(PEER_PSN.add(2)));
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::Error);

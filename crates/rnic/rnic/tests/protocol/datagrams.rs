@@ -33,7 +33,7 @@ fn a_qkey_with_the_high_bit_selects_the_queue_pairs_qkey() {
         post(&mut script, PEER_QPN, given);
         assert_eq!(sent_qkey(&mut script), QKEY, "{given}");
     }
-    // The Q_Key of the queue pair at the time of transmission is the one that is sent.
+    // The datagram must carry the Q_Key that the queue pair has at the time of transmission, not of the post.
     post(&mut script, PEER_QPN, QKey::new(0x8000_0000));
     let (qpn, renewed) = (script.qpn, QKey::new(77));
     let state = Some(QpState::ReadyToSend);

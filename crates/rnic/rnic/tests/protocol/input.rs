@@ -257,7 +257,7 @@ fn uc_silently_drops_messages_that_it_cannot_place() {
     let length = script.world.nodes[OWN].memory.len();
     assert_eq!(script.world.nodes[OWN].memory.read(length - 256, 256), [0; 256]);
     assert_eq!(script.state(), QpState::ReadyToSend);
-    // When the queue pair enters the error state, it returns the receive of the unfinished message once.
+    // When the queue pair enters the error state, it must flush the receive of the unfinished message exactly once.
     script.hear(&script.say(Opcode::UC_SEND_FIRST).psn(Psn::new(30)).payload(&[1; 256]));
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::Error);

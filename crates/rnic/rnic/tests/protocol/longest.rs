@@ -47,7 +47,7 @@ fn requests_beyond_the_maximum_message_length_are_refused() {
     }
 }
 
-/// Sends `packets` full packets of one message from the peer, and then the packet after them.
+/// Sends `packets` full packets of one message from the peer, and then the last packet of the message.
 fn hear_message(script: &mut Script, opcodes: [Opcode; 3], packets: u64) {
     let outer = Outer {
         src: script.world.nodes[PEER].address,

@@ -74,7 +74,8 @@ fn a_receive_into_memory_that_is_gone_ends_with_an_error() {
 
 #[test]
 fn remote_access_to_missing_memory_is_refused() {
-    // The responder accepts the READ. It notices the unreadable memory only when it builds the answer.
+    // The responder notices the unreadable memory of the READ only when it builds the response. The READ therefore
+    // gets another NAK code than the WRITE and the atomic.
     let cases = [
         (Opcode::RC_WRITE_ONLY, 248, None),
         (Opcode::RC_WRITE_ONLY, 256, Some(NakCode::REMOTE_ACCESS_ERROR)),

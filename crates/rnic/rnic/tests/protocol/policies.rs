@@ -1,4 +1,4 @@
-//! Policies for drivers that decide on times: doorbells, pulls of packets from one part of a queue pair, and a device
+//! Policies for drivers that simulate hardware: doorbells, pulls of packets from a single queue pair, and a device
 //! without the mechanisms for UDP.
 
 use std::net::{IpAddr, Ipv4Addr};

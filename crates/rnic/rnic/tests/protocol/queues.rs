@@ -193,8 +193,8 @@ fn a_shared_receive_queue_serves_all_and_reports_its_limit() {
         "no event although the queue is already below the limit"
     );
 
-    // If a queue pair fails while it receives a message, it must return the receive of the message to the shared
-    // receive queue.
+    // The receive of a message that is too long completes with an error, and does not return to the shared receive
+    // queue.
     script.hear(&script.say(Opcode::RC_SEND_FIRST).psn(PEER_PSN.add(2)).payload(&[0; 256]));
     assert_eq!(script.state(), QpState::Error, "the queue pair must fail, since the receive is too short");
     assert_eq!(script.ends(), [(3, Status::LocalLength)]);

@@ -86,7 +86,6 @@ fn one_acknowledgement_completes_all_requests_before_it() {
     script.ack(psn(3));
     assert_eq!(script.ends(), [(0, Status::Success), (2, Status::Success)]);
     assert!(script.rnic().in_flight_packets() > 0);
-    // Acknowledge half of the packets, then half of the rest. A message completes with its last packet.
     script.ack(psn(4));
     assert_eq!(script.ends(), [(3, Status::Success)]);
     assert_eq!(script.rnic().in_flight_packets(), 0);
@@ -308,7 +307,7 @@ fn outstanding_reads_and_atomics_are_bounded_as_agreed() {
     assert_eq!(script.shapes().len(), 2, "a request overtook a waiting one");
     script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(0), &[0; 16]);
     assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(2)), (Opcode::RC_SEND_ONLY, psn(3))]);
-    // The same must hold after a retransmission, when the answers to the first transmission arrive late.
+    // The limit of two must also hold after a retransmission, when late responses to the first transmission arrive.
     script.nak(psn(1), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(script.shapes().len(), 3);
     script.post_read(16);

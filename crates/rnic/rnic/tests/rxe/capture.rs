@@ -1,4 +1,4 @@
-//! A parsed capture of rxe and the software RNIC: packets, connections, messages.
+//! A parsed capture of the traffic between rxe and the software RNIC: packets, connections, messages.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,9 +9,9 @@ use doorbell_wire::{
 };
 use pcap_file::pcap::PcapReader;
 
-/// Address of rxe's end of the cable.
+/// Address of rxe.
 pub(crate) const RXE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-/// Address of the software RNIC's end of the cable.
+/// Address of the software RNIC.
 pub(crate) const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 
 /// One packet on the cable.

@@ -1,6 +1,6 @@
-//! Replay of captures of Linux's rdma_rxe on a cable with the software RNIC at the other end (`cargo xtask
-//! capture-rxe`). The RNIC under test receives the captured packets of rxe. It must send the captured packets of the
-//! software RNIC, byte for byte.
+//! Replay of captures of the traffic between Linux's rdma_rxe and Doorbell's software RNIC (`cargo xtask capture-rxe`).
+//! The RNIC under test takes the place of the software RNIC. It receives the captured packets of rxe, and must send the
+//! captured packets of the software RNIC, byte for byte.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -78,7 +78,7 @@ pub(crate) struct Replay<'a> {
 }
 
 fn register(rnic: &mut Rnic, pd: PdId, memory: &Block, address: u64) -> Arc<Region> {
-    // SAFETY: the block lives beside the RNIC, and no reference to it is ever made.
+    // SAFETY: the block lives as long as the RNIC, and no reference to it is ever made.
     unsafe { rnic.register(pd, memory.base(), memory.len(), address, Access::all(), None) }.expect("the range is valid")
 }
 
@@ -162,8 +162,8 @@ impl<'a> Replay<'a> {
             }
         }
         loop {
-            // In the capture, the acknowledgement covered all requests received until then. The RNIC under test may
-            // receive requests later that the capture shows before the acknowledgement.
+            // In the capture, the acknowledgement covered all requests received before it. In the replay, some of these
+            // requests may not have been delivered yet. Deliver them first.
             if packet.is_plain_ack() {
                 while self.expected_psn() != psn.next()
                     && let Some(arrived) = self.arriving.pop_front()
@@ -240,15 +240,15 @@ impl<'a> Replay<'a> {
             DethPacket::new_unchecked(&mut sent[BTH_LEN..]).set_source_qpn(own);
         }
         if self.was_repeating && !captured.bth.opcode.is_last() {
-            // Within a message, the acknowledgement requests depend on the window, and the apparent loss had reduced
-            // the window in the capture.
+            // Within a message, the acknowledgement requests depend on the window. In the capture, the apparent loss
+            // had reduced the window, so do not compare these requests.
             for bytes in [&mut sent, &mut expected] {
                 BthPacket::new_unchecked(bytes).set_ack_request(false);
             }
         }
         if self.was_asked_again && captured.is_response() {
-            // If a request was repeated before its answer, the responder answers once, with the MSN of that time. It
-            // may answer a READ in two parts.
+            // If rxe repeated a request before the response, the responder sends one response with the current MSN,
+            // perhaps a READ response in two parts. So do not compare the opcode, PSN and MSN.
             let content = |bytes: &[u8]| {
                 let bth = BthRepr::read(bytes.first_chunk().expect("a BTH"));
                 let skip = if bth.opcode.has_aeth() { BTH_LEN + AETH_LEN } else { BTH_LEN };
@@ -287,7 +287,7 @@ impl<'a> Replay<'a> {
         self.rnic.handle_packet(self.now_ns, &packet.outer, &bytes);
         if is_nak {
             // The NAK makes the RNIC under test retransmit from the sequence number of the NAK on (IBTA Vol 1,
-            // 9.7.5.2.8). This is not so if the retransmission is already in flight.
+            // 9.7.5.2.8), unless this retransmission is already in flight.
             self.transmit();
             if let Some(first) = self.repeated.get(repeated) {
                 assert_eq!(

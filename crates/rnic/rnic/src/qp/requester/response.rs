@@ -44,14 +44,15 @@ impl Qp {
         }
     }
 
-    /// Returns whether this sequence number is outstanding. Counts an unexpected response if the number was never sent.
+    /// Returns whether the sequence number of a response is outstanding. If the requester has never sent this number,
+    /// counts the response as unexpected.
     #[inline]
     fn is_outstanding(&mut self, core: &mut Commons, psn: Psn) -> bool {
         let outstanding = self.req.high_psn.distance_from(self.req.una);
         if psn.distance_from(self.req.una) < outstanding {
             return true;
         }
-        // An older number belongs to a harmless duplicate. A newer number is an error of the peer.
+        // A number before `una` belongs to a harmless duplicate. A number beyond `high_psn` is an error of the peer.
         if !psn.is_before(self.req.una) {
             core.counters.rx_unexpected_response += 1;
         }
@@ -120,7 +121,7 @@ impl Qp {
         if !self.is_outstanding(core, bth.psn) {
             return;
         }
-        // A response acknowledges all requests before its own (IBTA Vol 1, 9.7.5.1.2).
+        // A response acknowledges all requests before the one that it answers (IBTA Vol 1, 9.7.5.1.2).
         self.advance(core, bth.psn);
         let head = self.sq.head;
         if head >= self.req.assigned {
@@ -170,7 +171,8 @@ impl Qp {
         self.answered(core, &SendWqe { received: 1, ..wqe }, cost);
     }
 
-    /// Counts one received response packet of the request at the head of the queue.
+    /// Records one response packet of the request at the head of the queue. Completes the request after its last
+    /// response packet.
     fn answered(&mut self, core: &mut Commons, wqe: &SendWqe, cost: u64) {
         let cost = cost.min(self.req.inbound_in_flight);
         core.delivered_inbound(cost);
@@ -183,14 +185,16 @@ impl Qp {
         }
         self.pull_cursor();
         if !self.req.has_outstanding() {
-            // If a response and the repetition of its request were on the way at the same time, a charge may be left.
+            // If a response crossed a retransmission of its request on the way, a charge may be left. Nothing is
+            // outstanding now, so refund the rest.
             core.refund_inbound(std::mem::take(&mut self.req.inbound_in_flight));
         }
         self.report_drained(core);
     }
 
-    /// Marks all requests before `to` as acknowledged. Returns true if an outstanding READ or atomic is before `to`.
-    /// Its response is lost, since the peer has answered a later request (the implied NAK of IBTA Vol 1, 9.7.5.2.8).
+    /// Marks all requests before `to` as acknowledged, but stops at an outstanding READ or atomic. Returns true if it
+    /// stopped. The response of this READ or atomic is lost, since the peer has already answered a later request (the
+    /// implied NAK of IBTA Vol 1, 9.7.5.2.8).
     #[inline]
     fn advance(&mut self, core: &mut Commons, to: Psn) -> bool {
         let before = self.req.una;
@@ -206,7 +210,7 @@ impl Qp {
             }
             let from = self.req.una.distance_from(wqe.first_psn);
             let upto = to.distance_from(wqe.first_psn).min(wqe.packets);
-            // The last rewind has already refunded the charges of packets from the cursor on.
+            // Only packets before the cursor are charged to the window: the most recent `rewind` refunded the others.
             let charged = if head < self.req.cursor {
                 upto
             } else if head == self.req.cursor {
@@ -250,7 +254,7 @@ impl Qp {
         }
     }
 
-    /// Requests a missing response again, but only once for the same oldest outstanding sequence number.
+    /// Requests a missing response again, but only once for each value of `una`.
     fn ask_again(&mut self, core: &mut Commons) {
         if self.req.implied_nak == Some(self.req.una) {
             return;

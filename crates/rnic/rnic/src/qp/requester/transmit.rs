@@ -17,8 +17,8 @@ use crate::work::SendWqe;
 #[inline]
 fn request_opcode(kind: QpKind, operation: SendOperation, first: bool, last: bool) -> Opcode {
     use SendOperation as Op;
-    // Columns of the opcode table of IBTA: first, middle, last, only. RC and UC have the same opcodes, apart from the
-    // transport bits.
+    // Each row holds the opcodes of an operation: first, middle, last and only packet. All transports use the same
+    // values, apart from the transport bits.
     let row = match operation {
         Op::Send => [0x00, 0x01, 0x02, 0x04],
         Op::SendImmediate(_) => [0x00, 0x01, 0x03, 0x05],
@@ -41,7 +41,8 @@ fn request_opcode(kind: QpKind, operation: SendOperation, first: bool, last: boo
         QpKind::Uc => 0x20,
         QpKind::Ud => 0x60,
     };
-    // Shift the byte out of a register. To load it from memory, the CPU would wait for the store of the whole word.
+    // Select the byte by a shift in a register. With `row[column]`, the compiler would store the row to memory and load
+    // one byte of it, and the CPU would wait for the store.
     Opcode(transport | (u32::from_le_bytes(row) >> (8 * column)) as u8)
 }
 
@@ -60,14 +61,14 @@ struct PacketPosition {
     index: u64,
     /// Index of the packet within the work request.
     packet: u32,
-    /// Number of sequence numbers that the packet takes. For a READ, this is the number of its response packets.
+    /// Number of sequence numbers that the packet takes: 1, or for a READ the number of its response packets.
     packets: u32,
     psn: Psn,
     retransmission: bool,
     ack_request: bool,
 }
 
-/// Prepared header of the middle packets of a message. Their headers differ only in sequence number and acknowledgement
+/// Prepared BTH of the middle packets of a message. Their BTHs differ only in sequence number and acknowledgement
 /// request.
 #[derive(Clone, Copy)]
 struct MiddleHeader {
@@ -135,9 +136,9 @@ impl Qp {
         Stop::Idle
     }
 
-    /// Binds or invalidates a memory window, once all earlier requests are done. The requester may have to retransmit
-    /// earlier requests that use the window. No later request starts before this operation is done (IBTA Vol 1,
-    /// 10.8.3.3).
+    /// Binds or invalidates a memory window, once all earlier requests are done: the requester may still have to
+    /// retransmit earlier requests that use the window. No later request starts before this operation is done (IBTA Vol
+    /// 1, 10.8.3.3).
     fn manage_window(&mut self, core: &mut Commons, index: u64) -> Result<(), Stop> {
         if index != self.sq.head {
             return Err(Stop::Idle);
@@ -164,7 +165,7 @@ impl Qp {
     fn sent(&mut self, core: &mut Commons, was_outstanding: bool, psn: Psn, retransmission: bool) {
         let req = &mut self.req;
         if !was_outstanding {
-            // The time that the requester waited for a window does not count as silence of the peer.
+            // Until now, no packet was outstanding. That time does not count as silence of the peer.
             let waited_ns = core.now_ns.saturating_sub(req.sent_ns);
             req.progress_ns = if retransmission { req.progress_ns + waited_ns } else { core.now_ns };
             req.sent_ns = core.now_ns;
@@ -233,7 +234,8 @@ impl Qp {
             }
         }
         // Request an acknowledgement at the end of a message, every `ack_request_packets` packets within a message, and
-        // with the packet that fills the window. Without the last request, nothing would open the window again.
+        // with the packet that fills the window or the share of the queue pair. Without an acknowledgement of that
+        // packet, the queue pair could not continue.
         let since_ack_request = self.req.since_ack_request + 1;
         let ack_request = rc
             && (last
@@ -358,10 +360,10 @@ impl Qp {
         } else if payload > 0 {
             let skip = u64::from(packet) * mtu as u64;
             if core.memory.gather(self.pd, self.sq.sges_of(index), skip, body).is_err() {
-                // The region was deregistered after the post. The peer may have received earlier packets, and work
-                // requests complete in order (IBTA Vol 1, 10.8.5). The request therefore fails only after all earlier
-                // packets are acknowledged. Until then, the requester sends no later packet, and each acknowledgement
-                // leads to this place again.
+                // The region was deregistered after the post. Work requests complete in order (IBTA Vol 1, 10.8.5),
+                // and the peer may have received earlier requests. This request therefore fails only after all earlier
+                // requests are complete. Until then, the requester sends no later packet, and comes here again after
+                // each acknowledgement.
                 batch.retract(len);
                 if index == self.sq.head {
                     self.fail_oldest(core, Status::LocalProtection);
@@ -423,14 +425,14 @@ impl Qp {
     }
 
     /// Returns the number of response packets per piece of a READ. The response arrives in the receive buffer of this
-    /// device, so the window of this device limits the piece.
+    /// device, so the window for READ responses limits the piece.
     fn packets_per_piece(&self, core: &Commons) -> u32 {
         (core.read_piece_cost / in_flight_cost(1, self.mtu() as u64)).max(1).min(u32::MAX.into()) as u32
     }
 
-    /// Returns the number of response packets to request together, starting at `packet`. Pieces always end at the same
-    /// packets, because a repeated request must be part of one request that the responder has executed (IBTA Vol 1,
-    /// 9.7.4.4).
+    /// Returns the number of response packets to request with one READ request, starting at `packet`. Pieces always end
+    /// at the same packets. A repeated READ request therefore lies within a single earlier request, as the responder
+    /// requires (IBTA Vol 1, 9.7.4.4).
     fn piece_from(&self, core: &Commons, wqe: &SendWqe, packet: u32) -> u32 {
         let most = self.packets_per_piece(core);
         (wqe.packets - packet).min(most - packet % most)

@@ -10,7 +10,7 @@ use crate::qp::{Qp, plain_bth};
 use crate::transmit::{Path, TransmitBatch, TransmitInfo};
 
 impl Qp {
-    /// Sends answers, and then the due acknowledgement. Returns true if answers are left that the budget did not allow.
+    /// Sends answers, and then the due acknowledgement. Returns true if the budget or the batch ran out first.
     pub(crate) fn transmit_answers(
         &mut self,
         core: &mut Commons,
@@ -63,8 +63,8 @@ impl Qp {
                 AethRepr { syndrome, msn }.write(aeth);
                 out = rest;
             }
-            // The PSN of a NAK is that of the packet that the responder rejects or misses. The NAK acknowledges all
-            // packets before this packet.
+            // A NAK contains the PSN of the packet that the responder rejects or lacks. It therefore acknowledges only
+            // the packets before that packet.
             let acknowledges = if matches!(answer, Answer::Nak { .. }) { psn.sub(1) } else { psn };
             let frame = len as u64 + self.frame_overhead;
             let mut refused = None;
@@ -100,7 +100,8 @@ impl Qp {
             }
             match refused {
                 None => self.resp.acknowledged(acknowledges),
-                // The region was deregistered while the responder was answering the READ.
+                // The region was deregistered after the responder had accepted the READ. Send a NAK in place of the
+                // response.
                 Some(is_repetition) => {
                     batch.retract(len);
                     if is_repetition {

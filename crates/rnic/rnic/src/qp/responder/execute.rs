@@ -12,8 +12,8 @@ use crate::work::RecvWqe;
 /// Status of a failed receive, and the NAK code for the peer.
 struct Failure(Status, NakCode);
 
-/// Copies the payload of a SEND packet into the receive, after the `done` bytes of the message that are already there.
-/// Returns the bytes of the message that are now in the receive.
+/// Copies the payload of a SEND packet into the receive, which already holds `done` bytes of the message. Returns the
+/// number of bytes of the message that the receive then holds.
 #[inline]
 fn place(core: &mut Commons, wqe: &RecvWqe, done: u64, request: &Request<'_>) -> Result<u64, Failure> {
     let total = done + request.payload.len() as u64;
@@ -65,7 +65,7 @@ impl Qp {
     #[inline]
     fn execute_send(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
         let opcode = request.bth.opcode;
-        // A message of one packet uses its receive without taking it out of the ring.
+        // A SEND of one packet uses the receive in its place in the ring, which saves a copy of the receive.
         if opcode.is_first()
             && opcode.is_last()
             && let ReceiveQueue::Own { ring, .. } = &mut self.rq
@@ -97,8 +97,8 @@ impl Qp {
         }
     }
 
-    /// Ends a SEND message, either after its last packet was copied, with the number of its bytes, or after a packet
-    /// could not be copied.
+    /// Ends a SEND message and completes its receive. `placed` is the length of the message if its last packet was
+    /// copied, or the failure if a packet could not be copied.
     #[inline]
     fn end_send(
         &mut self,
@@ -155,7 +155,7 @@ impl Qp {
             _ => return Err(Refusal(NakCode::INVALID_REQUEST)),
         };
         let total = done + request.payload.len() as u64;
-        // The last packet must complete the length in the RETH, and no earlier packet may complete it.
+        // The last packet, and no earlier one, must reach the length that the RETH announced.
         if total > length || opcode.is_last() != (total == length) {
             return Err(Refusal(NakCode::INVALID_REQUEST));
         }

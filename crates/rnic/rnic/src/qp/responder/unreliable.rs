@@ -40,7 +40,7 @@ impl Qp {
         self.resp.dropping &= !opcode.is_last();
     }
 
-    /// Abandons the UC message that is being received. Counts each message once.
+    /// Abandons the UC message that is being received. Counts it as dropped, unless an earlier call has counted it.
     fn drop_unreliable(&mut self, core: &mut Commons) {
         if !std::mem::replace(&mut self.resp.dropping, true) {
             core.counters.rx_dropped_messages += 1;
@@ -49,8 +49,8 @@ impl Qp {
     }
 
     /// Completes a receive with an error, because its memory is gone or does not belong to the protection domain of the
-    /// queue pair. The error puts the queue pair into the error state (IBTA Vol 1, 9.9.3, class A). If the receive were
-    /// returned to the queue instead, the queue pair would drop every later message.
+    /// queue pair. The error puts the queue pair into the error state (IBTA Vol 1, 9.9.3, class A). The receive must
+    /// not return to the queue: every later message would take it and be dropped.
     fn fail_local_receive(&mut self, core: &mut Commons, wqe: &RecvWqe) {
         let (status, opcode) = (Status::LocalProtection, CompletionOpcode::Receive);
         self.complete_receive(core, Completion { wr_id: wqe.wr_id, status, opcode, ..Completion::default() });

@@ -15,7 +15,7 @@ pub fn check_bounds(rnic: &Rnic) {
     let (backlog, qps) = (rnic.backlog(), rnic.qp_count());
     assert!(backlog.ready <= qps, "{backlog:?}: more ready entries than {qps} queue pairs");
     assert!(backlog.waiting <= qps, "{backlog:?}: more waiting entries than {qps} queue pairs");
-    // Timer entries of destroyed queue pairs stay in the list until they are due.
+    // The sum with 64 allows for destroyed queue pairs, whose timer entries stay in the list until they are due.
     assert!(backlog.timers <= 8 * (qps + 64), "{backlog:?}: too many timers for {qps} queue pairs");
     assert!(backlog.answers <= 33 * qps, "{backlog:?}: too many answers for {qps} queue pairs");
 }

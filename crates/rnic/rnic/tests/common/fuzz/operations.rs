@@ -70,7 +70,7 @@ impl Operations {
                 let mut rnic = Rnic::new(config, None);
                 let pd = rnic.create_pd();
                 let memory = Block::new(1 << 16);
-                // SAFETY: the block lives beside the device.
+                // SAFETY: the block lives as long as the device.
                 let region =
                     unsafe { rnic.register(pd, memory.base(), memory.len(), memory.address(), full_access(), None) };
                 let regions = vec![region.expect("the device has room for a region")];

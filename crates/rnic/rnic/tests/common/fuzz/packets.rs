@@ -20,7 +20,7 @@ pub fn stage() -> (World, Vec<(Block, Vec<u8>)>) {
         let secret = Block::new(SECRET);
         let bytes = workload::pattern(77, SECRET);
         secret.write(0, &bytes);
-        // SAFETY: the block is returned beside the world and outlives its use.
+        // SAFETY: this function returns the block and the world together, and the caller keeps both.
         unsafe { node.rnic.register(node.pd, secret.base(), SECRET, secret.address(), Access::empty(), None) }
             .expect("the device has room for a region");
         secrets.push((secret, bytes));

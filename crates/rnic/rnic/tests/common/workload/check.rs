@@ -35,7 +35,7 @@ impl Workload {
                 }
             }
             _ => {
-                // Earlier unsignalled sends have succeeded without a completion.
+                // Sends fail in order, so all earlier sends have succeeded. Only unsignalled ones have no completion.
                 let before = side.posted.iter().position(|posted| posted.wr_id == completion.wr_id);
                 let before = before.expect("a send that failed was posted");
                 assert!(
