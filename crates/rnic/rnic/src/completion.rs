@@ -134,7 +134,7 @@ impl CompletionQueue {
     /// the program has finished its work for all earlier completions.
     #[inline]
     pub fn note_empty_poll(&self) {
-        // If several threads poll at once, one increment may overwrite another. That is harmless, since readers only
+        // If several threads poll at once, one increment may overwrite another. This is harmless, since readers only
         // check whether the count has changed.
         self.empty_polls.store(self.empty_polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }

@@ -227,8 +227,8 @@ impl Life {
         self.post(index, SendOperation::SendInvalidate(key), sizes);
     }
 
-    /// Returns the key of a region of a node: of the area for this connection (`own`), of the area for another
-    /// connection, or of one of the regions that cover all memory of the node.
+    /// Returns the key of a random region of a node. It is the region of the area for this connection (`own`) or for
+    /// another connection, or one of the regions that cover all memory of the node.
     fn some_region(&mut self, node: usize, own: RKey) -> RKey {
         let of_work = [Some(&self.world.nodes[node].region), self.programs[node].buffers.as_ref()];
         let mut keys: Vec<RKey> = of_work.into_iter().flatten().map(|region| region.rkey()).collect();

@@ -102,8 +102,8 @@ fn queue_pairs_that_vanish_leave_nothing_in_flight() {
     let sent = script.sent();
     let senders: std::collections::HashSet<_> = sent.iter().map(|sent| sent.info.qpn.get()).collect();
     assert!(senders.len() < 40, "no queue pair waits for the window");
-    // Stop three of four queue pairs, some with packets in flight and some that wait for the window: destroy them, or
-    // move them to the error state or the reset state.
+    // Of each four queue pairs, destroy one, move one to the error state, and reset one. Some of them have packets in
+    // flight, others wait for the window.
     for (index, &qpn) in qpns.iter().enumerate() {
         match index % 4 {
             0 => script.rnic().destroy_qp(qpn).expect("the queue pair exists"),
