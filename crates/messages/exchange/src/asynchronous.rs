@@ -9,53 +9,12 @@ use std::task::Poll;
 
 use doorbell_verbs::Channel;
 
+use crate::connection::error::ConnectionError;
+use crate::connection::split::split;
+pub use crate::connection::split::{ReceiveHalf, SendHalf};
+use crate::connection::waiting;
+pub use crate::connection::waiting::{LockObserver, Waiter};
 use crate::connection::{MessageConnection, MessageId};
-use crate::error::ConnectionError;
-pub use crate::split::{ReceiveHalf, SendHalf};
-use crate::waiting;
-
-/// Strategy of a task that waits while a connection has no work.
-pub trait Waiter {
-    /// Waits until the connection should be polled again.
-    ///
-    /// If `channel` is given, the caller has armed a notification on the channel and has then polled the connection
-    /// once more. The waiter returns when the descriptor of the channel is readable, or at the deadline. The waiter
-    /// leaves the notifications on the channel, since they may belong to other connections. If `channel` is `None`, no
-    /// notification will come, and the waiter returns after other tasks have run.
-    ///
-    /// The deadline is a time in nanoseconds on the device's clock
-    /// ([`Device::now_ns`](doorbell_verbs::Device::now_ns)). At this time the connection must be polled, for example to
-    /// send a keepalive. If a waiter sleeps longer, the connection may not detect a dead peer. `None` means that no
-    /// such poll is due.
-    ///
-    /// The caller may drop the future before the future is complete.
-    fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) -> impl Future<Output = ()>;
-
-    /// Returns whether the caller must arm a notification before it calls [`wait`](Self::wait).
-    fn wants_notification(&self) -> bool;
-
-    /// Returns an observer for the lock that the two halves of a split connection share. Only a simulator returns an
-    /// observer, since the threads of a simulation wait for locks in virtual time.
-    fn observe_lock(&self) -> Option<Box<dyn LockObserver>> {
-        None
-    }
-
-    /// Lets a simulator advance its virtual time by the cost of a message. A workload awaits this future after each
-    /// message. Otherwise a task could run forever at one moment of virtual time. Outside a simulator, the future is
-    /// ready at once.
-    fn breathe(&self) -> impl Future<Output = ()> {
-        std::future::ready(())
-    }
-}
-
-/// An observer that is called when threads take or release a lock.
-pub trait LockObserver: std::fmt::Debug + Send + Sync {
-    /// Called after the running thread has taken the lock.
-    fn taken(&self);
-
-    /// Called before the running thread releases the lock.
-    fn released(&self);
-}
 
 /// A waiter that returns as soon as every other task has run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,7 +48,7 @@ pub fn yield_now() -> impl Future<Output = ()> {
 /// complete has sent no message and has lost no received message. Only [`close`](Self::close) has an effect: the
 /// connection still sends its goodbye.
 #[derive(Debug)]
-pub struct Async<W, C = crate::send_receive::Connection> {
+pub struct Async<W, C = crate::protocol::send_receive::Connection> {
     connection: C,
     waiter: W,
 }
@@ -179,7 +138,9 @@ impl<W: Waiter, C: MessageConnection> Async<W, C> {
         self.connection
     }
 
-    pub(crate) fn into_parts(self) -> (C, W) {
-        (self.connection, self.waiter)
+    /// Splits the connection into a half that sends and a half that receives, for two tasks. Each call of a half takes
+    /// a lock, but no half holds the lock while it waits.
+    pub fn split(self) -> (SendHalf<W, C>, ReceiveHalf<W, C>) {
+        split(self.connection, self.waiter, 1)
     }
 }

@@ -8,11 +8,11 @@ use std::thread::{self, Thread};
 
 use doorbell_verbs::Channel;
 
-use crate::asynchronous::Waiter;
+use crate::connection::error::ConnectionError;
+use crate::connection::split;
+use crate::connection::waiting;
+use crate::connection::waiting::Waiter;
 use crate::connection::{MessageConnection, MessageId};
-use crate::error::ConnectionError;
-use crate::split;
-use crate::waiting;
 
 /// Number of polls without an event after which a thread sleeps. The polls take some hundred microseconds.
 const SPINS: u32 = 500;
@@ -22,7 +22,7 @@ const SPINS: u32 = 500;
 /// Without a completion channel, a waiting call polls all the time and sometimes yields its CPU. With a channel, a
 /// waiting call sleeps on the channel after a number of polls without an event.
 #[derive(Debug)]
-pub struct Blocking<C = crate::send_receive::Connection> {
+pub struct Blocking<C = crate::protocol::send_receive::Connection> {
     connection: C,
     spins: u32,
 }
@@ -170,12 +170,12 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// The half of a connection that sends. Dropping this half closes this side. Sending the goodbye may need further
 /// polls. The other half does these polls while one of its calls waits.
 #[derive(Debug)]
-pub struct SendHalf<C: MessageConnection = crate::send_receive::Connection>(split::SendHalf<Block, C>);
+pub struct SendHalf<C: MessageConnection = crate::protocol::send_receive::Connection>(split::SendHalf<Block, C>);
 
 /// The half of a connection that receives. After this half is dropped, the program receives no messages. The peer can
 /// send until its window or its credits are used up.
 #[derive(Debug)]
-pub struct ReceiveHalf<C: MessageConnection = crate::send_receive::Connection>(split::ReceiveHalf<Block, C>);
+pub struct ReceiveHalf<C: MessageConnection = crate::protocol::send_receive::Connection>(split::ReceiveHalf<Block, C>);
 
 impl<C: MessageConnection> SendHalf<C> {
     /// Sends a message and waits until the connection has accepted it.

@@ -12,8 +12,8 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout_at;
 
 use crate::admission::{Event, Lobby, Opening, Step};
-use crate::asynchronous::Waiter;
-use crate::waiting::take_notifications;
+use crate::connection::waiting::Waiter;
+use crate::connection::waiting::take_notifications;
 
 /// A waiter for tokio's runtime. One waiter serves all connections whose notifications come on one completion channel.
 ///

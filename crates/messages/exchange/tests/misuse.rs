@@ -6,11 +6,11 @@ mod common;
 use common::bare::{Bare, config, pair};
 use common::wire;
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
-use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence, Placement, Replication};
+use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence, Placement};
 use doorbell_exchange::send_receive::{Endpoint, Hub};
 use doorbell_exchange::{
     BufferedRead, ConnectError, ConnectionError, Connector, DirectWrite, MessageConnection, Misuse, Received,
-    SendReceive, SharedWrite, Submit,
+    Replication, SendReceive, SharedWrite, Submit,
 };
 use doorbell_verbs::{Access, Device, MemoryKind, Pd};
 

@@ -3,10 +3,10 @@
 
 use doorbell_testing::model;
 #[allow(dead_code)]
-#[path = "../src/send_receive/reports.rs"]
+#[path = "../src/connection/receives/reports.rs"]
 mod reports;
 #[allow(dead_code)]
-#[path = "../src/send_receive/returns.rs"]
+#[path = "../src/connection/receives/returns.rs"]
 mod returns;
 
 mod sync {
@@ -15,8 +15,10 @@ mod sync {
     pub(super) use loom::sync::{Mutex, MutexGuard};
 }
 
-mod config {
-    pub(crate) const MAX_REPOST_LIST: usize = 4;
+mod connection {
+    pub(crate) mod config {
+        pub(crate) const MAX_REPOST_LIST: usize = 4;
+    }
 }
 
 use std::convert::Infallible;

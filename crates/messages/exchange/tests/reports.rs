@@ -2,7 +2,7 @@
 //! must never wait for a credit message that this side will not send.
 
 #[allow(dead_code)] // the models have no grants in data messages
-#[path = "../src/send_receive/reports.rs"]
+#[path = "../src/connection/receives/reports.rs"]
 mod reports;
 
 mod sync {

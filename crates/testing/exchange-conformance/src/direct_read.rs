@@ -4,8 +4,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use super::{Config, MessageConnection, Submit, device, join, memory, pair, payload};
-use doorbell_exchange::direct_read::{Acknowledge, Connection, DirectRead, Fence, Placement, ReadId, Replication};
-use doorbell_exchange::{ConnectError, ConnectionError, Connector, Received, SendReceive};
+use doorbell_exchange::direct_read::{Acknowledge, Connection, DirectRead, Fence, Placement, ReadId};
+use doorbell_exchange::{ConnectError, ConnectionError, Connector, Received, Replication, SendReceive};
 use doorbell_verbs::{Access, MemoryKind, Status};
 
 fn by_hand() -> DirectRead {
@@ -117,21 +117,23 @@ pub fn many_readers_pull_the_same_memory() {
         .collect();
     let region = memory(&pd, 4096);
     let mut received = [0_u64; 3];
-    let publish =
-        |replication: &mut Replication, readers: &mut [Option<Connection>], received: &mut [u64; 3], number| {
-            region.copy_in(0, &payload(number, 4096));
-            assert_eq!(replication.publish(&region, 0, 4096).unwrap(), Submit::Accepted(number));
-            while replication.last_done() < number {
-                replication.poll();
-                for (reader, count) in readers.iter_mut().zip(received.iter_mut()) {
-                    let Some(reader) = reader else { continue };
-                    if let Some(message) = reader.receive().unwrap() {
-                        assert_eq!(&*message, &payload(number, 4096)[..]);
-                        *count += 1;
-                    }
+    let publish = |replication: &mut Replication<Connection>,
+                   readers: &mut [Option<Connection>],
+                   received: &mut [u64; 3],
+                   number| {
+        region.copy_in(0, &payload(number, 4096));
+        assert_eq!(replication.publish(&region, 0, 4096).unwrap(), Submit::Accepted(number));
+        while replication.last_done() < number {
+            replication.poll();
+            for (reader, count) in readers.iter_mut().zip(received.iter_mut()) {
+                let Some(reader) = reader else { continue };
+                if let Some(message) = reader.receive().unwrap() {
+                    assert_eq!(&*message, &payload(number, 4096)[..]);
+                    *count += 1;
                 }
             }
-        };
+        }
+    };
     for number in 1..=50 {
         publish(&mut replication, &mut readers, &mut received, number);
     }

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use doorbell_exchange::direct_read::{DirectRead, Fence};
 use doorbell_exchange::{
-    Backpressure, Config, ConnectionError, Connector, MessageConnection, Outcome, Received, Submit,
+    Backpressure, Config, ConnectError, ConnectionError, Connector, MessageConnection, Outcome, Received, Replication,
+    Submit,
 };
 use doorbell_protocols::End;
 use doorbell_verbs::{Access, Channel, Device, MemoryKind, Pd, Region};
@@ -267,6 +268,52 @@ pub fn a_stopped_receiver_causes_back_pressure<P: Connector>(protocol: P) {
         b.poll().unwrap();
     }
     no_rnr::<P>(&(a, b));
+}
+
+/// A replication sends each message from one memory to all readers, over each protocol that leaves the bytes after the
+/// message alone.
+pub fn readers_receive_messages_from_the_same_memory<P: Connector>(protocol: P) {
+    const READERS: usize = 3;
+    const MESSAGES: u64 = 40;
+    let config = Config::default().window(4).depth(4).max_message(4096);
+    let pd = device().create_pd().unwrap();
+    let mut replication = Replication::new();
+    let mut readers = Vec::new();
+    for _ in 0..READERS {
+        let own = protocol.endpoint(&pd, &config, None).unwrap();
+        let reader = protocol.endpoint(&device().create_pd().unwrap(), &config, None).unwrap();
+        let (of_own, of_reader) = (protocol.describe(&own), protocol.describe(&reader));
+        readers.push(protocol.connect(reader, &of_own).unwrap());
+        let added = replication.add(protocol.connect(own, &of_reader).unwrap());
+        if protocol.bytes_behind() > 0 {
+            assert!(matches!(added, Err(ConnectError::Unfit(_))), "readers share the byte after a message");
+            return;
+        }
+        added.unwrap();
+    }
+    // Each message has its own part of the region, so the source need not wait for readers before it sends the next.
+    let region = pd.allocate(MESSAGES as usize * 4096, protocol.source_access(), MemoryKind::Plain).unwrap();
+    let mut published = 0;
+    let mut received = [0; READERS];
+    while received.iter().any(|count| *count < MESSAGES) || replication.last_done() < MESSAGES {
+        let offset = published as usize * 4096;
+        if published < MESSAGES {
+            region.copy_in(offset, &payload(published, 4096));
+            if let Submit::Accepted(number) = replication.publish(&region, offset, 4096).unwrap() {
+                published += 1;
+                assert_eq!(number, published);
+            }
+        }
+        replication.poll();
+        for (reader, count) in readers.iter_mut().zip(&mut received) {
+            if let Some(message) = reader.receive().unwrap() {
+                assert!(message.to_vec() == payload(*count, 4096), "message {count}");
+                *count += 1;
+            }
+        }
+    }
+    assert_eq!(received, [MESSAGES; READERS]);
+    assert_eq!(replication.next_ended(), None);
 }
 
 /// A sender that retries whenever a poll reports an event must never stall.

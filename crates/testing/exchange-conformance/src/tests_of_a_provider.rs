@@ -46,6 +46,7 @@ macro_rules! exchange_suite {
                 every_length_arrives_in_order_and_intact, both_directions_at_once, uneven_ends,
                 a_long_stream_wraps_every_index, loss_is_not_seen, a_stopped_receiver_causes_back_pressure,
                 poll_reports_the_end_of_back_pressure, memory_of_the_program_is_sent_without_copying,
+                readers_receive_messages_from_the_same_memory,
                 goodbye_and_death_are_distinguished, goodbye_is_sent_while_the_peer_sends, a_quiet_connection_lives,
                 the_last_goodbye_is_acknowledged, a_sleeping_receiver_is_woken_for_each_message;
                 a_held_message_is_not_overwritten_after_newer_ones_are_freed,

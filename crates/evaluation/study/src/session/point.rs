@@ -1,9 +1,8 @@
 //! The connections and the memory of one point, on either end.
 
-use doorbell_exchange::direct_read::Replication;
 use doorbell_exchange::send_receive::{Endpoint, Hub, SharedOptions, SharedReceives};
 use doorbell_exchange::setup::EndpointDescription;
-use doorbell_exchange::{Connector, Group};
+use doorbell_exchange::{Connector, Group, Replication};
 use doorbell_verbs::{Channel, MemoryKind, PathMtu, Pd};
 
 use super::report::Before;
@@ -18,7 +17,7 @@ use crate::workload::{Plan, SendMemory};
 pub(super) enum Ends<P: Connector> {
     Messages(Vec<(P::Connection, SendMemory)>),
     /// One source for the readers at the other ends, and the number of readers.
-    Replicated(Replication, usize, SendMemory),
+    Replicated(Replication<P::Connection>, usize, SendMemory),
     /// The connections of a single receiver.
     Gathered(Box<Hub>),
     OneSided(Vec<one_sided::End>),
@@ -168,10 +167,13 @@ impl<P: Connector> Prepared<P> {
 
 /// Makes one source for the messages of all these connections, from the memory of the first.
 fn replicated<P: Connector>(ends: Vec<(P::Connection, SendMemory)>) -> Result<Ends<P>, SessionError> {
-    let (connections, mut memory): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
-    let count = connections.len();
-    match (P::replicate(connections)?, memory.drain(..).next()) {
-        (Some(replication), Some(memory)) => Ok(Ends::Replicated(replication, count, memory)),
-        _ => Err(SessionError::Unexpected("one source for many readers, over a protocol without sources".to_owned())),
+    let count = ends.len();
+    let mut replication = Replication::new();
+    let mut source = None;
+    for (connection, memory) in ends {
+        replication.add(connection)?;
+        source.get_or_insert(memory);
     }
+    let source = source.ok_or_else(|| SessionError::Unexpected("a source of messages without readers".to_owned()))?;
+    Ok(Ends::Replicated(replication, count, source))
 }

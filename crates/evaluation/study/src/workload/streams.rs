@@ -1,9 +1,8 @@
 //! Messages one way, or both ways independently.
 
 use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
-use doorbell_exchange::direct_read::Replication;
 use doorbell_exchange::send_receive::{self, Hub, Key};
-use doorbell_exchange::{ConnectionError, MessageConnection};
+use doorbell_exchange::{ConnectionError, MessageConnection, Replication};
 use doorbell_verbs::Device;
 
 use super::buffers::{Receiver, Source};
@@ -148,8 +147,8 @@ async fn send_all<C: MessageConnection, W: Waiter>(
 ///
 /// A connection ended before it was known to have every message, or a message is not allowed
 /// ([`Replication::publish`]).
-pub async fn publish<W: Waiter>(
-    mut readers: Replication,
+pub async fn publish<C: MessageConnection, W: Waiter>(
+    mut readers: Replication<C>,
     count: usize,
     waiter: W,
     device: Device,
