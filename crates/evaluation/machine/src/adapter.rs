@@ -1,32 +1,32 @@
-//! RDMA device of the machine, as sysfs shows it.
+//! RDMA devices of the machine and their properties, read from sysfs.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Root;
 
-/// RDMA device of the machine, and the hardware below it. The embedded software RNIC has no adapter.
+/// RDMA device of the machine with the properties of its hardware. The embedded software RNIC has no adapter.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Adapter {
     /// Name of the device.
     pub name: String,
-    /// Kind of the board, as the driver names it.
+    /// Board identifier that the driver reports, such as `MT_0000000008`.
     pub board: Option<String>,
     /// Version of the firmware.
     pub firmware: Option<String>,
-    /// Driver of the kernel.
+    /// Name of the device's kernel driver.
     pub driver: Option<String>,
-    /// Negotiated bits per second of the port's link.
+    /// Negotiated rate of the port's link in bits per second.
     pub rate_bps: Option<u64>,
     /// Network interface of the port.
     pub interface: Option<String>,
-    /// The interface's MTU, of IP packets.
+    /// Maximum bytes of an IP packet on the network interface.
     pub mtu: Option<u64>,
-    /// NUMA node next to the device.
+    /// NUMA node to which the device is attached.
     pub node: Option<usize>,
-    /// PCIe link to the processor.
+    /// Current PCIe link between device and processor.
     pub pcie: Option<PcieLink>,
-    /// Best possible PCIe link of the device.
+    /// Fastest and widest PCIe link that the device supports.
     pub pcie_max: Option<PcieLink>,
 }
 
@@ -73,9 +73,10 @@ impl Adapter {
         root.names("sys/class/infiniband")
     }
 
-    /// Returns a port of a device, or `None` if the machine has no device of that name.
+    /// Returns the properties of a device and of one of its ports, or `None` if the machine has no device of that name.
     pub fn of(root: &Root, name: &str, port: u8) -> Option<Self> {
-        // The name is one component of a path. Any other text could lead outside the directory.
+        // The name becomes one component of a path. A name with a slash or a leading dot could lead outside the
+        // directory.
         if name.contains('/') || name.starts_with('.') {
             return None;
         }
@@ -92,7 +93,8 @@ impl Adapter {
             board: of("board_id"),
             firmware: of("fw_ver"),
             driver: root.link_name(format!("{class}/device/driver")),
-            // rdma_rxe has a network interface as its `parent`, and reports a rate that no hardware has.
+            // A device with a `parent` file is rdma_rxe, the kernel's software RNIC. Its rate is fictitious, so drop
+            // the rate.
             rate_bps: of(&format!("ports/{port}/rate"))
                 .as_deref()
                 .and_then(rate_bps)
@@ -102,7 +104,7 @@ impl Adapter {
                 .and_then(|name| root.number(format!("sys/class/net/{name}/mtu")))
                 .and_then(|mtu| mtu.try_into().ok()),
             interface,
-            // A device without a near node reports -1.
+            // The kernel reports -1 for a device that is attached to no node. That value does not parse as `usize`.
             node: of("device/numa_node").and_then(|node| node.parse().ok()),
             pcie: link("current"),
             pcie_max: link("max"),
@@ -110,8 +112,8 @@ impl Adapter {
     }
 }
 
-/// Returns the network interface of a port. The kernel names the interface with the port's GIDs, and lists the
-/// interfaces of the device.
+/// Returns the network interface of a port: the interface of the port's first GID, otherwise the first interface of the
+/// device.
 fn interface(root: &Root, class: &str, port: u8) -> Option<String> {
     let gids = root.names(format!("{class}/ports/{port}/gid_attrs/ndevs"));
     let named = gids.iter().find_map(|gid| root.text(format!("{class}/ports/{port}/gid_attrs/ndevs/{gid}")));
@@ -121,8 +123,8 @@ fn interface(root: &Root, class: &str, port: u8) -> Option<String> {
     })
 }
 
-/// Parses a rate as the kernel writes it into bits per second, such as `100 Gb/sec (4X EDR)` or `2.5 Gb/sec (1X
-/// SDR)`.
+/// Parses a rate in the kernel's notation, such as `100 Gb/sec (4X EDR)` or `2.5 Gb/sec (1X SDR)`. Returns bits per
+/// second.
 fn rate_bps(rate: &str) -> Option<u64> {
     let number = rate.strip_suffix(')').map_or(rate, |rate| rate.split('(').next().unwrap_or(rate)).trim();
     let gbps: f64 = number.strip_suffix("Gb/sec")?.trim().parse().ok()?;

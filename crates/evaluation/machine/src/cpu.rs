@@ -1,19 +1,19 @@
-//! CPU time of an end, and the share of it that polls without a completion take.
+//! CPU time of an end, and the part of that time spent in polls that find no completion.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// CPU time of one end over a point, from its first message to its last, warm-up included. An unknown value is
+/// CPU time of one end during a point, from the end's first message to its last, warm-up included. An unknown value is
 /// `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuTime {
-    /// CPU time of all threads of the process, in nanoseconds. It includes the thread of a software RNIC and the
-    /// kernel's work for these threads.
+    /// CPU time of all threads of the process, in nanoseconds. The time includes the thread of a software RNIC and the
+    /// kernel's work for all these threads.
     pub all_ns: Option<u64>,
-    /// Part of `all_ns` spent in rounds of polling in which all connections of a thread found nothing, in
-    /// nanoseconds. All such rounds are counted, and a sample of them is timed.
+    /// Part of `all_ns` spent in empty rounds, in nanoseconds. In an empty round, a thread polls all its connections
+    /// and finds nothing. Each empty round is counted, and a sample of the empty rounds is timed.
     pub empty_ns: Option<u64>,
 }
 
@@ -22,12 +22,12 @@ impl CpuTime {
     pub fn since(self, before: Self) -> Self {
         let used = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
         let all_ns = used(self.all_ns, before.all_ns);
-        // A sample of few rounds may be inaccurate.
+        // `empty_ns` is an estimate from a sample and may exceed the total, so limit it to the total.
         let empty_ns = used(self.empty_ns, before.empty_ns).map(|empty| empty.min(all_ns.unwrap_or(empty)));
         Self { all_ns, empty_ns }
     }
 
-    /// Returns the sum of two ends. A sum with an unknown part is unknown.
+    /// Adds the CPU times of two ends. If a value of either end is unknown, its sum is unknown.
     pub fn and(self, other: Self) -> Self {
         let sum = |one: Option<u64>, other: Option<u64>| Some(one?.saturating_add(other?));
         Self { all_ns: sum(self.all_ns, other.all_ns), empty_ns: sum(self.empty_ns, other.empty_ns) }
@@ -39,19 +39,19 @@ impl CpuTime {
         CpuPerMessage { all_us: self.all_ns.and_then(us), useful_us: self.useful_ns().and_then(us) }
     }
 
-    /// Returns the CPU time without rounds that found nothing.
+    /// Returns the CPU time without empty rounds.
     pub fn useful_ns(self) -> Option<u64> {
         Some(self.all_ns?.saturating_sub(self.empty_ns?))
     }
 }
 
-/// [`CpuTime`] per message that the asking end sent, warm-up included. If each message is answered, the time covers
-/// the message and its answer.
+/// [`CpuTime`] per message that the asking end sent, warm-up included. In request-response, the time covers a request
+/// and its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuPerMessage {
     /// Total, in microseconds.
     pub all_us: Option<f64>,
-    /// Total without rounds of polling that found nothing, in microseconds.
+    /// Total without empty rounds of polling, in microseconds.
     pub useful_us: Option<f64>,
 }
 
@@ -65,14 +65,14 @@ pub fn of_process() -> Option<u64> {
     read(ClockId::CLOCK_PROCESS_CPUTIME_ID)
 }
 
-/// Interval of timed rounds among those that find nothing. Timing takes two system calls, which take longer than a
-/// message through shared memory, so only few messages may meet a timed round.
+/// Number of empty rounds after which one round is timed. Timing needs two system calls, which take longer than a
+/// message through shared memory. Therefore only few rounds are timed.
 const ROUNDS_PER_SAMPLE: u32 = 1024;
 
-/// Number of clock reads from which the cost of one is determined.
+/// Number of clock reads whose median duration is the cost of one clock read.
 const LOOKS: usize = 15;
 
-/// Count and cost of the rounds of one thread that found nothing.
+/// Count and CPU time of the empty rounds of one thread. An empty round finds no completion.
 #[derive(Debug, Default)]
 pub struct EmptyRounds {
     count: u64,
@@ -80,11 +80,11 @@ pub struct EmptyRounds {
     sampled_ns: u64,
     countdown: u32,
     began_ns: Option<u64>,
-    /// Time that a clock read adds to each sample.
+    /// CPU time that a clock read adds to each sample.
     look_ns: Option<u64>,
 }
 
-/// Returns the CPU time between two consecutive reads of a thread's clock: the median of several.
+/// Returns the median CPU time between two consecutive reads of the thread's clock.
 fn cost_of_a_look() -> Option<u64> {
     let looks: Vec<u64> = (0..=LOOKS).filter_map(|_| read(ClockId::CLOCK_THREAD_CPUTIME_ID)).collect();
     let mut costs: Vec<u64> = looks.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
@@ -93,13 +93,13 @@ fn cost_of_a_look() -> Option<u64> {
 }
 
 impl EmptyRounds {
-    /// Counts a round that found nothing.
+    /// Counts an empty round.
     pub fn empty(&mut self) {
         self.count += 1;
         if let Some(began_ns) = self.began_ns.take() {
             if let Some(ended_ns) = read(ClockId::CLOCK_THREAD_CPUTIME_ID) {
                 self.samples += 1;
-                // A round takes no longer than a clock read. The read would dominate the sample, so its cost is
+                // A round is at most as long as a clock read. The clock read would dominate the sample, so its cost is
                 // subtracted.
                 let look_ns = *self.look_ns.get_or_insert_with(|| cost_of_a_look().unwrap_or(0));
                 self.sampled_ns += ended_ns.saturating_sub(began_ns).saturating_sub(look_ns);
@@ -108,25 +108,26 @@ impl EmptyRounds {
         }
         match self.countdown.checked_sub(1) {
             Some(left) => self.countdown = left,
-            // The next round is timed: if it finds nothing either, it becomes a sample.
+            // Time the next round. If that round is empty too, it becomes a sample.
             None => self.began_ns = read(ClockId::CLOCK_THREAD_CPUTIME_ID),
         }
     }
 
-    /// Ends a round that found something. Such a round is not a sample.
+    /// Ends a round that found a completion. Such a round is not a sample.
     pub fn busy(&mut self) {
         if self.began_ns.take().is_some() {
-            // If every other round finds messages, each message would otherwise meet a clock read.
+            // Restart the countdown. Otherwise, if every second round finds a message, each message would be delayed by
+            // a clock read.
             self.countdown = ROUNDS_PER_SAMPLE;
         }
     }
 
-    /// Returns the number of rounds that found nothing.
+    /// Returns the number of empty rounds.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Returns the estimated CPU time of all rounds that found nothing.
+    /// Returns the estimated CPU time of all empty rounds, in nanoseconds.
     pub fn ns(&self) -> u64 {
         if self.samples == 0 {
             return 0;
@@ -150,7 +151,7 @@ mod tests {
         assert!(rounds.ns() >= rounds.sampled_ns);
     }
 
-    /// If the cost of the clock counted, each empty round would seem to take a system call.
+    /// Without the subtraction, each empty round would appear as long as the clock's system call.
     #[test]
     fn clock_cost_is_subtracted_from_samples() {
         let rounds = || {
@@ -159,7 +160,8 @@ mod tests {
             assert!(rounds.look_ns.is_some_and(|look_ns| look_ns > 0), "some rounds were timed: {rounds:?}");
             rounds
         };
-        // Interrupts of a busy machine affect some samples, but few of the reads that determine the clock's cost.
+        // Interrupts may lengthen some samples, so one of ten attempts has to succeed. The clock's cost is a median,
+        // which few interrupts change.
         let is_small = |rounds: &EmptyRounds| rounds.sampled_ns < rounds.samples * rounds.look_ns.unwrap_or(0);
         assert!((0..10).any(|_| is_small(&rounds())), "{:?}", rounds());
     }

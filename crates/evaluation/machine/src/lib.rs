@@ -1,6 +1,6 @@
 //! Properties of a machine from `/proc` and `/sys` that matter for a measurement.
 //!
-//! Any property may be absent: a container shows little, and a virtual machine has no frequency governor. An
+//! Any property may be absent: a container hides most files, and a virtual machine has no frequency governor. An
 //! unreadable property is `None` or empty, and never an error.
 
 mod adapter;
@@ -25,12 +25,12 @@ impl Default for Root {
 }
 
 impl Root {
-    /// Returns a root at another directory that holds `proc` and `sys`, such as that of a test.
+    /// Returns a root at another directory that holds `proc` and `sys`. Tests use such directories.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 
-    /// Returns the path of an entry, given without a leading slash.
+    /// Returns the path of an entry below the root. `path` has no leading slash.
     fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         self.0.join(path)
     }
@@ -47,7 +47,7 @@ impl Root {
         self.text(path)?.parse().ok()
     }
 
-    /// Returns the names in a directory, sorted. A missing directory has none.
+    /// Returns the sorted names in a directory. The result is empty if the directory is missing.
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -62,12 +62,12 @@ impl Root {
         fields.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned())
     }
 
-    /// Returns the last component of a link's target.
+    /// Returns the last component of a symbolic link's target.
     fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
         fs::read_link(self.path(path)).ok()?.file_name()?.to_str().map(str::to_owned)
     }
 
-    /// Resolves links, so that `..` leads to the directory that the kernel means.
+    /// Resolves all symbolic links of a path. In the resulting root, `..` leads to the device's parent in sysfs.
     fn canonical(&self, path: impl AsRef<Path>) -> Option<Self> {
         fs::canonicalize(self.path(path)).ok().map(Self)
     }
@@ -79,13 +79,13 @@ impl Root {
 pub struct Machine {
     /// Host name.
     pub host: String,
-    /// Identifier of the boot: containers and namespaces of one machine share it.
+    /// Identifier of the boot. All containers and namespaces of one machine have the same identifier.
     pub boot: Option<String>,
     /// Processors that this process may use.
     pub cpus: Vec<usize>,
-    /// Different frequency governors of these processors. `performance` keeps the frequency up.
+    /// Distinct frequency governors of `cpus`. The governor `performance` keeps the frequency high.
     pub governors: Vec<String>,
-    /// Deepest idle state that is enabled.
+    /// Deepest enabled idle state of a processor.
     pub idle: Option<IdleState>,
     /// NUMA nodes with their processors.
     pub nodes: Vec<Node>,
@@ -102,7 +102,7 @@ pub struct Machine {
 /// Idle state of a processor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdleState {
-    /// Name in the kernel.
+    /// Name of the idle state in the kernel.
     pub name: String,
     /// Wake-up time in microseconds.
     pub latency_us: u64,
@@ -115,7 +115,8 @@ pub struct Node {
     pub number: usize,
     /// Processors of the node.
     pub cpus: Vec<usize>,
-    /// Distances to the nodes in the order of [`Machine::nodes`]. The distance of a node to itself is 10.
+    /// NUMA distances from this node to all nodes, in the order of [`Machine::nodes`]. The distance of a node to itself
+    /// is 10.
     pub distances: Vec<u32>,
 }
 
@@ -159,7 +160,8 @@ fn status(root: &Root, name: &str) -> Option<String> {
     fields.find(|(key, _)| *key == name).map(|(_, value)| value.trim().to_owned())
 }
 
-/// Returns the soft limit of locked memory from `/proc/self/limits`, with the columns name, soft, hard and unit.
+/// Returns the soft limit of locked memory from `/proc/self/limits`. Columns of that file are name, soft limit, hard
+/// limit and unit.
 fn memlock(root: &Root) -> Option<u64> {
     let limits = root.text("proc/self/limits")?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
@@ -169,8 +171,8 @@ fn memlock(root: &Root) -> Option<u64> {
 /// Maximum number of processors that Linux supports.
 const MOST_CPUS: usize = 8192;
 
-/// Parses a list of processors as the kernel writes it, such as `0-3,8`. The function ignores malformed parts, and
-/// the list has at most 8192 processors.
+/// Parses a list of processors in the kernel's notation, such as `0-3,8`. Malformed parts are ignored. The result has
+/// at most [`MOST_CPUS`] entries.
 pub fn cpu_list(list: &str) -> Vec<usize> {
     let mut cpus: Vec<usize> = list.split(',').filter_map(cpu_range).flatten().take(MOST_CPUS).collect();
     cpus.sort_unstable();
@@ -178,7 +180,7 @@ pub fn cpu_list(list: &str) -> Vec<usize> {
     cpus
 }
 
-/// Parses a part of a list: one processor, or the first and the last of a range.
+/// Parses one part of a list of processors: a number such as `8`, or a range such as `0-3`.
 pub fn cpu_range(part: &str) -> Option<std::ops::RangeInclusive<usize>> {
     let (first, last) = part.split_once('-').unwrap_or((part, part));
     let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
@@ -190,7 +192,8 @@ pub fn online_cpus(root: &Root) -> Vec<usize> {
     root.text("sys/devices/system/cpu/online").map(|list| cpu_list(&list)).unwrap_or_default()
 }
 
-/// Returns the processors that this process may use. Its cgroup, `taskset` or a launcher may exclude others.
+/// Returns the processors that this process may use. The process's cgroup, `taskset` or a launcher may exclude
+/// processors.
 pub fn allowed_cpus(root: &Root) -> Vec<usize> {
     let mut cpus = status(root, "Cpus_allowed_list").map(|list| cpu_list(&list)).unwrap_or_default();
     let online = online_cpus(root);
@@ -198,8 +201,8 @@ pub fn allowed_cpus(root: &Root) -> Vec<usize> {
     cpus
 }
 
-/// Returns the hardware threads of a processor's core, including itself. The list is empty if the kernel does not
-/// report them.
+/// Returns all hardware threads of the core to which `cpu` belongs, including `cpu`. The list is empty if the kernel
+/// does not report the topology.
 pub fn cpu_siblings(root: &Root, cpu: usize) -> Vec<usize> {
     let list = root.text(format!("sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"));
     list.map(|list| cpu_list(&list)).unwrap_or_default()

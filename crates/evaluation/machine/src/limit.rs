@@ -1,13 +1,13 @@
-//! Limits of this kernel for the same datagrams without an RNIC.
+//! Limits of this kernel: rate and round-trip time of plain datagrams, without an RNIC.
 //!
-//! A figure of Doorbell means little without the limit of its machine, measured in the same minute. This module
-//! therefore measures two *processes* with the link's own sockets, runs and buffers, and without computation. It
-//! measures how many datagrams per second arrive, and the time of a round trip. Then it sends the same packets
-//! through memory that both processes share. Finally it measures memory itself: round trips of a cache line, and
-//! copies.
+//! A figure of Doorbell means little without the limit of its machine, measured in the same minute. [`measure`]
+//! therefore lets two *processes* exchange datagrams through the sockets, runs and buffers of a real link, without RNIC
+//! work. The results are the datagrams per second that arrive, and the time of a round trip. Then [`measure`] sends the
+//! same packets through memory that both processes share. Finally it measures memory itself: round trips of a cache
+//! line, and copies.
 //!
-//! The second process runs [`child_main`]. Its protocol consists of lines. The process first prints `address A`. Then
-//! it answers each command on its standard input with one line.
+//! The second process runs [`child_main`]. The two processes exchange lines of text. The second process first prints
+//! `address A`. Then it answers each command on its standard input with one or two lines.
 //!
 //! | command | effect | answer |
 //! |---|---|---|
@@ -15,8 +15,8 @@
 //! | `echo spin`, `echo block` | sends each datagram back until a stop | `ready`, then `stopped` |
 //! | `quit` | ends | none |
 //!
-//! A stop is a datagram of one byte. The first process sends stops until the second answers, since a stop may be
-//! lost.
+//! A stop is a datagram of one byte. A stop may be lost, so the first process sends stops until the second process
+//! answers.
 
 mod end;
 mod memory;
@@ -33,10 +33,10 @@ use doorbell_wire::{ETHERNET_LEN, IPV4_LEN, IPV6_LEN, Opcode, Qpn, ROCE_UDP_PORT
 use end::End;
 pub use memory::{CopyResult, MemoryLimit};
 
-/// Bytes of the datagram that ends a measurement.
+/// Bytes of a stop, which is the datagram that ends a measurement.
 const STOP_BYTES: usize = 1;
 
-/// Maximum silence before a measurement fails.
+/// Maximum time without a datagram or an answer. After that time a measurement fails.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Number of system calls between two reads of the clock.
@@ -51,16 +51,16 @@ pub struct LimitOptions {
     pub payload_bytes: Vec<usize>,
     /// Duration of each repetition.
     pub repetition: Duration,
-    /// Number of repetitions, of which the median counts.
+    /// Number of repetitions. The result is their median.
     pub repetitions: usize,
     /// UDP payload bytes of the ping-pong's datagram.
     pub ping_pong_bytes: usize,
-    /// Number of round trips.
+    /// Number of round trips of the spinning ping-pong. The sleeping ping-pong has a tenth of them.
     pub ping_pongs: usize,
 }
 
 impl Default for LimitOptions {
-    /// Returns options with datagrams as RoCE v2 has them: a SEND of 16 bytes, and a full packet of path MTU 4096.
+    /// Returns options with datagram sizes of RoCE v2: a SEND of 16 bytes, and a full packet of path MTU 4096.
     fn default() -> Self {
         Self {
             port: ROCE_UDP_PORT,
@@ -78,9 +78,10 @@ impl Default for LimitOptions {
 pub struct LimitReport {
     /// Datagrams over loopback.
     pub udp: LinkLimit,
-    /// Receive buffer that the kernel granted to each end.
+    /// Bytes of the receive buffer that the kernel granted to each end.
     pub receive_buffer_bytes: usize,
-    /// The same packets through memory that both processes share, or the reason why they cannot share memory.
+    /// Packets of the same sizes through memory that both processes share, or the reason why the processes cannot share
+    /// memory.
     pub shared_memory: Result<LinkLimit, String>,
     /// Limits of memory itself.
     pub memory: MemoryLimit,
@@ -89,26 +90,26 @@ pub struct LimitReport {
 /// Limits of one link between two processes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkLimit {
-    /// Median of half a round trip with both ends spinning.
+    /// Median of half a round trip in nanoseconds, with both ends spinning.
     pub ping_pong_ns: u64,
-    /// Median of half a round trip with both ends sleeping in the kernel.
+    /// Median of half a round trip in nanoseconds, with both ends sleeping in the kernel.
     pub ping_pong_blocking_ns: u64,
-    /// Rate for each size.
+    /// Rate for each size of [`LimitOptions::payload_bytes`].
     pub results: Vec<RateResult>,
 }
 
 /// Rate of datagrams of one size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateResult {
-    /// Bytes of the Ethernet frame of such a datagram, without its FCS.
+    /// Bytes of the Ethernet frame of one datagram, without the FCS.
     pub frame_bytes: usize,
-    /// Datagrams received per second: the median of the repetitions.
+    /// Datagrams received per second, as the median of all repetitions.
     pub datagrams_per_s: f64,
-    /// The slowest and the fastest repetition.
+    /// Datagrams per second in the slowest and in the fastest repetition.
     pub datagrams_per_s_spread: (f64, f64),
     /// Bytes of frames received per second.
     pub bytes_per_s: f64,
-    /// Datagrams in one segmented send.
+    /// Number of datagrams in one segmented send.
     pub segments: usize,
     /// Share of the sent datagrams that were received, over all repetitions.
     pub received_share: f64,
@@ -116,13 +117,13 @@ pub struct RateResult {
 
 /// Starts the second process, which must run [`child_main`], and measures the limits.
 ///
-/// `child_command` returns the command that starts a process in a given mode. The function connects its standard
-/// input and output to pipes. Each process has ended before the function returns.
+/// `child_command` returns the command that starts a second process in a given mode. `measure` connects standard input
+/// and output of that process to pipes. Each second process has ended before `measure` returns.
 ///
 /// # Errors
 ///
 /// The port cannot be bound, the second process cannot be started, its answer is unexpected, or it is silent for too
-/// long. If the processes cannot share memory, the function returns no error: the report contains the reason.
+/// long. If the processes cannot share memory, `measure` succeeds and the report contains the reason.
 pub fn measure(child_command: impl Fn(&str) -> Command, options: &LimitOptions) -> io::Result<LimitReport> {
     let mut end = End::open(options.port, false)?;
     let receive_buffer_bytes = end.udp().receive_buffer_bytes();
@@ -142,7 +143,7 @@ fn measure_link(end: &mut End, child_command: Command, options: &LimitOptions) -
         results.push(measure_rate(end, &mut peer, payload_bytes, options)?);
     }
     let bytes = options.ping_pong_bytes;
-    // A sleeping round trip takes ten times as long as a spinning one.
+    // A round trip with sleeping ends takes about ten times as long as a round trip with spinning ends.
     let sleeping = options.ping_pongs.div_ceil(10);
     Ok(LinkLimit {
         ping_pong_ns: measure_ping_pong(end, &mut peer, Wait::Spin, bytes, options.ping_pongs)?,
@@ -151,7 +152,7 @@ fn measure_link(end: &mut End, child_command: Command, options: &LimitOptions) -
     })
 }
 
-/// Suffix of the mode of a second process whose packets go through memory.
+/// Suffix of the mode with which the second process sends packets through shared memory.
 const SHARED: &str = "/shm";
 
 /// Runs the second process. [`measure`] passes `mode`: the UDP port in decimal, followed by `/shm` for shared memory.
@@ -163,9 +164,7 @@ const SHARED: &str = "/shm";
 pub fn child_main(mode: &str) -> io::Result<()> {
     let (text, shared) = mode.strip_suffix(SHARED).map_or((mode, false), |port| (port, true));
     let port = text.parse().map_err(|_| {
-        invalid(format!(
-            "the mode is a UDP port from 1 to 65535, or one with {SHARED} behind it, and {mode:?} is neither"
-        ))
+        invalid(format!("mode {mode:?}: must be a UDP port from 1 to 65535, optionally followed by {SHARED}"))
     })?;
     let mut end = End::open(port, shared)?;
     let mut out = io::stdout().lock();
@@ -173,7 +172,7 @@ pub fn child_main(mode: &str) -> io::Result<()> {
     say(format!("address {}", end.udp().local_address()))?;
     for command in io::stdin().lock().lines() {
         let command = command?;
-        // A late stop must not end the next measurement.
+        // Discard late stops of the previous measurement. A late stop must not end the next measurement.
         while end.receive(0)?.packets > 0 {}
         let words: Vec<&str> = command.split_whitespace().collect();
         match words[..] {
@@ -196,7 +195,7 @@ pub fn child_main(mode: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Waiting of an end for the next datagram.
+/// Way in which an end waits for the next datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     /// The end polls.
@@ -214,7 +213,7 @@ struct Served {
     elapsed: Duration,
 }
 
-/// Counts datagrams of this size until a stop arrives.
+/// Counts datagrams of `payload_bytes` until a stop arrives.
 fn serve_rate(end: &mut End, payload_bytes: usize) -> io::Result<Served> {
     let mut counted = 0;
     let mut first = None;
@@ -223,13 +222,15 @@ fn serve_rate(end: &mut End, payload_bytes: usize) -> io::Result<Served> {
         let arrived = end.receive(payload_bytes)?;
         if arrived.datagrams > 0 {
             last = Instant::now();
-            // The datagrams of the first poll were sent before the clock started, so they do not count.
+            // The clock starts at the first poll that finds datagrams. Datagrams of that poll were sent earlier, so
+            // they do not count.
             match first {
                 None => first = Some(last),
                 Some(_) => counted += arrived.datagrams,
             }
         } else if last.elapsed() > PATIENCE {
-            // Datagrams of other sizes do not count: their sender is not the other end of this measurement.
+            // Datagrams of other sizes do not reset the timeout, since the other end of this measurement does not send
+            // them.
             return Err(silence());
         }
         if arrived.stopped {
@@ -238,8 +239,8 @@ fn serve_rate(end: &mut End, payload_bytes: usize) -> io::Result<Served> {
     }
 }
 
-/// Sends full runs of datagrams of this size for `duration`, as fast as the link accepts them. Returns the number of
-/// sent datagrams.
+/// Sends full runs of datagrams of `payload_bytes` for `duration`, as fast as the link accepts them. Returns the number
+/// of sent datagrams.
 fn run_rate(end: &mut End, peer: IpAddr, payload_bytes: usize, duration: Duration) -> io::Result<u64> {
     let batch = run_of(peer, payload_bytes, segments_of(payload_bytes));
     let before = end.sent();
@@ -273,7 +274,7 @@ fn serve_echo(end: &mut End, wait: Wait) -> io::Result<()> {
     }
 }
 
-/// Sends one datagram back and forth `count` times. Returns half of each round trip in nanoseconds, sorted.
+/// Sends one datagram back and forth `count` times. Returns half of each round-trip time in nanoseconds, sorted.
 fn run_ping_pong(end: &mut End, peer: IpAddr, wait: Wait, payload_bytes: usize, count: usize) -> io::Result<Vec<u64>> {
     let batch = run_of(peer, payload_bytes, 1);
     let mut halves = Vec::with_capacity(count);
@@ -348,12 +349,12 @@ fn measure_ping_pong(
     }
 }
 
-/// Returns the number of datagrams of this size in one segmented send.
+/// Returns the number of datagrams of `payload_bytes` in one segmented send.
 fn segments_of(payload_bytes: usize) -> usize {
     (MAX_RUN_BYTES / payload_bytes.max(1)).clamp(1, MAX_RUN_PACKETS)
 }
 
-/// Returns a batch of one run, without trailers: nothing is computed.
+/// Returns a batch of one run of datagrams. The datagrams have no trailers, so no ICRC is computed.
 fn run_of(peer: IpAddr, payload_bytes: usize, segments: usize) -> TransmitBatch {
     let mut batch = TransmitBatch::new(payload_bytes * segments, 0);
     let path = Path {
@@ -378,7 +379,7 @@ fn run_of(peer: IpAddr, payload_bytes: usize, segments: usize) -> TransmitBatch 
     batch
 }
 
-/// The second process, as seen by the first.
+/// Handle of the first process to the second process.
 struct Peer {
     child: Child,
     commands: ChildStdin,
@@ -390,7 +391,7 @@ impl Peer {
     fn start(mut command: Command) -> io::Result<Self> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (Some(commands), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            unreachable!("both were asked to be pipes");
+            unreachable!("standard input and output are pipes");
         };
         let answers = read_lines(output);
         let mut peer = Self { child, commands, answers, address: IpAddr::from([0; 16]) };
@@ -410,7 +411,7 @@ impl Peer {
         }
     }
 
-    /// Sends stops until the other process answers.
+    /// Sends stops until the second process answers, and returns the answer.
     fn stop(&mut self, end: &mut End) -> io::Result<String> {
         let batch = run_of(self.address, STOP_BYTES, 1);
         let start = Instant::now();
@@ -437,7 +438,7 @@ impl Drop for Peer {
     }
 }
 
-/// Reads lines in a separate thread, so that waiting for a line can time out.
+/// Reads lines in a separate thread. The caller can then wait for a line with a timeout.
 fn read_lines(output: ChildStdout) -> std::sync::mpsc::Receiver<io::Result<String>> {
     let (to, lines) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -454,7 +455,7 @@ fn silence() -> io::Error {
     let seconds = PATIENCE.as_secs();
     io::Error::new(
         io::ErrorKind::TimedOut,
-        format!("the other process of the measurement was silent for {seconds} seconds"),
+        format!("the other process of the measurement sent nothing for {seconds} seconds"),
     )
 }
 

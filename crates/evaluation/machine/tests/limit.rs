@@ -1,5 +1,5 @@
-//! The measurement of the machine's limit with two real processes. It has no test harness, since the second process is
-//! this program too and must own its standard output.
+//! Test of the limit measurement with two real processes. The second process runs this program too, and its standard
+//! output carries the protocol. Therefore this test has no harness, which would print there.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,7 +12,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         Some(CHILD) => child_main(&arguments[1]).unwrap(),
-        // A runner that lists tests finds only the program itself.
+        // A test runner that lists the tests finds none, and runs the whole program as one test.
         Some("--list") => {}
         _ => both_processes_agree_on_what_arrived(),
     }
@@ -40,10 +40,10 @@ fn both_processes_agree_on_what_arrived() {
     }
     let nowhere = |_: &str| Command::new("/nonexistent");
     assert!(measure(nowhere, &options).is_err());
-    // A program that does not speak the protocol causes an error, not a hang.
+    // A second process that does not speak the protocol causes an error instead of a hang.
     let error = measure(|_: &str| Command::new("ls"), &options).unwrap_err();
     assert!(error.to_string().contains("answered"), "{error}");
-    // The other results survive a program that shares no memory.
+    // If the second process does not share memory, the report still has all other results.
     let deaf = |mode: &str| own(mode.trim_end_matches("/shm"));
     let report = measure(deaf, &options).unwrap();
     let why = report.shared_memory.unwrap_err();

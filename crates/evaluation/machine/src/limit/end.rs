@@ -1,4 +1,4 @@
-//! One end of a measurement: a link without an RNIC.
+//! One end of a measurement of limits: a link without an RNIC.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,10 +9,10 @@ use doorbell_rnic::{MAX_RUN_BYTES, TransmitBatch};
 
 use super::{PATIENCE, STOP_BYTES, silence};
 
-/// Maximum time until two processes share memory.
+/// Maximum time for two processes to set up shared memory.
 const SHARED_WITHIN: Duration = Duration::from_secs(2);
 
-/// A link, its clock and its buffer.
+/// One end of a measurement: a link, the clock of its calls, and a buffer for received datagrams.
 pub(super) struct End {
     carrier: Carrier,
     start: Instant,
@@ -36,13 +36,13 @@ impl Carrier {
 /// Datagrams received by one poll of a link.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Arrivals {
-    /// Datagrams of the requested length.
+    /// Number of datagrams with the requested length.
     pub(super) datagrams: u64,
-    /// Datagrams of any length.
+    /// Number of datagrams of any length.
     pub(super) packets: usize,
-    /// Whether a stop is among the datagrams.
+    /// Whether one of the datagrams was a stop.
     pub(super) stopped: bool,
-    /// Sender and length of the last datagram.
+    /// Sender and length of the most recent datagram.
     pub(super) last: Option<(IpAddr, usize)>,
 }
 
@@ -66,7 +66,7 @@ impl Taker<'_> {
 }
 
 impl Sink for Taker<'_> {
-    /// Counts a run, without a copy: the kernel has already copied it.
+    /// Counts a run without copying it, since the kernel has already copied the run.
     fn receive(&mut self, run: ReceivedRun<'_>) {
         self.note(run.outer.src, run.bytes.len(), run.segment_bytes);
     }
@@ -79,7 +79,7 @@ impl Sink for Taker<'_> {
 }
 
 impl End {
-    /// Opens a link on a UDP port. Packets go through memory if `shared`.
+    /// Opens a link on a UDP port. If `shared` is true, packets go through shared memory.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl End {
     ///
     /// # Errors
     ///
-    /// The link is broken, does not take the run in time, or shares no memory with the other end.
+    /// The link is broken, does not accept the run in time, or shares no memory with the other end.
     pub(super) fn send(&mut self, batch: &TransmitBatch) -> io::Result<()> {
         let (mut next, began) = (0, self.now_ns());
         loop {
@@ -132,9 +132,10 @@ impl End {
             self.carrier.link().transmit(now_ns, batch, &mut next)?;
             let waited = Duration::from_nanos(now_ns - began);
             if self.unreachable() != unreachable {
-                // On a busy machine, the other process may answer late. The link then asks again.
+                // On a busy machine, the other process may answer late. The next transmission makes the link ask again
+                // for shared memory.
                 if waited > SHARED_WITHIN {
-                    return Err(io::Error::other("the two processes could not come to share memory"));
+                    return Err(io::Error::other("the two processes could not share memory in time"));
                 }
                 next = 0;
                 std::thread::yield_now();
@@ -143,12 +144,13 @@ impl End {
             } else if waited > PATIENCE {
                 return Err(silence());
             }
-            // Before the first run, only requests of the other process to share memory arrive, over UDP.
+            // Until the first run is sent, only the other process's requests to share memory arrive, over UDP.
+            // `receive` answers them.
             self.receive(0)?;
         }
     }
 
-    /// Returns the arrived datagrams, and counts those of `wanted_bytes`.
+    /// Takes all arrived datagrams, and counts those with a length of `wanted_bytes`.
     ///
     /// # Errors
     ///
@@ -160,7 +162,7 @@ impl End {
         Ok(taker.arrivals)
     }
 
-    /// Sleeps until a datagram arrives. Returns false on timeout.
+    /// Sleeps until a datagram arrives. Returns `false` if none arrives within `timeout`.
     ///
     /// # Errors
     ///

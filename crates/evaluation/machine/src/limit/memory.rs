@@ -1,39 +1,39 @@
-//! Limits of memory: transfers of a cache line between two processors, and copies.
+//! Limits of memory: time to transfer a cache line between two processors, and rate of copies.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Number of transfers between two reads of the clock.
+/// Number of cache line transfers between two reads of the clock.
 const ROUND: u64 = 256;
 
-/// Number of unsuccessful polls after which a thread yields. On a machine with one processor, the other side waits
-/// for that.
+/// Number of unsuccessful polls after which a thread yields. On a machine with one processor, the other thread can only
+/// run then.
 const PATIENT_LOOKS: u32 = 10_000;
 
-/// Bytes of the blocks whose copies are measured.
+/// Sizes in bytes of the blocks whose copies are measured.
 const BLOCKS: [usize; 2] = [64 << 10, 1 << 20];
 
 /// Limits of memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryLimit {
-    /// Time of one transfer of a cache line between two spinning threads: the median of many.
+    /// Median time to transfer a cache line between two spinning threads, in nanoseconds.
     pub line_ns: f64,
-    /// Copies from one block to another by one thread.
+    /// Rates at which one thread copies a block to another block.
     pub copies: Vec<CopyResult>,
 }
 
-/// Rate at which blocks are copied.
+/// Rate at which blocks of one size are copied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CopyResult {
     /// Bytes of each block.
     pub bytes: usize,
-    /// Bytes copied per second in the fastest repetition: other programs can only slow a copy down.
+    /// Bytes copied per second in the fastest repetition, since other programs can only slow a copy down.
     pub bytes_per_s: f64,
 }
 
-/// Measures both limits. Each repetition lasts as long as `repetition`.
+/// Measures the transfer time of a cache line and the rates of copies. Each repetition lasts as long as `repetition`.
 ///
 /// # Errors
 ///
@@ -47,12 +47,12 @@ pub(super) fn measure(repetition: Duration, repetitions: usize) -> io::Result<Me
     Ok(MemoryLimit { line_ns, copies: copies.to_vec() })
 }
 
-/// Word in its own pair of cache lines, since some processors fetch two lines together.
+/// Word alone in an aligned pair of cache lines. Some processors fetch pairs of lines together.
 #[repr(align(128))]
 struct Line(AtomicU64);
 
 impl Line {
-    /// Waits until the word is `turn`. Returns false if `over` is set before that.
+    /// Waits until the word has the value `turn`. Returns `false` if `over` is set earlier.
     fn wait(&self, turn: u64, over: &AtomicBool) -> bool {
         let mut looks = 0;
         while self.0.load(Ordering::Acquire) != turn {
@@ -69,7 +69,7 @@ impl Line {
     }
 }
 
-/// Returns half of the round-trip time of a word.
+/// Returns half of the median round-trip time of a word between two threads, in nanoseconds.
 fn line(duration: Duration) -> io::Result<f64> {
     let (word, over) = (Line(AtomicU64::new(0)), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -97,7 +97,7 @@ fn line(duration: Duration) -> io::Result<f64> {
     })
 }
 
-/// Returns the bytes per second of copies from one block to another.
+/// Copies a block of `bytes` bytes to another block for `duration`. Returns the bytes copied per second.
 fn copy(bytes: usize, duration: Duration) -> f64 {
     let (from, mut to) = (vec![1_u8; bytes], vec![0_u8; bytes]);
     let (start, mut copied) = (Instant::now(), 0);
