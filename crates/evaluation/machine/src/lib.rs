@@ -172,7 +172,7 @@ fn memlock(root: &Root) -> Option<u64> {
 const MOST_CPUS: usize = 8192;
 
 /// Parses a list of processors in the kernel's notation, such as `0-3,8`. Malformed parts are ignored. The result has
-/// at most [`MOST_CPUS`] entries.
+/// at most 8192 entries.
 pub fn cpu_list(list: &str) -> Vec<usize> {
     let mut cpus: Vec<usize> = list.split(',').filter_map(cpu_range).flatten().take(MOST_CPUS).collect();
     cpus.sort_unstable();

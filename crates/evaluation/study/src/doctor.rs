@@ -1,7 +1,7 @@
 //! Examination of a machine for conditions that spoil measurements, with remedies.
 //!
-//! [`examine`] examines this machine and the device under test. The path between two machines is examined by packets:
-//! see [`path`].
+//! [`examine`] examines this machine and the device under test. [`path`] sends packets to examine the path between two
+//! machines.
 
 mod counters;
 mod machine;
@@ -23,11 +23,11 @@ pub use counters::CounterSnapshot;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// The state is as it should be.
+    /// The state does not affect measurements.
     Fine,
     /// The state is unknown.
     Unknown,
-    /// Figures are shifted or have a larger spread.
+    /// Measured values are biased or have a larger spread.
     Shifts,
     /// Results are wrong or missing.
     Spoils,
@@ -44,7 +44,7 @@ impl fmt::Display for Severity {
     }
 }
 
-/// Finding on one property.
+/// Finding about one property of the machine, its device or the path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// Examined property, in one or two words.
@@ -53,7 +53,7 @@ pub struct Finding {
     pub severity: Severity,
     /// Observed state.
     pub what: String,
-    /// Remedy; empty if none is needed.
+    /// Remedy, or an empty text if no remedy is needed.
     pub remedy: String,
 }
 
@@ -67,11 +67,11 @@ impl Finding {
     }
 }
 
-/// Time for which counters are watched. A counter that moves less often does not spoil a measurement of seconds.
+/// Time between two reads of the counters. A counter that changes less often does not spoil a measurement of seconds.
 const WATCHED: Duration = Duration::from_secs(1);
 
-/// Examines this machine and the device under test for programs that register `memory_bytes`. The examination takes
-/// one second, in which counters of congestion and loss should not move.
+/// Examines this machine and the device under test for programs that register `memory_bytes`. The examination takes one
+/// second. Counters of congestion and loss should not change during that second.
 #[expect(clippy::disallowed_methods, reason = "counters of the machine move by the clock, which no device has")]
 pub fn examine(device: &DeviceAttributes, memory_bytes: usize) -> Vec<Finding> {
     let root = Root::default();
@@ -104,7 +104,7 @@ pub fn examine(device: &DeviceAttributes, memory_bytes: usize) -> Vec<Finding> {
 
 /// Returns the output of `ethtool -S` for an interface, if the command exists and knows the interface.
 fn ethtool(interface: &str) -> Option<String> {
-    // The command may be missing from the path of an ordinary user.
+    // `PATH` of an ordinary user may lack /usr/sbin.
     let usual = Path::new("/usr/sbin/ethtool");
     let command = if usual.exists() { usual } else { Path::new("ethtool") };
     let output = Command::new(command).args(["-S", interface]).output().ok()?;

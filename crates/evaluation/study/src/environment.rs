@@ -35,24 +35,24 @@ pub struct Environment {
     /// Further properties of the machine. Records of earlier releases have none.
     #[serde(default)]
     pub machine: Machine,
-    /// Hardware of the device, if there is any.
+    /// Hardware of the device. The embedded software RNIC has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<Adapter>,
     /// Options of the software RNIC: `--link`, `--ack` and the version of IP. Records of earlier releases have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_options: Option<String>,
-    /// CPUs to which polling threads were pinned. Records of earlier releases lack them.
+    /// CPUs to which polling threads were pinned. Records of earlier releases have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinning: Option<Pinning>,
     /// Environment of the other end, if that is another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Box<Environment>>,
-    /// Environments of the other hosts in the order of their numbers, if there are more than two or a launcher
-    /// started them.
+    /// Environments of the other hosts in the order of their numbers, if there are more than two hosts or a launcher
+    /// started the hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<Environment>,
-    /// Testbed that was simulated in virtual time. Then kernel and processors are those of the testbed, and nothing
-    /// was measured.
+    /// Testbed that was simulated in virtual time. With a testbed, nothing was measured, and kernel and processors
+    /// describe the testbed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub testbed: Option<SimulatedTestbed>,
 }
@@ -92,7 +92,7 @@ impl Environment {
         }
     }
 
-    /// Returns the environment while a point is measured: each host pins as many threads as the point uses.
+    /// Returns the environment with the pinning that applies while a point is measured.
     #[must_use]
     pub fn of_point(&self, parameters: &Parameters) -> Self {
         let hosts = 1 + self.others().count();
@@ -130,7 +130,7 @@ impl Environment {
         self.peer.as_deref().into_iter().chain(&self.hosts)
     }
 
-    /// Returns as text whether the record was measured or on which testbed it was simulated.
+    /// Returns a text that names the provider of a measured record, or the testbed of a simulated record.
     pub fn substrate(&self) -> String {
         match &self.testbed {
             None => format!("measured, provider {}", self.provider),

@@ -33,14 +33,15 @@
 //! # }
 //! ```
 //!
-//! [`workload`] holds the workloads as `async fn` over connections, written once. [`one_sided`] and
-//! [`unacknowledged`] hold those over verbs alone. [`executor`] runs them on a polling thread.
+//! [`workload`] contains workloads over connections of any protocol, as `async fn`. [`one_sided`] and
+//! [`unacknowledged`] contain workloads that use verbs directly. [`executor`] runs workloads on a polling thread.
 //!
-//! [`session`] coordinates two ends, point by point: processes joined by TCP, or both in one process. [`record`]
-//! holds the results. [`far`] has workloads with more than two parties: several clients share memory.
+//! [`session`] lets two ends measure one point after the other. The ends are two processes joined by TCP, or
+//! both ends are in one process. [`record`] contains the results. [`far`] contains workloads in which several clients
+//! share memory.
 //!
-//! [`pinning`] selects the CPUs of polling threads. [`link`] states which link carried the packets between two
-//! processes of one machine. [`measure`] times the parameters of the performance model, one call at a time.
+//! [`pinning`] selects the CPUs of polling threads. [`link`] names the link that carried the packets between two
+//! processes of one machine. [`measure`] times single calls to determine parameters of the performance model.
 #![forbid(unsafe_code)]
 
 pub mod doctor;

@@ -1,38 +1,41 @@
-//! The decision when a thread that polls yields its processor.
+//! Decision when a polling thread yields its processor.
 //!
-//! If fewer processors exist than threads that spin, two ends of a connection may share one. Then the peer cannot run
-//! until the waiting end yields. If each end has its own processor, a yield costs a system call at the wrong moment.
-//! If another program shares the processor, a yield costs a whole time slice. So a thread learns from each yield:
-//! whether another thread took the processor, and whether a message was there afterwards.
+//! If there are fewer processors than spinning threads, the two ends of a connection may share a processor. In that
+//! case, the peer cannot run until the waiting end yields. If each end has its own processor, a yield costs a system
+//! call that may delay a message. If another program shares the processor, a yield costs a whole time slice. A thread
+//! therefore adapts after each yield. It considers whether another thread took the processor, and whether a message had
+//! arrived afterwards.
 #![expect(clippy::disallowed_methods, reason = "the processor's own clock: how long others had it")]
 
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 
-/// Empty rounds before a thread yields, until it has learned: some tens of microseconds.
+/// Initial number of empty rounds before a thread yields. These rounds take some tens of microseconds.
 const ROUNDS: u32 = 100;
 
-/// Maximum number of empty rounds, after yields have cost time slices repeatedly.
+/// Maximum number of empty rounds before a thread yields. A thread reaches this number after yields have repeatedly
+/// cost time slices.
 const MOST_ROUNDS: u32 = 100 << 7;
 
-/// The longest wait before a yield: a peer that is silent for longer has no processor itself. A thread that spins
-/// until its own time slice ends loses the processor just when the peer gets one. Then the two may alternate forever,
-/// and each message takes a time slice. A thread that yields early gets its next time slice while the peer still has
-/// its own.
+/// Maximum time that a thread waits before a yield. A peer that sends nothing for longer probably has no processor. If
+/// the waiting thread spins until its time slice ends, it loses its processor just when the peer gets one. Thread and
+/// peer may then alternate forever, and each message takes a time slice. A thread that yields early gets its next time
+/// slice while the peer is still running.
 const LONGEST_WAIT: Duration = Duration::from_micros(500);
 
-/// Empty rounds between two looks at the clock.
+/// Number of empty rounds between two clock reads.
 const ROUNDS_BETWEEN_LOOKS: u32 = 64;
 
-/// The shortest turn of another thread. A longer yield counts as a switch only if the kernel counted one: system calls
-/// are slow on some machines, and while they are traced.
+/// Minimum duration of a yield in which another thread ran. For longer yields, the kernel's count of context switches
+/// decides, since a system call alone may take as long on some machines or under a tracer.
 const SWITCHED: Duration = Duration::from_nanos(700);
 
-/// The shortest turn of another program. A peer that shares the processor gives it back sooner.
+/// Minimum duration of a yield in which another program ran for a time slice. A peer that shares the processor gives
+/// the processor back sooner.
 const TIME_SLICE: Duration = Duration::from_micros(300);
 
-/// The outcome of a yield.
+/// Outcome of a yield.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     /// No other thread wanted the processor.
@@ -55,20 +58,20 @@ impl Outcome {
     }
 }
 
-/// The number of empty rounds before a thread yields.
+/// Number of empty rounds before a thread yields, adapted to the outcomes of its yields.
 #[derive(Debug)]
 pub(crate) struct Patience {
     /// Empty rounds before the next yield.
     rounds: u32,
-    /// Limit to which `rounds` grows.
+    /// Maximum of `rounds`.
     longest: u32,
-    /// Rounds in which nothing was found.
+    /// Number of consecutive empty rounds so far.
     empty: u32,
-    /// The time at which the current wait was first found to be long.
+    /// Time at which the current wait had lasted for [`ROUNDS_BETWEEN_LOOKS`] rounds.
     waits_since: Option<Instant>,
-    /// The outcome of the yield in the last round, if it had one.
+    /// Outcome of the yield in the last round, or `None` if that round had no yield.
     last: Option<Outcome>,
-    /// The thread's involuntary context switches at the last query.
+    /// Number of the thread's involuntary context switches at the last query.
     switches: Option<i64>,
 }
 
@@ -79,7 +82,7 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// Records that a round found something.
+    /// Records that a round found a completion.
     pub(crate) fn found(&mut self) {
         match self.last.take() {
             Some(Outcome::Switched) => {
@@ -88,13 +91,14 @@ impl Patience {
             }
             Some(Outcome::Kept) => self.grow(),
             None if self.empty > 0 => self.grow(),
-            // A message may arrive during a time slice by chance, or without a wait: neither case teaches anything.
+            // Keep the number of rounds: a message may have arrived by chance during a lost time slice, or without a
+            // wait.
             Some(Outcome::LostSlice) | None => {}
         }
         self.empty = 0;
     }
 
-    /// Records an empty round, and yields if that is worthwhile.
+    /// Records an empty round, and yields after enough empty rounds.
     #[inline]
     pub(crate) fn found_nothing(&mut self) {
         if self.is_over(Instant::now) {
@@ -105,8 +109,8 @@ impl Patience {
         }
     }
 
-    /// Returns whether another thread has had the processor since the last query. If the kernel does not tell, returns
-    /// `true`.
+    /// Returns whether another thread has had the processor since the last query. Returns `true` if the kernel does not
+    /// count context switches.
     fn was_switched(&mut self) -> bool {
         let now = getrusage(UsageWho::RUSAGE_THREAD).ok().map(|usage| usage.involuntary_context_switches());
         let before = std::mem::replace(&mut self.switches, now);
@@ -132,7 +136,8 @@ impl Patience {
         self.last = Some(outcome);
         if outcome == Outcome::LostSlice {
             self.longest = (2 * self.longest).min(MOST_ROUNDS);
-            // Do not grow to the limit at once: the peer may share the processor too, and then most turns are its own.
+            // Grow by one step instead of growing to the limit. If the peer shares the processor too, most switches go
+            // to the peer.
             self.grow();
             self.empty = 0;
         }
@@ -149,12 +154,12 @@ mod tests {
 
     use super::*;
 
-    /// Returns the number of empty rounds, which take no time, until a yield, and gives that yield this outcome.
+    /// Returns the number of empty rounds until a yield, and records `outcome` for that yield. The rounds take no time.
     fn rounds_until(patience: &mut Patience, outcome: Outcome) -> u32 {
         rounds_that_take(Duration::ZERO, patience, outcome)
     }
 
-    /// Does the same with rounds that take `each`.
+    /// Returns the number of empty rounds until a yield, and records `outcome` for that yield. Each round takes `each`.
     fn rounds_that_take(each: Duration, patience: &mut Patience, outcome: Outcome) -> u32 {
         let begun = Instant::now();
         let mut rounds = 1;
@@ -174,7 +179,7 @@ mod tests {
             patience.found();
         }
         assert_eq!(rounds, [101, 51, 26, 13, 7, 4, 2, 1, 1]);
-        // One of the two has a processor of its own again.
+        // From here on, no other thread wants the processor.
         for _ in 0..8 {
             rounds_until(&mut patience, Outcome::Kept);
             patience.found();
@@ -202,7 +207,7 @@ mod tests {
             rounds.push(rounds_until(&mut patience, Outcome::LostSlice));
         }
         assert_eq!(rounds, [101, 201, 401, 801, 1601, 3201, 6401, 12_801, 12_801]);
-        // The peer moved to this processor.
+        // From here on, the peer shares this processor.
         for _ in 0..20 {
             rounds_until(&mut patience, Outcome::Switched);
             patience.found();
@@ -235,7 +240,7 @@ mod tests {
         for _ in 0..20 {
             rounds(&mut patience);
         }
-        // The first look at the clock comes after 64 rounds.
+        // The first clock read comes after 64 rounds, and the wait is measured from there.
         assert_eq!(rounds(&mut patience), 576);
         patience.found();
         assert_eq!(rounds(&mut patience), 576, "an earlier wait does not shorten a later one");

@@ -1,17 +1,18 @@
 //! Selection of CPUs for the threads of an end.
 //!
 //! A polling thread keeps a CPU busy. The scheduler may move an unpinned thread to a CPU that another polling thread
-//! uses, or to one that is far from the device. An end therefore pins its threads while they poll. It uses the CPUs
-//! of the device's NUMA node first, and one hardware thread of each core before the second of any core.
+//! uses, or to a CPU far from the device. An end therefore pins its threads while they poll. The end uses the CPUs of
+//! the device's NUMA node first. It uses one hardware thread of each core before it uses the second hardware thread of
+//! any core.
 //!
-//! The thread of a software RNIC stays unpinned. It started before any thread was pinned, so it shares the CPU of a
-//! polling thread only if no other CPU is idle.
+//! The thread of a software RNIC stays unpinned, since it started before any thread was pinned. The scheduler puts it
+//! on the CPU of a polling thread only if no other CPU is idle.
 //!
-//! A point on shared memory has more than two parties, each with a polling thread. A store has one polling thread for
-//! each client.
+//! A point on shared memory has more than two parties: clients, a memory node, and others. Each party has a polling
+//! thread.
 //!
-//! If more threads poll than there are CPUs, none is pinned. Two threads pinned to one CPU would wait for each other
-//! while another CPU may be idle.
+//! If there are more polling threads than CPUs, no thread is pinned. Two threads pinned to one CPU would wait for each
+//! other while another CPU may be idle.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,20 +32,20 @@ use doorbell_machine::{Adapter, Root};
 /// Choice of CPUs for pinning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CpuChoice {
-    /// CPUs selected by this module.
+    /// Let this module select the CPUs.
     #[default]
     Sensible,
-    /// No CPU: the scheduler moves threads freely.
+    /// Pin no thread: the scheduler moves threads freely.
     Unpinned,
-    /// These CPUs, in this order.
+    /// Use these CPUs, in this order.
     Listed(Vec<usize>),
 }
 
-/// Reason why CPUs cannot be used.
+/// Reason why a choice of CPUs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CpuError {
     /// The text is not a list of CPUs.
-    #[error("`{0}` is no list of CPUs: allowed are numbers and ranges with commas between, such as 0,2,4-7, or none")]
+    #[error("`{0}` is not a list of CPUs: use numbers and ranges separated by commas, such as 0,2,4-7, or none")]
     NoList(String),
     /// The list contains a CPU more than once.
     #[error("CPU {0} is named twice: name each CPU once")]
@@ -58,19 +59,19 @@ pub enum CpuError {
         online: Vec<usize>,
     },
     /// A cgroup, `taskset` or a launcher excludes the CPU.
-    #[error("CPU {cpu} is not among those that this process may use: {}", list(.allowed))]
+    #[error("this process may not use CPU {cpu}: use CPUs from {}", list(.allowed))]
     Forbidden {
         /// The CPU.
         cpu: usize,
         /// All CPUs that the process may use.
         allowed: Vec<usize>,
     },
-    /// There are fewer CPUs than processes.
+    /// The choice lists fewer CPUs than processes measure on this machine.
     #[error(
-        "--cpus names {cpus} CPU(s), and {processes} processes measure on this machine: name a CPU for each, or say none"
+        "--cpus names {cpus} CPU(s) for {processes} processes on this machine: name a CPU for each, or use --cpus none"
     )]
     TooFew {
-        /// Number of CPUs.
+        /// Number of listed CPUs.
         cpus: usize,
         /// Number of processes.
         processes: usize,
@@ -98,7 +99,7 @@ impl FromStr for CpuChoice {
     }
 }
 
-/// Formats the choice as on a command line.
+/// Formats the choice as a value of `--cpus`.
 impl fmt::Display for CpuChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -109,7 +110,7 @@ impl fmt::Display for CpuChoice {
     }
 }
 
-/// Formats CPUs in their order, as [`CpuChoice`] parses them. Consecutive CPUs become a range.
+/// Formats CPUs in the given order, in the notation that [`CpuChoice`] parses. Consecutive CPUs become a range.
 pub fn list(cpus: &[usize]) -> String {
     let runs = cpus.chunk_by(|one, next| one.checked_add(1) == Some(*next));
     let text = |run: &[usize]| match run {
@@ -119,7 +120,7 @@ pub fn list(cpus: &[usize]) -> String {
     runs.map(text).collect::<Vec<_>>().join(",")
 }
 
-/// Index of a process among those of a study that share the CPUs of a machine.
+/// Position of a process among the processes of a study that share the CPUs of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProcessPosition {
@@ -137,8 +138,8 @@ impl Default for ProcessPosition {
 
 impl ProcessPosition {
     /// Returns the positions of the processes of a study, in the order of their environments. Processes share CPUs if
-    /// they run on one kernel and may use the same CPUs. A launcher that gives each process its own CPUs has already
-    /// distributed them.
+    /// they run on one kernel and may use the same CPUs. If a launcher gave each process its own CPUs, processes share
+    /// none.
     pub fn among(environments: &[&Environment]) -> Vec<Self> {
         let shares = |one: &Environment, other: &Environment| {
             one.machine.boot.is_some()
@@ -152,16 +153,16 @@ impl ProcessPosition {
     }
 }
 
-/// CPUs to which threads are pinned, or the reason why they are not.
+/// CPUs to which threads are pinned, or the reason why no thread is pinned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pinning {
     /// The CPUs in the order in which threads take them; empty if no thread is pinned.
     pub cpus: Vec<usize>,
-    /// Whether both ends are processes of this machine. Then they take the CPUs in turn: the asking end the first,
-    /// the other end the second.
+    /// Whether both ends run on this machine. If so, the two ends take the CPUs in turn. The asking end takes the first
+    /// CPU, the other end the second, and so on.
     pub both_ends: bool,
-    /// Reason for these CPUs, or for none.
+    /// Reason for the selection of these CPUs, or for the lack of CPUs.
     pub because: String,
 }
 
@@ -171,7 +172,7 @@ impl Pinning {
         Self { because: because.into(), ..Self::default() }
     }
 
-    /// Selects CPUs for processes that use this device.
+    /// Selects CPUs for the polling threads of processes that use `device`.
     ///
     /// # Errors
     ///
@@ -181,14 +182,15 @@ impl Pinning {
         let is_of_machine = device.provider != doorbell_verbs::soft::PROVIDER;
         let adapter = is_of_machine.then(|| Adapter::of(&root, &device.name, device.port)).flatten();
         let pinning = Self::choose(&root, choice, adapter.and_then(|adapter| adapter.node))?;
-        // If the user requested no CPUs, a sandbox that forbids pinning must not cause an error.
+        // If the user listed no CPUs and a sandbox forbids pinning, leave threads unpinned without an error.
         match (choice, pinning.cpus.first().map(|&cpu| Pinned::to(cpu))) {
             (CpuChoice::Sensible, Some(Err(error))) => Ok(Self::none(error.to_string())),
             _ => Ok(pinning),
         }
     }
 
-    /// Selects CPUs for processes that use a device next to the NUMA node `near`, if there is one.
+    /// Selects CPUs for processes whose device is attached to the NUMA node `near`. `None` means that the node is
+    /// unknown.
     ///
     /// # Errors
     ///
@@ -206,7 +208,7 @@ impl Pinning {
                 }
                 Ok(Self { cpus: cpus.clone(), because: "--cpus".to_owned(), both_ends: false })
             }
-            CpuChoice::Sensible if allowed.is_empty() => Ok(Self::none("the kernel does not say which CPUs there are")),
+            CpuChoice::Sensible if allowed.is_empty() => Ok(Self::none("the kernel does not list the CPUs")),
             CpuChoice::Sensible => {
                 let node = near.map(|node| format!("the device is next to NUMA node {node}; ")).unwrap_or_default();
                 let because = format!("{node}one of each core first");
@@ -215,7 +217,7 @@ impl Pinning {
         }
     }
 
-    /// Marks both ends as processes of this machine.
+    /// Records that both ends run on this machine, and checks that the choice has a CPU for each end.
     ///
     /// # Errors
     ///
@@ -228,7 +230,7 @@ impl Pinning {
         Ok(Self { both_ends: true, ..self })
     }
 
-    /// Returns the part of one of several processes that share the CPUs. All parts have the same size.
+    /// Returns the share of one process if several processes share the CPUs. All shares have the same size.
     #[must_use]
     pub fn share(&self, place: ProcessPosition) -> Self {
         let processes = place.of.max(1);
@@ -241,8 +243,9 @@ impl Pinning {
         Self { cpus: cpus.copied().collect(), both_ends: false, because: self.because.clone() }
     }
 
-    /// Returns the CPUs that are pinned while a point is measured. For a point on shared memory, this covers one
-    /// process with all parties. [`Environment::of_point`] covers parties on several hosts.
+    /// Returns the CPUs to which threads are pinned while a point is measured. For a point on shared memory, the
+    /// function assumes that all parties run in one process. [`Environment::of_point`] supports parties on several
+    /// hosts.
     #[must_use]
     pub fn of_point(&self, parameters: &Parameters) -> Self {
         if let Some(point) = &parameters.far {
@@ -252,7 +255,7 @@ impl Pinning {
         self.of_threads(if self.both_ends { 2 * threads } else { threads })
     }
 
-    /// Returns the pinning while this number of threads polls.
+    /// Returns the pinning for `threads` polling threads. If there are more threads than CPUs, no thread is pinned.
     #[must_use]
     pub(crate) fn of_threads(&self, threads: usize) -> Self {
         if threads > self.cpus.len() && !self.cpus.is_empty() {
@@ -271,14 +274,15 @@ impl Pinning {
         try_all(&self.cpus)
     }
 
-    /// Pins the calling thread to the CPU at index `number` until the result is dropped. An index out of range pins
-    /// nothing.
+    /// Pins the calling thread to the CPU at index `number` until the result is dropped. If the index is out of range,
+    /// the thread stays unpinned.
     pub fn pin(&self, number: usize) -> Pinned {
         Pinned::to_one_of(&self.cpus, number)
     }
 }
 
-/// Checks whether a thread can be pinned to each of these CPUs. The calling thread keeps its affinity.
+/// Checks whether a thread can be pinned to each of these CPUs. The affinity of the calling thread is restored after
+/// each check.
 pub(crate) fn try_all(cpus: &[usize]) -> Result<(), PinError> {
     cpus.iter().try_for_each(|&cpu| Pinned::to(cpu).map(drop))
 }
@@ -297,16 +301,16 @@ impl fmt::Display for Pinning {
     }
 }
 
-/// Returns the number of polling threads at the end that has more of them.
+/// Returns the number of polling threads at the end that has more polling threads.
 fn threads(parameters: &Parameters) -> usize {
     let cast = parameters.cast();
     let of = |part: Part| part.threads + usize::from(part.shared_receives == Some(SharedBy::Thread));
     of(cast.asking).max(of(cast.answering))
 }
 
-/// Returns the CPUs in the order in which threads take them. One CPU of each core comes before the second of any
-/// core, the device's NUMA node before others, and near nodes before far ones. If the device has no node, the node
-/// with most of these CPUs replaces it.
+/// Returns the CPUs in the order in which threads take them. The first allowed CPU of each core comes before the second
+/// CPU of any core. Within these groups, CPUs of the device's NUMA node come first, and then CPUs of near nodes before
+/// CPUs of far nodes. If the device has no node, the node with most of the allowed CPUs replaces it.
 fn in_order(root: &Root, allowed: Vec<usize>, near: Option<usize>) -> Vec<usize> {
     let nodes = doorbell_machine::nodes(root);
     let node_of = |cpu: usize| nodes.iter().position(|node| node.cpus.contains(&cpu));
@@ -315,7 +319,7 @@ fn in_order(root: &Root, allowed: Vec<usize>, near: Option<usize>) -> Vec<usize>
     let home = home.or_else(|| (0..nodes.len()).rev().max_by_key(|&index| has(index)));
     let distance = |cpu: usize| {
         let (home, node) = (home?, node_of(cpu)?);
-        // If the kernel does not report distances, all other nodes count as equally far.
+        // If the kernel does not report distances, all other nodes are treated as equally far.
         let known = nodes[home].distances.get(node).copied();
         Some((known.unwrap_or(if node == home { 10 } else { u32::MAX }), node))
     };
@@ -333,7 +337,7 @@ fn in_order(root: &Root, allowed: Vec<usize>, near: Option<usize>) -> Vec<usize>
 
 /// Failure to pin a thread to a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a thread cannot be pinned to CPU {cpu}: {error}; --cpus says which to use, or none")]
+#[error("a thread cannot be pinned to CPU {cpu}: {error}; choose other CPUs with --cpus, or use --cpus none")]
 pub struct PinError {
     cpu: usize,
     error: Errno,
@@ -371,7 +375,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // The kernel refuses if a CPU was removed in the meantime. The thread then stays on its CPU.
+            // The kernel refuses if all CPUs of the previous affinity were removed. The thread then stays pinned.
             let _ = sched_setaffinity(THIS_THREAD, before);
         }
     }

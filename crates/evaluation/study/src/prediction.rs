@@ -1,4 +1,4 @@
-//! Predicted packets of a point, computed from the operations of a message.
+//! Predicted packets of a point, computed from the operations that each message consists of.
 
 use doorbell_protocols::{End, Posts, Protocol, Run, Size, Step};
 use doorbell_wire::{MessageKind, OuterKind, PathMtu, Response, message_cost};
@@ -6,24 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::parameters::{Operation, Transport};
 
-/// Packets that one end must have sent, by the arithmetic of packets.
+/// Predicted number of packets that one end sends in a point.
 ///
-/// A requester may split a long READ into pieces, each with its own request and response. The minimum is the cost of
-/// one request per READ. Other ranges come from operations that one message or several may share.
+/// Some numbers are ranges. A requester may split a long READ into pieces, each with its own request and response. The
+/// minimum assumes one request per READ. Other ranges exist since one operation may serve one message or several
+/// messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Predicted {
     /// Minimum number of request packets of data messages.
     pub data_packets: u64,
-    /// Minimum frame bytes of these packets.
+    /// Minimum frame bytes of the request packets of data messages.
     pub data_bytes: u64,
-    /// Maximum number of request packets.
+    /// Maximum number of request packets of data messages.
     #[serde(default)]
     pub data_packets_max: u64,
-    /// Maximum frame bytes of these packets.
+    /// Maximum frame bytes of the request packets of data messages.
     #[serde(default)]
     pub data_bytes_max: u64,
-    /// Whether this end polls the other by READ, with no upper bound. Then only the minimum of its requests is known,
-    /// and the maximum has no meaning.
+    /// Whether this end polls the other end by READs, whose number is unlimited. In that case, only the minimum number
+    /// of requests is known, and the maximum has no meaning.
     #[serde(default)]
     pub asks: bool,
     /// Minimum number of acknowledgements.
@@ -33,17 +34,19 @@ pub struct Predicted {
     /// Minimum number of packets that answer READs and atomics.
     #[serde(default)]
     pub response_packets: u64,
-    /// Maximum number of these packets. Records of earlier releases have 0, since they had no range.
+    /// Maximum number of packets that answer READs and atomics. Records of earlier releases have 0, since they lack
+    /// this field.
     #[serde(default)]
     pub response_packets_max: u64,
-    /// Minimum frame bytes of these packets.
+    /// Minimum frame bytes of the packets that answer READs and atomics.
     #[serde(default)]
     pub response_bytes: u64,
-    /// Maximum frame bytes of these packets, given the counted requests: each split of a READ adds an AETH to two
-    /// packets.
+    /// Maximum frame bytes of the packets that answer READs and atomics, for the counted number of requests. Each split
+    /// of a READ adds an AETH to two packets.
     #[serde(default)]
     pub response_bytes_max: u64,
-    /// Whether the other end polls by READ. Then only the minimum of answers and acknowledgements is known.
+    /// Whether the other end polls this end by READs. In that case, only the minimum numbers of answers and
+    /// acknowledgements are known.
     #[serde(default)]
     pub is_asked: bool,
 }
@@ -51,7 +54,7 @@ pub struct Predicted {
 /// Bytes of an ACK extended transport header.
 const AETH_BYTES: u64 = 4;
 
-/// Properties of messages that determine their cost in packets.
+/// Properties of messages that determine the number of packets per message.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
     /// Operation that a message consists of.
@@ -77,12 +80,13 @@ pub struct Path {
 }
 
 impl Path {
-    /// Returns the posts of an end that sends `sent` and receives `received` messages, except SENDs without bytes.
+    /// Returns the posts of an end that sends `sent` and receives `received` messages. SENDs without bytes are omitted,
+    /// since they count as control messages.
     fn posts(&self, sent: u64, received: u64) -> Vec<Posts> {
         let bytes = self.bytes as u64;
         let one_sided = |operation| vec![Posts { operation, bytes, all_bytes: None, least: sent, most: Some(sent) }];
         match self.operation {
-            // The message's number is immediate data.
+            // Each message carries its number as immediate data.
             Operation::Send if self.transport != Transport::Rc => return one_sided(MessageKind::SendImm),
             Operation::Write => return one_sided(MessageKind::Write),
             Operation::Read => return one_sided(MessageKind::Read),
@@ -104,9 +108,9 @@ impl Path {
         steps.filter(|step| step.size != Size::Fixed(0)).map(posts).collect()
     }
 
-    /// Returns the packets that an end must have sent. The end has sent `sent` messages (or posted that many
-    /// one-sided operations) and received `received` (or served that many). The other end used `requests` request
-    /// packets.
+    /// Returns the predicted packets of an end. `sent` is the number of messages that the end sent, or of one-sided
+    /// operations that it posted. `received` is the number of messages that it received, or of operations that it
+    /// served. `requests` is the number of request packets that the other end sent.
     pub fn predict(&self, sent: u64, received: u64, requests: u64) -> Predicted {
         let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
         let transport = self.transport.of_packets();
@@ -140,7 +144,7 @@ impl Path {
                     predicted.response_packets_max += most * response.packets;
                     predicted.response_bytes += posts.least * response.frame_bytes;
                     predicted.response_bytes_max += most * response.frame_bytes;
-                    // All bytes arrive, however few READs fetch them.
+                    // All bytes arrive, even if few READs fetch them.
                     let more = posts.all_bytes.map_or(0, |all| all.saturating_sub(posts.least * posts.bytes));
                     predicted.response_bytes += more;
                 }
@@ -177,12 +181,12 @@ mod tests {
     fn each_operation_of_a_message_is_counted_at_its_end() {
         let reading = path(Protocol::DirectRead, 8192);
         let (sender, receiver) = (reading.predict(10, 0, 30), reading.predict(0, 10, 10));
-        // The sender answers READs with two packets of data each.
+        // The sender answers each READ with two packets of data.
         assert_eq!((sender.data_packets, sender.data_packets_max, sender.response_packets), (10, 10, 20));
         assert_eq!(sender.data_bytes, 10 * (58 + 16));
         assert_eq!(sender.response_bytes, 10 * (2 * (58 + 4096) + 8));
         assert_eq!(sender.response_bytes_max, sender.response_bytes + 8 * 10, "ten pieces more than READs");
-        // The receiver sends READs, in one piece or two, and signal bytes.
+        // The receiver sends each READ in one or two pieces, and WRITEs signal bytes.
         assert_eq!((receiver.data_packets, receiver.data_packets_max), (20, 30));
         assert_eq!((receiver.ack_packets_max, receiver.response_packets), (10, 0));
 

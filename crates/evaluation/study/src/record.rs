@@ -15,10 +15,10 @@ use crate::parameters::{Fitted, Parameters, Timed};
 pub use crate::prediction::Predicted;
 use doorbell_machine::cpu::{CpuPerMessage, CpuTime};
 
-/// Significant digits of a recorded value.
+/// Number of significant digits of a recorded value.
 const SIGNIFICANT_DIGITS: u8 = 3;
 
-/// Schema of a record. A schema may gain fields; a reader ignores unknown ones.
+/// Schema of a record. Later releases may add fields to a schema, so a reader ignores unknown fields.
 pub const SCHEMA: &str = "doorbell-bench/1";
 
 /// Record of one run.
@@ -47,31 +47,32 @@ pub struct PointResult {
     pub messages_per_s: f64,
     /// Payload bytes per second.
     pub bytes_per_s: f64,
-    /// Times of the interval [`timed`](Self::timed) (latency only).
+    /// Latency figures, only for latency measurements. [`timed`](Self::timed) names the measured interval.
     pub latency_ns: Option<Latency>,
-    /// Interval that a latency measures.
+    /// Interval that the latency measures.
     #[serde(default)]
     pub timed: Timed,
-    /// All times from which these figures were computed (latency only).
+    /// All times from which `latency_ns` was computed, only for latency measurements.
     #[serde(default)]
     pub histogram_ns: Option<Buckets>,
-    /// Window, depth and buffers after fitting.
+    /// Window, depth and number of buffers after the fit into the memory cap.
     pub fitted: Fitted,
     /// Path MTU in use.
     pub mtu: usize,
     /// Counters of both ends, over the whole life of the connections.
     pub counters: BothEnds<BTreeMap<String, u64>>,
-    /// Packets lost below the RNIC of each end in that time, and numbers of packets by link.
+    /// For each end, packets lost below the RNIC and numbers of packets by link, over the whole life of the
+    /// connections.
     #[serde(default)]
     pub link: BothEnds<BTreeMap<String, u64>>,
-    /// Link that carried these packets: [`carried`](Self::carried) returns the numbers. The link of a hardware RNIC
-    /// is unknown.
+    /// Link that carried the packets of both ends. [`carried`](Self::carried) returns the numbers. The link of a
+    /// hardware RNIC is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carried_by: Option<CarriedBy>,
-    /// Rates of packets and bytes, as an observer of each end's NIC counters sees them.
+    /// Rates of packets and bytes that an observer of each end's NIC counters sees.
     #[serde(default)]
     pub rates: BothEnds<Rates>,
-    /// Conclusions from these rates alone.
+    /// Conclusions that an observer draws from `rates` alone.
     #[serde(default)]
     pub explained: BothEnds<Conclusion>,
     /// Packets that each end sent, by kind.
@@ -84,22 +85,22 @@ pub struct PointResult {
     /// CPU time per message. Records of earlier releases have none.
     #[serde(default)]
     pub cpu_per_message: BothEnds<CpuPerMessage>,
-    /// Number of messages that did not arrive, or of unanswered ping-pongs, warm-up included. It is 0 if messages are
-    /// acknowledged.
+    /// Number of messages that did not arrive, or of unanswered ping-pongs, warm-up included. The number is 0 if
+    /// messages are acknowledged.
     #[serde(default)]
     pub lost: u64,
     /// Number of messages with damaged payloads, if payloads were checked.
     pub damaged: u64,
-    /// Number of times that a sender found no credit.
+    /// Number of attempts to send that failed for lack of credits.
     pub stalled_on_credits: u64,
     /// Number of messages that each connection of the asking end sent.
     #[serde(default)]
     pub sent_by_connection: Vec<u64>,
-    /// Figures of points on shared memory, in addition to rates.
+    /// Further figures of points on shared memory.
     #[serde(default, skip_serializing_if = "Figures::is_empty")]
     pub far: Figures,
-    /// Results of each host, if there are more than two. [`counted`](Self::counted) and similar fields are sums over
-    /// the hosts that asked, and over the others.
+    /// Results of each host, if there are more than two hosts. In [`counted`](Self::counted) and similar fields,
+    /// `client` is the sum over the asking hosts, and `server` is the sum over the other hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostResult>,
 }
@@ -107,13 +108,14 @@ pub struct PointResult {
 /// Result of one of several hosts in a point.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct HostResult {
-    /// Number of the host: 0 is the environment's own machine, and others follow in the order of its `hosts`.
+    /// Number of the host. Host 0 is the machine of the record's environment. Other hosts follow in the order of
+    /// [`Environment::hosts`].
     pub number: usize,
-    /// Given name of the host.
+    /// Name of the host that the user gave.
     pub name: String,
     /// Role of the host in each of its connections.
     pub role: String,
-    /// Whether the host performed the asking part.
+    /// Whether the host had an asking end.
     pub asks: bool,
     /// Number of connections with an end on the host.
     pub connections: usize,
@@ -133,8 +135,8 @@ pub struct HostResult {
     pub cpu_per_message: CpuPerMessage,
     /// Packets lost below the host's RNIC.
     pub link: BTreeMap<String, u64>,
-    /// On a host that asks, delay of its first counted message after the agreed instant, in nanoseconds. Other hosts
-    /// begin with the first arrival.
+    /// Time from the agreed start to the first counted message of an asking host, in nanoseconds. Other hosts start
+    /// with the first arriving message and have no value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_ns: Option<u64>,
     /// Maximum error of the coordinator's estimate of the host's clock: half of the shortest round trip, in
@@ -143,30 +145,30 @@ pub struct HostResult {
 }
 
 impl HostResult {
-    /// Returns the CPU time per sent message, or per received message on a host that does not ask. Records with only
-    /// sums are supported too.
+    /// Returns the CPU time per sent message, or per received message on a host that does not ask. Records without
+    /// `cpu_per_message` are supported too.
     pub fn cpu_by_message(&self) -> CpuPerMessage {
         self.cpu.per_message(if self.asks { self.sent } else { self.received })
     }
 }
 
 impl PointResult {
-    /// Returns the CPU time of both ends per message that the asking end sent. Records with only sums are supported
-    /// too.
+    /// Returns the CPU time of both ends per message that the asking end sent. Records without
+    /// `cpu_per_message` are supported too.
     pub fn cpu_by_message(&self) -> BothEnds<CpuPerMessage> {
         let messages = self.sent_by_connection.iter().sum();
         let BothEnds { client, server } = &self.cpu;
         BothEnds { client: client.per_message(messages), server: server.per_message(messages) }
     }
 
-    /// Returns the number of packets of both ends by link. Records with only counters are supported too.
+    /// Returns the number of packets of both ends by link. Records without numbers by link are supported too.
     pub fn carried(&self) -> Carried {
         let own = Carried::of(&self.link.client, &self.counters.client);
         own.and(Carried::of(&self.link.server, &self.counters.server))
     }
 }
 
-/// Values of the asking end and the other.
+/// Values of the asking end and of the other end.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BothEnds<T> {
     /// Value of the asking end.
@@ -206,16 +208,16 @@ impl Latency {
     }
 }
 
-/// Complete histogram: `[value, count]` of each bucket that is not empty, with increasing values.
+/// Complete histogram: a pair `[value, count]` for each bucket that is not empty, in the order of values.
 ///
-/// A bucket's value is its greatest value with three significant digits: 2,048 and 2,049 share a bucket, and 1,999
-/// has its own.
+/// Buckets have a resolution of three significant digits, and `value` is the greatest value in the bucket. For example,
+/// 2,048 and 2,049 share a bucket, while 1,999 has its own bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Buckets(pub Vec<(u64, u64)>);
 
 impl Buckets {
-    /// Returns an empty histogram with the resolution of records. It grows automatically.
+    /// Returns an empty histogram with the resolution of records. The histogram grows automatically.
     pub fn empty_histogram() -> Histogram<u64> {
         Histogram::new(SIGNIFICANT_DIGITS).unwrap_or_else(|_| unreachable!("three digits are allowed"))
     }
@@ -225,11 +227,11 @@ impl Buckets {
         Self(histogram.iter_recorded().map(|step| (step.value_iterated_to(), step.count_at_value())).collect())
     }
 
-    /// Rebuilds the histogram with every count in its bucket.
+    /// Rebuilds the histogram from the buckets.
     pub fn to_histogram(&self) -> Histogram<u64> {
         let mut histogram = Self::empty_histogram();
         for &(value, count) in &self.0 {
-            // The histogram grows automatically, so it can record every value.
+            // The histogram grows automatically, so recording a value cannot fail.
             let _ = histogram.record_n(value, count);
         }
         histogram
@@ -248,7 +250,8 @@ pub struct Conclusion {
 /// Explanation that a verdict names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Named {
-    /// Operations of the messages, by their IBTA names; several if the bytes cannot tell them apart.
+    /// IBTA names of the operations that may carry the messages. There are several if the byte rates do not distinguish
+    /// the operations.
     pub operations: Vec<String>,
     /// Pattern of the messages.
     pub pattern: Pattern,
@@ -256,14 +259,14 @@ pub struct Named {
     pub requester: Requester,
     /// Payload bytes per message.
     pub payload_bytes: Span,
-    /// Payload bytes of received messages, with request-response.
+    /// Payload bytes per received message in request-response.
     pub received_payload_bytes: Option<Span>,
     /// Operations per second.
     pub operations_per_s: Range,
 }
 
 impl Conclusion {
-    /// Returns the conclusion of [`explain`] from these rates.
+    /// Returns the conclusion that [`explain`] draws from these rates.
     pub fn of(rates: &Rates, ipv6: bool) -> Self {
         match explain(rates, &Hints { ipv6, ..Hints::default() }) {
             Ok(answer) => {
@@ -288,9 +291,9 @@ impl Conclusion {
 pub struct Counted {
     /// Request packets of data messages.
     pub data_packets: u64,
-    /// Frame bytes of these packets.
+    /// Frame bytes of the request packets of data messages.
     pub data_bytes: u64,
-    /// Packets that carry credits or a goodbye, or check whether the peer lives.
+    /// Packets that carry credits or a goodbye, or check whether the peer is alive.
     pub control_packets: u64,
     /// ACKs and NAKs.
     pub ack_packets: u64,
@@ -301,21 +304,23 @@ pub struct Counted {
     /// Packets that answer READs and atomics, including answers to retransmitted requests.
     #[serde(default)]
     pub response_packets: u64,
-    /// Frame bytes of these packets.
+    /// Frame bytes of the packets that answer READs and atomics.
     #[serde(default)]
     pub response_bytes: u64,
 }
 
-/// Frame bytes of a WRITE without payload, which checks whether the peer lives.
+/// Frame bytes of a keepalive: a WRITE without payload that checks whether the peer is alive.
 const KEEPALIVE_FRAME_BYTES: u64 = 74;
 
 impl Counted {
-    /// Splits the counters of a device by kind. If messages have no bytes, SENDs of words look like messages. In that
-    /// case `control_sends`, the connections' own count, applies.
+    /// Splits the counters of a device by kind of packet. For messages without payload, the counters do not distinguish
+    /// data from control SENDs. The caller then passes the number of control SENDs that the connections counted as
+    /// `control_sends`.
     pub fn of(counters: &BTreeMap<String, u64>, keepalives: u64, control_sends: Option<u64>, ipv6: bool) -> Self {
         let get = |name: &str| counters.get(name).copied().unwrap_or(0);
         let keepalive_bytes = KEEPALIVE_FRAME_BYTES + if ipv6 { 20 } else { 0 };
-        // A SEND of no bytes with immediate is a control message, unless data has no bytes too.
+        // A SEND with immediate data and without payload is a control message, unless data messages have no payload
+        // either.
         let (control, control_bytes) = match control_sends {
             Some(sends) => (sends, sends * (14 + 20 + 8 + 12 + 4 + 4 + if ipv6 { 20 } else { 0 })),
             None => (get("tx_word_packets"), get("tx_word_bytes")),

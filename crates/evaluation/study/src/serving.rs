@@ -14,9 +14,9 @@ const MAX_THREADS: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SharedBy {
-    /// Each thread that returns a buffer, under a lock.
+    /// The thread that frees a buffer posts it again, under a lock.
     Lock,
-    /// One dedicated thread.
+    /// One dedicated thread posts all freed buffers again.
     Thread,
 }
 
@@ -29,22 +29,22 @@ impl From<SharedBy> for Reposting {
     }
 }
 
-/// Threads and receive buffers that serve connections.
+/// Threads and receive buffers that serve the connections of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Serving {
-    /// Number of threads on each side, over which the connections are distributed. A single receiver is always one
-    /// thread.
+    /// Number of threads on each side. The connections are distributed over these threads. A single receiver always has
+    /// one thread.
     pub threads: usize,
     /// Whether one completion queue serves all connections of the receiving side. Otherwise each connection has its
     /// own queue, and the receiver polls them in turn.
     pub single_receiver: bool,
-    /// Whether the receiving side's connections share their receive buffers. The depth is then that of all
-    /// connections together.
+    /// Thread that posts shared receive buffers again. `None` means that each connection has its own receive buffers.
+    /// With shared buffers, the depth is the number of buffers of all connections together.
     pub shared_receives: Option<SharedBy>,
     /// Maximum number of completions per poll.
     pub poll_list: usize,
-    /// Maximum number of receives posted again in one list.
+    /// Maximum number of receives in one list that is posted again.
     pub repost_list: usize,
 }
 
@@ -83,7 +83,7 @@ impl Serving {
             [(Setting::SingleReceiver, self.single_receiver), (Setting::SharedReceives, self.shared_receives.is_some())]
         {
             if is_on && parameters.protocol != Protocol::SendReceive {
-                return refuse(setting, "on", "off for all but send-receive");
+                return refuse(setting, "on", "off for protocols other than send-receive");
             }
         }
         if self.shared_receives.is_some() {

@@ -14,8 +14,8 @@ pub(crate) use rounds::Rounds;
 pub use rounds::{WARM_UP_ROUNDS, ping, request, respond};
 pub use streams::{gather, publish, stream};
 
-/// Callback that receives the number of completed messages of one connection from time to time. It is not a type
-/// parameter: otherwise the compiler would instantiate the workloads of all protocols for each caller.
+/// Callback that receives the number of completed messages of one connection from time to time. A type parameter
+/// instead of this trait object would instantiate the workloads of all protocols for each caller.
 pub type Progress<'a> = &'a dyn Fn(u64);
 
 /// Plan of the messages that one side of one connection sends.
@@ -25,22 +25,23 @@ pub struct Plan {
     pub bytes: usize,
     /// Maximum number of unacknowledged messages or unanswered requests.
     pub window: usize,
-    /// Number of messages or duration.
+    /// Number of messages or duration of the plan.
     pub extent: Extent,
     /// Messages per second, or `None` for the maximum rate.
     pub rate: Option<f64>,
     /// Whether payloads are filled for verification.
     pub verify: bool,
-    /// Number of send buffers, one stride apart, which messages use in turn.
+    /// Number of send buffers, which messages use in turn. The distance from one buffer to the next is
+    /// [`SendMemory::stride`].
     pub buffers: usize,
 }
 
-/// Memory from which a plan sends.
+/// Registered memory with the send buffers of a plan.
 #[derive(Clone, Debug)]
 pub struct SendMemory {
     /// The registered memory.
     pub region: Region,
-    /// Distance from one buffer to the next.
+    /// Distance from one buffer to the next in bytes.
     pub stride: usize,
 }
 
@@ -59,16 +60,16 @@ pub struct Tally {
     pub began_ns: u64,
     /// Time at which the last message was acknowledged.
     pub ended_ns: u64,
-    /// Number of times that a sender found no credit.
+    /// Number of attempts to send that failed for lack of credits.
     pub stalled_on_credits: u64,
-    /// Messages that checked whether the peer lives.
+    /// Messages that checked whether the peer is alive.
     pub keepalives: u64,
     /// Messages without data.
     pub control_sends: u64,
 }
 
 impl Tally {
-    /// Stores the connection's own counters at its end.
+    /// Copies the counters of a connection that is about to close.
     fn close(&mut self, connection: &impl MessageConnection) {
         self.keepalives = connection.keepalives();
         self.control_sends = connection.control_sends();
@@ -80,13 +81,13 @@ impl Tally {
 pub struct Reception {
     /// Whether payloads are checked.
     pub verify: bool,
-    /// Pause before a message is freed.
+    /// Pause of the receiver before it frees a message.
     pub pause_ns: u64,
 }
 
 /// Progress of a plan: number, duration and rate of messages.
 ///
-/// The clock is read only occasionally: a read costs as much as sending a small message.
+/// `Pace` reads the clock only occasionally, since a clock read costs as much as sending a small message.
 pub(crate) struct Pace {
     device: Device,
     began_ns: u64,
@@ -125,8 +126,8 @@ impl Pace {
         self.most - sent
     }
 
-    /// Returns the due time of the next message if that is in the future. A late sender does not catch up with an
-    /// offered rate by bursts.
+    /// Returns the time at which the next message is due, or `None` if the message is already due or no rate is set.
+    /// `sent` is the number of messages sent so far.
     pub(crate) fn early_until_ns(&self, sent: u64) -> Option<u64> {
         let due_ns = self.began_ns.saturating_add((sent as f64 * self.interval_ns?) as u64);
         (self.device.now_ns() <= due_ns).then_some(due_ns + 1)

@@ -1,31 +1,32 @@
-//! Counters that should not move while nothing is measured.
+//! Counters of congestion and loss, which should not change before a measurement begins.
 
 use std::collections::BTreeMap;
 
 use super::{Finding, Severity};
 use doorbell_machine::Root;
 
-/// Names of counters of congestion and loss, grouped by subject. Each driver has its own names.
+/// Names of counters of congestion and loss, grouped by subject. Each group has a subject, the names that different
+/// drivers use, and the meaning of a change.
 const WATCHED: [(&str, &[&str], &str); 4] = [
     (
         "ECN",
         &["np_cnp_sent", "rp_cnp_handled", "np_ecn_marked_roce_packets", "InCEPkts"],
-        "packets are marked as having met congestion: other traffic fills the network",
+        "packets are marked by ECN: other traffic congests the network",
     ),
     (
         "PFC",
         &["rx_prio", "tx_prio", "rx_global_pause", "tx_global_pause", "rx_pause_ctrl_phy", "tx_pause_ctrl_phy"],
-        "pause frames are sent or received: a queue along the way is full",
+        "pause frames are sent or received: a queue on the path is full",
     ),
     (
         "loss",
         &["out_of_sequence", "packet_seq_err", "rx_discards_phy", "rx_out_of_buffer", "out_of_buffer", "RcvbufErrors"],
-        "packets are lost before they reach a program",
+        "arriving packets are dropped before a program receives them",
     ),
     (
         "retransmission",
         &["local_ack_timeout_err", "rnr_nak_retry_err", "implied_nak_seq_err"],
-        "an RNIC of this machine sends packets again",
+        "an RNIC of this machine retransmits packets",
     ),
 ];
 
@@ -33,21 +34,22 @@ const WATCHED: [(&str, &[&str], &str); 4] = [
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CounterSnapshot {
     counters: BTreeMap<String, u64>,
-    /// The interface whose driver's counters are missing.
+    /// Interface whose driver reports no counters through `ethtool`.
     silent: Option<String>,
 }
 
-/// Returns the index of the group that a counter's name belongs to, if any.
+/// Returns the index of the group in [`WATCHED`] to which a counter's name belongs.
 fn kind(name: &str) -> Option<usize> {
     let is = |watched: &str| match watched {
-        // Only the pause counters of a priority match: rx_prio3_pause, but not rx_prio3_packets.
+        // Of the counters of a priority, only pause counters match, such as rx_prio3_pause.
         "rx_prio" | "tx_prio" => name.starts_with(watched) && name.ends_with("_pause"),
         _ => name == watched,
     };
     WATCHED.iter().position(|(_, names, _)| names.iter().any(|watched| is(watched)))
 }
 
-/// Parses counters of `/proc/net/snmp` and `/proc/net/netstat`: a line of names, and one of values.
+/// Parses the counters of `/proc/net/snmp` or `/proc/net/netstat`. In these files, a line of names precedes each line
+/// of values.
 fn of_kernel(text: &str) -> impl Iterator<Item = (&str, u64)> {
     let lines: Vec<&str> = text.lines().collect();
     let pairs: Vec<_> = lines
@@ -58,8 +60,8 @@ fn of_kernel(text: &str) -> impl Iterator<Item = (&str, u64)> {
 }
 
 impl CounterSnapshot {
-    /// Reads the current counters of the kernel, of a device's port, and of an interface. `ethtool` returns the
-    /// statistics of an interface.
+    /// Reads the current counters of the kernel, of a device's port, and of an interface. The callback `ethtool`
+    /// returns the statistics of an interface as text.
     pub(super) fn now(
         root: &Root,
         device: Option<(&str, u8)>,
@@ -103,7 +105,7 @@ impl CounterSnapshot {
         }
     }
 
-    /// Returns the findings on counters that moved since `before`.
+    /// Returns the findings about counters that increased since `before`.
     pub(super) fn since(&self, before: &Self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (index, (subject, _, meaning)) in WATCHED.iter().enumerate() {
@@ -118,12 +120,12 @@ impl CounterSnapshot {
                 .collect();
             if !moved.is_empty() {
                 let what = format!("{meaning} ({})", moved.join(", "));
-                let remedy = "find the sender, or measure while there is no other traffic";
+                let remedy = "find the sender of the traffic, or measure while there is no other traffic";
                 findings.push(Finding::new(subject, Severity::Shifts, what, remedy));
             }
         }
         if findings.is_empty() {
-            let what = format!("none of {} counters of congestion and loss moves", self.counters.len());
+            let what = format!("none of {} counters of congestion and loss increases", self.counters.len());
             findings.push(Finding::fine("congestion", what));
         }
         if let Some(interface) = &self.silent {

@@ -1,4 +1,4 @@
-//! Findings on a machine at rest.
+//! Findings about the settings and the load of a machine.
 
 use doorbell_fabric::udp::DEFAULT_RECEIVE_BUFFER_BYTES;
 use doorbell_verbs::{DeviceAttributes, PathMtu};
@@ -7,33 +7,34 @@ use super::{Finding, Severity};
 use crate::pinning;
 use doorbell_machine::{Adapter, Machine};
 
-/// Wake-up time up to which an idle state is negligible next to a round trip.
+/// Maximum wake-up time in microseconds of a harmless idle state. Longer wake-up times are significant compared with a
+/// round trip.
 const SHALLOW_US: u64 = 2;
 
-/// Minimum number of processors for both ends of a measurement without waiting: one for each end's program and one
-/// for each end's RNIC.
+/// Minimum number of processors for a measurement with both ends on this machine: one for each end's program and one
+/// for each end's software RNIC.
 const FOR_BOTH_ENDS: usize = 4;
 
-/// Acceptable load of other programs, as a share of the processors.
+/// Maximum acceptable load of other programs, as a share of the processors.
 const QUIET: f64 = 0.2;
 
 pub(super) fn memlock(machine: &Machine, is_soft: bool, memory_bytes: usize) -> Finding {
     const SUBJECT: &str = "locked memory";
     let mib = |bytes: u64| bytes >> 20;
     match machine.memlock_bytes {
-        _ if is_soft => Finding::fine(SUBJECT, "the software RNIC locks none"),
-        None => Finding::fine(SUBJECT, "without a limit"),
+        _ if is_soft => Finding::fine(SUBJECT, "the software RNIC locks no memory"),
+        None => Finding::fine(SUBJECT, "unlimited"),
         Some(limit) if limit >= memory_bytes as u64 => Finding::fine(SUBJECT, format!("up to {} MiB", mib(limit))),
         Some(limit) => Finding::new(
             SUBJECT,
             Severity::Spoils,
             format!(
-                "this user may lock {} KiB, and a measurement registers up to {} MiB, which the RNIC's driver refuses",
+                "this user may lock {} KiB, but a measurement registers up to {} MiB, so the RNIC's driver refuses",
                 limit >> 10,
                 mib(memory_bytes as u64)
             ),
-            "`ulimit -l unlimited`, or a line `* - memlock unlimited` in /etc/security/limits.conf and a new login; \
-             --memory for less",
+            "run `ulimit -l unlimited`; or add a line `* - memlock unlimited` to /etc/security/limits.conf and log in again; \
+             or register less memory with --memory",
         ),
     }
 }
@@ -41,17 +42,17 @@ pub(super) fn memlock(machine: &Machine, is_soft: bool, memory_bytes: usize) -> 
 pub(super) fn processors(machine: &Machine) -> Finding {
     const SUBJECT: &str = "processors";
     match machine.cpus.len() {
-        0 => Finding::new(SUBJECT, Severity::Unknown, "/proc does not list the usable ones", ""),
+        0 => Finding::new(SUBJECT, Severity::Unknown, "/proc does not list the usable processors", ""),
         few if few < FOR_BOTH_ENDS => Finding::new(
             SUBJECT,
             Severity::Shifts,
             format!(
-                "{few} may be used; if both ends are on this machine, threads of the two ends take turns on them, \
+                "{few} usable; if both ends are on this machine, their threads take turns on these processors, \
                  and latencies have long tails"
             ),
-            "measure between two machines, or let this process use more (taskset, cpusets, the scheduler's job)",
+            "measure between two machines, or let this process use more processors (taskset, cpusets, the scheduler's job)",
         ),
-        many => Finding::fine(SUBJECT, format!("{many} may be used")),
+        many => Finding::fine(SUBJECT, format!("{many} usable")),
     }
 }
 
@@ -62,7 +63,7 @@ pub(super) fn governor(machine: &Machine) -> Finding {
         (true, true) => Finding::new(
             SUBJECT,
             Severity::Unknown,
-            "this machine runs below a hypervisor, which hides the processors' frequency",
+            "this machine runs on a hypervisor, which hides the processors' frequency",
             "",
         ),
         (true, false) => Finding::new(SUBJECT, Severity::Unknown, "the kernel has no frequency governor", ""),
@@ -79,9 +80,9 @@ pub(super) fn governor(machine: &Machine) -> Finding {
 pub(super) fn idle(machine: &Machine) -> Finding {
     const SUBJECT: &str = "idle states";
     match &machine.idle {
-        None => Finding::new(SUBJECT, Severity::Unknown, "the kernel lists none", ""),
+        None => Finding::new(SUBJECT, Severity::Unknown, "the kernel lists no idle states", ""),
         Some(state) if state.latency_us <= SHALLOW_US => {
-            Finding::fine(SUBJECT, format!("the deepest is {}, {} us to wake up", state.name, state.latency_us))
+            Finding::fine(SUBJECT, format!("the deepest is {}, with {} us to wake up", state.name, state.latency_us))
         }
         Some(state) => Finding::new(
             SUBJECT,
@@ -103,27 +104,29 @@ pub(super) fn load(machine: &Machine) -> Finding {
         Some(load) if load > QUIET * cpus => Finding::new(
             SUBJECT,
             Severity::Shifts,
-            format!("{load:.1} processes wanted to run in the last minute, on {cpus} processors"),
-            "end them, or measure later",
+            format!("{load:.1} processes were runnable on average in the last minute, on {cpus} processors"),
+            "end the other programs, or measure later",
         ),
-        Some(load) => Finding::fine(SUBJECT, format!("{load:.1} processes wanted to run in the last minute")),
+        Some(load) => {
+            Finding::fine(SUBJECT, format!("{load:.1} processes were runnable on average in the last minute"))
+        }
     }
 }
 
 pub(super) fn receive_buffer(granted_bytes: usize, machine: &Machine) -> Finding {
     const SUBJECT: &str = "receive buffer";
-    // The kernel also counts its own overhead, and grants twice the requested bytes.
+    // The kernel counts its own overhead too, and therefore grants up to twice the requested bytes.
     let asked = DEFAULT_RECEIVE_BUFFER_BYTES;
     if granted_bytes >= asked {
-        return Finding::fine(SUBJECT, format!("{} KiB, as asked for", granted_bytes >> 10));
+        return Finding::fine(SUBJECT, format!("{} KiB, as requested", granted_bytes >> 10));
     }
     let limit = machine.receive_buffer_max_bytes.map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string());
     Finding::new(
         SUBJECT,
         Severity::Shifts,
         format!(
-            "the kernel grants {} KiB of {} KiB (net.core.rmem_max is {limit}): windows shrink to what fits, and \
-             datagrams beyond it are dropped and retransmitted",
+            "the kernel grants {} KiB of {} KiB (net.core.rmem_max is {limit}): windows shrink to this size, and \
+             further datagrams are dropped and retransmitted",
             granted_bytes >> 10,
             asked >> 10
         ),
@@ -138,28 +141,26 @@ pub(super) fn numa(machine: &Machine, adapter: &Adapter) -> Finding {
     };
     let near = machine.cpus_of(node);
     if near.len() == machine.cpus.len() {
-        return Finding::fine(
-            SUBJECT,
-            format!("all processors that may be used are in node {node}, next to {}", adapter.name),
-        );
+        return Finding::fine(SUBJECT, format!("all usable processors are in node {node}, next to {}", adapter.name));
     }
-    // Memory is placed on the node of the thread that touches it first. That thread is pinned by then.
+    // The kernel places memory on the node of the first thread that accesses the memory. Polling threads are pinned
+    // before they access memory, so pinning also determines the node of the memory.
     let remedy = match near.is_empty() {
         true => format!("let this process use CPUs of node {node} (taskset, cpusets, the scheduler's job)"),
         false => format!(
-            "`--cpus {}` for the command that runs here pins polling threads to them; otherwise `study` takes one CPU of \
-             each core, the near ones first, and `bench` pins nothing",
+            "`--cpus {}` on this machine pins polling threads to the near CPUs; without --cpus, `study` takes one CPU of \
+             each core, the near CPUs first, and `bench` pins no thread",
             pinning::list(&near)
         ),
     };
     let how = if near.is_empty() {
-        "none of the processors that may be used is".to_owned()
+        "none of the usable processors is".to_owned()
     } else {
-        format!("only {} of the {} processors that may be used are", near.len(), machine.cpus.len())
+        format!("only {} of the {} usable processors are", near.len(), machine.cpus.len())
     };
     let farthest = machine.nodes.iter().find(|known| known.number == node).and_then(|node| node.distances.iter().max());
     let distance =
-        farthest.map_or_else(String::new, |distance| format!("; the farthest node is at {distance}, 10 is none"));
+        farthest.map_or_else(String::new, |distance| format!("; the farthest node has NUMA distance {distance}"));
     Finding::new(SUBJECT, Severity::Shifts, format!("{how} in node {node}, next to {}{distance}", adapter.name), remedy)
 }
 
@@ -171,7 +172,7 @@ pub(super) fn pcie(adapter: &Adapter) -> Finding {
             SUBJECT,
             Severity::Shifts,
             format!("{} has a link of {now}, and supports {most}", adapter.name),
-            "another slot, or the firmware's settings of this one",
+            "use another slot, or change the firmware's settings of this slot",
         ),
         _ => Finding::new(
             SUBJECT,
@@ -184,9 +185,9 @@ pub(super) fn pcie(adapter: &Adapter) -> Finding {
 
 pub(super) fn interface(adapter: &Adapter) -> Finding {
     const SUBJECT: &str = "MTU";
-    // Largest packet of RoCE v2 over IPv6: 40 bytes of IP, 8 of UDP, 12 of BTH, 28 of the longest extended header,
-    // and 4 of ICRC. Drivers need slightly more or less than that next to the payload, so their guides recommend
-    // 4,200.
+    // Bytes of an IP packet of RoCE v2 with path MTU 4096, rounded up. The headers over IPv6 take 92 bytes: 40 of IP, 8
+    // of UDP, 12 of BTH, at most 28 of extended headers, and 4 of ICRC. Some drivers need slightly more space, so their
+    // guides recommend an MTU of 4,200.
     const ROOM: u64 = 4200;
     match (&adapter.interface, adapter.mtu) {
         (Some(name), Some(mtu)) if mtu >= ROOM => Finding::fine(SUBJECT, format!("{mtu} B on {name}")),
@@ -194,7 +195,7 @@ pub(super) fn interface(adapter: &Adapter) -> Finding {
             SUBJECT,
             Severity::Shifts,
             format!("{name} carries IP packets of {mtu} B, so RoCE's path MTU of 4096 does not fit"),
-            format!("`ip link set {name} mtu {ROOM}` on both hosts, with a switch that carries it"),
+            format!("`ip link set {name} mtu {ROOM}` on both hosts, with a switch that supports this MTU"),
         ),
         _ => Finding::new(
             SUBJECT,
@@ -212,7 +213,10 @@ pub(super) fn gid(device: &DeviceAttributes) -> Finding {
         less => format!(", path MTU {}", less.bytes()),
     };
     if device.address.is_loopback() {
-        return Finding::fine(SUBJECT, format!("{}: for peers on this machine only{mtu}", device.address));
+        return Finding::fine(
+            SUBJECT,
+            format!("{}: only peers on this machine can reach this address{mtu}", device.address),
+        );
     }
     Finding::fine(SUBJECT, format!("{}{mtu}", device.gid))
 }
@@ -275,7 +279,7 @@ mod tests {
         assert_eq!(numa(&two_nodes(vec![2, 3]), &adapter).severity, Severity::Fine);
         let far = numa(&two_nodes(vec![0, 1]), &adapter);
         assert_eq!(far.severity, Severity::Shifts);
-        assert!(far.what.starts_with("none of the processors") && far.what.contains("21"), "{}", far.what);
+        assert!(far.what.starts_with("none of the usable processors") && far.what.contains("21"), "{}", far.what);
         assert!(far.remedy.starts_with("let this process use CPUs of node 1"), "{}", far.remedy);
         let mixed = numa(&two_nodes(vec![0, 1, 2, 3]), &adapter);
         assert!(mixed.what.starts_with("only 2 of the 4") && mixed.remedy.starts_with("`--cpus 2-3` "), "{mixed:?}");

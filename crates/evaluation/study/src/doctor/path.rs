@@ -11,26 +11,28 @@ use super::{Finding, Severity};
 use crate::parameters::{Extent, Kind, Operation, Parameters};
 use crate::session::{Client, Introduction, Patience, SessionError};
 
-/// Number of round trips of a message of one full packet. Each is checked.
+/// Number of round trips for each path MTU. Each message fills one packet, and its payload is verified.
 const ROUND_TRIPS: u64 = 16;
 
-/// ACK timeout of IBTA 9.7.6.1.3: 4.096 us * 2^14, which is 67 ms. A round trip between machines stays far below.
+/// Exponent of the ACK timeout (IBTA 9.7.6.1.3): 4.096 us * 2^14 is 67 ms. A round trip between machines takes far
+/// less.
 const TIMEOUT_EXPONENT: u8 = 14;
 
-/// Number of retries. With the timeout, a path that carries no packet fails after a quarter of a second.
+/// Number of retransmissions. If a path carries no packet, the attempt fails after a quarter of a second.
 const RETRIES: u8 = 3;
 
-/// Bytes that fill several packets of the control connection, even on interfaces with jumbo frames.
+/// Bytes of filler in an introduction. These bytes fill several packets of the control connection, even with jumbo
+/// frames.
 const BALLAST_BYTES: usize = 16 << 10;
 
-/// Payload of a TCP segment that every path of IPv4 carries (RFC 9293, 3.7.1).
+/// Bytes of the TCP payload that fits every path of IPv4 (RFC 9293, 3.7.1).
 pub const SHORT_SEGMENT_BYTES: u32 = 536;
 
-/// Checks whether packets of full length pass on the control connection, before any step with a longer timeout.
-/// `connect` makes a control connection; its argument limits the length of segments.
+/// Checks whether packets of full length pass on the control connection. Call this function before steps with a longer
+/// timeout. `connect` opens a control connection; its argument is the maximum TCP segment size.
 ///
-/// Returns a finding if segments have to be short. TCP repeats a dropped long segment forever. A connection on which
-/// short messages pass therefore stalls with the first long one.
+/// Returns a finding if only short segments pass. TCP retransmits a dropped long segment forever. A connection that
+/// carries short messages therefore stalls at the first long message.
 ///
 /// # Errors
 ///
@@ -45,35 +47,35 @@ pub fn probe_control<E: From<SessionError>>(
         let ends_at_once = stream.try_clone().map_err(SessionError::Control)?;
         let met = Client::meet_within(stream, introduction.clone(), Patience::Reason);
         if met.is_err() {
-            // Data without acknowledgement would delay the end of the connection. The other end would then serve no
-            // other client.
+            // Reset the connection. A normal close waits until all data are acknowledged, and until then the other end
+            // serves no other client.
             let _ = SockRef::from(&ends_at_once).set_linger(Some(Duration::ZERO));
         }
         Ok::<_, E>(met)
     };
     let stalled = match attempt(None)? {
         Ok(_) => return Ok(None),
-        // The greeting has passed before.
+        // The short greeting passed, and then the long introduction timed out.
         Err(SessionError::Control(error)) if error.kind() == io::ErrorKind::TimedOut => error,
         Err(error) => return Err(error.into()),
     };
     match attempt(Some(SHORT_SEGMENT_BYTES))? {
-        // The first attempt may have failed because the other end was slow.
+        // A third attempt with full segments passed, so the first attempt failed because the other end was slow.
         Ok(_) if attempt(None)?.is_ok() => Ok(None),
         Ok(_) => Ok(Some(Finding::new(
             "control",
             Severity::Spoils,
             format!(
-                "long packets are dropped on the way: on the control connection, {BALLAST_BYTES} B do not pass both ways in packets of \
-                 full length, but do in packets with {SHORT_SEGMENT_BYTES} B"
+                "long packets are dropped on the way: on the control connection, {BALLAST_BYTES} B pass both ways in packets with \
+                 {SHORT_SEGMENT_BYTES} B, but not in packets of full length"
             ),
-            "a device between has a smaller MTU than both interfaces, and sends no ICMP (`ping -M do -s 1472 HOST` shows \
-             whether 1500 B pass): raise its MTU, or lower that of both interfaces",
+            "a device on the path has a smaller MTU than both interfaces and sends no ICMP (`ping -M do -s 1472 HOST` shows \
+             whether 1500 B pass): raise its MTU, or lower the MTU of both interfaces",
         ))),
         Err(_) => Err(SessionError::Control(io::Error::new(
             io::ErrorKind::TimedOut,
             format!(
-                "it greets, but {BALLAST_BYTES} B there and back do not pass within 2 s, neither in packets of full length nor \
+                "the other end greets, but {BALLAST_BYTES} B do not pass both ways within 2 s, neither in packets of full length nor \
                  in packets with {SHORT_SEGMENT_BYTES} B ({stalled})"
             ),
         ))
@@ -84,15 +86,15 @@ pub fn probe_control<E: From<SessionError>>(
 /// Result of sending packets of one size.
 #[derive(Debug)]
 enum Tried {
-    /// All packets came back. The value is the payload of a packet.
+    /// All packets came back. The value is the payload of a packet in bytes.
     Through(usize),
     /// No packet came back.
     Lost(SessionError),
 }
 
-/// Sends full packets back and forth. It starts with the largest path MTU of both devices and reduces the size until
-/// packets pass. `theirs` is the path MTU of the other end's device in bytes. `connect` makes a control connection to
-/// the other end.
+/// Sends full packets back and forth. The function starts with the largest path MTU that both devices support, and
+/// reduces the MTU until packets pass. `theirs` is the path MTU of the other end's device in bytes. `connect` opens a
+/// control connection to the other end.
 ///
 /// # Errors
 ///
@@ -115,7 +117,8 @@ pub fn probe<E: From<SessionError>>(
     Ok(nothing(device, lost.last().map(|(_, error)| error)))
 }
 
-/// Returns the finding if packets with `used` bytes of payload passed between two devices with these path MTUs.
+/// Returns the finding for a path on which packets with `used` bytes of payload passed. `own` and `other` are the path
+/// MTUs of the two devices. `lost` lists the larger path MTUs with which no packet passed.
 fn found([own, other]: [PathMtu; 2], used: usize, lost: &[(PathMtu, SessionError)]) -> Finding {
     const SUBJECT: &str = "path MTU";
     let Some((largest, error)) = lost.first() else {
@@ -123,28 +126,28 @@ fn found([own, other]: [PathMtu; 2], used: usize, lost: &[(PathMtu, SessionError
             used if used < own.bytes() => Finding::new(
                 SUBJECT,
                 Severity::Shifts,
-                format!("{used} B, which the other end has; this end could have {}", own.bytes()),
+                format!("{used} B is the path MTU of the other end; this end supports {} B", own.bytes()),
                 "raise the MTU of the other end's interface",
             ),
-            _ => Finding::fine(SUBJECT, format!("packets with {used} B of payload come through, both ways")),
+            _ => Finding::fine(SUBJECT, format!("packets with {used} B of payload come through both ways")),
         };
     };
     let whose = match own == other {
         true => format!("both ends have a path MTU of {own} B"),
-        false => format!("this end has a path MTU of {own} B, the other end one of {other} B"),
+        false => format!("this end has a path MTU of {own} B, the other end of {other} B"),
     };
     Finding::new(
         SUBJECT,
         Severity::Spoils,
-        format!("{whose}, but packets with {largest} B do not come through, those with {used} B do ({error})"),
+        format!("{whose}, but packets with {largest} B do not come through, while packets with {used} B do ({error})"),
         format!(
-            "raise the MTU of all devices between, or lower that of both interfaces; `doorbell bench --mtu {used}` measures \
-             without either"
+            "raise the MTU of all devices on the path, or lower the MTU of both interfaces; `doorbell bench --mtu {used}` \
+             measures without a change of MTUs"
         ),
     )
 }
 
-/// Returns the finding if no packet passed.
+/// Returns the finding for a path on which no packet passed.
 fn nothing(device: &Device, error: Option<&SessionError>) -> Finding {
     let port = device.attributes().udp_port;
     let error = error.map_or_else(String::new, |error| format!(" ({error})"));
@@ -152,7 +155,7 @@ fn nothing(device: &Device, error: Option<&SessionError>) -> Finding {
         "path",
         Severity::Spoils,
         format!("the control connection works, but no packet of RoCE v2 comes through{error}"),
-        format!("open UDP port {port} in the firewalls of both hosts and of all devices between"),
+        format!("open UDP port {port} in the firewalls of both hosts and of all devices on the path"),
     )
 }
 
@@ -168,7 +171,7 @@ fn attempt(
         timeout: TIMEOUT_EXPONENT,
         retry_count: RETRIES,
         verify: true,
-        // Small messages need almost no memory.
+        // A message of one packet needs little memory.
         memory_bytes: 1 << 20,
         ..Parameters::plain(Kind::Latency, Operation::Send, mtu.bytes())
     };
@@ -179,7 +182,7 @@ fn attempt(
             client.finish()?;
             Ok(Tried::Through(result.mtu))
         }
-        // The connection failed because its packets did not pass, whichever end noticed first.
+        // The connection failed since its packets did not pass. Either end may have noticed the failure first.
         Err(error @ (SessionError::Connection { .. } | SessionError::Both { .. })) => Ok(Tried::Lost(error)),
         Err(error @ SessionError::Peer(_)) => Ok(Tried::Lost(error)),
         Err(error) => Err(error),
@@ -197,7 +200,7 @@ mod tests {
         let same = said([PathMtu::Mtu4096; 2], 1024);
         assert!(same.what.starts_with("both ends have a path MTU of 4096 B, but packets with 4096 B"), "{}", same.what);
         let two = said([PathMtu::Mtu4096, PathMtu::Mtu1024], 512);
-        let words = "this end has a path MTU of 4096 B, the other end one of 1024 B, but packets with 1024 B do not";
+        let words = "this end has a path MTU of 4096 B, the other end of 1024 B, but packets with 1024 B do not";
         assert!(two.what.starts_with(words), "{}", two.what);
         assert!(two.remedy.contains("doorbell bench --mtu 512"), "{}", two.remedy);
     }

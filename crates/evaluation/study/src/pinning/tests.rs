@@ -42,7 +42,7 @@ fn chosen(allowed: &str, near: Option<usize>) -> Vec<usize> {
 fn near_cpus_and_first_threads_of_cores_come_first() {
     assert_eq!(chosen("0-7", Some(0)), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(chosen("0-7", Some(1)), [2, 3, 0, 1, 6, 7, 4, 5]);
-    // A software RNIC has no node. The node with most CPUs of this process replaces it.
+    // A software RNIC has no NUMA node. The node with most of the allowed CPUs replaces it.
     assert_eq!(chosen("0-7", None), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(chosen("1-3,6", None), [2, 3, 1, 6]);
     // If the first thread of a core is not allowed, the second takes its place.
@@ -55,7 +55,7 @@ fn near_cpus_and_first_threads_of_cores_come_first() {
 fn a_machine_that_shows_nothing_pins_nothing() {
     let (_directory, root) = made_of(&[]);
     let pinning = Pinning::choose(&root, &CpuChoice::Sensible, Some(0)).unwrap();
-    assert_eq!((pinning.cpus.len(), pinning.because.as_str()), (0, "the kernel does not say which CPUs there are"));
+    assert_eq!((pinning.cpus.len(), pinning.because.as_str()), (0, "the kernel does not list the CPUs"));
     let (_directory, root) = made_of(&[("proc/self/status", "Cpus_allowed_list:\t3,1\n")]);
     let pinning = Pinning::choose(&root, &CpuChoice::Sensible, None).unwrap();
     assert_eq!(pinning.cpus, [1, 3], "without a topology");
@@ -71,7 +71,7 @@ fn cpu_lists_are_parsed_in_order_or_rejected() {
     {
         let said = parsed(no_list).unwrap_err().to_string();
         assert!(
-            said.contains(&format!("`{no_list}` is no list of CPUs")) && said.contains("0,2,4-7, or none"),
+            said.contains(&format!("`{no_list}` is not a list of CPUs")) && said.contains("0,2,4-7, or none"),
             "{said}"
         );
     }
@@ -80,7 +80,7 @@ fn cpu_lists_are_parsed_in_order_or_rejected() {
     let (_directory, root) = two_nodes("0-1,4");
     let refused = |text: &str| Pinning::choose(&root, &parsed(text).unwrap(), None).unwrap_err().to_string();
     assert_eq!(refused("0,9"), "CPU 9 does not exist or is offline: this machine has 0-7");
-    assert_eq!(refused("0,5"), "CPU 5 is not among those that this process may use: 0-1,4");
+    assert_eq!(refused("0,5"), "this process may not use CPU 5: use CPUs from 0-1,4");
     let listed = Pinning::choose(&root, &parsed("4,1").unwrap(), Some(0)).unwrap();
     assert_eq!(listed.cpus, [4, 1]);
     let alone = parsed("4").unwrap();
@@ -94,7 +94,7 @@ fn processes_of_one_machine_take_cpus_in_turn() {
     let share = |number, of| pinning.share(ProcessPosition { number, of }).cpus;
     assert_eq!((share(0, 2), share(1, 2)), (vec![2, 0], vec![3, 1]), "equally many");
     assert_eq!((share(0, 1), share(4, 5), share(0, 6)), (pinning.cpus.clone(), vec![6], vec![]));
-    // No study passes these values, but a peer may.
+    // A study does not use these positions, but a peer may send them.
     assert_eq!((share(7, 0), share(usize::MAX, 2)), (pinning.cpus.clone(), vec![3, 1]));
     let too_many =
         Pinning { because: "so".to_owned(), ..pinning }.share(ProcessPosition { number: 0, of: 6 }).to_string();
@@ -201,7 +201,7 @@ fn point_takes_a_cpu_per_thread_or_none() {
     );
     let none = both.of_point(&with(2, None)).to_string();
     assert_eq!(none, "threads are not pinned (4 thread(s) poll, and 3 CPU(s) for them: so)");
-    // Each process of one machine decides on its own, and both reach the same decision.
+    // Each of two processes on one machine decides on its own. Both processes decide to pin no thread.
     let shares = [0, 1].map(|number| both.share(ProcessPosition { number, of: 2 }).of_point(&with(2, None)).cpus);
     assert!(shares.iter().all(Vec::is_empty), "{shares:?}");
 }

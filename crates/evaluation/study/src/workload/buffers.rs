@@ -28,15 +28,15 @@ impl Source {
         self.slot * self.memory.stride
     }
 
-    /// Writes the payload of the next message if it is verified and its buffer is free.
+    /// Writes the payload of the next message if payloads are verified and the next buffer is free.
     pub(super) fn fill(&mut self, connection: &impl MessageConnection) {
-        // There is one buffer for each message of the window.
+        // There is one buffer for each message of the window, so a buffer is free while the window is not full.
         if connection.unacknowledged() < self.plan.window as u64 {
             self.write();
         }
     }
 
-    /// Writes the payload of the next message, whose buffer must be free.
+    /// Writes the payload of the next message. The caller ensures that the next buffer is free.
     pub(super) fn write(&mut self) {
         if self.plan.verify && !self.is_filled {
             payload::fill(self.sent, &mut self.scratch);
@@ -52,8 +52,8 @@ impl Source {
         Ok(self.note(submit))
     }
 
-    /// Records the result of a submission. Returns whether the message was accepted; then the source advances to the
-    /// next one.
+    /// Records the result of a submission. If the connection accepted the message, advances to the next message and
+    /// returns `true`.
     pub(super) fn note(&mut self, submit: Submit) -> bool {
         if let Submit::Full(why) = submit {
             self.stalled_on_credits += u64::from(why == Backpressure::Credits);
@@ -84,12 +84,13 @@ impl<'a> Receiver<'a> {
         Self { device, reception, scratch: Vec::new() }
     }
 
-    /// Returns whether the receiver pauses, so that taking all arrived messages would take long.
+    /// Returns whether the receiver pauses for each message, so that it takes long to receive all arrived messages.
     pub(super) fn is_slow(&self) -> bool {
         self.reception.pause_ns > 0
     }
 
-    /// Takes the messages that have arrived, or only one if the receiver pauses. Returns their number.
+    /// Takes all messages that have arrived, or only one message if the receiver pauses. Returns the number of taken
+    /// messages.
     pub(super) async fn take_all(
         &mut self,
         connection: &mut impl MessageConnection,
@@ -108,7 +109,8 @@ impl<'a> Receiver<'a> {
         count
     }
 
-    /// Takes the messages that have arrived. It yields after each message if the receiver pauses, and at the end.
+    /// Takes the messages that have arrived. If the receiver pauses, the function yields after each message. It always
+    /// yields at the end.
     pub(super) async fn take_in_turns(
         &mut self,
         connection: &mut impl MessageConnection,

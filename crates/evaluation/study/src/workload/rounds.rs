@@ -11,7 +11,7 @@ use super::{Pace, Plan, Progress, Reception, SendMemory, Tally};
 use crate::parameters::Extent;
 use crate::record::Buckets;
 
-/// Runs the asking side: keeps a window of unanswered requests, by a plan.
+/// Runs the asking side: sends requests by a plan, with at most [`Plan::window`] unanswered requests.
 ///
 /// # Errors
 ///
@@ -80,7 +80,7 @@ pub async fn respond<C: MessageConnection, W: Waiter + Clone>(
             Some(message) => message,
             None => {
                 connection.get_mut().flush()?;
-                yield_now().await; // other connections run too, however many messages arrive here
+                yield_now().await; // let other connections run, even if messages keep arriving on this connection
                 match connection.receive().await {
                     Ok(message) => message,
                     Err(ConnectionError::PeerClosed) => break,
@@ -106,12 +106,12 @@ pub async fn respond<C: MessageConnection, W: Waiter + Clone>(
 /// Number of rounds before the measured ones.
 pub const WARM_UP_ROUNDS: u64 = 200;
 
-/// Measured rounds, after those for warm-up.
+/// Rounds of a ping-pong. Rounds after the first [`WARM_UP_ROUNDS`] are measured.
 pub(crate) struct Rounds {
     device: Device,
     plan: Plan,
     divisor: u64,
-    /// Number of all rounds so far.
+    /// Number of rounds so far, warm-up included.
     count: u64,
     ends_ns: u64,
     pub(crate) tally: Tally,
@@ -119,7 +119,7 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// Creates rounds of which the histogram records the time divided by `divisor`.
+    /// Starts to count rounds. The histogram records the time of each round divided by `divisor`.
     pub(crate) fn new(device: &Device, plan: Plan, divisor: u64) -> Self {
         let histogram = Buckets::empty_histogram();
         Self { device: device.clone(), plan, divisor, count: 0, ends_ns: u64::MAX, tally: Tally::default(), histogram }
@@ -140,12 +140,12 @@ impl Rounds {
         now_ns
     }
 
-    /// Ends a round. Returns true if it was the last.
+    /// Ends a round and records its time. Returns `true` if this round was the last.
     pub(crate) fn end(&mut self, began_ns: u64, progress: Progress<'_>) -> bool {
         let now_ns = self.device.now_ns();
         let is_last = self.count_one(now_ns);
         if let Some(measured @ 1..) = self.count.checked_sub(WARM_UP_ROUNDS) {
-            // The histogram grows automatically, so it can record every value.
+            // The histogram grows automatically, so recording a value cannot fail.
             let _ = self.histogram.record((now_ns - began_ns) / self.divisor);
             if measured.is_multiple_of(1024) {
                 progress(measured);
@@ -154,7 +154,7 @@ impl Rounds {
         is_last
     }
 
-    /// Ends a round without an answer, which has no time to record. Returns true if it was the last.
+    /// Ends a round without an answer, and records no time. Returns `true` if this round was the last.
     pub(crate) fn lost(&mut self) -> bool {
         let now_ns = self.device.now_ns();
         self.count_one(now_ns)
@@ -168,7 +168,8 @@ impl Rounds {
         now_ns >= self.ends_ns || matches!(self.plan.extent, Extent::Messages(messages) if measured >= messages)
     }
 
-    /// Returns the due time of the round after the one that began at `began_ns`, if that is in the future.
+    /// Returns the time at which the next round is due, or `None` if that round is already due or no rate is set. The
+    /// current round began at `began_ns`.
     pub(crate) fn early_until_ns(&self, began_ns: u64) -> Option<u64> {
         let due_ns = began_ns.saturating_add((1e9 / self.plan.rate?) as u64);
         (self.device.now_ns() < due_ns).then_some(due_ns)
@@ -180,7 +181,7 @@ impl Rounds {
 ///
 /// # Errors
 ///
-/// The connection ended before the last round and both goodbyes.
+/// The connection ended before the last round was over and both sides had closed.
 pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
     connection: C,
     waiter: W,
@@ -195,7 +196,7 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
     let mut rounds = Rounds::new(&device, plan, divisor);
     let mut source = Source::new(plan, memory);
     loop {
-        source.fill(connection.get()); // the round does not include this
+        source.fill(connection.get()); // filling the buffer is not part of the timed round
         let began_ns = rounds.begin();
         while !source.offer(connection.get_mut())? {
             connection.progress().await?;

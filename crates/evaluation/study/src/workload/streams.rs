@@ -8,7 +8,7 @@ use doorbell_verbs::Device;
 use super::buffers::{Receiver, Source};
 use super::{Pace, Plan, Progress, Reception, SendMemory, Tally};
 
-/// Sends by a plan, if there is one, and receives messages until both sides have closed.
+/// Sends messages if `plan` is given, and receives messages until both sides have closed.
 ///
 /// # Errors
 ///
@@ -80,7 +80,7 @@ pub async fn gather<W: Waiter>(
     Ok(tallies)
 }
 
-/// Closes this side, and receives until the peer has closed its own.
+/// Closes this side, and receives messages until the peer has closed its side.
 pub(super) async fn close<C: MessageConnection, W: Waiter>(
     connection: &mut Async<W, C>,
     waiter: &W,
@@ -141,12 +141,11 @@ async fn send_all<C: MessageConnection, W: Waiter>(
     Ok(())
 }
 
-/// Publishes by a plan from one memory to all readers. Returns one tally for each reader.
+/// Publishes messages by a plan from one memory to all readers. Returns one tally for each reader.
 ///
 /// # Errors
 ///
-/// A connection ended before it was known to have every message, or a message is not allowed
-/// ([`Replication::publish`]).
+/// A connection ended before its reader had confirmed every message, or [`Replication::publish`] rejected a message.
 pub async fn publish<C: MessageConnection, W: Waiter>(
     mut readers: Replication<C>,
     count: usize,
@@ -162,7 +161,7 @@ pub async fn publish<C: MessageConnection, W: Waiter>(
         waits_for_last = pace.left(source.sent) == 0;
         let early_until_ns = pace.early_until_ns(source.sent).filter(|_| !waits_for_last);
         if !waits_for_last && early_until_ns.is_none() {
-            // There is one buffer for each message of the window.
+            // There is one buffer for each message of the window, so a buffer is free while the window is not full.
             if source.sent - readers.last_done() < plan.window as u64 {
                 source.write();
                 let submit = readers.publish(&source.memory.region, source.offset(), plan.bytes)?;
