@@ -520,7 +520,7 @@ mod tests {
             (&["batch=65"], "at batch=65: "),
             (&["transport=tcp"], "transport: it is tcp, allowed is one of rc, uc, ud"),
             (&["transport=ud", "size=5000"], "at transport=ud, size=5000: "),
-            (&["transport=uc", "protocol=direct-read"], "rc for protocols: its messages are bare SENDs"),
+            (&["transport=uc", "protocol=direct-read"], "rc for protocols, since messages"),
         ] {
             let found = refused(axes);
             assert!(found.contains(words), "{words:?} is missing in: {found}");

@@ -1,21 +1,22 @@
-//! Distribution of an experiment's ends over hosts.
+//! Distribution of an experiment's connections over hosts.
 //!
-//! The [`Layout`] of an experiment states how its connections lie between its ends. With two hosts, in one process
-//! and in virtual time there are two ends, and the layout makes no difference.
+//! The [`Layout`] of an experiment determines the two hosts that each connection joins. A study between two hosts, in
+//! one process or in virtual time has only two ends, so the layout makes no difference.
 
 /// Distribution of a point's connections over the hosts of a study.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Layout {
-    /// Two ends: the first host asks, the second answers, and other hosts have no part.
+    /// The first host asks, and the second host answers. Other hosts have no part.
     #[default]
     TwoEnds,
-    /// The first host receives, and the senders are distributed over all others.
+    /// The first host receives. The senders are distributed over all other hosts.
     ManyToOne,
-    /// The first host sends, and the readers are distributed over all others.
+    /// The first host sends. The readers are distributed over all other hosts.
     OneToMany,
-    /// Every second host sends to the next one. With an odd number of hosts, the last has no part.
+    /// The hosts form pairs: the first host sends to the second, the third to the fourth, and so on. With an odd number
+    /// of hosts, the last host has no part.
     Pairs,
-    /// Every host exchanges messages with every other, both ways.
+    /// Every host exchanges messages with every other host in both directions.
     AllToAll,
 }
 
@@ -28,23 +29,23 @@ pub struct Lane {
     pub answers: usize,
 }
 
-/// Share of one host.
+/// Connections and part of one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Number of the host.
     pub host: usize,
-    /// Whether the host performs the asking part. All do if every host both sends and receives.
+    /// Whether the host performs the asking part. With [`Layout::AllToAll`], every host does.
     pub asks: bool,
-    /// Connections with an end on this host, in order: indices of [`Layout::deal`].
+    /// Connections with an end on this host, as ascending indices into the result of [`Layout::deal`].
     pub lanes: Vec<usize>,
 }
 
 impl Layout {
     /// Distributes connections over at least two hosts as evenly as possible.
     ///
-    /// With [`AllToAll`](Self::AllToAll), the connections join `n` ends, each with each. End `i` is on host `i`
-    /// modulo the number of hosts. A connection between two ends of one host would need no network, so it goes to the
-    /// next host instead.
+    /// With [`AllToAll`](Self::AllToAll), the connections join `n` ends, each with each other. End `i` is on host `i`
+    /// modulo the number of hosts. If both ends of a connection are on one host, its second end moves to the next host,
+    /// so that the connection uses the network.
     pub fn deal(self, connections: usize, hosts: usize) -> Vec<Lane> {
         let others = hosts.saturating_sub(1).max(1);
         let lane = |asks, answers| Lane { asks, answers };
@@ -67,7 +68,7 @@ impl Layout {
         }
     }
 
-    /// Returns the shares of the hosts that have one, in the order of hosts.
+    /// Returns the shares of all hosts that have a connection, in the order of hosts.
     pub fn shares(self, lanes: &[Lane], hosts: usize) -> Vec<Share> {
         let share = |host| {
             let own = |(_, lane): &(usize, &Lane)| lane.asks == host || lane.answers == host;
@@ -83,7 +84,7 @@ impl Layout {
 mod tests {
     use super::*;
 
-    /// Returns the number of connections with an end on each host.
+    /// Returns number, part and number of connections of each host that has a share.
     fn counts(layout: Layout, connections: usize, hosts: usize) -> Vec<(usize, bool, usize)> {
         let lanes = layout.deal(connections, hosts);
         assert_eq!(lanes.len(), connections);
@@ -99,7 +100,7 @@ mod tests {
         assert_eq!(counts(Layout::OneToMany, 4, 3), [(0, true, 4), (1, false, 2), (2, false, 2)]);
         assert_eq!(counts(Layout::Pairs, 4, 4), [(0, true, 2), (1, false, 2), (2, true, 2), (3, false, 2)]);
         assert_eq!(counts(Layout::Pairs, 2, 3), [(0, true, 2), (1, false, 2)]);
-        // Between two hosts every layout has two ends.
+        // Between two hosts, all layouts give each host an end of every connection.
         for layout in [Layout::ManyToOne, Layout::OneToMany, Layout::Pairs, Layout::AllToAll] {
             assert_eq!(counts(layout, 6, 2).iter().map(|count| count.2).collect::<Vec<_>>(), [6, 6], "{layout:?}");
         }

@@ -1,4 +1,4 @@
-//! The link that carries packets between two software RNICs of one machine, and the packets counted on each link.
+//! Link that carries packets between two software RNICs of one machine, and numbers of packets on each link.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,8 +28,8 @@ impl Link {
         }
     }
 
-    /// Returns the link choice to open a device with. If memory cannot be shared, packets go over UDP, so that a study
-    /// goes on; [`Carried`] shows this.
+    /// Returns the choice with which a device is opened to use this link. If two processes cannot share memory, packets
+    /// go over UDP and the study continues. [`Carried`] then reports packets over UDP.
     pub const fn choice(self) -> LinkChoice {
         match self {
             Self::Udp => LinkChoice::Udp,
@@ -38,19 +38,19 @@ impl Link {
     }
 }
 
-/// The links that carried the packets of a run, in one word.
+/// Links that carried the packets of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CarriedBy {
-    /// UDP carried all of them.
+    /// UDP carried all packets.
     Udp,
-    /// Shared memory carried all of them.
+    /// Shared memory carried all packets.
     SharedMemory,
-    /// Each carried some.
+    /// Each of the two links carried some packets.
     Both,
 }
 
-/// Packets sent over each link.
+/// Number of packets sent over each link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     /// Packets sent over UDP.
@@ -60,9 +60,9 @@ pub struct Carried {
 }
 
 impl Carried {
-    /// Returns the packets that an end's counters report. Earlier releases did not count the packets of UDP. For them
-    /// the count is the RNIC's count of all packets without those of shared memory. Otherwise a run over both links
-    /// would look as if shared memory alone had carried it.
+    /// Returns the numbers of packets that an end's counters report. Earlier releases did not count packets over UDP.
+    /// Records of such a release count all packets of the RNIC, so the function subtracts the packets through shared
+    /// memory. Otherwise a run over both links would appear to use shared memory only.
     pub(crate) fn of(link: &BTreeMap<String, u64>, counters: &BTreeMap<String, u64>) -> Self {
         let shared_memory = link.get("tx_shared_memory_packets").copied().unwrap_or(0);
         let all = || counters.get("tx_vport_rdma_unicast_packets").copied().unwrap_or(0);
@@ -70,7 +70,7 @@ impl Carried {
         Self { udp, shared_memory }
     }
 
-    /// Adds the counts of both.
+    /// Adds the packets of another end.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -79,7 +79,8 @@ impl Carried {
         }
     }
 
-    /// Returns the links in one word. `None` if no packets were counted, as with a hardware RNIC and in virtual time.
+    /// Returns the links that carried packets. Returns `None` if no packets were counted, as with a hardware RNIC or in
+    /// virtual time.
     pub fn by(self) -> Option<CarriedBy> {
         match (self.udp > 0, self.shared_memory > 0) {
             (true, false) => Some(CarriedBy::Udp),
@@ -129,7 +130,7 @@ mod tests {
                 Some(CarriedBy::Both),
                 "shared memory (7 packets) and UDP (2 packets)",
             ),
-            // Records of releases that did not count packets of UDP, and of releases without shared memory.
+            // Records of releases that did not count packets over UDP, and records of releases without shared memory.
             (&[("tx_shared_memory_packets", 9)], &all, Some(CarriedBy::SharedMemory), "shared memory"),
             (&[("tx_shared_memory_packets", 0)], &all, Some(CarriedBy::Udp), "UDP"),
             (&[("rx_overflow", 0)], &all, Some(CarriedBy::Udp), "UDP"),

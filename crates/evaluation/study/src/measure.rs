@@ -1,20 +1,22 @@
-//! Measurement of the model's parameters on this machine, one call at a time.
+//! Measurement of the performance model's parameters on this machine, one call at a time.
 //!
-//! Two devices of this process exchange small messages. One thread makes every call of both, so each call is timed by
-//! itself:
+//! Two devices of this process exchange small messages. One thread makes all calls on both devices, so it can time each
+//! kind of call separately:
 //!
-//! - a post that only queues: a message is in flight, so a software RNIC defers the post,
-//! - a post that transmits at once,
+//! - a post that only queues a message, since a software RNIC defers posts while another message is in flight,
+//! - a post that transmits its message at once,
 //! - the processing of arrived packets by the RNIC,
 //! - a poll that finds waiting completions,
 //! - a post of a list of receives.
 //!
-//! Several cheap calls are timed together, and the time of the clock is subtracted. A sample counts only if the
-//! device's counters show that the packets moved during the call: the device's own thread may have come first.
+//! Several cheap calls are timed together, and the time of a clock read is subtracted. The device's own thread may
+//! transmit or receive packets instead of the timed call. A sample therefore counts only if the device's counters show
+//! that the packets moved during the call.
 //!
-//! Only `g` is timed against a second thread that receives, since a round trip needs a peer that polls.
+//! Only `g` needs a second thread, since its round trip needs a receiver that polls at the same time.
 //!
-//! Names are those of the model's parameters. If one call covers several parameters, the name is their sum.
+//! Quantities have the names of the model's parameters. If one call covers several parameters, the name is a sum of
+//! parameters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -35,25 +37,28 @@ pub const SCHEMA: &str = "doorbell-measure/1";
 
 /// Bytes of each timed message.
 const BYTES: usize = 16;
-/// Sizes for which `g` is timed. Each takes an equal part of the rounds.
+/// Message sizes for which `g` is timed. Each size takes an equal part of the rounds.
 const GAP_BYTES: [usize; 5] = [16, 1024, 4096, 16_384, 65_536];
-/// Messages per list for batched values.
+/// Number of messages per list in the measurement of batched values.
 const BATCH: usize = 8;
 /// Number of cheap calls that are timed together.
 const CHUNK: usize = 8;
-/// Number of posted receives, and capacity of each queue.
+/// Number of posted receives, which is also the capacity of each queue.
 const DEPTH: usize = 128;
-/// Maximum number of queued requests: one in flight, a chunk of singles, two lists.
+/// Maximum number of queued requests: one in flight, a chunk of single posts, and two lists.
 const MOST_QUEUED: usize = 1 + CHUNK + 2 * BATCH;
-const _: () = assert!(MOST_QUEUED < 64 && 2 * MOST_QUEUED < DEPTH, "more would be transmitted, or find no receive");
+const _: () = assert!(
+    MOST_QUEUED < 64 && 2 * MOST_QUEUED < DEPTH,
+    "more requests would be transmitted at once, or find no posted receive"
+);
 /// Allowed numbers of rounds.
 pub const ROUNDS: std::ops::RangeInclusive<usize> = 10..=1_000_000;
-/// Maximum factor on the number of rounds if samples are unusable: after a long round trip, a software RNIC defers no
-/// post for some time.
+/// Maximum factor by which the number of rounds grows while a quantity has no usable sample. After a long round trip, a
+/// software RNIC defers no post for some time.
 const MOST_ROUNDS: usize = 100;
-/// Maximum time of any step, even on a busy machine.
+/// Time after which a step fails. No step takes as long, even on a busy machine.
 const PATIENCE_NS: u64 = 20_000_000_000;
-/// Number of reads of the device's clock from which the time of one is determined.
+/// Number of reads of the device's clock that determine the time of one clock read.
 const CLOCK_READS: usize = 1000;
 
 /// Result of a measurement.
@@ -63,11 +68,11 @@ pub struct Measurement {
     pub schema: String,
     /// Machine and device.
     pub environment: Environment,
-    /// Messages per list for batched values.
+    /// Number of messages per list in the measurement of batched values.
     pub batch: usize,
     /// Timed parameters by name.
     pub quantities: Vec<Quantity>,
-    /// `g` by size, from which `g_fix_ns` and `g_var_ns_per_byte` are derived.
+    /// `g` for each message size. `g_fix_ns` and `g_var_ns_per_byte` are derived from these values.
     pub gaps: Vec<Gap>,
 }
 
@@ -78,17 +83,17 @@ pub struct Quantity {
     pub name: String,
     /// Description of the timed call.
     pub what: String,
-    /// Median in nanoseconds, or in nanoseconds per byte if the name says so.
+    /// Median in nanoseconds, or in nanoseconds per byte if the name ends in `_per_byte`.
     pub median: f64,
-    /// 10th percentile of the samples. `None` for a value derived from several medians.
+    /// 10th percentile of the samples. `None` if the value is derived from several medians.
     pub p10: Option<f64>,
-    /// 90th percentile.
+    /// 90th percentile of the samples. `None` if the value is derived from several medians.
     pub p90: Option<f64>,
     /// Number of samples.
     pub samples: usize,
 }
 
-/// Time until a sender can reuse the resources of a message.
+/// Gap `g` for one message size: time until a sender can reuse the resources of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gap {
     /// Bytes of the message.
@@ -102,9 +107,9 @@ pub struct Gap {
 #[non_exhaustive]
 pub enum MeasureError {
     /// The number of rounds is outside [`ROUNDS`].
-    #[error("the number of rounds is {given}, allowed is {} to {}", ROUNDS.start(), ROUNDS.end())]
+    #[error("the number of rounds is {given}: must be {} to {}", ROUNDS.start(), ROUNDS.end())]
     Rounds {
-        /// Requested number.
+        /// Requested number of rounds.
         given: usize,
     },
     /// The devices could not be connected.
@@ -117,16 +122,16 @@ pub enum MeasureError {
     #[error(transparent)]
     Overrun(#[from] doorbell_verbs::Overrun),
     /// A message failed.
-    #[error("a message ended with {0:?}")]
+    #[error("a message completed with status {0:?}")]
     Failed(Status),
     /// No message arrived within the time limit.
-    #[error("nothing arrived for {} s", PATIENCE_NS / 1_000_000_000)]
+    #[error("no message arrived within {} s", PATIENCE_NS / 1_000_000_000)]
     Stalled,
     /// The receiving thread panicked.
-    #[error("the receiving thread ended")]
+    #[error("the receiving thread panicked")]
     Receiver,
-    /// A parameter has no sample.
-    #[error("no sample of {0} is of use: the machine is too busy")]
+    /// A quantity has no usable sample.
+    #[error("{0} has no usable sample: the machine is too busy")]
     NoSample(&'static str),
 }
 
@@ -136,12 +141,12 @@ impl From<doorbell_verbs::Error> for MeasureError {
     }
 }
 
-/// Times the calls of a sender and a receiver: two devices of this machine that nothing else uses during the
-/// measurement.
+/// Times the calls on two devices of this machine, of which one sends and the other receives. No other code may use the
+/// devices during the measurement.
 ///
 /// # Errors
 ///
-/// The devices cannot be connected, messages fail, or the machine is too busy to time anything.
+/// The devices cannot be connected, messages fail, or the machine is too busy for a usable sample.
 pub fn measure(sender: &Device, receiver: &Device, rounds: usize) -> Result<Measurement, MeasureError> {
     if !ROUNDS.contains(&rounds) {
         return Err(MeasureError::Rounds { given: rounds });
@@ -150,7 +155,7 @@ pub fn measure(sender: &Device, receiver: &Device, rounds: usize) -> Result<Meas
     let mut samples = Samples::default();
     for round in 0..rounds * MOST_ROUNDS {
         if round == rounds / 10 {
-            samples = Samples::default(); // the rounds before were for warm-up
+            samples = Samples::default(); // discard the warm-up rounds
         }
         if round >= rounds + rounds / 10 && samples.is_complete() {
             break;
@@ -177,7 +182,7 @@ pub fn measure(sender: &Device, receiver: &Device, rounds: usize) -> Result<Meas
     Ok(Measurement { schema: SCHEMA.to_owned(), environment, batch: BATCH, quantities, gaps })
 }
 
-/// Returns intercept and slope of the line through gaps by size with the smallest relative errors.
+/// Returns intercept and slope of the line that fits the gaps by size with the smallest relative errors.
 fn line_through(gaps: &[Gap]) -> (f64, f64) {
     let (mut s, mut sx, mut sy, mut sxx, mut sxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for gap in gaps {
@@ -190,7 +195,7 @@ fn line_through(gaps: &[Gap]) -> (f64, f64) {
     (((sy - slope * sx) / s).max(0.0), slope)
 }
 
-/// Times per message in nanoseconds, by quantity.
+/// Samples of each quantity, in nanoseconds per message.
 #[derive(Default)]
 struct Samples {
     post_queued: Vec<f64>,
@@ -206,13 +211,13 @@ struct Samples {
 }
 
 impl Samples {
-    /// Returns whether each quantity that other threads may disturb has a sample.
+    /// Returns whether each quantity whose samples may be unusable has a sample.
     fn is_complete(&self) -> bool {
         let spoilt = [&self.post_queued, &self.post_sent, &self.list_sent, &self.receive_one, &self.receive_run];
         spoilt.iter().all(|samples| !samples.is_empty()) && !self.poll_one.is_empty()
     }
 
-    /// Summarizes the samples. The first quantity is `o_snd_ns.single`.
+    /// Computes median and percentiles of each quantity. The first quantity is `o_snd_ns.single`.
     fn quantities(self) -> Result<Vec<Quantity>, MeasureError> {
         [
             ("o_snd_ns.single", "a post while another message is in flight, which only queues", self.post_queued),
@@ -269,7 +274,7 @@ impl End {
             },
             signal_all: false,
         })?;
-        // All messages share one buffer: no code reads the received bytes.
+        // All messages share one buffer, since no code reads the received bytes.
         let region = pd.allocate(GAP_BYTES[GAP_BYTES.len() - 1], Access::LOCAL_WRITE, MemoryKind::Plain)?;
         rc::initialise(&qp, Access::empty()).map_err(ConnectError::from)?;
         Ok(Self { device: device.clone(), qp, cq, region, psn: device.random_psn() })
@@ -292,7 +297,7 @@ impl End {
         Ok(self.qp.post_recv(&list)?)
     }
 
-    /// Takes completions and returns their number.
+    /// Takes completions and returns their number. A failed completion causes an error.
     fn poll(&self, list: &mut [Completion]) -> Result<usize, MeasureError> {
         let count = self.cq.poll(list)?;
         match list[..count].iter().find(|completion| completion.status != Status::Success) {
@@ -303,7 +308,7 @@ impl End {
 
     /// Returns the numbers of sent and of received requests.
     fn packets(&self) -> (u64, u64) {
-        // Only software RNICs are timed here, since only their calls do the work; they count packets.
+        // Only software RNICs are measured, since only their calls process packets. All software RNICs have counters.
         let counters = self.device.counters().unwrap_or_default();
         (counters.tx_data_packets, counters.rx_vport_rdma_unicast_packets)
     }
@@ -313,11 +318,11 @@ impl End {
 struct Pair {
     sender: End,
     receiver: End,
-    /// Time of a clock read.
+    /// Time of a clock read in nanoseconds.
     clock_ns: f64,
-    /// Messages without a completion so far.
+    /// Number of posted messages without a completion so far.
     unfinished: usize,
-    /// Receives to post again.
+    /// Number of consumed receives that must be posted again.
     taken: usize,
 }
 
@@ -361,8 +366,8 @@ impl Pair {
         Ok((ns - self.clock_ns).max(0.0) / messages as f64)
     }
 
-    /// Polls both ends until all sent messages are complete and both polls find nothing. A thread of a device that is
-    /// awake then leaves the following packets to this thread.
+    /// Polls both ends until all sent messages are complete and both polls find nothing. These polls keep the threads
+    /// of the devices from processing the following packets.
     fn quiet(&mut self) -> Result<(), MeasureError> {
         let until_ns = self.sender.device.now_ns() + PATIENCE_NS;
         let mut list = [Completion::default(); 32];
@@ -391,7 +396,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Times posts with nothing in flight, and the processing of their packets.
+    /// Times posts while no message is in flight, and the processing of their packets.
     fn sending_at_once(&mut self, samples: &mut Samples) -> Result<(), MeasureError> {
         for count in [1, BATCH] {
             self.quiet()?;
@@ -421,10 +426,11 @@ impl Pair {
         Ok(())
     }
 
-    /// Times posts that only queue since a message is in flight, and polls that find all of them.
+    /// Times posts that only queue messages since another message is in flight, and polls that find the completions of
+    /// these messages.
     fn queueing(&mut self, samples: &mut Samples) -> Result<(), MeasureError> {
         self.quiet()?;
-        // The counter is read before the first post: a thread may receive the message at once.
+        // Read the counter before the first post, since another thread may receive the message at once.
         let (_, received_before) = self.receiver.packets();
         self.post(1)?;
         let (sent_before, _) = self.sender.packets();
@@ -442,7 +448,7 @@ impl Pair {
                 return Err(MeasureError::Stalled);
             }
         }
-        // The completions are in their queue, so taking them drives nothing.
+        // All completions are already in their queue, so these polls process no packets.
         let mut list = [Completion::default(); BATCH];
         let mut found = 0;
         let mut take = |pair: &mut Self, most: usize| -> Result<(), MeasureError> {
@@ -460,7 +466,7 @@ impl Pair {
         self.repost(samples)
     }
 
-    /// Times `g` by size, and `g` of a list, against a receiving thread.
+    /// Times `g` for each size, and `g` of a list, while another thread receives.
     fn gaps(&mut self, rounds: usize, o_snd_ns: f64) -> Result<(Vec<Gap>, Quantity), MeasureError> {
         self.quiet()?;
         let over = AtomicBool::new(false);
@@ -470,7 +476,7 @@ impl Pair {
             let receiving = scope.spawn(|| receive_until(receiver, again, &over));
             let timed = time_gaps(sender, rounds, o_snd_ns);
             over.store(true, Ordering::Relaxed);
-            // The receiver's error explains why the sender got no answer.
+            // If the receiver failed, return its error, which explains why the sender got no answer.
             receiving.join().map_err(|_| MeasureError::Receiver)??;
             timed
         })
@@ -518,7 +524,7 @@ fn time_gaps(sender: &End, rounds: usize, o_snd_ns: f64) -> Result<(Vec<Gap>, Qu
     Ok((gaps, batched))
 }
 
-/// Receives messages and posts the receives again until `over` is set.
+/// Receives messages and posts their receives again until `over` is set. `again` receives are posted first.
 fn receive_until(receiver: &End, again: usize, over: &AtomicBool) -> Result<(), MeasureError> {
     receiver.post_receives(again)?;
     let mut list = [Completion::default(); 32];
@@ -554,7 +560,7 @@ mod tests {
             assert!(p10 <= quantity.median && quantity.median <= p90 && quantity.samples > 0, "{quantity:?}");
         }
         assert_eq!(measurement.gaps.len(), GAP_BYTES.len());
-        measure(&receiver, &sender, 100).expect("both are in a state to be used again");
+        measure(&receiver, &sender, 100).expect("both devices can be used again");
         let text = serde_json::to_string(&measurement).unwrap();
         // A number read from JSON may differ in its last bit.
         for (read, written) in
@@ -570,7 +576,7 @@ mod tests {
         let device = soft::open(&SoftOptions::default()).unwrap();
         for given in [0, 9, 1_000_001] {
             let error = measure(&device, &device, given).expect_err("out of range").to_string();
-            assert_eq!(error, format!("the number of rounds is {given}, allowed is 10 to 1000000"));
+            assert_eq!(error, format!("the number of rounds is {given}: must be 10 to 1000000"));
         }
     }
 

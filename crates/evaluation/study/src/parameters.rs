@@ -38,16 +38,16 @@ pub enum Operation {
     Write,
     /// RDMA READ of the other end's memory.
     Read,
-    /// Compare-and-swap of a word at the other end, one word per connection: each swap succeeds.
+    /// Compare-and-swap of a word at the other end. Each connection has its own word, so each swap succeeds.
     CompareSwap,
-    /// Fetch-and-add of 1 to a word at the other end, one word per connection.
+    /// Fetch-and-add of 1 to a word at the other end. Each connection has its own word.
     FetchAdd,
-    /// A request, which the other end answers with a message of the same size.
+    /// Request that the other end answers with a message of the same size.
     RequestResponse,
 }
 
 impl Operation {
-    /// Returns whether the operation does not involve the other end's processor.
+    /// Returns whether the operation bypasses the other end's processor.
     pub fn is_one_sided(self) -> bool {
         matches!(self, Self::Write | Self::Read | Self::CompareSwap | Self::FetchAdd)
     }
@@ -76,12 +76,12 @@ pub enum Transport {
     Rc,
     /// Unreliable connection: messages are not acknowledged, and lost messages are not retransmitted.
     Uc,
-    /// Unreliable datagram: like UC, but a message is one packet.
+    /// Unreliable datagram: like UC, but each message is one packet.
     Ud,
 }
 
 impl Transport {
-    /// Returns the transport as used in packets.
+    /// Converts the transport to the type of `doorbell_wire`.
     pub fn of_packets(self) -> doorbell_wire::Transport {
         match self {
             Self::Rc => doorbell_wire::Transport::Rc,
@@ -90,7 +90,7 @@ impl Transport {
         }
     }
 
-    /// Returns the number of bytes in front of a received message.
+    /// Returns the number of bytes that a receive buffer holds before the message. UD has a global route header there.
     pub(crate) fn bytes_before(self) -> usize {
         if self == Self::Ud { doorbell_wire::GRH_LEN } else { 0 }
     }
@@ -115,7 +115,7 @@ pub enum Timed {
     HalfRoundTrip,
     /// Time from a request to its answer.
     RoundTrip,
-    /// Time from the post of a one-sided operation to its completion, which is also a round trip.
+    /// Time from the post of a one-sided operation to its completion. This interval is a round trip too.
     Completion,
 }
 
@@ -123,13 +123,13 @@ pub enum Timed {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Extent {
-    /// Number of messages (round trips) per connection.
+    /// Number of messages, or of round trips in latency measurements, per connection.
     Messages(u64),
     /// Number of seconds.
     Seconds(f64),
 }
 
-/// Parameters of one run. Both ends have the same.
+/// Parameters of one run. Both ends use the same parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Parameters {
     /// Kind of measurement.
@@ -140,36 +140,37 @@ pub struct Parameters {
     /// Protocol that carries messages. One-sided operations use none.
     #[serde(default)]
     pub protocol: Protocol,
-    /// Transport that carries messages. Protocols need the reliable transport: on others, messages are bare SENDs.
+    /// Transport that carries messages. Protocols need the reliable transport. On other transports, messages are bare
+    /// SENDs.
     #[serde(default)]
     pub transport: Transport,
-    /// Whether every message goes to all connections from one buffer: one source, many readers.
+    /// Whether one source publishes every message from one buffer to the readers on all connections.
     #[serde(default)]
     pub replicate: bool,
-    /// Message sizes, one point each.
+    /// Message sizes in bytes. Each size is one point.
     pub sizes: Vec<usize>,
     /// Extent of each point.
     pub extent: Extent,
     /// Maximum number of unacknowledged messages, unanswered requests or incomplete operations per connection.
     pub window: usize,
-    /// Maximum number of messages per connection that wait at the receiver: receive buffers, grants, or space of a
-    /// ring.
+    /// Maximum number of messages per connection that wait at the receiver. Depending on the protocol, this is the
+    /// number of receive buffers or grants, or the space of a ring.
     pub depth: usize,
-    /// Whether window and depth are defaults. Defaults may shrink for large messages.
+    /// Whether window and depth have default values. Only default values shrink for large messages.
     pub depths_are_defaults: bool,
     /// Messages per post.
     pub batch: usize,
-    /// Maximum size of inline messages.
+    /// Maximum bytes of an inline message.
     pub inline: usize,
     /// Number of connections.
     pub connections: usize,
     /// Whether both sides send.
     pub bidirectional: bool,
-    /// Whether ends sleep on completion events instead of polling.
+    /// Whether both ends sleep until a completion event instead of polling.
     pub events: bool,
     /// Whether Send-Receive uses flow control by credits. Other protocols always have flow control.
     pub credits: bool,
-    /// Requested path MTU.
+    /// Requested path MTU in bytes. `None` means the largest path MTU that both devices support.
     pub mtu: Option<usize>,
     /// Offered messages per second over all connections. `None` means the maximum rate.
     pub rate: Option<f64>,
@@ -195,11 +196,12 @@ pub struct Parameters {
     /// word for each connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addresses: Option<usize>,
-    /// Link with which both ends open their devices, if the point compares links between two processes of one
-    /// machine. `None` leaves the choice to the ends.
+    /// Link that both ends must use, if the point compares links between two processes of one machine. `None` leaves
+    /// the choice to the ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
-    /// Measurement of memory that several clients share. With it, only the size of the other parameters counts.
+    /// Point on memory that several clients share. With such a point, only [`sizes`](Self::sizes) of the other
+    /// parameters matters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub far: Option<Box<FarPoint>>,
 }
@@ -211,22 +213,23 @@ pub struct Fitted {
     pub window: usize,
     /// Messages per post.
     pub batch: usize,
-    /// Receive buffers. One-sided operations have none; with shared buffers, this is the part of each connection.
+    /// Receive buffers per connection. One-sided operations have none. With shared buffers, the number is the share of
+    /// one connection.
     pub depth: usize,
-    /// Send buffers, shared between window slots if there are fewer than the window. One-sided operations have the
-    /// same number at the other end as source or target.
+    /// Send buffers. If there are fewer buffers than window slots, several slots share a buffer. For one-sided
+    /// operations, the other end has the same number of buffers as sources or targets.
     pub send_buffers: usize,
-    /// Notes for the user on reduced values.
+    /// Notes for the user about reduced values.
     pub notes: Vec<String>,
 }
 
-/// Maximum sum of the windows of all connections, and of their receive buffers. Each takes a slot of a queue, however
-/// small the messages.
+/// Maximum sum of the windows of all connections, and maximum sum of their depths. Each message of a window and each
+/// receive buffer occupies a queue slot, even if messages are small.
 const MAX_QUEUED: usize = 1 << 20;
 
 impl Parameters {
-    /// Returns parameters of one plain Send-Receive connection, for one second and one message size. The caller
-    /// changes the fields that differ.
+    /// Returns parameters of one plain Send-Receive connection, for one second and one message size. The caller then
+    /// changes the fields that shall differ.
     pub fn plain(kind: Kind, operation: Operation, bytes: usize) -> Self {
         Self {
             kind,
@@ -282,7 +285,7 @@ impl Parameters {
             .signal_each(self.signal_each)
             .inline(self.inline)
             .max_message(size)
-            .send_buffers(0) // workloads send from their own memory
+            .send_buffers(0) // workloads send from memory that they register themselves
             .credits(self.credits)
             .path_mtu(self.path_mtu())
             .timeout_exponent(self.timeout)

@@ -102,7 +102,7 @@ fn hostile_parameters_are_refused_with_a_reason() {
         ("memory_bytes", json!(0), "message memory is 0 B"),
         ("memory_bytes", json!(MEMORY_BYTES + 1), "this side has 67108864 B"),
         ("protocol", json!("telepathy"), "not expected here"),
-        ("replicate", json!(true), "one source for all connections is on, allowed is off for all but direct-read-send"),
+        ("replicate", json!(true), "one source for all connections is on, allowed is off except for direct-read-send"),
         ("serving", json!({ "threads": 3 }), "number of threads is 3, allowed is 1 to 2"),
         ("serving", json!({ "shared_receives": "magic" }), "not expected here"),
     ] {

@@ -16,8 +16,8 @@ const MAX_MESSAGE: usize = 1 << 30;
 const MAX_MESSAGES: u64 = 1_000_000_000_000_000;
 
 impl Parameters {
-    /// Validates the parameters, and checks that each size [`fits`](Self::fit) into the memory cap. Both sides
-    /// validate, since parameters arrive from the other.
+    /// Validates the parameters, and checks that each size [`fits`](Self::fit) into the memory cap. The end that
+    /// receives parameters from its peer validates them too.
     ///
     /// # Errors
     ///
@@ -51,8 +51,8 @@ impl Parameters {
         }
         if self.bidirectional
             && let Some(allowed) = match (self.kind, self.operation) {
-                (Kind::Latency, Operation::Send) => Some("off for a ping-pong, which goes both ways already"),
-                (_, Operation::RequestResponse) => Some("off for requests, which are answered already"),
+                (Kind::Latency, Operation::Send) => Some("off for a ping-pong, which sends both ways anyway"),
+                (_, Operation::RequestResponse) => Some("off for requests, whose answers go the other way"),
                 (_, operation) if operation.is_one_sided() => Some("off for one-sided operations"),
                 _ => None,
             }
@@ -83,7 +83,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Checks the limits of unacknowledged transports: one way or ping-pongs of bare SENDs, by one polling thread.
+    /// Checks the settings for unacknowledged transports. They support bare SENDs, one way or as a ping-pong, by one
+    /// polling thread.
     fn check_transport(&self) -> Result<(), ParametersError> {
         if self.transport == Transport::Rc {
             return Ok(());
@@ -91,9 +92,9 @@ impl Parameters {
         let serving = &self.serving;
         let others = [
             (self.operation != Operation::Send, "operations other than send"),
-            (self.protocol != Protocol::default(), "protocols: its messages are bare SENDs"),
-            (self.bidirectional, "both ways at once"),
-            (self.events, "ends that sleep on events"),
+            (self.protocol != Protocol::default(), "protocols, since messages of other transports are bare SENDs"),
+            (self.bidirectional, "messages in both directions"),
+            (self.events, "ends that sleep until an event"),
             (self.slow_receiver_us > 0, "a slow receiver"),
             (serving.threads > 1, "several threads"),
             (serving.single_receiver, "a single receiver"),
@@ -103,19 +104,19 @@ impl Parameters {
             let (given, allowed) = (self.transport.to_string(), format!("rc for {what}"));
             return Err(ParametersError { setting: Setting::Transport, given, allowed });
         }
-        // Ends learn their path MTU only during setup; no packet is longer than this.
+        // Ends learn their path MTU only during setup. Until then, limit UD messages to the requested or the largest
+        // path MTU.
         let most =
             if self.transport == Transport::Ud { self.mtu.unwrap_or(PathMtu::Mtu4096.bytes()) } else { MAX_MESSAGE };
         self.sizes.iter().try_for_each(|&size| within(Setting::Size, size, 0, most, " B (over UD the path MTU)"))
     }
 
-    /// Checks the number of words that connections share.
+    /// Checks the number of words that the connections share.
     fn check_addresses(&self) -> Result<(), ParametersError> {
         let Some(addresses) = self.addresses else { return Ok(()) };
         within(Setting::Addresses, addresses, 1, self.connections, "")?;
         if !self.operation.is_atomic() || self.verify {
-            let (given, allowed) =
-                (addresses.to_string(), "the number of connections, unless unverified atomics share words");
+            let (given, allowed) = (addresses.to_string(), "the number of connections, except for unverified atomics");
             return Err(ParametersError { setting: Setting::Addresses, given, allowed: allowed.to_owned() });
         }
         Ok(())
@@ -131,21 +132,21 @@ impl Parameters {
             return refuse(Setting::Protocol, protocol.name(), allowed.to_owned());
         }
         if !self.credits && !protocol.is_possible_without_credits() {
-            return refuse(Setting::Credits, "off", format!("on for {protocol}, which requires it"));
+            return refuse(Setting::Credits, "off", format!("on for {protocol}, which requires credits"));
         }
         if self.events && !protocol.properties().receiver_sleeps && !self.operation.is_one_sided() {
-            let allowed = format!("off for {protocol}, whose receiver looks at memory and is not woken");
+            let allowed = format!("off for {protocol}, whose receiver polls memory and gets no event");
             return refuse(Setting::Events, "on", allowed);
         }
         if self.replicate {
             if protocol != Protocol::DirectReadSend && protocol != Protocol::DirectReadFencedSend {
-                let allowed = "off for all but direct-read-send and direct-read-fenced-send, whose readers report \
+                let allowed = "off except for direct-read-send and direct-read-fenced-send, whose readers report \
                                when they have read the message";
                 return refuse(Setting::Replicate, "on", allowed.to_owned());
             }
             let is_stream = self.kind == Kind::Bandwidth && self.operation == Operation::Send;
             if !is_stream || self.bidirectional || self.events || self.serving.threads > 1 {
-                let allowed = "off unless one thread sends one way and polls".to_owned();
+                let allowed = "off unless one polling thread sends one way".to_owned();
                 return refuse(Setting::Replicate, "on", allowed);
             }
         }

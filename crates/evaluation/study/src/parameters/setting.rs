@@ -5,7 +5,7 @@ use super::{Extent, Parameters};
 #[cfg(doc)]
 use crate::serving::Serving;
 
-/// Parameter that an error names.
+/// Parameter that a [`ParametersError`] names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
     /// [`Parameters::protocol`].
@@ -20,7 +20,7 @@ pub enum Setting {
     Events,
     /// [`Parameters::sizes`].
     Sizes,
-    /// One of the sizes.
+    /// One element of [`Parameters::sizes`].
     Size,
     /// [`Extent::Messages`].
     Messages,
@@ -62,19 +62,19 @@ pub enum Setting {
     PollList,
     /// [`Serving::repost_list`].
     RepostList,
-    /// [`Parameters::addresses`], and those of shared memory.
+    /// [`Parameters::addresses`], or the number of words of shared memory.
     Addresses,
     /// Operation on shared memory.
     SharedOperation,
     /// Number of queue pairs to shared memory.
     QueuePairs,
-    /// Exponent of Zipf's law.
+    /// Exponent of Zipf's law, by which clients choose words or keys.
     Skew,
     /// Bytes between two words of shared memory.
     Distance,
     /// Number of clients of a store.
     Clients,
-    /// Number of hosts of the clients.
+    /// Number of hosts on which the clients run.
     Hosts,
     /// Number of keys of a store.
     Keys,
@@ -125,7 +125,7 @@ impl std::fmt::Display for Setting {
     }
 }
 
-/// Error on a parameter with a value that is not allowed.
+/// Error about a parameter whose value is not allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{setting} is {given}, allowed is {allowed}")]
 pub struct ParametersError {
@@ -145,7 +145,7 @@ pub(crate) fn within<T: PartialOrd + std::fmt::Display>(
     unit: &str,
 ) -> Result<(), ParametersError> {
     if given >= least && given <= most {
-        return Ok(()); // a NaN is never within bounds
+        return Ok(()); // NaN fails both comparisons
     }
     Err(ParametersError { setting, given: format!("{given}{unit}"), allowed: format!("{least} to {most}{unit}") })
 }

@@ -16,7 +16,7 @@ fn fit_reduces_only_oversized_parameters() {
         let fitted = parameters.fit(8 << 20).unwrap();
         assert!((fitted.depth + CREDIT_RECEIVES + fitted.send_buffers) << 23 <= parameters.memory_bytes);
         assert_eq!(fitted.notes.len(), 2);
-        assert_eq!(fitted.window < 64, verify, "only checked payloads need a buffer each");
+        assert_eq!(fitted.window < 64, verify, "only verified messages need a buffer for each window slot");
     }
     // A quarter of the memory is reserved for sending.
     let fitted = Parameters { verify: true, ..parameters() }.fit(1 << 20).unwrap();
@@ -106,7 +106,7 @@ fn each_setting_has_bounds() {
         (served(Serving { poll_list: 33, ..Serving::default() }), PollList),
         (served(Serving { repost_list: 0, ..Serving::default() }), RepostList),
     ] {
-        let error = wrong.check().expect_err("it is out of range");
+        let error = wrong.check().expect_err("the parameter is out of range");
         assert_eq!(error.setting, setting, "{error}");
     }
 }

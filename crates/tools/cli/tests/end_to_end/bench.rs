@@ -147,7 +147,7 @@ fn bw_runs_threads_shared_receives_and_a_single_receiver() {
         ("lat --single-receiver", "a single receiver (--single-receiver) is on"),
         (
             "bw --protocol direct-write --use-srq",
-            "sharing receive buffers (--use-srq) is on, allowed is off for all but send-receive",
+            "sharing receive buffers (--use-srq) is on, allowed is off for protocols other than send-receive",
         ),
     ] {
         run(&format!("bench {options}")).expect_complaint(2, &[said]);
