@@ -1,12 +1,14 @@
 //! Two ends that measure together.
 //!
-//! The client sends the parameters. Then, point by point, both ends make fresh connections, exchange their
-//! descriptions and perform their parts, and the server sends its report. The server does not trust the client: it
-//! accepts or rejects the parameters and each point. A rejection has a reason and ends the session.
+//! The client sends the parameters. For each point, both ends then make new connections, exchange the descriptions of
+//! these connections, and perform their parts. At the end of a point, the server sends its report. The server does not
+//! trust the client, so it validates the parameters and each point. If the server rejects a request, it sends the
+//! reason and ends the session.
 //!
-//! A [`Peer`] joins the ends, and [`Threads`](crate::threads::Threads) run the tasks of their connections. [`Client`]
-//! and [`serve`] are for processes joined by TCP. There each message is a line of JSON, bounded in length and time.
-//! [`Asking`] and [`answer`] are for ends of any kind: those of a [`local_pair`] may be tasks of one thread.
+//! A [`Peer`] carries messages between the ends, and [`Threads`](crate::threads::Threads) run the tasks of their
+//! connections. [`Client`] and [`serve`] are for two processes joined by TCP. Over TCP, each message is a line of JSON
+//! with a maximum length and a deadline. [`Asking`] and [`answer`] support ends of any kind. For example, the ends of a
+//! [`local_pair`] may be tasks of one thread.
 
 mod calling;
 mod client;
@@ -48,14 +50,14 @@ pub use tcp::TcpPeer;
 #[doc(hidden)]
 pub use tcp::judge_line;
 
-/// A reason for which a session ended early.
+/// Reason why a session ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// Set-up failed.
+    /// The exchange of greetings or descriptions failed.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The ends do not connect.
+    /// The connections of the two ends could not be joined.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A connection broke.
@@ -75,7 +77,7 @@ pub enum SessionError {
     /// The control connection broke.
     #[error("the peer is gone: {0}")]
     Control(#[source] io::Error),
-    /// A part of a store could not be made.
+    /// A memory node, metadata service or client of a store could not be made.
     #[error("the store: {0}")]
     Store(#[from] OpenError),
     /// A client of a store, or a queue pair to memory, failed.
@@ -86,18 +88,18 @@ pub enum SessionError {
         /// Reason of the failure.
         why: String,
     },
-    /// The middlebox could not be made, or broke.
+    /// The middlebox could not be made, or failed later.
     #[error("the middlebox: {0}")]
     Middlebox(#[from] BoxError),
     /// The parameters are invalid.
     #[error(transparent)]
     Parameters(#[from] ParametersError),
-    /// The client wants more memory than this end allows.
-    #[error("the client allows {asked} B of message memory, this side has {allowed} B for it")]
+    /// The client's parameters allow more message memory than this end provides.
+    #[error("the client requests {asked} B of message memory, but this side has {allowed} B: reduce --memory")]
     Memory {
         /// Bytes in the client's parameters.
         asked: usize,
-        /// Bytes that this end allows.
+        /// Maximum bytes that this end provides.
         allowed: usize,
     },
     /// The token of the client is missing or wrong.
@@ -106,14 +108,14 @@ pub enum SessionError {
     /// A thread cannot be pinned to its CPU.
     #[error(transparent)]
     Pin(#[from] PinError),
-    /// The client wants a point with a size that it has not announced.
+    /// The client requested a point with a message size that its parameters do not contain.
     #[error("messages of {0} B are not among the sizes that the client announced")]
     UnknownSize(usize),
     /// The peer sent an unexpected message.
-    #[error("the peer sent what is not expected here: {0}")]
+    #[error("the peer sent an unexpected message: {0}")]
     Unexpected(String),
-    /// Hosts of one point did not measure at the same time.
-    #[error("it began {0:.3} s after another host had ended, so that they measured nothing at the same time")]
+    /// A host began to measure after another host had ended.
+    #[error("this host began {0:.3} s after another host had ended, so the two hosts have no common measured time")]
     Apart(f64),
     /// The peer failed.
     #[error("the peer failed: {0}")]

@@ -204,7 +204,7 @@ fn a_host_with_too_little_memory_is_named() {
     let far = FarPoint::Store(StorePoint { keys: 100_000, ..store(Strategy::Lock) });
     let (result, served) = try_to_measure(far, 2, 1 << 20);
     let error = result.unwrap_err().to_string();
-    assert!(error.starts_with("host ") && error.contains("of message memory, this side has 1048576 B"), "{error}");
+    assert!(error.starts_with("host ") && error.contains("of message memory, but this side has 1048576 B"), "{error}");
     assert!(served.iter().any(Result::is_err), "{served:?}");
 }
 

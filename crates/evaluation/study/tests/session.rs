@@ -74,14 +74,14 @@ fn hostile_parameters_are_refused_with_a_reason() {
     for (field, value, words) in [
         ("extent", json!({ "seconds": -1.0 }), "duration is -1 s"),
         ("extent", json!({ "seconds": 1e300 }), "duration is 1"),
-        ("extent", json!({ "seconds": null }), "not expected here"),
+        ("extent", json!({ "seconds": null }), "unexpected message"),
         ("extent", json!({ "messages": 0 }), "number of messages is 0"),
         ("extent", json!({ "messages": u64::MAX }), "number of messages is 18446744073709551615"),
         ("sizes", json!([]), "number of message sizes is 0"),
         ("sizes", json!(vec![1; 5000]), "number of message sizes is 5000"),
         ("sizes", json!([u64::MAX]), "message size is 18446744073709551615 B"),
         ("sizes", json!([1 << 30]), "message memory is"),
-        ("sizes", json!([-1]), "not expected here"),
+        ("sizes", json!([-1]), "unexpected message"),
         ("window", json!(0), "window is 0"),
         ("window", json!(u64::MAX), "window is 18446744073709551615"),
         ("depth", json!(0), "depth is 0"),
@@ -91,26 +91,26 @@ fn hostile_parameters_are_refused_with_a_reason() {
         ("inline", json!(u64::MAX), "inline is 18446744073709551615 B"),
         ("connections", json!(0), "connections is 0"),
         ("connections", json!(u64::MAX), "connections is 18446744073709551615"),
-        ("connections", json!("many"), "not expected here"),
+        ("connections", json!("many"), "unexpected message"),
         ("mtu", json!(1), "path MTU is 1 B"),
         ("rate", json!(-1.0), "rate is -1"),
         ("slow_receiver_us", json!(u64::MAX), "receiver's pause is"),
         ("timeout", json!(255), "timeout is 255"),
-        ("timeout", json!(256), "not expected here"),
+        ("timeout", json!(256), "unexpected message"),
         ("retry_count", json!(8), "retry count is 8"),
         ("rnr_retry", json!(8), "RNR retry count is 8"),
         ("memory_bytes", json!(0), "message memory is 0 B"),
         ("memory_bytes", json!(MEMORY_BYTES + 1), "this side has 67108864 B"),
-        ("protocol", json!("telepathy"), "not expected here"),
+        ("protocol", json!("telepathy"), "unexpected message"),
         ("replicate", json!(true), "one source for all connections is on, allowed is off except for direct-read-send"),
         ("serving", json!({ "threads": 3 }), "number of threads is 3, allowed is 1 to 2"),
-        ("serving", json!({ "shared_receives": "magic" }), "not expected here"),
+        ("serving", json!({ "shared_receives": "magic" }), "unexpected message"),
     ] {
         expect_refusal(&[announcing(|parameters| parameters[field] = value.clone())], words);
     }
-    expect_refusal(&[announcing(|p| p["window"].take().as_u64().map_or((), drop))], "not expected here");
+    expect_refusal(&[announcing(|p| p["window"].take().as_u64().map_or((), drop))], "unexpected message");
     expect_refusal(&["\"end\"".to_owned()], "no parameters");
-    expect_refusal(&["[[[[".to_owned()], "not expected here");
+    expect_refusal(&["[[[[".to_owned()], "unexpected message");
 }
 
 #[test]
@@ -119,9 +119,9 @@ fn points_that_were_not_announced_are_refused() {
         let point = json!({ "point": { "bytes": bytes } }).to_string();
         expect_refusal(&[announcing(|_| {}), point], &format!("messages of {bytes} B are not among"));
     }
-    expect_refusal(&[announcing(|_| {}), announcing(|_| {})], "parameters twice");
+    expect_refusal(&[announcing(|_| {}), announcing(|_| {})], "a second message with parameters");
     let done = json!({ "done": { "messages": [1, 1] } }).to_string();
-    expect_refusal(&[announcing(|_| {}), done], "done before there was a point");
+    expect_refusal(&[announcing(|_| {}), done], "done before the first point");
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_client_that_speaks_while_a_point_runs_is_refused() {
         }
     });
     let error = server.join().unwrap().unwrap_err();
-    assert_eq!(error.to_string(), "the peer sent what is not expected here: something while a point ran");
+    assert_eq!(error.to_string(), "the peer sent an unexpected message: something while a point ran");
     assert!(result.is_err(), "the server is gone");
 }
 
@@ -361,7 +361,10 @@ fn an_introduction_comes_first_and_once() {
     for lines in [vec![introduction.clone(); 2], vec![parameters, introduction]] {
         let (answers, ended) = answers(&lines);
         let reason = answers.last().unwrap()["failed"].as_str().unwrap().to_owned();
-        assert!(reason.contains("no parameters") || reason.contains("an introduction too late"), "{reason}");
+        assert!(
+            reason.contains("no parameters") || reason.contains("an introduction after the parameters"),
+            "{reason}"
+        );
         ended.unwrap_err();
     }
 }

@@ -1,10 +1,10 @@
-//! Callers: processes that call the coordinator of a study. A launcher or ssh starts them, so the coordinator does not
-//! call them.
+//! Callers: processes that connect to the coordinator of a study. A launcher or ssh starts these processes, so the
+//! coordinator cannot connect to them.
 //!
-//! A caller sends its rank and the token, receives a confirmation, and waits. For each point that has a part for the
-//! caller, the coordinator tells it to serve. From then on the stream is that of a session in which the caller
-//! [serves](super::serve). Afterwards it calls again. So no stream is used after an error on it, and a caller notices
-//! when its coordinator is gone.
+//! A caller sends its rank and the token, receives a confirmation, and waits. For each point in which the caller has a
+//! part, the coordinator tells the caller to serve. From then on, both use the stream for a session in which the caller
+//! [serves](super::serve). After that session, the caller connects again. Thus no stream is used after an error, and a
+//! caller notices when its coordinator is gone.
 
 use std::io;
 use std::net::TcpStream;
@@ -23,7 +23,7 @@ use super::tcp::parse;
 use super::{SessionError, TcpPeer};
 use crate::executor::block_on;
 
-/// The first message of a caller.
+/// First message of a caller.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Call {
     /// Rank of the caller. The coordinator has rank 0.
@@ -37,17 +37,17 @@ pub struct Call {
 }
 
 impl Call {
-    /// Makes the call of this release.
+    /// Creates a call with the version of this release.
     pub fn new(rank: usize, ranks: usize, token: Option<Token>) -> Self {
         Self { rank, ranks, doorbell: env!("CARGO_PKG_VERSION").to_owned(), token }
     }
 }
 
-/// A message of the coordinator.
+/// Message of the coordinator to a caller.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Called {
-    /// The coordinator has received the call. This shows that the other end is a coordinator.
+    /// The coordinator has received the call. This message proves that the other end is a coordinator.
     Heard,
     /// A session begins.
     Serve,
@@ -57,17 +57,17 @@ enum Called {
     Refused(String),
 }
 
-/// Interval at which a caller without an answer asks whether to give up.
+/// Interval at which [`call`] checks `gives_up` while it waits for the first answer.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Calls the coordinator, and waits until it starts a session. Returns the stream, or `None` if the study is over.
-/// Before the coordinator has answered, the other end may be another service that never sends anything, so this
-/// function calls `gives_up` meanwhile.
+/// Calls the coordinator, and waits until the coordinator starts a session. Returns the stream, or `None` if the study
+/// is over. Until the first answer arrives, the other end may be another service that never sends anything. The
+/// function therefore calls `gives_up` repeatedly while it waits for the first answer.
 ///
 /// # Errors
 ///
-/// The coordinator is gone, or the caller gave up ([`SessionError::Control`]), or the coordinator refuses
-/// ([`SessionError::Peer`]).
+/// The coordinator is gone or `gives_up` returned `true` ([`SessionError::Control`]), or the coordinator refuses the
+/// caller ([`SessionError::Peer`]).
 pub fn call(
     stream: TcpStream,
     call: &Call,
@@ -92,7 +92,7 @@ pub fn call(
     }
 }
 
-/// Returns whether the other end has sent something, or closed the connection, within [`LOOK`].
+/// Waits for at most [`LOOK`]. Returns whether the other end has sent something or closed the connection.
 fn speaks(stream: &TcpStream) -> Result<bool, SessionError> {
     let mut fds = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
     match poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO)) {
@@ -102,10 +102,10 @@ fn speaks(stream: &TcpStream) -> Result<bool, SessionError> {
     }
 }
 
-/// Maximum length of a call: the longest token in JSON, and four short fields.
+/// Maximum bytes of a call, which has the longest token in JSON and three short fields.
 const CALL_MAX: usize = 4096;
 
-/// The opening of a caller: its call with the token. It admits only callers of this release with a valid rank.
+/// Opening of a caller: its call with the token. Only callers of this release with a valid rank are admitted.
 #[derive(Clone, Debug)]
 pub struct CallOpening {
     token: Option<Token>,
@@ -114,7 +114,7 @@ pub struct CallOpening {
 }
 
 impl CallOpening {
-    /// Makes the opening of the callers of a coordinator of `ranks` processes.
+    /// Creates the opening of a caller for a coordinator of `ranks` processes.
     pub fn new(token: Option<Token>, ranks: usize) -> Self {
         Self { token, ranks, line: Line::new(CALL_MAX) }
     }
@@ -152,16 +152,16 @@ impl Opening for CallOpening {
     }
 }
 
-/// A caller that waits for a session.
+/// Caller that waits for a session.
 #[derive(Debug)]
 pub struct Caller {
-    /// Call with which it was admitted.
+    /// Call with which the caller was admitted.
     pub call: Call,
     peer: TcpPeer<Called, Call>,
 }
 
 impl Caller {
-    /// Tells a caller that it was admitted.
+    /// Confirms to a caller that the coordinator has admitted it.
     ///
     /// # Errors
     ///
@@ -172,7 +172,7 @@ impl Caller {
         Ok(Self { call, peer })
     }
 
-    /// Tells the caller to serve a session, on the returned stream.
+    /// Tells the caller to serve a session on the returned stream.
     ///
     /// # Errors
     ///
@@ -212,7 +212,7 @@ mod tests {
         }
     }
 
-    /// Starts a coordinator of `ranks` processes, and a connection with it.
+    /// Starts a coordinator of `ranks` processes, and connects to that coordinator.
     fn coordinator(ranks: usize, token: Option<&str>) -> (Lobby<CallOpening>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -220,8 +220,9 @@ mod tests {
         (Lobby::new(listener, opening, Limits::default()).unwrap(), stream)
     }
 
-    /// Has a process call the coordinator of three. Returns whether the caller is to serve a point, and the rank that
-    /// the coordinator admitted, or the reason of each refusal.
+    /// Calls a coordinator of three processes. Returns the result of the caller and the result of the coordinator:
+    /// whether the caller shall serve a point, and the rank that the coordinator admitted. A result may be the reason
+    /// of a refusal.
     fn calling(rank: usize, doorbell: &str, token: &str) -> (Result<bool, String>, Result<usize, String>) {
         let (mut lobby, stream) = coordinator(3, Some("secret"));
         let said = Call { doorbell: doorbell.to_owned(), ..Call::new(rank, 3, token.parse().ok()) };
@@ -237,7 +238,7 @@ mod tests {
         (called.map(|stream| stream.is_some()).map_err(|error| error.to_string()), rank)
     }
 
-    /// A file of a dead launch may lead to a service that waits for its client to speak first.
+    /// A left-over address file may lead a caller to another service that never sends anything first.
     #[test]
     fn a_service_that_never_answers_is_given_up() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! The end that asks for points.
+//! The asking end of a session.
 
 use std::net::TcpStream;
 
@@ -19,7 +19,7 @@ use crate::record::PointResult;
 use crate::threads::{OsThreads, Threads};
 use crate::workload::Progress;
 
-/// The end that asks, in a session with another process.
+/// Asking end of a session with another process, over TCP.
 #[derive(Debug)]
 pub struct Client(Asking<TcpPeer<ToServer, FromServer>, OsThreads>);
 
@@ -34,11 +34,11 @@ impl Client {
         block_on(Asking::new(device, TcpPeer::new(stream)?, OsThreads::default(), parameters)).map(Self)
     }
 
-    /// Makes a client as [`new`](Self::new) does, after each end has introduced itself to the other.
+    /// Creates a client like [`new`](Self::new), but introduces the ends to each other first.
     ///
     /// # Errors
     ///
-    /// The other end does not admit this one, or an error of [`new`](Self::new) occurs.
+    /// The other end does not admit this client, or an error of [`new`](Self::new) occurs.
     pub fn introduced(
         device: &Device,
         stream: TcpStream,
@@ -58,12 +58,12 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The other end does not admit this one, or is gone.
+    /// The other end does not admit this client, or is gone.
     pub fn meet(stream: TcpStream, introduction: Introduction) -> Result<Introduced, SessionError> {
         Self::meet_within(stream, introduction, Patience::Answer)
     }
 
-    /// Does the same as [`meet`](Self::meet), with this patience instead of that for an answer.
+    /// Introduces the ends to each other like [`meet`](Self::meet), but waits for the answer as `patience` specifies.
     ///
     /// # Errors
     ///
@@ -81,14 +81,14 @@ impl Client {
         })
     }
 
-    /// Pins threads of this end while they measure.
+    /// Sets the CPUs to which threads of this end are pinned while they measure.
     #[must_use]
     pub fn pinned(mut self, pinning: Pinning) -> Self {
         self.0.pinning = pinning;
         self
     }
 
-    /// Measures one size. Calls `progress` with the number of messages of one connection that are done.
+    /// Measures one message size. Calls `progress` with the number of completed messages of one connection.
     ///
     /// # Errors
     ///
@@ -97,8 +97,8 @@ impl Client {
         self.measure_heard_by(bytes, &progress)
     }
 
-    /// Measures one size. It is not generic, so that the workloads of all protocols are compiled once, and not again
-    /// for each `progress` of each program.
+    /// Measures one message size. The function is not generic over `progress`, so the workloads of all protocols are
+    /// compiled only once.
     fn measure_heard_by(&mut self, bytes: usize, progress: Progress<'_>) -> Result<PointResult, SessionError> {
         block_on(self.0.measure(bytes, progress))
     }
@@ -113,7 +113,7 @@ impl Client {
     }
 }
 
-/// The end that asks, for every kind of peer and of threads.
+/// Asking end of a session, for any kind of peer and any kind of threads.
 ///
 /// ```
 /// use doorbell_exchange::asynchronous::Spin;
@@ -167,7 +167,7 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         Self::accepted(device, peer, threads, parameters).await
     }
 
-    /// Sends the parameters to a peer that was greeted.
+    /// Sends the parameters to a peer that this end has greeted, and waits for their acceptance.
     async fn accepted(device: &Device, mut peer: P, threads: X, parameters: Parameters) -> Result<Self, SessionError> {
         if parameters.far.is_some() {
             return Err(SessionError::from(ParametersError {
@@ -182,16 +182,16 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         Ok(Self { device, pd, peer, threads, parameters, pinning })
     }
 
-    /// Measures one size. Calls `progress` with the number of messages of one connection that are done.
+    /// Measures one message size. Calls `progress` with the number of completed messages of one connection.
     ///
     /// # Errors
     ///
-    /// The peer refuses or fails (then the error has its reason); a queue, memory or connection cannot be made; or a
-    /// connection or the control connection breaks.
+    /// The peer refuses or fails, and the error contains its reason. Or a queue, memory or connection cannot be made,
+    /// or a connection or the control connection breaks.
     pub async fn measure(&mut self, bytes: usize, progress: Progress<'_>) -> Result<PointResult, SessionError> {
         let protocol = self.parameters.protocol;
         let result = with_connector!(protocol, connector => self.measure_over(connector, bytes, progress).await);
-        // If the peer failed too, its reason is the better one.
+        // If the peer failed too, report its reason as well.
         if let Err(SessionError::Connection { .. } | SessionError::Setup(_)) = &result
             && let Ok(FromServer::Failed(reason)) = self.peer.receive(Patience::Reason).await
         {
@@ -210,7 +210,7 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         progress: Progress<'_>,
     ) -> Result<PointResult, SessionError> {
         let (parameters, part) = (&self.parameters, self.parameters.cast().asking);
-        // Pin before the first access to memory, which binds the memory to the CPU's NUMA node.
+        // Pin before the first access to memory. That access binds the memory to the CPU's NUMA node.
         let _pinned = self.threads.pin(&self.pinning.of_point(parameters).cpus)?;
         self.peer.send(ToServer::Point { bytes, connections: None }).await?;
         let prepared = Prepared::new(protocol, &self.pd, parameters, bytes, &part)?;
@@ -251,7 +251,7 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
     }
 }
 
-/// Greets the peer, and introduces the ends to each other.
+/// Greets the peer and introduces the ends to each other. Returns the introduction of the peer.
 async fn introduce<P>(peer: &mut P, introduction: Introduction, patience: Patience) -> Result<Introduced, SessionError>
 where
     P: Peer<Says = ToServer, Hears = FromServer>,
@@ -264,7 +264,7 @@ where
     }
 }
 
-/// Waits until the peer accepts the last message.
+/// Receives the peer's acceptance of the last message.
 async fn expect_accepted(peer: &mut impl Peer<Hears = FromServer>) -> Result<(), SessionError> {
     match peer.receive(Patience::Answer).await? {
         FromServer::Accepted => Ok(()),

@@ -1,13 +1,13 @@
 //! A session of many hosts.
 //!
-//! One process coordinates. It has a control connection to each host, including that of its own machine. Each host
-//! performs one part of a point, the asking or the answering one, with its share of the connections ([`Dealt`]). The
-//! coordinator relays descriptions of connections between the hosts. So a host needs to reach other hosts only over
-//! RDMA.
+//! One process is the coordinator. The coordinator has a control connection to each host, including the host on its own
+//! machine. Each host performs the asking or the answering part of a point, with its share of the connections
+//! ([`Dealt`]). The coordinator relays descriptions of connections between the hosts, so a host reaches other hosts
+//! only over RDMA.
 //!
-//! Clocks of hosts differ. The coordinator asks each host for its time and takes the answer of the shortest round
-//! trip. The host read its clock within that time, so half of it bounds the error. All hosts that ask begin at one
-//! instant, each by its own clock.
+//! Clocks of hosts differ. The coordinator asks each host several times for its time, and uses the answer with the
+//! shortest round trip. The host has read its clock during that round trip, so half of the round-trip time bounds the
+//! error. All asking hosts begin at one instant, each by its own clock.
 
 mod clock;
 mod together;
@@ -35,26 +35,26 @@ use together::{SeenBy, Together};
 pub(super) use clock::{Clock, Watch};
 pub(super) use together::{Interval, in_common, of_common_time};
 
-/// Time that a host has to answer.
+/// Maximum time that a host may take to answer.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
 
-/// Time that hosts have for a point in addition to its duration.
+/// Maximum time that hosts may take for a point in addition to the point's duration.
 pub(super) const PERFORMANCE: Duration = Duration::from_secs(60);
 
-/// Time to wait for the reasons of other hosts after one host has failed.
+/// Maximum time to wait for errors of other hosts after one host has failed.
 const REASONS: Duration = Duration::from_millis(500);
 
-/// Maximum number of times that each host is asked for its clock.
+/// Maximum number of reads of each host's clock.
 const CLOCK_LOOKS: usize = 8;
 
-/// A round trip that is short enough to read a clock. The error is half of it, a two-thousandth of the shortest
-/// repetition.
+/// Round-trip time in nanoseconds below which a clock read is accurate enough. The error is half of this time, which is
+/// a two-thousandth of the shortest repetition.
 const SHORT_LOOK_NS: u64 = 100_000;
 
-/// Time from the decision when to begin until the start. The message must reach all hosts within it.
+/// Time from the request to start until the start. The request must reach all hosts within this time.
 const UNTIL_START: Duration = Duration::from_millis(3);
 
-/// The failure of a session, with the host that caused it.
+/// Failure of a session, with the host that caused the failure.
 #[derive(Debug, thiserror::Error)]
 #[error("{host}: {error}")]
 pub struct HostError {
@@ -72,7 +72,7 @@ impl HostError {
     }
 }
 
-/// The connections of a point, dealt to hosts.
+/// Connections of a point, distributed over hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dealt {
     lanes: Vec<Lane>,
@@ -80,20 +80,20 @@ pub struct Dealt {
 }
 
 impl Dealt {
-    /// Deals `connections` connections of this layout to `hosts` hosts, at least two.
+    /// Distributes `connections` connections over at least two hosts, as `layout` requires.
     pub fn new(layout: Layout, connections: usize, hosts: usize) -> Self {
         let lanes = layout.deal(connections, hosts);
         let shares = layout.shares(&lanes, hosts);
         Self { lanes, shares }
     }
 
-    /// Returns the shares of the hosts that have one, in the order of hosts.
+    /// Returns the shares of all hosts that have a connection, in the order of hosts.
     pub fn shares(&self) -> &[Share] {
         &self.shares
     }
 }
 
-/// A host, as the coordinator reaches it.
+/// Host, with the coordinator's control connection to that host.
 pub(super) struct Host {
     pub(super) name: String,
     place: ProcessPosition,
@@ -109,7 +109,7 @@ impl Host {
         block_on(self.peer.send(message)).map_err(|error| self.failed(error))
     }
 
-    /// Returns the next message of the host, which has begun to arrive or arrives soon.
+    /// Receives the next message of the host, which has begun to arrive or arrives soon.
     fn hear(&mut self) -> Result<FromServer, HostError> {
         match block_on(self.peer.receive(Patience::Answer)) {
             Ok(FromServer::Failed(reason)) => Err(self.failed(SessionError::Peer(reason))),
@@ -118,7 +118,7 @@ impl Host {
         }
     }
 
-    /// Reads the clock of the host.
+    /// Reads the clock of the host several times.
     fn clock(&mut self, watch: Watch) -> Result<Clock, HostError> {
         let mut looks = Vec::with_capacity(CLOCK_LOOKS);
         for _ in 0..CLOCK_LOOKS {
@@ -138,7 +138,7 @@ impl Host {
     }
 }
 
-/// All hosts that have a part in a point.
+/// Hosts that have a part in a point.
 pub(super) struct Hosts {
     pub(super) hosts: Vec<Host>,
     watch: Watch,
@@ -149,7 +149,7 @@ impl Hosts {
         self.hosts.iter_mut().enumerate().try_for_each(|(index, host)| host.say(message(index)))
     }
 
-    /// Returns the next message of each host, in order.
+    /// Receives the next message of each host. Returns the messages in the order of hosts.
     pub(super) fn hear(&mut self, patience: Duration) -> Result<Vec<FromServer>, HostError> {
         let mut heard = self.nothing();
         self.hear_until(&mut heard, |_| true, Some(patience))?;
@@ -169,9 +169,9 @@ impl Hosts {
         Ok(())
     }
 
-    /// Receives messages until all `awaited` hosts have sent one. If any host goes or fails meanwhile, this ends with
-    /// an error, also for a host that is not awaited. Of several errors it returns that of a host that is gone, since
-    /// the others fail in consequence.
+    /// Receives messages until all `awaited` hosts have sent a message. The function fails if any host fails or closes
+    /// its connection, even a host that is not awaited. If several hosts fail, the function returns the error of a host
+    /// that is gone, since the other errors are consequences.
     pub(super) fn hear_until(
         &mut self,
         heard: &mut [Option<FromServer>],
@@ -211,14 +211,14 @@ impl Hosts {
         Err(self.hosts[silent].failed(SessionError::Control(silence)))
     }
 
-    /// Returns the pending hosts that have sent something or are gone, once there is one or the time is over.
+    /// Waits until a pending host has sent something or is gone, or until the time is over. Returns all such hosts.
     fn readable(&self, pending: &[usize], left: Option<Duration>) -> Result<Vec<usize>, HostError> {
         let mut fds: Vec<PollFd<'_>> = pending
             .iter()
             .map(|&index| PollFd::new(self.hosts[index].peer.stream().as_fd(), PollFlags::POLLIN))
             .collect();
         let timeout = left.map_or(PollTimeout::NONE, |left| {
-            // Rounded up: with 0 ms it would spin until the deadline.
+            // Round up. A timeout of 0 ms would make the caller spin until the deadline.
             PollTimeout::try_from(left.as_millis().saturating_add(1)).unwrap_or(PollTimeout::MAX)
         });
         match poll(&mut fds, timeout) {
@@ -232,9 +232,9 @@ impl Hosts {
 
 /// Measures one point on several hosts.
 ///
-/// `streams` lead to the hosts that have a share, in the order of [`Dealt::shares`]. Each has the name of its host in
-/// errors and records, and the position of the host among hosts that are one machine. At the other end of each stream,
-/// an end must [serve](super::serve).
+/// `streams` has an entry for each host with a share, in the order of [`Dealt::shares`]. An entry has the name of the
+/// host for errors and records, the stream, and the host's position among the processes on its machine. The process at
+/// the other end of each stream must call [`serve`](super::serve).
 ///
 /// # Errors
 ///
@@ -242,7 +242,7 @@ impl Hosts {
 ///
 /// # Panics
 ///
-/// The numbers of streams and of shares differ.
+/// Panics if the number of streams differs from the number of shares.
 pub fn measure_on(
     streams: Vec<(String, TcpStream, ProcessPosition)>,
     introduction: &Introduction,
@@ -261,16 +261,16 @@ pub fn measure_on(
     Together { names, parameters, bytes, dealt, clocks, mtu: joined.mtu, ipv6: joined.ipv6, start_ns }.result(seen)
 }
 
-/// The properties of connections after set-up.
+/// Properties of the connections after set-up.
 struct Joined {
     mtu: PathMtu,
     ipv6: bool,
-    /// One region for each lane of one-sided operations; empty for other workloads.
+    /// For one-sided operations, the region for each connection.
     memory: Vec<Option<RemoteMemory>>,
 }
 
 impl Hosts {
-    /// Greets all hosts of these streams, sends them the parameters, and reads their clocks.
+    /// Greets all hosts, sends the parameters to each host, and reads the clock of each host.
     pub(super) fn meet(
         streams: Vec<(String, TcpStream, ProcessPosition)>,
         introduction: &Introduction,
@@ -289,7 +289,7 @@ impl Hosts {
     }
 
     fn greet(&mut self, introduction: &Introduction, parameters: &Parameters) -> Result<(), HostError> {
-        // Greet all at once: each host opens a device before it answers.
+        // Greet all hosts before waiting for answers, since each host opens a device before it answers.
         for host in &self.hosts {
             host.peer.say_descriptions(&[]).map_err(|error| host.failed(error))?;
         }
@@ -309,7 +309,7 @@ impl Hosts {
         self.hear_accepted()
     }
 
-    /// Tells each host to make its connections, and relays descriptions between hosts.
+    /// Tells each host to make its connections, and relays the descriptions between the hosts.
     fn connect(&mut self, dealt: &Dealt, bytes: usize) -> Result<Joined, HostError> {
         let Dealt { lanes, shares } = dealt;
         self.say(|index| {
@@ -320,7 +320,7 @@ impl Hosts {
             }
         })?;
         self.hear_accepted()?;
-        // The asking end of each lane, and the answering one.
+        // Descriptions of the asking and of the answering end of each connection.
         let mut described: Vec<[Option<EndpointDescription>; 2]> = vec![[None; 2]; lanes.len()];
         let end = |lane: usize, host: usize| usize::from(lanes[lane].asks != host);
         for (host, share) in self.hosts.iter().zip(shares) {
@@ -349,13 +349,13 @@ impl Hosts {
         Ok(Joined { mtu, ipv6, memory })
     }
 
-    /// Returns the instant at which all begin, on the coordinator's clock.
+    /// Returns the instant at which all hosts begin, on the coordinator's clock.
     pub(super) fn soon(&self, clocks: &[Clock]) -> u64 {
         let farthest_ns = clocks.iter().map(|clock| clock.error_ns).max().unwrap_or(0);
         self.watch.ns() + UNTIL_START.as_nanos() as u64 + 2 * farthest_ns.min(ANSWER.as_nanos() as u64)
     }
 
-    /// Tells all hosts that ask to begin at one instant. Returns the instant.
+    /// Tells all asking hosts to begin at one instant. Returns that instant on the coordinator's clock.
     fn go(&mut self, dealt: &Dealt, clocks: &[Clock], joined: &Joined) -> Result<u64, HostError> {
         let start_ns = self.soon(clocks);
         for ((host, share), clock) in self.hosts.iter_mut().zip(&dealt.shares).zip(clocks) {
@@ -367,7 +367,7 @@ impl Hosts {
         Ok(start_ns)
     }
 
-    /// Receives the report of each host, in order.
+    /// Receives the report of each host. Returns the reports in the order of hosts.
     fn hear_performance(&mut self, parameters: &Parameters, dealt: &Dealt) -> Result<Vec<SeenBy>, HostError> {
         let Dealt { lanes, shares } = dealt;
         let patience = match parameters.extent {
@@ -404,7 +404,8 @@ impl Hosts {
     }
 }
 
-/// Treats a host that closes the connection during set-up as gone, as elsewhere.
+/// Converts an error of set-up. A host that closes the connection during set-up counts as gone, like a host that closes
+/// it later.
 fn gone_or(error: SetupError) -> SessionError {
     match error {
         SetupError::Io { error, .. } => SessionError::Control(error),

@@ -1,4 +1,4 @@
-//! Introductions of the two ends, and the check whether they may measure together.
+//! Introductions of the two ends, and the check of the token.
 
 use std::fmt;
 
@@ -11,10 +11,10 @@ use crate::doctor::Finding;
 use crate::environment::Environment;
 use crate::pinning::{Pinning, ProcessPosition};
 
-/// A secret that both ends know.
+/// Secret that both ends know.
 ///
-/// It keeps strangers away from a listener. It is sent in clear text, so it does not protect against an observer of
-/// the network.
+/// A token keeps strangers away from a listener. The client sends the token in clear text, so an observer of the
+/// network can read it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Token(String);
@@ -22,9 +22,9 @@ pub struct Token(String);
 /// Maximum length of a token in bytes.
 const LONGEST_TOKEN: usize = 256;
 
-/// The error for a string that is no valid token, with its length.
+/// Error for a token of invalid length. The value is the length in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a token has 1 to {LONGEST_TOKEN} bytes, this one has {0}")]
+#[error("a token of {0} bytes: must have 1 to {LONGEST_TOKEN} bytes")]
 pub struct TokenError(usize);
 
 impl std::str::FromStr for Token {
@@ -38,7 +38,7 @@ impl std::str::FromStr for Token {
     }
 }
 
-// A token in a log would no longer be secret.
+// Hide the secret, since debug output may go to a log.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(..)")
@@ -46,40 +46,42 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// Returns the secret, for a process that must show it.
+    /// Returns the secret. A process passes the secret to another process that must show the token.
     pub fn secret(&self) -> &str {
         &self.0
     }
 
-    /// Returns whether the tokens are equal. The duration of the comparison reveals at most the length.
+    /// Returns whether the tokens are equal. The duration of the comparison reveals only whether the lengths are equal.
     fn is(&self, given: &Self) -> bool {
         self.0.as_bytes().ct_eq(given.0.as_bytes()).into()
     }
 }
 
-/// The introduction of an end that asks.
+/// Introduction of the asking end.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Introduction {
     /// Token that the other end requires.
     pub token: Option<Token>,
-    /// Whether the other end examines its machine for causes of distorted measurements, which takes a second.
+    /// Whether the other end shall examine its machine for causes of distorted measurements. An examination takes a
+    /// second.
     pub examine: bool,
     /// Position of the answering end among the processes of the study on its machine.
     pub place: ProcessPosition,
-    /// Padding of packets, which the answer returns: a path may carry only short packets.
+    /// Padding that makes packets long. The answer contains the same padding, to test whether the path carries long
+    /// packets both ways.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ballast: String,
 }
 
-/// The introduction of an end that answers.
+/// Introduction of the answering end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Introduced {
-    /// The machine and the device.
+    /// Machine and device of the answering end.
     pub environment: Environment,
     /// Causes of distorted measurements, if the introduction requested an examination.
     pub findings: Vec<Finding>,
-    /// Number of queue pairs of the device. Earlier releases do not send it.
+    /// Maximum number of queue pairs of the device. Earlier releases do not send this field.
     #[serde(default)]
     pub max_qps: Option<usize>,
     /// Random number of the answering process ([`Terms::process`]).
@@ -90,7 +92,7 @@ pub struct Introduced {
     pub ballast: String,
 }
 
-/// The conditions under which an end answers.
+/// Conditions under which an end answers clients.
 #[derive(Clone, Debug)]
 pub struct Terms {
     /// Maximum message memory in bytes.
@@ -99,18 +101,17 @@ pub struct Terms {
     pub token: Option<Token>,
     /// CPUs for the threads of this end.
     pub pinning: Pinning,
-    /// A random number of the process that answers. A host with several addresses sends the same number at each of
-    /// them.
+    /// Random number of the answering process. A host with several addresses sends the same number at each address.
     pub process: Option<u64>,
 }
 
 impl Terms {
-    /// Makes terms for every client with this amount of memory, without pinned threads.
+    /// Creates terms with this amount of memory, without a token and without pinned threads.
     pub fn open(memory_bytes: usize) -> Self {
-        Self { memory_bytes, token: None, pinning: Pinning::none("no CPUs are given"), process: None }
+        Self { memory_bytes, token: None, pinning: Pinning::none("the terms name no CPUs"), process: None }
     }
 
-    /// Rejects a peer that does not show the token of this end, if it has one.
+    /// If this end has a token, rejects a peer that does not show that token.
     pub(super) fn admit(&self, introduction: Option<&Introduction>) -> Result<(), SessionError> {
         check_token(self.token.as_ref(), introduction.and_then(|introduction| introduction.token.as_ref()))
     }
@@ -121,8 +122,8 @@ pub(super) fn check_token(wanted: Option<&Token>, given: Option<&Token>) -> Resu
     match (wanted, given) {
         (None, _) => Ok(()),
         (Some(wanted), Some(given)) if wanted.is(given) => Ok(()),
-        (Some(_), Some(_)) => Err(SessionError::Token("another token than this side has")),
-        (Some(_), None) => Err(SessionError::Token("no token, and this side wants one")),
+        (Some(_), Some(_)) => Err(SessionError::Token("another token than this side requires")),
+        (Some(_), None) => Err(SessionError::Token("no token, but this side requires one")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ends in one process: two threads, or two tasks of one thread.
+//! Peers in one process. The two ends are threads, or tasks of one thread.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -13,7 +13,7 @@ use doorbell_sync::IgnorePoison;
 use super::SessionError;
 use super::peer::{FromServer, Patience, Peer, Presence, ToServer};
 
-/// Messages that one end has sent and the other has not received yet.
+/// Messages that one end has sent and the other end has not received yet.
 #[derive(Debug)]
 struct Inbox<T> {
     waiting: VecDeque<Item<T>>,
@@ -33,22 +33,22 @@ fn inbox<T>() -> SharedInbox<T> {
     Arc::new(Mutex::new(Inbox { waiting: VecDeque::new(), is_over: false, waker: None }))
 }
 
-/// Runs `body` on the inbox. The inbox is consistent after every call, so a poisoned lock does no harm.
+/// Runs `body` on the inbox. Every call leaves the inbox consistent, so a poisoned lock is ignored.
 fn with<T, R>(shared: &SharedInbox<T>, body: impl FnOnce(&mut Inbox<T>) -> R) -> R {
     body(&mut shared.lock().ignore_poison())
 }
 
-/// The other end, in the same process. This end sends `S` and receives `H`.
+/// Peer in the same process. This end sends messages of type `S` and receives messages of type `H`.
 ///
-/// Its futures give way to other tasks until the peer has sent something, and fail once the peer was dropped. They
-/// have no deadlines, since a peer in the same process answers or is dropped.
+/// A future that waits for a message lets other tasks run, and fails when the peer has been dropped. The futures have
+/// no deadlines, since a peer in the same process either answers or is dropped.
 #[derive(Debug)]
 pub struct LocalPeer<S, H> {
     to: SharedInbox<S>,
     from: SharedInbox<H>,
 }
 
-/// Returns two ends of a session in one process: first that of the asking end, then that of the answering end.
+/// Returns the peers for a session in one process. The asking end uses the first peer, the answering end the second.
 pub fn local_pair() -> (LocalPeer<ToServer, FromServer>, LocalPeer<FromServer, ToServer>) {
     let (to_server, from_server) = (inbox(), inbox());
     let client = LocalPeer { to: to_server.clone(), from: from_server.clone() };
@@ -89,7 +89,7 @@ fn gone() -> SessionError {
     SessionError::Control(io::ErrorKind::UnexpectedEof.into())
 }
 
-/// The name of the peer in errors.
+/// Name of the peer in errors.
 const NAME: &str = "the other end of this process";
 
 impl<S: Send, H: Send> Peer for LocalPeer<S, H> {
@@ -186,7 +186,10 @@ mod tests {
         assert!(ended.iter().all(|count| matches!(count, Ok(0))), "{ended:?}");
         block_on(async {
             server.send(FromServer::Accepted).await.unwrap();
-            assert!(matches!(client.exchange(&[]).await, Err(SetupError::Io { .. })), "a message is no description");
+            assert!(
+                matches!(client.exchange(&[]).await, Err(SetupError::Io { .. })),
+                "a message instead of descriptions"
+            );
             let heard = server.receive(Patience::Answer).await;
             assert!(matches!(heard, Err(SessionError::Unexpected(_))), "{heard:?}");
         });

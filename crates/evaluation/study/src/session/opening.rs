@@ -1,4 +1,4 @@
-//! Openings of sessions: a client greets and shows the token before the server serves it.
+//! Openings of sessions. A client must greet the server and show the token before the server serves the client.
 
 use doorbell_exchange::admission::{Hello, Line, Opening, Verdict};
 use doorbell_exchange::setup;
@@ -9,26 +9,27 @@ use super::introduction::{Token, check_token};
 use super::peer::{FromServer, ToServer};
 use super::tcp::parse;
 
-/// Maximum length of a client's first line. An introduction may be padded to test whether long packets pass.
+/// Maximum bytes of a client's first line. The line is long if its introduction is padded to test whether long packets
+/// pass.
 const LINE_MAX: usize = 64 << 10;
 
-/// The opening of a client of a session: its greeting, and its first line. If the server has a token, the line
-/// contains it.
+/// Opening of a client: its greeting and its first line. If the server has a token, the first line must contain the
+/// token.
 #[derive(Clone, Debug)]
 pub struct SessionOpening {
     token: Option<Token>,
     greeting: Hello,
-    /// `Some` once the client has greeted.
+    /// First line so far. `None` until the client has greeted.
     line: Option<Line>,
 }
 
 impl SessionOpening {
-    /// Makes the opening of clients that must show this token.
+    /// Creates the opening of a client that must show `token`, if the server has one.
     pub fn new(token: Option<Token>) -> Self {
         Self { token, greeting: Hello::new(0), line: None }
     }
 
-    /// Returns the first line of a client that may measure.
+    /// Parses the first line and checks its token.
     fn judge(&self, line: &[u8]) -> Result<ToServer, SessionError> {
         let first = parse(line).map_err(SessionError::Unexpected)?;
         let token = match &first {
@@ -53,7 +54,7 @@ impl Opening for SessionOpening {
                     Verdict::Reply(setup::hello(&[]))
                 }
                 Verdict::Continue | Verdict::Reply(_) => Verdict::Continue,
-                // A client of another release learns this release from the answer.
+                // Send this release's greeting, so that a client of another release can report both releases.
                 Verdict::Dismiss { why, .. } => {
                     Verdict::Dismiss { reply: setup::hello(&[]), why: why.map(SessionError::from) }
                 }
@@ -72,9 +73,9 @@ impl Opening for SessionOpening {
     }
 }
 
-/// Returns the line of a message.
+/// Serializes a message as a line.
 pub(super) fn to_line(message: &impl Serialize) -> Vec<u8> {
-    // Messages have only keys that JSON allows, so this cannot fail.
+    // Messages have only keys that JSON allows, so serialization cannot fail.
     let mut line = serde_json::to_vec(message).unwrap_or_default();
     line.push(b'\n');
     line

@@ -1,4 +1,4 @@
-//! The part of an end: the workload of its role, on all its connections.
+//! Part of an end: the workload of its role on all its connections.
 
 use doorbell_exchange::send_receive::SharedReceives;
 use doorbell_exchange::{ConnectionError, Connector};
@@ -16,10 +16,10 @@ use crate::threads::Threads;
 use crate::unacknowledged;
 use crate::workload::{self, Progress, Reception, Tally};
 
-/// The work of an end: one tally for each connection, and the times of rounds if they were measured.
+/// Work of an end: one tally for each connection, and the times of rounds if the workload measures them.
 pub(super) type Done = (Vec<Tally>, Option<Histogram<u64>>);
 
-/// An end that is ready to perform its part.
+/// End that is ready to perform its part of a point.
 pub(super) struct Performance<'a, X> {
     pub(super) parameters: &'a Parameters,
     pub(super) part: &'a Part,
@@ -28,7 +28,7 @@ pub(super) struct Performance<'a, X> {
 }
 
 impl<X: Threads> Performance<'_, X> {
-    /// Runs the workload of a point on all its connections. An initiator needs the `memory` of the peer.
+    /// Runs the workload of a point on all its connections. An initiator accesses the peer's `memory`.
     pub(super) async fn of<C: Connector<Connection: Send>>(
         &self,
         point: Point<C>,
@@ -103,10 +103,10 @@ impl<X: Threads> Performance<'_, X> {
             Ends::OneSided(ends) => {
                 let needed = (fitted.send_buffers * stride(plan.bytes)) as u64;
                 if memory.len() != ends.len() || memory.iter().any(|memory| memory.bytes < needed) {
-                    let what = format!("no {} regions of {needed} B, but {memory:?}", ends.len());
+                    let what = format!("the regions {memory:?}: must be {} regions of {needed} B", ends.len());
                     return Err(SessionError::Unexpected(what));
                 }
-                // Several connections may access the same region: only the first `addresses` regions are used.
+                // Several connections may access the same region. Only the first `addresses` regions are used.
                 let addresses = parameters.addresses.unwrap_or(ends.len()).max(1);
                 let memory = (0..ends.len()).map(|number| memory[number % addresses]);
                 if part.threads > 1 {
@@ -115,7 +115,7 @@ impl<X: Threads> Performance<'_, X> {
                         async move {
                             let tally =
                                 one_sided::stream(&end, memory, parameters, fitted, plan, waiter, &|_| {}).await;
-                            // The queue pair must live until all threads have ended, as with one thread.
+                            // Return the end, so that its queue pair exists until all threads have ended.
                             (end, tally)
                         }
                     };
@@ -137,7 +137,8 @@ impl<X: Threads> Performance<'_, X> {
         }
     }
 
-    /// Runs `body` beside the thread that posts shared receives again, if the part has such a thread.
+    /// Runs `body`. If the part has a dedicated thread that posts shared receives again, that thread runs at the same
+    /// time.
     async fn reposting<T>(
         &self,
         shared: Option<&SharedReceives>,
@@ -166,7 +167,7 @@ fn timed(results: Vec<Result<(Tally, Histogram<u64>), ConnectionError>>) -> Resu
     for result in results {
         let (tally, histogram) = result?;
         tallies.push(tally);
-        all.add(&histogram).unwrap_or_else(|_| unreachable!("both resize by themselves"));
+        all.add(&histogram).unwrap_or_else(|_| unreachable!("both histograms resize automatically"));
     }
     Ok((tallies, Some(all)))
 }

@@ -1,15 +1,16 @@
-//! Points about memory that several clients share, on several hosts. Each host is one or more of the parties.
+//! Points about memory that several clients share, on several hosts. Each host acts as one or more of the parties.
 //!
-//! The coordinator deals the parties to hosts ([`Parties`]), and relays descriptions between them, as in a session of
-//! many hosts. The steps of set-up, each of which waits for the one before:
+//! The coordinator assigns the parties to hosts ([`Parties`]), and relays descriptions between the hosts. Set-up has
+//! the following steps. Each step begins when the previous step is complete on all hosts.
 //!
 //! 1. [`Be`](super::ToServer::Be): each host makes its parties and describes them.
-//! 2. [`Accept`](super::ToServer::Accept): the memory node makes an end for each client, for the metadata service and
-//!    for the middlebox. A middlebox of the store is the only client of the memory node, and accepts the others itself.
-//!    A middlebox that forwards packets receives the pairs of ends ([`Relay`](super::ToServer::Relay)).
+//! 2. [`Accept`](super::ToServer::Accept): the memory node makes an end for each client and for the metadata service.
+//!   If there is a middlebox for a store, the memory node makes an end only for the middlebox. The middlebox then makes
+//!   ends for the clients and the metadata service. A middlebox that only forwards packets receives the pairs of ends
+//!   ([`Relay`](super::ToServer::Relay)).
 //! 3. [`Serve`](super::ToServer::Serve): the metadata service connects with the memory node, and accepts clients.
 //! 4. [`Join`](super::ToServer::Join): clients connect.
-//! 5. `Go`: clients begin at one instant. The others serve until they receive `Done`.
+//! 5. `Go`: clients begin at one instant. All other parties serve until they receive `Done`.
 
 mod clients;
 mod coordinate;
@@ -27,29 +28,29 @@ pub(super) use serving::serve;
 use crate::far::FarPoint;
 use crate::record::Buckets;
 
-/// The hosts of the parties.
+/// Assignment of parties to hosts, by number of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parties {
-    /// The host with the memory node.
+    /// Host of the memory node.
     pub memory: usize,
-    /// The host with the metadata service.
+    /// Host of the metadata service.
     pub metadata: usize,
-    /// The host with the middlebox, if enough hosts exist.
+    /// Host of the middlebox, or `None` with fewer than three hosts.
     pub middlebox: Option<usize>,
-    /// The hosts with clients.
+    /// Hosts of the clients.
     pub clients: Vec<usize>,
 }
 
-/// A client, on its host.
+/// Client on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
     /// Number of the client, counted from 1.
     pub number: u32,
-    /// Place of the client. Clients of the store in one place share a cache.
+    /// Number of the workload's host that the client belongs to. Clients of a store with the same place share a cache.
     pub place: usize,
 }
 
-/// The parties that one host is in a point.
+/// Parties that one host acts as in a point.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Duties {
     /// Whether the host is the memory node.
@@ -63,7 +64,7 @@ pub struct Duties {
 }
 
 impl Duties {
-    /// Returns the duties in words.
+    /// Returns the duties as text.
     fn role(&self) -> &'static str {
         match self {
             Self { clients, .. } if !clients.is_empty() => "clients",
@@ -74,13 +75,13 @@ impl Duties {
         }
     }
 
-    /// Returns the number of polling threads of the host: one for each client of a store, and one for all other
-    /// duties.
+    /// Returns the number of polling threads of the host. Each client of a store has a thread. All other duties of a
+    /// host share one thread.
     pub(crate) fn threads(&self, point: &FarPoint) -> usize {
         if point.store().is_some() { self.clients.len().max(1) } else { 1 }
     }
 
-    /// Returns the number of queue pairs that the host's device has at the same time.
+    /// Returns the maximum number of queue pairs that exist on the host's device at the same time.
     fn queue_pairs(&self, point: &FarPoint) -> usize {
         let Some(store) = point.store() else {
             return if self.memory { pairs(point) } else { self.clients.len() };
@@ -99,10 +100,10 @@ fn pairs(point: &FarPoint) -> usize {
 }
 
 impl Parties {
-    /// Deals the parties to `hosts` hosts, at least two. The first host has clients and the second the memory node. A
-    /// third host is the middlebox. A fourth is the metadata service, which otherwise shares the host of the memory
-    /// node. All further hosts have clients. The deal is the same for all points, also for those without a middlebox,
-    /// so that results stay comparable.
+    /// Assigns the parties to at least two hosts. The first host has clients, the second host the memory node, and the
+    /// third host the middlebox. The fourth host has the metadata service. With fewer hosts, the metadata service is on
+    /// the host of the memory node. All further hosts have clients. The assignment is the same for all points, even for
+    /// points without a middlebox, so that results stay comparable.
     pub fn deal(hosts: usize) -> Self {
         Self {
             memory: 1,
@@ -112,8 +113,8 @@ impl Parties {
         }
     }
 
-    /// Returns why a point cannot be measured on these hosts; `None` if it can. `are_soft` tells that all hosts have
-    /// software RNICs.
+    /// Returns the reason why a point cannot be measured on these hosts, or `None` if there is no obstacle. `are_soft`
+    /// states whether all hosts have software RNICs.
     pub fn lacks(&self, point: &FarPoint, are_soft: bool) -> Option<&'static str> {
         let passes_box = match point {
             FarPoint::Store(store) => store.strategy.is_steered(),
@@ -145,14 +146,16 @@ impl Parties {
         match point.store() {
             Some(store) => {
                 at(self.metadata, &|duties| duties.metadata = true);
-                // If there are fewer hosts than in the workload, one host stands for several.
+                // If the study has fewer hosts than the workload, one real host has the clients of several hosts of the
+                // workload.
                 let places = store.hosts.max(self.clients.len()).min(store.clients).max(1);
                 for client in 0..store.clients {
                     let seat = Seat { number: client as u32 + 1, place: client % places };
                     at(self.clients[seat.place % self.clients.len()], &|duties| duties.clients.push(seat));
                 }
             }
-            // A middlebox sees the order in which requests of one host pass.
+            // All queue pairs to bare memory are on one host, since the middlebox records the order of one host's
+            // requests.
             None => {
                 for pair in 0..pairs(point) {
                     let seat = Seat { number: pair as u32 + 1, place: 0 };
@@ -178,7 +181,7 @@ fn is_boxed(point: &FarPoint) -> bool {
     }
 }
 
-/// The description of an end, serialized as text.
+/// Description of an end, which is serialized as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End(pub(super) EndpointDescription);
 
@@ -195,12 +198,12 @@ impl<'de> Deserialize<'de> for End {
     }
 }
 
-/// The pair of ends of a client and the memory node.
+/// Ends of one party for another party: an end for verbs, and possibly an end for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ends {
-    /// End for verbs. The end of a memory node has its region.
+    /// End for verbs. The end of a memory node contains the region of its memory.
     pub(super) lane: End,
-    /// End for messages, if the memory node's CPU serves.
+    /// End for messages, if the memory node's CPU serves requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) calls: Option<End>,
 }
@@ -218,24 +221,24 @@ impl Ends {
         ClientDescription { lane: self.lane.0, calls: self.calls.map(|end| end.0) }
     }
 
-    /// Returns the same ends at another address.
+    /// Returns the ends with another address.
     fn at(self, gid: std::net::Ipv6Addr) -> Self {
         Self { lane: End(EndpointDescription { gid, ..self.lane.0 }), ..self }
     }
 }
 
-/// The parties that a host has made.
+/// Ends of the parties that a host has made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Made {
     /// End of the metadata service for the memory node.
     pub(super) metadata: Option<Ends>,
     /// End of the middlebox for the memory node.
     pub(super) middlebox: Option<End>,
-    /// Ends of the clients, in order: for the memory node, and for the metadata service.
+    /// For each client in order, its ends for the memory node and its end for the metadata service.
     pub(super) clients: Vec<(Ends, Option<End>)>,
 }
 
-/// The work of the clients of one host, in a message.
+/// Results of the clients of one host, as a message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClientsDone {
     operations: Vec<u64>,
@@ -247,7 +250,7 @@ pub struct ClientsDone {
     skipped: u64,
     absent: u64,
     wire_bytes: Option<f64>,
-    /// Times on the clock of the host's device.
+    /// Beginning and end of the clients' work, on the clock of the host's device.
     span_ns: (u64, u64),
 }
 
@@ -343,8 +346,8 @@ mod tests {
         let lacks = |hosts: usize, point, are_soft| Parties::deal(hosts).lacks(point, are_soft).unwrap_or_default();
         assert!(lacks(2, &steered, true).contains("third") && lacks(3, &steered, false).contains("-d doorbell0"));
         assert_eq!((lacks(3, &steered, true), lacks(2, &plain, false)), ("", ""));
-        // Each client needs three. A device with memory node and metadata service needs three for each client and two
-        // more.
+        // Each of the five clients needs three queue pairs. A device with memory node and metadata service needs three
+        // for each client and two more.
         assert_eq!(Parties::deal(4).queue_pairs(&plain), 15);
         assert_eq!(Parties::deal(2).queue_pairs(&plain), 17);
     }

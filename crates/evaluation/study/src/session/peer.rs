@@ -1,4 +1,4 @@
-//! The other end of a session, from the view of one end.
+//! Peer of an end of a session, and the messages between the two ends.
 
 use doorbell_exchange::setup::{EndpointDescription, SetupError};
 use doorbell_verbs::Device;
@@ -12,11 +12,12 @@ use crate::one_sided::RemoteMemory;
 use crate::parameters::Parameters;
 use crate::record::PointResult;
 
-/// Messages of the end that asks.
+/// Messages from the asking end, or from a coordinator, to the answering end.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToServer {
-    /// Introduction of the asking end. It comes first, if the asking end wants an introduction or must show a token.
+    /// Introduction of the asking end. The asking end sends this message first if it wants an introduction in return or
+    /// must show a token.
     Introduce(Box<Introduction>),
     /// Parameters of the session.
     Parameters(Box<Parameters>),
@@ -24,7 +25,7 @@ pub enum ToServer {
     Point {
         /// Size of the messages.
         bytes: usize,
-        /// Number of connections of the answering part; `None` means all.
+        /// Number of connections of the answering part. `None` means all connections.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         connections: Option<usize>,
     },
@@ -37,35 +38,37 @@ pub enum ToServer {
     },
     /// Request for the time of the device's clock.
     Clock,
-    /// Request to perform the asking part from this instant on.
+    /// Request to start the asking part at the instant `start_ns`.
     Go {
-        /// One region for each connection of one-sided operations.
+        /// For one-sided operations, one region for each connection.
         memory: Vec<RemoteMemory>,
-        /// Start on the clock of the receiving end's device.
+        /// Start time on the clock of the message receiver's device.
         start_ns: u64,
     },
-    /// Request to become these parties of a point about shared memory.
+    /// Request to act as these parties of a point about shared memory.
     Be(Box<Duties>),
-    /// Request to a memory node, and before it to a middlebox: make an end for each of these numbered clients.
+    /// Request to make an end for each of these clients. The coordinator sends it to the middlebox, if there is one,
+    /// and then to the memory node.
     Accept {
-        /// For a middlebox: the memory node's end for it.
+        /// The memory node's end for the middlebox, in a request to a middlebox.
         node: Option<Ends>,
         /// Numbers and ends of the clients.
         clients: Vec<(u32, Ends)>,
     },
-    /// Request to a middlebox: forward packets between these pairs of a client's end and the memory node's.
+    /// Request to a middlebox to forward packets between these pairs of ends. Each pair is the end of a client and the
+    /// end of the memory node.
     Relay(Vec<[End; 2]>),
-    /// Request to a metadata service: serve.
+    /// Request to a metadata service to serve clients.
     Serve {
-        /// The memory node's end for it.
+        /// The memory node's end for the metadata service.
         memory: Ends,
         /// Numbers and ends of the clients.
         clients: Vec<(u32, End)>,
     },
-    /// Request to clients: connect with these ends of the memory node, and of the metadata service.
+    /// Request to clients to connect with these ends of the memory node and of the metadata service.
     Join(Vec<(Ends, Option<End>)>),
-    /// One-sided operations are complete, or all unacknowledged messages have left. Parties of a point about shared
-    /// memory receive this when clients have ended.
+    /// Report that all one-sided operations are complete, or that all unacknowledged messages were sent. In a point
+    /// about shared memory, the coordinator sends this message when all clients have ended.
     Done {
         /// Number of messages of each connection.
         messages: Vec<u64>,
@@ -74,29 +77,29 @@ pub enum ToServer {
     End,
 }
 
-/// Messages of the end that answers.
+/// Messages from the answering end to the asking end or to a coordinator.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FromServer {
     /// Introduction of the answering end.
     Introduced(Box<Introduced>),
-    /// Acceptance of the parameters, or of the point.
+    /// Acceptance of the parameters or of the point.
     Accepted,
-    /// Permission to start: receives are posted, or memory is available for one-sided operations.
+    /// Permission to start the point. Receives are posted, or memory is available for one-sided operations.
     Ready {
-        /// One region for each connection of one-sided operations.
+        /// For one-sided operations, one region for each connection.
         memory: Vec<RemoteMemory>,
     },
-    /// Report of this end at the end of the point.
+    /// Report of the answering end after a point.
     Report(Box<Report>),
     /// Time of the device's clock.
     Clock {
         /// Time in nanoseconds.
         now_ns: u64,
     },
-    /// Report of the asking part.
+    /// Report of a host that performed the asking part, after a point.
     Performed(Box<Performed>),
-    /// The parties that this end has made.
+    /// Ends of the parties that the host has made.
     Made(Box<Made>),
     /// Ends for the clients of an [`Accept`](ToServer::Accept).
     Taken(Vec<Ends>),
@@ -104,21 +107,21 @@ pub enum FromServer {
     Serving(Vec<End>),
     /// Results of the clients of a store.
     Stored(Box<ClientsDone>),
-    /// Result of queue pairs to bare memory.
+    /// Result of the clients of bare memory.
     Asked(Box<PointResult>),
     /// Reason of a failure.
     Failed(String),
 }
 
 impl ToServer {
-    /// Returns the error for this message in place of the expected one.
+    /// Returns the error about this message, which arrived instead of the expected message.
     pub(super) fn instead_of(self, expected: &str) -> SessionError {
         SessionError::Unexpected(format!("{self:?} instead of {expected}"))
     }
 }
 
 impl FromServer {
-    /// Returns the error for this message in place of the expected one.
+    /// Returns the error about this message, which arrived instead of the expected message.
     pub(super) fn instead_of(self, expected: &str) -> SessionError {
         match self {
             Self::Failed(reason) => SessionError::Peer(reason),
@@ -127,32 +130,33 @@ impl FromServer {
     }
 }
 
-/// The class of deadline for a control message. Each [`Peer`] defines the time in seconds. A peer that cannot keep
-/// this end waiting has no deadlines.
+/// Class of deadline for a control message. Each [`Peer`] implementation defines the time of each class.
+/// [`LocalPeer`](super::LocalPeer) has no deadlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// The peer answers at once.
     Answer,
-    /// If the peer knows a better reason for a failure, it has already sent it.
+    /// The connection has failed. If the peer knows a better reason for the failure, the reason arrives soon.
     Reason,
     /// The peer has work to do before it answers.
     Endless,
 }
 
-/// The state of a peer while connections work.
+/// State of a peer while a point is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// The peer is present, and has sent nothing.
     Silent,
-    /// The peer has sent a message that was not received yet. Until then, the end of the connection may be invisible.
+    /// The peer has sent a message that was not received yet. Until this end receives the message, it may not notice
+    /// that the peer has closed the connection.
     Spoke,
 }
 
-/// The other end of a session, with the connection to it.
+/// Other end of a session, with the control connection to that end.
 ///
-/// The ends may be processes, threads, or tasks of one thread. A future that blocks its thread, such as that of
-/// [`TcpPeer`](super::TcpPeer), requires a thread for each end. A future that gives way to other tasks, such as that
-/// of [`LocalPeer`](super::LocalPeer), runs anywhere. Several threads of one end may look at the peer at once.
+/// The ends may be processes, threads, or tasks of one thread. Futures of [`TcpPeer`](super::TcpPeer) block their
+/// thread, so each end requires its own thread. Futures of [`LocalPeer`](super::LocalPeer) let other tasks run, so both
+/// ends may share a thread. Several threads of one end may call [`look`](Self::look) at the same time.
 pub trait Peer: Sync {
     /// Messages that this end sends.
     type Says;
@@ -173,7 +177,7 @@ pub trait Peer: Sync {
     ///
     /// # Errors
     ///
-    /// The peer is gone, or does not take the message in time ([`SessionError::Control`]).
+    /// The peer is gone, or does not accept the message in time ([`SessionError::Control`]).
     fn send(&mut self, message: Self::Says) -> impl Future<Output = Result<(), SessionError>>;
 
     /// Receives the next message.
@@ -188,23 +192,22 @@ pub trait Peer: Sync {
     ///
     /// # Errors
     ///
-    /// The connection to the peer is broken ([`SessionError::Control`]). A peer that has hung up is no error here; the
-    /// next [`receive`](Self::receive) reports it.
+    /// The connection to the peer is broken ([`SessionError::Control`]). If the peer has closed the connection, this
+    /// function succeeds and the next [`receive`](Self::receive) fails.
     fn until_heard(&mut self, busy: impl FnMut()) -> impl Future<Output = Result<(), SessionError>>;
 
-    /// Runs `body` while the ends exchange no messages. Threads of this end may [look](Self::look) at the peer
-    /// meanwhile.
+    /// Runs `body` while the ends exchange no messages. During this time, threads of this end may call
+    /// [`look`](Self::look).
     ///
     /// # Errors
     ///
-    /// The error of `body`, or the connection to the peer is broken ([`SessionError::Control`]).
+    /// `body` fails, or the connection to the peer is broken ([`SessionError::Control`]).
     fn watched<T>(
         &self,
         body: impl Future<Output = Result<T, SessionError>>,
     ) -> impl Future<Output = Result<T, SessionError>>;
 
-    /// Returns whether the peer is silent or has sent something. Valid only while the peer is
-    /// [watched](Self::watched).
+    /// Returns whether the peer has sent something. Call this function only while [`watched`](Self::watched) runs.
     ///
     /// # Errors
     ///
@@ -212,27 +215,27 @@ pub trait Peer: Sync {
     fn look(&self) -> Result<Presence, SessionError>;
 }
 
-/// Polls of working connections between two looks at the clock, while the peer is watched.
+/// Number of rounds of polling between two reads of the clock, while the peer is watched.
 const ROUNDS_BETWEEN: u32 = 15;
 
-/// Interval at which a watched peer is looked at, which may be a system call.
+/// Interval between two checks of a watched peer. A check may be a system call.
 const LOOK_NS: u64 = 100_000_000;
 
-/// The watch on a peer while connections work.
+/// Check of the peer's presence while a point is measured.
 pub(super) struct Watch<'a> {
-    /// One look at the peer ([`Peer::look`]). It is no type parameter, since the code of both ends would be compiled
-    /// for each.
+    /// Calls [`Peer::look`]. A type parameter instead of this trait object would instantiate the code of both ends for
+    /// each type of peer.
     pub(super) look: &'a (dyn Fn() -> Result<Presence, SessionError> + Sync),
     pub(super) device: &'a Device,
-    /// Whether the peer must send nothing before this end has performed its part.
+    /// Whether the peer must not send anything until this end has performed its part.
     pub(super) is_to_be_silent: bool,
-    /// Whether a round lasts as long as a receiver pauses.
+    /// Whether a round of polling is long since the receiver pauses for each message.
     pub(super) rounds_are_long: bool,
 }
 
 impl Watch<'_> {
-    /// Returns the check for each round of a thread, which fails when the peer has gone. Without it, only the RNIC
-    /// would give up, possibly hours later.
+    /// Returns a check that a thread calls in each round of polling. The check fails when the peer is gone. Without the
+    /// check, the thread would wait until the RNIC gives up, possibly for hours.
     pub(super) fn check(&self) -> impl FnMut() -> Result<(), SessionError> {
         let (mut countdown, mut next_ns) = (0, 0);
         move || {

@@ -1,4 +1,4 @@
-//! The connections and the memory of one point, on either end.
+//! Connections and memory of one point, at either end.
 
 use doorbell_exchange::send_receive::{Endpoint, Hub, SharedOptions, SharedReceives};
 use doorbell_exchange::setup::EndpointDescription;
@@ -13,18 +13,18 @@ use crate::roles::{Part, Role};
 use crate::unacknowledged;
 use crate::workload::{Plan, SendMemory};
 
-/// The connections of one end.
+/// Connections of one end.
 pub(super) enum Ends<P: Connector> {
     Messages(Vec<(P::Connection, SendMemory)>),
-    /// One source for the readers at the other ends, and the number of readers.
+    /// One source for all readers, the number of readers, and the memory of the source.
     Replicated(Replication<P::Connection>, usize, SendMemory),
-    /// The connections of a single receiver.
+    /// Connections of a single receiver.
     Gathered(Box<Hub>),
     OneSided(Vec<one_sided::End>),
     Unacknowledged(Vec<unacknowledged::End>),
 }
 
-/// One connected point.
+/// Point whose connections are established.
 pub(super) struct Point<P: Connector> {
     pub(super) ends: Ends<P>,
     pub(super) fitted: Fitted,
@@ -42,7 +42,7 @@ enum Unconnected<P: Connector> {
     Unacknowledged(Vec<unacknowledged::End>),
 }
 
-/// A point that one end has prepared before it knows the other end.
+/// Point that one end has prepared, before the descriptions of the other end arrive.
 pub(super) struct Prepared<P: Connector> {
     protocol: P,
     ends: Unconnected<P>,
@@ -131,7 +131,7 @@ impl<P: Connector> Prepared<P> {
         }
     }
 
-    /// Exchanges descriptions with the peer and connects.
+    /// Exchanges descriptions with the peer, and connects all ends.
     pub(super) async fn connect(self, peer: &mut impl Peer) -> Result<Point<P>, SessionError> {
         let own = self.descriptions();
         let peers = peer.exchange(&own).await?;
@@ -165,7 +165,7 @@ impl<P: Connector> Prepared<P> {
     }
 }
 
-/// Makes one source for the messages of all these connections, from the memory of the first.
+/// Makes one source that publishes to all connections, from the memory of the first connection.
 fn replicated<P: Connector>(ends: Vec<(P::Connection, SendMemory)>) -> Result<Ends<P>, SessionError> {
     let count = ends.len();
     let mut replication = Replication::new();

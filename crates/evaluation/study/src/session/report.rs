@@ -1,4 +1,4 @@
-//! The report of one end about a point.
+//! Report of one end about a point.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::record::{self, Buckets};
 use crate::workload::Tally;
 use doorbell_machine::cpu::CpuTime;
 
-/// The counters of a device before a point.
+/// Counters of a device before a point.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Before {
     counters: Option<Counters>,
@@ -23,7 +23,7 @@ impl Before {
     }
 }
 
-/// The report of one end about a point.
+/// Report of one end about a point.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     pub(super) sent: u64,
@@ -36,23 +36,23 @@ pub struct Report {
     pub(super) link: BTreeMap<String, u64>,
     #[serde(default)]
     pub(super) cpu: CpuTime,
-    /// Order of the requests that a middlebox forwarded.
+    /// Figures about the order of the requests that a middlebox forwarded.
     #[serde(default, skip_serializing_if = "Figures::is_empty")]
     pub(super) far: Figures,
 }
 
-/// The report of a host of many that performed the asking part.
+/// Report of a host that performed the asking part in a session of many hosts.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Performed {
-    /// One tally for each of its connections, on the clock of its device.
+    /// Tally of each connection of the host. Times are those of the host's device.
     pub(super) tallies: Vec<Tally>,
-    /// Times of rounds, if they were measured.
+    /// Times of rounds, if the workload measures them.
     pub(super) histogram_ns: Option<Buckets>,
     pub(super) report: Report,
 }
 
 impl Report {
-    /// Combines the reports of two ends of one side.
+    /// Adds the report of another host that performs the same part.
     pub(super) fn and(self, other: &Self) -> Self {
         let both = |mut one: BTreeMap<String, u64>, other: &BTreeMap<String, u64>| {
             for (name, count) in other {
@@ -75,7 +75,7 @@ impl Report {
         }
     }
 
-    /// Makes the report of a point. `before` has the counters of the device before the point.
+    /// Creates the report of a point. `before` contains the counters of the device before the point.
     pub(super) fn new(tallies: &[Tally], device: &Device, before: &Before) -> Self {
         let sum = |field: fn(&Tally) -> u64| tallies.iter().map(field).sum();
         Self {

@@ -1,4 +1,4 @@
-//! The result of a point, from what both ends saw.
+//! Result of a point, computed from the reports of both ends.
 
 use doorbell_protocols::Protocol;
 use doorbell_verbs::PathMtu;
@@ -11,7 +11,7 @@ use crate::prediction::Path;
 use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, PointResult, Rates};
 use crate::workload::{self, Tally};
 
-/// A point, and the reports of both ends.
+/// Point with the reports of both ends.
 pub(super) struct Seen<'a> {
     pub(super) parameters: &'a Parameters,
     pub(super) bytes: usize,
@@ -27,7 +27,7 @@ pub(super) struct Seen<'a> {
     pub(super) report: Report,
 }
 
-/// The path of the messages of a point.
+/// Properties of a point that determine its packets.
 #[derive(Clone, Copy)]
 pub(super) struct Ways<'a> {
     pub(super) parameters: &'a Parameters,
@@ -40,12 +40,13 @@ pub(super) struct Ways<'a> {
 impl Ways<'_> {
     /// Returns the packets that an end sent, by kind.
     pub(super) fn counted(&self, end: &Report) -> Counted {
-        // A SEND without bytes counts as a word, unless messages without bytes look the same.
+        // Messages of Send-Receive without payload look like control messages. For such messages, use the connections'
+        // own count of control messages.
         let is_alike = self.bytes == 0 && self.parameters.protocol == Protocol::SendReceive;
         Counted::of(&end.counters, end.keepalives, is_alike.then_some(end.control_sends), self.ipv6)
     }
 
-    /// Returns the path from which the cost of messages over `connections` connections follows.
+    /// Returns the properties that determine the packets of messages over `connections` connections.
     pub(super) fn path(&self, connections: usize) -> Path {
         let Self { parameters, bytes, fitted, mtu, ipv6 } = *self;
         Path {
@@ -63,7 +64,7 @@ impl Ways<'_> {
     }
 }
 
-/// Returns the packets of an end, other than data, that its peer may acknowledge.
+/// Returns the number of packets other than data packets that the peer may acknowledge.
 pub(super) fn acknowledged_besides(counted: &Counted) -> u64 {
     counted.control_packets + counted.retransmitted_packets
 }
@@ -77,7 +78,7 @@ impl Seen<'_> {
             ended_ns.saturating_sub(began_ns).max(1) as f64 / 1e9
         };
         let seconds = seconds_since(|tally| tally.began_ns);
-        // Counters include the warm-up.
+        // Counters include the warm-up, so their rates refer to the time with warm-up.
         let counted_seconds = seconds_since(|tally| tally.first_ns);
         let is_acknowledged = parameters.transport == Transport::Rc;
         let lost = match parameters.kind {
@@ -99,7 +100,7 @@ impl Seen<'_> {
             client: path.predict(own.sent, own.received, counted.server.data_packets),
             server: path.predict(report.sent, report.received, counted.client.data_packets),
         };
-        // Each control message and each retransmitted packet may be acknowledged as well.
+        // The peer may also acknowledge each control message and each retransmitted packet.
         predicted.client.ack_packets_max += acknowledged_besides(&counted.server);
         predicted.server.ack_packets_max += acknowledged_besides(&counted.client);
         let rates = BothEnds {

@@ -1,4 +1,4 @@
-//! The end that answers.
+//! The answering end of a session.
 
 use std::net::TcpStream;
 
@@ -23,10 +23,10 @@ use crate::unacknowledged::{self, Listener};
 use crate::workload::{Plan, Tally};
 use doorbell_machine::cpu::CpuTime;
 
-/// Maximum time until the start of a point, in nanoseconds.
+/// Maximum time from the request to start a point until the start, in nanoseconds.
 const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 
-/// A client of another process that has completed its opening. Its requests follow.
+/// Client in another process that has completed its opening, and whose requests follow.
 #[derive(Debug)]
 pub struct AdmittedClient {
     peer: TcpPeer<FromServer, ToServer>,
@@ -34,7 +34,8 @@ pub struct AdmittedClient {
 }
 
 impl AdmittedClient {
-    /// Makes the client of a stream from its first line, admitted by a [`SessionOpening`](super::SessionOpening).
+    /// Creates the client from its stream and its first line. A [`SessionOpening`](super::SessionOpening) has admitted
+    /// the client.
     ///
     /// # Errors
     ///
@@ -43,14 +44,15 @@ impl AdmittedClient {
         Ok(Self { peer: TcpPeer::new(stream)?, first })
     }
 
-    /// Serves the client until it is done.
+    /// Serves the client until the client ends the session.
     ///
-    /// The function takes the device, since a host may become a middlebox, which takes its address.
+    /// The function takes ownership of the device. If the host becomes a middlebox, the device is closed and the
+    /// middlebox uses the device's address.
     ///
     /// # Errors
     ///
-    /// The client requests something that is not allowed, or a point failed. Then this end has sent the reason to the
-    /// client. Or the client has closed its connection.
+    /// The client made an invalid request, or a point failed. In both cases this end has sent the reason to the client.
+    /// Or the client has closed its connection.
     pub fn serve(self, device: Device, terms: &Terms) -> Result<(), SessionError> {
         let Self { mut peer, first } = self;
         let threads = OsThreads::default();
@@ -63,14 +65,15 @@ impl AdmittedClient {
         block_on(told(&mut peer, result))
     }
 
-    /// Tells the client the reason for which it is not served.
+    /// Tells the client the reason why it is not served.
     pub fn refuse(mut self, reason: &str) {
         // If the message does not reach the client, the client has gone.
         let _ = block_on(self.peer.send(FromServer::Failed(reason.to_owned())));
     }
 }
 
-/// Serves a peer that needs no admission, such as one that this process has called, until it is done.
+/// Serves a peer without admission until the peer ends the session. For example, this process has connected to the
+/// peer.
 ///
 /// # Errors
 ///
@@ -84,7 +87,7 @@ pub fn serve(device: Device, stream: TcpStream, terms: &Terms) -> Result<(), Ses
     }
 }
 
-/// Tells a client why it cannot be served.
+/// Greets a client and tells the client the reason why it is not served.
 ///
 /// # Errors
 ///
@@ -93,13 +96,14 @@ pub fn refuse(stream: TcpStream, reason: &str) -> Result<(), SessionError> {
     let mut peer = TcpPeer::<FromServer, ToServer>::new(stream)?;
     block_on(async {
         peer.exchange(&[]).await?;
-        // Read a message first: data sent before all input was read is lost when the stream closes.
+        // Read a message first. If the stream closes with unread input, TCP discards data that this end has sent.
         let _ = peer.receive(Patience::Answer).await?;
         peer.send(FromServer::Failed(reason.to_owned())).await
     })
 }
 
-/// Serves a peer over any kind of connection, with any kind of threads. The counterpart is [`Asking`](super::Asking).
+/// Serves a peer of any kind with any kind of threads, until the peer ends the session. The peer uses
+/// [`Asking`](super::Asking).
 ///
 /// # Errors
 ///
@@ -116,7 +120,7 @@ pub async fn answer<P: Peer<Says = FromServer, Hears = ToServer>>(
         Err(error) => return told(&mut peer, Err(error)).await,
     };
     let result = match answer_points(device, (&mut peer, first), threads, terms).await {
-        // The parties of such a point need threads and sockets.
+        // The parties of a point about shared memory need threads and sockets.
         Ok(Some(_)) => {
             Err(SessionError::Unexpected("a point about shared memory, which requires processes".to_owned()))
         }
@@ -125,19 +129,21 @@ pub async fn answer<P: Peer<Says = FromServer, Hears = ToServer>>(
     told(&mut peer, result).await
 }
 
-/// Sends the reason of a failed session to the peer. Returns `result`.
+/// If the session failed, sends the reason to the peer. Returns `result`.
 async fn told(peer: &mut impl Peer<Says = FromServer>, result: Result<(), SessionError>) -> Result<(), SessionError> {
     if let Err(error) = &result
         && !matches!(error, SessionError::Control(_))
     {
-        // If the message does not reach the peer, the peer has gone, and `result` has a better reason.
+        // If the message does not reach the peer, the peer has gone. The error in `result` is more useful than the
+        // failure to send.
         let _ = peer.send(FromServer::Failed(error.to_string())).await;
     }
     result
 }
 
-/// Serves a client that began with `first`, until it is done or asks for a point about shared memory. Returns the
-/// parameters of that point, and this process's position among the processes that share its CPUs.
+/// Serves a client whose first message was `first`, until the client ends the session or requests a point about shared
+/// memory. For such a point, returns its parameters, and this process's position among the processes that share its
+/// CPUs.
 async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     device: &Device,
     (peer, mut first): (&mut P, ToServer),
@@ -191,11 +197,15 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
                 peer.send(FromServer::Performed(Box::new(performed))).await?;
             }
             ToServer::Clock => peer.send(FromServer::Clock { now_ns: device.now_ns() }).await?,
-            ToServer::Go { .. } => return Err(SessionError::Unexpected("go before there was a point".to_owned())),
+            ToServer::Go { .. } => return Err(SessionError::Unexpected("go before the first point".to_owned())),
             ToServer::End => return Ok(None),
-            ToServer::Introduce(_) => return Err(SessionError::Unexpected("an introduction too late".to_owned())),
-            ToServer::Parameters(_) => return Err(SessionError::Unexpected("parameters twice".to_owned())),
-            ToServer::Done { .. } => return Err(SessionError::Unexpected("done before there was a point".to_owned())),
+            ToServer::Introduce(_) => {
+                return Err(SessionError::Unexpected("an introduction after the parameters".to_owned()));
+            }
+            ToServer::Parameters(_) => {
+                return Err(SessionError::Unexpected("a second message with parameters".to_owned()));
+            }
+            ToServer::Done { .. } => return Err(SessionError::Unexpected("done before the first point".to_owned())),
             other @ (ToServer::Be(_)
             | ToServer::Accept { .. }
             | ToServer::Relay(_)
@@ -205,10 +215,10 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     }
 }
 
-/// Returns the part with this number of its connections.
+/// Returns the part with `connections` of its connections.
 fn share(part: Part, connections: usize) -> Result<Part, SessionError> {
     if !(1..=part.connections).contains(&connections) {
-        let what = format!("a point of {connections} connections, allowed are 1 to {}", part.connections);
+        let what = format!("a point of {connections} connections: must be 1 to {}", part.connections);
         return Err(SessionError::Unexpected(what));
     }
     Ok(part.share(connections))
@@ -230,7 +240,7 @@ async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
     let (before, plan, cpu_before) = (point.before, point.plan, threads.cpu_time());
     if let Ends::OneSided(ends) = &point.ends {
         let tallies = be_target(ends, device, peer, parameters, &plan).await?;
-        // A target has no empty polls: its polls do the RNIC's work.
+        // A target has no empty polls, since its polls drive the software RNIC.
         let cpu = CpuTime { empty_ns: None, ..threads.cpu_time().since(cpu_before) };
         return Ok(Report { cpu, ..Report::new(&tallies, device, &before) });
     }
@@ -238,14 +248,14 @@ async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
     if let Ends::Unacknowledged(ends) = &point.ends {
         let listeners = ends.iter().map(|end| Listener::new(end, &plan, part.role == Role::Responder)).collect();
         let tallies = be_listener(listeners, device, peer, bytes).await?;
-        // A listener polls until the messages end, and does not count empty polls separately.
+        // A listener does not count empty polls separately.
         let cpu = CpuTime { empty_ns: None, ..threads.cpu_time().since(cpu_before) };
         return Ok(Report { cpu, ..Report::new(&tallies, device, &before) });
     }
     Ok(perform(point, &[], (device, peer), (threads, cpu_before), (parameters, &part)).await?.report)
 }
 
-/// Performs a part of a point, and checks meanwhile whether the peer is present. CPU time counts from `cpu_before` on.
+/// Performs a part of a point while it watches the peer. `cpu_before` is the CPU time before the point.
 async fn perform<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
     point: Point<C>,
     memory: &[RemoteMemory],
@@ -263,15 +273,17 @@ async fn perform<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hear
     Ok(Performed { tallies, histogram_ns: histogram.as_ref().map(Buckets::of), report })
 }
 
-/// Rejects a start that is too far ahead.
+/// Rejects a start time that is too far in the future.
 pub(super) fn check_start(start_ns: u64, device: &Device) -> Result<(), SessionError> {
     match start_ns.saturating_sub(device.now_ns()) {
         0..=LONGEST_WAIT_NS => Ok(()),
-        ahead_ns => Err(SessionError::Unexpected(format!("a start in {ahead_ns} ns, allowed are {LONGEST_WAIT_NS}"))),
+        ahead_ns => {
+            Err(SessionError::Unexpected(format!("a start in {ahead_ns} ns: must be at most {LONGEST_WAIT_NS} ns")))
+        }
     }
 }
 
-/// Performs the asking part of a point of many hosts, from the common start on.
+/// Performs the asking part of a point of many hosts, beginning at the common start time.
 async fn ask_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
     protocol: C,
     pd: &Pd,
@@ -301,7 +313,7 @@ async fn ask_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, He
     perform(point, &memory, (device, peer), (threads, cpu_before), (parameters, &part)).await
 }
 
-/// Receives messages until the peer reports that it has sent all, and a little longer.
+/// Receives messages until the peer reports that it has sent all messages, and then the messages in flight.
 async fn be_listener(
     mut listeners: Vec<Listener<'_>>,
     device: &Device,
@@ -328,7 +340,7 @@ async fn be_listener(
     Ok(listeners.iter().map(Listener::tally).collect())
 }
 
-/// Provides memory for the peer until the peer reports that it is done.
+/// Provides memory for the peer's operations until the peer reports that they are complete.
 async fn be_target(
     ends: &[one_sided::End],
     device: &Device,
@@ -337,9 +349,9 @@ async fn be_target(
     plan: &Plan,
 ) -> Result<Vec<Tally>, SessionError> {
     peer.send(FromServer::Ready { memory: ends.iter().map(one_sided::End::memory).collect() }).await?;
-    // The RNIC works by itself. A software RNIC, however, has only the processors of its programs: a target that polls
-    // lends its own, and a target that sleeps has the RNIC woken. A hardware RNIC needs neither, and on few processors
-    // a polling target would slow it down.
+    // A hardware RNIC serves the operations without this thread, and on few processors a polling target would slow down
+    // other threads. A software RNIC runs on the processors of its programs. A target that polls runs the software RNIC
+    // in its own thread. With `events`, the target sleeps and the RNIC's own thread serves the operations.
     let wants_processor = device.attributes().provider == doorbell_verbs::soft::PROVIDER;
     if let (Some(end), true) = (ends.first(), wants_processor && !parameters.events) {
         peer.until_heard(|| end.lend_processor()).await?;

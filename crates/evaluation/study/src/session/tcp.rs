@@ -1,4 +1,4 @@
-//! Ends that are processes, joined by TCP. Each message is one line of JSON.
+//! Peers in other processes, joined by TCP. Each message is one line of JSON.
 
 use std::io;
 use std::marker::PhantomData;
@@ -13,30 +13,31 @@ use socket2::{SockRef, TcpKeepalive};
 use super::SessionError;
 use super::peer::{FromServer, Patience, Peer, Presence, ToServer};
 
-/// Time that one end waits for an answer of the other.
+/// Maximum time that an end waits for an answer of its peer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Time that an end that failed waits for the other's reason.
+/// Maximum time that an end waits for the peer's reason after a failure.
 const REASON_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Maximum length of a line in bytes.
 const LONGEST_LINE: usize = 1 << 20;
 
-/// Silence after which TCP probes the peer's machine, and the interval of further probes.
+/// Idle time after which TCP probes the peer's machine, and interval between further probes.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// Time without an answer after which the peer's machine counts as gone.
+/// Time without an acknowledgement after which TCP treats the peer's machine as gone.
 const MACHINE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Calls of `busy` between two looks at the stream, which are system calls.
+/// Number of calls of `busy` between two checks of the stream. Each check is a system call.
 const LOOKS_BETWEEN: u32 = 256;
 
-/// Parses a line. The error is the beginning of the invalid line.
+/// Parses a line. The error contains the first 200 bytes of the invalid line.
 pub(super) fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
     serde_json::from_slice(line).map_err(|_| String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned())
 }
 
-/// Reads a line as both ends do, and checks its parameters if it has some. For tests of messages from peers.
+/// Parses a line as a message of either end, and validates the parameters in the line. Tests call this function with
+/// messages of untrusted peers.
 pub fn judge_line(line: &[u8]) {
     if let Ok(ToServer::Parameters(parameters)) = parse(line)
         && parameters.check().is_ok()
@@ -47,9 +48,9 @@ pub fn judge_line(line: &[u8]) {
     drop(parse::<FromServer>(line).map(|answer| answer.instead_of("anything")));
 }
 
-/// The other end, over TCP. This end sends `S` and receives `H`.
+/// Peer over TCP. This end sends messages of type `S` and receives messages of type `H`.
 ///
-/// Its futures block the thread that polls them, so each end needs a thread or a process of its own.
+/// The futures block the thread that polls them, so each end needs its own thread or process.
 #[derive(Debug)]
 pub struct TcpPeer<S, H> {
     stream: TcpStream,
@@ -57,7 +58,7 @@ pub struct TcpPeer<S, H> {
 }
 
 impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
-    /// Makes the peer at the other end of a stream.
+    /// Creates the peer for the other end of a stream.
     ///
     /// # Errors
     ///
@@ -71,19 +72,19 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
         Ok(Self { stream, words: PhantomData })
     }
 
-    /// Receives `count` descriptions of the peer, for a coordinator that relays them and sends its own later. The
-    /// errors do not name the peer, since the coordinator adds the name.
+    /// Receives `count` descriptions from the peer. A coordinator relays these descriptions, and sends descriptions to
+    /// this peer later. Errors do not name the peer, since the coordinator adds the name.
     pub(super) fn hear_descriptions(&self, count: usize) -> Result<Vec<EndpointDescription>, SetupError> {
         setup::receive(&mut Timed::new(&self.stream, ANSWER_DEADLINE), "it", count, ANSWER_DEADLINE)
     }
 
-    /// Sends descriptions to the peer, which has sent its own before.
+    /// Sends descriptions to a peer that has already sent its descriptions.
     pub(super) fn say_descriptions(&self, descriptions: &[EndpointDescription]) -> Result<(), SessionError> {
         let hello = setup::hello(descriptions);
         Timed::new(&self.stream, ANSWER_DEADLINE).write_all(&hello).map_err(SessionError::Control)
     }
 
-    /// Returns the stream for another use.
+    /// Returns the stream and drops the peer.
     pub(super) fn into_stream(self) -> TcpStream {
         self.stream
     }
@@ -94,7 +95,7 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
     }
 
     /// Receives the next line, which must be complete within the deadline. Without a deadline, the line may begin at
-    /// any time, but must then be complete within the time of an answer.
+    /// any time. Once begun, it must be complete within [`ANSWER_DEADLINE`].
     fn next(&mut self, deadline: Option<Duration>) -> Result<H, SessionError> {
         if deadline.is_none() {
             self.await_line()?;
@@ -114,7 +115,7 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
         }
     }
 
-    /// Reads only up to the end of the line: the bytes after it may belong to another protocol.
+    /// Reads up to the end of the line. Bytes after the line stay unread, since they may belong to another protocol.
     fn read_line(&mut self, deadline: Duration) -> Result<Vec<u8>, SessionError> {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
@@ -207,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// The deadline holds even if each byte arrives shortly after the one before.
+    /// The deadline holds even if the peer sends single bytes at short intervals.
     #[test]
     fn a_slow_line_must_end_by_the_deadline() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

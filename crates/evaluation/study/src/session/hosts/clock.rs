@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The offset of a host's clock from that of the coordinator, and its maximum error.
+/// Offset of a host's clock from the coordinator's clock, and the maximum error of the offset.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::session) struct Clock {
     ahead_ns: i128,
@@ -10,8 +10,8 @@ pub(in crate::session) struct Clock {
 }
 
 impl Clock {
-    /// Returns the clock by the look with the shortest round trip. A look is the host's time, and the coordinator's
-    /// time before and after the request.
+    /// Computes the offset from the clock read with the shortest round trip. Each element of `looks` is the host's
+    /// time, and the coordinator's time before and after the request.
     pub(super) fn of(looks: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
         let clock = |(shown, before, after): (u64, u64, u64)| {
             let (before, error_ns) = (i128::from(before), after.saturating_sub(before) / 2);
@@ -36,7 +36,7 @@ fn clamped(ns: i128) -> u64 {
     u64::try_from(ns.max(0)).unwrap_or(u64::MAX)
 }
 
-/// A clock of the machine that starts with a point, for the coordinator and for a middlebox.
+/// Clock that starts with a point. The coordinator and a middlebox use it, since they have no device.
 #[derive(Clone, Copy)]
 pub(in crate::session) struct Watch(Instant);
 
@@ -62,11 +62,12 @@ mod tests {
 
     #[test]
     fn the_shortest_round_trip_decides_the_clock() {
-        // A clock that is 1000 ahead, read in the middle of 10, and at the end of 400.
+        // The host's clock is 1000 ahead. The host reads the clock in the middle of a round trip of 10, and at the end
+        // of longer round trips.
         let clock = Clock::of([(1400, 0, 400), (1505, 500, 510), (2000, 600, 1000)]);
         assert_eq!((clock.ahead_ns, clock.error_ns), (1000, 5));
         assert_eq!((clock.at(7), clock.back(1007)), (1007, 7));
-        // A clock that started long after the coordinator's, asked for an instant before its start.
+        // The host's clock started long after the coordinator's clock. The instant 0 lies before that start.
         let behind = Clock::of([(5, 1000, 1000)]);
         assert_eq!((behind.at(0), behind.at(1000), behind.back(5)), (0, 5, 1000));
     }

@@ -1,4 +1,4 @@
-//! The combined reports of the hosts of a point: the time that all of them measured, and the work of each.
+//! Combined result of the hosts of a point: the time during which all asking hosts measured, and the work of each host.
 
 use doorbell_verbs::PathMtu;
 
@@ -12,7 +12,7 @@ use crate::record::{Buckets, Counted, HostResult, PointResult};
 use crate::workload::Tally;
 use doorbell_machine::cpu::CpuPerMessage;
 
-/// The report of one host.
+/// Report of one host.
 pub(super) enum SeenBy {
     Asking(Performed),
     Answering(Report),
@@ -27,7 +27,7 @@ impl SeenBy {
     }
 }
 
-/// A point of many hosts, after all have reported.
+/// Point of many hosts, after all hosts have sent their reports.
 pub(super) struct Together<'a> {
     pub(super) names: Vec<String>,
     pub(super) parameters: &'a Parameters,
@@ -39,7 +39,7 @@ pub(super) struct Together<'a> {
     pub(super) start_ns: u64,
 }
 
-/// The time in which a host that asks measured, on the coordinator's clock.
+/// Time during which an asking host measured, on the coordinator's clock.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::session) struct Interval {
     pub(in crate::session) began_ns: u64,
@@ -47,9 +47,9 @@ pub(in crate::session) struct Interval {
     pub(in crate::session) sent: u64,
 }
 
-/// Returns the time in which all hosts measured, and the share of all messages that were sent in it. Each host counts
-/// as sending at a constant rate. If no such time exists, returns the host that began too late, and the delay in
-/// nanoseconds.
+/// Returns the common time, during which all hosts measured, and the share of all messages that were sent in that time.
+/// The function assumes that each host sends at a constant rate. If there is no common time, it returns the host that
+/// began last, and the nanoseconds between the first host's end and this host's beginning.
 pub(in crate::session) fn in_common(intervals: &[Option<Interval>]) -> Result<(u64, f64), (usize, u64)> {
     let known = || intervals.iter().enumerate().filter_map(|(host, interval)| Some((host, (*interval)?)));
     let Some((last, began_ns)) = known().map(|(host, it)| (host, it.began_ns)).max_by_key(|(_, began)| *began) else {
@@ -66,7 +66,8 @@ pub(in crate::session) fn in_common(intervals: &[Option<Interval>]) -> Result<(u
     Ok((common_ns, if all > 0.0 { sent / all } else { 1.0 }))
 }
 
-/// Reduces the result of a point to the share `within` of all messages that were sent in the common time.
+/// Reduces the result of a point to the common time `common_ns`. `within` is the share of messages that were sent in
+/// that time.
 pub(in crate::session) fn of_common_time(all: PointResult, common_ns: u64, within: f64) -> PointResult {
     let (seconds, messages) = (common_ns as f64 / 1e9, all.messages as f64 * within);
     let messages_per_s = messages / seconds;
@@ -112,7 +113,7 @@ impl Together<'_> {
                 ..*tally
             }));
             if let Some(buckets) = &performed.histogram_ns {
-                // The histogram resizes itself, so it can record every value.
+                // The histogram resizes automatically, so adding values cannot fail.
                 let _ = histogram.get_or_insert_with(Buckets::empty_histogram).add(buckets.to_histogram());
             }
         }
@@ -127,7 +128,7 @@ impl Together<'_> {
         let counted: Vec<Counted> = seen.iter().map(|seen| ways.counted(seen.report())).collect();
         let (cast, shares) = (self.parameters.cast(), &self.dealt.shares);
         let host = |(index, (seen, share)): (usize, (&SeenBy, &Share))| {
-            // Messages of the peers of its connections, which may also send to other hosts.
+            // Hosts that share a connection with this host. Such a peer may exchange messages with further hosts too.
             let is_peer = |other: &&Share| {
                 let lanes = || other.lanes.iter().map(|&lane| self.dealt.lanes[lane]);
                 other.host != share.host && lanes().any(|lane| lane.asks == share.host || lane.answers == share.host)
@@ -169,7 +170,8 @@ mod tests {
     fn rates_count_only_the_common_time() {
         let interval = |began_ns, ended_ns, sent| Some(Interval { began_ns, ended_ns, sent });
         assert_eq!(in_common(&[interval(10, 110, 500)]), Ok((100, 1.0)));
-        // One host sends 100 in 100 ns, another 300 in 50 ns of these. A third has no part.
+        // One host sends 100 messages in 100 ns. Another host sends 300 messages in the second half of that time. A
+        // third host has no part.
         let (common_ns, share) = in_common(&[interval(0, 100, 100), None, interval(50, 100, 300)]).unwrap();
         assert_eq!((common_ns, share), (50, 350.0 / 400.0));
         assert_eq!(in_common(&[interval(0, 10, 1), interval(30, 40, 1)]), Err((1, 20)));

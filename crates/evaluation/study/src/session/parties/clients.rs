@@ -1,4 +1,4 @@
-//! A host with clients. Each client of a store has a thread; queue pairs to bare memory share one thread.
+//! Host with clients. Each client of a store has its own thread, while all queue pairs to bare memory share one thread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use crate::far::{FarPoint, Shape, StorePoint, run_pairs, words};
 use crate::one_sided::RemoteMemory;
 use crate::pinning::Pinning;
 
-/// Seed of the operations: the same as on one machine.
+/// Seed of the clients' operations. A point on one machine uses the same seed.
 const SEED: u64 = 1;
 
-/// Time after which the holder of a lock counts as dead. It exceeds the time that a busy machine keeps a thread from
-/// running.
+/// Time after which other clients assume that the holder of a lock has died, in nanoseconds. On a busy machine, a
+/// thread may be delayed for less than this time.
 const LEASE_NS: u64 = 2_000_000_000;
 
-/// Interval of the checks whether clients have ended, or the peer is gone.
+/// Interval at which the host checks whether its clients have ended or the peer is gone.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Ends of the memory node and of the metadata service for a client.
 type Joined = (Ends, Option<End>);
 
-/// Runs these clients until the peer ends the session.
+/// Runs the clients of this host until the peer ends the session.
 pub(super) fn be(
     device: &Device,
     peer: &mut Control,
@@ -60,7 +60,7 @@ pub(super) fn be(
     }
 }
 
-/// Receives the ends that the clients connect with, one for each.
+/// Receives the ends of memory node and metadata service for each of `count` clients.
 fn hear_joined(peer: &mut Control, count: usize) -> Result<Vec<Joined>, SessionError> {
     match hear(peer)? {
         ToServer::Join(joined) if joined.len() == count => Ok(joined),
@@ -68,11 +68,12 @@ fn hear_joined(peer: &mut Control, count: usize) -> Result<Vec<Joined>, SessionE
     }
 }
 
-/// Runs queue pairs to bare memory.
+/// Runs `count` queue pairs to bare memory.
 fn queue_pairs(device: &Device, peer: &mut Control, point: &FarPoint, count: usize) -> Result<Began, SessionError> {
-    let Shape { slots, bytes, mtu, memory_bytes } = Shape::of(point)
-        .filter(|shape| shape.slots.len() == count)
-        .ok_or_else(|| SessionError::Unexpected(format!("{count} queue pairs, which is not what the point has")))?;
+    let Shape { slots, bytes, mtu, memory_bytes } =
+        Shape::of(point).filter(|shape| shape.slots.len() == count).ok_or_else(|| {
+            SessionError::Unexpected(format!("a request for {count} queue pairs, but the point has another number"))
+        })?;
     let pd = device.create_pd()?;
     let pairs: Vec<_> =
         slots.iter().map(|&slots| words::Pair::new(&pd, slots, bytes, mtu)).collect::<Result<_, _>>()?;
@@ -89,7 +90,10 @@ fn queue_pairs(device: &Device, peer: &mut Control, point: &FarPoint, count: usi
     let region = joined.first().map(|(ends, _)| ends.lane.0.regions[0]).unwrap_or_default();
     let memory = RemoteMemory { address: region.address, rkey: region.rkey.get(), bytes: region.length };
     if memory.bytes < memory_bytes as u64 {
-        return Err(SessionError::Unexpected(format!("{} B of memory, {memory_bytes} are needed", memory.bytes)));
+        return Err(SessionError::Unexpected(format!(
+            "{} B of memory: must be at least {memory_bytes} B",
+            memory.bytes
+        )));
     }
     let asked = {
         let watch =
@@ -101,10 +105,10 @@ fn queue_pairs(device: &Device, peer: &mut Control, point: &FarPoint, count: usi
     Ok(began)
 }
 
-/// A client's thread, as seen by the thread that talks with the peer.
+/// Handle to a client's thread, for the thread that exchanges messages with the peer.
 struct Client<'scope> {
     number: u32,
-    /// The ends that the client has made. `connected` signals that the client has connected with those of `join`.
+    /// Receives the ends that the client has made.
     made: Receiver<Joined>,
     connected: Receiver<()>,
     join: Sender<Joined>,
@@ -112,7 +116,7 @@ struct Client<'scope> {
     thread: ScopedJoinHandle<'scope, Result<Tally, String>>,
 }
 
-/// The state that all clients of a host share.
+/// Options and state that all clients of a host share.
 struct Conditions<'a> {
     device: &'a Device,
     load: Load,
@@ -128,7 +132,7 @@ fn clients(
     store: &StorePoint,
     (seats, pinning): (&[Seat], &Pinning),
 ) -> Result<Began, SessionError> {
-    // Operations that have begun are awaited, so that all clients disconnect in order.
+    // Let clients complete the operations that have begun, so that all clients can disconnect properly.
     let load = Load { drains: true, ..store.load() };
     let options = ClientOptions {
         strategy: store.strategy,
@@ -164,7 +168,7 @@ fn clients(
             let thread = std::thread::Builder::new().name(format!("client {number}"));
             let thread = thread.spawn_scoped(scope, run).map_err(|error| SessionError::StoreClient {
                 number,
-                why: format!("its thread cannot be started: {error}"),
+                why: format!("the client's thread cannot be started: {error}"),
             })?;
             clients.push(Client { number, made: is_made, connected: is_connected, join, start, thread });
         }
@@ -172,12 +176,12 @@ fn clients(
         if conducted.is_err() {
             shared.is_over.store(true, Ordering::Release);
         }
-        // Clients without a start signal end now.
+        // A client that has received no start signal ends when its channels are dropped.
         let ended: Vec<_> = clients
             .into_iter()
             .map(|Client { number, thread, join, start, .. }| {
                 drop((join, start));
-                let tally = thread.join().unwrap_or_else(|_| Err("its thread panicked".to_owned()));
+                let tally = thread.join().unwrap_or_else(|_| Err("the client's thread panicked".to_owned()));
                 tally.map_err(|why| SessionError::StoreClient { number, why })
             })
             .collect();
@@ -190,7 +194,7 @@ fn clients(
                 Err(error) => errors.push(error),
             }
         }
-        // Of several errors, the first that is a real reason counts.
+        // Report the first error that is not merely the consequence of another client's error.
         let first = errors.iter().position(|error| !stopped(error));
         match (first, conducted) {
             (Some(first), _) => Err(errors.swap_remove(first)),
@@ -203,7 +207,7 @@ fn clients(
     })
 }
 
-/// Leads clients through set-up. Returns once all have ended, or the peer has.
+/// Leads clients through set-up. Returns when all clients have ended or the peer is gone.
 fn conduct(shared: &Conditions<'_>, peer: &mut Control, clients: &[Client<'_>]) -> Result<Began, SessionError> {
     let lost = |client: &Client<'_>| SessionError::StoreClient { number: client.number, why: STOPPED.to_owned() };
     let made: Vec<Joined> =
@@ -235,10 +239,10 @@ fn pause() {
     std::thread::sleep(LOOK);
 }
 
-/// Error of a client that ended because others have.
-const STOPPED: &str = "it was stopped";
+/// Error of a client that ended because another client or the peer failed.
+const STOPPED: &str = "stopped because of another failure";
 
-/// Runs one client, from its ends to its disconnect.
+/// Runs one client, from the creation of its ends to its disconnect.
 fn client(
     shared: &Conditions<'_>,
     number: u32,
@@ -275,5 +279,5 @@ fn client(
     };
     let check = || if is_over.load(Ordering::Acquire) { Err(()) } else { Ok(()) };
     let ended = run_while(&idle, [task], check).map_err(|()| STOPPED.to_owned())?;
-    ended.into_iter().next().ok_or("it has no result")?.map_err(sentence)
+    ended.into_iter().next().ok_or("the client has no result")?.map_err(sentence)
 }

@@ -1,4 +1,5 @@
-//! The coordinator of a point about shared memory. It leads the parties through set-up, and combines their reports.
+//! Coordinator of a point about shared memory. The coordinator leads the parties through set-up and combines their
+//! reports.
 
 use std::net::{Ipv6Addr, TcpStream};
 use std::time::Duration;
@@ -18,17 +19,17 @@ use crate::prediction::Predicted;
 use crate::record::{BothEnds, Counted, HostResult, PointResult};
 use doorbell_machine::cpu::CpuPerMessage;
 
-/// Time to make the parties of a store: millions of keys have to be written.
+/// Maximum time to make the parties of a store, which may write millions of keys.
 const MAKING: Duration = Duration::from_secs(120);
 
-/// Number of the metadata service at the memory node.
+/// Number by which the memory node identifies the metadata service. Clients have numbers from 1.
 const METADATA: u32 = 0;
 
 /// Measures one point about shared memory on several hosts.
 ///
-/// `streams` lead to the hosts that have a part in the point, in the order of [`Parties::duties`]. Each has the name
-/// of its host in errors and records, and the position of the host among hosts that are one machine. At the other end
-/// of each stream, an end must [serve](crate::session::serve).
+/// `streams` has an entry for each host with a part in the point, in the order of [`Parties::duties`]. An entry has the
+/// name of the host for errors and records, the stream, and the host's position among the processes on its machine. The
+/// process at the other end of each stream must call [`serve`](crate::session::serve).
 ///
 /// # Errors
 ///
@@ -36,14 +37,15 @@ const METADATA: u32 = 0;
 ///
 /// # Panics
 ///
-/// The parameters are of another kind of point, or the numbers of streams and of hosts with a part differ.
+/// Panics if the parameters have no point about shared memory, or if the numbers of streams and of hosts with a part
+/// differ.
 pub fn measure_parties(
     streams: Vec<(String, TcpStream, ProcessPosition)>,
     introduction: &Introduction,
     parameters: &Parameters,
     parties: &Parties,
 ) -> Result<PointResult, HostError> {
-    let point = parameters.far.as_deref().unwrap_or_else(|| panic!("this is no point about shared memory"));
+    let point = parameters.far.as_deref().unwrap_or_else(|| panic!("the parameters have no point about shared memory"));
     let duties = parties.duties(point);
     assert_eq!(streams.len(), duties.len(), "one stream for each host that has a part");
     let (hosts, clocks) = Hosts::meet(streams, introduction, parameters)?;
@@ -58,19 +60,19 @@ pub fn measure_parties(
 struct Stage<'a> {
     hosts: Hosts,
     clocks: Vec<Clock>,
-    /// Numbers of hosts, with their duties.
+    /// Duties of each host, with the host's number.
     duties: &'a [(usize, Duties)],
     point: &'a FarPoint,
 }
 
-/// The last messages of a host.
+/// Last messages of a host.
 struct Seen {
     done: Option<FromServer>,
     report: Report,
 }
 
 impl Stage<'_> {
-    /// Returns the first host whose duties match. Parties that every point has are always found.
+    /// Returns the index of the first host whose duties satisfy `is`.
     fn at(&self, is: impl Fn(&Duties) -> bool) -> Option<usize> {
         self.duties.iter().position(|(_, duties)| is(duties))
     }
@@ -95,7 +97,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Tells every host to make its parties, and connects them. Returns the memory's ends for clients.
+    /// Tells every host to make its parties, and connects the parties. Returns the memory node's ends for clients.
     fn set_up(&mut self) -> Result<Vec<Ends>, HostError> {
         let duties = self.duties;
         self.hosts.say(|index| ToServer::Be(Box::new(duties[index].1.clone())))?;
@@ -106,7 +108,7 @@ impl Stage<'_> {
                 other => return Err(self.hosts.hosts[index].failed(other.instead_of("what it made"))),
             }
         }
-        // Users of the memory, by number: the metadata service comes first.
+        // Parties that access the memory, with their numbers. The metadata service comes first.
         let mut callers: Vec<(u32, Ends)> = Vec::new();
         let metadata = self.at(|duties| duties.metadata);
         if let Some(index) = metadata {
@@ -131,7 +133,7 @@ impl Stage<'_> {
             };
             of_metadata = served.into_iter().map(Some).collect();
         }
-        // In the order in which they were accepted, host by host.
+        // Distribute the ends to clients in the order in which the clients were accepted, host by host.
         let mut joined = ends.iter().copied().zip(of_metadata);
         for (index, (_, duties)) in duties.iter().enumerate().filter(|(_, (_, duties))| !duties.clients.is_empty()) {
             let own: Vec<(Ends, Option<End>)> = joined.by_ref().take(duties.clients.len()).collect();
@@ -149,7 +151,8 @@ impl Stage<'_> {
         Ok(ends)
     }
 
-    /// Returns the memory's ends for its users, directly or through a middlebox.
+    /// Makes ends of the memory node for all parties that access the memory. With a middlebox, these are the
+    /// middlebox's ends.
     fn accept(&mut self, made: &[Made], callers: &[(u32, Ends)]) -> Result<Vec<Ends>, HostError> {
         let memory = self.at(|duties| duties.memory).unwrap_or(0);
         let accept = |node, clients: &[(u32, Ends)]| ToServer::Accept { node, clients: clients.to_vec() };
@@ -161,7 +164,8 @@ impl Stage<'_> {
             let node = self.ask_for_ends(memory, accept(None, &[(BOX, Ends::bare(own))]), 1)?;
             return self.ask_for_ends(middlebox, accept(node.first().copied(), callers), callers.len());
         }
-        // Each end uses the box as its peer. The box learns which two ends belong together.
+        // Each end uses the middlebox's address as the address of its peer. The middlebox then learns which two ends
+        // form a pair.
         let through: Vec<(u32, Ends)> = callers.iter().map(|(number, ends)| (*number, ends.at(own.gid))).collect();
         let ends = self.ask_for_ends(memory, accept(None, &through), callers.len())?;
         let pairs = callers.iter().zip(&ends).map(|((_, client), node)| [client.lane, node.lane]).collect();
@@ -171,7 +175,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Tells all clients to begin at one instant. Returns the instant.
+    /// Tells all clients to begin at one instant. Returns that instant on the coordinator's clock.
     fn go(&mut self) -> Result<u64, HostError> {
         let start_ns = self.hosts.soon(&self.clocks);
         let clocks = &self.clocks;
@@ -218,7 +222,7 @@ impl Stage<'_> {
         let (mut own, mut others) = (Report::default(), Report::default());
         for ((_, duties), seen) in self.duties.iter().zip(&seen) {
             let sum = if duties.clients.is_empty() { &mut others } else { &mut own };
-            // A host without a device has counted nothing.
+            // The report of a host without a device has no counters.
             *sum = match sum.counters.is_empty() && sum.cpu.all_ns.is_none() {
                 true => seen.report.clone(),
                 false => std::mem::take(sum).and(&seen.report),
@@ -253,7 +257,7 @@ impl Stage<'_> {
                 sent,
                 received: 0,
                 counted: counted(&seen.report),
-                // The number of repeated requests is unknown in advance: it depends on faster clients.
+                // The number of repeated requests cannot be predicted, since it depends on conflicts between clients.
                 predicted: Predicted { asks: true, ..Predicted::default() },
                 cpu: seen.report.cpu,
                 cpu_per_message: CpuPerMessage::default(),
@@ -267,12 +271,12 @@ impl Stage<'_> {
         Ok(all)
     }
 
-    /// Returns the instant from which operations count.
+    /// Returns the instant after the warm-up, from which operations count.
     fn counts_from(&self, start_ns: u64) -> u64 {
         start_ns + self.point.store().map_or(0, |store| store.load().warm_up_ns)
     }
 
-    /// Returns the operations of the clients of a store in the time in which all of them measured.
+    /// Returns the result of the clients of a store in the time during which all clients measured.
     fn stored(
         &self,
         seen: &[Seen],

@@ -1,4 +1,4 @@
-//! A host as memory node, metadata service or middlebox. Clients are in [`clients`](super::clients).
+//! Host that acts as memory node, metadata service or middlebox. Hosts with clients are in [`clients`](super::clients).
 
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
 use doorbell_fabric::UdpLink;
@@ -20,16 +20,17 @@ use crate::pinning::Pinning;
 use crate::threads::{OsThreads, Threads as _};
 use doorbell_machine::cpu::CpuTime;
 
-/// Polls of parties between two looks at the control connection, which are system calls.
+/// Number of polls of the parties between two checks of the control connection. Each check is a system call.
 const POLLS_BETWEEN: u32 = 64;
 
-/// Initial time after which a middlebox retransmits to the memory node, in nanoseconds. It doubles up to 64 times
-/// this. A machine with fewer processors than parties may answer slowly.
+/// Initial time after which a middlebox retransmits a request to the memory node, in nanoseconds. The time doubles with
+/// each retransmission, up to 64 times the initial time. It is long since a machine with fewer processors than parties
+/// answers slowly.
 const NODE_TIMEOUT_NS: u64 = 4_000_000;
-/// Number of retransmissions in a row: some five seconds in all.
+/// Maximum number of consecutive retransmissions. They take about five seconds in total.
 const NODE_RETRIES: u8 = 25;
 
-/// Maximum number of keys whose newest node a middlebox remembers.
+/// Maximum number of keys for which a middlebox remembers the newest node.
 const MOST_STEERED_KEYS: usize = 1 << 20;
 
 /// Approximate size of a key in a client's cache, in bytes.
@@ -37,7 +38,8 @@ const CACHED_BYTES: u64 = 64;
 
 pub(super) type Control = TcpPeer<FromServer, ToServer>;
 
-/// Runs the parties that the peer asks for, of one point with checked parameters. `pinning` is this host's share.
+/// Runs the parties that the peer requests for one point with validated parameters. `pinning` is this host's share of
+/// the CPUs.
 pub(in crate::session) fn serve(
     device: Device,
     peer: &mut Control,
@@ -72,7 +74,7 @@ pub(super) fn hear(peer: &mut Control) -> Result<ToServer, SessionError> {
     block_on(peer.receive(Patience::Endless))
 }
 
-/// Receives the instant at which clients begin.
+/// Receives the instant at which clients begin, on the clock of this host's device.
 pub(super) fn hear_start(peer: &mut Control, device: &Device) -> Result<u64, SessionError> {
     match hear(peer)? {
         ToServer::Go { start_ns, .. } => check_start(start_ns, device).map(|()| start_ns),
@@ -80,7 +82,7 @@ pub(super) fn hear_start(peer: &mut Control, device: &Device) -> Result<u64, Ses
     }
 }
 
-/// Rejects a memory node or clients' caches that are larger than this side allows.
+/// Rejects a point whose memory node or clients' caches need more memory than this side provides.
 fn check_memory(point: &FarPoint, terms: &Terms) -> Result<(), SessionError> {
     let asked = match point.store() {
         Some(store) => {
@@ -106,13 +108,13 @@ pub(super) fn described(ends: Ends, geometry: Geometry) -> MemoryDescription {
     MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls }
 }
 
-/// Returns the ends that describe a memory node.
+/// Returns the ends from the description of a memory node.
 fn telling(memory: MemoryDescription) -> Ends {
     let lane = EndpointDescription { regions: [memory.region, RemoteRegion::NONE], ..memory.endpoint };
     Ends { lane: End(lane), calls: memory.calls.map(End) }
 }
 
-/// Memory, and ends of queue pairs to it.
+/// Memory, with the ends of queue pairs that access the memory.
 enum Memory {
     Store(MemoryNode),
     Words(Region, Shape, Vec<words::Pair>),
@@ -123,23 +125,23 @@ enum Service {
     Works(Metadata),
 }
 
-/// A middlebox at the address of the former device, and the store that it serves.
+/// Middlebox at the address of the host's former device. `behind` is the store that the middlebox serves.
 struct Middlebox {
     driver: Driver<UdpLink>,
     behind: Option<StoreControl>,
     broken: Option<std::io::Error>,
     own: EndpointDescription,
-    /// Key that clients of a store must use: they never learn the memory node's own key.
+    /// Key that clients of a store must use. Clients never learn the memory node's own key.
     rkey: RKey,
 }
 
-/// The parties of this host.
+/// Parties of this host.
 #[derive(Default)]
 struct LocalParties {
     memory: Option<Memory>,
     service: Option<Service>,
     middlebox: Option<Middlebox>,
-    /// Queue of a software RNIC, which works only when its program polls.
+    /// Completion queue of the memory node's software RNIC. Polls of the queue let the RNIC process packets.
     lent: Option<Cq>,
 }
 
@@ -150,7 +152,7 @@ fn be(
     point: &FarPoint,
     (duties, pinning): (Duties, &Pinning),
 ) -> Result<(), SessionError> {
-    // Pin before the first access to memory, which binds the memory to the CPU's NUMA node.
+    // Pin before the first access to memory. That access binds the memory to the CPU's NUMA node.
     let _pinned = pinning.pin(0);
     let clock = Watch::start();
     let (mut here, device, pd) = if duties.middlebox {
@@ -188,7 +190,7 @@ fn be(
     }
 }
 
-/// The counters at the beginning of a point.
+/// Counters at the beginning of a point.
 pub(super) struct Began {
     /// `None` if the host has no device.
     counted: Option<Before>,
@@ -200,16 +202,16 @@ impl Began {
         Self { counted: device.map(Before::now), cpu: OsThreads::default().cpu_time() }
     }
 
-    /// Returns the report of the host since then.
+    /// Returns the report of the host since the beginning of the point.
     pub(super) fn report(&self, device: Option<&Device>) -> Report {
-        // Empty polls are not counted separately.
+        // These parties do not count empty polls separately.
         let cpu = CpuTime { empty_ns: None, ..OsThreads::default().cpu_time().since(self.cpu) };
         let counted = device.zip(self.counted.as_ref()).map(|(device, before)| Report::new(&[], device, before));
         Report { cpu, ..counted.unwrap_or_default() }
     }
 }
 
-/// Polls until the peer sends a message.
+/// Calls `poll` until the peer sends a message. `poll` returns whether there was work.
 async fn until_spoken(peer: &Control, mut poll: impl FnMut() -> bool) -> Result<(), SessionError> {
     let polling = async {
         loop {
@@ -218,7 +220,7 @@ async fn until_spoken(peer: &Control, mut poll: impl FnMut() -> bool) -> Result<
                 return Ok(());
             }
             if !happened {
-                std::thread::yield_now(); // the awaited peer may need this very CPU
+                std::thread::yield_now(); // the awaited peer may need this CPU
             }
         }
     };
@@ -226,7 +228,7 @@ async fn until_spoken(peer: &Control, mut poll: impl FnMut() -> bool) -> Result<
 }
 
 impl LocalParties {
-    /// Makes memory node and metadata service on one device.
+    /// Makes the memory node or the metadata service or both on one device, as `duties` requires.
     fn new(pd: &Pd, point: &FarPoint, duties: &Duties) -> Result<Self, SessionError> {
         let memory = match point {
             FarPoint::Store(store) => {
@@ -271,7 +273,7 @@ impl LocalParties {
         happened
     }
 
-    /// Makes the memory node's ends for these clients.
+    /// Makes the memory node's ends for `clients`.
     fn accept(
         &mut self,
         pd: Option<&Pd>,
@@ -285,7 +287,7 @@ impl LocalParties {
             }
             (Some(Memory::Words(region, shape, pairs)), Some(pd)) => {
                 if pairs.len() + clients.len() > shape.slots.len() {
-                    let what = format!("{} queue pairs, expected are {}", clients.len(), shape.slots.len());
+                    let what = format!("a request for {} queue pairs: must be {}", clients.len(), shape.slots.len());
                     return Err(SessionError::Unexpected(what));
                 }
                 let accept = |(_, ends): &(u32, Ends)| {
@@ -298,7 +300,9 @@ impl LocalParties {
                 };
                 clients.iter().map(accept).collect()
             }
-            _ => Err(SessionError::Unexpected(format!("clients for a memory node that is not here: {point:?}"))),
+            _ => Err(SessionError::Unexpected(format!(
+                "clients for a memory node that this host does not have: {point:?}"
+            ))),
         }
     }
 
@@ -312,7 +316,7 @@ impl LocalParties {
             retries: NODE_RETRIES,
             ..NodeEnd::at(address, path_mtu)
         };
-        // All packets pass this middlebox, so a CAS may become a WRITE.
+        // All packets pass this middlebox, so the middlebox may turn a CAS into a WRITE.
         let behind = StoreControl::connect(steer, node, end, (middlebox.rkey, true, store.strategy.steers_reads()))?;
         let behind = middlebox.behind.insert(behind);
         let steer = middlebox.driver.steer_mut();
@@ -320,7 +324,7 @@ impl LocalParties {
         clients.iter().map(accept).collect()
     }
 
-    /// Forwards packets between these ends.
+    /// Lets the middlebox forward packets between these pairs of ends.
     fn relay(&mut self, pairs: &[[End; 2]]) -> Result<FromServer, SessionError> {
         let Some(middlebox) = &mut self.middlebox else { return Err(no_box()) };
         let steer = middlebox.driver.steer_mut();
@@ -333,7 +337,8 @@ impl LocalParties {
 
     /// Starts the metadata service. Returns its ends for clients.
     fn serve(&mut self, point: &FarPoint, memory: Ends, clients: &[(u32, End)]) -> Result<Vec<End>, SessionError> {
-        let no_service = || SessionError::Unexpected("clients for a metadata service that is not here".to_owned());
+        let no_service =
+            || SessionError::Unexpected("clients for a metadata service that this host does not have".to_owned());
         let (Some(Service::Made(end)), Some(store)) = (self.service.take(), point.store()) else {
             return Err(no_service());
         };
@@ -349,12 +354,12 @@ impl LocalParties {
 }
 
 impl Middlebox {
-    /// Makes a middlebox that takes over the address of a device.
+    /// Closes a device and makes a middlebox at the device's address.
     fn at(device: Device, point: &FarPoint) -> Result<Self, SessionError> {
         let attributes = device.attributes();
         if attributes.provider != soft::PROVIDER {
             return Err(SessionError::Unexpected(format!(
-                "a middlebox in the place of {}: must be a software RNIC",
+                "a middlebox in place of the device {}: the device must be a software RNIC",
                 attributes.name
             )));
         }
@@ -366,7 +371,7 @@ impl Middlebox {
             },
             point => Limits { clients: super::pairs(point), ..Limits::default() },
         };
-        // Seed and key must be new: the former device had other queue pairs.
+        // Seed and key must differ from those of earlier points, so that old packets are not accepted.
         let random = || u64::from(device.random_psn().get());
         let (seed, rkey) = (random() << 48 ^ random() << 24 ^ random(), RKey::new((random() << 8 ^ random()) as u32));
         drop(device);
@@ -400,5 +405,5 @@ fn no_such() -> SessionError {
 }
 
 fn no_box() -> SessionError {
-    SessionError::Unexpected("clients for a middlebox that is not here".to_owned())
+    SessionError::Unexpected("clients for a middlebox that this host does not have".to_owned())
 }
