@@ -51,7 +51,7 @@ fn garbage_on_the_port_is_an_error() {
     // The greeting is right, but other bytes follow.
     let version = u8::try_from(doorbell_exchange::setup::VERSION).expect("there are few versions");
     let greeting = [b"DOORBELL\0".as_slice(), &[version], b"\0\0\0\0garbage\n"].concat();
-    server_against(&greeting, &["the peer sent what is not expected here: garbage"]);
+    server_against(&greeting, &["the peer sent an unexpected message: garbage"]);
 }
 
 #[test]
