@@ -1,4 +1,4 @@
-//! A busy-polling executor: one thread, a handful of tasks, no wake-ups.
+//! Executor that polls a few tasks in one thread, without wake-ups.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -14,34 +14,34 @@ use doorbell_verbs::Channel;
 use crate::patience::Patience;
 use doorbell_machine::cpu::EmptyRounds;
 
-/// The longest sleep on a channel. Connections must be polled from time to time.
+/// Maximum time that the executor sleeps on a channel. Connections must be polled from time to time.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
-/// How the tasks of one thread wait: by spinning, or all together on one completion channel.
+/// Way in which the tasks of one thread wait: they spin, or they sleep together on one completion channel.
 #[derive(Clone, Debug)]
 pub struct Idle {
     channel: Option<Channel>,
     waiting: Rc<Cell<usize>>,
-    /// Whether a task has handled a message in this round, even if the task waits for the next one.
+    /// Whether a task has handled a message in this round, even if that task now waits for the next message.
     has_handled: Rc<Cell<bool>>,
     empty: Rc<RefCell<EmptyRounds>>,
-    /// The earliest deadline of the waiting tasks, on the device's clock.
+    /// Earliest deadline of the waiting tasks, on the device's clock.
     deadline_ns: Rc<Cell<u64>>,
 }
 
 impl Idle {
-    /// Makes tasks that spin.
+    /// Creates a waiter with which tasks spin.
     pub fn spin() -> Self {
         let deadline_ns = Rc::new(Cell::new(u64::MAX));
         Self { channel: None, waiting: Rc::default(), has_handled: Rc::default(), empty: Rc::default(), deadline_ns }
     }
 
-    /// Makes tasks whose thread sleeps on `channel` when all of them wait.
+    /// Creates a waiter with which the thread sleeps on `channel` when all tasks wait.
     pub fn sleep_on(channel: Channel) -> Self {
         Self { channel: Some(channel), ..Self::spin() }
     }
 
-    /// Returns the CPU time of the rounds in which no task found anything.
+    /// Returns the CPU time of the rounds in which no task found anything, in nanoseconds.
     pub(crate) fn empty_ns(&self) -> u64 {
         self.empty.borrow().ns()
     }
@@ -52,7 +52,7 @@ impl Idle {
     }
 }
 
-/// Counts a task as waiting until this is dropped.
+/// Guard that counts a task as waiting until the guard is dropped.
 struct WaitingTask<'a>(&'a Cell<usize>);
 
 impl<'a> WaitingTask<'a> {
@@ -70,7 +70,8 @@ impl Drop for WaitingTask<'_> {
 
 impl Waiter for Idle {
     async fn wait(&self, channel: Option<&Channel>, deadline_ns: Option<u64>) {
-        // A task without a channel gets no notification, so it keeps the thread from sleeping.
+        // If the thread can sleep, do not count a task without a channel as waiting. Such a task gets no notification,
+        // so the thread must not sleep.
         let _waits = (channel.is_some() || self.channel.is_none()).then(|| WaitingTask::new(&self.waiting));
         self.deadline_ns.set(deadline_ns.unwrap_or(u64::MAX).min(self.deadline_ns.get()));
         yield_now().await;
@@ -92,13 +93,14 @@ pub fn block_on<T>(task: impl Future<Output = T>) -> T {
     results.pop().unwrap_or_else(|| unreachable!("a task that is done has a result"))
 }
 
-/// Runs tasks until all are done. Returns their results, in order.
+/// Runs tasks until all are done. Returns their results in the order of tasks.
 pub fn run<T>(idle: &Idle, tasks: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let Ok(results) = run_while(idle, tasks, || Ok::<(), Infallible>(()));
     results
 }
 
-/// Runs tasks until all are done, or until `check` fails. Each round calls `check`; a failure drops the tasks.
+/// Runs tasks until all are done, or until `check` fails. The function calls `check` in each round of polling. If
+/// `check` fails, all tasks are dropped.
 ///
 /// # Errors
 ///
@@ -135,15 +137,15 @@ pub fn run_while<T, E>(
             }
             continue;
         };
-        // All tasks have armed their notifications and found nothing since. A failed wait does no harm: the tasks poll
-        // anyway.
+        // All tasks have armed their notifications and found nothing since then. Ignore errors of `wait`, since the
+        // tasks poll afterwards in any case.
         let longest = LONGEST_SLEEP.min(channel.device().time_until(idle.deadline_ns.replace(u64::MAX)));
         let _ = channel.wait(Some(longest));
     }
     Ok(results.into_iter().flatten().collect())
 }
 
-/// Polls each task that has no result yet. Returns the number of tasks that still have none.
+/// Polls each task that has no result yet. Returns the number of tasks that still have no result.
 pub(crate) fn round<T, F: Future<Output = T>>(
     tasks: &mut [Pin<Box<F>>],
     results: &mut [Option<T>],
@@ -161,7 +163,7 @@ pub(crate) fn round<T, F: Future<Output = T>>(
     left
 }
 
-/// Deals out `items` in turn to `count` hands.
+/// Distributes `items` in turn over `count` lists.
 pub fn hands<I>(count: usize, items: Vec<I>) -> Vec<Vec<I>> {
     let mut hands: Vec<Vec<I>> = (0..count.max(1)).map(|_| Vec::new()).collect();
     let count = hands.len();
@@ -169,17 +171,18 @@ pub fn hands<I>(count: usize, items: Vec<I>) -> Vec<Vec<I>> {
     hands
 }
 
-/// Returns the results of all hands in their order, or the first error.
+/// Concatenates the results of all lists in order, or returns the first error.
 ///
 /// # Errors
 ///
-/// The first error of a hand.
+/// One of `hands` is an error.
 pub fn gather<T, E>(hands: impl IntoIterator<Item = Result<Vec<T>, E>>) -> Result<Vec<T>, E> {
     let hands: Result<Vec<_>, E> = hands.into_iter().collect();
     Ok(hands?.into_iter().flatten().collect())
 }
 
-/// Deals out `ends` to `threads` threads, each of which runs its own. Returns all results together.
+/// Distributes `ends` over `threads` threads. Each thread calls `run` with its ends. Returns the results of all
+/// threads.
 pub fn deal<E: Send, T: Send>(threads: usize, ends: Vec<E>, run: impl Fn(Vec<E>) -> Vec<T> + Sync) -> Vec<T> {
     let mut hands = hands(threads, ends);
     std::thread::scope(|scope| {
@@ -226,7 +229,7 @@ mod tests {
         assert_eq!((ended, Rc::strong_count(&held)), (Err(5), 1));
     }
 
-    /// The responder of a ping-pong waits at the end of each turn, also of turns in which it answered.
+    /// The responder of a ping-pong waits at the end of each turn, even after a turn in which it has answered.
     #[test]
     fn rounds_that_handle_a_message_are_not_empty() {
         let idle = Idle::spin();

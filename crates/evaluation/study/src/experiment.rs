@@ -1,7 +1,8 @@
-//! Named experiments: swept parameters, published shapes, and verdicts of the data on them.
+//! Named experiments. An experiment has swept parameters and published claims, and the measured data decide whether a
+//! claim holds.
 //!
-//! [`all`] is the table. A [`RunDirectory`] keeps one [`PointRecord`] per point. [`View`] selects records of a run,
-//! and each [`Claim`] judges them.
+//! [`all`] returns all experiments. A [`RunDirectory`] stores one [`PointRecord`] per point. A [`View`] selects records
+//! of a run, and a [`Claim`] judges the selected records.
 
 mod claims;
 mod directory;

@@ -1,9 +1,9 @@
-//! Passive memory that several clients share, and the points of the study that measure it.
+//! Points of a study about passive memory that several clients share.
 //!
-//! A [`FarPoint`] has parties that a session of two ends lacks: a memory node, a metadata service, clients on several
-//! hosts, a middlebox. `doorbell_sim::far` runs it in virtual time, `doorbell study` on this machine. The result is a
-//! [`PointResult`](crate::record::PointResult) with [`Figure`]s. [`words`] has the operations of clients on bare
-//! memory, `doorbell_farmem` those of the store.
+//! A [`FarPoint`] has more parties than a session of two ends: a memory node, a metadata service, clients on several
+//! hosts, and possibly a middlebox. `doorbell_sim::far` measures such a point in virtual time, and `doorbell study` on
+//! real machines. The result is a [`PointResult`](crate::record::PointResult) with [`Figure`]s. [`words`] contains the
+//! operations of clients on bare memory, and `doorbell_farmem` contains the operations of the store.
 
 pub mod choice;
 mod figure;
@@ -24,44 +24,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::parameters::{Operation, ParametersError, Setting, within};
 
-/// Maximum numbers of addresses of a point, and of its queue pairs or clients.
+/// Maximum number of addresses of a point.
 const MAX_ADDRESSES: u64 = 1 << 24;
+/// Maximum number of queue pairs or clients of a point.
 const MAX_PAIRS: usize = 1024;
-/// Maximum number of clients that have a host each.
+/// Maximum number of clients in a point in which each client has its own host.
 const MAX_HOSTS: usize = 256;
 /// Maximum size of an object in bytes.
 const MAX_OBJECT: usize = 1 << 20;
-/// Maximum number of operations of a point. No sequence number occurs twice among them.
+/// Maximum number of operations of a point. With more operations, packet sequence numbers would repeat.
 const MAX_OPERATIONS: u64 = 1 << 23;
 
-/// A point about shared memory.
+/// Point about shared memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FarPoint {
-    /// A workload of the store.
+    /// Workload of the store.
     Store(StorePoint),
-    /// The order in which requests of several queue pairs are answered.
+    /// Order in which requests of several queue pairs are answered.
     Order(OrderPoint),
-    /// READs of an object while another queue pair WRITEs it.
+    /// READs of an object while another queue pair WRITEs the object.
     Tearing(TearingPoint),
-    /// An operation beside CASes on one address.
+    /// Latency of an operation while other queue pairs CAS one address.
     Scope(ScopePoint),
     /// CASes of many clients on one address.
     Hot(HotPoint),
 }
 
-/// Requests on several queue pairs of one host to words of one memory. A middlebox numbers them as they pass.
+/// Requests on several queue pairs of one host to words of one memory. A middlebox numbers the requests as they pass.
 ///
-/// The arrival process: each queue pair posts its next request once a pause has passed since its last post, and fewer
-/// than `outstanding` requests lack an answer. Pauses are uniform between zero and twice their mean. The mean is the
-/// number of queue pairs divided by `rate_per_s`.
+/// Each queue pair pauses after a post. It then posts its next request as soon as fewer than `outstanding` requests are
+/// unanswered. Pauses are uniformly distributed between zero and twice their mean. The mean is the number of queue
+/// pairs divided by `rate_per_s`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OrderPoint {
-    /// READ, WRITE or CAS of 8 B.
+    /// Operation of each request: READ, WRITE or CAS of 8 B.
     pub operation: Operation,
     /// Number of queue pairs, each with a thread.
     pub queue_pairs: usize,
-    /// Number of words that requests access.
+    /// Number of different words that requests access.
     pub addresses: u64,
     /// Exponent of the Zipf distribution of words.
     pub zipf: f64,
@@ -69,57 +70,57 @@ pub struct OrderPoint {
     pub rate_per_s: f64,
     /// Maximum number of outstanding requests of a queue pair.
     pub outstanding: usize,
-    /// Requests of all queue pairs.
+    /// Number of requests of all queue pairs together.
     pub requests: u64,
 }
 
-/// WRITEs and READs of one object. One queue pair WRITEs it repeatedly, each time with another number in all its
-/// words. Another queue pair READs it.
+/// WRITEs and READs of one object. One queue pair WRITEs the object repeatedly. Each WRITE stores a new number in all
+/// words of the object. Another queue pair READs the object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TearingPoint {
-    /// Bytes of the object: a multiple of 8.
+    /// Bytes of the object. Must be a multiple of 8.
     pub bytes: usize,
-    /// The path MTU in bytes.
+    /// Path MTU in bytes.
     pub mtu: usize,
     /// Number of READs.
     pub reads: u64,
 }
 
-/// An operation that one queue pair runs one at a time, beside others that CAS one word without a pause.
+/// Timed operation on one queue pair, one at a time, while other queue pairs CAS one word without a pause.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScopePoint {
-    /// The operation, on 8 B.
+    /// Timed operation, of 8 B.
     pub operation: Operation,
-    /// Bytes from the word of the CASes to the word of the operation.
+    /// Bytes from the word of the CASes to the word of the timed operation.
     pub distance: u64,
-    /// Number of queue pairs that CAS.
+    /// Number of other queue pairs, which CAS.
     pub others: usize,
-    /// Outstanding CASes of each of them.
+    /// Number of outstanding CASes on each of the other queue pairs.
     pub outstanding: usize,
-    /// Number of operations.
+    /// Number of timed operations.
     pub operations: u64,
 }
 
-/// CASes of many clients on one word, each client on its own host.
+/// CASes of many clients on one word. Each client has its own host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HotPoint {
     /// Number of clients.
     pub clients: usize,
-    /// Outstanding CASes of each client.
+    /// Number of outstanding CASes of each client.
     pub outstanding: usize,
-    /// CASes of all clients.
+    /// Number of CASes of all clients together.
     pub operations: u64,
-    /// The way from clients to the memory.
+    /// Path from clients to the memory.
     pub way: Way,
 }
 
-/// The way from clients to memory.
+/// Path from clients to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// Each client over its own queue pair.
+    /// Directly: each client has a queue pair with the memory node.
     Straight,
-    /// Through a middlebox, which has one queue pair for all.
+    /// Through a middlebox, which has one queue pair with the memory node for all clients.
     Box,
     /// Through a middlebox that turns CASes into WRITEs.
     BoxToWrite,
@@ -130,7 +131,7 @@ impl FarPoint {
     ///
     /// # Errors
     ///
-    /// A number is out of its range. The error names it, and the allowed range.
+    /// A number is out of its range. The error states the parameter, its value and the allowed range.
     pub fn check(&self) -> Result<(), ParametersError> {
         let one_word = |operation| match operation {
             Operation::Read | Operation::Write | Operation::CompareSwap => Ok(()),
@@ -178,13 +179,13 @@ impl FarPoint {
         }
     }
 
-    /// Returns whether the point needs virtual time, since a machine lacks some of its parties.
+    /// Returns whether the point can only run in virtual time. Each client of such a point needs its own host.
     pub fn is_virtual(&self) -> bool {
         matches!(self, Self::Hot(_))
     }
 
-    /// Returns the number of polling threads if one process has all parties: those of the clients, the memory node,
-    /// the metadata service and the middlebox. The middlebox of a store is a separate process, but also one thread.
+    /// Returns the number of polling threads if one machine has all parties: clients, memory node, metadata service and
+    /// middlebox. The middlebox of a store runs in a separate process, but its thread needs a CPU too.
     pub(crate) fn threads(&self) -> usize {
         match self {
             Self::Store(store) => store.clients + 2 + usize::from(store.strategy.is_steered()),
@@ -193,7 +194,7 @@ impl FarPoint {
         }
     }
 
-    /// Returns the requested path MTU in bytes, if any.
+    /// Returns the requested path MTU in bytes, or `None` if the point does not request a path MTU.
     pub fn path_mtu(&self) -> Option<usize> {
         match self {
             Self::Tearing(tearing) => Some(tearing.mtu),
@@ -201,7 +202,7 @@ impl FarPoint {
         }
     }
 
-    /// Returns the workload of the store, if the point is one.
+    /// Returns the workload of the store, or `None` for points about bare memory.
     pub fn store(&self) -> Option<&StorePoint> {
         match self {
             Self::Store(store) => Some(store),

@@ -1,11 +1,11 @@
-//! One-sided workloads: WRITE, READ and atomics on the other end's memory, over verbs.
+//! Workloads of one-sided operations over verbs: WRITE, READ and atomics on the other end's memory.
 //!
-//! The *initiator* keeps a window of operations outstanding and posts them in lists. The last operation of a list is
-//! signalled. RC completes in order, so its completion covers the whole list. The *target* has a region that its peer
-//! may use. It only lends its processor to a software RNIC.
+//! The *initiator* keeps a window of operations outstanding and posts the operations in lists. The last operation of a
+//! list is signalled. RC completes operations in order, so that completion covers the whole list. The *target* has a
+//! region that the initiator may access. The target's thread only lets a software RNIC process packets.
 //!
-//! Message `n` uses slot `n % slots` of the region at either end. Atomics access the first word of the target's
-//! region, and their results go to the slot.
+//! Message `n` uses slot `n % slots` of the region at either end. Atomics access the first word of the target's region,
+//! and their results go to the initiator's slot.
 
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_exchange::rc::{self, RcSettings};
@@ -23,13 +23,14 @@ use crate::parameters::{Fitted, Operation, Parameters, stride};
 use crate::payload;
 use crate::workload::{Pace, Plan, Progress, Rounds, Tally};
 
-/// Completions taken at a time.
+/// Maximum number of completions per poll.
 const POLL_LIST: usize = 32;
 
-/// Code of the minimum time to wait after an RNR NAK. One-sided operations consume no receive, so no RNR NAK comes.
+/// Code of the minimum time to wait after an RNR NAK. The value has no effect, since one-sided operations consume no
+/// receive.
 const MIN_RNR_TIMER: u8 = 12;
 
-/// The address and key of the target's memory, for its peer.
+/// Address and key of the target's memory, for the initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteMemory {
     /// Address of the first byte.
@@ -51,22 +52,21 @@ pub struct End {
     settings: RcSettings,
 }
 
-/// The role of an end of a connection.
+/// Role of an end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Role<'a> {
-    /// The end that posts operations. It can sleep on the channel, if given.
+    /// End that posts operations. If there is a channel, the end can sleep on the channel.
     Initiator(Option<&'a Channel>),
-    /// The end whose memory is used.
+    /// End whose memory the operations access.
     Target,
 }
 
 impl End {
-    /// Makes an end, not connected yet.
+    /// Makes an unconnected end.
     ///
     /// # Errors
     ///
-    /// A queue, the queue pair or the memory cannot be made: the device has fewer resources than the parameters ask
-    /// for.
+    /// A queue, the queue pair or the memory cannot be made, since the device lacks resources.
     pub fn new(
         pd: &Pd,
         parameters: &Parameters,
@@ -134,14 +134,14 @@ impl End {
         RemoteMemory { address: region.address(), rkey: region.rkey().get(), bytes: region.len() as u64 }
     }
 
-    /// Lets a software RNIC work, as polling for completions does. A target has no completions.
+    /// Polls once, so that a software RNIC can process packets. A target has no completions.
     pub fn lend_processor(&self) {
         let _ = self.cq.poll(&mut [Completion::default()]);
     }
 
-    /// Returns the number of messages, of those that a peer reports as completed, that left a wrong trace in this
-    /// memory. For WRITE it checks the last message of each slot. For atomics it checks the word: all messages count
-    /// as damaged or none.
+    /// Returns the number of damaged messages among `messages` messages that the peer reports as completed. For WRITEs,
+    /// the function checks the last message of each slot in this memory. For atomics, it checks the word. If the word
+    /// is wrong, all messages count as damaged.
     pub fn damaged(&self, operation: Operation, bytes: usize, slots: usize, messages: u64) -> u64 {
         match operation {
             Operation::Write => {
@@ -159,15 +159,15 @@ impl End {
     }
 }
 
-/// Returns the longest message that goes inline.
+/// Returns the maximum bytes of an inline message.
 fn max_inline(pd: &Pd, parameters: &Parameters) -> usize {
     match parameters.operation {
         Operation::Write => parameters.inline.min(pd.device().attributes().limits.max_inline),
-        _ => 0, // the other operations bring bytes
+        _ => 0, // other operations return data instead of sending data
     }
 }
 
-/// Returns the access that the operation of the peer needs, and no more.
+/// Returns the minimum access rights that the peer's operation needs.
 fn target_access(operation: Operation) -> Access {
     match operation {
         Operation::Write => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
@@ -180,7 +180,7 @@ fn slot_of(message: u64, slots: usize) -> usize {
     (message % slots as u64) as usize
 }
 
-/// An initiator with its operations.
+/// Initiator with the state of its operations.
 struct Initiator<'a, W> {
     end: &'a End,
     remote: RemoteMemory,
@@ -224,7 +224,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         slot_of(message, self.plan.buffers) * stride(self.plan.bytes)
     }
 
-    /// Posts the next `count` messages as one list. The last one is signalled.
+    /// Posts the next `count` messages as one list. The last message is signalled.
     fn post(&mut self, count: usize) -> Result<(), ConnectionError> {
         let messages = self.posted..self.posted + count as u64;
         let sges: SmallVec<[_; 8]> =
@@ -248,7 +248,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
                 self.posted += count as u64;
                 Ok(())
             }
-            // The queue pair may have failed meanwhile. Then its completions give the reason.
+            // If the queue pair has failed in the meantime, return the reason from its completions instead.
             Err(error) => self.reap().and(Err(ConnectionError::Post(error))),
         }
     }
@@ -259,7 +259,8 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         let word = self.remote.address;
         match self.operation {
             Operation::Read => SendOperation::Read { remote_address, rkey },
-            // The word counts messages: the message before has stored its number plus one.
+            // The word counts messages. The previous message has set the word to this message's number, so the swap
+            // succeeds.
             Operation::CompareSwap => {
                 SendOperation::CompareSwap { remote_address: word, rkey, compare: message, swap: message + 1 }
             }
@@ -268,8 +269,8 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         }
     }
 
-    /// Checks completed messages, and prepares the next ones for verification. WRITEs get their payload. The buffers
-    /// of READs get the complement of the bytes that the READs bring.
+    /// Checks completed messages, and prepares the buffers of the next `count` messages. A WRITE's buffer gets the
+    /// payload. A READ's buffer gets the complement of the expected bytes, so that a missing byte is noticed.
     fn prepare(&mut self, count: usize) {
         if !self.plan.verify {
             return;
@@ -294,7 +295,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         }
     }
 
-    /// Checks the bytes that completed messages brought.
+    /// Checks the bytes that completed operations have returned.
     fn check(&mut self) {
         if self.plan.verify {
             self.damaged += (self.checked..self.completed).filter(|&message| self.is_damaged(message)).count() as u64;
@@ -306,7 +307,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
     fn reap(&mut self) -> Result<u64, ConnectionError> {
         let mut list = [Completion::default(); POLL_LIST];
         let count = self.end.cq.poll(&mut list)?;
-        // The first error is the reason. Flushed requests after it are consequences.
+        // The first failed completion has the reason. Later requests were only flushed.
         if let Some(failed) = list[..count].iter().find(|completion| completion.status != Status::Success) {
             return Err(ConnectionError::from_send(failed.status));
         }
@@ -323,7 +324,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
                 !payload::is_intact(slot_of(message, self.plan.buffers) as u64, &self.scratch)
             }
             operation if operation.is_atomic() => self.end.region.load_acquire_u64(offset) != message,
-            _ => false, // the target checks the written bytes
+            _ => false, // the target checks the bytes that WRITEs have written
         }
     }
 
@@ -332,7 +333,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         while self.reap()? == 0 {
             if self.waiter.wants_notification() {
                 self.end.cq.arm(Notify::Next);
-                // A completion that came before the notification was armed may raise none.
+                // A completion that arrived before the notification was armed may cause no notification.
                 if self.reap()? > 0 {
                     break;
                 }
@@ -346,11 +347,11 @@ impl<'a, W: Waiter> Initiator<'a, W> {
     }
 }
 
-/// Keeps a window of operations outstanding, by a plan.
+/// Runs operations by a plan, with a window of outstanding operations.
 ///
 /// # Errors
 ///
-/// A work request is rejected or fails, such as when the peer is gone. The connection is no longer usable.
+/// A work request is rejected or fails, for example since the peer is gone. The connection is then unusable.
 pub async fn stream<W: Waiter>(
     end: &End,
     remote: RemoteMemory,
@@ -392,7 +393,7 @@ pub async fn stream<W: Waiter>(
     Ok(Tally { sent, damaged, first_ns: began_ns, began_ns, ended_ns, ..Tally::default() })
 }
 
-/// Runs one operation at a time, and measures the time from post to completion of each.
+/// Runs one operation at a time, and measures the time of each operation from post to completion.
 ///
 /// # Errors
 ///

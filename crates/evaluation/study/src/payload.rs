@@ -1,7 +1,7 @@
-//! Payloads for verification: the message's number determines every byte.
+//! Payloads for verification. The number of a message determines each byte of its payload.
 
 fn word(number: u64, index: u64) -> u64 {
-    // Every bit of the result depends on every bit of the input.
+    // `scramble` makes every bit of the result depend on every bit of its input.
     let z = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(index.wrapping_mul(0xbf58_476d_1ce4_e5b9));
     doorbell_wire::scramble(z)
 }

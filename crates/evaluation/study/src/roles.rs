@@ -1,14 +1,14 @@
-//! The roles of the ends of a point, as data.
+//! Roles of the ends of a point.
 //!
-//! A workload names its roles ([`Parameters::cast`]), a session deals them to its ends, and each end performs its own.
-//! The roles do not depend on the kind of end: a process joined by TCP, a thread, or a task of one thread.
+//! The parameters determine the role of each end ([`Parameters::cast`]). A session assigns the roles to its ends, and
+//! each end performs its role. The roles do not depend on whether an end is a process, a thread, or a task.
 
 use std::fmt;
 
 use crate::parameters::{Kind, Operation, Parameters};
 use crate::serving::SharedBy;
 
-/// The role of one end, for each of its connections.
+/// Role of one end in each of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Sends messages by a plan, and receives incoming messages.
@@ -23,9 +23,9 @@ pub enum Role {
     Initiator,
     /// Owns the memory that one-sided operations access.
     Target,
-    /// Offers each message to all connections from one buffer.
+    /// Publishes each message to all connections from one buffer.
     Source,
-    /// Receives the messages that a source offers.
+    /// Receives the messages that a source publishes.
     Reader,
 }
 
@@ -44,43 +44,43 @@ impl fmt::Display for Role {
     }
 }
 
-/// A role, and the connections and threads that perform it.
+/// Role of an end, with the connections and threads that perform the role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Role for each connection.
+    /// Role in each connection.
     pub role: Role,
-    /// Whether this is the part of the end that did not ask for the point.
+    /// Whether this part belongs to the answering end.
     pub answers: bool,
     /// Number of connections.
     pub connections: usize,
-    /// Threads that share the connections.
+    /// Number of threads over which the connections are distributed.
     pub threads: usize,
     /// Whether one completion queue and one thread serve all connections.
     pub single_receiver: bool,
-    /// Receive buffers that the connections share.
+    /// Thread that posts shared receive buffers again. `None` means that each connection has its own receive buffers.
     pub shared_receives: Option<SharedBy>,
-    /// Pause before a message is freed, in nanoseconds.
+    /// Pause of the receiver before it frees a message, in nanoseconds.
     pub pause_ns: u64,
 }
 
 impl Part {
-    /// Returns the part of one host of several, with this number of the connections.
+    /// Returns the share of one of several hosts, with `connections` of the connections.
     pub(crate) fn share(self, connections: usize) -> Self {
         Self { connections, threads: self.threads.min(connections).max(1), ..self }
     }
 }
 
-/// The parts of a point: one for the end that asks for it, one for the other end.
+/// Parts of the two ends of a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cast {
-    /// Part of the end that asks. Its time is measured.
+    /// Part of the asking end, which measures the time.
     pub asking: Part,
-    /// Part of the other end.
+    /// Part of the answering end.
     pub answering: Part,
 }
 
 impl Parameters {
-    /// Returns the roles that these parameters name.
+    /// Returns the parts of both ends.
     pub fn cast(&self) -> Cast {
         let serving = &self.serving;
         let (asking, answering) = match (self.operation, self.kind) {
@@ -99,7 +99,7 @@ impl Parameters {
             shared_receives: None,
             pause_ns: 0,
         };
-        // A responder of a ping-pong answers at once.
+        // The responder of a ping-pong answers without a pause.
         let pause_ns = if self.kind == Kind::Latency { 0 } else { self.slow_receiver_us * 1000 };
         Cast {
             asking: part(asking),

@@ -1,4 +1,4 @@
-//! The threads that run the tasks of one end.
+//! Threads that run the tasks of one end.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -14,25 +14,25 @@ use crate::executor::{self, Idle};
 use crate::pinning::{self, PinError, Pinned};
 use doorbell_machine::cpu::{self, CpuTime};
 
-/// The runtime of the tasks of one end.
+/// Runtime of the tasks of one end.
 ///
-/// The trait needs neither real time nor threads of the operating system. [`OsThreads`] has both. [`OneThread`] runs
-/// everything on the thread that polls it. A simulation may give each hand a clock of its own.
+/// [`OsThreads`] uses threads of the operating system and real time. [`OneThread`] runs all tasks on the thread that
+/// polls them. A simulation may implement the trait with a virtual clock for each thread.
 ///
-/// Methods with a `check` call it in each round of a thread's tasks. If it fails, the tasks are dropped, and its error
-/// is the result.
+/// Methods with a parameter `check` call `check` in each round in which they poll a thread's tasks. If `check` fails,
+/// the tasks are dropped, and the method returns the error of `check`.
 pub trait Threads {
-    /// How tasks wait.
+    /// Waiter that the tasks use.
     type Waiter: Waiter + Clone;
 
-    /// Returns the CPU time that the threads of this end have used so far, where it is known.
+    /// Returns the CPU time that the threads of this end have used so far, if the implementation knows it.
     fn cpu_time(&self) -> CpuTime {
         CpuTime::default()
     }
 
-    /// Pins the present thread to the first of these CPUs until the result is dropped. Threads that
-    /// [`deal`](Self::deal) and [`beside`](Self::beside) start meanwhile are pinned to the others. Pins nothing if
-    /// `cpus` is empty, or if the implementation has no threads of the operating system.
+    /// Pins the calling thread to the first of these CPUs until the result is dropped. Threads that
+    /// [`deal`](Self::deal) and [`beside`](Self::beside) start until then are pinned to the other CPUs. If `cpus` is
+    /// empty, or the implementation has no threads of the operating system, no thread is pinned.
     ///
     /// # Errors
     ///
@@ -41,14 +41,16 @@ pub trait Threads {
         Ok(Pinned::default())
     }
 
-    /// Returns how tasks of the present thread wait: by spinning, or on the channel that their connections use.
+    /// Returns a waiter for tasks of the calling thread. `channel` is the channel of their connections, or `None` if
+    /// the tasks spin.
     fn waiter(&self, channel: Option<Channel>) -> Self::Waiter;
 
-    /// Runs tasks of the present thread, which wait by `waiter`, until all are done. Returns their results, in order.
+    /// Runs tasks on the calling thread until all are done. The tasks use `waiter`. Returns their results in the order
+    /// of tasks.
     ///
     /// # Errors
     ///
-    /// The error of `check`: the tasks are dropped then.
+    /// `check` fails. All tasks are dropped.
     fn run<T, E>(
         &self,
         waiter: &Self::Waiter,
@@ -56,12 +58,13 @@ pub trait Threads {
         check: impl FnMut() -> Result<(), E>,
     ) -> impl Future<Output = Result<Vec<T>, E>>;
 
-    /// Deals out `items` to `threads` threads, each of which runs one task per item. Returns the results in the order
+    /// Distributes `items` over `threads` threads. Each thread runs one task per item. Returns the results in the order
     /// of threads.
     ///
     /// # Errors
     ///
-    /// The error of `check` in the first thread where it fails. The tasks of that thread are dropped then.
+    /// `check` fails in a thread. The tasks of that thread are dropped. If several threads fail, the error is that of
+    /// the first of these threads.
     fn deal<I: Send, T: Send, E: Send, F: Future<Output = T>, C: FnMut() -> Result<(), E>>(
         &self,
         threads: usize,
@@ -70,12 +73,12 @@ pub trait Threads {
         check: impl Fn() -> C + Sync,
     ) -> impl Future<Output = Result<Vec<T>, E>>;
 
-    /// Runs `body` while a separate thread calls `again` repeatedly. `again` returns the amount of its work; after 0
-    /// the thread lets others run.
+    /// Runs `body` while a separate thread calls `again` repeatedly. `again` returns the amount of work that it has
+    /// done. If the amount is 0, the thread yields.
     ///
     /// # Errors
     ///
-    /// The error of `again`, once `body` is done.
+    /// `again` failed. The error is returned once `body` is done.
     fn beside<T, E: Send>(
         &self,
         again: impl FnMut() -> Result<usize, E> + Send,
@@ -83,18 +86,20 @@ pub trait Threads {
     ) -> impl Future<Output = Result<T, E>>;
 }
 
-/// Threads of the operating system that poll. All futures block the thread that polls them until they are done.
+/// Threads of the operating system that poll. All futures of this type block the thread that polls them until they are
+/// done.
 ///
-/// The CPU time is that of the process. If one process has both ends, each reports the time of both.
+/// The CPU time is that of the whole process. If both ends are in one process, each end reports the CPU time of both
+/// ends together.
 #[derive(Clone, Debug, Default)]
 pub struct OsThreads {
     empty_ns: Arc<AtomicU64>,
-    /// CPUs of the last [`Threads::pin`].
+    /// CPUs of the last call of [`Threads::pin`].
     cpus: Arc<Mutex<Vec<usize>>>,
 }
 
 impl OsThreads {
-    /// Pins the present thread to one of the CPUs, all of which [`Threads::pin`] has tried.
+    /// Pins the calling thread to the CPU at index `number`. [`Threads::pin`] has checked all CPUs.
     fn pin_to(&self, number: usize) -> Pinned {
         Pinned::to_one_of(&self.cpus.lock().ignore_poison(), number)
     }
@@ -163,7 +168,7 @@ impl Threads for OsThreads {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                // Take the last CPU: those before it are for the threads that share the connections.
+                // Take the last CPU. The CPUs before it are for the threads that serve the connections.
                 let cpus = self.cpus.lock().ignore_poison().len();
                 let _pinned = self.pin_to(cpus.saturating_sub(1));
                 let mut result = Ok(0);
@@ -185,10 +190,10 @@ impl Threads for OsThreads {
     }
 }
 
-/// The polling thread alone: all tasks take turns on it, those of other ends too.
+/// The polling thread alone. All tasks take turns on this thread, even tasks of other ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OneThread<W>(
-    /// How tasks wait.
+    /// Waiter that the tasks use.
     pub W,
 );
 
@@ -268,7 +273,7 @@ mod tests {
 
     use super::*;
 
-    /// Checks the behaviour that every implementation must have.
+    /// Checks the behaviour that every implementation of [`Threads`] must have.
     fn conforms(threads: &impl Threads) {
         executor::block_on(async {
             let waiter = threads.waiter(None);
@@ -293,7 +298,7 @@ mod tests {
             assert_eq!(threads.run(&waiter, [task(u32::MAX, waiter.clone())], failing).await, Err("gone"));
             assert_eq!(threads.deal(2, vec![u32::MAX; 3], task, || || Err("gone")).await, Err("gone"));
 
-            // The other thread runs as long as the body, and ends with it.
+            // The separate thread runs until the body is done.
             let calls = AtomicUsize::new(0);
             let count = || Ok::<_, ()>(calls.fetch_add(1, Ordering::Relaxed) % 2);
             let body = async {
@@ -322,7 +327,7 @@ mod tests {
         conforms(&OsThreads::default());
     }
 
-    /// Checks the CPUs allowed to each thread of `deal`, and to the one of `beside`.
+    /// Checks the CPU to which each thread of `deal` and the thread of `beside` is pinned.
     #[test]
     fn threads_run_on_the_cpus_that_they_are_pinned_to() {
         let own = || {
@@ -331,7 +336,7 @@ mod tests {
             doorbell_machine::cpu_list(list)
         };
         let before = own();
-        // On a machine with one CPU, it stands for both.
+        // On a machine with one CPU, both entries are that CPU.
         let cpus = [before[0], before[before.len() - 1]];
         let threads = OsThreads::default();
         let pinned = threads.pin(&cpus).unwrap();

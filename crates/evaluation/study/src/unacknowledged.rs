@@ -1,8 +1,8 @@
-//! SENDs over unacknowledged queue pairs, UC and UD, over verbs, with counts of arrived and of lost messages.
+//! Workloads of SENDs over unacknowledged queue pairs (UC and UD), with counts of received and of lost messages.
 //!
-//! A sender does not learn that a message was lost, or that the receiver has no receive left. So each message carries
-//! its number as immediate data (modulo 2^32). A receiver uses the number to detect new messages, and a requester uses
-//! it to reject an old answer. A wait has a deadline, after which a message counts as lost.
+//! A sender does not learn that a message was lost, or that the receiver had no posted receive. Each message therefore
+//! carries its number modulo 2^32 as immediate data. A receiver uses the number to detect new messages, and a requester
+//! uses the number to reject old answers. A message without an answer counts as lost after a deadline.
 
 use std::collections::VecDeque;
 
@@ -21,33 +21,34 @@ use crate::parameters::{Fitted, Parameters, Transport, stride};
 use crate::payload;
 use crate::workload::{Pace, Plan, Progress, Rounds, Tally};
 
-/// Completions taken at a time.
+/// Maximum number of completions per poll.
 const POLL_LIST: usize = 32;
 /// Q_Key of both ends. Its highest bit is clear, so no privilege is needed (IBTA Vol 1, 10.2.5).
 const QKEY: u32 = 0x1111_1111;
 /// Time after which an unanswered message counts as lost.
 const LOST_AFTER_NS: u64 = 50_000_000;
-/// Messages lost in a row after which the peer counts as unreachable.
+/// Number of consecutive lost messages after which the peer counts as unreachable.
 const MOST_LOST_IN_A_ROW: u32 = 200;
-/// Silence after which a receiver stops waiting for messages in flight, once the sender has reported that it sent all.
+/// Time without a message after which a receiver stops waiting for messages in flight, in nanoseconds. It applies once
+/// the sender has reported that it has sent all messages.
 const QUIET_NS: u64 = 50_000_000;
-/// The longest wait for messages in flight.
+/// Maximum time that a receiver waits for messages in flight, in nanoseconds.
 const MOST_AWAITED_NS: u64 = 2_000_000_000;
-/// Empty polls of an end between two looks at the clock.
+/// Number of empty polls of an end between two reads of the clock.
 const LOOKS_BETWEEN: u32 = 16;
 
-/// One end of a pair of queue pairs.
+/// One end of a connection over UC, or of a pair of UD queue pairs.
 #[derive(Debug)]
 pub struct End {
     qp: Qp,
     sends: Cq,
     receives: Cq,
     psn: Psn,
-    /// Messages to send; `places` holds received messages.
+    /// Buffers of messages to send.
     slots: Region,
     places: Region,
     depth: usize,
-    /// Distance between two places, and the offset of a message in its place.
+    /// Distance between two buffers in `places`, in bytes.
     place_stride: usize,
     header: usize,
     transport: Transport,
@@ -58,11 +59,11 @@ pub struct End {
 }
 
 impl End {
-    /// Makes an end with its receives posted, not connected yet.
+    /// Makes an unconnected end and posts its receives.
     ///
     /// # Errors
     ///
-    /// A datagram of this size is longer than the path MTU; or a queue, the queue pair or the memory cannot be made.
+    /// A datagram of this size exceeds the path MTU, or a queue, the queue pair or the memory cannot be made.
     pub fn new(pd: &Pd, parameters: &Parameters, bytes: usize, fitted: &Fitted) -> Result<Self, ConnectError> {
         let (device, transport) = (pd.device(), parameters.transport);
         let attributes = device.attributes();
@@ -129,12 +130,12 @@ impl End {
         }
     }
 
-    /// Connects with the peer, or, over UD, stores its address.
+    /// Connects with the peer. Over UD, the function only stores the peer's address.
     ///
     /// # Errors
     ///
-    /// The ends use different UDP ports, the peer's path MTU is too small for these datagrams, or its description is
-    /// invalid.
+    /// The ends use different UDP ports, the peer's path MTU is too small for these datagrams, or the peer's
+    /// description is invalid.
     pub fn connect(&mut self, peer: &EndpointDescription) -> Result<(), ConnectError> {
         let own = self.description();
         if own.udp_port != peer.udp_port {
@@ -179,7 +180,7 @@ impl End {
     }
 }
 
-/// Rejects datagrams longer than the path MTU: a datagram is one packet.
+/// Rejects UD messages that exceed the path MTU, since a UD message is one packet.
 fn check_fits(transport: Transport, bytes: usize, path_mtu: PathMtu) -> Result<(), ConnectError> {
     if transport != Transport::Ud || bytes <= path_mtu.bytes() {
         return Ok(());
@@ -194,7 +195,7 @@ fn check_fits(transport: Transport, bytes: usize, path_mtu: PathMtu) -> Result<(
     Err(ConnectError::Setting { what: "the message size over UD, in bytes,", given: bytes as u64, allowed })
 }
 
-/// The messages that an end sends.
+/// State of the messages that an end sends.
 struct Outbox<'a> {
     end: &'a End,
     plan: Plan,
@@ -218,7 +219,7 @@ impl<'a> Outbox<'a> {
         (message % self.plan.buffers as u64) as usize * stride(self.plan.bytes)
     }
 
-    /// Fills in the payloads of the next messages, if they are to be verified.
+    /// Writes the payloads of the messages with these numbers if payloads are verified.
     fn prepare(&mut self, numbers: &[u32]) {
         if !self.plan.verify {
             return;
@@ -233,7 +234,7 @@ impl<'a> Outbox<'a> {
         }
     }
 
-    /// Posts messages with these numbers as one list. The last one is signalled.
+    /// Posts messages with these numbers as one list. The last message is signalled.
     fn post(&mut self, numbers: &[u32]) -> Result<(), ConnectionError> {
         let sges: SmallVec<[Sge; 8]> = (0..numbers.len() as u64)
             .map(|index| self.end.slots.sge(self.slot(self.posted + index), self.plan.bytes))
@@ -257,12 +258,12 @@ impl<'a> Outbox<'a> {
                 self.posted += numbers.len() as u64;
                 Ok(())
             }
-            // The queue pair may have failed meanwhile. Then its completions give the reason.
+            // If the queue pair has failed in the meantime, return the reason from its completions instead.
             Err(error) => self.reap().and(Err(ConnectionError::Post(error))),
         }
     }
 
-    /// Takes one list of completions. Returns the number of messages that have left since the last call.
+    /// Takes one list of completions. Returns the number of messages that were sent since the last call.
     fn reap(&mut self) -> Result<u64, ConnectionError> {
         let mut list = [Completion::default(); POLL_LIST];
         let count = self.end.sends.poll(&mut list)?;
@@ -275,18 +276,18 @@ impl<'a> Outbox<'a> {
     }
 }
 
-/// The numbers received last. A message may come twice, or after a later one.
+/// Most recent numbers of received messages. A message may arrive twice, or after a later message.
 #[derive(Clone, Copy, Debug, Default)]
 struct Recent {
-    /// The highest number plus one.
+    /// Highest received number plus one.
     next: u32,
-    /// Bit N is set if the number N below the highest was received.
+    /// Bit N is set if the number that is N below the highest number was received.
     heard: u128,
 }
 
 impl Recent {
-    /// Returns whether this number was not received before. A number more than 127 below the highest does not count as
-    /// new.
+    /// Records a number, and returns whether it is new. A number more than 127 below the highest number does not count
+    /// as new.
     fn is_new(&mut self, number: u32) -> bool {
         let ahead = number.wrapping_sub(self.next);
         if ahead < 1 << 31 {
@@ -302,7 +303,7 @@ impl Recent {
     }
 }
 
-/// The messages that an end receives.
+/// State of the messages that an end receives.
 struct Inbox<'a> {
     end: &'a End,
     verify: bool,
@@ -319,7 +320,7 @@ impl<'a> Inbox<'a> {
     }
 
     /// Takes one list of received messages, and posts their receives again. Calls `new` with the number of each new
-    /// message.
+    /// message. Returns the number of taken messages.
     fn take(&mut self, mut new: impl FnMut(u32)) -> Result<usize, ConnectionError> {
         let mut list = [Completion::default(); POLL_LIST];
         let count = self.end.receives.poll(&mut list)?;
@@ -357,11 +358,11 @@ impl<'a> Inbox<'a> {
     }
 }
 
-/// Sends by a plan. The tally counts messages that have left, not messages that have arrived.
+/// Sends messages by a plan. The tally counts sent messages, even if they do not arrive.
 ///
 /// # Errors
 ///
-/// A work request is rejected or fails: the queue pair is no longer usable.
+/// A work request is rejected or fails. The queue pair is then unusable.
 pub async fn stream<W: Waiter>(
     end: &End,
     batch: usize,
@@ -398,12 +399,12 @@ pub async fn stream<W: Waiter>(
     Ok(Tally { sent, first_ns: began_ns, began_ns, ended_ns, ..Tally::default() })
 }
 
-/// Sends one message at a time, waits for its answer, and measures half of each completed round trip. `received` of
-/// the tally counts the answers.
+/// Sends one message at a time, waits for its answer, and measures half of each round trip. In the tally, `received`
+/// counts the answers.
 ///
 /// # Errors
 ///
-/// A work request is rejected or fails, or the peer stops answering: [`ConnectionError::PeerUnreachable`].
+/// A work request is rejected or fails, or the peer stops answering ([`ConnectionError::PeerUnreachable`]).
 pub async fn ping<W: Waiter>(
     end: &End,
     plan: Plan,
@@ -452,26 +453,26 @@ pub async fn ping<W: Waiter>(
     Ok((Tally { received: inbox.received, damaged: inbox.damaged, ..tally }, histogram))
 }
 
-/// The end that receives messages, and optionally answers each.
+/// End that receives messages, and optionally answers each message.
 pub struct Listener<'a> {
     inbox: Inbox<'a>,
     outbox: Outbox<'a>,
-    /// Numbers of messages to answer, if this end answers.
+    /// Numbers of received messages that are not answered yet. `None` if this end does not answer.
     unanswered: Option<VecDeque<u32>>,
 }
 
 impl<'a> Listener<'a> {
-    /// Makes the listener of this end.
+    /// Creates the listener of an end. `answers` states whether the listener answers messages.
     pub fn new(end: &'a End, plan: &Plan, answers: bool) -> Self {
         let unanswered = answers.then(|| VecDeque::with_capacity(end.depth));
         Self { inbox: Inbox::new(end, plan), outbox: Outbox::new(end, *plan, 1), unanswered }
     }
 
-    /// Takes received messages, and answers those that are due. Returns the number of messages taken.
+    /// Takes received messages, and sends answers as the window permits. Returns the number of taken messages.
     ///
     /// # Errors
     ///
-    /// A work request is rejected or fails, or a message has no number: the queue pair is no longer usable.
+    /// A work request is rejected or fails, or a message has no number. The queue pair is then unusable.
     pub fn turn(&mut self) -> Result<usize, ConnectionError> {
         let Self { inbox, outbox, unanswered } = self;
         let most = inbox.end.depth;
@@ -492,15 +493,15 @@ impl<'a> Listener<'a> {
         Ok(count)
     }
 
-    /// Returns the counts of received and of answered messages.
+    /// Returns the numbers of received and of answered messages.
     pub fn tally(&self) -> Tally {
         let Inbox { received, damaged, .. } = self.inbox;
         Tally { sent: self.outbox.posted, received, damaged, ..Tally::default() }
     }
 }
 
-/// Receives messages in flight, of which `sent` gives the total for each listener. Returns once all have arrived,
-/// after 50 ms of silence, or after 2 s.
+/// Receives messages in flight. `sent` is the total number of messages that each listener's peer has sent. Returns when
+/// all messages have arrived, after 50 ms without a message, or after 2 s.
 ///
 /// # Errors
 ///

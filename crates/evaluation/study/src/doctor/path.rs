@@ -69,8 +69,8 @@ pub fn probe_control<E: From<SessionError>>(
                 "long packets are dropped on the way: on the control connection, {BALLAST_BYTES} B pass both ways in packets with \
                  {SHORT_SEGMENT_BYTES} B, but not in packets of full length"
             ),
-            "a device on the path has a smaller MTU than both interfaces and sends no ICMP (`ping -M do -s 1472 HOST` shows \
-             whether 1500 B pass): raise its MTU, or lower the MTU of both interfaces",
+            "a device on the path has a smaller MTU than both interfaces and sends no ICMP: raise its MTU, or lower the MTU of \
+             both interfaces. `ping -M do -s 1472 HOST` shows whether 1500 B pass",
         ))),
         Err(_) => Err(SessionError::Control(io::Error::new(
             io::ErrorKind::TimedOut,

@@ -1,9 +1,9 @@
-//! Published claims and goals of experiments, and the functions that judge data by them.
+//! Published claims and goals of experiments, and the functions that judge whether they hold in the data.
 //!
-//! Sentences and numbers come from `data/published/`; a function here decides whether data have a shape. The figures of
-//! T1 come from ConnectX-5 RNICs over 100 Gb/s Ethernet. Loopback has no line rate, so the highest throughput of
-//! any configuration replaces it. Rates and latencies are the best of each point's repetitions, since other programs
-//! can only slow one down.
+//! Sentences and numbers come from `data/published/`. Functions in this module decide whether the data have a published
+//! shape. The figures of testbed T1 were measured with ConnectX-5 RNICs over 100 Gb/s Ethernet. Loopback has no line
+//! rate, so the highest throughput of any configuration replaces the line rate. Rates and latencies are those of each
+//! point's best repetition, since other programs can only slow a measurement down.
 
 mod direct_read;
 mod far_memory;
@@ -19,13 +19,13 @@ use super::judge::{Judgement, cannot, holds_if, knee, line};
 use super::quantity::Quantity::{self, MedianLatency};
 use super::view::View;
 
-/// Ratios closer to 1 than this count as equal: runs vary by this much.
+/// Ratio up to which two values count as equal, since values of equal runs differ by such factors.
 const NOISE: f64 = 1.1;
 
-/// Shapes by id, each with the function that judges it.
+/// Ids of shapes, each with the function that judges the shape.
 type Judges = &'static [(&'static str, fn(View<'_>, &Shape) -> Option<Judgement>)];
 
-/// Returns the claims of an experiment.
+/// Returns all claims and goals of an experiment.
 pub(super) fn of(experiment: &str) -> Vec<Claim> {
     let shapes =
         [send_receive::SHAPES, shared::SHAPES, direct_read::SHAPES, operations::SHAPES, far_memory::SHAPES].concat();
@@ -45,7 +45,8 @@ pub(super) fn of(experiment: &str) -> Vec<Claim> {
     published.chain(links::goals()).filter(|(of, _)| *of == experiment).map(|(_, claim)| claim).collect()
 }
 
-/// Judges a shape whose cause is missing in a software RNIC. On other RNICs the shape holds or not.
+/// Returns the judgement of a shape whose cause, `missing`, does not exist in a software RNIC. A software RNIC without
+/// the shape gets no negative verdict.
 fn unless_soft(view: View<'_>, holds: bool, because: String, missing: &str) -> Option<Judgement> {
     match holds {
         false if view.is_soft() => cannot(format!("{because}; {missing}")),
@@ -53,7 +54,7 @@ fn unless_soft(view: View<'_>, holds: bool, because: String, missing: &str) -> O
     }
 }
 
-/// Judges whether a straight line fits the points up to a size.
+/// Judges whether a straight line fits the latencies of all sizes up to `to_bytes`.
 fn straight(view: View<'_>, experiment: &str, series: &str, to_bytes: f64) -> Option<Judgement> {
     let mut curve = view.best_curve(experiment, series, MedianLatency);
     curve.retain(|point| point.0 <= to_bytes);
@@ -67,7 +68,7 @@ fn straight(view: View<'_>, experiment: &str, series: &str, to_bytes: f64) -> Op
     holds_if(worst <= 0.35 && slope > 0.0, because)
 }
 
-/// Returns whether a curve rises in proportion and is flat afterwards, with a sentence on it.
+/// Returns whether a curve first rises in proportion to x and is then flat, with a sentence that states the numbers.
 fn linear_then_flat(curve: &[(f64, f64)], of: &str) -> Option<(bool, String)> {
     let ((first, one), (last, _)) = (*curve.first()?, *curve.last()?);
     let most = knee(curve, 1.0)?.1;
@@ -79,30 +80,30 @@ fn linear_then_flat(curve: &[(f64, f64)], of: &str) -> Option<(bool, String)> {
     Some((curve.iter().all(is_on) && most >= 1.4 * one, because))
 }
 
-/// Returns the quotient, or `None` if the divisor is zero: then neither value was resolved.
+/// Returns the quotient, or `None` if the divisor is zero since the values were too small to measure.
 fn quotient(one: f64, other: f64) -> Option<f64> {
     (other > 0.0).then(|| one / other)
 }
 
-/// Returns the ratio of two curves at a position, the first over the second.
+/// Returns the value of the first curve at `x`, divided by that of the second.
 fn ratio(view: View<'_>, experiment: &str, series: [&str; 2], quantity: Quantity, x: f64) -> Option<f64> {
     let [one, other] = series.map(|series| view.best_at(experiment, series, quantity, x));
     quotient(one?, other?)
 }
 
-/// Returns the value of a curve at a measured position.
+/// Returns the value of a curve at `x`, if that position was measured.
 fn at(curve: &[(f64, f64)], x: f64) -> Option<f64> {
     curve.iter().find(|point| point.0 == x).map(|point| point.1)
 }
 
-/// Returns the first and the last point of a curve with at least two.
+/// Returns the first and the last point of a curve, or `None` if the curve has fewer than two points.
 fn ends(curve: &[(f64, f64)]) -> Option<((f64, f64), (f64, f64))> {
     let (first, last) = (*curve.first()?, *curve.last()?);
     (last.0 > first.0).then_some((first, last))
 }
 
-/// Returns a verdict if there are too few processors: twice as many threads need twice as many processors on each
-/// side. `None` means that there are enough.
+/// Returns a judgement if the machine has too few processors to double the number of threads on each side. Returns
+/// `None` if there are enough processors.
 fn too_few_cpus(view: View<'_>, first: f64, because: &str) -> Option<Judgement> {
     let cpus = view.cpus();
     if cpus as f64 >= 4.0 * first {
@@ -114,7 +115,7 @@ fn too_few_cpus(view: View<'_>, first: f64, because: &str) -> Option<Judgement> 
     ))
 }
 
-/// Judges whether the rate of each of these curves grows in proportion to threads, up to a ceiling.
+/// Judges whether the rate of each of these curves grows in proportion to the number of threads, up to a ceiling.
 fn grows_with_threads(view: View<'_>, experiment: &str, series: &[&str]) -> Option<Judgement> {
     let (mut all, mut sentences, mut first) = (true, Vec::new(), 1.0);
     for &series in series {
@@ -130,8 +131,8 @@ fn grows_with_threads(view: View<'_>, experiment: &str, series: &[&str]) -> Opti
     holds_if(all, because)
 }
 
-/// Judges whether a curve comes near the line rate of the link. If the link reports no rate, the highest throughput
-/// of any configuration replaces it.
+/// Judges whether a curve comes near the line rate of the link. If the link reports no rate, `ceiling` replaces the
+/// line rate: the highest throughput of any configuration.
 fn line_rate(view: View<'_>, experiment: &str, series: &str, ceiling: Option<f64>) -> Option<Judgement> {
     let most = knee(&view.best_curve(experiment, series, Quantity::Throughput), 1.0)?.1;
     if view.is_soft() {

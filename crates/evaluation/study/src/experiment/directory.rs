@@ -16,15 +16,15 @@ const MAX_RECORD_BYTES: u64 = 64 << 20;
 /// Maximum number of records in a directory.
 const MAX_RECORDS: usize = 100_000;
 
-/// File that is locked while a process writes to a directory. The file is never removed: another process may lock it
-/// just before the removal.
+/// Name of the file that a process locks while it writes to the directory. The file is never removed, since another
+/// process may lock the file just before the removal.
 const LOCK: &str = ".lock";
 
-/// Directory of records. No other process writes to it at the same time.
+/// Directory of records. A lock excludes other processes that write to the same directory.
 #[derive(Debug)]
 pub struct RunDirectory {
     path: PathBuf,
-    /// Locked until it is closed. The kernel closes it when the process ends.
+    /// Lock file, which stays locked until it is closed. The kernel also closes it when the process ends.
     _lock: File,
 }
 
@@ -41,7 +41,7 @@ pub enum DirectoryError {
         error: io::Error,
     },
     /// The path is not a directory.
-    #[error("{} is a file, and --out names a directory: choose another one", .0.display())]
+    #[error("{} is a file, but --out names a directory: choose another path", .0.display())]
     NoDirectory(PathBuf),
     /// The directory is not writable.
     #[error("{}: no records and no report can be written there: {error}", .path.display())]
@@ -52,7 +52,7 @@ pub enum DirectoryError {
         error: io::Error,
     },
     /// Another process writes to the directory.
-    #[error("another study writes to {} at the moment: wait until it has ended, or choose another --out", .0.display())]
+    #[error("another study writes to {}: wait until that study has ended, or choose another --out", .0.display())]
     InUse(PathBuf),
     /// A file is not a record.
     #[error("{}: {error}", .path.display())]
@@ -63,13 +63,13 @@ pub enum DirectoryError {
         error: RecordError,
     },
     /// There are no records.
-    #[error("{}: there is no record (*.json) in it; `doorbell study --out {}` makes some", .0.display(), .0.display())]
+    #[error("{}: the directory has no records (*.json); `doorbell study --out {}` creates records", .0.display(), .0.display())]
     Empty(PathBuf),
     /// There are more than 100,000 records.
-    #[error("{}: there are more than {MAX_RECORDS} records in it", .0.display())]
+    #[error("{}: the directory has more than {MAX_RECORDS} records", .0.display())]
     TooMany(PathBuf),
-    /// A file holds a point with other parameters or from another environment.
-    #[error("{}: field `{field}` differs from what is measured now ({}): choose another --out", .path.display(), .why)]
+    /// A file contains a point with other parameters or from another environment.
+    #[error("{}: field `{field}` differs from the current measurement ({}): choose another --out", .path.display(), .why)]
     Differs {
         /// The path.
         path: PathBuf,
@@ -96,10 +96,10 @@ impl RunDirectory {
         let lock = files::open_lock(&path.join(LOCK)).map_err(read_only)?;
         match lock.try_lock() {
             Err(TryLockError::WouldBlock) => return Err(DirectoryError::InUse(path.to_owned())),
-            // The file system has no locks. Then two concurrent studies go unnoticed.
+            // If the file system does not support locks, two concurrent studies stay undetected.
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
-        // The lock file may exist in a directory that accepts no new files.
+        // Check that the directory accepts new files. The lock file may already exist in a read-only directory.
         let probe = || {
             let probe = path.join(format!(".{}.new", files::random_name()?));
             files::create_new(&probe, 0o600).and_then(|_| fs::remove_file(&probe))
@@ -148,8 +148,8 @@ impl RunDirectory {
     ///
     /// # Errors
     ///
-    /// The file is damaged, or holds another point, other parameters or another environment. No such file is
-    /// overwritten.
+    /// The file is damaged, or contains another point, other parameters or another environment. The caller must not
+    /// overwrite such a file.
     pub fn get(
         &self,
         experiment: &Experiment,
@@ -188,7 +188,8 @@ impl RunDirectory {
         if others(then) != others(now) {
             let (here, before) = (others(now), others(then));
             let names = |of: &[(String, _)]| of.iter().map(|(host, _)| host.clone()).collect::<Vec<_>>();
-            // Different machines may have the same host name, and a machine may have changed since.
+            // If the host names are equal, compare more properties. Different machines may have the same name, and a
+            // machine may have changed.
             let told = |e: &Environment, is_enough: bool| {
                 let one = |other: &Environment| match is_enough {
                     true => other.machine.host.clone(),
@@ -223,11 +224,11 @@ impl RunDirectory {
         Ok(Some(record))
     }
 
-    /// Adds one repetition to a point's record. The file is replaced atomically.
+    /// Adds one repetition to a point's record, and replaces the file atomically.
     ///
     /// # Errors
     ///
-    /// The same as for [`get`](Self::get), or the file cannot be written. The record is then unchanged.
+    /// [`get`](Self::get) fails, or the file cannot be written. In both cases the record stays unchanged.
     pub fn add(
         &self,
         experiment: &Experiment,
@@ -251,8 +252,8 @@ fn read(path: &Path) -> Result<PointRecord, DirectoryError> {
 
 fn write_whole(path: &Path, record: &PointRecord) -> Result<(), DirectoryError> {
     let write = || -> io::Result<()> {
-        // Serialize to memory first: a writer that receives each word of a record separately makes thousands of
-        // system calls.
+        // Serialize to memory first. Serialization directly to a file would make a system call for each word of a
+        // record.
         let mut text = serde_json::to_vec(record)?;
         text.push(b'\n');
         files::replace(path, &text)

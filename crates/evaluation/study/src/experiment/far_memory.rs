@@ -1,4 +1,4 @@
-//! Experiments on memory that several clients share and whose CPU takes no part.
+//! Experiments on memory that several clients share. The CPU of the memory node takes no part in most of them.
 
 use doorbell_farmem::Strategy;
 
@@ -17,16 +17,16 @@ use crate::parameters::{Kind, Operation, Parameters};
 /// Name of the family.
 pub const FAMILY: &str = "far-memory";
 
-/// Number of queue pairs, as published, in experiments that do not sweep it.
+/// Number of queue pairs in experiments that do not sweep this number. It is the published number.
 const PAIRS: usize = 20;
 
-/// Pause of clients between two operations in the published runs, in microseconds, by number of clients. The pauses
-/// are fitted to the share of CASes that succeed.
+/// Pause of a client between two operations in the published runs, in microseconds, for each number of clients. The
+/// pauses are fitted to the published share of CASes that succeed.
 const FITTED_CLIENT_US: [(usize, f64); 2] = [(64, 15.0), (128, 44.0)];
-/// Delay of shortcut writes in the published runs, in microseconds. It is fitted to the published share of READs that
-/// succeed.
+/// Delay of shortcut writes in the published runs, in microseconds. The delay is fitted to the published share of READs
+/// that succeed.
 const FITTED_SHORTCUT_US: f64 = 7.1;
-/// Bytes of a value in the published runs: an assumption.
+/// Assumed bytes of a value in the published runs.
 const PUBLISHED_VALUE: usize = 1024;
 
 const RATE: &[Quantity] = &[MessageRate, MeanLatency];
@@ -136,7 +136,7 @@ fn queue_pairs(effort: Effort) -> Experiment {
     )
 }
 
-/// Sets one thread for each queue pair.
+/// Sets the number of threads to the number of queue pairs.
 fn on_threads(parameters: Parameters) -> Parameters {
     let mut parameters = parameters;
     parameters.serving.threads = parameters.connections;
@@ -146,7 +146,7 @@ fn on_threads(parameters: Parameters) -> Parameters {
 const WORDS: [(&str, Operation); 3] =
     [("READ", Operation::Read), ("WRITE", Operation::Write), ("CAS", Operation::CompareSwap)];
 
-/// Returns a point on shared memory, which is not a session of two ends, for objects of some bytes.
+/// Returns a point on shared memory, with operations of `bytes` bytes.
 fn far(effort: Effort, series: impl Into<String>, x: f64, bytes: usize, far: FarPoint) -> Point {
     let base = Point::parameters(effort, Kind::Bandwidth, Operation::Write, bytes);
     Point { series: series.into(), x, parameters: Parameters { far: Some(Box::new(far)), ..base } }
@@ -288,7 +288,7 @@ fn contention(effort: Effort) -> Experiment {
     )
 }
 
-/// Returns a sweep over one parameter of a workload, with all strategies.
+/// Returns the points of a sweep over one parameter of a workload, for all strategies. `with` sets the parameter.
 fn sweep(effort: Effort, values: Vec<f64>, with: impl Fn(f64, StorePoint) -> StorePoint) -> Vec<Point> {
     let of = |strategy: Strategy| {
         let base = StorePoint { strategy, ..StorePoint::default() };
@@ -366,10 +366,11 @@ fn keys(effort: Effort) -> Experiment {
     )
 }
 
-/// Maximum number of keys of a store on real machines, and ratio of the rate of a testbed to that of a machine.
+/// Maximum number of keys of a store on real machines.
 const MOST_KEYS_HERE: u64 = 1_000_000;
+/// Rate of a testbed divided by the rate of a real machine.
 const TIMES_A_MACHINE: f64 = 100.0;
-/// Maximum number of concurrent operations of an open-loop client. Further operations wait.
+/// Maximum number of concurrent operations of an open-loop client. Further arriving operations wait.
 const OPEN_WINDOW: usize = 16;
 
 fn load(effort: Effort) -> Experiment {
@@ -391,12 +392,13 @@ fn load(effort: Effort) -> Experiment {
 }
 
 impl Experiment {
-    /// Reduces an experiment to a machine with at least two processors and without a testbed:
+    /// Reduces an experiment for a real machine with `cpus` processors:
     ///
-    /// - at most twice as many clients as processors, without pauses between operations in published runs,
-    /// - at most half as many threads of an end as processors,
-    /// - a hundredth of a testbed's rates,
-    /// - no more keys than fit into one or two gigabytes.
+    /// - a store has at most twice as many clients as the machine has processors,
+    /// - published runs have no pauses between operations,
+    /// - an end has at most half as many threads as the machine has processors, and offered rates are a hundredth of a
+    ///   testbed's rates,
+    /// - points with more than a million keys and points that need virtual time are left out.
     pub fn fit_to_machine(&mut self, effort: Effort, cpus: usize) {
         let most_clients = (2 * cpus).max(2);
         let sweeps_clients = self.name == "far-memory/clients";
@@ -436,8 +438,7 @@ impl Experiment {
     }
 }
 
-/// Names of the experiments that compare strategies, in the order of their table. Each varies one parameter of a
-/// workload.
+/// Experiments that compare strategies, with the parameter that each experiment varies.
 pub const COMPARING: [(&str, &str); 5] = [
     ("far-memory/strategies", "share of puts, %"),
     ("far-memory/skew", "skew (Zipf exponent)"),

@@ -1,4 +1,4 @@
-//! Experiments for many hosts: they measure effects of the network between hosts.
+//! Experiments for many hosts, which measure effects of the network between hosts.
 
 use super::quantity::Quantity::{Fairness, MessageRate, Throughput};
 use super::sweep::{Effort, Experiment, Point};
@@ -9,7 +9,7 @@ use crate::parameters::{Kind, Operation, Parameters};
 /// Family of these experiments.
 pub const FAMILY: &str = "hosts";
 
-/// Sizes of messages in bytes: a small one, and one that reaches line rate.
+/// Sizes of messages in bytes. Messages of the second size reach line rate.
 const SIZES: [usize; 2] = [16, 8192];
 
 /// Returns the experiments for many hosts.

@@ -1,11 +1,11 @@
-//! Published shapes and goals, and the verdicts of the data on them.
+//! Claims of experiments, and their verdicts.
 
 use doorbell_published::{Row, Shape};
 
 use super::sweep::Experiment;
 use super::view::View;
 
-/// Outcome of a judgement.
+/// Outcome of the judgement of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finding {
     /// The data have the shape.
@@ -14,7 +14,7 @@ pub enum Finding {
     DoesNotHold,
     /// The cause of the shape is missing on this provider.
     CannotShow,
-    /// Points are missing.
+    /// Points that the claim needs are missing.
     NotMeasured,
 }
 
@@ -30,25 +30,25 @@ impl Finding {
     }
 }
 
-/// Outcome, and a sentence with the numbers on which it is based.
+/// Outcome, and a sentence with the numbers that justify the outcome.
 pub(super) type Judgement = (Finding, String);
 
-/// Published shape or number of an experiment, or a goal.
+/// Claim about an experiment: a published shape, a published number, or a goal of Doorbell.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
-    /// Unique name.
+    /// Unique id of the claim.
     pub id: &'static str,
     /// The shape or the number, as a sentence.
     pub says: &'static str,
     source: Source,
 }
 
-/// Kind of a claim with its judge. The judge returns `None` if points are missing.
+/// Kind of a claim, with the function that judges the claim. The function returns `None` if points are missing.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Shape(&'static Shape, fn(View<'_>, &Shape) -> Option<Judgement>),
     Row(&'static Row, fn(View<'_>, &Row) -> Option<Judgement>),
-    /// Goal of Doorbell; no publication states it.
+    /// Goal of Doorbell, which no publication states.
     Goal(fn(View<'_>) -> Option<Judgement>),
 }
 
@@ -57,15 +57,16 @@ enum Source {
 pub struct Verdict {
     /// The claim, as a sentence.
     pub says: &'static str,
-    /// Whether the claim is a goal of Doorbell, without a publication.
+    /// Whether the claim is a goal of Doorbell instead of a published result.
     pub is_goal: bool,
     /// Outcome of the judgement.
     pub outcome: Finding,
-    /// Reason, with numbers.
+    /// Reason for the outcome, with numbers.
     pub because: String,
 }
 
-/// A verdict mentions the span of repetitions if it typically exceeds this share of their median.
+/// Share of the median. If the spread of a typical point's repetitions exceeds this share, the verdict mentions the
+/// spread.
 const RESTLESS: f64 = 0.5;
 
 impl Claim {
@@ -81,12 +82,12 @@ impl Claim {
         Self { id, says, source: Source::Goal(judge) }
     }
 
-    /// Returns whether the claim is a goal of Doorbell, without a publication.
+    /// Returns whether the claim is a goal of Doorbell instead of a published result.
     pub fn is_goal(&self) -> bool {
         matches!(self.source, Source::Goal(_))
     }
 
-    /// Judges the points of this experiment in a run.
+    /// Judges the claim by the records of `experiment` in a run.
     pub fn judge(&self, view: View<'_>, experiment: &Experiment) -> Verdict {
         let missing = || (Finding::NotMeasured, "the points that it takes are not among the records".to_owned());
         let judgement = match self.source {
@@ -104,7 +105,7 @@ impl Claim {
     }
 }
 
-/// Returns a judgement that holds or does not.
+/// Returns the judgement [`Finding::Holds`] or [`Finding::DoesNotHold`].
 pub(super) fn holds_if(holds: bool, because: String) -> Option<Judgement> {
     Some((if holds { Finding::Holds } else { Finding::DoesNotHold }, because))
 }
@@ -113,14 +114,14 @@ pub(super) fn cannot(because: String) -> Option<Judgement> {
     Some((Finding::CannotShow, because))
 }
 
-/// Returns the first position where a curve reaches a share of its maximum, and the maximum.
+/// Returns the first x at which a curve reaches the share `share` of its maximum, and that maximum.
 pub(super) fn knee(curve: &[(f64, f64)], share: f64) -> Option<(f64, f64)> {
     let most = curve.iter().map(|point| point.1).reduce(f64::max)?;
     curve.iter().find(|point| point.1 >= share * most).map(|point| (point.0, most))
 }
 
-/// Fits `y = base + slope * x` with the least sum of squared *relative* errors. Returns base, slope and greatest
-/// relative error, or `None` with fewer than three points.
+/// Fits `y = base + slope * x` such that the sum of squared *relative* errors is minimal. Returns base, slope and the
+/// greatest relative error, or `None` for fewer than three points.
 pub(super) fn line(curve: &[(f64, f64)]) -> Option<(f64, f64, f64)> {
     if curve.len() < 3 || curve.iter().any(|point| point.1 <= 0.0) {
         return None;

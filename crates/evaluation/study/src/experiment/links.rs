@@ -17,16 +17,19 @@ pub(super) const TIME: &str = "links/time";
 pub(super) const RATE: &str = "links/rate";
 pub(super) const THROUGHPUT: &str = "links/throughput";
 
-/// Bytes of short messages. Atomics use a word instead.
+/// Bytes of short messages.
 const SHORT: usize = 16;
+/// Bytes of the word of an atomic operation.
 const WORD: usize = 8;
 /// Bytes of long messages.
 const LONG: [usize; 2] = [64 << 10, 1 << 20];
-/// Messages per post, and window with batches, unless the protocol has its own.
+/// Messages per post without batches.
 const UNBATCHED: usize = 1;
+/// Messages per post with batches.
 const BATCHED: usize = 8;
+/// Window with batches, unless the protocol has its own window.
 const BATCHED_WINDOW: usize = 256;
-/// Maximum number of outstanding operations with one per post.
+/// Maximum number of outstanding operations in points with one operation per post.
 const OPERATIONS: usize = 64;
 
 /// Protocol or operation to compare.
@@ -36,11 +39,11 @@ enum Subject {
 }
 
 impl Subject {
-    /// Returns all subjects. A quick study has those whose shapes differ most.
+    /// Returns all subjects for this effort. A quick study has the subjects whose results differ most.
     fn all(effort: Effort) -> Vec<Self> {
         let quick = |family: &Family| match family.variants.len() {
             _ if effort != Effort::Quick => family.variants.len(),
-            // The fenced and the unfenced variant.
+            // Compare the fenced and the unfenced variant.
             1.. if family.family() == "direct-read" => 2,
             1.. if family.family() == "send-receive" => 1,
             _ => 0,
@@ -61,7 +64,7 @@ impl Subject {
         }
     }
 
-    /// Returns whether a message of the subject can have this size.
+    /// Returns whether experiments with messages of `bytes` bytes include the subject.
     fn has(&self, bytes: usize) -> bool {
         match self {
             Self::Operation(_, operation) if operation.is_atomic() => bytes == SHORT,
@@ -69,7 +72,7 @@ impl Subject {
         }
     }
 
-    /// Returns the parameters for one message at a time.
+    /// Returns the parameters for latency, with one message at a time.
     fn timed(&self, effort: Effort, bytes: usize) -> Parameters {
         match self {
             Self::Protocol(_, protocol) => Family::parameters(effort, Kind::Latency, *protocol, bytes),
@@ -100,7 +103,7 @@ pub(super) fn experiments(effort: Effort) -> [Experiment; 3] {
     [time(effort), rate(effort), throughput(effort)]
 }
 
-/// Returns one point for each link.
+/// Returns one point for each of the two links.
 fn over_both(subject: &Subject, x: usize, parameters: &Parameters) -> impl Iterator<Item = Point> {
     let of = |link: Link| point(series(subject.name(), link), x, Parameters { link: Some(link), ..parameters.clone() });
     Link::ALL.map(of).into_iter()
@@ -110,7 +113,7 @@ fn series(subject: &str, link: Link) -> String {
     format!("{subject}, {}", link.name())
 }
 
-/// Returns the subject of a record and its intended link.
+/// Returns the name of a record's subject and the link that the record's point required.
 pub fn subject_and_link(record: &PointRecord) -> Option<(&str, Link)> {
     let link = record.parameters.link?;
     Some((record.series.strip_suffix(link.name())?.strip_suffix(", ")?, link))
@@ -172,7 +175,7 @@ fn throughput(effort: Effort) -> Experiment {
     )
 }
 
-/// Figure that a table shows for both links.
+/// Figure that a table shows for each link.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkFigure {
     /// Size and rate of the messages.
@@ -199,13 +202,13 @@ impl LinkFigure {
         record.experiment == self.experiment && (record.x == self.x as f64 || is_word)
     }
 
-    /// Returns the factor by which the second value is better than the first.
+    /// Returns the factor by which the second value is better than the first. Less is better for some quantities.
     pub fn gain(&self, [one, other]: [f64; 2]) -> f64 {
         if self.quantity.less_is_better() { one / other } else { other / one }
     }
 }
 
-/// Protocol or operation with both links.
+/// Protocol or operation, measured over both links.
 #[derive(Clone, Debug)]
 pub struct Compared<'a> {
     /// Name of the protocol or operation.
@@ -214,7 +217,7 @@ pub struct Compared<'a> {
     pub points: [[Option<&'a PointRecord>; 2]; LINK_FIGURES.len()],
 }
 
-/// Returns all subjects that were measured with a given link, in the order of their first record.
+/// Returns all subjects of records that required a link, in the order of the experiments' points.
 pub fn compared(view: View<'_>) -> Vec<Compared<'_>> {
     let mut rows: Vec<Compared<'_>> = Vec::new();
     for experiment in experiments(Effort::Full) {

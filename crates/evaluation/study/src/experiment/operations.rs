@@ -1,4 +1,4 @@
-//! Experiments without messages of a protocol: one-sided operations, requests and answers, frames.
+//! Experiments that compare operations instead of protocols: one-sided operations, requests with answers, and frames.
 
 use super::quantity::Quantity::{
     self, MessageRate, RequestFrame, RequestPackets, ResponseFrame, ResponsePackets, Throughput,
@@ -15,7 +15,7 @@ pub(super) fn experiments(effort: Effort) -> [Experiment; 6] {
     [write(effort), read(effort), outstanding(effort), atomics(effort), request_response(effort), frames(effort)]
 }
 
-/// Returns parameters with `window` outstanding operations, one per post, on a number of queue pairs.
+/// Returns parameters with `window` outstanding operations on each queue pair, and one operation per post.
 pub(super) fn operation(
     effort: Effort,
     operation: Operation,
@@ -95,7 +95,7 @@ fn atomics(effort: Effort) -> Experiment {
 
 fn request_response(effort: Effort) -> Experiment {
     let windows = effort.pick(vec![1, 64], vec![1, 8, 32, 64], doubling(64));
-    // With fewer receive buffers an end sends credits in separate messages, which need more packets.
+    // With fewer receive buffers, an end would send credits in separate messages and need more packets.
     let points = windows.into_iter().map(|window| {
         let of = operation(effort, Operation::RequestResponse, 1, window, 1);
         point("1 B", window, Parameters { depth: of.depth.max(64), ..of })

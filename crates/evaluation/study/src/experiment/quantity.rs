@@ -1,4 +1,4 @@
-//! Quantities of a point.
+//! Measured quantities of a point.
 
 use crate::far::Figure;
 use crate::record::{Counted, PointResult};
@@ -16,13 +16,13 @@ pub enum Quantity {
     Throughput,
     /// RNR NAKs per second.
     RnrNaks,
-    /// Packets per operation from the asking end to the other: messages and acknowledgements.
+    /// Packets per operation from the asking end to the other end, including acknowledgements.
     RequestPackets,
     /// Packets per operation from the other end to the asking end.
     ResponsePackets,
-    /// Bytes per packet from the asking end to the other: frames without FCS.
+    /// Frame bytes per packet from the asking end to the other end, without FCS.
     RequestFrame,
-    /// Bytes per packet from the other end to the asking end.
+    /// Frame bytes per packet from the other end to the asking end, without FCS.
     ResponseFrame,
     /// CPU time of the asking end per message, in microseconds.
     AskingCpu,
@@ -32,17 +32,18 @@ pub enum Quantity {
     AskingWork,
     /// CPU time of the other end per message without empty polls, in microseconds.
     AnsweringWork,
-    /// Jain's fairness index of the connections: 1 means equal shares, 1/N means that one connection has everything.
+    /// Jain's fairness index of the connections. 1 means equal shares, and 1/N means that one of N connections has all
+    /// messages.
     Fairness,
-    /// Mean time of an operation with the maximum number outstanding, in microseconds: their number divided by their
-    /// rate (Little's law).
+    /// Mean time of an operation in microseconds, by Little's law: maximum number of outstanding operations divided by
+    /// their rate.
     MeanLatency,
-    /// Figure of shared memory.
+    /// Figure of a point about shared memory.
     Far(Figure),
 }
 
 impl Quantity {
-    /// Returns the value of the quantity, if the point has one.
+    /// Returns the value of the quantity, or `None` if the result lacks it.
     pub fn of(self, result: &PointResult) -> Option<f64> {
         let value = match self {
             Self::MedianLatency => result.latency_ns?.p50 as f64 / 1e3,
@@ -70,7 +71,7 @@ impl Quantity {
         value.is_finite().then_some(value)
     }
 
-    /// Returns the name.
+    /// Returns the name of the quantity.
     pub fn name(self) -> &'static str {
         match self {
             Self::MedianLatency => "median latency",
@@ -92,7 +93,7 @@ impl Quantity {
         }
     }
 
-    /// Returns the unit. A share has none.
+    /// Returns the unit of the quantity, or an empty text for a share.
     pub fn unit(self) -> &'static str {
         match self {
             Self::MedianLatency | Self::TailLatency | Self::MeanLatency => "us",
@@ -132,24 +133,24 @@ impl Quantity {
     }
 }
 
-/// Returns first transmissions of an end, and answers to first transmissions of its peer, per operation of the asking
-/// end. The result is `None` for a device without counters.
+/// Returns the packets of one end per operation of the asking end. Retransmissions, and answers to retransmissions, do
+/// not count. The result is `None` for a device without counters.
 fn per_operation(result: &PointResult, counted: &Counted, peer: &Counted) -> Option<f64> {
     let operations: u64 = result.sent_by_connection.iter().sum();
-    // On a busy machine, the peer retransmits packets, and each retransmission causes another answer.
+    // On a busy machine, the peer may retransmit packets, and each retransmission causes an additional answer.
     let answers = counted.ack_packets.saturating_add(counted.response_packets);
     let packets = counted.data_packets.saturating_add(answers.saturating_sub(peer.retransmitted_packets));
     (operations > 0 && packets > 0).then(|| packets as f64 / operations as f64)
 }
 
-/// Returns Jain's fairness index: the square of the sum over N times the sum of squares.
+/// Returns Jain's fairness index, which is the square of the sum divided by N times the sum of squares.
 fn jain(shares: &[u64]) -> Option<f64> {
     let sum: f64 = shares.iter().map(|&share| share as f64).sum();
     let squares: f64 = shares.iter().map(|&share| (share as f64).powi(2)).sum();
     (squares > 0.0).then(|| sum * sum / (shares.len() as f64 * squares))
 }
 
-/// Spread of the values of several repetitions.
+/// Spread of a quantity over several repetitions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     /// Minimum.

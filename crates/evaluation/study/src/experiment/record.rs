@@ -1,4 +1,4 @@
-//! Record of one point of a study: one JSON file.
+//! Record of one point of a study, stored as one JSON file.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -10,19 +10,19 @@ use crate::link::Carried;
 use crate::parameters::Parameters;
 use crate::record::PointResult;
 
-/// Format name at the beginning of every record.
+/// Value of the field `format` of every record.
 pub const FORMAT: &str = "doorbell-study-point";
-/// Schema of a record. A schema may gain fields.
+/// Schema of a record. Later releases may add fields to a schema.
 pub const SCHEMA: u64 = 1;
 
 /// Maximum number of repetitions of a point.
 const MAX_REPETITIONS: usize = 1000;
-/// Maximum of seconds, messages and bytes per second: more than any machine reaches.
+/// Maximum of seconds, messages per second and bytes per second in a record. No machine reaches this value.
 const MAX_VALUE: f64 = 1e15;
-/// Bytes of the longest name.
+/// Maximum bytes of a name.
 const MAX_NAME: usize = 200;
 
-/// Point with all repetitions.
+/// Point with the results of all repetitions.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PointRecord {
     /// [`FORMAT`].
@@ -46,11 +46,11 @@ pub struct PointRecord {
 /// Reason why a text is not the record of a point.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The text is not JSON, or not the JSON of a record.
+    /// The text is not JSON, or the JSON is not a record.
     #[error("{0}")]
     Damaged(String),
     /// A later release wrote the record.
-    #[error("field `schema` is {0}, this release reads up to {SCHEMA}: use a newer one")]
+    #[error("field `schema` is {0}, this release reads up to {SCHEMA}: use a newer release")]
     Newer(u64),
 }
 
@@ -79,18 +79,18 @@ impl PointRecord {
         let damaged = |what: String| Err(RecordError::Damaged(what));
         let value: Value = match serde_json::from_slice(json) {
             Ok(value) => value,
-            Err(error) => return damaged(format!("it is no JSON: {error}")),
+            Err(error) => return damaged(format!("the text is not JSON: {error}")),
         };
         match value.get("format") {
             Some(format) if format == FORMAT => {}
-            Some(other) => return damaged(format!("field `format` is {}, expected is \"{FORMAT}\"", brief(other))),
-            None => return damaged(format!("field `format` is missing, expected is \"{FORMAT}\"")),
+            Some(other) => return damaged(format!("field `format` is {}: must be \"{FORMAT}\"", brief(other))),
+            None => return damaged(format!("field `format` is missing: must be \"{FORMAT}\"")),
         }
         match value.get("schema").map(|schema| (schema, schema.as_u64())) {
             Some((_, Some(1..=SCHEMA))) => {}
             Some((_, Some(schema))) if schema > SCHEMA => return Err(RecordError::Newer(schema)),
             Some((other, _)) => {
-                return damaged(format!("field `schema` is {}, expected is a number of 1 to {SCHEMA}", brief(other)));
+                return damaged(format!("field `schema` is {}: must be a number from 1 to {SCHEMA}", brief(other)));
             }
             None => return damaged("field `schema` is missing".to_owned()),
         }
@@ -105,20 +105,20 @@ impl PointRecord {
     fn check(&self) -> Result<(), String> {
         for (field, name) in [("experiment", &self.experiment), ("series", &self.series)] {
             if name.is_empty() || name.len() > MAX_NAME {
-                return Err(format!("field `{field}` has {} B, allowed is 1 to {MAX_NAME}", name.len()));
+                return Err(format!("field `{field}` has {} B: must have 1 to {MAX_NAME} B", name.len()));
             }
         }
         if !(self.x.is_finite() && self.x >= 0.0) {
-            return Err(format!("field `x` is {}, allowed is 0 and more", self.x));
+            return Err(format!("field `x` is {}: must be at least 0", self.x));
         }
         if self.parameters.sizes.len() != 1 {
             let sizes = self.parameters.sizes.len();
-            return Err(format!("field `parameters.sizes` has {sizes} sizes, a point has one"));
+            return Err(format!("field `parameters.sizes` has {sizes} sizes: must have one"));
         }
         self.parameters.check().map_err(|error| format!("field `parameters`: {error}"))?;
         if !(1..=MAX_REPETITIONS).contains(&self.repetitions.len()) {
             let count = self.repetitions.len();
-            return Err(format!("field `repetitions` has {count}, allowed is 1 to {MAX_REPETITIONS}"));
+            return Err(format!("field `repetitions` has {count} elements: must have 1 to {MAX_REPETITIONS}"));
         }
         for (index, result) in self.repetitions.iter().enumerate() {
             for (field, value) in [
@@ -128,7 +128,7 @@ impl PointRecord {
             ] {
                 if !(0.0..=MAX_VALUE).contains(&value) || (field == "seconds" && value == 0.0) {
                     let allowed = if field == "seconds" { "more than 0" } else { "0" };
-                    let what = format!("is {value}, allowed is {allowed} to {MAX_VALUE}");
+                    let what = format!("is {value}: must be {allowed} to {MAX_VALUE}");
                     return Err(format!("field `repetitions[{index}].{field}` {what}"));
                 }
             }
@@ -141,8 +141,8 @@ impl PointRecord {
         self.parameters.sizes.first().copied().unwrap_or(0)
     }
 
-    /// Returns the number of packets by link in all repetitions. Only software RNICs in real time have these counts,
-    /// and records of earlier releases lack them.
+    /// Returns the number of packets by link, summed over all repetitions. The counts are zero in virtual time, and for
+    /// hardware RNICs.
     pub fn carried(&self) -> Carried {
         let is_soft = self.environment.provider == doorbell_verbs::soft::PROVIDER && self.environment.testbed.is_none();
         let says = |result: &&PointResult| is_soft || result.link.client.contains_key("tx_udp_packets");

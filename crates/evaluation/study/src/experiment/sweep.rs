@@ -12,16 +12,16 @@ use crate::parameters::{Extent, Kind, Operation, Parameters};
 /// Effort of a study, which determines its duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Fewer and shorter points: at most three minutes on two processors.
+    /// Fewer and shorter points, for at most three minutes on two processors.
     Quick,
-    /// A few minutes: at most ten.
+    /// Points for at most ten minutes on two processors.
     Usual,
-    /// Every power of two, with longer points.
+    /// Longer points, with every power of two as message size.
     Full,
 }
 
 impl Effort {
-    /// Returns one of three values, by effort.
+    /// Returns the value for this effort.
     pub(super) fn pick<T>(self, quick: T, usual: T, full: T) -> T {
         match self {
             Self::Quick => quick,
@@ -30,7 +30,8 @@ impl Effort {
         }
     }
 
-    /// Returns the number of repetitions of each point. All other points are measured between two repetitions.
+    /// Returns the number of repetitions of each point. Between two repetitions of a point, all other points are
+    /// measured.
     pub fn repetitions(self) -> usize {
         self.pick(3, 3, 7)
     }
@@ -44,25 +45,26 @@ impl Effort {
 /// Named sweep.
 #[derive(Clone, Debug)]
 pub struct Experiment {
-    /// Name, as FAMILY/SUBJECT.
+    /// Name in the form FAMILY/SUBJECT.
     pub name: String,
     /// Question that the experiment answers.
     pub question: &'static str,
     /// Description of the fixed parameters.
     pub setting: &'static str,
-    /// Name of the swept parameter with its unit: the axis.
+    /// Name of the swept parameter with its unit, which labels the axis.
     pub sweep: &'static str,
-    /// Measured quantities. A plot first shows the first one.
+    /// Measured quantities. A plot initially shows the first quantity.
     pub quantities: Vec<Quantity>,
     /// Points to measure.
     pub points: Vec<Point>,
     /// Published claims and goals.
     pub claims: Vec<Claim>,
-    /// Distribution of the connections over hosts, if there are several.
+    /// Distribution of the connections over hosts, in a study with several hosts.
     pub layout: Layout,
 }
 
-/// Quantities that follow those of the experiment: claims on lists, inline data and interrupts concern CPU time.
+/// Quantities that every experiment has in addition to its own. Claims about lists, inline data and interrupts refer to
+/// CPU time.
 const CPU: [Quantity; 4] = [Quantity::AskingCpu, Quantity::AnsweringCpu, Quantity::AskingWork, Quantity::AnsweringWork];
 
 impl Experiment {
@@ -81,17 +83,18 @@ impl Experiment {
         Self { name, question, setting, sweep, quantities, points, claims, layout: Layout::default() }
     }
 
-    /// Returns whether a study between `hosts` hosts measures the experiment only if the user names it:
+    /// Returns whether a study with `hosts` hosts measures the experiment only if the user names the experiment. Such
+    /// experiments are:
     ///
-    /// - far memory answers other questions, and takes as long as all other experiments together,
-    /// - an experiment for many hosts shows little between two,
-    /// - a comparison of links makes sense only on one machine.
+    /// - experiments on far memory, which take as long as all other experiments together,
+    /// - experiments for many hosts, which show little with two hosts,
+    /// - comparisons of links, which are useful only on one machine.
     pub fn has_to_be_named(&self, hosts: usize) -> bool {
         let is_of = |family: &str| self.name.strip_prefix(family).is_some_and(|rest| rest.starts_with('/'));
         is_of(FAR_MEMORY) || is_of(LINKS) || (is_of(HOSTS) && hosts < 3)
     }
 
-    /// Returns whether the experiment compares links, so that each of its points requires a link.
+    /// Returns whether the experiment compares links. Each point of such an experiment requires a certain link.
     pub fn compares_links(&self) -> bool {
         self.points.iter().any(|point| point.parameters.link.is_some())
     }
@@ -109,13 +112,13 @@ pub struct Point {
     pub series: String,
     /// Position on the axis.
     pub x: f64,
-    /// Parameters with one size.
+    /// Parameters of the point, with exactly one message size.
     pub parameters: Parameters,
 }
 
 impl Point {
-    /// Returns the parameters of one plain connection for messages of this size. The caller changes the fields that
-    /// differ.
+    /// Returns the parameters of one plain connection for messages of this size. The caller then changes the fields
+    /// that shall differ.
     pub(super) fn parameters(effort: Effort, kind: Kind, operation: Operation, bytes: usize) -> Parameters {
         Parameters { extent: Extent::Seconds(effort.seconds()), ..Parameters::plain(kind, operation, bytes) }
     }

@@ -1,4 +1,4 @@
-//! The table of experiments.
+//! Table of experiments.
 
 use doorbell_protocols::Protocol;
 
@@ -12,7 +12,7 @@ use crate::serving::{Serving, SharedBy};
 /// Sizes at which protocols are compared, in bytes.
 pub const COMPARED_SIZES: [usize; 4] = [16, 512, 8192, 1 << 20];
 
-/// Bytes of the longest messages for which, as published, shared receives cost nothing.
+/// Maximum bytes of a message for which, according to the publication, shared receives cost nothing.
 const MOST_FREE_SHARED: usize = 32;
 
 const LATENCY: &[Quantity] = &[MedianLatency, TailLatency];
@@ -21,9 +21,9 @@ const THROUGHPUT: &[Quantity] = &[Throughput, MessageRate];
 const GATHERED: &[Quantity] = &[MessageRate, Throughput, Fairness];
 const REFUSED: &[Quantity] = &[MessageRate, RnrNaks];
 
-/// Protocol with the experiments that all protocols share.
+/// Family of protocol variants, with the experiments that all families share.
 pub(super) struct Family {
-    /// Measured variants. Every experiment measures the first.
+    /// Measured variants. Every experiment measures the first variant.
     pub(super) variants: &'static [Protocol],
     /// Number of variants in a quick study.
     quick: usize,
@@ -57,7 +57,7 @@ pub(super) const FAMILIES: [Family; 6] = [
     Family { variants: &[Protocol::BufferedRead], quick: 1 },
 ];
 
-/// Returns all experiments, with their points for this effort.
+/// Returns all experiments with the points for this effort.
 pub fn all(effort: Effort) -> Vec<Experiment> {
     let mut table: Vec<Experiment> = Vec::new();
     for family in &FAMILIES {
@@ -85,7 +85,8 @@ pub fn all(effort: Effort) -> Vec<Experiment> {
     table
 }
 
-/// Returns the sizes of a sweep over sizes: those at which protocols are compared, and some between.
+/// Returns the sizes of a sweep over message sizes: [`COMPARED_SIZES`] and some sizes between them. No size is below
+/// `least`.
 fn sizes(effort: Effort, least: usize) -> Vec<usize> {
     let mut sizes: Vec<usize> = match effort {
         Effort::Quick => vec![1, 64, 65_536],
@@ -121,14 +122,14 @@ impl Family {
         self.variants[0] == Protocol::DirectRead
     }
 
-    /// Returns the window of experiments that do not sweep it. As published, Direct-Read gains nothing from more than
-    /// 32.
+    /// Returns the window of experiments that do not sweep the window. According to its publication, Direct-Read gains
+    /// nothing from a window above 32.
     pub(super) fn window(&self) -> usize {
         if self.is_direct_read() { 32 } else { 64 }
     }
 
-    /// Returns the sizes for latency. They include the longest messages that, as published, take Direct-Read no
-    /// longer than the shortest.
+    /// Returns the sizes of latency experiments. For Direct-Read, they include 1024 B. According to the publication,
+    /// messages up to this size take as long as the shortest.
     fn latency_sizes(&self, effort: Effort) -> Vec<usize> {
         let mut sizes = self.sizes(effort, 1);
         if self.is_direct_read() && !sizes.contains(&1024) {
@@ -145,8 +146,8 @@ impl Family {
         }
     }
 
-    /// Returns parameters. Direct-Read follows its publication: READs, acknowledgements and receives are posted one
-    /// by one, and each message has a completion.
+    /// Returns parameters for a protocol. Parameters of Direct-Read follow its publication: READs, acknowledgements and
+    /// receives are posted one by one, and each message has a completion.
     pub(super) fn parameters(effort: Effort, kind: Kind, protocol: Protocol, bytes: usize) -> Parameters {
         let base = Parameters { protocol, ..Point::parameters(effort, kind, Operation::Send, bytes) };
         match protocol.description().family {
@@ -231,8 +232,8 @@ impl Family {
         }
     }
 
-    /// Returns the variants in sweeps over the number of threads or senders, each with its suffix in the name of a
-    /// curve. A full study has every variant, others only the first.
+    /// Returns the variants in sweeps over the number of threads or senders, each with its suffix for names of curves.
+    /// A full study has all variants, other studies have only the first.
     fn swept(&self, effort: Effort) -> Vec<(String, Protocol)> {
         let count = effort.pick(1, 1, self.variants.len());
         let named = |(index, &protocol): (usize, &Protocol)| {
@@ -283,7 +284,7 @@ impl Family {
             sizes.insert(1, MOST_FREE_SHARED);
         }
         for bytes in sizes {
-            // This size serves only as a comparison for shared receives.
+            // This size is only compared with shared receives, which have a single receiver.
             let ways = if bytes == MOST_FREE_SHARED { &ways[1..] } else { ways };
             for (variant, protocol) in self.swept(effort) {
                 for &(how, single_receiver) in ways {
@@ -354,7 +355,7 @@ fn one_to_n(effort: Effort) -> Experiment {
     for bytes in effort.pick(vec![65_536], vec![512, 65_536], vec![16, 512, 8192, 65_536, 1 << 20]) {
         for (way, protocol, replicate) in ways {
             for readers in effort.pick(vec![1, 16], vec![1, 2, 4, 8, 16], vec![1, 2, 4, 8, 16, 32]) {
-                // Both ways use lists, since neither has a publication.
+                // Both protocols use lists here, since no publication has this experiment.
                 let base = Point::parameters(effort, Kind::Bandwidth, Operation::Send, bytes);
                 let parameters = Parameters { protocol, connections: readers, replicate, ..base };
                 points.push(point(format!("{bytes} B, {way}"), readers, parameters));
@@ -429,7 +430,7 @@ fn large_or_batch(effort: Effort) -> Experiment {
     let mut points = Vec::new();
     for bytes in effort.pick(vec![512, 4096, 32_768], vec![128, 512, 2048, 8192, 32_768, 131_072], doubling(1 << 20)) {
         if bytes < 64 {
-            continue; // each of the eight messages has at least eight bytes
+            continue; // each of the eight messages shall have at least eight bytes
         }
         let stream = |bytes, window, batch| {
             let base = Point::parameters(effort, Kind::Bandwidth, Operation::Send, bytes);

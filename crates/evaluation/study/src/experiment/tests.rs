@@ -56,8 +56,8 @@ fn every_point_can_be_measured_and_has_a_file_of_its_own() {
     }
 }
 
-/// A quick study has three minutes, the usual one ten. Starting two processes for a measurement takes some tens of
-/// milliseconds.
+/// A quick study may take three minutes, and a usual study ten minutes. The start of two processes for a measurement
+/// takes some tens of milliseconds.
 #[test]
 fn studies_fit_their_time() {
     for (effort, most) in [(Effort::Quick, 150.0), (Effort::Usual, 480.0)] {
@@ -68,7 +68,7 @@ fn studies_fit_their_time() {
     }
 }
 
-/// Returns the record of a point with this rate or this latency.
+/// Returns the record of a point with the rate, latency and counters of `measured`.
 fn record(experiment: &Experiment, point: &Point, environment: Environment, measured: &PointResult) -> PointRecord {
     let mut record = PointRecord::new(experiment, point, environment);
     let bytes = record.bytes() as f64;
@@ -83,8 +83,8 @@ fn record(experiment: &Experiment, point: &Point, environment: Environment, meas
     record
 }
 
-/// Returns the counters of both ends after a thousand operations. Each pair is packets per operation and bytes per
-/// packet, for requests and for responses.
+/// Returns a result with this rate and the counters of both ends after a thousand operations. Each pair has packets per
+/// operation and bytes per packet.
 fn counted(rate: f64, requests: (f64, f64), responses: (f64, f64)) -> PointResult {
     let mut result = PointResult { messages_per_s: rate, sent_by_connection: vec![1000], ..PointResult::default() };
     result.counted.client.data_packets = (requests.0 * 1000.0) as u64;
@@ -95,7 +95,7 @@ fn counted(rate: f64, requests: (f64, f64), responses: (f64, f64)) -> PointResul
     result
 }
 
-/// Adds microseconds of CPU time per message at either end, without empty polls.
+/// Sets the CPU time per message of both ends in microseconds. No part of that time is empty polls.
 fn spent(result: PointResult, asking_us: f64, answering_us: f64) -> PointResult {
     let mut result = PointResult { sent_by_connection: vec![1000], ..result };
     for (cpu, us) in [(&mut result.cpu.client, asking_us), (&mut result.cpu.server, answering_us)] {
@@ -104,7 +104,7 @@ fn spent(result: PointResult, asking_us: f64, answering_us: f64) -> PointResult 
     result
 }
 
-/// Returns the published result of a point on shared memory.
+/// Returns a result with the published values for a point on shared memory.
 fn far_as_published(experiment: &str, series: &str, x: f64) -> PointResult {
     let rate = |messages_per_s| PointResult { messages_per_s, ..PointResult::default() };
     let with = |figures: &[(Figure, f64)]| PointResult { far: figures.iter().copied().collect(), ..rate(1e6) };
@@ -134,7 +134,7 @@ fn far_as_published(experiment: &str, series: &str, x: f64) -> PointResult {
     }
 }
 
-/// Returns results of both links that reach every goal.
+/// Returns results with which every goal for links holds.
 fn as_links_should(experiment: &str, series: &str, x: f64) -> PointResult {
     let (is_shared, packets) = (series.ends_with(", shared memory"), 1000);
     let mut result = match experiment {
@@ -154,7 +154,7 @@ fn as_links_should(experiment: &str, series: &str, x: f64) -> PointResult {
     result
 }
 
-/// Returns results of an RNIC with every published shape.
+/// Returns results with which every published shape holds.
 fn as_published(experiment: &str, series: &str, x: f64) -> PointResult {
     if experiment.starts_with("links/") {
         return as_links_should(experiment, series, x);
@@ -285,7 +285,7 @@ fn every_published_shape_of_an_experiment_is_judged() {
             assert!(claims.contains(&shape.id.as_str()), "{} is judged by nothing", shape.id);
         }
     }
-    // The numbers exist. A claim that reads a missing number would never be measured.
+    // Check that shapes have numbers. A claim that needs a missing number would never get a verdict.
     let numbers: usize = doorbell_published::testbed("T1").unwrap().shapes.iter().map(|it| it.numbers.len()).sum();
     assert!(numbers > 30, "{numbers}");
 }
@@ -295,7 +295,7 @@ fn published_shapes_hold_in_matching_data() {
     let records = records(&environment("system", 64), as_published);
     let mut holds = 0;
     for (id, verdict) in verdicts(&records) {
-        // The two claims are published of different programs.
+        // This claim contradicts another claim, since the publications measured different programs.
         let exempt = id == "send-receive/receiver-never-binds";
         assert!(exempt || verdict.outcome == Finding::Holds, "{id}: {verdict:?}");
         holds += usize::from(verdict.outcome == Finding::Holds);
@@ -303,7 +303,8 @@ fn published_shapes_hold_in_matching_data() {
     assert!(holds > 50, "{holds}");
 }
 
-/// A quotient of zero by zero has no meaning, such as that of CPU times that consist of empty polls.
+/// A quotient may be zero by zero, for example if CPU times consist only of empty polls. Verdicts must not contain such
+/// a quotient.
 #[test]
 fn no_verdict_contains_nan_or_infinity() {
     let nothing = |_: &str, _: &str, _: f64| spent(PointResult::default(), 0.0, 0.0);
@@ -344,7 +345,7 @@ fn no_shape_holds_in_equal_data() {
     let mut holding = holding(|experiment, _, _| {
         let is_timed = experiment.ends_with("latency") || experiment.ends_with("inline");
         let result = PointResult { messages_per_s: 1e6, ..if is_timed { timed(5000) } else { PointResult::default() } };
-        // Operations without packets are those of a device without counters.
+        // Results of other experiments have no packets, as with a device without counters.
         if experiment.starts_with("send-receive") { spent(result, 1.0, 1.0) } else { result }
     });
     holding.sort_unstable();
@@ -353,7 +354,7 @@ fn no_shape_holds_in_equal_data() {
     assert_eq!(holding, expected);
 }
 
-/// In these data, everything changes that is constant in publications.
+/// In these data, every quantity that is constant in publications changes.
 #[test]
 fn no_shape_of_sameness_holds_in_changing_data() {
     let holding = holding(|experiment, series, x| {
@@ -387,7 +388,8 @@ fn no_shape_of_sameness_holds_in_changing_data() {
     assert!(counted.is_empty(), "{counted:?} hold, though no packet is as published");
 }
 
-/// The published gain of lists is twofold: neither absent nor proportional.
+/// The published gain of lists is a factor of two. Neither no gain nor a gain in proportion to the batch has the
+/// published shape.
 #[test]
 fn gain_of_lists_above_the_published_is_another_shape() {
     for (gain, holds) in [(0.5, false), (1.0, true), (3.0, false)] {
@@ -449,7 +451,7 @@ fn shared_memory_point_round_trips_or_is_rejected() {
     assert_eq!((&read.parameters, &read.repetitions[0].far), (&written.parameters, &measured.far));
     assert_eq!(read.values(Quantity::Far(Figure::PutP99)), [4179.0, 4179.0]);
     for (field, value, words) in [
-        ("strategy", json!("fast"), "\"fast\" is no strategy: there are optimistic"),
+        ("strategy", json!("fast"), "\"fast\" is not a strategy: must be one of optimistic"),
         ("clients", json!(0), "the number of clients is 0, allowed is 1 to 1024"),
         ("hosts", json!(65), "the number of hosts is 65, allowed is 1 to 64"),
         ("zipf", json!(9.0), "the exponent of Zipf's law is 9, allowed is 0 to 3"),
@@ -479,7 +481,7 @@ fn damaged_record_error_names_the_field() {
     let wrong: [(Change, &str); 14] = [
         (|v| v["format"] = json!("doorbell-bench/1"), "field `format` is \"doorbell-bench/1\""),
         (|v| _ = v.as_object_mut().unwrap().remove("format"), "field `format` is missing"),
-        (|v| v["schema"] = json!(2), "field `schema` is 2, this release reads up to 1: use a newer one"),
+        (|v| v["schema"] = json!(2), "field `schema` is 2, this release reads up to 1: use a newer release"),
         (|v| v["schema"] = json!(0), "field `schema` is 0"),
         (|v| v["schema"] = json!("1"), "field `schema` is \"1\""),
         (|v| v["experiment"] = json!(""), "field `experiment` has 0 B"),
@@ -504,7 +506,7 @@ fn damaged_record_error_names_the_field() {
     assert!(PointRecord::parse("[".repeat(100_000).as_bytes()).is_err(), "deep nesting is no overflow");
 }
 
-/// Directory that is removed at the end.
+/// Temporary directory that is removed when the value is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -541,13 +543,13 @@ fn directory_keeps_records_and_overwrites_no_other_file() {
     fs::write(scratch.0.join("report.html"), "<html>").unwrap();
     assert_eq!(RunDirectory::read(&scratch.0).unwrap().len(), 1);
 
-    // The record is of the same machine at a later time.
+    // The same machine at a later time may add to the record.
     let later = Environment { unix_time_s: 9, kernel: "1".to_owned(), ..environment.clone() };
     directory.get(&experiment, &point, &later).unwrap().unwrap();
     let elsewhere = Environment { cpus: 3, ..environment.clone() };
     let error = directory.add(&experiment, &point, &elsewhere, result.clone()).unwrap_err().to_string();
     assert!(error.contains("field `environment` differs") && error.contains("another --out"), "{error}");
-    // The error names the difference to another host of the same name.
+    // If another host has the same name, the error states further properties of the host.
     let with_peer =
         |cpus| Environment { peer: Some(Box::new(Environment { cpus, ..environment.clone() })), ..environment.clone() };
     let pair = RunDirectory::create(&scratch.0.join("pair")).unwrap();
@@ -567,8 +569,8 @@ fn directory_keeps_records_and_overwrites_no_other_file() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "{\"format\": \"something else\"}");
 }
 
-/// The line rate is the rate that the link reports. Without one, the highest throughput of any configuration replaces
-/// it.
+/// The line rate is the rate that the link reports. If the link reports none, the highest throughput of any
+/// configuration replaces the line rate.
 #[test]
 fn line_rate_is_that_of_the_slowest_reported_link() {
     use doorbell_machine::Adapter;

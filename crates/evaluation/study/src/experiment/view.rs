@@ -1,4 +1,4 @@
-//! Selections from the records of one run, for judges and reports.
+//! Selection of records of one run, for claims and reports.
 
 use super::quantity::{Quantity, Spread};
 use super::record::PointRecord;
@@ -20,12 +20,12 @@ impl<'a> View<'a> {
         self.records.iter().filter(move |record| record.experiment == experiment)
     }
 
-    /// Returns a curve: medians by increasing x.
+    /// Returns a curve of medians: pairs of x and median, in the order of x.
     pub fn curve(self, experiment: &str, series: &str, quantity: Quantity) -> Vec<(f64, f64)> {
         self.curve_of(experiment, series, |record| Some(record.spread(quantity)?.median))
     }
 
-    /// Returns a curve of the best repetitions.
+    /// Returns a curve of the best repetitions: pairs of x and value, in the order of x.
     pub(super) fn best_curve(self, experiment: &str, series: &str, quantity: Quantity) -> Vec<(f64, f64)> {
         self.curve_of(experiment, series, |record| best(record, quantity))
     }
@@ -37,30 +37,31 @@ impl<'a> View<'a> {
         curve
     }
 
-    /// Returns the best repetition of one point.
+    /// Returns the value of one point's best repetition.
     pub(super) fn best_at(self, experiment: &str, series: &str, quantity: Quantity, x: f64) -> Option<f64> {
         best(self.of(experiment).find(|record| record.series == series && record.x == x)?, quantity)
     }
 
-    /// Returns the median of one point.
+    /// Returns the median of one point's repetitions.
     pub(super) fn median_at(self, experiment: &str, series: &str, quantity: Quantity, x: f64) -> Option<f64> {
         let record = self.of(experiment).find(|record| record.series == series && record.x == x)?;
         Some(record.spread(quantity)?.median)
     }
 
-    /// Returns the typical span of a point's repetitions as a share of their median.
+    /// Returns the spread of the repetitions of a typical point, as a share of their median.
     pub fn span(self, experiment: &str, quantity: Quantity) -> Option<f64> {
         let spreads = self.of(experiment).filter(|record| record.repetitions.len() > 1);
         let shares = spreads.filter_map(|record| record.spread(quantity)?.share()).collect();
         Some(Spread::of(shares)?.median)
     }
 
-    /// Returns the number of processors of the machine.
+    /// Returns the number of usable processors of the machine.
     pub fn cpus(self) -> usize {
         self.records.first().map_or(0, |record| record.environment.cpus)
     }
 
-    /// Returns the rate of the slowest link of all hosts in Gb/s, or `None` if a host does not report it.
+    /// Returns the rate of the slowest link of all hosts in Gb/s, or `None` if a host does not report the rate of its
+    /// link.
     pub fn line_rate(self) -> Option<f64> {
         let environment = &self.records.first()?.environment;
         let rates = std::iter::once(environment).chain(environment.others()).map(|host| {
@@ -69,14 +70,14 @@ impl<'a> View<'a> {
         rates.reduce(|one, other| Some(one?.min(other?)))?
     }
 
-    /// Returns whether the provider is the software RNIC, whose network has no rate of its own.
+    /// Returns whether the provider is the software RNIC, which has no line rate.
     pub fn is_soft(self) -> bool {
         self.records.first().is_some_and(|record| record.environment.provider == "soft")
     }
 }
 
-/// Returns the best repetition of a rate or a latency: other programs can only slow one down. For other quantities it
-/// returns the median. Without any transfer there is no value.
+/// Returns the best repetition of a rate or a latency, since other programs can only slow a measurement down. For other
+/// quantities, returns the median. Returns `None` if nothing was transferred.
 pub(super) fn best(record: &PointRecord, quantity: Quantity) -> Option<f64> {
     let spread = record.spread(quantity)?;
     if !quantity.is_logarithmic() {

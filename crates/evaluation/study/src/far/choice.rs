@@ -1,4 +1,4 @@
-//! The choice of a strategy for a workload: results of all strategies, for comparison.
+//! Comparison of strategies for a workload, to choose one.
 
 use doorbell_farmem::Strategy;
 
@@ -6,17 +6,17 @@ use super::{FarPoint, Figure, StorePoint};
 use crate::experiment::PointRecord;
 use crate::record::PointResult;
 
-/// The result of one strategy.
+/// Result of one strategy for a workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// The strategy.
+    /// Strategy that coordinates the clients.
     pub strategy: Strategy,
-    /// Its result.
+    /// Result of the strategy.
     pub result: &'a PointResult,
 }
 
 impl Candidate<'_> {
-    /// Returns one of its figures.
+    /// Returns a figure of the result.
     pub fn figure(&self, figure: Figure) -> Option<f64> {
         self.result.far.get(&figure).copied()
     }
@@ -26,20 +26,20 @@ impl Candidate<'_> {
         self.result.messages_per_s / 1e6
     }
 
-    /// Returns the 99th percentile of the puts, or of the gets if there are no puts, in microseconds.
+    /// Returns the 99th percentile of the times of puts in microseconds. Without puts, returns that of the gets.
     pub fn tail_us(&self) -> Option<f64> {
         self.figure(Figure::PutP99).or_else(|| self.figure(Figure::GetP99))
     }
 }
 
-/// One workload, with the result of each strategy.
+/// Workload with the result of each strategy.
 #[derive(Clone, Debug)]
 pub struct Choice<'a> {
-    /// The workload. Ignore its strategy.
+    /// Workload. The strategy in this value has no meaning.
     pub workload: StorePoint,
-    /// The position on the axis of its experiment.
+    /// Position of the workload on the axis of its experiment.
     pub x: f64,
-    /// Results of strategies, in the order of [`Strategy::ALL`].
+    /// Results of the strategies, in the order of [`Strategy::ALL`].
     pub candidates: Vec<Candidate<'a>>,
 }
 
@@ -66,8 +66,8 @@ fn without_strategy(point: &StorePoint) -> StorePoint {
     StorePoint { strategy: Strategy::Optimistic, ..point.clone() }
 }
 
-/// Returns the workloads of an experiment's records, in the order of its axis, with the results of their strategies.
-/// The result of a strategy is the repetition with the median rate.
+/// Groups an experiment's records by workload, in the order of the experiment's axis. Each workload has the results of
+/// its strategies. The result of a strategy is the repetition with the median rate.
 pub fn choices<'a>(records: impl IntoIterator<Item = &'a PointRecord>) -> Vec<Choice<'a>> {
     let mut found: Vec<Choice<'a>> = Vec::new();
     for record in records {
@@ -94,8 +94,8 @@ pub fn choices<'a>(records: impl IntoIterator<Item = &'a PointRecord>) -> Vec<Ch
     found
 }
 
-/// Returns the workload most similar to another one. Shares of puts and exponents count by their difference, all other
-/// parameters by their ratio.
+/// Returns the measured workload that is most similar to `workload`. The distance between shares of puts and between
+/// Zipf exponents is their difference. The distance between other parameters is their ratio.
 pub fn most_like<'c, 'a>(choices: &'c [Choice<'a>], workload: &StorePoint) -> Option<&'c Choice<'a>> {
     let times = |a: f64, b: f64| (a.max(1.0) / b.max(1.0)).log2().abs();
     let distance = |other: &StorePoint| {
@@ -131,7 +131,7 @@ mod tests {
             let Some(FarPoint::Store(store)) = point.parameters.far.as_deref() else { panic!("{point:?}") };
             let place = Strategy::ALL.iter().position(|&other| other == store.strategy).unwrap() as f64;
             let mut record = PointRecord::new(&experiment, point, environment.clone());
-            // A later strategy in the table is faster with few puts, and slower with many.
+            // With few puts, strategies later in the table are faster. With many puts, they are slower.
             let rate = if point.x < 50.0 { 1e6 * (1.0 + place) } else { 1e6 * (10.0 - place) };
             let mut result = PointResult { messages_per_s: rate, ..PointResult::default() };
             result.far.insert(Figure::PutP99, 100.0 - place);

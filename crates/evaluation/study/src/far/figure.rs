@@ -1,4 +1,4 @@
-//! Figures of points about shared memory in addition to rates, one number each.
+//! Figures of points about shared memory, in addition to rates. Each figure is one number.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Values of a point by figure.
 pub type Figures = BTreeMap<Figure, f64>;
 
-/// A measured quantity.
+/// Measured quantity of a point about shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Figure {
@@ -24,9 +24,9 @@ pub enum Figure {
     PutP99,
     /// 99.9th percentile of the times of puts.
     PutP999,
-    /// READs of a value per get.
+    /// Number of READs of a value per get.
     GetAttempts,
-    /// CASes per put.
+    /// Number of CASes per put.
     PutAttempts,
     /// Share of READs of a value that find the newest node.
     GetSuccess,
@@ -36,41 +36,41 @@ pub enum Figure {
     GetAtOnce,
     /// Share of puts whose first CAS finds the newest node.
     PutAtOnce,
-    /// Bytes of frames per operation, in both directions.
+    /// Frame bytes per operation, in both directions together.
     BytesPerOperation,
-    /// Bytes per operation, divided by the bytes needed if each first attempt succeeded.
+    /// Bytes per operation, divided by the bytes per operation if each first attempt succeeded.
     BytesOverLeast,
-    /// Jain's fairness index of the clients' operations.
+    /// Jain's fairness index of the numbers of operations of the clients.
     ClientFairness,
-    /// Busy cores of the memory node.
+    /// CPU time of the memory node, in busy cores.
     MemoryCores,
-    /// Busy cores of a client.
+    /// CPU time of a client, in busy cores.
     ClientCores,
-    /// Share of answers whose number follows that of the answer before.
+    /// Share of answers whose request number follows the number of the previous answer.
     InOrder,
-    /// The greatest difference between the numbers of two consecutive answers.
+    /// Maximum difference between the request numbers of two consecutive answers.
     LargestGap,
-    /// The mean difference between the numbers of two consecutive answers.
+    /// Mean difference between the request numbers of two consecutive answers.
     MeanGap,
-    /// Share of requests answered after a later one to the same address.
+    /// Share of requests that were answered after a later request to the same address.
     SameAddressOutOfOrder,
-    /// Share of READs that brought words of different WRITEs.
+    /// Share of READs that returned words of different WRITEs.
     Torn,
-    /// Share of torn READs whose first foreign word begins a packet.
+    /// Share of torn READs in which the first word of another WRITE is at the beginning of a packet.
     TornAtPackets,
-    /// Mean offset of the first foreign word of a torn READ.
+    /// Mean offset of the first word of another WRITE in torn READs.
     TornAt,
-    /// Mean time of an operation that runs beside the others.
+    /// Mean time of the timed operation while other queue pairs CAS.
     ProbeLatency,
-    /// CASes per second of the others.
+    /// CASes per second of the other queue pairs together.
     OthersRate,
 }
 
-/// The presentation of a figure.
+/// Presentation of a figure.
 struct Shown {
     name: &'static str,
     unit: &'static str,
-    /// The values spread over orders of magnitude, and are never zero.
+    /// Whether the values spread over orders of magnitude and are never zero.
     is_logarithmic: bool,
     less_is_better: bool,
 }
@@ -115,7 +115,7 @@ impl Figure {
         self.shown().name
     }
 
-    /// Returns the unit; empty for ratios.
+    /// Returns the unit, or an empty text for a ratio.
     pub fn unit(self) -> &'static str {
         self.shown().unit
     }
@@ -131,7 +131,7 @@ impl Figure {
     }
 }
 
-/// Returns the order in which a middlebox saw requests answered, as figures of a record.
+/// Converts the order in which a middlebox saw answers to figures of a record.
 pub fn order_figures(order: &Order) -> Figures {
     let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
     Figures::from([

@@ -1,4 +1,4 @@
-//! Points on this machine whose parties are tasks of one thread.
+//! Points about bare memory on this machine, whose parties are tasks of one thread.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -14,32 +14,32 @@ use crate::one_sided::RemoteMemory;
 use crate::pinning::{PinError, Pinning};
 use crate::record::{BothEnds, PointResult, link_by_name};
 
-/// A reason for which a point could not be measured here.
+/// Reason why a point could not be measured on this machine by one thread.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HereError {
     /// A verbs object could not be made.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),
-    /// Two ends do not connect.
+    /// Two ends could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A connection broke.
     #[error("a connection broke: {0}")]
     Connection(#[from] ConnectionError),
-    /// The middlebox cannot be made, or its socket broke.
+    /// The middlebox could not be made, or its socket failed.
     #[error("the middlebox: {0}")]
     Box(#[from] BoxError),
     /// A thread cannot be pinned.
     #[error(transparent)]
     Pin(#[from] PinError),
     /// The point has parties that cannot be tasks of one thread.
-    #[error("such a point runs in virtual time, or as `doorbell far run` does: {0}")]
+    #[error("this point cannot run in one thread: {0}; use virtual time, or `doorbell far run`")]
     Parties(&'static str),
 }
 
-/// Tasks of one thread that take turns after each message. Otherwise a task whose answers come as fast as its requests
-/// would never let another task run.
+/// Waiter with which the tasks of one thread take turns after each message. Without these turns, a task that always
+/// finds an answer would never let another task run.
 struct Fair(Idle);
 
 impl Waiter for Fair {
@@ -57,29 +57,29 @@ impl Waiter for Fair {
     }
 }
 
-/// Seed of the words that requests access.
+/// Seed of the random choice of words that requests access.
 const SEED: u64 = 1;
 
 type Task<'a> = Pin<Box<dyn Future<Output = Result<PairResult, ConnectionError>> + 'a>>;
 
-/// The work of a queue pair, and the torn objects that it found if it looked for them.
+/// Work of a queue pair. For the queue pair that READs an object, also the torn READs.
 type PairResult = (words::Done, Option<words::Torn>);
 
-/// The resources of a point about bare memory: queue pairs, and the memory.
+/// Resources of a point about bare memory: queue pairs and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Maximum number of outstanding operations of each queue pair.
     pub(crate) slots: Vec<usize>,
-    /// Bytes of an operation.
+    /// Bytes of each operation.
     pub(crate) bytes: usize,
-    /// Requested path MTU, if any.
+    /// Requested path MTU. `None` means that the point does not request a path MTU.
     pub(crate) mtu: Option<PathMtu>,
-    /// Bytes of the memory.
+    /// Bytes of the shared memory.
     pub(crate) memory_bytes: usize,
 }
 
 impl Shape {
-    /// Returns the shape of a point about bare memory; `None` for other points.
+    /// Returns the shape of a point about bare memory, or `None` for other points.
     pub(crate) fn of(point: &FarPoint) -> Option<Self> {
         let word =
             |slots, last: u64| Self { slots, bytes: 8, mtu: None, memory_bytes: last as usize + words::WORD_STRIDE };
@@ -101,8 +101,8 @@ impl Shape {
     }
 }
 
-/// Runs the queue pairs of a point, each a task of this thread, until `check` fails. Returns the result without the
-/// figures of a middlebox.
+/// Runs the queue pairs of a point as tasks of this thread, until all are done or `check` fails. Returns the result
+/// without the figures of a middlebox.
 ///
 /// # Errors
 ///
@@ -147,25 +147,25 @@ pub(crate) fn run_pairs<E>(
     })
 }
 
-/// Measures a point between two devices of this process: queue pairs on one, the memory on the other. The thread of
-/// the queue pairs takes the first of the CPUs that `pinning` has for the point, and a middlebox the second.
+/// Measures a point between two devices of this process. `clients` has the queue pairs, and `memory` has the memory.
+/// The thread of the queue pairs is pinned to the first CPU of `pinning`, and the thread of a middlebox to the second.
 ///
 /// # Errors
 ///
-/// A verbs object cannot be made, a connection breaks, or a thread cannot be pinned; or the point needs more than two
-/// devices and one thread.
+/// A verbs object cannot be made, a connection breaks, a thread cannot be pinned, or the point needs more than two
+/// devices or more than one thread.
 pub fn measure([clients, memory]: [&Device; 2], point: &FarPoint, pinning: &Pinning) -> Result<PointResult, HereError> {
     let shape = match point {
-        FarPoint::Hot(_) => return Err(HereError::Parties("each of its clients needs a host")),
+        FarPoint::Hot(_) => return Err(HereError::Parties("each client needs its own host")),
         point => Shape::of(point).ok_or(HereError::Parties("a store needs a thread for each client"))?,
     };
     pinning.try_all()?;
-    // Pin before the first access to memory, which binds the memory to the CPU's NUMA node.
+    // Pin before the first access to memory. That access binds the memory to the CPU's NUMA node.
     let _pinned = pinning.pin(0);
     let before = [clients, memory].map(Device::link_counters);
     let pds = [&clients.create_pd()?, &memory.create_pd()?];
     let region = words::memory(pds[1], shape.memory_bytes)?;
-    // Points about order number their requests: their queue pairs go through a middlebox, a thread of this process.
+    // In a point about order, requests pass a middlebox that numbers them. The middlebox is a thread of this process.
     let relays = matches!(point, FarPoint::Order(_)).then(|| Relays::start(clients, shape.slots.len(), pinning));
     let relays = relays.transpose()?;
     let join = |&slots: &usize| match &relays {
@@ -200,12 +200,12 @@ mod tests {
         for (operation, queue_pairs) in [(Operation::Read, 1), (Operation::CompareSwap, 3)] {
             let (addresses, zipf, rate_per_s, outstanding) = (64, 0.99, 1e6, 4);
             let point = OrderPoint { operation, queue_pairs, addresses, zipf, rate_per_s, outstanding, requests: 300 };
-            let result =
-                measure([&open(), &open()], &FarPoint::Order(point), &Pinning::default()).expect("it is measured");
+            let result = measure([&open(), &open()], &FarPoint::Order(point), &Pinning::default())
+                .expect("the point is measured");
             assert_eq!(result.messages, 300, "{operation:?}");
             let [in_order, largest] = [Figure::InOrder, Figure::LargestGap].map(|figure| result.far[&figure]);
             assert!(in_order > 0.0 && largest >= 1.0, "{:?}", result.far);
-            // An answer that comes twice has a gap of 0, and no gap is greater than 1 on one queue pair.
+            // A repeated answer has a gap of 0. On one queue pair, no gap is greater than 1.
             assert!(queue_pairs > 1 || largest == 1.0, "{:?}", result.far);
         }
     }

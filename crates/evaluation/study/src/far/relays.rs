@@ -1,4 +1,4 @@
-//! A middlebox on this machine that forwards packets and numbers requests: a thread with a socket.
+//! Middlebox in a thread of this process. The thread has a socket, forwards packets, and numbers requests.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,28 +13,28 @@ use doorbell_wire::Qpn;
 use super::HereError;
 use crate::pinning::Pinning;
 
-/// A reason for which there is no middlebox.
+/// Reason why the middlebox could not be made or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BoxError {
-    /// Its socket cannot be made.
+    /// The middlebox's socket could not be made.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// It has no room for a connection.
+    /// The middlebox has no capacity for a connection.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// Its socket or its thread broke.
+    /// The middlebox's socket failed, or its thread could not be started.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// Its thread panicked.
-    #[error("its thread panicked")]
+    /// The middlebox's thread panicked.
+    #[error("the thread of the middlebox panicked")]
     Panicked,
 }
 
-/// Two ends to connect, and the channel for the answer.
+/// Request to forward packets between two ends, and the channel for the answer.
 type Asked = ([(IpAddr, Qpn); 2], Sender<Result<(), SetupError>>);
 
-/// The middlebox. Its thread ends when this is dropped.
+/// Handle to the middlebox. When the handle is dropped, the middlebox's thread ends.
 pub(super) struct Relays {
     pub(super) address: IpAddr,
     asking: Sender<Asked>,
@@ -42,8 +42,8 @@ pub(super) struct Relays {
 }
 
 impl Relays {
-    /// Starts a box on a free address, for `connections` connections between RNICs that use the same UDP port as
-    /// `beside`. Its thread takes the second CPU.
+    /// Starts a middlebox on a free address for `connections` connections. The RNICs of these connections use the same
+    /// UDP port as `beside`. The middlebox's thread is pinned to the second CPU.
     pub(super) fn start(beside: &Device, connections: usize, pinning: &Pinning) -> Result<Self, BoxError> {
         let limits = Limits { clients: connections, ..Limits::default() };
         let (driver, address) = box_at(None, beside.attributes().udp_port, limits, 0)?;
@@ -56,10 +56,10 @@ impl Relays {
         Ok(Self { address, asking, thread })
     }
 
-    /// Forwards the packets of two queue pairs.
+    /// Makes the middlebox forward packets between two queue pairs.
     pub(super) fn pass(&self, client: (IpAddr, Qpn), node: (IpAddr, Qpn)) -> Result<(), HereError> {
         let (answer, answers) = channel();
-        // The thread has ended only if its socket broke, which `end` reports.
+        // Sending fails only if the thread has ended since its socket failed. `end` reports that error.
         let _ = self.asking.send(([client, node], answer));
         Ok(answers.recv().unwrap_or(Ok(())).map_err(BoxError::from)?)
     }
@@ -71,7 +71,7 @@ impl Relays {
     }
 }
 
-/// Makes a box with these limits at this address, or at a free one. Returns the address too.
+/// Makes a middlebox at `address`, or at a free address. Returns the middlebox and its address.
 pub(crate) fn box_at(
     address: Option<IpAddr>,
     port: u16,
@@ -83,7 +83,7 @@ pub(crate) fn box_at(
     Ok((Driver::new(Steer::new(Config { address, limits, seed }), link, port), address))
 }
 
-/// Forwards packets until the last handle is dropped.
+/// Forwards packets until the handle is dropped. Returns the order in which requests were answered.
 fn run<L: Link>(mut driver: Driver<L>, asked: &Receiver<Asked>, clock: &Device) -> io::Result<Order> {
     loop {
         match asked.try_recv() {
@@ -94,7 +94,7 @@ fn run<L: Link>(mut driver: Driver<L>, asked: &Receiver<Asked>, clock: &Device) 
             Err(TryRecvError::Empty) => {}
         }
         if driver.pump(clock.now_ns())? == 0 {
-            std::thread::yield_now(); // a peer may wait for this very CPU
+            std::thread::yield_now(); // a peer may wait for this CPU
         }
     }
 }

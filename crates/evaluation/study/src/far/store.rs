@@ -1,4 +1,4 @@
-//! A workload of the store as a point of a study.
+//! Workload of the store, as a point of a study.
 
 use doorbell_farmem::workload::{Load, Report, Side};
 use doorbell_farmem::{MAX_OUTSTANDING, MAX_VALUE, Strategy};
@@ -12,20 +12,20 @@ use crate::record::PointResult;
 const MAX_CLIENTS: usize = 1024;
 /// Maximum number of keys.
 const MAX_KEYS: u64 = 1 << 27;
-/// Maximum time, in microseconds: an hour.
+/// Maximum of all times of a point in microseconds. The value is an hour.
 const LONGEST_US: f64 = 3.6e9;
 
-/// A workload of the store, the clients that run it, and their strategy.
+/// Workload of the store, with its clients and their strategy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StorePoint {
-    /// The strategy that coordinates the clients, by name.
+    /// Strategy that coordinates the clients.
     #[serde(with = "by_name")]
     pub strategy: Strategy,
-    /// Number of clients, each a thread.
+    /// Number of clients. Each client is a thread.
     pub clients: usize,
-    /// Number of hosts that share the clients. Clients of one host share a cache.
+    /// Number of hosts over which the clients are distributed. Clients of one host share a cache.
     pub hosts: usize,
-    /// Number of keys, which all exist.
+    /// Number of keys. All keys have a value from the beginning.
     pub keys: u64,
     /// Exponent of the Zipf distribution of keys.
     pub zipf: f64,
@@ -33,25 +33,26 @@ pub struct StorePoint {
     pub write_percent: f64,
     /// Bytes of a value.
     pub value_bytes: usize,
-    /// Concurrent operations of a client.
+    /// Maximum number of concurrent operations of a client.
     pub outstanding: usize,
-    /// Computation of a client between two operations, in microseconds.
+    /// Pause of a client between two operations, in microseconds.
     pub client_us: f64,
-    /// Operations per second of all clients together, begun by a Poisson process independently of the end of others.
-    /// `None`: a client begins the next operation when one has ended.
+    /// Operations per second of all clients together, which arrive by a Poisson process. `None` means that a client
+    /// begins the next operation when an operation has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_per_s: Option<f64>,
-    /// Delay from a put to the write of its key's shortcut, in microseconds, as by a background thread.
+    /// Delay from a put to the write of the key's shortcut, in microseconds. The delay models a background thread that
+    /// writes shortcuts.
     #[serde(default)]
     pub shortcut_us: f64,
-    /// Warm-up in which operations are not counted, in microseconds.
+    /// Duration of the warm-up in microseconds. Operations during the warm-up are not counted.
     pub warm_up_us: f64,
-    /// Time after the warm-up in which operations are counted, in microseconds.
+    /// Duration of the measurement after the warm-up in microseconds.
     pub measure_us: f64,
 }
 
 impl Default for StorePoint {
-    /// Returns the published workload, with 64 clients that lose no time between operations.
+    /// Returns the published workload, with 64 clients that do not pause between operations.
     fn default() -> Self {
         let load = Load::default();
         Self {
@@ -101,7 +102,7 @@ impl StorePoint {
             client_ns: ns(self.client_us),
             warm_up_ns: ns(self.warm_up_us),
             measure_ns: ns(self.measure_us),
-            // Clients that queue for a lock would go on for many times the measured time.
+            // Do not wait for begun operations. Clients that queue for a lock would need many times the measured time.
             drains: false,
         }
     }
@@ -111,7 +112,8 @@ impl StorePoint {
         (self.shortcut_us * 1e3) as u64
     }
 
-    /// Returns the result for a record. `cores` are the busy cores of the memory node and of a client, if known.
+    /// Returns the result for a record. `cores` is the CPU time of the memory node and of a client in busy cores, if
+    /// known.
     pub fn result(&self, report: &Report, cores: Option<[f64; 2]>) -> PointResult {
         let mut far = Figures::new();
         let mut side = |side: &Side, [p50, p99, p999, attempts, success, at_once]: [Figure; 6]| {
@@ -120,7 +122,7 @@ impl StorePoint {
             }
             let us = |quantile: f64| side.latency_ns.value_at_quantile(quantile) as f64 / 1e3;
             far.extend([(p50, us(0.5)), (p99, us(0.99)), (p999, us(0.999))]);
-            // A client that takes part in the operation of another client makes no attempt.
+            // A client makes no attempt if another client combines the operation with its own.
             if side.attempts.attempts > 0 {
                 far.extend([
                     (attempts, side.attempts_per_operation()),
@@ -154,7 +156,7 @@ impl StorePoint {
     }
 }
 
-/// Names of strategies in records.
+/// Serialization of strategies by name.
 mod by_name {
     use doorbell_farmem::Strategy;
     use serde::de::{Deserialize, Deserializer, Error};
@@ -168,6 +170,6 @@ mod by_name {
         let name = String::deserialize(from)?;
         let names = || Strategy::ALL.map(Strategy::name).join(", ");
         Strategy::by_name(&name)
-            .ok_or_else(|| D::Error::custom(format!("{name:?} is no strategy: there are {}", names())))
+            .ok_or_else(|| D::Error::custom(format!("{name:?} is not a strategy: must be one of {}", names())))
     }
 }

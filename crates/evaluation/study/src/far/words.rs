@@ -1,5 +1,5 @@
-//! Operations on bare memory, over verbs, for the microbenchmarks of shared memory. One thread runs one queue pair,
-//! and waits as its [`Waiter`] does.
+//! Operations on bare memory, over verbs, for the microbenchmarks of shared memory. Each function runs one queue pair,
+//! and waits with the caller's [`Waiter`].
 
 use std::cell::Cell;
 use std::net::IpAddr;
@@ -19,24 +19,24 @@ use crate::one_sided::RemoteMemory;
 use crate::parameters::Operation;
 use crate::record::PointResult;
 
-/// Distance between words with separate places: a cache line.
+/// Distance between two words in bytes. Each word has its own cache line.
 pub const WORD_STRIDE: usize = 64;
-/// Interval at which a waiting client looks whether it may begin.
+/// Interval in nanoseconds at which a waiting client checks whether it may begin.
 const LOOK_NS: u64 = 1000;
-/// Maximum pause of a reader between two READs, drawn anew each time. It exceeds a round trip. Without pauses, two
-/// loops of the same duration would always meet at the same offset.
+/// Maximum pause of a reader between two READs, in nanoseconds. Each pause is random, and the maximum exceeds a round
+/// trip. Without pauses, a WRITE loop and a READ loop of the same duration would always meet at the same offset.
 const READERS_PAUSE_NS: u64 = 10_000;
-/// Completions taken at a time.
+/// Maximum number of completions per poll.
 const POLL_LIST: usize = 32;
-/// No operation here consumes a receive, so no RNR NAK comes.
+/// Settings of all queue pairs. The operations consume no receive, so the RNR settings have no effect.
 const SETTINGS: RcSettings = RcSettings { timeout: 14, retry_count: 6, rnr_retry: 7, min_rnr_timer: 12 };
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
-/// Allocates memory that all peers may READ, WRITE and CAS.
+/// Allocates memory that peers may READ, WRITE and CAS.
 ///
 /// # Errors
 ///
-/// The device cannot provide that much memory.
+/// The device cannot register `bytes` bytes.
 pub fn memory(pd: &Pd, bytes: usize) -> Result<Region, ConnectError> {
     Ok(pd.allocate(bytes, REMOTE | Access::LOCAL_WRITE, MemoryKind::Plain)?)
 }
@@ -46,7 +46,7 @@ pub fn remote(region: &Region) -> RemoteMemory {
     RemoteMemory { address: region.address(), rkey: region.rkey().get(), bytes: region.len() as u64 }
 }
 
-/// One end of a queue pair to memory, with buffers for the operands of its operations.
+/// One end of a connection to memory, with buffers for the operands of operations.
 #[derive(Debug)]
 pub struct Pair {
     qp: Qp,
@@ -59,11 +59,11 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Makes an end for `slots` outstanding operations of `bytes` bytes, not connected yet.
+    /// Makes an unconnected end for `slots` outstanding operations of `bytes` bytes.
     ///
     /// # Errors
     ///
-    /// The device has no resources for it.
+    /// The device lacks resources for the end.
     pub fn new(pd: &Pd, slots: usize, bytes: usize, path_mtu: Option<PathMtu>) -> Result<Self, ConnectError> {
         let cq = pd.device().create_cq(slots)?;
         let capacities =
@@ -78,11 +78,12 @@ impl Pair {
     }
 
     /// Makes two ends in one process, and connects them through a middlebox that forwards their packets. Each end uses
-    /// the box's address as that of its peer. `relay` announces both to the box, by address and number.
+    /// the middlebox's address as the address of its peer. `relay` announces address and queue pair number of the two
+    /// ends to the middlebox.
     ///
     /// # Errors
     ///
-    /// A device or the box has no resources for it.
+    /// A device or the middlebox lacks resources for the connection.
     pub fn relayed<E: From<ConnectError>>(
         [own, memory]: [&Pd; 2],
         slots: usize,
@@ -101,12 +102,12 @@ impl Pair {
         Ok((own, other))
     }
 
-    /// Makes and connects two ends in one process: that of a client, for `slots` outstanding operations of `bytes`
-    /// bytes, and that of the memory.
+    /// Makes and connects two ends in one process. The client's end, which is returned first, supports `slots`
+    /// outstanding operations of `bytes` bytes. The other end provides the memory.
     ///
     /// # Errors
     ///
-    /// A device has no resources for it.
+    /// A device lacks resources for the connection.
     pub fn joined(
         [own, memory]: [&Pd; 2],
         slots: usize,
@@ -139,12 +140,12 @@ impl Pair {
         self.qp.qpn()
     }
 
-    /// Lets a software RNIC work, as polling for completions does.
+    /// Polls once, so that a software RNIC can process packets.
     pub fn lend_processor(&self) {
         let _ = self.cq.poll(&mut [Completion::default()]);
     }
 
-    /// Returns the offset of the buffer of the operation with this number.
+    /// Returns the offset of the buffer for the operation with this number.
     fn slot(&self, number: u64) -> usize {
         (number % self.slots as u64) as usize * self.slot_bytes
     }
@@ -164,7 +165,7 @@ impl Pair {
         let (remote_address, rkey) = (memory.address.wrapping_add(offset), RKey::new(memory.rkey));
         let operation = match operation {
             Operation::Read => SendOperation::Read { remote_address, rkey },
-            // The cost of the operation does not depend on its success.
+            // Any operands are suitable, since a failing CAS costs as much as a successful CAS.
             Operation::CompareSwap => {
                 SendOperation::CompareSwap { remote_address, rkey, compare: number, swap: number.wrapping_add(1) }
             }
@@ -176,8 +177,8 @@ impl Pair {
         self.qp.post_send(&[request]).map_err(ConnectionError::Post)
     }
 
-    /// Returns the number of operations that have completed since the last call. They complete in the order of their
-    /// posts.
+    /// Returns the number of operations that have completed since the last call. Operations complete in the order of
+    /// their posts.
     fn reap(&self) -> Result<u64, ConnectionError> {
         let mut list = [Completion::default(); POLL_LIST];
         let count = self.cq.poll(&mut list)?;
@@ -188,14 +189,14 @@ impl Pair {
     }
 }
 
-/// The work of a queue pair.
+/// Work of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Number of operations.
+    /// Number of completed operations.
     pub operations: u64,
-    /// Sum of their times, from post to completion.
+    /// Sum of the times of all operations, from post to completion.
     pub sum_ns: u64,
-    /// Times of the first post and of the last completion.
+    /// Start of the work and time of the last completion.
     pub span_ns: (u64, u64),
 }
 
@@ -211,8 +212,8 @@ impl Done {
     }
 }
 
-/// Returns the work of queue pairs on objects of some bytes, as a result. Rates are those of all, until the end of the
-/// last one.
+/// Returns the work of several queue pairs with operations of `bytes` bytes as a result. Rates are the operations of
+/// all queue pairs, divided by the time until the last queue pair has ended.
 pub fn result(bytes: usize, all: &[Done], far: Figures) -> PointResult {
     let operations: u64 = all.iter().map(|done| done.operations).sum();
     let from_ns = all.iter().map(|done| done.span_ns.0).min().unwrap_or(0);
@@ -240,12 +241,12 @@ pub fn scope_result(probe: &Done, others: &[Done]) -> PointResult {
     result(8, std::slice::from_ref(probe), far)
 }
 
-/// The next operations of a queue pair, and the handling of their results.
+/// Source of the operations of a queue pair, and handler of their results.
 trait Plan {
     /// Returns the maximum number of outstanding operations.
     fn outstanding(&self) -> u64;
 
-    /// Returns whether another operation follows after `posted` ones.
+    /// Returns whether to post another operation after `posted` operations.
     fn goes_on(&mut self, posted: u64) -> bool;
 
     /// Returns the operation with this number, its offset in the remote memory, and its length in bytes.
@@ -260,7 +261,7 @@ trait Plan {
     fn completed(&mut self, _number: u64, _pair: &Pair) {}
 }
 
-/// Runs a plan in a closed loop.
+/// Runs a plan until all its operations have completed.
 async fn run<W: Waiter>(
     pair: &Pair,
     memory: RemoteMemory,
@@ -333,7 +334,7 @@ impl Plan for Requests {
     }
 }
 
-/// Runs queue pair `number` of a point about order. `seed` determines the requests and their times.
+/// Runs queue pair `number` of a point about order. `seed` determines the addresses of requests and the pauses.
 ///
 /// # Errors
 ///
@@ -356,18 +357,19 @@ pub async fn request<W: Waiter>(
     run(pair, memory, &mut requests, waiter).await
 }
 
-/// READs of an object, and the torn ones among them.
+/// Counts of READs of an object and of torn READs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Torn {
     /// Number of READs.
     pub reads: u64,
-    /// Number of READs whose words are not all of one WRITE.
+    /// Number of torn READs, which returned words of more than one WRITE.
     pub torn: u64,
-    /// Sum over torn READs of the offset of the first word that differs from word 0.
+    /// Sum of offsets over all torn READs. The offset of a torn READ is that of the first word that differs from word
+    /// 0.
     pub offsets: u64,
-    /// Number of torn READs in which that offset is a multiple of the path MTU.
+    /// Number of torn READs whose offset, as defined for `offsets`, is a multiple of the path MTU.
     pub at_packets: u64,
-    /// The highest number of a WRITE that was found.
+    /// Highest number of a WRITE that a READ has found.
     pub newest: u64,
 }
 
@@ -384,7 +386,7 @@ impl Torn {
     }
 }
 
-/// A plan that WRITEs the object repeatedly, until `is_over`. Each WRITE stores its number in all words.
+/// Plan that WRITEs the object repeatedly until `is_over`. Each WRITE stores its number in all words.
 struct Writer<'a> {
     bytes: usize,
     is_over: &'a Cell<bool>,
@@ -449,7 +451,7 @@ impl Plan for Reader<'_> {
     }
 }
 
-/// Runs the queue pair that WRITEs, until the one that READs is done.
+/// Runs the queue pair that WRITEs the object, until the queue pair that READs is done.
 ///
 /// # Errors
 ///
@@ -465,7 +467,7 @@ pub async fn overwrite<W: Waiter>(
     run(pair, memory, &mut writer, waiter).await
 }
 
-/// Runs the queue pair that READs, and checks the bytes.
+/// Runs the queue pair that READs the object, and counts torn READs.
 ///
 /// # Errors
 ///
@@ -484,12 +486,12 @@ pub async fn look<W: Waiter>(
     Ok((done?, reader.torn))
 }
 
-/// A plan that repeats one operation on one word.
+/// Plan that repeats one operation on one word.
 struct Repeated<'a> {
     operation: Operation,
     offset: u64,
     outstanding: usize,
-    /// Maximum number of operations; `None` means until `is_over`.
+    /// Maximum number of operations. `None` means that operations continue until `is_over`.
     most: Option<u64>,
     is_over: &'a Cell<bool>,
 }
@@ -508,7 +510,7 @@ impl Plan for Repeated<'_> {
     }
 }
 
-/// Runs the queue pair with the timed operations, one at a time.
+/// Runs the queue pair with the timed operations, one operation at a time.
 ///
 /// # Errors
 ///
@@ -542,8 +544,8 @@ pub async fn crowd<W: Waiter>(
     run(pair, memory, &mut Repeated { operation, offset: 0, outstanding, most: None, is_over }, waiter).await
 }
 
-/// Runs one of the clients that CAS the first word of the memory. The first client WRITEs the word once before all
-/// begin, so that a middlebox knows its value.
+/// Runs one of the clients that CAS the first word of the memory. The first client WRITEs the word before the clients
+/// begin, so that a middlebox knows the word's value.
 ///
 /// # Errors
 ///

@@ -23,8 +23,8 @@ fn parameters(operation: Operation) -> Parameters {
     }
 }
 
-/// Runs 50 operations after `tamper` has changed the target's memory. Returns three counts of damaged messages: that
-/// of the initiator, that of the target, and that of the target after one byte was changed.
+/// Runs 50 operations after `tamper` has changed the target's memory. Returns three numbers of damaged messages: as
+/// counted by the initiator, as counted by the target, and as counted by the target after one byte was changed.
 fn damage(operation: Operation, tamper: impl Fn(&Region)) -> (u64, u64, u64) {
     let parameters = parameters(operation);
     let bytes = if operation.is_atomic() { 8 } else { BYTES };
@@ -64,7 +64,7 @@ fn a_wrong_byte_after_a_write_is_found() {
 #[test]
 fn each_read_of_a_wrong_byte_is_found() {
     assert_eq!(damage(Operation::Read, |_| {}).0, 0);
-    // Of 50 READs over 8 slots, the first two slots see seven and the others six.
+    // Of 50 READs over 8 slots, each of the first two slots gets seven READs, and each other slot six.
     let flip = |region: &Region, offset| region.store_release_u8(offset, region.load_acquire_u8(offset) ^ 0x80);
     assert_eq!(damage(Operation::Read, |region| flip(region, 0)).0, 7);
     assert_eq!(damage(Operation::Read, |region| flip(region, 7 * stride(BYTES) + BYTES - 1)).0, 6);
@@ -76,7 +76,7 @@ fn each_read_of_a_wrong_byte_is_found() {
 fn wrong_atomics_are_found() {
     for operation in [Operation::FetchAdd, Operation::CompareSwap] {
         assert_eq!(damage(operation, |_| {}), (0, 0, 50), "{operation:?}");
-        // Another initiator has counted before, and further.
+        // The word has a wrong value, as if another initiator had used it before.
         assert_eq!(damage(operation, |region| region.store_release_u64(0, 500)), (50, 50, 50), "{operation:?}");
     }
 }

@@ -172,8 +172,8 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
         if parameters.far.is_some() {
             return Err(SessionError::from(ParametersError {
                 setting: Setting::SharedOperation,
-                given: "one of several clients on shared memory".to_owned(),
-                allowed: "one between the two ends of a session".to_owned(),
+                given: "on memory that several clients share".to_owned(),
+                allowed: "an operation between the two ends of a session".to_owned(),
             }));
         }
         peer.send(ToServer::Parameters(Box::new(parameters.clone()))).await?;

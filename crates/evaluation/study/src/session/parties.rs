@@ -119,7 +119,7 @@ impl Parties {
         let passes_box = match point {
             FarPoint::Store(store) => store.strategy.is_steered(),
             FarPoint::Order(_) => true,
-            FarPoint::Hot(_) => return Some("each of its clients needs its own host: use virtual time"),
+            FarPoint::Hot(_) => return Some("each client of this point needs its own host: use virtual time"),
             FarPoint::Tearing(_) | FarPoint::Scope(_) => false,
         };
         match () {

@@ -195,7 +195,7 @@ fn damaged_files_are_rejected_and_existing_files_stay() {
     with_paths("model fit --params t1", &[&none]).expect_complaint(2, &["of a hardware RNIC", "a software one"]);
     let nothing = folder.0.join("nothing");
     std::fs::create_dir(&nothing).expect("a folder");
-    with_paths("model fit", &[&nothing]).expect_complaint(1, &["there is no record (*.json) in it"]);
+    with_paths("model fit", &[&nothing]).expect_complaint(1, &["the directory has no records (*.json)"]);
     with_paths("model fit", &[&folder.0]).expect_complaint(1, &["empty.json: "]);
     with_paths("model fit", &[&folder.0.join("missing")]).expect_complaint(1, &["cannot be read"]);
 }

@@ -233,10 +233,10 @@ fn a_report_without_valid_records_is_not_written() {
     let report = format!("report {} --out {}", scratch.path(), out.display());
     run("report").expect_complaint(2, &["Usage"]);
     run("report /no/such/directory").expect_complaint(2, &["/no/such/directory is no directory"]);
-    run(&report).expect_complaint(1, &["there is no record"]);
+    run(&report).expect_complaint(1, &["the directory has no records"]);
     let file = scratch.0.join("a.json");
     for (text, words) in [
-        ("{", "it is no JSON"),
+        ("{", "the text is not JSON"),
         ("{\"schema\": \"doorbell-bench/1\"}", "field `format` is missing"),
         ("{\"format\": \"doorbell-study-point\", \"schema\": 7}", "field `schema` is 7, this release reads up to 1"),
         ("{\"format\": \"doorbell-study-point\", \"schema\": 1, \"experiment\": 5}", "field `experiment`"),

@@ -11,7 +11,7 @@ const WINDOW: &str = "direct-read/window";
 const THREADS: &str = "direct-read/threads";
 const GATHER: &str = "direct-read/n-to-1";
 
-/// Returns the ratio of the rates with the most and the fewest senders.
+/// Returns the rate with the most senders divided by the rate with the fewest, and a sentence about this ratio.
 fn gain_of_senders(view: View<'_>, series: &str) -> Option<(f64, String)> {
     let ((first, few), (last, many)) = ends(&view.best_curve(GATHER, series, MessageRate))?;
     let gain = many / few;
@@ -28,7 +28,7 @@ pub(super) const SHAPES: Judges = &[
     ("direct-read/fence-is-slower", |view, shape| {
         let longer = ratio(view, LATENCY, ["fenced, awaited", "unfenced"], MedianLatency, 16.0)?;
         let published = 1.0 + shape.number("longer_us")? / shape.number("without_us")?;
-        // Half of the published difference is more than noise.
+        // Require at least half of the published difference, which exceeds the noise.
         let least = 1.0 + (published - 1.0) / 2.0;
         holds_if(longer >= least, format!("16 B take {longer:.2} times as long ({published:.1} are published)"))
     }),
@@ -42,7 +42,7 @@ pub(super) const SHAPES: Judges = &[
         let small = quotient(at(&curve, 512.0)?, at(&curve, 16.0)?)?;
         let large = quotient(at(&curve, 8192.0)?, at(&curve, 512.0)?)?;
         let because = format!("{small:.0}-fold from 16 to 512 B, {large:.1}-fold from there to 8192 B");
-        // Linear growth would be 32 and 16.
+        // In proportion to the size, the rates would grow 32-fold and 16-fold.
         holds_if(small >= 20.0 && large <= 12.0, because)
     }),
     ("direct-read/window-of-32", |view, shape| {
@@ -63,7 +63,7 @@ pub(super) const SHAPES: Judges = &[
     }),
     ("direct-read/n-to-1-large-gains", |view, shape| {
         let (gain, because) = gain_of_senders(view, &format!("{:.0} B", shape.number("bytes")?))?;
-        // The publication gives no number for "a little".
+        // The publication says "a little" without a number.
         holds_if((1.02..=1.6).contains(&gain), because)
     }),
 ];

@@ -10,17 +10,19 @@ use crate::far::Figure::{
     BytesPerOperation, GetSuccess, InOrder, LargestGap, PutP99, PutSuccess, SameAddressOutOfOrder, Torn,
 };
 
-/// Reason why a software RNIC has no ceilings of its own.
+/// Reason why a software RNIC lacks the ceilings of hardware.
 const ONE_PROCESSOR: &str = "a software RNIC has no units that work side by side, and crosses no PCIe";
 
-/// Published number, with the function that finds the measured one and the allowed difference.
+/// Published number, with a function that returns the measured number, and a function that decides whether the two
+/// numbers agree.
 struct Number {
     id: &'static str,
     find: fn(View<'_>, &Row) -> Option<f64>,
     holds: fn(found: f64, published: f64) -> bool,
 }
 
-/// Numbers of the store. Each is read at the number of clients and the share of puts in its row.
+/// Published numbers. Numbers of the store are compared at the number of clients and the share of puts that the row
+/// states.
 const NUMBERS: &[Number] = &[
     Number {
         id: "far-memory/write-success",
@@ -93,7 +95,8 @@ fn of_store(view: View<'_>, row: &Row, strategy: &str, figure: crate::far::Figur
     view.median_at(&row.experiment, &format!("{strategy}, {clients} clients"), Far(figure), puts)
 }
 
-/// Returns the bytes per operation, relative to clients whose requests a middlebox steers.
+/// Returns the bytes per operation of the optimistic strategy, divided by those of clients whose requests a middlebox
+/// steers.
 fn bytes(view: View<'_>, row: &Row) -> Option<f64> {
     Some(of_store(view, row, "optimistic", BytesPerOperation)? / of_store(view, row, "steered", BytesPerOperation)?)
 }
@@ -112,7 +115,7 @@ pub(super) fn judge_row(view: View<'_>, row: &Row) -> Option<Judgement> {
     unless_soft(view, (number.holds)(found, published), because, missing)
 }
 
-/// Returns the ratio between the end of a curve and the value at `from`, and the value at the end.
+/// Returns the last value of a curve divided by the value at `from`, and the last value.
 fn gain(view: View<'_>, series: &str, from: f64) -> Option<(f64, f64)> {
     let curve = rates(view, series);
     let last = ends(&curve)?.1;

@@ -7,7 +7,7 @@ use super::super::view::{View, best};
 use super::{Claim, NOISE};
 use crate::link::Link;
 
-/// Minimum share of a point's packets on the intended link.
+/// Minimum share of a point's packets that must have used the required link.
 const LEAST_CARRIED: f64 = 0.99;
 
 /// Returns the goals, each with its experiment.
@@ -40,7 +40,7 @@ pub(super) fn goals() -> [(&'static str, Claim); 3] {
     ]
 }
 
-/// Judges whether shared memory is at least `least` times better than UDP in these figures, for every subject.
+/// Judges whether shared memory is at least `least` times as good as UDP, in these figures and for every subject.
 fn gains(view: View<'_>, figures: &[usize], least: f64) -> Option<Judgement> {
     let mut gains: Vec<(f64, &str)> = Vec::new();
     let mut elsewhere = 0;

@@ -1,4 +1,4 @@
-//! Shapes and numbers of one-sided operations, of requests and answers, and of frames.
+//! Shapes and numbers of one-sided operations, of requests with answers, and of frames.
 
 use doorbell_published::{Amount, Quantity as Published, Relation, Row, Subject};
 
@@ -11,7 +11,7 @@ use super::super::view::View;
 use super::{Judges, NOISE, at, quotient, unless_soft};
 use crate::parameters::Operation;
 
-/// Numbers that are independent of the machine: they follow from formats, not from speed.
+/// Ids of published numbers that follow from packet formats and do not depend on the machine.
 pub(super) const ROWS: &[&str] = &[
     "wire/write-0-frame",
     "wire/write-1-frame",
@@ -27,7 +27,7 @@ pub(super) const ROWS: &[&str] = &[
     "request-response/counted-bytes-per-packet",
 ];
 
-/// Returns whether an amount of a published configuration covers a number.
+/// Returns whether an amount in a published configuration includes `number`.
 fn covers(amount: Option<Amount>, number: usize) -> bool {
     let number = number as f64;
     match amount {
@@ -37,7 +37,7 @@ fn covers(amount: Option<Amount>, number: usize) -> bool {
     }
 }
 
-/// Returns whether a record was measured in the configuration of a row.
+/// Returns whether a record was measured in the published configuration of a row.
 fn is_meant(record: &PointRecord, row: &Row) -> bool {
     let operation = match record.parameters.operation {
         Operation::Send => "send",
@@ -64,7 +64,7 @@ fn quantity_of(row: &Row) -> Option<Quantity> {
     })
 }
 
-/// Judges every point of the row's configuration by the row's number.
+/// Judges whether every point in the row's configuration has the row's number.
 pub(super) fn judge_row(view: View<'_>, row: &Row) -> Option<Judgement> {
     let quantity = quantity_of(row)?;
     let published = row.value.number;
@@ -72,7 +72,7 @@ pub(super) fn judge_row(view: View<'_>, row: &Row) -> Option<Judgement> {
     let found: Vec<f64> = medians.filter_map(|record| Some(record.spread(quantity)?.median)).collect();
     let deviation = |found: f64| row.relation.deviation(published, found).abs();
     let worst = found.into_iter().max_by(|&a, &b| deviation(a).total_cmp(&deviation(b)))?;
-    // The interval of a counter does not begin and end with a message.
+    // Allow a tolerance, since the interval between two counter reads does not begin and end exactly with a message.
     let tolerance = if row.relation == Relation::Is { 0.002 } else { 0.1 };
     let because = format!("{worst:.2} {} where {}{} is published", quantity.unit(), row.relation.words(), row.value);
     let holds = deviation(worst) <= tolerance;

@@ -20,18 +20,18 @@ const RNR: &str = "send-receive/rnr";
 const SOFT_DOORBELL: &str =
     "posting to a software RNIC writes no doorbell register over PCIe, which is what a list saves";
 
-/// Returns the highest throughput of Send-Receive over one connection or several.
+/// Returns the highest throughput of Send-Receive in all experiments.
 fn ceiling(view: View<'_>) -> Option<f64> {
     highest(view, &[BANDWIDTH, THREADS, GATHER])
 }
 
-/// Returns goodput and RNR NAKs per second at the highest offered rate.
+/// Returns the goodput and the RNR NAKs per second at the highest offered rate.
 fn overload(view: View<'_>, series: &str) -> Option<(f64, f64)> {
     let goodput = *view.best_curve(RNR, series, MessageRate).last()?;
     Some((goodput.1, view.best_at(RNR, series, RnrNaks, goodput.0)?))
 }
 
-/// Returns the ratio of the rate with `batch` messages per post to the rate with one.
+/// Returns the rate with `batch` messages per post divided by the rate with one message per post.
 fn gain_of_batch(view: View<'_>, series: &str, batch: f64) -> Option<f64> {
     let curve = view.best_curve(BATCH, series, MessageRate);
     quotient(at(&curve, batch)?, at(&curve, 1.0)?)
@@ -90,7 +90,7 @@ pub(super) const SHAPES: Judges = &[
              {in_narrow:.2} times with {narrow:.0}"
         );
         match in_wide >= NOISE * in_narrow {
-            // If lists save nothing, no window changes that.
+            // If lists save nothing even with the wide window, the reason may be the software RNIC.
             false if in_wide < NOISE => unless_soft(view, false, because, SOFT_DOORBELL),
             holds => holds_if(holds, because),
         }
@@ -112,7 +112,7 @@ pub(super) const SHAPES: Judges = &[
         if is_flat && several < 2.0 * most && view.cpus() < 4 {
             return cannot(format!("{because}; several take more than the {} CPUs that are here", view.cpus()));
         }
-        // "By far" counts as a factor of two.
+        // The publication says "by far". This function requires a factor of two.
         holds_if(is_flat && several >= 2.0 * most, because)
     }),
     ("send-receive/sequential-is-slow", |view, shape| {
@@ -167,7 +167,7 @@ pub(super) const SHAPES: Judges = &[
     ("send-receive/poll-lists-gain", |view, shape| {
         let curve = view.best_curve(RECEIVE, "reposted in lists", MessageRate);
         let gain = quotient(at(&curve, shape.number("poll_list")?)?, at(&curve, 1.0)?)?;
-        // "Nearly half" counts as more than a tenth.
+        // The publication says "nearly half". This function requires 40 % of the published gain.
         let least = 1.0 + (shape.number("gain")? - 1.0) * 0.4;
         holds_if(gain >= least, format!("{gain:.2} times the rate of taking them one by one"))
     }),
@@ -204,7 +204,7 @@ pub(super) const SHAPES: Judges = &[
             "at {rate:.0} thousand messages/s the receiver takes {:.0} % of the CPU time of one that polls",
             share * 100.0
         );
-        // Less than half is more than noise, and more than the effect of a processor that two processes share.
+        // Require at most half of the CPU time. Noise, and a processor that two processes share, have smaller effects.
         holds_if(share <= 0.5, because)
     }),
     ("send-receive/threads-are-linear", |view, _| grows_with_threads(view, THREADS, &["16 B", "512 B"])),

@@ -11,14 +11,15 @@ const SHARED: &str = "send-receive/n-to-1-srq";
 
 const SOFT_LIMIT: &str = "the limit is that of an RNIC's hardware, and this one is software";
 
-/// Returns the ratio of messages/s with a shared receive queue to those without, by number of senders.
+/// Returns the messages/s with a shared receive queue divided by those without, for each number of senders.
 fn shared_shares(view: View<'_>, bytes: f64) -> Vec<(f64, f64)> {
     let shared = view.best_curve(SHARED, &format!("{bytes:.0} B, shared"), MessageRate);
     let own = view.best_curve(GATHER, &format!("{bytes:.0} B, single receiver"), MessageRate);
     shared.iter().filter_map(|&(senders, rate)| Some((senders, rate / at(&own, senders)?))).collect()
 }
 
-/// Returns the ratio with the most senders, if there are several.
+/// Returns the largest number of senders and the ratio of [`shared_shares`] with these senders, if there is more than
+/// one sender.
 fn of_several(view: View<'_>, bytes: f64) -> Option<(f64, f64)> {
     shared_shares(view, bytes).pop().filter(|share| share.0 > 1.0)
 }
