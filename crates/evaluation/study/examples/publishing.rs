@@ -1,5 +1,5 @@
-//! Measures the cost of published counters on the data path. It compares the CPU time of a process that sends and
-//! receives SENDs of 16 bytes, with and without publishing, in turns of some milliseconds.
+//! Measures the cost of publishing counters. The program compares the CPU time of processes that exchange SENDs of 16
+//! bytes, with and without publishing. The two kinds of process take turns of some milliseconds.
 //!
 //! `cargo run --release -p doorbell-study --example publishing > turns.csv`
 
@@ -16,7 +16,8 @@ use nix::time::{ClockId, clock_gettime};
 const BYTES: usize = 16;
 const MESSAGES_PER_TURN: u64 = 10_000;
 const TURNS: usize = 60;
-/// Number of processes. The placement of its memory makes a process some percent faster or slower for its lifetime.
+/// Number of pairs of processes. The placement of a process's memory makes the process some percent faster or slower
+/// for its lifetime, so many processes are needed.
 const PROCESSES: usize = 24;
 
 fn main() {
@@ -26,7 +27,7 @@ fn main() {
     }
 }
 
-/// Both ends of a connection, driven by one thread.
+/// Both ends of a connection, polled by one thread.
 struct Ends {
     region: Region,
     sender: Connection,
@@ -63,12 +64,12 @@ fn turn(ends: &mut Ends) {
     }
 }
 
-/// Runs a turn for each line of input, and prints the CPU time that the process has used so far.
+/// Runs one turn for each line of input. After each turn, prints the CPU time that the process has used so far.
 fn work() {
     let mut ends = connected();
     for _ in std::io::stdin().lines() {
         turn(&mut ends);
-        let used = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("there is such a clock");
+        let used = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("the CPU clock of the process is readable");
         println!("{}", used.tv_sec() * 1_000_000_000 + used.tv_nsec());
     }
 }
@@ -82,12 +83,12 @@ struct Worker {
 
 impl Worker {
     fn start(publish: &str) -> Self {
-        let program = std::env::current_exe().expect("it has a path");
+        let program = std::env::current_exe().expect("the program has a path");
         let mut command = Command::new(program);
         command.arg("worker").env("DOORBELL_PUBLISH", publish).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().expect("it runs");
-        let ask = child.stdin.take().expect("it is piped");
-        let answer = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut child = command.spawn().expect("the worker starts");
+        let ask = child.stdin.take().expect("standard input is piped");
+        let answer = BufReader::new(child.stdout.take().expect("standard output is piped"));
         let mut worker = Self { child, ask, answer, used_ns: 0 };
         worker.turn();
         let mut found = Reading::default();
@@ -96,17 +97,17 @@ impl Worker {
         let is_published = found.samples.iter().any(|sample| sample.identity.pid == pid);
         assert_eq!(is_published, publish == "1", "{:?}", found.notes);
         for _ in 0..5 {
-            worker.turn(); // it warms up
+            worker.turn(); // warm-up
         }
         worker
     }
 
-    /// Returns the CPU time per message of a turn, including that of other threads since the last turn.
+    /// Runs a turn, and returns the CPU time of all threads since the last turn, per message.
     fn turn(&mut self) -> f64 {
-        self.ask.write_all(b"go\n").expect("it listens");
+        self.ask.write_all(b"go\n").expect("the worker reads commands");
         let mut line = String::new();
-        self.answer.read_line(&mut line).expect("it answers");
-        let used_ns = line.trim().parse().expect("it is a number");
+        self.answer.read_line(&mut line).expect("the worker answers");
+        let used_ns = line.trim().parse().expect("the answer is a number");
         let before_ns = std::mem::replace(&mut self.used_ns, used_ns);
         (used_ns - before_ns) as f64 / MESSAGES_PER_TURN as f64
     }
@@ -114,11 +115,11 @@ impl Worker {
     fn end(self) {
         let Self { mut child, ask, .. } = self;
         drop(ask);
-        child.wait().expect("it ends");
+        child.wait().expect("the worker ends");
     }
 }
 
-/// Returns the tenth percentile, as the value of a turn that nothing else on the machine disturbed.
+/// Returns the tenth percentile. Other programs on the machine disturb few of the turns below this value.
 fn undisturbed(turns: impl Iterator<Item = f64>) -> f64 {
     let mut turns: Vec<_> = turns.collect();
     turns.sort_by(f64::total_cmp);
@@ -132,7 +133,7 @@ fn compare() {
         let (mut without, mut with) = (Worker::start("0"), Worker::start("1"));
         let mut pairs = Vec::new();
         for turn in 0..TURNS {
-            // The two alternate in order.
+            // Alternate the order of the two processes.
             let pair = if (index + turn) % 2 == 0 {
                 (without.turn(), with.turn())
             } else {

@@ -1,5 +1,5 @@
-//! Measures workloads with many devices or many connections: N senders to one receiver, connections in one process,
-//! and their rate of connecting and closing.
+//! Measures workloads with many devices or many connections: the rate of N senders to one receiver, and the memory,
+//! connect rate and close rate of many connections in one process.
 //!
 //! `cargo run --release -p doorbell-study --example scale`
 #![expect(clippy::disallowed_methods, reason = "a program of its own, beside the devices that it watches")]
@@ -26,7 +26,8 @@ fn connect(one: Endpoint, other: Endpoint) -> (Connection, Connection) {
     (one.connect(&of_other).expect("connects"), other.connect(&of_one).expect("connects"))
 }
 
-/// Returns the messages per second from `senders` devices to one, and the counts of retransmitted and of data packets.
+/// Returns the messages per second from `senders` devices to one device, and the numbers of retransmitted and of data
+/// packets.
 fn n_to_one(senders: usize) -> (f64, u64, u64) {
     let config = Config::default().window(64).depth(128).max_message(BYTES).send_buffers(0);
     let receiver = device(Some(RECEIVE_BUFFER_BYTES));
@@ -77,8 +78,8 @@ fn n_to_one(senders: usize) -> (f64, u64, u64) {
     std::thread::sleep(Duration::from_secs_f64(SECONDS));
     let rate = (arrived.load(Ordering::Relaxed) - before) as f64 / began.elapsed().as_secs_f64();
     stop.store(true, Ordering::Relaxed);
-    let sending = sender.join().expect("the sender lives");
-    drop(counting.join().expect("the receiver lives"));
+    let sending = sender.join().expect("the sending thread does not panic");
+    drop(counting.join().expect("the receiving thread does not panic"));
     let counters =
         sending.iter().filter_map(|(device, ..)| device.counters()).reduce(|a, b| a.plus(&b)).unwrap_or_default();
     (rate, counters.tx_retransmitted_packets, counters.tx_data_packets)
@@ -105,7 +106,7 @@ fn many_connections(count: usize) {
         })
         .collect();
     let connected = began.elapsed();
-    // Both ends live in this process.
+    // Both ends of each connection are in this process.
     let ends = 2 * count;
     let per_end = (resident_bytes() - before) / ends;
     let buffers = config.memory_bytes();

@@ -1,4 +1,4 @@
-//! Runs the fuzz bodies over a corpus and for a bounded time of mutation, see `rnic/tests/fuzz.rs`.
+//! Runs the fuzz functions over a corpus, and over mutated inputs for a limited time. See `rnic/tests/fuzz.rs`.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! A bare socket as the peer of a server. It sends lines in any order: valid, changed, repeated and truncated.
+//! Server whose peer is a bare socket. The peer sends valid, changed, repeated and truncated lines in any order.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn device() -> Device {
     soft::open(&SoftOptions::default()).unwrap()
 }
 
-/// Returns the input of an invalid client: mostly a valid greeting, followed by lines.
+/// Returns the bytes that an invalid client sends: mostly a valid greeting, followed by lines.
 fn script(seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let mut bytes = [&b"DOORBELL"[..], &VERSION.to_be_bytes(), &[0; 4]].concat();
@@ -67,7 +67,8 @@ fn kind(ended: &Result<(), SessionError>) -> &'static str {
     }
 }
 
-/// Each session is rejected with a reason, or finds its peer gone, while another session of the process goes on.
+/// The server rejects each session with a reason, or finds the peer gone. Meanwhile, another session of the same
+/// process continues.
 #[test]
 fn invalid_input_ends_only_its_own_session() {
     let device = device();
@@ -93,7 +94,7 @@ fn invalid_input_ends_only_its_own_session() {
             let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (accepted, _) = listener.accept().unwrap();
             let served = scope.spawn(|| session::serve(device.clone(), accepted, &Terms::open(MEMORY_BYTES)));
-            // A server that has rejected the client already may have hung up.
+            // Ignore errors: a server that has already rejected the client may have closed the connection.
             let _ = peer.write_all(&script(seed));
             let _ = peer.shutdown(Shutdown::Write);
             let _ = peer.read_to_end(&mut Vec::new());
@@ -104,6 +105,6 @@ fn invalid_input_ends_only_its_own_session() {
     });
     println!("{kinds:?}, and {} healthy sessions meanwhile", healthy.load(Ordering::Relaxed));
     for kind in ["ended", "no greeting", "gone", "parameters", "memory", "size", "unexpected"] {
-        assert!(kinds.contains_key(kind), "no session ended so: {kind}, of {kinds:?}");
+        assert!(kinds.contains_key(kind), "no session ended with {kind:?}, only with {kinds:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! A point on several hosts. Each host is a thread with its own software RNIC and control connection.
+//! Points on several hosts. Each host is a thread with its own software RNIC and its own control connection.
 
 mod common;
 
@@ -20,7 +20,7 @@ const TOKEN: &str = "a secret";
 
 type Served = JoinHandle<Result<(), SessionError>>;
 
-/// Returns a stream to a thread that answers it.
+/// Starts a thread that runs `answer` with one end of a stream. Returns the other end.
 fn join<T: Send + 'static>(answer: impl FnOnce(TcpStream) -> T + Send + 'static) -> (TcpStream, JoinHandle<T>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -66,7 +66,7 @@ fn stream(protocol: Protocol, bytes: usize, connections: usize) -> Parameters {
     }
 }
 
-/// Checks that everything arrived at each host, in the expected number of packets.
+/// Checks that all messages arrived at each host, and that each host sent the expected number of packets.
 fn check(layout: Layout, parameters: &Parameters, result: &PointResult, roles: &[(&str, usize)]) {
     let what = format!("{layout:?}, {}, {:?}", parameters.protocol, parameters.operation);
     let found: Vec<_> = result.hosts.iter().map(|host| (host.role.as_str(), host.connections)).collect();
@@ -86,7 +86,7 @@ fn check(layout: Layout, parameters: &Parameters, result: &PointResult, roles: &
     assert_eq!(sum(|host| host.sent), sum(|host| host.received), "{what}");
     let sent: u64 = result.sent_by_connection.iter().sum();
     assert_eq!(sent, sum(|host| if host.asks { host.sent } else { 0 }), "{what}");
-    // The messages sent in the common time are at most all messages.
+    // Messages of the result were sent in the common time, so there are at most as many as were sent.
     assert!(result.messages <= sent, "{what}: {} of {sent}", result.messages);
 }
 
@@ -139,14 +139,14 @@ fn the_coordinator_leads_all_other_workloads() {
     let result = two(&ping);
     assert!(result.latency_ns.is_some_and(|latency| latency.p50 > 0) && result.histogram_ns.is_some());
     check(Layout::TwoEnds, &ping, &result, &[("requester", 1), ("responder", 1)]);
-    // A receiver that is too slow drops datagrams. The result counts the lost ones.
+    // A receiver that is too slow drops datagrams. The result counts the lost datagrams.
     let datagrams = Parameters { transport: Transport::Ud, rate: Some(2000.0), ..stream(Protocol::SendReceive, 64, 2) };
     let result = two(&datagrams);
     let received: u64 = result.hosts.iter().map(|host| host.received).sum();
     assert!(received > 0 && received + result.lost == result.sent_by_connection.iter().sum::<u64>(), "{result:?}");
 }
 
-/// Returns the error of a study in which host 1 behaves as `answer` does.
+/// Runs a study in which host 1 runs `answer` instead of serving. Returns the error of the study.
 fn with_culprit<T: Send + 'static>(answer: impl FnOnce(TcpStream) -> T + Send + 'static) -> HostError {
     let parameters = Parameters { extent: Extent::Seconds(30.0), ..stream(Protocol::SendReceive, 16, 2) };
     let dealt = Dealt::new(Layout::ManyToOne, 2, 3);
@@ -155,7 +155,7 @@ fn with_culprit<T: Send + 'static>(answer: impl FnOnce(TcpStream) -> T + Send + 
     let (sender, sends) = serve();
     let streams = named([receiver, culprit, sender]);
     let error = measure_on(streams, &introduction(), &parameters, 16, &dealt).unwrap_err();
-    // The others end long before the point would.
+    // All other hosts end long before the regular end of the point.
     assert!(receives.join().unwrap().is_err());
     assert!(sends.join().unwrap().is_err());
     error
@@ -165,7 +165,7 @@ fn with_culprit<T: Send + 'static>(answer: impl FnOnce(TcpStream) -> T + Send + 
 fn a_host_that_goes_or_refuses_is_named_and_the_others_end() {
     let error = with_culprit(drop);
     assert!(error.is_gone() && error.to_string().starts_with("host 1: the peer is gone"), "{error}");
-    // After any error in set-up, the message names the host once.
+    // If a host does not speak the protocol, the error names the host only once.
     let error = with_culprit(|mut stream| {
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n");
         let _ = stream.read_to_end(&mut Vec::new());
@@ -180,7 +180,8 @@ fn a_host_that_goes_or_refuses_is_named_and_the_others_end() {
     assert!(error.to_string().starts_with("host 1: the peer failed: the client shows another token"), "{error}");
 }
 
-/// The host closes its connection while all measure. The coordinator does not wait until the host's peers give up.
+/// A host closes its connection while all hosts measure. The coordinator reports the host at once and does not wait
+/// until its peers give up.
 #[test]
 fn a_host_that_goes_while_it_measures_is_named() {
     let error = with_culprit(|stream| {

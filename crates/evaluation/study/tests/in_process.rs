@@ -1,4 +1,4 @@
-//! Both ends of a session in one process, without TCP: as tasks of one thread, and as two threads.
+//! Sessions with both ends in one process and without TCP. The ends are tasks of one thread, or two threads.
 
 mod common;
 
@@ -39,12 +39,12 @@ async fn ask(
     Ok(results)
 }
 
-/// Runs both ends as two tasks of this thread, with all tasks of their own.
+/// Runs both ends, and all tasks that they start, on this thread.
 fn on_one_thread(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     waiting_by(Default::default(), parameters)
 }
 
-/// Does the same with one waiter for the tasks of each end: first the asking end, then the other.
+/// Runs both ends on this thread, with one waiter for each end. The asking end uses the first waiter.
 fn waiting_by(waiters: [Breaths; 2], parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     let (one, other) = (device(), device());
     let (server, client) = local_pair();
@@ -60,7 +60,7 @@ fn waiting_by(waiters: [Breaths; 2], parameters: &Parameters) -> Result<Vec<Poin
     Ok(results)
 }
 
-/// Runs two threads, each of which deals its connections to threads of its own.
+/// Runs each end in a thread, which distributes its connections over further threads.
 fn on_two_threads(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     let (server, client) = local_pair();
     std::thread::scope(|scope| {
@@ -72,7 +72,7 @@ fn on_two_threads(parameters: &Parameters) -> Result<Vec<PointResult>, SessionEr
     })
 }
 
-/// Runs two threads joined by TCP, as two processes are.
+/// Runs two threads that are joined by TCP, as two processes would be.
 fn over_tcp(parameters: &Parameters) -> Result<Vec<PointResult>, SessionError> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -99,7 +99,7 @@ fn shape(result: &PointResult) -> Vec<String> {
     names
 }
 
-/// Checks all values that follow from the parameters and not from the clock.
+/// Checks all values that are determined by the parameters and do not depend on time.
 fn check(parameters: &Parameters, results: &[PointResult], how: &str) {
     assert_eq!(results.len(), parameters.sizes.len());
     for result in results {
@@ -136,7 +136,7 @@ fn one_process_and_two_give_the_same_record_fields() {
         for ((tcp, local), threads) in tcp.iter().zip(&local).zip(&threads) {
             assert_eq!(shape(tcp), shape(local));
             assert_eq!(shape(tcp), shape(threads));
-            // Values that follow from the parameters alone are equal.
+            // Values that are determined by the parameters are equal.
             let fixed = |result: &PointResult| (result.fitted.clone(), result.mtu, result.sent_by_connection.clone());
             assert_eq!(fixed(tcp), fixed(local));
             assert_eq!(fixed(tcp), fixed(threads));
@@ -144,7 +144,7 @@ fn one_process_and_two_give_the_same_record_fields() {
     }
 }
 
-/// Runs each protocol and each role without a thread other than those of the test and of the devices.
+/// Runs each protocol and each role on the thread of the test. Only the devices have further threads.
 #[test]
 fn every_role_is_performed_by_tasks_of_one_thread() {
     let stream = parameters();
@@ -178,7 +178,7 @@ fn every_role_is_performed_by_tasks_of_one_thread() {
     }
 }
 
-/// Counts how often tasks breathe.
+/// Waiter that counts the calls of `breathe`.
 #[derive(Clone, Default)]
 struct Breaths(Rc<Cell<u64>>);
 
@@ -196,12 +196,12 @@ impl Waiter for Breaths {
     }
 }
 
-/// In virtual time, a task that always finds work lets time pass only by breathing.
+/// In virtual time, a task that always finds work lets time pass only by calls of `breathe`.
 #[test]
 fn every_workload_breathes_after_each_message() {
     let plain = Parameters { sizes: vec![8], ..parameters() };
     let single = Serving { single_receiver: true, ..Serving::default() };
-    // Minimum number of breaths of each end, for 100 messages on each of two connections.
+    // Minimum number of calls of `breathe` at each end, for 100 messages on each of two connections.
     for (parameters, least) in [
         (plain.clone(), [200, 200]),
         (Parameters { bidirectional: true, ..plain.clone() }, [400, 400]),
@@ -239,7 +239,7 @@ fn one_process_reports_refusals_and_closed_peers() {
     let answering = answer(&other, client, &OneThread(Spin), &terms);
     let dropped = async {
         let ended = OneThread(Spin).run(&Spin, [asking], until).await;
-        assert!(ended.is_err(), "it has begun: {ended:?}");
+        assert!(ended.is_err(), "the session had begun: {ended:?}");
         Ok(())
     };
     type Task<'a> = Pin<Box<dyn Future<Output = Result<(), SessionError>> + 'a>>;

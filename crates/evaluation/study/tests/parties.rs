@@ -1,4 +1,4 @@
-//! Points about shared memory on several hosts. Each host is a thread with its own software RNIC and control
+//! Points about shared memory on several hosts. Each host is a thread with its own software RNIC and its own control
 //! connection.
 
 mod common;
@@ -18,7 +18,7 @@ use doorbell_verbs::soft::{self, SoftOptions};
 
 type Served = JoinHandle<Result<(), SessionError>>;
 
-/// Starts a host that serves with this amount of memory, until its connection ends.
+/// Starts a host that provides this amount of memory and serves until its connection ends.
 fn host(memory_bytes: usize) -> (TcpStream, Served) {
     host_with(Terms::open(memory_bytes))
 }
@@ -37,11 +37,12 @@ fn parameters(far: FarPoint, memory_bytes: usize) -> Parameters {
     Parameters { far, memory_bytes, ..Parameters::plain(Kind::Bandwidth, Operation::Write, bytes) }
 }
 
-/// Lock of tests that open devices. A middlebox closes the device of its host and binds the same address again. A
-/// device of another test must not take the address meanwhile.
+/// Lock that tests hold while they use devices. A middlebox closes the device of its host and binds the device's
+/// address again. Until then, another test must not bind this address.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Measures on `hosts` hosts. Returns the result of the point, and the result of each host that had a part in it.
+/// Measures on `hosts` hosts. Returns the result of the point, and the result of each host that had a part in the
+/// point.
 fn try_to_measure(
     far: FarPoint,
     hosts: usize,
@@ -50,7 +51,7 @@ fn try_to_measure(
     try_with(far, hosts, |_| Terms::open(memory_bytes), memory_bytes)
 }
 
-/// Does the same with terms for each host by its number.
+/// Measures on `hosts` hosts, each with the terms that `terms` returns for the host's number.
 fn try_with(
     far: FarPoint,
     hosts: usize,
@@ -120,7 +121,7 @@ fn clients_on_two_hosts_are_one_workload() {
         roles(&result),
         [(0, "clients", 2), (1, "memory node", 3), (3, "metadata service", 3), (4, "clients", 1)]
     );
-    // The rate is that of the time in which both measured.
+    // The rate refers to the time during which both hosts with clients measured.
     let sent: u64 = result.sent_by_connection.iter().sum();
     assert!(result.seconds > 0.0 && result.messages > 0 && result.messages <= sent, "{result:?}");
     assert!((result.messages_per_s * result.seconds - result.messages as f64).abs() < 1.0, "{result:?}");
@@ -146,7 +147,7 @@ fn queue_pairs_reach_bare_memory_straight_and_through_a_box() {
     assert_eq!(roles(&order), [(0, "clients", 2), (1, "memory node", 2), (2, "middlebox", 2)]);
 }
 
-/// A CPU that does not exist shows which host would have pinned a thread to it.
+/// Pinning to a CPU that does not exist fails. The error shows which host tried to pin a thread.
 #[test]
 fn every_host_pins_the_threads_of_its_parties() {
     let _turn = TURN.lock();
@@ -168,11 +169,11 @@ fn every_host_pins_the_threads_of_its_parties() {
             "{error}"
         );
     }
-    // Host 0 has more clients than CPUs, and pins nothing.
+    // Host 0 has more clients than CPUs, so this host pins no thread.
     let (result, served) = measure(2, &|number| vec![if number == 0 { usize::MAX } else { cpu }]);
     assert!(result.unwrap().messages > 0 && served.iter().all(Result::is_ok), "{served:?}");
 
-    // The thread of a client runs on its CPU while it works.
+    // A client's thread is pinned to its CPU while the client works.
     let long = StorePoint { clients: 1, hosts: 1, measure_us: 300_000.0, ..store(Strategy::Lock) };
     let terms = move |_| pinned(vec![cpu]);
     let measuring = std::thread::spawn(move || try_with(FarPoint::Store(long), 2, terms, MEMORY_BYTES));
@@ -208,7 +209,7 @@ fn a_host_with_too_little_memory_is_named() {
     assert!(served.iter().any(Result::is_err), "{served:?}");
 }
 
-/// The memory node closes its connection during the measurement. The others do not wait for it.
+/// The memory node closes its connection during the measurement. The other hosts do not wait for the memory node.
 #[test]
 fn a_memory_node_that_goes_while_clients_work_is_named() {
     let _turn = TURN.lock();

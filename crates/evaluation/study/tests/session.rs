@@ -1,4 +1,4 @@
-//! A server with clients that it must not trust.
+//! Server with untrusted clients.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn device() -> Device {
     soft::open(&SoftOptions::default()).unwrap()
 }
 
-/// Starts a server. Returns a stream to it.
+/// Starts a server. Returns a stream to the server.
 fn serve() -> (TcpStream, JoinHandle<Result<(), SessionError>>) {
     serve_on(Terms::open(MEMORY_BYTES))
 }
@@ -35,7 +35,7 @@ fn serve_on(terms: Terms) -> (TcpStream, JoinHandle<Result<(), SessionError>>) {
     (stream, std::thread::spawn(move || session::serve(device(), accepted, &terms)))
 }
 
-/// Returns the answers of a server to these lines, and the result of the server.
+/// Sends these lines to a server. Returns the answers and the result of the server.
 fn answers(lines: &[String]) -> (Vec<Value>, Result<(), SessionError>) {
     let (mut stream, server) = serve();
     setup::exchange(&stream, &[], Duration::from_secs(10)).unwrap();
@@ -47,7 +47,7 @@ fn answers(lines: &[String]) -> (Vec<Value>, Result<(), SessionError>) {
         serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{line}: {answer}"))
     });
     let answers = answers.collect();
-    // In every case the server must come to an end.
+    // The server must end, whatever the lines contain.
     let ended = server.join().expect("the server does not panic");
     reader.read_to_end(&mut Vec::new()).unwrap();
     (answers, ended)
@@ -208,7 +208,8 @@ fn one_source_is_served_to_many_readers() {
     server.join().unwrap().unwrap();
 }
 
-/// Runs a client that hangs up and whose RNIC falls silent, although the server's RNIC may retry for hours.
+/// Runs a client whose TCP connection closes and whose RNIC stops sending during a point. The server's RNIC could retry
+/// for hours. Returns the error of the server.
 fn vanish_in(parameters: Parameters) -> String {
     let (stream, server) = serve();
     let line = stream.try_clone().unwrap();
@@ -219,13 +220,13 @@ fn vanish_in(parameters: Parameters) -> String {
     let result = client.measure(16, |_| {
         if vanished.borrow().is_none() {
             line.shutdown(Shutdown::Both).unwrap();
-            // The wait is long only if the server fails to end.
+            // This call waits for long only if the server does not end.
             *vanished.borrow_mut() = Some(has_ended.recv_timeout(Duration::from_secs(60)).expect("the server ends"));
         }
     });
-    assert!(matches!(&result, Err(SessionError::Control(_))), "the client has hung up itself: {result:?}");
-    let ended = vanished.take().expect("messages were sent before");
-    ended.expect_err("it was not served to the end").to_string()
+    assert!(matches!(&result, Err(SessionError::Control(_))), "the client closed its own connection: {result:?}");
+    let ended = vanished.take().expect("the client had sent messages");
+    ended.expect_err("the session was not served to the end").to_string()
 }
 
 #[test]
@@ -240,7 +241,7 @@ fn a_server_ends_with_the_tcp_connection_of_its_client() {
         Parameters { operation: Operation::RequestResponse, ..patient.clone() },
         Parameters { serving: single, ..patient.clone() },
         Parameters { protocol: Protocol::DirectRead, ..patient.clone() },
-        // The server would need minutes for the messages that have arrived.
+        // The server would need minutes to process the messages that have arrived.
         Parameters { slow_receiver_us: 500_000, window: 512, depth: 512, ..patient.clone() },
         Parameters { slow_receiver_us: 500_000, window: 512, depth: 512, serving: single, ..patient.clone() },
     ] {
@@ -249,7 +250,7 @@ fn a_server_ends_with_the_tcp_connection_of_its_client() {
     }
 }
 
-/// A message from the client would hide the end of its connection.
+/// A message that the client sends while a point runs would hide the end of its connection.
 #[test]
 fn a_client_that_speaks_while_a_point_runs_is_refused() {
     let (stream, server) = serve();
@@ -267,7 +268,7 @@ fn a_client_that_speaks_while_a_point_runs_is_refused() {
     assert!(result.is_err(), "the server is gone");
 }
 
-/// The reason of the end that knows it reaches the other, even before anything was connected.
+/// The end that knows the reason of a failure sends it to the other end, even before any connection is established.
 #[test]
 fn the_client_hears_why_it_was_refused() {
     let (stream, server) = serve();
@@ -285,7 +286,7 @@ fn the_client_hears_why_it_was_refused() {
     let (stream, server) = serve();
     let error = Client::new(&device(), stream, Parameters { window: 0, ..parameters() }).unwrap_err();
     assert!(matches!(error, SessionError::Parameters(_)), "{error}");
-    assert!(server.join().unwrap().is_err(), "nobody came");
+    assert!(server.join().unwrap().is_err(), "no client connected");
 }
 
 /// Returns the answer of a server with a token to this introduction.
@@ -318,14 +319,15 @@ fn a_server_measures_only_with_clients_that_show_its_token() {
     assert!(client.measure(bytes, |_| {}).unwrap().messages > 0);
     client.finish().unwrap();
     server.join().unwrap().unwrap();
-    // A client without an introduction shows no token.
+    // A client that sends no introduction shows no token.
     let (stream, server) = serve_on(terms());
     let refused = Client::new(&own, stream, parameters()).unwrap_err();
     assert!(refused.to_string().contains("no token"), "{refused}");
     server.join().unwrap().unwrap_err();
 }
 
-/// The server reports its CPUs, as one of three processes, and pins its threads while it measures.
+/// The server shares the CPUs with two other processes. It reports its own CPUs, and pins its threads while it
+/// measures.
 #[test]
 fn a_server_pins_its_share_of_cpus_or_names_a_missing_cpu() {
     let allowed = Machine::of(&Root::default()).cpus;

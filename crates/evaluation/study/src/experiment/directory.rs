@@ -63,13 +63,21 @@ pub enum DirectoryError {
         error: RecordError,
     },
     /// There are no records.
-    #[error("{}: the directory has no records (*.json); `doorbell study --out {}` creates records", .0.display(), .0.display())]
+    #[error(
+        "{}: the directory has no records (*.json); `doorbell study --out {}` creates records",
+        .0.display(),
+        .0.display()
+    )]
     Empty(PathBuf),
     /// There are more than 100,000 records.
     #[error("{}: the directory has more than {MAX_RECORDS} records", .0.display())]
     TooMany(PathBuf),
     /// A file contains a point with other parameters or from another environment.
-    #[error("{}: field `{field}` differs from the current measurement ({}): choose another --out", .path.display(), .why)]
+    #[error(
+        "{}: field `{field}` differs from the current measurement ({}): choose another --out",
+        .path.display(),
+        .why
+    )]
     Differs {
         /// The path.
         path: PathBuf,

@@ -1,4 +1,4 @@
-//! Helpers of the tests of hostile peers and of the fuzz targets.
+//! Helpers for the tests with untrusted peers and for the fuzz targets.
 #![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
 
 pub mod fuzz;

@@ -40,7 +40,8 @@ pub(super) fn goals() -> [(&'static str, Claim); 3] {
     ]
 }
 
-/// Judges whether shared memory is at least `least` times as good as UDP, in these figures and for every subject.
+/// Judges whether shared memory is better than UDP by at least the factor `least`, in these figures and for every
+/// subject.
 fn gains(view: View<'_>, figures: &[usize], least: f64) -> Option<Judgement> {
     let mut gains: Vec<(f64, &str)> = Vec::new();
     let mut elsewhere = 0;

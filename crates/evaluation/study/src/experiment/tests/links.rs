@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// On a machine without shared memory a study runs over UDP and compares nothing.
+/// If memory cannot be shared, all packets go over UDP, and the study must not compare the links.
 #[test]
 fn links_are_compared_only_with_their_own_packets() {
     let outcomes = |measured: &dyn Fn(&str, &str, f64) -> PointResult| -> Vec<(Finding, String)> {
@@ -17,7 +17,7 @@ fn links_are_compared_only_with_their_own_packets() {
     assert_eq!(good.len(), 3);
     assert!(good.iter().all(|(outcome, _)| *outcome == Finding::Holds), "{good:?}");
     assert!(good[1].1.starts_with("2.00 times (send-receive) to 2.00 times ("), "{good:?}");
-    // One protocol is as slow as before.
+    // One protocol is as slow through shared memory as over UDP.
     let slow = outcomes(&|experiment, series, x| match series {
         "direct-read, shared memory" => {
             let over_udp = as_published(experiment, "direct-read, UDP", x);
@@ -30,7 +30,7 @@ fn links_are_compared_only_with_their_own_packets() {
             && because.starts_with("1.00 times (direct-read) to ")),
         "{slow:?}"
     );
-    // One in fifty packets of this protocol went over UDP, or no packet was counted.
+    // For one protocol, one in fifty packets went over UDP, or no packet was counted.
     for lost in ["tx_udp_packets", "tx_shared_memory_packets"] {
         let elsewhere = outcomes(&|experiment, series, x| {
             let mut result = as_published(experiment, series, x);
@@ -67,7 +67,7 @@ fn each_protocol_has_all_figures_with_both_links() {
         assert_eq!(rows.len(), subjects, "{effort:?}");
         for row in &rows {
             let missing = row.points.iter().flatten().filter(|point| point.is_none()).count();
-            // An atomic has only short messages.
+            // Atomics are measured only with short messages.
             assert_eq!(missing, if row.subject == "CAS (8 B)" { 4 } else { 0 }, "{}", row.subject);
             for (figure, [udp, memory]) in LINK_FIGURES.iter().zip(row.points) {
                 let (Some(udp), Some(memory)) = (udp, memory) else { continue };

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::Choices;
 
-/// Changes one place: replaces a value, removes or adds a field, or duplicates an element.
+/// Changes a JSON value at one place. The change replaces a value, removes or adds a field, or duplicates an element.
 pub fn change(value: &mut Value, choices: &mut Choices<'_>) {
     let descends = choices.byte() < 200;
     match value {

@@ -1,4 +1,4 @@
-//! Messages of the two ends of a session, each a line of JSON.
+//! Fuzz function for messages of the two ends of a session. Each message is a line of JSON.
 
 use doorbell_study::session;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::super::parameters;
 use super::{Choices, json};
 
-/// Reads a line: the bytes themselves, or a valid line that they mutate.
+/// Parses a line. The line is `data` itself, or a valid line with mutations that `data` selects.
 pub fn fuzz_lines(data: &[u8]) {
     let mut choices = Choices(data);
     if choices.byte() < 64 {

@@ -1,5 +1,5 @@
-//! Fuzz bodies: plain functions of bytes. A stable test runs them over a corpus and for a bounded time of mutation,
-//! cargo-fuzz for any time.
+//! Fuzz functions, which take bytes. A test runs these functions over a corpus, and over mutated inputs for a limited
+//! time. cargo-fuzz runs them without a time limit.
 
 mod json;
 mod lines;

@@ -1,4 +1,4 @@
-//! Records of measurements, as read from files.
+//! Fuzz function for records of measurements.
 
 use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{FORMAT, PointRecord, Quantity, SCHEMA};
@@ -18,7 +18,7 @@ const QUANTITIES: [Quantity; 6] = [
     Quantity::Fairness,
 ];
 
-/// Reads a record: the bytes themselves, or a valid record that they mutate.
+/// Parses a record. The record is `data` itself, or a valid record with mutations that `data` selects.
 pub fn fuzz_records(data: &[u8]) {
     let mut choices = Choices(data);
     if choices.byte() < 64 {
@@ -34,8 +34,8 @@ pub fn fuzz_records(data: &[u8]) {
 
 fn read(bytes: &[u8]) {
     if let Ok(record) = PointRecord::parse(bytes) {
-        let again = serde_json::to_vec(&record).expect("what was read can be written");
-        assert!(PointRecord::parse(&again).is_ok(), "and read again");
+        let again = serde_json::to_vec(&record).expect("a record that was read can be written");
+        assert!(PointRecord::parse(&again).is_ok(), "a written record can be read again");
         for result in &record.repetitions {
             for quantity in QUANTITIES {
                 assert!(quantity.of(result).is_none_or(f64::is_finite), "{}", quantity.name());
