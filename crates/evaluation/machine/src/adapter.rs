@@ -169,7 +169,7 @@ mod tests {
             pcie_max: Some(PcieLink { speed: "8.0 GT/s PCIe".to_owned(), lanes: 16 }),
         };
         assert_eq!(adapter, expected);
-        // A second port has no rate, but the same board.
+        // Port 2 has no `rate` file in this sysfs. All other properties belong to the device.
         assert_eq!(Adapter::of(&root, "mlx5_0", 2), Some(Adapter { rate_bps: None, ..expected }));
     }
 

@@ -145,7 +145,7 @@ impl Machine {
         }
     }
 
-    /// Returns the processors of a node that this process may use.
+    /// Returns the processors of the NUMA node `node` that this process may use.
     pub fn cpus_of(&self, node: usize) -> Vec<usize> {
         let mut of_node = self.nodes.iter().filter(|known| known.number == node).flat_map(|node| &node.cpus);
         let own = |cpu: &&usize| self.cpus.contains(cpu);

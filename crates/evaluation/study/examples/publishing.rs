@@ -17,7 +17,7 @@ const BYTES: usize = 16;
 const MESSAGES_PER_TURN: u64 = 10_000;
 const TURNS: usize = 60;
 /// Number of pairs of processes. The placement of a process's memory makes the process some percent faster or slower
-/// for its lifetime, so many processes are needed.
+/// for its lifetime, so one pair is not enough.
 const PROCESSES: usize = 24;
 
 fn main() {

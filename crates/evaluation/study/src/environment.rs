@@ -30,7 +30,7 @@ pub struct Environment {
     pub udp_port: u16,
     /// Largest path MTU of the device's port.
     pub active_mtu: usize,
-    /// Receive buffer that the kernel granted, in bytes as the kernel counts them.
+    /// Bytes of the receive buffer that the kernel granted, including the kernel's own overhead.
     pub receive_buffer_bytes: usize,
     /// Further properties of the machine. Records of earlier releases have none.
     #[serde(default)]
@@ -44,7 +44,7 @@ pub struct Environment {
     /// CPUs to which polling threads were pinned. Records of earlier releases have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinning: Option<Pinning>,
-    /// Environment of the other end, if that is another machine.
+    /// Environment of the other end, if the other end is on another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Box<Environment>>,
     /// Environments of the other hosts in the order of their numbers, if there are more than two hosts or a launcher
@@ -112,7 +112,7 @@ impl Environment {
     }
 
     /// Returns the environment with the pinning of each host replaced by the result of `pinned`. `pinned` takes the
-    /// host's number and its largest pinning.
+    /// host's number and the pinning with all CPUs of the host.
     fn pinned_by(&self, pinned: impl Fn(usize, &Pinning) -> Pinning) -> Self {
         let of = |number, host: &Self| Self {
             pinning: host.pinning.as_ref().map(|pinning| pinned(number, pinning)),

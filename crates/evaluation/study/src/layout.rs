@@ -117,7 +117,7 @@ mod tests {
             pairs.dedup();
             assert_eq!(pairs.len(), connections);
         }
-        // There are fewer hosts than ends, then fewer ends than hosts.
+        // The first case has fewer hosts than ends, the second case fewer ends than hosts.
         assert_eq!(counts(Layout::AllToAll, 28, 4).iter().map(|count| count.2).sum::<usize>(), 56);
         assert_eq!(counts(Layout::AllToAll, 1, 4), [(0, true, 1), (1, true, 1)]);
     }

@@ -164,7 +164,7 @@ pub struct Parameters {
     pub inline: usize,
     /// Number of connections.
     pub connections: usize,
-    /// Whether both sides send.
+    /// Whether both ends send messages.
     pub bidirectional: bool,
     /// Whether both ends sleep until a completion event instead of polling.
     pub events: bool,
@@ -192,8 +192,8 @@ pub struct Parameters {
     /// Threads and receive buffers that serve the connections.
     #[serde(default)]
     pub serving: Serving,
-    /// Number of different words for atomic operations: connection `n` uses word `n % addresses`. `None` means one
-    /// word for each connection.
+    /// Number of different words that atomic operations access. Connection `n` uses word `n % addresses`. `None` means
+    /// one word for each connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addresses: Option<usize>,
     /// Link that both ends must use, if the point compares links between two processes of one machine. `None` leaves

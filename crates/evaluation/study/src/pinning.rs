@@ -157,7 +157,7 @@ impl ProcessPosition {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pinning {
-    /// The CPUs in the order in which threads take them; empty if no thread is pinned.
+    /// CPUs in the order in which threads take them. The list is empty if no thread is pinned.
     pub cpus: Vec<usize>,
     /// Whether both ends run on this machine. If so, the two ends take the CPUs in turn. The asking end takes the first
     /// CPU, the other end the second, and so on.
@@ -348,7 +348,7 @@ pub struct PinError {
 #[must_use = "dropping it lets the thread go"]
 pub struct Pinned(Option<CpuSet>);
 
-/// The calling thread, in calls that take a process.
+/// Process id that denotes the calling thread in calls of the scheduler.
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
 impl Pinned {

@@ -39,7 +39,8 @@ pub struct Record {
 pub struct PointResult {
     /// Bytes per message.
     pub bytes: usize,
-    /// Number of measured messages of all connections, in both directions if both send.
+    /// Number of measured messages of all connections. In bidirectional measurements, messages of both directions
+    /// count.
     pub messages: u64,
     /// Duration in seconds.
     pub seconds: f64,

@@ -1,4 +1,4 @@
-//! Threads that serve the connections of a point, and handling of their receives.
+//! Parameters of the threads and receive buffers that serve the connections of a point.
 
 use doorbell_exchange::send_receive::Reposting;
 use doorbell_exchange::{MAX_POLL_LIST, MAX_REPOST_LIST, MAX_WINDOW};
@@ -36,8 +36,8 @@ pub struct Serving {
     /// Number of threads on each side. The connections are distributed over these threads. A single receiver always has
     /// one thread.
     pub threads: usize,
-    /// Whether one completion queue serves all connections of the receiving side. Otherwise each connection has its
-    /// own queue, and the receiver polls them in turn.
+    /// Whether one completion queue serves all connections of the receiving side. Otherwise each connection has its own
+    /// queue, and the receiver polls the queues in turn.
     pub single_receiver: bool,
     /// Thread that posts shared receive buffers again. `None` means that each connection has its own receive buffers.
     /// With shared buffers, the depth is the number of buffers of all connections together.

@@ -112,7 +112,7 @@ impl Pace {
         self.began_ns
     }
 
-    /// Returns the number of messages that may still be sent after `sent` messages.
+    /// Returns how many messages the plan still allows after `sent` messages.
     pub(crate) fn left(&mut self, sent: u64) -> u64 {
         if self.ends_ns < u64::MAX {
             if self.countdown > 0 {

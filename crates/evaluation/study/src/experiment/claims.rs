@@ -148,7 +148,7 @@ fn line_rate(view: View<'_>, experiment: &str, series: &str, ceiling: Option<f64
     holds_if(share >= 0.9, format!("{most:.1} Gb/s at best, {:.0} % of {of}", share * 100.0))
 }
 
-/// Returns the highest throughput of all points of some experiments.
+/// Returns the highest throughput of all points of these experiments.
 fn highest(view: View<'_>, experiments: &[&str]) -> Option<f64> {
     let records = experiments.iter().flat_map(|experiment| view.of(experiment));
     records.filter_map(|record| super::view::best(record, Quantity::Throughput)).reduce(f64::max)

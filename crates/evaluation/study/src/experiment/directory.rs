@@ -145,7 +145,7 @@ impl RunDirectory {
         files.iter().map(|file| read(file)).collect()
     }
 
-    /// Returns the path of a point's record. The name contains experiment, series and position.
+    /// Returns the path of a point's record. The file name consists of experiment, series and position.
     pub fn file(&self, experiment: &Experiment, point: &Point) -> PathBuf {
         let name = format!("{} {} {}", experiment.name, point.series, point.x).to_lowercase();
         let plain: String = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();

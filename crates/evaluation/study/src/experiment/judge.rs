@@ -12,7 +12,7 @@ pub enum Finding {
     Holds,
     /// The data have another shape.
     DoesNotHold,
-    /// The cause of the shape is missing on this provider.
+    /// This provider lacks the cause of the shape.
     CannotShow,
     /// Points that the claim needs are missing.
     NotMeasured,

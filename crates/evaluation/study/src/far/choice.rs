@@ -61,7 +61,7 @@ impl Choice<'_> {
     }
 }
 
-/// Returns a workload with a fixed strategy, so that workloads compare equal without their strategies.
+/// Replaces the strategy with a fixed strategy, so that two workloads that differ only in their strategies are equal.
 fn without_strategy(point: &StorePoint) -> StorePoint {
     StorePoint { strategy: Strategy::Optimistic, ..point.clone() }
 }

@@ -45,7 +45,7 @@ fn near_cpus_and_first_threads_of_cores_come_first() {
     // A software RNIC has no NUMA node. The node with most of the allowed CPUs replaces it.
     assert_eq!(chosen("0-7", None), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(chosen("1-3,6", None), [2, 3, 1, 6]);
-    // If the first thread of a core is not allowed, the second takes its place.
+    // If the first hardware thread of a core is not allowed, the second hardware thread takes its place.
     assert_eq!(chosen("4,6-7", Some(1)), [6, 7, 4]);
     // An unknown node counts as no node.
     assert_eq!(chosen("0-1", Some(7)), [0, 1]);
@@ -158,7 +158,8 @@ fn shared_memory_point_takes_a_cpu_per_polling_thread() {
     };
     let cpus = |environment: &Environment| environment.pinning.as_ref().map(|pinning| pinning.cpus.clone());
     let pinning = |cpus: &[usize]| Some(Pinning { cpus: cpus.to_vec(), both_ends: true, because: "so".to_owned() });
-    // One process also has the memory node, the metadata service and the middlebox.
+    // If one process has all parties, memory node, metadata service and middlebox need a CPU each, in addition to the
+    // clients.
     let here = Environment { pinning: pinning(&[3, 2, 1, 0]), ..environment("soft", 4) };
     assert_eq!(cpus(&here.of_point(&with(Strategy::Lock, 2))), Some(vec![3, 2, 1, 0]));
     assert_eq!(cpus(&here.of_point(&with(Strategy::Lock, 1))), Some(vec![3, 2, 1]));
@@ -167,7 +168,7 @@ fn shared_memory_point_takes_a_cpu_per_polling_thread() {
     assert_eq!(none, "threads are not pinned (5 thread(s) poll, and 4 CPU(s) for them: so)");
     let one = here.of_point(&with(Strategy::Lock, 1)).pinning.unwrap().to_string();
     assert_eq!(one, "threads are pinned to CPU 3,2,1 (so)");
-    // Hosts have one thread for each client, and one for every other party.
+    // A host has one thread for each client. A host with other parties has one thread for all of them.
     let host = Environment { pinning: pinning(&[0, 1]), ..environment("soft", 2) };
     let others = |count| Environment { hosts: vec![host.clone(); count], ..host.clone() };
     let of = |environment: Environment, strategy, clients| {

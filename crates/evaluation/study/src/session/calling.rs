@@ -203,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the first caller of a coordinator, or why it was refused.
+    /// Returns the first caller of a coordinator, or the reason why the coordinator refused the caller.
     fn hear(lobby: &mut Lobby<CallOpening>) -> Result<Caller, String> {
         match lobby.next(None).unwrap().unwrap() {
             Event::Admitted { stream, opening, .. } => Caller::new(stream, opening).map_err(|error| error.to_string()),

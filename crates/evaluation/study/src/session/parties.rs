@@ -59,7 +59,7 @@ pub struct Duties {
     pub metadata: bool,
     /// Whether the host is the middlebox, which takes over the address of the host's device.
     pub middlebox: bool,
-    /// Clients of a store, or queue pairs to bare memory.
+    /// Clients of a store, or queue pairs to bare memory, that the host runs.
     pub clients: Vec<Seat>,
 }
 

@@ -138,7 +138,7 @@ pub enum Patience {
     Answer,
     /// The connection has failed. If the peer knows a better reason for the failure, the reason arrives soon.
     Reason,
-    /// The peer has work to do before it answers.
+    /// The peer has work to do before it answers, so there is no deadline.
     Endless,
 }
 

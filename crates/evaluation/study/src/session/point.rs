@@ -135,7 +135,7 @@ impl<P: Connector> Prepared<P> {
     pub(super) async fn connect(self, peer: &mut impl Peer) -> Result<Point<P>, SessionError> {
         let own = self.descriptions();
         let peers = peer.exchange(&own).await?;
-        // The MTU is the same for all connections of two devices.
+        // All connections join the same two devices, so their path MTU is the same.
         let mtu = own.iter().zip(&peers).map(|(own, peer)| own.path_mtu.min(peer.path_mtu)).min();
         let ends = match self.ends {
             Unconnected::Messages(ends) => {

@@ -1,4 +1,4 @@
-//! Source and target of messages.
+//! Buffers of a workload: the source of sent messages, and the receiver of messages.
 
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_exchange::{Backpressure, ConnectionError, MessageConnection, Received, Submit};

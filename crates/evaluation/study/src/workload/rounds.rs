@@ -1,4 +1,4 @@
-//! Messages with answers.
+//! Workloads in which each message has an answer.
 
 use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
 use doorbell_exchange::{ConnectionError, MessageConnection};

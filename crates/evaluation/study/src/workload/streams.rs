@@ -1,4 +1,4 @@
-//! Messages one way, or both ways independently.
+//! Workloads with messages in one direction, or independent messages in both directions.
 
 use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
 use doorbell_exchange::send_receive::{self, Hub, Key};

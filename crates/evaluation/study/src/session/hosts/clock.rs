@@ -21,7 +21,7 @@ impl Clock {
         looks.into_iter().map(clock).min_by_key(|clock| clock.error_ns).unwrap_or(none)
     }
 
-    /// Returns the host's time at this instant of the coordinator's clock.
+    /// Returns the host's time when the coordinator's clock shows `coordinator_ns`.
     pub(in crate::session) fn at(self, coordinator_ns: u64) -> u64 {
         clamped(i128::from(coordinator_ns) + self.ahead_ns)
     }
