@@ -2,7 +2,7 @@
 //! connect rate and close rate of many connections in one process.
 //!
 //! `cargo run --release -p doorbell-study --example scale`
-#![expect(clippy::disallowed_methods, reason = "a program of its own, beside the devices that it watches")]
+#![expect(clippy::disallowed_methods, reason = "the example measures in real time")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +23,7 @@ fn device(receive_buffer_bytes: Option<usize>) -> Device {
 
 fn connect(one: Endpoint, other: Endpoint) -> (Connection, Connection) {
     let (of_one, of_other) = (one.description(), other.description());
-    (one.connect(&of_other).expect("connects"), other.connect(&of_one).expect("connects"))
+    (one.connect(&of_other).expect("the end connects"), other.connect(&of_one).expect("the end connects"))
 }
 
 /// Returns the messages per second from `senders` devices to one device, and the numbers of retransmitted and of data

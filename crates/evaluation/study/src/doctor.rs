@@ -72,7 +72,7 @@ const WATCHED: Duration = Duration::from_secs(1);
 
 /// Examines this machine and the device under test for programs that register `memory_bytes`. The examination takes one
 /// second. Counters of congestion and loss should not change during that second.
-#[expect(clippy::disallowed_methods, reason = "counters of the machine move by the clock, which no device has")]
+#[expect(clippy::disallowed_methods, reason = "counters of the machine change in real time")]
 pub fn examine(device: &DeviceAttributes, memory_bytes: usize) -> Vec<Finding> {
     let root = Root::default();
     let machine = Machine::of(&root);

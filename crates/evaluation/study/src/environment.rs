@@ -139,7 +139,7 @@ impl Environment {
     }
 
     /// Returns the time in seconds since 1970.
-    #[expect(clippy::disallowed_methods, reason = "the date of a record is the calendar's, which no device has")]
+    #[expect(clippy::disallowed_methods, reason = "a record has a calendar date, which no device provides")]
     pub fn now_s() -> u64 {
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
     }

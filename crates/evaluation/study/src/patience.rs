@@ -5,7 +5,7 @@
 //! call that may delay a message. If another program shares the processor, a yield costs a whole time slice. A thread
 //! therefore adapts after each yield. It considers whether another thread took the processor, and whether a message had
 //! arrived afterwards.
-#![expect(clippy::disallowed_methods, reason = "the processor's own clock: how long others had it")]
+#![expect(clippy::disallowed_methods, reason = "yields are timed in real time")]
 
 use std::time::{Duration, Instant};
 
@@ -191,7 +191,7 @@ mod tests {
     fn messages_without_a_yield_teach_patience() {
         let mut patience = Patience { rounds: 0, ..Patience::default() };
         patience.found();
-        assert_eq!(patience.rounds, 0, "no thread had to wait for it");
+        assert_eq!(patience.rounds, 0, "no other thread waited for the processor");
         for _ in 0..8 {
             patience.empty = 1;
             patience.found();
@@ -249,7 +249,10 @@ mod tests {
     #[test]
     fn duration_and_kernel_count_decide_the_outcome() {
         let asked = |took, is_switched| Outcome::of(took, || is_switched);
-        assert_eq!(Outcome::of(Duration::from_nanos(400), || unreachable!("it was too short")), Outcome::Kept);
+        assert_eq!(
+            Outcome::of(Duration::from_nanos(400), || unreachable!("a short yield needs no kernel count")),
+            Outcome::Kept
+        );
         assert_eq!(asked(Duration::from_micros(3), true), Outcome::Switched);
         assert_eq!(asked(Duration::from_micros(3), false), Outcome::Kept, "a slow system call");
         assert_eq!(asked(Duration::from_millis(3), true), Outcome::LostSlice);

@@ -345,7 +345,7 @@ pub struct PinError {
 
 /// Guard that keeps a thread pinned. Dropping the guard restores the previous affinity of the thread.
 #[derive(Debug, Default)]
-#[must_use = "dropping it lets the thread go"]
+#[must_use = "dropping the guard unpins the thread"]
 pub struct Pinned(Option<CpuSet>);
 
 /// Process id that denotes the calling thread in calls of the scheduler.

@@ -110,7 +110,7 @@ fn too_few_cpus(view: View<'_>, first: f64, because: &str) -> Option<Judgement> 
         return None;
     }
     cannot(format!(
-        "{because}; twice as many threads take {:.0} CPUs, since both sides poll, and here are {cpus}",
+        "{because}; twice as many threads take {:.0} CPUs, since both sides poll, and this machine has {cpus}",
         4.0 * first
     ))
 }

@@ -143,7 +143,7 @@ fn as_links_should(experiment: &str, series: &str, x: f64) -> PointResult {
         "links/throughput" => {
             PointResult { messages_per_s: if is_shared { 9e9 } else { 4e9 } / x, ..PointResult::default() }
         }
-        other => panic!("what is to be reached of {other}?"),
+        other => panic!("no values that reach the goals of {other}"),
     };
     for (name, count) in [
         ("tx_udp_packets", if is_shared { 0 } else { packets }),
@@ -249,7 +249,7 @@ fn as_published(experiment: &str, series: &str, x: f64) -> PointResult {
             };
             return result;
         }
-        other => panic!("what is published of {other}?"),
+        other => panic!("no published values for {other}"),
     };
     let mut result = PointResult { messages_per_s: rate, ..PointResult::default() };
     result.counted.server.rnr_naks = u64::from(experiment.ends_with("threads-srq"));
@@ -382,7 +382,7 @@ fn no_shape_of_sameness_holds_in_changing_data() {
         PointResult { messages_per_s: rate, ..PointResult::default() }
     });
     for id in SAMENESS {
-        assert!(!holding.contains(&id), "{id} holds where it is not in the data");
+        assert!(!holding.contains(&id), "{id} holds although the data lack this shape");
     }
     let counted: Vec<_> = holding.iter().filter(|id| id.starts_with("wire/") || id.contains("one-sided")).collect();
     assert!(counted.is_empty(), "{counted:?} hold, though no packet is as published");

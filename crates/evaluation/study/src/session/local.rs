@@ -105,7 +105,9 @@ impl<S: Send, H: Send> Peer for LocalPeer<S, H> {
             Item::Descriptions(theirs) => {
                 Err(SetupError::Count { peer: NAME.to_owned(), theirs: theirs.len(), ours: own.len() })
             }
-            Item::Message(_) => Err(broke(io::Error::new(io::ErrorKind::InvalidData, "a message came too early"))),
+            Item::Message(_) => {
+                Err(broke(io::Error::new(io::ErrorKind::InvalidData, "a message arrived before the descriptions")))
+            }
         }
     }
 

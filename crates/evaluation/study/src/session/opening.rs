@@ -35,7 +35,7 @@ impl SessionOpening {
         let token = match &first {
             ToServer::Introduce(introduction) => introduction.token.as_ref(),
             ToServer::Parameters(_) => None,
-            _ => return Err(SessionError::Unexpected("no parameters".to_owned())),
+            _ => return Err(SessionError::Unexpected("a first request with no parameters".to_owned())),
         };
         check_token(self.token.as_ref(), token).map(|()| first)
     }

@@ -333,7 +333,7 @@ mod tests {
     fn a_host_that_stands_for_two_has_two_caches() {
         let places = |hosts: usize, host: usize| -> Vec<usize> {
             let duties = Parties::deal(hosts).duties(&store(Strategy::Combine, 5));
-            let (_, own) = duties.into_iter().find(|(other, _)| *other == host).expect("it has a part");
+            let (_, own) = duties.into_iter().find(|(other, _)| *other == host).expect("the host has a part");
             own.clients.iter().map(|seat| seat.place).collect()
         };
         assert_eq!(places(4, 0), [0, 1, 0, 1, 0]);

@@ -165,7 +165,7 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
         ToServer::Parameters(parameters) => parameters,
         // The client only wanted the introduction.
         ToServer::End if is_introduced => return Ok(None),
-        _ => return Err(SessionError::Unexpected("no parameters".to_owned())),
+        _ => return Err(SessionError::Unexpected("a first request with no parameters".to_owned())),
     };
     if parameters.memory_bytes > terms.memory_bytes {
         return Err(SessionError::Memory { asked: parameters.memory_bytes, allowed: terms.memory_bytes });

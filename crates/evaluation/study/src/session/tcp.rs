@@ -201,7 +201,7 @@ impl<S: Serialize, H: DeserializeOwned> Peer for TcpPeer<S, H> {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "a peer over TCP drips by the clock, which no device has")]
+#[expect(clippy::disallowed_methods, reason = "the slow peer sends bytes in real time")]
 mod tests {
     use std::io::Write;
     use std::net::TcpListener;

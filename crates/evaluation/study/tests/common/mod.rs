@@ -1,5 +1,5 @@
 //! Helpers for the tests with untrusted peers and for the fuzz targets.
-#![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses its part")]
+#![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test uses some of the helpers")]
 
 pub mod fuzz;
 

@@ -41,12 +41,12 @@ fn clamped(ns: i128) -> u64 {
 pub(in crate::session) struct Watch(Instant);
 
 impl Watch {
-    #[expect(clippy::disallowed_methods, reason = "its owner has no device, and waits for others in real time")]
+    #[expect(clippy::disallowed_methods, reason = "the owner of the clock has no device and waits in real time")]
     pub(in crate::session) fn start() -> Self {
         Self(Instant::now())
     }
 
-    #[expect(clippy::disallowed_methods, reason = "its owner has no device, and waits for others in real time")]
+    #[expect(clippy::disallowed_methods, reason = "the owner of the clock has no device and waits in real time")]
     pub(super) fn elapsed(self) -> Duration {
         self.0.elapsed()
     }

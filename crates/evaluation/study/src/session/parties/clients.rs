@@ -234,7 +234,7 @@ fn conduct(shared: &Conditions<'_>, peer: &mut Control, clients: &[Client<'_>]) 
     Ok(began)
 }
 
-#[expect(clippy::disallowed_methods, reason = "clients are threads that work meanwhile, in real time")]
+#[expect(clippy::disallowed_methods, reason = "the threads of clients run in real time")]
 fn pause() {
     std::thread::sleep(LOOK);
 }

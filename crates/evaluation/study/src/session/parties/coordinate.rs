@@ -105,7 +105,7 @@ impl Stage<'_> {
         for (index, said) in self.hosts.hear(MAKING)?.into_iter().enumerate() {
             match said {
                 FromServer::Made(one) if one.clients.len() == duties[index].1.clients.len() => made.push(*one),
-                other => return Err(self.hosts.hosts[index].failed(other.instead_of("what it made"))),
+                other => return Err(self.hosts.hosts[index].failed(other.instead_of("the ends of its parties"))),
             }
         }
         // Parties that access the memory, with their numbers. The metadata service comes first.

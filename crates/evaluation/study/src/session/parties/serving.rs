@@ -184,7 +184,7 @@ fn be(
                 FromServer::Report(Box::new(Report { far, ..began.report(device.as_ref()) }))
             }
             ToServer::End => return Ok(()),
-            other => return Err(other.instead_of("what the parties of a host are to do")),
+            other => return Err(other.instead_of("a request to the parties of this host")),
         };
         say(peer, answer)?;
     }
