@@ -124,11 +124,14 @@ impl CallOpening {
         check_token(self.token.as_ref(), call.token.as_ref())?;
         let own = env!("CARGO_PKG_VERSION");
         if call.doorbell != own {
-            let what = format!("release {} of Doorbell, here is {own}: use the same", call.doorbell);
+            let what = format!("release {} of Doorbell: must be {own}, the coordinator's release", call.doorbell);
             return Err(SessionError::Unexpected(what));
         }
         if call.ranks != self.ranks || !(1..self.ranks).contains(&call.rank) {
-            let what = format!("rank {} of {}, here are {}", call.rank, call.ranks, self.ranks);
+            let what = format!(
+                "rank {} of {}: the study has {} processes, and callers have ranks from 1",
+                call.rank, call.ranks, self.ranks
+            );
             return Err(SessionError::Unexpected(what));
         }
         Ok(call)
