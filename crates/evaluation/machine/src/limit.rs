@@ -7,7 +7,7 @@
 //! line, and copies.
 //!
 //! The second process runs [`child_main`]. The two processes exchange lines of text. The second process first prints
-//! `address A`. Then it answers each command on its standard input with one or two lines.
+//! `address A`. Then the second process answers commands on its standard input, as the table shows.
 //!
 //! | command | effect | answer |
 //! |---|---|---|

@@ -65,8 +65,7 @@ pub struct Verdict {
     pub because: String,
 }
 
-/// Share of the median. If the spread of a typical point's repetitions exceeds this share, the verdict mentions the
-/// spread.
+/// Maximum spread of a typical point's repetitions, as a share of their median, that a verdict does not mention.
 const RESTLESS: f64 = 0.5;
 
 impl Claim {

@@ -122,7 +122,8 @@ impl StorePoint {
             }
             let us = |quantile: f64| side.latency_ns.value_at_quantile(quantile) as f64 / 1e3;
             far.extend([(p50, us(0.5)), (p99, us(0.99)), (p999, us(0.999))]);
-            // A client makes no attempt if another client combines the operation with its own.
+            // If another client has combined the operation with one of its own operations, this client makes no
+            // attempt.
             if side.attempts.attempts > 0 {
                 far.extend([
                     (attempts, side.attempts_per_operation()),

@@ -47,8 +47,8 @@ pub enum ToServer {
     },
     /// Request to act as these parties of a point about shared memory.
     Be(Box<Duties>),
-    /// Request to make an end for each of these clients. The coordinator sends it to the middlebox, if there is one,
-    /// and then to the memory node.
+    /// Request to make an end for each of these clients. The coordinator sends this request to the middlebox of a
+    /// store, if there is one, and then to the memory node.
     Accept {
         /// The memory node's end for the middlebox, in a request to a middlebox.
         node: Option<Ends>,
