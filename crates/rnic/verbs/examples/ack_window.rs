@@ -1,14 +1,14 @@
-//! Measures how long a device delays an acknowledgement if the program never answers. After the program has seen the
-//! message, a SIGKILL during this delay keeps the sender from learning that the message arrived.
+//! Measures how long a device delays the acknowledgement of a message that the receiving program never answers. If a
+//! SIGKILL ends the receiving program during this delay, the sender does not learn that the message arrived.
 //!
 //! ```console
 //! $ cargo run --release -p doorbell-verbs --example ack_window
 //! ```
 //!
 //! One program answers twelve messages, receives a thirteenth message, and then makes no further call. The example
-//! measures the time from then until the sender, which polls, sees the completion of its send. It repeats this for many
-//! rounds with each `AckPolicy`: `answer` delays acknowledgements until the next answer,
-//! `strict` never delays them.
+//! measures the time from the thirteenth receive until the sender, which polls, sees the completion of its send. It
+//! repeats the measurement for many rounds with each `AckPolicy`: `answer` delays acknowledgements until the next
+//! answer, `strict` never delays them.
 
 use std::sync::mpsc;
 use std::time::Instant;

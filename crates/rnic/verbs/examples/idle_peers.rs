@@ -72,7 +72,7 @@ fn main() {
     let share = (cpu_ns() - before) as f64 / IDLE.as_nanos() as f64;
     let kib = ring_kib() as f64 / peers as f64;
     println!("{peers} idle peers: {:.3} % of a processor, {kib:.1} KiB of rings for each", 100.0 * share);
-    // The device receives the message of one of its many peers without delay.
+    // Measure the messages of one pair. The many idle peers must not delay these messages.
     let (a, b) = &pairs[peers / 2];
     let mut times: Vec<Duration> = Vec::new();
     for number in 0..2000 {
@@ -88,7 +88,7 @@ fn main() {
         "a message to one of them and its acknowledgement, both ends on this thread: {:?}",
         times[times.len() / 2]
     );
-    // Each peer is still connected.
+    // Check that each pair is still connected.
     for (a, b) in &pairs {
         b.post_recv(3, &[]);
         a.post(4, SendOperation::Send, &[]);

@@ -8,9 +8,9 @@ use crate::error::Error;
 /// Time at which a receiver acknowledges a message that completes a receive request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AckPolicy {
-    /// Before the program sees the completion. If the program has answered the last eight receives of the queue pair,
-    /// the device delays the acknowledgement and sends it with the next answer. A poll that finds no completion also
-    /// sends a delayed acknowledgement.
+    /// Before the program sees the completion, unless the program has answered the latest eight receives of the queue
+    /// pair. In that case, the device delays the acknowledgement and sends it with the program's next answer. A poll
+    /// that finds no completion also sends a delayed acknowledgement.
     #[default]
     Answer,
     /// Always before the program sees the completion.

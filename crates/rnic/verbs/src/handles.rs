@@ -95,13 +95,14 @@ impl Device {
         self.provider.random_psn()
     }
 
-    /// Returns the counters of the device; `None` if only the kernel counts, in counters shared by all programs.
+    /// Returns the counters of the device. Returns `None` for a device whose packets only the kernel counts, in
+    /// counters that all programs share.
     pub fn counters(&self) -> Option<Counters> {
         self.provider.counters()
     }
 
-    /// Returns the packets that the link of this device lost, either before the device received them or after it sent
-    /// them.
+    /// Returns the counters of packets that this device's link lost, either before the device received them or after
+    /// the device sent them.
     pub fn link_counters(&self) -> LinkCounters {
         self.provider.link_counters()
     }
@@ -117,7 +118,8 @@ impl Device {
     }
 
     /// Moves packets in the calling thread. This has an effect only on software and simulated RNICs. Polling a
-    /// completion queue also moves packets. Programs that wait for anything other than completions call this function.
+    /// completion queue also moves packets. A program that waits for something other than completions must call this
+    /// function in its loop.
     pub fn drive(&self) {
         self.provider.drive();
     }

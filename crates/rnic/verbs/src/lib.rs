@@ -1,4 +1,4 @@
-//! RDMA verbs, safe, over interchangeable providers.
+//! Safe RDMA verbs over interchangeable providers.
 //!
 #![cfg_attr(feature = "soft", doc = "```")]
 #![cfg_attr(not(feature = "soft"), doc = "```ignore")]

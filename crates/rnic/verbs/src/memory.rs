@@ -92,7 +92,7 @@ impl Mapping {
         nix::unistd::ftruncate(&file, length as i64).map_err(os(what))?;
         let (one, two) = (NonZeroUsize::new(length), NonZeroUsize::new(2 * length));
         let (Some(one), Some(two)) = (one, two) else { return Err(os(what)(nix::Error::EINVAL)) };
-        // SAFETY: reserves addresses, which are neither readable nor writable yet.
+        // SAFETY: a fresh mapping that only reserves addresses. Its pages are neither readable nor writable yet.
         let base =
             unsafe { mmap_anonymous(None, two, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) }.map_err(os(what))?;
         let mapping = Self { base: base.cast(), length: 2 * length };
@@ -166,7 +166,7 @@ impl Region {
         let owner = Arc::clone(&mapping) as Arc<dyn std::any::Any + Send + Sync>;
         let Placement { address, observer } = pd.provider().place(base, length, mirrored);
         // SAFETY: the mapping lives as long as `owner`. Only `slice` and `slice_mut` create references to its bytes.
-        // Their callers guarantee that neither a peer nor the device accesses these bytes meanwhile.
+        // Their callers guarantee that neither a peer nor the device accesses these bytes while the references live.
         let keys = unsafe { pd.provider().register(pd.id(), base, length, address, access, Some(owner)) }?;
         Ok(Self { inner: Arc::new(Inner { keys, length, address, observer, access, mapping, pd: pd.clone() }) })
     }

@@ -38,7 +38,7 @@ pub struct DeviceAttributes {
     pub udp_port: u16,
     /// Largest path MTU of the port.
     pub active_mtu: PathMtu,
-    /// Size of the receive buffer of the socket, as the kernel counts it; 0 for a device without a socket.
+    /// Size of the receive buffer of the device's UDP socket, as the kernel counts it; 0 for a device without a socket.
     pub receive_buffer_bytes: usize,
     /// Maximum number and size of the device's objects.
     pub limits: Limits,
@@ -80,7 +80,7 @@ pub struct Placement {
     /// Address of the first byte in work requests and in requests of peers. Its low twelve bits are the same as in the
     /// address of the byte in the process.
     pub address: u64,
-    /// Observer of accesses. Without an observer, an access only costs one branch.
+    /// Observer of the program's accesses to the memory. With `None`, an access costs only one additional branch.
     pub observer: Option<Arc<dyn MemoryObserver>>,
 }
 
@@ -112,8 +112,8 @@ pub trait Provider: Send + Sync {
     fn destroy_pd(&self, pd: PdId) -> Result<(), Error>;
 
     /// Chooses the address under which memory of the safe API is registered. The memory has `length` bytes at `base` in
-    /// the process. If `mirrored` is true, its second half maps the same bytes as the first half. A simulated device
-    /// chooses addresses that are the same in every run.
+    /// the process. If `mirrored` is true, the second half of the memory maps the same bytes as its first half. A
+    /// simulated device chooses addresses that are the same in every run.
     fn place(&self, base: *mut u8, length: usize, mirrored: bool) -> Placement {
         let _ = (length, mirrored);
         Placement { address: base as u64, observer: None }
@@ -150,7 +150,7 @@ pub trait Provider: Send + Sync {
     /// # Errors
     ///
     /// Fails as [`register`](Self::register) does. The region does not exist, or a memory window is bound to the
-    /// region. The driver only supports `address` equal to the address in the process.
+    /// region. RNICs of the machine also refuse an `address` that is not the address of the memory in the process.
     ///
     /// # Safety
     ///
@@ -225,10 +225,11 @@ pub trait Provider: Send + Sync {
     /// Returns a random initial packet sequence number.
     fn random_psn(&self) -> Psn;
 
-    /// Returns the counters of the device; `None` if only the kernel counts, in counters shared by all programs.
+    /// Returns the counters of the device. Returns `None` for a device whose packets only the kernel counts, in
+    /// counters that all programs share.
     fn counters(&self) -> Option<Counters>;
 
-    /// Returns the packets that the link lost on this side, if the provider drives the link.
+    /// Returns the counters of packets that this device's link lost; all are 0 if the provider does not drive the link.
     fn link_counters(&self) -> LinkCounters {
         LinkCounters::default()
     }
@@ -349,7 +350,7 @@ pub trait Qp: Send + Sync {
     fn query(&self) -> QpInfo;
 
     /// Attaches the queue pair to a multicast group. The queue pair then receives the datagrams of the group, including
-    /// its own datagrams.
+    /// those that it sends itself.
     ///
     /// # Errors
     ///

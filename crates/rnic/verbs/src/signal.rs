@@ -1,5 +1,6 @@
 //! Eventfds that are readable while an entry waits, and threads that are woken without a descriptor. All system calls
-//! go through `syscall`, which is not a cancellation point in POSIX; `write` is.
+//! go through libc's `syscall`. Unlike `write`, it is no cancellation point in POSIX, so `pthread_cancel` ends no
+//! thread inside these calls.
 
 mod tally;
 /// Atomics of [`tally`], which `tests/sleepers.rs` replaces by those of the model checker.
@@ -75,12 +76,12 @@ impl AsFd for EventSignal {
 }
 
 /// Takes one count from an eventfd in semaphore mode. Never blocks, even if the program made the descriptor blocking.
-/// Returns false if the count is 0; the program may have read the descriptor itself.
+/// Returns false if the count is 0, for example because the program itself has read the descriptor.
 fn take(fd: &EventFd) -> bool {
     let mut count = [0_u8; 8];
     let place = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
     let raw = fd.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open, and the buffer has room for the bytes. The position is -1, passed in two halves.
+    // SAFETY: the descriptor is open, and the buffer has room for a count. The file offset -1 is passed as two halves.
     let read = unsafe {
         libc::syscall(libc::SYS_preadv2, raw, &raw const place, 1_usize, -1_isize, -1_isize, libc::RWF_NOWAIT)
     };
@@ -88,13 +89,13 @@ fn take(fd: &EventFd) -> bool {
         return read > 0;
     }
     match nix::Error::last() {
-        // Kernels before 5.8 do not support this call on an eventfd.
+        // Kernels before 5.8 do not support `preadv2` with `RWF_NOWAIT` on an eventfd.
         nix::Error::EOPNOTSUPP | nix::Error::ENOSYS => {
             let mut readable = libc::pollfd { fd: raw, events: libc::POLLIN, revents: 0 };
             let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             let no_mask = std::ptr::null::<libc::sigset_t>();
-            // SAFETY: the poll entry and the timeout live during the call, and the buffer of the read has room for a
-            // count.
+            // SAFETY: the poll entry and the timeout live during `ppoll`, and the buffer has room for the count that
+            // `read` returns.
             unsafe {
                 libc::syscall(libc::SYS_ppoll, &raw mut readable, 1_usize, &raw const no_time, no_mask, 0_usize) == 1
                     && libc::syscall(libc::SYS_read, raw, count.as_mut_ptr(), count.len()) > 0
@@ -272,7 +273,8 @@ mod tests {
         for _ in 0..3 {
             notices.sleepers.0.signals.read().unwrap();
         }
-        // The eventfd is blocking here. Each of these calls would block forever if it read the eventfd in this mode.
+        // The eventfd is in blocking mode, and its count is 0. Each of these calls would block forever if it called
+        // `read`.
         let (done, ends) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             assert_eq!(notices.lock().pop(), Some(0));

@@ -312,7 +312,8 @@ fn unused(path: &Path) -> PathBuf {
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
-    // If another thread held the lock when this process was forked, the child can never take the lock.
+    // If another thread held the lock when this process was forked, the child can never take the lock. So the child
+    // numbers its captures by its process id.
     numbered(std::process::id())
 }
 
@@ -376,8 +377,8 @@ impl Soft {
     ///
     /// # Errors
     ///
-    /// The region does not exist, belongs to another protection domain, does not allow the access or is too short. Or
-    /// the memory is not mapped.
+    /// The region does not exist, belongs to another protection domain, does not allow the access, or is too short. Or
+    /// the memory at these addresses is not mapped.
     pub fn prefetch(&self, pd: PdId, sge: &Sge, needed: Access) -> Result<(), MemoryError> {
         let regions = self.regions.lock().ignore_poison();
         let region = regions.get(&sge.lkey).cloned();
@@ -450,7 +451,7 @@ impl Provider for Soft {
             guard_memory(); // again, since the program may have replaced the signal handlers
         }
         let region = self.rnic.with(|rnic| {
-            // SAFETY: the caller of `register` guarantees it.
+            // SAFETY: both functions have the same contract, which the caller of `register` keeps.
             unsafe { rnic.register(pd, base, length, address, access, owner) }
         })?;
         Ok(self.enter(region))
@@ -468,7 +469,7 @@ impl Provider for Soft {
         let mut regions = self.regions.lock().ignore_poison();
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         *region = self.rnic.with(|rnic| {
-            // SAFETY: the caller of `reregister` guarantees it.
+            // SAFETY: both functions have the same contract, which the caller of `reregister` keeps.
             unsafe { rnic.reregister(region, pd, base, length, address, access) }
         })?;
         Ok(())

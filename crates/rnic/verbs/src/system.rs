@@ -334,7 +334,7 @@ impl Provider for System {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error> {
         let domain = self.domain(pd)?;
-        // SAFETY: the caller of `register` guarantees it.
+        // SAFETY: both functions have the same contract, which the caller of `register` keeps.
         let raw = unsafe { Self::register_in(&domain, base, length, address, access) }?;
         // SAFETY: `raw` is the region that was just registered.
         let (lkey, rkey) = unsafe { ((*raw).lkey, (*raw).rkey) };

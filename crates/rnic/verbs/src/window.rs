@@ -11,8 +11,8 @@ use crate::handles::Pd;
 ///
 /// A work request binds the window ([`SendOperation::BindWindow`](crate::SendOperation::BindWindow)) to a part of a
 /// region that was allocated with [`Access::WINDOW_BIND`](crate::Access::WINDOW_BIND). While a window is bound to a
-/// region, the region stays registered and allocated, even if its last handle is dropped. To free the region, first
-/// invalidate the key of the window or drop the window.
+/// region, the region stays registered and allocated, even if the last handle of the region is dropped. To free the
+/// region, first invalidate the key of the window or drop the window.
 #[derive(Debug)]
 pub struct Window {
     pd: Pd,

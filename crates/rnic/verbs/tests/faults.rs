@@ -31,7 +31,7 @@ fn size_of(message: u64) -> usize {
     [0, 1, 4, 100, 1023, 1024, 1025, 5000, LARGEST][message as usize % 9]
 }
 
-/// Checks that the faults of the plan hit packets.
+/// Checks that the faults of the plan affected packets.
 fn assert_struck(plan: &str, a: &Side, b: &Side) {
     let counted = a.device.counters().unwrap().plus(&b.device.counters().unwrap());
     let lost = counted.tx_retransmitted_packets > 0;
@@ -134,7 +134,7 @@ fn reads_arrive_intact() {
             let bytes = pattern(size_of(message), message);
             theirs.copy_in(0, &bytes);
             mine.fill(0, LARGEST, 0xaa);
-            // Post the two halves of the message together.
+            // Post two READs in one list, one for each half of the message.
             let half = bytes.len() / 2;
             let pieces = [(0, half), (half, bytes.len() - half)];
             let sges = pieces.map(|(offset, length)| [mine.sge(offset, length)]);

@@ -91,7 +91,7 @@ fn others_play_their_parts() {
 /// Connects two devices of one process, and exchanges messages.
 fn pair() {
     let devices = (auto(None), auto(None));
-    // Write at least a few times, and until the devices have found out that they cannot share memory.
+    // Exchange at least three messages, and continue until the first device has found out that it cannot share memory.
     let mut rounds = 0;
     eventually("the device knows that no memory is shared", || {
         let (a, b) = plan().connect(&devices);
@@ -402,7 +402,7 @@ fn a_process_without_descriptors_is_reached_over_udp() {
     let device = auto(None);
     let mut target = Target::start(&device, "target");
     target.tell("starve", "done");
-    // The device cannot accept a connection now, and must not retry without pause.
+    // The target has no free descriptor, so its device cannot accept a connection now. It must not retry without pause.
     target.write();
     target.is_calm();
     target.write();
@@ -419,8 +419,8 @@ fn a_process_without_descriptors_is_reached_over_udp() {
 fn closing_all_descriptors_neither_spins_nor_blocks_peers() {
     let _turn = turn();
     let device = auto(None);
-    // A new device without a fixed address must not take the address of the target. That address is free while the
-    // target's thread still uses the shared ring.
+    // Give the target an address that no other device takes unless it asks for it. After `close all`, this address is
+    // free, although the target's thread still uses the shared ring.
     let mut target = Target::start(&device, "target 127.77.45.4");
     target.write();
     target.tell("close all", "done");
@@ -452,7 +452,7 @@ fn files_that_reuse_numbers_of_a_device_are_not_read() {
     target.write();
     target.is_calm(); // an awake thread may read once more
     target.tell("replace all", "done");
-    // The peer continues to write, so packets and wake-ups arrive for the device.
+    // This process continues to write, so packets and wake-ups arrive for the target's device.
     let (remote_address, rkey) = target.remote;
     target.side.post(8, SendOperation::Write { remote_address, rkey }, &[target.memory.sge(0, 100)]);
     target.side.reap(1);

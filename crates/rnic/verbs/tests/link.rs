@@ -30,7 +30,7 @@ fn a_receive_buffer_that_is_too_small_shows_as_overflows() {
     let over_udp = SoftOptions { link: Some(LinkChoice::Udp), ..SoftOptions::default() };
     let tiny = SoftOptions { receive_buffer_bytes: Some(8192), ..over_udp.clone() };
     let devices = (open_soft(over_udp), open_soft(tiny));
-    // UD does not limit the number of datagrams in flight.
+    // UD does not limit the number of datagrams in flight, so the sender can overflow the receive buffer.
     let plan = Plan { depth: DEPTH, cq_depth: 2 * DEPTH, ..Plan::new(QpKind::Ud) };
     let (a, b) = plan.connect(&devices);
     let from = a.patterned(LENGTH, 1);
@@ -44,7 +44,7 @@ fn a_receive_buffer_that_is_too_small_shows_as_overflows() {
     assert_eq!(lost(&devices.0), LinkCounters::default(), "the sender counts losses");
     let at_receiver = lost(&devices.1);
     assert_eq!(at_receiver, LinkCounters { rx_overflow: at_receiver.rx_overflow, ..LinkCounters::default() });
-    // A reliable connection works with a receive buffer of any size.
+    // A reliable connection works even with this small receive buffer.
     let (a, b) = Plan::rc().connect(&devices);
     reaches(&a, &b, 100_000);
 }
@@ -80,7 +80,8 @@ fn an_mtu_that_shrinks(devices: &(Device, Device)) {
     assert_eq!(lost(&devices.0), LinkCounters::default());
     let from = a.patterned(20_000, 1);
     a.post(1, SendOperation::Send, &[from.sge(0, 20_000)]);
-    // The device gives up after its retries, and does not delay other connections meanwhile.
+    // The large packets of `a` are lost until its retries end. Meanwhile, the device must not delay its other
+    // connections.
     reaches(&c, &d, 20_000);
     a.expect_failure(1, Status::RetryExceeded);
     let counted = lost(&devices.0);

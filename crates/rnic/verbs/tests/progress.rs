@@ -51,7 +51,8 @@ fn notifying(plan: &Plan, device: &Device) -> (Side, Channel) {
     (plan.side_on(&device.create_pd().unwrap(), &cq, None), channel)
 }
 
-/// Imitates the habits of programs before they stop calling: polls that found completions, empty polls, or no polls.
+/// Imitates a habit that programs have before they make no further call: 0 stands for no polls, 1 for empty polls, and
+/// 2 for polls that find completions.
 fn habits(side: &Side, peer: &Side, habit: usize) {
     let mut out = [Completion::default(); 4];
     match habit {
@@ -111,8 +112,8 @@ fn programs_may_poll_for_their_completions_and_then_spin_on_memory(pair: Pair) {
     const ROUNDS: u64 = 2000;
     let (a, b) = Plan::rc().connect(&pair());
     let (of_a, of_b) = (a.memory(16), b.memory(16));
-    // Each side waits for the number of the other side, then for the completion of its own WRITE. Only memory shows the
-    // number.
+    // In each round, each side WRITEs the number of the round to the other side, and waits for the completion of its
+    // WRITE. The other side's number appears only in memory, without a completion.
     let play = |side: &Side, mine: &Region, theirs: &Region, begins: bool| {
         for round in 1..=ROUNDS {
             let arrived = || mine.load_acquire_u64(8) >= round;
@@ -233,7 +234,8 @@ fn a_program_may_alternate_between_channel_and_descriptor(pair: Pair) {
         assert_eq!(b.expect(round).wr_id, round);
         a.expect(round);
     }
-    // A wait without a notification ends at its timeout. A wait with a timeout of zero only checks for a notification.
+    // A wait ends at its timeout if no notification arrives. A wait with a timeout of zero only checks for a
+    // notification.
     b.cq.arm(Notify::Next);
     assert!(!channel.wait(Some(Duration::from_millis(1))).unwrap());
     assert!(!channel.wait(Some(Duration::ZERO)).unwrap());
@@ -276,7 +278,8 @@ fn an_async_runtime_waits_for_the_channel(pair: Pair) {
 fn an_unresponsive_peer_delays_no_other_connection(pair: Pair) {
     let (one, other) = pair();
     let third = open_soft(SoftOptions::default());
-    // One connection leads to a destroyed queue pair, so it retransmits at growing intervals.
+    // The peer's queue pair of the first connection is destroyed, so the device retransmits at growing intervals. The
+    // second connection must not wait for these retransmissions.
     let (stuck, gone) = Plan { timeout: 0, ..Plan::rc() }.connect(&(one.clone(), third));
     drop(gone);
     stuck.post(1, SendOperation::Send, &[]);
@@ -314,7 +317,8 @@ fn single_posts_become_runs_despite_a_long_round_trip() {
     };
     // The engine first measures the round-trip time.
     (0..10).for_each(|_| _ = waited_for_company());
-    // Sometimes the scheduler stops this process for longer than the engine holds posts back.
+    // Sometimes the scheduler stops this process for longer than the engine holds posts back. So not all of the 200
+    // rounds can succeed.
     let most_waited = |_| (0..200).filter(|_| waited_for_company()).count() > 150;
     assert!((0..5).any(most_waited), "each post was sent alone");
 }
@@ -362,7 +366,7 @@ fn idle_devices_cost_nothing(pair: Pair) {
         let (a, b) = Plan::rc().connect(&pair());
         habits(&a, &b, habit);
         habits(&b, &a, habit);
-        // Exchange one last packet, so that the engine adapts to the habit.
+        // After the habit's calls, exchange one more packet. The engine then behaves as after this habit.
         let (mine, theirs) = (a.memory(8), b.memory(8));
         a.post(3, write_to(&theirs, 0), &[mine.sge(0, 8)]);
         std::thread::sleep(Duration::from_millis(50));

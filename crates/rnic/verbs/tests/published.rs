@@ -104,7 +104,7 @@ fn an_idle_device_wakes_no_thread_to_publish() {
         b.expect(1);
         wait_for(&a.device);
         wait_for(&b.device);
-        // First the timers that the traffic started must expire, which takes long on a slow machine.
+        // The threads go to sleep only when the timers of the traffic have expired. This takes long on a slow machine.
         let until = Instant::now() + Duration::from_secs(60);
         loop {
             let before = sleeps();

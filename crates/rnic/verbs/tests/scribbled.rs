@@ -1,5 +1,5 @@
-//! A hostile peer that shares memory with a device. The peer writes arbitrary packets and arbitrary words there, which
-//! the device must survive.
+//! A hostile peer shares memory with a device. The peer writes arbitrary packets and arbitrary words to the shared
+//! memory, and the device must survive them.
 //!
 //! The test builds the peer from raw bytes, without code of the device.
 
@@ -43,7 +43,8 @@ struct Raw {
 }
 
 impl Raw {
-    /// Makes a device share memory with a peer at the address `own`.
+    /// Connects the hostile peer to `device`, which then shares memory with the peer. The test plays the peer, so `own`
+    /// is the address of the peer.
     fn meet(own: &str, device: &Device) -> Self {
         let udp = UdpSocket::bind((own, PORT)).unwrap();
         udp.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -57,19 +58,20 @@ impl Raw {
         nix::unistd::ftruncate(&file, FILE as i64).unwrap();
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).unwrap();
-        // Hello: kind 1, version 1, the address, the port, a nonce.
+        // Hello of the peer: kind 1, version 1, the peer's address, its port, a nonce.
         let address = own.parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped().octets();
         let nonce = [7; 16];
         let hello = [MAGIC, &[1, 1, 0], &address, &PORT.to_le_bytes(), &nonce].concat();
         let rights = [file.as_raw_fd()];
         let control = [ControlMessage::ScmRights(&rights)];
         sendmsg::<()>(connection.as_raw_fd(), &[IoSlice::new(&hello)], &control, MsgFlags::empty(), None).unwrap();
-        // Welcome: kind 2, version 1, accepted.
+        // Welcome of the device: kind 2, version 1, accepted.
         let mut welcome = [0; 64];
         let mut vector = [IoSliceMut::new(&mut welcome)];
         let length = recvmsg::<()>(connection.as_raw_fd(), &mut vector, None, MsgFlags::empty()).unwrap().bytes;
         assert_eq!(&welcome[..length], [MAGIC, &[2, 1, 0, 1]].concat());
-        // Challenge: kind 4, nonce of the peer, nonce of the device. Proof: kind 3, nonce of the device.
+        // Challenge of the device: kind 4, the peer's nonce, the device's nonce. Proof of the peer: kind 3, the
+        // device's nonce.
         let mut challenge = [0; 64];
         let length = udp.recv(&mut challenge).unwrap();
         assert_eq!(&challenge[..25], [MAGIC, &[4], &nonce].concat());
@@ -115,12 +117,12 @@ impl Drop for Raw {
     }
 }
 
-/// Returns the name of the file that the peer at `own` shares.
+/// Returns the name of the file that the hostile peer with the address `own` shares.
 fn file_of(own: &str) -> String {
     format!("rings-of-{own}")
 }
 
-/// Returns whether this process maps the file that the peer at `own` shares.
+/// Returns whether this process maps the file that the hostile peer with the address `own` shares.
 fn is_mapped(own: &str) -> bool {
     std::fs::read_to_string("/proc/self/maps").unwrap().contains(&file_of(own))
 }
@@ -175,8 +177,8 @@ fn exchange(a: &Side, b: &Side, number: u64) {
     b.expect(number);
 }
 
-/// Checks that the device still serves other peers after `misbehave` has damaged a ring. Memory that is closed to the
-/// peer must stay unchanged.
+/// Runs `misbehave`, the attack of the hostile peer with the address `own`. Checks that the device still serves other
+/// peers. Memory that is closed to the hostile peer must stay unchanged.
 fn survives(own: &str, misbehave: impl Fn(&mut Raw, &mut Rng, &[Side], &Region, usize)) {
     let seed = std::env::var("DOORBELL_SEED").ok().map_or(1, |text| text.parse().expect("a number"));
     eprintln!("DOORBELL_SEED={seed}");
@@ -227,7 +229,7 @@ fn packets_of_any_kind_in_a_ring_do_no_harm() {
 fn a_ring_scribbled_over_does_no_harm() {
     survives("127.77.46.2", |raw, rng, sides, open_to_all, round| {
         if round % 50 == 0 {
-            // Write records everywhere, as if the ring were full forever.
+            // Write a valid record at each possible place, so that the ring never looks empty to the device.
             let word = 1 << 63 | 64 << 34 | 40 << 17 | 40;
             (0..RING).step_by(64).for_each(|at| raw.store(CONTROL + at, word));
         }
@@ -236,7 +238,7 @@ fn a_ring_scribbled_over_does_no_harm() {
         raw.put(rng.below(RING as u64) as usize, &bytes);
         for _ in 0..20 {
             let at = rng.below(FILE as u64 / 8) as usize * 8;
-            // Often choose a control word of the ring, and often write a valid length.
+            // Choose a control word in a quarter of the cases, and usually write a valid length.
             let at = if rng.below(4) == 0 { at % 512 } else { at };
             let possible = 1 << 63 | rng.below(2000) << 17 | rng.below(60_000);
             let word = if rng.below(64) == 0 { rng.next() } else { possible };

@@ -23,8 +23,8 @@ use crate::error::Error;
 use crate::raw::{self, sleep_until_readable};
 use crate::signal::{Notices, Sleepers};
 
-/// Number of notifications after a wait for which the program is expected to wait again. For these, arming a queue does
-/// not wake the progress thread.
+/// Number of further notifications for which a program that has waited on a channel is expected to wait, too. Until
+/// these have arrived, arming a queue does not wake the progress thread.
 const WAITER_FOR: usize = 16;
 
 pub(super) struct SoftChannel {
@@ -63,8 +63,8 @@ impl SoftChannel {
         }
     }
 
-    /// Drops and ends the notifications of a queue that is being destroyed. The number of the queue must still be in
-    /// use. Otherwise this function could drop notifications of a new queue with the same number.
+    /// Drops the waiting notifications of a queue that is being destroyed, and prevents further ones. The number of the
+    /// queue must still be in use. Otherwise a waiting notification could name a new queue with the same number.
     fn forget(&self, cq: &Arc<Notified>) {
         let mut notices = self.notices.lock();
         cq.closed.store(true, Ordering::Relaxed);
@@ -124,7 +124,7 @@ impl SoftCq {
         depth: usize,
         channel: Option<&Arc<dyn raw::Channel>>,
     ) -> Result<Self, ObjectError> {
-        // The notifier must exist before the queue, whose number is known only afterwards.
+        // The queue needs its notifier when it is created, but the number of the queue is known only afterwards.
         let notified = Arc::new(Notified::default());
         let notifier: Notifier = {
             let (armed, notified, channel) = (Arc::clone(rnic.armed()), Arc::clone(&notified), channel.cloned());
@@ -157,8 +157,9 @@ impl raw::Cq for SoftCq {
         if !self.queue.request_notification(notify) {
             self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
         }
-        // If the program is expected to wait on the channel, the wait drives the device, so the progress thread may
-        // sleep. If the program waits in another way this time, the progress thread notices it when its nap ends.
+        // If the program is expected to wait on the channel, its wait drives the device, so the progress thread may
+        // sleep on. If the program waits in another way this time, the progress thread drives the device once its nap
+        // ends.
         let lingers = |channel: &SoftChannel| channel.lingers.load(Ordering::Relaxed) > 0;
         if !soft_channel(self.channel.as_ref()).is_some_and(lingers) {
             self.rnic.rouse();
@@ -262,8 +263,8 @@ impl raw::Qp for SoftQp {
     }
 
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
-        // Send a pending acknowledgement now: in the new state, the queue pair can no longer send it, and the peer did
-        // nothing wrong.
+        // Send a pending acknowledgement now, since the queue pair cannot send it in the new state. Without the
+        // acknowledgement, the peer's request would fail, although its message has arrived.
         let ends = matches!(attributes.state, Some(QpState::Error | QpState::Reset));
         self.rnic.post(|rnic, _| (rnic.modify_qp(self.qpn, attributes), if ends { usize::MAX } else { 0 }))
     }
@@ -276,7 +277,7 @@ impl raw::Qp for SoftQp {
         let mut groups = self.groups();
         if self.rnic.with(|rnic| rnic.attach(self.qpn, group))? {
             self.rnic.join(group).map_err(|error| {
-                // Undo the attachment. The queue pair is the only member of the group in the RNIC.
+                // Undo the attachment. This queue pair is the only member of the group, since `attach` returned true.
                 let _ = self.rnic.with(|rnic| rnic.detach(self.qpn, group));
                 Error::os("the multicast group could not be joined")(error)
             })?;
@@ -323,8 +324,8 @@ impl Drop for SoftQp {
             let _ = self.detach_from(group);
             false
         });
-        // Drive all queue pairs: some may wait for room that the destroyed queue pair used. A pending acknowledgement
-        // of the destroyed queue pair is also sent.
+        // Drive all queue pairs. Some may wait until the packets of the destroyed queue pair no longer count against
+        // the limit of outstanding packets. A pending acknowledgement of the destroyed queue pair is also sent.
         self.rnic.post(|rnic, _| (rnic.destroy_qp(self.qpn), usize::MAX)).ok();
     }
 }

@@ -153,7 +153,7 @@ fn describe(name: String, handle: &Handle) -> Result<SystemDevice, SystemError> 
     let firmware = unsafe { CStr::from_ptr(device.fw_ver.as_ptr()) }.to_string_lossy().into_owned();
     let number = |value: c_int| usize::try_from(value).unwrap_or(0);
     let mut gids = vec![ibv_gid_entry::default(); MAX_GIDS];
-    // SAFETY: the buffer has room for `MAX_GIDS` entries of that size.
+    // SAFETY: the buffer has room for `MAX_GIDS` entries of the given size.
     let known =
         unsafe { (library.query_gid_table)(context, gids.as_mut_ptr(), MAX_GIDS, 0, size_of::<ibv_gid_entry>()) };
     let known = usize::try_from(known).map_err(|_| {

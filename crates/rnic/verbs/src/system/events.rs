@@ -1,6 +1,6 @@
-//! Asynchronous events of the machine's RNICs. Each poll for events takes them from the kernel. Some polls of an empty
-//! completion queue do so too, to detect an overrun of that queue. No thread waits for events: the program decides
-//! about its threads, and system calls on descriptors are cheaper in a single-threaded process.
+//! Asynchronous events of the machine's RNICs. Each poll for events takes all waiting events from the kernel. Some
+//! polls of an empty completion queue also take them, to detect an overrun of that queue. No thread waits for events:
+//! the program decides about its threads, and system calls on descriptors are cheaper in a single-threaded process.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -440,8 +440,8 @@ impl raw::Qp for SystemQp {
             },
             capacities: self.capacities,
             signal_all: self.signal_all,
-            // RNICs count per port, not per queue pair. Of the outstanding work, a query only reports whether the send
-            // queue is draining.
+            // RNICs count per port, not per queue pair. A query does not return the number of outstanding sends. It
+            // only returns whether the send queue is draining.
             counters: QpCounters::default(),
             outstanding_sends: usize::from(c.sq_draining),
         }
@@ -449,7 +449,7 @@ impl raw::Qp for SystemQp {
 
     unsafe fn post_all_sends(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
         match list {
-            // SAFETY: the caller of `post_all_sends` guarantees it.
+            // SAFETY: both functions have the same contract, which the caller of `post_all_sends` keeps.
             [] | [_] => unsafe { self.post_send(list) },
             // libibverbs accepts all requests before the first bad request, so it cannot refuse a whole list.
             _ => Err(PostError { index: 0, kind: NOT_OFFERED }),

@@ -22,7 +22,7 @@ use doorbell_verbs_core::{
 const LIST: usize = 32;
 
 /// Number of polls of an empty completion queue per system call that checks for an overrun. A poll takes some ten
-/// nanoseconds.
+/// nanoseconds, much less than a system call.
 const LOOKS_PER_CALL: u32 = 4096;
 
 type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
@@ -75,7 +75,7 @@ impl raw::Channel for SystemChannel {
         if unsafe { (library.get_cq_event)(self.0.raw, &mut queue, &mut number) } != 0 {
             return None;
         }
-        // SAFETY: destroying the queue waits until the notification is acknowledged.
+        // SAFETY: `queue` still exists, since its destruction waits until this notification is acknowledged.
         unsafe { (library.ack_cq_events)(queue, 1) };
         Some(CqId(number as usize as u32))
     }
@@ -126,8 +126,8 @@ impl Completions {
         let channel = channel.map(|channel| Arc::clone(&channel.0));
         let on = channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.raw);
         let number = id.0 as usize as *mut c_void;
-        // SAFETY: the device is open, and `on` is null or a channel of the device. libibverbs never dereferences the
-        // number.
+        // SAFETY: the device is open, and `on` is null or a channel of the device. `number` is no valid pointer, but
+        // libibverbs never dereferences it.
         let raw = unsafe { (context.library().create_cq)(context.raw(), depth as c_int, number, on, 0) };
         if raw.is_null() {
             return Err(SystemError::last("creating a completion queue"));
@@ -152,7 +152,7 @@ impl Completions {
     /// Returns whether an event has reported an overrun of the queue. Reading events costs a system call, so only one
     /// of many polls of an empty queue reads them.
     fn has_overrun(&self) -> bool {
-        // Two threads that count one poll together only delay the next check.
+        // If two threads increment the count at the same time, one increment is lost. This only delays the next check.
         let looks = self.looks_in_vain.load(Ordering::Relaxed);
         self.looks_in_vain.store(looks.wrapping_add(1), Ordering::Relaxed);
         if looks.is_multiple_of(LOOKS_PER_CALL) {
@@ -184,8 +184,8 @@ impl raw::Cq for SystemCq {
             let found = unsafe { (queue.poll)(queue.raw, wanted as c_int, wcs.as_mut_ptr().cast()) };
             let found = match usize::try_from(found) {
                 Ok(found) => found,
-                // Return the completions of earlier passes, which are no longer in the queue. The next poll fails
-                // again.
+                // Return the completions that earlier iterations have taken from the queue. The next call fails again,
+                // and returns the error.
                 Err(_) if reaped > 0 => break,
                 Err(_) => return Err(Overrun),
             };
