@@ -205,7 +205,8 @@ fn deliver_with_fence(fence: Fence) {
         }
         a.poll().unwrap();
         while let Some(message) = b.receive().unwrap() {
-            // The receiver writes the signal byte after its READ, so a message that counts as done was read completely.
+            // The receiver writes the signal byte only after its READ. So the sender never reuses a buffer that the
+            // receiver still reads, and each message is intact.
             assert_eq!(&*message, &payload(received, 20_000)[..]);
             received += 1;
         }
@@ -214,8 +215,8 @@ fn deliver_with_fence(fence: Fence) {
     assert_eq!(b.acknowledgements(), 200);
 }
 
-/// Delivers messages with the methods of published evaluations: one completion per poll, and one completion per
-/// message.
+/// Delivers messages as published evaluations do: each message generates a completion, and each poll takes at most one
+/// completion.
 fn deliver_one_by_one<C: Connector>(protocol: &C) {
     let config = Config::default().window(8).batch(4).depth(8).max_message(5000).signal_each(true).poll_list(1);
     let (mut a, mut b) = pair(protocol, &config);

@@ -8,13 +8,14 @@ pub fn a_held_message_is_not_overwritten_after_newer_ones_are_freed<P: Connector
     let (mut a, mut b) = pair(&protocol, &config);
     let (mut sent, mut received, mut idle) = (0, 0, 0);
     let mut held = None;
-    // Some rings are longer than needed, but no ring has room for 400 messages.
+    // No ring has room for 400 messages. So if a held message blocks later ones, the loop ends before 400 messages
+    // arrive.
     while received < 400 && idle < 3000 {
         if let Submit::Accepted(_) = a.send(&payload(sent, 400)).unwrap() {
             sent += 1;
         }
         a.poll().unwrap();
-        // Polls before the first message do not count, since the devices first resolve each other's addresses.
+        // Count polls only after the first message, since the devices first resolve each other's addresses.
         idle += u32::from(held.is_some());
         while let Some(message) = b.receive().unwrap() {
             assert!(message.to_vec() == payload(received, 400), "message {received}");

@@ -110,7 +110,7 @@ impl<M: Received> Direction<M> {
         connection.poll().unwrap();
     }
 
-    /// Receives messages and frees them in any order. The program holds some messages for long.
+    /// Receives messages, and frees held messages in any order until at most `hold` messages remain.
     fn receive<C: MessageConnection<Message = M>>(&mut self, connection: &mut C, hold: usize, lengths: &[usize]) {
         while let Some(message) = connection.receive().unwrap() {
             let expected = payload(self.received + self.salt, self.length(self.received, lengths));
@@ -185,7 +185,8 @@ impl Still {
 
 fn no_rnr<P: Connector>((a, b): &Pair<P>) {
     for connection in [a, b] {
-        // For a device of the machine, only the kernel counts, and its counters include all tests.
+        // The kernel counts for devices of the machine, and its counters include all tests. So check only other
+        // devices.
         if let Some(counters) = connection.qp().pd().device().counters() {
             assert_eq!((counters.rnr_nak_sent, counters.rnr_nak_received), (0, 0));
         }
@@ -233,8 +234,8 @@ pub fn loss_is_not_seen<P: Connector + 'static>(protocol: P) {
     let mut pair = join(&protocol, [&devices[0], &devices[1]], [&config, &config], None);
     let stood = converse_until_it_stands(&protocol, &mut pair, [long() / 2; 2], 10, &LENGTHS);
     let Some(received) = stood else { return };
-    // The verbs conformance suite shows the reason: on rdma_rxe, a retransmitted fenced request waits forever for later
-    // READs.
+    // Only one failure to make progress is known: on rdma_rxe, a retransmitted fenced request waits forever for later
+    // READs. The case `a_fence_waits_only_for_earlier_reads` of the verbs suite shows this.
     let is_fenced = (&protocol as &dyn Any)
         .downcast_ref::<DirectRead>()
         .is_some_and(|direct_read| direct_read.fence != Fence::Nothing);
@@ -255,7 +256,7 @@ pub fn a_stopped_receiver_causes_back_pressure<P: Connector>(protocol: P) {
         }
         a.poll().unwrap();
     }
-    // A sender that writes into a ring of the peer may accept more messages than the other senders.
+    // A sender that writes into a ring of the peer may accept more messages than senders of other protocols.
     assert!(accepted <= 4096 / 16 && refused.is_some(), "{accepted} were accepted, {refused:?}");
     assert!(matches!(refused, Some(Backpressure::Window | Backpressure::Credits)));
     let mut received = 0;
@@ -318,7 +319,8 @@ pub fn readers_receive_messages_from_the_same_memory<P: Connector>(protocol: P) 
 
 /// A sender that retries whenever a poll reports an event must never stall.
 pub fn poll_reports_the_end_of_back_pressure<P: Connector>(protocol: P) {
-    // Number of polls after which a wait counts as endless. Only messages let this connection progress.
+    // Number of polls in a row without an event after which the test fails. Keepalives are off, so only messages cause
+    // events on this connection.
     const PATIENCE: u64 = 3_000_000;
     let config = Config::default().window(32).depth(4).max_message(64);
     let config = config.keepalive(Duration::ZERO);
@@ -346,7 +348,7 @@ pub fn memory_of_the_program_is_sent_without_copying<P: Connector>(protocol: P) 
         let id = loop {
             match a.send_from(&region, 0, length).unwrap() {
                 Submit::Accepted(id) => break id,
-                // The sender must first learn that the receiver has freed space.
+                // The sender has no room until it learns that the receiver has freed space.
                 Submit::Full(_) => {
                     a.poll().unwrap();
                     b.poll().unwrap();
@@ -461,8 +463,8 @@ pub fn goodbye_is_sent_while_the_peer_sends<P: Connector>(protocol: P) {
     assert_eq!(b.take().map(|message| message.to_vec()).as_deref(), Some(&b"last words"[..]));
 }
 
-/// A side may exit once it has received the last goodbye. The RNIC of this side must acknowledge that goodbye before,
-/// since it cannot answer a retransmission afterwards.
+/// A side may exit once it has received the last goodbye. Its RNIC must have acknowledged this goodbye by then, since
+/// it cannot answer a retransmission after the exit.
 pub fn the_last_goodbye_is_acknowledged<P: Connector>(protocol: P) {
     for round in 0..20 {
         let config = Config::default().timeout_exponent(19).retry_count(0).max_message(64);
@@ -488,8 +490,8 @@ pub fn the_last_goodbye_is_acknowledged<P: Connector>(protocol: P) {
     }
 }
 
-/// Each message wakes a sleeping receiver, if the protocol allows receivers to sleep. The same must hold with an
-/// edge-triggered epoll, which reports a channel only once.
+/// Each message wakes a sleeping receiver, if the protocol allows receivers to sleep. This must also hold with an
+/// edge-triggered epoll, which does not report a channel again that stays readable.
 pub fn a_sleeping_receiver_is_woken_for_each_message<P: Connector>(protocol: P)
 where
     P::Connection: Send,
@@ -506,8 +508,8 @@ where
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     epoll.add(&channel, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0)).unwrap();
     const MESSAGES: u64 = 300;
-    // On a busy machine, each message may arrive before the receiver polls, so it never sleeps. So the sender starts
-    // only when the receiver is about to sleep.
+    // On a busy machine, each message may arrive before the receiver polls, so that the receiver never sleeps. So the
+    // sender starts only when the receiver is about to sleep.
     let is_sleepy = std::sync::atomic::AtomicBool::new(false);
     let is_sleepy = &is_sleepy;
     std::thread::scope(|scope| {

@@ -18,8 +18,8 @@ use doorbell_sync::IgnorePoison;
 
 use crate::{Rng, trace};
 
-/// Writes to standard error directly. The test harness does not capture this text, so it also shows the counts of
-/// successful runs.
+/// Writes directly to standard error. The test harness does not capture this text, so it appears even if the test
+/// succeeds.
 pub fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

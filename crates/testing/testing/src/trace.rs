@@ -1,4 +1,4 @@
-//! Last events of a run. A thread keeps them only between [`start`] and [`stop`].
+//! The latest events of a run. A thread keeps its events only between [`start`] and [`stop`].
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,12 +12,12 @@ thread_local! {
     static EVENTS: RefCell<Option<Events>> = const { RefCell::new(None) };
 }
 
-/// Makes the calling thread keep its last `most` events from now on.
+/// From now on, keeps the latest `most` events of the calling thread.
 pub fn start(most: usize) {
     EVENTS.with_borrow_mut(|events| *events = Some(Events { kept: VecDeque::new(), most }));
 }
 
-/// Returns the last events since [`start`], the oldest first. Afterwards the thread keeps no events.
+/// Returns the kept events since [`start`], the oldest first. Afterwards the thread keeps no events.
 pub fn stop() -> Vec<String> {
     EVENTS.with_borrow_mut(Option::take).map_or(Vec::new(), |events| events.kept.into())
 }

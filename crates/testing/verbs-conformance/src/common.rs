@@ -39,9 +39,9 @@ pub fn shm_pair() -> (Device, Device) {
     (open(), open())
 }
 
-/// Opens two handles to the device of the machine that `DOORBELL_TEST_DEVICE` names. Messages between both handles pass
-/// through the device as between two devices. `DOORBELL_TEST_PEER_DEVICE` names another device across a network for the
-/// second handle.
+/// Opens two handles to the machine's device with the name in `DOORBELL_TEST_DEVICE`. Messages between both handles
+/// pass through the device as between two devices. If `DOORBELL_TEST_PEER_DEVICE` is set, the second handle opens the
+/// device with that name, which a network connects with the first device.
 pub fn system_pair() -> (Device, Device) {
     let name = std::env::var("DOORBELL_TEST_DEVICE").expect("DOORBELL_TEST_DEVICE names a device of the machine");
     let peer = std::env::var("DOORBELL_TEST_PEER_DEVICE").unwrap_or_else(|_| name.clone());

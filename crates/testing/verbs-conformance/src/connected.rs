@@ -321,7 +321,8 @@ pub fn a_fence_waits_only_for_earlier_reads(open: Open<'_>) {
     for (pairs, read_flags) in [(1, SendFlags::empty()), (1, SendFlags::FENCE), (4, SendFlags::empty())] {
         let (a, b) = plan.connect(&devices);
         let is_alone = pairs == 1 && read_flags.is_empty();
-        // Wait for a shorter time only in the case that may never end.
+        // Only the first of the three cases must always end. On a lossy network, wait for a shorter time for the
+        // others.
         let patience = if system_is_lossy() && !is_alone { Duration::from_secs(5) } else { PATIENCE };
         let done = fenced_lists(&a, &b, pairs, read_flags, LISTS, patience);
         if done == LISTS {
@@ -367,6 +368,7 @@ pub fn requests_complete_in_order(open: Open<'_>) {
 
 pub fn a_message_larger_than_any_window(open: Open<'_>) {
     // After a lost packet, rxe often waits for its timer. With a loss of 1 %, three transfers of 16 MiB take a minute.
+    // So lossy networks get smaller messages.
     let bytes = if system_is_lossy() { 2 << 20 } else { 16 << 20 } + 5;
     let (a, b) = Plan::rc().connect(&open());
     let (mine, yours) = (a.patterned(bytes, 1), b.memory(bytes));

@@ -42,7 +42,8 @@ fn protection_error(device: &doorbell_verbs::Device) -> Status {
 
 pub fn a_region_dropped_under_a_send(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
-    // The peer is not ready, so the request waits. The device retransmits the request after the region is deregistered.
+    // The peer has posted no receive, so the request waits. The device retransmits the request after the region is
+    // deregistered.
     let from = a.patterned(1000, 1);
     a.post(1, SendOperation::Send, &[from.sge(0, 1000)]);
     a.post(2, SendOperation::Send, &[]);
@@ -145,8 +146,9 @@ pub fn a_queue_pair_destroyed_under_traffic(open: Open<'_>) {
 
 pub fn destroying_makes_room_for_others(open: Open<'_>) {
     const BYTES: usize = 4 << 20;
-    // The first queue pair uses up the limit of outstanding packets to the other device, and its peer answers nothing.
-    // The second queue pair waits for room under this limit, and no other call drives the device.
+    // The peer of the first queue pair answers nothing. So the first queue pair uses up the limit of outstanding
+    // packets to the other device, and the second queue pair waits for room under this limit. No call except
+    // the destruction of the first queue pair drives the device.
     let devices = open();
     let (stuck, silent) = Plan { timeout: 0, ..Plan::rc() }.connect(&devices);
     let (waiting, answers) = Plan::rc().connect(&devices);

@@ -132,8 +132,8 @@ pub fn the_next_completion_notifies(open: Open<'_>) {
         b.reap(3);
     }
     assert!(!channel.wait(Some(Duration::from_millis(1))).unwrap());
-    // The software RNIC also raises a notification for completions since the last notification. Other devices may raise
-    // none.
+    // This message arrives before the queue is armed. When the queue is armed, the software RNIC raises a notification
+    // for this message. Other devices may raise none.
     a.post(7, SendOperation::Send, &[]);
     a.expect(7);
     eventually_counted("the message has arrived", &b.device, |counted| counted.rx_send_requests >= 8);
@@ -282,14 +282,15 @@ pub fn poll_reports_an_overrun(open: Open<'_>) {
     assert!(!is_readable(a.device.event_fd()));
     let mut out = [Completion::default(); 64];
     assert_eq!(a.cq.poll(&mut out), Ok(0));
-    // A provider may round up the depth of a completion queue, but by less than this number.
+    // Post more requests than the completion queue holds: `plan.depth` exceeds its depth, even if the provider rounds
+    // it up.
     for wr_id in 0..plan.depth as u64 {
         let nothing = SendOperation::Write { remote_address: 0, rkey: wrong(doorbell_verbs::RKey::new(1)) };
         a.qp.post_send(&[signalled(wr_id, nothing, &[])]).unwrap();
     }
     wait_readable(a.device.event_fd());
     eventually("a look at the queue says so", || a.cq.poll(&mut out) == Err(Overrun));
-    // The poll of the completion queue has taken no event from the event queue of the program.
+    // The event is still in the event queue of the program: polling the completion queue does not take it.
     wait_readable(a.device.event_fd());
     assert!(matches!(a.device.poll_event(), Some(AsyncEvent::CqError(id)) if id == a.cq.id().0));
 }

@@ -183,7 +183,7 @@ pub fn draining_finishes_started_requests(open: Open<'_>) {
     a.qp.modify(&QpAttributes { sqd_notify: Some(true), ..to_state(QpState::SqDrain) }).unwrap();
     a.post(2, write_to(&to, 0), &[from.sge(0, 4)]);
     eventually("the queue is drained", || a.device.poll_event() == Some(AsyncEvent::SqDrained(a.qp.qpn())));
-    // The first request may have started before the drain. The second request must wait.
+    // The first request may be complete, since it may have started before the drain. The second request must wait.
     let mut out = [Default::default(); 2];
     assert!(a.cq.poll(&mut out).unwrap() <= 1);
     assert_eq!(a.state(), QpState::SqDrain);
