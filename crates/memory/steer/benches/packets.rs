@@ -1,8 +1,11 @@
-//! CPU time of the box per packet. Clients' requests arrive at the box, go to the node, and are answered. The requests
-//! are WRITEs and READs of 128 bytes, CASes that become WRITEs, and steered requests of a store's client. The steered
-//! requests are READs of an old node, and puts. A put is a WRITE of a node of 128 bytes and a CAS on an old node. The
-//! box sends this CAS to the newest node as a WRITE. The time includes the ICRC check of each arriving packet, and the
-//! computation of the ICRC of each departing packet.
+//! CPU time per packet of the box, the middlebox between clients and a memory node. The box forwards clients' requests
+//! to the memory node, and the node's answers to the clients.
+//!
+//! The requests are WRITEs and READs of 128 bytes, CASes that become WRITEs, and steered READs and puts of a store's
+//! client. A steered request names an old node of the store, and the box sends it to the newest node of the same key. A
+//! put is a WRITE of a new node of 128 bytes and a CAS on an old node. The box sends this CAS to the newest node as a
+//! WRITE. The time includes the ICRC check of each arriving packet, and the computation of the ICRC of each departing
+//! packet.
 
 use std::net::IpAddr;
 
@@ -20,15 +23,16 @@ const TURNS: u64 = 8;
 const BYTES: usize = 128;
 const RKEY: RKey = RKey::new(1);
 const BASE: u64 = 0x10_0000;
-/// Number of nodes for each client's key. The client always names the first node, and uses the other nodes in turn for
-/// its puts.
+/// Number of the store's nodes for the key of each client. The client always names the first node, and uses the other
+/// nodes in turn for its puts.
 const NODES: u64 = 64;
 
 const TAIL: u64 = 1 << 62;
 const LINK: u64 = 2 << 62;
 const KIND: u64 = 3 << 62;
 
-/// Layout of nodes that begin with their word and their key.
+/// Layout of a store's nodes. A node begins with the word that names the next node or marks the last one. The node's
+/// key follows.
 #[derive(Debug)]
 struct Chains;
 
@@ -66,7 +70,7 @@ enum Turn {
 
 struct Client {
     address: IpAddr,
-    /// Queue pair number of the box for this client.
+    /// Queue pair number that the box uses for this client.
     qpn: Qpn,
     psn: Psn,
     /// Number of turns so far.
@@ -90,12 +94,12 @@ fn outer(src: IpAddr, dst: IpAddr) -> Outer {
     Outer { src, dst, traffic_class: 0, hop_limit: 64, identification: None, dont_fragment: None }
 }
 
-/// Returns the word with which a node is written for the `version`-th time.
+/// Returns the word that marks the last node of a chain. The word differs for each `version`.
 fn tail(version: u64) -> u64 {
     TAIL | version
 }
 
-/// Returns the address of node `number` of a client's key.
+/// Returns the address of store node `number` of a client's key.
 fn node_of(client: usize, number: u64) -> u64 {
     BASE + (client as u64 * NODES + number) * BYTES as u64
 }
@@ -134,7 +138,7 @@ impl Bench {
         };
         for client in 0..CLIENTS {
             if is_store {
-                // Build a chain of two nodes. The client keeps naming the first one.
+                // Build a chain of two nodes. Later, the client keeps naming the first one.
                 bench.write_node(client, 0, 0);
                 bench.put(client);
             } else if turn == Turn::Swap {
@@ -204,7 +208,7 @@ impl Bench {
         self.write(client, node_of(client, number), &node);
     }
 
-    /// Appends a node to the key's chain, with a CAS on the first node of the chain.
+    /// Appends a node to the chain of the client's key, with a CAS on the first node of the chain.
     fn put(&mut self, client: usize) {
         let turns = self.clients[client].turns;
         let number = 1 + turns % (NODES - 1);
@@ -228,7 +232,7 @@ impl Bench {
         self.arrive(self.node);
     }
 
-    /// Runs all turns of each client. Returns the number of packets that arrived at and left the box.
+    /// Runs all turns of each client. Returns the number of packets that the box received or sent.
     fn round(&mut self, turn: Turn) -> usize {
         let before = self.packets;
         for number in 0..TURNS {

@@ -1,5 +1,5 @@
-//! The box as a client sees it: a responder that answers a request once the node has answered it (IBTA Vol 1, 9.7.4,
-//! 9.7.5).
+//! A client's connection with the box. To the client, the box is a responder that answers a request once the node has
+//! answered it (IBTA Vol 1, 9.7.4, 9.7.5).
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -20,7 +20,8 @@ const REDIRECTS_KEPT: usize = 64;
 /// Maximum number of repeated requests of a client that wait for an answer.
 const REPETITIONS: usize = 128;
 
-/// A repeated request that needs an answer again. The box answers them in the order in which the client repeated them.
+/// A repeated request that needs an answer again. The box answers repeated requests in the order in which the client
+/// repeated them.
 #[derive(Debug)]
 pub(crate) enum Repetition {
     /// A READ that the node must execute again.
@@ -65,7 +66,7 @@ pub(crate) struct Client {
     pub(crate) phase: Phase,
     /// The PSN of the next new packet from the client.
     pub(crate) expected: Psn,
-    /// The PSN after the last request such that it and all earlier requests are answered.
+    /// The first PSN of the oldest unanswered request, or of the next request if all are answered.
     pub(crate) answered: Psn,
     /// Number of accepted requests. `answered_msn` is the number of answered requests.
     pub(crate) accepted_msn: Msn,

@@ -8,12 +8,12 @@ use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 /// Configuration of a box.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The address of the box, to which clients and node send.
+    /// The address of the box, to which clients and the memory node send their packets.
     pub address: IpAddr,
     /// Limits of the memory that the box uses.
     pub limits: Limits,
-    /// Seed for queue pair numbers and the first PSN. A restarted box needs another seed, so that packets for the box
-    /// before the restart match no queue pair.
+    /// Seed for queue pair numbers and the first PSN. A restarted box needs another seed. Otherwise packets for the box
+    /// before the restart could match a queue pair of the new box.
     pub seed: u64,
 }
 
@@ -39,8 +39,8 @@ pub struct Limits {
     pub client_bytes: usize,
     /// Maximum number of packet bytes that the box holds for all clients together.
     pub held_bytes: usize,
-    /// Number of keys whose newest node the box remembers, at most 16,777,216. The box remembers three times as many
-    /// nodes.
+    /// Number of a store's keys whose newest node the box remembers, at most 16,777,216. The box remembers three times
+    /// as many nodes of the store.
     pub keys: usize,
     /// Number of words whose value the box remembers, in regions that only the box accesses.
     pub words: usize,
@@ -52,7 +52,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Maximum number of clients. The client's index is a part of the queue pair number, which limits it.
+    /// Largest allowed value of `clients`. The client's index must fit into a part of the queue pair number.
     pub const MOST_CLIENTS: usize = 1 << 15;
 }
 
@@ -80,8 +80,8 @@ pub struct NodeEnd {
     pub address: IpAddr,
     /// The node's queue pair number.
     pub qpn: Qpn,
-    /// The path MTU of this queue pair and of all clients. The box forwards messages in the same packets, so it must be
-    /// the same.
+    /// The path MTU of this queue pair and of all clients' queue pairs. All must be equal, since the box forwards each
+    /// message in packets of unchanged size.
     pub path_mtu: PathMtu,
     /// Maximum number of outstanding READs and atomics that the node accepts on this queue pair (its
     /// `max_dest_rd_atomic`).

@@ -8,8 +8,8 @@ use doorbell_wire::{BTH_LEN, BthPacket, ICRC_LEN, Opcode, Qpn};
 
 use crate::engine::Steer;
 
-/// Maximum number of bytes that wait to be sent. The packets that a link delivers at one time cause about the same
-/// number of bytes to send, in addition to the node's window.
+/// Maximum number of bytes that wait to be sent. Packets that a link delivers at one time cause about as many bytes to
+/// send as they contain. Requests in the node's window can add to these bytes.
 const BATCH_BYTES: usize = 4 << 20;
 
 /// Counters of a driver.
@@ -17,9 +17,9 @@ const BATCH_BYTES: usize = 4 << 20;
 pub struct DriverCounters {
     /// Packets with a wrong ICRC, or too short to have an ICRC.
     pub damaged: u64,
-    /// Packets dropped because their source address is not the link's address.
+    /// Packets that the driver did not send, since their source address is not the link's address.
     pub foreign_source: u64,
-    /// Packets dropped because `BATCH_BYTES` bytes were already waiting to be sent.
+    /// Packets that the driver did not send, since `BATCH_BYTES` bytes were already waiting to be sent.
     pub dropped: u64,
 }
 
@@ -29,7 +29,8 @@ pub struct Driver<L> {
     steer: Steer,
     link: L,
     batch: TransmitBatch,
-    /// Number of runs of the current batch that were already sent.
+    /// Number of runs of the current batch that the link has already taken. A run is a group of packets that the link
+    /// sends together.
     next_run: usize,
     encapsulation: Option<(Sealer, Checker)>,
     counters: DriverCounters,
@@ -107,7 +108,7 @@ impl<L: Link> Driver<L> {
         })
     }
 
-    /// Collects the packets that the box wants to send into runs.
+    /// Collects the packets that the box wants to send, in runs of the batch.
     fn gather(&mut self) {
         let Self { steer, batch, counters, encapsulation, .. } = self;
         self.next_run = 0;

@@ -28,7 +28,7 @@ use passing::Relays;
 /// use the same index one after the other.
 const SLOT_BITS: u32 = 16;
 
-/// The index in the queue pair number of the box's queue pair with the node.
+/// The index that the number of the box's queue pair with the node contains in place of a client's index.
 const NODE_PLACE: u32 = 0xffff;
 
 /// Index of the first client. Queue pair numbers 0 and 1 are special in IBTA.
@@ -373,7 +373,7 @@ impl Steer {
         count
     }
 
-    /// Sends due answers to the touched clients, and requests to the node as far as the node accepts them.
+    /// Sends due answers to the clients in `touched`, and sends requests to the node as far as the node accepts them.
     fn after_input(&mut self, now_ns: u64) {
         let from = self.config.address;
         let mut acks = 0;
@@ -564,7 +564,7 @@ impl Steer {
         }
     }
 
-    /// Returns a queue pair number with this index that differs from the last numbers with this index.
+    /// Returns a queue pair number that contains this index, and differs from the latest numbers with the same index.
     fn number(&mut self, place: u32) -> Qpn {
         self.generation = self.generation.wrapping_add(1);
         Qpn::new((self.generation % 255 + 1) << SLOT_BITS | place)

@@ -1,5 +1,5 @@
-//! A middlebox in front of a memory node, which sends many clients' requests on one ordered queue pair. It is a state
-//! machine without socket, clock and thread.
+//! A middlebox, called the box, in front of a memory node. The box sends the requests of many clients to the node on
+//! one ordered queue pair. It is a state machine without socket, clock and thread.
 //!
 //! Clients address the box as if it were the memory node. [`Steer`] receives their RoCE v2 packets, checks each request
 //! against the node's regions, and holds the request until its message is complete. Then it sends the request on its

@@ -57,7 +57,7 @@ pub(crate) struct Message {
     pub(crate) exclusive: bool,
     /// The key to whose chain this CAS appends a node. Other CASes on this chain wait until this CAS is answered.
     pub(crate) lock: Option<Key>,
-    /// Number of the question to `Values` that the outcome of this atomic answers.
+    /// Number of a question of `Values`. The outcome of this atomic is the answer.
     pub(crate) question: Option<u64>,
     /// The first PSN of the request on the node's queue pair.
     pub(crate) node_psn: Psn,

@@ -11,7 +11,7 @@ use crate::counters::Counters;
 use crate::message::{Kind, Message};
 use crate::output::{Output, Path};
 
-/// Maximum number of packets from one packet that requests an acknowledgement to the next.
+/// Maximum distance in packets between two packets that request an acknowledgement.
 const ACK_EVERY: u32 = 16;
 
 /// Maximum number of times that the timeout doubles.
@@ -35,7 +35,8 @@ pub(crate) struct Node {
     response_cost: u64,
     /// Whether the box must retransmit all outstanding requests.
     rewind: bool,
-    /// The PSN of the last lost response. The box retransmits only once for this PSN, until a request makes progress.
+    /// The PSN of the response that was lost most recently. The box retransmits only once for this PSN, until a request
+    /// makes progress.
     asked: Option<Psn>,
     /// Number of packets since the last packet that requested an acknowledgement.
     unasked: u32,
@@ -195,7 +196,7 @@ fn send(message: &Message, end: &NodeEnd, from: IpAddr, out: &mut Output, mut as
     let mut sent = 0;
     while let Some((index, range)) = packets.next() {
         let is_last = packets.peek().is_none();
-        // For a READ, a single packet requests the whole response.
+        // Skip the acknowledged packets of a WRITE. A READ has only one packet, which requests the whole response.
         if message.kind == Kind::Write && (index as u32) < message.done {
             continue;
         }

@@ -127,8 +127,8 @@ impl Numbering {
             PacketOperation::ReadRequest | PacketOperation::CompareSwap | PacketOperation::FetchAdd
         );
         if !bth.opcode.is_first() {
-            // The packet belongs to the request that begins before its PSN. With the last packet, the request waits for
-            // an acknowledgement of this PSN.
+            // The packet continues the request that begins at the highest PSN before this packet. If it is the last
+            // packet, the request now waits for an acknowledgement of its PSN.
             if let Some(Request { awaits: Awaits::Acknowledge(end), .. }) =
                 at.checked_sub(1).and_then(|at| asked.get_mut(at))
                 && bth.opcode.is_last()
@@ -161,7 +161,7 @@ impl Numbering {
         let is_covered =
             |request: &Request| matches!(request.awaits, Awaits::Acknowledge(Some(end)) if !psn.is_before(end));
         let mut is_again = true;
-        // The acknowledgement that answered this request has also answered all earlier ones.
+        // If this request is answered, an acknowledgement has answered it together with all earlier ones. So skip them.
         let from = asked.0.range(..upto).rposition(|request| request.is_answered && is_covered(request));
         for request in asked.0.range_mut(from.map_or(0, |from| from + 1)..upto) {
             if is_covered(request) && !std::mem::replace(&mut request.is_answered, true) {
@@ -174,7 +174,8 @@ impl Numbering {
         }
     }
 
-    /// Marks the last request that begins at or before the PSN of a response as answered.
+    /// Marks the request to which a response belongs as answered: the last one that begins at or before the PSN of the
+    /// response.
     fn respond(&mut self, psn: Psn, asked: &mut Asked) {
         let Some(request) = asked.upto(psn).checked_sub(1).and_then(|at| asked.0.get_mut(at)) else { return };
         if request.awaits != Awaits::Response {

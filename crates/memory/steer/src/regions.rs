@@ -37,8 +37,9 @@ impl Regions {
         self.by_key.get(&rkey.get()).is_some_and(|region| region.exclusive)
     }
 
-    /// Returns the region of a key. Requires that `length` bytes at `address` lie inside the region and that the region
-    /// grants the access (IBTA Vol 1, 10.6.7). Returns `None` for an access to no bytes, whose key a responder ignores.
+    /// Returns the region with the key `rkey`. If the `length` bytes at `address` are not inside the region, or the
+    /// region does not grant the access, returns a NAK code (IBTA Vol 1, 10.6.7). Returns `None` for an access to no
+    /// bytes, whose key a responder ignores.
     pub(crate) fn check(
         &self,
         rkey: RKey,

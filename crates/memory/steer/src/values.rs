@@ -10,7 +10,8 @@ const LINE_SHIFT: u32 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
     Known(u64),
-    /// The answer to the question with this number gives the value, unless a later request has changed the word before.
+    /// The value becomes known with the answer to the question with this number, unless a later request changes the
+    /// word first.
     Asked(u64),
 }
 
@@ -53,7 +54,7 @@ impl Values {
     }
 
     /// Records that the box is sending an atomic whose outcome determines the value of the word. Returns the number of
-    /// a question, which the outcome answers.
+    /// a new question. The outcome of the atomic answers this question.
     pub(crate) fn ask(&mut self, address: u64) -> u64 {
         let question = self.next_question;
         self.next_question += 1;
@@ -72,8 +73,8 @@ impl Values {
         }
     }
 
-    /// Records that the box is sending a WRITE. The words that it covers become unknown, unless it writes exactly one
-    /// word.
+    /// Records that the box is sending a WRITE. The words in its range become unknown, unless the WRITE covers exactly
+    /// one word.
     pub(crate) fn written(&mut self, message: &Message, mtu: usize) {
         let (from, length) = (message.address, u64::from(message.length));
         if length == 0 {

@@ -102,7 +102,7 @@ fn a_cas_to_a_known_word_is_converted_to_a_write() {
         assert_eq!(world.devices[NODE].memory.word(8), left, "the value in the node's memory");
     }
     assert_eq!(world.steer.counters().cas_converted, 2);
-    // Build the packet by hand, with a congestion mark.
+    // Build the packet of a further CAS by hand, with a congestion mark.
     let node_qpn = world.node_qpn;
     let mut packet = vec![0; BTH_LEN + 28];
     let psn = world.next_psn.add(3);
@@ -160,7 +160,7 @@ fn unreadable_packets_are_passed_on_and_counted() {
     let sentences: Vec<_> = world.steer.counters().sentences().collect();
     assert!(sentences.contains(&(2, "packets that the box cannot read as RoCE v2 packets")), "{sentences:?}");
     assert!(sentences.contains(&(2, "packets passed through unchanged")), "{sentences:?}");
-    // The packet belongs to a connection that the box passes on.
+    // The packet belongs to a connection that the box relays after a call of `relay`.
     let (client_qpn, node_qpn) = (Qpn::new(0x51), Qpn::new(0x52));
     let mut packet = [0; 28];
     BthPacket::new_unchecked(&mut packet[..]).set_opcode(Opcode::RC_SEND_ONLY);

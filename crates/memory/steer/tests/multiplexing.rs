@@ -44,7 +44,7 @@ struct Program {
     open: VecDeque<(u64, Work)>,
     next: u64,
     left: usize,
-    /// The last value that the client saw in each word.
+    /// The latest value that the client saw in each word.
     seen: [u64; CAS_WORDS],
     /// Expected values of the client's own bytes; `None` after a WRITE that failed.
     own: Vec<Option<u8>>,

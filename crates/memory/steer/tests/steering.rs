@@ -111,7 +111,7 @@ fn tail(address: u64, version: u64) -> u64 {
     TAIL | version << 48 | address
 }
 
-/// Returns the address in a word of either kind.
+/// Returns the address in a word, which either marks the last node or names the next node.
 fn address_in(word: u64) -> u64 {
     word & ((1 << 48) - 1)
 }

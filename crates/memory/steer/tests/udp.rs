@@ -216,7 +216,8 @@ fn other_programs_accept_packets_rewritten_by_a_udp_box() {
         &[],
         &[Opcode::RC_ATOMIC_ACKNOWLEDGE],
     );
-    // One packet of a longer READ response may leave the box before the next one arrives.
+    // The response is a single packet. With a longer response, one packet may leave the box before the next one
+    // arrives, so the order in the capture would vary.
     let response = [Opcode::RC_READ_RESPONSE_ONLY];
     expect(&[(Opcode::RC_READ_REQUEST, own_key.as_str())], &[(Opcode::RC_READ_REQUEST, to_node)], &response, &response);
     set.post(0, SendOperation::Write { remote_address, rkey }, 0, 1500);
@@ -233,8 +234,8 @@ fn other_programs_accept_packets_rewritten_by_a_udp_box() {
     set.wait(0, 1);
     assert_eq!(set.clients[0].0.memory.read(8192, 1000), set.node.memory.read(0, 1000));
     assert_eq!(set.at_box.steer().counters().cas_converted, 1);
-    // The node acknowledges two WRITEs, of which one was a CAS. The box acknowledges only the other WRITE to the
-    // client.
+    // The capture has 3 to 10 acknowledgements. The node acknowledges two WRITEs, one of which was a client's CAS. The
+    // box acknowledges only the other WRITE to the client.
     let _ = writeln!(expected, "acks 3 10");
     drop(set);
     let found = std::fs::read(&path).expect("the capture").len();
@@ -264,7 +265,7 @@ fn clients_on_sockets_of_their_own_share_a_counter() {
     assert_eq!(set.node.memory.word(0), 3 * 20 * 8, "an addition did not happen exactly once");
     assert_eq!(set.at_box.counters().damaged, 0);
     drop(set);
-    // The expected content depends on the machine, so remove the files.
+    // The contents of this capture depend on the machine, so `cargo xtask test` cannot check it. Remove its files.
     if own.is_dir() {
         std::fs::remove_dir_all(own).expect("our own directory");
     } else {

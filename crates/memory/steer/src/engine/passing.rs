@@ -97,7 +97,8 @@ impl Steer {
         true
     }
 
-    /// Forwards an unreadable packet: to its destination if it is not addressed to the box, and otherwise to the node.
+    /// Forwards an unreadable packet. Packets for the box's own address go to the node, all others to their
+    /// destination.
     pub(super) fn pass_unparsed(&mut self, outer: &Outer, packet: &[u8]) {
         self.counters.unparsed += 1;
         if outer.dst != self.config.address {

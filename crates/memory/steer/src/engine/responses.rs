@@ -36,7 +36,7 @@ impl Steer {
         let Some(node) = &self.node else { return };
         let is_next = psn == node.next_psn();
         if !node.is_outstanding(psn) {
-            // The repetition of an old answer is harmless and counts as expected.
+            // The repetition of an old answer is harmless, so it does not count as unexpected.
             let is_old = psn.is_before(node.oldest());
             self.counters.unexpected += u64::from(!is_old && !is_next);
             return;
@@ -206,8 +206,8 @@ impl Steer {
         self.release(message);
     }
 
-    /// Returns the value that a client gets for a steered CAS: the word at the actual node. If the CAS failed and found
-    /// the word of a last node, this word would look like success to the client. So the client gets zero instead.
+    /// Returns the value that a client gets for a steered CAS: the word at the actual node. If a failed CAS found a word
+    /// that marks a last node, this word would look like success to the client. So the client gets zero instead.
     pub(super) fn seen_by_client(&self, compared: u64, original: u64) -> u64 {
         let looks_like_success = self.steering.as_ref().is_none_or(|steering| steering.is_tail(original));
         if original != compared && looks_like_success { 0 } else { original }

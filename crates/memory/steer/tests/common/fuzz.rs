@@ -21,7 +21,8 @@ const LIMITS: Limits = Limits {
     incomplete_ns: 1_000_000,
 };
 
-/// Layout in which each WRITE of at least 16 bytes is a node, which begins with its word and its key.
+/// Layout in which each WRITE of at least 16 bytes is a node of a store. A node begins with the word that names the
+/// next node or marks the last one. The node's key follows.
 #[derive(Debug)]
 struct AnyNode;
 
@@ -96,7 +97,7 @@ pub fn fuzz_packets(data: &[u8]) {
                 let payload = packet.len() - BTH_LEN - opcode.extension_len();
                 let mut reth = RethPacket::new_unchecked(&mut packet[BTH_LEN..BTH_LEN + RETH_LEN]);
                 reth.set_virtual_address(0x1000 + (choices.short() as u64 & 0xff8));
-                // For an atomic, this field is the beginning of the atomic's operand.
+                // In an atomic, these bytes are not a length, but the beginning of the atomic's operand.
                 reth.set_dma_length(if choices.chance() { payload as u32 } else { choices.short() as u32 });
                 reth.set_rkey(RKey::new(1));
             }
