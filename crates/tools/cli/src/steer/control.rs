@@ -141,7 +141,7 @@ struct Reached {
 pub(super) enum Refusal {
     #[error(transparent)]
     Setup(#[from] SetupError),
-    #[error("{peer} gave up: it cannot connect with the box, or its program ended")]
+    #[error("{peer} gave up the setup: it cannot connect to this middlebox, or its program ended")]
     GaveUp { peer: String },
     #[error("{peer} sets up a connection of messages; a box takes queue pairs for READ, WRITE and atomics")]
     Messages { peer: String },
