@@ -7,11 +7,11 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use nix::net::if_::if_nametoindex;
 use socket2::{Domain, Socket, Type};
 
-/// Connections that wait to be accepted. Admission raises this number.
+/// Maximum number of connections that wait for `accept`. [`Clients`](crate::admission::Clients) raises this limit.
 const BACKLOG: i32 = 128;
 
-/// Adds a port to a host that has none. An IPv6 address may stand in brackets. A link-local address may have a scope:
-/// the name or number of the interface.
+/// Returns a host with its own port, or with `port` if the host has none. An IPv6 address may stand in brackets. A
+/// link-local address may have a scope, which is the name or number of an interface.
 pub(crate) fn with_port(address: &str, port: u16) -> String {
     if let Some(address) = ipv6(address) {
         return format!("[{address}]:{port}");
@@ -39,7 +39,7 @@ fn scoped(text: &str) -> Option<String> {
         return text.parse::<Ipv6Addr>().ok().map(|address| address.to_string());
     };
     let address: Ipv6Addr = address.parse().ok()?;
-    // The standard library reads only numbers. An unknown interface name stays, so that the error names it.
+    // The standard library parses only numeric scopes. Keep the name of an unknown interface for the error text.
     Some(format!("{address}%{}", interface_number(scope).unwrap_or_else(|| scope.to_owned())))
 }
 
@@ -47,7 +47,7 @@ fn interface_number(name: &str) -> Option<String> {
     if_nametoindex(name).ok().map(|number| number.to_string())
 }
 
-/// Returns the end of the error about a host that was not found.
+/// Returns a hint for the error about a host that was not found. The hint is empty for an address without a scope.
 pub(crate) fn scope_hint(address: &str) -> &'static str {
     if address.contains('%') { " (the part after % must be an interface of this machine)" } else { "" }
 }
@@ -98,7 +98,7 @@ impl Listen {
     }
 }
 
-/// Returns the listener for both families, or the one for IPv4 if the kernel lacks IPv6.
+/// Returns `both`, the listener for IPv4 and IPv6, or calls `ipv4` if the kernel lacks IPv6.
 fn unless_ipv6_lacks(
     both: io::Result<TcpListener>,
     ipv4: impl FnOnce() -> io::Result<TcpListener>,
@@ -114,7 +114,7 @@ fn unless_ipv6_lacks(
     }
 }
 
-/// Binds like `TcpListener::bind`, but [::] always includes all addresses of IPv4.
+/// Binds a listener like `TcpListener::bind`, but a listener at [::] always accepts connections over IPv4 too.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), None)?;
     if address.is_ipv6() {
@@ -169,7 +169,7 @@ mod tests {
         if TcpListener::bind("[::1]:0").is_ok() {
             assert!(reaches("::1"), "{listener:?}");
         }
-        // Without IPv6, IPv4 is enough. A taken port is still an error.
+        // If the kernel lacks IPv6, a listener for IPv4 suffices. A port that is in use is an error in any case.
         let ipv4 = || TcpListener::bind("127.0.0.1:0");
         let lacks = io::Error::from_raw_os_error(nix::errno::Errno::EAFNOSUPPORT as i32);
         assert!(unless_ipv6_lacks(Err(lacks), ipv4).unwrap().local_addr().unwrap().is_ipv4());

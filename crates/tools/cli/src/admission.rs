@@ -9,13 +9,14 @@ use doorbell_exchange::admission::{Event, Limits, Lobby, Opening};
 
 use crate::output::note;
 
-/// Maximum number of notes about refused visitors within [`NOTES_TIME`]. Without it, strangers could fill a log.
+/// Maximum number of notes about refused visitors within [`NOTES_TIME`]. Without this limit, strangers could fill a
+/// log.
 const NOTES_MAX: usize = 10;
 
-/// See [`NOTES_MAX`].
+/// Period in which at most [`NOTES_MAX`] notes are printed.
 const NOTES_TIME: Duration = Duration::from_secs(10);
 
-/// Clients of a listener, of which each has completed its opening `O`.
+/// Source of the clients of a listener. It returns a client after the client has completed the opening `O`.
 #[derive(Debug)]
 pub(crate) struct Clients<O> {
     lobby: Lobby<O>,
@@ -23,14 +24,14 @@ pub(crate) struct Clients<O> {
     begun: Instant,
 }
 
-/// A client that is next to be served.
+/// A client that has been admitted and is to be served.
 #[derive(Debug)]
 pub(crate) struct Client<T> {
     pub(crate) stream: TcpStream,
     pub(crate) from: SocketAddr,
-    /// Contents of its opening.
+    /// Contents of the client's opening.
     pub(crate) opening: T,
-    /// Deadline of its set-up. Its opening has used a part of this time.
+    /// Deadline of the client's set-up, which includes the opening.
     pub(crate) until: Instant,
 }
 
@@ -53,7 +54,7 @@ impl<O: Opening<Refusal: Display>> Clients<O> {
         }
     }
 
-    /// Waits for the next client until an instant.
+    /// Waits for the next client, but no longer than until `until`.
     pub(crate) fn next_until(&mut self, until: Instant) -> Option<Client<O::Admitted>> {
         loop {
             match self.handle(Some(until)) {
@@ -63,7 +64,8 @@ impl<O: Opening<Refusal: Display>> Clients<O> {
         }
     }
 
-    /// Handles visitors until one is admitted or refused. Notes why one is refused.
+    /// Handles visitors until one visitor is admitted or refused, or until `until`. Prints a note about a refused
+    /// visitor.
     fn handle(&mut self, until: Option<Instant>) -> Option<Client<O::Admitted>> {
         let said = match self.lobby.next(until) {
             Ok(Some(Event::Admitted { stream, from, until, opening })) => {
@@ -82,7 +84,7 @@ impl<O: Opening<Refusal: Display>> Clients<O> {
     }
 }
 
-/// Limit on notes.
+/// Rate limit of the notes about refused visitors.
 #[derive(Debug, Default)]
 struct Notes {
     since: Duration,
@@ -91,7 +93,8 @@ struct Notes {
 }
 
 impl Notes {
-    /// Returns the number of notes suppressed since the last one, or `None` if another note may not be written.
+    /// Returns the number of notes that were suppressed since the last printed note. Returns `None` if the next note
+    /// must be suppressed too.
     fn allow(&mut self, now: Duration) -> Option<usize> {
         if now - self.since >= NOTES_TIME {
             (self.since, self.count) = (now, 0);

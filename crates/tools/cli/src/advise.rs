@@ -26,8 +26,8 @@ use crate::wire::parse_mtu;
 pub(crate) struct Advise {
     #[command(flatten)]
     parameters: ParametersArgument,
-    /// Message sizes in bytes, separated by commas. If their shares differ, each size has its share of the messages
-    /// after a colon: 64:9,8K:1
+    /// Message sizes in bytes, separated by commas. A size may have its share of the messages after a colon, as in
+    /// 64:9,8K:1 [default share: 1]
     #[arg(short, long, value_name = "BYTES[:SHARE]", value_delimiter = ',', required_unless_present = "shared_memory",
           value_parser = parse_size)]
     size: Vec<(u64, f64)>,
@@ -37,28 +37,28 @@ pub(crate) struct Advise {
     /// Sending and receiving threads: SENDERS:RECEIVERS
     #[arg(long, value_name = "N:M", default_value = "1:1", value_parser = parse_peers)]
     peers: Peers,
-    /// Connections between them [default: the larger of N and M]
+    /// Connections between senders and receivers [default: the larger of N and M]
     #[arg(short = 'q', long, value_name = "N", value_parser = quantity::count::<u32>)]
     connections: Option<u32>,
     /// Both sides send
     #[arg(short, long)]
     bidirectional: bool,
-    /// Goal that ranks the advice
+    /// Goal by which the advice is ranked
     #[arg(long, value_name = "GOAL", value_enum, default_value = "latency")]
     first: First,
-    /// The receiver learns the destination of a message from its first bytes, and wants it there
+    /// The receiver learns the destination of a message from its first bytes, and needs the message at that destination
     #[arg(long)]
     place: bool,
     /// The receiver sleeps until a message comes
     #[arg(long)]
     sleep: bool,
-    /// The receiver keeps some messages for long while others proceed
+    /// The receiver keeps some messages for a long time while it processes later messages
     #[arg(long)]
     hold: bool,
     /// Maximum message memory of a sending or receiving thread, in MiB; also as in 4G
     #[arg(long, value_name = "MIB", value_parser = quantity::mebibytes)]
     memory: Option<usize>,
-    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: that of the parameters]
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the path MTU of the parameters]
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
     /// Use IPv6 instead of IPv4
@@ -154,7 +154,7 @@ fn print(arguments: &Advise, parameters: &Parameters, all: &[Advice]) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the figures of the model beside the simulated ones.
+/// Prints the figures of the model beside the simulated figures.
 fn print_simulated(
     arguments: &Advise,
     testbed: &Testbed,
@@ -202,7 +202,7 @@ fn print_simulated(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Converts the error: all errors of an advice are wrong usage.
+/// Converts an error of an advice to [`Usage`], because only wrong arguments cause such errors.
 fn usage(error: AdviseError) -> Usage {
     let option = match &error {
         AdviseError::Need { what: "the rate", .. } => "--rate",

@@ -58,7 +58,7 @@ pub(crate) enum Bench {
     /// Measure bandwidth: messages per second, and the packets that they cost
     #[command(after_help = BW_EXAMPLES)]
     Bw(Exchange),
-    /// Measure the same datagrams in this kernel without an RNIC
+    /// Measure the limit of this kernel: the datagrams of a software RNIC between two processes, without an RNIC
     Limit(limit::Limit),
 }
 
@@ -106,7 +106,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             let pinning = |device: &Device| pinning_if_given(exchange, device);
             exchange.meeting.serve_one(exchange.memory_bytes(), pinning, |toward| {
                 if chosen.is_soft() && exchange.device.bind.is_none() && toward.is_some() {
-                    device = None; // it may already be open at this address after a rejected client
+                    device = None; // a rejected client may have left the device open at this address
                 }
                 match &device {
                     Some(device) => Ok(device.clone()),
@@ -120,7 +120,7 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             let terms = Terms { pinning: exchange.cpus.pinning(&device)?, ..Terms::open(exchange.memory_bytes()) };
             match session::serve(device, peer::call_back(&address, exchange.meeting.token())?, &terms) {
                 Ok(()) => Ok(ExitCode::SUCCESS),
-                // The process that started this one has ended, and has reported a failure itself.
+                // The process that started this one has closed the connection and has reported the failure.
                 Err(SessionError::Control(_)) => Ok(ExitCode::FAILURE),
                 Err(error) => Err(error.into()),
             }
@@ -151,13 +151,13 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Returns the default pinning: none. Two sides that were started separately do not know whether they share a
-/// machine. On a busy machine, a pinned thread cannot move to another CPU.
+/// Returns the default pinning, which pins no thread. Two sides that were started separately do not know whether they
+/// share a machine, and a pinned thread cannot leave a CPU that another thread keeps busy.
 fn unpinned() -> Pinning {
     Pinning::none("--cpus says where")
 }
 
-/// Returns the CPUs of one side of two that were started separately.
+/// Returns the pinning of this side if the user has started the two sides separately.
 fn pinning_if_given(exchange: &Exchange, device: &Device) -> Result<Pinning, Failure> {
     match exchange.cpus.is_given() {
         true => Ok(exchange.cpus.pinning(device)?),
@@ -165,8 +165,8 @@ fn pinning_if_given(exchange: &Exchange, device: &Device) -> Result<Pinning, Fai
     }
 }
 
-/// Measures all sizes. `pinning` belongs to all processes on this machine; `place` is the position of this process
-/// among them.
+/// Measures all sizes. `pinning` has the CPUs of all processes of the measurement on this machine; `place` is the
+/// position of this process among those processes.
 fn measure(
     kind: Kind,
     exchange: &Exchange,

@@ -20,10 +20,10 @@ use crate::quantity;
 /// TCP port on which both sides meet, the same as perftest's.
 pub(crate) const DEFAULT_TCP_PORT: u16 = 18515;
 
-/// Time that the other side may take to accept.
+/// Time after which an attempt to connect to the other side fails.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Connects to a server. `command` starts one there.
+/// Connects to a server. The error about an unreachable server suggests `command`, which starts a server.
 pub(crate) fn connect(address: &str, command: &str) -> Result<TcpStream, Failure> {
     reach(address, &is_running(command))
 }
@@ -36,12 +36,13 @@ fn is_running(command: &str) -> String {
     format!("; is `{command}` running there?")
 }
 
-/// Connects to a server. `hint` ends the error about an unreachable server.
+/// Connects to a server. The error about an unreachable server ends with `hint`.
 pub(crate) fn reach(address: &str, hint: &str) -> Result<TcpStream, Failure> {
     reach_by(address, hint, |address| TcpStream::connect_timeout(&address, DEADLINE))
 }
 
-/// Connects to a server with segments of at most this size in both directions. `command` starts one there.
+/// Connects to a server with TCP segments of at most `bytes` bytes in both directions. The error about an unreachable
+/// server suggests `command`, which starts a server.
 pub(crate) fn connect_in_segments(address: &str, command: &str, bytes: u32) -> Result<TcpStream, Failure> {
     reach_by(address, &is_running(command), |address| {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), None)?;
@@ -81,15 +82,16 @@ pub(crate) fn random_token() -> Result<Token, Failure> {
     Ok(text.parse()?)
 }
 
-/// Returns the address at which a peer on another machine reaches this one. Returns `None` if the peer is local: then
-/// each device needs an address of its own.
+/// Returns the address at which a peer on another machine reaches this machine. Returns `None` if the peer is on this
+/// machine, where each device needs an address of its own.
 pub(crate) fn address_toward(stream: &TcpStream) -> Option<IpAddr> {
     let own = stream.local_addr().ok()?.ip().to_canonical();
     let peer = stream.peer_addr().ok()?.ip().to_canonical();
     (own != peer && !own.is_loopback()).then_some(own)
 }
 
-/// Returns the same address for a host without a connection.
+/// Returns the address at which the host at `address` reaches this machine, like [`address_toward`] but without a
+/// connection.
 pub(crate) fn address_toward_host(address: &str) -> Result<Option<IpAddr>, Failure> {
     let failed = |error| format!("{address} is no host and port that packets can be sent to: {error}");
     let mut found = address.to_socket_addrs().map_err(failed)?;
@@ -106,18 +108,18 @@ pub(crate) fn address_toward_host(address: &str) -> Result<Option<IpAddr>, Failu
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Other machines")]
 pub(crate) struct Meeting {
-    /// Serve clients until interrupted (`bench`: until one client is done). Listens on ADDRESS or ADDRESS:PORT;
-    /// without a value, on all addresses of IPv4 and IPv6 with a token, else on loopback
+    /// Serve clients until interrupted (`bench`: serve one client). Listens on ADDRESS or ADDRESS:PORT. Without a
+    /// value, listens on all addresses of IPv4 and IPv6 if --token or --anyone is given, else on loopback
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "")]
     listen: Option<String>,
     /// TCP port on which both sides meet
     #[arg(short, long, default_value_t = DEFAULT_TCP_PORT, value_parser = quantity::port)]
     port: u16,
-    /// Secret that a client must show to a listening side. Other users of the machine can see it on the command line:
-    /// DOORBELL_TOKEN hides it
+    /// Secret that a client must show to a listening side. Other users of the machine can see the command line: set
+    /// DOORBELL_TOKEN to hide the secret
     #[arg(long, env = "DOORBELL_TOKEN", hide_env_values = true)]
     token: Option<Token>,
-    /// With --listen: serve any client without a token
+    /// With --listen: serve every client, also clients without a token
     #[arg(long)]
     anyone: bool,
 }
@@ -148,7 +150,7 @@ impl Meeting {
 
     /// Rejects options of a listening side on a side that does not listen.
     pub(crate) fn check(&self) -> Result<(), Usage> {
-        // clap ignores `requires` if the other option conflicts with HOST.
+        // `requires` is not enough: clap ignores it if HOST is given, because --listen conflicts with HOST.
         if self.anyone && !self.listens() {
             return Err(Usage(
                 "--anyone applies to the side that listens, which then serves clients without a token: use it there, \
@@ -179,7 +181,7 @@ impl Meeting {
         Introduction { token: self.token.clone(), examine, ..Introduction::default() }
     }
 
-    /// Listens, and prints the address and the clients that it serves.
+    /// Listens, and prints the address of the listener and which clients are served.
     fn listener(&self) -> Result<TcpListener, Failure> {
         let address = self.address()?;
         let listener = address.bind().map_err(|error| format!("cannot listen on {address}: {error}"))?;
@@ -195,8 +197,8 @@ impl Meeting {
         Ok(Terms { memory_bytes, token: self.token.clone(), pinning, process })
     }
 
-    /// Listens for clients that show the right token. Without a token, it accepts clients that send a client's
-    /// greeting.
+    /// Listens for clients that show the right token. If this side has no token, every client with a valid greeting
+    /// is admitted.
     fn clients(&self) -> Result<Clients<SessionOpening>, Failure> {
         Ok(Clients::new(self.listener()?, SessionOpening::new(self.token.clone()))?)
     }
@@ -215,23 +217,23 @@ impl Meeting {
         Ok(AdmittedClient::new(stream, opening)?.serve(device, &terms)?)
     }
 
-    /// Serves one client after another until the process ends. `open` opens the device for a client. Its argument is
-    /// the address at which the client reaches this machine, if the client is on another machine. `pinning` returns
-    /// the CPUs of its threads.
+    /// Serves one client after another until the process ends. `open` opens the device for a client. The argument of
+    /// `open` is the address at which the client reaches this machine, if the client is on another machine. `pinning`
+    /// returns the CPUs of the threads that serve a client.
     pub(crate) fn serve(
         &self,
         memory_bytes: usize,
         pinning: impl FnOnce(&Device) -> Result<Pinning, Usage>,
         open: impl Fn(Option<IpAddr>) -> Result<Device, Failure>,
     ) -> Result<std::convert::Infallible, Failure> {
-        // Report a device that does not open before any client comes.
+        // Open the device once before any client connects, so that its errors appear at once.
         let pinning = pinning(&open(None)?)?;
         let mut clients = self.clients()?;
         let terms = self.terms(memory_bytes, pinning)?;
         let mut known = HashSet::new();
         loop {
             let Client { stream, from, opening, .. } = clients.next();
-            // A study makes a connection for each point: print a client once.
+            // A study connects again for each point, so print the address of a client only once.
             if known.len() < 1024 && known.insert(from.ip()) {
                 note!("serving {}", from.ip());
             }

@@ -27,21 +27,21 @@ Examples:
   doorbell counters --prometheus 9464       an exporter on 127.0.0.1, port 9464
 
 The list has the kernel's devices, and the software RNICs that processes of this user have open.
-A counter that a device lacks is shown as - (null in JSON), which is not 0.";
+A counter that a device lacks is shown as - (null in JSON), not as 0.";
 
-/// Show RDMA devices per second: bytes, packets, operations, retransmissions, RNR NAKs, packets out of sequence and
-/// congestion notifications, transmitted (tx) and received (rx)
+/// Show rates of RDMA devices: bytes, packets, operations, retransmissions, RNR NAKs, packets out of sequence and
+/// congestion notifications per second, transmitted (tx) and received (rx)
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Counters {
-    /// Only this device: its name (mlx5_0, mlx5_0/1, doorbell0@127.0.0.1), its address, or the number of the process
-    /// that has it open
+    /// Show only this device, given by its name (mlx5_0, mlx5_0/1, doorbell0@127.0.0.1), its address, or the ID of the
+    /// process that has the device open
     #[arg(value_name = "DEVICE")]
     device: Option<String>,
-    /// Same as DEVICE, as other commands name it
+    /// Same as DEVICE, for users of the other commands, which have this option
     #[arg(short = 'd', long = "device", value_name = "DEVICE", conflicts_with = "device")]
     device_option: Option<String>,
-    /// Interval in seconds, 0.1 to 3600; also as in 500ms
+    /// Interval in seconds, 0.1 to 3600, or with a unit, as in 500ms
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = quantity::seconds)]
     interval: f64,
     /// End after this number of intervals
@@ -50,7 +50,7 @@ pub(crate) struct Counters {
     /// Print one JSON object per interval and line
     #[arg(long)]
     json: bool,
-    /// Print lines of text, also on a terminal
+    /// Print lines of text even if the output is a terminal, instead of the live view
     #[arg(long, conflicts_with = "json")]
     lines: bool,
     /// Print the devices and the sources of their counters, then end
@@ -120,7 +120,7 @@ pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
 
 const NO_DEVICE: &str = "no RDMA device: the kernel knows none, and no process of this user has a software RNIC open";
 
-/// Times of the looks: in equal steps from the start, regardless of the duration of a look.
+/// Times at which the devices are read: in equal steps from the start, regardless of the time that a reading takes.
 struct Pace {
     start: Instant,
     step: Duration,
@@ -133,20 +133,20 @@ impl Pace {
         Self { start: Instant::now(), step, steps: 0, left: count }
     }
 
-    /// Returns the time of the next look, or `None` after the last one.
+    /// Returns the time of the next look at the devices, or `None` after the last look.
     fn next(&mut self) -> Option<Instant> {
         self.left = match self.left {
             Some(0) => return None,
             left => left.map(|left| left - 1),
         };
-        // Steps that were missed (the machine slept) are not repeated.
+        // Skip the steps that were missed, such as while the machine was suspended.
         let passed = self.start.elapsed().as_nanos() / self.step.as_nanos();
         self.steps = u32::try_from(passed.saturating_add(1)).unwrap_or(u32::MAX).max(self.steps.saturating_add(1));
         self.start.checked_add(self.step.checked_mul(self.steps)?)
     }
 }
 
-/// Sentences that were printed. Each is printed once, or a broken device would fill the screen.
+/// Sentences that were printed. Each sentence is printed only once, so that a broken device does not fill the screen.
 #[derive(Default)]
 struct PrintedSentences(HashSet<String>);
 
@@ -158,7 +158,7 @@ impl PrintedSentences {
         self.0.len() < Self::MOST && self.0.insert(sentence.to_owned())
     }
 
-    /// Returns the new notes and remarks of a look.
+    /// Returns the notes and remarks of a look that were not printed before.
     fn news(&mut self, look: &Look) -> Vec<String> {
         let remarks = look.devices.iter().flat_map(|device| {
             let label = &device.sample.identity.label;
@@ -178,7 +178,7 @@ fn remarks(device: &Interval) -> impl Iterator<Item = &String> {
     device.rates.iter().flat_map(|rates| &rates.remarks)
 }
 
-/// Formats a rate with its significant digits.
+/// Formats a rate with two decimals below 1, one decimal below 100, and no decimals from 100 on.
 fn short(rate: Option<f64>) -> String {
     match rate {
         None => "-".to_owned(),
@@ -193,7 +193,7 @@ fn mib(bytes_per_s: Option<f64>) -> String {
     bytes_per_s.map_or_else(|| "-".to_owned(), |rate| format!("{:.2}", rate / f64::from(1 << 20)))
 }
 
-/// Returns the program that has the device open, or its driver.
+/// Returns the program that has the device open, or else the driver and network interface of the device.
 fn owner(device: &Interval) -> String {
     let identity = &device.sample.identity;
     let parts = match (&identity.program, identity.pid) {

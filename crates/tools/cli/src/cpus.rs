@@ -10,8 +10,8 @@ use crate::failure::Usage;
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Cpus {
     /// CPUs to which polling threads are pinned, in this order: numbers and ranges, such as 0,2,4-7, or `none`. Two
-    /// processes of one machine take them in turn. No thread is pinned if more threads poll than CPUs exist [default:
-    /// `study` takes CPUs near the device, one of each core first; `bench` pins no thread]
+    /// processes on one machine take CPUs of the list alternately. No thread is pinned if more threads poll than CPUs
+    /// exist [default: `study` takes CPUs near the device, one of each core first; `bench` pins no thread]
     #[arg(long = "cpus", value_name = "LIST")]
     given: Option<CpuChoice>,
 }
@@ -40,13 +40,13 @@ impl Cpus {
         self.given.clone().unwrap_or_default()
     }
 
-    /// Returns the option for another process, if it was given.
+    /// Returns the value of `--cpus` for another process, or `None` if the user has given no value.
     pub(crate) fn argument(&self) -> Option<String> {
         self.given.as_ref().map(ToString::to_string)
     }
 }
 
-/// Returns the option that gives a second process this pinning.
+/// Returns the value of `--cpus` that gives a second process this pinning.
 pub(crate) fn argument_of(pinning: &Pinning) -> String {
     match pinning.cpus.is_empty() {
         true => CpuChoice::Unpinned,

@@ -18,14 +18,14 @@ use crate::quantity;
 /// Options that choose the RNIC, with perftest's names.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DeviceChoice {
-    /// RNIC to use, one of `doorbell devices` [default: the first active one of the machine, else doorbell0, the
-    /// embedded software RNIC; doorbell0 also with an option that only it has]
+    /// RNIC to use; `doorbell devices` lists the RNICs [default: the first active RNIC of the machine; doorbell0, the
+    /// embedded software RNIC, if there is none or if an option is given that only doorbell0 has]
     #[arg(short = 'd', long = "device", value_name = "DEVICE")]
     pub(crate) name: Option<String>,
     /// Port of an RNIC of the machine [default: the first active port]
     #[arg(short = 'i', long, value_name = "PORT", requires = "name", value_parser = quantity::count::<u8>)]
     pub(crate) ib_port: Option<u8>,
-    /// Index of the GID at which peers reach an RNIC of the machine [default: RoCE v2 over IPv4]
+    /// Index of the GID at which peers reach an RNIC of the machine [default: the GID of RoCE v2 over IPv4]
     #[arg(short = 'x', long, value_name = "INDEX", requires = "name", value_parser = quantity::count::<u32>)]
     pub(crate) gid_index: Option<u32>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct DeviceChoice {
 /// UDP port of the software RNICs of a command.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct UdpPort {
-    /// UDP port of both ends; only 4791 is RoCE
+    /// UDP port of both ends; the port of RoCE is 4791
     #[arg(
         long = "udp-port",
         id = "udp_port",
@@ -52,7 +52,7 @@ impl UdpPort {
         self.port == ROCE_UDP_PORT
     }
 
-    /// Prints a note about any other port.
+    /// Prints a note if this is not RoCE's port.
     pub(crate) fn note_if_other(self) {
         if !self.is_roce() {
             note!("UDP port {}: not RoCE's 4791, so other devices and dissectors do not know it", self.port);
@@ -60,7 +60,7 @@ impl UdpPort {
     }
 }
 
-/// Asks for short time slices on the first call, and returns whether this process has them.
+/// Asks the kernel for short time slices on the first call. Returns whether this process has short time slices.
 pub(crate) fn ask_for_short_time_slices() -> bool {
     static SHORT: OnceLock<bool> = OnceLock::new();
     *SHORT.get_or_init(|| shorten_time_slices().unwrap_or(false))
@@ -78,13 +78,13 @@ impl Chosen {
         matches!(self, Self::Soft)
     }
 
-    /// Opens the RNIC. `soft_options` are the options of the embedded one.
+    /// Opens the RNIC. `soft_options` returns the options of the embedded software RNIC.
     pub(crate) fn open(&self, soft_options: impl FnOnce() -> SoftOptions) -> Result<Device, Failure> {
         Ok(match self {
             Self::System(options) => system::open(options)?,
             Self::Soft => {
-                // The RNIC's threads and those of its peers take turns if CPUs are few. Without short slices they do
-                // so slowly.
+                // If CPUs are few, the threads of the RNIC and of its peers share them. Long time slices would then
+                // delay each packet.
                 ask_for_short_time_slices();
                 soft::open(&soft_options())?
             }
@@ -107,8 +107,8 @@ impl Chosen {
 }
 
 impl DeviceChoice {
-    /// Returns the chosen RNIC, and prints it if the user named none. `own` is a given option that only the embedded
-    /// RNIC has.
+    /// Returns the chosen RNIC, and prints its name if the user named none. `own` is an option that the user gave and
+    /// that only the embedded RNIC has.
     pub(crate) fn choose(&self, own: Option<&str>) -> Result<Chosen, Failure> {
         let (chosen, why) = self.choose_quietly(own)?;
         if let Some(why) = why {
@@ -117,7 +117,7 @@ impl DeviceChoice {
         Ok(chosen)
     }
 
-    /// Returns the chosen RNIC, and the note to print.
+    /// Returns the chosen RNIC, and a note about the choice if the user named no RNIC.
     pub(crate) fn choose_quietly(&self, own: Option<&str>) -> Result<(Chosen, Option<String>), Failure> {
         let chosen = self.chosen(own)?;
         if let Some(chosen) = chosen {
@@ -153,7 +153,7 @@ impl DeviceChoice {
                 }
             }
             (Some(name), Some(own)) => Err(Usage(format!(
-                "{own} applies only to {}, the embedded software RNIC: drop it, or -d {name}",
+                "{own} applies only to {}, the embedded software RNIC: drop {own} or -d {name}",
                 soft::NAME
             ))
             .into()),
@@ -164,7 +164,7 @@ impl DeviceChoice {
     }
 }
 
-/// Returns the failure without --bind, for a command that chooses the addresses of its devices itself.
+/// Replaces an error that suggests --bind. Commands that choose the addresses of their devices have no --bind.
 pub(crate) fn without_bind(error: Failure) -> Failure {
     let taken = match error.downcast_ref() {
         Some(doorbell_verbs::Error::Bind(BindError::InUse { address, port })) => {
@@ -175,10 +175,10 @@ pub(crate) fn without_bind(error: Failure) -> Failure {
         }
         _ => return error,
     };
-    format!("{taken}: end a program that has one, or give all hosts another --udp-port").into()
+    format!("{taken}: end a program that uses the port, or give all hosts another --udp-port").into()
 }
 
-/// Returns the first usable RNIC of the machine, or the reason why there is none.
+/// Returns the name of the first usable RNIC of the machine, or the reason why the machine has none.
 fn first_active() -> Result<String, String> {
     let none = "this machine has no RNIC that is active";
     match system::list(&SystemOptions::default()) {
@@ -186,7 +186,7 @@ fn first_active() -> Result<String, String> {
             let usable = devices.iter().find(|device| device.usable_port().is_some());
             usable.map(|device| device.name.clone()).ok_or_else(|| none.to_owned())
         }
-        // Most machines have no RNIC, and the user asked for none.
+        // Most machines have no RNIC, so details of this error would not help the user.
         Err(SystemError::Absent { .. } | SystemError::NoDevices | SystemError::NoList(_)) => Err(none.to_owned()),
         Err(error) => Err(error.to_string()),
     }

@@ -27,7 +27,7 @@ Examples:
 
 Exit status: 0 if no finding makes results wrong, 1 if one does, 2 on wrong usage.";
 
-/// Command that starts this side on another machine.
+/// Command that the user starts on another machine, so that this machine can examine it.
 const THERE: &str = "doorbell doctor --listen";
 
 /// Find conditions that would spoil a measurement: on this machine, on others, and between them
@@ -40,7 +40,7 @@ pub(crate) struct Doctor {
     device: DeviceChoice,
     #[command(flatten)]
     udp: UdpPort,
-    /// MiB of message memory that measurements need (or as in 4G)
+    /// Message memory that measurements need, in MiB or with a unit, as in 4G
     #[arg(long, value_name = "MIB", default_value = "256", value_parser = quantity::mebibytes)]
     memory: usize,
     /// Print one JSON object instead of text
@@ -66,18 +66,18 @@ impl Doctor {
     }
 }
 
-/// Findings about one machine, or about the path between it and this one.
+/// Findings about this machine, or about another machine and the path to that machine.
 struct Examined {
     /// Name of the machine that the user gave.
     name: String,
     environment: Option<Environment>,
-    /// Number of the process that answered there.
+    /// ID of the process that answered on that machine.
     process: Option<u64>,
     findings: Vec<Finding>,
 }
 
 impl Examined {
-    /// Returns a machine that could not be examined, with the reason.
+    /// Returns the entry of a machine that could not be examined. `finding` has the reason.
     fn not(name: &str, finding: Finding) -> Self {
         Self { name: name.to_owned(), environment: None, process: None, findings: vec![finding] }
     }
@@ -155,7 +155,7 @@ fn this_machine(doctor: &Doctor, chosen: &Chosen) -> Examined {
     }
 }
 
-/// Examines another machine, and the path between it and this one.
+/// Examines another machine, and the path to that machine.
 fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examined, Failure> {
     let address = doctor.meeting.at(host);
     let connect_with = |segment: Option<u32>| match segment {
@@ -164,7 +164,7 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
     };
     let introduction = doctor.meeting.introduction(true);
     let short = path::probe_control(&introduction, connect_with)?;
-    // If the path drops long packets, shorter ones can still examine the rest.
+    // If the path drops long packets, connect with short TCP segments, so that the rest can still be examined.
     let connect = || connect_with(short.as_ref().map(|_| path::SHORT_SEGMENT_BYTES));
     let stream = connect()?;
     let toward = control::address_toward(&stream);
@@ -188,15 +188,15 @@ fn other_machine(doctor: &Doctor, chosen: &Chosen, host: &str) -> Result<Examine
     Ok(Examined { name: host.to_owned(), environment: Some(environment), process, findings })
 }
 
-/// Returns the finding that the path is unknown, with the reason.
+/// Returns the finding that the path could not be examined because of this error.
 fn not_found_out(error: Failure) -> Finding {
     let is_broken = matches!(error.downcast_ref(), Some(SessionError::Control(_)));
     let (what, remedy) = match is_broken {
         true => (
             "the control connection broke while full packets of RoCE v2 were sent there and back",
-            "ask again; if it breaks again, something on the way drops packets of the control connection",
+            "examine again; if the connection breaks again, something on the path drops its packets",
         ),
-        false => ("no packets of RoCE v2 could be sent there and back", "mend that, and ask again"),
+        false => ("no packets of RoCE v2 could be sent there and back", "remove the cause, and examine again"),
     };
     let (subject, severity) = ("path".to_owned(), Severity::Spoils);
     Finding { subject, severity, what: format!("{what}: {error}"), remedy: remedy.to_owned() }

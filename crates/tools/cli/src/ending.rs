@@ -1,8 +1,8 @@
-//! Early end of a command: its terminal or the reader of its output goes, or a signal arrives.
+//! Early end of a command after the terminal or the reader of its output has gone, or after a signal.
 //!
-//! Signals end a command like any other program, except if the terminal must be restored first. A thread that sleeps
-//! in `poll` notices a terminal or a reader that goes. The command itself may be measuring, or waiting for a peer,
-//! and print nothing for minutes.
+//! Signals have their default action, except in a command that must restore the terminal first. A separate thread
+//! sleeps in `poll` and notices when the terminal or the reader has gone. The other threads of the command may measure
+//! or wait for a peer, and print nothing for minutes.
 #![allow(clippy::disallowed_methods, reason = "this module restores the terminal, and writes no untrusted text")]
 
 use std::io::{self, IsTerminal};
@@ -22,30 +22,31 @@ use ratatui::crossterm::terminal::{LeaveAlternateScreen, disable_raw_mode};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::low_level;
 
-/// Time for restoring a terminal: a stopped one takes no output, and must not block the command.
+/// Time after which the process ends even if its terminal is not restored. Writes to a stopped terminal block.
 const RESTORING: Duration = Duration::from_millis(500);
 
-/// Ends the process once its output has no reader any more.
+/// Ends the process once the reader of its standard output has gone.
 pub(crate) fn with_output() -> io::Result<()> {
     let stdout = io::stdout();
-    // A terminal that has gone does not count as one any more.
+    // Check now: after a terminal has gone, `is_terminal` returns `false`.
     let is_terminal = stdout.is_terminal();
     spawn(move || {
         wait(&mut [PollFd::new(stdout.as_fd(), PollFlags::empty())]);
         if is_terminal {
             end_as_by(SIGHUP);
         }
-        // A pipe without a reader is no error. Buffered output has no reader either.
+        // A pipe without a reader is no error. Exit without a flush, since nothing reads the buffered output.
         low_level::exit(0)
     })
 }
 
-/// Ends the process once its terminal goes, if it has one: its output is not its purpose.
+/// Ends the process once its terminal has gone, for a command whose purpose is not its output. Without a terminal, the
+/// command does not depend on the reader of its output.
 pub(crate) fn with_terminal() -> io::Result<()> {
     if io::stdout().is_terminal() { with_output() } else { Ok(()) }
 }
 
-/// Ends the process once the process that started it closes its standard input.
+/// Ends this process once its standard input is closed by the process that started it.
 pub(crate) fn with_input() -> io::Result<()> {
     spawn(|| {
         wait(&mut [PollFd::new(io::stdin().as_fd(), PollFlags::empty())]);
@@ -53,29 +54,29 @@ pub(crate) fn with_input() -> io::Result<()> {
     })
 }
 
-/// Ends the process together with its parent, such as a launcher, even if that is killed.
+/// Ends this process when its parent, such as a launcher, ends or is killed.
 pub(crate) fn with_parent() -> io::Result<()> {
     let parent = std::os::unix::process::parent_id();
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)?;
     if std::os::unix::process::parent_id() != parent {
-        end_as_by(SIGTERM); // it has gone already
+        end_as_by(SIGTERM); // the parent ended before `set_pdeathsig`
     }
     Ok(())
 }
 
-/// A terminal that the process draws on, and that is restored before the process ends in any way.
+/// A terminal on which the process draws. The terminal is restored before the process ends, also after a signal.
 pub(crate) struct Screen {
-    /// Whether the terminal must still be restored. A drawing thread holds the lock.
+    /// Whether the terminal must still be restored. A thread holds the lock while it draws.
     drawn: Arc<Mutex<bool>>,
 }
 
 impl Screen {
-    /// Takes over the signals. Call this before any change of the terminal.
+    /// Handles the signals that end the process. Call this function before any change of the terminal.
     pub(crate) fn take() -> io::Result<Self> {
         let signal = Arc::new(AtomicUsize::new(0));
         let (came, on_signal) = UnixStream::pair()?;
         for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-            // Actions run in their order of registration, so the number is there before the wake-up.
+            // Actions run in their order of registration, so the number of the signal is stored before the wake-up.
             signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)?;
             low_level::pipe::register(number, on_signal.try_clone()?)?;
         }
@@ -83,7 +84,7 @@ impl Screen {
         let to_restore = Arc::clone(&drawn);
         spawn(move || {
             let (stdin, stdout) = (io::stdin(), io::stdout());
-            // Only signals write to `on_signal`, so watch it for input.
+            // The actions of the signals write to `on_signal`, so watch `came`, the other end, for input.
             let mut fds = vec![PollFd::new(came.as_fd(), PollFlags::POLLIN)];
             fds.push(PollFd::new(stdout.as_fd(), PollFlags::empty()));
             if stdin.is_terminal() {
@@ -92,14 +93,14 @@ impl Screen {
             wait(&mut fds);
             let (done, restored) = channel();
             let restore = move || {
-                // First the step that works even on a stopped terminal.
+                // Begin with the step that works even on a stopped terminal.
                 let _ = disable_raw_mode();
                 let mut drawn = to_restore.lock().ignore_poison();
                 if std::mem::take(&mut *drawn) {
                     let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
                 }
                 let _ = done.send(());
-                // Keep the lock: no thread may draw any more.
+                // Keep the lock until the process ends, so that no thread draws any more.
                 std::thread::sleep(RESTORING);
             };
             if spawn(restore).is_ok() {
@@ -113,12 +114,12 @@ impl Screen {
         Ok(Self { drawn })
     }
 
-    /// Locks the terminal against restoring.
+    /// Locks the terminal, so that it is not restored while the caller draws.
     pub(crate) fn draw(&self) -> MutexGuard<'_, bool> {
         self.drawn.lock().ignore_poison()
     }
 
-    /// Restores the terminal after a normal end.
+    /// Restores the terminal at the normal end of the command.
     pub(crate) fn restore(self) -> io::Result<()> {
         let mut drawn = self.draw();
         if std::mem::take(&mut *drawn) {
@@ -133,14 +134,14 @@ fn spawn(body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name("ending".to_owned()).spawn(body).map(drop)
 }
 
-/// Ends this process as the signal would, so that a process that waits for it learns the reason.
+/// Ends this process as the signal would, so that the parent process sees the signal in the exit status.
 pub(crate) fn end_as_by(signal: i32) {
     let _ = low_level::emulate_default_handler(signal);
-    // Only a blocked signal leads here.
+    // This line is reached only if the signal is blocked.
     low_level::exit(128 + signal);
 }
 
-/// Waits for an event. A file that cannot be watched never has one.
+/// Waits for an event of any of the files. Ignores files that cannot be watched (`POLLNVAL`).
 fn wait(fds: &mut [PollFd<'_>]) {
     loop {
         match poll(fds, PollTimeout::NONE) {

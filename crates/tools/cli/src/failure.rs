@@ -3,7 +3,7 @@
 /// Reason of a failed command, as a sentence.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Invalid arguments, alone or together: wrong usage instead of a failure.
+/// Wrong usage: an argument is invalid, or two arguments are invalid together.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);
 

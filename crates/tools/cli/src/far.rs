@@ -43,29 +43,29 @@ Examples:
 
 #[derive(Subcommand)]
 pub(crate) enum Far {
-    /// Run a workload, in virtual time or here, and print the cost of each operation
+    /// Run a workload, in virtual time or on this machine, and print the cost of each operation
     ///
-    /// Each CAS is an attempt, and so is each READ of a value. It succeeds if it finds the newest node of the key.
+    /// Each CAS and each READ of a value is an attempt. An attempt succeeds if it finds the newest node of the key.
     #[command(after_help = EXAMPLES)]
     Run(Run),
-    /// Run a workload with clients in processes of their own, kill one of them, and check in the history that each
+    /// Run a workload with a process for each client, kill one of these processes, and check in the history that each
     /// key is a linearizable register
     Verify(verify::Verify),
-    /// A client of another process's store, which communicates with that process over standard input and output
+    /// Client of a store in another process, with which this one communicates over standard input and output
     #[command(hide = true)]
     Client(client::ClientProcess),
-    /// A memory node of another process's store, which communicates with that process over standard input and output
+    /// Memory node of a store in another process, with which this one communicates over standard input and output
     #[command(hide = true)]
     Memory(memory::MemoryProcess),
 }
 
 #[derive(Args)]
 pub(crate) struct Run {
-    /// Strategies for concurrent access of clients; several, separated by commas, run one after the other
+    /// Strategies for concurrent access of clients, separated by commas, which run one after the other
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "optimistic",
           value_parser = arguments::strategy)]
     strategy: Vec<Strategy>,
-    /// Number of clients, each a thread; several numbers, separated by commas, run one after the other
+    /// Number of clients, each a thread. Runs with several numbers, separated by commas, follow one another
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "64", value_parser = arguments::clients)]
     clients: Vec<usize>,
     #[command(flatten)]
@@ -78,7 +78,7 @@ pub(crate) struct Run {
     device: DeviceChoice,
     #[command(flatten)]
     udp: UdpPort,
-    /// Path of packets in a study, if the study has one.
+    /// Link that a study has chosen for the packets of this run.
     #[arg(skip)]
     link: Option<LinkChoice>,
     /// Print one JSON object instead of text
@@ -95,7 +95,7 @@ pub(crate) fn run(far: Far) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Path of a client to the memory: direct, or through a box while a stream is open.
+/// Path of a client to the memory: direct, or through a box. The stream to the box stays open as long as the path.
 enum Entered {
     Straight(MemoryDescription),
     BoxConnection(BoxConnection),
@@ -174,7 +174,7 @@ impl Run {
         };
         if self.other.addresses().is_some() && self.clients.len() * self.strategy.len() > 1 {
             return Err(Usage(
-                "--through is for one strategy and one number of clients: that box knows one store".to_owned(),
+                "--through must be given with one strategy and one number of clients, for one store".to_owned(),
             )
             .into());
         }
@@ -209,7 +209,7 @@ impl Run {
                         arguments::check_here(strategy, chosen, &self.other)?;
                         self.measure(chosen, strategy, clients, &Pinning::default())?
                     }
-                    (None, None) => return Err(Usage("a testbed or a device is needed".to_owned()).into()),
+                    (None, None) => return Err(Usage("give a testbed (--testbed) or a device (-d)".to_owned()).into()),
                 };
                 if !self.json {
                     if rows.is_empty() {
@@ -227,8 +227,8 @@ impl Run {
         Ok(())
     }
 
-    /// Runs the workload on this machine, with one thread each for the memory node, the metadata service and each
-    /// client. The clients of a host share a device and a cache.
+    /// Runs the workload on this machine, with a thread for the memory node, a thread for the metadata service, and a
+    /// thread for each client. The clients of a host share a device and a cache.
     fn measure(&self, chosen: &Chosen, strategy: Strategy, clients: usize, pinning: &Pinning) -> Result<Row, Failure> {
         let load = self.workload.load(clients, false)?;
         let soft = || SoftOptions { port: self.udp.port, link: self.link, publish: false, ..SoftOptions::default() };

@@ -4,11 +4,12 @@ use doorbell_report::Run;
 use doorbell_study::experiment::{LINK_FIGURES, PointRecord, View, compared};
 use serde_json::{Value, json};
 
-/// Column widths of a protocol's name, and of a figure.
+/// Width of the column with the names of the protocols.
 const NAME: usize = 28;
+/// Width of a column with figures.
 const FIGURE: usize = 9;
 
-/// Returns the lines of the table; none if the study compared no links.
+/// Returns the lines of the table, or an empty vector if the study compared no links.
 pub(crate) fn table(run: &Run) -> Vec<String> {
     let rows = compared(View::new(&run.records));
     if rows.is_empty() {

@@ -1,6 +1,6 @@
 //! The `doorbell` command.
 #![forbid(unsafe_code)]
-// `println` and `eprintln` panic without a reader. Use the macros of `output`, which do not.
+// `println` and `eprintln` panic if their output has no reader. The functions of `output` do not panic.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod address;
@@ -48,12 +48,12 @@ enum Command {
     /// Measure message exchange between two processes, or the limit of the kernel
     #[command(subcommand)]
     Bench(Box<bench::Bench>),
-    /// List the RDMA devices of this machine, and the embedded one: ports, GIDs, limits
+    /// List the RDMA devices of this machine and the embedded software RNIC: ports, GIDs, limits
     Devices(device::Devices),
     /// Find conditions here, or between this machine and others, that would spoil a measurement, and show remedies
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(doctor::Doctor),
-    /// Show RDMA devices per second: packets, bytes, retransmissions, RNR, congestion
+    /// Show rates of RDMA devices: packets, bytes, retransmissions, RNR and congestion per second
     Counters(counters::Counters),
     /// Rank protocols, windows and batches for a need
     Advise(advise::Advise),
@@ -63,7 +63,7 @@ enum Command {
     /// Simulate testbeds in virtual time, from the parameters of their parts
     #[command(subcommand)]
     Sim(Box<sim::Sim>),
-    /// Run a middlebox between clients and a memory node, whose CPU takes no part
+    /// Run a middlebox between clients and a passive memory node
     #[command(after_help = steer::EXAMPLES)]
     Steer(steer::Steer),
     /// Run workloads on a store in passive memory, and show the cost of strategies for concurrent access
@@ -90,10 +90,11 @@ enum Command {
 }
 
 impl Command {
-    /// Starts the watch for events that make this command pointless, and that end it.
+    /// Starts to watch for events that make this command pointless, such as a closed terminal. Such an event ends the
+    /// process.
     fn watch(&self) -> std::io::Result<()> {
         match self {
-            // The process becomes another program.
+            // `doorbell run` replaces this process with another program.
             Command::Run(_) => Ok(()),
             Command::Bench(bench) if bench.is_second() => ending::with_input(),
             Command::Counters(counters) if counters.is_exporter() => ending::with_terminal(),
@@ -111,7 +112,7 @@ impl Command {
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        // Arguments may contain untrusted file names. Help and version are the program's own text.
+        // The error may quote untrusted file names, which `write_note` escapes. Texts of help and version contain none.
         Err(error) if error.use_stderr() => {
             output::write_note(format_args!("{}", error.to_string().trim_end()));
             return ExitCode::from(WRONG_USAGE);
@@ -147,7 +148,7 @@ fn main() -> ExitCode {
     });
     match result {
         Ok(status) => status,
-        // The reader of the output has closed it: no error.
+        // It is no error that the reader of the output has closed the pipe.
         Err(error) if output::is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             output::note!("doorbell: {error}");

@@ -31,17 +31,17 @@ pub(crate) enum Model {
     /// Compare the model with published numbers, row by row
     ///
     /// A row is `within` if the prediction is at most 15 % off for a latency, and 20 % for a throughput or a number
-    /// derived from throughputs; otherwise it is `beyond`. The deviation of a published bound that the prediction
-    /// keeps is `kept`. A row is `no model` if the model lacks a required part. For each row that is beyond or has no
-    /// model, a sentence states the missing part.
+    /// derived from throughputs; otherwise it is `beyond`. If the published number is a bound that the prediction
+    /// keeps, the deviation is shown as `kept`. A row is `no model` if the model lacks a required part. For each row
+    /// that is beyond or has no model, a sentence states the missing part.
     ///
     /// Each row is compared as published: without credits, and in lists of one if the source does not batch. A row
-    /// that a parameter was `fitted to` is no test. Published sentences have verdicts too: whether predictions have
-    /// that shape.
+    /// to which a parameter was `fitted` is no test of the model. Each published sentence has a verdict too, which
+    /// states whether the predictions have the shape that the sentence describes.
     Check(check::Check),
     /// Fit parameters to records of `doorbell bench --json`, and to directories and records of `doorbell study`
     Fit(fit::Fit),
-    /// Time the parameters call by call, on two software RNICs of this process
+    /// Measure the parameters by timing single calls on two software RNICs of this process
     Measure(measure::Measure),
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn run(model: Model) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Subject of a prediction: messages of a protocol, or operations.
+/// Subject of a prediction: messages of a protocol, or operations of bare queue pairs.
 enum Subject {
     Messages(Workload),
     Operations(Posted),
@@ -82,7 +82,7 @@ impl Subject {
     }
 }
 
-/// A workload with its explanation.
+/// Subject of a prediction with its explanation.
 type Explained = (Subject, Explanation);
 
 fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Result<()>) -> Result<(), Failure> {

@@ -1,7 +1,7 @@
 //! Output: data goes to stdout, everything else to stderr.
 //!
 //! Untrusted text (a peer's message, names in files) may contain terminal control sequences. All writers of this
-//! module escape them. Clippy rejects `io::stdout` and `io::stderr` elsewhere, so no call site can forget it.
+//! module escape such sequences. Clippy rejects `io::stdout` and `io::stderr` in all other modules.
 #![allow(clippy::disallowed_methods, reason = "the only place that writes to the terminal")]
 
 use std::error::Error;
@@ -28,11 +28,11 @@ pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
 pub(crate) fn write_text(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let written = out.write_all(escape(text).as_bytes()).and_then(|()| out.flush());
-    // Keep the kind: a pipe without a reader is no failure.
+    // Keep the kind of the error, so that `is_broken_pipe` recognizes a pipe without a reader.
     written.map_err(|error| io::Error::new(error.kind(), format!("standard output: {error}")))
 }
 
-/// Writes a line to stderr. Ignores a missing reader.
+/// Writes a line to stderr. Ignores errors, such as that of a pipe without a reader.
 pub(crate) fn write_note(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{}", escape(&text.to_string()));
 }
@@ -52,13 +52,13 @@ impl Write for Log {
     }
 }
 
-/// Writes a line like `eprintln`, but does not panic without a reader.
+/// Writes a line like `eprintln`, but does not panic if stderr has no reader.
 macro_rules! note {
     ($($text:tt)*) => { $crate::output::write_note(format_args!($($text)*)) };
 }
 pub(crate) use note;
 
-/// Returns whether this error, or its cause, is that the output has no reader any more.
+/// Returns whether this error or one of its causes is a broken pipe, because the output has no reader any more.
 pub(crate) fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     let is = |error: &(dyn Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)

@@ -7,8 +7,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output::stderr_is_terminal;
 
-/// Returns a progress bar of `length` steps, of which `already` are done. Without a terminal on standard error it is
-/// hidden.
+/// Returns a progress bar of `length` steps, of which `already` are done. The bar is hidden if standard error is no
+/// terminal.
 pub(crate) fn bar(length: u64, already: u64) -> ProgressBar {
     let bar = if stderr_is_terminal() {
         ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(10))
@@ -24,7 +24,7 @@ pub(crate) fn bar(length: u64, already: u64) -> ProgressBar {
     bar
 }
 
-/// Shows text beside the bar, escaped: it names experiments and testbeds, which come from files.
+/// Shows escaped text beside the bar. The text has names of experiments and testbeds, which come from untrusted files.
 #[expect(clippy::disallowed_methods, reason = "the text is escaped")]
 pub(crate) fn show(bar: &ProgressBar, text: &str) {
     bar.set_message(escape(text).into_owned());

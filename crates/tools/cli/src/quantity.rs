@@ -1,7 +1,7 @@
 //! Numbers as users write them: sizes (`64K`), counts (`1e6`), times (`500ms`), rates (`100G`).
 //!
 //! Sizes have binary units, as in perftest and `dd`: `K` is 1024. Counts and rates have decimal units. `kB` is
-//! rejected, since half of its readers expect 1000 bytes.
+//! rejected, since many readers expect `kB` to mean 1000 bytes.
 
 use std::time::Duration;
 
@@ -21,10 +21,10 @@ const DECIMAL: [(&str, u64); 6] =
 const SECONDS: [(&str, f64); 7] =
     [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("", 1.0)];
 
-/// Above this number, an `f64` cannot hold every integer.
+/// Largest number up to which an `f64` can hold every integer: 2^53.
 const MOST_EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// Splits a text into a number and its unit. An exponent belongs to the number.
+/// Splits a text into a number, which may have an exponent, and its unit.
 fn split(text: &str) -> (&str, &str) {
     let bytes = text.as_bytes();
     let is_exponent = |at: usize| {
@@ -54,12 +54,12 @@ fn whole(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 /// Parses a size in bytes: `4096`, `64K`, `64KiB`, `1.5M`.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     whole(text, &BINARY).ok_or_else(|| {
-        "must be a whole number of bytes, or one of K, M, G or KiB, MiB, GiB (each 1024 times the one before), as in 64K"
+        "must be a whole number of bytes, or with the unit K, M, G, KiB, MiB or GiB (1K is 1024 bytes), as in 64K"
             .to_owned()
     })
 }
 
-/// Parses a size in bytes of memory for this process.
+/// Parses a size in bytes that must fit into the address space of this process.
 pub(crate) fn memory_bytes(text: &str) -> Result<usize, String> {
     usize::try_from(bytes(text)?).map_err(|_| "must not exceed the address space of this machine".to_owned())
 }
@@ -75,16 +75,16 @@ pub(crate) fn mebibytes(text: &str) -> Result<usize, String> {
 /// Parses a count: `1000000`, `1e6`, `5k`. Rejects numbers that exceed the type.
 pub(crate) fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     let number = whole(text, &DECIMAL).ok_or_else(|| {
-        "must be a whole number; an exponent, or k, M or G for thousands, may follow, as in 1e6".to_owned()
+        "must be a whole number, which may have an exponent or end in k, M or G, as in 1e6 or 5k".to_owned()
     })?;
-    // The largest value of each unsigned type is a power of two minus one.
+    // Find the maximum of the type for the error. The maximum of each unsigned type is a power of two minus one.
     let most = (1..64).map(|bits| (1_u64 << bits) - 1).take_while(|&most| T::try_from(most).is_ok()).last();
     T::try_from(number).map_err(|_| format!("must be at most {}", most.unwrap_or(0)))
 }
 
 /// Parses a port number of TCP or UDP.
 pub(crate) fn port(text: &str) -> Result<u16, String> {
-    text.parse().map_err(|_| "a port is a number from 0 to 65535".to_owned())
+    text.parse().map_err(|_| "must be a port number from 0 to 65535".to_owned())
 }
 
 /// Parses a time in seconds: `0.5`, `500ms`, `2min`.
@@ -105,14 +105,14 @@ pub(crate) fn rate(text: &str) -> Result<f64, String> {
     factor
         .zip(number.parse::<f64>().ok())
         .map(|(factor, number)| factor * number)
-        .ok_or_else(|| format!("{text:?} is no number; k, M, G and T may follow one, as in 100G"))
+        .ok_or_else(|| format!("{text:?} must be a number, which may end in k, M, G or T, as in 100G"))
 }
 
 /// Parses the rate of a link.
 pub(crate) fn link(text: &str) -> Result<f64, String> {
     match rate(text)? {
         rate if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err(format!("{text:?} is no rate of a link: bits per second above 0, as in 100G")),
+        _ => Err(format!("the rate of a link is {text:?}, must be bits per second above 0, as in 100G")),
     }
 }
 

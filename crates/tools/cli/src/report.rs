@@ -18,8 +18,8 @@ use crate::output::{line, note};
 /// Write one self-contained HTML file with plots, tables and verdicts.
 #[derive(Args)]
 pub(crate) struct Report {
-    /// Directories with records of `doorbell study`, one run each. The page shows several runs together, and of two
-    /// also the changes from the first to the second
+    /// Directories with records of `doorbell study`, each with one run. The report shows all runs together, and for two
+    /// runs also the changes from the first run to the second
     #[arg(value_name = "DIR", required = true)]
     directories: Vec<PathBuf>,
     /// Draw the published figures of this testbed beside the measured ones: T1, T2 or T3
@@ -63,9 +63,9 @@ pub(crate) struct Written {
     pub(crate) path: PathBuf,
     /// Verdicts on each published shape and each goal.
     pub(crate) verdicts: Vec<Value>,
-    /// Changes between two runs, one for each experiment that both have.
+    /// Changes between two runs, one for each experiment that both runs have.
     changes: Vec<Value>,
-    /// Numbers of the verdicts on published shapes, and on goals.
+    /// Numbers of verdicts with each outcome: first those on published shapes, then those on goals.
     counts: [Vec<(Finding, usize)>; 2],
     runs: Vec<Run>,
 }
@@ -91,7 +91,7 @@ impl Written {
     }
 }
 
-/// Writes a file completely or not at all: the old contents may be needed until then.
+/// Writes a file completely or not at all. If writing fails, the file keeps its old contents.
 pub(crate) fn write_whole(out: &Path, text: &str) -> Result<(), Failure> {
     Ok(files::replace(out, text.as_bytes()).map_err(|error| format!("{}: {error}", out.display()))?)
 }
@@ -138,7 +138,7 @@ pub(crate) fn write_report(
         }
         let name =
             place.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
-        // Runs of several machines often have the same name.
+        // Runs on different machines often have the same name: add the path, or a number, to tell the runs apart.
         let is_taken = |name: &str| names.iter().any(|taken| taken == name);
         let name = if is_taken(&name) { path.display().to_string() } else { name };
         let name = if is_taken(&name) { format!("{name} ({})", names.len() + 1) } else { name };

@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
 
-/// The library that is preloaded before libibverbs.
+/// File name of the library that is preloaded before libibverbs.
 const LIBRARY: &str = "libdoorbell_ibverbs.so";
 
 /// Command that builds the library.
@@ -30,20 +30,20 @@ Examples, in two terminals:
   doorbell run -- make check              programs that the command starts have a device too
   doorbell run --processes                processes with open devices, and their traffic
 
-The command takes the place of `doorbell`: process, terminal, signals and exit status are its own. Programs that it
-starts inherit the device, as long as LD_PRELOAD and the DOORBELL_ variables are passed on. Programs that are
-linked statically, or setuid, cannot be reached; --explain names each that is started.";
+The program replaces `doorbell` in its process, and so has its terminal, signals and exit status. Programs that the
+program starts inherit the device, as long as LD_PRELOAD and the DOORBELL_ variables are passed on. Programs that are
+linked statically, or setuid, cannot be reached; --explain names each such program that is started.";
 
-/// Settings of the device that programs find.
+/// Settings of the software RNIC that the program finds.
 #[derive(Args, Debug)]
 pub(crate) struct Settings {
     /// Address of the device [default: next free loopback address]
     #[arg(long, value_name = "ADDRESS")]
     bind: Option<IpAddr>,
-    /// UDP port of both ends; only 4791 is RoCE
+    /// UDP port of both ends; the port of RoCE is 4791
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     udp_port: Option<u16>,
-    /// Write every packet that a process sends or receives to a pcap file; %p stands for the process number
+    /// Write every packet that a process sends or receives to a pcap file; %p in its name stands for the process ID
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     /// Faults of arriving packets, separated by commas: any of drop=P, duplicate=P, reorder=P, corrupt=P (a share, 0
@@ -53,20 +53,21 @@ pub(crate) struct Settings {
     /// Print counters of each process to standard error when it ends
     #[arg(long)]
     stats: bool,
-    /// Vendor and part that the device reports. Some programs choose their features by them (perftest: inline data
-    /// and ibv_wr_* with 0x2c9:4119)
+    /// IDs of the vendor and part that the device reports. Some programs choose their features by these IDs: perftest
+    /// uses inline data and ibv_wr_* with 0x2c9:4119
     #[arg(long, value_name = "VENDOR[:PART]", value_parser = parse_vendor)]
     vendor_id: Option<String>,
-    /// Report on standard error, once each: requests of programs that the device does not serve (calls and files of
-    /// RDMA devices), and started programs that the library cannot reach
+    /// Report on standard error, each only once: calls and files of RDMA devices that a program requests and the device
+    /// does not support, and started programs that cannot be reached
     #[arg(long)]
     explain: bool,
-    /// Time at which the device acknowledges a message. `strict` acknowledges before the program sees the message.
-    /// `answer` does too, unless the program has answered the last eight messages [default: answer]
+    /// Time at which the device acknowledges a message. With `strict`, the device acknowledges a message before the
+    /// program sees it. `answer` does the same, unless the program has answered the last eight messages [default:
+    /// answer]
     #[arg(long, value_name = "POLICY")]
     ack: Option<AckPolicy>,
-    /// Path of packets between processes of this machine and user: `udp`, `shm` (memory that both share), or `auto`
-    /// (`shm` if both support it, else `udp`) [default: auto]
+    /// Path of packets between processes of this machine and user: `udp`, `shm` (memory that both processes share), or
+    /// `auto` (`shm` if both processes support shared memory, else `udp`) [default: auto]
     #[arg(long, value_name = "LINK")]
     link: Option<LinkChoice>,
 }
@@ -76,15 +77,16 @@ pub(crate) struct Settings {
 pub(crate) struct Run {
     #[command(flatten)]
     settings: Settings,
-    /// List the processes that have a device open (of this user; for root, of all users), with its addresses and
-    /// traffic
+    /// List the processes of this user (for root, of all users) that have a device open, with the addresses and the
+    /// traffic of the device
     #[arg(long, conflicts_with_all = ["program", "bind", "udp_port", "pcap", "fault", "stats", "vendor_id", "explain",
         "ack", "link"])]
     processes: bool,
     /// Print the list as one JSON object
     #[arg(long, requires = "processes", conflicts_with = "program")]
     json: bool,
-    /// Program and its arguments, with or without `--` before them. It must be dynamically linked, and not setuid
+    /// Program and its arguments, with or without `--` before the program. The program must be dynamically linked, and
+    /// must not be setuid
     #[arg(trailing_var_arg = true, required_unless_present = "processes", value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
@@ -99,20 +101,20 @@ pub(crate) struct Env {
     json: bool,
 }
 
-/// Becomes the program: same process, terminal and exit status.
+/// Runs the program in place of `doorbell`, in the same process. Returns only with `--processes` or after an error.
 pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
     if arguments.processes {
         return processes::list(arguments.json);
     }
     let words = &arguments.program[..];
     let Some(name) = words.first() else {
-        return Err(Usage("there is no program to run".to_owned()).into());
+        return Err(Usage("no program is given: use doorbell run PROGRAM".to_owned()).into());
     };
     let variables = arguments.settings.variables()?;
     // Use the same default as `execvp(3)`.
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     let error = doorbell_reach::with_program(name, &path, |found| {
-        // The library explains programs that other programs start.
+        // The preloaded library writes this note for programs that the program starts.
         if arguments.settings.explain
             && let Some(barrier) = doorbell_reach::barrier(found)
         {
@@ -144,7 +146,7 @@ impl Settings {
     fn variables(&self) -> Result<Vec<(&'static str, OsString)>, Failure> {
         let library = library()?;
         let preloaded = match env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            // One entry is enough if one `doorbell run` starts another.
+            // The library is already listed if one `doorbell run` starts another.
             Some(others) if is_listed(&library, &others) => others,
             Some(others) => [library.as_os_str(), &others].join(OsStr::new(":")),
             None => library.into_os_string(),
@@ -171,7 +173,7 @@ fn is_listed(library: &Path, list: &OsStr) -> bool {
     list.to_string_lossy().split([':', ' ']).any(|other| Path::new(other) == library)
 }
 
-/// Finds the library at the path in the environment, or in the build and installation directories.
+/// Finds the library at the path in DOORBELL_PRELOAD_LIB, or in the build and installation directories.
 fn library() -> Result<PathBuf, Failure> {
     let found = match env::var_os("DOORBELL_PRELOAD_LIB") {
         Some(named) => {
@@ -188,13 +190,13 @@ fn library() -> Result<PathBuf, Failure> {
             let found = places.iter().map(|place| place.join(LIBRARY)).find(|path| path.is_file());
             found.ok_or_else(|| {
                 let looked = places.map(|place| place.display().to_string()).join(", ");
-                format!("{LIBRARY} is in none of {looked}: `{BUILD}` builds it, and DOORBELL_PRELOAD_LIB may name it")
+                format!("{LIBRARY} is in none of {looked}: run `{BUILD}`, or set DOORBELL_PRELOAD_LIB to its path")
             })?
         }
     };
     if found.to_string_lossy().contains([':', ' ']) {
-        // The dynamic linker separates libraries by both characters.
-        return Err(format!("{} cannot be preloaded: its path has a space or a colon", found.display()).into());
+        // The dynamic linker takes a space or a colon in LD_PRELOAD as the end of a path.
+        return Err(format!("{} cannot be preloaded: its path must have no space or colon", found.display()).into());
     }
     Ok(found)
 }

@@ -55,7 +55,7 @@ pub(crate) struct Man {
     /// Print the page of this command, such as bench bw [default: the page of doorbell itself]
     #[arg(value_name = "COMMAND")]
     path: Vec<String>,
-    /// Write the pages of all commands to this folder, as in doorbell-bench-bw.1
+    /// Write the pages of all commands to this folder, with names such as doorbell-bench-bw.1
     #[arg(long, value_name = "FOLDER", conflicts_with = "path")]
     out: Option<PathBuf>,
 }
@@ -66,7 +66,7 @@ Examples:
   doorbell man bench bw | man -l -
   doorbell man --out /usr/local/share/man/man1";
 
-/// Prints one page, or writes all of them.
+/// Prints the page of one command, or writes the pages of all commands.
 pub(crate) fn man(arguments: &Man, command: Command) -> Result<ExitCode, Failure> {
     let mut command = command.disable_help_subcommand(true);
     command.build();
@@ -94,7 +94,7 @@ fn visible(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|command| !command.is_hide_set())
 }
 
-/// Returns the name of a page: that of its command, with hyphens between the words.
+/// Returns the name of a command's page: the words of the command, joined by hyphens.
 fn page_name(command: &Command) -> &str {
     command.get_display_name().unwrap_or("doorbell")
 }

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 
 #[derive(Subcommand)]
 pub(crate) enum Sim {
-    /// List the testbeds, or print the parameters of each part of one, with their sources
+    /// List the testbeds, or print the parameters of each part of one testbed, with the sources of the parameters
     Testbeds(testbeds::Testbeds),
     /// Simulate published results, number by number and sentence by sentence, in the published configuration
     ///
@@ -28,7 +28,7 @@ pub(crate) enum Sim {
     /// size, window, batch, protocol, ...), or to the network (network, leaf_nodes, oversubscription). --list lists
     /// them.
     Sweep(sweep::Sweep),
-    /// Predict results that were measured elsewhere and are unknown here, with intervals: the page
+    /// Predict results that others have measured and this project does not know, with intervals. Prints the page
     /// docs/blind-predictions.md
     Predict(predict::Predict),
 }

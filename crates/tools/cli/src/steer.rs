@@ -45,20 +45,21 @@ Examples:
 Node and clients are programs that set up a queue pair as the crate doorbell does (Device::queue_pair), and keep
 the TCP connection open while they use it. docs/middlebox.md states what the box trusts.";
 
-/// Time that the box polls for packets before it sleeps.
+/// Time without packets for which the box polls before it sleeps.
 const LINGER: Duration = Duration::from_micros(100);
 
-/// Maximum time for which several waiting jobs of set-up delay packets of connected clients.
+/// Time after which the loop stops to work on waiting set-up jobs, so that packets of connected clients are not
+/// delayed.
 const JOBS_BUDGET: Duration = Duration::from_micros(200);
 
-/// Maximum sleep of the loop, which checks for signals after it.
+/// Maximum sleep of the loop. The loop checks for signals after each sleep.
 const NAP: Duration = Duration::from_millis(20);
 
 /// Run a middlebox in front of a memory node: the requests of all clients go to the node on one ordered queue pair.
 /// The box runs until it is interrupted, and then prints its counters
 #[derive(Args)]
 pub(crate) struct Steer {
-    /// Memory node: HOST or HOST:PORT at which it sets up queue pairs over TCP
+    /// Memory node: HOST or HOST:PORT at which the node sets up queue pairs over TCP
     #[arg(value_name = "NODE")]
     node: String,
     /// Address of the box for clients and node [default: local address of the TCP connection with the node, or the next
@@ -73,9 +74,9 @@ pub(crate) struct Steer {
     /// Default TCP port of the node and of the box
     #[arg(short, long, default_value_t = DEFAULT_TCP_PORT, value_parser = quantity::port)]
     port: u16,
-    /// Assume that every access to the node's memory passes this box, also those of the node's own processor. Then
-    /// the box knows the values of words, and may send a CAS to the node as a WRITE. Other accesses make results
-    /// wrong
+    /// Assume that every access to the node's memory passes this box, also accesses of the node's own processor. Then
+    /// the box knows the values of words, and may send a CAS to the node as a WRITE. Accesses that bypass the box make
+    /// results wrong
     #[arg(long)]
     exclusive: bool,
     /// Treat the memory as Doorbell's store with these sizes, separated by commas: any of nodes=N, keys=N,
@@ -85,13 +86,13 @@ pub(crate) struct Steer {
     /// With --store: send READs to the nodes that clients name, and redirect only CASes
     #[arg(long, requires = "store")]
     writes_only: bool,
-    /// Connect the programs of perftest through the box, one pair after another: its servers listen on NODE, and the
-    /// box listens for its clients. Supports ib_write_bw, ib_read_bw, ib_read_lat, ib_atomic_bw and ib_atomic_lat,
-    /// whose server only waits
+    /// Connect programs of perftest through the box, one pair after another: the servers listen on NODE, and the box
+    /// listens for the clients. Supports the programs whose server only waits: ib_write_bw, ib_read_bw, ib_read_lat,
+    /// ib_atomic_bw and ib_atomic_lat
     #[arg(long, conflicts_with_all = ["store", "exclusive"])]
     perftest: bool,
     /// Give each client a queue pair of its own at the node, and pass on packets unchanged. The box numbers requests,
-    /// and prints at its end the order of their answers
+    /// and prints the order of the answers when the box ends
     #[arg(long, conflicts_with_all = ["store", "exclusive", "perftest"])]
     relay: bool,
     /// Maximum number of concurrent clients, up to 32768
@@ -111,7 +112,7 @@ pub(crate) struct Steer {
     /// corrupt=P (a share, 0 to 1), delay=T (such as 5us), seed=N
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultPlan>,
-    /// End after this number of seconds; also as in 500ms
+    /// End after this number of seconds, or after a time with a unit, as in 500ms
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = quantity::seconds)]
     duration: Option<f64>,
     /// Print one JSON object instead of text
@@ -169,7 +170,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     arguments.udp.note_if_other();
     let signals = Signals::take()?;
     let node = with_port(&arguments.node, arguments.port);
-    // A server of perftest accepts the connection of its client. With relaying, each client has its own connection.
+    // With --perftest or --relay, the box connects to the node for each client instead of once.
     let stream = match arguments.perftest || arguments.relay {
         true => None,
         false => Some(reach(&node, "; does a memory node set up queue pairs there?")?),
@@ -211,7 +212,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     let until = arguments.duration.map(|seconds| begun + Duration::from_secs_f64(seconds));
     let driver = forward(driver, &readable, (&plane, &jobs, failed.as_ref()), &signals, begun, until)?;
     report::print(&driver, &plane, begun.elapsed(), arguments.json)?;
-    // Close the capture, so that it can be read.
+    // Close the capture file, so that its readers find all packets.
     drop(driver);
     if let Some(number) = signals.came() {
         ending::end_as_by(number);
@@ -223,7 +224,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
 fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Link>, Failure> {
     let (address, port) = (udp.local_address(), udp.port());
     let mut link: Box<dyn Link> = Box::new(udp);
-    // The capture wraps the faults, so it records their effects.
+    // The capture wraps the faults, so it records the packets after the faults.
     if let Some(plan) = &arguments.fault {
         link = Box::new(Faults::new(link, *plan));
     }
@@ -254,7 +255,7 @@ fn forward(
             return Err(failure);
         }
         let received = driver.pump((Instant::now() - begun).as_nanos() as u64);
-        let received = received.map_err(|error| format!("the box's socket does not work any more: {error}"))?;
+        let received = received.map_err(|error| format!("the box cannot use its UDP socket any more: {error}"))?;
         if driver.steer().node_failure() != failure {
             failure = driver.steer().node_failure();
             plane.node_failed(failure);
@@ -271,9 +272,9 @@ fn forward(
             let timer = driver.poll_timeout().map(Duration::from_nanos);
             let left = [timer.map(|at| at.saturating_sub(now - begun)), until.map(|until| until - now)];
             let nap = left.into_iter().flatten().min().unwrap_or(NAP).min(NAP);
-            // A timer of less than a millisecond causes no sleep.
+            // The timeout of `poll` is in whole milliseconds, so a nap below one millisecond becomes 0: no sleep.
             let timeout = PollTimeout::try_from(nap).unwrap_or(PollTimeout::ZERO);
-            // A signal ends the loop like the end of the time.
+            // A signal interrupts `poll`. The loop then checks for signals itself.
             let mut watched = [readable.as_fd(), jobs.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
             let _ = poll(&mut watched, timeout);
         }

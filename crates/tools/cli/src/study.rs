@@ -58,20 +58,20 @@ const THERE: &str = "doorbell study --listen";
 /// File name of the report in the directory of the records.
 const REPORT: &str = "report.html";
 
-/// MiB of message memory that a listening side grants, sufficient for every point of a study.
+/// Message memory in MiB that a listening side grants a client. It suffices for every point of a study.
 const MEMORY_MIB: usize = 4096;
 
 /// Measure message exchange between two processes on this machine, or between this machine and others, or simulate it
 /// (--testbed). A study runs every published experiment, and writes one record per point and a report. Experiments on
-/// memory that many clients share (far-memory), and those that compare UDP with shared memory (links), run only if
-/// they are named.
+/// memory that many clients share (far-memory), and experiments that compare UDP with shared memory (links), run only
+/// if they are named.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Study {
-    /// Experiments, or families of them such as send-receive; `all` compares the protocols by latency and bandwidth
-    /// [default: all except far-memory, links and, with fewer than two other machines, hosts]. Any other name is a
-    /// machine on which `doorbell study --listen` runs, as HOST or HOST:PORT [default: a second process on this
-    /// machine]
+    /// Experiments, or families of experiments such as send-receive; `all` means those that compare the protocols by
+    /// latency and bandwidth [default: every experiment except far-memory, links and, with fewer than two other
+    /// machines, hosts]. Any other name is a machine on which `doorbell study --listen` runs, as HOST or HOST:PORT
+    /// [default: a second process on this machine]
     #[arg(value_name = "EXPERIMENT|HOST", conflicts_with = "listen")]
     names: Vec<String>,
     /// Measure fewer points for a shorter time: at most three minutes on two processors
@@ -89,13 +89,13 @@ pub(crate) struct Study {
     list: bool,
     #[command(flatten)]
     udp: UdpPort,
-    /// Time at which both ends acknowledge a message. `strict` acknowledges before the program sees the message.
-    /// `answer` does too, unless the program has answered the last eight messages [default: DOORBELL_ACK, else
-    /// answer]
+    /// Time at which both ends acknowledge a message. With `strict`, a device acknowledges a message before the program
+    /// sees it. `answer` does the same, unless the program has answered the last eight messages [default: DOORBELL_ACK,
+    /// else answer]
     #[arg(long, value_name = "POLICY")]
     ack: Option<AckPolicy>,
-    /// Path of packets between processes of this machine: `udp`, `shm` (memory that both share), or `auto` (`shm` if
-    /// available, else `udp`) [default: DOORBELL_LINK, else auto]
+    /// Path of packets between processes of this machine: `udp`, `shm` (memory that both processes share), or `auto`
+    /// (`shm` if available, else `udp`) [default: DOORBELL_LINK, else auto]
     #[arg(long, value_name = "LINK")]
     link: Option<LinkChoice>,
     #[command(flatten)]
@@ -109,13 +109,14 @@ pub(crate) struct Study {
     json: bool,
     #[command(flatten)]
     meeting: Meeting,
-    /// Start the side on other machines by ssh instead of `--listen`; hosts are then names for ssh
+    /// Start doorbell on the other machines by ssh, so that no `doorbell study --listen` must run there; hosts are then
+    /// names for ssh
     #[arg(long, value_name = "PROGRAM", value_parser = ["ssh"], conflicts_with = "listen", help_heading = MACHINES)]
     via: Option<String>,
     /// Path of doorbell on the other machines
     #[arg(long, value_name = "PATH", default_value = "doorbell", requires = "via", help_heading = MACHINES)]
     remote: String,
-    /// Meeting point of processes that a launcher has started: HOST:PORT of number 0, or a directory that all
+    /// Meeting point of processes that a launcher has started: HOST:PORT of process number 0, or a directory that all
     /// machines share, with a slash in its name [default: from the launcher]
     #[arg(long, value_name = "PLACE", help_heading = MACHINES)]
     rendezvous: Option<String>,
@@ -143,13 +144,13 @@ impl Study {
         self.device.choose_quietly(self.own_option()).map(|(chosen, _)| chosen)
     }
 
-    /// Returns a given option that only the embedded RNIC has.
+    /// Returns an option that the user gave and that only the embedded RNIC has.
     fn own_option(&self) -> Option<&'static str> {
         let own = [("--udp-port", !self.udp.is_roce()), ("--ack", self.ack.is_some()), ("--link", self.link.is_some())];
         own.into_iter().find_map(|(name, is_given)| is_given.then_some(name))
     }
 
-    /// Returns the arguments for other machines, so that they measure the same.
+    /// Returns the arguments for doorbell on other machines, which must measure with the same options.
     fn arguments(&self) -> Vec<String> {
         let mut arguments = Vec::new();
         let given = [
@@ -167,7 +168,7 @@ impl Study {
         arguments
     }
 
-    /// Returns the launcher that started this process among others, if one did.
+    /// Returns the launch that this process belongs to, or `None` if no launcher started this process.
     fn launch(&self) -> Result<Option<Launch>, Usage> {
         if self.listens() || self.called_by_ssh || self.list {
             return Ok(None);
@@ -175,13 +176,13 @@ impl Study {
         let launch = Launch::of(|name| std::env::var(name).ok(), self.rendezvous.as_deref(), self.meeting.port())?;
         if launch.is_none() && self.rendezvous.is_some() {
             return Err(Usage(
-                "--rendezvous requires a launcher such as mpirun or srun, and the environment names none".to_owned(),
+                "--rendezvous requires a launcher such as mpirun or srun, but the environment names none".to_owned(),
             ));
         }
         Ok(launch)
     }
 
-    /// Returns whether a launcher started this process among others.
+    /// Returns whether a launcher started this process.
     pub(crate) fn is_launched(&self) -> bool {
         matches!(self.launch(), Ok(Some(_)))
     }
@@ -199,7 +200,8 @@ impl Study {
         self.out.clone().unwrap_or_else(default)
     }
 
-    /// Returns the number of measurements of each point. Repeated simulations are identical.
+    /// Returns the number of measurements of each point. A point is simulated only once, because repeated simulations
+    /// are identical.
     fn repetitions(&self, testbed: Option<&Testbed>) -> usize {
         if testbed.is_some() { 1 } else { self.effort().repetitions() }
     }
@@ -217,11 +219,11 @@ impl Study {
         self.meeting.listens()
     }
 
-    /// Returns the requested experiments, each by its name or that of its family, and the other machines.
+    /// Returns the experiments that the user named, also by the names of their families, and the other machines.
     fn chosen(&self, testbed: Option<&Testbed>, launched: usize) -> Result<(Vec<Experiment>, Vec<String>), Usage> {
         let mut all = experiment::all(self.effort());
         let is_meant = |name: &str, experiment: &Experiment| {
-            // Experiments that compare protocols.
+            // `all` means the experiments that compare protocols.
             if name == "all" {
                 return experiment.name.ends_with("/latency") || experiment.name.ends_with("/bandwidth");
             }
@@ -247,7 +249,7 @@ impl Study {
             && !self.list
         {
             let name = &comparing.name;
-            return Err(Usage(format!("{name} compares links, so each of its points has its own: drop --link {link}")));
+            return Err(Usage(format!("{name} compares links, and sets the link of each point: drop --link {link}")));
         }
         if testbed.is_none() {
             let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -256,7 +258,7 @@ impl Study {
                 && experiments.iter().any(|name| **name == empty.name)
             {
                 return Err(Usage(format!(
-                    "{} has parts that are there in virtual time alone: add --testbed",
+                    "{} has parts that exist only in virtual time: add --testbed",
                     empty.name
                 )));
             }
@@ -264,7 +266,7 @@ impl Study {
         } else {
             let effort = self.simulated_effort();
             for parameters in all.iter_mut().flat_map(|it| &mut it.points).map(|point| &mut point.parameters) {
-                // A point has one size.
+                // Each point has exactly one size.
                 parameters.extent = effort.extent(parameters, parameters.sizes.first().copied().unwrap_or(0));
             }
         }
@@ -304,7 +306,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
     let launch = if testbed.is_none() { study.launch()? } else { None };
     let chosen = study.chosen(testbed.as_ref(), launch.as_ref().map_or(1, |launch| launch.ranks));
     if let Some(launch) = launch.as_ref().filter(|launch| launch.rank > 0) {
-        // Number 0 has the same command, and reports errors in it.
+        // Process number 0 was started with the same command line, and reports its errors.
         let is_right = chosen.is_ok_and(|(_, hosts)| hosts.is_empty())
             && study.via.is_none()
             && launch.token(study.meeting.token()).is_ok();
@@ -323,17 +325,18 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         .into());
     }
     if study.via.is_some() && hosts.is_empty() {
-        return Err(Usage("--via ssh needs hosts to start doorbell on".to_owned()).into());
+        return Err(Usage("--via ssh must have at least one host, on which it starts doorbell".to_owned()).into());
     }
     if let (Some(_), Some(host)) = (&testbed, hosts.first()) {
         return Err(
-            Usage(format!("{host} does not go with --testbed, which simulates both ends in this process")).into()
+            Usage(format!("--testbed simulates both ends in this process: drop --testbed or the host {host}")).into()
         );
     }
     if study.list {
         return list::list(study, testbed.as_ref(), &experiments).map(|()| ExitCode::SUCCESS);
     }
-    // Accept the other processes of a launch before any later step can fail, so that they hear of the failure.
+    // Accept the other processes of a launch before any step that can fail, so that `refuse_all` can report the failure
+    // to them.
     let callers = launch.map(|launch| Callers::of(&launch, study.meeting.token())).transpose()?.map(Rc::new);
     let result = measure_and_report(study, testbed, callers.clone(), (experiments, hosts));
     if let (Err(error), Some(callers)) = (&result, &callers) {
@@ -394,7 +397,7 @@ fn measure_and_report(
         }))?)?;
     } else {
         if outcome.missing > 0 {
-            note!("{} measurements failed and are missing: the same command makes up for them", outcome.missing);
+            note!("{} measurements failed and are missing: run the same command again to repeat them", outcome.missing);
         } else if outcome.measured == 0 {
             note!(
                 "all {} points were in {} already; with another --out they are measured anew",
@@ -407,8 +410,8 @@ fn measure_and_report(
     Ok(if outcome.missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns the environment of this machine for records. `toward` is the address of its device if it differs from the
-/// default.
+/// Returns the environment of this machine for records. `toward` is the address of this machine's device if the
+/// address differs from the default.
 fn environment_of(
     study: &Study,
     toward: Option<IpAddr>,
@@ -429,7 +432,7 @@ fn open(study: &Study, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device
     open_with(study, chosen, toward, study.link)
 }
 
-/// Opens the device with another link than that of the study.
+/// Opens the device with this link instead of the link of the study.
 fn open_with(
     study: &Study,
     chosen: &Chosen,

@@ -1,4 +1,4 @@
-//! `doorbell wire`: the arithmetic of packets, forwards and backwards, and the contents of captures.
+//! `doorbell wire`: packets of given messages, probable messages of given packets, and the contents of captures.
 
 mod cost;
 mod decode;
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 
 #[derive(Subcommand)]
 pub(crate) enum Wire {
-    /// Compute the packets and bytes of a message, and the limit of a link
+    /// Compute the packets and bytes of a message, and the maximum rate of messages on a link
     Cost(cost::Cost),
     /// Explain counters of packets and bytes by a probable application
     Explain(explain::Explain),
@@ -34,5 +34,5 @@ pub(crate) fn parse_mtu(text: &str) -> Result<PathMtu, String> {
     text.parse()
         .ok()
         .and_then(PathMtu::from_bytes)
-        .ok_or_else(|| "a path MTU is 256, 512, 1024, 2048 or 4096 bytes".to_owned())
+        .ok_or_else(|| "must be a path MTU of 256, 512, 1024, 2048 or 4096 bytes".to_owned())
 }

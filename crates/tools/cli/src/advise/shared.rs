@@ -27,8 +27,8 @@ pub(super) struct SharedMemory {
     /// simulated on --testbed [default: connectx5-100g-far]
     #[arg(long)]
     pub(super) shared_memory: bool,
-    /// Take the figures from the records of `doorbell study far-memory` in DIR instead of simulating. The workload
-    /// closest to this one counts
+    /// Take the figures from the records of `doorbell study far-memory` in DIR instead of simulating. The figures are
+    /// those of the recorded workload that is closest to the given workload
     #[arg(long, value_name = "DIR", requires = "shared_memory", conflicts_with = "testbed")]
     records: Option<PathBuf>,
     /// Percentage of operations that are puts
@@ -37,7 +37,7 @@ pub(super) struct SharedMemory {
     /// Skew of the keys: the exponent of Zipf's law; 0 means uniform
     #[arg(long, value_name = "EXPONENT", default_value = "0.99", requires = "shared_memory", value_parser = skew)]
     zipf: f64,
-    /// Number of keys, all of which exist
+    /// Number of keys; all of them exist
     #[arg(long, value_name = "N", default_value = "1024", requires = "shared_memory", value_parser = quantity::count::<u64>)]
     keys: u64,
     /// Number of clients, each a thread

@@ -303,7 +303,7 @@ fn shared_memory_is_studied_on_one_machine() {
     assert_eq!(torn["repetitions"][0]["far"]["torn"], 0.0, "a word is read at once");
     // One thread has all its queue pairs.
     assert_eq!(list(&torn, "/environment/pinning/cpus").len(), 1, "{torn}");
-    let complaint = "far-memory/hot-address has parts that are there in virtual time alone: add --testbed";
+    let complaint = "far-memory/hot-address has parts that exist only in virtual time: add --testbed";
     run(&format!("{study} far-memory/hot-address")).expect_complaint(2, &[complaint]);
     let listed = run("study --list --quick far-memory").expect_status(0).stdout;
     assert!(listed.contains("far-memory/skew") && !listed.contains("far-memory/hot-address"), "{listed}");

@@ -77,5 +77,5 @@ fn impossible_messages_are_wrong_usage() {
     run("wire cost --op fetch-add --size 9").expect_complaint(2, &["atomic operation of 9 bytes"]);
     run("wire cost --op send --size 5000 --transport ud").expect_complaint(2, &["5000 bytes: must be at most 4096"]);
     run("wire cost --op read --size 1 --transport ud").expect_complaint(2, &["UD has no READ"]);
-    run("wire cost --op send --size 1 --mtu 1500").expect_complaint(2, &["a path MTU is 256, 512, 1024, 2048 or 4096"]);
+    run("wire cost --op send --size 1 --mtu 1500").expect_complaint(2, &["a path MTU of 256, 512, 1024, 2048 or 4096"]);
 }
