@@ -22,7 +22,7 @@ pub(crate) enum Sim {
     /// it is `beyond`. A sentence, such as "linear up to 32", holds or does not. Rows to which values of the testbed
     /// were fitted are `fitted`, all others `predicted`.
     Reproduce(reproduce::Reproduce),
-    /// Simulate the same traffic with other values of any parameter, with a table and plots
+    /// Simulate one traffic with several values of any parameter, and show a table and plots
     ///
     /// Parameters belong to the testbed (link.rate, nic.units, switch.queue, ...), to the traffic (pattern, senders,
     /// size, window, batch, protocol, ...), or to the network (network, leaf_nodes, oversubscription). --list lists

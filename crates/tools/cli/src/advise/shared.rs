@@ -102,7 +102,7 @@ type Found = (StorePoint, String, Vec<(Strategy, PointResult)>);
 fn simulated(testbed: Option<Testbed>, workload: StorePoint) -> Result<Found, Failure> {
     let testbed = match testbed {
         Some(testbed) => testbed,
-        None => testbed::by_name(TESTBED).ok_or("the program has no testbed of shared memory")?.clone(),
+        None => testbed::by_name(TESTBED).ok_or("doorbell has no default testbed for shared memory")?.clone(),
     };
     let bar = progress::bar(Strategy::ALL.len() as u64, 0);
     let mut found = Vec::new();

@@ -11,17 +11,18 @@ use doorbell_study::serving::{Serving, SharedBy};
 use crate::failure::Usage;
 use doorbell_sim::reproduce::SEED;
 
-/// Messages and bytes of a stream; the limit reached first ends it. Both are long compared to any round trip.
+/// Maximum number of messages of a stream, which lasts much longer than a round trip.
 const STREAM_MESSAGES: u64 = 20_000;
+/// Maximum number of bytes of a stream.
 const STREAM_BYTES: u64 = 16 << 20;
 
-/// Minimum windows that each connection fills, so that a stream shows more than its start.
+/// Minimum number of windows that each connection sends, so that the stream is longer than its start.
 const LEAST_WINDOWS: u64 = 4;
 
-/// Round trips of a ping-pong. In virtual time each takes as long as the previous one, except for caches and timers.
+/// Number of round trips of a ping-pong. In virtual time, round trips differ only by the effects of caches and timers.
 const ROUND_TRIPS: u64 = 200;
 
-/// Share of the required rate at which a simulation counts as carrying it: the stream has a start and an end.
+/// Share of the required rate that suffices in a simulation, because the start and the end of a stream are slower.
 const CARRIES: f64 = 0.98;
 
 /// Simulated figures of an advice.
@@ -33,7 +34,7 @@ pub(super) struct Simulated {
     pub(super) messages_per_s: f64,
 }
 
-/// Rejects a need that cannot be simulated. The two hosts of a simulated session have the same number of threads.
+/// Rejects a need that cannot be simulated: the two hosts of a simulated session have the same number of threads.
 pub(super) fn check(need: &Need) -> Result<(), Usage> {
     let peers = &need.peers;
     if peers.senders == peers.receivers {

@@ -24,7 +24,7 @@ use crate::quantity;
 use crate::sim::arguments::Simulated;
 use crate::wire::parse_mtu;
 
-/// Default virtual seconds per size: about ten thousand messages of 16 B.
+/// Default duration of a simulation per size, in virtual seconds, for about ten thousand messages of 16 B.
 const SIMULATED_SECONDS: f64 = 0.01;
 
 /// Message sizes measured by default.
@@ -33,7 +33,7 @@ const DEFAULT_SIZES: [usize; 5] = [16, 512, 4096, 65_536, 1 << 20];
 /// Datagram sizes measured by default. A datagram is one packet.
 const DATAGRAM_SIZES: [usize; 3] = [16, 512, 1024];
 
-/// Options for opening a device. All but the first belong to the embedded software RNIC.
+/// Options for opening a device. All options except those of `choice` belong to the embedded software RNIC.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "RNIC of this side")]
 pub(crate) struct DeviceArguments {
@@ -45,7 +45,7 @@ pub(crate) struct DeviceArguments {
     pub(crate) bind: Option<IpAddr>,
     #[command(flatten)]
     pub(crate) udp: UdpPort,
-    /// Receive buffer to request from the kernel, in bytes as the kernel counts them
+    /// Size of the receive buffer to request from the kernel, in bytes as the kernel counts them
     #[arg(long, value_name = "BYTES", value_parser = quantity::memory_bytes)]
     pub(crate) receive_buffer: Option<usize>,
     /// Write every packet that this side sends or receives to a pcap file
@@ -55,20 +55,20 @@ pub(crate) struct DeviceArguments {
     /// delay=T (such as 5us), seed=N. Applies to both sides if both run here
     #[arg(long, value_name = "PLAN")]
     pub(crate) fault: Option<FaultPlan>,
-    /// Time at which the receiver acknowledges a message. `strict` acknowledges before the program sees the message.
-    /// `answer` does too, unless the program has answered the last eight messages. Applies to both sides if both run
-    /// here [default: DOORBELL_ACK, else answer]
+    /// Time at which the receiver acknowledges a message. With `strict`, the receiver acknowledges a message before the
+    /// program sees it. `answer` does the same, unless the program has answered the last eight messages. Applies to
+    /// both sides if both run here [default: DOORBELL_ACK, else answer]
     #[arg(long, value_name = "POLICY")]
     pub(crate) ack: Option<AckPolicy>,
-    /// Path of packets between devices of one machine and user: `udp`, `shm` (memory that both share), or `auto`
-    /// (`shm` if the other side supports it, else `udp`). Applies to both sides if both run here [default:
+    /// Path of packets between devices of one machine and user: `udp`, `shm` (memory that both sides share), or `auto`
+    /// (`shm` if the other side supports shared memory, else `udp`). Applies to both sides if both run here [default:
     /// DOORBELL_LINK, else auto]
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<LinkChoice>,
 }
 
 impl DeviceArguments {
-    /// Returns the chosen device. Any of these options selects the embedded RNIC.
+    /// Returns the chosen device. Each option of the embedded RNIC selects the embedded RNIC.
     pub(crate) fn chosen(&self) -> Result<Chosen, Failure> {
         let own = [
             ("--bind", self.bind.is_some()),
@@ -82,12 +82,12 @@ impl DeviceArguments {
         self.choice.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))
     }
 
-    /// Returns the options of the software RNIC. `toward` is the address of this end on the path to a peer on another
+    /// Returns the options of the software RNIC. `toward` is the local address on the path to a peer on another
     /// machine.
     pub(crate) fn soft_options(&self, is_second: bool, toward: Option<IpAddr>) -> SoftOptions {
         SoftOptions {
-            // The second process of this machine takes an address of its own. One capture already shows both
-            // directions.
+            // The second process on this machine takes the next free address. It writes no capture, since the
+            // capture of the first process has both directions.
             address: if is_second { None } else { self.bind.or(toward) },
             port: self.udp.port,
             pcap: if is_second { None } else { self.pcap.clone() },
@@ -103,8 +103,8 @@ impl DeviceArguments {
 /// Common arguments of `lat` and `bw`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Exchange {
-    /// Measure with the `doorbell bench --listen` that runs on HOST or HOST:PORT. Without HOST and --listen, both
-    /// sides run here as two processes
+    /// Measure with a `doorbell bench --listen` at HOST or HOST:PORT. Without HOST and --listen, both sides run on this
+    /// machine as two processes
     #[arg(conflicts_with = "listen")]
     host: Option<String>,
     /// Address of the first process, which starts the second process on this machine with this option.
@@ -157,18 +157,18 @@ impl From<OperationName> for Operation {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 struct Load {
-    /// Operation of a message: send, write, read, cas or fetch-add (one-sided, on the other side's memory), or
-    /// request-response (a send that is answered with one of the same size)
+    /// Operation of a message: send; write, read, cas or fetch-add (one-sided, on the other side's memory); or
+    /// request-response (a send that the other side answers with a send of the same size)
     #[arg(long, value_name = "NAME", value_enum, default_value = "send", hide_possible_values = true)]
     op: OperationName,
     #[arg(long, value_name = "NAME", default_value_t, help = protocol_help())]
     protocol: Protocol,
-    /// Transport: rc (acknowledged), or uc or ud (unacknowledged SENDs, with lost messages counted). Over ud, a
-    /// message is at most as long as the path MTU
+    /// Transport: rc (acknowledged), or uc or ud (unacknowledged SENDs; lost messages are counted). Over ud, a message
+    /// is at most as long as the path MTU
     #[arg(long, value_name = "NAME", default_value = "rc", hide_possible_values = true, value_parser = ["rc", "uc", "ud"])]
     transport: String,
-    /// Send each message of one source to the readers of all connections (bw --protocol direct-read-send and
-    /// direct-read-fenced-send)
+    /// Send each message from one source to the readers of all connections (only for bw with --protocol
+    /// direct-read-send or direct-read-fenced-send)
     #[arg(long)]
     replicate: bool,
     /// Message sizes in bytes, separated by commas, as in 16,64K,1M [default: 16,512,4096,65536,1048576; cas,
@@ -185,10 +185,10 @@ struct Load {
     /// Measure all powers of two from 2 B to 8 MiB; over ud, up to the MTU of -m, or 1024 B
     #[arg(short, long)]
     all: bool,
-    /// Messages (lat: round trips) per connection and size, as in 1e6, regardless of duration
+    /// Messages (lat: round trips) per connection and size, as in 1e6, instead of a duration
     #[arg(short = 'n', long, value_name = "N", conflicts_with = "duration", value_parser = quantity::count::<u64>)]
     iterations: Option<u64>,
-    /// Seconds per size; also as in 500ms [default: 1; with --testbed 10ms of virtual time]
+    /// Seconds per size, or a time with a unit, as in 500ms [default: 1; with --testbed 10ms of virtual time]
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = quantity::seconds)]
     duration: Option<f64>,
     /// Send from both sides (bw --op send only)
@@ -197,12 +197,13 @@ struct Load {
     /// Offered messages per second over all connections, as in 2.5M [default: unlimited]
     #[arg(long, value_name = "N", value_parser = quantity::rate)]
     rate: Option<f64>,
-    /// Check every byte of every payload: of writes, the memory at the end; of atomics, every value. Each message in
-    /// flight has its own buffer
+    /// Check every byte of every payload. For writes, check the memory at the end; for atomics, check every value. Each
+    /// message in flight has its own buffer
     #[arg(long)]
     verify: bool,
-    /// Maximum message memory per process, in MiB (or as in 4G). Beyond it, messages share buffers, or window and
-    /// depth are reduced, and the output reports this. A listening side grants no client more than its own limit
+    /// Maximum message memory per process, in MiB or with a unit, as in 4G. If a measurement needs more, messages
+    /// share buffers, or window and depth are reduced, and the output has a note. The --memory of a listening side also
+    /// limits its clients
     #[arg(long, value_name = "MIB", default_value = "256", value_parser = quantity::mebibytes)]
     memory: usize,
     /// Microseconds that the receiver spends on each message (bw --op send or request-response)
@@ -228,7 +229,8 @@ struct ConnectionArguments {
     #[arg(long, value_name = "N", default_value = "1", value_parser = quantity::count::<usize>)]
     threads: usize,
     /// Share the receive buffers of all connections of the receiving side (bw --op send, send-receive). With `lock`,
-    /// the thread that returns a buffer posts it again under a lock; with `thread`, a dedicated thread does
+    /// the thread that returns a buffer posts it again under a lock; with `thread`, a dedicated thread posts all
+    /// buffers again
     #[arg(long, value_name = "BY", num_args = 0..=1, require_equals = true, default_missing_value = "lock",
           hide_possible_values = true, value_parser = ["lock", "thread"])]
     use_srq: Option<String>,
@@ -239,15 +241,16 @@ struct ConnectionArguments {
     /// eight per post)
     #[arg(long, value_name = "NAME", hide_possible_values = true, value_parser = Config::NAMES)]
     config: Option<String>,
-    /// Maximum unacknowledged messages per connection; of requests, unanswered ones; of one-sided operations,
-    /// incomplete ones [default: 64, or the number that fits into 512 KiB, at least 2; lat: 1]
+    /// Maximum number of unacknowledged messages, unanswered requests or incomplete one-sided operations per connection
+    /// [default: 64, or the number that fits into 512 KiB, at least 2; lat: 1]
     #[arg(short = 't', long, value_name = "N", value_parser = quantity::count::<usize>)]
     window: Option<usize>,
     /// Messages per post (doorbell batching) [default: 1]
     #[arg(short = 'l', long, value_name = "N", value_parser = quantity::count::<usize>)]
     batch: Option<usize>,
-    /// Receive buffers per connection; with --use-srq, of all connections together [default: twice the window, at
-    /// least 64, or what fits into 1 MiB, at least 4; with --use-srq, times connections]
+    /// Receive buffers per connection, or with --use-srq the receive buffers of all connections together [default:
+    /// twice the window, at least 64, or the number that fits into 1 MiB, at least 4; with --use-srq, this number times
+    /// the number of connections]
     #[arg(short = 'r', long, value_name = "N", value_parser = quantity::count::<usize>)]
     depth: Option<usize>,
     /// Maximum size of messages that are sent inline, in bytes
@@ -256,10 +259,10 @@ struct ConnectionArguments {
     /// Sleep on completion events instead of polling
     #[arg(short, long)]
     events: bool,
-    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that both ends carry]
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest path MTU that both ends support]
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
-    /// No flow control: a receiver that is too slow provokes RNR NAKs, which are counted
+    /// Disable flow control: a receiver that is too slow sends RNR NAKs, which are counted
     #[arg(long)]
     no_credits: bool,
     /// Acknowledgement timeout: 4.096 us times two to the power of N; 0 disables it
@@ -271,7 +274,7 @@ struct ConnectionArguments {
         value_parser = quantity::count::<u8>
     )]
     timeout: u8,
-    /// Maximum consecutive expirations of that timeout, 0 to 7; rdma_rxe treats 7 as unlimited
+    /// Maximum consecutive expirations of the acknowledgement timeout, 0 to 7; rdma_rxe treats 7 as unlimited
     #[arg(long, value_name = "N", default_value = "7", value_parser = quantity::count::<u8>)]
     retry: u8,
     /// Maximum consecutive RNR NAKs of a message, 0 to 6; 7 means unlimited
@@ -297,7 +300,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the testbed to simulate, if one was given.
+    /// Returns the testbed to simulate, if the user gave one.
     pub(crate) fn testbed(&self) -> Result<Option<Testbed>, Failure> {
         let device = &self.device;
         self.simulated.read(&[
@@ -312,7 +315,7 @@ impl Exchange {
         ])
     }
 
-    /// Rejects options that two processes of one machine do not support.
+    /// Rejects options that do not work if both sides run on this machine as two processes.
     pub(crate) fn check_both_here(&self) -> Result<(), Usage> {
         match self.device.bind {
             Some(address @ IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_none() => Err(Usage(format!(
@@ -354,7 +357,7 @@ impl Exchange {
             "ud" => Transport::Ud,
             _ => Transport::Rc,
         };
-        // Every link carries this size unless -m gives another one.
+        // Every link carries datagrams of 1024 B. With -m, the maximum is the given path MTU.
         let most = match (transport, connection.mtu) {
             (Transport::Ud, mtu) => mtu.map_or(1024, PathMtu::bytes),
             _ => usize::MAX,
@@ -434,7 +437,7 @@ pub(crate) fn protocol_help() -> String {
     format!("How messages travel: {}", Protocol::NAMES.join(", "))
 }
 
-/// Returns the error text with the name of the option of the setting.
+/// Returns the text of the error, with the name of the option that sets the rejected value.
 fn in_options(error: &ParametersError) -> String {
     let ParametersError { setting, given, allowed } = error;
     let option = match setting {

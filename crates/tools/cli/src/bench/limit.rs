@@ -1,4 +1,4 @@
-//! `doorbell bench limit`: the same packets without an RNIC.
+//! `doorbell bench limit`: the packets of a software RNIC, sent without an RNIC.
 
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -12,15 +12,15 @@ use crate::failure::{Failure, Usage};
 use crate::output::{line, us};
 use crate::quantity;
 
-/// Measure the limit of an RNIC over UDP sockets: two processes exchange the same datagrams over loopback. The
-/// sockets are unconnected, have the buffers of the software RNIC, and carry runs of segments. Then measure the same
-/// packets through memory that both processes share, and the memory itself.
+/// Measure the limit of an RNIC over UDP sockets: two processes exchange datagrams over loopback as software RNICs do.
+/// The sockets are unconnected, have the buffers of the software RNIC, and carry runs of segments. Then measure the
+/// same packets through memory that both processes share, and the memory itself.
 #[derive(Args)]
 pub(crate) struct Limit {
-    /// Number of repetitions; the output shows their median
+    /// Number of repetitions; the output shows the median of all repetitions
     #[arg(long, value_name = "N", default_value = "5", value_parser = quantity::count::<usize>)]
     repetitions: usize,
-    /// Seconds per repetition; also as in 500ms
+    /// Seconds per repetition, or a time with a unit, as in 500ms
     #[arg(short = 'D', long, value_name = "SECONDS", default_value = "0.3", value_parser = quantity::seconds)]
     duration: f64,
     #[command(flatten)]

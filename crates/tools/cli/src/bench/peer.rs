@@ -15,14 +15,14 @@ use crate::cpus::argument_of;
 use crate::device::Chosen;
 use crate::failure::Failure;
 
-/// Time that the second process may take to call back, and to end. The first process notices its end at once, so this
-/// deadline serves machines that start processes slowly: an emulated or a busy one.
+/// Time within which the second process must call back, and must later end. An emulated or busy machine starts
+/// processes slowly. The first process notices a failed second process at once, without this deadline.
 const SECOND_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Processes of a measurement on one machine.
 const PROCESSES: usize = 2;
 
-/// Interval at which the first process checks whether the second has ended before it called back.
+/// Interval at which the first process checks whether the second process has called back or ended.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Second process of this machine. Dropping this handle ends the process.
@@ -31,7 +31,8 @@ pub(crate) struct Second {
 }
 
 impl Second {
-    /// Waits until the process ends by itself. Its failure counts only if this process has none.
+    /// Waits until the second process ends by itself, and returns its failure. If this process has not `succeeded`,
+    /// does not wait.
     pub(crate) fn finish(mut self, succeeded: bool) -> Result<(), Failure> {
         if !succeeded {
             return Ok(()); // dropping the handle kills the process
@@ -41,7 +42,7 @@ impl Second {
             match self.child.try_wait()? {
                 Some(status) if status.success() => return Ok(()),
                 Some(status) => return Err(format!("the second process failed: {status}").into()),
-                None if Instant::now() >= until => return Err("the second process does not end".into()),
+                None if Instant::now() >= until => return Err("the second process did not end within 60 s".into()),
                 None => std::thread::sleep(Duration::from_millis(1)),
             }
         }
@@ -56,8 +57,8 @@ impl Drop for Second {
     }
 }
 
-/// Starts the other side as a second process, which calls back and pins its threads as `pinning` says. It receives
-/// all device options that both sides must share.
+/// Starts the other side as a second process, which calls back and pins its threads as `pinning` says. The process
+/// receives all device options that both sides must share.
 pub(crate) fn spawn(
     kind: Kind,
     device: &DeviceArguments,
@@ -75,7 +76,7 @@ pub(crate) fn spawn(
         Kind::Bandwidth => "bw",
     });
     command.arg("--serve-back").arg(address.to_string());
-    // Other users of the machine see arguments, but no environments.
+    // Other users of the machine can see the arguments of a process, but not its environment.
     command.env("DOORBELL_TOKEN", token.secret());
     command.args(chosen.arguments());
     if chosen.is_soft() {
@@ -95,7 +96,7 @@ pub(crate) fn spawn(
     if let Some(bytes) = device.receive_buffer {
         command.arg("--receive-buffer").arg(bytes.to_string());
     }
-    // Nothing is written to this pipe. It closes with this process, and the second process then ends.
+    // Nothing is written to this pipe. The pipe closes when this process ends, and then the second process ends.
     command.stdin(Stdio::piped()).stdout(Stdio::null());
     let child = command.spawn().map_err(|error| format!("the second process cannot be started: {error}"))?;
     let mut second = Second { child };
@@ -108,12 +109,12 @@ pub(crate) fn spawn(
             return Err(format!("the second process failed before it called back: {status}").into());
         }
         if Instant::now() >= until {
-            return Err("the second process did not call back".into());
+            return Err("the second process did not call back within 60 s".into());
         }
     }
 }
 
-/// Serves the process that listens at this address and that started this one.
+/// Connects to the process that started this one and listens at `address`, to serve its measurement.
 pub(crate) fn call_back(address: &str, token: Option<Token>) -> Result<TcpStream, Failure> {
     let stream = control::connect(address, "doorbell bench ... --listen")?;
     let called = call(stream, &Call::new(PROCESSES - 1, PROCESSES, token), || false)?;

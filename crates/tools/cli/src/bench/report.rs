@@ -14,7 +14,7 @@ use doorbell_study::serving::{Serving, SharedBy};
 
 use crate::output::{line, note, us};
 
-/// Windows and depths of the messages of all sizes. Large messages get smaller ones by default.
+/// Windows and receive depths of all message sizes. By default, large messages have smaller windows and depths.
 struct Fit {
     windows: Vec<usize>,
     depths: Vec<usize>,
@@ -22,7 +22,7 @@ struct Fit {
 
 impl Fit {
     fn of(parameters: &Parameters) -> Self {
-        // The validation has rejected sizes that do not fit at all.
+        // `Parameters` with a size that does not fit at all have been rejected before.
         let (windows, depths) = parameters
             .sizes
             .iter()
@@ -91,7 +91,8 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
     }
 }
 
-/// Returns the threads that serve connections, if they differ from one thread that polls each connection.
+/// Returns a text about the threads that serve connections. The text is empty for one thread that polls each
+/// connection.
 fn served(serving: &Serving) -> String {
     let threads = match serving.threads {
         1 => String::new(),
@@ -167,16 +168,17 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
     // Faults, losses and refusals at either end cause acknowledgements and retransmissions.
     let quiet = |counted: &Counted| counted.retransmitted_packets == 0 && counted.rnr_naks == 0;
     let is_known = [&result.counters.client, &result.counters.server].map(|counters| !counters.is_empty());
-    // The other packets and the retransmissions of an end decide what the other end acknowledges and answers.
+    // The acknowledgements and answers of an end depend on all packets that the other end sends, also on
+    // retransmissions.
     let all_known = is_known == [true, true];
     let undisturbed =
         all_known && fault.is_none() && parameters.credits && ends.iter().all(|(_, counted, _)| quiet(counted));
     let duplicated = fault.as_ref().is_some_and(|plan| plan.duplicate > 0.0);
     for ((name, counted, predicted), is_known) in ends.into_iter().zip(is_known) {
         if !is_known {
-            continue; // the kernel counts for that device, for all its programs together
+            continue; // the counters of that device are in the kernel, and include packets of all programs
         }
-        // In one-sided operations and Send-Receive, all requests have one size, however a READ is cut.
+        // In one-sided operations and Send-Receive, all requests have one size, even if several READs fetch a message.
         let is_uniform = parameters.protocol == Protocol::SendReceive;
         let whole = counted.data_bytes * predicted.data_packets == counted.data_packets * predicted.data_bytes;
         let packets = open(predicted.data_packets, predicted.data_packets_max, predicted.asks);
@@ -191,7 +193,7 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
                 range(bytes),
             ));
         }
-        // A repeated request is answered again.
+        // An end answers a repeated request again, so that the number of answers has no upper bound.
         let is_open = predicted.is_asked || !undisturbed;
         let answers = open(predicted.response_packets, predicted.response_packets_max, is_open);
         let bytes = open(predicted.response_bytes, predicted.response_bytes_max, is_open);
@@ -215,12 +217,12 @@ pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, resul
     sound
 }
 
-/// Returns the range from the least to the most, without an upper bound if `is_open`.
+/// Returns the range from `least` to `most`, or without an upper bound if `is_open`.
 fn open(least: u64, most: u64, is_open: bool) -> RangeInclusive<u64> {
     least..=if is_open { u64::MAX } else { most }
 }
 
-/// Returns one number, two if they differ, or the least one.
+/// Formats a range: one number if both ends are equal, the lower end if the range has no upper bound, else both ends.
 fn range(range: RangeInclusive<u64>) -> String {
     match range.into_inner() {
         (least, u64::MAX) => format!("{least}.."),
@@ -229,7 +231,7 @@ fn range(range: RangeInclusive<u64>) -> String {
     }
 }
 
-/// Returns both ends of each result, with the size.
+/// Returns a value of each end of each result, with the message size and the name of the end.
 fn ends<'a, T>(
     results: &'a [PointResult],
     of: impl Fn(&'a PointResult) -> &'a BothEnds<T>,
@@ -241,13 +243,13 @@ where
         let ends = of(result);
         [("this", &ends.client, &result.counters.client), ("other", &ends.server, &result.counters.server)]
             .into_iter()
-            // For an RNIC of the machine, the kernel counts for all programs together.
+            // Skip an RNIC of the machine, whose counters in the kernel include the packets of all programs.
             .filter(|(_, _, counters)| !counters.is_empty())
             .map(|(name, end, _)| (result.bytes, name, end))
     })
 }
 
-/// Prints lost messages of transports that neither acknowledge nor retransmit.
+/// Prints the lost messages, if the transport neither acknowledges nor retransmits.
 pub(crate) fn lost_messages(parameters: &Parameters, results: &[PointResult]) -> io::Result<()> {
     if parameters.transport == Transport::Rc {
         return Ok(());
@@ -287,7 +289,7 @@ pub(crate) fn cpu(parameters: &Parameters, results: &[PointResult]) -> io::Resul
     Ok(())
 }
 
-/// Prints counted packets beside predicted ones.
+/// Prints counted packets beside predicted packets.
 pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::Result<()> {
     if results.iter().all(|result| result.counters.client.is_empty() && result.counters.server.is_empty()) {
         note!("packets of these RNICs are counted by the kernel: `doorbell counters` shows them");
@@ -415,7 +417,7 @@ fn rates(results: &[PointResult]) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints the conclusions from the rates of each end alone.
+/// Prints what the rates of each end show about the application.
 fn explained(results: &[PointResult]) -> io::Result<()> {
     line("")?;
     line("Conclusions of `doorbell wire explain` from these counters alone")?;
@@ -440,10 +442,10 @@ fn lost(results: &[PointResult]) -> Vec<String> {
     lines
 }
 
-/// Counters of packets that were sent over UDP, and through shared memory.
+/// Counters of the packets that were sent over UDP and of those that were sent through shared memory.
 const SENT_COUNTERS: [&str; 2] = ["tx_udp_packets", "tx_shared_memory_packets"];
 
-/// Counters of packets that were not lost, and of reasons for the path of packets. The RNIC counts corrupted packets.
+/// Counters of the link that show no loss of packets. A corrupted packet is lost too, but the RNIC counts it.
 const NO_LOSS: [&str; 8] = [
     SENT_COUNTERS[0],
     SENT_COUNTERS[1],
@@ -455,7 +457,7 @@ const NO_LOSS: [&str; 8] = [
     "fault_delayed",
 ];
 
-/// Returns the path of the packets: a sentence for one link, else the numbers of each end.
+/// Returns lines about the path of the packets: a sentence if all packets used one link, else the numbers of each end.
 fn carried(results: &[PointResult]) -> Vec<String> {
     let all = results.iter().fold(Carried::default(), |all, result| all.and(result.carried()));
     let sentence = match all.by() {
@@ -520,7 +522,7 @@ mod tests {
         let before = LinkCounters { rx_overflow: 5, tx_oversize: 7, ..LinkCounters::default() };
         let after = LinkCounters { rx_overflow: 8, ..before };
         let mut result = PointResult { bytes: 64, ..PointResult::default() };
-        // The other counters show that an RNIC counts at all.
+        // `lost` skips an end without counters, so give each end one.
         for counters in [&mut result.counters.client, &mut result.counters.server] {
             counters.insert("rnr_nak_sent".to_owned(), 0);
         }

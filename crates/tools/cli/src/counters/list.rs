@@ -9,7 +9,7 @@ use super::{NO_DEVICE, PrintedSentences, owner, record};
 use crate::failure::Failure;
 use crate::output::{line, note};
 
-/// Returns the raw counters behind a common counter of a device, and its meaning.
+/// Returns the raw counters from which a common counter of a device is computed, and the meaning of the common counter.
 fn origin(common: Common, raw: &Raw) -> Option<(Vec<String>, &'static str)> {
     let rule = common.rule(raw)?;
     Some((rule.present(raw).map(|(name, _)| name.to_string()).collect(), rule.counts))

@@ -1,7 +1,7 @@
 //! An exporter: `GET /metrics` in the OpenMetrics text format, which Prometheus reads.
 //!
-//! `httparse` reads the requests. Admission serves the few answers: threaded servers have no deadline per client
-//! (`tiny_http`), and others need an async runtime (`hyper`).
+//! `httparse` parses the requests, and the admission of clients serves the few answers. An HTTP server does not fit:
+//! `tiny_http` has no deadline per client, and `hyper` requires an async runtime.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -27,11 +27,11 @@ use crate::output::note;
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Maximum bytes of the head of a request.
 const MAX_REQUEST_BYTES: usize = 8 << 10;
-/// Maximum header fields of that head.
+/// Maximum number of header fields in the head of a request.
 const MAX_HEADERS: usize = 64;
-/// End of that head.
+/// End of the head of a request.
 const END: &[u8] = b"\r\n\r\n";
-/// Time for a client to send its request and to read the answer.
+/// Time after which a client is dropped that has not sent its request and read the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The devices at the time of a request.
@@ -45,7 +45,7 @@ impl Collector for Scrape {
             let name = format!("doorbell_rdma_{}", common.name());
             let mut family = encoder.encode_descriptor(&name, common.description(), None, MetricType::Counter)?;
             for device in devices() {
-                // A counter that a device lacks has no line.
+                // Omit a counter that the device lacks.
                 if let Some(total) = common.total(&device.sample.raw) {
                     let labels = [("device", device.sample.identity.label.as_str())];
                     family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&total, None)?;
@@ -54,7 +54,7 @@ impl Collector for Scrape {
         }
         self.vendors(&mut encoder, MetricType::Counter)?;
         self.vendors(&mut encoder, MetricType::Gauge)?;
-        let help = "RDMA devices that there are";
+        let help = "RDMA devices of this machine";
         let mut family = encoder.encode_descriptor("doorbell_rdma_device", help, None, MetricType::Info)?;
         for device in devices() {
             let identity = &device.sample.identity;
@@ -81,7 +81,7 @@ impl Collector for Scrape {
 }
 
 impl Scrape {
-    /// Encodes all counters, or all levels, under the vendors' names.
+    /// Encodes the vendors' counters, or for `MetricType::Gauge` the vendors' levels, under the vendors' names.
     fn vendors(&self, encoder: &mut DescriptorEncoder<'_>, kind: MetricType) -> Result<(), fmt::Error> {
         let levels = matches!(kind, MetricType::Gauge);
         let (name, help) = match levels {
@@ -118,7 +118,7 @@ struct Exporter {
     monitor: RefCell<(Monitor, PrintedSentences)>,
 }
 
-/// Opening of a client, which is the head of its request. The client gets only the answer.
+/// Opening of a client, which is the head of the client's request. The answer to the request ends the connection.
 #[derive(Clone)]
 struct Request {
     exporter: Rc<Exporter>,
@@ -130,7 +130,7 @@ impl Opening for Request {
     type Refusal = Infallible;
 
     fn hear(&mut self, _peer: &str, bytes: &[u8]) -> (usize, Verdict<Infallible, Infallible>) {
-        // The end of the head may have begun in earlier bytes.
+        // `END` may have begun in the bytes that arrived earlier.
         let searched = self.head.len().saturating_sub(END.len() - 1);
         self.head.extend_from_slice(bytes);
         let end = self.head[searched..].windows(END.len()).position(|bytes| bytes == END);
@@ -150,7 +150,7 @@ impl Opening for Request {
 }
 
 /// Serves until the process ends.
-#[allow(unreachable_code, reason = "admission serves every client, so none is handed out")]
+#[allow(unreachable_code, reason = "admission itself answers every client, so `Clients::next` returns none")]
 pub(super) fn serve(monitor: Monitor, address: &str) -> Result<ExitCode, Failure> {
     let address = match address.parse::<u16>() {
         Ok(port) => format!("127.0.0.1:{port}"),
@@ -211,8 +211,8 @@ impl Exporter {
         let answer = match (method, path) {
             ("GET" | "HEAD", "/metrics") => self.metrics(),
             ("GET" | "HEAD", "/") => Answer::plain("200 OK", "RDMA counters are at /metrics"),
-            ("GET" | "HEAD", _) => Answer::plain("404 Not Found", "there is only /metrics"),
-            _ => Answer::plain("405 Method Not Allowed", "there is only GET"),
+            ("GET" | "HEAD", _) => Answer::plain("404 Not Found", "use the path /metrics"),
+            _ => Answer::plain("405 Method Not Allowed", "use the method GET"),
         };
         answer.to_bytes(method == "HEAD")
     }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 /// Name of the JSON layout.
 pub(super) const SCHEMA: &str = "doorbell-counters/1";
 
-/// Returns one look as a JSON object.
+/// Returns one reading of all devices as a JSON object.
 pub(super) fn of(look: &Look) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     json!({

@@ -7,7 +7,7 @@ use doorbell_counters::{Common, Interval, Look};
 use super::{mib, short};
 use crate::output::line;
 
-/// Lines after which the header is repeated.
+/// Number of lines after which the header is repeated.
 const LINES: usize = 20;
 
 /// Columns: title and width.
@@ -53,7 +53,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Returns the lines of one look.
+    /// Returns the lines for one reading of the devices.
     pub(super) fn lines(&mut self, look: &Look) -> Vec<String> {
         let mut lines = Vec::new();
         let widest = look.devices.iter().map(|device| device.sample.identity.label.chars().count()).max();

@@ -17,9 +17,9 @@ use super::{NO_DEVICE, Pace, PrintedSentences, mib, owner, short};
 use crate::ending::Screen;
 use crate::failure::Failure;
 
-/// Stored intervals: the number that the widest screen shows.
+/// Maximum number of stored intervals per device, which fill a wide screen.
 const HISTORY: usize = 240;
-/// Intervals during which a closed device stays on the screen.
+/// Number of intervals for which a closed device stays on the screen.
 const STAYS: usize = 10;
 
 /// A device on the screen.
@@ -27,7 +27,7 @@ struct Tracked {
     latest: Interval,
     /// Rates of each common counter, the latest last.
     history: [VecDeque<Option<f64>>; COMMON],
-    /// Intervals since the device was closed.
+    /// Number of intervals since the device was closed.
     closed_for: Option<usize>,
 }
 
@@ -45,7 +45,7 @@ impl View {
         Self { interval, devices: Vec::new(), selected: 0, said: PrintedSentences::default(), note: None }
     }
 
-    /// Adds the events of an interval.
+    /// Adds the reading at the end of an interval.
     pub(super) fn update(&mut self, look: Look) {
         if let Some(news) = self.said.news(&look).pop() {
             self.note = Some(news);
@@ -75,7 +75,7 @@ impl View {
             self.devices.insert(index, device);
         }
         self.devices.retain(|device| device.closed_for.is_none_or(|intervals| intervals <= STAYS));
-        // The selection stays with its device, even if the device has moved.
+        // Keep the selected device selected, even if its position has changed.
         let same = selected.and_then(|selected| {
             self.devices.iter().position(|device| {
                 let sample = &device.latest.sample;
@@ -101,7 +101,7 @@ impl View {
 
     /// Draws the whole screen.
     pub(super) fn render(&self, frame: &mut Frame<'_>) {
-        // A header, and devices up to a number that leaves space for the detailed one.
+        // A header and at most 12 devices, so that space is left for the details of the selected device.
         let rows = 1 + self.devices.len().clamp(1, 12) as u16;
         let areas = Layout::vertical([
             Constraint::Length(1),
@@ -197,11 +197,11 @@ fn render_detail(device: &Tracked, frame: &mut Frame<'_>, area: Rect) {
         frame.render_widget(Line::from(common.name()), name);
         frame.render_widget(Line::from(text).right_aligned(), rate);
         let skip = history.len().saturating_sub(usize::from(spark.width));
-        // Rates in thousandths, so that a rate below one is visible.
+        // The bars show integers: multiply rates by 1000, so that a rate below 1 is visible.
         let bars = history.iter().skip(skip).map(|rate| rate.map(|rate| (rate * 1000.0).ceil() as u64));
         frame.render_widget(Sparkline::default().data(bars).absent_value_symbol("·"), spark);
     }
-    // The rest of the screen shows the vendor's other counters that move.
+    // The rest of the screen shows those other counters of the vendor that change.
     let mut moving: Vec<_> = device.latest.rates.iter().flat_map(|rates| rates.others_per_second()).collect();
     moving.retain(|(_, rate)| *rate > 0.0);
     for (row, (name, rate)) in area.rows().skip(COMMON + 1).zip(moving) {
@@ -211,14 +211,14 @@ fn render_detail(device: &Tracked, frame: &mut Frame<'_>, area: Rect) {
     }
 }
 
-/// Shows the view until the count is reached, the user quits, or the process is to end.
+/// Shows the view until the count is reached, the user quits, or a signal arrives.
 pub(super) fn run(mut monitor: Monitor, mut pace: Pace) -> Result<ExitCode, Failure> {
     let screen = Screen::take()?;
     let mut view = View::new(pace.step);
     view.update(monitor.look());
-    // A panic also restores the terminal. The terminal is not dropped, since dropping shows the cursor, which
-    // `screen` does. If the terminal has gone, dropping prints a complaint on standard error, which has gone as well.
-    // The complaint would panic, and the second panic would abort the process.
+    // The panic hook of ratatui restores the terminal too. Do not drop the `Terminal`: `screen` shows the cursor
+    // again. If the terminal has gone, the drop would write to standard error, which has gone as well. This panics,
+    // and a panic during a panic aborts the process.
     let mut terminal = ManuallyDrop::new(ratatui::try_init()?);
     let mut draw = |view: &View| -> std::io::Result<()> {
         let _drawing = screen.draw();
@@ -232,7 +232,7 @@ pub(super) fn run(mut monitor: Monitor, mut pace: Pace) -> Result<ExitCode, Fail
                 if left.is_zero() {
                     break;
                 }
-                // On a terminal that has gone this never returns: then the thread of `screen` ends the process.
+                // If the terminal has gone, `poll` never returns, and the thread of `screen` ends the process.
                 if event::poll(left)? {
                     if let Some(key) = event::read()?.as_key_press_event()
                         && !view.press(key)

@@ -32,7 +32,7 @@ fn identity(label: &str, kind: Kind) -> Identity {
     }
 }
 
-/// Returns a software RNIC after this number of seconds, with 1000 packets of 1 KiB in each.
+/// Returns the sample of a software RNIC after `seconds` seconds, with 1000 packets of 1 KiB sent per second.
 fn software(seconds: u64) -> Sample {
     let counters = [
         (Set::Published, "tx_vport_rdma_unicast_packets", 1000 * seconds),
@@ -60,7 +60,7 @@ fn software(seconds: u64) -> Sample {
     }
 }
 
-/// Returns a device that counts packets and queue pairs.
+/// Returns the sample of a kernel device that counts packets and queue pairs.
 fn kernel(seconds: u64) -> Sample {
     let counters = [(Set::Hardware, "tx_pkts", 5 * seconds), (Set::Hardware, "active_qps", 3)];
     let identity = Identity { driver: Some("bnxt_en".to_owned()), ..identity("bnxt_re0", Kind::Kernel) };
@@ -127,7 +127,7 @@ fn json_has_rates_totals_and_null_for_absent_counters() {
     assert_eq!(json.to_string().lines().count(), 1);
 }
 
-/// Contents of an exposition about one family.
+/// Metrics of one family in an exposition.
 #[derive(Default)]
 struct Family {
     kind: String,
@@ -173,7 +173,7 @@ fn labels(text: &str) -> BTreeMap<String, String> {
 
 /// Parses an exposition strictly by OpenMetrics 1.0.
 fn exposition(text: &str) -> BTreeMap<String, Family> {
-    let text = text.strip_suffix("# EOF\n").expect("it ends so");
+    let text = text.strip_suffix("# EOF\n").expect("an exposition ends with # EOF");
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
     let mut described = BTreeSet::new();
     let mut seen = BTreeSet::new();
@@ -276,7 +276,7 @@ fn the_screen_shows_devices_and_the_history_of_one() {
         "q quits, up and down select",
     ];
     assert_eq!(screen(&view, 76, 20), expected);
-    // A closed device stays for a while; then the other one is selected.
+    // A closed device stays on the screen for a while. Then the view removes it and selects the other device.
     let mut closed = look(4);
     closed.devices[1].sample.ended = true;
     closed.notes.push("something is odd".to_owned());

@@ -14,7 +14,7 @@ use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::failure::{Failure, Usage};
 use crate::quantity;
 
-/// Arguments of a process that is a part of another process's store.
+/// Arguments of a client or memory node in a process of its own, which another process has started for its store.
 #[derive(Args)]
 pub(super) struct PartArguments {
     /// Number of clients of the store
@@ -45,19 +45,20 @@ impl PartArguments {
 
 /// Maximum number of clients of a run.
 const MAX_CLIENTS: usize = 1024;
-/// Time after which the holder of a lock counts as dead: longer than a busy machine suspends a thread.
+/// Time after which the holder of a lock counts as dead. A busy machine suspends a thread for less than this time.
 const LEASE_NS: u64 = 2_000_000_000;
-/// Default durations of counting: in virtual time, and on this machine.
+/// Default duration of a measurement in virtual time.
 const SIMULATED: Duration = Duration::from_millis(20);
+/// Default duration of a measurement on this machine.
 const MEASURED: Duration = Duration::from_secs(2);
 
 pub(super) fn strategy(text: &str) -> Result<Strategy, String> {
     let names = || Strategy::ALL.map(Strategy::name).join(", ");
-    Strategy::by_name(text).ok_or_else(|| format!("{text:?} is no strategy: there are {}", names()))
+    Strategy::by_name(text).ok_or_else(|| format!("{text:?} is no strategy: must be one of {}", names()))
 }
 
-/// Rejects strategies whose middlebox would need the address of a hardware device, and a middlebox that the strategy
-/// does not use.
+/// Rejects a strategy that needs a middlebox on a hardware device, and options of a middlebox that the strategy does
+/// not use.
 pub(super) fn check_here(strategy: Strategy, chosen: &Chosen, other: &OtherBox) -> Result<(), Usage> {
     let is_elsewhere = other.addresses().is_some();
     match (strategy.is_steered(), is_elsewhere) {
@@ -102,13 +103,13 @@ fn mix(text: &str) -> Result<f64, String> {
     let named = MIXES.iter().find(|(name, ..)| *name == text).map(|(_, percent, _)| *percent);
     named.ok_or_else(|| {
         let all: Vec<String> = MIXES.iter().map(|(name, _, about)| format!("{name} ({about})")).collect();
-        format!("{text:?} is no mix: there are {}", all.join(", "))
+        format!("{text:?} is no mix: must be one of {}", all.join(", "))
     })
 }
 
 pub(crate) fn percent(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|value| (0.0..=100.0).contains(value));
-    value.ok_or_else(|| format!("{text:?} is no share: 0 to 100, in per cent"))
+    value.ok_or_else(|| format!("{text:?} is no percentage: must be 0 to 100"))
 }
 
 pub(crate) fn skew(text: &str) -> Result<f64, String> {
@@ -129,30 +130,30 @@ pub(crate) struct Workload {
     /// Skew of the keys: the exponent of Zipf's law, 0 (uniform) to 3
     #[arg(long, value_name = "EXPONENT", default_value = "0.99", value_parser = skew)]
     zipf: f64,
-    /// Number of keys, all of which exist
+    /// Number of keys; all of them exist
     #[arg(long, value_name = "N", default_value = "1024", value_parser = quantity::count::<u64>)]
     pub(super) keys: u64,
     /// Size of each value in bytes
     #[arg(short = 's', long = "size", value_name = "BYTES", default_value = "128", value_parser = quantity::bytes)]
     size: u64,
-    /// Number of hosts among which the clients are distributed; the clients of a host share a cache of the newest
-    /// nodes
+    /// Number of hosts among which the clients are distributed. The clients of a host share a cache with the newest
+    /// node of each key
     #[arg(long, value_name = "N", default_value = "2", value_parser = clients)]
     pub(super) hosts: usize,
-    /// Number of memory nodes with the same data, 1 or 2: with 2, either one may fail
+    /// Number of memory nodes with the same data, 1 or 2. Of two memory nodes, either one may fail
     #[arg(long, value_name = "N", default_value = "1", value_parser = replicas)]
     pub(super) replicas: usize,
     /// Outstanding operations of each client
     #[arg(short = 't', long, value_name = "N", default_value = "1", value_parser = quantity::count::<usize>)]
     outstanding: usize,
-    /// Operations per second that all clients together start, whether others have ended or not [default: each client
-    /// starts the next one after the end of one]
+    /// Operations per second that all clients together start, even if earlier operations have not ended [default: each
+    /// client starts an operation when another one ends]
     #[arg(short = 'r', long, value_name = "PER_S", value_parser = quantity::rate)]
     rate: Option<f64>,
     /// Time of a client between two operations
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = quantity::seconds)]
     client_time: f64,
-    /// Delay between a put and the write of its key's shortcut, as by a background thread [default: none]
+    /// Delay between a put and the write of the key's shortcut, as if a background thread wrote it [default: none]
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = quantity::seconds)]
     shortcut_delay: f64,
     /// Time during which operations are counted [default: 20ms in virtual time, 2s here]
@@ -164,7 +165,7 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// Returns the workload of a point of a study. As here, its warm-up lasts a tenth of the measurement.
+    /// Returns the workload of a point of a study. In a study too, the warm-up lasts a tenth of the measurement.
     pub(super) fn of(point: &StorePoint, seed: u64) -> Self {
         Self {
             mix: None,
@@ -190,13 +191,13 @@ impl Workload {
             return Err(refuse(format!("--keys is {}: must be 1 to 2^27", self.keys)));
         }
         if self.size > MAX_VALUE as u64 {
-            return Err(refuse(format!("-s is {} B: values have at most {MAX_VALUE} B", self.size)));
+            return Err(refuse(format!("-s is {} B: must be at most {MAX_VALUE} B", self.size)));
         }
         if !(1..=MAX_OUTSTANDING).contains(&self.outstanding) {
-            return Err(refuse(format!("-t is {}: a client runs 1 to {MAX_OUTSTANDING} at a time", self.outstanding)));
+            return Err(refuse(format!("-t is {}: must be 1 to {MAX_OUTSTANDING} operations", self.outstanding)));
         }
         if self.rate.is_some_and(|rate| !(rate.is_finite() && rate > 0.0)) {
-            return Err(refuse("-r is a rate above 0".to_owned()));
+            return Err(refuse("-r must be above 0 operations per second".to_owned()));
         }
         let default = if is_simulated { SIMULATED } else { MEASURED };
         let measure_s = self.duration.unwrap_or(default.as_secs_f64());

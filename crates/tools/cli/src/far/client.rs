@@ -1,10 +1,15 @@
-//! A client of another process's store.
+//! A client process of a store in another process, the store's process.
 //!
-//! It writes lines to standard output, each immediately, so that a killed client leaves a record of the operations
-//! that it had started. The first line is `connect` with its descriptions. `b NANOSECONDS OPERATION KEY [VALUE]`
-//! precedes each operation, and `e NANOSECONDS OPERATION OUTCOME [VALUE]` follows it. `g OPERATION` reports one that
-//! gave up. `cut` means that the middlebox has ended and the client reconnects, and `done` is the end. Values are
-//! numbers, which every word of the value repeats.
+//! The client writes a line to standard output for each event, and flushes each line. So a killed client leaves a
+//! record of the operations that it had started. The lines are:
+//! - `connect` with the descriptions of the client's queue pairs, before each connection to the store
+//! - `b NANOSECONDS OPERATION KEY [VALUE]` before each operation
+//! - `e NANOSECONDS OPERATION OUTCOME [VALUE]` after an operation
+//! - `g OPERATION` after an operation that gave up
+//! - `cut` after the middlebox has ended, before the client connects again
+//! - `done` at the end
+//!
+//! Values are numbers. Each word of a stored value repeats the number.
 
 use std::io::{self, BufRead, Write};
 use std::net::SocketAddr;
@@ -29,20 +34,20 @@ pub(crate) struct ClientProcess {
     /// Address of the middlebox through which the client reaches the memory
     #[arg(long, value_name = "ADDRESS")]
     through: Option<SocketAddr>,
-    /// Work until the middlebox ends, and then for half of -D through the next one
+    /// Work until the middlebox ends, and then for half of -D through the next middlebox
     #[arg(long, requires = "through")]
     until_cut: bool,
     #[command(flatten)]
     part: PartArguments,
 }
 
-/// Answer to a client that reached the memory through a box that has gone.
+/// Answer to a client whose middlebox has ended: connect again through the next one.
 pub(super) const AGAIN: &str = "again";
 
-/// Maximum time that a client works until its middlebox ends.
+/// Maximum time for which a client works if its middlebox does not end.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Returns the time of a clock that all processes of a machine share, in nanoseconds.
+/// Returns the time of the monotonic clock, which all processes of a machine share, in nanoseconds.
 pub(super) fn shared_ns() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)
 }
@@ -66,19 +71,19 @@ pub(super) fn optional(description: Option<&EndpointDescription>) -> String {
     description.map_or("-".to_owned(), EndpointDescription::to_hex)
 }
 
-/// Returns the number of a value, if the whole value repeats that number.
+/// Returns the number that a value repeats, or `None` if the value does not repeat one number (a torn value).
 fn number(value: &[u8]) -> Option<u64> {
     let first = value.first_chunk::<8>()?;
     let is_whole = value.chunks(8).all(|chunk| first.starts_with(chunk));
     is_whole.then(|| u64::from_le_bytes(*first))
 }
 
-/// Writer of a line for each event.
+/// Witness that writes a line to standard output for each event.
 struct Lines(io::Stdout);
 
 impl Lines {
     fn say(&self, line: std::fmt::Arguments<'_>) {
-        // Without a reader, the parent has gone, and ends this process.
+        // Ignore an error: if the output has no reader, the parent has ended, and this process ends too.
         let mut out = self.0.lock();
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
@@ -142,7 +147,8 @@ impl ClientProcess {
             let result = run_while(&idle, [task], check).map(|results| results.into_iter().collect::<Result<(), _>>());
             match result {
                 Ok(result) if check().is_ok() => result?,
-                // Operations in progress at the end of the box may have taken effect. The new box has no state.
+                // The middlebox has ended. Operations in progress may have taken effect or not. The new middlebox has
+                // no state, so connect again.
                 Ok(_) | Err(()) => {
                     lines.say(format_args!("cut"));
                     load = Load { warm_up_ns: 0, measure_ns: load.measure_ns.min(whole.measure_ns) / 2, ..load };
@@ -156,7 +162,8 @@ impl ClientProcess {
         Ok(())
     }
 
-    /// Connects to the store, repeatedly if necessary. Returns the client with its number, and its identity at a box.
+    /// Connects to the store, repeatedly if necessary. Returns the client with its number, and the connection with the
+    /// middlebox, if there is one.
     fn enter(
         &self,
         device: &Device,
@@ -170,7 +177,7 @@ impl ClientProcess {
             let mut end = ClientEnd::new(&device.create_pd()?, geometry, options.clone())?;
             let ClientDescription { lane, calls } = end.to_memory();
             let joined = self.through.map(|address| BoxConnection::patiently(address, &lane, geometry)).transpose()?;
-            // Behind a box, the store needs the box's queue pair for this client instead.
+            // Behind a middlebox, describe to the store the queue pair at the middlebox instead of the client's own.
             let lane = joined.as_ref().map_or(lane, |joined| joined.memory.endpoint);
             let (lane, calls, metadata) = (lane.to_hex(), optional(calls.as_ref()), end.to_metadata().to_hex());
             let replica = end.to_replica().map(|replica| replica.lane);
@@ -180,10 +187,10 @@ impl ClientProcess {
             if line.trim_end() == AGAIN {
                 continue;
             }
-            let (number, rest) = line.split_once(' ').ok_or("the store's side has ended")?;
-            let number: u32 = number.parse().map_err(|_| format!("{number:?} is no number of a client"))?;
+            let (number, rest) = line.split_once(' ').ok_or("the store's process has ended")?;
+            let number: u32 = number.parse().map_err(|_| format!("{number:?} must be the number of a client"))?;
             let [endpoint, calls, Some(metadata), replica] = descriptions(rest)?[..] else {
-                return Err("the store's side sent no descriptions".into());
+                return Err("the store's process sent no descriptions".into());
             };
             if let Some(endpoint) = replica {
                 end.set_replica(MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls: None });
@@ -191,7 +198,7 @@ impl ClientProcess {
             let memory = match (&joined, endpoint) {
                 (Some(joined), _) => joined.memory,
                 (None, Some(endpoint)) => MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls },
-                (None, None) => return Err("the store's side sent no description of the memory".into()),
+                (None, None) => return Err("the store's process sent no description of the memory".into()),
             };
             return Ok(((number, end.connect(number, &memory, &metadata, cache)?), joined));
         }

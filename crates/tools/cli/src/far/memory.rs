@@ -1,9 +1,14 @@
 //! A memory node in a process of its own, so that a test can kill it.
 //!
-//! The store's process writes lines to its standard input, and it answers each with one on standard output. It
-//! answers `accept NUMBER LANE` with a description, `fence NUMBER` and `stop` with `done`, `holds PLACE KEY` with
-//! `yes` or `no`, and a failure with `error` and a sentence. On its own it writes `may I`, and the store's process
-//! answers `you may`. Then it serves for a lease, counted from the time of the question.
+//! The store's process writes lines to the standard input of the memory node, and the memory node answers each line
+//! with a line on standard output:
+//! - a description to `accept NUMBER LANE`
+//! - `done` to `fence NUMBER` and to `stop`
+//! - `yes` or `no` to `holds PLACE KEY`
+//! - `error` and a sentence if a request fails
+//!
+//! The memory node also asks `may I` by itself, and the store's process answers `you may`. With this answer the memory
+//! node serves for a lease, which counts from the time at which the memory node asked.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -24,11 +29,11 @@ use crate::failure::Failure;
 
 /// Time for which a memory node serves without hearing from the store's process.
 pub(super) const LEASE: Duration = Duration::from_secs(1);
-/// Questions per lease.
+/// Number of times per lease that a memory node asks for the next lease.
 const ASKS: u32 = 8;
-/// Allowed lateness of a thread. Clocks of one machine do not differ.
+/// Time by which a thread of the memory node may be late. The processes of one machine have the same clock.
 const MARGIN: Duration = Duration::from_millis(50);
-/// Deadline of an answer.
+/// Time after which a question without an answer fails.
 const DEADLINE: Duration = Duration::from_secs(3);
 const MAY_I: &str = "may I";
 const YOU_MAY: &str = "you may";
@@ -63,7 +68,7 @@ impl MemoryProcess {
 /// Serves until the store's process has ended.
 fn serve(memory: &mut MemoryNode, device: &Device, lines: &Receiver<String>) -> Result<(), Failure> {
     let (lease_ns, mut patience) = (LEASE.as_nanos() as u64, Patience::default());
-    // The lease also limits reading before the first answer.
+    // A first lease limits the time for which clients can read before the first answer.
     let mut asked_ns = device.now_ns();
     memory.serve_until(asked_ns + lease_ns);
     let mut is_waiting = false;
@@ -92,7 +97,7 @@ fn serve(memory: &mut MemoryNode, device: &Device, lines: &Receiver<String>) -> 
 
 fn answer(memory: &mut MemoryNode, line: &str) -> Result<String, String> {
     let words: Vec<&str> = line.split(' ').collect();
-    let number = |text: &str| text.parse::<u32>().map_err(|_| format!("{text:?} is no number of a client"));
+    let number = |text: &str| text.parse::<u32>().map_err(|_| format!("{text:?} must be the number of a client"));
     match words[..] {
         ["accept", client, lane] => {
             let peer = ClientDescription { lane: from_hex(lane)?, calls: None };
@@ -102,7 +107,7 @@ fn answer(memory: &mut MemoryNode, line: &str) -> Result<String, String> {
         ["fence", client] => memory.fence(number(client)?).map(|_| DONE.to_owned()).map_err(|error| error.to_string()),
         ["stop"] => memory.stop().map(|()| DONE.to_owned()).map_err(|error| error.to_string()),
         ["holds", place, key] => {
-            let place = place.parse().ok().and_then(NodeVersion::from_bits).ok_or("that is no place")?;
+            let place = place.parse().ok().and_then(NodeVersion::from_bits).ok_or("the place must be that of a node")?;
             let is_held = memory.inspect(place).is_some_and(|node| {
                 let own: String = node.key.iter().map(|byte| format!("{byte:02x}")).collect();
                 node.is_intact && !node.is_tombstone && own == key
@@ -113,7 +118,7 @@ fn answer(memory: &mut MemoryNode, line: &str) -> Result<String, String> {
     }
 }
 
-/// A memory node's process. Dropping this handle ends it.
+/// Handle of a memory node's process. Dropping the handle ends the process.
 #[derive(Debug)]
 pub(super) struct MemoryHandle {
     child: Mutex<Child>,
@@ -125,9 +130,9 @@ pub(super) struct MemoryHandle {
 /// State of a memory node's process.
 #[derive(Debug)]
 struct State {
-    /// Whether its output has ended.
+    /// Whether the output of the process has ended, or the process left a question unanswered.
     is_gone: AtomicBool,
-    /// Whether it gets no further lease.
+    /// Whether the process gets no further lease.
     is_given_up: AtomicBool,
     /// Time of the last renewed lease.
     renewed: Mutex<Instant>,
@@ -163,11 +168,11 @@ impl MemoryHandle {
         let written = writeln!(self.input.lock().ignore_poison(), "{question}");
         let line = written.ok().filter(|()| !self.is_gone()).and_then(|()| answers.recv_timeout(DEADLINE).ok());
         let Some(line) = line else {
-            // A later answer would count as the answer to the next question.
+            // Ask nothing more: a late answer to this question would count as the answer to the next one.
             self.state.is_gone.store(true, Ordering::Release);
             return Err("the memory node's process does not answer".to_owned());
         };
-        // The first lease counts from the start of the process, which preceded its first answer.
+        // The first lease has begun at the start of the process, so before the first answer of the process.
         *self.state.renewed.lock().ignore_poison() = Instant::now();
         match line.strip_prefix("error ") {
             Some(why) => Err(why.to_owned()),
@@ -180,7 +185,8 @@ impl MemoryHandle {
         self.state.is_gone.load(Ordering::Acquire)
     }
 
-    /// Stops the process. Returns the time from which it serves no request any more: now, or the end of its lease.
+    /// Stops the memory node. Returns the time from which the memory node serves no request any more: now if it has
+    /// answered, else the end of its lease.
     pub(super) fn stop(&self) -> Instant {
         self.state.is_given_up.store(true, Ordering::Release);
         if self.ask("stop").is_ok() {
@@ -199,12 +205,12 @@ impl MemoryHandle {
 }
 
 impl State {
-    /// Allows the node to serve for another lease, which counts from its earlier question.
+    /// Allows the memory node to serve for another lease, which counts from the time at which the memory node asked.
     fn renew(&self, input: &Mutex<ChildStdin>) {
         let mut renewed = self.renewed.lock().ignore_poison();
         if !self.is_given_up.load(Ordering::Acquire) {
             *renewed = Instant::now();
-            // If the node does not receive this line, it stops by itself.
+            // Ignore an error: a memory node that does not receive this line stops to serve at the end of its lease.
             let _ = writeln!(input.lock().ignore_poison(), "{YOU_MAY}");
         }
     }

@@ -28,11 +28,11 @@ use crate::failure::Failure;
 use crate::output::note;
 use crate::steer::shut_out;
 
-/// Deadline of set-up, and of an answer of the box.
+/// Time after which a set-up, or a question to the box, fails.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Time to retry a connection to a box that is restarting.
+/// Time for which a connection to a box is retried, because the box may be restarting.
 const RESTART: Duration = Duration::from_secs(30);
-/// Pause between two attempts.
+/// Pause between two attempts to connect to a box.
 const AGAIN: Duration = Duration::from_millis(10);
 /// Interval at which the memory node checks whether the store has ended while no box is connected.
 const OVER_LOOK: Duration = Duration::from_millis(50);
@@ -46,13 +46,14 @@ pub(crate) struct OtherBox {
     /// clients reach the memory [default: start a middlebox here]
     #[arg(long, value_name = "ADDRESS:PORT", requires = "node_at")]
     through: Option<SocketAddr>,
-    /// With --through: address at which the memory node accepts that box; the command that starts the box is printed
+    /// With --through: address at which the memory node accepts the middlebox; the command that starts the middlebox is
+    /// printed
     #[arg(long, value_name = "ADDRESS:PORT", requires = "through")]
     node_at: Option<SocketAddr>,
 }
 
 impl OtherBox {
-    /// Returns the address at which clients reach the box, and the one at which the box reaches the memory node.
+    /// Returns the address at which clients reach the box, and the address at which the box reaches the memory node.
     pub(super) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         self.through.zip(self.node_at)
     }
@@ -105,9 +106,9 @@ impl BoxProcess {
     fn start_at(node: SocketAddr, place: &[&str], options: &BoxOptions) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(options.arguments(node)).args(place);
-        // The box ends by itself when its output loses its reader.
+        // The pipe of the output ends the box if this process is killed: a box without a reader ends by itself.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A new process inherits the CPUs of the thread that starts it.
+        // Pin this thread, since the new process inherits the CPUs of the thread that starts it.
         let pinned = options.cpu.map(Pinned::to).transpose()?;
         let started = command.spawn();
         drop(pinned);
@@ -128,7 +129,7 @@ impl BoxProcess {
             }
             said.push_str(&line);
         }
-        // Read the remaining output, or the box stops at a full pipe.
+        // Read the remaining output, or the box blocks when the pipe is full.
         std::thread::Builder::new()
             .name("box".to_owned())
             .spawn(move || lines.lines().map_while(Result::ok).for_each(|line| note!("box: {line}")))?;
@@ -141,15 +142,15 @@ impl BoxProcess {
         self.end();
         let same = Self::start_at(node, &["--bind", &ip.to_string(), "--listen", &at], options);
         *self = match same {
-            // Another device of this machine may have taken its address meanwhile. Clients find the new box over TCP,
-            // and learn its address there.
+            // Another device on this machine may have taken the address of the old box. Use another address: clients
+            // find the new box over TCP, and learn the address of the new box there.
             Err(_) if ip.is_loopback() => Self::start_at(node, &["--listen", &at], options)?,
             same => same?,
         };
         Ok(())
     }
 
-    /// Ends the box like ^C. Returns its counters.
+    /// Interrupts the box with SIGINT. Returns the counters that the box prints.
     pub(super) fn stop(mut self) -> Result<Value, Failure> {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT)?;
         let mut text = String::new();
@@ -172,12 +173,12 @@ impl Drop for BoxProcess {
     }
 }
 
-/// Lets one box after another use a memory node. When the connection of a box ends, the node gives up its queue pair
-/// before the next box gets one. So no request of an old box is executed any more.
+/// Lets one box after another use a memory node. When the connection of a box ends, the memory node destroys the queue
+/// pair of that box before it makes a queue pair for the next box. So no request of an old box is executed any more.
 pub(super) fn serve_boxes(boxes: &mut Clients<Hello>, memory: &MemorySide, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Acquire) {
         let Some(Client { stream, from, opening, .. }) = boxes.next_until(Instant::now() + OVER_LOOK) else { continue };
-        let served = opening.first().ok_or_else(|| "it describes no queue pair".into());
+        let served = opening.first().ok_or_else(|| "its opening describes no queue pair".into());
         if let Err(error) = served.and_then(|lane| serve_box(&stream, *lane, memory)) {
             note!("the middlebox at {from} was not served: {error}");
         }
@@ -195,7 +196,7 @@ fn serve_box(mut stream: &TcpStream, lane: EndpointDescription, memory: &MemoryS
     timed.write_all(&setup::hello(&[own])).map_err(broke)?;
     say_ready(&mut timed).map_err(broke)?;
     stream.set_read_timeout(None)?;
-    // The box sends nothing more. Wait for the end of the connection.
+    // The box sends no data on this connection any more. Wait for the end of the connection.
     while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
     Ok(())
 }
@@ -207,7 +208,7 @@ fn say_ready(timed: &mut Timed<'_>) -> std::io::Result<()> {
     if said == [READY] { Ok(()) } else { Err(std::io::ErrorKind::InvalidData.into()) }
 }
 
-/// A queue pair with a box. It lasts as long as the stream is open.
+/// A queue pair with a box. The box destroys the queue pair when the stream is closed.
 #[derive(Debug)]
 pub(super) struct BoxConnection {
     pub(super) stream: TcpStream,
@@ -219,13 +220,13 @@ impl BoxConnection {
     pub(super) fn new(address: SocketAddr, lane: &EndpointDescription, geometry: Geometry) -> Result<Self, Failure> {
         let stream = reach(&address.to_string(), "; is there a middlebox?")?;
         let endpoint = setup::exchange(&stream, &[*lane], DEADLINE)?[0];
-        // The box sends only answers, so the queue pair may be connected later.
+        // Say ready before the own queue pair is connected: the box sends only answers to requests.
         say_ready(&mut Timed::new(&stream, DEADLINE))?;
         stream.set_read_timeout(None)?;
         Ok(Self { stream, memory: MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls: None } })
     }
 
-    /// Sets up a queue pair with a box that may be restarting.
+    /// Sets up a queue pair with a box like [`new`](Self::new), and retries while the box may be restarting.
     pub(super) fn patiently(
         address: SocketAddr,
         lane: &EndpointDescription,
@@ -252,8 +253,8 @@ impl BoxConnection {
     }
 }
 
-/// Identity of a client at a box: the box's queue pair to which the client sends, and the rkey that this box has
-/// assigned. Another box assigns another rkey.
+/// Identity of a client at a box: the box's queue pair to which the client sends, and the rkey of this box for the
+/// memory. Another box has another rkey.
 pub(super) type Via = (Qpn, RKey);
 
 /// Returns the identity of a client at its box.
@@ -266,7 +267,7 @@ pub(super) fn via(memory: &MemoryDescription) -> Via {
 pub(super) struct ThroughBox {
     address: SocketAddr,
     joined: BoxConnection,
-    /// Whether the box has left a request unanswered, so it has gone.
+    /// Whether the box has left a request unanswered, and so counts as ended.
     is_broken: bool,
     looked: Instant,
     clients: HashMap<u32, Via>,
@@ -274,7 +275,7 @@ pub(super) struct ThroughBox {
 }
 
 impl ThroughBox {
-    /// Connects the service to the memory node behind the box at this address. The box may still be starting.
+    /// Connects the metadata service to the memory node behind the box at `address`. The box may still be starting.
     pub(super) fn connect(
         address: SocketAddr,
         end: MetadataEnd,
@@ -290,17 +291,17 @@ impl ThroughBox {
     ///
     /// # Errors
     ///
-    /// The client came through another box.
+    /// The client has connected through an earlier box.
     pub(super) fn note(&mut self, client: u32, via: Via) -> Result<(), String> {
         if via.1 != self.joined.memory.region.rkey {
-            return Err("the middlebox was restarted: connect with it anew".to_owned());
+            return Err("the middlebox was restarted: connect with the new one".to_owned());
         }
         self.clients.insert(client, via);
         Ok(())
     }
 
-    /// Connects the metadata service again if another box has replaced its box, and asks the box to shut out the
-    /// clients that the service has given up. Returns whether there was work.
+    /// Connects the metadata service to the next box if its box has ended. Asks the box to shut out the clients that
+    /// the service has given up. Returns whether there was work.
     pub(super) fn look_after(&mut self, metadata: &mut Metadata) -> Result<bool, Failure> {
         let mut happened = false;
         if self.is_broken || metadata.is_cut_off() || self.has_ended()? {
@@ -328,10 +329,10 @@ impl ThroughBox {
         Ok(happened)
     }
 
-    /// Returns `false` if the box does not answer.
+    /// Asks the box to shut out a client. Returns `false` if the box does not answer.
     fn shut_out(&mut self, client: u32) -> bool {
         let Some(&(qpn, rkey)) = self.clients.get(&client) else { return true };
-        // The memory node has given up the queue pair of an earlier box.
+        // A client of an earlier box is shut out already: the memory node has destroyed the queue pair of that box.
         let is_here = rkey == self.joined.memory.region.rkey;
         let is_out = !is_here || shut_out::ask(&self.joined.stream, qpn, DEADLINE).is_ok();
         if is_out {

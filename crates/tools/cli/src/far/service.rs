@@ -1,6 +1,6 @@
-//! The store of a run on this machine: memory nodes and the metadata service. Each has a thread, unless memory nodes
-//! are processes of their own. For strategies with a middlebox, it is a process of its own in front of the memory
-//! node.
+//! The store of a run on this machine: memory nodes and the metadata service. The metadata service is a thread of this
+//! process. A memory node is a thread of this process or a process of its own. Strategies with a middlebox have a
+//! middlebox process in front of the memory node.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -29,9 +29,9 @@ use crate::admission::Clients;
 use crate::failure::Failure;
 use crate::output::note;
 
-/// Unsuccessful polls before a thread offers its CPU to others.
+/// Number of unsuccessful polls before a thread yields its CPU to other threads.
 const PATIENCE: u32 = 100;
-/// Silence of a client after which the service probes it.
+/// Time without packets of a client after which the metadata service probes the client.
 const KEEPALIVE: Duration = Duration::from_millis(200);
 const GONE: &str = "the store has ended";
 
@@ -54,7 +54,7 @@ pub(super) enum ToMemory {
     Holds(Question<(NodeVersion, Vec<u8>), bool>),
 }
 
-/// Number of a client, its identity at a box, and its address for messages.
+/// Number of a client, its identity at a box, and its endpoint for messages.
 type Entering = (u32, Option<Via>, EndpointDescription);
 
 type ToMetadata = Question<Entering, EndpointDescription>;
@@ -92,7 +92,8 @@ impl MemorySide {
         }
     }
 
-    /// Stops the node. Returns the time from which it serves no request any more: now, or the end of its lease.
+    /// Stops the node. Returns the time from which the node serves no request any more: now, or the end of the node's
+    /// lease.
     fn stop(&self) -> Result<Instant, String> {
         match self {
             Self::Here(to) => ask(to, (), ToMemory::Stop).map(|()| Instant::now()),
@@ -100,7 +101,7 @@ impl MemorySide {
         }
     }
 
-    /// Returns whether this is the newest node of that key, and intact.
+    /// Returns whether the node of the store at `place` is intact and has this key.
     fn holds(&self, place: NodeVersion, key: &[u8]) -> Result<bool, String> {
         match self {
             Self::Here(to) => ask(to, (place, key.to_vec()), ToMemory::Holds),
@@ -116,7 +117,7 @@ impl MemorySide {
         matches!(self, Self::There(process, _) if process.is_gone())
     }
 
-    /// Connects a middlebox. The previous one must have gone.
+    /// Connects a middlebox. The queue pair of the previous middlebox must have been given up.
     pub(super) fn accept_box(&self, lane: EndpointDescription) -> Result<MemoryDescription, String> {
         self.accept(BOX, ClientDescription { lane, calls: None })
     }
@@ -132,7 +133,7 @@ impl MemorySide {
 pub(super) struct MetadataSide(Sender<ToMetadata>);
 
 impl MetadataSide {
-    /// Accepts a client. Behind a box, `via` is the client's identity at the box.
+    /// Accepts a client. `via` is the client's identity at its box, or `None` without a box.
     pub(super) fn accept(
         &self,
         number: u32,
@@ -143,7 +144,7 @@ impl MetadataSide {
     }
 }
 
-/// Memory nodes and metadata service, and the address of the middlebox for clients, if there is one.
+/// Handles of the memory nodes and of the metadata service, and the address at which clients reach the middlebox.
 #[derive(Clone)]
 pub(super) struct Sides {
     pub(super) memory: MemorySide,
@@ -198,7 +199,7 @@ impl Gate {
         let counted = self.process.map(BoxProcess::stop).transpose();
         self.is_over.store(true, Ordering::Release);
         if counted.as_ref().is_ok_and(Option::is_none) {
-            return Ok(None); // the box stays connected, so the thread ends with the process
+            return Ok(None); // the box of another command stays connected, so do not wait for the thread
         }
         self.boxes.join().map_err(|_| "a thread of the store panicked")?;
         counted
@@ -208,8 +209,9 @@ impl Gate {
 /// A running store with the keys of a workload.
 pub(super) struct Store {
     sides: Sides,
-    /// The first flag means that no more clients come, the second one that the memory nodes get no more requests.
+    /// Whether no more clients come.
     is_over: Arc<AtomicBool>,
+    /// Whether the memory nodes get no more requests.
     is_unused: Arc<AtomicBool>,
     gate: Option<Gate>,
     geometry: Geometry,
@@ -222,15 +224,15 @@ pub(super) struct Store {
 pub(super) struct FinalState {
     pub(super) nodes: NodeCounts,
     keys: Vec<(Vec<u8>, doorbell_farmem::NodeVersion)>,
-    /// Counters of the middlebox; of the last one, if there were several.
+    /// Counters of the middlebox, or of the last one if there were several.
     pub(super) box_counters: Option<Value>,
-    /// Memory nodes that served at the end.
+    /// Number of memory nodes that served at the end.
     pub(super) memory_nodes: usize,
-    /// Of two nodes, the one that served alone.
+    /// Index of the memory node that served alone at the end, if the other one of two failed.
     alone: Option<usize>,
 }
 
-/// Yields the CPU occasionally, and at once after a period without work.
+/// Yields the CPU of a polling thread, at once after [`PATIENCE`] polls without work.
 #[derive(Default)]
 pub(super) struct Patience(u32);
 
@@ -246,8 +248,8 @@ impl Patience {
 impl Store {
     /// Starts a store for `clients` clients: one memory node, or two with the same data, and a metadata service on a
     /// device of its own. A middlebox damages arriving packets as `fault` says. With a strategy that needs a
-    /// middlebox, all devices are software RNICs unless `other` names a running box. Clients take the first pinned
-    /// CPUs. Memory node, metadata service and middlebox take the following ones.
+    /// middlebox, all devices are software RNICs unless `other` names a running box. Clients take the first CPUs of
+    /// `pinning`. Memory node, metadata service and middlebox take the CPUs after those of the clients.
     pub(super) fn start(
         (memories, of_metadata): (Vec<NodeAt>, Device),
         strategy: Strategy,
@@ -270,7 +272,7 @@ impl Store {
                 }
                 NodeAt::Here(device) => device,
             };
-            // The first touch makes it memory of the NUMA node of this thread.
+            // Pin this thread first: the first write to a page puts the page on the NUMA node of the writing thread.
             let pinned = pinning.pin(clients);
             let mut memory = MemoryNode::new(&of_memory.create_pd()?, geometry)?;
             memory.fill(strategy, load.keys, load.value_bytes)?;
@@ -298,7 +300,7 @@ impl Store {
         let metadata = std::thread::Builder::new().name("metadata".to_owned()).spawn(move || {
             let _pinned = pinning.pin(clients + 1);
             let open = || -> Result<(Option<ThroughBox>, Metadata), Failure> {
-                // The service notices a killed client soon.
+                // Probe silent clients often, so that the service soon notices a killed client.
                 let rpc = Config::default().keepalive(KEEPALIVE);
                 let options = MetadataOptions { rpc, replicas: carrier.sides.len(), ..MetadataOptions::default() };
                 let mut end = MetadataEnd::new(&of_metadata.create_pd()?, options)?;
@@ -348,8 +350,8 @@ impl Store {
         self.sides.clone()
     }
 
-    /// Waits until every client has gone and the service has finished, and checks the rest: each node is free, or the
-    /// intact newest one of a key.
+    /// Waits until every client has gone and the metadata service has finished. Checks that each node of the store is
+    /// free, or is intact and the newest node of a key.
     pub(super) fn stop(self) -> Result<FinalState, Failure> {
         let panicked = |_| Failure::from("a thread of the store panicked");
         self.is_over.store(true, Ordering::Release);
@@ -422,12 +424,12 @@ struct Carrier {
     sides: Vec<MemorySide>,
     /// Clients to shut out.
     fencing: Vec<u32>,
-    /// A node that is to stop, and the time by which it has certainly stopped.
+    /// Index of a memory node that is to stop, and the time from which it serves no request any more.
     stops: Option<(usize, Instant)>,
 }
 
 impl Carrier {
-    /// Returns whether there was work.
+    /// Passes stops and fences of the metadata service on to the memory nodes. Returns whether there was work.
     fn work(&mut self, metadata: &mut Metadata) -> Result<bool, String> {
         let mut happened = false;
         if self.sides.len() > 1

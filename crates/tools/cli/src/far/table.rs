@@ -18,10 +18,10 @@ pub(super) struct Row {
     pub(super) clients: usize,
     pub(super) load: Load,
     pub(super) report: Report,
-    /// Busy cores of the memory node, and of a client.
+    /// Mean number of busy cores, first of the memory node, then of a client.
     pub(super) cpu: Option<[f64; 2]>,
     pub(super) digest: Option<u64>,
-    /// Packets lost below the clients' devices, and the links of their packets; `None` for a simulation.
+    /// Counters of the links of the clients' devices, with lost packets; `None` for a simulation.
     pub(super) link: Option<LinkCounters>,
 }
 

@@ -38,14 +38,14 @@ pub(crate) struct Verify {
     /// Kill no client
     #[arg(long)]
     no_kill: bool,
-    /// Strategies steered and steered-write: kill the middlebox in the middle of the run, and start another one in
-    /// its place without its state
+    /// Strategies steered and steered-write: kill the middlebox in the middle of the run, and start another middlebox
+    /// in its place, which does not have the state of the first one
     #[arg(long)]
     kill_box: bool,
     /// Strategies steered and steered-write: faults of packets that arrive at the middlebox, as in `doorbell steer`
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultPlan>,
-    /// With --replicas 2: kill a memory node early in the run, and continue with the other one
+    /// With --replicas 2: kill this memory node early in the run, and continue with the other memory node
     #[arg(long, value_name = "NODE")]
     kill_node: Option<MemoryNodeName>,
     #[command(flatten)]
@@ -70,10 +70,10 @@ enum MemoryNodeName {
     Replica,
 }
 
-/// Maximum operations on one key that are checked together: the search takes more than linear time.
+/// Maximum number of operations on one key. The check of a key takes more than linear time.
 const MAX_JUDGED: usize = 20_000;
 
-/// A client's process. Dropping this handle ends it.
+/// A client's process. Dropping this handle ends the process.
 struct Process(Child);
 
 impl Drop for Process {
@@ -109,7 +109,7 @@ impl Verify {
             }
             if self.other.addresses().is_some() {
                 return Err(
-                    Usage(format!("{option} is for a middlebox that is started here: drop it, or --through")).into()
+                    Usage(format!("{option} is for a middlebox that is started here: drop {option} or --through")).into()
                 );
             }
         }
@@ -148,7 +148,8 @@ impl Verify {
                 command.args(["--through", &address.to_string()]);
             }
             if self.kill_box {
-                // Each client continues through the next box, even if the box is killed late.
+                // Each client works until its box is killed, even if this happens late, and then continues through the
+                // next box.
                 command.arg("--until-cut");
             }
             let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -175,7 +176,7 @@ impl Verify {
             std::thread::sleep(at.saturating_sub(begun.elapsed()));
         };
         if let Some(node) = self.kill_node {
-            // Early enough to leave time for the clients' operations after it.
+            // Kill the node early, so that clients have time for operations after its death.
             wait_until(all_ns / 16, all_ns / 16);
             store.kill_node(node as usize)?;
         }
@@ -185,7 +186,7 @@ impl Verify {
             drop(processes.remove(0)); // SIGKILL
         });
         if self.kill_box {
-            // Clients notice the loss when their retries are over, and then find the next box.
+            // Clients notice the dead box when their retries are exhausted, and then connect to the next box.
             wait_until(all_ns / 8, all_ns / 8);
             store.replace_box()?;
         }
@@ -252,7 +253,8 @@ fn say(input: &Mutex<ChildStdin>, line: &str) -> std::io::Result<()> {
     writeln!(input.lock().ignore_poison(), "{line}")
 }
 
-/// Reads the lines of a client, and connects it to the store each time it asks for that. Returns the other lines.
+/// Reads the lines of a client, and connects the client to the store after each `connect` line. Returns all other
+/// lines.
 fn listen(
     output: BufReader<ChildStdout>,
     input: &Mutex<ChildStdin>,
@@ -266,7 +268,7 @@ fn listen(
             lines.push(line);
             continue;
         };
-        // Each connection gets a new client number: the service reclaims the resources of the old one.
+        // Each connection gets a new client number. The service reclaims the resources of the old client number.
         let number = numbers.fetch_add(1, Ordering::Relaxed);
         let answer = match attach(sides, number, asked) {
             Ok(answer) => answer,
@@ -290,7 +292,7 @@ fn listen(
 /// Connects a client's process to the store. Returns the answer for the process.
 fn attach(sides: &Sides, number: u32, asked: &str) -> Result<String, String> {
     let [Some(lane), calls, Some(metadata), replica] = descriptions(asked)?[..] else {
-        return Err("it sent no descriptions".to_owned());
+        return Err("the client sent no descriptions".to_owned());
     };
     let replica = match sides.replica.as_ref().zip(replica) {
         Some((side, lane)) => Some(described(side.accept(number, ClientDescription { lane, calls: None })?)),
@@ -348,7 +350,7 @@ impl Judged {
         Ok(())
     }
 
-    /// Counts the operations that a client had in progress, which never get an answer.
+    /// Records the puts that a client had in progress. They never get an answer, and may have taken effect or not.
     fn unanswered(&mut self, running: &mut BTreeMap<u64, (u64, u64, Option<u64>)>) {
         for (from, key, written) in std::mem::take(running).into_values() {
             if let Some(value) = written {
@@ -367,7 +369,7 @@ impl Judged {
         spans.push(span);
     }
 
-    /// Returns the keys that are no linearizable registers.
+    /// Returns the keys whose histories are not those of linearizable registers.
     fn wrong(&self) -> Vec<u64> {
         self.keys.iter().filter(|(_, spans)| !is_linearizable(spans)).map(|(&key, _)| key).collect()
     }

@@ -63,8 +63,8 @@ pub(crate) struct Load {
     #[arg(long, value_name = "NAME", default_value_t, help = crate::bench::arguments::protocol_help())]
     protocol: Protocol,
     /// Predict operations of bare queue pairs instead of a protocol's messages: send, ud-send, write, read,
-    /// compare-swap, fetch-add or request-response. Each of the -q queue pairs has a thread, and polls one completion
-    /// at a time unless --receive-batch changes that. The latency ends when the thread finds the completion.
+    /// compare-swap, fetch-add or request-response. Each of the -q queue pairs has a thread, which polls one completion
+    /// at a time, or --receive-batch completions. The latency ends when the thread finds the completion.
     #[arg(long, value_name = "NAME", value_parser = parse_operation, conflicts_with_all = NOT_OF_OPERATIONS)]
     op: Option<PostedOperation>,
     /// Message sizes in bytes, separated by commas, as in 16,64K,1M [default: 16,512,4096,65536,1048576]
@@ -97,13 +97,13 @@ pub(crate) struct Load {
     /// Sending and receiving threads: SENDERS:RECEIVERS
     #[arg(long, value_name = "N:M", default_value = "1:1", value_parser = parse_peers)]
     peers: Peers,
-    /// Connections between them [default: the larger of N and M]
+    /// Connections between senders and receivers [default: the larger of N and M]
     #[arg(short = 'q', long, value_name = "N", value_parser = quantity::count::<u32>)]
     connections: Option<u32>,
     /// Share receive queues between the connections of a receiver (send-receive only)
     #[arg(long)]
     use_srq: bool,
-    /// As --use-srq, and one thread reposts the shared receives for all
+    /// Like --use-srq, but one dedicated thread reposts the shared receives
     #[arg(long)]
     srq_thread: bool,
     /// Without flow control by credits (send-receive only)
@@ -112,7 +112,7 @@ pub(crate) struct Load {
     /// Send from both sides
     #[arg(short, long)]
     bidirectional: bool,
-    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: that of the parameters]
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the path MTU of the parameters]
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
     /// Use IPv6 instead of IPv4
@@ -123,14 +123,14 @@ pub(crate) struct Load {
     vlan: bool,
 }
 
-/// Options of messages that operations do not have.
+/// Options of messages that do not apply to operations of bare queue pairs.
 const NOT_OF_OPERATIONS: [&str; 8] =
     ["protocol", "depth", "peers", "use_srq", "srq_thread", "no_credits", "bidirectional", "config"];
 
 fn parse_operation(name: &str) -> Result<PostedOperation, String> {
     PostedOperation::by_name(name).ok_or_else(|| {
         let names: Vec<&str> = PostedOperation::ALL.into_iter().map(PostedOperation::name).collect();
-        format!("an operation is one of {}", names.join(", "))
+        format!("must be one of {}", names.join(", "))
     })
 }
 
@@ -200,7 +200,7 @@ impl Load {
             path_mtu: self.mtu,
             outer: self.outer(),
             peers: Peers { connections: self.connections.unwrap_or(self.peers.connections), ..self.peers },
-            // A named batch does not exceed a given window.
+            // Limit the batch of --config to the window of -t.
             ..Workload::new(0, window, self.batch.unwrap_or(named.batch.min(window)))
         };
         let workloads: Vec<Workload> = sizes.iter().map(|&bytes| Workload { bytes, ..workload }).collect();
@@ -209,7 +209,7 @@ impl Load {
     }
 }
 
-/// Returns the error with the option of the value.
+/// Returns the error with the name of the option that sets the rejected value.
 pub(crate) fn wrong(error: &WorkloadError) -> Usage {
     let option = match error.what {
         "the message size" | "an operation of the protocol" => "-s",

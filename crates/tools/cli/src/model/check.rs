@@ -18,7 +18,7 @@ use crate::output::line;
 
 #[derive(Args)]
 pub(crate) struct Check {
-    /// Only this published testbed: t1, t2 or t3; may be given several times [default: all]
+    /// Check only this published testbed: t1, t2 or t3; may be given several times [default: all]
     #[arg(long, value_name = "NAME", value_parser = testbed)]
     testbed: Vec<&'static Testbed>,
     /// Print one JSON object instead of text
@@ -26,7 +26,7 @@ pub(crate) struct Check {
     json: bool,
 }
 
-/// A testbed, its parameters, and each of its rows beside the prediction.
+/// A published testbed, its parameters, and each of its rows and shapes beside the prediction.
 struct Report {
     testbed: &'static Testbed,
     parameters: Option<Parameters>,
@@ -63,7 +63,7 @@ pub(super) fn run(arguments: &Check) -> Result<(), Failure> {
 fn testbed(name: &str) -> Result<&'static Testbed, String> {
     doorbell_published::testbed(name).ok_or_else(|| {
         let names: Vec<&str> = doorbell_published::all().iter().map(|testbed| testbed.name.as_str()).collect();
-        format!("there is no such testbed, allowed is {}", names.join(", "))
+        format!("must be a published testbed: {}", names.join(", "))
     })
 }
 
@@ -123,7 +123,7 @@ impl Report {
         ))
     }
 
-    /// Prints the rows without a prediction under the reason.
+    /// Prints each reason for a missing prediction, followed by the rows that it concerns.
     fn print_lacks(&self) -> io::Result<()> {
         let mut reasons: Vec<&Lack> = Vec::new();
         for lack in self.rows.iter().filter_map(|checked| checked.outcome.as_ref().err()) {

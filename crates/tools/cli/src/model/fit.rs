@@ -27,11 +27,11 @@ pub(crate) struct Fit {
     /// Records of `doorbell bench --json` and `doorbell study`, and directories of `doorbell study`
     #[arg(required = true, value_name = "RECORD|DIR")]
     records: Vec<PathBuf>,
-    /// Initial parameters, which also provide limits, path MTU and batch: t1 or a file [default: plausible numbers
-    /// for the provider of the records]
+    /// Initial parameters: t1 or a file. The fit keeps their limits, path MTU and batch [default: plausible numbers for
+    /// the provider of the records]
     #[arg(long, value_name = "t1|FILE")]
     params: Option<String>,
-    /// Fit only to every Nth result, and print how well the others are predicted
+    /// Fit only to every Nth result, and print how well the other results are predicted
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     every: u32,
     /// Output of `doorbell model measure --json` on this machine, to compare with the fitted values
@@ -57,7 +57,7 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
             observations(&name, &read_text(path, MOST_RECORD_BYTES)?)?
         };
         if *rnic.get_or_insert(observed.rnic) != observed.rnic {
-            let message = format!("{name} is of another kind of RNIC than {}", arguments.records[0].display());
+            let message = format!("{name} has records of another kind of RNIC than {}", arguments.records[0].display());
             return Err(Usage(message).into());
         }
         if testbed.get_or_insert_with(|| observed.testbed.clone()) != &observed.testbed {
@@ -79,7 +79,7 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
             RnicKind::Software => "software",
         };
         let (given, measured) = (kind(base.rnic), kind(rnic));
-        return Err(Usage(format!("--params are of a {given} RNIC, the records of a {measured} one")).into());
+        return Err(Usage(format!("--params are of a {given} RNIC, the records of a {measured} RNIC")).into());
     }
     let measured = match &arguments.measured {
         Some(path) => measure::read(&path.display().to_string(), &read_text(path, MOST_RECORD_BYTES)?)?,
@@ -102,8 +102,8 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the records of a study, as `doorbell report` does. Counts the reasons for omitted results, since there may
-/// be many of a kind.
+/// Reads the records of a study, as `doorbell report` does. Results that are left out for the same reason are counted
+/// and reported in one sentence.
 fn of_directory(path: &Path) -> Result<Observed, Failure> {
     let directory = path.display();
     let mut all: Option<Observed> = None;
@@ -135,7 +135,7 @@ fn of_directory(path: &Path) -> Result<Observed, Failure> {
     Ok(all)
 }
 
-/// Returns `measured`, or the testbed that was simulated. Records of one fit must agree in it.
+/// Returns `measured`, or the name of the simulated testbed. All records of a fit must have the same substrate.
 fn substrate(observed: &Observed) -> String {
     observed.testbed.as_ref().map_or("measured".to_owned(), |testbed| format!("simulated, of the testbed {testbed}"))
 }
@@ -145,7 +145,7 @@ pub(super) fn write_new(path: &Path, parameters: &Parameters) -> Result<(), Fail
     let name = path.display();
     files::create_new(path, 0o666).and_then(|mut file| file.write_all(parameters.to_toml().as_bytes())).map_err(
         |error| match error.kind() {
-            io::ErrorKind::AlreadyExists => format!("{name} exists already, and nothing is overwritten"),
+            io::ErrorKind::AlreadyExists => format!("{name} exists already: choose a new file"),
             _ => format!("{name} cannot be written: {error}"),
         },
     )?;

@@ -15,7 +15,7 @@ use crate::quantity;
 
 #[derive(Args)]
 pub(crate) struct Measure {
-    /// Number of rounds; the output shows their medians
+    /// Number of rounds; the output shows the medians of all rounds
     #[arg(short = 'n', long, value_name = "N", default_value = "5000", value_parser = quantity::count::<usize>)]
     rounds: usize,
     /// Address of the sending device [default: next free loopback address]; the receiving device takes the next free
@@ -67,7 +67,7 @@ fn table(measurement: &Measurement) -> io::Result<()> {
     measurement.gaps.iter().try_for_each(|gap| line(format_args!("{:>9} {:>11.0}", gap.bytes, gap.median_ns)))
 }
 
-/// Reads the quantities of a file that this command wrote as JSON.
+/// Reads the quantities from the text of a file that `doorbell model measure --json` wrote.
 pub(super) fn read(name: &str, text: &str) -> Result<Vec<Quantity>, Failure> {
     let value: serde_json::Value = serde_json::from_str(text).map_err(|error| format!("{name}: no JSON: {error}"))?;
     match value.get("schema").and_then(serde_json::Value::as_str) {

@@ -12,7 +12,7 @@ use crate::output::{line, note};
 /// Name of the JSON layout.
 const SCHEMA: &str = "doorbell-processes/1";
 
-/// Counters of each device, with the headings of their columns.
+/// Counters that the table shows for each device, with the headings of their columns.
 const COUNTED: [(&str, Common); 4] = [
     ("packets out", Common::TxPackets),
     ("bytes out", Common::TxBytes),
@@ -20,13 +20,13 @@ const COUNTED: [(&str, Common); 4] = [
     ("bytes in", Common::RxBytes),
 ];
 
-/// Prints the processes, in the order of their numbers.
+/// Prints the processes in the order of their IDs.
 pub(super) fn list(as_json: bool) -> Result<ExitCode, Failure> {
     let look = Monitor::of(vec![Box::new(PublishedSource::new())]).look();
     for sentence in &look.notes {
         note!("{sentence}");
     }
-    // A process that has just ended has no device open any more.
+    // Skip the devices of processes that have ended.
     let mut devices: Vec<Interval> = look.devices.into_iter().filter(|device| !device.sample.ended).collect();
     devices.sort_by_key(|device| (device.sample.identity.pid, device.sample.incarnation));
     if as_json {
@@ -35,7 +35,7 @@ pub(super) fn list(as_json: bool) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     if devices.is_empty() {
-        note!("no process of this user has a software RNIC open that publishes its counters");
+        note!("no process of this user has a software RNIC open, or none that publishes its counters");
         return Ok(ExitCode::SUCCESS);
     }
     table(&devices).into_iter().try_for_each(line)?;
@@ -61,7 +61,7 @@ fn table(devices: &[Interval]) -> Vec<String> {
         .collect();
     let commands = std::iter::once("command".to_owned()).chain(devices.iter().map(command));
     let lined_up = |row: &Vec<String>| -> String {
-        // Numbers are aligned right, names left.
+        // Align numbers right and names left.
         let cell = |(column, (text, &width)): (usize, (&String, &usize))| match column {
             1..=3 => format!("{text:<width$}  "),
             _ => format!("{text:>width$}  "),

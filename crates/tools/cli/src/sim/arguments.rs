@@ -18,8 +18,8 @@ const MOST_BYTES: u64 = 1 << 20;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "In virtual time")]
 pub(crate) struct Simulated {
-    /// Simulate this testbed, with both ends in this process, and measure nothing: a name of `doorbell sim testbeds`,
-    /// or a file
+    /// Simulate this testbed, with both ends in this process, instead of measuring: a name that `doorbell sim testbeds`
+    /// lists, or a file
     #[arg(long, value_name = "NAME|FILE")]
     testbed: Option<String>,
     #[command(flatten)]
@@ -32,24 +32,24 @@ impl Simulated {
         self.testbed.is_some()
     }
 
-    /// Returns the testbed to simulate, if there is one. `others` are options that simulations do not have, with
-    /// whether the user gave them.
+    /// Returns the testbed to simulate, if the user gave one. `others` are options that simulations do not have, each
+    /// with whether the user gave this option.
     pub(crate) fn read(&self, others: &[(&str, bool)]) -> Result<Option<Testbed>, Failure> {
         match &self.testbed {
             Some(_) if let Some((option, _)) = others.iter().find(|(_, is_given)| *is_given) => {
                 let problem = format!(
-                    "{option} does not go with --testbed, which simulates both ends in this process: drop one of them"
+                    "{option} does not go with --testbed, which simulates both ends in this process: drop one option"
                 );
                 Err(Usage(problem).into())
             }
             Some(name) => self.replaced.apply(&read_testbed(name)?).map(Some),
             None if self.replaced.is_empty() => Ok(None),
-            None => Err(Usage("--set configures a testbed: name it with --testbed".to_owned()).into()),
+            None => Err(Usage("--set changes a parameter of a testbed: add --testbed".to_owned()).into()),
         }
     }
 }
 
-/// Values that replace those of a testbed's file.
+/// Values that replace parameters of a testbed.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Replaced {
     /// Another value for one parameter, as in link.rate=25Gb/s; may be given several times
@@ -71,10 +71,10 @@ impl Replaced {
     }
 }
 
-/// Memory limit of points, and the directory of their packets.
+/// Memory limit of simulated points, and the directory for their captures.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Bounds {
-    /// Maximum memory of a point in MiB, by an estimate before it begins
+    /// Maximum memory of a point, in MiB or with a unit, by an estimate before the point is simulated
     #[arg(long, value_name = "MIB", value_parser = mebibytes, default_value = "4G")]
     memory: usize,
     /// Write the packets of each point to DIR/point-NUMBER.pcap, with virtual timestamps
@@ -88,7 +88,7 @@ impl Bounds {
         (self.memory as u64) << 20
     }
 
-    /// Returns the directory of packets, which exists, if the user requested packets.
+    /// Creates and returns the directory for captures, if the user has requested captures.
     pub(super) fn captures(&self) -> Result<Option<Captures>, Failure> {
         let Some(directory) = &self.pcap else { return Ok(None) };
         files::own_directory(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
@@ -96,14 +96,14 @@ impl Bounds {
     }
 }
 
-/// Directory for the packets of points.
+/// Directory for the captures of points.
 #[derive(Clone, Debug)]
 pub(super) struct Captures {
     directory: PathBuf,
 }
 
 impl Captures {
-    /// Returns the file of a point. Points are numbered from 1.
+    /// Returns the path of the capture of a point. Points are numbered from 1.
     pub(super) fn path(&self, number: usize) -> PathBuf {
         self.directory.join(format!("point-{number}.pcap"))
     }
@@ -121,7 +121,7 @@ pub(super) fn assignment(text: &str) -> Result<(String, String), String> {
     Ok((path.trim().to_owned(), value.trim().to_owned()))
 }
 
-/// Returns the testbed of a name, or of a file.
+/// Returns the testbed with this name, or the testbed in the file at this path.
 pub(crate) fn read_testbed(name: &str) -> Result<Testbed, Failure> {
     if let Some(testbed) = testbed::by_name(name) {
         return Ok(testbed.clone());

@@ -14,13 +14,13 @@ use crate::report::write_whole;
 
 #[derive(Args)]
 pub(crate) struct Predict {
-    /// Only rows that take less than a minute to simulate
+    /// Predict only rows that take less than a minute to simulate
     #[arg(long)]
     quick: bool,
-    /// Only rows of this testbed; may be given several times
+    /// Predict only rows of this testbed; may be given several times
     #[arg(long, value_name = "NAME")]
     testbed: Vec<String>,
-    /// Only rows of experiments whose name contains this text, such as "store"
+    /// Predict only rows of experiments whose name contains this text, such as "store"
     #[arg(long, value_name = "TEXT")]
     experiment: Option<String>,
     /// Write the page to this file instead of printing it

@@ -1,4 +1,4 @@
-//! `doorbell sim reproduce`: published results beside simulated ones.
+//! `doorbell sim reproduce`: published results beside simulated results.
 
 use std::cell::Cell;
 use std::io;
@@ -21,7 +21,7 @@ use crate::report::write_whole;
 
 #[derive(Args)]
 pub(crate) struct Reproduce {
-    /// Only this testbed: a name of `sim testbeds`, or a file; may be given several times [default: all]
+    /// Simulate only this testbed, a name that `sim testbeds` lists or a file; may be given several times [default: all]
     #[arg(long, value_name = "NAME|FILE")]
     testbed: Vec<String>,
     #[command(flatten)]
@@ -45,11 +45,11 @@ struct Reproduced {
     published: &'static Published,
     rows: Vec<Simulated<Checked<'static>>>,
     shapes: Vec<Simulated<CheckedShape<'static>>>,
-    /// Simulated results, each with the experiment that needed it.
+    /// Simulated results, each with the experiment for which it was simulated.
     answers: Vec<(&'static str, Answer)>,
 }
 
-/// A published item, with the captures of the runs that were first made for it.
+/// A published row or shape, with the captures of the runs that were simulated for it and not before.
 struct Simulated<T> {
     checked: T,
     captures: Vec<PathBuf>,
@@ -65,13 +65,13 @@ pub(super) fn run(arguments: &Reproduce) -> Result<(), Failure> {
         let testbed = arguments.replaced.apply(testbed)?;
         let published = testbed.published.as_deref().and_then(doorbell_published::testbed);
         let published = published.ok_or_else(|| {
-            let problem = "published: it must name a published testbed whose rows are to be simulated";
+            let problem = "published must name the published testbed whose rows are to be simulated";
             Usage(format!("{}: {problem}", testbed.name))
         })?;
         Ok((testbed, published))
     };
     let testbeds = testbeds.iter().map(simulated).collect::<Result<Vec<_>, Failure>>()?;
-    // Points are numbered over all testbeds.
+    // The captures of all testbeds are numbered together.
     let captured = Rc::new(Cell::new(0));
     let mut all = Vec::new();
     for (testbed, published) in testbeds {

@@ -1,4 +1,4 @@
-//! `doorbell sim sweep`: the same traffic with other values of any parameter.
+//! `doorbell sim sweep`: one traffic, simulated with several values of any parameter.
 
 use std::cell::Cell;
 use std::io;
@@ -26,20 +26,20 @@ Examples:
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Sweep {
-    /// A parameter of the testbed, of the traffic or of the network, with its values. If given several times, every
-    /// value is combined with every other one
+    /// A parameter of the testbed, of the traffic or of the network, with its values. If several parameters are given,
+    /// every combination of their values is simulated
     #[arg(long, value_name = "NAME=VALUE,...")]
     vary: Vec<String>,
-    /// A parameter with its value at all points; may be given several times
+    /// A parameter with a value that applies to all points; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = assignment)]
     set: Vec<(String, String)>,
-    /// Testbed: a name of `sim testbeds`, or a file
+    /// Testbed: a name that `sim testbeds` lists, or a file
     #[arg(long, value_name = "NAME|FILE", default_value = "connectx5-100g")]
     testbed: String,
-    /// Only list the parameters, with their values and allowed values
+    /// List the parameters with their values and allowed values, and simulate nothing
     #[arg(long)]
     list: bool,
-    /// Seed of keys and numbers of queue pairs and packets
+    /// Seed for random keys, queue pair numbers and packet sequence numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
@@ -127,7 +127,7 @@ fn list(base: &Base, is_json: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Results of a point: names and units.
+/// Names and units of the results of a point.
 const QUANTITIES: [(&str, &str); 10] = [
     ("message rate", "M messages/s"),
     ("throughput", "Gb/s"),
@@ -158,7 +158,7 @@ fn results(point: &Point, carried: &Carried) -> [Option<f64>; QUANTITIES.len()] 
 }
 
 fn print(base: &Base, points: &Points, found: &[Carried]) -> io::Result<()> {
-    line(format_args!("simulated on {}; seed and program give the same numbers anywhere", base.testbed().name))?;
+    line(format_args!("simulated on {}; the same seed and program give the same numbers", base.testbed().name))?;
     let mut head: Vec<String> = points.axes().iter().map(|axis| axis.name.clone()).collect();
     head.extend(
         ["M messages/s", "Gb/s", "latency us", "dropped", "again", "pauses", "marked", "queue KiB", "RNR NAKs", "lost"]

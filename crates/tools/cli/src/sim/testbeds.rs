@@ -26,7 +26,7 @@ pub(crate) struct Testbeds {
 pub(super) fn run(arguments: &Testbeds) -> Result<(), Failure> {
     let Some(name) = &arguments.testbed else {
         if !arguments.replaced.is_empty() {
-            return Err(Usage("--set needs the name of a testbed".to_owned()).into());
+            return Err(Usage("--set must be given with a testbed: name one".to_owned()).into());
         }
         return Ok(list(arguments.json)?);
     };
@@ -52,7 +52,7 @@ fn list(is_json: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the number of values, and how many of them are fitted.
+/// Returns the number of parameters, and the number of fitted parameters.
 fn counts(testbed: &Testbed) -> (usize, usize) {
     let parameters = || testbed.parameters();
     (parameters().count(), parameters().filter(|parameter| parameter.is_fitted).count())

@@ -1,8 +1,8 @@
-//! Control plane of the box. Queue pairs are set up over TCP, with the node and with each client, by the set-up of
-//! all programs of Doorbell (`doorbell_exchange::setup`). To the node the box is a client; to clients it is the node.
+//! Control plane of the box. The box sets up queue pairs over TCP with the node and with each client, like all programs
+//! of Doorbell (`doorbell_exchange::setup`). The node sees the box as a client, and clients see the box as the node.
 //!
-//! Separate threads run the set-up. They reach the box through a queue of jobs, which the forwarding thread works
-//! off, so no packet waits for a lock.
+//! Separate threads run the set-up. They send jobs to a queue, and the forwarding thread runs the jobs on the state of
+//! the box. So the forwarding thread waits for no lock.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,7 +30,7 @@ use crate::control::reach;
 use crate::failure::Failure;
 use crate::output::note;
 
-/// Deadline of set-up with the node or a client.
+/// Time after which a set-up with the node or a client fails.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Pause before the box connects to a node again.
@@ -40,22 +40,23 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(super) const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5)).with_retries(4);
 
-/// Connections that may be in set-up beside those of clients.
+/// Maximum number of connections in set-up, in addition to the connections of served clients.
 const IN_SETUP: usize = 64;
 
-/// Pause before the box checks again whether the node has answered all requests of a client.
+/// Interval at which the box checks whether the node has answered all requests of a client that is to be removed.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
-/// Time for an acknowledgement of the node before the box retransmits; it doubles up to 64 times this value.
+/// Time without an acknowledgement of the node after which the box retransmits. Each retransmission doubles the time,
+/// up to 64 times this value.
 pub(super) const NODE_TIMEOUT_NS: u64 = 4_000_000;
 
 /// Access of clients to the node's memory.
 pub(super) const ALL_ACCESS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
-/// A job that the thread of the box runs on it.
+/// A job that the forwarding thread runs on the state of the box.
 pub(super) type Job = Box<dyn FnOnce(&mut Steer) + Send>;
 
-/// Jobs that wait for the thread of the box.
+/// Jobs that wait for the forwarding thread.
 #[derive(Debug)]
 pub(super) struct Jobs {
     queue: Receiver<Job>,
@@ -63,10 +64,10 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    /// Runs jobs until none waits or `budget` has passed. Packets of connected clients wait meanwhile. Returns the
-    /// number of jobs done.
+    /// Runs jobs until none waits or `budget` has passed, since packets of connected clients wait meanwhile. Returns
+    /// the number of jobs done.
     pub(super) fn work_off(&self, steer: &mut Steer, budget: Duration) -> usize {
-        let _ = self.kick.read(); // a job that comes from now on wakes the thread again
+        let _ = self.kick.read(); // reset the event, so that the next job wakes the thread again
         let begun = Instant::now();
         let mut done = 0;
         while done == 0 || begun.elapsed() < budget {
@@ -74,7 +75,7 @@ impl Jobs {
             job(steer);
             done += 1;
         }
-        // The remaining jobs follow after the packets that came meanwhile.
+        // Jobs may remain. Set the event, so that the thread returns to the jobs after the packets that have arrived.
         let _ = self.kick.write(1);
         done
     }
@@ -96,9 +97,9 @@ pub(super) struct BoxDescription {
     pub(super) store: Option<Geometry>,
     pub(super) steers_reads: bool,
     pub(super) reads: u8,
-    /// Whether each client has a queue pair of its own at the node.
+    /// Whether the box gives each client a queue pair of its own at the node (`--relay`).
     pub(super) relays: bool,
-    /// Retransmissions before the box gives up the node.
+    /// Number of retransmissions before the box gives up the node.
     pub(super) node_retries: u8,
     pub(super) clients: usize,
     /// HOST:PORT of the node.
@@ -117,7 +118,7 @@ pub(super) fn retries_within(patience_ns: u64) -> u8 {
 }
 
 impl BoxDescription {
-    /// Returns the address of a GID, if the box can send to it.
+    /// Returns the IP address of a GID, if the box can send to that address.
     pub(super) fn reachable(&self, peer: &str, gid: Ipv6Addr) -> Result<IpAddr, Refusal> {
         let (address, own) = (gid.to_canonical(), self.address);
         let is_usable = !address.is_unspecified() && !address.is_multicast() && address != own;
@@ -128,7 +129,7 @@ impl BoxDescription {
     }
 }
 
-/// The node, as clients see it.
+/// Properties of the memory node that the box announces to clients.
 #[derive(Clone, Copy, Debug)]
 struct Reached {
     address: IpAddr,
@@ -186,18 +187,19 @@ pub(super) struct Counts {
 #[derive(Debug)]
 pub(super) struct Plane {
     jobs: Sender<Job>,
-    /// Wakes the thread of the box.
+    /// Event that wakes the forwarding thread.
     kick: Arc<EventFd>,
     pub(super) own: BoxDescription,
     node: Mutex<Option<Reached>>,
-    /// Connections of served clients, each with the queue pair number to which the client sends. A client's
-    /// connection ends with that of the node, or when the client is shut out.
+    /// Connections of served clients, each with the queue pair number to which the client sends. The box closes the
+    /// connection of a client when the connection with the node ends, or when the client is shut out.
     streams: Mutex<HashMap<u64, (Qpn, TcpStream)>>,
     next_stream: AtomicU64,
-    /// The connection with the node, and the failure of its queue pair, if there was one.
+    /// Connection with the node.
     node_stream: Mutex<Option<TcpStream>>,
+    /// Failure of the queue pair with the node.
     node_failure: Mutex<Option<NodeFailure>>,
-    /// Threads that communicate with clients.
+    /// Number of threads that communicate with clients.
     talking: AtomicUsize,
     pub(super) counts: Counts,
 }
@@ -234,10 +236,10 @@ impl Plane {
         Ok((Arc::new(plane), waiting))
     }
 
-    /// Starts the threads that set up queue pairs: one with the memory node at the other end of `stream`, and one for
-    /// each client that connects to `listen`. The returned receiver gets the error if the first queue pair with the
-    /// node cannot be set up. Without a stream, each client gets a queue pair of its own at the node, and there is no
-    /// receiver.
+    /// Starts the threads that set up queue pairs: a thread for the memory node at the other end of `stream`, and a
+    /// thread for each client that connects to `listen`. The returned receiver gets the error if the first queue pair
+    /// with the node cannot be set up. Without a `stream`, each client gets a queue pair of its own at the node, and
+    /// the method returns no receiver.
     pub(super) fn start(
         self: &Arc<Self>,
         stream: Option<TcpStream>,
@@ -261,7 +263,7 @@ impl Plane {
         Ok(is_shared.then_some(failed))
     }
 
-    /// Runs a job on the box, and returns its result.
+    /// Runs a job on the state of the box, and returns the result of the job.
     pub(super) fn with<R: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Steer) -> R + Send + 'static,
@@ -271,12 +273,12 @@ impl Plane {
             let _ = answer.send(job(steer)); // fails if the caller has stopped waiting
         });
         self.jobs.send(job).map_err(|_| Refusal::Ending)?;
-        // A full counter wakes the thread as well.
+        // The write fails only if the event is set already, which wakes the thread too.
         let _ = self.kick.write(1);
         answered.recv().map_err(|_| Refusal::Ending)
     }
 
-    /// Keeps a queue pair with the node forever. The first one is already set up.
+    /// Sets up a new queue pair with the node whenever the current one fails. The first queue pair is already set up.
     fn keep_node(&self, first: &TcpStream, listen: &str) {
         note!("serving clients at {listen} for the memory node {}", self.own.node);
         let mut said = String::new();
@@ -284,7 +286,7 @@ impl Plane {
         loop {
             self.detach();
             if said != why {
-                note!("{why}; trying again until it is there");
+                note!("{why}; trying again until the node answers");
                 said.clone_from(&why);
             }
             std::thread::sleep(AGAIN);
@@ -300,7 +302,7 @@ impl Plane {
         }
     }
 
-    /// Waits until the node ends its connection, or the queue pair with it fails. Returns a sentence about the
+    /// Waits until the node ends its connection, or the queue pair with the node fails. Returns a sentence about the
     /// reason.
     fn wait_for_node(&self, stream: &TcpStream) -> String {
         wait_for_end(stream);
@@ -313,13 +315,13 @@ impl Plane {
         }
     }
 
-    /// Records whether the queue pair with the node has failed. After a failure, the connection is useless too, so it
-    /// ends.
+    /// Records whether the queue pair with the node has failed. After a failure, closes the connection with the node,
+    /// which is useless without the queue pair.
     pub(super) fn node_failed(&self, failure: Option<NodeFailure>) {
         let stream = lock(&self.node_stream);
         if let (Some(failure), Some(stream)) = (failure, stream.as_ref()) {
             *lock(&self.node_failure) = Some(failure);
-            let _ = stream.shutdown(Shutdown::Both); // fails if it has ended
+            let _ = stream.shutdown(Shutdown::Both); // fails if the connection has ended already
         }
     }
 
@@ -356,7 +358,7 @@ impl Plane {
             steer.add_region(region)
         })??;
         SockRef::from(stream).set_tcp_keepalive(&KEEPALIVE)?;
-        // From here on the box can serve clients.
+        // After this statement, the box can serve clients.
         *lock(&self.node) = Some(reached);
         self.say_ready(stream, &peer, &mut Timed::new(stream, DEADLINE))?;
         *lock(&self.node_failure) = None;
@@ -365,7 +367,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Gives up the node and the queue pairs of all clients, which then connect again.
+    /// Gives up the queue pair with the node and those of all clients. The clients then connect again.
     fn detach(&self) {
         let region = lock(&self.node).take().map(|reached| reached.region.rkey);
         let _ = self.with(move |steer| {
@@ -404,7 +406,7 @@ impl Plane {
         if let Some(needed) = self.own.store.map(|sizes| sizes.region_bytes()).filter(|&needed| needed > length) {
             return Err(Refusal::TooSmall { peer: peer.to_owned(), given: length, needed }.into());
         }
-        // Clients never learn the node's own key.
+        // Give clients a key of the box instead of the node's own key.
         let region = RemoteRegion { address: start, length, rkey: RKey::new(getrandom::u32()?) };
         Ok(Reached { address, path_mtu: self.own.path_mtu.min(theirs.path_mtu), region })
     }
@@ -460,7 +462,7 @@ impl Plane {
         note!("a client was not served: {why}");
     }
 
-    /// Serves a client that has described its queue pair, until its connection ends.
+    /// Serves a client that has described its queue pair, until the connection of the client ends.
     fn serve(&self, stream: &TcpStream, theirs: &EndpointDescription, timed: Timed<'_>) -> Result<(), Refusal> {
         let peer = name_of(stream);
         let address = self.check(&peer, theirs)?;

@@ -77,7 +77,7 @@ fn impossible_needs_are_wrong_usage() {
         ("advise -s 16 --peers 4:1 -q 2", &["-q: the number of connections is 2, allowed is 4 to"]),
         ("advise -s 16 --peers 4:1 --testbed connectx5-100g", &["--peers 4:1 does not go with --testbed"]),
         ("advise -s 16 --ipv6 --testbed connectx5-100g", &["--ipv6 does not go with --testbed"]),
-        ("advise -s 16 --set link.rate=1Gb/s", &["name it with --testbed"]),
+        ("advise -s 16 --set link.rate=1Gb/s", &["add --testbed"]),
         ("advise -s 16 --first cost", &["latency, throughput"]),
     ] {
         run(arguments).expect_complaint(2, words);

@@ -129,8 +129,8 @@ fn a_put_on_two_memory_nodes_takes_four_round_trips() {
 #[test]
 fn invalid_far_arguments_are_rejected() {
     for (arguments, words) in [
-        ("far run --strategy hope", "\"hope\" is no strategy: there are optimistic, chained, backoff, lock"),
-        ("far run --mix d", "\"d\" is no mix: there are a (YCSB A"),
+        ("far run --strategy hope", "\"hope\" is no strategy: must be one of optimistic, chained, backoff, lock"),
+        ("far run --mix d", "\"d\" is no mix: must be one of a (YCSB A"),
         ("far run --zipf 4", "must be 0 (uniform) to 3"),
         ("far run --clients 0", "must be 1 to 1024"),
         ("far verify -d doorbell0 --kill-box", "--kill-box configures a middlebox, and strategy optimistic has none"),
@@ -140,13 +140,13 @@ fn invalid_far_arguments_are_rejected() {
         ),
         (
             "far verify -d doorbell0 --strategy steered --kill-box --through 127.0.0.1:9 --node-at 127.0.0.1:0",
-            "--kill-box is for a middlebox that is started here: drop it, or --through",
+            "--kill-box is for a middlebox that is started here: drop --kill-box or --through",
         ),
         (
             "far run -d doorbell0 --strategy steered,steered-write --through 127.0.0.1:9 --node-at 127.0.0.1:0",
-            "--through is for one strategy and one number of clients",
+            "--through must be given with one strategy and one number of clients",
         ),
-        ("far run -d doorbell0 -t 65", "a client runs 1 to 64 at a time"),
+        ("far run -d doorbell0 -t 65", "must be 1 to 64 operations"),
         ("far run -d doorbell0 --keys 0", "must be 1 to 2^27"),
         ("far run --testbed connectx5-100g-far -d doorbell0", "-d does not go with --testbed"),
         ("far run --strategy optimistic,server --replicas 2", "strategy server works with one memory node"),

@@ -85,7 +85,7 @@ fn all_testbeds_are_compared_and_unknown_ones_rejected() {
     assert_eq!(testbeds.len(), 3);
     assert!(testbeds.iter().all(|testbed| testbed["parameters"].is_object() && testbed["summary"]["within"] != 0));
     let refused = run("model check --testbed t9").expect_status(2).stderr;
-    assert!(refused.contains("there is no such testbed, allowed is T1, T2, T3"), "{refused}");
+    assert!(refused.contains("must be a published testbed: T1, T2, T3"), "{refused}");
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn impossible_workloads_are_wrong_usage() {
         ("model predict --protocol buffered-read -s 1073741824 -l 2", &["(-l) is 2, allowed is 1 to 1"]),
         ("model explain -m 1500", &["256, 512, 1024, 2048 or 4096"]),
         ("model fit", &["RECORD"]),
-        ("model predict --op telepathy", &["an operation is one of send, ud-send, write, read,"]),
+        ("model predict --op telepathy", &["must be one of send, ud-send, write, read,"]),
         ("model predict --op read --bidirectional", &["cannot be used with"]),
         ("model predict --op ud-send -s 8192", &["(-s) is 8192, allowed is"]),
         ("model measure -n 5", &["-n: the number of rounds is 5, allowed is 10 to 1000000"]),
@@ -264,7 +264,7 @@ fn local_records_are_fitted_and_predicted() {
     let table = with_paths("model fit --every 2", &all).expect_status(0).stdout;
     assert!(table.contains("figures not fitted to: median error"), "{table}");
     let written = std::fs::read_to_string(&out).expect("the parameters were written");
-    with_paths("model fit", &all).expect_complaint(1, &["here.toml exists already, and nothing is overwritten"]);
+    with_paths("model fit", &all).expect_complaint(1, &["here.toml exists already: choose a new file"]);
     assert_eq!(std::fs::read_to_string(&out).ok(), Some(written));
     let prediction = with_paths("model predict --json -s 16 --params", &[&out]).expect_status(0).json();
     positive(&prediction, "/results/0/messages_per_s");
