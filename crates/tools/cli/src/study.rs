@@ -257,10 +257,7 @@ impl Study {
             if let Some(empty) = all.iter().find(|experiment| experiment.points.is_empty())
                 && experiments.iter().any(|name| **name == empty.name)
             {
-                return Err(Usage(format!(
-                    "{} has parts that exist only in virtual time: add --testbed",
-                    empty.name
-                )));
+                return Err(Usage(format!("{} has parts that exist only in virtual time: add --testbed", empty.name)));
             }
             all.retain(|experiment| !experiment.points.is_empty());
         } else {

@@ -107,7 +107,8 @@ fn answer(memory: &mut MemoryNode, line: &str) -> Result<String, String> {
         ["fence", client] => memory.fence(number(client)?).map(|_| DONE.to_owned()).map_err(|error| error.to_string()),
         ["stop"] => memory.stop().map(|()| DONE.to_owned()).map_err(|error| error.to_string()),
         ["holds", place, key] => {
-            let place = place.parse().ok().and_then(NodeVersion::from_bits).ok_or("the place must be that of a node")?;
+            let place =
+                place.parse().ok().and_then(NodeVersion::from_bits).ok_or("the place must be that of a node")?;
             let is_held = memory.inspect(place).is_some_and(|node| {
                 let own: String = node.key.iter().map(|byte| format!("{byte:02x}")).collect();
                 node.is_intact && !node.is_tombstone && own == key

@@ -109,7 +109,7 @@ impl Verify {
             }
             if self.other.addresses().is_some() {
                 return Err(
-                    Usage(format!("{option} is for a middlebox that is started here: drop {option} or --through")).into()
+                    Usage(format!("{option} is for a middlebox started here: drop {option} or --through")).into()
                 );
             }
         }
@@ -162,7 +162,7 @@ impl Verify {
         }
         drop(attached);
         if attaching.iter().take(self.clients).any(|is_attached| !is_attached) {
-            return Err("a client did not start".into());
+            return Err("a client process has ended before it connected to the store".into());
         }
         for (_, input) in &processes {
             say(input, "")?;

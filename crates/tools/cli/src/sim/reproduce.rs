@@ -21,7 +21,7 @@ use crate::report::write_whole;
 
 #[derive(Args)]
 pub(crate) struct Reproduce {
-    /// Simulate only this testbed, a name that `sim testbeds` lists or a file; may be given several times [default: all]
+    /// Simulate only this testbed: a name of `sim testbeds`, or a file; may be given several times [default: all]
     #[arg(long, value_name = "NAME|FILE")]
     testbed: Vec<String>,
     #[command(flatten)]

@@ -148,7 +148,7 @@ pub(super) enum Refusal {
     Messages { peer: String },
     #[error("{peer} uses UDP port {theirs}, the box {own}: give both the same --udp-port")]
     UdpPort { peer: String, theirs: u16, own: u16 },
-    #[error("{peer} names {gid} as the address of its RNIC, which is none that the box at {own} can send to")]
+    #[error("{peer} gives {gid} as the address of its RNIC: the box at {own} cannot send to this address")]
     Address { peer: String, gid: Ipv6Addr, own: IpAddr },
     #[error("{peer} opens no memory: a memory node shares a region with its clients")]
     NoMemory { peer: String },
@@ -160,17 +160,17 @@ pub(super) enum Refusal {
     Steer(#[from] doorbell_steer::SetupError),
     #[error("the box is ending")]
     Ending,
-    #[error("perftest's {who} names a queue pair when it is not its turn")]
+    #[error("perftest's {who} names a queue pair out of turn: client and server must take turns")]
     OutOfTurn { who: &'static str },
     #[error("perftest's programs did not connect their queue pairs within 30 s")]
     Unconnected,
-    #[error("perftest does not say which path MTU it uses; versions from 5.1 on do")]
+    #[error("perftest does not send its path MTU: use version 5.1 or later of perftest")]
     NoPathMtu,
     #[error(
         "both programs of perftest use a path MTU of {theirs} bytes, the box's link takes {own}: give them -m {own}"
     )]
     PathMtu { theirs: usize, own: usize },
-    #[error("the system gives no random numbers for a key: {0}")]
+    #[error("the system returned no random number for an rkey: {0}")]
     NoKey(String),
 }
 
@@ -375,7 +375,7 @@ impl Plane {
             region.map(|rkey| steer.remove_region(rkey))
         });
         for (_, stream) in lock(&self.streams).values() {
-            let _ = stream.shutdown(Shutdown::Both); // its thread cleans up
+            let _ = stream.shutdown(Shutdown::Both); // the thread of the client cleans up
         }
     }
 
@@ -475,7 +475,7 @@ impl Plane {
         result
     }
 
-    /// Serves a client that has a queue pair of its own at the node, until either ends its connection.
+    /// Serves a client that has a queue pair of its own at the node, until the client or the node ends its connection.
     fn serve_relayed(
         &self,
         stream: &TcpStream,
@@ -501,7 +501,7 @@ impl Plane {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     wait_for_end(&to_node);
-                    let _ = stream.shutdown(Shutdown::Both); // fails if it has ended
+                    let _ = stream.shutdown(Shutdown::Both); // fails if the connection has ended already
                 });
                 wait_for_end(stream);
                 let _ = to_node.shutdown(Shutdown::Both);
@@ -522,11 +522,11 @@ impl Plane {
         node: &Reached,
     ) -> Result<(), Refusal> {
         let broke = |error| SetupError::broke(peer, error, DEADLINE);
-        // The node sends no requests, so the first PSN does not matter.
+        // The node sends no requests to the client, so the first PSN of requests to the client does not matter.
         let own = self.describe(qpn, Psn::new(0), node.path_mtu, node.region);
         timed.write_all(&setup::hello(&[own])).map_err(broke)?;
-        // Count before the answer: the client may finish, and a signal may end the box, before this thread runs
-        // again.
+        // Count the client before the answer: after the answer, the client may finish and a signal may end the box
+        // before this thread runs again.
         self.counts.served.fetch_add(1, Ordering::Relaxed);
         self.say_ready(stream, peer, &mut timed)?;
         SockRef::from(stream).set_tcp_keepalive(&KEEPALIVE).map_err(broke)?;
@@ -537,8 +537,8 @@ impl Plane {
         Ok(())
     }
 
-    /// Answers requests to shut clients out until the peer ends its connection. After any other message, the box
-    /// ignores the peer.
+    /// Answers requests to shut clients out until the peer ends its connection. If the peer sends any other message,
+    /// the box ignores all further data of the peer.
     fn listen_to(&self, mut stream: &TcpStream) {
         let mut said = [0; shut_out::BYTES];
         while stream.read_exact(&mut said).is_ok() {
@@ -549,17 +549,17 @@ impl Plane {
         }
     }
 
-    /// Shuts a client out, and waits until the node has answered all its requests.
+    /// Shuts a client out, and waits until the node has answered all requests of that client.
     fn shut_out(&self, qpn: Qpn) -> Result<(), Refusal> {
-        // If the queue pair with the node failed, the node's state is unknown until the node has replaced that queue
-        // pair.
+        // If the queue pair with the node has failed, the node may still execute requests until it has replaced that
+        // queue pair.
         let is_out = move |steer: &mut Steer| steer.is_attached() && steer.at_node(qpn) == 0;
         let mut is_over = self.with(move |steer| {
             steer.disconnect(qpn);
             is_out(steer)
         })?;
         for (_, stream) in lock(&self.streams).values().filter(|(own, _)| *own == qpn) {
-            let _ = stream.shutdown(Shutdown::Both); // its thread cleans up
+            let _ = stream.shutdown(Shutdown::Both); // the thread of the client cleans up
         }
         while !is_over {
             std::thread::sleep(LOOK_AGAIN);
@@ -569,7 +569,7 @@ impl Plane {
     }
 }
 
-/// Waits until the peer ends its connection, or vanishes. Ignores all data until then.
+/// Waits until the peer ends its connection, or the connection fails. Ignores all data that the peer sends.
 fn wait_for_end(mut stream: &TcpStream) {
     let mut said = [0; 256];
     loop {
@@ -582,7 +582,7 @@ fn wait_for_end(mut stream: &TcpStream) {
     }
 }
 
-/// Returns RoCE v2's GID of an address (IBTA Annex A17): IPv4 is mapped.
+/// Returns the GID of RoCE v2 for an IP address (IBTA Annex A17). An IPv4 address is mapped to IPv6.
 pub(super) fn to_gid(address: IpAddr) -> Ipv6Addr {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -627,15 +627,15 @@ mod tests {
             .collect();
         let mut done = 0;
         while done < 100 {
-            // Each waiting job has woken the thread, so the thread may sleep without a timeout.
+            // The event is set while jobs wait, so `poll` needs no timeout.
             poll(&mut [PollFd::new(jobs.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
             done += jobs.work_off(&mut steer, Duration::MAX);
         }
         assert!((0..100).eq(waiting.into_iter().map(|thread| thread.join().unwrap())));
-        // The last thread may have woken the box after its job was done.
+        // The last thread may have set the event after its job was done: the call resets the event.
         assert_eq!(jobs.work_off(&mut steer, Duration::MAX), 0);
         assert!(!is_woken(&jobs));
-        // With a budget of zero, a turn does one job, and the remaining jobs wake the thread again.
+        // With a budget of zero, `work_off` does one job, and sets the event for the remaining jobs.
         let order = |plane: &Plane| plane.jobs.send(Box::new(|_: &mut Steer| {})).unwrap();
         (0..2).for_each(|_| order(&plane));
         assert_eq!(jobs.work_off(&mut steer, Duration::ZERO), 1);

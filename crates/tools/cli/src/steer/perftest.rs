@@ -1,6 +1,6 @@
-//! perftest through the box. Its programs exchange the addresses of their queue pairs and memory over TCP, each queue
-//! pair in a line of a fixed length. The box forwards these bytes, and replaces queue pairs, key and address in the
-//! lines with its own. So the server treats the box as its client, and the client treats the box as its server.
+//! perftest through the box. The programs of perftest exchange the addresses of their queue pairs and memory over TCP,
+//! each queue pair in a line of a fixed length. The box forwards these bytes, and replaces queue pair, key and GID in
+//! each line with its own. So the server treats the box as its client, and the client treats the box as its server.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -23,12 +23,12 @@ use crate::control::reach;
 use crate::failure::Failure;
 use crate::output::note;
 
-/// Bytes of a line, with the NUL at its end.
+/// Length of a line in bytes, with the NUL at its end.
 const LENGTH: usize = 108;
 
 /// Format of a line, perftest's `KEY_PRINT_FMT_GID`: each `x` stands for a hexadecimal digit. The fields are the LID,
-/// the concurrent READs of the queue pair, its number and its first PSN. The memory's rkey and address, the GID, and
-/// the number of a shared receive queue follow.
+/// maximum number of concurrent READs of the queue pair, the queue pair number and the first PSN. The rkey and address
+/// of the memory, the GID, and the number of a shared receive queue follow.
 const FORM: &[u8; LENGTH] = b"xxxx:xxxx:xxxxxx:xxxxxx:xxxxxxxx:xxxxxxxxxxxxxxxx:\
 xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xx:xxxxxxxx:\0";
 
@@ -38,24 +38,24 @@ const PSN: Range<usize> = 17..23;
 const RKEY: Range<usize> = 24..32;
 const GID: usize = 50;
 
-/// Milliseconds for which the box holds back a possible start of a line before it forwards the bytes. A line arrives
-/// at one time.
+/// Time in milliseconds for which the box holds back bytes that may be the start of a line. The rest of a line arrives
+/// within this time, since perftest writes a line at once.
 const HOLD_MS: u16 = 100;
 
-/// Time of two programs from the client's greeting until their queue pairs are connected. They register memory
-/// meanwhile.
+/// Time within which client and server must connect their queue pairs after the client's greeting. Both programs
+/// register memory in this time.
 const SETUP: Duration = Duration::from_secs(30);
 
-/// Bytes of perftest's version, which its client sends first.
+/// Length of perftest's version in bytes. A client of perftest sends the version first.
 const VERSION: usize = 16;
 
-/// The opening of perftest's client: its version, such as `6.06`, filled up with NULs.
+/// Opening of a client of perftest: the version of perftest, such as `6.06`, filled up with NULs.
 #[derive(Clone, Debug, Default)]
 struct VersionOpening(Vec<u8>);
 
 /// Error of an opening that is not perftest's version.
 #[derive(Debug, thiserror::Error)]
-#[error("it does not begin as perftest does, with a version of 16 bytes such as 6.06")]
+#[error("the first 16 bytes must be a version of perftest, such as 6.06")]
 struct NotPerftest;
 
 impl Opening for VersionOpening {
@@ -79,11 +79,11 @@ impl Opening for VersionOpening {
     }
 }
 
-/// Indices of the two programs.
+/// Indices of the client and the server in arrays with a value for each program.
 const CLIENT: usize = 0;
 const SERVER: usize = 1;
 
-/// Line with the address of a queue pair and its memory.
+/// Line with the addresses of a queue pair and of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Line([u8; LENGTH]);
 
@@ -120,10 +120,10 @@ impl Line {
 /// Next part of a stream.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
-    /// This number of bytes belongs to no line.
+    /// Number of bytes that belong to no line.
     Pass(usize),
     Line(Line),
-    /// The bytes may become a line.
+    /// The bytes may be the start of a line.
     More,
 }
 
@@ -144,19 +144,22 @@ struct Pair<'a> {
     /// The box's end of the queue pair with the server.
     node_side: (Qpn, Psn),
     is_attached: bool,
-    /// The last two bytes of each program before its first line: the code of its path MTU and a NUL.
+    /// Last two bytes that each program sent outside of lines. Before the first line of a program, they are the code of
+    /// the program's path MTU and a NUL.
     before: [[u8; 2]; 2],
-    /// Lines that were forwarded: by the queue pair in the original line, the line for the other side.
+    /// Translated lines of each program, by the queue pair in the original line.
     told: [HashMap<Qpn, Line>; 2],
-    /// The client's queue pair that the server has not answered yet.
+    /// Queue pair of the client to which the server has not answered with a queue pair yet.
     asking: Option<ClientEnd>,
-    /// The box's queue pairs with the client, and its regions: the server's key of each, with the key for the client.
+    /// Queue pairs of the box with the client.
     clients: Vec<Qpn>,
+    /// Regions of the box: the server's key of each region, and the key for the client.
     regions: Vec<(RKey, RKey)>,
 }
 
 impl Plane {
-    /// Listens for perftest's clients, and starts a thread that connects each in turn to the server at the node.
+    /// Listens for clients of perftest, and starts a thread that connects one client after another to the server at
+    /// the node.
     pub(super) fn start_perftest(self: &Arc<Self>, listen: &str) -> Result<(), Failure> {
         let listener = TcpListener::bind(listen).map_err(|error| format!("cannot listen on {listen}: {error}"))?;
         note!("serving clients at {} for perftest at {}", listener.local_addr()?, self.own.node);
@@ -173,7 +176,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Connects a client to the server, and forwards their bytes until both have ended their connections.
+    /// Connects a client to the server, and forwards the bytes of both until both have ended their connections.
     fn serve_pair(&self, client: &TcpStream, version: Vec<u8>) -> Result<(), Failure> {
         let server = reach(&self.own.node, "; does a server of perftest listen there?")?;
         for stream in [client, &server] {
@@ -197,7 +200,7 @@ impl Plane {
     }
 }
 
-/// Treats a connection that ends with unread bytes like any other end.
+/// Turns the error of a connection that the peer has closed, with unread bytes, into a normal end.
 fn end_or<T: Default>(result: io::Result<T>) -> io::Result<T> {
     use io::ErrorKind::{BrokenPipe, ConnectionReset};
     result.or_else(
@@ -208,8 +211,8 @@ fn end_or<T: Default>(result: io::Result<T>) -> io::Result<T> {
 impl Pair<'_> {
     /// Forwards the bytes of both programs.
     ///
-    /// Until they are connected, the two have the time of one set-up. So a client that only greets cannot delay
-    /// others.
+    /// Fails if the programs have not connected a queue pair within [`SETUP`]. So a client that only sends a greeting
+    /// cannot delay other clients for long.
     fn carry(&mut self, streams: [&TcpStream; 2], version: Vec<u8>) -> Result<(), Failure> {
         let until = Instant::now() + SETUP;
         (&mut &*streams[SERVER]).write_all(&version)?;
@@ -226,7 +229,7 @@ impl Pair<'_> {
                 (false, true) => PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX),
                 (false, false) => PollTimeout::NONE,
             };
-            // A signal in between does not stop the loop: the forwarding thread handles it.
+            // If a signal interrupts `poll`, the loop continues, since the forwarding thread handles signals.
             let has_timed_out = matches!(poll(&mut polled, timeout), Ok(0));
             if self.clients.is_empty() && left.is_zero() {
                 return Err(Refusal::Unconnected.into());
@@ -241,15 +244,16 @@ impl Pair<'_> {
                 let passed = self.pass(side, &mut held[side], is_all)?;
                 end_or((&mut &*streams[1 - side]).write_all(&passed))?;
                 if !is_open[side] {
-                    let _ = streams[1 - side].shutdown(Shutdown::Write); // fails if it has ended
+                    let _ = streams[1 - side].shutdown(Shutdown::Write); // fails if the connection has ended already
                 }
             }
         }
         Ok(())
     }
 
-    /// Returns the bytes for the other side. Returns none if the data ends in a possible line: the programs expect
-    /// the bytes of one write in one read, so the box must not split them. With `is_all`, the box holds back nothing.
+    /// Returns the bytes for the other side. Returns no bytes if `held` ends with the possible start of a line: a
+    /// program expects the bytes of one write in one read, so the box must not split the bytes. With `is_all`, the box
+    /// holds back nothing.
     fn pass(&mut self, side: usize, held: &mut Vec<u8>, is_all: bool) -> Result<Vec<u8>, Refusal> {
         let mut passed = Vec::new();
         let mut at = 0;
@@ -275,8 +279,8 @@ impl Pair<'_> {
         Ok(passed)
     }
 
-    /// Returns the line that the other program gets in place of this one. Programs of perftest repeat their lines
-    /// while they wait for each other. Then the other program gets the same line again.
+    /// Returns the line that the other program gets in place of this line. A program of perftest repeats its line while
+    /// it waits for the other program. The other program then gets the same translated line again.
     fn translate(&mut self, side: usize, line: &Line) -> Result<Line, Refusal> {
         if let Some(told) = self.told[side].get(&line.qpn()) {
             return Ok(*told);
@@ -290,8 +294,8 @@ impl Pair<'_> {
         Ok(told)
     }
 
-    /// Translates a queue pair of the client. The server sees the box's queue pair instead. Of several, the box uses
-    /// only the first.
+    /// Translates a line of the client. The server sees the box's queue pair instead of the client's. If the client has
+    /// several queue pairs, all share the one queue pair of the box with the server.
     fn ask(&mut self, line: &Line) -> Result<Line, Refusal> {
         let address = self.address_of(CLIENT, line)?;
         let first_psn = Psn::new(line.number(PSN));
@@ -305,7 +309,8 @@ impl Pair<'_> {
         Ok(told)
     }
 
-    /// Translates a queue pair and the memory of the server. The client sees those of the box instead.
+    /// Translates a line of the server. The client sees a queue pair and a key of the box instead of the server's. Only
+    /// the first queue pair of the server is used, for all queue pairs of the client.
     fn answer(&mut self, line: &Line) -> Result<Line, Refusal> {
         let client = self.asking.take().ok_or(Refusal::OutOfTurn { who: "server" })?;
         let path_mtu = client.path_mtu.min(self.path_mtu(SERVER)?);
@@ -334,8 +339,8 @@ impl Pair<'_> {
         Ok(told)
     }
 
-    /// Returns the key by which the client reaches memory of the server. A program does not send the length of its
-    /// memory, so only the server's RNIC knows the bounds.
+    /// Returns the key by which the client reaches memory of the server. perftest does not send the length of the
+    /// memory, so the box cannot check bounds, and leaves this check to the server's RNIC.
     fn region(&mut self, node_rkey: RKey) -> Result<RKey, Refusal> {
         if let Some((_, rkey)) = self.regions.iter().find(|(known, _)| *known == node_rkey) {
             return Ok(*rkey);
@@ -352,14 +357,14 @@ impl Pair<'_> {
         self.plane.own.reachable(peer, line.gid())
     }
 
-    /// Returns the path MTU of a side: each sends IBTA's code of it before its first line.
+    /// Returns the path MTU of a program. Each program sends the IBTA code of its path MTU before its first line.
     fn path_mtu(&self, side: usize) -> Result<PathMtu, Refusal> {
         let [code, nul] = self.before[side];
         let found = PathMtu::ALL.into_iter().find(|mtu| code == b'0' + mtu.code() && nul == 0);
         found.ok_or(Refusal::NoPathMtu)
     }
 
-    /// Gives up the queue pairs and regions.
+    /// Removes the queue pairs and regions of this pair from the box.
     fn part(self) -> Result<(), Refusal> {
         let (clients, regions) = (self.clients, self.regions);
         self.plane.with(move |steer| {
@@ -390,10 +395,10 @@ mod tests {
         assert_eq!(next(&stream), Next::Pass(before));
         assert_eq!(next(&stream[before..]), Next::Line(Line(*SAID)));
         for cut in 1..LENGTH {
-            assert_eq!(next(&SAID[..cut]), Next::More, "{cut} bytes of it");
+            assert_eq!(next(&SAID[..cut]), Next::More, "{cut} bytes of a line");
         }
         assert_eq!(next(b"done\0"), Next::Pass(5));
-        assert_eq!(next(b"0000:00g0"), Next::Pass(8), "what may begin anew at the last digit is held back");
+        assert_eq!(next(b"0000:00g0"), Next::Pass(8), "a line may begin at the last digit, so this digit is held back");
     }
 
     #[test]

@@ -60,10 +60,10 @@ pub(super) fn print<L: Link>(driver: &Driver<L>, plane: &Plane, elapsed: Duratio
     ))?;
     let more = [
         (refused, "clients refused"),
-        (attached.saturating_sub(1), "times that the memory node was connected anew"),
-        (own.damaged, "packets with a wrong ICRC, or too short for one"),
+        (attached.saturating_sub(1), "times that the box connected to the memory node again"),
+        (own.damaged, "packets with a wrong ICRC, or too short for an ICRC"),
         (own.foreign_source, "packets dropped, with a source address other than the box's"),
-        (own.dropped, "packets dropped, since too many waited to be sent at one time"),
+        (own.dropped, "packets dropped, since too many packets waited to be sent"),
     ];
     for (count, what) in counters.sentences().chain(more).filter(|&(count, _)| count > 0) {
         line(format_args!("{count:>12}  {what}"))?;

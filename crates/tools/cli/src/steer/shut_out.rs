@@ -1,6 +1,6 @@
-//! Request of a store's metadata service that a box shut a client out: eight bytes on a TCP connection with the box,
-//! after the set-up. The box answers with the same bytes once the client's requests can no longer change the node's
-//! memory.
+//! Request of a store's metadata service to its box to shut a client out. A request has eight bytes, on the TCP
+//! connection on which the queue pair was set up. The box answers with the same bytes once the client's requests can no
+//! longer change the node's memory.
 
 use std::io;
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use doorbell_wire::Qpn;
 /// First bytes of a request.
 const MAGIC: [u8; 4] = *b"OUT?";
 
-/// Bytes of a request, and of its answer.
+/// Length of a request, and of the answer, in bytes.
 pub(super) const BYTES: usize = 8;
 
 fn question(qpn: Qpn) -> [u8; BYTES] {
@@ -21,14 +21,15 @@ fn question(qpn: Qpn) -> [u8; BYTES] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// Returns the queue pair number in a request, to which the client sends. Returns `None` for other bytes.
+/// Returns the queue pair number in a request: the queue pair of the box to which the client sends. Returns `None` for
+/// other bytes.
 pub(super) fn parse(bytes: [u8; BYTES]) -> Option<Qpn> {
     let (magic, number) = bytes.split_first_chunk::<4>()?;
     let number = u32::from_be_bytes(*number.first_chunk::<4>()?);
     (*magic == MAGIC && number < 1 << 24).then(|| Qpn::new(number))
 }
 
-/// Asks the box at the other end to shut a client out, and waits for the answer.
+/// Asks the box at the other end of `stream` to shut a client out, and waits for the answer.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Hosts of a study that call this process, started by a launcher or by ssh.
+//! Hosts of a study whose processes, started by a launcher or by ssh, connect to this process ("call" it).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -21,22 +21,22 @@ use crate::device::Chosen;
 use crate::failure::{Failure, Usage};
 use crate::output::note;
 
-/// Time for processes to start and to call. On a cluster this takes long.
+/// Time within which all processes must start and call. A cluster starts processes slowly.
 const FIRST_CALL: Duration = Duration::from_secs(60);
 
-/// Time that number 0 stays after a failure, for processes that have not called yet and would wait for it.
+/// Time for which process number 0 stays after a failure, so that processes that call later learn of the failure.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Time for a process to call again.
+/// Time within which a process must call again after a point.
 const NEXT_CALL: Duration = Duration::from_secs(10);
 
-/// Pause before a process calls again after something other than number 0 has answered.
+/// Pause before a process calls again after a program other than process number 0 has answered.
 const AFTER_STRANGER: Duration = Duration::from_millis(100);
 
-/// Interval at which a process checks for changes that nothing announces, such as the end of a child.
+/// Interval at which a process checks for changes that wake no thread, such as the end of a child process.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Processes that call this one.
+/// Processes that call this process.
 pub(super) struct Callers {
     clients: RefCell<Clients<CallOpening>>,
     waiting: RefCell<BTreeMap<usize, Caller>>,
@@ -65,7 +65,7 @@ impl Callers {
         })
     }
 
-    /// Returns the other processes of a launch.
+    /// Listens for the other processes of a launch, and announces the address of this process to them.
     pub(super) fn of(launch: &Launch, given: Option<Token>) -> Result<Self, Failure> {
         let token = launch.token(given)?;
         let address = launch.listens_on();
@@ -87,16 +87,16 @@ impl Callers {
             }
             // ssh would treat a name that begins with a dash as an option.
             if host.starts_with('-') {
-                return Err(Usage(format!("{host} is no host")).into());
+                return Err(Usage(format!("{host} is no host: its name must not begin with -")).into());
             }
             let mut ssh = Command::new("ssh");
-            // A host that does not answer must not outlive this process for long, however this process ends.
+            // Even if this process is killed, an ssh that waits for an unreachable host ends within 30 s.
             ssh.args(["-T", "-o", "ConnectTimeout=30", "--", host, remote, "study", "--called-by-ssh"]).args(arguments);
             ssh.stdin(Stdio::piped()).stdout(Stdio::null());
             let mut child = ssh.spawn().map_err(|error| format!("{host}: ssh cannot be started: {error}"))?;
             let told = json!({ "rank": number + 1, "ranks": hosts.len() + 1, "port": port, "token": token });
             if let Some(stdin) = &mut child.stdin {
-                // If the process has ended already, it does not call, and that reveals it.
+                // Ignore an error: a process that has ended already does not call, so `await_call` fails.
                 let _ = stdin.write_all(format!("{told}\n").as_bytes());
             }
             callers.started.borrow_mut().push(child);
@@ -104,17 +104,17 @@ impl Callers {
         Ok(callers)
     }
 
-    /// Admits calling processes until a deadline, or until one has called.
+    /// Waits until a process has called, but no longer than until `until`.
     fn take(&self, until: Instant) {
         let Some(Client { stream, opening, from, .. }) = self.clients.borrow_mut().next_until(until) else { return };
         match Caller::new(stream, opening) {
             Ok(caller) => drop(self.waiting.borrow_mut().insert(caller.call.rank, caller)),
-            Err(error) => note!("{from} called: {error}"),
+            Err(error) => note!("the call of {from} failed: {error}"),
         }
     }
 
-    /// Tells the other processes that the study has failed: those that wait, and those that call soon. The others
-    /// notice the end of this process.
+    /// Reports the failure of the study to the processes that wait, and to those that call within [`FAREWELL`]. All
+    /// other processes notice the end of this process.
     pub(super) fn refuse_all(&self, reason: &str) {
         let until = Instant::now() + FAREWELL;
         loop {
@@ -129,7 +129,7 @@ impl Callers {
         }
     }
 
-    /// Returns the process of a host after it has called.
+    /// Waits until the process of a host has called, and returns that process.
     fn await_call(&self, number: usize, patience: Duration) -> Result<Caller, Failure> {
         let until = Instant::now() + patience;
         loop {
@@ -177,7 +177,7 @@ impl Others for Rc<Callers> {
 impl Drop for Callers {
     fn drop(&mut self) {
         for mut child in self.started.take() {
-            // The process at the other end notices that its standard input is closed.
+            // Close the standard input of ssh, so that doorbell on the other machine ends too.
             drop(child.stdin.take());
             let _ = child.kill();
             let _ = child.wait();
@@ -185,8 +185,8 @@ impl Drop for Callers {
     }
 }
 
-/// Runs a process of a launch other than number 0: it serves number 0 until number 0 ends it. After its first point
-/// it prints nothing: from then on number 0 prints failures.
+/// Runs a process of a launch other than process number 0. The process serves number 0 until number 0 ends the study.
+/// After the first point, only number 0 prints failures.
 pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) -> Result<ExitCode, Failure> {
     let chosen = study.choose_quietly()?;
     let zero = RankZero {
@@ -197,12 +197,12 @@ pub(super) fn be_called(study: &Study, launch: &Launch, given: Option<Token>) ->
     serve_calls(study, &chosen, launch.rank, launch.ranks, &zero)
 }
 
-/// Address of number 0, and the way to connect to it.
+/// Address of process number 0, and the way to connect to that process.
 struct RankZero<'a> {
     /// Function that returns the address and the token.
     find: &'a dyn Fn() -> Result<(String, Option<Token>), Failure>,
     connect: &'a dyn Fn(&str) -> Result<TcpStream, Failure>,
-    /// Whether a file contains the address, which may belong to an earlier launch.
+    /// Whether the address is from a file. Such a file may be left from an earlier launch.
     is_in_file: bool,
 }
 
@@ -217,7 +217,7 @@ pub(super) fn be_called_by_ssh(study: &Study) -> Result<ExitCode, Failure> {
         return Err("standard input lacks the address of process 0".into());
     };
     let token: Option<Token> = told["token"].as_str().and_then(|token| token.parse().ok());
-    // sshd provides the connection: client address and port, then server address and port.
+    // sshd sets this variable to the addresses of the connection: client address and port, server address and port.
     let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
     let host = connection.split_whitespace().next().unwrap_or("127.0.0.1");
     let address = with_port(host, u16::try_from(port)?);
@@ -230,7 +230,7 @@ pub(super) fn be_called_by_ssh(study: &Study) -> Result<ExitCode, Failure> {
     serve_calls(study, &chosen, rank, ranks, &zero)
 }
 
-/// Calls number 0 repeatedly, and serves it.
+/// Calls process number 0 once for each point, and serves the measurement.
 fn serve_calls(
     study: &Study,
     chosen: &Chosen,
@@ -244,7 +244,7 @@ fn serve_calls(
         let reached = (zero.find)().and_then(|found| Ok(((zero.connect)(&found.0)?, found)));
         let (stream, found) = match reached {
             Ok(reached) => reached,
-            // Number 0 has ended, and has printed the reason.
+            // Process number 0 has ended, and has printed the reason.
             Err(_) if has_served => return Ok(ExitCode::FAILURE),
             Err(error) if Instant::now() > until => return Err(error),
             Err(_) => {
@@ -252,7 +252,8 @@ fn serve_calls(
                 continue;
             }
         };
-        // A file of a dead launch may lead to any process until number 0 has written its own.
+        // The address may be from the file of a dead launch, and belong to any process. Give up a call when process
+        // number 0 has written its own file.
         let is_elsewhere = || (zero.find)().is_ok_and(|now| now != found);
         let gives_up = || !has_served && (Instant::now() > until || is_elsewhere());
         let (address, token) = &found;
@@ -282,7 +283,7 @@ fn serve_one(study: &Study, chosen: &Chosen, stream: TcpStream, token: Option<To
         let pinning = study.cpus.pinning(&device)?;
         Ok((device, Terms { token, pinning, ..Terms::open(MEMORY_MIB << 20) }))
     };
-    // Number 0 receives each error and prints it.
+    // Ignore errors: process number 0 receives each error and prints it.
     let _ = match open() {
         Ok((device, terms)) => session::serve(device, stream, &terms),
         Err(error) => session::refuse(stream, &error.to_string()),

@@ -1,4 +1,4 @@
-//! A study between two ends: two processes of this machine, or this machine and another one.
+//! A study between two ends: two processes on this machine, or this machine and another machine.
 
 use std::cell::Cell;
 
@@ -26,21 +26,22 @@ use crate::output::note;
 /// The two ends of a study.
 pub(super) struct Ends {
     chosen: Chosen,
-    /// The other machine, if there is one: its name, and the connections to it for points with more than two parties.
+    /// Name of the other machine, and connections to that machine for points with more than two parties. `None` if both
+    /// ends are on this machine.
     pub(super) other: Option<(String, Reach)>,
-    /// The lowest queue pair limit of the devices, and the machine that has it.
+    /// Lowest queue pair limit of the devices, and the name of the machine with that device.
     pub(super) queue_pairs: (usize, String),
     pub(super) environment: Environment,
-    /// Pinning of this end and of the other one.
+    /// Pinning of this end, then of the other end.
     pinnings: [Pinning; 2],
     /// Introduction of this end to the other machine.
     introduction: Introduction,
-    /// Whether the other machine has gone. Then the study ends.
+    /// Whether the other machine has gone, so that the study ends.
     is_lost: Cell<bool>,
 }
 
 impl Ends {
-    /// Introduces this end to the other one, if that is on another machine.
+    /// Opens the device of this end, and introduces this end to the other machine, if there is one.
     pub(super) fn meet(study: &Study, chosen: Chosen, host: Option<String>) -> Result<Self, Failure> {
         let introduction = study.meeting.introduction(false);
         let Some(host) = host else {
@@ -102,7 +103,7 @@ impl Ends {
         self.is_lost.get()
     }
 
-    /// Measures a point about shared memory once, with all its parties in this process or distributed over both
+    /// Measures a point about shared memory once. All parties of the point are in this process or distributed over both
     /// machines.
     fn measure_far(&self, study: &Study, far: &FarPoint, parameters: &Parameters) -> Result<PointResult, Failure> {
         if let Some((_, reach)) = &self.other {
@@ -118,7 +119,7 @@ impl Ends {
         }
     }
 
-    /// Measures a point once, between two fresh devices in two processes.
+    /// Measures a point once, between two processes that each open a new device.
     pub(super) fn measure(&self, study: &Study, point: &Point) -> Result<PointResult, Failure> {
         let parameters = point.parameters.clone();
         if let Some(far) = &parameters.far {
@@ -137,7 +138,7 @@ impl Ends {
             let device = open(study, &self.chosen, control::address_toward(&stream))?;
             let client = Client::introduced(&device, stream, self.introduction.clone(), parameters);
             return client.map_err(Failure::from).and_then(|(client, ..)| measure(client)).map_err(|error| {
-                // An unreachable machine has failed as a whole, not only at this point.
+                // If the other machine is unreachable, end the study instead of going on with the next point.
                 self.is_lost.set(control::connect(host, THERE).is_err());
                 hosts::of_host(host, &error).into()
             });

@@ -1,4 +1,4 @@
-//! A study on several hosts: this machine, which coordinates, and others.
+//! A study on several hosts. This machine is one of the hosts and coordinates the study.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -28,16 +28,16 @@ const HERE: &str = "this machine";
 
 /// The other hosts of a study.
 pub(super) trait Others {
-    /// Returns their names for messages.
+    /// Returns the names of the other hosts, for messages.
     fn names(&self) -> Vec<String>;
 
-    /// Returns a control connection to one of them, which serves the process at this end.
+    /// Returns a control connection to the other host with this index. That host serves measurements of this process.
     fn reach(&self, number: usize) -> Result<TcpStream, Failure>;
 
-    /// Returns the token that they require.
+    /// Returns the token that the other hosts require.
     fn token(&self) -> Option<Token>;
 
-    /// Tells them that the study has ended.
+    /// Tells the other hosts that the study has ended.
     fn dismiss(&self) {}
 }
 
@@ -88,29 +88,29 @@ impl std::fmt::Display for Gone {
 
 impl std::error::Error for Gone {}
 
-/// Connections to all hosts of a study: this machine first, then the others.
+/// Connections to all hosts of a study: first this machine, then the other hosts.
 pub(super) struct Reach {
     chosen: Chosen,
     introduction: Introduction,
     others: Box<dyn Others>,
-    /// Name of this machine, followed by those of the others.
+    /// Names of all hosts, with this machine first.
     names: Vec<String>,
-    /// CPUs for this machine's own end. A point takes its share.
+    /// CPUs for the end of a point on this machine. A point uses as many of them as it has threads here.
     pinning: Pinning,
-    /// Positions of the hosts among the processes of their machines.
+    /// Position of each host among those hosts that are processes of the same machine.
     places: Vec<ProcessPosition>,
-    /// Address at which the others reach this machine's device; `None` if all are on this machine.
+    /// Address at which the other hosts reach this machine's device; `None` if all hosts are on this machine.
     toward: Option<IpAddr>,
 }
 
-/// Control connections to the hosts, each with the host's name and its position among the processes of its machine.
+/// Control connections to the hosts, each with the name of the host and the position of the host on its machine.
 type Named = Vec<(String, TcpStream, ProcessPosition)>;
 
-/// This machine's own end of a point.
+/// Thread of the end of a point that runs on this machine.
 type OwnEnd = std::thread::JoinHandle<Result<(), session::SessionError>>;
 
 impl Reach {
-    /// Returns connections to these hosts, without pinning. `toward` is the address at which they reach this
+    /// Returns connections to these hosts, without pinning. `toward` is the address at which the hosts reach this
     /// machine's device, if known.
     pub(super) fn new(chosen: Chosen, others: Box<dyn Others>, toward: Option<IpAddr>) -> Self {
         let introduction = Introduction { token: others.token(), ..Introduction::default() };
@@ -120,12 +120,12 @@ impl Reach {
         Self { chosen, introduction, others, names, pinning: Pinning::default(), places, toward }
     }
 
-    /// Sets the pinning of this machine's own end, and the positions of all hosts.
+    /// Sets the pinning of the end on this machine, and the positions of all hosts.
     pub(super) fn pinned(self, pinning: Pinning, places: Vec<ProcessPosition>) -> Self {
         Self { pinning, places, ..self }
     }
 
-    /// Leaves out the series that these hosts cannot measure together, and prints them.
+    /// Leaves out the series that these hosts cannot measure together, and prints the names of those series.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl Reach {
         }
     }
 
-    /// Measures a point once, with a fresh device on each participating host.
+    /// Measures a point once, with a new device on each participating host.
     pub(super) fn measure(
         &self,
         study: &Study,
@@ -210,13 +210,13 @@ impl Reach {
             }
         };
         if let Some(own) = own {
-            // The coordinator has received the error of the thread.
+            // Ignore an error of the thread: the coordinator has received the error over the control connection.
             let _ = own.join();
         }
         result.map_err(|error: HostError| if error.is_gone() { Gone(error.to_string()).into() } else { error.into() })
     }
 
-    /// Returns control connections to these hosts with their names, and the thread of this machine's end.
+    /// Returns control connections to these hosts with their names, and the thread of the end on this machine.
     fn streams(&self, study: &Study, hosts: impl Iterator<Item = usize>) -> Result<(Named, Option<OwnEnd>), Failure> {
         let (mut streams, mut own) = (Vec::new(), None);
         for host in hosts {
@@ -233,7 +233,7 @@ impl Reach {
         Ok((streams, own))
     }
 
-    /// Starts this machine's own end of a point: a thread that the coordinator reaches like another host.
+    /// Starts the end of a point on this machine: a thread that the coordinator reaches like another host.
     fn here(&self, study: &Study) -> Result<(TcpStream, OwnEnd), Failure> {
         let device = open(study, &self.chosen, self.toward)?;
         let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -250,13 +250,13 @@ impl Reach {
     }
 }
 
-/// This machine and all others of a study.
+/// All hosts of a study, with this machine.
 pub(super) struct Hosts {
     reach: Reach,
     pub(super) environment: Environment,
-    /// The lowest queue pair limit of the devices, and the host that has it.
+    /// Lowest queue pair limit of the devices, and the name of the host with that device.
     queue_pairs: (usize, String),
-    /// Whether one of the hosts has gone. Then the study ends.
+    /// Whether one of the hosts has gone, so that the study ends.
     is_lost: Cell<bool>,
 }
 
@@ -305,13 +305,13 @@ impl Hosts {
         Ok(Self { reach, environment, queue_pairs, is_lost: Cell::new(false) })
     }
 
-    /// Leaves out series that these hosts cannot measure ([`Reach::fit`]).
+    /// Leaves out the series that these hosts cannot measure together ([`Reach::fit`]).
     pub(super) fn fit(&self, experiments: &mut Vec<Experiment>) -> Result<(), Usage> {
         let all = std::iter::once(&self.environment).chain(&self.environment.hosts);
         self.reach.fit(experiments, &self.queue_pairs, are_soft(all))
     }
 
-    /// Tells the others that the study has ended.
+    /// Tells the other hosts that the study has ended.
     pub(super) fn dismiss(&self) {
         self.reach.others.dismiss();
     }
@@ -335,26 +335,27 @@ impl Hosts {
     }
 }
 
-/// Returns the error about a host that could not be met. TCP silently retransmits long packets that the path drops.
+/// Returns the error about a host that did not introduce itself. After a timeout, the error suggests `doorbell doctor`:
+/// if the path drops long packets, TCP retransmits them without an error.
 pub(super) fn not_met(name: &str, error: &session::SessionError) -> Failure {
     let hint = match error {
         session::SessionError::Control(error) if error.kind() == io::ErrorKind::TimedOut => {
-            "; `doorbell doctor` finds out whether something on the way drops long packets"
+            "; run `doorbell doctor` to find out whether the path drops long packets"
         }
         _ => "",
     };
     format!("{}{hint}", of_host(name, error)).into()
 }
 
-/// Adds the host's name to an error that lacks it.
+/// Adds the name of the host to an error that does not contain this name.
 pub(super) fn of_host(name: &str, error: &impl Display) -> String {
     let error = error.to_string();
-    // A name without a port may be part of any word.
+    // A name without a port may be a part of another word in the error, so add it in any case.
     if name.contains(':') && error.contains(name) { error } else { format!("{name}: {error}") }
 }
 
-/// Checks that all of these are different processes. A host has several names and addresses, so its addresses do not
-/// identify it.
+/// Checks that the hosts are different processes. Names and addresses cannot show this, since a host may have several
+/// of them.
 fn each_once(names: &[String], met: &[Introduced]) -> Result<(), Usage> {
     let mut known: Vec<(u64, &String)> = Vec::new();
     for (name, introduced) in names.iter().zip(met) {
@@ -372,8 +373,8 @@ pub(crate) fn same_host(name: &str, other: &str) -> String {
     format!("{other} and {name} are the same host: name each host once")
 }
 
-/// Returns the lowest queue pair limit among the device of this machine and those of hosts that report one, with the
-/// name of its host.
+/// Returns the lowest queue pair limit among the device of this machine and the devices of hosts that report a limit.
+/// The name is that of the host with the lowest limit.
 pub(super) fn fewest<'a>(
     own: &DeviceAttributes,
     others: impl IntoIterator<Item = (Option<usize>, &'a String)>,
@@ -385,16 +386,16 @@ pub(super) fn fewest<'a>(
         .unwrap_or_default()
 }
 
-/// Returns whether all of these have software RNICs.
+/// Returns whether all hosts have software RNICs.
 pub(super) fn are_soft<'a>(mut hosts: impl Iterator<Item = &'a Environment>) -> bool {
     hosts.all(|host| host.provider == soft::PROVIDER)
 }
 
-/// Checks that two machines measure the same.
+/// Checks that this machine and another one have the same release, UDP port and path MTU.
 pub(crate) fn fits(own: &Environment, other: &Environment, name: &str) -> Result<(), Failure> {
     if own.doorbell != other.doorbell {
         let (theirs, ours) = (&other.doorbell, &own.doorbell);
-        return Err(format!("{name} has release {theirs} of Doorbell, this machine {ours}: use the same").into());
+        return Err(format!("{name} has release {theirs} of Doorbell, this machine {ours}: use the same one").into());
     }
     if own.udp_port != other.udp_port {
         let (theirs, ours) = (other.udp_port, own.udp_port);
@@ -414,7 +415,7 @@ pub(crate) fn fits(own: &Environment, other: &Environment, name: &str) -> Result
     Ok(())
 }
 
-/// Checks that packets of full length pass between this machine and another.
+/// Checks that the path between this machine and another one carries packets of full length.
 pub(super) fn passes(
     device: &Device,
     theirs: usize,

@@ -1,8 +1,9 @@
 //! Launcher of this process, and the meeting point of the processes of a launch.
 //!
 //! `mpirun`, `srun` and similar launchers start the same command several times. They pass each process its number in
-//! the environment, but not the address of number 0. On one machine, a file in a directory of this user contains that
-//! address. Between machines, the address is a host and port, or such a file in a shared directory.
+//! the environment, but not the address of process number 0. If all processes are on one machine, number 0 writes its
+//! address to a file in a directory of this user. Between machines, the user gives HOST:PORT of number 0, or a shared
+//! directory for this file.
 
 use std::fmt::Display;
 use std::io::{Read, Write};
@@ -21,10 +22,10 @@ use crate::address::{Listen, with_port};
 use crate::control::random_token;
 use crate::failure::{Failure, Usage};
 
-/// A process that was started together with others.
+/// Launch that this process belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Launch {
-    /// Number of this process; number 0 coordinates.
+    /// Number of this process. Process number 0 coordinates.
     pub(super) rank: usize,
     pub(super) ranks: usize,
     pub(super) place: Rendezvous,
@@ -32,33 +33,33 @@ pub(super) struct Launch {
     is_local: bool,
 }
 
-/// Meeting point at which processes find number 0.
+/// Meeting point at which the processes of a launch find process number 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Rendezvous {
     /// A host and port.
     Address(String),
-    /// A file that contains the address.
+    /// A file that contains the host and port.
     File(PathBuf),
 }
 
-/// Environment variables of a launcher: the number of a process, the number of processes, and their number on this
-/// machine.
+/// Names of the environment variables of a launcher: `rank` is the number of a process, `ranks` is the count of all
+/// processes, and `here` is the count of processes on this machine.
 struct Variables {
     rank: &'static str,
     ranks: &'static str,
     here: &'static str,
 }
 
-/// Known launchers, the innermost first: Slurm may have started Open MPI's processes.
+/// Known launchers. Open MPI comes before Slurm, since Slurm may start the processes of Open MPI.
 const LAUNCHERS: [Variables; 3] = [
     Variables { rank: "OMPI_COMM_WORLD_RANK", ranks: "OMPI_COMM_WORLD_SIZE", here: "OMPI_COMM_WORLD_LOCAL_SIZE" },
-    // Only of a step: a batch script is no step, and runs alone.
+    // Slurm sets this variable of `ranks` only in a step. A batch script is no step, and runs alone.
     Variables { rank: "SLURM_PROCID", ranks: "SLURM_STEP_NUM_TASKS", here: "" },
     // MPICH and its derivatives.
     Variables { rank: "PMI_RANK", ranks: "PMI_SIZE", here: "MPI_LOCALNRANKS" },
 ];
 
-/// Variables that name a launch, so that two launches at a time do not meet.
+/// Environment variables with the name of a launch, which keeps the files of simultaneous launches apart.
 const JOBS: [&str; 2] = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"];
 
 impl Launch {
@@ -84,13 +85,13 @@ impl Launch {
             _ => JOBS.iter().find_map(|name| variable(name)),
         };
         let place = match given {
-            // A job name must not act as a path.
+            // `plain` removes the slashes of a job name, so that the name is not a path.
             Some(directory) if directory.contains('/') => Rendezvous::File(
                 Path::new(directory).join(format!("{SHARED_PREFIX}{}", plain(job.as_deref().unwrap_or("study")))),
             ),
             Some(address) => Rendezvous::Address(with_port(address, port)),
             None if is_local => {
-                // A launcher that names no job is the parent of all its processes.
+                // A launcher that sets no job name is the parent of all its processes.
                 let job = job.unwrap_or_else(|| format!("parent-{}", std::os::unix::process::parent_id()));
                 Rendezvous::File(own_directory().join(plain(&job)))
             }
@@ -108,10 +109,10 @@ impl Launch {
         Ok(Some(Self { rank, ranks, place, is_local }))
     }
 
-    /// Returns the address at which number 0 listens.
+    /// Returns the address at which process number 0 listens.
     pub(super) fn listens_on(&self) -> Listen {
         match &self.place {
-            // The name belongs to one address of the machine; other processes may connect to another one.
+            // Listen on all addresses: the host name may resolve to different addresses in different processes.
             Rendezvous::Address(address) => match address.rsplit(':').next().and_then(|port| port.parse().ok()) {
                 Some(port) if !is_loopback(address) => Listen::All { port },
                 _ => Listen::At(address.clone()),
@@ -121,27 +122,28 @@ impl Launch {
         }
     }
 
-    /// Returns the token of all processes. Without a given one, a file transports a random one.
+    /// Returns the token of all processes. If the user gave no token, the token is random, and the file of number 0
+    /// passes it on.
     pub(super) fn token(&self, given: Option<Token>) -> Result<Option<Token>, Failure> {
         match &self.place {
             _ if given.is_some() => Ok(given),
             Rendezvous::File(_) => random_token().map(Some),
             Rendezvous::Address(address) if is_loopback(address) => Ok(None),
             Rendezvous::Address(address) => Err(Usage(format!(
-                "process 0 at {address} needs a token, or any client could measure: give all processes the \
+                "process 0 at {address} must have a token, or any client could measure: give all processes the \
                  same DOORBELL_TOKEN"
             ))
             .into()),
         }
     }
 
-    /// Checks that number 0 can write its file, and that the others can read it. Each process checks this itself,
-    /// since number 0 cannot tell them without the file.
+    /// Checks that process number 0 can write its file, and that the other processes can read the file. Each process
+    /// runs this check, since number 0 cannot report an error to the others without the file.
     ///
     /// # Errors
     ///
-    /// The directory does not exist, number 0 cannot write to it, or another process cannot read it. Or other users
-    /// can write to the directory of this user.
+    /// The directory of the file does not exist, number 0 cannot write to it, or another process cannot read it. Or
+    /// other users can write to the directory of this user.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let Rendezvous::File(path) = &self.place else { return Ok(()) };
         let directory = path.parent().unwrap_or(path);
@@ -150,14 +152,14 @@ impl Launch {
             return check_own_directory().map_err(|error| failed(&error));
         }
         if !directory.is_dir() {
-            return Err(failed(&"this machine has no such directory: --rendezvous is one that all machines share"));
+            return Err(failed(&"this machine has no such directory: --rendezvous must be a shared directory"));
         }
         let needed = if self.rank == 0 { AccessFlags::W_OK | AccessFlags::X_OK } else { AccessFlags::X_OK };
         let allowed = nix::unistd::access(directory, needed);
         allowed.map_err(|error| failed(&format_args!("processes of the launch cannot meet there: {error}")))
     }
 
-    /// Writes the file with the address of number 0. Dropping the announcement removes the file.
+    /// Writes the file with the address of process number 0. Dropping the announcement removes the file.
     pub(super) fn announce(&self, port: u16, token: Option<&Token>) -> Result<Announcement, Failure> {
         self.check()?;
         let Rendezvous::File(path) = &self.place else { return Ok(Announcement(None)) };
@@ -171,7 +173,8 @@ impl Launch {
         let write = || {
             let temporary = path.with_extension(format!("{}.tmp", files::random_name()?));
             let mut file = files::create_new(&temporary, 0o600)?;
-            // The lock lasts as long as this process. Without file locks, no process recognizes a stale file.
+            // This process holds the lock until it ends. Ignore an error: on a file system without locks, other
+            // processes do not recognize the file of a dead process.
             let _ = file.try_lock();
             file.write_all(told.to_string().as_bytes())?;
             fs::rename(&temporary, path)?;
@@ -181,7 +184,7 @@ impl Launch {
         Ok(Announcement(Some((path.clone(), file))))
     }
 
-    /// Returns the address of number 0, and the token. Fails until number 0 has announced them.
+    /// Returns the address of process number 0, and the token. Fails until number 0 has announced both.
     pub(super) fn find(&self, given: Option<Token>) -> Result<(String, Option<Token>), Failure> {
         let path = match &self.place {
             Rendezvous::Address(address) => return Ok((address.clone(), given)),
@@ -189,7 +192,7 @@ impl Launch {
         };
         let failed = |error| format!("{}: {error}", path.display());
         let mut file = open_own(path, false).map_err(failed)?;
-        // Locks of other machines may be invisible here.
+        // Do not check the lock in a shared directory: locks of other machines may be invisible here.
         if self.is_local && file.try_lock_shared().is_ok() {
             return Err(format!("{} was left behind by a launch that has ended", path.display()).into());
         }
@@ -203,14 +206,15 @@ impl Launch {
     }
 }
 
-/// Prefix of the files at which processes of several machines meet.
+/// Prefix of the names of files in a shared directory with the address of process number 0.
 const SHARED_PREFIX: &str = "doorbell-";
 
-/// Minimum age of a stale file of a launch on this machine: the owner may be about to lock a younger one.
+/// Minimum age at which an unlocked file of a launch on this machine is removed. A younger file may belong to a process
+/// that has not locked it yet.
 const LEFT_HERE: Duration = Duration::from_secs(10);
 
-/// The same in a directory that machines share, in which remote locks may be invisible. By then all processes have
-/// called.
+/// Minimum age at which a file in a shared directory is removed. Locks of other machines may be invisible there, but no
+/// process still looks for a file of this age.
 const LEFT_ELSEWHERE: Duration = Duration::from_secs(24 * 3600);
 
 /// Opens a regular file that belongs to this user, without following a link. An exclusive lock on NFS requires a
@@ -223,10 +227,10 @@ fn open_own(path: &Path, writable: bool) -> io::Result<fs::File> {
     if found.is_file() && found.uid() == files::own_user() {
         return Ok(file);
     }
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is no file of this user"))
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file must belong to this user"))
 }
 
-/// Removes files with tokens that killed launches have left behind. A file that cannot be removed stays.
+/// Removes files with tokens that killed launches have left behind. Keeps files that cannot be removed.
 fn remove_left_behind(directory: &Path, prefix: &str, age: Duration) {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)) {
@@ -240,7 +244,7 @@ fn remove_left_behind(directory: &Path, prefix: &str, age: Duration) {
             }
             let mut text = Vec::new();
             Read::by_ref(&mut file).take(LONGEST).read_to_end(&mut text)?;
-            // A launch that was killed while writing leaves a part of the file.
+            // A launch that is killed while it writes leaves an empty file or a part of the text.
             let is_ours = text.is_empty() || text.starts_with(b"{\"address\":");
             let still = fs::symlink_metadata(&path)?;
             Ok(is_ours && (still.ino(), still.dev()) == (found.ino(), found.dev()))
@@ -251,23 +255,24 @@ fn remove_left_behind(directory: &Path, prefix: &str, age: Duration) {
     }
 }
 
-/// Bytes of a file that are compared.
+/// Number of bytes that are read from a file to recognize it.
 const LONGEST: u64 = 64;
 
-/// The file with the address of number 0. It stays locked while this process lives.
+/// The file with the address of process number 0. The file stays locked until this process ends.
 #[derive(Debug)]
 pub(super) struct Announcement(Option<(PathBuf, fs::File)>);
 
 impl Drop for Announcement {
     fn drop(&mut self) {
         if let Some((path, _)) = &self.0 {
-            // Another launch may own the file by now. Its processes then fail to connect and read the file again.
+            // Another launch may have replaced the file, and then this call removes the file of that launch. Its
+            // processes that have not read the file yet fail with an error.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// Returns the name of this machine, as others know it.
+/// Returns the host name of this machine, by which other machines reach it.
 fn host_name() -> Result<String, Failure> {
     let name = fs::read_to_string("/proc/sys/kernel/hostname")?;
     Ok(name.trim().to_owned())
@@ -277,19 +282,19 @@ fn is_loopback(address: &str) -> bool {
     address.starts_with("127.") || address.starts_with("localhost:") || address.starts_with("[::1]:")
 }
 
-/// Returns a name without characters that are special in paths.
+/// Replaces the characters of a name that are special in paths.
 fn plain(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '-' }).collect()
 }
 
-/// Returns the directory in which processes of this user meet on this machine. Creates it, so that all processes of a
-/// launch find the same one if another user has taken its name.
+/// Returns the directory of this user on this machine for files with the address of process number 0. Creates the
+/// directory, so that all processes of a launch find the same directory even if another user has taken its usual name.
 fn own_directory() -> PathBuf {
     let (parent, stem) = (std::env::temp_dir(), format!("doorbell-{}", files::own_user()));
     files::private_directory(&parent, &stem).unwrap_or_else(|_| parent.join(stem))
 }
 
-/// Checks that no other user can put a file into it.
+/// Checks that no other user can put a file into the directory of this user.
 fn check_own_directory() -> io::Result<()> {
     let path = own_directory();
     let found = fs::symlink_metadata(&path)?;
@@ -299,7 +304,7 @@ fn check_own_directory() -> io::Result<()> {
     }
     Err(io::Error::new(
         io::ErrorKind::PermissionDenied,
-        format!("{} is not a directory that this user alone can use: remove it", path.display()),
+        format!("{} must be a directory that only this user can use: remove it", path.display()),
     ))
 }
 

@@ -1,14 +1,16 @@
-//! Comparison of links, which requires two processes of this machine with software RNICs.
+//! Comparison of links, which requires two processes on this machine with software RNICs.
 
 use doorbell_study::experiment::Experiment;
 
 use crate::failure::Usage;
 use crate::output::note;
 
-/// Reasons why links cannot be compared, as ends of a sentence.
-pub(super) const BETWEEN_MACHINES: &str = "here each host opens its own device, with the link that it was given";
-pub(super) const HARDWARE: &str = "an RNIC of the machine has one way for its packets";
-pub(super) const VIRTUAL: &str = "in virtual time there is one link, the testbed's";
+/// Reason why links cannot be compared between machines, as the end of a sentence.
+pub(super) const BETWEEN_MACHINES: &str = "here each host opens its own device, with the link of its own options";
+/// Reason why links of a hardware RNIC cannot be compared, as the end of a sentence.
+pub(super) const HARDWARE: &str = "a hardware RNIC has only one link";
+/// Reason why links of a testbed cannot be compared, as the end of a sentence.
+pub(super) const VIRTUAL: &str = "in virtual time there is only the link of the testbed";
 
 /// Leaves out the experiments that compare links, and prints the reason.
 ///

@@ -18,10 +18,11 @@ use crate::failure::{Failure, Usage};
 use crate::output::note;
 use crate::progress;
 
-/// Consecutive failed measurements after which the study ends.
+/// Number of consecutive failed measurements after which the study ends.
 const MAX_FAILURES_IN_A_ROW: usize = 3;
 
-/// Leaves out points whose path MTU exceeds that of the devices, `most` bytes, and prints them.
+/// Leaves out points whose path MTU exceeds `most`, the path MTU of the devices in bytes. Prints the names of their
+/// series.
 fn leave_out_longer_packets(experiments: &mut Vec<Experiment>, most: usize) -> Result<(), Usage> {
     let mut sentence = None;
     for experiment in experiments.iter_mut() {
@@ -46,10 +47,10 @@ fn leave_out_longer_packets(experiments: &mut Vec<Experiment>, most: usize) -> R
 /// Outcome of a study.
 pub(super) struct Studied {
     pub(super) points: usize,
-    /// Repetitions that this run has measured.
+    /// Number of repetitions that this run has measured.
     pub(super) measured: usize,
     pub(super) failures: Vec<String>,
-    /// Repetitions that remain to be measured.
+    /// Number of repetitions that remain to be measured.
     pub(super) missing: usize,
 }
 
@@ -64,7 +65,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Meets the other ends, and checks whether this one can measure with them. `callers` are processes that a
+    /// Connects to the other ends, and checks whether this end can measure with them. `callers` are processes that a
     /// launcher has started.
     pub(super) fn new(
         study: &Study,
@@ -114,7 +115,8 @@ impl Source {
         }
     }
 
-    /// Leaves out series that the hosts cannot measure together, and links if there is no choice.
+    /// Leaves out series that the hosts cannot measure together, and the comparison of links if points cannot choose
+    /// their link.
     pub(super) fn fit(&self, experiments: &mut Vec<Experiment>) -> Result<(), Usage> {
         if let Some(why) = self.lacks_links() {
             links::leave_out(experiments, why)?;
@@ -135,7 +137,7 @@ impl Source {
         }
     }
 
-    /// Returns the reason why points cannot choose their link; `None` if they can.
+    /// Returns the reason why points cannot choose their link, or `None` if points can choose it.
     fn lacks_links(&self) -> Option<&'static str> {
         match self {
             Self::Measured(ends) if ends.other.is_some() => Some(links::BETWEEN_MACHINES),
@@ -146,7 +148,7 @@ impl Source {
         }
     }
 
-    /// Tells other hosts that wait for the next point that there is none.
+    /// Tells other hosts, which wait for the next point, that the study has ended.
     pub(super) fn dismiss(&self) {
         if let Self::Together(hosts) = self {
             hosts.dismiss();
@@ -178,8 +180,8 @@ impl Source {
     }
 }
 
-/// Measures every point the required number of times, in rounds. Changes on the machine then widen the spread of each
-/// point, instead of causing a step between two points.
+/// Measures every point the required number of times, in rounds over all points. If the machine becomes slower during
+/// a study, the spread of each point is wider, but no step appears between two points.
 pub(super) fn measure_all(
     study: &Study,
     source: &Source,
@@ -201,7 +203,7 @@ pub(super) fn measure_all(
     let bar = progress::bar((points.len() * repetitions) as u64, already as u64);
     let mut outcome = Studied { points: points.len(), measured: 0, failures: Vec::new(), missing: 0 };
     let mut failed_in_a_row = 0;
-    // One additional round: repeat measurements that failed once on a busy machine.
+    // In one additional round, repeat measurements that have failed once, such as on a busy machine.
     for round in 1..=repetitions + 1 {
         for (&(experiment, point), done) in points.iter().zip(&mut done) {
             if *done >= round.min(repetitions) {
@@ -226,7 +228,7 @@ pub(super) fn measure_all(
                     if source.is_lost() {
                         bar.finish_and_clear();
                         return Err(format!(
-                            "a host is gone: {error}; {} measurements are in {}, and the same command goes on from there",
+                            "a host is gone: {error}; {} measurements are in {}: the same command goes on from there",
                             already + outcome.measured,
                             directory.path().display()
                         )

@@ -15,19 +15,19 @@ use crate::failure::{Failure, Usage};
 use crate::output::line;
 use crate::quantity;
 
-/// Show one size at one path MTU in full, several as a table.
+/// Show all figures for one size at one path MTU, or a table for several sizes or path MTUs.
 #[derive(Args)]
 pub(crate) struct Cost {
     /// Operation of the message
     #[arg(long, value_enum)]
     op: Op,
-    /// Payload of the message in bytes, as in 4096 or 64K; several as 16,4096 [default: as -a]
+    /// Payload of the message in bytes, as in 4096 or 64K, or several payloads, as in 16,4096 [default: those of -a]
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = quantity::bytes)]
     size: Vec<u64>,
-    /// All powers of two from 2 B to 8 MiB
+    /// Payloads of all powers of two from 2 B to 8 MiB
     #[arg(short, long, conflicts_with = "size")]
     all: bool,
-    /// Path MTU: 256, 512, 1024, 2048 or 4096; several as 1024,4096 [default: 4096; with --efficiency all]
+    /// Path MTU: 256, 512, 1024, 2048 or 4096, or several, as in 1024,4096 [default: 4096; with --efficiency all five]
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = parse_mtu)]
     mtu: Vec<PathMtu>,
     /// Transport: reliable connection, unreliable connection or datagram
@@ -39,10 +39,10 @@ pub(crate) struct Cost {
     /// Use a VLAN tag
     #[arg(long)]
     vlan: bool,
-    /// Show the payload's share of the line bytes that carry it, with a row per size and a column per path MTU
+    /// Show the share of the payload in the line bytes of its packets, with a row per size and a column per path MTU
     #[arg(long)]
     efficiency: bool,
-    /// Also show the maximum messages per second on a full-duplex link of this rate in bit/s, as 100G
+    /// Also show the maximum messages per second on a full-duplex link of this rate in bit/s, as in 100G
     #[arg(long, value_name = "RATE", value_parser = quantity::link)]
     link: Option<f64>,
     /// Print one JSON object instead of a table
@@ -69,7 +69,7 @@ enum TransportName {
     Ud,
 }
 
-/// Exponents of the sizes of -a, as in perftest.
+/// Exponents of two for the sizes of -a, the same as in perftest.
 const ALL_SIZES: std::ops::RangeInclusive<u32> = 1..=23;
 
 /// A message of one size at one path MTU.
@@ -106,7 +106,7 @@ impl Cost {
         }
     }
 
-    /// Returns the sizes, and whether the user chose them one by one.
+    /// Returns the sizes, and whether the size is the user's choice or the only one of the operation.
     fn sizes(&self) -> (Vec<u64>, bool) {
         match self.size.as_slice() {
             [] if matches!(self.op, Op::CompareSwap | Op::FetchAdd) => (vec![ATOMIC_BYTES], true),
@@ -127,7 +127,7 @@ impl Cost {
             for mtu in self.mtus() {
                 match message_cost(self.kind(), transport, bytes, mtu, self.outer()) {
                     Ok(cost) => rows.push(Row { bytes, mtu, cost }),
-                    // All sizes means all possible ones: a datagram has at most the path MTU.
+                    // With -a, skip sizes that are impossible, such as datagrams longer than the path MTU.
                     Err(CostError::TooLong { .. }) if !chosen => {}
                     Err(error) => return Err(Usage(error.to_string()).into()),
                 }

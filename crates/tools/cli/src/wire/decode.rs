@@ -23,10 +23,10 @@ pub(crate) struct Decode {
     /// The UDP port of RoCE v2
     #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
     udp_port: u16,
-    /// Maximum conversations shown, those with the most bytes first (--json has all)
+    /// Maximum number of conversations to print, those with the most bytes first (--json has all)
     #[arg(long, value_name = "N", default_value = "10", value_parser = quantity::count::<usize>)]
     top: usize,
-    /// Maximum separate conversations; beyond it, packets are only counted
+    /// Maximum number of conversations to follow. Packets of further conversations are only counted
     #[arg(long, value_name = "N", default_value = "1024", value_parser = quantity::count::<usize>)]
     max_conversations: usize,
     /// Also follow packets with a wrong ICRC, which an RNIC drops
@@ -37,10 +37,10 @@ pub(crate) struct Decode {
     json: bool,
 }
 
-/// Maximum conversations: more would need gigabytes.
+/// Maximum value of --max-conversations. More conversations would need gigabytes of memory.
 const MOST_CONVERSATIONS: usize = 65_536;
 
-/// Kinds of other frames in the text output; --json has more.
+/// Maximum number of kinds of other frames in the text output. The output of --json has all kinds.
 const OTHER_KINDS: usize = 6;
 
 /// Reads a capture, or standard input for `-`.

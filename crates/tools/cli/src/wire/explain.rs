@@ -18,7 +18,7 @@ use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
 use crate::quantity;
 
-/// Give the growth per second of the observed host's counters of RDMA traffic, on many NICs
+/// Give the growth per second of the observed host's counters of RDMA traffic. On many NICs, these counters are named
 /// {rx,tx}_vport_rdma_unicast_{bytes,packets}. They count Ethernet frames without FCS. Numbers may end in k, M, G or
 /// T.
 #[derive(Args)]
@@ -35,11 +35,11 @@ pub(crate) struct Explain {
     /// Packets sent per second
     #[arg(long, value_name = "RATE", value_parser = quantity::rate, allow_negative_numbers = true)]
     tx_packets: Option<f64>,
-    /// Take the rates from a capture instead; - is standard input
+    /// Take the rates from a capture instead of numbers; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets"])]
     pcap: Option<PathBuf>,
-    /// Take the rates from a device's counters: its name in doorbell counters, its address, or the number of the
-    /// process that has it open
+    /// Take the rates from the counters of this device, given by its name in `doorbell counters`, its address, or the
+    /// ID of the process that has the device open
     #[arg(
         short,
         long,
@@ -47,7 +47,7 @@ pub(crate) struct Explain {
         conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets", "pcap"]
     )]
     device: Option<String>,
-    /// Of a device: seconds to observe, 0.1 to 3600; also as in 500ms
+    /// With --device: seconds to observe, 0.1 to 3600, or a time with a unit, as in 500ms
     #[arg(
         short,
         long,
@@ -60,13 +60,13 @@ pub(crate) struct Explain {
     /// Sysfs directory with the kernel's devices.
     #[arg(long, hide = true, value_name = "ROOT", requires = "device", default_value = SYSFS)]
     sysfs: PathBuf,
-    /// Of a capture: the observed host
+    /// With --pcap: address of the observed host
     #[arg(long, value_name = "ADDRESS", requires = "pcap")]
     host: Option<IpAddr>,
-    /// Of a capture: the UDP port of RoCE v2
+    /// With --pcap: UDP port of RoCE v2
     #[arg(long, value_name = "PORT", requires = "pcap", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
     udp_port: u16,
-    /// Path MTU, if known: excludes explanations
+    /// Path MTU, if known; excludes explanations with another path MTU
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
     /// The traffic is IPv6
@@ -75,7 +75,7 @@ pub(crate) struct Explain {
     /// Frames have a VLAN tag
     #[arg(long)]
     vlan: bool,
-    /// Also show the used share of a full-duplex link of this rate in bit/s, as 100G
+    /// Also show the used share of a full-duplex link of this rate in bit/s, as in 100G
     #[arg(long, value_name = "RATE", value_parser = quantity::link)]
     link: Option<f64>,
     /// Tolerance of a packet's mean length, in percent
@@ -89,7 +89,8 @@ pub(crate) struct Explain {
     json: bool,
 }
 
-/// Explanations that are less plausible than the best by more than this are shown only with -v.
+/// Maximum distance in plausibility from the best explanation. Explanations beyond this distance are shown only with
+/// -v.
 const FAR_LESS_PLAUSIBLE: f64 = 2.0;
 
 pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
@@ -105,7 +106,7 @@ pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
     }
     let Some(path) = &arguments.pcap else {
         let rates = given(arguments)?;
-        // Invalid numbers on the command line are wrong usage.
+        // The numbers are from the command line, so an error about them is wrong usage.
         let answer = explain(&rates, &hints).map_err(|error| Usage(error.to_string()))?;
         return print(&answer, arguments);
     };
@@ -145,7 +146,7 @@ fn counted(device: &str, arguments: &Explain) -> Result<Rates, Failure> {
     let [Some(rx_bytes), Some(rx_packets), Some(tx_bytes), Some(tx_packets)] = all.map(|(_, rate)| rate) else {
         let absent: Vec<_> = all.iter().filter(|(_, rate)| rate.is_none()).map(|(name, _)| *name).collect();
         let why = match traffic.remarks.as_slice() {
-            [] => "it does not count them".to_owned(),
+            [] => "the device does not count them".to_owned(),
             remarks => remarks.join("; "),
         };
         return Err(format!("{} has no rate of {}: {why}", traffic.device, absent.join(", ")).into());
@@ -179,7 +180,7 @@ fn given(arguments: &Explain) -> Result<Rates, Usage> {
     }
 }
 
-/// Returns the observed host: the named one, or one that takes part in all packets.
+/// Returns the observed host: the host of --host, or else the host that sends or receives all packets.
 fn observed(summary: &Summary, named: Option<IpAddr>) -> Result<HostTotals, String> {
     let addresses = || {
         let shown: Vec<_> = summary.hosts.iter().take(8).map(|host| host.address.to_string()).collect();
@@ -190,17 +191,19 @@ fn observed(summary: &Summary, named: Option<IpAddr>) -> Result<HostTotals, Stri
     }
     if let Some(address) = named {
         let found = summary.hosts.iter().find(|host| host.address == address);
-        return found.copied().ok_or_else(|| format!("{address} (--host) takes no part; there are {}", addresses()));
+        return found
+            .copied()
+            .ok_or_else(|| format!("--host {address} has no packets, must be one of {}", addresses()));
     }
     let all = summary.packets - summary.other_conversations_packets;
     let everywhere = summary.hosts.iter().filter(|host| host.rx_packets + host.tx_packets >= all);
     everywhere
         .min_by_key(|host| host.address)
         .copied()
-        .ok_or_else(|| format!("no host takes part in everything; choose one by --host: {}", addresses()))
+        .ok_or_else(|| format!("no host has a part in all packets: choose a host with --host: {}", addresses()))
 }
 
-/// Prints the answer for rates of any source.
+/// Prints the explanations, whatever the source of the rates is.
 fn print(answer: &Answer, arguments: &Explain) -> Result<ExitCode, Failure> {
     if arguments.json {
         line(serde_json::to_string(answer)?)?;

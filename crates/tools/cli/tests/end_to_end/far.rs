@@ -140,7 +140,7 @@ fn invalid_far_arguments_are_rejected() {
         ),
         (
             "far verify -d doorbell0 --strategy steered --kill-box --through 127.0.0.1:9 --node-at 127.0.0.1:0",
-            "--kill-box is for a middlebox that is started here: drop --kill-box or --through",
+            "--kill-box is for a middlebox started here: drop --kill-box or --through",
         ),
         (
             "far run -d doorbell0 --strategy steered,steered-write --through 127.0.0.1:9 --node-at 127.0.0.1:0",

@@ -415,10 +415,10 @@ fn perftest_gets_the_boxs_queue_pairs_in_place_of_its_own() {
 
     let [_client, server] = perftest(&servers, &address, [b"3\0", b"3\0"]);
     (&server).write_all(&of_server).expect("it is open");
-    running.wait_for("perftest's server names a queue pair when it is not its turn");
+    running.wait_for("perftest's server names a queue pair out of turn");
     let [client, _server] = perftest(&servers, &address, [b"9\0", b"3\0"]);
     (&client).write_all(&of_client).expect("it is open");
-    running.wait_for("perftest does not say which path MTU it uses");
+    running.wait_for("perftest does not send its path MTU");
     let [client, _server] = perftest(&servers, &address, [b"3\0", b"3\0"]);
     (&client).write_all(&line(1, 0, 0, host)).expect("it is open");
     running.wait_for("which is none that the box");
