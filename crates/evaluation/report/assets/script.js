@@ -42,7 +42,7 @@
     for (let k = Math.ceil(least / step - 1e-9); k * step <= most * (1 + 1e-9); k++) ticks.push(k * step);
     return ticks;
   };
-  // Ticks of a logarithmic axis: powers of ten, with 2 and 5 where there are few.
+  // Ticks of a logarithmic axis: powers of ten, and 2 and 5 times these powers if the axis has few of them.
   const decades = (least, most) => {
     const span = Math.log10(most / least);
     const factors = span > 3 ? [1] : span > 1.5 ? [1, 3] : [1, 2, 5];
@@ -136,7 +136,7 @@
       const canLog = ys.every((y) => y > 0);
       const isLog = log && canLog;
       const limits = (data.limits ?? []).filter((limit) => limit.quantity === quantity);
-      // On a linear scale, a line far above all curves would flatten them.
+      // On a linear scale, omit a limit far above all curves, which would flatten the curves.
       ys.push(...limits.map((limit) => limit.value).filter((value) => isLog || value <= 4 * Math.max(...ys)));
       scale.hidden = !canLog;
       scale.textContent = isLog ? "linear scale" : "logarithmic scale";
@@ -204,7 +204,7 @@
       svg.append(guide);
       stage.replaceChildren(svg);
 
-      // The points at the position nearest to the pointer, or chosen with arrow keys.
+      // Show the points at the position that is nearest to the pointer or chosen with arrow keys.
       let chosen = -1;
       const choose = (index) => {
         chosen = Math.min(Math.max(index, 0), xs.length - 1);
@@ -268,7 +268,7 @@
       const rows = [...table.tBodies[0].rows].map((row) => [key(row, column), row]);
       rows.sort(([a], [b]) => {
         if (typeof a === "string" || typeof b === "string") return String(a).localeCompare(String(b), "en", { numeric: true }) * (down ? -1 : 1);
-        // Missing values stay last.
+        // Sort missing values last in both directions.
         if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
         return a === b ? 0 : (a < b ? -1 : 1) * (down ? -1 : 1);
       });

@@ -25,7 +25,7 @@ pub(crate) enum Change {
     Less,
     /// The figures of the runs overlap.
     Within,
-    /// A run has only one repetition, so the probability of chance is unknown.
+    /// A run has only one repetition of the point, so the spread of the figures is unknown.
     Unknown,
     /// The runs measured the point with different parameters.
     Other,
@@ -49,27 +49,28 @@ struct Compared<'a> {
     quantity: Quantity,
     before: Spread,
     after: Spread,
-    /// Median of the second run divided by the median of the first, with the range that repetitions allow.
+    /// Median of the second run divided by the median of the first. The spread is the range of the ratio over all pairs
+    /// of repetitions.
     ratio: Option<Spread>,
     change: Change,
-    /// Probability that the figures of two equal runs lie apart like this.
+    /// Probability that all figures of a run are greater, or all are less, than those of an equal run.
     chance: f64,
 }
 
-/// Changes in an experiment, counted in its main quantity.
+/// Changes in the main quantity of an experiment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Changed {
     /// The experiment.
     pub experiment: String,
     /// The quantity's name.
     pub quantity: &'static str,
-    /// Points that both runs have.
+    /// Number of points that both runs have.
     pub points: usize,
-    /// Points at which the second run has more than every repetition of the first.
+    /// Number of points at which every figure of the second run is greater than every figure of the first.
     pub more: usize,
-    /// Points at which the second run has less.
+    /// Number of points at which every figure of the second run is less than every figure of the first.
     pub less: usize,
-    /// Expected number of points that lie apart by chance if the runs are equal.
+    /// Number of points expected in `more` and `less` by chance if the runs are equal.
     pub by_chance: f64,
     /// Geometric mean of the ratios of medians, second run over first.
     pub ratio: Option<f64>,
@@ -77,7 +78,7 @@ pub struct Changed {
     pub less_is_better: bool,
 }
 
-/// Returns the pair if there are two runs and both were measured or both simulated.
+/// Returns the pair if there are exactly two runs, and both runs were measured or both were simulated.
 pub(crate) fn pair(runs: &[Run]) -> Option<Pair<'_>> {
     match runs {
         [before, after] if before.testbed().is_some() == after.testbed().is_some() => Some(Pair { before, after }),
@@ -85,7 +86,7 @@ pub(crate) fn pair(runs: &[Run]) -> Option<Pair<'_>> {
     }
 }
 
-/// Returns whether both measure the same thing. They may differ in duration and in memory.
+/// Returns whether both parameters describe the same measurement. They may differ in duration and in memory limit.
 fn are_alike(one: &Parameters, other: &Parameters) -> bool {
     let alike = |parameters: &Parameters| Parameters { extent: one.extent, memory_bytes: 0, ..parameters.clone() };
     alike(one) == alike(other)

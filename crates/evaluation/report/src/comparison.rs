@@ -1,4 +1,4 @@
-//! Protocols at a glance: figures of each protocol at the sizes at which all are measured.
+//! Protocols at a glance: figures of each protocol at the sizes at which all protocols are measured.
 
 use doorbell_study::experiment::{COMPARED_SIZES, Experiment, PointRecord, Quantity, View};
 use doorbell_study::layout::Layout;
@@ -40,7 +40,8 @@ pub(crate) fn experiments() -> [Experiment; 2] {
     ]
 }
 
-/// Returns the experiment and the curve of the comparison that a record of a single protocol belongs to, if any.
+/// Returns the experiment and the curve of the comparison to which a record of a single protocol belongs. Returns
+/// `None` if the comparison does not use the record.
 pub(crate) fn name(record: &PointRecord) -> Option<(String, String)> {
     let (family, what) = record.experiment.split_once('/')?;
     let variant = match what {
@@ -55,7 +56,8 @@ pub(crate) fn name(record: &PointRecord) -> Option<(String, String)> {
     is_compared.then(|| (format!("all/{what}"), series))
 }
 
-/// Returns the runs with the records of the comparison. These are the records of the single protocols, renamed.
+/// Returns the runs with the records of the comparison: records of single protocols with other names of the experiment
+/// and the curve.
 pub(crate) fn runs(runs: &[Run]) -> Vec<Run> {
     let compared = |record: &PointRecord| {
         let (experiment, series) = name(record)?;
@@ -116,7 +118,7 @@ fn rows<'a>(runs: &'a [Run]) -> Vec<Row<'a>> {
     rows
 }
 
-/// Renders the table of all protocols. It is empty if neither latency nor bandwidth was measured at these sizes.
+/// Renders the table of all protocols. The result is empty if neither latency nor bandwidth was measured at these sizes.
 pub(crate) fn table(runs: &[Run]) -> Markup {
     let rows = rows(runs);
     if rows.is_empty() {

@@ -1,8 +1,8 @@
 //! Published sentences as curves.
 //!
-//! A sentence with an absolute number ("about 0.2 us per KB") is drawn at the published values. A sentence that only
-//! compares ("the rate grows linearly up to 32, then it is flat") is drawn through the first point of the matching
-//! curve of the run. A sentence with neither is not drawn.
+//! A sentence with an absolute number ("about 0.2 us per KB") is drawn at the published values. A sentence that states
+//! only a form ("the rate grows linearly up to 32, then it is flat") is drawn through the first point of the matching
+//! curve of the run. A sentence without a number and without a form is not drawn.
 
 use doorbell_published::{Shape, Testbed};
 use doorbell_study::experiment::{Quantity, View};
@@ -14,7 +14,7 @@ pub(crate) struct Curve {
     /// Name in the legend.
     pub(crate) name: String,
     pub(crate) quantity: Quantity,
-    /// Position on the axis, and value in the quantity's unit.
+    /// Points: position on the axis, and value in the quantity's unit.
     pub(crate) points: Vec<(f64, f64)>,
 }
 
@@ -22,11 +22,11 @@ pub(crate) struct Curve {
 enum Form {
     /// Values at positions.
     Absolute(Quantity, Vec<(f64, f64)>),
-    /// Function of which the run's curve of this name is a multiple, from this position on.
+    /// Function that is proportional to the run's curve with this name. The curve is drawn from this position on.
     Like(Quantity, &'static str, f64, Box<dyn Fn(f64) -> f64>),
 }
 
-/// Returns the positions of a sweep that doubles.
+/// Returns the positions of a sweep in which each position is twice the one before, and the last one is `most`.
 fn doubling(least: f64, most: f64) -> impl Iterator<Item = f64> {
     let double = move |place: &f64| (*place < most).then(|| (2.0 * place).min(most));
     std::iter::successors(Some(least), double)
@@ -40,8 +40,9 @@ fn like(quantity: Quantity, series: &'static str, of: impl Fn(f64) -> f64 + 'sta
     Form::Like(quantity, series, 0.0, Box::new(of))
 }
 
-/// Sizes of the published sweeps, and their numbers of threads or senders.
+/// Minimum and maximum message size of the published sweeps, in bytes.
 const SIZES: (f64, f64) = (16.0, 8192.0);
+/// Minimum and maximum number of threads or senders in the published sweeps.
 const THREADS: (f64, f64) = (1.0, 32.0);
 
 fn form(testbed: &Testbed, shape: &Shape) -> Option<Form> {
@@ -96,7 +97,7 @@ fn form(testbed: &Testbed, shape: &Shape) -> Option<Form> {
     })
 }
 
-/// Returns a sentence as a curve of this experiment's plot, next to the runs.
+/// Returns the curve of a published sentence for the plot of its experiment, which also has the curves of the runs.
 pub(crate) fn curve(testbed: &Testbed, shape: &Shape, runs: &[Run]) -> Option<Curve> {
     curve_beside(testbed, shape, |series, quantity, from| {
         let own = |run: &Run| {
@@ -108,8 +109,8 @@ pub(crate) fn curve(testbed: &Testbed, shape: &Shape, runs: &[Run]) -> Option<Cu
     })
 }
 
-/// Returns a sentence as a curve. `own` returns the legend's name and the points of the run's curve with a given
-/// name, from a position on.
+/// Returns the curve of a published sentence. `own` returns the curve of a run with this series name, for this quantity
+/// and from this position on: its name in the legend, and its points.
 pub(crate) fn curve_beside(
     testbed: &Testbed,
     shape: &Shape,

@@ -1,8 +1,8 @@
-//! Performance model, fitted to the records over which it is drawn.
+//! Performance model, fitted to the records of a run and drawn over their points.
 //!
-//! Only every fourth point is fitted, so the line over the other three is a prediction. The error of that prediction
-//! shows how good the model is. Fits use the best repetition of a point: other programs can only slow one down.
-//! Points that the model cannot tell apart count as one load, represented by the fastest.
+//! The model is fitted to every fourth point, so its line at the other points is a prediction. The error of this
+//! prediction shows how good the model is. Fits use the best repetition of a point, because other programs can only
+//! slow a repetition down. Points that the model cannot tell apart count as one load, with the figure of the fastest.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,12 +16,12 @@ use doorbell_study::experiment::{PointRecord, Quantity};
 
 use crate::{Account, Errors, Intervention, Model, Parameter, Prediction, Run, comparison};
 
-/// One of this number of points is fitted.
+/// The model is fitted to one of each `EVERY` points.
 const EVERY: usize = 4;
-/// Maximum number of points in a fit: the time of a fit grows with them.
+/// Maximum number of points in a fit. The time of a fit grows with this number.
 const MOST_FITTED: usize = 500;
 
-/// Minimum relative difference of throughput that counts as a change.
+/// Minimum relative change of the throughput that counts as an effect of a doubled parameter.
 const CHANGES: f64 = 0.1;
 
 /// Models of the runs that could be fitted.
@@ -74,7 +74,7 @@ impl Model for Fitted {
         match self.runs.get(&run.name) {
             Some(Ok(of_run)) => Ok(&of_run.account),
             Some(Err(why)) => Err(why),
-            None => Err("it is another run"),
+            None => Err("the model was not fitted to this run"),
         }
     }
 }
@@ -109,11 +109,11 @@ impl OfRun {
                 continue;
             }
             loads.insert(place(record), one.load);
-            // The comparison of protocols has the same point under another name.
+            // The comparison of protocols has the same point, with other names of the experiment and the curve.
             if let Some((experiment, series)) = comparison::name(record) {
                 loads.insert((experiment, series, record.x.to_bits()), one.load);
             }
-            // The same load may be a point of several experiments: it counts once.
+            // A load that is a point of several experiments counts once.
             match best.iter_mut().find(|other| other.load == one.load && is_same_kind(other, &one)) {
                 Some(other) if time_ns(other) <= time_ns(&one) => {}
                 Some(other) => *other = one,
@@ -123,7 +123,8 @@ impl OfRun {
         let base = Parameters::starting_point(rnic.unwrap_or(RnicKind::Software));
         let every = best.len().div_ceil(MOST_FITTED).max(EVERY);
         let (chosen, others): (Vec<_>, Vec<_>) =
-            // The phase shifts by one in each group, since curves often have four points.
+            // Choose another position in each group of `every` points. Otherwise, curves of four points would all be
+            // fitted at the same position.
             best.iter().cloned().enumerate().partition(|(index, _)| (index + index / every).is_multiple_of(every));
         let plain = |numbered: Vec<(usize, Observation)>| numbered.into_iter().map(|(_, one)| one).collect::<Vec<_>>();
         let (chosen, others) = (plain(chosen), plain(others));
@@ -156,7 +157,7 @@ pub fn observed(name: &str, record: &PointRecord) -> Result<Observed, RecordErro
     observations(name, &serde_json::to_string(record).map_err(malformed)?)
 }
 
-/// Returns the observation of the best repetition of a point, or the reason why there is none.
+/// Returns the observation from the best repetition of a point, or the reason why the point has no observation.
 fn best_observed(record: &PointRecord) -> Result<(RnicKind, Observation), String> {
     let observed = observed("", record).map_err(|error| error.to_string())?;
     let reason = observed.left_out.first().and_then(|why| why.split_once("left out: ")).map(|(_, why)| why);
@@ -164,7 +165,7 @@ fn best_observed(record: &PointRecord) -> Result<(RnicKind, Observation), String
     match best {
         // Times above a minute or below a picosecond are impossible. With such a time, a fit would reject all other
         // points too.
-        Some(one) if !(1e-3..=6e10).contains(&time_ns(&one)) => Err("no machine measures such a figure".to_owned()),
+        Some(one) if !(1e-3..=6e10).contains(&time_ns(&one)) => Err("the figure is impossible".to_owned()),
         Some(one) => Ok((observed.rnic, one)),
         None => Err(reason.unwrap_or("there is no repetition").to_owned()),
     }
@@ -190,10 +191,10 @@ fn parameters(fitted: &Fit) -> Vec<Parameter> {
     .collect()
 }
 
-/// Returns the effect of each doubling of a window or a batch of which both sides were measured, next to the effect
-/// that the model predicts.
+/// Returns the measured and the predicted effect of each doubling of a window or a batch. Both the smaller and the
+/// doubled value must have been measured.
 fn interventions(parameters: &Parameters, observations: &[Observation]) -> Vec<Intervention> {
-    // Receive buffers grow with the window: their growth is part of the change.
+    // Ignore the depth: the number of receive buffers grows with the window, so its growth is a part of the change.
     let apart = |workload: &Workload| Workload { window: 1, batch: 1, depth: 1, ..*workload };
     let mut found = Vec::new();
     let messages = |one: &Observation| match one.load {

@@ -26,7 +26,7 @@ pub(crate) fn with_unit(value: f64, unit: &str) -> String {
     if unit.is_empty() { number(value) } else { format!("{} {unit}", number(value)) }
 }
 
-/// Formats a size in bytes, in the largest unit of which it is a multiple.
+/// Formats a size in bytes. The unit is the largest one of which the size is a multiple.
 pub(crate) fn bytes(value: f64) -> String {
     for (unit, size) in [("MiB", f64::from(1 << 20)), ("KiB", 1024.0)] {
         if value >= size && (value / size).fract() == 0.0 {

@@ -42,7 +42,7 @@ use doorbell_study::layout::Layout;
 /// Records of a study.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Name that tells the run from others on the page.
+    /// Name of the run on the page, which must differ from the names of the other runs.
     pub name: String,
     /// The records.
     pub records: Vec<PointRecord>,
@@ -80,7 +80,8 @@ pub struct Prediction {
     pub bottleneck: String,
 }
 
-/// Predictor of points. The page draws predictions as a line over the measurements and lists them in the tables.
+/// Predictor of points. The page draws the predictions as a line over the measurements, and lists the predictions in
+/// the tables.
 pub trait Model {
     /// Returns the prediction of this quantity at this point, or `None` if the model does not cover such points.
     fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction>;
@@ -89,7 +90,7 @@ pub trait Model {
     ///
     /// # Errors
     ///
-    /// The model was not fitted to this run, or could not be. The text states the reason.
+    /// The model was not fitted to this run, or the fit failed. The text states the reason.
     fn account(&self, run: &Run) -> Result<&Account, &str>;
 }
 
@@ -143,7 +144,7 @@ pub struct Intervention {
     pub measured: f64,
     /// Ratio by the model.
     pub predicted: f64,
-    /// Whether both say that the change helps, or both say that it does not.
+    /// Whether measurement and model agree that the doubling helps, or agree that the doubling does not help.
     pub agrees: bool,
 }
 
@@ -158,7 +159,7 @@ pub struct Found {
     pub verdict: Verdict,
 }
 
-/// Returns the verdicts of all runs on the experiments of which they have points.
+/// Returns the verdicts of each run on the experiments of which the run has points.
 pub fn verdicts(runs: &[Run]) -> Vec<Found> {
     let mut found = Vec::new();
     for experiment in &experiment::all(Effort::Usual) {
@@ -179,8 +180,8 @@ fn verdicts_of<'a>(run: &'a Run, experiment: &'a Experiment) -> impl Iterator<It
     })
 }
 
-/// Returns the changes between two runs in each experiment of which both have points. The result is empty unless
-/// there are exactly two runs, both measured or both simulated.
+/// Returns the changes between two runs in each experiment of which both runs have points. The result is empty unless
+/// there are exactly two runs, and both runs were measured or both were simulated.
 pub fn changes(runs: &[Run]) -> Vec<Changed> {
     let pair = changes::pair(runs);
     pair.into_iter().flat_map(|pair| experiments(runs).into_iter().filter_map(move |it| pair.changed(&it))).collect()
@@ -188,13 +189,15 @@ pub fn changes(runs: &[Run]) -> Vec<Changed> {
 
 /// Renders the report of these runs as one HTML document. With two runs, the report lists the changes between them.
 ///
-/// With a testbed, the report also shows the published figures. Numbers become points of the plots, and sentences
-/// become curves if they describe one. Each experiment lists all of them.
+/// With a testbed, the report also shows the published figures. Published numbers become points of the plots. A
+/// published sentence becomes a curve if it describes one. The section of each experiment lists all numbers and
+/// sentences.
 pub fn html(runs: &[Run], model: Option<&dyn Model>, published: Option<&Testbed>) -> String {
     page::page(runs, model, published)
 }
 
-/// Returns the experiments of which the runs have points: known ones in the order of the table, then others by name.
+/// Returns the experiments of which the runs have points. Known experiments come first, in the order of their table,
+/// and unknown experiments follow by name.
 fn experiments(runs: &[Run]) -> Vec<Experiment> {
     let is_there = |name: &str| runs.iter().any(|run| View::new(&run.records).of(name).next().is_some());
     let mut all = experiment::all(Effort::Usual);

@@ -92,7 +92,7 @@ fn strays_from_its_link(record: &PointRecord) -> bool {
     record.carried().by().is_some_and(|by| by != own)
 }
 
-/// Renders the explanation of the mark in the table.
+/// Renders the explanation of the dagger in the table, with all points that have a dagger.
 fn strays(rows: &[Compared<'_>]) -> Markup {
     let all = rows.iter().flat_map(|row| row.points.iter().flatten().flatten());
     let found: Vec<String> = all

@@ -13,7 +13,7 @@ use crate::{
 const STYLE: &str = include_str!("../assets/style.css");
 pub(crate) const SCRIPT: &str = include_str!("../assets/script.js");
 
-/// Content security policy: the page loads nothing, even if the escaping of a record has a defect.
+/// Content security policy of the page. It forbids to load anything, even if a record could break out of its escaping.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; \
                       form-action 'none'";
 
@@ -68,7 +68,7 @@ pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&T
         }
         "\n"
     };
-    // HTML allows no other control characters, but records may hold any.
+    // HTML allows no control characters except newlines, but records may contain all of them.
     page.into_string().replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
@@ -76,7 +76,7 @@ fn names(runs: &[Run]) -> String {
     runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the name of a run as a prefix if the page shows several runs.
+/// Returns the name of a run as a prefix if the page shows several runs, else an empty text.
 fn prefix(runs: &[Run], name: &str) -> String {
     if runs.len() > 1 { format!("{name}: ") } else { String::new() }
 }
@@ -139,7 +139,7 @@ fn class(outcome: Finding) -> &'static str {
     }
 }
 
-/// Returns a mark that tells verdicts apart without colour.
+/// Returns the mark of a verdict, by which readers who see no colours tell verdicts apart.
 fn mark(outcome: Finding) -> &'static str {
     match outcome {
         Finding::Holds => "\u{2713}",
@@ -210,7 +210,7 @@ pub(crate) fn list(runs: &[Run], verdicts: &[Found]) -> Markup {
     }
 }
 
-/// Returns a name as part of an address: letters, digits and dashes.
+/// Returns the anchor of a name for links within the page. The anchor has only letters, digits and dashes.
 pub(crate) fn anchor(name: &str) -> String {
     let plain = name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
     std::iter::once('x').chain(std::iter::once('-')).chain(plain).collect()
@@ -264,8 +264,8 @@ fn simulated<'a>(runs: &'a [Run], experiment: &Experiment) -> impl Iterator<Item
     testbeds.into_iter()
 }
 
-/// Returns JSON as the text of a `script` element, in which HTML does not unescape anything. The text can neither end
-/// the element nor begin a comment.
+/// Returns JSON as the text of a `script` element. HTML does not unescape this text, so `<`, `>` and `&` are escaped as
+/// in JSON, and the text can neither end the element nor begin a comment.
 pub(crate) fn in_script(value: &serde_json::Value) -> PreEscaped<String> {
     let text = value.to_string();
     PreEscaped(text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"))

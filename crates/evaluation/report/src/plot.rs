@@ -27,7 +27,7 @@ pub(crate) fn data(
             let mut of_it: Vec<&PointRecord> = records.iter().copied().filter(|record| record.series == name).collect();
             of_it.sort_by(|a, b| a.x.total_cmp(&b.x));
             let points: Vec<Value> = of_it.iter().map(|record| point(run, record, experiment, model)).collect();
-            // A protocol has one colour. Each link has its own line style, as if it were a run.
+            // Curves of one protocol share a colour. Each link has its own line style, as if the link were a run.
             let (name, index) = match of_it.first().and_then(|record| subject_and_link(record)) {
                 Some((subject, link)) => (subject, Link::ALL.len() * index + usize::from(link != Link::ALL[0])),
                 None if by_link => (name, Link::ALL.len() * index),
@@ -67,13 +67,13 @@ pub(crate) fn data(
     })
 }
 
-/// Returns horizontal lines at the line rate of each run's link, if all of its hosts report one. The lines belong to
-/// the quantity that the link limits.
+/// Returns horizontal lines at the line rate of each run's link, if all hosts of the run report a line rate. The lines
+/// belong to the plot of throughput, which the link limits.
 fn limits(runs: &[Run], experiment: &Experiment) -> Vec<Value> {
     let Some(quantity) = experiment.quantities.iter().position(|quantity| *quantity == Quantity::Throughput) else {
         return Vec::new();
     };
-    // Several links at a time carry more than one link.
+    // With several links at a time, the throughput may exceed the line rate of one link: name the line so.
     let of_one = match experiment.layout {
         Layout::Pairs | Layout::AllToAll => " of one link",
         _ => "",
@@ -89,7 +89,8 @@ fn limits(runs: &[Run], experiment: &Experiment) -> Vec<Value> {
     rates.iter().take(if are_one { 1 } else { rates.len() }).map(line).collect()
 }
 
-/// Returns the names of an experiment's curves in the order of its table, followed by unknown ones by name.
+/// Returns the names of an experiment's curves in the order of the experiment's points, followed by the names of
+/// unknown curves in alphabetical order.
 fn curves<'a>(experiment: &Experiment, records: &[&'a PointRecord]) -> Vec<&'a str> {
     let place = |name: &str| experiment.points.iter().position(|point| point.series == name).unwrap_or(usize::MAX);
     let mut names: Vec<&str> = records.iter().map(|record| record.series.as_str()).collect();

@@ -1,4 +1,4 @@
-//! Published figures next to those of the runs.
+//! Published figures next to the figures of the runs.
 
 use doorbell_published::{Amount, Configuration, Quantity as Published, Row, Shape, Testbed, Unit};
 use doorbell_study::experiment::{Experiment, Quantity};
@@ -9,12 +9,13 @@ use crate::Run;
 use crate::curves::{self, Curve};
 use crate::table::{heading, text, value};
 
-/// Returns the name of a testbed among the names of runs.
+/// Returns the name of the published testbed, which the page lists like a run.
 pub(crate) fn name(testbed: &Testbed) -> String {
     format!("{} (published)", testbed.name)
 }
 
-/// Returns the quantity of a published number and its value in that quantity's unit, or `None` if no plot shows it.
+/// Returns the quantity of a published number, and the number in the unit of that quantity. Returns `None` if no plot
+/// shows the quantity.
 pub(crate) fn drawn(row: &Row) -> Option<(Quantity, f64)> {
     let (quantity, unit) = match row.quantity {
         Published::Latency => (Quantity::MedianLatency, Unit::Us),
@@ -29,7 +30,8 @@ pub(crate) fn drawn(row: &Row) -> Option<(Quantity, f64)> {
     Some((quantity, row.value.in_unit(unit)?))
 }
 
-/// Returns the position of a published configuration on an experiment's axis, given by the axis' name.
+/// Returns the position of a published configuration on the axis of an experiment. The name of the axis determines the
+/// parameter.
 fn place(experiment: &Experiment, configuration: &Configuration) -> Option<f64> {
     let one = |amount: Option<Amount>| match amount {
         Some(Amount::Is(number)) => Some(number),
@@ -37,7 +39,7 @@ fn place(experiment: &Experiment, configuration: &Configuration) -> Option<f64> 
     };
     match experiment.sweep {
         "message size, B" | "payload per post, B" => one(configuration.bytes),
-        // Frames are padded: the longest payload of a range represents the range.
+        // Short frames are padded to one length. For a range of payloads, take the longest one.
         "payload, B" => configuration.bytes?.most(),
         "messages per post" => one(configuration.batch),
         "completions per poll at most" => one(configuration.poll_list),
@@ -62,8 +64,8 @@ fn shapes<'a>(testbed: &'a Testbed, experiment: &'a Experiment) -> impl Iterator
     testbed.shapes.iter().filter(|shape| shape.experiment == experiment.name)
 }
 
-/// Returns the published curves of an experiment's plot. Numbers are curves of one point each, sentences are curves.
-/// All belong to a run with the index after the last of `runs`.
+/// Returns the published curves of an experiment's plot: a curve of one point for each number, and the curve of each
+/// sentence that has one. All curves belong to an additional run with the index after the last of `runs`.
 pub(crate) fn series(testbed: &Testbed, experiment: &Experiment, runs: &[Run]) -> Vec<Value> {
     let point = |quantity: Quantity, (x, value): (f64, f64)| {
         let of = |of: &Quantity| match *of == quantity {

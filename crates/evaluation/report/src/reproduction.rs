@@ -28,7 +28,7 @@ pub struct Reproduction<'a> {
     pub rows: Vec<&'a Checked<'a>>,
     /// The checked sentences.
     pub shapes: Vec<&'a CheckedShape<'a>>,
-    /// The simulated results by which rows and shapes were judged, each with the experiment that needed it.
+    /// Simulated results by which rows and shapes were judged, each with the experiment for which it was simulated.
     pub answers: Vec<(&'a str, Answer)>,
 }
 
@@ -44,7 +44,7 @@ fn place_of(quantity: Quantity) -> Option<usize> {
     }
 }
 
-/// Returns the axis along which an experiment was published.
+/// Returns the parameter along which the figures of an experiment were published.
 fn axis(experiment: &str) -> Option<&'static str> {
     match experiment.split_once('/')?.1 {
         "latency" | "bandwidth" | "large-or-batch" => Some("size"),
@@ -90,7 +90,7 @@ impl Reproduction<'_> {
             .collect()
     }
 
-    /// Returns the simulated results of an experiment as a sweep over all parameters that differ.
+    /// Returns the simulated results of an experiment as a sweep over all parameters whose values differ.
     fn sweep(&self, experiment: &str) -> Sweep {
         let own = self.answers.iter().filter(|(of, _)| *of == experiment).map(|(_, answer)| answer);
         let mut own: Vec<&Answer> = own.collect();
@@ -213,8 +213,9 @@ impl Reproduction<'_> {
     }
 }
 
-/// Indices of the runs in plots.
+/// Index of the run with simulated figures in plots.
 const SIMULATED: usize = 0;
+/// Index of the run with published figures in plots.
 const PUBLISHED: usize = 1;
 
 fn row(checked: &Checked<'_>) -> Markup {
@@ -321,7 +322,7 @@ pub fn reproduction_html(all: &[Reproduction<'_>]) -> String {
         }
         "\n"
     };
-    // HTML allows no other control characters, but names may hold any.
+    // HTML allows no control characters except newlines, but names may contain all of them.
     page.into_string().replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
@@ -332,7 +333,7 @@ mod tests {
 
     use super::*;
 
-    /// Builds a reproduction with the analytic model in place of the simulator.
+    /// Calls `body` with a reproduction that has results of the analytic model in place of the simulator.
     fn predicted(body: impl FnOnce(&Reproduction<'_>)) {
         let published = doorbell_published::testbed("t1").expect("a testbed");
         let parameters = Parameters::t1();
@@ -380,12 +381,12 @@ mod tests {
             let (simulated, published) = (run(SIMULATED), run(PUBLISHED));
             let names: Vec<_> = published.iter().map(|series| series["name"].as_str().expect("a name")).collect();
             assert_eq!(names, ["send-receive/base-latency", "send-receive/latency-is-a-line (shape)"]);
-            // The published number is a point at 16 B, in microseconds. The simulated curve has a point there too.
+            // The published number is a point at 16 B, in microseconds. The simulated curve has a point at 16 B too.
             assert_eq!(published[0]["points"][0]["x"], 16.0);
             assert_eq!(published[0]["points"][0]["y"][2]["median"], 2.0);
             assert!(simulated.iter().any(|series| series["points"][0]["x"] == 16.0), "{simulated:?}");
 
-            // The axis is threads, although more sizes than numbers of threads were simulated.
+            // The axis is the number of senders, although more sizes than numbers of senders were simulated.
             let experiment = "send-receive/n-to-1-srq";
             let data = reproduction.plot(experiment, &reproduction.sweep(experiment)).expect("a plot");
             assert_eq!(data["sweep"], "senders");

@@ -29,8 +29,8 @@ pub(crate) fn summary(run: &Run, experiment: &Experiment) -> Option<String> {
     Some(text)
 }
 
-/// Returns a sentence on the link that carried the packets. If points have links of their own, their table lists
-/// them.
+/// Returns a sentence on the link that carried the packets. Returns `None` if points have links of their own, since the
+/// table lists these links.
 fn carried(records: &[&PointRecord]) -> Option<String> {
     if records.iter().any(|record| record.parameters.link.is_some()) {
         return None;

@@ -1,4 +1,4 @@
-//! Comparison of strategies by workload of shared memory: one picture for each run.
+//! Comparison of strategies for shared memory, by workload: one table with coloured cells for each run.
 
 use doorbell_study::experiment::{COMPARING, View};
 use doorbell_study::far::Strategy;
@@ -12,15 +12,15 @@ use crate::format::{NOTHING, number};
 fn varied(run: &Run) -> Vec<(&'static str, Vec<Choice<'_>>)> {
     let view = View::new(&run.records);
     let of = |&(experiment, what): &(&str, &'static str)| {
-        // With a single strategy there is no choice.
+        // Skip workloads that were measured with only one strategy.
         let choices: Vec<_> = choices(view.of(experiment)).into_iter().filter(|it| it.candidates.len() > 1).collect();
         (!choices.is_empty()).then_some((what, choices))
     };
     COMPARING.iter().filter_map(of).collect()
 }
 
-/// Renders the picture: a row for each workload, a column for each strategy. It is empty without workloads of the
-/// store.
+/// Renders the tables, with a row for each workload and a column for each strategy. The result is empty if no run has
+/// workloads of the store.
 pub(crate) fn picture(runs: &[Run]) -> Markup {
     let all: Vec<_> = runs.iter().map(|run| (run, varied(run))).filter(|(_, varied)| !varied.is_empty()).collect();
     html! {
@@ -72,7 +72,7 @@ fn matrix(varied: &[(&'static str, Vec<Choice<'_>>)]) -> Markup {
     }
 }
 
-/// Returns the parameters that are not varied, as text.
+/// Returns a text with the values of the parameters that the experiment does not vary.
 fn rest(what: &str, choice: &Choice<'_>) -> String {
     let workload = &choice.workload;
     let all = [

@@ -16,7 +16,7 @@ pub struct Sweep {
     pub setting: Vec<String>,
     /// Names of the varied parameters.
     pub axes: Vec<String>,
-    /// Names and units of the results. The unit is empty for a number without one.
+    /// Names and units of the results. The unit is empty for a number without a unit.
     pub quantities: Vec<(&'static str, &'static str)>,
     /// The points.
     pub points: Vec<SweepPoint>,
@@ -25,9 +25,9 @@ pub struct Sweep {
 /// A point of a sweep.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SweepPoint {
-    /// Value on each axis, as given.
+    /// Value on each axis, as the user gave it.
     pub values: Vec<String>,
-    /// The same values as numbers with their units, if they are numbers.
+    /// Value on each axis as a number with its unit; `None` if the value is no number.
     pub numbers: Vec<Option<(f64, &'static str)>>,
     /// Results, in the order of `quantities`; `None` if there is no number.
     pub results: Vec<Option<f64>>,
@@ -38,12 +38,12 @@ pub struct SweepPoint {
 /// A curve of a sweep.
 pub(crate) struct SweepCurve {
     pub(crate) name: String,
-    /// Position on the axis, and results in the order of the quantities.
+    /// Points: position on the axis, and results in the order of the quantities.
     pub(crate) points: Vec<(f64, Vec<Option<f64>>)>,
 }
 
 impl SweepCurve {
-    /// Returns the data for the script, as a curve of this run.
+    /// Returns the data of the curve for the script. `run` is the index of the run to which the curve belongs.
     pub(crate) fn series(&self, run: usize) -> Value {
         let one = |result: &Option<f64>| match result {
             Some(value) => json!({ "least": value, "median": value, "most": value, "values": [] }),
@@ -54,7 +54,8 @@ impl SweepCurve {
     }
 }
 
-/// Returns a plot for the script, over an axis with its unit. Each run carries whether it was simulated.
+/// Returns the data of a plot for the script. The axis has a name and a unit. Each run has a name, and whether the run
+/// was simulated.
 pub(crate) fn plot(
     (axis, unit): (&str, &str),
     quantities: &[(&str, &str)],
@@ -73,8 +74,8 @@ pub(crate) fn plot(
 }
 
 impl Sweep {
-    /// Returns the axis of the plots: the preferred one, or the one with the most values among axes whose values are
-    /// all numbers of one unit.
+    /// Returns the index and the unit of the axis of the plots. The values of this axis are numbers with one unit. Among
+    /// such axes, returns the preferred axis, or else the axis with the most values.
     fn along(&self, preferred: Option<&str>) -> Option<(usize, &'static str)> {
         let axis = |index: usize| {
             let numbers: Option<Vec<_>> = self.points.iter().map(|point| *point.numbers.get(index)?).collect();
@@ -87,13 +88,13 @@ impl Sweep {
             is_axis.then_some((values.len(), index, unit))
         };
         let is_preferred = |index: usize| Some(self.axes[index].as_str()) == preferred;
-        // Of axes with equally many values, the first wins.
+        // `max_by_key` returns the last maximum, so reverse the axes: of axes with equally many values, the first wins.
         let axes = (0..self.axes.len()).rev().filter_map(axis);
         let best = axes.max_by_key(|(values, index, _)| (is_preferred(*index), *values));
         best.map(|(_, index, unit)| (index, unit))
     }
 
-    /// Returns the axis of plots, its unit, and one named curve for each combination of values on the other axes.
+    /// Returns the axis of the plots, its unit, and a curve for each combination of values on the other axes.
     pub(crate) fn curves(&self, preferred: Option<&str>) -> Option<(&str, &'static str, Vec<SweepCurve>)> {
         let (along, unit) = self.along(preferred)?;
         let name_of = |point: &SweepPoint| {
@@ -187,7 +188,7 @@ pub fn sweep_html(sweep: &Sweep) -> String {
         }
         "\n"
     };
-    // HTML allows no other control characters, but names may hold any.
+    // HTML allows no control characters except newlines, but names may contain all of them.
     page.into_string().replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 

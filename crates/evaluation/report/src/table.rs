@@ -14,22 +14,22 @@ use maud::{Markup, display, html};
 use crate::format::{NOTHING, date, number, place};
 use crate::{Model, Run};
 
-/// Renders one heading of a table that sorts.
+/// Renders a heading of a sortable table.
 pub(crate) fn heading(text: &str, is_number: bool) -> Markup {
     html! { th scope="col" class=[is_number.then_some("number")] { button type="button" { (text) } } }
 }
 
-/// Renders a cell that sorts by its text.
+/// Renders a cell of a sortable table that is sorted by its text.
 pub(crate) fn text(text: impl Display) -> Markup {
     html! { td { (display(text)) } }
 }
 
-/// Renders a cell that sorts by a number. Cells without a finite number sort last.
+/// Renders a cell of a sortable table that is sorted by a number. Cells without a finite number are sorted last.
 pub(crate) fn value(value: f64, text: impl Display) -> Markup {
     html! { td.number data-value=(key(value)) { (display(text)) } }
 }
 
-/// Returns the key by which the script sorts a cell, or an empty text if there is no number.
+/// Returns the key by which the script sorts a cell, or an empty text if the number is not finite.
 pub(crate) fn key(value: f64) -> String {
     if value.is_finite() { value.to_string() } else { String::new() }
 }
@@ -41,7 +41,7 @@ pub(crate) fn nothing() -> Markup {
 /// Renders all points of an experiment.
 pub(crate) fn points(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>) -> Markup {
     let are_several = runs.len() > 1;
-    // Hardware RNICs and virtual time do not count which link carried packets.
+    // Only software RNICs count which link carried packets. Hardware RNICs and simulations do not.
     let mut records = runs.iter().flat_map(|run| View::new(&run.records).of(&experiment.name));
     let is_counted = records.any(|record| record.carried().by().is_some());
     html! {
@@ -76,7 +76,8 @@ pub(crate) fn points(runs: &[Run], experiment: &Experiment, model: Option<&dyn M
     }
 }
 
-/// Returns a run's points of an experiment, curve by curve, in the order of the experiment's table.
+/// Returns the points of a run in an experiment, sorted by curve and position. The curves have the order of the
+/// experiment's points.
 pub(crate) fn ordered<'a>(run: &'a Run, experiment: &Experiment) -> Vec<&'a PointRecord> {
     let mut records: Vec<&PointRecord> = View::new(&run.records).of(&experiment.name).collect();
     let order = |record: &PointRecord| experiment.points.iter().position(|point| point.series == record.series);
@@ -95,7 +96,7 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
     let sum = |of: fn(&PointResult) -> u64| -> u64 { record.repetitions.iter().map(of).fold(0, u64::saturating_add) };
     let counted = sum(|r| r.counted.client.data_packets.saturating_add(r.counted.server.data_packets));
     let least = sum(|r| r.predicted.client.data_packets.saturating_add(r.predicted.server.data_packets));
-    // One end may send READ requests to the other, with no upper bound.
+    // An end that polls the other end by READ sends any number of requests, so the count has no upper bound.
     let asks = record.repetitions.iter().any(|r| r.predicted.client.asks || r.predicted.server.asks);
     let most = sum(|r| r.predicted.client.data_packets_max.saturating_add(r.predicted.server.data_packets_max));
     let most = if asks { u64::MAX } else { most };
@@ -137,7 +138,7 @@ fn row(run: &Run, record: &PointRecord, experiment: &Experiment, model: Option<&
     }
 }
 
-/// Line of the environment: a name, and a function from a run to its text.
+/// Line of the environment: the name of the line, and a function that returns the text of a run.
 type Row = (&'static str, fn(&Run) -> String);
 
 /// Lines on the environment of a run.
@@ -170,7 +171,8 @@ fn environment() -> [Row; 19] {
     ]
 }
 
-/// Returns the links that carried packets between software RNICs. If points differ, each link has a number of points.
+/// Returns the link that carried packets between software RNICs. If the link differs between points, returns each link
+/// with its number of points.
 fn link(run: &Run) -> String {
     let all = [
         (CarriedBy::SharedMemory, "shared memory"),
@@ -197,7 +199,7 @@ fn extent() -> [Row; 3] {
     ]
 }
 
-/// Returns the lines in which the environments of two runs differ: the name, and the text of each run.
+/// Returns the lines in which the environments of two runs differ, each with its name and the text of each run.
 pub(crate) fn differences(one: &Run, other: &Run) -> Vec<(&'static str, [String; 2])> {
     let lines = environment().map(|(name, line)| (name, [line(one), line(other)]));
     lines.into_iter().filter(|(_, [one, other])| one != other).collect()
@@ -223,7 +225,7 @@ pub(crate) fn environments(runs: &[Run]) -> Markup {
     }
 }
 
-/// Renders the hosts of each run between several: their environment and their counters.
+/// Renders the environment and the counters of each host, for runs on several hosts.
 pub(crate) fn hosts(runs: &[Run]) -> Markup {
     let runs: Vec<(&Run, Vec<HostRow<'_>>)> = runs.iter().map(|run| (run, host_rows(run))).collect();
     let whole = |count: Option<u64>| match count {
@@ -314,19 +316,19 @@ fn host_environment(record: &PointRecord, number: usize) -> Option<&Environment>
     }
 }
 
-/// Returns the CPUs that a host pinned in all points of a run: each different set once.
+/// Returns the sets of CPUs to which a host pinned its threads in the points of a run, each different set once.
 fn host_pins(run: &Run, number: usize) -> String {
     let hosts = run.records.iter().filter_map(|record| host_environment(record, number)).map(pinned).collect();
     distinct(hosts)
 }
 
-/// Counters of one host of a run, over all points in which it took part.
+/// Sums of the counters of a host over all points of a run in which the host took part.
 #[derive(Default)]
 struct HostRow<'a> {
     number: usize,
     environment: Option<&'a Environment>,
     repetitions: usize,
-    /// `None`, here and below, if the count of a repetition is missing.
+    /// Messages sent. This field and the following ones are `None` if a repetition lacks the counter.
     sent: Option<u64>,
     received: Option<u64>,
     cpu_s: Option<f64>,
@@ -357,7 +359,7 @@ fn host_rows(run: &Run) -> Vec<HostRow<'_>> {
     rows.into_values().collect()
 }
 
-/// Renders the CPU time of each host per message, point by point, if several hosts took part.
+/// Renders the CPU time of each host per message, with a row per host and point, if several hosts took part.
 pub(crate) fn cpu_of_hosts(runs: &[Run], experiment: &Experiment) -> Markup {
     let rows: Vec<(&Run, CpuRow<'_>)> =
         runs.iter().flat_map(|run| cpu_rows(run, experiment).into_iter().map(move |row| (run, row))).collect();
@@ -439,12 +441,12 @@ fn about(peer: &Environment) -> String {
     format!("{}: {}, {} CPUs, Linux {}, {}", peer.machine.host, peer.cpu, peer.cpus, peer.kernel, rnic(peer))
 }
 
-/// Returns the different values of a line in the records of a run.
+/// Returns the different texts of a line in the records of a run.
 pub(crate) fn of(run: &Run, line: impl Fn(&Environment) -> String) -> String {
     distinct(run.records.iter().map(|record| line(&record.environment)).collect())
 }
 
-/// Returns the values of a line on all hosts: one value if the hosts agree, else one for each host.
+/// Returns the text of a line if all hosts have the same text, else a text for each host.
 fn of_hosts(run: &Run, line: impl Fn(&Environment) -> String) -> String {
     of(run, |own| {
         let all: Vec<&Environment> = std::iter::once(own).chain(own.others()).collect();
@@ -460,7 +462,8 @@ fn of_hosts(run: &Run, line: impl Fn(&Environment) -> String) -> String {
     })
 }
 
-/// Returns the amount of memory that a process may lock. Records of earlier releases lack the machine, even its name.
+/// Returns the amount of memory that a process may lock. The result is empty for records of earlier releases, which
+/// have no data about the machine.
 fn lockable(environment: &Environment) -> String {
     match environment.machine.memlock_bytes {
         Some(bytes) => format!("{bytes} B"),
@@ -469,7 +472,7 @@ fn lockable(environment: &Environment) -> String {
     }
 }
 
-/// Joins the different values, at most four.
+/// Joins the different texts, but at most four.
 fn distinct(mut all: Vec<String>) -> String {
     all.sort_unstable();
     all.dedup();
