@@ -118,7 +118,8 @@ fn rows<'a>(runs: &'a [Run]) -> Vec<Row<'a>> {
     rows
 }
 
-/// Renders the table of all protocols. The result is empty if neither latency nor bandwidth was measured at these sizes.
+/// Renders the table of all protocols. The result is empty if neither latency nor bandwidth was measured at these
+/// sizes.
 pub(crate) fn table(runs: &[Run]) -> Markup {
     let rows = rows(runs);
     if rows.is_empty() {

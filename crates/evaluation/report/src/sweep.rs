@@ -74,8 +74,8 @@ pub(crate) fn plot(
 }
 
 impl Sweep {
-    /// Returns the index and the unit of the axis of the plots. The values of this axis are numbers with one unit. Among
-    /// such axes, returns the preferred axis, or else the axis with the most values.
+    /// Returns the index and the unit of the axis of the plots. The values of this axis are numbers with one unit.
+    /// Among such axes, returns the preferred axis, or else the axis with the most values.
     fn along(&self, preferred: Option<&str>) -> Option<(usize, &'static str)> {
         let axis = |index: usize| {
             let numbers: Option<Vec<_>> = self.points.iter().map(|point| *point.numbers.get(index)?).collect();

@@ -1,4 +1,4 @@
-//! Pages of regular and irregular records.
+//! Report pages of regular and irregular records.
 
 use doorbell_machine::cpu::CpuTime;
 use doorbell_machine::{Adapter, Machine};
@@ -99,8 +99,8 @@ fn every_point_is_in_a_plot_and_in_a_table() {
     }
 }
 
-/// Each strategy gets its position in the table as millions of operations per second, and the length of its name as
-/// the 99th percentile of puts in microseconds.
+/// The records give each strategy a rate that is its position in `Strategy::ALL`, in millions of operations per second.
+/// The 99th percentile of puts is the length of the strategy's name, in microseconds.
 #[test]
 fn one_picture_says_which_strategy_is_best_for_a_workload() {
     let mut run = run("here");
@@ -114,7 +114,8 @@ fn one_picture_says_which_strategy_is_best_for_a_workload() {
     }
     let page = html(&[run.clone()], None, None);
     let picture = page.split("id=\"strategies\"").nth(1).expect("a picture").split("</table>").next().unwrap();
-    // The strategy steered-write is last in the table, and lock has the shortest name.
+    // `steered-write` is the last strategy and so the fastest one. `lock` has the shortest name and so the shortest
+    // latency.
     assert!(picture.contains("\u{2605} 9.00") && picture.contains("\u{25c6} 4.00 us"), "{picture}");
     let picture = picture.split("<table>").nth(1).unwrap();
     let rows = picture.matches("scope=\"row\"").count() - 1;
@@ -141,7 +142,7 @@ fn published_figures_stand_beside_the_measurements() {
     assert!(drawn.len() >= 6, "{drawn:?}");
     let ceiling = drawn.iter().find(|series| series["name"] == "send-receive/batch-ceiling-messages").unwrap();
     let [point] = ceiling["points"].as_array().unwrap().as_slice() else { panic!("{ceiling}") };
-    // The rate is 14 M messages/s with eight per post. It is drawn as the last run.
+    // The published rate is 14 M messages/s with eight messages per post. The page draws it as the last run.
     assert_eq!((&point["x"], &point["y"][0]["median"], &ceiling["run"]), (&8.0.into(), &14.0.into(), &1.into()));
     assert!(point["y"].as_array().unwrap()[1..].iter().all(Value::is_null), "{point}");
     for plot in &plots {
@@ -151,7 +152,7 @@ fn published_figures_stand_beside_the_measurements() {
     for shape in &testbed.shapes {
         assert!(page.contains(&shape.says), "{}", shape.id);
     }
-    // Sentences are curves at published values, or through the first point of the run's own curve.
+    // A published sentence is a curve at published values, or through the first point of the run's own curve.
     let curve = |name: &str| -> Vec<(f64, f64)> {
         let all = || plots.iter().flat_map(|plot| plot["series"].as_array().unwrap());
         let of_it = all().find(|series| series["run"] == 1 && series["name"].as_str().unwrap().starts_with(name));
@@ -175,7 +176,7 @@ fn published_figures_stand_beside_the_measurements() {
     assert!(!without.contains("(published)") && !without.contains("a little over 1.7"));
 }
 
-/// Returns a run of a few experiments.
+/// Returns a run with records of a few experiments.
 fn small(name: &str) -> Run {
     let experiments =
         ["send-receive/latency", "send-receive/bandwidth", "send-receive/window", "send-receive/batch", "hosts/pairs"];
@@ -207,7 +208,7 @@ fn two_runs_are_compared_point_by_point() {
         let link = |packets: u64| [("tx_shared_memory_packets".to_owned(), packets)].into();
         record.repetitions.iter_mut().for_each(|result| result.link.client = link(result.messages));
     }
-    // One point has other parameters, another has one repetition, and a third is missing.
+    // One point has other parameters, another point has one repetition, and a third point is missing.
     let window = |run: &mut Run, x: f64| -> usize {
         run.records.iter().position(|it| it.experiment == "send-receive/window" && it.x == x).unwrap()
     };
@@ -230,7 +231,7 @@ fn two_runs_are_compared_point_by_point() {
     let changed = of("send-receive/window");
     let points = before.records.iter().filter(|it| it.experiment == "send-receive/window").count() - 2;
     assert_eq!((changed.points, changed.more, changed.less), (points, points - 1, 0), "{changed:?}");
-    // Two of the twenty orders of six figures lie apart. Each point has three and three.
+    // Each point has three figures in each run. In two of the twenty orders of these six figures, the runs lie apart.
     assert!((changed.by_chance - 0.1 * (points - 1) as f64).abs() < 1e-9, "{changed:?}");
     let ratio = changed.ratio.unwrap();
     assert!((5.0..=10.0).contains(&ratio), "{changed:?}");
@@ -242,8 +243,8 @@ fn two_runs_are_compared_point_by_point() {
         let is_there = section.contains(words);
         assert_eq!(is_there, words != "the least", "{words}");
     }
-    // The first run has 2,000 to 4,000 messages/s, the second 20,000 to 40,000. The ratio of medians is 10, within 5
-    // and 20.
+    // The first run has 2,000 to 4,000 messages/s, and the second run 20,000 to 40,000. The ratio of medians is 10, and
+    // the ratios of single repetitions are 5 to 20.
     let row = |x: &str| {
         section.split("<tr>").find(|row| row.contains(&format!("data-value=\"{x}\"")) && row.contains("10.0"))
     };
@@ -252,7 +253,7 @@ fn two_runs_are_compared_point_by_point() {
     let untouched = between(&page, "id=\"x-send-receive-batch\"", "</section>");
     assert!(untouched.contains("within the spread") && !untouched.contains(">more<"));
 
-    // Runs of which only the name is known are alike, and three runs have no before and after.
+    // Environments that are equal have no table of differences, and a page of three runs has no comparison.
     let alike = html(&[before.clone(), small("after")], None, None);
     assert!(alike.contains("The environments of both are the same") && !alike.contains("id=\"differences\""));
     let three = [before.clone(), small("after"), small("later")];
@@ -266,7 +267,7 @@ fn table_compares_links_and_names_stray_packets() {
     run.records.retain(|record| record.parameters.link.is_some() || record.experiment == "send-receive/window");
     for (index, record) in run.records.iter_mut().enumerate() {
         let is_shared = record.series.ends_with(", shared memory");
-        // One point of shared memory has sent one packet over UDP.
+        // One point that should use shared memory has sent one packet over UDP.
         let udp = if is_shared { u64::from(record.series.starts_with("READ") && record.x == 1.0) } else { 7 };
         for result in &mut record.repetitions {
             let ns = if is_shared { 700 } else { 3500 };
@@ -289,14 +290,14 @@ fn table_compares_links_and_names_stray_packets() {
     }
     let stray = "READ, shared memory (links/rate, 1): shared memory (27 packets) and UDP (3 packets)";
     assert!(section.contains(stray), "{section}");
-    // Goals are judged next to the table, and are not published shapes.
+    // Verdicts on goals are next to the table of links, and not in the table of published shapes.
     assert!(section.contains("at most half as long") && section.contains("5.00 times (send-receive)"), "{section}");
     assert!(!between(&page, "id=\"verdicts\"", "</table>").contains("half as long"));
     let rate = between(&page, "id=\"x-links-rate\"", "</section>");
     assert!(rate.contains("carried by") && rate.contains("shared memory (27 packets) and UDP (3 packets)"), "{rate}");
     assert!(between(&page, "id=\"x-send-receive-window\"", "</section>").contains("All packets went over UDP."));
     assert!(page.contains("UDP (") && page.contains("shared memory (") && page.contains("both, as their tables say ("));
-    // A protocol has one name in a plot, and each link is drawn as a run.
+    // In a plot, both curves of a protocol have the same name, and each link is drawn as a run.
     let plots = plots(&page);
     let time = plots.iter().find(|plot| plot["runs"] == serde_json::json!(["UDP", "shared memory"])).unwrap();
     let series = time["series"].as_array().unwrap();
@@ -366,7 +367,7 @@ fn environment_names_hosts_that_differ() {
         "host 0 (node6): performance; host 1 (node7): powersave",
         "host 0 (node6): without limit; host 1 (node7): 65536 B",
         "host 0 (node6): 4096 B; host 1 (node7): 1024 B",
-        // The hosts agree.
+        // All hosts have the same receive buffer.
         "<td>212992 B</td>",
     ] {
         assert!(page.contains(told), "{told} is missing");
@@ -393,7 +394,7 @@ fn the_cpu_time_of_each_host_is_shown_for_each_point() {
             result.hosts = vec![host(0, "sender", 3_000_000), host(1, "receiver", 4_000_000)];
         }
     }
-    // Records of two machines have no list of hosts.
+    // Records of a study between two machines have no list of hosts.
     for record in run.records.iter_mut().filter(|it| it.experiment == "send-receive/batch") {
         record.environment.peer = Some(Box::new(Environment {
             machine: Machine { host: "node8".to_owned(), ..Machine::default() },
@@ -433,7 +434,7 @@ fn the_page_needs_nothing_from_elsewhere() {
     for load in ["src=", "@import", "url(", "fetch(", "XMLHttpRequest", "<link", "<iframe"] {
         assert!(!page.contains(load), "{load}");
     }
-    // The address of a namespace is not loaded.
+    // The only address on the page is that of the SVG namespace, which is not loaded.
     assert_eq!(page.matches("http").count(), 1 + page.matches("http-equiv").count());
     assert!(page.contains("default-src 'none'"));
 }
@@ -487,7 +488,7 @@ fn a_model_is_drawn_over_the_measurements_and_named_in_the_table() {
     assert!(!html(&run, None, None).contains("bottleneck</button>"));
 }
 
-/// Returns a run with the figures that the model predicts.
+/// Returns a run whose figures are predictions of the model.
 fn modelled() -> Run {
     let truth = Parameters::starting_point(RnicKind::Software);
     let mut run = run("made by a model");

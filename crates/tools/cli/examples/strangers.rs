@@ -1,4 +1,5 @@
-//! Time of an honest client beside strangers, and of 1,000 clients that connect to a middlebox at once.
+//! Measures the time of an honest client beside strangers, and the time in which a middlebox serves 1,000 clients that
+//! connect at once.
 //!
 //! `cargo run --release -p doorbell-cli --example strangers -- target/release/doorbell`
 
@@ -23,12 +24,12 @@ const SOON: Duration = Duration::from_secs(60);
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// A command. Dropping this handle ends it.
+/// A running command. Dropping this handle ends the command.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.0.kill(); // it may have ended
+        let _ = self.0.kill(); // fails if the command has ended already
         let _ = self.0.wait();
     }
 }
@@ -69,7 +70,7 @@ fn beside_strangers(doorbell: &str) -> Result<(), Failure> {
     let mut staying = Vec::new();
     for number in 0..STAYING {
         let mut stranger = TcpStream::connect(&address)?;
-        let _ = stranger.write_all(kinds[number % kinds.len()]); // it may be refused meanwhile
+        let _ = stranger.write_all(kinds[number % kinds.len()]); // fails if the stranger was refused meanwhile
         staying.push(stranger);
     }
     let beside_staying = meet(&address, token)?;

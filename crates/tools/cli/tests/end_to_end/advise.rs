@@ -10,7 +10,7 @@ fn first(arguments: &str) -> Value {
 
 #[test]
 fn advice_follows_from_the_need() {
-    // For large messages with places that the receiver knows, the receiver reads them there.
+    // For large messages whose destination the receiver chooses, the receiver READs the messages.
     let large = first("-s 1048576 --place --first throughput");
     assert!(large["protocol"].as_str().is_some_and(|name| name.starts_with("direct-read")), "{large:#}");
     assert_eq!(large["bottleneck"], "link");
@@ -23,7 +23,7 @@ fn advice_follows_from_the_need() {
     let many = first("-s 16384 --hold --sleep --peers 64:1 --memory 8 --first throughput");
     assert_eq!(many["srq"], true, "{many:#}");
     assert!(positive(&many, "/receiver_bytes") <= f64::from(8 << 20));
-    // Other parameters give other numbers.
+    // A smaller path MTU gives a higher latency.
     assert!(
         positive(&first("-s 4096 -m 256 --hold"), "/latency_ns") > positive(&first("-s 4096 --hold"), "/latency_ns")
     );
@@ -59,7 +59,7 @@ fn advice_is_tried_on_a_testbed() {
     let table = run(&format!("advise {arguments}")).expect_status(0);
     let first = table.stdout.lines().nth(1).and_then(|row| row.split_whitespace().next());
     assert_eq!(first, ranked[0]["protocol"].as_str());
-    // The testbed decides the ranking, not the model.
+    // The simulated testbed determines the ranking: with a slow link, all rates are low.
     let slow = run(&format!("advise --json {arguments} --set link.rate=100Mb/s")).expect_status(0).json();
     assert!(positive(&slow["ranked"][0], "/simulated/messages_per_s") < rates[0] / 10.0, "{slow:#}");
 }

@@ -25,7 +25,7 @@ pub(crate) fn record(arguments: &str) -> Value {
     record
 }
 
-/// Checks that data packets and bytes match the prediction, and acknowledgements too if nothing was retransmitted.
+/// Checks that data packets and bytes match the prediction. Checks acknowledgements too if nothing was retransmitted.
 #[track_caller]
 pub(crate) fn check_packets(protocol: &str, result: &Value) {
     assert_eq!(number(result, "/damaged"), 0);
@@ -42,7 +42,8 @@ pub(crate) fn check_packets(protocol: &str, result: &Value) {
             assert!((least..=most).contains(&counted), "{end} in {result:#}");
             (counted, least)
         });
-        // A range applies to requests of one size, but protocols have several sizes.
+        // Only requests of one size have a fixed ratio of bytes to packets. Other protocols have requests of several
+        // sizes.
         if protocol == "send-receive" {
             assert_eq!(bytes.0 * packets.1, packets.0 * bytes.1, "{end} in {result:#}");
         }
@@ -69,7 +70,7 @@ fn messages_of_every_size_cross_intact_one_way() {
         assert_eq!(number(result, "/mtu"), 4096);
         let packets = bytes.div_ceil(4096).max(1);
         assert_eq!(number(result, "/counted/client/data_packets"), 2000 * packets);
-        // Each packet has 58 B of headers. Its last 4 B are the immediate data with the credits.
+        // Each packet has 58 B of headers. The last packet also has 4 B of immediate data with the credits.
         let padded = bytes.next_multiple_of(4);
         assert_eq!(number(result, "/counted/client/data_bytes"), 2000 * (packets * 58 + 4 + padded));
         assert_eq!(number(result, "/counted/server/data_packets"), 0);
@@ -86,7 +87,7 @@ fn messages_of_every_size_cross_intact_there_and_back() {
         let latency = ["min", "p50", "p99", "p999", "max"].map(|name| number(result, &format!("/latency_ns/{name}")));
         assert!(latency[0] > 0 && latency.is_sorted(), "{result:#}");
         positive(result, "/latency_ns/mean");
-        // The figures belong to the whole histogram, which contains every round.
+        // The figures are computed from the whole histogram, which contains every round.
         let buckets = list(result, "/histogram_ns");
         assert_eq!(buckets.iter().map(|bucket| number(bucket, "/1")).sum::<u64>(), 500);
         assert_eq!(number(&buckets[buckets.len() - 1], "/0"), latency[4]);
@@ -200,7 +201,7 @@ fn queues_of_one_and_inline_limits_work() {
 #[test]
 fn bw_keeps_an_offered_rate_and_duration() {
     let record = record("bw --rate 2000 -D 0.2 -s 16 --verify");
-    // The offered rate is an upper limit at any moment; the first message leaves at once.
+    // The offered rate limits the number of messages at any time. The first message is sent at once.
     let (messages, seconds) = (number(&record, "/results/0/messages"), positive(&record, "/results/0/seconds"));
     assert!(messages > 0 && messages as f64 <= 2000.0 * seconds + 1.0, "{messages} messages in {seconds} s");
 }
@@ -238,7 +239,7 @@ fn a_slow_receiver_without_credits_counts_rnr_naks() {
     let record = record(arguments);
     let result = &list(&record, "/results")[0];
     assert_eq!(record.pointer("/parameters/credits"), Some(&Value::Bool(false)));
-    assert_eq!(number(result, "/messages"), 500, "they wait, but none is lost");
+    assert_eq!(number(result, "/messages"), 500, "messages wait, but no message is lost");
     assert!(number(result, "/counters/server/rnr_nak_sent") > 0, "{result:#}");
     assert!(number(result, "/counters/client/rnr_nak_received") > 0, "{result:#}");
     assert_eq!(number(result, "/counted/server/rnr_naks"), number(result, "/counters/server/rnr_nak_sent"));
@@ -246,7 +247,7 @@ fn a_slow_receiver_without_credits_counts_rnr_naks() {
     let _one_at_a_time = measuring();
     let finished = run(&format!("bench {arguments}")).expect_status(0);
     assert!(finished.stdout.contains("RNR NAKs: without credits"), "{}", finished.stdout);
-    // After the last retry the connection breaks: the pitfall of running without credits.
+    // Without credits and without RNR retries, the connection breaks.
     let finished = run(&format!("bench {arguments} --rnr-retry 0")).expect_status(1);
     assert!(finished.stderr.contains("RNR retry count exceeded"), "{}", finished.stderr);
 }
@@ -277,13 +278,13 @@ fn each_link_carries_its_packets_as_recorded() {
     for (link, expected, carried_by) in [
         ("udp", false, &["udp"][..]),
         ("shm", true, &["shared_memory"]),
-        // On a busy machine, the first packets of an end that waits too long for its peer go over UDP.
+        // On a busy machine, an end that waits too long for its peer sends the first packets over UDP.
         ("auto", true, &["shared_memory", "both", "udp"]),
     ] {
         let record = record(&format!("bw -n 2000 -s 16,70000 --verify --link {link}"));
         let results = list(&record, "/results");
         for (index, result) in results.iter().enumerate() {
-            // In a short run, all messages may leave before both ends share memory.
+            // In a short run, all messages may be sent before both ends share memory.
             let is_early = link == "auto" && index + 1 < results.len();
             let word = result["carried_by"].as_str().unwrap_or_default();
             assert!(carried_by.contains(&word), "{link}: {result:#}");
@@ -298,7 +299,8 @@ fn each_link_carries_its_packets_as_recorded() {
             }
         }
     }
-    // Faults also strike in shared memory. The ICRC that such packets get detects a flipped bit.
+    // Faults also apply to packets in shared memory. With faults, these packets have an ICRC, which detects flipped
+    // bits.
     let record = record("bw -n 2000 -s 16 --verify --link shm --fault drop=0.01,corrupt=0.01,reorder=0.01,seed=7");
     let result = &list(&record, "/results")[0];
     let counted =
@@ -328,7 +330,7 @@ fn the_record_has_all_documented_fields() {
             positive(result, &format!("/{what}"));
         }
         for end in ENDS {
-            // The time of an empty poll is sampled; a short run may have no sample.
+            // Only some empty polls are timed, so a short run may have no time of empty polls.
             positive(result, &format!("/cpu_per_message/{end}/all_us"));
             for counter in [
                 "tx_vport_rdma_unicast_packets",
@@ -346,7 +348,7 @@ fn the_record_has_all_documented_fields() {
             ] {
                 number(result, &format!("/counters/{end}/{counter}"));
             }
-            // Every sent packet belongs to one of these kinds.
+            // Every sent packet has one of these kinds.
             let count = |name: &str| number(result, &format!("/counters/{end}/{name}"));
             let kinds = ["tx_data", "tx_ack", "tx_response", "tx_retransmitted"];
             for unit in ["packets", "bytes"] {
@@ -394,7 +396,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A file that stays does no harm.
+        // Ignore an error: a file that remains does no harm.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -405,7 +407,7 @@ fn a_capture_holds_every_packet_with_a_right_icrc() {
     let file = scratch.0.display();
     let record = record(&format!("bw -n 300 -s 0,1,16,5000 --verify --pcap {file}"));
     let bytes = std::fs::read(&scratch.0).expect("the capture was written");
-    let mut reader = PcapNgReader::new(bytes.as_slice()).expect("it is a pcapng file");
+    let mut reader = PcapNgReader::new(bytes.as_slice()).expect("the capture is a pcapng file");
     let mut packets = 0;
     while let Some(block) = reader.next_block() {
         let Block::EnhancedPacket(packet) = block.expect("the file is whole") else { continue };
@@ -414,7 +416,7 @@ fn a_capture_holds_every_packet_with_a_right_icrc() {
         assert_eq!((ports.src_port, ports.dst_port), (4791, 4791));
         let flow = Flow::new(outer.src, outer.dst, ports.src_port, ports.dst_port);
         let (packet, icrc) = frame.payload.split_last_chunk::<ICRC_LEN>().expect("there is an ICRC");
-        let identification = outer.identification.expect("IPv4 has one");
+        let identification = outer.identification.expect("IPv4 has an identification");
         let expected = flow.icrc(identification, outer.dont_fragment.unwrap_or_default(), packet);
         assert_eq!(u32::from_le_bytes(*icrc), expected, "packet {packets}");
         assert!(matches!(flow.check(identification, frame.payload), Check::Valid { .. }));
@@ -422,7 +424,7 @@ fn a_capture_holds_every_packet_with_a_right_icrc() {
         assert!(bth.opcode.operation().is_some(), "packet {packets} has an opcode that does not exist");
         packets += 1;
     }
-    // One side captures the packets that it sends and receives.
+    // The first process writes the capture, with all packets that this process sends and receives.
     let counted: u64 = list(&record, "/results")
         .iter()
         .flat_map(|result| {
@@ -451,7 +453,7 @@ const PROTOCOLS: [&str; 14] = [
     "buffered-read",
 ];
 
-/// The cost of a message follows from the operations of its protocol, as far as it is known.
+/// The packets and bytes of a message match the operations of its protocol, where the protocol determines them.
 #[test]
 fn every_protocol_carries_messages_intact() {
     for protocol in PROTOCOLS {
@@ -470,7 +472,7 @@ fn every_protocol_carries_messages_intact() {
     let record = record("bw -n 100 --protocol direct-read -s 8192");
     assert_eq!(number(&record, "/results/0/counted/client/data_packets"), 100);
     assert_eq!(number(&record, "/results/0/counted/client/data_bytes"), 100 * (58 + 16));
-    // A READ that is repeated, since an end lost its processor, is answered again.
+    // An end that does not run for a while on a busy machine causes repeated READs, which are answered again.
     let responses = number(&record, "/results/0/counted/client/response_packets");
     let repeated = number(&record, "/results/0/counted/server/retransmitted_packets");
     assert!(responses == 200 || (responses > 200 && repeated > 0), "{responses} responses, {repeated} repeated");
@@ -485,7 +487,7 @@ fn one_source_reaches_all_readers() {
     }
 }
 
-/// Without acknowledgements, received and lost messages add up to sent ones, and packets match the prediction.
+/// Without acknowledgements, received and lost messages add up to the sent messages, and packets match the prediction.
 #[test]
 fn unacknowledged_messages_are_counted() {
     for (arguments, sizes) in [("uc", "0,16,5000,100000"), ("ud", "0,16,1024"), ("ud -q 3 -l 4", "16,4096")] {
@@ -518,7 +520,7 @@ fn unacknowledged_messages_are_counted() {
 fn unacknowledged_ping_pongs_end() {
     for transport in ["uc", "ud"] {
         let measure = || record(&format!("lat --transport {transport} -n 300 -s 16,1000 --verify"));
-        // A late answer counts neither as a round nor as lost. A busy machine causes late answers.
+        // A late answer, as on a busy machine, counts neither as a round nor as lost.
         let none_is_late = |record: &Value| {
             let of = |result: &Value| number(result, "/messages") + number(result, "/lost");
             list(record, "/results").iter().all(|result| of(result) >= 300)

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::command::{Running, doorbell, list, measuring, number, run};
 
-/// A file name of one test. The file is removed with it.
+/// The name of a file of one test. Dropping this handle removes the file.
 pub(crate) struct Scratch(std::path::PathBuf);
 
 impl Scratch {
@@ -31,7 +31,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns the direction that carries messages of this size, and their number.
+/// Returns the direction that carries messages of this size, and the number of these messages.
 fn sent(found: &Value, bytes: u64) -> (&Value, u64) {
     let directions = list(found, "/conversations").iter().flat_map(|it| [&it["from_a"], &it["from_b"]]);
     let messages = |direction: &Value| {
@@ -56,7 +56,7 @@ fn a_capture_of_the_bench_agrees_with_counters() {
     assert_eq!(number(&found, "/icrc/wrong") + number(&found, "/icrc/unchecked"), 0);
     assert_eq!(number(&found, "/icrc/right"), number(&found, "/packets"));
     assert_eq!(number(&found, "/frames"), number(&found, "/packets"));
-    // There is a conversation per size, and each contains every sent message once.
+    // Each size has a conversation, which contains every sent message of this size once.
     assert_eq!(list(&found, "/conversations").len(), 2);
     for (bytes, packets) in [(64, 1), (5000, 5)] {
         let (direction, messages) = sent(&found, bytes);
@@ -80,11 +80,11 @@ fn a_capture_of_the_bench_agrees_with_counters() {
     }
     // Decode through a pipe.
     let mut command = doorbell("wire decode - --json");
-    command.stdin(Stdio::from(std::fs::File::open(&file).expect("it was read before")));
+    command.stdin(Stdio::from(std::fs::File::open(&file).expect("the capture was read before")));
     assert_eq!(Running::start(command).finish().expect_status(0).json(), found);
 
-    // Cut the capture within a packet: a summary, a complaint and a status.
-    let whole = std::fs::read(&file).expect("it was read before");
+    // For a capture that ends within a packet, `decode` prints a summary and an error, and ends with status 1.
+    let whole = std::fs::read(&file).expect("the capture was read before");
     let cut = Scratch::with("cut.pcap", &whole[..whole.len() - 7]);
     let finished = run(&format!("wire decode --json {}", cut.path())).expect_status(1);
     assert_eq!(number(&finished.json(), "/packets"), number(&found, "/packets") - 1);

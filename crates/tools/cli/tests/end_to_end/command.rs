@@ -1,4 +1,4 @@
-//! Runs the command. No test can hang here, and no process outlives its test.
+//! Runs the command for a test. A command that does not end fails its test, and no process outlives its test.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use doorbell_sync::IgnorePoison;
 use serde_json::Value;
 
-/// Time limit against hanging: longer than any test takes on a slow machine.
+/// Time after which a test that waits fails. Every test is faster, also on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Locks out other measurements. Both processes of a measurement poll, so two measurements at a time on a small
-/// machine would mostly measure its scheduler.
+/// Locks out other measurements. Both processes of a measurement poll, so two measurements at a time on a machine with
+/// few CPUs would mostly measure the scheduler.
 pub(crate) fn measuring() -> MutexGuard<'static, ()> {
     static MEASURING: Mutex<()> = Mutex::new(());
     MEASURING.lock().ignore_poison()
@@ -25,14 +25,14 @@ pub(crate) fn measuring() -> MutexGuard<'static, ()> {
 pub(crate) fn doorbell(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
-    // The environment of the test must not influence the test.
+    // The environment of the test must not influence the command.
     for variable in ["DOORBELL_BIND", "DOORBELL_PORT", "DOORBELL_LOG", "DOORBELL_TOKEN"] {
         command.env_remove(variable);
     }
     command
 }
 
-/// A running command. Dropping it ends the process.
+/// A running command. Dropping this handle ends the process.
 pub(crate) struct Running {
     what: String,
     child: Child,
@@ -93,8 +93,9 @@ impl Running {
         }
     }
 
-    /// Waits until the command prints this text on stderr, and returns the following text up to a blank. Servers take
-    /// port 0, since another process may take a free port first, and print their port.
+    /// Waits until the command prints this text on stderr, and returns the following text up to a blank. Tests start
+    /// servers with port 0 and read the port from the output, since another process could take a port that was chosen
+    /// before.
     pub(crate) fn text_after(&mut self, before: &str) -> String {
         self.wait_for(before);
         let behind = self.said.split_once(before).map_or("", |(_, behind)| behind);
@@ -106,15 +107,15 @@ impl Running {
         self.said.push('\n');
     }
 
-    /// Kills the command, like a crash.
+    /// Kills the command, as if it had crashed.
     pub(crate) fn kill(mut self) {
-        self.child.kill().expect("it can be killed");
-        self.child.wait().expect("it can be waited for");
+        self.child.kill().expect("the process can be killed");
+        self.child.wait().expect("the process can be waited for");
     }
 
     /// Kills the command, and returns its output.
     pub(crate) fn interrupt(mut self) -> Finished {
-        self.child.kill().expect("it can be killed");
+        self.child.kill().expect("the process can be killed");
         self.finish()
     }
 
@@ -122,14 +123,14 @@ impl Running {
     pub(crate) fn finish(mut self) -> Finished {
         let until = Instant::now() + PATIENCE;
         let status = loop {
-            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
+            if let Some(status) = self.child.try_wait().expect("the process can be waited for") {
                 break status;
             }
             assert!(Instant::now() < until, "{}: does not end; it said:\n{}", self.what, self.said);
             std::thread::sleep(Duration::from_millis(5));
         };
         let stdout = self.stdout.take().map_or_else(String::new, |text| text.join().expect("the output is text"));
-        // The pipe is closed once the second process, which shares it, has ended too.
+        // The second process of a measurement shares the pipe, so the pipe is closed after both processes have ended.
         while let Ok(line) = self.stderr.recv_timeout(until.saturating_duration_since(Instant::now())) {
             self.hear(&line);
         }
@@ -193,16 +194,16 @@ impl Finished {
     }
 }
 
-/// Returns a TCP address without a listener. No process can listen there while the connection with this address
-/// lives.
+/// Returns a TCP address at which no process listens. No process can listen there until the returned connection, which
+/// uses the address, is closed.
 pub(crate) fn address_without_a_listener() -> (SocketAddr, [TcpStream; 2]) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     let connect = || TcpStream::connect(listener.local_addr()?);
-    let client = connect().expect("it listens");
-    let address = client.local_addr().expect("it has an address");
+    let client = connect().expect("the server listens");
+    let address = client.local_addr().expect("a bound socket has an address");
     loop {
-        // Another process may have connected first.
-        let (server, from) = listener.accept().expect("one has connected");
+        // Another process may have connected to the listener before `client`.
+        let (server, from) = listener.accept().expect("a client has connected");
         if from == address {
             return (address, [client, server]);
         }
@@ -216,7 +217,7 @@ pub(crate) fn number(value: &Value, pointer: &str) -> u64 {
     found.as_u64().unwrap_or_else(|| panic!("{pointer} is {found}"))
 }
 
-/// Returns the number at this place, which must be positive.
+/// Returns the number at this place of a JSON value. The number must be positive.
 #[track_caller]
 pub(crate) fn positive(value: &Value, pointer: &str) -> f64 {
     let found = value.pointer(pointer).unwrap_or_else(|| panic!("there is no {pointer} in {value:#}"));
@@ -225,7 +226,7 @@ pub(crate) fn positive(value: &Value, pointer: &str) -> f64 {
     number
 }
 
-/// Returns the list at this place.
+/// Returns the list at this place of a JSON value.
 #[track_caller]
 pub(crate) fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
     value.pointer(pointer).and_then(Value::as_array).unwrap_or_else(|| panic!("{pointer} is no list in {value:#}"))

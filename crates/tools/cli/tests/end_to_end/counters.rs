@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::command::{PATIENCE, Running, doorbell, list, measuring, number, positive};
 use crate::terminal::{Session, Terminal};
 
-/// A directory for published counters, and a tree of devices of the kernel.
+/// A directory for published counters, and a directory in place of sysfs with devices of the kernel.
 pub(crate) struct World {
     root: tempfile::TempDir,
 }
@@ -33,7 +33,7 @@ impl World {
         command
     }
 
-    /// Returns a command that knows only the devices of this tree.
+    /// Returns a command that finds only the devices in these directories.
     pub(crate) fn looking(&self, arguments: &str) -> Command {
         let mut command = self.command(arguments);
         command.arg("--sysfs").arg(self.root.path());
@@ -57,13 +57,13 @@ impl World {
         self.looking(&format!("counters {arguments}"))
     }
 
-    /// Writes a file of the tree. Readers always see a complete file.
+    /// Writes a file in the directory in place of sysfs. Readers always see a complete file.
     pub(crate) fn write(&self, path: &str, content: &str) {
         let path = self.root.path().join("class/infiniband").join(path);
         std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).expect("a directory can be made");
         let new = self.root.path().join("new");
         std::fs::write(&new, content).expect("a file can be written");
-        std::fs::rename(new, path).expect("it can be renamed");
+        std::fs::rename(new, path).expect("a file can be renamed");
     }
 }
 
@@ -84,7 +84,8 @@ fn packets_of_a_running_measurement_are_counted() {
     watching.wait_for("waiting for one");
     let bench = Running::start(world.command("bench bw -s 4096 -D 3 --json"));
     let bench = bench.finish().expect_status(0).json();
-    // Two complaints, one after the other, take a whole look after both devices have closed.
+    // After both devices have closed, wait for two errors in two readings, so that at least one whole reading is
+    // printed.
     for late in ["late1", "late2"] {
         world.write(&format!("{late}/ports/1/hw_counters/sent_pkts"), "garbage");
         watching.wait_for(late);
@@ -96,7 +97,7 @@ fn packets_of_a_running_measurement_are_counted() {
     for look in whole_lines(&seen) {
         assert_eq!(look["schema"], "doorbell-counters/1");
         for device in list(&look, "/devices") {
-            let label = device["device"].as_str().expect("it has a name").to_owned();
+            let label = device["device"].as_str().expect("the device has a name").to_owned();
             if label.starts_with("late") {
                 continue;
             }
@@ -112,7 +113,7 @@ fn packets_of_a_running_measurement_are_counted() {
     }
     assert_eq!(totals.len(), 2, "both sides: {totals:?}");
     assert!(rates >= 4, "{seen}");
-    // Counting misses nothing between opening and closing.
+    // The sums of all intervals contain all packets between the opening and the closing of a device.
     assert_eq!(counted, totals);
     let counter = |side: &str| number(&bench, &format!("/results/0/counters/{side}/tx_vport_rdma_unicast_packets"));
     let (client, server) = (counter("client"), counter("server"));
@@ -151,7 +152,7 @@ fn a_late_device_appears_and_a_bad_file_is_reported_once() {
     std::thread::scope(|scope| {
         let world = &world;
         scope.spawn(move || {
-            // Even on a slow machine, each value is visible at some time.
+            // Keep each value long enough that even a slow machine reads it at some time.
             let mut values = ["1000", "10"].into_iter().cycle();
             while ended.recv_timeout(Duration::from_millis(250)) == Err(RecvTimeoutError::Timeout) {
                 world.write("rxe0/ports/1/hw_counters/sent_pkts", values.next().unwrap_or_default());
@@ -200,7 +201,7 @@ fn the_list_explains_counters() {
 
 /// Sends these bytes to a server. Returns the head and the content of its answer.
 fn ask(address: &str, request: &[u8]) -> (String, String) {
-    let mut stream = TcpStream::connect(address).expect("it listens");
+    let mut stream = TcpStream::connect(address).expect("the server listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
     // The server may close the connection before it has read all bytes.
     let _ = stream.write_all(request);
@@ -237,7 +238,7 @@ fn prometheus_scrapes_the_exporter() {
     assert!(content.contains("doorbell_rdma_tx_packets_total{device=\"rxe0\"} 9\n"), "each scrape reads anew");
     let (head, content) = ask(address, b"HEAD /metrics HTTP/1.1\r\n\r\n");
     assert!(head.starts_with("HTTP/1.1 200") && content.is_empty());
-    // Other or malformed requests get an error, and disturb no other client.
+    // Requests for other paths and malformed requests get an error, and do not disturb other clients.
     for (request, status) in [
         (&b"GET /else HTTP/1.1\r\n\r\n"[..], "404"),
         (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
@@ -246,10 +247,10 @@ fn prometheus_scrapes_the_exporter() {
         (&[b'x'; 100_000], "431"),
     ] {
         let (head, _) = ask(address, request);
-        // The answer to a request that the server does not read to its end may be lost with the connection.
+        // The server does not read a request that is too long to its end, so its answer may be lost.
         assert!(head.starts_with(&format!("HTTP/1.1 {status} ")) || (status == "431" && head.is_empty()), "{head}");
     }
-    let silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).expect("it listens")).collect();
+    let silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).expect("the server listens")).collect();
     drop(silent);
     let until = Instant::now() + PATIENCE;
     while !ask(address, b"GET /metrics HTTP/1.1\r\n\r\n").0.starts_with("HTTP/1.1 200") {

@@ -1,5 +1,5 @@
-//! Every long command ends when its terminal or its reader goes, and on a signal. The terminal is then as it was
-//! before.
+//! Every long command ends when its terminal or the reader of its output goes, and after a signal. The command restores
+//! the terminal before it ends.
 
 use std::fs;
 use std::net::TcpStream;
@@ -22,7 +22,7 @@ use crate::terminal::{OnTerminal, Session, Terminal};
 enum Kind {
     Prints,
     Serves,
-    /// Another program by now, which does not watch for its end.
+    /// The command has become another program (`doorbell run`), which does not watch for its terminal or reader.
     Other,
 }
 
@@ -33,7 +33,7 @@ struct LongCommand {
     kind: Kind,
     /// Number of processes that the command starts.
     helpers: usize,
-    /// The other side, if the command needs one.
+    /// The other side, if the command needs another side.
     _peer: Option<Running>,
 }
 
@@ -109,7 +109,8 @@ struct StartedCommand {
 }
 
 impl LongCommand {
-    /// Starts the command on a terminal, and waits until it works. With `reader`, its output goes there instead.
+    /// Starts the command on a terminal, and waits until the command works. With `reader`, the output of the command
+    /// goes to the reader instead.
     fn begin(self, terminal: &Terminal, session: Session, reader: Option<Stdio>) -> StartedCommand {
         let Self { name, command, kind, helpers, _peer } = self;
         let shows = reader.is_none();
@@ -139,7 +140,7 @@ impl StartedCommand {
     }
 }
 
-/// Waits until a command has started all its processes, and watches for its end.
+/// Waits until a command has started all its processes, and watches for the end of its terminal or reader.
 fn wait_for_start(name: &str, kind: Kind, helpers: usize, running: &OnTerminal) -> Vec<u32> {
     let id = running.id();
     let is_watching = || {
@@ -147,7 +148,7 @@ fn wait_for_start(name: &str, kind: Kind, helpers: usize, running: &OnTerminal) 
         let mut names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
         match kind {
             Kind::Other => names.any(|name| name.trim() == "sleep"),
-            // The exporter watches nothing if its output is no terminal.
+            // The exporter starts no watching thread if its output is no terminal.
             Kind::Serves => names.any(|name| name.trim() == "doorbell"),
             Kind::Prints => names.any(|name| name.trim() == "ending") || !is_alive(id),
         }
@@ -167,7 +168,7 @@ fn on_signal(signal: Signal) {
     for long in long_commands(&world) {
         let terminal = Terminal::new();
         let mut begun = long.begin(&terminal, Session::Own, None);
-        kill(Pid::from_raw(begun.running.id() as i32), signal).expect("it can be sent a signal");
+        kill(Pid::from_raw(begun.running.id() as i32), signal).expect("the process can be sent a signal");
         let (status, name) = (begun.end(), begun.name);
         assert_eq!(status.signal(), Some(signal as i32), "{name}: {status}, it said {:?}", terminal.said());
         terminal.expect_restored();
@@ -220,7 +221,7 @@ fn every_command_ends_with_a_terminal_that_is_not_its_own() {
     on_a_terminal_that_goes(Session::None);
 }
 
-/// The command has printed nothing when the reader goes, and prints nothing for a long time.
+/// The commands print nothing before the reader goes, and nothing for a long time after it.
 #[test]
 fn every_command_that_prints_ends_with_its_reader() {
     let world = World::new();
@@ -244,27 +245,27 @@ fn an_exporter_goes_on_without_a_reader() {
     let mut exporter = Running::without_stdout(world.looking("counters --prometheus 0"));
     let address = exporter.text_after("serving http://").trim_end_matches("/metrics").to_owned();
     for _ in 0..2 {
-        wait_until("it answers", || TcpStream::connect(&address).is_ok());
+        wait_until("the exporter answers", || TcpStream::connect(&address).is_ok());
         // The exporter would have noticed the missing reader by now.
         sleep(Duration::from_millis(100));
     }
     exporter.kill();
 }
 
-/// A missing reader of complaints is no error, and measuring goes on.
+/// A missing reader of stderr is no error, and the measurement goes on.
 #[test]
 fn bench_succeeds_without_a_reader_of_stderr() {
     let world = World::new();
     let mut command = world.command("bench bw -n 50 -s 16 --udp-port 14792 --json");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().expect("it can be started");
+    let mut child = command.spawn().expect("the command can be started");
     drop(child.stderr.take());
-    let output = child.wait_with_output().expect("it can be waited for");
+    let output = child.wait_with_output().expect("the process can be waited for");
     assert!(output.status.success(), "{}", output.status);
     assert!(serde_json::from_slice::<serde_json::Value>(&output.stdout).is_ok());
 }
 
-/// A terminal that takes no output (^S, or a window that hangs) does not block the live view.
+/// A terminal that accepts no output (after ^S, or because its window hangs) does not block the end of the live view.
 #[test]
 fn a_stopped_terminal_does_not_block_the_live_view() {
     let world = World::new();
@@ -272,17 +273,17 @@ fn a_stopped_terminal_does_not_block_the_live_view() {
         world.write(&format!("rxe{number}/ports/1/hw_counters/sent_pkts"), "7");
     }
     let terminal = Terminal::new();
-    // Without a reader, the redrawing for each key fills the terminal's buffer, and drawing then blocks.
+    // Each key redraws the view. Without a reader, the buffer of the terminal is soon full, and drawing blocks.
     let mut running = terminal.start_with(world.looking("counters -i 3600"), Session::Own, terminal.end());
     let id = running.id();
-    wait_until("it takes keys", || !terminal.is_cooked());
+    wait_until("the view accepts keys", || !terminal.is_cooked());
     wait_until("drawing blocks", || {
         terminal.press("jk");
         let call = fs::read_to_string(format!("/proc/{id}/syscall")).unwrap_or_default();
-        // write(1, ...), on a descriptor that is the terminal.
+        // The process is in the system call write(1, ...), on a descriptor of the terminal.
         call.starts_with("1 ") || call.starts_with("64 ")
     });
-    kill(Pid::from_raw(id as i32), Signal::SIGTERM).expect("it can be sent a signal");
+    kill(Pid::from_raw(id as i32), Signal::SIGTERM).expect("the process can be sent a signal");
     assert_eq!(running.end().signal(), Some(Signal::SIGTERM as i32));
     assert!(terminal.is_cooked());
 }

@@ -47,7 +47,7 @@ Each text is the format string of the error's `Display`.
 fn wrong_usage() -> String {
     let mut rows = String::new();
     for (arguments, _) in WRONG {
-        // These errors depend on the machine.
+        // The text of this error depends on the machine.
         if arguments.contains("--cpus 8000") {
             continue;
         }

@@ -116,9 +116,9 @@ fn check_conclusions(operation: &str, result: &Value) {
     }
 }
 
-/// Checks that counters alone reveal every workload, size and window: windows by which SENDs carry credits
-/// differently, and a narrow and a wide one of the other operations. A busy machine causes many retransmissions; then
-/// the run is repeated.
+/// Checks that counters alone reveal every workload, size and window. For SENDs, the windows differ in the way that
+/// credits are sent. For all other operations, one window is narrow and one is wide. The run is repeated if it has many
+/// retransmissions, as on a busy machine.
 fn is_explained(operation: &str, windows: &[usize], runs: &[(&str, u64)]) {
     for window in windows {
         for (sizes, messages) in runs {
@@ -169,8 +169,9 @@ fn atomics_are_explained_by_their_counters() {
 fn the_bench_prints_conclusions_from_its_counters() {
     let _one_at_a_time = measuring();
     let text = run("bench bw --op write -t 8 -n 2000 -s 64").expect_status(0).stdout;
-    let (_, conclusions) =
-        text.split_once("Conclusions of `doorbell wire explain` from these counters alone\n").expect("they are there");
+    let (_, conclusions) = text
+        .split_once("Conclusions of `doorbell wire explain` from these counters alone\n")
+        .expect("the output has the conclusions");
     for (line, (side, who)) in conclusions.lines().zip([("this", "by this host"), ("other", "by the peer")]) {
         assert!(line.trim_start().starts_with(&format!("64 {side} ")), "{line}");
         assert!(line.contains("WRITE of 61-64 B") && line.contains(who), "{line}");
@@ -180,14 +181,14 @@ fn the_bench_prints_conclusions_from_its_counters() {
     assert_eq!(text.matches("request and response, ").count(), 2, "{text}");
 }
 
-/// Counters of a busy device are explained.
+/// `explain` names the operation from the counters of a busy device.
 #[test]
 fn a_device_is_explained() {
     let _one_at_a_time = measuring();
     let world = World::new();
     let bench = Running::start(world.command("bench bw --op write -t 8 -s 64 -D 600"));
     let counters = |arguments: &str| Running::start(world.looking(arguments)).finish().expect_status(0);
-    // The busy device: one side sends 138 bytes per packet.
+    // Find the sending device, which sends 138 bytes per packet.
     let sender = loop {
         let look = counters("counters --json -n 1 -i 0.2").json();
         let sends = |device: &&Value| {
@@ -195,7 +196,7 @@ fn a_device_is_explained() {
             rate("tx_packets") > 0.0 && rate("tx_bytes") > 100.0 * rate("tx_packets")
         };
         if let Some(device) = list(&look, "/devices").iter().find(sends) {
-            break device["device"].as_str().expect("it has a name").to_owned();
+            break device["device"].as_str().expect("the device has a name").to_owned();
         }
     };
     let finished = counters(&format!("wire explain --device {sender} --interval 0.5 --json"));
@@ -224,7 +225,7 @@ fn an_unexplainable_device_is_an_error() {
     explain("--device rxe0 --pcap x.pcap").expect_complaint(2, &["cannot be used with"]);
     run("wire explain --interval 1").expect_complaint(2, &["--device"]);
 
-    // Counters decrease, whenever they are read.
+    // Write decreasing counters until the command has read them.
     let count = |value: u64| {
         for name in ["tx_roce_only_bytes", "tx_roce_only_pkts", "rx_roce_only_bytes", "rx_roce_only_pkts"] {
             world.write(&format!("bnxt_re0/ports/1/hw_counters/{name}"), &value.to_string());
@@ -284,7 +285,7 @@ fn costs_of_many_sizes_are_a_table() {
     let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(words[1][..5], ["1", "4096", "1", "78", "102"], "{text}");
     assert_eq!(words[2][..5], ["4096", "4096", "1", "4170", "4194"], "{text}");
-    // All sizes; of datagrams, those up to the path MTU.
+    // With -a, the table has all sizes, or for datagrams all sizes up to the path MTU.
     assert_eq!(list(&run("wire cost --json --op send -a").expect_status(0).json(), "/rows").len(), 23);
     let datagrams = run("wire cost --json --op send -a --transport ud --mtu 1024").expect_status(0).json();
     assert_eq!(list(&datagrams, "/rows").len(), 10);
@@ -301,7 +302,8 @@ fn efficiency_over_sizes_and_path_mtus() {
     for mtu in ["MTU 256", "MTU 4096"] {
         assert!(lines[0].contains(mtu), "{text}");
     }
-    // 64 in 74 + 64 + 24, for each path MTU; 4096 in 4178, except for one RETH.
+    // 64 B of payload take 74 + 64 + 24 line bytes at each path MTU. In a long message, 4096 B take 4178 line bytes,
+    // and one RETH is added.
     assert_eq!(lines[1].matches("39.51 %").count(), 5, "{text}");
     assert!(lines[2].trim_start().starts_with("1048576") && lines[2].ends_with("98.04 %"), "{text}");
     let json = run("wire cost --op write --efficiency -s 64 --json").expect_status(0).json();

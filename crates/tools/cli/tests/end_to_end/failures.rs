@@ -19,7 +19,7 @@ fn a_missing_listener_is_an_error() {
 /// Checks the error of a client whose server sends these bytes, and then nothing.
 fn client_against(hello: &'static [u8], words: &[&str]) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
-    let address = listener.local_addr().expect("it has an address");
+    let address = listener.local_addr().expect("a bound socket has an address");
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("the client connects");
         stream.write_all(hello).expect("the client is there");
@@ -63,7 +63,7 @@ fn another_version_is_an_error() {
 #[test]
 fn a_peer_that_hangs_up_is_noticed() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
-    let address = listener.local_addr().expect("it has an address");
+    let address = listener.local_addr().expect("a bound socket has an address");
     let server = std::thread::spawn(move || drop(listener.accept().expect("the client connects")));
     run(&format!("bench bw -n 100 -s 16 {address}")).expect_complaint(1, &["the connection to 127.0.0.1:", "broke"]);
     server.join().expect("the server is done");
@@ -74,7 +74,7 @@ fn a_client_gives_up_a_silent_server() {
     client_against(b"", &["did not answer within 10 s"]);
 }
 
-/// Error of a side whose peer was killed: the TCP connection between them ends long before the RNIC gives up.
+/// Error of a side whose peer was killed. The TCP connection with the peer ends long before the RNIC gives up.
 const HUNG_UP: &str = "doorbell: the peer is gone: it hung up while a point ran";
 
 /// Runs a test on a server and its client during a measurement, one pair for each kind of load.
@@ -125,7 +125,7 @@ fn a_server_rejects_memory_beyond_its_limit() {
     server.finish().expect_complaint(1, &[said]);
 }
 
-/// Returns the process that this one has started.
+/// Returns the folder in /proc of the process that process number `process` has started.
 fn second_process_of(process: u32) -> PathBuf {
     let children = format!("/proc/{process}/task/{process}/children");
     let until = Instant::now() + PATIENCE;
@@ -149,7 +149,7 @@ fn the_second_process_does_not_outlive_the_first() {
         world.wait_for_packets();
         first.kill();
         let until = Instant::now() + PATIENCE;
-        // The process has gone, or is a zombie that its parent has not reaped.
+        // Wait until the process has gone, or is a zombie that its parent has not reaped.
         while std::fs::read_to_string(second.join("status")).is_ok_and(|status| !status.contains("State:\tZ")) {
             assert!(Instant::now() < until, "the second process is still there");
             std::thread::sleep(Duration::from_millis(5));
@@ -166,7 +166,7 @@ fn the_first_process_notices_that_the_second_is_gone() {
     world.wait_for_packets();
     let id = second.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok()).expect("a number");
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGKILL)
-        .expect("it can be killed");
+        .expect("the process can be killed");
     let first = first.finish().expect_status(1);
     assert!(first.stderr.contains(HUNG_UP), "{}", first.stderr);
 }

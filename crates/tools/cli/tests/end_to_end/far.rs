@@ -35,7 +35,7 @@ fn a_workload_runs_here_with_every_part_in_threads() {
     assert!(run["bytes_per_operation"].as_f64() > run["least_bytes_per_operation"].as_f64().map(|b| b * 0.9), "{run}");
 }
 
-/// Runs `far verify`, which kills a client, and returns its result: a linearizable history of some length.
+/// Runs `far verify`, which kills a client, and returns the result. Checks that the history is linearizable and long.
 fn verified(arguments: &str) -> Value {
     let json = run(&format!("far verify -d doorbell0 {arguments} --json")).expect_status(0).json();
     assert_eq!((&json["linearizable"], &json["killed"]), (&Value::from(true), &Value::from(1)), "{arguments}: {json}");
@@ -51,9 +51,9 @@ fn a_killed_client_leaves_a_linearizable_history() {
     }
 }
 
-/// The test kills a client, and then the middlebox. Another middlebox without state takes its place. The box loses,
-/// duplicates and reorders packets all the time. Requests in flight at the kill get no answer, and no result is
-/// wrong. The remaining clients continue through the second box, each at its own pace.
+/// The command kills a client, and then the middlebox. Another middlebox without state replaces the first one. Both
+/// boxes lose, duplicate and reorder packets all the time. Requests in flight at the kill get no answer, and no result
+/// is wrong. The remaining clients continue through the second box, each at its own pace.
 /// In the store's tests, `a_box_that_took_anothers_place_steers_and_converts_again` runs clients in lockstep, and shows
 /// that a second box steers and converts.
 #[test]
@@ -70,7 +70,7 @@ fn a_lossy_replaced_middlebox_leaves_a_linearizable_history() {
     }
 }
 
-/// Memory node and clients meet a box that another command runs, at the address that the store prints.
+/// Memory node and clients use a box that another command runs at the address that the store prints.
 #[test]
 fn an_external_middlebox_leaves_a_linearizable_history() {
     // No other test listens on this address of loopback.
@@ -88,8 +88,8 @@ fn an_external_middlebox_leaves_a_linearizable_history() {
     steer.kill();
 }
 
-/// The test kills either of two memory nodes, each a process, and then a client. The others continue with the
-/// remaining node.
+/// The command kills one of two memory nodes, each a process, and then a client. The other clients continue with the
+/// remaining memory node.
 #[test]
 fn a_killed_memory_node_leaves_a_linearizable_history() {
     for (node, strategy) in [("primary", "optimistic"), ("replica", "chained")] {
@@ -102,7 +102,7 @@ fn a_killed_memory_node_leaves_a_linearizable_history() {
     assert_eq!(json["memory_nodes"], 2, "{json}");
 }
 
-/// Costs of two memory nodes, in virtual time and here.
+/// A put on two memory nodes costs twice as much as on one, in virtual time. The same store works on this machine.
 #[test]
 fn a_put_on_two_memory_nodes_takes_four_round_trips() {
     let run = |replicas: u32| {
@@ -118,7 +118,7 @@ fn a_put_on_two_memory_nodes_takes_four_round_trips() {
     let ((Some(one_ns), Some(one_bytes)), (Some(two_ns), Some(two_bytes))) = (figures(&one), figures(&two)) else {
         panic!("{one} {two}")
     };
-    // Waiting is the only cost in virtual time, and the node goes to both.
+    // In virtual time, a put takes only its round trips, and its node is written to both memory nodes.
     assert!((1.8..2.3).contains(&(two_ns / one_ns)), "{one_ns} and {two_ns} ns");
     assert!((1.6..2.2).contains(&(two_bytes / one_bytes)), "{one_bytes} and {two_bytes} B");
     let json = crate::command::run("far run -d doorbell0 --clients 2 -D 100ms --keys 64 --replicas 2 --json");

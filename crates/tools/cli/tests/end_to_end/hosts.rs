@@ -1,4 +1,4 @@
-//! A study on several hosts, which are processes of this machine here.
+//! A study on several hosts. In these tests, the hosts are processes of this machine.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -12,8 +12,8 @@ use socket2::SockRef;
 use crate::command::{PATIENCE, Running, address_without_a_listener, doorbell, list, measuring, number, run};
 use crate::study::{Scratch, records, repetitions};
 
-/// Starts another host of a study, at a port of its choice or at this address. It listens on loopback, which needs no
-/// token.
+/// Starts another host of a study at this address. With port 0, the host chooses its port. The host listens on
+/// loopback, so it needs no token.
 fn listen(address: &str) -> (Running, String) {
     let mut host = Running::start(doorbell(&format!("study -d doorbell0 --listen {address}")));
     let address = host.text_after("waiting for a client on ");
@@ -90,7 +90,8 @@ fn a_study_names_a_dead_host_and_continues_after_its_return() {
         }
         let kept: usize = records(&scratch.0).iter().map(|file| repetitions(file)).sum();
         assert!(finished.stderr.contains(&format!("; {kept} measurements are in")), "{kept}: {}", finished.stderr);
-        // The study is rejected before any measurement, and completed when the host is back.
+        // Without the host, the study is rejected before any measurement. When the host is back, the study is
+        // completed.
         let refused = run(&study).expect_status(1);
         assert!(refused.stderr.contains(&format!("cannot connect to {dies_at}")), "{}", refused.stderr);
         let _back = listen(&dies_at);
@@ -125,7 +126,7 @@ fn silent_and_garbage_strangers_end_no_study() {
 /// Returns the address of a listener that calls `serve` for each connection, until the process of the test ends.
 fn listener(serve: impl Fn(TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("it has an address").to_string();
+    let address = listener.local_addr().expect("a bound socket has an address").to_string();
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
             serve(stream)
@@ -134,7 +135,7 @@ fn listener(serve: impl Fn(TcpStream) + Send + 'static) -> String {
     address
 }
 
-/// Returns the address of a proxy of this host, which replaces a part of the host's description.
+/// Returns the address of a proxy for a host. The proxy replaces the text `said` of the host by `instead`.
 fn pretending(host: &str, said: &'static str, instead: &'static str) -> String {
     let host = host.to_owned();
     listener(move |mut client| {
@@ -146,7 +147,7 @@ fn pretending(host: &str, said: &'static str, instead: &'static str) -> String {
         });
         let mut said_now = vec![0; 1 << 16];
         while let Ok(count @ 1..) = server.read(&mut said_now) {
-            // Forward binary set-up unchanged.
+            // Forward binary data of the set-up unchanged.
             let bytes = match std::str::from_utf8(&said_now[..count]) {
                 Ok(text) => text.replace(said, instead).into_bytes(),
                 Err(_) => said_now[..count].to_vec(),
@@ -158,8 +159,8 @@ fn pretending(host: &str, said: &'static str, instead: &'static str) -> String {
     })
 }
 
-/// Returns the address of a proxy of this host that drops long packets in one direction: of the client, or of the
-/// host. No packet passes after the first dropped one, since TCP retransmits it forever.
+/// Returns the address of a proxy for a host. The proxy drops long packets from the client, or from the host. After the
+/// first dropped packet, no packet passes in this direction, since TCP would retransmit the dropped packet forever.
 fn behind_a_black_hole(host: &str, of_client: bool) -> String {
     let host = host.to_owned();
     listener(move |mut client| {
@@ -206,7 +207,7 @@ fn incompatible_hosts_are_rejected_before_measuring() {
     let with = |experiment: &str, hosts: &str| {
         run(&format!("study --quick -d doorbell0 --out {} {experiment} {hosts}", scratch.path()))
     };
-    // Check the host alone, and as one of several.
+    // Name the host alone, and together with another host.
     let refuses = |host: &str, status: i32, words: &[&str]| {
         let words = [&[host], words].concat();
         for hosts in [host.to_owned(), format!("{address} {host}")] {
@@ -214,7 +215,7 @@ fn incompatible_hosts_are_rejected_before_measuring() {
         }
     };
     with("send-receive/rnr", &format!("{address} {address}")).expect_complaint(2, &[&address, "are the same host"]);
-    // Another name of the same address.
+    // Name a host twice, by two names of its address.
     let port = address.rsplit(':').next().unwrap();
     with("send-receive/rnr", &format!("{address} localhost:{port}")).expect_complaint(2, &["are the same host"]);
     refuses("no-such-host.invalid:1", 2, &["no host of that name is found"]);
@@ -231,7 +232,7 @@ fn incompatible_hosts_are_rejected_before_measuring() {
     let mut other_port = Running::start(doorbell("study -d doorbell0 --udp-port 4792 --listen 127.0.0.1:0"));
     let other = other_port.text_after("waiting for a client on ");
     refuses(&other, 1, &["at 4792", "--udp-port"]);
-    // A process other than the first host; otherwise the proxy would be that host under a second name.
+    // Start another host behind the proxy: with the first host behind it, the study would have one host twice.
     let (_behind, behind) = listen("127.0.0.1:0");
     let release = concat!("\"doorbell\":\"", env!("CARGO_PKG_VERSION"), "\"");
     refuses(&pretending(&behind, release, "\"doorbell\":\"0.0.1\""), 1, &["has release 0.0.1", "use the same"]);
@@ -242,7 +243,7 @@ fn incompatible_hosts_are_rejected_before_measuring() {
     with("far-memory/skew", &few).expect_complaint(2, &[&few, "queue pairs of a host", "has 1: leave it out"]);
     let deviceless = listener(|stream| drop(session::refuse(stream, "there is no RDMA device mlx5_9")));
     refuses(&deviceless, 1, &["there is no RDMA device mlx5_9"]);
-    // Experiments that two hosts cannot run are rejected in advance, too.
+    // Experiments that two hosts cannot run are rejected before any measurement too.
     with("far-memory/reordering", &address).expect_complaint(2, &["on 2 hosts", "name another host"]);
     assert!(records(&scratch.0).is_empty());
 }
@@ -258,16 +259,16 @@ fn one_host_under_two_addresses_is_rejected_before_measuring() {
     };
     let mut host = with_token("study -d doorbell0 --listen -p 0");
     let at = host.text_after("waiting for a client on ");
-    let port = at.rsplit(':').next().expect("it has a port");
+    let port = at.rsplit(':').next().expect("the address has a port");
     let [one, other] = [1, 2].map(|number| format!("127.0.0.{number}:{port}"));
     let study = format!("study --quick -d doorbell0 --out {} hosts {one} {other}", scratch.path());
     let begun = Instant::now();
     with_token(&study).finish().expect_complaint(2, &[&one, &other, "are the same host: name each host once"]);
-    assert!(begun.elapsed() < Duration::from_secs(9), "it was known only when one of them did not answer");
+    assert!(begun.elapsed() < Duration::from_secs(9), "the doctor must notice the same host before a timeout");
     assert!(records(&scratch.0).is_empty());
     let examined = with_token(&format!("doctor -d doorbell0 {one} {other}")).finish().expect_status(1).stdout;
     assert!(examined.contains(&format!("{one} and {other} are the same host")), "{examined}");
-    // The host is free again.
+    // The host serves the next client.
     let finished = with_token(&format!("doctor -d doorbell0 {one} {one}")).finish().expect_status(1).stdout;
     assert!(
         finished.contains(&format!("{one} is named twice")) && finished.contains("name each host once"),
@@ -278,17 +279,18 @@ fn one_host_under_two_addresses_is_rejected_before_measuring() {
 /// An MPI launcher on this machine.
 struct Launcher {
     program: &'static str,
-    /// Options with which the launcher runs anywhere.
+    /// Options with which the launcher runs as root and with few CPUs.
     options: &'static [&'static str],
 }
 
 impl Launcher {
-    /// Returns Open MPI's and MPICH's launchers under Debian's names; elsewhere `mpirun` is either.
+    /// Returns the installed launchers of Open MPI and MPICH. Debian has a name for each of them; on other systems,
+    /// `mpirun` is one of the two.
     fn all() -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for program in ["mpirun", "mpirun.openmpi", "mpirun.mpich"] {
             let Ok(said) = std::process::Command::new(program).arg("--version").output() else { continue };
-            // MPICH's launcher has this name.
+            // The launcher of MPICH is named Hydra.
             let is_hydra = String::from_utf8_lossy(&said.stdout).contains("HYDRA");
             let options: &[&str] =
                 if is_hydra { &[] } else { &["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] };
@@ -333,7 +335,7 @@ fn ranks_are_hosts(launcher: &Launcher) {
     let names: Vec<&str> = list(&whole, "/repetitions/0/hosts").iter().map(|host| text(host, "/name")).collect();
     assert_eq!(names, ["this machine", "rank 1", "rank 2"]);
 
-    // An error appears once, and makes the run fail.
+    // An error is printed once, and the launcher fails.
     let wrong = Running::start(launcher.run(2, &format!("{study} 127.0.0.1"))).finish();
     assert!(!wrong.status.success() && wrong.stderr.contains("leave out 127.0.0.1"), "{}", wrong.stderr);
 
@@ -353,7 +355,7 @@ fn ranks_are_hosts(launcher: &Launcher) {
     }
 }
 
-/// A replacement of ssh: it runs the command here, and provides the connection as sshd does.
+/// Replacement of ssh. It runs the command on this machine, and sets `SSH_CONNECTION` like sshd.
 const SSH: &str = "#!/bin/sh
 while [ $1 != -- ]; do shift; done
 shift 2

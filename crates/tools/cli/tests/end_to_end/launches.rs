@@ -1,5 +1,5 @@
-//! Processes of a launch that find each other, or report the reason why not. The tests act as the launcher: they set
-//! the same environment variables.
+//! Processes of a launch that find each other, or report why they do not. The tests act as the launcher, and set the
+//! environment variables of Open MPI.
 
 use std::fs;
 use std::io::Write as _;
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use crate::command::{Running, doorbell, measuring};
 use crate::study::{Scratch, records};
 
-/// Shorter than the time for which processes wait for number 0.
+/// Time within which a process must report its error. It is shorter than the time for which processes wait for process
+/// number 0.
 const SOON: Duration = Duration::from_secs(40);
 
 /// Starts process `rank` of two on this machine.
@@ -23,7 +24,7 @@ fn process(rank: usize, job: &str, arguments: &str) -> Running {
 
 #[test]
 fn processes_report_a_failure_of_number_0_at_once() {
-    // Not even root can write there.
+    // Not even root can write to /proc/sys.
     let study = "--out /proc/sys direct-write/latency";
     for is_first in [true, false] {
         let begun = Instant::now();
@@ -34,7 +35,8 @@ fn processes_report_a_failure_of_number_0_at_once() {
         other.finish().expect_complaint(1, &["process 0 of the launch: /proc/sys: no records and no report"]);
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     }
-    // Each process checks the meeting point and the command itself. Only number 0 prints errors of the command.
+    // Each process checks the meeting point and the command line. Only process number 0 prints errors of the command
+    // line.
     let begun = Instant::now();
     let wrong =
         |rank| process(rank, "wrong", "--out /proc/sys direct-write/latency --rendezvous /no/such/place").finish();
@@ -44,8 +46,8 @@ fn processes_report_a_failure_of_number_0_at_once() {
     assert!(begun.elapsed() < SOON);
 }
 
-/// A killed launch has left its file, and another service now listens at that address. It waits for its client to
-/// speak, or greets it.
+/// A killed launch has left its file, and another service now listens at the address in the file. The service waits for
+/// data of its client, or sends a greeting.
 #[test]
 fn a_foreign_service_at_a_stale_address_blocks_no_launch() {
     let _one_at_a_time = measuring();
@@ -55,7 +57,7 @@ fn a_foreign_service_at_a_stale_address_blocks_no_launch() {
         let file = meeting.path().join(format!("doorbell-{job}-{}", std::process::id()));
         let told = format!("{{\"address\":\"{}\",\"token\":\"secret\"}}", stranger.local_addr().unwrap());
         fs::write(&file, told).unwrap();
-        // As if locks of other machines were invisible: processes trust the file.
+        // Lock the file, so that processes believe that its launch still runs.
         let believed = fs::File::open(&file).unwrap();
         believed.lock().unwrap();
         let study = format!("--out {} --rendezvous {}/ direct-write/latency", scratch.path(), meeting.path().display());

@@ -1,5 +1,5 @@
-//! The `doorbell` command from the view of its users: each test runs it as a process, and checks its output and its
-//! exit status. No test checks a speed.
+//! Tests of the `doorbell` command from the view of its users. Each test runs the command as a process, and checks the
+//! output and the exit status. No test checks the speed of a measurement.
 
 mod advise;
 mod bench;

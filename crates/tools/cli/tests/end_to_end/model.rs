@@ -30,7 +30,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs the command with paths after its other arguments.
+/// Runs the command with these arguments, followed by these paths.
 fn with_paths(arguments: &str, paths: &[&Path]) -> Finished {
     let mut command: Command = doorbell(arguments);
     command.args(paths);
@@ -122,7 +122,7 @@ fn predictions_are_tables_and_json_of_the_same_numbers() {
         assert_eq!(row[2], format!("{:.0}", at("messages_per_s")));
         assert!(at("next_factor") >= 1.0);
     }
-    // 594 bytes on the line of 100 Gb/s, without credits.
+    // Without credits, a message of 512 B takes 594 bytes of the link of 100 Gb/s.
     let bare = run(&format!("{arguments} --no-credits --json")).expect_status(0).json();
     assert!((positive(&bare, "/results/1/messages_per_s") / 21.04e6 - 1.0).abs() < 0.001);
     assert_eq!(bare["results"][1]["bottleneck"], "link");
@@ -230,12 +230,12 @@ fn local_records_are_fitted_and_predicted() {
     assert!(finished.stderr.contains("\"request_response\" is neither a message"), "{}", finished.stderr);
     let json = finished.json();
     let count = |field: &str| json[field].as_array().map_or(0, Vec::len);
-    // On a busy machine packets may be lost; then the output reports it.
+    // On a busy machine packets may be lost. The fit then leaves results out, and reports the reason.
     assert_eq!(count("residuals") + count("left_out"), 10, "{json:#}");
     assert!(positive(&json, "/median_error") < 10.0);
     assert!(json["estimates"].as_array().is_some_and(|all| all.iter().any(|one| one["interval_95"].is_null())));
 
-    // Directly timed values appear beside the fitted ones.
+    // With --measured, directly timed values appear beside the fitted values.
     let timed = run("model measure -n 50 --json").expect_status(0);
     assert_eq!(timed.json()["schema"], "doorbell-measure/1");
     let timed = folder.with("timed.json", &timed.stdout);
@@ -249,7 +249,7 @@ fn local_records_are_fitted_and_predicted() {
     both[last] = &wrong;
     with_paths("model fit", &both).expect_complaint(1, &["wrong.json: schema is \"doorbell-measure/9\", allowed is"]);
 
-    // A directory of a study is read as `report` reads it, also beside other records.
+    // `model fit` reads the directory of a study like `report`, also together with other records.
     let study = folder.0.join("study");
     with_paths("study --quick send-receive/window --out", &[&study]).expect_status(0);
     let json = with_paths("model fit --json", &[&study, paths[1]]).expect_status(0).json();

@@ -11,7 +11,7 @@ fn sizes() -> String {
     SIZES.map(|bytes| bytes.to_string()).join(",")
 }
 
-/// Runs an operation with several windows, each with slightly more messages than it holds, and checks each result.
+/// Runs an operation with several windows, each time with three messages more than the window, and checks each result.
 fn with_windows(operation: &str, sizes: &str, check: impl Fn(&Value, u64)) {
     for window in [1, 8, 32, 64] {
         let messages = window + 3;
@@ -43,11 +43,11 @@ fn writes_are_counted_to_the_byte() {
     with_windows("write", &sizes(), |result, messages| {
         let bytes = number(result, "/bytes");
         let packets = bytes.div_ceil(4096).max(1);
-        // Each packet has 58 B of headers, the first one also 16 B of RETH.
+        // Each packet has 58 B of headers, and the first packet of a message also has 16 B of RETH.
         let each = packets * 58 + 16 + bytes.next_multiple_of(4);
         assert_eq!(number(result, "/counted/client/data_packets"), messages * packets);
         assert_eq!(number(result, "/counted/client/data_bytes"), messages * each);
-        // The other side's processor takes no part: it sends only acknowledgements.
+        // The processor of the other side has no part in the operation, so the other side sends only acknowledgements.
         for what in ["data_packets", "response_packets", "control_packets"] {
             assert_eq!(number(result, &format!("/counted/server/{what}")), 0, "{result:#}");
         }
@@ -69,7 +69,7 @@ fn reads_are_counted_to_the_byte() {
         if undisturbed(result) {
             let packets = bytes.div_ceil(4096).max(1);
             assert_eq!(number(result, "/counted/server/response_packets"), messages * packets);
-            // Each packet has 58 B of headers, and the first and the last one have an AETH.
+            // Each packet has 58 B of headers, and the first and the last packet of a response have an AETH.
             let each = packets * 58 + 4 * packets.min(2) + bytes.next_multiple_of(4);
             let counted = number(result, "/counted/server/response_bytes");
             assert!((messages * each..=messages * each + 8 * (requests - messages)).contains(&counted), "{result:#}");

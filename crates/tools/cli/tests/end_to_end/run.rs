@@ -1,5 +1,5 @@
-//! `doorbell run` and `doorbell env`. `cargo xtask test` tests the library itself with real programs. Here a file
-//! replaces it, which the dynamic linker ignores.
+//! `doorbell run` and `doorbell env`. `cargo xtask test` tests the preloaded library with real programs. In these
+//! tests, a text file replaces the library, and the dynamic linker ignores this file.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -81,14 +81,15 @@ fn a_program_is_the_same_process() {
     assert_eq!(running.finish().expect_status(0).stdout, format!("{id}\n"));
 }
 
-/// A process that waits for the program learns how the program ended, as if it had started it directly.
+/// The parent process sees the exit status of the program, as if the parent had started the program directly.
 #[test]
 fn the_parent_sees_the_signal_that_ended_a_program() {
     let library = Library::new("signal");
     let mut command = library.with(doorbell("run --"));
     command.args(["sh", "-c", "kill -KILL $$"]);
     assert_eq!(Running::start(command).finish().status.signal(), Some(9));
-    // The command itself ignores SIGPIPE, and a shell keeps ignoring each signal that it inherits as ignored.
+    // The command ignores SIGPIPE, and a shell keeps signals ignored that its parent ignored. So the command must
+    // restore the default action of SIGPIPE.
     let mut command = library.with(doorbell("run --"));
     command.args(["sh", "-c", "kill -PIPE $$"]);
     assert_eq!(Running::start(command).finish().status.signal(), Some(13));
@@ -106,7 +107,7 @@ fn children_of_a_program_inherit_the_environment() {
     assert_eq!(finished.stdout, format!("DOORBELL_PORT=5000\nLD_PRELOAD={}\n", library.0.display()));
 }
 
-/// ^C goes to all processes of the terminal's group, and none remains.
+/// ^C sends SIGINT to all processes of the terminal's process group, and all of them end.
 #[test]
 fn an_interrupt_ends_all_processes_of_a_program() {
     let library = Library::new("interrupt");
@@ -115,7 +116,7 @@ fn an_interrupt_ends_all_processes_of_a_program() {
     command.args(["sh", "-c", "sleep 1000 | (echo started; exec sleep 1000)"]);
     let mut running = terminal.start(command, Session::Own);
     terminal.wait_for("started");
-    // The process leads its session, and therefore its group.
+    // The process leads its session, and therefore its process group.
     let group = Pid::from_raw(running.id() as i32);
     terminal.press("\u{3}");
     assert_eq!(running.end().signal(), Some(Signal::SIGINT as i32));
@@ -126,7 +127,7 @@ fn an_interrupt_ends_all_processes_of_a_program() {
     }
 }
 
-/// ^Z stops the program, and a shell continues it.
+/// A signal stops the program like ^Z, and a shell continues the program.
 #[test]
 fn a_program_is_stopped_and_goes_on() {
     let library = Library::new("stop");
@@ -148,12 +149,12 @@ fn a_program_that_cannot_be_reached_is_named() {
     let library = Library::new("static");
     let folder = tempfile::tempdir().expect("there is room for a folder");
     let program = folder.path().join("program");
-    // An ELF file of 64 bits for this machine, without any program header: the kernel runs no such file.
+    // Write an ELF file of 64 bits for this machine without program headers, which the kernel does not run.
     let own = fs::read(env!("CARGO_BIN_EXE_doorbell")).expect("the command can be read");
     let mut header = own[..64].to_vec();
     header[56..58].fill(0);
     fs::write(&program, header).expect("a file can be written");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("the file belongs to this user");
     let start = |options: &str| {
         let mut command = library.with(doorbell(&format!("run {options} --")));
         command.arg("program").env("PATH", folder.path());
@@ -164,7 +165,8 @@ fn a_program_that_cannot_be_reached_is_named() {
     assert!(!start("").stderr.contains("cannot be reached"), "not asked for");
 }
 
-/// `execvp` hands the shell a program that the kernel does not know, and the shell executes bytes of it.
+/// `execvp` passes a file whose format the kernel does not know to a shell. The shell must not execute the bytes of a
+/// binary.
 #[test]
 fn foreign_binaries_are_rejected_and_scripts_run_in_a_shell() {
     let library = Library::new("foreign");
@@ -172,17 +174,17 @@ fn foreign_binaries_are_rejected_and_scripts_run_in_a_shell() {
     let start = |content: &[u8]| {
         let file = folder.path().join("program");
         fs::write(&file, content).expect("a file can be written");
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("the file belongs to this user");
         let mut command = library.with(doorbell("run -- program one two"));
         command.env("PATH", format!("{}:/bin:/usr/bin", folder.path().display())).current_dir(folder.path());
         Running::start(command).finish()
     };
-    // The first line of this header redirects the output of a shell's command to a file.
+    // If a shell executes this header, its first line creates the file `redirected`.
     let mut foreign = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\xff\xfe >redirected\n".to_vec();
     foreign.resize(64, 0);
     let refused = start(&foreign).expect_status(1);
     assert!(refused.stderr.contains("program could not be started: Exec format error"), "{}", refused.stderr);
-    let files = fs::read_dir(folder.path()).expect("it is ours");
+    let files = fs::read_dir(folder.path()).expect("the file belongs to this user");
     assert_eq!(files.count(), 1, "only the program");
     let served = start(b"echo $0 $# $2\nexit 3\n").expect_status(3);
     assert_eq!(served.stdout, format!("{}/program 2 two\n", folder.path().display()));
@@ -203,7 +205,7 @@ fn processes_with_open_devices_are_listed() {
     let looked = loop {
         let looked = Running::start(world.command("run --processes --json")).finish().expect_status(0).json();
         let devices = list(&looked, "/devices");
-        // Both processes of the measurement, once packets have gone both ways.
+        // Wait until both processes of the measurement have sent and received packets.
         let has_counted = |device: &Value| {
             ["tx_packets", "rx_bytes"].iter().all(|counter| device["totals"][counter].as_u64() > Some(0))
         };
@@ -217,11 +219,14 @@ fn processes_with_open_devices_are_listed() {
     assert!(pids.contains(&u64::from(bench.id())) && pids[0] < pids[1], "{pids:?}");
     for device in [first, second] {
         assert_eq!((&device["name"], &device["program"]), (&"doorbell0".into(), &"doorbell".into()));
-        let address = device["address"].as_str().expect("it has an address");
+        let address = device["address"].as_str().expect("the device has an address");
         assert_eq!(device["gid"], format!("::ffff:{address}"));
     }
     assert_ne!(first["address"], second["address"]);
-    let own = [first, second].into_iter().find(|device| device["pid"] == bench.id()).expect("it is one of them");
+    let own = [first, second]
+        .into_iter()
+        .find(|device| device["pid"] == bench.id())
+        .expect("the process of the bench is listed");
     assert_eq!(own["command"][0], env!("CARGO_BIN_EXE_doorbell"));
     let words: Vec<&str> = list(own, "/command").iter().filter_map(Value::as_str).collect();
     assert_eq!(words[1..], ["bench", "bw", "-s", "4096", "-D", "600"]);
@@ -238,7 +243,7 @@ fn processes_with_open_devices_are_listed() {
     let row = rows[1..].iter().find(|row| row.contains("bench bw -s 4096 -D 600")).expect("commands are whole");
     assert!(row.contains("doorbell0") && row.contains("::ffff:127.0.0."), "{text}");
 
-    // A killed process is not listed any more, and its peer ends by itself.
+    // A killed process is not listed any more. Its peer ends by itself, and is not listed either.
     bench.kill();
     let until = Instant::now() + PATIENCE;
     loop {

@@ -102,10 +102,10 @@ fn published_rows_are_simulated_and_compared() {
     assert!(wrong.stderr.contains("nic.atomic: fast is no decimal number"), "{}", wrong.stderr);
 }
 
-/// A testbed with changed parameters is simulated as a study, and a fit to its records finds them within its
-/// intervals. Gaps are sums over many stations, so the test changes a difference: acknowledgements cross a cable that
-/// is 1 us longer four times more slowly.
-/// four times more slowly.
+/// The test simulates a study on a testbed with changed parameters. A fit to the records finds the changed parameters
+/// within the intervals of the fit. The latency is a sum over many stations of the simulated path, so the test cannot
+/// check the parameter of one station. Instead, it compares with a testbed whose cable is 1 us longer, which a message
+/// and its acknowledgement cross four times in a round trip.
 #[test]
 fn a_fit_of_a_simulated_study_finds_what_the_testbed_has() {
     let scratch = tempfile::tempdir().expect("a directory");
@@ -152,7 +152,10 @@ fn a_sweep_gives_a_table_json_plots_and_captures() {
         "a line of what, one of headings, one for each point, the file: {text}"
     );
     let html = std::fs::read_to_string(&page).expect("a page");
-    assert!(html.contains("Doorbell, simulated") && html.contains("link.rate_gbps"), "it says that it is simulated");
+    assert!(
+        html.contains("Doorbell, simulated") && html.contains("link.rate_gbps"),
+        "the page must say that the figures are simulated"
+    );
 
     let json = run(&format!("{sweep} --json --pcap {}", pcap.display())).expect_status(0).json();
     assert_eq!((&json["schema"], &json["simulated"]), (&Value::from("doorbell-sim-sweep/1"), &Value::from(true)));
@@ -163,7 +166,8 @@ fn a_sweep_gives_a_table_json_plots_and_captures() {
     for point in points {
         let capture = point["capture"].as_str().expect("a capture");
         let decoded = run(&format!("wire decode --json {capture}")).expect_status(0).json();
-        // The last acknowledgements may be in flight when the last thread ends.
+        // The capture may have more packets than the counters: acknowledgements may be in flight when the last thread
+        // ends.
         assert!(decoded["packets"].as_u64() >= point["packets"].as_u64(), "{capture}");
         assert_eq!(decoded["icrc"]["right"], decoded["packets"], "{capture}");
     }

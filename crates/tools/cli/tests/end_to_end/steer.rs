@@ -1,5 +1,5 @@
-//! `doorbell steer`: a memory node and clients are programs over the crate `doorbell`, in this process. The box
-//! between them is the command.
+//! `doorbell steer`. The memory node and the clients are threads of the test, over the crate `doorbell`. The box
+//! between them is a process of the command.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -24,13 +24,14 @@ const CAPACITIES: QpCapacities =
 const SOON: Duration = Duration::from_secs(60);
 const BYTES: usize = 4096;
 
-/// Starts a memory node, which serves one box after another: it gives up its queue pair when the box's connection
-/// ends.
+/// Starts a memory node that serves one box after another. The memory node destroys its queue pair with a box when the
+/// connection of the box ends.
 pub(crate) fn memory_node() -> SocketAddr {
     mortal_node().0
 }
 
-/// Starts the same memory node, and returns its connection with each box.
+/// Starts the memory node of [`memory_node`]. The returned receiver gets the connection of the memory node with each
+/// box.
 fn mortal_node() -> (SocketAddr, Receiver<TcpStream>) {
     let (serving, streams) = channel();
     let address = node_that(move |mut stream, pair| {
@@ -45,7 +46,7 @@ fn mortal_node() -> (SocketAddr, Receiver<TcpStream>) {
 /// Starts a memory node that calls `serve` with its connection and its queue pair with each peer.
 fn node_that(mut serve: impl FnMut(TcpStream, Result<QueuePair, QueuePairError>) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("it has an address");
+    let address = listener.local_addr().expect("a bound socket has an address");
     std::thread::spawn(move || {
         let device = Device::open().expect("a device");
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
@@ -64,7 +65,7 @@ fn wait_for_end(stream: &mut TcpStream) {
     while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
 }
 
-/// A client of a box, or of a memory node: both look the same.
+/// A client of a box or of a memory node, which the client cannot tell apart.
 struct Client {
     pair: QueuePair,
     memory: Region,
@@ -84,9 +85,9 @@ impl Client {
         (self.pair.peer.address + offset, self.pair.peer.rkey)
     }
 
-    /// Performs an operation on the first bytes of its own memory.
+    /// Performs an operation on the first bytes of the client's own memory.
     fn perform(&self, operation: SendOperation, bytes: usize) {
-        self.pair.perform(operation, self.memory.sge(0, bytes)).expect("it succeeds");
+        self.pair.perform(operation, self.memory.sge(0, bytes)).expect("the operation succeeds");
     }
 
     fn add(&self, offset: u64, add: u64) -> u64 {
@@ -116,21 +117,21 @@ impl Client {
     }
 }
 
-/// Adds one to a word of the node through a client of the box at this address.
+/// Adds one to a word of the memory node, as a client of the box at this address.
 pub(crate) fn add_one(address: &str) {
     Client::connect(address).expect("the box serves").add(0, 1);
 }
 
-/// Starts a box. Returns it with the address at which clients set up their queue pairs.
+/// Starts a box. Returns the box, and the address at which clients set up their queue pairs.
 fn start(node: SocketAddr, arguments: &str) -> (Running, String) {
     let mut running = Running::start(doorbell(&format!("steer {node} -p 0 {arguments}")));
     let address = running.text_after("serving clients at ");
     (running, address)
 }
 
-/// Ends the box like ^C.
+/// Ends the box with SIGINT.
 fn interrupt(running: Running) -> Finished {
-    kill(Pid::from_raw(running.id() as i32), Signal::SIGINT).expect("it can be sent a signal");
+    kill(Pid::from_raw(running.id() as i32), Signal::SIGINT).expect("the process can be sent a signal");
     let finished = running.finish();
     assert_eq!(finished.status.signal(), Some(Signal::SIGINT as i32), "{finished:?}");
     finished
@@ -140,8 +141,8 @@ fn counter(record: &Value, name: &str) -> u64 {
     number(record, &format!("/counters/{name}"))
 }
 
-/// Returns the path of the capture: in the directory of captures for other programs, or a file that is removed with
-/// the test.
+/// Returns the path of the capture. With `DOORBELL_PCAP_DIR`, the capture stays in this directory for checks by other
+/// programs. Otherwise, the file is removed at the end of the test.
 fn capture(name: &str) -> (PathBuf, Option<Scratch>) {
     match std::env::var_os("DOORBELL_PCAP_DIR") {
         Some(directory) => {
@@ -164,7 +165,7 @@ fn the_box_serves_a_client_and_captures_both_sides() {
     let text = b"written through the box, and read back";
     client.write(64, text);
     assert_eq!(client.read(64, text.len()), text);
-    // The box knows the value of the word from the first answer on.
+    // After the first answer, the box knows the value of the word, and converts CASes to WRITEs.
     assert_eq!(
         [client.swap(0, 0, 70), client.swap(0, 70, 80), client.swap(0, 70, 90), client.add(0, 0)],
         [0, 70, 80, 80]
@@ -181,8 +182,8 @@ fn the_box_serves_a_client_and_captures_both_sides() {
     assert_eq!(number(&found, "/icrc/right"), number(&found, "/packets"), "{found:#}");
     assert_eq!(number(&found, "/packets"), counter(&record, "received") + counter(&record, "sent"));
     if scratch.is_none() {
-        // Requests of the client, then in order the packets from the box to the node, from the node, and to the
-        // client.
+        // List the requests of the client, then the packets from the box to the node, from the node to the box, and
+        // from the box to the client.
         let mut expected = format!("requester {requester}\n");
         for opcode in [10, 12, 19, 19, 19, 20] {
             expected += &format!("> opcode={opcode}\n");
@@ -190,7 +191,7 @@ fn the_box_serves_a_client_and_captures_both_sides() {
         for opcodes in [&[10][..], &[12, 16, 16], &[19, 18, 18], &[10, 18], &[10, 18], &[20, 18, 18]] {
             opcodes.iter().for_each(|opcode| expected += &format!("< opcode={opcode}\n"));
         }
-        // Acknowledgements of WRITEs, and of CASes that went as WRITEs.
+        // The numbers of acknowledgements of WRITEs, and of CASes that the box sent as WRITEs.
         expected += "acks 4 12\n";
         std::fs::write(path.with_extension("expected"), expected).expect("a writable directory");
     }
@@ -237,7 +238,7 @@ fn a_killed_box_is_replaced_and_memory_is_preserved() {
     let client = Client::connect(&address).expect("the second box serves it");
     assert_eq!([client.swap(0, 4, 6), client.swap(0, 5, 6), client.swap(0, 6, 7)], [5, 5, 6]);
     let record = interrupt(running).json();
-    // The second box had to ask the node once.
+    // Only two CASes were converted: the first CAS through the second box went to the node.
     assert_eq!(counter(&record, "cas_converted"), 2, "{record:#}");
 }
 
@@ -248,9 +249,9 @@ fn the_box_reconnects_to_a_returned_memory_node() {
     let first = streams.recv_timeout(PATIENCE).expect("the box has come");
     let client = Client::connect(&address).expect("the box serves it");
     client.write(0, b"before");
-    first.shutdown(std::net::Shutdown::Both).expect("it is open");
+    first.shutdown(std::net::Shutdown::Both).expect("the connection is open");
     running.wait_for("has ended its connection; trying again");
-    // The clients notice it, and connect again.
+    // The client notices the end of its queue pair, and connects again.
     let (remote_address, rkey) = client.remote(0);
     let result = client.pair.perform(SendOperation::Write { remote_address, rkey }, client.memory.sge(0, 8));
     assert!(result.is_err(), "the queue pair with the node is gone");
@@ -261,7 +262,7 @@ fn the_box_reconnects_to_a_returned_memory_node() {
     assert_eq!(counter(&record, "node_failures"), 1, "{record:#}");
 }
 
-/// The TCP connection stays, and the RNIC is silent.
+/// The RNIC of the memory node does not answer, while its TCP connection with the box stays open.
 #[test]
 fn the_box_reconnects_to_a_silent_memory_node() {
     let (giving, pairs) = channel();
@@ -276,7 +277,7 @@ fn the_box_reconnects_to_a_silent_memory_node() {
     drop(pair);
     let (remote_address, rkey) = client.remote(0);
     let result = client.pair.perform(SendOperation::Write { remote_address, rkey }, client.memory.sge(0, 8));
-    assert!(result.is_err(), "the client hears of it");
+    assert!(result.is_err(), "the client notices the silent node");
     running.wait_for("does not answer any more; trying again");
     running.wait_for("is there again");
     let _pair = pairs.recv_timeout(PATIENCE).expect("the box has come again");
@@ -302,7 +303,7 @@ fn a_relaying_box_reports_the_order_of_answers() {
     drop(clients);
     let record = interrupt(running).json();
     assert_eq!((number(&record, "/order/answered"), number(&record, "/clients/served")), (80, 2), "{record:#}");
-    // One request at a time, so answers are in order; an answer may be repeated.
+    // Each client has one request at a time, so answers are in order. An answer may be repeated.
     assert!(number(&record, "/order/in_order") >= 79, "{record:#}");
     assert!(number(&record, "/order/largest_gap") == 1, "{record:#}");
     assert_eq!((counter(&record, "requests"), counter(&record, "node_failures")), (0, 0), "{record:#}");
@@ -314,8 +315,9 @@ fn unreadable_packets_are_forwarded_and_counted() {
     let (running, address) = start(node, "--json");
     let address: SocketAddr = address.parse().expect("an address and a port");
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a free port");
-    let own = socket.local_addr().expect("it has an address");
-    // A packet without an opcode of RoCE, one whose headers are missing, and one too short for a header and an ICRC.
+    let own = socket.local_addr().expect("a bound socket has an address");
+    // Send a packet without an opcode of RoCE, a packet without headers, and a packet too short for a header and an
+    // ICRC.
     for bytes in [&[0xff; 20][..], &[0x0a; 12], &[0x0a; 4]] {
         let flow = Flow::new(own.ip(), address.ip(), own.port(), ROCE_UDP_PORT);
         let mut packet = bytes.to_vec();
@@ -357,11 +359,11 @@ fn line(qpn: u32, psn: u32, rkey: u32, host: u8) -> Vec<u8> {
     format!("0000:0010:{qpn:06x}:{psn:06x}:{rkey:08x}:000055e95926c000:{gid}00000000:\0").into_bytes()
 }
 
-/// Returns two ends of a conversation of perftest through a box, after all messages that precede the lines.
+/// Returns the client's and the server's connection with the box, after all bytes that perftest sends before its lines.
 pub(crate) fn perftest(servers: &TcpListener, address: &str, mtus: [&[u8]; 2]) -> [TcpStream; 2] {
     const VERSION: &[u8] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
     let mut client = TcpStream::connect(address).expect("the box listens");
-    client.write_all(VERSION).expect("it is open"); // the box calls the server only after it
+    client.write_all(VERSION).expect("the connection is open"); // the box connects to the server after the version
     let (server, _) = servers.accept().expect("the box comes");
     let ends = [client, server];
     for end in &ends {
@@ -374,53 +376,57 @@ pub(crate) fn perftest(servers: &TcpListener, address: &str, mtus: [&[u8]; 2]) -
 }
 
 fn pass(mut from: &TcpStream, to: &TcpStream, said: &[u8], expected: &[u8]) {
-    from.write_all(said).expect("it is open");
+    from.write_all(said).expect("the connection is open");
     assert_eq!(hear(to, expected.len()), expected);
 }
 
 fn hear(mut at: &TcpStream, bytes: usize) -> Vec<u8> {
     let mut heard = vec![0; bytes];
-    at.read_exact(&mut heard).expect("it is said");
+    at.read_exact(&mut heard).expect("the box forwards the bytes");
     heard
 }
 
-/// `cargo xtask programs box` runs the programs themselves.
+/// The test sends the messages of perftest. `cargo xtask programs box` runs the programs of perftest.
 #[test]
 fn perftest_gets_the_boxs_queue_pairs_in_place_of_its_own() {
     let servers = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let node = servers.local_addr().expect("it has an address");
+    let node = servers.local_addr().expect("a bound socket has an address");
     let mut running = Running::start(doorbell(&format!("steer {node} --perftest -p 0 --json")));
     let address = running.text_after("serving clients at ");
     let host: u8 = address.split(['.', ':']).nth(3).and_then(|host| host.parse().ok()).expect("an address of loopback");
 
     let [client, server] = perftest(&servers, &address, [b"3\0", b"5\0"]);
     let (of_client, of_server) = (line(0x02_007a, 0x88_b8d5, 0x4b46_8481, 201), line(0x02_2dea, 7, 0x1234_5678, 202));
-    (&client).write_all(&of_client).expect("it is open");
+    (&client).write_all(&of_client).expect("the connection is open");
     let to_server = hear(&server, of_client.len());
-    (&server).write_all(&of_server).expect("it is open");
+    (&server).write_all(&of_server).expect("the connection is open");
     let to_client = hear(&client, of_server.len());
     let box_line = line(0, 0, 0, host);
     for (told, own) in [(&to_server, &of_client), (&to_client, &of_server)] {
         assert_ne!(told[10..16], own[10..16], "the number is the box's");
-        assert_eq!((&told[50..97], &told[33..49]), (&box_line[50..97], &own[33..49]), "its GID, and their address");
+        assert_eq!(
+            (&told[50..97], &told[33..49]),
+            (&box_line[50..97], &own[33..49]),
+            "the GID of the box, and the memory address of the program"
+        );
     }
     assert_ne!(to_server[17..23], of_client[17..23], "the PSN is the box's");
     assert_ne!(to_client[24..32], of_server[24..32], "the key is the box's");
-    // The programs repeat their lines to wait for each other. Other bytes pass unchanged, even if they look like the
-    // start of a line.
+    // A program repeats its line to wait for the other program. Bytes outside of lines pass unchanged, even if they
+    // look like the start of a line.
     pass(&client, &server, &of_client, &to_server);
     pass(&server, &client, &of_server, &to_client);
     pass(&client, &server, b"\x01\x02\x030", b"\x01\x02\x030");
     drop((client, server));
 
     let [_client, server] = perftest(&servers, &address, [b"3\0", b"3\0"]);
-    (&server).write_all(&of_server).expect("it is open");
+    (&server).write_all(&of_server).expect("the connection is open");
     running.wait_for("perftest's server names a queue pair out of turn");
     let [client, _server] = perftest(&servers, &address, [b"9\0", b"3\0"]);
-    (&client).write_all(&of_client).expect("it is open");
+    (&client).write_all(&of_client).expect("the connection is open");
     running.wait_for("perftest does not send its path MTU");
     let [client, _server] = perftest(&servers, &address, [b"3\0", b"3\0"]);
-    (&client).write_all(&line(1, 0, 0, host)).expect("it is open");
+    (&client).write_all(&line(1, 0, 0, host)).expect("the connection is open");
     running.wait_for("which is none that the box");
     let record = interrupt(running).json();
     assert_eq!((number(&record, "/clients/served"), number(&record, "/clients/refused")), (1, 3), "{record:#}");
@@ -437,16 +443,16 @@ fn unservable_requests_are_rejected_with_an_error() {
     run("steer 127.0.0.1 --store nodes").expect_complaint(2, &["nodes=N, keys=N"]);
     let (deaf, _streams) = crate::command::address_without_a_listener();
     run(&format!("steer {deaf}")).expect_complaint(1, &["cannot connect to", "does a memory node set up queue pairs"]);
-    // Another service listens there.
+    // Another service listens at the address of the node.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("it has an address");
+    let address = listener.local_addr().expect("a bound socket has an address");
     let other = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("the box comes");
-        stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").expect("it is open");
+        stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").expect("the connection is open");
         let _ = stream.read(&mut [0; 256]);
     });
     run(&format!("steer {address}")).expect_complaint(1, &["does not speak Doorbell's set-up"]);
-    other.join().expect("it does not panic");
+    other.join().expect("the thread does not panic");
     let node = memory_node();
     run(&format!("steer {node} --store nodes=1M"))
         .expect_complaint(1, &["has 4096 bytes, a store of these sizes needs"]);
@@ -454,13 +460,16 @@ fn unservable_requests_are_rejected_with_an_error() {
     let (mut running, address) = start(node, "");
     let device = Device::open().expect("a device");
     let address: SocketAddr = address.parse().expect("an address and a port");
-    device.connect(address, Options::of(SendReceive), SOON).map(drop).expect_err("it is no connection of messages");
+    device
+        .connect(address, Options::of(SendReceive), SOON)
+        .map(drop)
+        .expect_err("a box accepts no connection of messages");
     running.wait_for("sets up a connection of messages; a box takes queue pairs for READ, WRITE and atomics");
     // A second box in front of a box fails only if both have the same address.
     let own: IpAddr = address.ip();
     let second = run(&format!("steer {address} --bind {own}"));
     second.expect_complaint(1, &[&format!("UDP port 4791 of {own} is taken")]);
     let finished = interrupt(running);
-    // The second box may have connected before it found the port taken.
+    // The first box may have refused the second box, which connects before it finds the UDP port taken.
     assert!(finished.stdout.contains("  clients refused"), "{}", finished.stdout);
 }

@@ -1,5 +1,5 @@
-//! Strangers at listeners of the programs. One function opens connections of all kinds that never become clients, and
-//! serves an honest client beside them.
+//! Strangers at the listeners of the commands. `beside_strangers` opens connections of all kinds that never become
+//! clients, and checks that an honest client is served meanwhile.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -13,20 +13,20 @@ use crate::command::{PATIENCE, Running, doorbell, measuring};
 use crate::counters::World;
 use crate::study::Scratch;
 
-/// Strangers of each kind that stays.
+/// Number of strangers of each kind that stays connected.
 const OF_A_KIND: usize = 16;
 
-/// Strangers that come at once.
+/// Number of strangers that connect at the same time.
 const CROWD: usize = 1000;
 
-/// Pause between two bytes of a stranger that drips.
+/// Pause between two bytes of a stranger that sends slowly.
 const DRIP: Duration = Duration::from_millis(20);
 
-/// Serves an honest client beside strangers that stay, drip, flood and come at once.
+/// Runs an honest client beside strangers that stay connected, send slowly, send too much, or connect at the same time.
 fn beside_strangers(address: &str, honest: impl FnOnce()) {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
     setrlimit(Resource::RLIMIT_NOFILE, most, most).expect("a process may raise its own limit");
-    let connect = || TcpStream::connect(address).expect("it listens");
+    let connect = || TcpStream::connect(address).expect("the server listens");
     let hello = setup::hello(&[]);
     let kinds: [&[u8]; 7] = [
         b"",                       // silent
@@ -42,7 +42,7 @@ fn beside_strangers(address: &str, honest: impl FnOnce()) {
         let mut staying = Vec::new();
         for stranger in (0..OF_A_KIND).flat_map(|_| kinds) {
             let mut stream = connect();
-            // A stranger may have been rejected before it has sent everything.
+            // Ignore an error: the listener may have rejected the stranger before it has sent everything.
             let _ = stream.write_all(stranger);
             staying.push(stream);
         }
@@ -63,7 +63,7 @@ fn beside_strangers(address: &str, honest: impl FnOnce()) {
             }
         });
         let crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect()).collect();
-        // The strangers go before a failure of the honest client is reported.
+        // Disconnect the strangers before a failure of the honest client is reported.
         let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(honest));
         is_over.store(true, Ordering::Relaxed);
         drop((staying, crowd));
@@ -101,7 +101,7 @@ fn bench_without_a_token_serves_its_client_and_no_stranger_ends_it() {
     server.finish().expect_status(0);
 }
 
-/// The hosts of a study and of the doctor use the same listener. The study has a token here, and the doctor has none.
+/// `study --listen` and `doctor --listen` have the same kind of listener. In this test, only the study has a token.
 #[test]
 fn study_and_doctor_serve_their_clients_one_after_another() {
     let _one_at_a_time = measuring();
@@ -159,7 +159,7 @@ fn a_middlebox_connects_its_clients() {
 #[test]
 fn a_middlebox_of_perftest_connects_its_programs() {
     let servers = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let node = servers.local_addr().expect("it has an address");
+    let node = servers.local_addr().expect("a bound socket has an address");
     let mut running = Running::start(doorbell(&format!("steer {node} --perftest -p 0")));
     let address = running.text_after("serving clients at ");
     beside_strangers(&address, || drop(crate::steer::perftest(&servers, &address, [b"3\0", b"5\0"])));
@@ -172,11 +172,11 @@ fn the_exporter_answers() {
     let address = exporter.text_after("serving http://");
     let address = address.trim_end_matches("/metrics");
     beside_strangers(address, || {
-        let mut stream = TcpStream::connect(address).expect("it listens");
+        let mut stream = TcpStream::connect(address).expect("the server listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a time");
-        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("it is open");
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("the connection is open");
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
+        stream.read_to_string(&mut answer).expect("the exporter answers");
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     });
 }

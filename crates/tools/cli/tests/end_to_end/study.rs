@@ -52,14 +52,14 @@ fn an_unusable_directory_is_rejected_before_measuring() {
     let file = scratch.0.join("file").display().to_string();
     fs::write(&file, "").unwrap();
     refused(&file, &["is a file", "--out names a directory"]);
-    // Not even root can write there.
+    // Not even root can write to /proc/sys.
     refused("/proc/sys", &["no records and no report can be written there"]);
     let taken = scratch.0.join("taken");
     fs::create_dir_all(taken.join("report.html")).unwrap();
     refused(&taken.display().to_string(), &["report.html is a directory", "another --out"]);
     assert!(records(&taken).is_empty());
 
-    // Another study holds the directory until it ends in any way.
+    // A running study locks its directory against other studies. The lock ends with the process, also if it is killed.
     let out = scratch.0.join("shared").display().to_string();
     let first = Running::start(doorbell(&format!("study --full -d doorbell0 direct-write/latency --out {out}")));
     let until = Instant::now() + PATIENCE;
@@ -86,7 +86,7 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     assert!(files.iter().all(|file| repetitions(file) == 3));
     assert!(fs::read_to_string(&report).unwrap().starts_with("<!DOCTYPE html>"));
 
-    // Each end has a CPU if there are two. Another choice does not go into the same records.
+    // Each end is pinned to a CPU if the machine has two. A study with another pinning does not add to these records.
     let allowed = Machine::of(&Root::default()).cpus;
     let record: serde_json::Value = serde_json::from_str(&fs::read_to_string(&files[0]).unwrap()).unwrap();
     let (pinned, is_pinned) = (list(&record, "/environment/pinning/cpus").len(), allowed.len() > 1);
@@ -108,7 +108,7 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     let both = scratch.0.join("both.html");
     let report = |other: &Scratch| run(&format!("report {} {} --out {}", scratch.path(), other.path(), both.display()));
     report(&scratch).expect_complaint(2, &["are the same directory", "name each run once"]);
-    // The same run on a machine with another MTU: every difference is within the spread of repetitions.
+    // Copy the run as if from a machine with another MTU: every difference is within the spread of repetitions.
     let after = Scratch::new("after");
     fs::create_dir_all(&after.0).unwrap();
     for file in &files {
@@ -132,7 +132,7 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     report(&after).expect_complaint(2, &["no experiment in common", "send-receive/other", &after.path()]);
     assert_eq!(fs::read_to_string(&both).unwrap(), page);
 
-    // Other points would go to other files, but the records must not become a mix.
+    // Records with other parameters are rejected, although their points would have other files.
     run(&format!("study send-receive/receive-batching --out {}", scratch.path()))
         .expect_complaint(1, &["field `parameters` differs", "another --out"]);
     assert_eq!(files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>(), before);
@@ -158,8 +158,8 @@ fn an_interrupted_study_continues() {
     assert_eq!((files.len(), files.iter().map(|file| repetitions(file)).collect::<Vec<_>>()), (4, vec![3; 4]));
 }
 
-/// On a machine that shares memory, each column has its own link. On a busy machine, packets before both ends meet
-/// are an exception.
+/// If this machine supports shared memory, each point uses the link of its column. On a busy machine, the first packets
+/// may go over UDP before both ends share memory.
 #[test]
 fn repetitions_with_other_rnic_options_are_not_mixed() {
     let _one_at_a_time = measuring();
@@ -204,7 +204,7 @@ fn links_are_compared_only_on_one_machine() {
     let text = run(&format!("report {} --out {}", scratch.path(), scratch.0.join("again.html").display()));
     let said = text.expect_status(0).stderr;
     assert!(said.contains("16 B, one at a time, us") && said.contains("goals: "), "{said}");
-    // An option chooses a link for all points, and a simulation has no choice of links.
+    // The study is rejected with --link, which sets one link for all points, and on a testbed, which has only one link.
     run(&format!("{study} --link udp")).expect_complaint(2, &["links/time compares links", "drop --link udp"]);
     let alone = "links are compared between two software RNICs of one machine alone: in virtual time";
     let elsewhere = Scratch::new("links-simulated");
@@ -262,7 +262,7 @@ fn simulated_and_measured_studies_are_never_mixed() {
     let page = fs::read_to_string(simulated.0.join("report.html")).unwrap();
     assert!(page.contains("simulated, not measured") && page.contains("simulated: connectx5-100g"));
 
-    // Neither a measurement nor another testbed goes into the same directory.
+    // A measurement is rejected in the directory of a simulation, and so is a simulation of another testbed.
     for other in [study.to_owned(), format!("{study} --testbed counters-100g")] {
         let refused = run(&format!("{other} --out {}", simulated.path())).expect_status(2);
         assert!(refused.stderr.contains("has points of another kind (simulated testbed"), "{}", refused.stderr);
@@ -274,7 +274,7 @@ fn simulated_and_measured_studies_are_never_mixed() {
         let _one_at_a_time = measuring();
         run(&format!("{study} --out {}", measured.path())).expect_status(0);
     }
-    // Both in one directory, as a user may copy them: the report separates them.
+    // Copy the measured records into the directory of the simulated records: the report separates both kinds.
     for file in records(&measured.0) {
         let name = format!("measured-{}", file.file_name().unwrap().to_string_lossy());
         fs::copy(&file, simulated.0.join(name)).unwrap();
@@ -290,7 +290,7 @@ fn simulated_and_measured_studies_are_never_mixed() {
     assert!(fit.stderr.contains("and the records before are not"), "{}", fit.stderr);
 }
 
-/// Experiments of shared memory that one machine can measure; the rest needs virtual time.
+/// One machine measures some experiments on shared memory. The other ones require virtual time.
 #[test]
 fn shared_memory_is_studied_on_one_machine() {
     let _one_at_a_time = measuring();
@@ -301,7 +301,7 @@ fn shared_memory_is_studied_on_one_machine() {
     let torn = fs::read_to_string(scratch.0.join("far-memory-tearing-path-mtu-1024-8.json")).unwrap();
     let torn: serde_json::Value = serde_json::from_str(&torn).unwrap();
     assert_eq!(torn["repetitions"][0]["far"]["torn"], 0.0, "a word is read at once");
-    // One thread has all its queue pairs.
+    // One thread polls all queue pairs of the point, so one CPU is pinned.
     assert_eq!(list(&torn, "/environment/pinning/cpus").len(), 1, "{torn}");
     let complaint = "far-memory/hot-address has parts that exist only in virtual time: add --testbed";
     run(&format!("{study} far-memory/hot-address")).expect_complaint(2, &[complaint]);

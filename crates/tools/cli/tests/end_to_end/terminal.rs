@@ -20,47 +20,47 @@ use nix::sys::termios::{Termios, tcgetattr};
 
 use crate::command::PATIENCE;
 
-/// Time for a command to end. It takes milliseconds, and more on a busy machine; a command that does not end takes
-/// forever.
+/// Time within which a command must end. Commands end within milliseconds, and later on a busy machine.
 const TO_END: Duration = Duration::from_secs(20);
 
 /// Relation of a command to the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Session {
-    /// The command leads a session with this terminal, and gets SIGHUP when the terminal goes.
+    /// The command leads a session on this terminal, and gets SIGHUP when the terminal goes.
     Own,
-    /// The same, but the command ignores SIGHUP.
+    /// The command leads a session on this terminal, but ignores SIGHUP.
     OwnWithoutHangup,
-    /// The command only reads and writes there, and gets no signal when the terminal goes.
+    /// The command only reads and writes on the terminal, and gets no signal when the terminal goes.
     None,
 }
 
 pub(crate) struct Terminal {
-    /// The other end, which a window or ssh has.
+    /// The master end of the pseudo-terminal, which usually belongs to a window or sshd.
     master: File,
     slave: File,
     before: Termios,
     said: Arc<Mutex<String>>,
-    /// Threads that read the output, each with a descriptor of its own for the other end.
+    /// Threads that read the output, each with its own descriptor of the master end.
     windows: RefCell<Vec<JoinHandle<()>>>,
     gone: Arc<AtomicBool>,
 }
 
 impl Terminal {
     pub(crate) fn new() -> Self {
-        // No process of a test may inherit the other end, or the terminal would not go with the test's.
+        // No process may inherit the master end. Otherwise, the terminal would not go when the test closes its master
+        // end.
         let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let master = posix_openpt(flags).expect("there are pseudo-terminals");
-        grantpt(&master).and_then(|()| unlockpt(&master)).expect("it can be used");
-        let name = ptsname_r(&master).expect("it has a name");
+        grantpt(&master).and_then(|()| unlockpt(&master)).expect("the terminal can be used");
+        let name = ptsname_r(&master).expect("the terminal has a name");
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(OFlag::O_NOCTTY.bits());
-        let slave = options.open(name).expect("it can be opened");
+        let slave = options.open(name).expect("the terminal can be opened");
         let mut stty = Command::new("stty");
         stty.args(["rows", "30", "cols", "100"]).stdin(slave.try_clone().expect("a descriptor can be had"));
         assert!(stty.status().is_ok_and(|status| status.success()), "the terminal has a size");
         let master = File::from(OwnedFd::from(master));
-        let before = tcgetattr(&slave).expect("it is a terminal");
+        let before = tcgetattr(&slave).expect("the file is a terminal");
         let said = Arc::new(Mutex::new(String::new()));
         Self { master, slave, before, said, windows: RefCell::default(), gone: Arc::default() }
     }
@@ -85,9 +85,9 @@ impl Terminal {
         started
     }
 
-    /// Runs a command without a reader of the terminal, and with its output elsewhere.
+    /// Runs a command on the terminal with its standard output at `stdout`. No thread reads the output on the terminal.
     pub(crate) fn start_with(&self, command: Command, session: Session, stdout: Stdio) -> OnTerminal {
-        // A test run in the background of a shell ignores signals, and its child processes would inherit that.
+        // A test in the background of a shell ignores some signals, and its child processes would ignore them too.
         const BY_DEFAULT: [&str; 2] = ["env", "--default-signal=HUP,INT,QUIT"];
         let more: &[&str] = match session {
             Session::Own => &["setsid", "--ctty"],
@@ -105,7 +105,7 @@ impl Terminal {
         }
         wrapped.env("TERM", "xterm").stdin(self.end()).stdout(stdout).stderr(self.end());
         if session == Session::None {
-            // A signal to this group reaches no other test.
+            // Give the command its own process group, so that a signal to the group reaches no other test.
             wrapped.process_group(0);
         }
         let child = wrapped.spawn().unwrap_or_else(|error| panic!("{}: {error}", prefix[0]));
@@ -139,12 +139,12 @@ impl Terminal {
         (&self.master).write_all(key.as_bytes()).expect("keys can be pressed");
     }
 
-    /// Returns whether the terminal behaves as before, with lines and echo.
+    /// Returns whether the terminal has its initial settings again, with line editing and echo.
     pub(crate) fn is_cooked(&self) -> bool {
-        tcgetattr(&self.slave).expect("it is a terminal") == self.before
+        tcgetattr(&self.slave).expect("the file is a terminal") == self.before
     }
 
-    /// Expects that the terminal behaves as before, and shows its first screen and its cursor.
+    /// Checks that the terminal has its initial settings again, and shows its first screen and its cursor.
     #[track_caller]
     pub(crate) fn expect_restored(&self) {
         assert!(self.is_cooked(), "{:?}", tcgetattr(&self.slave));
@@ -161,7 +161,7 @@ impl Terminal {
         }
     }
 
-    /// Closes the window: then every descriptor of the terminal is dead.
+    /// Closes the master end, as if the window was closed. Every descriptor of the terminal is then dead.
     pub(crate) fn vanish(self) {
         drop(self);
     }
@@ -176,7 +176,7 @@ impl Drop for Terminal {
     }
 }
 
-/// A command that runs on a terminal. Dropping it ends the process.
+/// A command that runs on a terminal. Dropping this handle ends the process.
 pub(crate) struct OnTerminal {
     child: Child,
     what: String,
@@ -196,7 +196,7 @@ impl OnTerminal {
     pub(crate) fn end(&mut self) -> ExitStatus {
         let until = Instant::now() + TO_END;
         loop {
-            if let Some(status) = self.child.try_wait().expect("it can be waited for") {
+            if let Some(status) = self.child.try_wait().expect("the process can be waited for") {
                 return status;
             }
             assert!(Instant::now() < until, "{} does not end", self.what);

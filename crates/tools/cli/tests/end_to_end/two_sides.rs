@@ -1,4 +1,4 @@
-//! A side that listens and one that connects: two commands, as on two machines.
+//! A side that listens and a side that connects: two commands, as on two machines.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use crate::bench::check_packets;
 use crate::command::{Running, doorbell, list, measuring, number, run};
 
-/// Starts a side that listens. Returns it with its address.
+/// Starts a side that listens. Returns the side and its address.
 pub(crate) fn listen(arguments: &str) -> (Running, String) {
     let mut server = Running::start(doorbell(&format!("bench {arguments} --listen 127.0.0.1:0")));
     let address = server.text_after("waiting for a client on ");
@@ -56,9 +56,9 @@ fn a_server_with_a_token_waits_for_a_client_that_shows_it() {
     let _one_at_a_time = measuring();
     let mut server = with_token("bench bw --listen -p 0", "a secret");
     let at = server.text_after("waiting for a client on ");
-    let port = at.rsplit(':').next().expect("it has a port");
+    let port = at.rsplit(':').next().expect("the address has a port");
     let client = |host: &str| format!("bench bw -n 100 -s 16 -p {port} {host}");
-    // Clients of both address families reach it, if this machine has both.
+    // Clients of IPv4 and IPv6 reach the server, if this machine has both.
     let ipv6 = if TcpListener::bind("[::1]:0").is_ok() { "[::1]" } else { "127.0.0.1" };
     run(&client("127.0.0.1")).expect_complaint(1, &["shows no token"]);
     with_token(&client(ipv6), "another").finish().expect_complaint(1, &["another token"]);
@@ -74,11 +74,11 @@ fn a_server_with_a_token_waits_for_a_client_that_shows_it() {
     run("bench bw --listen 0.0.0.0").expect_complaint(2, &["--listen 0.0.0.0", "--token", "--anyone"]);
 }
 
-/// Returns a loopback address that no other run of these tests has: 20 bits of the process's number and 3 of
-/// `number`.
+/// Returns a loopback address that no other run of these tests uses. The address contains 20 bits of the process ID and
+/// 3 bits of `number`.
 fn own_address(number: u8) -> Ipv4Addr {
     let [_, a, b, c] = (std::process::id() << 3 | u32::from(number)).to_be_bytes();
-    // Devices without a given address take the first ones.
+    // Devices without a given address take the first loopback addresses, so set a high bit here.
     Ipv4Addr::new(127, 0x80 | a, b, c)
 }
 
@@ -112,13 +112,13 @@ fn both_ends_use_the_smaller_path_mtu() {
     server.finish().expect_status(0);
 }
 
-/// Returns a command in a network namespace of its own, which needs no privileges if the system grants namespaces to
-/// all users.
+/// Returns a command that runs in its own network namespace. No privileges are needed if the system allows namespaces
+/// to all users.
 fn in_own_network(script: &str, arguments: &str) -> Command {
     wrapped(&["unshare", "--user", "--map-root-user", "--net", "sh", "-c", script], arguments)
 }
 
-/// Returns a command after these words.
+/// Returns a command line that consists of these words and the `doorbell` command.
 fn wrapped(words: &[&str], arguments: &str) -> Command {
     let inner = doorbell(arguments);
     let mut command = Command::new(words[0]);
@@ -129,8 +129,8 @@ fn wrapped(words: &[&str], arguments: &str) -> Command {
     command
 }
 
-/// Loopback has one IPv6 address, and two devices need two. An address is tentative for a moment, and cannot be bound
-/// until then.
+/// Script that adds two IPv6 addresses to loopback, one for each device. It waits until the addresses are no longer
+/// tentative, since a tentative address cannot be bound.
 const TWO_ADDRESSES: &str = "ip link set lo up && ip -6 address add fd00::1/128 dev lo && \
     ip -6 address add fd00::2/128 dev lo && \
     until [ -z \"$(ip -6 address show tentative)\" ]; do sleep 0.01; done && exec \"$0\" \"$@\"";
@@ -139,7 +139,7 @@ const TWO_ADDRESSES: &str = "ip link set lo up && ip -6 address add fd00::1/128 
 fn both_sides_speak_ipv6() {
     let probe = in_own_network(TWO_ADDRESSES, "--version").output();
     if !probe.as_ref().is_ok_and(|output| output.status.success()) {
-        // Bypass the test harness, which hides the output of a passed test.
+        // Write to stderr directly, since the test harness hides the output of a passed test.
         #[allow(clippy::disallowed_methods, reason = "output of the test itself, which bypasses the capture")]
         let _ = writeln!(std::io::stderr(), "LEFT OUT: IPv6 between two devices: no network namespace: {probe:?}");
         return;
@@ -156,7 +156,7 @@ fn both_sides_speak_ipv6() {
         let record = Running::start(wrapped(&enter, &client)).finish().expect_status(0).json();
         for result in list(&record, "/results") {
             check_packets("send-receive", result);
-            // 20 B more than over IPv4 in each packet.
+            // Each packet has 20 B more than over IPv4.
             let (packets, bytes) = (number(result, "/counted/client/data_packets"), number(result, "/bytes"));
             assert_eq!(packets % bytes.div_ceil(4096).max(1), 0);
             let messages = packets / bytes.div_ceil(4096).max(1);

@@ -74,7 +74,7 @@ fn every_command_has_help() {
     assert!(run("--version").expect_status(0).stdout.starts_with("doorbell "));
 }
 
-/// Wrong command lines, and words of the complaint about each.
+/// Wrong command lines, each with words of its error.
 pub(crate) const WRONG: &[(&str, &[&str])] = &[
     ("", &["Usage"]),
     ("bench", &["Usage"]),
@@ -176,7 +176,7 @@ fn sizes_counts_and_times_may_have_units() {
     assert_eq!(exact, run("wire cost --op send -s 65536").expect_status(0).stdout);
 }
 
-/// Each installed shell must read its script; bash must then complete with it.
+/// The scripts contain the commands and options. With its script, bash completes a command.
 #[test]
 fn shells_complete_the_options() {
     for shell in ["bash", "zsh", "fish"] {
@@ -186,7 +186,7 @@ fn shells_complete_the_options() {
         }
     }
     let file = tempfile::NamedTempFile::new().expect("the temporary folder can be written");
-    std::fs::write(file.path(), run("completions bash").stdout).expect("it can be written");
+    std::fs::write(file.path(), run("completions bash").stdout).expect("the file can be written");
     let script = format!(
         "source {}; COMP_WORDS=(doorbell wi); COMP_CWORD=1; _doorbell doorbell wi doorbell; echo \"${{COMPREPLY[@]}}\"",
         file.path().display()
@@ -202,14 +202,14 @@ fn each_command_has_a_manual_page() {
     run(&format!("man --out {}", out.display())).expect_status(0);
     let mut names: Vec<String> = std::fs::read_dir(&out)
         .expect("the folder was made")
-        .map(|entry| entry.expect("it can be read").file_name().to_string_lossy().into_owned())
+        .map(|entry| entry.expect("the page can be read").file_name().to_string_lossy().into_owned())
         .collect();
     names.sort();
     for name in ["doorbell.1", "doorbell-bench-bw.1", "doorbell-counters.1", "doorbell-model-fit.1", "doorbell-run.1"] {
         assert!(names.iter().any(|other| other == name), "{name} is missing in {names:?}");
     }
     assert!(!names.iter().any(|name| name.contains("help")), "{names:?}");
-    let page = std::fs::read_to_string(out.join("doorbell-bench-bw.1")).expect("it can be read");
+    let page = std::fs::read_to_string(out.join("doorbell-bench-bw.1")).expect("the page can be read");
     assert!(page.contains(".TH doorbell-bench-bw 1"), "{page}");
     assert!(page.contains("doorbell bench bw"), "the synopsis says how it is typed:\n{page}");
     assert!(page.contains("\\-\\-protocol"), "{page}");
@@ -228,8 +228,8 @@ fn errors_of_the_machine_are_failures_with_a_reason() {
 #[test]
 fn unwritable_output_is_an_error() {
     for arguments in ["wire cost --op send --size 1", "study --list", "man bench"] {
-        let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has it");
-        let output = doorbell(arguments).stdout(full).output().expect("it can be started");
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
+        let output = doorbell(arguments).stdout(full).output().expect("the command can be started");
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{arguments}: {said}");
         assert!(said.contains("standard output: No space left"), "{arguments}: {said}");

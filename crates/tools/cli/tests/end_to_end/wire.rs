@@ -31,7 +31,7 @@ fn frames_have_the_sizes_that_counters_of_nics_show() {
 fn an_acknowledgement_has_62_bytes_and_there_is_none_to_one_per_packet() {
     let cost = cost("--op write --size 1048576 --mtu 4096");
     assert_eq!(number(&cost, "/request/packets"), 256);
-    // 4154.0625 bytes per packet: only the first has a RETH.
+    // Each packet has 4154 B, and only the first packet also has a RETH of 16 B.
     assert_eq!(number(&cost, "/request/frame_bytes"), 256 * 4154 + 16);
     assert_eq!(number(&cost, "/response/min/packets"), 0);
     assert_eq!(number(&cost, "/response/max/packets"), 256);
