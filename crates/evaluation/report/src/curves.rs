@@ -1,8 +1,8 @@
 //! Published sentences as curves.
 //!
-//! A sentence with an absolute number ("about 0.2 us per KB") is drawn at the published values. A sentence that states
-//! only a form ("the rate grows linearly up to 32, then it is flat") is drawn through the first point of the matching
-//! curve of the run. A sentence without a number and without a form is not drawn.
+//! A sentence with an absolute number ("about 0.2 us per KB") is drawn at the published values. A sentence may state
+//! only a form ("the rate grows linearly up to 32, then it is flat"). Such a form is drawn through the first point of
+//! the matching curve of the run. A sentence without a number and without a form is not drawn.
 
 use doorbell_published::{Shape, Testbed};
 use doorbell_study::experiment::{Quantity, View};

@@ -18,8 +18,8 @@ use crate::quantity;
 /// Options that choose the RNIC, with perftest's names.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DeviceChoice {
-    /// RNIC to use; `doorbell devices` lists the RNICs [default: the first active RNIC of the machine; doorbell0, the
-    /// embedded software RNIC, if there is none or if an option is given that only doorbell0 has]
+    /// RNIC to use; `doorbell devices` lists the RNICs. doorbell0 is the embedded software RNIC. It is the default if
+    /// the machine has no active RNIC, or with an option that only doorbell0 has [default: first active RNIC]
     #[arg(short = 'd', long = "device", value_name = "DEVICE")]
     pub(crate) name: Option<String>,
     /// Port of an RNIC of the machine [default: the first active port]

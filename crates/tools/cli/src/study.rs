@@ -68,10 +68,10 @@ const MEMORY_MIB: usize = 4096;
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Study {
-    /// Experiments, or families of experiments such as send-receive; `all` means those that compare the protocols by
-    /// latency and bandwidth [default: every experiment except far-memory, links and, with fewer than two other
-    /// machines, hosts]. Any other name is a machine on which `doorbell study --listen` runs, as HOST or HOST:PORT
-    /// [default: a second process on this machine]
+    /// Experiments, or families of experiments such as send-receive. `all` means those that compare the protocols by
+    /// latency and bandwidth [default: all except far-memory, links and, with fewer than two other machines, hosts].
+    /// Any other name is a machine on which `doorbell study --listen` runs, as HOST or HOST:PORT [default: a second
+    /// process on this machine]
     #[arg(value_name = "EXPERIMENT|HOST", conflicts_with = "listen")]
     names: Vec<String>,
     /// Measure fewer points for a shorter time: at most three minutes on two processors
@@ -116,8 +116,8 @@ pub(crate) struct Study {
     /// Path of doorbell on the other machines
     #[arg(long, value_name = "PATH", default_value = "doorbell", requires = "via", help_heading = MACHINES)]
     remote: String,
-    /// Meeting point of processes that a launcher has started: HOST:PORT of process number 0, or a directory that all
-    /// machines share, with a slash in its name [default: from the launcher]
+    /// Meeting point of processes that a launcher has started. Give HOST:PORT of process number 0, or a directory that
+    /// all machines share, with a slash in its name [default: from the launcher]
     #[arg(long, value_name = "PLACE", help_heading = MACHINES)]
     rendezvous: Option<String>,
     /// Read the address of the doorbell that started this one by ssh from standard input

@@ -157,8 +157,9 @@ impl From<OperationName> for Operation {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Workload")]
 struct Load {
-    /// Operation of a message: send; write, read, cas or fetch-add (one-sided, on the other side's memory); or
-    /// request-response (a send that the other side answers with a send of the same size)
+    /// Operation of a message: send, write, read, cas, fetch-add or request-response. The operations write, read, cas
+    /// and fetch-add are one-sided, on the other side's memory. With request-response, the other side answers each send
+    /// with a send of the same size
     #[arg(long, value_name = "NAME", value_enum, default_value = "send", hide_possible_values = true)]
     op: OperationName,
     #[arg(long, value_name = "NAME", default_value_t, help = protocol_help())]
@@ -248,9 +249,9 @@ struct ConnectionArguments {
     /// Messages per post (doorbell batching) [default: 1]
     #[arg(short = 'l', long, value_name = "N", value_parser = quantity::count::<usize>)]
     batch: Option<usize>,
-    /// Receive buffers per connection, or with --use-srq the receive buffers of all connections together [default:
-    /// twice the window, at least 64, or the number that fits into 1 MiB, at least 4; with --use-srq, this number times
-    /// the number of connections]
+    /// Receive buffers per connection, or with --use-srq of all connections together. The default per connection is
+    /// twice the window, at least 64; or the number that fits into 1 MiB, at least 4. With --use-srq, the default is
+    /// multiplied by the number of connections
     #[arg(short = 'r', long, value_name = "N", value_parser = quantity::count::<usize>)]
     depth: Option<usize>,
     /// Maximum size of messages that are sent inline, in bytes

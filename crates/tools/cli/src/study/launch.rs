@@ -42,8 +42,8 @@ pub(super) enum Rendezvous {
     File(PathBuf),
 }
 
-/// Names of the environment variables of a launcher: `rank` is the number of a process, `ranks` is the count of all
-/// processes, and `here` is the count of processes on this machine.
+/// Names of the environment variables of a launcher. The variable `rank` has the number of a process, `ranks` the count
+/// of all processes, and `here` the count of processes on this machine.
 struct Variables {
     rank: &'static str,
     ranks: &'static str,

@@ -264,7 +264,7 @@ fn one_host_under_two_addresses_is_rejected_before_measuring() {
     let study = format!("study --quick -d doorbell0 --out {} hosts {one} {other}", scratch.path());
     let begun = Instant::now();
     with_token(&study).finish().expect_complaint(2, &[&one, &other, "are the same host: name each host once"]);
-    assert!(begun.elapsed() < Duration::from_secs(9), "the doctor must notice the same host before a timeout");
+    assert!(begun.elapsed() < Duration::from_secs(9), "the study must notice the same host before a timeout");
     assert!(records(&scratch.0).is_empty());
     let examined = with_token(&format!("doctor -d doorbell0 {one} {other}")).finish().expect_status(1).stdout;
     assert!(examined.contains(&format!("{one} and {other} are the same host")), "{examined}");

@@ -103,9 +103,9 @@ fn published_rows_are_simulated_and_compared() {
 }
 
 /// The test simulates a study on a testbed with changed parameters. A fit to the records finds the changed parameters
-/// within the intervals of the fit. The latency is a sum over many stations of the simulated path, so the test cannot
-/// check the parameter of one station. Instead, it compares with a testbed whose cable is 1 us longer, which a message
-/// and its acknowledgement cross four times in a round trip.
+/// within the intervals of the fit. The gap `g_fix_ns` is a sum over many stations of the simulated path, so the test
+/// checks only its difference between two testbeds. Cables that are 1 us longer add 4 us: a message and its
+/// acknowledgement cross four cables.
 #[test]
 fn a_fit_of_a_simulated_study_finds_what_the_testbed_has() {
     let scratch = tempfile::tempdir().expect("a directory");
