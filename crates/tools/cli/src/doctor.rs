@@ -30,7 +30,8 @@ Exit status: 0 if no finding makes results wrong, 1 if one does, 2 on wrong usag
 /// Command that the user starts on another machine, so that this machine can examine it.
 const THERE: &str = "doorbell doctor --listen";
 
-/// Find conditions that would spoil a measurement: on this machine, on others, and between them
+/// Find conditions that would spoil a measurement, on this machine, on other machines and between machines, and show
+/// remedies
 #[derive(Args)]
 pub(crate) struct Doctor {
     /// Machines on which `doorbell doctor --listen` or `doorbell study --listen` runs, as HOST or HOST:PORT

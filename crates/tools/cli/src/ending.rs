@@ -46,7 +46,7 @@ pub(crate) fn with_terminal() -> io::Result<()> {
     if io::stdout().is_terminal() { with_output() } else { Ok(()) }
 }
 
-/// Ends this process once its standard input is closed by the process that started it.
+/// Ends this process once the parent process closes the standard input of this process.
 pub(crate) fn with_input() -> io::Result<()> {
     spawn(|| {
         wait(&mut [PollFd::new(io::stdin().as_fd(), PollFlags::empty())]);

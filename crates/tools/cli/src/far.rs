@@ -51,10 +51,10 @@ pub(crate) enum Far {
     /// Run a workload with a process for each client, kill one of these processes, and check in the history that each
     /// key is a linearizable register
     Verify(verify::Verify),
-    /// Client of a store in another process, with which this one communicates over standard input and output
+    /// Client of a store in another process, controlled by that process over standard input and output
     #[command(hide = true)]
     Client(client::ClientProcess),
-    /// Memory node of a store in another process, with which this one communicates over standard input and output
+    /// Memory node of a store in another process, controlled by that process over standard input and output
     #[command(hide = true)]
     Memory(memory::MemoryProcess),
 }

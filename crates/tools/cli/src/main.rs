@@ -50,7 +50,7 @@ enum Command {
     Bench(Box<bench::Bench>),
     /// List the RDMA devices of this machine and the embedded software RNIC: ports, GIDs, limits
     Devices(device::Devices),
-    /// Find conditions here, or between this machine and others, that would spoil a measurement, and show remedies
+    /// Find conditions on this machine, or between this machine and others, that would spoil a measurement
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(doctor::Doctor),
     /// Show rates of RDMA devices: packets, bytes, retransmissions, RNR and congestion per second

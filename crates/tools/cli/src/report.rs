@@ -22,7 +22,7 @@ pub(crate) struct Report {
     /// runs also the changes from the first run to the second
     #[arg(value_name = "DIR", required = true)]
     directories: Vec<PathBuf>,
-    /// Draw the published figures of this testbed beside the measured ones: T1, T2 or T3
+    /// Draw the published figures of this testbed beside the measured figures: T1, T2 or T3
     #[arg(long, value_name = "TESTBED", value_parser = testbed)]
     published: Option<&'static Testbed>,
     /// File to write

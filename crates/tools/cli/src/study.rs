@@ -120,7 +120,7 @@ pub(crate) struct Study {
     /// all machines share, with a slash in its name [default: from the launcher]
     #[arg(long, value_name = "PLACE", help_heading = MACHINES)]
     rendezvous: Option<String>,
-    /// Read the address of the doorbell that started this one by ssh from standard input
+    /// Read from standard input the address of the process that started this process by ssh
     #[arg(long, hide = true, conflicts_with_all = ["listen", "via"])]
     called_by_ssh: bool,
 }

@@ -276,7 +276,7 @@ fn the_screen_shows_devices_and_the_history_of_one() {
         "q quits, up and down select",
     ];
     assert_eq!(screen(&view, 76, 20), expected);
-    // A closed device stays on the screen for a while. Then the view removes it and selects the other device.
+    // A closed device stays on the screen for a while. Then the view removes that device and selects the other one.
     let mut closed = look(4);
     closed.devices[1].sample.ended = true;
     closed.notes.push("something is odd".to_owned());

@@ -146,8 +146,8 @@ pub(crate) struct Workload {
     /// Outstanding operations of each client
     #[arg(short = 't', long, value_name = "N", default_value = "1", value_parser = quantity::count::<usize>)]
     outstanding: usize,
-    /// Operations per second that all clients together start, even if earlier operations have not ended [default: each
-    /// client starts an operation when another one ends]
+    /// Operations per second that all clients together start, even if earlier operations have not ended [default: a
+    /// client starts its next operation when an earlier one ends]
     #[arg(short = 'r', long, value_name = "PER_S", value_parser = quantity::rate)]
     rate: Option<f64>,
     /// Time of a client between two operations
@@ -156,7 +156,7 @@ pub(crate) struct Workload {
     /// Delay between a put and the write of the key's shortcut, as if a background thread wrote it [default: none]
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = quantity::seconds)]
     shortcut_delay: f64,
-    /// Time during which operations are counted [default: 20ms in virtual time, 2s here]
+    /// Time during which operations are counted [default: 20ms in virtual time, 2s on this machine]
     #[arg(short = 'D', long, value_name = "TIME", value_parser = quantity::seconds)]
     duration: Option<f64>,
     /// Seed of the operations; in virtual time it determines the whole run

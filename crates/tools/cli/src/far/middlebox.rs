@@ -136,7 +136,7 @@ impl BoxProcess {
         Ok(own)
     }
 
-    /// Kills the box, and starts another one at the same address. The new box has no state of the old one.
+    /// Kills the box, and starts a new box at the same address. The new box has no state of the old box.
     pub(super) fn replace(&mut self, node: SocketAddr, options: &BoxOptions) -> Result<(), Failure> {
         let (at, ip) = (self.address.to_string(), self.address.ip());
         self.end();

@@ -228,7 +228,7 @@ pub(super) struct FinalState {
     pub(super) box_counters: Option<Value>,
     /// Number of memory nodes that served at the end.
     pub(super) memory_nodes: usize,
-    /// Index of the memory node that served alone at the end, if the other one of two failed.
+    /// Index of the memory node that served alone at the end, if the other memory node has failed.
     alone: Option<usize>,
 }
 
@@ -329,7 +329,7 @@ impl Store {
         Ok(Self { sides, is_over, is_unused, gate, geometry, memories: threads, metadata })
     }
 
-    /// Kills the middlebox, and starts another one in its place.
+    /// Kills the middlebox, and starts a new middlebox in its place.
     pub(super) fn replace_box(&mut self) -> Result<(), Failure> {
         match &mut self.gate {
             Some(Gate { process: Some(process), options, node, .. }) => process.replace(*node, options),

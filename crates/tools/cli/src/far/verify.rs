@@ -1,4 +1,4 @@
-//! `doorbell far verify`: real processes, one of which is killed, and a check of their history.
+//! `doorbell far verify`: runs clients as processes, kills one of the processes, and checks the history.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

@@ -367,7 +367,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Gives up the queue pair with the node and those of all clients. The clients then connect again.
+    /// Gives up the queue pair with the node, and the queue pairs of all clients. The clients then connect again.
     fn detach(&self) {
         let region = lock(&self.node).take().map(|reached| reached.region.rkey);
         let _ = self.with(move |steer| {

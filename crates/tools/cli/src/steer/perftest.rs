@@ -252,8 +252,8 @@ impl Pair<'_> {
     }
 
     /// Returns the bytes for the other side. Returns no bytes if `held` ends with the possible start of a line. A
-    /// program expects the bytes of one write in one read, so the box must not split them. With `is_all`, the box holds
-    /// back nothing.
+    /// program expects the bytes of one write in one read, so the box must not split these bytes. With `is_all`, the
+    /// box holds back nothing.
     fn pass(&mut self, side: usize, held: &mut Vec<u8>, is_all: bool) -> Result<Vec<u8>, Refusal> {
         let mut passed = Vec::new();
         let mut at = 0;
@@ -340,7 +340,7 @@ impl Pair<'_> {
     }
 
     /// Returns the key by which the client reaches memory of the server. The box cannot check bounds, because perftest
-    /// does not send the length of the memory. The RNIC of the server checks them.
+    /// does not send the length of the memory. The RNIC of the server checks the bounds.
     fn region(&mut self, node_rkey: RKey) -> Result<RKey, Refusal> {
         if let Some((_, rkey)) = self.regions.iter().find(|(known, _)| *known == node_rkey) {
             return Ok(*rkey);

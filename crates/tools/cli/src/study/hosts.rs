@@ -95,7 +95,7 @@ pub(super) struct Reach {
     others: Box<dyn Others>,
     /// Names of all hosts, with this machine first.
     names: Vec<String>,
-    /// CPUs for the end of a point on this machine. A point uses as many of them as it has threads here.
+    /// CPUs for the threads of a point on this machine. A point with few threads uses only some of these CPUs.
     pinning: Pinning,
     /// Position of each host among those hosts that are processes of the same machine.
     places: Vec<ProcessPosition>,
@@ -354,8 +354,8 @@ pub(super) fn of_host(name: &str, error: &impl Display) -> String {
     if name.contains(':') && error.contains(name) { error } else { format!("{name}: {error}") }
 }
 
-/// Checks that the hosts are different processes. Names and addresses cannot show this, since a host may have several
-/// of them.
+/// Checks that the hosts are different processes. A comparison of addresses is not enough, since a host may have
+/// several names and addresses.
 fn each_once(names: &[String], met: &[Introduced]) -> Result<(), Usage> {
     let mut known: Vec<(u64, &String)> = Vec::new();
     for (name, introduced) in names.iter().zip(met) {

@@ -106,7 +106,7 @@ impl Cost {
         }
     }
 
-    /// Returns the sizes, and whether the size is the user's choice or the only one of the operation.
+    /// Returns the sizes, and whether every size must be possible. This is `false` for the sizes of -a.
     fn sizes(&self) -> (Vec<u64>, bool) {
         match self.size.as_slice() {
             [] if matches!(self.op, Op::CompareSwap | Op::FetchAdd) => (vec![ATOMIC_BYTES], true),
