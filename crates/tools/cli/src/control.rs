@@ -59,7 +59,9 @@ fn reach_by(
 ) -> Result<TcpStream, Failure> {
     let addresses: Vec<_> = address
         .to_socket_addrs()
-        .map_err(|error| format!("{address} is no host and port that can be found{}: {error}", scope_hint(address)))?
+        .map_err(|error| {
+            format!("{address} must be a host and port that can be found{}: {error}", scope_hint(address))
+        })?
         .collect();
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
@@ -93,9 +95,9 @@ pub(crate) fn address_toward(stream: &TcpStream) -> Option<IpAddr> {
 /// Returns the address at which the host at `address` reaches this machine, like [`address_toward`] but without a
 /// connection.
 pub(crate) fn address_toward_host(address: &str) -> Result<Option<IpAddr>, Failure> {
-    let failed = |error| format!("{address} is no host and port that packets can be sent to: {error}");
+    let failed = |error| format!("cannot find the address of this machine on the path to {address}: {error}");
     let mut found = address.to_socket_addrs().map_err(failed)?;
-    let peer = found.next().ok_or_else(|| format!("{address} is no host and port that can be found"))?;
+    let peer = found.next().ok_or_else(|| format!("{address} must be a host and port that can be found"))?;
     let unspecified: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     // Connecting a UDP socket sends nothing.
     let socket = UdpSocket::bind((unspecified, 0)).map_err(failed)?;

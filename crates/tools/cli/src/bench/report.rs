@@ -306,7 +306,7 @@ pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::R
         answered_packets(results)?;
     }
     if ends(results, |result| &result.predicted).any(|(_, _, predicted)| predicted.asks) {
-        line("N..: at least N. One end asks the other by READ how far it is, as often as it likes.")?;
+        line("N..: at least N. One end asks the other by READ for its progress, any number of times.")?;
     }
     rates(results)?;
     explained(results)?;
@@ -314,8 +314,8 @@ pub(crate) fn packets(parameters: &Parameters, results: &[PointResult]) -> io::R
     let rnr: u64 = results.iter().map(|r| r.counted.client.rnr_naks + r.counted.server.rnr_naks).sum();
     if !parameters.credits && rnr > 0 {
         line(format_args!(
-            "{rnr} RNR NAKs: without credits the sender does not know how many receives are posted. Each one \
-             stops the connection for a while, and with --rnr-retry below 7 it breaks. With credits there are none."
+            "{rnr} RNR NAKs: without credits the sender does not know how many receives are posted. Each RNR NAK \
+             stops the connection for a while. With --rnr-retry below 7, too many of them break the connection."
         ))?;
     }
     let stalled: u64 = results.iter().map(|result| result.stalled_on_credits).sum();

@@ -171,7 +171,7 @@ impl Reach {
                 };
                 if needed > *most {
                     return Err(Usage(format!(
-                        "{name} needs {needed} queue pairs of a host, the device of {whose} has {most}: leave it out"
+                        "{name} needs {needed} queue pairs of a host, {whose} has {most}: leave out {name}"
                     )));
                 }
             }

@@ -222,7 +222,7 @@ fn errors_of_the_machine_are_failures_with_a_reason() {
         .expect_complaint(1, &["192.0.2.77 is not an address of this machine", "127.0.0.1"]);
     run("bench bw -n 1 -s 16 --pcap /no/such/folder/x.pcap").expect_complaint(1, &["pcap"]);
     run("bench bw --anyone --listen 192.0.2.77").expect_complaint(1, &["cannot listen on 192.0.2.77"]);
-    run("bench bw -n 1 somewhere:else").expect_complaint(1, &["somewhere:else is no host and port"]);
+    run("bench bw -n 1 somewhere:else").expect_complaint(1, &["somewhere:else must be a host and port"]);
 }
 
 #[test]
