@@ -63,8 +63,8 @@ pub(super) fn check_here(strategy: Strategy, chosen: &Chosen, other: &OtherBox) 
     let is_elsewhere = other.addresses().is_some();
     match (strategy.is_steered(), is_elsewhere) {
         (true, false) if !chosen.is_soft() => Err(Usage(format!(
-            "strategy {} needs a middlebox, which this command starts only between software RNICs: add -d {} or --testbed, \
-            or give a running middlebox with --through",
+            "strategy {} needs a middlebox, which is started here only between software RNICs: add -d {} or --testbed, \
+             or give a running middlebox with --through",
             strategy.name(),
             soft::NAME
         ))),
