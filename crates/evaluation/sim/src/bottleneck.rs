@@ -8,7 +8,7 @@ use crate::time::Ps;
 /// A station of a simulated testbed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Station {
-    /// A thread, without the time of polls that found nothing.
+    /// A thread. The time of polls that found nothing does not count as busy.
     Thread,
     /// A processing unit of a NIC.
     Unit,
@@ -42,10 +42,10 @@ impl Station {
     }
 }
 
-/// The station that was busy longest, and the share of the run for which it was.
+/// The station that was busy longest in a run, and its busy share of the run.
 ///
-/// A station that was busy nearly all the time limits the run. If no station was, all of them waited for answers: the
-/// window or the latency limits the run.
+/// If this station was busy nearly all the time, it limits the run. Otherwise, all stations waited for responses of the
+/// peer, and the window or the latency limits the run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bottleneck {
     /// The station.
@@ -56,7 +56,8 @@ pub struct Bottleneck {
     pub share: f64,
 }
 
-/// Least busy share of a station that limits a run. It is below 1 because a run begins and ends without load.
+/// Minimum busy share of a station that limits a run. The share is below 1 because all stations are idle at the begin
+/// and at the end of a run.
 const BINDS: f64 = 0.9;
 
 impl Bottleneck {
@@ -74,8 +75,9 @@ impl Bottleneck {
             (Station::Receive, most(|node| node.receive)),
             (Station::Fetch, most(|node| node.fetch)),
             (Station::Write, most(|node| node.write)),
-            // Among stations that were busy equally long, `max_by_key` takes the last. A full line fills the ports on
-            // both sides of a switch, and messages wait at the node's port.
+            // If several stations were busy equally long, `max_by_key` returns the last one. A full line keeps the port
+            // of the switch and the port of the node equally busy. The messages wait at the port of the node, so it is
+            // the last one in this list.
             (Station::SwitchPort, (summary.switch_port, None)),
             (Station::Port, most(|node| node.port)),
         ];

@@ -4,7 +4,7 @@ use doorbell_study::parameters::{Kind, Parameters, ParametersError, stride};
 
 use crate::topology::Topology;
 
-/// Bytes of the program with its tables.
+/// Bytes of the simulator itself, with its tables.
 const PROGRAM: u64 = 4 << 20;
 /// Bytes of a node: RNIC, stations and tables.
 const NODE: u64 = 64 << 10;
@@ -28,7 +28,7 @@ pub struct MemoryError {
 }
 
 impl MemoryError {
-    /// Checks `needed` bytes against the limit.
+    /// Returns an error if `needed` bytes exceed the limit of `allowed` bytes.
     pub(crate) fn check(needed: u64, allowed: u64) -> Result<(), Self> {
         match needed > allowed {
             true => Err(Self { needed_mib: needed.div_ceil(1 << 20), allowed_mib: allowed >> 20 }),

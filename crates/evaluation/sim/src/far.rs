@@ -1,7 +1,7 @@
-//! A store on passive memory and its workload, on a simulated testbed.
+//! A key-value store on passive memory and its workload, on a simulated testbed.
 //!
-//! Node 0 is the memory node, node 1 the metadata service. The following nodes are the hosts of the clients, and the
-//! last one is an optional second memory node. Each client is a thread with its own processor.
+//! Node 0 is the memory node, and node 1 is the metadata service. The following nodes are the hosts of the clients. The
+//! last node is an optional second memory node. Each client is a thread with its own processor.
 
 mod point;
 
@@ -28,7 +28,7 @@ use crate::topology::Topology;
 const MEMORY: usize = 0;
 const METADATA: usize = 1;
 const FIRST_HOST: usize = 2;
-/// Maximum number of keys that a middlebox remembers: about 400 MB.
+/// Maximum number of keys for which a middlebox stores state. The state of this number of keys takes about 400 MB.
 const MOST_STEERED_KEYS: usize = 1 << 20;
 /// Interval at which the servers check whether the clients have ended.
 const LOOK_NS: u64 = 1_000_000;
@@ -44,7 +44,7 @@ pub struct Far {
     pub load: Load,
     /// Number of clients, at least 1.
     pub clients: usize,
-    /// Number of hosts, at least 1. Clients are distributed over them in turn. The clients of a host share a cache.
+    /// Number of hosts, at least 1. Clients are assigned to the hosts in turn. The clients of a host share a cache.
     pub hosts: usize,
     /// Number of memory nodes that hold the same data: 1 or 2 ([`ClientOptions::replicas`]).
     pub replicas: usize,
@@ -98,24 +98,24 @@ pub struct FarRun {
     /// Average number of cores that the memory node kept busy until the last client finished. Polls that found
     /// nothing do not count.
     pub memory_cpu: f64,
-    /// Average share of a core that a client kept busy, over the same time.
+    /// Average share of a core that each client kept busy until the last client finished.
     pub client_cpu: f64,
     /// Summary of the simulation.
     pub summary: Summary,
 }
 
-/// Memory nodes, with the middlebox in front of them if there is one.
+/// Memory nodes, and the middlebox in front of these nodes if the strategy needs one.
 struct FarServer {
     memory: MemoryNode,
     /// The second memory node, which holds the same data.
     replica: Option<MemoryNode>,
-    /// The middlebox and its control, for strategies that rely on one.
+    /// The middlebox and its control; `None` for strategies without a middlebox.
     through: Option<(SwitchBox, StoreControl)>,
 }
 
 impl FarServer {
-    /// Attaches a middlebox if the strategy needs one. All requests pass it, including those of the metadata service,
-    /// so it may turn CASes into WRITEs.
+    /// Attaches a middlebox if the strategy needs one. All requests pass the middlebox, including the requests of the
+    /// metadata service. The middlebox may therefore turn CASes into WRITEs.
     fn new(
         simulation: &mut Simulation<'_>,
         (mut memory, replica): (MemoryNode, Option<MemoryNode>),
@@ -125,7 +125,7 @@ impl FarServer {
         if !far.strategy.is_steered() {
             return Ok(Self { memory, replica, through: None });
         }
-        // No socket buffer limits the bytes in flight here.
+        // A simulation has no socket buffers that limit the bytes in flight, so the window is practically unlimited.
         let limits = Limits {
             window_bytes: 1 << 40,
             clients: far.clients + 1,
@@ -155,17 +155,17 @@ impl FarServer {
         self.replica.as_mut().zip(peer).map(|(replica, peer)| replica.accept(client, &peer)).transpose()
     }
 
-    /// Stops a memory node that does not answer. On this testbed, this takes no time.
+    /// Stops a memory node that does not answer. Stopping a simulated node takes no virtual time.
     fn stop(&mut self, node: usize) {
         let memory = if node == 0 { Some(&mut self.memory) } else { self.replica.as_mut() };
-        // The simulated device accepts each transition to the error state.
+        // Stopping cannot fail, since the simulated device accepts each transition to the error state.
         let _ = memory.map(MemoryNode::stop);
     }
 
-    /// Fences a client. Returns false if the caller has to try again.
+    /// Fences a client. Returns false if the client is not fenced yet, so that the caller has to call this again.
     fn fence(&mut self, client: u32) -> bool {
         match &mut self.through {
-            // The simulated device accepts each transition to the error state.
+            // `fence` succeeds at once, since the simulated device accepts each transition to the error state.
             None => {
                 let of_replica = self.replica.as_mut().is_none_or(|replica| replica.fence(client).is_ok());
                 self.memory.fence(client).is_ok() && of_replica

@@ -1,7 +1,7 @@
 //! The virtual-time kernel.
 //!
-//! Events happen in the order of time, hardware is arithmetic on stations, and threads have their turns in the order
-//! of their clocks.
+//! The kernel handles events in the order of time, and threads have their turns in the order of their clocks. Each part
+//! of the hardware is a station: the kernel computes the time at which a station serves a request.
 
 mod cache;
 pub(crate) mod capture;
@@ -38,8 +38,8 @@ use crate::testbed::Testbed;
 use crate::time::Ps;
 use crate::topology::Topology;
 
-/// A doorbell on its way to a NIC. It covers the sends up to `upto`; the NIC must fetch `fetch` bytes of their work
-/// requests.
+/// A doorbell on its way to a NIC. The doorbell covers the sends up to the number `upto`. The NIC must fetch `fetch`
+/// bytes for the work requests of these sends.
 #[derive(Clone, Copy, Debug)]
 struct Doorbell {
     node: usize,
@@ -48,7 +48,7 @@ struct Doorbell {
     fetch: u64,
 }
 
-/// Departure of the sends up to `upto`, which no peer acknowledges.
+/// Departure of sends on an unacknowledged transport, up to the send with the number `upto`.
 #[derive(Clone, Copy, Debug)]
 struct Departure {
     node: usize,
@@ -59,14 +59,15 @@ struct Departure {
 /// Counters of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Events: doorbells, packets taken by units, departures, arrivals at switches, deliveries, timers and turns.
+    /// Handled events: doorbells, packets taken by units, departures, arrivals at switches, deliveries, timers and
+    /// turns.
     pub events: u64,
     /// Delivered packets.
     pub packets: u64,
     /// Turns of threads.
     pub turns: u64,
-    /// Turns that took longer than the least latency between two threads. Their effects may have come too late for
-    /// the turn of another thread.
+    /// Turns that took longer than the least latency between two threads. The effects of such a turn may have come too
+    /// late for the turn of another thread.
     pub long_turns: u64,
     /// Length of the longest turn, in picoseconds.
     pub longest_turn_ps: u64,
@@ -82,22 +83,22 @@ pub struct Counts {
     pub longest_queue_bytes: u64,
 }
 
-/// Packets that a unit takes at once while no other queue pair waits for it. A queue pair that comes meanwhile waits
-/// for these packets.
+/// Maximum number of packets that a unit takes at once from a queue pair while no other queue pair waits for the unit.
+/// A queue pair that begins to wait afterwards has to wait until the unit has sent these packets.
 const REQUESTS_AT_ONCE: usize = 4;
 
-/// Response packets of a READ that are sent before other queue pairs have their turn.
+/// Maximum number of response packets of a READ that a NIC sends before other queue pairs have their turn.
 const ANSWERS_AT_ONCE: usize = 8;
 
-/// Buffer bytes for the packets of one pull.
+/// Size in bytes of the buffer for the packets of one `Rnic::pull`.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// Time that passes with an empty poll from outside all simulated threads. It is short enough that one caller can act
-/// for two hosts before a timer expires.
+/// Virtual time that passes when a caller outside all simulated threads polls and finds nothing. The time is short, so
+/// that one caller can act for two hosts before a timer expires.
 const OUTSIDE_STEP: Ps = Ps(1_000_000);
 
-/// Maximum time that passes when a caller from outside all simulated threads is about to sleep on a descriptor. It is
-/// longer than any operation, except for timers.
+/// Maximum virtual time that passes when a caller outside all simulated threads is about to sleep on a descriptor. This
+/// time is longer than any operation that does not wait for a timer.
 const OUTSIDE_SLEEP: Ps = Ps(1_000_000_000);
 
 /// Result of a step of the kernel.
@@ -105,7 +106,7 @@ const OUTSIDE_SLEEP: Ps = Ps(1_000_000_000);
 pub(crate) enum Step {
     /// The kernel has handled an event of the hardware.
     Done,
-    /// A thread has its turn.
+    /// The turn of a thread has begun.
     Turn(ThreadId),
     /// No event is left.
     Idle,
@@ -118,9 +119,9 @@ pub(crate) struct World {
     events: Events,
     pub(crate) nodes: Vec<Node>,
     pub(crate) threads: Vec<Thread>,
-    /// The running thread: the one that has its turn.
+    /// The running thread, which has its turn.
     pub(crate) current: Option<ThreadId>,
-    /// Threads that wait for other threads of their host.
+    /// Threads that wait for results of other threads of their host.
     followers: Vec<ThreadId>,
     pub(crate) changes: Arc<Changes>,
     caches: Caches,
@@ -139,7 +140,7 @@ pub(crate) struct World {
     digest: u64,
     /// Least latency between two threads.
     pub(crate) least_latency: Ps,
-    /// Time of the last delivery of a packet.
+    /// Time at which a node or the middlebox received the last packet.
     pub(crate) moved_at: Ps,
 }
 
@@ -189,7 +190,7 @@ impl World {
         self.frames.is_empty()
     }
 
-    /// Returns a digest of all events. It differs if an event had another time, order or target.
+    /// Returns a digest of all events. A change of the time, order or target of any event changes the digest.
     pub(crate) fn digest(&self) -> u64 {
         self.digest
     }
@@ -202,7 +203,7 @@ impl World {
         self.events.push(at.max(self.now), kind);
     }
 
-    /// Rings a doorbell at the clock of the caller, for all posted sends.
+    /// Rings the doorbell of a queue pair for all posted sends, at the clock of the running thread.
     pub(crate) fn ring(&mut self, node: usize, qpn: Qpn, fetch: u64) {
         let at = self.clock() + self.testbed.pcie.doorbell;
         let upto = self.nodes[node].rnic.posted_sends(qpn);
@@ -276,8 +277,8 @@ impl World {
         }
     }
 
-    /// Handles events of the hardware until a time, or until `is_enough` returns true. Returns false if the turn of a
-    /// simulated thread comes first; such a turn does not happen during calls from outside.
+    /// Handles events of the hardware up to the time `until`, or until `is_enough` returns true. Returns false if the
+    /// next event is the turn of a simulated thread. Calls from outside do not run such turns.
     fn run_hardware(&mut self, until: Ps, is_enough: impl Fn() -> bool) -> bool {
         while let Some(event) = self.events.peek()
             && event.at <= until
@@ -291,8 +292,8 @@ impl World {
         true
     }
 
-    /// Lets the hardware run if the caller is not a simulated thread, since the caller reads something that changes
-    /// by itself.
+    /// Lets the hardware run for a short time if the caller is not a simulated thread. The caller is about to read
+    /// state that the hardware changes, such as counters.
     pub(crate) fn go_on_for_outside(&mut self) {
         if self.current.is_none() && !self.events.is_empty() {
             self.step_from_outside();
@@ -317,8 +318,8 @@ impl World {
         self.now = clock;
         self.begin_turn(thread);
         if self.threads[thread].has_tasks {
-            // The things that the thread's other tasks wait for may have changed, so they poll again before the
-            // thread waits.
+            // The state for which the other tasks of the thread wait may have changed. Let these tasks poll again
+            // before the thread waits.
             self.threads[thread].poke();
         }
         true
@@ -381,11 +382,11 @@ impl World {
         batch
     }
 
-    /// Lets a unit take packets while it is free.
+    /// Lets a processing unit send packets until the unit is busy or has no work.
     fn transmit(&mut self, node: usize, unit: usize) {
         loop {
             let host = &mut self.nodes[node];
-            // Find the first waiting queue pair whose work request is in the NIC.
+            // Find the first waiting queue pair whose next work request the NIC has fetched.
             let mut earliest = Ps::MAX;
             let mut next = None;
             for place in 0..host.units[unit].waiting.len() {
@@ -436,7 +437,8 @@ impl World {
         }
     }
 
-    /// Completes messages that no peer acknowledges; their last packet of this queue pair left at the time `left`.
+    /// Schedules the completion of the sent messages of a queue pair with an unacknowledged transport. The last packet
+    /// of these messages left at the time `left`.
     fn depart(&mut self, node: usize, qpn: Qpn, left: Ps) {
         let Some((upto, _)) = self.nodes[node].rnic.next_send(qpn) else { return };
         let seen = self.nodes[node].complete_departure(left, &self.testbed);
@@ -455,7 +457,7 @@ impl World {
     fn answer(&mut self, node: usize, qpn: Qpn, at: Ps) {
         let slot = self.nodes[node].slot(qpn);
         if slot.is_some_and(|slot| self.nodes[node].queue_pairs[slot].answers_at.is_some()) {
-            return; // the current READ is answered first
+            return; // the NIC first sends the remaining responses of the current READ
         }
         let mut batch = self.take_batch();
         let budget = Budget { packets: ANSWERS_AT_ONCE, ..Budget::UNLIMITED };
@@ -502,7 +504,7 @@ impl World {
         }
     }
 
-    /// Sends a frame, whose last bit is on the line, to a switch or directly to the other node.
+    /// Sends a frame to a switch or directly to the other node. The last bit of the frame is on the line at `leaves`.
     fn launch(&mut self, number: usize, leaves: Ps) {
         let at = leaves + self.testbed.link.propagation;
         let frame = &mut self.frames[number];
@@ -515,7 +517,7 @@ impl World {
         }
     }
 
-    /// Forwards a frame at a switch, or gives it to the middlebox.
+    /// Forwards a frame at a switch, or gives the frame to the middlebox.
     fn forward(&mut self, number: usize) {
         if self.frames[number].to == self.nodes.len() {
             return self.enter_box(number);
@@ -538,7 +540,8 @@ impl World {
         self.push(check_at, EventKind::Pause { check });
     }
 
-    /// Computes the time at which an arriving frame is handled or visible in memory, and schedules its delivery.
+    /// Computes the time at which an arriving frame is handled or visible in memory. Schedules the delivery of the
+    /// frame for this time.
     fn arrive(&mut self, number: usize, at: Ps) {
         let frame = &mut self.frames[number];
         if let Some(capture) = &mut self.capture {

@@ -23,9 +23,9 @@ use crate::simulation::{Returned, Simulation, SimulationError, Summary};
 use crate::testbed::Testbed;
 use crate::topology::Topology;
 
-/// Node of the memory.
+/// Node with the memory.
 const MEMORY: usize = 0;
-/// Node of all queue pairs to the memory, or of the first client in `hot`.
+/// Node of all queue pairs that access the memory. In `hot`, this is the node of the first client.
 const HOST: usize = 1;
 const TWO: Topology = Topology::Star { nodes: 2 };
 
@@ -92,7 +92,7 @@ fn store(testbed: &Testbed, point: &StorePoint, seed: u64) -> Result<Point, Poin
     Ok(Point { result, summary: run.summary })
 }
 
-/// Two nodes: one with memory, and one with queue pairs to it.
+/// Two nodes. One node has memory, and the other node has queue pairs that access this memory.
 struct Bench {
     simulation: Simulation<'static>,
     memory: Region,
@@ -117,7 +117,7 @@ impl Bench {
         Ok(Self { simulation, memory, pairs })
     }
 
-    /// Runs a thread for each queue pair and returns the results in order.
+    /// Runs a thread for each queue pair. Returns the results in the order of the queue pairs.
     fn run<T: 'static, F: Future<Output = Result<T, ConnectionError>> + 'static>(
         mut self,
         mut work: impl FnMut(usize, words::Pair, &mut Simulation<'static>) -> F,
@@ -260,8 +260,8 @@ fn hot(testbed: &Testbed, point: &HotPoint, seed: u64) -> Result<Point, PointErr
     Ok(Point { result: words::result(8, &all?, Figures::new()), summary })
 }
 
-/// Puts a middlebox between clients and memory. All requests to the memory pass it, so it may turn CASes into WRITEs
-/// if the point asks for that.
+/// Puts a middlebox between clients and memory. All requests to the memory pass the middlebox, so the middlebox may
+/// turn CASes into WRITEs. It does so if the point selects [`Way::BoxToWrite`].
 fn through_box(
     simulation: &mut Simulation<'_>,
     point: &HotPoint,
@@ -269,7 +269,7 @@ fn through_box(
     (end, region): (&words::Pair, &Region),
     clients: &[words::Pair],
 ) -> Result<RemoteMemory, PointError> {
-    // No socket buffer limits the bytes in flight here.
+    // A simulation has no socket buffers that limit the bytes in flight, so the window is practically unlimited.
     let limits = Limits { window_bytes: 1 << 40, clients: clients.len() + 1, ..Limits::default() };
     let make = |address| Steer::new(Config { limits, seed, ..Config::at(address) });
     let switch_box = simulation.put_middlebox(make).map_err(SimulationError::from)?;
@@ -297,7 +297,7 @@ fn through_box(
             let EndpointDescription { gid: from, qpn, psn, path_mtu, udp_port, .. } = client.description();
             let peer = ClientEnd { address: from.to_canonical(), qpn, first_psn: psn, path_mtu };
             let qpn = steer.connect(peer)?;
-            // The node sends no requests, so its first PSN is arbitrary.
+            // The middlebox sends no requests to the client, so its first PSN is arbitrary.
             client.connect(&EndpointDescription::one_sided(gid, qpn, Psn::new(0), path_mtu, udp_port))?;
         }
         Ok(RemoteMemory { rkey: BOX_KEY, ..memory })

@@ -1,4 +1,5 @@
-//! Model of the caches of cores: queues from which one thread takes messages evict each other.
+//! Model of the private caches of cores. The receive queues from which one thread takes messages evict each other from
+//! the cache of its core.
 
 use doorbell_verbs_core::SrqId;
 use doorbell_wire::Qpn;
@@ -16,10 +17,10 @@ enum Receives {
     Shared(SrqId),
 }
 
-/// Queues from which each thread takes messages.
+/// Receive queues from which each thread takes messages.
 #[derive(Debug, Default)]
 pub(crate) struct Caches {
-    /// For each node and queue, the thread that took from it last.
+    /// For each node and queue, the last thread that took a message from the queue.
     users: FxHashMap<(usize, Receives), ThreadId>,
     /// For each thread, the number of its queues in `users`.
     queues: Vec<u64>,
@@ -29,10 +30,11 @@ pub(crate) struct Caches {
 }
 
 impl Caches {
-    /// Records that a thread takes a message from a queue. Returns the cost of the lines that its cache lacks.
+    /// Records that a thread takes a message from a queue. Returns the time to load the lines that the cache of its
+    /// core lacks.
     ///
-    /// Messages come evenly from all queues. So the share of lines that miss equals the share of the working set that
-    /// exceeds the cache.
+    /// The model assumes that messages come evenly from all queues of the thread. The share of lines that miss then
+    /// equals the share of the working set that exceeds the cache.
     fn take(&mut self, cpu: &Cpu, thread: ThreadId, node: usize, receives: Receives) -> Ps {
         if self.queues.len() <= thread {
             self.queues.resize(thread + 1, 0);
@@ -55,13 +57,13 @@ impl Caches {
             return Ps::ZERO;
         }
         let all = u128::from(cpu.cache_miss.times(cpu.lines_per_message).0);
-        // The result is at most `all`, so it fits.
+        // The result is at most `all`, so it fits into 64 bits.
         Ps((all * u128::from(beyond) / u128::from(touched)) as u64)
     }
 }
 
 impl World {
-    /// Forgets the last queue, since its number may now belong to another queue pair of the node.
+    /// Forgets the last queue, since its queue pair number may now belong to another queue pair of the node.
     pub(crate) fn forget_last_queue(&mut self) {
         self.caches.last = None;
     }

@@ -10,8 +10,9 @@ use doorbell_wire::{FaultMarks, Flow, Outer, ROCE_UDP_PORT};
 use super::node::Frame;
 use crate::time::Ps;
 
-/// Longest time between the capture of a frame and its arrival. The kernel captures a frame when it decides the
-/// arrival, which is not in the order of arrival. A frame older than this cannot be preceded by a later capture.
+/// Maximum time between the capture of a frame and its arrival. The kernel captures a frame when it computes the time
+/// of arrival, so frames are not captured in the order of arrival. Once the arrival of a captured frame is older than
+/// this time, no later captured frame can arrive earlier.
 const HORIZON: Ps = Ps(1_000_000_000);
 
 /// A captured frame that is not yet written to the file.
@@ -27,7 +28,7 @@ pub(crate) struct Capture {
     /// Frames that are not yet written, by time of arrival and then by order of capture.
     waiting: BTreeMap<(Ps, u64), Captured>,
     number: u64,
-    /// The first error of the file. No frame is captured after it.
+    /// The first error of writing the file. After this error, no frame is captured.
     error: Option<io::Error>,
 }
 
@@ -84,7 +85,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        // The capture of a failed run is useful too.
+        // Write the remaining frames here too, since the capture of a failed run is useful.
         let _ = self.finish();
     }
 }

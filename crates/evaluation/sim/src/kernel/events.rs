@@ -8,7 +8,7 @@ use doorbell_wire::Qpn;
 use super::network::Check;
 use crate::time::Ps;
 
-/// Kind of an event. It is small because events are moved often.
+/// Kind of an event. The type is small, because events are moved often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EventKind {
     /// A doorbell reaches a NIC.
@@ -31,7 +31,7 @@ pub(super) enum EventKind {
     Delivery { frame: u32 },
     /// A timer of an RNIC expires.
     Timeout { node: u32 },
-    /// The turn of a thread, unless the thread has had another turn since.
+    /// A thread gets its turn, unless it has had another turn since this event was created.
     Turn { thread: u32, turn: u32 },
     /// The deadline of a waiting thread may have passed.
     Alarm { thread: u32 },
@@ -42,7 +42,7 @@ const _: () = assert!(size_of::<Event>() <= 32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) at: Ps,
-    /// Sequence number: of two events at the same time, the earlier one created comes first.
+    /// Sequence number. Of two events at the same time, the event with the lower number comes first.
     number: u64,
     pub(super) kind: EventKind,
 }
@@ -91,23 +91,24 @@ impl PartialOrd for Event {
 
 /// Number of ordered lists to which [`Events`] appends.
 const LANES: usize = 6;
-/// Index of the heap, which has the remaining events.
+/// Index of the heap in `Events::firsts`. The heap holds the events that fit into no list.
 const HEAP: usize = LANES;
 
-/// Pending events. The earliest event comes first; of two events at the same time, the one created first.
+/// Pending events, in the order of time. Of two events at the same time, the event that was created first comes first.
 ///
-/// Packets to one node are created in the order of their times, and so are doorbells and turns of threads. A few
-/// ordered lists therefore hold most events. An event goes to the end of the first list whose last event is not
-/// later. If there is no such list, it goes into a heap. A few keys tell which list has the earliest event.
+/// The kernel creates the events of packets to one node in the order of their times. The same holds for doorbells and
+/// for turns of threads. A few ordered lists therefore hold most events. An event goes to the end of the first list
+/// whose last event is not later. If there is no such list, the event goes into a heap. `firsts` shows which list has
+/// the earliest event.
 #[derive(Debug)]
 pub(super) struct Events {
-    /// The earliest event. It is `None` only if there are no other events.
+    /// The earliest event; `None` if there are no events at all.
     next: Option<Event>,
     lanes: [VecDeque<Event>; LANES],
     heap: BinaryHeap<Reverse<Event>>,
-    /// Key of the first event of each lane and of the heap, or the maximum if empty.
+    /// Key of the first event of each lane and of the heap, or the maximum if the lane or heap is empty.
     firsts: [u128; LANES + 1],
-    /// Key of the last event of each lane, or zero.
+    /// Key of the last event of each lane, or zero if the lane is empty.
     lasts: [u128; LANES],
     number: u64,
 }

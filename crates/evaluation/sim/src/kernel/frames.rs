@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use super::node::Frame;
 
-/// Frames by number. The slots, and the buffers of their packets, are reused.
+/// Frames by number. The slots of freed frames and their packet buffers are reused.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     all: Vec<Frame>,
@@ -12,7 +12,7 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// Stores a packet in a frame with no other fields set. Returns the number of the frame.
+    /// Stores a packet in an unused frame and returns the number of the frame. The caller must set the other fields.
     #[inline]
     pub(super) fn take(&mut self, packet: &[u8]) -> usize {
         let number = self.free.pop().unwrap_or_else(|| {

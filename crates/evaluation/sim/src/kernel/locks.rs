@@ -1,6 +1,6 @@
 //! Locks that threads of a host share.
 //!
-//! The verbs take one lock for each queue that they work on. The two halves of a connection share one lock for the
+//! Each verbs call takes the lock of the queue on which it works. The two halves of a connection share the lock of the
 //! connection.
 
 use std::collections::VecDeque;
@@ -10,21 +10,22 @@ use super::watch::{ThreadId, lock};
 use super::{ThreadState, World};
 use crate::time::Ps;
 
-/// A lock: a station with the times at which it is held.
+/// A lock between simulated threads, with the times at which threads hold it.
 ///
-/// Turns of threads run one after the other, and each turn takes locks at times within the turn. So a later call may
-/// ask for an earlier time. It gets the lock before the others if it releases the lock before they take it.
+/// The kernel runs the turns of threads one after the other, and each turn takes locks at times within the turn. A
+/// later call may therefore ask for an earlier time. Such a call gets the lock before the holds of earlier calls if its
+/// own hold ends before these holds begin.
 #[derive(Debug, Default)]
 pub(crate) struct Lock(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The only thread that has taken the lock so far. With one thread, no thread waits.
+    /// The only thread that has taken the lock so far. While only one thread takes the lock, no thread waits.
     owner: Option<ThreadId>,
     is_shared: bool,
     /// Begin and end of the last hold.
     last: (Ps, Ps),
-    /// Times that still matter, once several threads take the lock.
+    /// Holds that a later call may overlap. The list is used once several threads take the lock.
     taken: Taken,
     /// Begin of a hold whose end is not yet known.
     held_since: Option<Ps>,
@@ -72,7 +73,8 @@ impl Taken {
 }
 
 impl World {
-    /// Makes the running thread wait for a lock that it takes for `service`. The caller charges `service` itself.
+    /// Makes the running thread wait until it can take a lock for the time `service`. The caller charges the time
+    /// `service` to the thread.
     #[inline]
     pub(crate) fn wait_for(&mut self, taken: &Lock, service: Ps) {
         let Some(thread) = self.current else { return };
@@ -84,9 +86,9 @@ impl World {
         self.charge(begins.since(clock));
     }
 
-    /// Makes the running thread wait for a lock that it holds until it [releases](Self::release) it. The length of
-    /// the hold is not known yet, so the kernel assumes the length of the last hold. The thread goes before a later
-    /// hold if this length fits.
+    /// Makes the running thread wait for a lock, and takes the lock until [`release`](Self::release). The length of the
+    /// new hold is not known yet, so the kernel assumes the length of the last hold. If a hold of this length ends
+    /// before a later hold begins, the thread gets the lock first.
     pub(crate) fn hold(&mut self, held: &Lock) {
         let Some(thread) = self.current else { return };
         let mut state = lock(&held.0);
@@ -109,7 +111,8 @@ impl World {
         let service = self.clock().since(since);
         let begins = state.take(self.now(), since, service);
         drop(state);
-        // If the hold reached into the time of the next holder, that holder was first.
+        // If the hold was too long to end before the next hold begins, it moves after the next hold. The thread pays
+        // for the delay.
         self.charge(begins.since(since));
     }
 
@@ -120,7 +123,8 @@ impl World {
             return;
         }
         match state.owner {
-            // The lock has another active user. An owner that is away only created the queue for this thread.
+            // The lock has another active user. An owner that has ended or sleeps does not count: such an owner only
+            // created the queue for this thread.
             Some(owner) if !self.is_away(owner) || state.last.1 > self.clock() => {
                 state.is_shared = true;
                 state.taken.0.push_back(state.last);
@@ -144,7 +148,7 @@ mod tests {
         assert_eq!(taken.take(Ps(0), Ps(100), Ps(10)), Ps(100));
         assert_eq!(taken.take(Ps(0), Ps(105), Ps(10)), Ps(110));
         assert_eq!(taken.take(Ps(0), Ps(90), Ps(10)), Ps(90), "a later call may ask for an earlier time");
-        assert_eq!(taken.take(Ps(0), Ps(50), Ps(41)), Ps(120), "there is no room of 41 before");
+        assert_eq!(taken.take(Ps(0), Ps(50), Ps(41)), Ps(120), "a hold of 41 does not fit before 90");
         assert_eq!(taken.take(Ps(0), Ps(50), Ps(40)), Ps(50));
         assert_eq!(taken.take(Ps(200), Ps(200), Ps(5)), Ps(200));
         assert_eq!(taken.0.len(), 1, "past holds are removed: {taken:?}");

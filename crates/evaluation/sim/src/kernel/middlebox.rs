@@ -9,7 +9,7 @@ use super::stations::Server;
 use super::{EventKind, World};
 use crate::time::Ps;
 
-/// A middlebox at the switch. Its address is the one after the addresses of the nodes.
+/// A middlebox at the switch. Its address follows the address of the last node.
 #[derive(Debug)]
 pub(crate) struct Middlebox {
     pub(crate) steer: Steer,
@@ -25,7 +25,7 @@ impl Middlebox {
 }
 
 impl World {
-    /// Handles a frame for the middlebox that has reached its switch.
+    /// Handles a frame to the middlebox when the frame has reached the switch.
     pub(super) fn enter_box(&mut self, number: usize) {
         let later = self.network.held_up_before_box(&mut self.frames[number]);
         let Some(middlebox) = &mut self.middlebox else { return self.frames.give_back(number) };
@@ -52,7 +52,7 @@ impl World {
         self.leave_box(middlebox);
     }
 
-    /// Lets the middlebox send what a control operation has left.
+    /// Lets the middlebox send the packets that a control operation has left in its queues.
     pub(crate) fn poke_box(&mut self) {
         self.push(self.clock(), EventKind::SteerTimeout);
     }

@@ -1,8 +1,8 @@
 //! The network between nodes: switches with their ports, routes and pauses.
 //!
-//! A port is a [`Lane`]: a frame gets its time on the line when it reaches the port, and its departure is not an
-//! event. A pause (IEEE 802.1Qbb) then delays each frame that had not begun to leave. The arrival of such a frame is
-//! already an event. The frame learns of the pause at that event and arrives again later.
+//! A port is a [`Lane`]. When a frame reaches a port, the lane computes when the frame leaves, so the departure needs
+//! no event. A later pause of the port (IEEE 802.1Qbb) delays each frame that had not begun to leave. The arrival of
+//! such a frame is already an event. When this event comes, the kernel finds the pause and schedules a later arrival.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ use crate::topology::Topology;
 /// Pauses of one port that sends to a switch.
 #[derive(Debug, Default)]
 struct Pauses {
-    /// Begin of each pause, and the delay of the frames that had not begun to leave then.
+    /// Begin of each pause, and the delay of the frames that had not begun to leave at that time.
     list: VecDeque<(Ps, Ps)>,
     /// Number of pauses removed from the list because all frames that they delay have arrived.
     past: u64,
@@ -26,44 +26,44 @@ struct Pauses {
     until: Ps,
 }
 
-/// State of a frame about the pauses of the port over which it comes.
+/// Next switch of a frame, the port that sends the frame there, and the pauses of this port that the frame knows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Hop {
     /// The next switch.
     switch: u32,
-    /// The port over which the frame comes, among all ports that send to switches.
+    /// Index of the port that sends the frame to this switch, among all ports that send to switches.
     port: u32,
-    /// Time at which the first bit leaves that port, as far as known.
+    /// Time at which the first bit leaves that port, with all pauses known so far.
     begins: Ps,
-    /// Number of pauses when the frame got its time.
+    /// Number of pauses of the port when the frame entered its queue.
     made: u64,
-    /// Number of pauses that this time includes.
+    /// Number of pauses of the port that `begins` includes.
     seen: u64,
 }
 
 /// Result of forwarding a frame at a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forwarded {
-    /// A pause delayed the frame: it comes later.
+    /// A pause delayed the frame. The frame arrives at this switch at the given time.
     Later(Ps),
-    /// The queue had no room: the frame is dropped.
+    /// The queue had no room, so the switch dropped the frame.
     Dropped,
-    /// The frame arrives at its node.
+    /// The frame arrives at its node at the given time.
     AtNode(Ps),
-    /// The frame arrives at the next switch.
+    /// The frame arrives at the next switch at the given time.
     AtSwitch(Ps),
 }
 
-/// A pause of a port, which delays frames that it has scheduled.
+/// A pause of a port. The pause delays frames that the port has already scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Paused {
-    /// The node of the port. `None` for a port of a switch, which is already updated.
+    /// The node whose port pauses. `None` for the port of a switch, because [`Network`] has already paused that port.
     pub(crate) node: Option<usize>,
     pub(crate) from: Ps,
     pub(crate) by: Ps,
     /// The queue to check at the end of the pause.
     pub(crate) check: Check,
-    /// Time of that check.
+    /// Time of the check.
     pub(crate) check_at: Ps,
 }
 
@@ -121,7 +121,7 @@ impl Network {
         self.ports.iter().map(Lane::busy).max().unwrap_or_default()
     }
 
-    /// Sends a frame to the switch of its node. Its first bit leaves at `begins`.
+    /// Sends a frame to the switch of its node. The first bit of the frame leaves at `begins`.
     pub(crate) fn enter(&self, frame: &mut Frame, begins: Ps) {
         let switch = match self.topology {
             Topology::Pair | Topology::Star { .. } => 0,
@@ -136,7 +136,8 @@ impl Network {
         Hop { switch: switch as u32, port: port as u32, begins, made, seen: made }
     }
 
-    /// Returns the port by which a frame leaves a switch, and the next switch; `None` means its node.
+    /// Returns the port by which a frame leaves a switch, and the next switch. `None` means that the port leads to the
+    /// node of the frame.
     fn route(&self, switch: usize, frame: &Frame) -> (usize, Option<usize>) {
         let Topology::Clos { nodes, hosts, spines } = self.topology else { return (frame.to, None) };
         let (leaves, home) = (self.topology.leaves(), frame.to / hosts);
@@ -150,7 +151,7 @@ impl Network {
         }
     }
 
-    /// Forwards a frame whose last bit is at a switch. Also returns the port that has to pause, if any.
+    /// Forwards a frame whose last bit has reached a switch. Also returns the port that has to pause, if any.
     pub(crate) fn forward(
         &mut self,
         now: Ps,
@@ -164,7 +165,7 @@ impl Network {
         }
         let (port, _) = self.route(frame.hop.switch as usize, frame);
         let header = match switch.forwarding {
-            // The switch knew the destination from the header.
+            // The switch began to send once the header had arrived, which is about one frame time before the last bit.
             Forwarding::CutThrough => self.ports[port].time_of(line_bytes(frame.bytes.len())),
             Forwarding::StoreAndForward => Ps::ZERO,
         };
@@ -172,20 +173,20 @@ impl Network {
         self.enter_port(now, at, switch, Some(frame.hop.port), frame, counts)
     }
 
-    /// Returns the delay by pauses of a frame that comes to the middlebox of its switch.
+    /// Returns the time by which pauses still delay a frame on its way to the middlebox of its switch.
     pub(crate) fn held_up_before_box(&mut self, frame: &mut Frame) -> Ps {
         self.held_up(&mut frame.hop)
     }
 
-    /// Forwards a frame that leaves the middlebox of a switch at the time `at`. The middlebox does not pause: if the
-    /// queue is full, the switch drops the frame, and the middlebox retransmits it.
+    /// Forwards a frame that leaves the middlebox of a switch at the time `at`. The switch cannot pause the middlebox.
+    /// If the queue is full, the switch drops the frame, and the middlebox retransmits the packet.
     pub(crate) fn leave_box(&mut self, at: Ps, switch: &Switch, frame: &mut Frame, counts: &mut Counts) -> Forwarded {
         frame.hop = Hop::default();
         self.enter_port(at, at, switch, None, frame, counts).0
     }
 
-    /// Puts a frame into the queue of the port by which it leaves its switch. `from` is the port over which it came,
-    /// which may have to pause.
+    /// Puts a frame into the queue of the port by which it leaves its switch. `from` is the port over which the frame
+    /// came. If the queue is too long, the port `from` has to pause.
     fn enter_port(
         &mut self,
         now: Ps,
@@ -221,24 +222,26 @@ impl Network {
         (Forwarded::AtSwitch(arrives), paused)
     }
 
-    /// Returns the bytes that wait for a port: the bytes that it sends until it is free, without the time of a pause.
+    /// Returns the number of bytes that wait for a port. These are the bytes that the port sends from `at`, or from the
+    /// end of its pause, until it is free.
     fn waiting(&self, at: Ps, port: usize) -> u64 {
         let begins = at.max(self.pauses[self.topology.nodes() + port].until);
         self.rate.bytes_in(self.ports[port].free().since(begins))
     }
 
-    /// Checks a pause that is about to end, and extends it if the queue is still too long.
+    /// Checks a pause that is about to end, and extends the pause if the queue is still too long.
     pub(crate) fn check(&mut self, now: Ps, switch: &Switch, check: Check, counts: &mut Counts) -> Option<Paused> {
         let is_last = self.pauses[check.port as usize].until == now + self.propagation;
         let is_long = self.waiting(now, check.queue as usize) > switch.resume_at;
         if is_last && is_long { self.pause(now, switch, check, counts) } else { None }
     }
 
-    /// Returns the delay of a frame by pauses that began after it got its time.
+    /// Returns the delay of a frame by pauses that `hop.begins` does not include yet, and adds the delay to
+    /// `hop.begins`.
     fn held_up(&mut self, hop: &mut Hop) -> Ps {
         let pauses = &mut self.pauses[hop.port as usize];
-        // Frames of a port arrive in the order in which they got their times. So no later frame needs the pauses
-        // before this one.
+        // Frames of a port arrive in the order in which they entered its queue. This frame and all later frames include
+        // the pauses before `hop.made`, so these pauses can be removed.
         while pauses.past < hop.made && pauses.list.pop_front().is_some() {
             pauses.past += 1;
         }
@@ -257,7 +260,7 @@ impl Network {
     /// Pauses a port until a queue has drained. Both the begin and the end of the pause reach the port after the
     /// propagation delay.
     fn pause(&mut self, now: Ps, switch: &Switch, check: Check, counts: &mut Counts) -> Option<Paused> {
-        // Time at which the queue has drained, unless its port has to pause too.
+        // Time at which the queue has drained, unless the port of the queue has to pause too.
         let drained = self.ports[check.queue as usize].free().since(self.rate.time_of(switch.resume_at));
         let until = drained + self.propagation;
         let pauses = &mut self.pauses[check.port as usize];
@@ -279,7 +282,7 @@ impl Network {
     }
 }
 
-/// Returns the spine of a frame between leaves: equal-cost multipath by a hash of the flow.
+/// Selects the spine of a frame between two leaves by a hash of its flow, as equal-cost multipath does.
 fn spine_of(frame: &Frame, spines: usize) -> usize {
     let flow = (frame.from as u64) << 32 | (frame.to as u64) << 16 | u64::from(frame.source_port);
     (scramble(flow) % spines as u64) as usize
@@ -340,24 +343,25 @@ mod tests {
         let mut hops = [50, 100, 150].map(|begins| network.hop(0, 0, t.link.propagation + Ps(begins)));
         let switch = &t.with("switch.resume_at", "0B").expect("an allowed value").switch;
         let (check, cable) = (Check { port: 0, queue: 1 }, t.link.propagation);
-        // The queue is empty after 400. The node learns of the pause and of its end one propagation delay later.
+        // The queue is empty after 400 ps. The begin and the end of the pause reach the node one propagation delay
+        // later.
         let queue = Ps(400) - network.ports[1].carry(Ps::ZERO, 0);
         network.ports[1].pause(Ps::ZERO, queue);
         let paused = network.pause(Ps(100), switch, check, &mut counts).expect("a pause");
         assert_eq!((paused.node, paused.from, paused.by), (Some(0), cable + Ps(100), Ps(300)));
         assert_eq!((paused.check, paused.check_at), (check, Ps(400)));
-        // By then the queue has become longer; later it is empty.
+        // At 400 ps the queue has become longer, so the check extends the pause. At 500 ps the queue is empty.
         network.ports[1].pause(Ps(400), Ps(100));
         let more = network.check(Ps(400), switch, check, &mut counts);
         assert_eq!(more.map(|it| (it.from, it.by, it.check_at)), Some((cable + Ps(400), Ps(100), Ps(500))));
-        assert_eq!(network.check(Ps(450), switch, check, &mut counts), None, "another check is to come");
+        assert_eq!(network.check(Ps(450), switch, check, &mut counts), None, "the check at 500 ps is still to come");
         assert_eq!(network.check(Ps(500), switch, check, &mut counts), None);
         assert_eq!((counts.pauses, counts.paused_ps), (1, 400));
         let after = network.hop(0, 0, t.link.propagation + Ps(600));
-        // The second frame comes again before the third comes for the first time.
+        // The second frame arrives again before the third frame arrives for the first time.
         assert_eq!([0, 1, 1, 2].map(|frame: usize| network.held_up(&mut hops[frame])), [0, 400, 0, 400].map(Ps));
         assert_eq!(hops.map(|hop| hop.begins - t.link.propagation), [Ps(50), Ps(500), Ps(550)]);
-        // All three frames know the pause now, and a later frame knew it from the start.
+        // The times of all three frames include the pauses now. The time of a later frame includes them from the start.
         assert_eq!(hops.each_mut().map(|hop| network.held_up(hop)), [Ps(0); 3]);
         assert_eq!(network.held_up(&mut { after }), Ps(0));
         assert!(network.pauses[0].list.is_empty(), "no frame needs these pauses any more");

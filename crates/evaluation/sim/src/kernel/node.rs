@@ -1,4 +1,4 @@
-//! A simulated host: its RNIC as a state machine, and the stations that decide when events reach it.
+//! A simulated host: its RNIC as a state machine, and the stations that determine when events reach the RNIC.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,7 +19,7 @@ use crate::simulation::NodeTimes;
 use crate::testbed::{LockScope, Testbed};
 use crate::time::Ps;
 
-/// Address of node 0: 10.0.0.1. The next nodes follow.
+/// Address of node 0, 10.0.0.1. The addresses of the other nodes follow it.
 const FIRST_ADDRESS: u32 = 0x0a00_0001;
 
 /// Virtual address of the first memory region.
@@ -40,13 +40,13 @@ const LINE_OVERHEAD: u64 = (outer::PREAMBLE_LEN
 /// Returns the delay of one access to memory.
 ///
 /// Half of all accesses have no delay, a quarter have the mean, an eighth have twice the mean, and so on. This is a
-/// geometric distribution, drawn from the time and the queue pair.
+/// geometric distribution. The random number is a hash of the time of arrival and the queue pair number.
 fn late(mean: Ps, arrived: Ps, qpn: Qpn) -> Ps {
     let drawn = scramble(arrived.0 ^ u64::from(qpn.get()) << 40);
     Ps(mean.0 * u64::from(drawn.trailing_zeros().min(32)))
 }
 
-/// Returns the bytes on the line of a packet, at least those of the shortest frame.
+/// Returns the number of bytes that a packet takes on the line. It is at least that of the shortest Ethernet frame.
 pub(crate) fn line_bytes(packet: usize) -> u64 {
     let shortest = (outer::MIN_FRAME_LEN + outer::PREAMBLE_LEN + outer::FCS_LEN + outer::GAP_LEN) as u64;
     (packet as u64 + LINE_OVERHEAD).max(shortest)
@@ -57,7 +57,7 @@ pub(crate) fn address_of(node: usize) -> IpAddr {
     Ipv4Addr::from_bits(FIRST_ADDRESS + node as u32).into()
 }
 
-/// Returns the index of the node with an address. The node need not exist.
+/// Returns the index that belongs to an address. A node with this index need not exist.
 pub(crate) fn node_of(address: IpAddr) -> Option<usize> {
     match address {
         IpAddr::V4(address) => address.to_bits().checked_sub(FIRST_ADDRESS).map(|node| node as usize),
@@ -65,11 +65,11 @@ pub(crate) fn node_of(address: IpAddr) -> Option<usize> {
     }
 }
 
-/// Maximum number of words whose locks are remembered. It exceeds the number of operations in flight, so forgotten
-/// locks are free.
+/// Maximum number of words whose locks a node stores. At this number, the node drops the stored locks. The number far
+/// exceeds the number of operations in flight, so dropped locks are free.
 const MOST_WORDS: usize = 1 << 20;
 
-/// Sends of one doorbell, and the time at which the NIC has them.
+/// Sends of one doorbell, and the time at which the NIC has their work requests.
 #[derive(Clone, Copy, Debug)]
 struct Fetched {
     upto: u64,
@@ -90,15 +90,16 @@ pub(crate) struct QueuePair {
     payloads: VecDeque<Ps>,
     /// Time of the last delivery. Packets of one queue pair are handled in order.
     last_delivery: Ps,
-    /// Time of the last access of the peer to memory. Accesses of one queue pair happen in order too.
+    /// Time of the last memory access that a request of the peer made. Such accesses of one queue pair happen in order.
     last_access: Ps,
-    /// Time at which the NIC sends more responses of a READ.
+    /// Time at which the NIC sends more responses of a READ; `None` if no READ has remaining responses.
     pub(crate) answers_at: Option<Ps>,
     lock: Server,
 }
 
 impl QueuePair {
-    /// Returns the time at which another payload fetch can begin, with at most `most` fetches at once.
+    /// Returns the first time, not before `at`, at which another payload fetch can begin. At most `most` fetches are in
+    /// progress at once.
     fn may_fetch_payload(&mut self, at: Ps, most: u64) -> Ps {
         let mut begins = at;
         while self.payloads.len() as u64 >= most {
@@ -119,7 +120,7 @@ pub(crate) struct Unit {
     pub(crate) is_scheduled: bool,
 }
 
-/// Receive queue of posted receives that the NIC does not know yet.
+/// Receive queue to which a thread has posted receives that the NIC does not know yet.
 #[derive(Clone, Copy, Debug)]
 enum Posted {
     Own(Qpn),
@@ -137,10 +138,10 @@ pub(crate) struct Frame {
     pub(crate) traffic_class: u8,
     /// UDP source port, which identifies the queue pair.
     pub(crate) source_port: u16,
-    /// The next switch and the port to it.
+    /// The next switch, and the port that sends the frame there.
     pub(crate) hop: Hop,
-    /// Earliest time of the response. It may leave once the packet has arrived, before the packet is written to
-    /// memory.
+    /// Earliest time at which the response to this packet can leave. The response need not wait until the packet is
+    /// written to memory.
     pub(crate) answer_at: Ps,
 }
 
@@ -161,8 +162,8 @@ impl Frame {
 /// A host.
 pub(crate) struct Node {
     pub(crate) rnic: Rnic,
-    /// Signal of asynchronous events, created when a caller asks for the descriptor. A network may have more nodes
-    /// than a process may have descriptors.
+    /// Signal of asynchronous events. It is created only when a caller asks for its descriptor, because a network may
+    /// have more nodes than a process may open descriptors.
     pub(crate) event_signal: Arc<OnceLock<EventSignal>>,
     pub(crate) queue_pairs: Slab<QueuePair>,
     pub(crate) by_number: FxHashMap<u32, usize>,
@@ -175,7 +176,7 @@ pub(crate) struct Node {
     reads: Vec<Server>,
     next_read: usize,
     atomics: Server,
-    /// Locks of words, by address.
+    /// Locks of words for atomic operations, by address of the word.
     words: FxHashMap<u64, Server>,
     contexts: ContextCache,
     last_of_shared: FxHashMap<u32, usize>,
@@ -323,7 +324,7 @@ impl Node {
     pub(crate) fn fetched_sends(&self, now: Ps, slot: usize) -> usize {
         let qp = &self.queue_pairs[slot];
         let Some((next, _)) = self.rnic.next_send(qp.qpn) else { return 0 };
-        // Two lists exceed the number of requests taken at once.
+        // A unit takes only a few requests at once, so the first two doorbells are enough.
         let has = qp.fetched.iter().take(2).take_while(|fetched| fetched.at <= now).last();
         has.map_or(0, |fetched| fetched.upto.saturating_sub(next) as usize)
     }
@@ -364,8 +365,8 @@ impl Node {
         self.port.carry(at + nic.transmit, line_bytes(bytes))
     }
 
-    /// Completes an unacknowledged message that left at `left`. Returns the time at which a polling CPU sees the
-    /// completion.
+    /// Writes the completion of an unacknowledged message whose last packet left at `left`. Returns the time at which a
+    /// polling CPU sees the completion.
     pub(crate) fn complete_departure(&mut self, left: Ps, testbed: &Testbed) -> Ps {
         self.bus.write(left, testbed.nic.completion)
     }
@@ -388,8 +389,8 @@ impl Node {
         self.port.carry(at, line_bytes(bytes))
     }
 
-    /// Handles an arrived packet and sets the earliest time of its response. Returns the time at which it is handled.
-    /// For data in memory, this is the time at which a polling CPU sees them.
+    /// Handles an arrived packet and sets [`Frame::answer_at`]. Returns the time at which the packet is handled. If the
+    /// NIC writes data or a completion to memory, this is the time at which a polling CPU sees the write.
     pub(crate) fn receive(&mut self, arrived: Ps, testbed: &Testbed, frame: &mut Frame) -> Ps {
         let nic = &testbed.nic;
         let slot = dest_qpn(&frame.bytes).and_then(|qpn| self.slot(qpn));
@@ -397,8 +398,8 @@ impl Node {
         let operation = opcode.operation();
         let sends = matches!(operation, Some(PacketOperation::Send));
         let takes_receive = opcode.is_last() && opcode.is_request() && (sends || opcode.has_imm());
-        // The GRH of a datagram goes to memory with the payload (mlx5 scatters into completions for connections
-        // only).
+        // The NIC writes the GRH of a datagram to memory, with the payload. mlx5 puts payloads into completions only
+        // for connected queue pairs.
         let is_datagram = opcode.transport() == Transport::Ud;
         let into_completion = sends && opcode.is_only() && !is_datagram && frame.payload <= nic.inline_receive;
         let written = frame.payload + if is_datagram { outer::GRH_LEN as u64 } else { 0 };
@@ -442,7 +443,7 @@ impl Node {
             _ => begins + nic.receive,
         };
         frame.answer_at = handled;
-        // The response does not wait for the receive.
+        // Taking a receive delays the message, but not the response.
         let placed = if takes_receive { handled + nic.take_receive } else { handled };
         let mut seen = placed;
         if written > 0 && !into_completion {
@@ -467,7 +468,7 @@ impl Node {
             (LockScope::Address, _) => {
                 let header = packet.get(BTH_LEN..).and_then(<[u8]>::first_chunk::<ATOMIC_ETH_LEN>);
                 let address = header.map_or(0, |header| AtomicEthRepr::read(header).virtual_address);
-                // More words than operations in flight: their locks are free, so they can be forgotten.
+                // `MOST_WORDS` exceeds the number of operations in flight, so dropping the locks is safe.
                 if self.words.len() >= MOST_WORDS && !self.words.contains_key(&address) {
                     self.words.clear();
                 }
@@ -497,7 +498,7 @@ pub(crate) fn dest_qpn(packet: &[u8]) -> Option<Qpn> {
 }
 
 /// Returns the UDP source port of all packets between two queue pairs, as Linux computes it (`rdma_calc_flow_label`
-/// and `rdma_flow_label_to_udp_sport`). Switches identify flows by it.
+/// and `rdma_flow_label_to_udp_sport`). Switches identify flows by this port.
 pub(crate) fn source_port(own: Qpn, peer: Qpn) -> u16 {
     let product = u64::from(own.get()) * u64::from(peer.get());
     let label = (product ^ (product >> 20) ^ (product >> 40)) & 0xf_ffff;

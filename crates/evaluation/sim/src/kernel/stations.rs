@@ -1,4 +1,5 @@
-//! Stations that serve one request at a time: arithmetic on the time when the station is next free.
+//! Stations that serve one request at a time. A station stores the time at which it is next free, and computes from it
+//! when the next request is served.
 
 use std::collections::VecDeque;
 
@@ -38,7 +39,8 @@ impl Server {
 pub(crate) struct Lane {
     rate: Rate,
     server: Server,
-    /// The last two lengths and their times. Traffic has few lengths, and the division is slow.
+    /// The last two lengths in bytes, with their times on the lane. Traffic has few different lengths, and
+    /// [`Rate::time_of`] contains a slow division.
     memo: [(u64, Ps); 2],
 }
 
@@ -60,7 +62,7 @@ impl Lane {
         self.memo[0].1
     }
 
-    /// Carries `bytes` that are ready at `at`. Returns the time at which the last of them has passed.
+    /// Carries `bytes` that are ready at `at`. Returns the time at which the last byte has passed.
     #[inline]
     pub(crate) fn carry(&mut self, at: Ps, bytes: u64) -> Ps {
         let service = self.time_of(bytes);
@@ -77,7 +79,8 @@ impl Lane {
         self.server.busy()
     }
 
-    /// Pauses the lane for the time `by`, beginning at `from`. Scheduled bytes move accordingly.
+    /// Pauses the lane for the time `by`, beginning at `from`. Bytes that had not begun to leave at `from` leave later
+    /// by this time.
     pub(crate) fn pause(&mut self, from: Ps, by: Ps) {
         self.server.free = self.server.free.max(from) + by;
     }
@@ -100,7 +103,7 @@ impl PcieBus {
         Self { costs: costs.clone(), down: Lane::new(costs.rate), up: Lane::new(costs.rate), reads: VecDeque::new() }
     }
 
-    /// Reads `bytes` for the NIC, not before `at`. Returns the time at which the NIC has the last of them.
+    /// Reads `bytes` for the NIC, not before `at`. Returns the time at which the NIC has the last byte.
     pub(crate) fn read(&mut self, at: Ps, bytes: u64) -> Ps {
         let (mut left, mut done) = (bytes, at);
         while left > 0 {
@@ -125,8 +128,7 @@ impl PcieBus {
         (self.down.busy(), self.up.busy())
     }
 
-    /// Writes `bytes` that the NIC has at the time `at`. Returns the time at which a polling CPU sees the last of
-    /// them.
+    /// Writes `bytes` that the NIC has at the time `at`. Returns the time at which a polling CPU sees the last byte.
     pub(crate) fn write(&mut self, at: Ps, bytes: u64) -> Ps {
         let packets = bytes.div_ceil(self.costs.max_payload).max(1);
         self.up.carry(at, bytes + packets * self.costs.write_header) + self.costs.write
@@ -137,7 +139,8 @@ impl PcieBus {
 #[derive(Clone, Debug)]
 pub(crate) struct ContextCache {
     room: usize,
-    /// Cached queue pairs, the least recently used first. Unused while all contexts fit.
+    /// Cached queue pairs, the least recently used first. The list is not used while the cache has room for all
+    /// contexts.
     recent: VecDeque<u32>,
 }
 

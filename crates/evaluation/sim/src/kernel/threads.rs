@@ -9,46 +9,46 @@ use super::events::{Event, EventKind};
 use super::watch::{Change, ThreadId};
 use crate::time::Ps;
 
-/// Minimum length of a turn, so that a thread that only yields does not stop time.
+/// Minimum length of a turn. Without this minimum, virtual time would stop while a thread only yields.
 const LEAST_TURN: Ps = Ps(1_000);
 
-/// Number of clock readings in a row that take no time. A thread that reads its clock more often waits for a time,
-/// and each further reading takes [`READING`].
+/// Maximum number of clock readings in a row that take no virtual time. A thread that reads its clock more often is
+/// waiting for a point in time, so each further reading takes [`READING`].
 const READINGS_AT_ONCE: u32 = 8;
 
 /// Time of a clock reading: the instruction for the time-stamp counter and the call around it.
 const READING: Ps = Ps(20_000);
 
-/// Reason why the turn of a thread ended, combined over its tasks.
+/// Conditions that end the wait of a thread, combined over its tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Suspension {
     /// Deadline of the wait.
     pub(crate) deadline: Option<Ps>,
     /// Whether the thread sleeps on a channel instead of polling.
     pub(crate) sleeps: bool,
-    /// Whether the thread polls for results of other threads of its host in memory that is not registered.
+    /// Whether the thread polls unregistered memory for results of other threads of its host.
     pub(crate) follows: bool,
 }
 
 impl Suspension {
-    /// Sleep without a deadline, which only a waker ends.
+    /// A sleep without a deadline. Only the waker of the thread ends this sleep.
     const ASLEEP: Self = Self { deadline: None, sleeps: true, follows: false };
 }
 
 /// State of a thread between turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ThreadState {
-    /// The next turn of the thread is an event.
+    /// The thread has its turn, or its next turn is already an event.
     Runnable,
-    /// The thread waits until something that it looked at changes, or for its deadline.
+    /// The thread waits until an object that it looked at changes, or until its deadline.
     Waiting {
-        /// Time of one look.
+        /// Time that the thread needs to look once at all these objects.
         period: Ps,
         /// Latest time of the next turn.
         until: Option<Ps>,
         sleeps: bool,
         follows: bool,
-        /// Whether the next turn is already an event, because something changed.
+        /// Whether the next turn is already an event, because one of these objects has changed.
         is_woken: bool,
     },
     /// The thread has ended.
@@ -65,25 +65,27 @@ pub(crate) struct Thread {
     pub(crate) clock: Ps,
     pub(crate) turn: u64,
     pub(crate) state: ThreadState,
-    /// Begin of the turn.
+    /// Begin of the current turn.
     began: Ps,
     /// Time that this turn spent on polls of empty queues.
     in_vain: Ps,
-    /// Time that this turn spent on reading words of memory. It counts as polling if the thread waits afterwards.
+    /// Time that this turn spent on reading words of memory. This time counts as polling if the thread waits
+    /// afterwards.
     loading: Ps,
     pub(crate) suspension: Option<Suspension>,
-    /// Whether the waker was called since the future was polled.
+    /// Whether the waker of the thread was called since the last poll of its future.
     poked: bool,
     /// Queues that had more completions than the thread asked for in this turn.
     unread: Vec<Arc<CompletionQueue>>,
     /// Whether the thread runs several tasks in turns.
     pub(crate) has_tasks: bool,
-    /// Whether the future, which is part of the parent's future, has finished.
+    /// Whether the future of a thread with a parent has finished.
     pub(crate) is_done: bool,
-    /// Clock at the last reading, and the number of readings in a row without other work.
+    /// Clock of the thread after its last reading of the clock.
     read_at: Ps,
+    /// Number of clock readings in a row without other work.
     readings: u32,
-    /// Time of the earliest alarm.
+    /// Time of the earliest scheduled alarm.
     alarm_at: Ps,
     /// Time spent on useful work.
     pub(crate) worked: Ps,
@@ -125,15 +127,15 @@ impl Thread {
         self.poked = true;
     }
 
-    /// Records a queue that has more completions than the thread took. If the thread polls next, it finds them at
-    /// once and does not wait for a change.
+    /// Records a queue that has more completions than the thread took. If the thread polls next, it finds the remaining
+    /// completions at once and does not wait for a change.
     pub(crate) fn left_completions_in(&mut self, queue: &Arc<CompletionQueue>) {
         if !self.unread.iter().any(|other| Arc::ptr_eq(other, queue)) {
             self.unread.push(Arc::clone(queue));
         }
     }
 
-    /// Returns whether one of these queues still has completions, and forgets the queues.
+    /// Returns whether one of the `unread` queues still has completions, and clears `unread`.
     fn take_unread(&mut self) -> bool {
         let finds = self.unread.iter().any(|queue| !queue.is_empty());
         self.unread.clear();
@@ -163,7 +165,7 @@ impl World {
         Some((thread, std::mem::replace(&mut self.threads[thread].has_tasks, tasks > 1)))
     }
 
-    /// Returns the first ancestor of a thread, which no thread created.
+    /// Returns the root of a thread: its ancestor, or the thread itself, that no other thread created.
     pub(crate) fn root_of(&self, thread: ThreadId) -> ThreadId {
         std::iter::successors(Some(thread), |&thread| self.threads[thread].parent).last().unwrap_or(thread)
     }
@@ -176,7 +178,7 @@ impl World {
         }
     }
 
-    /// Reads the clock of the running thread. Reading it repeatedly counts as waiting.
+    /// Reads the clock of the running thread. After [`READINGS_AT_ONCE`] readings in a row, each reading takes time.
     pub(crate) fn read_clock(&mut self) -> Ps {
         let Some(thread) = self.current else { return self.now() };
         let own = &mut self.threads[thread];
@@ -218,7 +220,7 @@ impl World {
         }
     }
 
-    /// Charges time for a poll that found nothing to the running thread.
+    /// Charges the running thread the time of a poll that found nothing.
     #[inline]
     pub(crate) fn charge_in_vain(&mut self, time: Ps) {
         if let Some(thread) = self.current {
@@ -228,7 +230,7 @@ impl World {
         }
     }
 
-    /// Charges time for reading a word that another thread may write to the running thread.
+    /// Charges the running thread the time to read a word that another thread may write.
     #[inline]
     pub(crate) fn charge_load(&mut self, time: Ps) {
         if let Some(thread) = self.current {
@@ -238,7 +240,7 @@ impl World {
         }
     }
 
-    /// Returns the running thread and its turn.
+    /// Returns the running thread and the number of its turn.
     #[inline]
     pub(crate) fn looker(&self) -> Option<(ThreadId, u64)> {
         self.current.map(|thread| (thread, self.threads[thread].turn))
@@ -277,7 +279,8 @@ impl World {
         self.threads[thread].suspension = None;
     }
 
-    /// Accounts for the length of a turn. If the turn `did` something, threads of the host that poll for that see it.
+    /// Adds the length of a turn to the times of the thread. If the turn `did` useful work, wakes the threads of the
+    /// host that poll for results of this thread.
     pub(super) fn end_of_turn_length(&mut self, thread: ThreadId, did: bool) {
         let own = &mut self.threads[thread];
         let length = own.clock.since(own.began);
@@ -332,7 +335,7 @@ impl World {
         }
         own.worked = own.worked.since(own.loading);
         own.polled += own.loading;
-        // The period is the time of the polls that found nothing, since the thread repeats them while it waits.
+        // The period is the time of the polls that found nothing, since the thread repeats these polls while it waits.
         let period = match own.in_vain + own.loading {
             Ps::ZERO => clock.since(own.began),
             looks => looks,
@@ -349,8 +352,8 @@ impl World {
         }
     }
 
-    /// Schedules an alarm unless there is an earlier one. A thread that waits again and again until a much later time
-    /// needs only one alarm.
+    /// Schedules an alarm for a thread, unless an earlier alarm is scheduled. A thread that waits many times for
+    /// distant deadlines therefore needs only one alarm at a time.
     fn set_alarm(&mut self, thread: ThreadId, at: Ps) {
         if at < self.threads[thread].alarm_at {
             self.threads[thread].alarm_at = at;
@@ -358,7 +361,7 @@ impl World {
         }
     }
 
-    /// Schedules the next alarm of a thread after one that came too early or too late.
+    /// Schedules the next alarm of a thread after an alarm that did not start a turn.
     pub(super) fn set_alarm_again(&mut self, thread: ThreadId) {
         let now = self.now();
         let own = &mut self.threads[thread];
@@ -406,7 +409,8 @@ impl World {
         });
     }
 
-    /// Wakes threads whose objects changed: now, rounded up to their next look.
+    /// Wakes the threads that looked at changed objects. A polling thread has its turn at its first look after the
+    /// change.
     #[inline]
     pub(crate) fn wake(&mut self) {
         if self.changes.is_empty() {

@@ -8,7 +8,7 @@ use doorbell_sync::IgnorePoison;
 /// Number of a simulated thread.
 pub(crate) type ThreadId = usize;
 
-/// Locks a mutex whose holders never panic with it half-changed.
+/// Locks a mutex and ignores poison, since no holder panics while the guarded data is inconsistent.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().ignore_poison()
 }
@@ -17,22 +17,23 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) thread: ThreadId,
-    /// The turn in which the thread looked. A thread that has had another turn since has looked again.
+    /// The turn in which the thread looked. The change is ignored if the thread has had another turn since then,
+    /// because the thread has looked again.
     pub(crate) turn: u64,
     /// Whether the change is a notification, which wakes a sleeping thread.
     pub(crate) notifies: bool,
 }
 
 impl Change {
-    /// Turn number of a change that concerns each turn, since the waker of the thread was called.
+    /// Value of `turn` for a call of the thread's waker, which is not tied to a turn.
     pub(crate) const ANY_TURN: u64 = u64::MAX;
 }
 
-/// Changes that the kernel has not handled yet. The hardware adds to them while it borrows the kernel's state, so
-/// they lie outside that state.
+/// Changes that the kernel has not handled yet. The hardware adds changes while it borrows the state of the kernel, so
+/// the changes are not part of that state.
 ///
-/// The hardware works under the kernel's lock, so its changes need no other lock. The first change, nearly always the
-/// only one, lies beside the list.
+/// The hardware runs under the lock of the kernel. Its first change, which is nearly always the only one, is stored in
+/// `first` and needs no other lock.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     has_first: AtomicBool,
@@ -123,9 +124,9 @@ impl OneLooker {
 /// An object that threads look at: a completion queue, a channel, or a region of memory by byte ranges.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// The only looker. Nearly all objects have one.
+    /// The looker of an object with a single looker. Nearly all objects have at most one.
     one: OneLooker,
-    /// Whether there are several lookers, in the list.
+    /// Whether there are several lookers, which are all in `several`.
     are_several: AtomicBool,
     several: Mutex<Vec<Looker>>,
     changes: Arc<Changes>,
@@ -149,7 +150,8 @@ impl Watch {
         if !self.are_several.load(Ordering::Relaxed) {
             match self.one.get() {
                 Some(one) if one == looker => return,
-                // A thread forgets the objects of its earlier turns.
+                // Another thread looks at the object, or the same thread at another range in the same turn. Both
+                // lookers are kept. A look of an earlier turn of the same thread is replaced below.
                 Some(one) if one.thread != thread || one.turn == turn => {}
                 _ => return self.one.set(Some(looker)),
             }
@@ -182,7 +184,7 @@ impl Watch {
         }
     }
 
-    /// Notifies a looker if its range overlaps. Returns whether it does.
+    /// Notifies a looker if its range overlaps `from..to`. Returns whether the ranges overlap.
     #[inline]
     fn tell(&self, looker: Looker, from: usize, to: usize) -> bool {
         let concerns = from < looker.to && looker.from < to;
