@@ -32,7 +32,7 @@ async fn send(mut connection: Connection, waiter: VirtualWaiter, messages: u64) 
             waiter.wait(None, None).await;
         }
     }
-    Async::new(connection, waiter).finish().await.expect("both sides part");
+    Async::new(connection, waiter).finish().await.expect("both ends close the connection");
 }
 
 async fn receive(mut connection: Connection, waiter: VirtualWaiter, messages: u64) {
@@ -47,11 +47,11 @@ async fn receive(mut connection: Connection, waiter: VirtualWaiter, messages: u6
             waiter.breathe().await;
         }
     }
-    Async::new(connection, waiter).finish().await.expect("both sides part");
+    Async::new(connection, waiter).finish().await.expect("both ends close the connection");
 }
 
 fn run(name: &str, topology: Topology, config: &Config, messages: u64) {
-    let t1 = testbed::by_name("connectx5-100g").expect("a testbed of the program");
+    let t1 = testbed::by_name("connectx5-100g").expect("a built-in testbed");
     let mut simulation = Simulation::new(t1, topology, 1).expect("a simulation");
     let waiter = simulation.polling();
     let senders = topology.nodes() - 1;
@@ -59,8 +59,8 @@ fn run(name: &str, topology: Topology, config: &Config, messages: u64) {
     let config = config.clone().keepalive(Duration::ZERO).max_message(64);
     for node in 1..topology.nodes() {
         let end = |node: usize| {
-            let pd = simulation.device(node).create_pd().expect("room");
-            SendReceive.endpoint(&pd, &config, None).expect("room")
+            let pd = simulation.device(node).create_pd().expect("the device has room");
+            SendReceive.endpoint(&pd, &config, None).expect("the device has room")
         };
         let (a, b) = (end(node), end(0));
         let (of_a, of_b) = (SendReceive.describe(&a), SendReceive.describe(&b));
@@ -70,7 +70,7 @@ fn run(name: &str, topology: Topology, config: &Config, messages: u64) {
         simulation.spawn(0, format!("receiver {node}"), receive(b, waiter.clone(), each));
     }
     let (began, core_began) = (Instant::now(), on_core());
-    let summary = simulation.run().expect("it ends");
+    let summary = simulation.run().expect("the simulation ends");
     let passed = began.elapsed();
     let on_core = on_core().zip(core_began).map_or(passed, |(now, before)| now.saturating_sub(before));
     let seconds = on_core.as_secs_f64();

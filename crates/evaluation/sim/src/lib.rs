@@ -3,30 +3,30 @@
 //! A [`Testbed`] states the costs of each part of a testbed, from the CPU's store to the switch's queue. Its
 //! file in `data/testbeds/` has the unit and source of each value. [`testbed::all`] returns the built-in testbeds.
 //!
-//! Virtual time is in whole picoseconds ([`Ps`]). It does not depend on floating-point arithmetic, the order of a
-//! hash table or an address, so a simulation gives the same result on each machine.
+//! Virtual time is in whole picoseconds ([`Ps`]). It does not depend on floating-point arithmetic, on the order of hash
+//! tables or on addresses, so a simulation gives the same result on each machine.
 //!
 //! ```
 //! use doorbell_sim::{Ps, testbed};
 //!
-//! let t1 = testbed::by_name("connectx5-100g").ok_or("a testbed of the program")?;
+//! let t1 = testbed::by_name("connectx5-100g").ok_or("a built-in testbed")?;
 //! // A SEND of 16 B takes 98 bytes on the line.
 //! assert_eq!(t1.link.rate.time_of(98), Ps(7840));
-//! // Replace one value; it has to pass the checks of the file.
+//! // Replace one value. The new value has to pass the checks for values of a file.
 //! let faster = t1.with("link.rate", "400 Gb/s")?;
 //! assert_eq!(faster.link.rate.time_of(98), Ps(1960));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Simulation`] runs programs over verbs on the nodes of such a testbed. They are normal programs: they use
-//! connections of the crate `doorbell-exchange` on the RNIC of the software device. Only waiting is virtual.
+//! A [`Simulation`] runs programs over verbs on the nodes of such a testbed. These are normal programs, which use
+//! connections of the crate `doorbell-exchange` on the RNIC of the software device. Only their waiting is virtual.
 //!
 //! ```
 //! use doorbell_exchange::asynchronous::Async;
 //! use doorbell_exchange::{Config, Connector, SendReceive};
 //! use doorbell_sim::{Ps, Simulation, Topology, testbed};
 //!
-//! let t1 = testbed::by_name("connectx5-100g").ok_or("a testbed of the program")?;
+//! let t1 = testbed::by_name("connectx5-100g").ok_or("a built-in testbed")?;
 //! let mut simulation = Simulation::new(t1, Topology::Pair, 1)?;
 //! let end = |node: usize| SendReceive.endpoint(&simulation.device(node).create_pd()?, &Config::default(), None);
 //! let (a, b) = (end(0)?, end(1)?);

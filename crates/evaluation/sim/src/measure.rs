@@ -28,7 +28,7 @@ pub struct Load {
     pub parameters: Parameters,
     /// Size of each message in bytes.
     pub bytes: usize,
-    /// Threads of the answering host, if their number differs from that of the asking host.
+    /// Number of threads of the answering host, if it differs from the number of threads of the asking host.
     pub receiver_threads: Option<usize>,
 }
 
@@ -59,7 +59,7 @@ pub enum MeasureError {
     /// The simulation did not reach its end.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
-    /// The workload has a part that simulations of two hosts do not have.
+    /// The workload needs a feature that simulations of two hosts do not have.
     #[error("{0}")]
     Feature(&'static str),
     /// A thread ended without a result.
@@ -76,7 +76,7 @@ pub struct Measured {
     pub latency_ns: Option<u64>,
     /// Offered rate in messages per second, if limited.
     pub offered: Option<f64>,
-    /// RNR NAKs that the target sent.
+    /// Number of RNR NAKs that the answering host sent.
     pub rnr_naks: u64,
     /// Counters of both devices.
     pub counted: [Option<Counters>; 2],
@@ -103,11 +103,11 @@ type Tallies = Returned<Result<Vec<Tally>, ConnectionError>>;
 pub(crate) enum Stop {
     /// All messages are delivered.
     AtEnd,
-    /// The target has sent an RNR NAK. The run then has no result.
+    /// The answering host has sent an RNR NAK. A run that ends in this way has no result.
     AtRnrNak,
 }
 
-/// Measures messages of one size between two hosts, `parameters.serving.threads` threads on each.
+/// Measures messages of one size between two hosts, with `parameters.serving.threads` threads on each host.
 ///
 /// # Errors
 ///
@@ -116,7 +116,7 @@ pub fn measure(testbed: &Testbed, load: &Load, seed: u64) -> Result<Measured, Me
     measure_until(testbed, load, seed, Stop::AtEnd)?.ok_or(MeasureError::Unfinished)
 }
 
-/// Works as [`measure`], but returns `None` if the run was stopped before its end.
+/// Works as [`measure`], but returns `None` if the condition `stop` ended the run early.
 pub(crate) fn measure_until(
     testbed: &Testbed,
     load: &Load,
@@ -254,7 +254,9 @@ where
     let mut cast = parameters.cast();
     cast.answering.threads = receiver_threads.unwrap_or(cast.answering.threads);
     if parameters.replicate || parameters.bidirectional || parameters.events {
-        return Err(MeasureError::Feature("one source for many readers, both ways and events are not simulated here"));
+        return Err(MeasureError::Feature(
+            "simulations of two hosts have no replicated source, no bidirectional traffic and no events",
+        ));
     }
     let config = parameters.config(bytes, &bench.fitted).keepalive(std::time::Duration::ZERO);
     let pds = [ASKING, ANSWERING].map(|node| bench.simulation.device(node).create_pd());
@@ -406,7 +408,7 @@ where
     if bench.parameters.kind == Kind::Latency {
         let divisor = if bench.parameters.operation.timed() == Timed::HalfRoundTrip { 2 } else { 1 };
         let Some((connection, memory)) = connections.into_iter().next() else {
-            return Err(MeasureError::Feature("a latency is that of one connection"));
+            return Err(MeasureError::Feature("a latency needs one connection"));
         };
         let place = Rc::new(Cell::new(None));
         let found = Rc::clone(&place);

@@ -1,17 +1,17 @@
-//! Search for the highest rate at which a receiver without credits keeps up: no RNR NAK occurs.
+//! Search for the highest rate at which a receiver without credits keeps up, so that no RNR NAK occurs.
 
 use crate::measure::{Load, MeasureError, Measured, Stop, measure, measure_until};
 use crate::testbed::Testbed;
 
-/// Factor between rates, until one is too high and one is not.
+/// Factor between two tried rates, until one tried rate is too high and another one is not.
 const FACTOR: f64 = 1.5;
-/// First factor of a search that begins near the rate.
+/// First factor of a search that begins with a guess of the rate.
 const NEAR: f64 = 1.06;
-/// Maximum number of steps: from one message per second to more than any link carries.
+/// Maximum number of tried rates. They lead from one message per second to more than any link carries.
 const MOST: u32 = 64;
-/// Ratio of a rate that is too high to one that is not, at which the search ends.
+/// Maximum ratio of the lowest rate that is too high to the highest rate that is not. At this ratio, the search ends.
 const CLOSE: f64 = 1.03;
-/// If the senders send less than this share of the offered rate, the rate is beyond their limit.
+/// Minimum share of the offered rate that senders reach. If they send less, the offered rate is beyond their limit.
 const REACHED: f64 = 0.95;
 
 /// Result of a run with an offered rate.
@@ -24,11 +24,11 @@ enum Tried {
     BeyondSenders(Box<Measured>),
 }
 
-/// Searches for the highest rate without RNR NAKs, to a few percent. If senders without a rate limit cause none, this
-/// is their rate.
+/// Searches for the highest rate without RNR NAKs, with an accuracy of a few percent. If senders without a rate limit
+/// cause no RNR NAKs, the result is the rate of these senders.
 ///
-/// `guess` is a rate that is probably near. Without it, the search begins at the rate to which RNR NAKs slow the
-/// senders. Returns `None` if all rates cause RNR NAKs.
+/// `guess` is a rate that is probably near the result. Without a guess, the search begins at the rate to which RNR NAKs
+/// slow the senders. Returns `None` if all rates cause RNR NAKs.
 ///
 /// Runs with an offered rate stop at their first RNR NAK.
 ///
@@ -78,7 +78,7 @@ pub(crate) fn highest_without_rnr(
             (None, Some(high)) => high / factor,
             (None, None) => break,
         };
-        // A guess that is far off needs longer steps.
+        // If the guess was far off, larger steps reach the result faster.
         factor = (factor * factor).min(FACTOR);
     }
     Ok(best)

@@ -1,10 +1,12 @@
-//! Predictions, with intervals, of experiments whose results are not known here: *blind rows*.
+//! Predictions, with intervals, of published experiments whose results the authors of the simulator have not seen.
+//! These experiments are called *blind rows*.
 //!
-//! An interval states how far the number moves when values of the testbed's file change.
+//! An interval states how far the prediction moves when values of the testbed's file change.
 //!
 //! Each value of [`doubts`] is set to its minimum and to its maximum, one at a time. Fitted values move as far as
 //! their rows stay within tolerance. Assumed values move over their plausible range. Another seed is one more change.
-//! Changes to one side are treated as independent: the root of the sum of their squares.
+//! The changes are treated as independent. The distance from the prediction to an end of the interval is therefore the
+//! root of the sum of the squares of all moves to this side.
 
 mod page;
 
@@ -47,7 +49,7 @@ impl Unit {
     }
 }
 
-/// An experiment whose result is not known here.
+/// An experiment whose published result the authors of the simulator have not seen.
 #[derive(Clone, Debug)]
 pub struct BlindRow {
     /// The testbed's name.
@@ -81,7 +83,7 @@ pub struct Predicted {
     pub row: BlindRow,
     /// The estimate, or the reason why there is none.
     pub outcome: Result<Estimate, Lack>,
-    /// Changes of values without a result. The interval leaves them out.
+    /// Changes of values whose simulations have no result. The interval does not include these changes.
     pub lacks: Vec<(String, Lack)>,
 }
 
@@ -180,7 +182,7 @@ const SEEDS: [u64; 2] = [2, 3];
 const SIZES: [usize; 3] = [16, 512, 8192];
 const COUNTS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const LATENCY_SIZES: [usize; 7] = [16, 64, 256, 512, 1024, 4096, 8192];
-/// Variants of each protocol that post different operations for a message.
+/// The protocols, with each variant that posts different operations for a message.
 const PROTOCOLS: [Protocol; 9] = [
     Protocol::SendReceive,
     Protocol::DirectRead,
@@ -203,8 +205,8 @@ const LATENCIES: [Protocol; 8] = [
     Protocol::BufferedRead,
 ];
 
-/// Returns the parameters of published message experiments: lists of one entry, and no credits if the protocol works
-/// without.
+/// Returns the parameters of published message experiments. All lists have one entry, and credits are off if the
+/// protocol works without credits.
 fn messages(protocol: Protocol, bytes: usize) -> Parameters {
     let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, bytes);
     parameters.protocol = protocol;
@@ -312,19 +314,19 @@ pub fn rows() -> Vec<BlindRow> {
 
 /// Number of clients of the store, unless varied.
 const CLIENTS: usize = 64;
-/// Pause of a client between two operations. It is fitted on the published share of CASes that succeed, at half puts
-/// and Zipf 0.99.
+/// Pause of a client between two operations, in microseconds. The pause is fitted on the published share of CASes that
+/// succeed with 50 % puts and a Zipf exponent of 0.99.
 const CLIENT_US: f64 = 15.0;
-/// Delay of shortcut writes. It is fitted on the published share of READs that succeed.
+/// Delay of shortcut writes, in microseconds. The delay is fitted on the published share of READs that succeed.
 const SHORTCUT_US: f64 = 7.1;
 /// Assumed size of a value in bytes.
 const VALUE: usize = 1024;
-/// Time in which operations of the store are counted.
+/// Time during which operations of the store are counted, in microseconds.
 const MEASURE_US: f64 = 4000.0;
 /// Number of CASes on one address, of all clients together.
 const ON_ONE_ADDRESS: u64 = 4000;
 
-/// Returns the rows about memory that clients share.
+/// Returns the blind rows about memory that several clients share.
 fn far_rows() -> Vec<BlindRow> {
     let row = |experiment, subject, bytes, at, unit, far| BlindRow {
         testbed: T3,
@@ -375,7 +377,7 @@ fn far_rows() -> Vec<BlindRow> {
 }
 
 impl BlindRow {
-    /// Returns the result of these runs, in [`Self::unit`]. If a rate has to be searched, it is probably near
+    /// Simulates the row with `runs` and returns its result in [`Self::unit`]. A search of the highest rate begins near
     /// `guess`.
     ///
     /// # Errors
@@ -388,15 +390,17 @@ impl BlindRow {
                 let result = runs.far(point)?;
                 return match self.unit {
                     Unit::MillionsPerS => Ok(result.messages_per_s / 1e6),
-                    Unit::MicrosecondsOfPuts => {
-                        result.far.get(&Figure::PutP99).copied().ok_or(Lack::Quantity("puts, of which there were none"))
-                    }
-                    _ => Err(Lack::Quantity("such a number of shared memory")),
+                    Unit::MicrosecondsOfPuts => result
+                        .far
+                        .get(&Figure::PutP99)
+                        .copied()
+                        .ok_or(Lack::Quantity("the latency of puts, because the run had no puts")),
+                    _ => Err(Lack::Quantity("this quantity for shared memory")),
                 };
             }
         };
         match self.unit {
-            Unit::MicrosecondsOfPuts => Err(Lack::Quantity("puts, which messages are not")),
+            Unit::MicrosecondsOfPuts => Err(Lack::Quantity("the latency of puts for messages")),
             Unit::Microseconds => runs.latency(load).map(|ns| ns / 1e3),
             Unit::MillionsPerS => {
                 let guess = guess.map(|millions| millions * 1e6);
@@ -404,7 +408,7 @@ impl BlindRow {
             }
             Unit::PacketsPerOperation => {
                 let measured = runs.run(load, false)?;
-                let counted = measured.counted[1].ok_or(Lack::Quantity("counters of this"))?;
+                let counted = measured.counted[1].ok_or(Lack::Quantity("the counters of the answering host"))?;
                 Ok(counted.rx_vport_rdma_unicast_packets as f64 / measured.messages as f64)
             }
         }
@@ -429,7 +433,7 @@ struct Variant {
     seed: Option<u64>,
     /// Description of the change.
     name: String,
-    /// Number of the changed value. The two variants of one value share it.
+    /// Index of the changed value. The two variants of one value have the same index.
     doubt: usize,
 }
 
@@ -453,13 +457,13 @@ pub fn simulations(testbed: &Testbed, rows: usize) -> usize {
     rows * (1 + 2 * doubts(&testbed.name).len() + SEEDS.len())
 }
 
-/// Simulates these rows of one testbed with all changes, on `threads` threads of this machine. The result does not
-/// depend on the number of threads or on the order in which they take rows. `done` is called at the end of each
+/// Simulates rows of one testbed with all changes, on `threads` threads of this machine. The result does not depend on
+/// the number of threads or on the order in which the threads take rows. `predict` calls `done` at the end of each
 /// simulation.
 ///
 /// # Errors
 ///
-/// Returns an error if the testbed has no value of a changed name, or does not allow the changed value.
+/// Returns an error if the testbed has no value with a name in [`doubts`], or does not allow a changed value.
 pub fn predict(
     rows: Vec<BlindRow>,
     testbed: &Testbed,
@@ -474,8 +478,8 @@ pub fn predict(
         done();
         found
     };
-    // Begin with the rows of the most threads, which take longest. Otherwise one thread would still work while the
-    // others are idle.
+    // Begin with the rows that simulate the most threads, because these rows take longest. Otherwise one thread of this
+    // machine would still work on such a row while the other threads are idle.
     let mut order: Vec<usize> = (0..rows.len()).collect();
     order.sort_by(|&a, &b| {
         let [a, b] = [a, b].map(|index| &rows[index]);
@@ -497,7 +501,8 @@ pub fn predict(
     Ok(rows.map(|((row, own), changed)| estimate(row, own, changed, &variants)).collect())
 }
 
-/// Combines the value of a row with the results of its changes, given by the numbers of their variants.
+/// Combines the prediction of a row with the results of its changes. `changed` has the index of each variant, and the
+/// result with this variant.
 fn estimate(
     row: BlindRow,
     own: Result<f64, Lack>,
@@ -510,7 +515,7 @@ fn estimate(
         Err(lack) => return Predicted { row, outcome: Err(lack), lacks: Vec::new() },
     };
     let doubts = variants.iter().map(|variant| variant.doubt).max().unwrap_or(0);
-    // Largest move of the number by each value, down and up.
+    // For each changed value, the largest moves of the prediction down and up.
     let mut moves = vec![(0.0_f64, 0.0_f64); doubts + 1];
     let mut lacks = Vec::new();
     for (variant, outcome) in changed {

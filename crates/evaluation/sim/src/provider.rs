@@ -1,9 +1,9 @@
-//! The third provider of verbs: the RNIC of a simulated host.
+//! Provider of verbs for the RNIC of a simulated host.
 //!
-//! A call adds its cost to the clock of the running thread, and a post becomes a doorbell at that clock.
+//! Each verbs call adds its cost to the clock of the running thread. A post rings a doorbell at the time of that clock.
 //!
-//! This is the only module of the crate with `unsafe` code. The trait requires it: the module only passes the promise
-//! of the caller on to the RNIC.
+//! This is the only module of the crate with `unsafe` code, because methods of the trait [`Provider`] are unsafe. The
+//! module only passes the guarantees of the caller on to the RNIC.
 
 use std::any::Any;
 use std::io;
@@ -48,7 +48,7 @@ fn no_eventfd(error: impl Into<io::Error>) -> Error {
     Error::Os { what: "an eventfd could not be created", error: error.into() }
 }
 
-/// Memory region of a simulated host: its lookers, and the cost of reading and writing it.
+/// Memory region of a simulated host. It charges the cost of each access, and notifies the threads that look at it.
 struct Memory {
     shared: Arc<SharedWorld>,
     watch: Watch,
@@ -76,14 +76,14 @@ impl Pager for Memory {
     #[inline]
     fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool {
         if written {
-            // Offset in the region, which does not depend on addresses of the process.
+            // Use the offset in the region, because addresses of the process differ between runs.
             self.changed((base as usize).wrapping_sub(self.base), length);
         }
         true
     }
 }
 
-/// Longest copy that counts as a look.
+/// Maximum length in bytes of a read that counts as a look.
 const WORD: usize = 8;
 
 impl MemoryObserver for Memory {
@@ -122,7 +122,7 @@ pub(crate) struct SimDevice {
     events: Arc<EventQueue>,
     event_signal: Arc<OnceLock<EventSignal>>,
     regions: Mutex<FxHashMap<LKey, Arc<Region>>>,
-    /// Memory that has an address and is not registered yet.
+    /// Memory that is not registered yet, by its address.
     placed: Mutex<FxHashMap<u64, Arc<Memory>>>,
 }
 
@@ -371,7 +371,7 @@ impl raw::Channel for SimChannel {
             if !self.inner.notices.lock().is_empty() {
                 return Ok(true);
             }
-            // Time does not advance within a turn; only a waiter advances it.
+            // Virtual time does not advance within the turn of a thread. The thread must use a waiter to sleep.
             if world.current.is_some() || deadline.is_some_and(|deadline| world.now() >= deadline) {
                 return Ok(false);
             }
@@ -449,12 +449,12 @@ impl raw::Cq for SimCq {
 
 impl Drop for SimCq {
     fn drop(&mut self) {
-        // While the world is locked, no queue notifies of this number, and no other queue gets it.
+        // While the world is locked, this queue pushes no notices, and no other queue gets the number of this queue.
         let mut world = lock(&self.shared.world);
         if let Some(notified) = &self.notified {
             notified.notices.lock().remove(|&id| id == self.id);
         }
-        // The handles of queue pairs keep the queue alive, so it is not busy here.
+        // The handle of a queue pair keeps its completion queues alive, so no queue pair uses this queue any more.
         let _ = world.nodes[self.node].rnic.destroy_cq(self.id);
     }
 }
@@ -534,7 +534,7 @@ impl SimQp {
         let inline: u64 = inline.sum();
         let (cpu, nic) = (&world.testbed.cpu, &world.testbed.nic);
         let cost = cpu.post_list + cpu.post_wr.times(list.len() as u64) + cpu.inline_per_byte.time_of(inline);
-        // The address of a datagram takes a separate block.
+        // The destination of a datagram takes a separate block of the work request.
         let blocks: u64 = list.iter().map(|request| 1 + u64::from(request.destination.is_some())).sum();
         let request_bytes = nic.request * blocks + inline;
         let is_stored = list.len() == 1 && request_bytes <= nic.stored_request;
@@ -546,7 +546,7 @@ impl SimQp {
         if accepted(&result, list.len()) > 0 {
             world.ring(self.node, self.qpn, fetch);
         }
-        // A queue pair in the error state completes posted requests at once.
+        // A queue pair in the error state completes posted requests at once, so threads may have to wake.
         world.wake();
         result
     }
@@ -560,7 +560,7 @@ impl raw::Qp for SimQp {
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
         let mut world = lock(&self.shared.world);
         let node = &mut world.nodes[self.node];
-        // Let the RNIC see the requests that were posted before, so that they complete.
+        // Release the held acknowledgements, so that the transition does not discard them.
         if matches!(attributes.state, Some(QpState::Error | QpState::Reset)) {
             node.rnic.release_acks();
         }

@@ -1,7 +1,7 @@
 //! Simulations of published results in their published configurations.
 //!
-//! [`Runs`] implement [`Predictor`], as the model does. `doorbell_model::check` reads the rows and judges the shapes
-//! of both.
+//! [`Runs`] implements [`Predictor`], as the model does. `doorbell_model::check` compares the predictions of the
+//! simulator and of the model with the published rows and shapes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -25,11 +25,11 @@ use crate::measure::{ANSWERING, ASKING, HOSTS, Load, Measured, measure, measure_
 use crate::paced::highest_without_rnr;
 use crate::testbed::Testbed;
 
-/// Largest relative deviation of a row of T1 within tolerance.
+/// Maximum relative deviation of a simulated row of T1 from the published value.
 pub const TOLERANCE: f64 = 0.15;
-/// Largest relative deviation of a rate of operations or packets of T2 or T3 within tolerance.
+/// Maximum relative deviation of a simulated rate of operations or packets of T2 or T3 from the published value.
 pub const RATE_TOLERANCE: f64 = 0.10;
-/// Largest relative deviation of exactly counted bytes and packets: the rounding of counters.
+/// Maximum relative deviation of bytes and packets that the publication counted exactly. Only rounding may differ.
 const EXACT: f64 = 1e-4;
 /// Minimum number of receives of a connection.
 const LEAST_DEPTH: usize = 128;
@@ -59,7 +59,7 @@ impl Effort {
             Kind::Latency => self.rounds,
             Kind::Bandwidth => (self.messages / parameters.connections.max(1) as u64).max(self.least_each),
         };
-        // One long message takes as much time as many short ones.
+        // Simulating one long message takes as much time as simulating many short messages.
         Extent::Messages(each.min((LONG_BYTES / bytes.max(1) as u64).max(SHORTEST)))
     }
 }
@@ -67,7 +67,7 @@ impl Effort {
 /// Opens a destination for the packets of a run.
 type Captures = Box<dyn FnMut() -> io::Result<Box<dyn Write + Send>>>;
 
-/// Runs of a testbed. A run that several rows need is made once.
+/// Simulations of one testbed. A simulation that several rows need runs only once.
 pub struct Runs<'a> {
     testbed: &'a Testbed,
     effort: Effort,
@@ -111,8 +111,8 @@ impl<'a> Runs<'a> {
         self
     }
 
-    /// Captures the packets of each run that gives a number in a pcap file, which `open` opens. For a search of the
-    /// highest rate without RNR NAKs, this is the run with that rate.
+    /// Writes the packets of each run with a result to a pcap file that `open` opens. A search of the highest rate
+    /// without RNR NAKs captures only the run with that rate.
     pub fn with_captures(mut self, open: impl FnMut() -> io::Result<Box<dyn Write + Send>> + 'static) -> Self {
         self.captures = Some(Box::new(open));
         self
@@ -129,13 +129,13 @@ impl<'a> Runs<'a> {
         Ok(result)
     }
 
-    /// Returns the result of a load, from an earlier run if possible. If `is_paced`, its rate is the highest without
-    /// RNR NAKs.
+    /// Returns the result of a load, from an earlier run if possible. If `is_paced`, the load runs at the highest rate
+    /// without RNR NAKs.
     pub(crate) fn run(&mut self, load: &Load, is_paced: bool) -> Result<Measured, Lack> {
         self.run_near(load, is_paced, None)
     }
 
-    /// Works as [`Self::run`]. If a rate has to be searched, it is probably near `guess`.
+    /// Works as [`Self::run`], and begins a search of the highest rate near `guess`.
     pub(crate) fn run_near(&mut self, load: &Load, is_paced: bool, guess: Option<f64>) -> Result<Measured, Lack> {
         let load = self.with_extent(load, is_paced);
         let key = format!("{load:?} {is_paced}");
@@ -164,7 +164,7 @@ impl<'a> Runs<'a> {
     fn with_extent(&self, load: &Load, is_paced: bool) -> Load {
         let mut load = load.clone();
         let extent = self.effort.extent(&load.parameters, load.bytes);
-        // A receiver that is too slow is visible only once it has no receives left.
+        // A receiver that is too slow causes RNR NAKs only once it has no receives left, so a paced run must be long.
         load.parameters.extent = match extent {
             Extent::Messages(each) if is_paced => Extent::Messages(each.max(DEPTHS * load.parameters.depth as u64)),
             extent => extent,
@@ -177,11 +177,11 @@ impl<'a> Runs<'a> {
         load.parameters.kind = Kind::Latency;
         (load.parameters.window, load.parameters.batch) = (1, 1);
         let measured = self.run(&load, false)?;
-        measured.latency_ns.map(|ns| ns as f64).ok_or(Lack::Quantity("a latency of this"))
+        measured.latency_ns.map(|ns| ns as f64).ok_or(Lack::Quantity("the latency of this workload"))
     }
 
-    /// Converts a workload as published: one completion for each message, and lists of one receive and one work
-    /// request unless the workload states otherwise.
+    /// Converts a published workload. Each message has a completion. Lists have one receive or one work request, unless
+    /// the workload states otherwise.
     fn load(&self, workload: &Workload, manner: Manner) -> Load {
         let bytes = workload.bytes as usize;
         let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, bytes);
@@ -189,13 +189,13 @@ impl<'a> Runs<'a> {
         parameters.protocol = workload.protocol;
         parameters.window = workload.window as usize;
         parameters.batch = workload.batch as usize;
-        // The receiver does not run out of receives while its sender waits for acknowledgements.
+        // With this depth, the receiver does not run out of receives while the sender waits for acknowledgements.
         parameters.depth = (2 * parameters.window).max(LEAST_DEPTH);
         parameters.inline = workload.inline_bytes as usize;
         parameters.credits = workload.credits || !workload.protocol.is_possible_without_credits();
         parameters.connections = workload.peers.connections as usize;
         parameters.mtu = workload.path_mtu.map(doorbell_wire::PathMtu::bytes);
-        // No source states that it leaves out completions.
+        // No publication states that it leaves messages unsignaled.
         parameters.signal_each = true;
         let serving = &mut parameters.serving;
         serving.threads = workload.peers.senders as usize;
@@ -228,8 +228,8 @@ impl<'a> Runs<'a> {
         parameters.window = posted.window as usize;
         parameters.depth = (2 * parameters.window).max(LEAST_DEPTH);
         parameters.mtu = posted.path_mtu.map(doorbell_wire::PathMtu::bytes);
-        // Messages of T2 have immediate data if the published byte counts include them. Here, messages have immediate
-        // data if credits are on.
+        // Messages of T2 have immediate data if the published byte counts include immediate data. In the simulation,
+        // messages have immediate data if credits are on.
         parameters.credits = posted.immediate;
         parameters.inline = 0;
         parameters.addresses =
@@ -295,7 +295,7 @@ impl Predictor for Runs<'_> {
 
     fn packets(&mut self, posted: &Posted) -> Result<Packets, Lack> {
         let measured = self.run(&self.posted(posted)?, false)?;
-        let target = measured.counted[ANSWERING].ok_or(Lack::Quantity("counters of this"))?;
+        let target = measured.counted[ANSWERING].ok_or(Lack::Quantity("the counters of the answering host"))?;
         let each = |count: u64| count as f64 / measured.messages.max(1) as f64;
         Ok(Packets {
             packets_in: each(target.rx_vport_rdma_unicast_packets),
@@ -305,7 +305,8 @@ impl Predictor for Runs<'_> {
         })
     }
 
-    /// Returns 8 for WRITEs, the maximum of the source. For READs and atomics, returns 16, the limit of a queue pair.
+    /// Returns 8 for WRITEs, the maximum that the publication uses. For READs and atomic operations, returns 16, the
+    /// limit of a queue pair.
     fn unstated_window(&self, operation: Asked) -> Result<u32, Lack> {
         Ok(if operation == Asked::Write { 8 } else { 16 })
     }
@@ -321,14 +322,14 @@ impl Predictor for Runs<'_> {
     fn has(&self, needed: Needed) -> Result<(), Lack> {
         match needed {
             Needed::Interrupts => Err(Lack::Feature(
-                "published rows are simulated with ends that poll, so nothing here says what interrupts cost",
+                "the hosts of simulated rows poll, so the simulator does not predict the cost of interrupts",
             )),
             Needed::InlineCopies | Needed::CompletionQueues | Needed::RnrNaks => Ok(()),
         }
     }
 }
 
-/// Returns the bottleneck of a run, with the name that the model uses if it has one.
+/// Returns the bottleneck of a run. If the model has the same bottleneck, the name is that of the model.
 fn binding(measured: &Measured) -> Binding {
     let bottleneck = Bottleneck::of(&measured.summary);
     let answers = bottleneck.node == Some(ANSWERING);
@@ -350,11 +351,12 @@ fn binding(measured: &Measured) -> Binding {
 
 /// Default seed of all runs, so that each user gets the same results.
 pub const SEED: u64 = 1;
-/// Maximum bytes of a connection in a run of long messages, but at least [`SHORTEST`] messages.
+/// Maximum number of bytes that each connection of a run carries. A run of long messages has fewer messages because of
+/// this limit, but at least [`SHORTEST`].
 const LONG_BYTES: u64 = 64 << 20;
-/// Minimum number of messages of a connection in such a run.
+/// Minimum number of messages of each connection in a run that [`LONG_BYTES`] limits.
 const SHORTEST: u64 = 64;
-/// Messages per receive buffer in a search of the highest rate without RNR NAKs.
+/// Minimum number of messages per receive buffer in a search of the highest rate without RNR NAKs.
 const DEPTHS: u64 = 20;
 
 /// Returns whether a sentence names a row, by its whole id or by a prefix and a star.

@@ -1,7 +1,7 @@
 //! Sessions of the study in virtual time.
 //!
-//! Each of two hosts of a testbed has an end of the session with one thread. If connections are distributed over
-//! several threads, this thread creates the others.
+//! Each of two hosts of a testbed has an end of the session with one thread. If the connections of an end are
+//! distributed over several threads, this thread creates the other threads.
 
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::setup::{EndpointDescription, SetupError};
@@ -28,7 +28,8 @@ pub struct VirtualPeer<S, H> {
     waiter: VirtualWaiter,
 }
 
-/// Creates two ends of a session in one simulation: the connection of the asking end, and that of the answering end.
+/// Creates both ends of a session in one simulation. The first peer is for the asking end to use, the second for the
+/// answering end.
 pub fn virtual_pair(
     simulation: &Simulation<'_>,
 ) -> (VirtualPeer<ToServer, FromServer>, VirtualPeer<FromServer, ToServer>) {
@@ -86,7 +87,7 @@ pub enum PointError {
     /// The simulation did not reach its end.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
-    /// The asking end has no result, though nothing failed.
+    /// The asking end has no result, although both ends finished without an error.
     #[error("a simulated session ended without a result")]
     Unfinished,
 }
@@ -100,8 +101,8 @@ pub struct Point {
     pub summary: Summary,
 }
 
-/// Simulates messages of one size between two hosts of a testbed. It runs the session that would measure them between
-/// two processes. `seed` determines all random choices.
+/// Simulates messages of one size between two hosts of a testbed. The simulation runs the same session that would
+/// measure these messages between two processes. `seed` determines all random choices.
 ///
 /// # Errors
 ///
@@ -125,7 +126,7 @@ pub fn simulate(testbed: &Testbed, parameters: &Parameters, bytes: usize, seed: 
         answer(&device, client, &threads, &Terms::open(memory_bytes)).await
     });
     let summary = simulation.run()?;
-    // The asking end has the errors of both ends.
+    // Check the asking end first, because it reports the errors of both ends.
     let result = measured.take().ok_or(PointError::Unfinished)??;
     answered.take().ok_or(PointError::Unfinished)??;
     Ok(Point { result, summary })
@@ -148,6 +149,6 @@ pub fn environment(testbed: &Testbed) -> Result<Environment, SimulationError> {
     })
 }
 
-/// Number of processors, above the maximum number of threads of both ends: each simulated thread has its own
-/// processor.
+/// Number of processors of a simulated host. The number exceeds the maximum number of threads of both ends, because
+/// each simulated thread has its own processor.
 const PROCESSORS: usize = 1024;

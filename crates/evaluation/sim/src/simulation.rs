@@ -26,7 +26,7 @@ use crate::topology::{Topology, TopologyError};
 #[non_exhaustive]
 pub enum SimulationError {
     /// Deadlock: threads wait, and no event is left.
-    #[error("nothing can happen any more at {at}, and {waiting} of {threads} threads wait\n{report}")]
+    #[error("deadlock at {at}: {waiting} of {threads} threads wait, and no event is left\n{report}")]
     Deadlock {
         /// Virtual time of the error.
         at: Ps,
@@ -38,7 +38,7 @@ pub enum SimulationError {
         report: String,
     },
     /// For a long time, only timers have expired.
-    #[error("no packet has arrived for {silence}, until {at}, and {waiting} of {threads} threads wait\n{report}")]
+    #[error("no packet has arrived for {silence} at {at}, and {waiting} of {threads} threads wait\n{report}")]
     Silence {
         /// Virtual time of the error.
         at: Ps,
@@ -57,12 +57,12 @@ pub enum SimulationError {
     /// The capture of the wire cannot be written.
     #[error("the capture cannot be written: {0}")]
     Capture(#[source] io::Error),
-    /// The machine of the simulator lacks a resource.
+    /// The machine that runs the simulator lacks a resource.
     #[error(transparent)]
     Verbs(#[from] Error),
 }
 
-/// Time without a packet after which a simulation is given up. It is longer than any retry.
+/// Time without an arriving packet after which a simulation ends with an error. It is longer than any retry takes.
 const SILENCE: Ps = Ps(60_000_000_000_000);
 
 /// Waker of a simulated thread.
@@ -81,7 +81,7 @@ impl Wake for Poke {
     }
 }
 
-/// The future of a spawned thread, which contains the futures of the threads that it creates.
+/// A spawned thread and its future. The future contains the futures of the threads that this thread creates.
 struct Task<'a> {
     thread: ThreadId,
     future: Option<Pin<Box<dyn Future<Output = ()> + 'a>>>,
@@ -124,8 +124,8 @@ pub struct NodeTimes {
 pub struct Summary {
     /// Time at which the last thread ended.
     pub ended: Ps,
-    /// Digest of all events. It is equal on each machine for the same testbed, topology, seed and programs. It
-    /// differs if a packet or turn had another time.
+    /// Digest of all events. For the same testbed, topology, seed and programs, the digest is equal on each machine. A
+    /// change of the time of any packet or turn changes the digest.
     pub digest: u64,
     /// Counters of the run.
     pub counts: Counts,
@@ -146,7 +146,7 @@ impl Summary {
         (long_turns > 0).then(|| {
             format!(
                 "{long_turns} of {turns} turns of threads took longer than {}, the least latency between two threads; \
-                 the longest took {}. Other threads may have seen their effects too late",
+                 the longest took {}. Other threads may have seen the effects of these turns too late",
                 self.least_latency,
                 Ps(longest_turn_ps)
             )
@@ -184,9 +184,9 @@ impl SwitchBox {
         self.address
     }
 
-    /// Runs `act` on the middlebox, for example to connect the node and clients, to read its counters, or to replace
-    /// it. The packets that it then has to send leave at once. `act` may use devices of the simulation, but must not
-    /// call this function.
+    /// Runs `act` on the middlebox, for example to connect the memory node and clients, to read the counters, or to
+    /// replace the middlebox. Packets that the middlebox then has to send leave at once. `act` may use devices of the
+    /// simulation, but must not call this function.
     ///
     /// # Panics
     ///
@@ -202,7 +202,7 @@ impl SwitchBox {
     }
 }
 
-/// A simulation: nodes and threads in virtual time of their own.
+/// A simulation of nodes and threads, with its own virtual time.
 ///
 /// Create devices and connections first, which takes no virtual time. Then [`spawn`](Self::spawn) threads that use
 /// them, and [`run`](Self::run) the simulation.
@@ -238,8 +238,8 @@ impl<'a> Simulation<'a> {
         Ok(Self { shared, devices, tasks: Vec::new(), wakers: Vec::new() })
     }
 
-    /// Captures each packet that arrives at a node in a pcap file. Its time stamp is the virtual time, since 1970, at
-    /// which its last bit arrives. The capture does not contain packets that a switch drops.
+    /// Writes each packet that arrives at a node to a pcap file. The time stamp of a packet is the virtual time at
+    /// which its last bit arrives, as time since 1970. The capture does not contain packets that a switch drops.
     ///
     /// # Errors
     ///
@@ -289,7 +289,7 @@ impl<'a> Simulation<'a> {
         VirtualWaiter::new(&self.shared, true)
     }
 
-    /// Returns an executor of programs on a node, whose threads can create threads.
+    /// Returns an executor of programs on a node. With it, threads of the node can create further threads.
     ///
     /// # Panics
     ///
@@ -390,8 +390,8 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// Lets the hardware act until a thread has its turn. Returns that thread, and the spawned thread whose future
-    /// contains its future.
+    /// Lets the hardware act until a thread has its turn. Returns that thread and its root. The future of the root
+    /// contains the future of that thread.
     fn next_turn(&mut self) -> Result<(ThreadId, ThreadId), SimulationError> {
         let mut world = lock(&self.shared.world);
         loop {

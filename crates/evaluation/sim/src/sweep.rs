@@ -4,7 +4,7 @@
 //! use doorbell_sim::sweep::{Axis, Base, Sweep};
 //! use doorbell_sim::testbed;
 //!
-//! let mut base = Base::new(testbed::by_name("connectx5-100g").ok_or("a testbed of the program")?);
+//! let mut base = Base::new(testbed::by_name("connectx5-100g").ok_or("a built-in testbed")?);
 //! base.set("messages", "500")?;
 //! let axes = ["link.rate_gbps=25,100".parse::<Axis>()?, "size=16,4096".parse()?];
 //! let sweep = Sweep::new(&base, axes.to_vec(), 1 << 30)?;
@@ -229,11 +229,11 @@ pub enum SweepError {
     Unknown {
         /// Name given.
         name: String,
-        /// The nearest known name, or all of them.
+        /// The nearest known name, or all known names.
         known: String,
     },
     /// Value that is not allowed.
-    #[error("{name}: it is {value}, allowed is {allowed}")]
+    #[error("{name}: the value is {value}, allowed is {allowed}")]
     Value {
         /// Name of the parameter.
         name: String,
@@ -246,10 +246,10 @@ pub enum SweepError {
     #[error(transparent)]
     Testbed(#[from] TestbedError),
     /// Axis without a name or without values.
-    #[error("{0}: a parameter and its values are allowed, as in link.rate_gbps=25,100,400")]
+    #[error("{0}: give a parameter and its values, as in link.rate_gbps=25,100,400")]
     Axis(String),
     /// Two axes that vary the same parameter.
-    #[error("{0} is varied twice: give all its values at once")]
+    #[error("{0} is varied twice: give all values of it in one list")]
     Twice(String),
     /// Too many points.
     #[error("the sweep has {points} points, allowed are {MAX_POINTS}")]
@@ -279,7 +279,7 @@ impl Base {
     /// Creates the default settings: 20,000 Send-Receive messages of 16 B between two nodes on one switch.
     pub fn new(testbed: &Testbed) -> Self {
         let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, 16);
-        // Show window and depth of the sweep, even if the user has not set them.
+        // Show the window and the depth in the settings, even if the user has not set them.
         parameters.depths_are_defaults = false;
         parameters.extent = Extent::Messages(20_000);
         let traffic = Traffic { pattern: Pattern::OneToOne, n: 1, parameters, bytes: 16 };
@@ -435,7 +435,8 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Creates a sweep and checks each point before any is simulated. No point may need more than `memory` bytes.
+    /// Creates a sweep and checks all its points before the first point runs. No point may need more than `memory`
+    /// bytes.
     ///
     /// # Errors
     ///
@@ -494,7 +495,7 @@ mod tests {
     use crate::testbed::by_name;
 
     fn base() -> Base {
-        Base::new(by_name("connectx5-100g").expect("a testbed of the program"))
+        Base::new(by_name("connectx5-100g").expect("a built-in testbed"))
     }
 
     fn refused(axes: &[&str]) -> String {
@@ -508,17 +509,20 @@ mod tests {
             (&["link.rat=1"][..], "link.rat: there is no such field; the nearest is link.rate"),
             (&["sise=1"], "sise: there is no such parameter; the nearest is size"),
             (&["quux=1"], "there is no such parameter; allowed is pattern, senders"),
-            (&["link.rate_gbps=25,0"], "link.rate_gbps: it is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
-            (&["window=0"], "window: it is 0, allowed is 1 to 65536"),
-            (&["size=12x"], "size: it is 12x, allowed is 0 to 1073741824"),
+            (&["link.rate_gbps=25,0"], "link.rate_gbps: the value is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
+            (&["window=0"], "window: the value is 0, allowed is 1 to 65536"),
+            (&["size=12x"], "size: the value is 12x, allowed is 0 to 1073741824"),
             (&["protocol=carrier-pigeon"], "allowed is one of send-receive"),
-            (&["window"], "window: a parameter and its values are allowed, as in link.rate_gbps=25,100,400"),
-            (&["window=1,,2"], "a parameter and its values are allowed"),
+            (&["window"], "window: give a parameter and its values, as in link.rate_gbps=25,100,400"),
+            (&["window=1,,2"], "give a parameter and its values"),
             (&["window=1,2", "window=3"], "window is varied twice"),
             (&["network=clos", "oversubscription=3"], "at network=clos, oversubscription=3: the oversubscription is 3"),
-            (&["pattern=N:1", "senders=4", "network=cable"], "at pattern=N:1, senders=4, network=cable: N:1 with 4"),
+            (
+                &["pattern=N:1", "senders=4", "network=cable"],
+                "at pattern=N:1, senders=4, network=cable: the pattern N:1",
+            ),
             (&["batch=65"], "at batch=65: "),
-            (&["transport=tcp"], "transport: it is tcp, allowed is one of rc, uc, ud"),
+            (&["transport=tcp"], "transport: the value is tcp, allowed is one of rc, uc, ud"),
             (&["transport=ud", "size=5000"], "at transport=ud, size=5000: "),
             (&["transport=uc", "protocol=direct-read"], "rc for protocols, since messages"),
         ] {

@@ -35,7 +35,7 @@ pub struct Testbed {
     pub about: String,
     /// Hardware of the testbed.
     pub hardware: String,
-    /// Name in `data/published/*.toml` of the published testbed that it models.
+    /// Name in `data/published/*.toml` of the published testbed that this testbed models.
     pub published: Option<String>,
     /// Sentences about assumed, unknown or contradictory facts.
     pub open_points: Vec<String>,
@@ -66,7 +66,7 @@ struct Entry {
 /// A value with its description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter<'a> {
-    /// PART.NAME.
+    /// Path of the parameter, in the form PART.NAME.
     pub path: String,
     /// Description of the parameter.
     pub about: &'static str,
@@ -85,12 +85,12 @@ pub struct Parameter<'a> {
 }
 
 impl Testbed {
-    /// Parses the text of a file. `file` is its name in errors.
+    /// Parses the text of a testbed file. Errors name the file `file`.
     ///
     /// # Errors
     ///
-    /// Returns an error if something is missing, unknown, of the wrong type or unit, or out of range. The error names
-    /// the file, the line, the field and the allowed values.
+    /// Returns an error if a field is missing, unknown, of the wrong type or unit, or out of range. The error names the
+    /// file, the line, the field and the allowed values.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, TestbedError> {
         load::testbed(file, text)
     }
@@ -132,7 +132,8 @@ impl Testbed {
         })
     }
 
-    /// Returns a digest of all values with 16 hexadecimal digits. It distinguishes two testbeds of one name.
+    /// Returns a digest of all values, with 16 hexadecimal digits. Testbeds with the same name and different values
+    /// have different digests.
     pub fn digest(&self) -> String {
         // FNV-1a of the output of `parameters`.
         let mut digest = 0xcbf2_9ce4_8422_2325_u64;
@@ -144,10 +145,10 @@ impl Testbed {
         format!("{digest:016x}")
     }
 
-    /// Returns the testbed with one value replaced, after the checks of a file.
+    /// Returns the testbed with one value replaced. The new value has to pass the checks for values of a file.
     ///
     /// `path` is PART.NAME, with or without a unit: `link.rate`, `link.rate_gbps`. `value` is a number, with or
-    /// without a unit, or the word of a choice. Without any unit the number has the one of the testbed's file.
+    /// without a unit, or the word of a choice. A number without any unit has the unit of the testbed's file.
     ///
     /// # Errors
     ///
@@ -165,7 +166,7 @@ impl Testbed {
             Some(of_file) => {
                 let is_of_number = |c: char| c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | '_');
                 let end = value.find(|c: char| !is_of_number(c) && !matches!(c, 'e' | 'E')).unwrap_or(value.len());
-                // Text that does not begin as a number is not a number, even if its letters name a unit.
+                // A text that does not begin with a number has no unit, even if its letters name a unit.
                 let (number, named) = match end {
                     0 => (value, ""),
                     _ => (value[..end].trim_end(), value[end..].trim()),
@@ -174,11 +175,11 @@ impl Testbed {
                     ("", suffix) => suffix.unwrap_or(of_file),
                     (named, None) => unit::by_name(named, field.dimension).ok_or_else(|| {
                         let units = unit::names_of(field.dimension);
-                        refuse(format!("it has the unit \"{named}\", allowed is one of {units}"))
+                        refuse(format!("the unit is \"{named}\", allowed is one of {units}"))
                     })?,
                     (named, Some(suffix)) => {
                         let problem = format!(
-                            "the value has the unit \"{named}\" and the name has the unit \"{}\": give one of them",
+                            "the value has the unit \"{named}\" and the name has the unit \"{}\": give only one unit",
                             suffix.name
                         );
                         return Err(refuse(problem));
@@ -199,7 +200,7 @@ impl Testbed {
     }
 }
 
-/// Finds the field of a path, and the unit after its name if there is one.
+/// Finds the field of a path, and the unit at the end of the path if there is one.
 fn find(path: &str) -> Option<(usize, Option<Unit>)> {
     let (group, name) = path.split_once('.')?;
     FIELDS.iter().enumerate().filter(|(_, field)| field.group == group).find_map(|(index, field)| {
@@ -215,7 +216,7 @@ fn find(path: &str) -> Option<(usize, Option<Unit>)> {
 static ALL: LazyLock<Vec<Testbed>> = LazyLock::new(|| {
     let load = |file: &doorbell_data::File| {
         Testbed::from_toml(file.path, file.text)
-            .unwrap_or_else(|error| unreachable!("tests read the built-in files: {error}"))
+            .unwrap_or_else(|error| unreachable!("a built-in testbed file is invalid: {error}"))
     };
     doorbell_data::TESTBEDS.iter().map(load).collect()
 });

@@ -46,8 +46,8 @@ impl VirtualWaiter {
         lock(&self.shared.world).is_quiet()
     }
 
-    /// Waits until another thread of the same host has done something. The result is in memory that no device knows,
-    /// so the kernel cannot report the change itself.
+    /// Waits until another thread of the same host has done useful work. The result of this work is in unregistered
+    /// memory, so the kernel cannot detect when it changes.
     async fn follow(&self) {
         let mut has_waited = false;
         poll_fn(|_| {
@@ -108,7 +108,7 @@ impl Waiter for VirtualWaiter {
     }
 }
 
-/// Observer of the lock of a connection in two halves, which threads with separate clocks take.
+/// Observer of the lock of a connection that is split into two halves. Threads with separate clocks take this lock.
 struct SharedConnection {
     shared: Arc<SharedWorld>,
     lock: Lock,
@@ -179,8 +179,8 @@ impl VirtualThreads {
     }
 }
 
-/// A thread that another thread has created. The parent's future contains its future and polls it when this thread
-/// has its turn.
+/// A thread that another thread has created. The future of the parent contains the future of this thread, and polls it
+/// when this thread has its turn.
 struct ChildThread<'a, T> {
     shared: Arc<SharedWorld>,
     thread: ThreadId,
@@ -269,7 +269,7 @@ impl Threads for VirtualThreads {
                     *result = Some(value);
                 }
             }
-            // The parent continues in its own turn, once all threads have ended.
+            // The parent continues in its own turn, once all its child threads have ended.
             let is_own =
                 lock(&self.shared.world).current.is_none_or(|running| children.iter().all(|it| it.thread != running));
             if is_own && results.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }

@@ -12,7 +12,7 @@ pub struct Ps(pub u64);
 impl Ps {
     /// Zero duration, or the beginning of time.
     pub const ZERO: Self = Self(0);
-    /// Never.
+    /// A time that is never reached.
     pub const MAX: Self = Self(u64::MAX);
 
     /// Returns the whole nanoseconds, rounded down.

@@ -19,7 +19,8 @@ pub enum Topology {
     /// addresses, ports and queue pairs selects the spine of a frame between leaves. Packets of one connection
     /// therefore stay in order.
     ///
-    /// The nodes of a leaf send up to `hosts / spines` times the capacity of its cables upward: the oversubscription.
+    /// The nodes of a leaf can together send `hosts / spines` times the rate of the cables from the leaf to the spines.
+    /// This ratio is the oversubscription.
     Clos {
         /// Number of nodes, from 2 to [`MAX_NODES`].
         nodes: usize,
@@ -51,7 +52,7 @@ pub enum TopologyError {
         /// Nodes per leaf.
         hosts: usize,
     },
-    /// A middlebox belongs to one switch, which all packets pass.
+    /// A middlebox needs a topology with exactly one switch.
     #[error("the topology has {switches} switches; a middlebox needs exactly one")]
     Middlebox {
         /// Number of switches.

@@ -93,7 +93,7 @@ pub enum TrafficError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// The topology has fewer nodes than the pattern.
-    #[error("{pattern} with {n} nodes takes {needed} nodes, and the topology has {nodes}")]
+    #[error("the pattern {pattern} with N = {n} needs {needed} nodes, but the topology has {nodes}")]
     Nodes {
         /// Name of the pattern.
         pattern: &'static str,
@@ -105,7 +105,7 @@ pub enum TrafficError {
         nodes: usize,
     },
     /// A latency is measured on one connection only.
-    #[error("a latency is that of one connection: the pattern is {0}, allowed is 1:1")]
+    #[error("a latency needs one connection: the pattern is {0}, allowed is 1:1")]
     Latency(&'static str),
     /// The capture file cannot be written.
     #[error("the capture cannot be written: {0}")]

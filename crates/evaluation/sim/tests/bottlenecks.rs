@@ -7,7 +7,7 @@ use doorbell_sim::{Station, testbed};
 
 /// Runs one sender and one receiver, unless the settings state otherwise.
 fn run(settings: &[&str]) -> Carried {
-    let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a testbed of the program"));
+    let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a built-in testbed"));
     for setting in settings {
         let (name, value) = setting.split_once('=').expect("a setting");
         base.set(name, value).unwrap_or_else(|error| panic!("{error}"));

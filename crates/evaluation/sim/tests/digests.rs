@@ -23,7 +23,7 @@ const RUNS: [&str; 5] = [
 
 /// Returns a line with the digest and the settings.
 fn digest(settings: &str, seed: u64) -> String {
-    let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a testbed of the program"));
+    let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a built-in testbed"));
     for setting in settings.split_whitespace() {
         let (name, value) = setting.split_once('=').expect("a setting");
         base.set(name, value).unwrap_or_else(|error| panic!("{error}"));

@@ -8,7 +8,7 @@ use doorbell_protocols::Protocol;
 use doorbell_sim::{Ps, Simulation, SimulationError, Summary, Testbed, Topology, VirtualWaiter, testbed};
 
 fn t1() -> Testbed {
-    testbed::by_name("connectx5-100g").expect("a testbed of the program").clone()
+    testbed::by_name("connectx5-100g").expect("a built-in testbed").clone()
 }
 
 type Pair<P> = (<P as Connector>::Connection, <P as Connector>::Connection);
@@ -40,7 +40,7 @@ async fn send_all<C: MessageConnection>(connection: C, waiter: VirtualWaiter, me
     }
     connection.get_mut().flush().expect("posted");
     connection.wait(last).await.expect("it arrives");
-    connection.finish().await.expect("both sides part");
+    connection.finish().await.expect("both ends close the connection");
 }
 
 async fn receive_all<C: MessageConnection>(connection: C, waiter: VirtualWaiter, length: usize) -> u64 {
@@ -52,7 +52,7 @@ async fn receive_all<C: MessageConnection>(connection: C, waiter: VirtualWaiter,
         drop(message);
         waiter.breathe().await;
     }
-    connection.finish().await.expect("both sides part");
+    connection.finish().await.expect("both ends close the connection");
     received
 }
 
@@ -118,9 +118,9 @@ fn threads_that_sleep_are_woken_by_notifications() {
     let mut simulation = Simulation::new(&t1(), Topology::Pair, 1).expect("a simulation");
     let config = quiet(Config::unbatched());
     let end = |node: usize| {
-        let pd = simulation.device(node).create_pd().expect("room");
-        let channel = simulation.device(node).create_channel().expect("room");
-        SendReceive.endpoint(&pd, &config, Some(&channel)).expect("room")
+        let pd = simulation.device(node).create_pd().expect("the device has room");
+        let channel = simulation.device(node).create_channel().expect("the device has room");
+        SendReceive.endpoint(&pd, &config, Some(&channel)).expect("the device has room")
     };
     let (a, b) = (end(0), end(1));
     let (of_a, of_b) = (SendReceive.describe(&a), SendReceive.describe(&b));
@@ -128,7 +128,7 @@ fn threads_that_sleep_are_woken_by_notifications() {
     let waiter = simulation.sleeping();
     simulation.spawn(0, "sender", send_all(a, waiter.clone(), 500, 16));
     let received = simulation.spawn(1, "receiver", receive_all(b, waiter, 16));
-    let summary = simulation.run().expect("it ends");
+    let summary = simulation.run().expect("the simulation ends");
     assert_eq!(received.take(), Some(500));
     assert!(summary.threads.iter().all(|thread| thread.slept > Ps::ZERO), "{:?}", summary.threads);
 }

@@ -21,7 +21,7 @@ thread_local! {
 fn device() -> Device {
     DEVICES.with_borrow_mut(|devices| {
         if devices.is_empty() {
-            let t1 = testbed::by_name("connectx5-100g").expect("a testbed of the program");
+            let t1 = testbed::by_name("connectx5-100g").expect("a built-in testbed");
             let simulation = Simulation::new(t1, Topology::Star { nodes: NODES }, 1).expect("a simulation");
             devices.extend((0..NODES).map(|node| simulation.device(node).clone()));
         }

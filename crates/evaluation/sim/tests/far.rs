@@ -6,7 +6,7 @@ use doorbell_sim::far::{Far, FarRun, run};
 use doorbell_sim::testbed;
 
 fn t3(far: &Far) -> FarRun {
-    run(testbed::by_name("connectx5-100g-far").expect("a testbed of the program"), far, 1).expect("it runs")
+    run(testbed::by_name("connectx5-100g-far").expect("a built-in testbed"), far, 1).expect("the run ends")
 }
 
 fn far(strategy: Strategy, clients: usize) -> Far {

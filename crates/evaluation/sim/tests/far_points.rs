@@ -9,7 +9,7 @@ use doorbell_study::parameters::Operation;
 use doorbell_study::record::PointResult;
 
 fn simulated_with(changes: &[(&str, &str)], point: &FarPoint) -> (PointResult, u64) {
-    let t3 = testbed::by_name("connectx5-100g-far").expect("a testbed of the program").clone();
+    let t3 = testbed::by_name("connectx5-100g-far").expect("a built-in testbed").clone();
     let testbed =
         changes.iter().fold(t3, |testbed, (path, value)| testbed.with(path, value).expect("an allowed value"));
     let found = simulate(&testbed, point, 1).unwrap_or_else(|error| panic!("{point:?}: {error}"));

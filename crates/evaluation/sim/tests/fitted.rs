@@ -58,7 +58,7 @@ fn finds(fit: &Fit, name: &str, put_in: f64) {
 
 #[test]
 fn the_fit_finds_the_rate_of_the_link() {
-    let t1 = testbed::by_name("connectx5-100g").expect("a testbed of the program");
+    let t1 = testbed::by_name("connectx5-100g").expect("a built-in testbed");
     for gbps in [25, 100] {
         let fit = fitted(&t1.with("link.rate_gbps", &gbps.to_string()).expect("an allowed value"));
         finds(&fit, "gap_bandwidth_ns_per_byte", 8.0 / f64::from(gbps));
@@ -70,7 +70,7 @@ fn the_fit_finds_the_rate_of_the_link() {
 /// that is 1 us longer delays messages over two cables by 2 us, and their acknowledgements by 4 us.
 #[test]
 fn the_fit_finds_a_longer_cable_in_latency_and_gap() {
-    let t1 = testbed::by_name("connectx5-100g").expect("a testbed of the program");
+    let t1 = testbed::by_name("connectx5-100g").expect("a built-in testbed");
     let longer = t1.link.propagation + Ps::from_ns(1000);
     let longer = t1.with("link.propagation", &format!("{} ps", longer.0)).expect("an allowed value");
     let (before, after) = (fitted(t1), fitted(&longer));

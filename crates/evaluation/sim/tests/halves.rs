@@ -12,7 +12,7 @@ const MESSAGES: u64 = 400;
 const LENGTH: usize = 16;
 
 fn simulation<'a>() -> Simulation<'a> {
-    let t1 = testbed::by_name("connectx5-100g").expect("a testbed of the program");
+    let t1 = testbed::by_name("connectx5-100g").expect("a built-in testbed");
     Simulation::new(t1, Topology::Pair, 1).expect("a simulation")
 }
 
@@ -42,8 +42,8 @@ where
     let mut simulation = simulation();
     let config = Config::unbatched().keepalive(Duration::ZERO).max_message(64);
     let ends = [0, 1].map(|node| {
-        let pd = simulation.device(node).create_pd().expect("room");
-        protocol.endpoint(&pd, &config, None).expect("room")
+        let pd = simulation.device(node).create_pd().expect("the device has room");
+        protocol.endpoint(&pd, &config, None).expect("the device has room")
     });
     let descriptions = ends.each_ref().map(|end| protocol.describe(end));
     let mut received = Vec::new();
@@ -98,8 +98,9 @@ fn a_thread_waits_until_the_holder_releases_the_lock() {
     /// Bytes that each thread copies while it holds the lock.
     const BYTES: usize = 10_000;
     let mut simulation = simulation();
-    let pd = simulation.device(0).create_pd().expect("room");
-    let regions = [(); 3].map(|()| pd.allocate(BYTES, Access::empty(), MemoryKind::Plain).expect("room"));
+    let pd = simulation.device(0).create_pd().expect("the device has room");
+    let regions =
+        [(); 3].map(|()| pd.allocate(BYTES, Access::empty(), MemoryKind::Plain).expect("the device has room"));
     let waiter = simulation.polling();
     let lock = waiter.observe_lock().expect("a simulated thread waits for locks");
     let lock: &'static dyn LockObserver = Box::leak(lock);
@@ -118,8 +119,8 @@ fn a_thread_waits_until_the_holder_releases_the_lock() {
             (came, began, waiter.now())
         }));
     }
-    simulation.run().expect("it ends");
-    let times: Vec<_> = held.iter().map(|thread| thread.take().expect("it has ended")).collect();
+    simulation.run().expect("the simulation ends");
+    let times: Vec<_> = held.iter().map(|thread| thread.take().expect("the thread has ended")).collect();
     let (first, second, third) = (times[0], times[1], times[2]);
     assert!(first.2 > second.0, "the second comes while the first has the lock: {times:?}");
     assert_eq!(second.1, first.2, "{times:?}");

@@ -23,7 +23,7 @@ fn runs_take_about_the_estimated_memory() {
         "pattern=N:1 senders=100 size=4096 messages=200 window=64 depth=128",
         "pattern=N:1 senders=16 size=65536 messages=100 window=64 depth=128",
     ] {
-        let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a testbed of the program"));
+        let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a built-in testbed"));
         for setting in settings.split_whitespace() {
             let (name, value) = setting.split_once('=').expect("a setting");
             base.set(name, value).unwrap_or_else(|error| panic!("{error}"));

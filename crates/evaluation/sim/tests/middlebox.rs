@@ -22,7 +22,7 @@ const MTU: PathMtu = PathMtu::Mtu4096;
 const DEPTH: usize = 64;
 
 fn t3() -> Testbed {
-    testbed::by_name("connectx5-100g-far").expect("a testbed of the program").clone()
+    testbed::by_name("connectx5-100g-far").expect("a built-in testbed").clone()
 }
 
 /// A queue pair of one host, and memory for results.
@@ -36,12 +36,12 @@ struct End {
 impl End {
     fn new(pd: &Pd, bytes: usize) -> Self {
         let device = pd.device();
-        let cq = device.create_cq(DEPTH).expect("there is room");
+        let cq = device.create_cq(DEPTH).expect("the queue or device has room");
         let capacities =
             QpCapacities { max_send_wr: DEPTH, max_recv_wr: 0, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
         let options =
             QpOptions { kind: QpKind::Rc, send_cq: &cq, recv_cq: &cq, srq: None, capacities, signal_all: true };
-        let qp = pd.create_qp(options).expect("there is room");
+        let qp = pd.create_qp(options).expect("the queue or device has room");
         rc::initialise(&qp, REMOTE).expect("a new queue pair");
         let memory = pd.allocate(bytes, REMOTE | Access::LOCAL_WRITE, MemoryKind::Plain).expect("memory");
         Self { psn: device.random_psn(), qp, cq, memory }
@@ -119,11 +119,11 @@ fn rig(testbed: &Testbed, clients: usize, way: Way, seed: u64) -> Rig {
         steer.attach(end).expect("the node takes READs");
         let (address, length) = (node.memory.address(), node.memory.len() as u64);
         let region = Opened { rkey, node_rkey: node.memory.rkey(), address, length, access: REMOTE, exclusive };
-        steer.add_region(region).expect("there is room");
+        steer.add_region(region).expect("the queue or device has room");
         for client in &ends {
             let (address, qpn) = (client.gid().to_canonical(), client.qp.qpn());
             let peer = ClientEnd { address, qpn, first_psn: client.psn, path_mtu: MTU };
-            let own = steer.connect(peer).expect("there is room");
+            let own = steer.connect(peer).expect("the queue or device has room");
             client.connect(gid, own, Psn::new(0));
         }
     });
@@ -136,7 +136,7 @@ impl End {
         let payload = Payload::Sges(&sges);
         let wr_id = place as u64;
         let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload, destination: None };
-        self.qp.post_send(&[request]).expect("there is room");
+        self.qp.post_send(&[request]).expect("the queue or device has room");
     }
 
     /// Waits for completions and takes them.

@@ -13,7 +13,7 @@ use doorbell_study::session::SessionError;
 use doorbell_study::threads::Threads;
 
 fn t1() -> &'static Testbed {
-    testbed::by_name("connectx5-100g").expect("a testbed of the program")
+    testbed::by_name("connectx5-100g").expect("a built-in testbed")
 }
 
 fn stream(bytes: usize, messages: u64) -> Parameters {
@@ -44,8 +44,8 @@ fn child_threads_have_separate_clocks() {
         let hands = threads.deal(2, vec![100, 5000, 3000], task, || || Ok::<(), ()>(())).await;
         (hands, clock.now())
     });
-    let summary = simulation.run().expect("it ends");
-    let (hands, after) = ended.take().expect("it has ended");
+    let summary = simulation.run().expect("the simulation ends");
+    let (hands, after) = ended.take().expect("the thread has ended");
     let hands = hands.expect("the check does not fail");
     // Results are in the order of threads: the first thread has the first and the third item.
     let waited: Vec<u64> = hands.iter().map(|(began, ended)| (*ended - *began).as_ns()).collect();
@@ -80,7 +80,7 @@ fn a_failed_check_ends_endless_threads() {
         let run: Result<Vec<()>, _> = threads.run(&waiter, [endless((), waiter.clone())], check()).await;
         (dealt, run)
     });
-    simulation.run().expect("it ends");
+    simulation.run().expect("the simulation ends");
     assert_eq!(ended.take(), Some((Err("gone"), Err("gone"))));
 }
 
@@ -109,7 +109,7 @@ fn the_thread_beside_reacts_to_threads_of_its_host() {
             threads.beside(|| Err("no queue"), async { waiter.wait(None, Some(waiter.now().as_ns() + 9)).await }).await;
         (all, failed)
     });
-    let summary = simulation.run().expect("it ends");
+    let summary = simulation.run().expect("the simulation ends");
     assert_eq!(ended.take(), Some((Ok(10), Err("no queue"))));
     // The thread does not poll while nothing happens.
     assert!(summary.counts.turns < 200, "{:?}", summary.counts);

@@ -50,9 +50,9 @@ fn an_inline_send_of_16_bytes_takes_the_sum_of_its_stations() {
         (posted, completion(a.cq.clone(), own).await)
     });
     let received = simulation.spawn(1, "receiver", completion(receiving, waiter));
-    simulation.run().expect("it ends");
+    simulation.run().expect("the simulation ends");
 
-    let (post_ends, _) = posted.take().expect("it has ended");
+    let (post_ends, _) = posted.take().expect("the thread has ended");
     assert_eq!(post_ends, t.cpu.post_list + t.cpu.post_wr + t.cpu.inline_per_byte.time_of(16));
     let request = t.nic.request + 16;
     let fetched = match request <= t.nic.stored_request {
@@ -85,9 +85,9 @@ fn a_send_from_memory_adds_a_fetch_and_a_write_of_its_payload() {
         (posted, completion(a.cq.clone(), own).await)
     });
     let received = simulation.spawn(1, "receiver", completion(receiving, waiter));
-    simulation.run().expect("it ends");
+    simulation.run().expect("the simulation ends");
 
-    let (post_ends, _) = posted.take().expect("it has ended");
+    let (post_ends, _) = posted.take().expect("the thread has ended");
     let read = |bytes| t.pcie.read + bus(&t, bytes, t.pcie.completion_header);
     let fetched = if t.nic.request <= t.nic.stored_request { Ps::ZERO } else { read(t.nic.request) };
     let arrived = post_ends + t.pcie.doorbell + fetched + read(16) + flight(&t, LINE_BYTES);
@@ -117,10 +117,10 @@ fn a_read_takes_the_sum_of_its_stations_and_no_target_cpu() {
         assert_eq!(&bytes, b"sixteen bytes ..");
         (posted, done)
     });
-    let summary = simulation.run().expect("it ends");
+    let summary = simulation.run().expect("the simulation ends");
     assert_eq!(summary.threads.len(), 1);
 
-    let (posted, done) = done.take().expect("it has ended");
+    let (posted, done) = done.take().expect("the thread has ended");
     let read = |bytes| t.pcie.read + bus(&t, bytes, t.pcie.completion_header);
     let fetched = if t.nic.request <= t.nic.stored_request { Ps::ZERO } else { read(t.nic.request) };
     // BTH and RETH; back BTH, AETH and payload.
@@ -151,10 +151,10 @@ fn a_datagram_adds_a_grh_and_completes_on_departure() {
         (posted, completion(a.cq.clone(), own).await)
     });
     let received = simulation.spawn(1, "receiver", completion(receiving, waiter));
-    let summary = simulation.run().expect("it ends");
+    let summary = simulation.run().expect("the simulation ends");
     assert_eq!(summary.counts.packets, 1, "datagrams are not acknowledged");
 
-    let (posted, completed) = posted.take().expect("it has ended");
+    let (posted, completed) = posted.take().expect("the thread has ended");
     // The address takes a separate block.
     let request = 2 * t.nic.request + 16;
     let fetched = match request <= t.nic.stored_request {

@@ -89,7 +89,7 @@ fn lists(lists: usize) -> Summary {
             waiter.breathe().await;
         }
     });
-    simulation.run().expect("it ends")
+    simulation.run().expect("the simulation ends")
 }
 
 #[test]

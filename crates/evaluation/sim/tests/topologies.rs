@@ -11,7 +11,7 @@ use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use pcap_file::pcapng::{Block, PcapNgReader};
 
 fn t1() -> Testbed {
-    testbed::by_name("connectx5-100g").expect("a testbed of the program").clone()
+    testbed::by_name("connectx5-100g").expect("a built-in testbed").clone()
 }
 
 /// Returns T1 with other values of the switch.
@@ -151,14 +151,14 @@ fn impossible_runs_are_rejected_before_they_start() {
     };
     let incast = traffic(Pattern::ManyToOne, 5, 16, 1);
     let star = |nodes| Topology::Star { nodes };
-    assert_eq!(refused(star(5), &incast, 1 << 30), "N:1 with 5 nodes takes 6 nodes, and the topology has 5");
+    assert_eq!(refused(star(5), &incast, 1 << 30), "the pattern N:1 with N = 5 needs 6 nodes, but the topology has 5");
     assert_eq!(refused(star(1025), &incast, 1 << 30), "the topology has 1025 nodes, allowed are 2 to 1024");
     let words = refused(star(6), &incast, 1 << 20);
     assert!(words.starts_with("the run would need about ") && words.ends_with("allowed are 1 MiB"), "{words}");
     let mut ping = incast;
     ping.parameters.kind = Kind::Latency;
     ping.parameters.window = 1;
-    let allowed = "a latency is that of one connection: the pattern is N:1, allowed is 1:1";
+    let allowed = "a latency needs one connection: the pattern is N:1, allowed is 1:1";
     assert_eq!(refused(star(6), &ping, 1 << 30), allowed);
 }
 
@@ -224,7 +224,7 @@ fn a_capture_holds_every_packet_once_in_the_order_of_time() {
     let capture = Some(Box::new(file.clone()) as Box<dyn Write + Send>);
     let topology = Topology::Clos { nodes: 6, hosts: 2, spines: 2 };
     let run = Run { testbed: &testbed, topology, seed: 1, memory: 1 << 30, capture, progress: None };
-    let carried = traffic(Pattern::ManyToOne, 5, 5000, 100).run(run).expect("it ends");
+    let carried = traffic(Pattern::ManyToOne, 5, 5000, 100).run(run).expect("the simulation ends");
     let found = packets(&file.0.lock().expect("no panic"));
     assert_eq!(found.len() as u64, carried.summary.counts.packets);
     assert!(found.is_sorted_by_key(|(at, _)| *at));
@@ -247,7 +247,7 @@ fn a_capture_is_laid_out_for_other_programs() {
     let capture = Some(Box::new(file.clone()) as Box<dyn Write + Send>);
     let topology = Topology::Clos { nodes: 2, hosts: 1, spines: 1 };
     let run = Run { testbed: &testbed, topology, seed: 1, memory: 1 << 30, capture, progress: None };
-    traffic(Pattern::OneToOne, 1, 5000, 40).run(run).expect("it ends");
+    traffic(Pattern::OneToOne, 1, 5000, 40).run(run).expect("the simulation ends");
     let bytes = file.0.lock().expect("no panic").clone();
     let (mut requests, mut responses, mut acks) = (Vec::new(), Vec::new(), BTreeSet::new());
     for (at, bytes) in packets(&bytes) {

@@ -9,7 +9,7 @@ use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, Transport}
 const MESSAGES: u64 = 500;
 
 fn point(kind: Kind, transport: Transport, bytes: usize) -> Point {
-    let t1 = testbed::by_name("connectx5-100g").expect("a testbed of the program");
+    let t1 = testbed::by_name("connectx5-100g").expect("a built-in testbed");
     let extent = Extent::Messages(MESSAGES);
     let parameters = Parameters { transport, extent, verify: true, ..Parameters::plain(kind, Operation::Send, bytes) };
     simulate(t1, &parameters, bytes, 1).unwrap_or_else(|error| panic!("{transport}: {error}"))
@@ -46,7 +46,7 @@ fn acknowledgements_hardly_change_a_round_trip() {
 }
 
 fn carried(settings: &[&str]) -> Carried {
-    let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a testbed of the program"));
+    let mut base = Base::new(testbed::by_name("connectx5-100g").expect("a built-in testbed"));
     for setting in settings {
         let (name, value) = setting.split_once('=').expect("a setting");
         base.set(name, value).unwrap_or_else(|error| panic!("{error}"));

@@ -8,7 +8,7 @@ use doorbell_verbs::Device;
 use doorbell_verbs_conformance::provider;
 
 fn pair() -> (Device, Device) {
-    let t1 = testbed::by_name("connectx5-100g").expect("a testbed of the program");
+    let t1 = testbed::by_name("connectx5-100g").expect("a built-in testbed");
     let simulation = Simulation::new(t1, Topology::Pair, 1).expect("a simulation");
     (simulation.device(0).clone(), simulation.device(1).clone())
 }

@@ -294,7 +294,7 @@ mod tests {
     use crate::testbed::{Testbed, by_name};
 
     fn t1() -> Testbed {
-        by_name("connectx5-100g").expect("a testbed of the program").clone()
+        by_name("connectx5-100g").expect("a built-in testbed").clone()
     }
 
     fn frame(from: usize, to: usize, source_port: u16) -> Frame {

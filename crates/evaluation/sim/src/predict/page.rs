@@ -131,7 +131,7 @@ fn named(row: &BlindRow) -> String {
     format!("{}, {}, {} B, {} {}, {}", row.experiment, row.subject, row.bytes, row.at.1, row.at.0, row.unit.name())
 }
 
-/// Returns the first line of a reason as a sentence. The other lines are the states of the threads.
+/// Returns the first line of a reason as a sentence. Further lines of a reason, such as states of threads, are omitted.
 fn sentence(lack: &Lack) -> String {
     let text = lack.to_string();
     format!("{}.", text.lines().next().unwrap_or_default().trim_end_matches('.'))

@@ -154,8 +154,8 @@ macro_rules! groups {
         }
 
         impl Groups {
-            /// Converts `raw`, which has a number for each of [`FIELDS`]. `Err` is the index of a field whose number
-            /// is invalid.
+            /// Converts `raw`, which has a number for each of [`FIELDS`]. The error is the index of a field whose
+            /// number is invalid.
             pub(crate) fn from_raw(raw: &[u64]) -> Result<Self, usize> {
                 let mut at = 0..;
                 let mut next = || at.next().unwrap_or(raw.len());
@@ -170,15 +170,16 @@ macro_rules! groups {
     };
 }
 
-/// Ten seconds: longer than any time of a testbed.
+/// Maximum time of a parameter: ten seconds in picoseconds.
 const LONG: u64 = 10_000_000_000_000;
-/// Maximum time per byte: one microsecond.
+/// Maximum time per byte: one microsecond in femtoseconds.
 const SLOW: u64 = 1_000_000_000;
-/// Maximum rate: 100 Tb/s.
+/// Maximum rate: 100 Tb/s in bits per second.
 const FAST: u64 = 100_000_000_000_000;
 const TIB: u64 = 1 << 40;
+/// Maximum of large counts.
 const MANY: u64 = 1 << 30;
-/// Maximum of small sizes: longer than any work request and any TLP.
+/// Maximum of small counts, and of small sizes in bytes. No work request and no TLP is longer.
 const SMALL: u64 = 1 << 16;
 
 groups! {

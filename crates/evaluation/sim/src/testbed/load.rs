@@ -8,12 +8,12 @@ use super::fields::{Dimension, FIELDS, Field, Groups};
 use super::unit::{self, NoNumber, Unit};
 use super::{Entry, Testbed};
 
-/// Name of the layout of testbeds.
+/// Value of the field `schema` in testbed files.
 pub const SCHEMA: &str = "doorbell-testbed/1";
-/// Name of the layout of hardware.
+/// Value of the field `schema` in hardware files.
 const HARDWARE_SCHEMA: &str = "doorbell-hardware/1";
 
-/// Maximum size of a file in bytes: a hundred times the size of the fields.
+/// Maximum size of a file in bytes, about a hundred times the size of a file with all fields.
 const LONGEST: usize = 1 << 20;
 
 /// Error of an invalid testbed file or replaced value.
@@ -43,22 +43,27 @@ struct Layer<'a> {
 }
 
 impl<'a> Layer<'a> {
-    /// Parses a file with this schema, which may have all groups and these other fields.
+    /// Parses a file and checks that its schema is `schema`. The file may have all groups, and the fields `others`
+    /// outside the groups.
     fn new(file: &'a str, text: &'a str, schema: &str, others: &[&str]) -> Result<Self, TestbedError> {
         let reader = Reader { file, text };
         if text.len() > LONGEST {
-            return Err(reader.refuse(0, "the file", format!("it has {} bytes, allowed is {LONGEST}", text.len())));
+            return Err(reader.refuse(
+                0,
+                "the file",
+                format!("the size is {} bytes, allowed are {LONGEST}", text.len()),
+            ));
         }
         let table = DeTable::parse(text)
             .map_err(|error| {
                 let at = error.span().map_or(0, |span| span.start);
-                reader.refuse(at, "the file", format!("it is no TOML: {}", error.message()))
+                reader.refuse(at, "the file", format!("the text is no TOML: {}", error.message()))
             })?
             .into_inner();
         let given = reader.text(&table, "schema")?;
         if given != schema {
             let at = table.get("schema").map_or(0, |value| value.span().start);
-            return Err(reader.refuse(at, "schema", format!("it is \"{given}\", allowed is \"{schema}\"")));
+            return Err(reader.refuse(at, "schema", format!("the value is \"{given}\", allowed is \"{schema}\"")));
         }
         let mut groups: Vec<&str> = FIELDS.iter().map(|field| field.group).collect();
         groups.dedup();
@@ -71,7 +76,7 @@ impl<'a> Layer<'a> {
         Ok(Self { reader, table })
     }
 
-    /// Parses the hardware that a testbed names.
+    /// Parses the built-in hardware file with this name. Returns `None` if there is no such file.
     fn hardware(name: &str) -> Option<Result<Self, TestbedError>> {
         let file = doorbell_data::HARDWARE.iter().find(|file| file.name == name)?;
         Some(Layer::new(file.path, file.text, HARDWARE_SCHEMA, &HARDWARE_TEXTS))
@@ -81,7 +86,7 @@ impl<'a> Layer<'a> {
         self.reader.table(&self.table, field.group).is_ok_and(|(_, group)| group.contains_key(field.name))
     }
 
-    /// Returns the hardware that the file names.
+    /// Parses all hardware files that the field `parts` of this file names.
     fn parts(&self) -> Result<Vec<Layer<'static>>, TestbedError> {
         let Some(list) = self.table.get("parts") else { return Ok(Vec::new()) };
         let refuse = |problem| self.reader.refuse(list.span().start, "parts", problem);
@@ -93,7 +98,7 @@ impl<'a> Layer<'a> {
                 .ok_or_else(|| refuse(format!("there is no hardware \"{name}\"; {}", nearest(&name, known))))??;
             let twice = FIELDS.iter().find(|field| part.has(field) && parts.iter().any(|earlier| earlier.has(field)));
             if let Some(field) = twice {
-                return Err(refuse(format!("{} is in two parts, allowed is one", field.path())));
+                return Err(refuse(format!("two parts have {}, allowed is one part", field.path())));
             }
             parts.push(part);
         }
@@ -138,12 +143,13 @@ pub(super) fn build(entries: &[Entry]) -> Result<Groups, (usize, String)> {
     };
     let switch = &groups.switch;
     if switch.pause_at > switch.queue {
-        let problem = format!("it is {} B, allowed is at most switch.queue, {} B", switch.pause_at, switch.queue);
+        let problem =
+            format!("the value is {} B, allowed is at most switch.queue, {} B", switch.pause_at, switch.queue);
         return Err((index_of("switch", "pause_at"), problem));
     }
     if switch.resume_at > switch.pause_at {
         let problem =
-            format!("it is {} B, allowed is at most switch.pause_at, {} B", switch.resume_at, switch.pause_at);
+            format!("the value is {} B, allowed is at most switch.pause_at, {} B", switch.resume_at, switch.pause_at);
         return Err((index_of("switch", "resume_at"), problem));
     }
     Ok(groups)
@@ -167,16 +173,16 @@ pub(super) fn number(field: &Field, written: &str, unit: Unit) -> Result<u64, St
     let range = allowed(field);
     let raw = unit.base_of(written).map_err(|why| match why {
         NoNumber::NotANumber => format!("{written} is no decimal number, allowed is {range}"),
-        NoNumber::Negative => format!("it is {written}{shown}, which is negative; allowed is {range}"),
-        NoNumber::TooLarge => format!("it is {written}{shown}, allowed is {range}"),
+        NoNumber::Negative => format!("the value is {written}{shown}, which is negative; allowed is {range}"),
+        NoNumber::TooLarge => format!("the value is {written}{shown}, allowed is {range}"),
         NoNumber::TooFine => {
             let finest = unit::units_of(field.dimension).next().map_or("one", |unit| unit.name);
-            format!("it is {written}{shown}, allowed are whole numbers of {finest}, {range}")
+            format!("the value is {written}{shown}, allowed are whole numbers of {finest}, {range}")
         }
     })?;
     let is_word = field.words.is_empty() || field.words.iter().any(|word| *word == raw.to_string());
     if !(field.least..=field.most).contains(&raw) || !is_word {
-        return Err(format!("it is {written}{shown}, allowed is {range}"));
+        return Err(format!("the value is {written}{shown}, allowed is {range}"));
     }
     Ok(raw)
 }
@@ -184,7 +190,7 @@ pub(super) fn number(field: &Field, written: &str, unit: Unit) -> Result<u64, St
 /// Converts a word of a choice to its index.
 pub(super) fn word(field: &Field, written: &str) -> Result<u64, String> {
     let found = field.words.iter().position(|word| *word == written);
-    let index = found.ok_or_else(|| format!("it is \"{written}\", allowed is {}", allowed(field)))?;
+    let index = found.ok_or_else(|| format!("the value is \"{written}\", allowed is {}", allowed(field)))?;
     u64::try_from(index).map_err(|_| format!("allowed is {}", allowed(field)))
 }
 
@@ -196,7 +202,7 @@ pub(super) fn unknown<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clo
 /// Returns text with the name that the user probably meant, or with all names.
 pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     let distance = |other: &&str| strsim::damerau_levenshtein(name, other);
-    // A name that shares less than half of its letters is not a likely intention.
+    // If more than half of the letters differ, the user probably meant another name.
     let nearest = known.clone().min_by_key(distance).filter(|other| 2 * distance(other) <= name.len().max(other.len()));
     match nearest {
         Some(nearest) => format!("the nearest is {nearest}"),
@@ -219,7 +225,7 @@ impl Reader<'_> {
     }
 
     fn wrong_type(&self, value: &Value<'_>, field: &str, expected: &str) -> TestbedError {
-        let problem = format!("it is {}, allowed is {expected}", a(value.get_ref().type_str()));
+        let problem = format!("the value is {}, allowed is {expected}", a(value.get_ref().type_str()));
         self.refuse(value.span().start, field, problem)
     }
 
@@ -241,14 +247,14 @@ impl Reader<'_> {
         name: &str,
         expected: &str,
     ) -> Result<&'t Value<'v>, TestbedError> {
-        table.get(name).ok_or_else(|| self.refuse(at, path, format!("it is missing, allowed is {expected}")))
+        table.get(name).ok_or_else(|| self.refuse(at, path, format!("the field is missing, allowed is {expected}")))
     }
 
     fn text(&self, table: &DeTable<'_>, name: &str) -> Result<String, TestbedError> {
         let value = self.needed(table, 0, name, name, "a text")?;
         let text = value.get_ref().as_str().ok_or_else(|| self.wrong_type(value, name, "a text"))?;
         if text.trim().is_empty() {
-            return Err(self.refuse(value.span().start, name, "it is empty, allowed is a text".to_owned()));
+            return Err(self.refuse(value.span().start, name, "the text is empty, which is not allowed".to_owned()));
         }
         Ok(text.to_owned())
     }
@@ -319,7 +325,7 @@ impl Reader<'_> {
         let unit = self.needed(inner, at, &unit_path, "unit", &units)?;
         let named = unit.get_ref().as_str().ok_or_else(|| self.wrong_type(unit, &unit_path, &units))?;
         let unit = unit::by_name(named, field.dimension).ok_or_else(|| {
-            let measures = format!("it is \"{named}\", allowed is one of {units}");
+            let measures = format!("the unit is \"{named}\", allowed is one of {units}");
             self.refuse(unit.span().start, &unit_path, measures)
         })?;
         let written = match given.get_ref() {

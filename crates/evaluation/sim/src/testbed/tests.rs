@@ -61,18 +61,18 @@ fn errors_name_line_field_and_allowed_values() {
         (
             "post_wr = { value = 1.143",
             "post_wr = { value = \"fast\"",
-            &["cpu.post_wr", "it is a string, allowed is a decimal number"],
+            &["cpu.post_wr", "the value is a string, allowed is a decimal number"],
         ),
-        ("post_wr = { value = 1.143", "post_wr = { value = 1e40", &["cpu.post_wr", "it is 1e40 ns, allowed is"]),
+        ("post_wr = { value = 1.143", "post_wr = { value = 1e40", &["cpu.post_wr", "the value is 1e40 ns, allowed is"]),
         (
             "post_wr = { value = 1.143, unit = \"ns\"",
             "post_wr = { value = 1.143, unit = \"B\"",
-            &["cpu.post_wr.unit", "it is \"B\", allowed is one of \"ps\", \"ns\", \"us\", \"ms\""],
+            &["cpu.post_wr.unit", "the unit is \"B\", allowed is one of \"ps\", \"ns\", \"us\", \"ms\""],
         ),
         (
             "post_wr = { value = 1.143, unit = \"ns\"",
             "post_wr = { value = 1.143",
-            &["cpu.post_wr.unit", "it is missing, allowed is \"ps\""],
+            &["cpu.post_wr.unit", "the field is missing, allowed is \"ps\""],
         ),
         (
             "post_wr = { value = 1.143, unit",
@@ -84,12 +84,12 @@ fn errors_name_line_field_and_allowed_values() {
         (
             "cached_queue_pairs = { value = 1024, unit = \"count\"",
             "cached_queue_pairs = { value = 0, unit = \"count\"",
-            &["nic.cached_queue_pairs", "it is 0, allowed is 1 to"],
+            &["nic.cached_queue_pairs", "the value is 0, allowed is 1 to"],
         ),
         (
             "path_mtu = { value = 4096",
             "path_mtu = { value = 1500",
-            &["link.path_mtu", "it is 1500 B, allowed is one of 256, 512, 1024, 2048, 4096 B"],
+            &["link.path_mtu", "the value is 1500 B, allowed is one of 256, 512, 1024, 2048, 4096 B"],
         ),
         (
             "forwarding = { value = \"cut-through\"",
@@ -112,8 +112,8 @@ fn errors_name_line_field_and_allowed_values() {
             &["switch.resume_at", "allowed is at most switch.pause_at"],
         ),
         ("doorbell-testbed/1", "doorbell-testbed/2", &["schema", "allowed is \"doorbell-testbed/1\""]),
-        ("name = \"connectx5-100g\"", "name = \"\"", &["name", "it is empty"]),
-        ("[link]", "[link", &["the file", "it is no TOML"]),
+        ("name = \"connectx5-100g\"", "name = \"\"", &["name", "the text is empty"]),
+        ("[link]", "[link", &["the file", "the text is no TOML"]),
     ] {
         let at = line_of(old);
         let error = Testbed::from_toml("my.toml", &T1.replacen(old, new, 1)).expect_err(new).to_string();
@@ -131,7 +131,7 @@ fn errors_of_missing_fields_name_the_line_of_the_group() {
     let at = 1 + T1.lines().position(|line| line == "[cpu]").unwrap();
     let error = Testbed::from_toml("my.toml", &without).unwrap_err();
     assert_eq!((error.place.as_str(), error.field.as_str()), (format!("my.toml:{at}").as_str(), "cpu.post_wr"));
-    assert!(error.problem.contains("it is missing") && error.problem.contains("\"ns\""), "{}", error.problem);
+    assert!(error.problem.contains("the field is missing") && error.problem.contains("\"ns\""), "{}", error.problem);
     let error = Testbed::from_toml(
         "my.toml",
         &T1.replacen(
@@ -141,7 +141,7 @@ fn errors_of_missing_fields_name_the_line_of_the_group() {
         ),
     )
     .unwrap_err();
-    assert!(error.to_string().contains("switch.pause_at.source: it is missing"), "{error}");
+    assert!(error.to_string().contains("switch.pause_at.source: the field is missing"), "{error}");
 }
 
 #[test]
@@ -158,9 +158,12 @@ fn hardware_provides_the_values_that_a_testbed_does_not_replace() {
             parts.replace("connectx5", "connectx"),
             "my.toml:6: parts: there is no hardware \"connectx\"; the nearest is connectx5",
         ),
-        (parts.replace("xeon-gold-6152", "connectx5"), "my.toml:6: parts: nic.units is in two parts, allowed is one"),
-        (parts.replace("\"connectx5\", ", ""), "my.toml:1: nic: it is missing"),
-        ("parts = 7\n".to_owned(), "my.toml:6: parts: it is an integer, allowed is a list of texts"),
+        (
+            parts.replace("xeon-gold-6152", "connectx5"),
+            "my.toml:6: parts: two parts have nic.units, allowed is one part",
+        ),
+        (parts.replace("\"connectx5\", ", ""), "my.toml:1: nic: the field is missing"),
+        ("parts = 7\n".to_owned(), "my.toml:6: parts: the value is an integer, allowed is a list of texts"),
         (
             format!("{parts}[switch]\nqueue = {{ value = 1, unit = \"KiB\", source = \"Here.\" }}\n"),
             "data/hardware/ethernet-100g.toml:",
@@ -192,9 +195,9 @@ fn a_value_can_be_replaced_with_or_without_a_unit() {
     for (path, value, words) in [
         ("link.rat", "1", "the nearest is link.rate"),
         ("link.rate_ns", "1", "there is no such field"),
-        ("link.rate_gbps", "1 Gb/s", "give one of them"),
-        ("link.rate", "0", "it is 0 Gb/s, allowed is 1 Mb/s to"),
-        ("link.rate", "1 ns", "the unit \"ns\", allowed is one of \"b/s\""),
+        ("link.rate_gbps", "1 Gb/s", "give only one unit"),
+        ("link.rate", "0", "the value is 0 Gb/s, allowed is 1 Mb/s to"),
+        ("link.rate", "1 ns", "the unit is \"ns\", allowed is one of \"b/s\""),
         ("link.rate", "", "is no decimal number"),
         ("link.rate", "fast", "fast is no decimal number, allowed is 1 Mb/s to"),
         ("switch.when_full", "explode", "allowed is one of \"drop\", \"pause\""),

@@ -61,7 +61,7 @@ pub(crate) enum NoNumber {
     TooLarge,
 }
 
-/// Maximum number of digits, more than any value needs.
+/// Maximum number of digits of a number. No value needs more digits.
 const MOST_DIGITS: usize = 30;
 
 impl Unit {

@@ -69,8 +69,8 @@ impl<'a> Streams<'a> {
         })
     }
 
-    /// Returns a callback for the number of messages received on one connection. It reports the sum over all
-    /// connections.
+    /// Returns a callback for the number of messages received on one connection. The callback reports the sum over all
+    /// connections as the progress.
     fn teller(&self) -> impl Fn(u64) + use<'a> {
         let (arrived, before, progress) = (Rc::clone(&self.arrived), Cell::new(0), self.progress);
         move |received: u64| {
@@ -201,7 +201,7 @@ impl<'a> Streams<'a> {
     }
 }
 
-/// Number of messages that a finished sender has sent. Setting it wakes the receiver.
+/// Number of messages that a finished sender has sent. `tell` sets the number and wakes the receiver.
 #[derive(Default)]
 struct FinishedSender {
     messages: Cell<Option<u64>>,

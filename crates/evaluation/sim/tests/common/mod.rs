@@ -89,5 +89,5 @@ pub async fn completion(cq: Cq, waiter: VirtualWaiter) -> Ps {
 }
 
 pub fn t1() -> Testbed {
-    testbed::by_name("connectx5-100g").expect("a testbed of the program").clone()
+    testbed::by_name("connectx5-100g").expect("a built-in testbed").clone()
 }

@@ -32,7 +32,7 @@ fn values_are_replaced_and_invalid_ones_rejected() {
     let rate = parameters.iter().find(|parameter| parameter["path"] == "link.rate").expect("a rate");
     assert_eq!((&rate["value"], &rate["unit"]), (&Value::from("25"), &Value::from("Gb/s")));
     for (arguments, words) in [
-        ("connectx5-100g --set link.rate=-1", "link.rate: it is -1 Gb/s, which is negative; allowed is"),
+        ("connectx5-100g --set link.rate=-1", "link.rate: the value is -1 Gb/s, which is negative; allowed is"),
         ("connectx5-100g --set link.rat=1", "the nearest is link.rate"),
         ("connectx5-100g --set link.rate", "as in link.rate=25Gb/s"),
         ("connectx9", "there is no testbed connectx9; allowed is connectx5-100g"),
@@ -183,10 +183,10 @@ fn invalid_sweep_parameters_are_rejected_at_the_start() {
     for (arguments, words) in [
         ("--vary link.rat=1", "link.rat: there is no such field; the nearest is link.rate"),
         ("--vary sise=1", "sise: there is no such parameter; the nearest is size"),
-        ("--vary window=0,1", "window: it is 0, allowed is 1 to 65536"),
-        ("--vary link.rate_gbps=0", "link.rate_gbps: it is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
+        ("--vary window=0,1", "window: the value is 0, allowed is 1 to 65536"),
+        ("--vary link.rate_gbps=0", "link.rate_gbps: the value is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
         ("--set network=clos --vary oversubscription=3", "at oversubscription=3: the oversubscription is 3"),
-        ("--vary size=16,1M", "size: it is 1M, allowed is 0 to 1073741824"),
+        ("--vary size=16,1M", "size: the value is 1M, allowed is 0 to 1073741824"),
         ("--vary size=16,1000000 --memory 16", "of memory, allowed are 16 MiB"),
     ] {
         let finished = run(&format!("sim sweep {arguments}")).expect_status(2);
@@ -239,7 +239,7 @@ fn options_incompatible_with_a_simulation_are_rejected() {
         ("study --ack strict --testbed connectx5-100g", "--ack does not go with --testbed"),
         ("bench bw --set link.rate=1Gb/s", "--set changes a parameter of a testbed: add --testbed"),
         ("bench bw --testbed connectx9", "there is no testbed connectx9; allowed is connectx5-100g"),
-        ("study --testbed connectx5-100g --set link.rate=-1", "link.rate: it is -1 Gb/s, which is negative"),
+        ("study --testbed connectx5-100g --set link.rate=-1", "link.rate: the value is -1 Gb/s, which is negative"),
     ] {
         let finished = run(arguments).expect_status(2);
         assert!(finished.stderr.contains(words), "{words:?} is missing in: {}", finished.stderr);
