@@ -1,6 +1,7 @@
-//! Data of Doorbell as text, built into the program. The crates that use the data parse and check it.
+//! Data files of Doorbell as text, built into the program. The crates that use a file parse and check its text.
 //!
-//! Each data file exists only once, in the folder of this crate, so that the package builds from its own files.
+//! Each data file exists only once, in the folder of this crate. The package of this crate therefore contains all files
+//! that it needs to build.
 
 #![no_std]
 
@@ -31,7 +32,7 @@ pub const PUBLISHED: &[File] = files!("published": "t1", "t2", "t3");
 /// Testbeds of the simulator. `doorbell-sim` documents the layout.
 pub const TESTBEDS: &[File] = files!("testbeds": "connectx5-100g", "counters-100g", "connectx5-100g-far");
 
-/// Hardware of which the testbeds of the simulator consist, in the layout of testbeds.
+/// Hardware of the simulator's testbeds. The files have the same layout as testbeds.
 pub const HARDWARE: &[File] = files!("hardware": "connectx5", "xeon-gold-6152", "ethernet-100g");
 
 /// Parameters of the performance model, one file per published testbed. `doorbell-model` documents the layout.

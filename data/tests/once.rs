@@ -1,4 +1,4 @@
-//! Each file of the data exists once in the repository.
+//! Each data file exists only once in the repository.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,7 +22,8 @@ fn violation(files: &[PathBuf], data: &Path) -> Option<String> {
     let is_data = |path: &Path| path.starts_with(data) && path.extension().is_some_and(|extension| extension == "toml");
     let own: BTreeMap<Vec<u8>, &PathBuf> =
         files.iter().filter(|path| is_data(path)).map(|path| (fs::read(path).unwrap(), path)).collect();
-    // Only files of these lengths are read: a folder may hold large files, and pipes whose reader waits.
+    // Read only files with the length of a data file. A folder may hold large files, and also pipes, which would block
+    // the test.
     let lengths: BTreeSet<u64> = own.keys().map(|text| text.len() as u64).collect();
     files.iter().find_map(|path| {
         let target = path.canonicalize().ok()?;

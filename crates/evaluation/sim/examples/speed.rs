@@ -2,8 +2,9 @@
 //! ends.
 //!
 //! Run it with `cargo run --release -p doorbell-sim --example speed`. On Linux, the seconds are the CPU time of the
-//! core, so other programs do not count. `speed batched 100000` makes only that run, with 100000 messages. To count
-//! the instructions per message, run two lengths under `valgrind --tool=callgrind` and take the difference.
+//! core, so other programs do not count. `speed batched 100000` makes only the run `batched`, with 100000 messages. To
+//! count the instructions per message, make runs of two lengths under `valgrind --tool=callgrind`. Divide the
+//! difference of the counts by the difference of the lengths.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Worsening one value of the testbed makes its station the bottleneck. Improving the value of the bottleneck moves
-//! it elsewhere.
+//! A worse value of a station of the testbed makes this station the bottleneck. A better value of the bottleneck makes
+//! another station the bottleneck.
 
 use doorbell_sim::sweep::{Base, Sweep};
 use doorbell_sim::traffic::Carried;
@@ -29,7 +29,8 @@ fn a_slowed_station_is_the_bottleneck() {
         (&SMALL, "cpu.poll_completion=500ns", Station::Thread),
         (&SMALL, "link.rate=1Gb/s", Station::Port),
         (&LARGE, "link.rate=10Gb/s", Station::Port),
-        // Receives cost more bytes than fetches: headers of writes are longer, and completions are written.
+        // The NIC writes more bytes than it fetches, because headers of writes are longer and it also writes
+        // completions.
         (&LARGE, "pcie.rate=20Gb/s", Station::Write),
         // The headers of read completions are longer than their payload.
         (&LARGE, "pcie.completion_header=4096B", Station::Fetch),

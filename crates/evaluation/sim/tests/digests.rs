@@ -2,8 +2,8 @@
 //! covers the time of each delivery of a packet and of each turn.
 //!
 //! `tests/digests.txt` stores the digests. `cargo xtask test` checks that the release build of the command finds the
-//! same. After an intended change of the simulator or of a testbed, update the file: `DOORBELL_UPDATE_DIGESTS=1 cargo
-//! test -p doorbell-sim --test digests`.
+//! same digests. After an intended change of the simulator or of a testbed, update the file with
+//! `DOORBELL_UPDATE_DIGESTS=1 cargo test -p doorbell-sim --test digests`.
 
 use std::path::Path;
 
@@ -11,7 +11,8 @@ use doorbell_protocols::Protocol;
 use doorbell_sim::sweep::{Base, Sweep};
 use doorbell_sim::testbed;
 
-/// Runs in addition to one per protocol: lists, latencies, pauses, drops, and a network of several switches.
+/// Settings of further runs, in addition to one run per protocol. These runs cover lists, latencies, pauses, drops and
+/// a network of several switches.
 const RUNS: [&str; 5] = [
     "batch=8 messages=2000",
     "measure=latency window=1 size=4096 messages=200",
@@ -39,7 +40,7 @@ fn equal_seeds_give_equal_digests() {
     let mut runs: Vec<String> = Protocol::ALL.iter().map(|it| format!("protocol={} messages=300", it.name())).collect();
     runs.extend(RUNS.map(str::to_owned));
     let found: Vec<String> = runs.iter().map(|settings| digest(settings, 7)).collect();
-    // Run again in another order, with other memory and at other addresses.
+    // Run again in another order. The allocation moves the memory of these runs to other addresses.
     let held = vec![1_u8; 12_345];
     let again: Vec<String> = runs.iter().rev().map(|settings| digest(settings, 7)).collect();
     drop(held);
@@ -54,7 +55,7 @@ fn equal_seeds_give_equal_digests() {
     assert_eq!(
         found.concat(),
         kept,
-        "the simulator gives another result than {} has; after an intended change DOORBELL_UPDATE_DIGESTS=1 writes it anew",
+        "digests differ from {}; after an intended change, DOORBELL_UPDATE_DIGESTS=1 updates the file",
         file.display()
     );
 }

@@ -93,8 +93,8 @@ fn many_senders_reach_one_node_through_a_switch() {
     }
 }
 
-/// A thread may wait after a poll that took one completion, the number that it asked for. Both present and later
-/// completions have to wake it.
+/// A thread may poll for one completion, take it, and then wait. Both the completions that the queue still has and
+/// later completions have to wake this thread.
 #[test]
 fn threads_that_take_single_completions_are_woken_again() {
     for protocol in Protocol::ALL {
@@ -141,7 +141,7 @@ fn a_deadlock_is_reported_with_each_thread_and_queue_pair() {
     // Both threads wait for a message, and no thread sends one.
     simulation.spawn(0, "one", receive_all(a, waiter.clone(), 1));
     simulation.spawn(1, "other", receive_all(b, waiter, 1));
-    let Err(error) = simulation.run() else { panic!("nobody sends") };
+    let Err(error) = simulation.run() else { panic!("the run must end in a deadlock, because no thread sends") };
     assert!(matches!(error, SimulationError::Deadlock { waiting: 2, threads: 2, .. }), "{error}");
     let text = error.to_string();
     for needed in ["thread one on node 0", "thread other on node 1", "of node 0: ReadyToSend", "of node 1: ReadyToSend"]

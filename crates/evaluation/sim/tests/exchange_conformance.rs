@@ -1,7 +1,8 @@
-//! The suite of doorbell-exchange on the provider in virtual time: each protocol and variant, with the same cases as
-//! between software RNICs and on RNICs of the machine.
+//! The conformance suite of doorbell-exchange on the provider in virtual time. It runs each protocol and variant, with
+//! the same cases as on software RNICs and on RNICs of the machine.
 //!
-//! The callers are not simulated threads: each of their polls that finds nothing lets the hardware continue.
+//! The callers are not simulated threads. Each poll of a caller that finds nothing lets the simulated hardware
+//! continue.
 
 use std::cell::RefCell;
 
@@ -9,15 +10,15 @@ use doorbell_exchange_conformance::{Provider, exchange_suite};
 use doorbell_sim::{Simulation, Topology, testbed};
 use doorbell_verbs::Device;
 
-/// Number of nodes, more than any case needs.
+/// Number of nodes of the simulation. No case needs more devices.
 const NODES: usize = 64;
 
 thread_local! {
-    /// Each test has a separate thread and simulation.
+    /// Unused devices of the simulation of this test. Each test runs in a separate thread and has its own simulation.
     static DEVICES: RefCell<Vec<Device>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Opens a device that reaches the others.
+/// Opens a device that can reach all other devices of the same test.
 fn device() -> Device {
     DEVICES.with_borrow_mut(|devices| {
         if devices.is_empty() {
@@ -25,16 +26,17 @@ fn device() -> Device {
             let simulation = Simulation::new(t1, Topology::Star { nodes: NODES }, 1).expect("a simulation");
             devices.extend((0..NODES).map(|node| simulation.device(node).clone()));
         }
-        devices.pop().expect("there are some")
+        devices.pop().expect("the simulation has an unused device")
     })
 }
 
-/// Returns `None`: a simulated network loses packets only if a switch has no room, and no faults are injected.
+/// Returns `None`, because the simulation injects no faults. A simulated network loses packets only at a full switch.
 fn lossy() -> Option<[Device; 2]> {
     None
 }
 
-/// Virtual time advances only during calls. The test of wake-ups in virtual time is in `exchange.rs`.
+/// The provider does not work while callers sleep, because virtual time advances only during calls. `exchange.rs` tests
+/// wake-ups in virtual time.
 const PROVIDER: Provider = Provider { works_while_callers_sleep: false, device, lossy };
 
 exchange_suite!(crate::PROVIDER);

@@ -14,8 +14,8 @@ fn far(strategy: Strategy, clients: usize) -> Far {
     Far { strategy, clients, load, ..Far::default() }
 }
 
-/// Prints how the success of operations depends on the pause between two operations of a client:
-/// `FAR_CLIENT_US=0,5,10`.
+/// Prints how the share of successful operations depends on the pause between two operations of a client. The variable
+/// `FAR_CLIENT_US=0,5,10` sets the pauses in microseconds.
 #[test]
 #[ignore = "prints a table"]
 fn success_by_client_time() {
@@ -62,8 +62,8 @@ fn each_strategy_runs_a_workload_reproducibly() {
         assert_eq!((report.absent, report.skipped), (0, 0), "{strategy:?}");
         assert!(report.fairness > 0.5 && report.fairness <= 1.0, "{strategy:?}: {}", report.fairness);
         let bytes = report.bytes_per_operation.expect("the simulated RNIC counts") / report.least_bytes_per_operation;
-        // Operations that helped each other need fewer bytes than successful first attempts. Clients that need no
-        // shortcuts do too.
+        // `least_bytes_per_operation` assumes that each operation succeeds at its first attempt and accesses a shortcut.
+        // Combined operations, and steered clients without shortcuts, need fewer bytes.
         let least = match strategy {
             Strategy::Combine => 0.3,
             Strategy::Steered => 0.6,
@@ -83,7 +83,7 @@ fn without_writes_first_attempts_succeed_with_minimum_bytes() {
     assert_eq!(report.gets.attempts.at_once, report.gets.attempts.operations);
     assert!((report.gets.attempts_per_operation() - 1.0).abs() < 1e-9);
     let ratio = report.bytes_per_operation.expect("counted") / report.least_bytes_per_operation;
-    // An operation at the begin or end of the measurement is counted in part.
+    // The measurement counts only a part of the bytes of an operation at its begin or end.
     assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
 }
 

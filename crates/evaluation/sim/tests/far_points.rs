@@ -31,7 +31,8 @@ fn only_requests_of_one_queue_pair_are_answered_in_order() {
         assert_eq!([one.far[&Figure::InOrder], one.far[&Figure::LargestGap]], [100.0, 1.0], "{operation:?}");
         assert_eq!((one.messages, one.far[&Figure::SameAddressOutOfOrder]), (2000, 0.0), "{operation:?}");
     }
-    // CASes of other words overtake the CASes that wait for the hottest word, which receives more than it can serve.
+    // The hottest word receives more CASes than the NIC can serve. CASes of other words overtake the CASes that wait
+    // for this word.
     let many = OrderPoint { rate_per_s: 20e6, ..order(Operation::CompareSwap, 16) };
     let (result, digest) = simulated_with(&[], &FarPoint::Order(many.clone()));
     assert!(result.far[&Figure::InOrder] < 95.0 && result.far[&Figure::LargestGap] > 5.0, "{:?}", result.far);
@@ -51,7 +52,7 @@ fn random_memory_delays_reorder_requests_of_several_queue_pairs() {
     let [in_order, gap, same_address] = found("100ns", 32);
     assert!((50.0..95.0).contains(&in_order) && gap > 1.0 && same_address > 0.0, "{in_order} {gap} {same_address}");
     assert_eq!(found("100ns", 1), [100.0, 1.0, 0.0], "requests of one queue pair stay in order");
-    // The testbed's value was fitted on about 97 %.
+    // The value of `nic.access_jitter` in the testbed was fitted to about 97 % of requests in order.
     let far = simulated(&FarPoint::Order(OrderPoint { requests: 20_000, ..order(Operation::Read, 32) })).far;
     assert!((95.0..99.0).contains(&far[&Figure::InOrder]), "{far:?}");
 }
@@ -116,10 +117,10 @@ fn a_store_point_has_only_the_figures_of_its_operations() {
     let open = simulated(&FarPoint::Store(StorePoint { warm_up_us: 500.0, measure_us: 4000.0, ..offered }));
     assert!((open.messages_per_s / 4e5 - 1.0).abs() < 0.1, "an open loop keeps its rate: {open:?}");
     let over_least = open.far[&Figure::BytesOverLeast];
-    assert!(over_least < 1.6, "a store that has free nodes recycles none: {over_least}");
+    assert!(over_least < 1.6, "a store with unused nodes does not recycle nodes: {over_least}");
     let gets = store(Strategy::Server, 0.0);
     assert!(gets.far[&Figure::MemoryCores] > 0.0 && gets.far.contains_key(&Figure::GetP99), "{:?}", gets.far);
     for figure in [Figure::PutP99, Figure::PutAttempts, Figure::PutSuccess] {
-        assert!(!gets.far.contains_key(&figure), "{figure:?}: there were none");
+        assert!(!gets.far.contains_key(&figure), "{figure:?}: the run had no puts");
     }
 }

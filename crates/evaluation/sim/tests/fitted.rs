@@ -44,16 +44,19 @@ fn fitted(testbed: &Testbed) -> Fit {
     fit(&Parameters::starting_point(RnicKind::Hardware), &observed).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Returns the range that the data determines for a parameter, or for the shortest sum with it.
+/// Returns the range that the data determines for a parameter, or else for the shortest sum that contains the
+/// parameter.
 fn found(fit: &Fit, name: &str) -> (f64, f64) {
     let has = |estimate: &&Estimate| estimate.interval.is_some() && estimate.name.split(" + ").any(|part| part == name);
     let estimate = fit.estimates.iter().chain(&fit.sums).find(has);
-    estimate.and_then(|estimate| estimate.interval).unwrap_or_else(|| panic!("nothing with {name} is determined"))
+    estimate
+        .and_then(|estimate| estimate.interval)
+        .unwrap_or_else(|| panic!("the data does not determine {name} or a sum with it"))
 }
 
 fn finds(fit: &Fit, name: &str, put_in: f64) {
     let (least, most) = found(fit, name);
-    assert!((least..=most).contains(&put_in), "{name}: {put_in} was put in, found {least} to {most}");
+    assert!((least..=most).contains(&put_in), "{name}: the testbed has {put_in}, the fit found {least} to {most}");
 }
 
 #[test]
@@ -66,8 +69,9 @@ fn the_fit_finds_the_rate_of_the_link() {
     }
 }
 
-/// Latency and the time of an acknowledgement are sums over many stations, so the test uses a difference. A cable
-/// that is 1 us longer delays messages over two cables by 2 us, and their acknowledgements by 4 us.
+/// Latency and the time until an acknowledgement are sums over many stations, so the test compares two testbeds. If
+/// each cable takes 1 us longer, a message passes two cables and takes 2 us longer. Its acknowledgement comes 4 us
+/// later.
 #[test]
 fn the_fit_finds_a_longer_cable_in_latency_and_gap() {
     let t1 = testbed::by_name("connectx5-100g").expect("a built-in testbed");

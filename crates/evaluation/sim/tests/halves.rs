@@ -1,4 +1,5 @@
-//! Connections in two halves, each in a separate simulated thread: the halves wait for the lock of the connection.
+//! Connections that are split into two halves. Each half runs in a separate simulated thread, and the threads wait for
+//! the lock of the connection.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ fn simulation<'a>() -> Simulation<'a> {
     Simulation::new(t1, Topology::Pair, 1).expect("a simulation")
 }
 
-/// Waiter in virtual time without an observer of the halves' lock.
+/// Waiter in virtual time that does not observe the lock of a split connection.
 #[derive(Clone)]
 struct Unobserved(VirtualWaiter);
 
@@ -108,7 +109,7 @@ fn a_thread_waits_until_the_holder_releases_the_lock() {
     for (number, region) in regions.into_iter().enumerate() {
         let waiter = waiter.clone();
         held.push(simulation.spawn(0, format!("thread {number}"), async move {
-            // The third thread comes after the others have finished.
+            // The third thread takes the lock after the other threads have finished.
             let begin_ns = if number == 2 { 10_000 } else { 100 + number as u64 };
             waiter.wait(None, Some(begin_ns)).await;
             let came = waiter.now();
@@ -122,8 +123,8 @@ fn a_thread_waits_until_the_holder_releases_the_lock() {
     simulation.run().expect("the simulation ends");
     let times: Vec<_> = held.iter().map(|thread| thread.take().expect("the thread has ended")).collect();
     let (first, second, third) = (times[0], times[1], times[2]);
-    assert!(first.2 > second.0, "the second comes while the first has the lock: {times:?}");
+    assert!(first.2 > second.0, "the second thread comes while the first thread has the lock: {times:?}");
     assert_eq!(second.1, first.2, "{times:?}");
     assert!(second.2 - second.1 >= first.2 - first.1, "{times:?}");
-    assert_eq!(third.0, third.1, "the lock is free: {times:?}");
+    assert_eq!(third.0, third.1, "the third thread finds the lock free: {times:?}");
 }

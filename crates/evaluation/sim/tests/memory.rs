@@ -1,4 +1,4 @@
-//! Compares the estimated memory of runs with the memory that they take. This file has only one test, since the
+//! Compares the estimated memory of runs with the memory that the runs take. This file has only one test, because the
 //! kernel counts memory per process.
 
 use doorbell_sim::sweep::{Base, Sweep};
@@ -15,7 +15,7 @@ fn status(name: &str) -> u64 {
 #[test]
 fn runs_take_about_the_estimated_memory() {
     let mut wrong = Vec::new();
-    // Each run takes more than the one before, since the kernel reports only the peak of the process.
+    // Each run takes more memory than the run before, since the kernel reports only the peak of the process.
     for settings in [
         "messages=2000",
         "pattern=N:1 senders=200 messages=20",

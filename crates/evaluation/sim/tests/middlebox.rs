@@ -1,5 +1,5 @@
-//! A middlebox inside the switch: the queue pairs of clients end there, and one queue pair to the memory node serves
-//! all clients.
+//! A middlebox inside the switch. The queue pairs of clients end at the middlebox, and one queue pair from there to the
+//! memory node serves all clients.
 
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv6Addr};
@@ -50,7 +50,7 @@ impl End {
     fn connect(&self, gid: Ipv6Addr, qpn: Qpn, psn: Psn) {
         let attributes = self.qp.pd().device().attributes();
         let own = self.describe(attributes.gid, self.qp.qpn(), self.psn);
-        rc::connect(&self.qp, &own, &self.describe(gid, qpn, psn), &SETTINGS).expect("it can be connected");
+        rc::connect(&self.qp, &own, &self.describe(gid, qpn, psn), &SETTINGS).expect("the queue pair can be connected");
     }
 
     fn describe(&self, gid: Ipv6Addr, qpn: Qpn, psn: Psn) -> EndpointDescription {
@@ -81,7 +81,7 @@ enum Way {
 struct Rig {
     simulation: Simulation<'static>,
     switch_box: Option<SwitchBox>,
-    /// Ends of the memory node: one, or one per client.
+    /// Ends of the memory node: one end for the middlebox, or one end per client without a middlebox.
     node: Vec<End>,
     clients: Vec<Rc<End>>,
     rkey: RKey,
@@ -96,7 +96,7 @@ fn rig(testbed: &Testbed, clients: usize, way: Way, seed: u64) -> Rig {
     let node_pd = pd(0);
     let ends: Vec<_> = (1..=clients).map(|node| Rc::new(End::new(&pd(node), BYTES))).collect();
     let Way::Box { exclusive } = way else {
-        // The queue pair of each client at the node reaches the memory of the first end.
+        // All clients access the memory of the first end, each through its own queue pair of the memory node.
         let node: Vec<_> = ends.iter().map(|_| End::new(&node_pd, BYTES)).collect();
         for (node, client) in node.iter().zip(&ends) {
             node.connect(client.gid(), client.qp.qpn(), client.psn);
@@ -106,7 +106,7 @@ fn rig(testbed: &Testbed, clients: usize, way: Way, seed: u64) -> Rig {
         return Rig { simulation, switch_box: None, node, clients: ends, rkey };
     };
     let node = End::new(&node_pd, BYTES);
-    // No socket buffer limits the bytes in flight here.
+    // A simulation has no socket buffers that limit the bytes in flight, so the window is practically unlimited.
     let limits = Limits { window_bytes: 1 << 40, ..Limits::default() };
     let make = |address| Steer::new(Config { limits, seed, ..Config::at(address) });
     let switch_box = simulation.put_middlebox(make).expect("there is one switch");
@@ -153,7 +153,7 @@ impl End {
     }
 }
 
-/// Increments a word `times` times by CAS, and retries after another client was faster.
+/// Increments a word `times` times by CAS, and retries a CAS if another client was faster.
 async fn increment(end: Rc<End>, remote_address: u64, rkey: RKey, times: usize, waiter: VirtualWaiter) {
     let (mut known, mut done) = (0, 0);
     let mut out = [Completion::default(); 4];
@@ -185,8 +185,8 @@ fn each_increment_happens_once_and_runs_are_reproducible() {
         let way = Way::Box { exclusive };
         let (value, summary, rig) = count_together(&t3(), way, 5);
         assert_eq!(value, 200);
-        let counters = rig.switch_box.map(|it| it.with(|steer| *steer.counters())).expect("there is a box");
-        // The first CAS finds the value of the word. The box knows the results of all others.
+        let counters = rig.switch_box.map(|it| it.with(|steer| *steer.counters())).expect("the rig has a middlebox");
+        // The first CAS reads the value of the word. The middlebox can compute the results of all later CASes.
         let converted = if exclusive { counters.requests - 1 } else { 0 };
         assert!(counters.cas_converted <= converted && (counters.cas_converted > 0) == exclusive, "{counters:?}");
         assert_eq!((counters.duplicates, counters.to_node_again, counters.unexpected), (0, 0, 0), "{counters:?}");
@@ -224,7 +224,7 @@ fn cas_rate(way: Way) -> f64 {
     let mut rig = rig(&t3(), 4, way, 1);
     let remote_address = rig.node[0].memory.address();
     let (rkey, outstanding) = (rig.rkey, 16);
-    // The box knows the word once it has answered a CAS while no other was in flight.
+    // The middlebox knows the value of the word once it has answered a CAS while no other CAS was in flight.
     let first = increment(Rc::clone(&rig.clients[0]), remote_address, rkey, 1, rig.simulation.polling());
     rig.simulation.spawn(1, "the first", first);
     let from_ns = rig.simulation.run().unwrap_or_else(|error| panic!("{way:?}: {error}")).ended.as_ns();
@@ -265,7 +265,7 @@ fn a_cas_turned_into_a_write_takes_no_lock() {
     for (rate, what) in [(direct, "direct"), (boxed, "through a box")] {
         assert!((0.95..=1.0).contains(&(rate / lock)), "{what}: {rate} of {lock} per second");
     }
-    // The limit is 64 outstanding operations per round trip.
+    // Without the lock, the limit is 64 outstanding operations per round trip.
     assert!(converted > 4.0 * lock, "{converted} of {lock} per second");
 }
 

@@ -5,7 +5,7 @@ use doorbell_sim::reproduce::{Effort, Runs};
 
 const PAGE: &str = include_str!("../../../../docs/blind-predictions.md");
 
-/// Returns the line of a row after its cells.
+/// Returns the rest of a row's line on the page, after the cells that identify the row.
 fn on_page(row: &BlindRow) -> &'static str {
     let (heading, cells) = (heading(row), cells(row));
     let section = PAGE.split(&format!("\n{heading}\n")).nth(1).unwrap_or_else(|| panic!("no section {heading}"));
@@ -45,8 +45,8 @@ fn each_row_is_on_the_page_with_an_empty_cell() {
         count += 1;
     }
     assert!(count > 300);
-    assert_eq!(without, 0, "a row has no prediction: name it here, and why");
-    // The page has no row of an earlier list.
+    assert_eq!(without, 0, "{without} rows have no prediction; explain them in this test");
+    // The page has no rows of an earlier list of rows.
     let lines = PAGE.lines().filter(|line| line.contains(" to ") && line.ends_with("| |"));
     assert_eq!(lines.count(), count);
 }
@@ -62,8 +62,8 @@ fn the_page_names_the_current_testbeds() {
     }
 }
 
-/// Detects a page that is older than the simulator. Simulations are the same on each machine, so a number that is 1 %
-/// off has another cause.
+/// Detects a page that is older than the simulator. Simulations give the same numbers on each machine, so a deviation
+/// of more than 1 % means that the simulator has changed.
 #[test]
 fn quick_rows_equal_the_numbers_on_the_page() {
     for testbed in testbeds() {
@@ -71,7 +71,7 @@ fn quick_rows_equal_the_numbers_on_the_page() {
         for row in rows().into_iter().filter(|row| row.testbed == testbed.name && row.is_quick()) {
             let found = row.simulate(&mut runs, None).unwrap_or_else(|lack| panic!("{row:?}: {lack}"));
             let [value, ..] = numbers(&row).expect("a prediction");
-            assert!((found / value - 1.0).abs() <= 0.01, "{value} is on the page, {found} comes out: {row:?}");
+            assert!((found / value - 1.0).abs() <= 0.01, "the page has {value}, the simulator finds {found}: {row:?}");
         }
     }
 }

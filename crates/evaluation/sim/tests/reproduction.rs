@@ -1,10 +1,10 @@
-//! Published rows on simulated testbeds: reproduced rows must stay reproduced.
+//! Simulates published rows. Rows that the simulator once reproduced must stay reproduced.
 
 use doorbell_model::check::{Checked, CheckedShape, Status, Verdict};
 use doorbell_sim::reproduce::{Effort, Runs};
 use doorbell_sim::testbed;
 
-/// Rows beyond their tolerance, and sentences that do not hold, which docs/reproduction.md explains.
+/// Ids of rows beyond their tolerance, and of sentences that do not hold. docs/reproduction.md explains each of them.
 const BEYOND: &[&str] = &[
     "send-receive/poll-gain",
     "send-receive/inline-receive-size",
@@ -17,8 +17,8 @@ const BEYOND: &[&str] = &[
     "far-memory/atomics-are-slow",
 ];
 
-/// Returns the chosen rows and sentences that are not as published. Two tests check a part each: they run in
-/// parallel, and each part simulates a configuration only once.
+/// Returns the ids of the chosen rows and sentences whose simulated results differ from the published ones. Two tests
+/// check one part each, so that the parts run in parallel. Each part simulates a configuration only once.
 fn beyond(is_chosen: fn(&str) -> bool) -> Vec<&'static str> {
     let mut beyond = Vec::new();
     for testbed in testbed::all() {

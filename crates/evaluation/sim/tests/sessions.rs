@@ -35,7 +35,7 @@ fn child_threads_have_separate_clocks() {
         let clock = &waiter;
         let task = |ns: u64, waiter: doorbell_sim::VirtualWaiter| async move {
             let began = clock.now();
-            // The other tasks of the thread wake this task too.
+            // Wait in a loop, because a wake-up for another task of the thread also wakes this task.
             while clock.now() < began + Ps::from_ns(ns) {
                 waiter.wait(None, Some(began.as_ns() + ns)).await;
             }
@@ -51,7 +51,7 @@ fn child_threads_have_separate_clocks() {
     let waited: Vec<u64> = hands.iter().map(|(began, ended)| (*ended - *began).as_ns()).collect();
     assert!(hands.iter().all(|(began, _)| *began >= Ps::from_ns(1000)), "{hands:?}");
     assert!(matches!(waited[..], [100..150, 3000..3050, 5000..5050]), "{waited:?}");
-    assert!(after >= hands[2].1, "the parent waits until all have ended");
+    assert!(after >= hands[2].1, "the parent waits until all children have ended");
     let names: Vec<&str> = summary.threads.iter().map(|thread| thread.name.as_str()).collect();
     assert_eq!(names, ["maker", "maker, thread 0", "maker, thread 1"]);
 }
@@ -111,7 +111,7 @@ fn the_thread_beside_reacts_to_threads_of_its_host() {
     });
     let summary = simulation.run().expect("the simulation ends");
     assert_eq!(ended.take(), Some((Ok(10), Err("no queue"))));
-    // The thread does not poll while nothing happens.
+    // The thread beside does not poll while the other threads do no work.
     assert!(summary.counts.turns < 200, "{:?}", summary.counts);
 }
 
@@ -121,7 +121,7 @@ fn a_thread_beside_does_not_hide_a_deadlock() {
     let threads = simulation.threads(0);
     let _ = simulation
         .spawn(0, "worker", async move { threads.beside(|| Ok::<_, ()>(0), std::future::pending::<()>()).await });
-    let error = simulation.run().expect_err("nothing wakes it");
+    let error = simulation.run().expect_err("no event wakes the worker");
     assert!(matches!(error, SimulationError::Deadlock { waiting: 2, threads: 2, .. }), "{error}");
     assert!(error.to_string().contains("thread worker, beside on node 0"), "{error}");
 }
@@ -134,7 +134,7 @@ fn threads_that_are_dealt_connections_add_to_the_rate() {
             Parameters { window: 256, depth: 512, batch: 8, connections: threads, serving, ..stream(16, 5000) };
         let Point { result, summary } = point(&parameters);
         assert_eq!(result.messages, 5000 * threads as u64);
-        // The threads of both ends, and their children.
+        // Each end has one thread, which creates the other threads of the end.
         assert_eq!(summary.threads.len(), if threads == 1 { 2 } else { 2 + 2 * threads });
         result.messages_per_s
     };
@@ -155,8 +155,8 @@ fn shared_receives_are_posted_under_a_lock_or_by_a_thread() {
     let (locked, _) = with(Some(SharedBy::Lock), 8);
     let (_, summary) = with(Some(SharedBy::Thread), 8);
     assert!(summary.threads.iter().any(|thread| thread.name == "answering, beside" && thread.worked > Ps::ZERO));
-    // A thread that waits for a lock spins. So the work of the receiver's threads grows, or moves to the thread
-    // beside them.
+    // A thread that waits for a lock spins, so a shared lock makes the receiving threads work longer. With a reposting
+    // thread, a part of their work moves to this thread.
     let work = |result: &PointResult| result.cpu.server.useful_ns().expect("virtual time is known");
     assert!(work(&locked) > work(&own), "{} {}", work(&locked), work(&own));
     let of_receivers = |summary: &Summary| -> Ps {
@@ -171,7 +171,7 @@ fn a_receiver_that_pauses_spends_its_own_time() {
     let paused = Parameters { slow_receiver_us: 10, ..stream(16, 500) };
     let result = point(&paused).result;
     let per_message_us = 1e6 / result.messages_per_s;
-    // The messages in the receive buffers at the end are sent, but not yet received.
+    // At the end, messages in the receive buffers count as sent, although the receiver has not taken them yet.
     assert!((7.0..10.5).contains(&per_message_us), "{per_message_us}");
     let cpu = result.cpu.server;
     assert!(cpu.useful_ns().is_some_and(|ns| ns > 500 * 10_000), "{cpu:?}");
@@ -201,7 +201,7 @@ fn errors_of_either_end_are_reported() {
 #[test]
 fn every_experiment_of_the_study_is_simulated() {
     for experiment in all(Effort::Quick) {
-        // Points of several clients on shared memory take no session; `far_points.rs` tests them.
+        // Points of several clients on shared memory do not run in a session. `far_points.rs` tests these points.
         for point in experiment.points.into_iter().filter(|point| point.parameters.far.is_none()) {
             let parameters = Parameters { extent: Extent::Messages(60), ..point.parameters };
             let result = simulate(t1(), &parameters, parameters.sizes[0], 1)
@@ -210,7 +210,7 @@ fn every_experiment_of_the_study_is_simulated() {
             let both_ways = if parameters.bidirectional { 2 } else { 1 };
             assert_eq!(result.messages, 60 * both_ways * parameters.connections as u64, "{}", experiment.name);
             assert_eq!((result.damaged, result.latency_ns.is_some()), (0, parameters.kind == Kind::Latency));
-            // The number of packets is as predicted.
+            // The number of counted packets equals the prediction.
             for (counted, predicted) in
                 [(&result.counted.client, &result.predicted.client), (&result.counted.server, &result.predicted.server)]
             {

@@ -6,11 +6,11 @@ use common::{completion, connect, destination, end, post, t1};
 use doorbell_sim::{Ps, Simulation, Testbed, Topology};
 use doorbell_verbs::{Payload, QpKind, RecvRequest, SendOperation};
 
-/// Exponent of an acknowledgement timeout that never expires here.
+/// Exponent of an acknowledgement timeout that does not expire in these tests.
 const TIMEOUT: u8 = 14;
 
-/// Returns the time at which a thread has taken a completion that is there at `at`. The thread polls every `period`
-/// from time 0 on.
+/// Returns the time at which a thread has taken a completion that is in the queue from `at` on. The thread begins to
+/// poll at time 0, and each poll takes `period`.
 fn seen(testbed: &Testbed, at: Ps, inline: bool) -> Ps {
     let cpu = &testbed.cpu;
     let period = cpu.poll_call;
@@ -27,8 +27,8 @@ fn bus(testbed: &Testbed, bytes: u64, header: u64) -> Ps {
 /// 12.
 const LINE_BYTES: u64 = 82 + 16;
 
-/// Returns the time from the end of the doorbell to the last bit on the other side, for a work request in the
-/// doorbell.
+/// Returns the time from the arrival of a doorbell at the NIC to the arrival of the packet's last bit at the other
+/// node. The doorbell contains the work request.
 fn flight(t: &Testbed, line_bytes: u64) -> Ps {
     t.nic.transmit + t.link.rate.time_of(line_bytes) + t.link.propagation
 }
@@ -123,7 +123,7 @@ fn a_read_takes_the_sum_of_its_stations_and_no_target_cpu() {
     let (posted, done) = done.take().expect("the thread has ended");
     let read = |bytes| t.pcie.read + bus(&t, bytes, t.pcie.completion_header);
     let fetched = if t.nic.request <= t.nic.stored_request { Ps::ZERO } else { read(t.nic.request) };
-    // BTH and RETH; back BTH, AETH and payload.
+    // The request has BTH and RETH. The response has BTH, AETH and payload.
     let asked = posted + t.pcie.doorbell + fetched + flight(&t, 82 + 16) + t.nic.receive;
     let answered = asked + t.nic.read + read(16) + t.link.rate.time_of(82 + 4 + 16) + t.link.propagation;
     let payload = bus(&t, 16, t.pcie.write_header);
@@ -155,7 +155,7 @@ fn a_datagram_adds_a_grh_and_completes_on_departure() {
     assert_eq!(summary.counts.packets, 1, "datagrams are not acknowledged");
 
     let (posted, completed) = posted.take().expect("the thread has ended");
-    // The address takes a separate block.
+    // The destination of the datagram takes a separate block of the work request.
     let request = 2 * t.nic.request + 16;
     let fetched = match request <= t.nic.stored_request {
         true => Ps::ZERO,

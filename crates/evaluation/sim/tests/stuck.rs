@@ -13,7 +13,7 @@ const NEVER: u8 = 0;
 /// Runs into a deadlock in which all threads wait, and returns the error text.
 #[track_caller]
 fn deadlock(simulation: &mut Simulation<'_>, all: usize) -> String {
-    let error = simulation.run().expect_err("nothing can happen any more");
+    let error = simulation.run().expect_err("a deadlock");
     assert!(
         matches!(error, SimulationError::Deadlock { waiting, threads, .. } if (waiting, threads) == (all, all)),
         "{error}"
@@ -73,7 +73,7 @@ fn a_one_sided_deadlock_names_outstanding_operations() {
     says(&text, &[&format!("RC queue pair {of_b} of node 1: Error, 0 sends outstanding")]);
 }
 
-/// Runs a thread that sends eight messages over UC. It lets time pass only after each `lists` messages.
+/// Runs a thread that sends eight messages over UC. The thread lets virtual time pass only after each `lists` messages.
 fn lists(lists: usize) -> Summary {
     let mut simulation = Simulation::new(&t1(), Topology::Pair, 1).expect("a simulation");
     let (a, b) = (end(simulation.device(0), QpKind::Uc), end(simulation.device(1), QpKind::Uc));

@@ -36,7 +36,7 @@ fn run(testbed: &Testbed, topology: Topology, traffic: &Traffic) -> Carried {
     carried
 }
 
-/// Returns the rate at which messages of 4096 B fill a line: each takes 4096 + 82 B.
+/// Returns the rate in messages per second at which messages of 4096 B fill a line. Each message takes 4096 + 82 B.
 fn line_rate(testbed: &Testbed) -> f64 {
     testbed.link.rate.bits_per_s() as f64 / 8.0 / (4096.0 + 82.0)
 }
@@ -61,13 +61,13 @@ fn pauses_hold_senders_up_and_nothing_is_dropped() {
     let counts = carried.summary.counts;
     assert!(counts.pauses > 0 && counts.paused_ps > 0, "{counts:?}");
     assert_eq!((counts.dropped, carried.retransmitted, carried.messages), (0, 0, 2400));
-    // When the queue is full, each sender has at most the bytes in its cable and in its switch in flight.
+    // The queue grows beyond `pause_at` only by the bytes that were already in the cables of the senders.
     assert!((64 << 10..256 << 10).contains(&counts.longest_queue_bytes), "{counts:?}");
-    // The pauses cost no throughput: the receiver's line is as full as without them.
+    // The pauses cost no throughput, because the queue keeps the line of the receiver full.
     let share = carried.messages_per_s / line_rate(&testbed);
     assert!((0.9..=1.0).contains(&share), "{share}");
-    // In a Clos network, the queue at the receiver's leaf fills the queues of spines, these fill the queues of
-    // leaves, and then nodes wait.
+    // In a Clos network, the leaf of the receiver pauses the spines, the spines pause the other leaves, and these
+    // leaves pause their nodes.
     let clos = Topology::Clos { nodes: 24, hosts: 8, spines: 4 };
     let carried = run(&testbed, clos, &traffic(Pattern::ManyToOne, 23, 4096, 200));
     let counts = carried.summary.counts;
@@ -89,11 +89,11 @@ fn frames_that_wait_behind_many_others_are_marked_and_counted() {
     assert_eq!(marked("0B").0, 0, "zero means never");
 }
 
-/// The spines are used to their capacity, regardless of the load of the nodes.
+/// The cables to the spines limit the rate between two leaves, and the traffic nearly fills these cables.
 #[test]
 fn oversubscribed_leaves_carry_their_share() {
     let testbed = t1();
-    // All nodes of one leaf send to the nodes of the other.
+    // All nodes of one leaf send to the nodes of the other leaf.
     let across = traffic(Pattern::ManyToMany, 8, 4096, 400);
     let rate = |oversubscription| {
         let topology = Topology::clos(16, 8, oversubscription).expect("a network");
@@ -177,7 +177,7 @@ impl Write for MemoryFile {
     }
 }
 
-/// A writer that fails after this number of bytes, as a full disk does.
+/// A writer that fails after the given number of bytes, as a full disk does.
 struct Full(usize);
 
 impl Write for Full {
@@ -200,7 +200,7 @@ fn a_capture_that_cannot_be_written_fails_the_run() {
             Run { testbed: &testbed, topology: Topology::Pair, seed: 1, memory: 1 << 30, capture, progress: None };
         traffic(Pattern::OneToOne, 1, 4096, 100).run(run)
     };
-    assert!(matches!(run(10), Err(TrafficError::Capture(_))), "not even the header");
+    assert!(matches!(run(10), Err(TrafficError::Capture(_))), "10 bytes are too few for the header");
     let error = run(1000).expect_err("the packets do not fit");
     assert!(error.to_string().starts_with("the capture cannot be written: "), "{error}");
 }
@@ -265,7 +265,7 @@ fn a_capture_is_laid_out_for_other_programs() {
             responses.push(row);
         }
     }
-    // Each message has two packets; the connection adds its own messages.
+    // Each of the 40 messages has two packets. The connection also sends messages of its own.
     assert!(requests.len() >= 80 && !acks.is_empty(), "{} requests", requests.len());
     if let Some(directory) = std::env::var_os("DOORBELL_PCAP_DIR") {
         let capture = std::path::Path::new(&directory).join("simulated.pcap");

@@ -67,11 +67,11 @@ fn each_transport_carries_traffic_and_loses_dropped_frames() {
                 (200 * connections, 0, 0),
                 "{transport}, {pattern}"
             );
-            // The only packets are the messages, since there are no acknowledgements.
+            // Each packet is a message, since there are no acknowledgements.
             assert_eq!((counts.packets, found.retransmitted), (found.messages, 0), "{transport}, {pattern}");
             assert_eq!(found.summary.long_turns(), None, "{transport}, {pattern}");
         }
-        // Each drop loses one message of one packet. The run ends when no packet is in flight.
+        // Each dropped frame is a message of one packet. The run ends when no packet is in flight.
         let drops = ["switch.when_full=drop", "switch.resume_at=0B", "switch.pause_at=64KiB", "switch.queue=64KiB"];
         let incast = [transport, "pattern=N:1", "senders=4", "size=4096", "messages=300"];
         let found = carried(&[&drops[..], &incast[..]].concat());

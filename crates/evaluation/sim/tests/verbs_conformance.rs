@@ -1,7 +1,8 @@
-//! The suite of doorbell-verbs on the provider in virtual time, with all cases that run on the software RNIC and on
-//! RNICs of the machine.
+//! The conformance suite of doorbell-verbs on the provider in virtual time, with all cases that run on the software
+//! RNIC and on RNICs of the machine.
 //!
-//! The callers are not simulated threads: each of their polls that finds nothing lets the hardware continue.
+//! The callers are not simulated threads. Each poll of a caller that finds nothing lets the simulated hardware
+//! continue.
 
 use doorbell_sim::{Simulation, Topology, testbed};
 use doorbell_verbs::Device;

@@ -1,4 +1,4 @@
-//! Fuzz bodies for input from outside.
+//! Fuzz bodies for untrusted input.
 
 use doorbell_analyze::decode::{Options, decode};
 

@@ -1,5 +1,5 @@
 //! Helpers for tests of single work requests: a queue pair with its memory, and a thread that polls.
-#![allow(dead_code, unreachable_pub)] // each test uses a part of it
+#![allow(dead_code, unreachable_pub)] // each test file uses only some of these helpers
 
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_sim::{Ps, Testbed, VirtualWaiter, testbed};
@@ -29,7 +29,7 @@ pub fn end(device: &Device, kind: QpKind) -> End {
     End { qp, cq, memory, kind }
 }
 
-/// Connects an end to its peer, with this exponent of the acknowledgement timeout.
+/// Connects an end to its peer. `timeout` is the exponent of the acknowledgement timeout.
 pub fn connect(own: &End, peer: &End, timeout: u8) {
     let (rc, ud) = (own.kind == QpKind::Rc, own.kind == QpKind::Ud);
     let steps = [
@@ -64,7 +64,7 @@ pub fn connect(own: &End, peer: &End, timeout: u8) {
     steps.iter().for_each(|step| own.qp.modify(step).expect("a valid transition"));
 }
 
-/// Returns the address of an end for datagrams.
+/// Returns the destination of datagrams to an end.
 pub fn destination(end: &End) -> UdDestination {
     UdDestination {
         address: AddressVector::to(end.qp.pd().device().attributes().address),
@@ -78,7 +78,7 @@ pub fn post(end: &End, operation: SendOperation, payload: Payload<'_>, destinati
     end.qp.post_send(&[request]).expect("the queue has room");
 }
 
-/// Polls until a completion arrives. Returns the time at which the thread has it.
+/// Polls until a completion arrives. Returns the time at which the thread has taken the completion.
 pub async fn completion(cq: Cq, waiter: VirtualWaiter) -> Ps {
     let mut out = [Completion::default(); 1];
     while cq.poll(&mut out).expect("no overrun") == 0 {
