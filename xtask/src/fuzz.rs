@@ -2,9 +2,9 @@
 //!
 //! libFuzzer needs only coverage of the tested code, which stable code generation options provide: 8-bit counters and a
 //! table of program counters. There is no sanitizer. A target is `crates/FLOOR/CRATE/fuzz/fuzz_targets/TARGET.rs`, and
-//! its corpus is `crates/FLOOR/CRATE/tests/corpus/TARGET`. The target directory keeps the inputs that a run finds. A run
-//! then minimizes the corpus to the fewest old and found inputs that reach the same code. Inputs that a person named
-//! stay, since they may reproduce a fixed defect.
+//! its corpus is `crates/FLOOR/CRATE/tests/corpus/TARGET`. The target directory keeps the inputs that a run finds. A
+//! run then minimizes the corpus to the fewest old and found inputs that reach the same code. Inputs that a person
+//! named stay, since they may reproduce a fixed defect.
 //!
 //! A corpus is part of the repository, and every test run replays it, so it has a limit ([`CORPUS`]). Named inputs
 //! always stay. The smallest of the others fill the corpus up to the limit. The command reports the inputs that it

@@ -89,8 +89,8 @@ impl House {
         })
     }
 
-    /// Returns the crates by floor from the highest one, each with its arrows. An arrow that follows from others is left
-    /// out.
+    /// Returns the crates by floor from the highest one, each with its arrows. An arrow that follows from others is
+    /// left out.
     pub(super) fn drawing(&self) -> String {
         let mut text = String::new();
         let floors = FLOORS.iter().rev().copied().chain([DATA, TESTING]);

@@ -1,8 +1,8 @@
 //! Modules of a crate, and circles between them.
 //!
-//! Module A uses module B if A's code names something that B defines, also through re-exports. Tests do not count. Paths
-//! in the arguments of macros are not seen. A module and the modules below it may use each other. Only the root of a
-//! binary must not be used from below.
+//! Module A uses module B if A's code names something that B defines, also through re-exports. Tests do not count.
+//! Paths in the arguments of macros are not seen. A module and the modules below it may use each other. Only the root
+//! of a binary must not be used from below.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -62,8 +62,8 @@ fn each_strategy_runs_a_workload_reproducibly() {
         assert_eq!((report.absent, report.skipped), (0, 0), "{strategy:?}");
         assert!(report.fairness > 0.5 && report.fairness <= 1.0, "{strategy:?}: {}", report.fairness);
         let bytes = report.bytes_per_operation.expect("the simulated RNIC counts") / report.least_bytes_per_operation;
-        // `least_bytes_per_operation` assumes that each operation succeeds at its first attempt and accesses a shortcut.
-        // Combined operations, and steered clients without shortcuts, need fewer bytes.
+        // `least_bytes_per_operation` assumes that each operation succeeds at its first attempt and accesses a
+        // shortcut. Combined operations, and steered clients without shortcuts, need fewer bytes.
         let least = match strategy {
             Strategy::Combine => 0.3,
             Strategy::Steered => 0.6,
