@@ -1,9 +1,9 @@
-//! `cargo xtask chaos`: pairs of programs under `doorbell run`. At a random time one of them is killed, stopped or
-//! forked, loses memory, descriptors or disk space, or ends by itself.
+//! `cargo xtask chaos`: rounds with a pair of programs under `doorbell run`. At a random time one of the two programs
+//! is killed, stopped or forked, loses memory, descriptors or disk space, or ends by itself.
 //!
-//! A round passes if both processes end in bounded time in a way that the disturbance allows. The programs must see
-//! no wrong byte, and no process, socket, name or file may be left. A seed determines everything but the scheduling
-//! of the kernel.
+//! A round passes if both processes end in bounded time and in a way that the disturbance allows. The programs must
+//! receive no wrong byte, and no process, socket, name or file may be left. A seed determines everything except the
+//! scheduling of the kernel.
 
 mod judge;
 mod plan;
@@ -27,16 +27,16 @@ use plan::{Disturbance, Plan, Programs};
 use process::Process;
 use surroundings::Surroundings;
 
-/// Protection against hanging: longer than any program of a round takes on a slow machine.
+/// Time after which a program of a round counts as hanging. No program takes this long, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Time that a test run gives to the rounds. Two of them may still run at its end.
+/// Time during which a test run begins new rounds. At the end of this time, [`LANES`] rounds may still run.
 const BUDGET: Duration = Duration::from_secs(60);
 
 /// Number of rounds that run at the same time, each in a separate network.
 const LANES: usize = 2;
 
-/// Port of servers. If the user is root, each lane has a separate network.
+/// Port of the servers. All lanes can use it, because each lane has a separate network if the user is root.
 const PORT: u16 = 17_471;
 
 /// The programs of a run.
@@ -45,7 +45,7 @@ struct Built {
     clock: String,
 }
 
-/// Seeds of rounds that failed once, each with its cause. A test run begins with them.
+/// Seeds of rounds that failed once, each with the cause. A test run begins with these seeds.
 const FAILED_ONCE: &[(u64, &str)] = &[
     (1_795_591_807_680_939_945, "a thread read a descriptor that the program had closed, and slept forever"),
     (
@@ -60,7 +60,7 @@ const FAILED_ONCE: &[(u64, &str)] = &[
 struct Seeds {
     /// Seeds to try first.
     known: Vec<u64>,
-    /// Seed after these; each further round takes the next number.
+    /// Seed of the first round after the `known` seeds. Each further round takes the next number.
     first: u64,
     rounds: u64,
     /// Time from the start after which no round begins.
@@ -68,7 +68,7 @@ struct Seeds {
 }
 
 impl Seeds {
-    /// Returns the seed of a round, unless all have begun.
+    /// Returns the seed of a round, or `None` if no further round may begin.
     fn of_round(&self, number: u64, since: Instant) -> Option<u64> {
         if number >= self.rounds || self.budget.is_some_and(|budget| since.elapsed() >= budget) {
             return None;
@@ -78,12 +78,12 @@ impl Seeds {
     }
 }
 
-/// Runs this many rounds, from this seed on.
+/// Runs `rounds` rounds. The first round has the seed `seed`, or a fresh seed.
 pub(crate) fn run(seed: Option<u64>, rounds: u64) -> Result<(), String> {
     run_all(&Seeds { known: Vec::new(), first: seed.unwrap_or_else(fresh), rounds, budget: None })
 }
 
-/// Runs the rounds that failed once, and then others from a fresh seed on, while the budget of a test run lasts.
+/// Runs the rounds that failed once, and then rounds from a fresh seed on, until [`BUDGET`] has passed.
 pub(crate) fn step() -> Result<(), String> {
     let known = FAILED_ONCE.iter().map(|(seed, _)| *seed).collect();
     run_all(&Seeds { known, first: fresh(), rounds: u64::MAX, budget: Some(BUDGET) })
@@ -130,7 +130,8 @@ fn run_all(seeds: &Seeds) -> Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
-/// Runs one pair. An error has the output of both programs and a backtrace of each that crashed or hangs.
+/// Runs one pair of programs. An error contains the output of both programs, and a backtrace of each program that
+/// crashed or hangs.
 fn round(plan: &Plan, built: &Built, surroundings: &Surroundings) -> Result<(), String> {
     surroundings.begin(plan)?;
     let mut pair = start(plan, built, surroundings)?;
@@ -180,7 +181,7 @@ fn start(plan: &Plan, built: &Built, surroundings: &Surroundings) -> Result<Pair
     Ok(Pair { disturbed, other })
 }
 
-/// Returns the words of a foreign server and its client.
+/// Returns the command lines of a foreign server and of its client.
 fn foreign(plan: &Plan) -> [Vec<String>; 2] {
     let words = |line: String| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let bench = doorbell().to_string_lossy().into_owned();
@@ -199,7 +200,8 @@ fn foreign(plan: &Plan) -> [Vec<String>; 2] {
     }
 }
 
-/// Returns `doorbell run` of a program, with the surroundings that the plan gives to the disturbed process.
+/// Returns the command `doorbell run` of a program. The disturbed process gets the surroundings of the plan, such as a
+/// full disk.
 fn on_doorbell(
     plan: &Plan,
     built: &Built,
@@ -231,7 +233,7 @@ fn on_doorbell(
     run
 }
 
-/// Disturbs the process, if the disturbance comes from outside.
+/// Disturbs a process of the pair, if the disturbance of the plan comes from outside the process.
 fn disturb(plan: &Plan, pair: &mut Pair) -> Result<(), String> {
     let is_foreign = plan.kind.programs != Programs::Own;
     match plan.kind.disturbance {
@@ -245,7 +247,8 @@ fn disturb(plan: &Plan, pair: &mut Pair) -> Result<(), String> {
             pair.other.signal(Signal::SIGKILL)
         }
         Disturbance::Pause => {
-            // A foreign client may give up a connection to a server that is stopped during set-up.
+            // A foreign client may give up if its server is stopped during the set-up of the connection, so wait
+            // longer.
             std::thread::sleep(if is_foreign { plan.after + Duration::from_millis(500) } else { plan.after });
             pair.disturbed.signal(Signal::SIGSTOP)?;
             std::thread::sleep(plan.pause);
@@ -261,12 +264,12 @@ fn disturb(plan: &Plan, pair: &mut Pair) -> Result<(), String> {
     }
 }
 
-/// Returns the folder of a run's rounds.
+/// Returns the folder for the rounds of a lane.
 fn home(lane: usize) -> std::path::PathBuf {
     crate::place::own().join(format!("chaos-{lane}"))
 }
 
-/// Makes a folder that does not exist.
+/// Creates a folder if it does not exist.
 fn make(folder: &Path) -> Result<(), String> {
     std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))
 }

@@ -1,8 +1,8 @@
 //! Core files of programs that crashed in a step, and their backtraces.
 //!
-//! The setting `core_pattern` decides where the kernel writes them. It belongs to the whole machine, so this module
-//! only reads it. With the pattern `core`, a core lies in the working directory of its program: the root, a crate, or
-//! a folder of this run.
+//! The setting `core_pattern` determines where the kernel writes core files. The setting applies to the whole machine,
+//! so this module only reads it. With the pattern `core`, a core file lies in the working directory of its program.
+//! This is the root of the workspace, the folder of a crate, or a folder of this run.
 
 use std::fs;
 use std::io::Read as _;
@@ -15,17 +15,17 @@ use crate::shell::{command, output_of, root};
 /// Maximum number of lines of a backtrace in the report.
 const LINES_MAX: usize = 200;
 
-/// Raises the limit of core files for all processes that this one starts, up to the hard limit.
+/// Raises the limit of core files for all processes that this process starts, up to the hard limit.
 pub(crate) fn allow() {
     let own = std::process::id().to_string();
     let raise = |limit: &str| output_of(command("prlimit", &["--pid", &own, limit]));
     // Only root may raise the hard limit.
     if let Err(why) = raise("--core=unlimited:unlimited").or_else(|_| raise("--core=unlimited:")) {
-        eprintln!("no cores of programs that die: {why}");
+        eprintln!("the limit of core files could not be raised, so crashed programs leave no core: {why}");
     }
 }
 
-/// Moves the cores that were written since an instant to this run's folder, and returns their backtraces.
+/// Moves the core files that were written since `since` to this run's folder, and returns their backtraces.
 pub(crate) fn backtraces(since: SystemTime) -> String {
     let mut text = String::new();
     for core in written(since) {
@@ -36,7 +36,7 @@ pub(crate) fn backtraces(since: SystemTime) -> String {
     text
 }
 
-/// Removes the cores that were written since an instant. Tests that pass may crash programs on purpose.
+/// Removes the core files that were written since `since`. Tests that pass may crash programs on purpose.
 pub(crate) fn discard(since: SystemTime) {
     for core in written(since) {
         if let Err(error) = fs::remove_file(&core) {
@@ -60,7 +60,7 @@ fn written(since: SystemTime) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the cores in a folder, and the folders in it.
+/// Returns the core files in a folder that were written since `since`, and the subfolders of the folder.
 fn cores_in(folder: &Path, since: SystemTime) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let (mut cores, mut folders) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
@@ -88,7 +88,7 @@ fn is_core(path: &Path) -> bool {
     read.is_ok() && header.starts_with(b"\x7fELF") && header[16..] == 4u16.to_le_bytes()
 }
 
-/// Returns the backtraces of all threads, as gdb prints them.
+/// Returns the backtraces of all threads in a core file, as gdb prints them.
 fn backtrace(core: &Path) -> String {
     let gdb = |arguments: &[&str]| {
         let mut gdb = command("gdb", &["--batch", "--nx"]);
@@ -136,7 +136,7 @@ mod tests {
         let mut shell = Command::new("sh");
         shell.args(["-c", "ulimit -c unlimited && exec sh -c 'kill -SEGV $$'"]).current_dir(folder.path());
         assert!(!shell.status().unwrap().success());
-        fs::write(folder.path().join("core.txt"), "no core, although its name begins so").unwrap();
+        fs::write(folder.path().join("core.txt"), "no core file, although its name begins with `core.`").unwrap();
         let (cores, _) = cores_in(folder.path(), before);
         let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
         if pattern.trim() != "core" || !crate::peers::has("gdb") {

@@ -20,7 +20,7 @@ pub(crate) struct Deep {
     mutants: mutants::Options,
 }
 
-/// A tool, and its scope.
+/// A tool, with the code that it checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// AddressSanitizer, over the tests of verbs, exchange and preload.
@@ -37,13 +37,13 @@ enum Part {
     Mutants,
 }
 
-/// Explicit target of builds with sanitizers. So cargo builds build scripts and macros without sanitizers.
+/// Target of builds with sanitizers. With an explicit target, cargo builds build scripts and macros without sanitizers.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Crates whose tests run under AddressSanitizer.
 const ADDRESS: &[&str] = &["doorbell-verbs", "doorbell-exchange", "doorbell-preload"];
 
-/// Crates and their tests under loom, which docs/deep.md describes.
+/// Crates, and the tests of each crate that run under loom. docs/deep.md describes these tests.
 const LOOM: &[(&str, &str)] = &[
     ("doorbell-fabric", "wake"),
     ("doorbell-fabric", "ring"),
@@ -59,7 +59,7 @@ const LOOM: &[(&str, &str)] = &[
 ];
 
 impl Deep {
-    /// Runs all parts, even if one fails.
+    /// Runs the chosen parts, or all parts. If a part fails, the remaining parts still run.
     pub(crate) fn run(&self) -> Result<(), String> {
         peers::install();
         let parts = if self.parts.is_empty() { Part::value_variants() } else { &self.parts };
@@ -96,15 +96,16 @@ fn sanitized(kind: &str, package: &str, more: &[&str]) -> std::process::Command 
 fn address() -> Result<(), String> {
     let of = |package: &&str| {
         let mut test = sanitized("-Zsanitizer=address", package, &[]);
-        // Statics of the library live as long as the process, and programs may end while threads run its code.
+        // Do not detect leaks. Statics of the library live as long as the process, and programs may end while threads
+        // run code of the library.
         test.env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=1:allow_user_segv_handler=1");
         network::apart(|| run_tests(test))
     };
     joined(ADDRESS.iter().map(of))
 }
 
-/// Runs ThreadSanitizer if the toolchain has the sources of the standard library. Without them, atomics of the library
-/// are not instrumented.
+/// Runs ThreadSanitizer if the toolchain has the sources of the standard library. Without these sources, the atomics of
+/// the standard library are not instrumented.
 fn thread() -> Result<(), String> {
     let sysroot = output_of(command("rustc", &["--print", "sysroot"]))?;
     let sources = PathBuf::from(sysroot.trim()).join("lib/rustlib/src/rust/library/std");
@@ -135,7 +136,7 @@ fn deny() -> Result<(), String> {
     run(command(deny, &["check", "licenses", "bans", "sources"]))
 }
 
-/// Returns the path of a tool from the registry. If the tool is missing, the function builds it.
+/// Returns the path of a tool. If the tool is missing, builds it from the registry.
 fn tool(name: &str) -> Result<PathBuf, String> {
     if succeeds(command(name, &["--version"])) {
         return Ok(PathBuf::from(name));

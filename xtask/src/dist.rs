@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: an archive of the command, the library that it preloads, manual pages and shell completions.
-//! `cargo install` installs only the command.
+//! `cargo xtask dist`: an archive of the command `doorbell`, the library that `doorbell run` preloads, manual pages and
+//! shell completions. `cargo install` installs only the command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use crate::shell::{command, output_of, root, run, target};
 use crate::{place, programs};
 
-/// Built files of the archive: name in the build directory, and path in the archive. `doorbell run` searches the
-/// library at that path relative to itself.
+/// Built files of the archive, each with its name in the build directory and its path in the archive. `doorbell run`
+/// finds the library at this path relative to the command.
 const BUILT: [(&str, &str); 2] =
     [("doorbell", "bin/doorbell"), ("libdoorbell_ibverbs.so", "lib/libdoorbell_ibverbs.so")];
 
-/// Files of the repository in the archive.
+/// Files of the repository that go into the archive.
 const TEXTS: [&str; 4] = ["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];
 
-/// Texts that the command prints about itself, and the paths at which systems look for them.
+/// Arguments with which the command prints shell completions, and the paths at which systems look for these texts.
 const PRINTED: [(&[&str], &str); 3] = [
     (&["completions", "bash"], "share/bash-completion/completions/doorbell"),
     (&["completions", "zsh"], "share/zsh/site-functions/_doorbell"),
@@ -38,7 +38,7 @@ pub(crate) fn build(out: Option<&Path>) -> Result<PathBuf, String> {
     pack(&programs::built(), Some(&printed), &place::own().join("pack"), &out, &name)
 }
 
-/// Prints the texts of the command into a folder.
+/// Writes the completions and manual pages that the command prints to a folder.
 fn print(doorbell: &Path, folder: &Path) -> Result<(), String> {
     empty(folder)?;
     for (arguments, to) in PRINTED {
@@ -54,11 +54,11 @@ fn print(doorbell: &Path, folder: &Path) -> Result<(), String> {
 fn host() -> Result<String, String> {
     let about = output_of(command("rustc", &["-vV"]))?;
     let line = about.lines().find_map(|line| line.strip_prefix("host: "));
-    line.map(str::to_owned).ok_or_else(|| format!("rustc does not say what it builds for:\n{about}"))
+    line.map(str::to_owned).ok_or_else(|| format!("`rustc -vV` prints no line `host: ...`:\n{about}"))
 }
 
-/// Packs [`BUILT`] from `built`, [`TEXTS`], and all of `printed` into `out/NAME.tar.gz`, below a folder NAME. `place`
-/// is the working folder.
+/// Packs [`BUILT`] from the folder `built`, [`TEXTS`], and all files of `printed` into `out/NAME.tar.gz`. In the
+/// archive, all files are below a folder NAME. `place` is the working folder.
 fn pack(built: &Path, printed: Option<&Path>, place: &Path, out: &Path, name: &str) -> Result<PathBuf, String> {
     let files = BUILT.iter().map(|(from, to)| (built.join(from), *to));
     let texts = TEXTS.iter().map(|text| (root().join(text), *text));
@@ -74,7 +74,7 @@ fn pack(built: &Path, printed: Option<&Path>, place: &Path, out: &Path, name: &s
         run(command("cp", &["--recursive", &printed.join(".").to_string_lossy(), &folder.to_string_lossy()]))?;
     }
     let archive = folder.with_file_name(format!("{name}.tar.gz"));
-    // The same files make the same archive, independent of the user and the time.
+    // With these options, the same files give the same archive, regardless of the user and the time.
     let same = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--mode=u+rw,go-w,a+rX"];
     let (place, to) = (place.to_string_lossy().into_owned(), archive.to_string_lossy().into_owned());
     let rest = ["--use-compress-program=gzip -9n", "--create", "--file", &to, "--directory", &place, name];
@@ -96,7 +96,7 @@ fn empty(folder: &Path) -> Result<(), String> {
     fresh().map_err(|error| format!("{} could not be emptied: {error}", folder.display()))
 }
 
-/// Unpacks the archive in another folder and runs a program from there.
+/// Unpacks the archive in another folder, and runs the command from this folder.
 pub(crate) fn check() -> Result<(), String> {
     let archive = build(Some(&place::own().join("dist")))?;
     let place = place::own().join("unpacked");
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn archives_have_one_folder_and_are_reproducible() {
-        let home = tempfile::tempdir().expect("there is room for a folder");
+        let home = tempfile::tempdir().expect("a temporary folder can be created");
         let place = home.path();
         let built = place.join("built");
         empty(&built).expect("the temporary folder can be written");
@@ -155,9 +155,9 @@ mod tests {
             fs::write(built.join(name), name).expect("the temporary folder can be written");
         }
         let (put, out) = (place.join("place"), place.join("out"));
-        let archive = pack(&built, None, &put, &out, "doorbell-1").expect("everything is there");
-        let first = fs::read(&archive).expect("it was made");
-        let list = output_of(command("tar", &["-tzf", &archive.to_string_lossy()])).expect("it can be read");
+        let archive = pack(&built, None, &put, &out, "doorbell-1").expect("all files of the archive exist");
+        let first = fs::read(&archive).expect("the archive was made");
+        let list = output_of(command("tar", &["-tzf", &archive.to_string_lossy()])).expect("tar reads the archive");
         let files: Vec<&str> = list.lines().filter(|line| !line.ends_with('/')).collect();
         assert_eq!(
             files,
@@ -170,18 +170,18 @@ mod tests {
                 "doorbell-1/lib/libdoorbell_ibverbs.so",
             ]
         );
-        pack(&built, None, &put, &out, "doorbell-1").expect("it can be made again");
-        assert_eq!(first, fs::read(&archive).expect("it was made"));
-        fs::remove_file(built.join("doorbell")).expect("it was written");
+        pack(&built, None, &put, &out, "doorbell-1").expect("the archive can be made again");
+        assert_eq!(first, fs::read(&archive).expect("the archive was made"));
+        fs::remove_file(built.join("doorbell")).expect("the file was written");
         let missing = pack(&built, None, &put, &out, "doorbell-1").expect_err("one file is missing");
         assert!(missing.contains("doorbell could not be copied"), "{missing}");
     }
 
-    /// Checks that every test step of the workflow in docs/ci.md writes packets to files that the last step
-    /// keeps, and each step to other names.
+    /// Checks that each test step of the workflow in docs/ci.md writes packets to files that the last step keeps. Each
+    /// step must use different file names.
     #[test]
     fn every_step_of_the_workflow_keeps_its_packets() {
-        let page = fs::read_to_string(root().join("docs/ci.md")).expect("the page is there");
+        let page = fs::read_to_string(root().join("docs/ci.md")).expect("docs/ci.md exists");
         let steps: Vec<&str> = page.lines().filter_map(|line| line.trim().strip_prefix("run: doorbell run ")).collect();
         assert!(steps.len() >= 2, "{steps:?}");
         let captured = |step: &&str| {

@@ -27,7 +27,7 @@ impl fmt::Display for Goal {
     }
 }
 
-/// Returns median, minimum and maximum, or nothing without figures.
+/// Returns median, minimum and maximum; `None` if there are no figures.
 pub(crate) fn spread(figures: impl IntoIterator<Item = f64>) -> Option<(f64, f64, f64)> {
     let mut figures: Vec<f64> = figures.into_iter().collect();
     figures.sort_by(f64::total_cmp);

@@ -24,10 +24,10 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                      -Cllvm-args=-sanitizer-coverage-pc-table --cfg fuzzing";
 
-/// Time limit of one input in seconds. A longer run is a defect.
+/// Time limit of one input in seconds. If an input takes longer, libFuzzer reports a defect.
 const LONGEST_S: u32 = 20;
 
-/// Limit of a corpus. It keeps all corpora together below 1 MiB.
+/// Limit of each corpus. With this limit, all corpora together stay below 1 MiB.
 const CORPUS: Limit = Limit { inputs: 256, bytes: 64 << 10 };
 
 /// Maximum size of one corpus.
@@ -80,7 +80,7 @@ fn folder(path: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// Returns the target directory for programs that are no members of the workspace.
+/// Returns the target directory for fuzz targets, which are not members of the workspace.
 pub(crate) fn check_target() -> PathBuf {
     target().join("xtask").join("fuzz-check")
 }
@@ -102,16 +102,16 @@ pub(crate) fn build() -> StepEnd {
     check_all().into()
 }
 
-/// Runs the named target, or each target without a name, for `minutes`. Then minimizes its corpus together with the
-/// found inputs. The other targets run even if one fails.
+/// Runs the target `name`, or all targets without a name, for `minutes` each. Then minimizes the corpus of each target
+/// together with the found inputs. If a target fails, the remaining targets still run.
 pub(crate) fn fuzz(name: Option<&str>, minutes: f64) -> Result<(), String> {
     peers::install_for_fuzzing()?;
-    // Runs share the found inputs, and replace the corpora in the repository.
+    // Only one run at a time, because runs share the found inputs and replace the corpora in the repository.
     let _alone = Lock::take(&target().join("xtask").join("fuzz.lock"), "fuzzing")?;
     let targets = all()?;
     let known: Vec<&str> = targets.iter().map(|target| target.name.as_str()).collect();
     if let Some(name) = name.filter(|name| !known.contains(name)) {
-        return Err(format!("there is no fuzz target {name}, only: {}", known.join(", ")));
+        return Err(format!("there is no fuzz target {name}; use one of {}", known.join(", ")));
     }
     let chosen = targets.iter().filter(|target| name.is_none_or(|name| target.name == name));
     let failed: Vec<String> = chosen
@@ -151,7 +151,8 @@ impl Target {
         // libFuzzer appends file names to this prefix.
         search.arg(format!("-artifact_prefix={}/", failed.display())).arg(&found).arg(&corpus);
         run(search).map_err(|why| format!("{why}: the input is in {}", failed.display()))?;
-        // The merge copies inputs greedily to the empty first folder, until it reaches the same code as the others.
+        // libFuzzer's merge copies inputs to the empty first folder, until these inputs reach the same code as all
+        // inputs of the other folders.
         let fewest = home.join("fewest").join(crate_name).join(&self.name);
         let cannot = |error: io::Error| format!("{}: {error}", fewest.display());
         if fewest.exists() {
@@ -165,7 +166,7 @@ impl Target {
     }
 }
 
-/// Replaces the inputs of a corpus by those in `fewest`, as far as the limit allows. Named inputs stay. Returns a
+/// Replaces the unnamed inputs of a corpus by the inputs in `fewest`, up to the limit. Named inputs stay. Returns a
 /// summary of the change.
 fn replace(corpus: &Path, fewest: &Path, limit: Limit) -> Result<String, String> {
     let cannot = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
@@ -174,7 +175,7 @@ fn replace(corpus: &Path, fewest: &Path, limit: Limit) -> Result<String, String>
     let named = named.iter().map(|path| read(path)).collect::<Result<Vec<_>, String>>()?;
     let merged = folder(fewest)?;
     if merged.is_empty() {
-        return Err(format!("{}: no input reaches anything, so the corpus stays", fewest.display()));
+        return Err(format!("{}: the merge has kept no input, so the corpus stays", fewest.display()));
     }
     let input = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -193,9 +194,9 @@ fn replace(corpus: &Path, fewest: &Path, limit: Limit) -> Result<String, String>
 }
 
 /// Chooses the unnamed inputs of a corpus. Takes the smallest merged inputs first (by name within one size), and stops
-/// before the first one that exceeds the limit. Named inputs count towards the limit, but all stay.
+/// before the first input that exceeds the limit. Named inputs count towards the limit, but all of them stay.
 fn choose(named: &[Vec<u8>], mut merged: Vec<Input>, limit: Limit) -> Choice {
-    // libFuzzer names each input that it keeps by its hash, also the inputs that have a name in the corpus.
+    // libFuzzer names each kept input by its hash, even if the input has another name in the corpus.
     merged.retain(|input| !named.contains(&input.bytes));
     merged.sort_by(|a, b| (a.bytes.len(), &a.name).cmp(&(b.bytes.len(), &b.name)));
     let (mut inputs, mut bytes) = (named.len(), named.iter().map(|input| input.len() as u64).sum::<u64>());
@@ -218,7 +219,7 @@ impl Choice {
             format!("the corpus holds {inputs} inputs of {bytes} B together, {} of them named", named.len());
         if !self.dropped.is_empty() {
             report += &format!(
-                "; the {} largest, of {} B together, were dropped, since {} inputs and {} B are the limit:",
+                "; the {} largest, of {} B together, were dropped, since the limit is {} inputs and {} B:",
                 self.dropped.len(),
                 size(&self.dropped),
                 limit.inputs,
@@ -229,10 +230,8 @@ impl Choice {
             }
         }
         if inputs > limit.inputs || bytes > limit.bytes {
-            report += &format!(
-                "; the named ones alone are beyond the limit of {} inputs and {} B",
-                limit.inputs, limit.bytes
-            );
+            report +=
+                &format!("; the named inputs alone exceed the limit of {} inputs and {} B", limit.inputs, limit.bytes);
         }
         report
     }
@@ -249,7 +248,7 @@ fn is_named(input: &Path) -> bool {
 fn host() -> Result<String, String> {
     let said = output_of(command("rustc", &["--version", "--verbose"]))?;
     let triple = said.lines().find_map(|line| line.strip_prefix("host: "));
-    triple.map(str::to_owned).ok_or_else(|| format!("rustc does not say what it builds for:\n{said}"))
+    triple.map(str::to_owned).ok_or_else(|| format!("`rustc --version --verbose` prints no line `host: ...`:\n{said}"))
 }
 
 #[cfg(test)]
@@ -297,15 +296,19 @@ mod tests {
         assert_eq!(chosen(&[], 5, 111), is("abcde", ""), "all of them fit exactly");
         assert_eq!(chosen(&[], 5, 110), is("abcd", "e"), "one byte too many");
         assert_eq!(chosen(&[], 4, 1000), is("abcd", "e"), "one input too many");
-        assert_eq!(chosen(&[], 2, 1000), is("ab", "cde"), "of one size, by name");
+        assert_eq!(chosen(&[], 2, 1000), is("ab", "cde"), "inputs of one size are taken by name");
         assert_eq!(chosen(&[vec![0; 60]], 5, 100), is("ab", "cde"), "a named input counts");
-        assert_eq!(chosen(&[vec![0; 200]], 5, 100), is("", "abcde"), "and stays even if it alone is too large");
+        assert_eq!(
+            chosen(&[vec![0; 200]], 5, 100),
+            is("", "abcde"),
+            "a named input stays even if it alone is too large"
+        );
         assert_eq!(chosen(&[vec![b'c'; 20]], 5, 111), is("abde", ""), "an input that has a name is not kept twice");
         let report = choose(&[vec![0; 200]], merged.to_vec(), Limit { inputs: 5, bytes: 100 });
         let report = report.report(&[vec![0; 200]], Limit { inputs: 5, bytes: 100 });
         assert!(report.contains("the 5 largest, of 111 B together, were dropped"), "{report}");
         assert!(report.contains("  e (31 B)"), "{report}");
-        assert!(report.contains("the named ones alone are beyond the limit of 5 inputs and 100 B"), "{report}");
+        assert!(report.contains("the named inputs alone exceed the limit of 5 inputs and 100 B"), "{report}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! `cargo xtask house`: the crates and the arrows between them, circles between modules, and long files.
+//! `cargo xtask house`: the crates and the dependencies between them (arrows), circular uses between modules (circles),
+//! and long files.
 //!
-//! `house.toml` has the violations that existed when the rules began. `--lower` only removes entries from it.
+//! `house.toml` has the violations that existed when the rules began. `--lower` only removes entries from this file.
 
 mod crates;
 mod modules;
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::shell::{command, output_of, root};
 
-/// Violations that are allowed until their crates are rebuilt.
+/// File with the violations that are allowed until their crates are rebuilt.
 const ALLOWED: &str = "xtask/src/house/house.toml";
 
 /// Maximum number of lines of a source file.
@@ -29,9 +30,9 @@ const END: &str = "<!-- end of crates -->\n";
 struct Violations {
     /// Dependencies on a crate of a higher floor.
     up: BTreeSet<String>,
-    /// Modules of one crate that use each other.
+    /// Circles of modules in one crate, which use each other.
     circles: BTreeSet<String>,
-    /// Files above [`LINES_MAX`].
+    /// Files with more than [`LINES_MAX`] lines.
     long_files: BTreeSet<String>,
 }
 
@@ -44,7 +45,7 @@ impl Violations {
         ]
     }
 
-    /// Returns the violations that these allow.
+    /// Returns the violations in `found` that `self` allows.
     fn allowed(&self, found: &Self) -> Self {
         let is_allowed = |circle: &&String| self.circles.iter().any(|allowed| is_part(circle, allowed));
         Self {
@@ -55,7 +56,7 @@ impl Violations {
     }
 }
 
-/// Returns whether a circle is another one, or a smaller one within it.
+/// Returns whether all modules of a circle belong to the circle `of`.
 fn is_part(circle: &str, of: &str) -> bool {
     let modules = |text: &str| -> Option<(String, BTreeSet<String>)> {
         let (name, list) = text.split_once(": ")?;
@@ -76,7 +77,8 @@ pub(crate) struct Options {
     write: bool,
 }
 
-/// Prints the house. Fails if it has violations that are not allowed, or if the drawing is out of date.
+/// Prints the crates and their violations. Fails if there are violations that are not allowed, if allowed violations no
+/// longer exist, or if the drawing is out of date.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
     let house = crates::read()?;
     let drawing = house.drawing();
@@ -105,7 +107,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     }
     let mut wrong = compare(&allowed, &found);
     if !options.write && drawn != page {
-        wrong.push(format!("{PAGE} shows other crates: run `cargo xtask house --write`"));
+        wrong.push(format!("the drawing of the crates in {PAGE} is out of date: run `cargo xtask house --write`"));
     }
     if options.lower || wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
@@ -129,7 +131,7 @@ fn is_generated(file: &str) -> bool {
     file.contains("ibverbs-sys/") && (file.ends_with("/bindings.rs") || file.ends_with("/layout.rs"))
 }
 
-/// Compares violations with the allowed ones.
+/// Compares the found violations with the allowed violations. Returns a line for each difference.
 fn compare(allowed: &Violations, found: &Violations) -> Vec<String> {
     let mut wrong = Vec::new();
     let permitted = allowed.allowed(found);
@@ -143,7 +145,7 @@ fn compare(allowed: &Violations, found: &Violations) -> Vec<String> {
     wrong
 }
 
-/// Returns the page with this drawing in the place of the present one.
+/// Returns the page with its drawing replaced by `drawing`.
 fn with_drawing(page: &str, drawing: &str) -> Result<String, String> {
     let (before, rest) = page.split_once(BEGIN).ok_or_else(|| format!("{PAGE} has no line {BEGIN}"))?;
     let (_, after) = rest.split_once(END).ok_or_else(|| format!("{PAGE} has no line {END}"))?;

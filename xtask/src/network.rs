@@ -1,17 +1,17 @@
-//! Separate network namespaces: ports and addresses that no other program of the machine uses.
+//! Separate network namespaces, in which no other program of the machine uses ports and addresses.
 
 use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::shell::{command, run};
 
-/// Runs a step in a separate network namespace, which disappears with the last process of the step. It avoids conflicts
-/// of ports that are not configurable, and races for free ports. Only root can create a namespace. Steps of other users
-/// share the network of the machine.
+/// Runs a step in a separate network namespace, which disappears with the last process of the step. The namespace
+/// avoids conflicts of ports that are not configurable, and races for free ports. Only root can create a namespace.
+/// Steps of other users share the network of the machine.
 pub(crate) fn apart<T: From<Result<(), String>> + Send>(step: impl FnOnce() -> T + Send) -> T {
     apart_with(&[&["link", "set", "lo", "up"]], step)
 }
 
-/// Runs a step as [`apart`], with another network interface: libfabric ignores loopback.
+/// Runs a step as [`apart`], with a further network interface, because libfabric ignores loopback.
 pub(crate) fn apart_with_interface<T: From<Result<(), String>> + Send>(step: impl FnOnce() -> T + Send) -> T {
     let commands: [&[&str]; 5] = [
         &["link", "set", "lo", "up"],
@@ -33,7 +33,7 @@ fn apart_with<T: From<Result<(), String>> + Send>(commands: &[&[&str]], step: im
                         return Err(why).into();
                     }
                 }
-                Err(why) => eprintln!("no network namespace ({why}): ports are shared with other programs"),
+                Err(why) => eprintln!("no network namespace ({why}): the step shares its ports with other programs"),
             }
             step()
         });
@@ -41,18 +41,19 @@ fn apart_with<T: From<Result<(), String>> + Send>(commands: &[&[&str]], step: im
     })
 }
 
-/// Runs `body` in the network in which this program was started, also from a step in a separate network. Packages are
-/// downloaded there.
+/// Runs `body` in the network in which this program was started, even if the caller is a step in a separate network.
+/// The download of packages needs the outer network.
 pub(crate) fn outside<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let outcome = scope.spawn(|| {
-            // The main thread never leaves its namespace. Without the right to create one, all threads stay in it.
+            // The main thread never leaves the namespace in which this program was started. If the user may not create
+            // namespaces, no thread leaves it.
             let first = std::fs::File::open("/proc/self/ns/net").map_err(|error| error.to_string());
             if let Err(why) =
                 first.and_then(|first| setns(first, CloneFlags::CLONE_NEWNET).map_err(|error| error.to_string()))
                 && crate::peers::is_root()
             {
-                eprintln!("the network that this program was started in cannot be entered: {why}");
+                eprintln!("the network in which this program was started cannot be entered: {why}");
             }
             body()
         });
@@ -66,7 +67,7 @@ mod tests {
 
     use super::*;
 
-    /// Without root, `apart` shares the network, so the port is taken.
+    /// Without root, the step shares the network, so the port is also taken inside.
     #[test]
     fn ports_taken_outside_are_free_inside() {
         let outside = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,6 +1,6 @@
 //! Checks of captured packets by other programs.
 //!
-//! Beside each capture `NAME.pcap` lies `NAME.expected`, written by the test that made it:
+//! Beside each capture `NAME.pcap` lies a file `NAME.expected`. The test that made the capture has written this file:
 //!
 //! ```text
 //! requester 127.0.0.2
@@ -38,18 +38,19 @@ const FIELDS: [(&str, &str); 15] = [
     ("original", "infiniband.atomicacketh.origremdt"),
 ];
 
-/// Protocols that tshark tries on payloads. The payloads of these captures have no protocol, so a match is an accident.
+/// Protocols that tshark tries to find in payloads. The payloads of these captures have no protocol, so each match
+/// would be an accident.
 const PAYLOAD_GUESSES: [&str; 9] =
     ["smc", "smb_direct", "rpcordma", "nvme-rdma", "lnet", "iser", "infiniband.eoib", "infiniband_sdp", "fcoib"];
 
-/// Protocols in tshark's output if a payload happens to begin like an EtherType and two zero bytes. tshark cannot
-/// disable this guess.
+/// Text in tshark's list of protocols if a payload happens to begin with an EtherType and two zero bytes. No option of
+/// tshark disables this guess.
 const PAYLOAD_AS_FRAME: &str = ":infiniband:ethertype";
 
 /// Opcode of RC Acknowledge.
 const ACKNOWLEDGE: &str = "17";
 
-/// First AETH syndrome that is no ACK. NAKs have higher syndromes.
+/// Lowest AETH syndrome that does not mean an ACK. RNR NAKs and NAKs have this or a higher syndrome.
 const FIRST_NAK: u64 = 0x20;
 
 /// Dissects every capture with tshark.
@@ -67,7 +68,7 @@ pub(crate) fn dissect(captures: &Path) -> StepEnd {
     .into()
 }
 
-/// Recomputes the ICRC of every packet with scapy, and compares.
+/// Recomputes the ICRC of each packet with scapy, and compares the result with the packet.
 pub(crate) fn recompute_icrc(captures: &Path) -> StepEnd {
     let Some(python) = peers::python_with_scapy() else {
         return StepEnd::LeftOut("no Python here has scapy; Debian's package is python3-scapy".to_owned());
@@ -149,11 +150,12 @@ pub(crate) fn dissect_one(capture: &Path) -> Result<Vec<Packet>, String> {
             return Err(format!("tshark dissects packet {number} as {protocols}, without InfiniBand"));
         }
         if protocols.contains(PAYLOAD_AS_FRAME) {
-            // tshark dissected the payload as a frame. Its reports on this packet are unreliable.
+            // tshark dissected the payload as a frame, so its reports on this packet are unreliable. Ignore them.
         } else if !malformed.is_empty() {
             return Err(format!("tshark finds packet {number} malformed"));
         } else if !expert.is_empty() && expert != comment {
-            // tshark reports each comment as an expert message, for example the mark of a dropped frame.
+            // tshark reports each comment as an expert message, for example the comment that marks a dropped frame.
+            // Other expert messages are errors.
             return Err(format!("tshark reports for packet {number}: {expert}"));
         }
         let values = FIELDS.iter().map(|_| next()).collect();
@@ -189,7 +191,7 @@ fn compare(expected: &str, packets: &[Packet]) -> Result<(), String> {
     compare_rows("response", &responses, &received)
 }
 
-/// Returns the packets without copies of earlier ones.
+/// Returns the packets, without copies of earlier packets.
 fn distinct<'a>(packets: impl Iterator<Item = &'a Packet>) -> Vec<&'a Packet> {
     let mut seen = HashSet::new();
     packets.filter(|packet| seen.insert((packet.source.as_str(), packet.values.as_slice()))).collect()
@@ -212,7 +214,7 @@ fn compare_rows(what: &str, expected: &[&str], found: &[&Packet]) -> Result<(), 
     Ok(())
 }
 
-/// Parses a number of tshark or a test: decimal, hexadecimal with 0x, or `True` or `False`.
+/// Parses a number that tshark or a test printed. It is decimal, hexadecimal with 0x, `True` or `False`.
 pub(crate) fn number(text: &str) -> Option<u64> {
     match text {
         "True" => Some(1),

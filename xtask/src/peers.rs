@@ -6,9 +6,9 @@ use std::process::Command;
 use crate::network;
 use crate::shell::{command, run, succeeds};
 
-/// Installs missing packages if possible. The steps that need a package report it if it is still missing.
+/// Installs missing packages if possible. If a package is still missing afterwards, the steps that need it report this.
 pub(crate) fn install() {
-    // Debian packages, each with a check of whether its content is present.
+    // Debian packages, each with a check whether its content is present.
     install_missing(|| {
         vec![
             ("tshark", has_tshark()),
@@ -57,12 +57,12 @@ pub(crate) fn install_for_bindings() {
 const FOR_COMPARISON: &[(&str, &str)] =
     &[("perftest", "ib_send_bw"), ("libfabric-bin", "fi_pingpong"), ("ucx-utils", "ucx_perftest")];
 
-/// Installs the packages for comparisons. An error names the missing ones.
+/// Installs the packages for comparisons. An error names the packages that are still missing.
 pub(crate) fn install_for_comparison() -> Result<(), String> {
     install_all(FOR_COMPARISON)
 }
 
-/// Installs packages whose programs are missing. An error names those that are missing afterwards.
+/// Installs packages whose programs are missing. An error names the packages that are still missing afterwards.
 fn install_all(packages: &[(&'static str, &str)]) -> Result<(), String> {
     let packages = || packages.iter().map(|&(package, program)| (package, has(program))).collect::<Vec<_>>();
     install_missing(packages);
@@ -82,18 +82,18 @@ pub(crate) const FOR_PAGE: &[(&str, &str)] = &[
     ("rdmacm-utils", "rping"),
 ];
 
-/// Installs the packages for `docs/programs.md`. An error names the missing ones.
+/// Installs the packages for `docs/programs.md`. An error names the packages that are still missing.
 pub(crate) fn install_for_page() -> Result<(), String> {
     install_all(FOR_PAGE)
 }
 
-/// Installs the C++ compiler, which builds libFuzzer. Fails if it is missing afterwards.
+/// Installs the C++ compiler, which builds libFuzzer. Fails if the compiler is still missing afterwards.
 pub(crate) fn install_for_fuzzing() -> Result<(), String> {
     install_missing(|| vec![("g++", has("c++"))]);
     if has("c++") { Ok(()) } else { Err("a C++ compiler is missing".to_owned()) }
 }
 
-/// Installs valgrind, which counts instructions. Fails if it is missing afterwards.
+/// Installs valgrind, which counts instructions. Fails if valgrind is still missing afterwards.
 pub(crate) fn install_for_counting() -> Result<(), String> {
     install_missing(|| vec![("valgrind", has("valgrind"))]);
     if has("valgrind") { Ok(()) } else { Err("valgrind is missing".to_owned()) }
@@ -144,7 +144,7 @@ fn has_header(name: &str) -> bool {
     std::path::Path::new("/usr/include").join(name).exists()
 }
 
-/// Directory that a run locks (`flock`) while it installs packages. It exists on each system with apt-get.
+/// Directory that a run locks (`flock`) while it installs packages. The directory exists on each system with apt-get.
 const PACKAGES: &str = "/var/lib/dpkg";
 
 /// Time for which apt-get may wait for another program that installs packages.
@@ -160,9 +160,9 @@ fn install_missing(packages: impl Fn() -> Vec<(&'static str, bool)>) {
     if missing.is_empty() {
         return;
     }
-    eprintln!("\n== real peers: {} to be installed", missing.join(", "));
+    eprintln!("\n== packages to install: {}", missing.join(", "));
     if !is_root() || !succeeds(command("apt-get", &["--version"])) {
-        eprintln!("only root can install them, and only with apt-get");
+        eprintln!("packages are not installed: only root can install them, and only with apt-get");
         return;
     }
     let apt = |arguments: &[&str]| -> Command {
@@ -171,14 +171,14 @@ fn install_missing(packages: impl Fn() -> Vec<(&'static str, bool)>) {
         apt
     };
     let install = [&["install", "--yes", "--no-install-recommends"][..], &missing].concat();
-    // The package lists may be outdated or missing.
+    // Update the package lists first, because they may be outdated or missing.
     if let Err(error) = network::outside(|| run(apt(&["update", "--quiet"])).and_then(|()| run(apt(&install)))) {
         eprintln!("{error}");
     }
     drop(lock);
 }
 
-/// Locks [`PACKAGES`], after another run that installs packages. Returns nothing on a system without apt-get.
+/// Locks [`PACKAGES`], and waits if another run is installing packages. Returns `None` on a system without apt-get.
 fn lock_packages() -> Option<File> {
     let lock = File::open(PACKAGES).ok()?;
     if lock.try_lock().is_err() {
@@ -193,8 +193,8 @@ pub(crate) fn has_tshark() -> bool {
     succeeds(command("tshark", &["--version"]))
 }
 
-/// Returns a Python with scapy's RoCE layer. Debian's package installs it for `/usr/bin/python3`, which may not be the
-/// first in the path.
+/// Returns a Python interpreter with scapy's RoCE layer. Debian installs scapy for `/usr/bin/python3`, which may not be
+/// the first `python3` in the path.
 pub(crate) fn python_with_scapy() -> Option<&'static str> {
     ["python3", "/usr/bin/python3"]
         .into_iter()

@@ -1,8 +1,8 @@
-//! Folders and locks of runs. Several runs may use one checkout at the same time: each has its own folder. A lock
-//! serializes runs that need the same file, or the whole machine.
+//! Folders and locks of runs. Several runs may use one checkout at the same time, because each run has its own folder.
+//! A lock serializes runs that need the same file or the whole machine.
 //!
-//! Folders and locks use `flock`, which the kernel releases when the holding process ends for any reason. So a killed
-//! run blocks no other run. The next run removes its folder, and kills its remaining processes.
+//! Folders and locks use `flock`, which the kernel releases when the holding process ends for any reason. A killed run
+//! therefore blocks no other run. The next run removes the folder of the killed run and kills its remaining processes.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -17,16 +17,16 @@ use nix::unistd::Pid;
 
 use crate::shell::target;
 
-/// Environment variable that names the folder of a run to its processes.
+/// Environment variable with the folder of a run. All processes of the run inherit it.
 pub(crate) const VARIABLE: &str = "XTASK_RUN";
 
 /// Name of a file that marks the folder of a failed run. Such a folder is kept for inspection.
 const FAILED: &str = "failed";
 
-/// Maximum number of kept folders of failed runs, besides the one that fails now.
+/// Maximum number of kept folders of earlier failed runs, in addition to the folder of the current run.
 const KEPT: usize = 3;
 
-/// Time limit within which killed processes must end.
+/// Time after which a killed process that has not ended is reported.
 const TO_END: Duration = Duration::from_secs(10);
 
 static OWN: OnceLock<Folder> = OnceLock::new();
@@ -37,7 +37,7 @@ pub(crate) fn own() -> &'static Path {
     &OWN.get_or_init(open).path
 }
 
-/// Returns the folder of this run if it exists. Unit tests of this program have none.
+/// Returns the folder of this run if it exists. Unit tests of this program have no such folder.
 pub(crate) fn own_if_open() -> Option<&'static Path> {
     OWN.get().map(|folder| folder.path.as_path())
 }
@@ -63,7 +63,7 @@ pub(crate) fn close(status: ExitCode) -> ExitCode {
 /// The folder of a run.
 struct Folder {
     path: PathBuf,
-    /// Held until the process ends.
+    /// Lock of the folder, which this process holds until it ends.
     _lock: File,
 }
 
@@ -74,7 +74,7 @@ impl Folder {
         fs::create_dir_all(home).map_err(failed)?;
         // Other runs may use another path of the same target directory.
         let home = &home.canonicalize().map_err(failed)?;
-        // Without this lock, another run could remove the new folder before it is locked.
+        // Without this lock, another run could remove the new folder before this run locks the folder.
         let _making = Lock::take(&home.join("lock"), "a folder for this run")?;
         remove_abandoned(home).map_err(failed)?;
         let pid = std::process::id();
@@ -86,7 +86,7 @@ impl Folder {
                     lock.lock().map_err(failed)?;
                     return Ok(Self { path, _lock: lock });
                 }
-                // A failed run had the same process id, or a process in another container has it.
+                // A failed run had the same process id, or a run in another container has the same process id.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -94,7 +94,7 @@ impl Folder {
         unreachable!("some number is free");
     }
 
-    /// Removes the folder. If a run failed, keeps a folder with files and returns its path.
+    /// Removes the folder. If the run failed and the folder has files, keeps the folder and returns its path.
     fn close(&self, succeeded: bool) -> Result<Option<&Path>, String> {
         let failed = |error| format!("{}: {error}", self.path.display());
         let is_empty = fs::read_dir(&self.path).map_err(failed)?.next().is_none();
@@ -107,7 +107,7 @@ impl Folder {
     }
 }
 
-/// Removes folders and processes of ended runs. The newest folders of failed runs stay.
+/// Removes folders and processes of ended runs. Keeps the newest [`KEPT`] folders of failed runs.
 fn remove_abandoned(home: &Path) -> io::Result<()> {
     let mut failed: Vec<(SystemTime, PathBuf)> = Vec::new();
     for entry in fs::read_dir(home)? {
@@ -155,23 +155,23 @@ fn end_processes_of(folder: &Path) {
             return;
         }
         if Instant::now() > until {
-            eprintln!("processes {left:?} of an ended run do not end");
+            eprintln!("processes {left:?} of an ended run do not end after SIGKILL");
             return;
         }
         for pid in left {
-            // It may just have ended.
+            // Ignore an error, because the process may just have ended.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// A lock between runs. Dropping it or ending the process releases it.
+/// A lock between runs. The run releases the lock when it drops this value or ends.
 pub(crate) struct Lock(File);
 
 impl Lock {
-    /// Takes a lock. If another run holds it, prints the holder, waits and then takes the lock. The file names the
-    /// holder, and is never removed.
+    /// Takes a lock. If another run holds the lock, prints the holder and waits. The file `file` names the holder, and
+    /// is never removed.
     pub(crate) fn take(file: &Path, what_for: &str) -> Result<Self, String> {
         let failed = |error: io::Error| format!("{} cannot be locked: {error}", file.display());
         fs::create_dir_all(file.parent().unwrap_or(file)).map_err(failed)?;
@@ -198,7 +198,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // If this fails, the message of a later run names this holder, although it has released the lock.
+        // If `set_len` fails, the message of a later run names this holder, although the holder has released the lock.
         let _ = self.0.set_len(0);
     }
 }
@@ -208,7 +208,7 @@ pub(crate) fn measuring() -> Result<Lock, String> {
     Lock::take(&target().join("xtask").join("measuring.lock"), "a quiet machine")
 }
 
-/// Moves a file to its public path. Readers find the whole new file or the previous one.
+/// Moves a file to its public path. At any time, readers find either the complete new file or the previous file.
 pub(crate) fn publish(from: &Path, to: &Path) -> Result<(), String> {
     let move_it = || match fs::rename(from, to) {
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
@@ -223,7 +223,8 @@ pub(crate) fn publish(from: &Path, to: &Path) -> Result<(), String> {
     move_it().map_err(|error| format!("{} could not be moved to {}: {error}", from.display(), to.display()))
 }
 
-/// Links a public file to a path of this run. The link keeps the content even if another run replaces the public file.
+/// Creates a hard link to a public file in the folder of this run. If another run replaces the public file, the link
+/// keeps the old content.
 pub(crate) fn link(from: &Path, to: &Path) -> Result<(), String> {
     let link_it = || -> io::Result<()> {
         if fs::symlink_metadata(to).is_ok() {

@@ -24,25 +24,26 @@ pub(crate) use compare::{compare, cpus, kernel};
 pub(crate) use rdma_cm::all as rdma_cm;
 pub(crate) use ucx::all as ucx;
 
-/// Protection against hanging: longer than any of these programs takes on a busy machine.
+/// Time after which a program counts as hanging. No program takes this long, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Message of perftest if it cannot measure the processor's clock. The cause is load by other programs, not Doorbell.
+/// Message of perftest if it cannot measure the clock of the processor. Load by other programs causes this failure.
 const NO_CLOCK: &str = "Correlation coefficient";
 
-/// Number of further attempts after that message.
+/// Maximum number of further attempts after the message [`NO_CLOCK`].
 const OTHER_TRIES: usize = 4;
 
-/// Minimum numbers of rdma-core's tests that pass, for each module. They may only rise.
+/// For each module of rdma-core's tests, the minimum number of tests that must pass. These numbers may only rise.
 const PYVERBS_OK: &str = include_str!("../pyverbs-ok.txt");
 
 /// Environment variable that selects the link of the software RNIC.
 pub(crate) const LINK_VARIABLE: &str = "DOORBELL_LINK";
 
-/// Options with the ids of a vendor for which perftest uses inline data and `ibv_wr_*`.
+/// Options that set vendor id and part id. With these ids, perftest uses inline data and the calls `ibv_wr_*`.
 const KNOWN_VENDOR: &[&str] = &["--vendor-id", "0x2c9:4119"];
 
-/// Command lines of pairs of processes. The client also gets an address.
+/// Command lines of pairs of processes. Server and client have the same command line, and the client also gets an
+/// address.
 const PAIRS: &[&str] = &[
     "ibv_rc_pingpong -g 0",
     "ibv_rc_pingpong -g 0 -c",
@@ -99,11 +100,11 @@ const PAIRS: &[&str] = &[
 /// Built files that all programs need.
 pub(crate) const BUILT: [&str; 2] = ["doorbell", "libdoorbell_ibverbs.so"];
 
-/// Arguments of cargo that build the command and the library that it preloads.
+/// Arguments of cargo that build the command `doorbell` and the library that `doorbell run` preloads.
 pub(crate) const BUILD: &[&str] = &["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-preload"];
 
-/// Builds the command and the library, and links them to this run's folder. So another run's build does not replace
-/// them.
+/// Builds the command and the library, and links both files into this run's folder. The build of another run therefore
+/// does not replace the files of this run.
 pub(crate) fn build() -> Result<(), String> {
     run(cargo(BUILD))?;
     let folder = built();
@@ -128,7 +129,7 @@ fn on_doorbell(options: &[&str], program: &[&str]) -> Command {
     doorbell
 }
 
-/// Checks the programs that show the device.
+/// Runs programs that print the device, and checks their output.
 pub(crate) fn show() -> Result<(), String> {
     let list = output_of(on_doorbell(&[], &["ibv_devices"]))?;
     let info = output_of(on_doorbell(&[], &["ibv_devinfo", "-v"]))?;
@@ -205,7 +206,7 @@ fn sysfs() -> Result<(), String> {
     ] {
         let text = output_of(on_doorbell(&[], program))?;
         if let Some(missing) = words.iter().find(|words| !text.contains(**words)) {
-            return Err(format!("{program:?} does not say {missing:?}, but:\n{text}"));
+            return Err(format!("the output of {program:?} does not contain {missing:?}:\n{text}"));
         }
     }
     Ok(())
@@ -226,8 +227,8 @@ const OWN: &[(&str, &[&str])] = &[
     ("both_ports", &[]),
 ];
 
-/// Runs programs of this repository, which test details that foreign programs do not: errors and guarantees of verbs.
-/// `only` selects some of them. Without names, all run.
+/// Runs programs of this repository. They test errors and guarantees of verbs that foreign programs do not test. `only`
+/// has the names of the programs to run; if it is empty, all programs run.
 pub(crate) fn own(only: &[&str]) -> Result<(), String> {
     let names: Vec<_> = OWN.iter().map(|(name, _)| *name).chain([captures::NAME]).collect();
     if let Some(unknown) = only.iter().find(|name| !names.contains(name)) {
@@ -250,7 +251,7 @@ pub(crate) fn under_memcheck() -> Result<(), String> {
     // `unmapped` accesses unmapped memory on purpose.
     for (name, options) in OWN.iter().filter(|(name, _)| *name != "unmapped") {
         let program = compile("cc", name, &["-g", "-Wl,--as-needed", "-libverbs", "-lrdmacm"])?;
-        // valgrind runs one thread at a time. Without fair scheduling, a polling thread would starve the others.
+        // valgrind runs one thread at a time. Without fair scheduling, a polling thread would starve the other threads.
         let suppressions = format!("--suppressions={}", root().join("xtask/programs/memcheck.supp").display());
         let words = ["valgrind", "--quiet", FOUND, "--fair-sched=yes", "--num-callers=30", &suppressions, &program];
         let outcome = start(on_doorbell(options, &words))?.finish(2 * PATIENCE);
@@ -274,8 +275,8 @@ pub(crate) fn compile_with(compiler: &str, name: &str, options: &[&str], librari
     Ok(program)
 }
 
-/// Runs each pair of processes through shared memory, which is the default. Pairs of perftest also run over UDP, with
-/// [`KNOWN_VENDOR`].
+/// Runs each pair of [`PAIRS`] through shared memory, which is the default link. Pairs of perftest also run over UDP,
+/// with the options [`KNOWN_VENDOR`].
 pub(crate) fn pairs() -> Result<(), String> {
     pairs_of(PAIRS)
 }
@@ -296,7 +297,7 @@ fn pairs_of(lines: &[&str]) -> Result<(), String> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
-/// Runs a pair, and runs it again if perftest cannot measure the processor's clock.
+/// Runs a pair, and repeats the run if perftest cannot measure the clock of the processor.
 pub(crate) fn pair_with_clock(line: &str, options: &[&str]) -> Result<(), String> {
     let mut result = pair(line, options);
     for _ in 0..OTHER_TRIES {
@@ -324,14 +325,15 @@ fn pair(line: &str, options: &[&str]) -> Result<(), String> {
 /// A started program. Dropping it kills the program.
 struct Started {
     child: std::process::Child,
-    /// Folder for its output and its core, which no other program uses.
+    /// Folder for the output and the core file of the program. No other program uses this folder.
     folder: PathBuf,
 }
 
 /// Name of the file with a program's output.
 const OUTPUT: &str = "output.txt";
 
-/// Starts a program in a new folder, unless its command names one. So two programs that crash write separate cores.
+/// Starts a program in a new folder, unless its command sets a working directory. With separate folders, two programs
+/// that crash write separate core files.
 fn start(mut command: Command) -> Result<Started, String> {
     let folder = place::own_file("program");
     let file = fs::create_dir_all(&folder).and_then(|()| fs::File::create(folder.join(OUTPUT)));
@@ -394,18 +396,18 @@ impl Drop for Started {
         // The program may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // A folder with a core is not empty, so it stays for the report of the step.
+        // A folder with a core file is not empty, so `remove_dir` keeps it for the report of the step.
         let _ = fs::remove_file(self.folder.join(OUTPUT));
         let _ = fs::remove_dir(&self.folder);
     }
 }
 
-/// Runs rdma-core's tests. None may fail, and each module must reach its number in [`PYVERBS_OK`].
+/// Runs rdma-core's tests. No test may fail, and each module must reach its number of passed tests in [`PYVERBS_OK`].
 pub(crate) fn pyverbs() -> Result<(), String> {
     let tests = unpacked_tests()?;
     let own = root().join("xtask/programs/rdmacm.py");
     let all = [tests.join("run_tests.py")];
-    // The tests of librdmacm skip a device without network interface, unless rdmacm.py provides its address.
+    // The tests of librdmacm skip a device without a network interface. rdmacm.py gives them the address of the device.
     let with_addresses = [own, tests];
     let output = place::own().join("pyverbs.txt");
     let file = fs::File::create(&output).map_err(|error| format!("{}: {error}", output.display()))?;
@@ -428,14 +430,14 @@ pub(crate) fn pyverbs() -> Result<(), String> {
         let least: usize = least.parse().map_err(|error| format!("{line:?}: {error}"))?;
         let now = passed.get(module).copied().unwrap_or(0);
         if now < least {
-            return Err(format!("{now} tests of {module} pass, there were {least}: {}", output.display()));
+            return Err(format!("{now} tests of {module} pass, must be at least {least}: {}", output.display()));
         }
     }
     if success { Ok(()) } else { Err(format!("rdma-core's tests failed: {}", output.display())) }
 }
 
-/// Counts lines `test_name (tests.module.Class...) ... ok` by module. The outcome may come in a later line, and alone
-/// if the test printed something.
+/// Counts the passed tests of each module, from lines `test_name (tests.module.Class...) ... ok`. If a test prints
+/// something, `ok` comes in a later line of its own.
 fn passed_per_module(text: &str) -> std::collections::BTreeMap<String, usize> {
     let mut passed = std::collections::BTreeMap::new();
     let mut module = "";
@@ -452,7 +454,7 @@ fn passed_per_module(text: &str) -> std::collections::BTreeMap<String, usize> {
     passed
 }
 
-/// Unpacks the tests, which Debian installs compressed with the documentation, and returns their folder.
+/// Unpacks rdma-core's tests and returns their folder. Debian installs these tests compressed, with the documentation.
 fn unpacked_tests() -> Result<PathBuf, String> {
     let from = std::path::Path::new("/usr/share/doc/rdma-core/tests");
     let to = place::own().join("rdma-core").join("tests");

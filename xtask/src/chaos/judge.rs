@@ -1,4 +1,4 @@
-//! The ends of a pair that a disturbance allows.
+//! Judges whether both processes of a pair ended in a way that the disturbance allows.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
@@ -9,16 +9,17 @@ use nix::sys::signal::Signal;
 use super::plan::{Disturbance, End, Plan, Programs};
 use super::{Pair, process};
 
-/// Statuses of `xtask/programs/chaos.c`.
+/// Exit statuses of `xtask/programs/chaos.c`.
 const FINISHED: i32 = 0;
 const ENDED: i32 = 3;
 const REFUSED: i32 = 4;
 const LEFT: i32 = 7;
 
-/// Time after which a foreign program gets SIGTERM. Verbs do not report a dead peer to a program that only receives.
+/// Time after which a foreign program whose peer has died gets SIGTERM. Verbs do not report a dead peer to a program
+/// that only receives.
 const PASSIVE: Duration = Duration::from_secs(5);
 
-/// Waits until both processes have ended, and compares their ends with the plan.
+/// Waits until both processes have ended, and compares their exit statuses with the plan.
 pub(super) fn judge(plan: &Plan, pair: &mut Pair, patience: Duration) -> Result<(), String> {
     let disturbed = pair.disturbed.wait(patience)?;
     let end = plan.kind.end;
@@ -37,7 +38,8 @@ pub(super) fn judge(plan: &Plan, pair: &mut Pair, patience: Duration) -> Result<
     Err(format!("the other process ended with {other}, allowed are the statuses {allowed:?}"))
 }
 
-/// Checks a foreign program. If its peer has died, it ends with some error. If it only receives, it ends on request.
+/// Checks the foreign program whose peer was disturbed. If the peer has died, the program must end with some error. A
+/// program that only receives must end after SIGTERM.
 fn judge_foreign(end: End, pair: &mut Pair, patience: Duration) -> Result<(), String> {
     let status = match pair.other.wait_at_most(PASSIVE.min(patience)) {
         _ if end == End::Finishes => pair.other.wait(patience)?,
@@ -74,13 +76,13 @@ mod tests {
     use super::*;
     use crate::shell::command;
 
-    /// Longer than any of these scripts takes.
+    /// Time after which a script counts as hanging. No script of these tests takes this long.
     const PATIENCE: Duration = Duration::from_secs(120);
     const SHORT: Duration = Duration::from_millis(50);
 
-    /// Judges two scripts in place of the programs of a round. The round is the first one for which `is_wanted` holds.
+    /// Judges two scripts in place of the programs of a round. The plan is the first one for which `is_wanted` holds.
     fn judged(is_wanted: fn(&Plan) -> bool, scripts: [&str; 2], patience: Duration) -> Result<(), String> {
-        let plan = (0..1000).map(Plan::new).find(is_wanted).expect("a kind is wanted that exists");
+        let plan = (0..1000).map(Plan::new).find(is_wanted).expect("a seed below 1000 gives the wanted kind");
         let (process, thread) = (std::process::id(), std::thread::current().id());
         let folder = std::env::temp_dir().join(format!("chaos-judge-{process}-{thread:?}"));
         let started = |name, script: &str| {
@@ -98,7 +100,8 @@ mod tests {
         move |plan| plan.kind.programs == Programs::Own && plan.kind.end == end
     }
 
-    /// Checks that a defect is reported with these words, and that the same round without it passes.
+    /// Checks that `judge` reports the defect in the scripts `planted` with the text `words`. Also checks that the
+    /// scripts `right` pass, which have no defect.
     #[track_caller]
     fn reported(is_wanted: fn(&Plan) -> bool, right: [&str; 2], planted: [&str; 2], words: &str) {
         assert_eq!(judged(is_wanted, right, PATIENCE), Ok(()));

@@ -1,4 +1,4 @@
-//! The kinds of rounds, and the draws of one round. A seed decides all of them.
+//! The kinds of rounds, and the random choices of one round. The seed of the round determines all choices.
 
 use std::time::Duration;
 
@@ -9,26 +9,26 @@ use super::surroundings;
 /// Allowed ends of a disturbed process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// After all messages arrived.
+    /// The process ends after all messages have arrived.
     Finishes,
-    /// With the status of a program that its own act ended.
+    /// The process ends by an act of its own, such as `_exit`, with the status for this case.
     Leaves,
-    /// By this signal, unless it had already finished.
+    /// The signal ends the process, unless the process has already finished.
     Dies(Signal),
-    /// After a completion with an error.
+    /// The process ends after a completion with an error.
     Fails,
-    /// After a refused call or a completion with an error, or regularly.
+    /// The process ends after a refused call, after a completion with an error, or after all messages.
     MayFail,
 }
 
 /// A disturbance of one process of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Disturbance {
-    /// An act of `xtask/programs/chaos.c`, at a stage of its life or in its traffic.
+    /// An act of the program `xtask/programs/chaos.c` itself, at a stage of its set-up or end, or during its traffic.
     Act(&'static str, When),
     /// A signal from outside.
     Signal(Signal),
-    /// SIGSTOP, and SIGCONT before the retries of the other end run out.
+    /// SIGSTOP, and then SIGCONT before the retries of the peer run out.
     Pause,
     /// SIGSTOP, and SIGKILL later.
     StopAndKill,
@@ -47,18 +47,18 @@ pub(super) enum Disturbance {
 /// Times at which an act may happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// At any stage, or in the traffic.
+    /// At any stage, or during the traffic.
     Anytime,
-    /// In the traffic only.
+    /// Only during the traffic.
     Traffic,
 }
 
 /// Programs of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Programs {
-    /// Two of `xtask/programs/chaos.c`.
+    /// Two processes of `xtask/programs/chaos.c`.
     Own,
-    /// perftest, of which either end may be disturbed.
+    /// Server and client of perftest.
     Perftest,
     /// `rping`.
     Rping,
@@ -82,7 +82,7 @@ const fn outside(programs: Programs, disturbance: Disturbance, end: End) -> Kind
     Kind { programs, disturbance, end }
 }
 
-/// All kinds. The remainder of a round's seed selects one, so consecutive seeds pass through all of them.
+/// All kinds. The remainder of a round's seed selects one kind, so consecutive seeds pass through all kinds.
 pub(super) static KINDS: &[Kind] = &[
     own("_exit", When::Anytime, End::Leaves),
     outside(Programs::Own, Disturbance::Signal(Signal::SIGKILL), End::Dies(Signal::SIGKILL)),
@@ -118,7 +118,7 @@ pub(super) static KINDS: &[Kind] = &[
     own("system", When::Anytime, End::Finishes),
 ];
 
-/// perftest with options that keep it busy for longer than a round disturbs it.
+/// Command lines of perftest. Their options keep perftest busy until after the disturbance of a round.
 const PERFTEST: &[&str] = &[
     "ib_send_bw -n 200000 -s 4096",
     "ib_send_bw -n 100000 -q 4 -e",
@@ -132,10 +132,10 @@ const PERFTEST: &[&str] = &[
     "ib_send_bw -R -n 100000",
 ];
 
-/// Stages of `xtask/programs/chaos.c`.
+/// Number of stages of `xtask/programs/chaos.c`.
 const STAGES: u64 = 7;
 
-/// The traffic of a round.
+/// Duration of the traffic of a round.
 pub(super) const TRAFFIC: Duration = Duration::from_millis(600);
 
 /// A sequence of numbers that a seed determines (SplitMix64).
@@ -159,15 +159,15 @@ impl Random {
     }
 }
 
-/// Decisions of one seed.
+/// Choices that one seed determines.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) kind: &'static Kind,
     /// Options of `doorbell run` of both processes.
     pub(super) options: Vec<String>,
-    /// Words for both programs.
+    /// Arguments of both programs.
     pub(super) words: Vec<String>,
-    /// Words for the disturbed program.
+    /// Further arguments of the disturbed program.
     pub(super) act: Vec<String>,
     /// Whether the disturbed process is the server.
     pub(super) disturbs_server: bool,
@@ -192,7 +192,8 @@ impl Plan {
         let words = match kind.programs {
             Programs::Own => {
                 let via = ["verbs", "cm"][random.below(2) as usize];
-                // A request fails after eight timeouts of 4.096 us * 2^timeout. They must outlast a pause of its peer.
+                // A request fails after eight timeouts of 4.096 us * 2^timeout. If the process must finish, these
+                // timeouts must be longer than a pause of its peer.
                 let timeout = if kind.end == End::Finishes { 17 } else { 12 };
                 let numbers =
                     format!("timeout={timeout} us={} via={via} seed={}", TRAFFIC.as_micros(), seed % 1_000_000);

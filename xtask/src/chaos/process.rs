@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use crate::shell::{command, output_of};
 
-/// A process, with a separate folder for its output and its core.
+/// A process, with a separate folder for its output and its core file.
 pub(super) struct Process {
     name: &'static str,
     text: String,
@@ -23,7 +23,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a command that may leave a core.
+    /// Starts a command, which may leave a core file in its folder.
     pub(super) fn start(
         name: &'static str,
         run: Command,
@@ -56,7 +56,7 @@ impl Process {
         Ok(())
     }
 
-    /// Returns the status of a process that has ended.
+    /// Returns the exit status of the process if it has ended.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.child.try_wait().ok().flatten();
@@ -74,7 +74,7 @@ impl Process {
         }
     }
 
-    /// Waits for the end. The stacks of a process that hangs become part of its report.
+    /// Waits until the process ends. If the process hangs, stores its stacks for the report.
     pub(super) fn wait(&mut self, patience: Duration) -> Result<ExitStatus, String> {
         if let Some(status) = self.wait_at_most(patience) {
             return Ok(status);
@@ -85,13 +85,13 @@ impl Process {
 
     pub(super) fn kill(&mut self) {
         if self.ended().is_none() {
-            // It may just have ended.
+            // Ignore an error, because the process may just have ended.
             let _ = self.child.kill();
             self.status = self.child.wait().ok();
         }
     }
 
-    /// Returns the command, its end, its output, and the stacks of its core or of its hanging threads.
+    /// Returns the command, its exit status, its output, and the stacks of its core file or of its hanging threads.
     pub(super) fn report(&self) -> String {
         let said = fs::read(self.folder.join("output.txt")).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);
@@ -110,14 +110,14 @@ impl Drop for Process {
     }
 }
 
-/// Returns the signal of a crash.
+/// Returns the signal that ended a process, if this signal means a crash.
 pub(super) fn crash(status: ExitStatus) -> Option<Signal> {
     let signal = Signal::try_from(status.signal()?).ok()?;
     let crashes = [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGABRT, Signal::SIGILL, Signal::SIGFPE, Signal::SIGSYS];
     crashes.contains(&signal).then_some(signal)
 }
 
-/// Returns the command with a shell that allows cores first. `exec` replaces the shell by the command.
+/// Returns a shell command that first allows core files. Then `exec` replaces the shell by the command `run`.
 fn rewrapped(run: Command) -> Command {
     let mut shell = command("sh", &["-c", "ulimit -c unlimited; exec \"$@\"", "sh"]);
     shell.arg(run.get_program()).args(run.get_args());
@@ -130,7 +130,7 @@ fn rewrapped(run: Command) -> Command {
     shell
 }
 
-/// Returns the stacks in gdb's format.
+/// Returns the stacks of all threads of a process or core file, as gdb prints them.
 fn backtrace(what: &[&str]) -> String {
     let mut words = vec!["-batch", "-nx", "-ex", "thread apply all backtrace 20"];
     words.extend(what);

@@ -1,5 +1,5 @@
-//! Surroundings of a lane's rounds: folders and, for root, separate file systems and namespaces. So a check finds only
-//! the remains of this lane.
+//! Surroundings of a lane's rounds. These are folders and, if the user is root, separate file systems and namespaces.
+//! With them, a check finds only what the programs of this lane left.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,16 @@ use super::process::Process;
 use crate::programs::{doorbell, ports};
 use crate::shell::{command, output_of, run};
 
-/// Environment variable that names the folder of published counters to Doorbell.
+/// Environment variable with the folder of Doorbell's published counters.
 pub(super) const COUNTERS_VARIABLE: &str = "DOORBELL_COUNTERS_DIR";
 
 /// Environment variable that marks the processes of a lane.
 const MARK: &str = "XTASK_CHAOS";
 
-/// KiB of the file system that fills up.
+/// Size in KiB of the small file system that fills up.
 pub(super) const SMALL_KIB: u64 = 64;
-/// KiB of it that are free at the start: `doorbell run` refuses a capture whose beginning it cannot write.
+/// KiB that are free in the small file system at the start. `doorbell run` rejects a capture if it cannot write its
+/// beginning.
 pub(super) const START_KIB: u64 = 16;
 
 /// Surroundings of a lane.
@@ -50,7 +51,7 @@ impl Surroundings {
         self.is_own
     }
 
-    /// Returns the path of a file system of 64 KiB, or of a folder without a limit if only root could mount one.
+    /// Returns the path of a file system of 64 KiB. Without root, this is a normal folder without a limit.
     pub(super) fn full(&self) -> PathBuf {
         self.folder.join("full")
     }
@@ -59,7 +60,7 @@ impl Surroundings {
         self.folder.join("counters")
     }
 
-    /// Removes files of the previous round, and fills a part of the small file system.
+    /// Removes the files of the previous round, and fills a part of the small file system.
     pub(super) fn begin(&self, plan: &Plan) -> Result<(), String> {
         for entry in fs::read_dir(self.full()).into_iter().flatten().flatten() {
             let _ = fs::remove_dir_all(entry.path()).or_else(|_| fs::remove_file(entry.path()));
@@ -72,7 +73,7 @@ impl Surroundings {
             fs::set_permissions(&folder, private).map_err(|error| format!("{}: {error}", folder.display()))?;
         }
         if self.is_own {
-            // The last part of the write fails if the file system is full.
+            // Ignore an error of the write, which fails once the file system is full.
             let _ = fs::write(self.full().join("used"), vec![0; plan.used_kib as usize * 1024]);
         }
         for name in ["server", "client"] {
@@ -103,14 +104,15 @@ impl Surroundings {
         let until = Instant::now() + patience;
         while !ports::is_listening(server.id(), port) {
             if server.ended().is_some() || Instant::now() > until {
-                return Err(format!("it does not listen on port {port}\n{}", server.report()));
+                return Err(format!("the server does not listen on port {port}\n{}", server.report()));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
 
-    /// Checks that no process and no socket is left, and no file after the next process has cleaned up.
+    /// Checks that no process and no socket is left. Also checks that no file is left after a further process has
+    /// removed the files of killed processes.
     pub(super) fn check(&self, patience: Duration) -> Result<(), String> {
         self.expect_no_process(patience)?;
         self.expect_no_socket()?;
@@ -128,19 +130,21 @@ impl Surroundings {
         if left.is_empty() { Ok(()) } else { Err(format!("processes are left: {left:?}")) }
     }
 
-    /// Checks that no socket is left in a separate network. In a shared one, sockets may belong to other programs.
+    /// Checks that no socket is left in a separate network. In a shared network, the function checks nothing, because
+    /// sockets may belong to other programs.
     fn expect_no_socket(&self) -> Result<(), String> {
         let sockets = if self.is_own { self.sockets() } else { Vec::new() };
         if sockets.is_empty() { Ok(()) } else { Err(format!("sockets are left:\n{}", sockets.join("\n"))) }
     }
 
-    /// Starts the next reader and the next process, which remove the files that a killed process leaves.
+    /// Starts a reader of the counters and a program under `doorbell run`. Both remove the files that killed processes
+    /// have left.
     fn look(&self) -> Result<(), String> {
         for counters in [self.counters(), self.full().join("counters")] {
             for words in [&["run", "--processes"][..], &["run", "--", "ls", "/sys/class/infiniband"]] {
                 let mut look = command(doorbell(), words);
                 look.env(COUNTERS_VARIABLE, &counters);
-                // A full disk may have no room for the tree.
+                // On the full disk, the command may fail because the tree of sysfs files has no room.
                 let looked = output_of(look);
                 if counters == self.counters() {
                     looked?;
@@ -175,7 +179,7 @@ impl Surroundings {
         pids.filter(is_of_it).map(named).collect()
     }
 
-    /// Returns the sockets of the network, except TCP connections that the kernel still remembers.
+    /// Returns the sockets of the network, except closed TCP connections in the state TIME-WAIT.
     fn sockets(&self) -> Vec<String> {
         let lines = |table: &str, is_left: fn(&str) -> bool| {
             let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
@@ -212,7 +216,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(50);
     const PATIENCE: Duration = Duration::from_secs(120);
 
-    /// Runs a test in separate surroundings, which are removed afterwards.
+    /// Runs a test in separate surroundings, and removes them afterwards.
     fn in_surroundings(name: &str, body: impl FnOnce(&Surroundings) + Send) {
         let folder = std::env::temp_dir().join(format!("chaos-place-{}-{name}", std::process::id()));
         let ended: Result<(), String> = network::apart(|| {
@@ -241,7 +245,7 @@ mod tests {
         });
     }
 
-    /// Without root, the network is shared with other programs, and the check reports nothing.
+    /// Without root, the test shares the network with other programs, and `expect_no_socket` reports nothing.
     #[test]
     fn remaining_sockets_are_reported() {
         in_surroundings("socket", |place| {

@@ -1,8 +1,8 @@
 //! Mutants: small changes of the code that some test of the crate should detect.
 //!
-//! cargo-mutants lists them. Each mutant is applied alone, to the clone in which stored patches are also judged. A file
-//! keeps every verdict with the Git blob of the source file for which it holds. So a run continues where the last one
-//! ended.
+//! cargo-mutants lists the mutants. The module applies each mutant alone, to the clone that `regressions` also uses for
+//! stored patches. A file stores each verdict with the Git blob of the mutated source file. A later run therefore
+//! continues where the last run ended.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,14 +48,15 @@ const VERDICTS: &str = "mutants.txt";
 /// Maximum duration of the tests of a crate without a mutant.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// Time limit of the tests with a mutant: this time plus a multiple of their duration without a mutant.
+/// Constant part of the time limit of tests with a mutant.
 const LEAST_LIMIT: Duration = Duration::from_secs(60);
+/// Factor by which the duration of the tests without a mutant adds to the time limit of tests with a mutant.
 const LIMIT_FACTOR: u32 = 4;
 
 /// Minimum share of viable mutants that tests must catch, in percent.
 const CAUGHT_PERCENT: usize = 95;
 
-/// Survivors that no test could detect, each with the reason.
+/// Mutants that no test can detect, each with the reason.
 const EXPLAINED: &str = include_str!("../../mutants-explained.txt");
 
 /// A mutant of the sample.
@@ -71,7 +72,7 @@ struct Mutant {
 /// Verdicts, by the Git blob of the source file and the name of the mutant.
 type Verdicts = BTreeMap<(String, String), String>;
 
-/// Judges the mutants of the sample without a verdict, and writes the table.
+/// Judges the mutants of the sample that have no verdict yet, and writes all verdicts.
 pub(super) fn run(options: &Options) -> Result<(), String> {
     let checkout = Checkout::open()?;
     let sample = sample(listed(checkout.tree())?, options.seed, options.sample as usize);
@@ -105,7 +106,8 @@ pub(super) fn run(options: &Options) -> Result<(), String> {
     conclude(&of_sample, sample.len())
 }
 
-/// Returns the newest file of verdicts in the folders of `home`, whose names are dates, or a new one for today.
+/// Returns the newest file of verdicts in the folders of `home`, whose names are dates. Without such a file, returns a
+/// new path with today's date.
 fn newest_verdicts(home: &Path) -> Result<PathBuf, String> {
     let folders = fs::read_dir(home).into_iter().flatten().flatten();
     let newest = folders.map(|entry| entry.path().join(VERDICTS)).filter(|file| file.exists()).max();
@@ -119,10 +121,10 @@ fn test_of(package: &str) -> String {
     format!("cargo test --package {package}")
 }
 
-/// Returns the maximum duration of the tests of a crate with a mutant. Without a mutant they must pass.
+/// Returns the time limit of the tests of a crate with a mutant. Without a mutant, the tests must pass.
 fn limit_of(checkout: &Checkout, package: &str) -> Result<Duration, String> {
     let mut took = Duration::ZERO;
-    // The first run also builds, so the duration is that of the second one.
+    // The first run also builds the tests, so measure the duration of the second run.
     for _ in 0..2 {
         let start = Instant::now();
         match checkout.run_test(&test_of(package), LIMIT, "without-mutants")? {
@@ -137,7 +139,7 @@ fn limit_of(checkout: &Checkout, package: &str) -> Result<Duration, String> {
 fn judge(checkout: &Checkout, mutant: &Mutant, limit: Duration) -> Result<&'static str, String> {
     let patch = crate::place::own_file("mutant.patch");
     fs::write(&patch, &mutant.diff).map_err(|error| format!("{}: {error}", patch.display()))?;
-    // A run that was interrupted may have left its mutant.
+    // An interrupted run may have left its mutant in the clone.
     checkout.clean()?;
     let mut apply = git(checkout.tree(), &["apply"]);
     apply.arg(&patch);
@@ -169,7 +171,7 @@ fn parse(list: &Value) -> Result<Vec<Mutant>, String> {
         let word = |name: &str| value[name].as_str().map(str::to_owned);
         let (file, name, diff) = (word("file")?, word("name")?, word("diff")?);
         let place = PLACES.iter().find(|(folder, _)| file.starts_with(folder));
-        // The first two lines name the file and the change. Git needs the file name in both.
+        // The first two lines of the diff name the file and the change. Git needs the file name in both lines.
         let hunks = diff.splitn(3, '\n').nth(2)?;
         let diff = format!("--- a/{file}\n+++ b/{file}\n{hunks}");
         Some(place.map(|(_, package)| Mutant { name, file, package, diff }))
@@ -178,15 +180,16 @@ fn parse(list: &Value) -> Result<Vec<Mutant>, String> {
     Ok(all.ok_or("a mutant lacks its file, name or diff")?.into_iter().flatten().collect())
 }
 
-/// Returns the mutants with the smallest hashes of seed and name. A change of some code replaces few mutants of the
-/// sample.
+/// Returns the `count` mutants with the smallest hashes of seed and name. With this choice, a small change of the code
+/// replaces only a few mutants of the sample.
 fn sample(mut all: Vec<Mutant>, seed: u64, count: usize) -> Vec<Mutant> {
     all.sort_by_cached_key(|mutant| (hash(seed, &mutant.name), mutant.name.clone()));
     all.truncate(count);
     all
 }
 
-/// Returns FNV-1a of the name without its digits, mixed as in SplitMix64. So moved lines do not change the hash.
+/// Returns FNV-1a of the name without its digits, mixed as in SplitMix64. Without digits, the hash does not depend on
+/// line numbers.
 fn hash(seed: u64, name: &str) -> u64 {
     let without_lines = name.bytes().filter(|byte| !byte.is_ascii_digit());
     let start = 0xcbf2_9ce4_8422_2325 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -218,7 +221,8 @@ fn write(file: &Path, options: &Options, verdicts: &Verdicts) -> Result<(), Stri
     made.and_then(|()| fs::write(file, text)).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-/// Returns the reason why no test can detect this survivor, from a line `END OF NAME :: REASON`.
+/// Returns the reason why no test can detect this mutant. The reason stands in a line `END OF NAME :: REASON` of
+/// [`EXPLAINED`].
 fn explanation(name: &str) -> Option<&'static str> {
     let lines = EXPLAINED.lines().filter(|line| !line.starts_with('#'));
     lines.filter_map(|line| line.split_once(" :: ")).find(|(change, _)| name.ends_with(change)).map(|(_, why)| why)
@@ -242,7 +246,7 @@ fn conclude(judged: &[(&Mutant, &String)], sample: usize) -> Result<(), String> 
         return Err(format!("{unexplained} survivors have no explanation in xtask/mutants-explained.txt"));
     }
     if caught * 100 < viable * CAUGHT_PERCENT {
-        return Err(format!("{caught} of {viable} mutants were caught, and {CAUGHT_PERCENT} % must be"));
+        return Err(format!("tests caught {caught} of {viable} mutants, must be at least {CAUGHT_PERCENT} %"));
     }
     Ok(())
 }

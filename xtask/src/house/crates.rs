@@ -1,4 +1,4 @@
-//! The crates of the workspace, their floors, and the arrows between them.
+//! The crates of the workspace, their floors, and the dependencies between crates, which are called arrows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,9 +9,9 @@ use crate::workspace::{Package, packages};
 
 /// Folders of `crates/`, from the lowest floor to the highest. Dependencies point down or stay on their floor.
 const FLOORS: [&str; 6] = ["rnic", "messages", "memory", "programs", "evaluation", "tools"];
-/// Floor of the data, below all others.
+/// Floor of the crate `data`, below all other floors.
 const DATA: &str = "data";
-/// Folder of the crate of test helpers, which any crate may use in its tests.
+/// Folder of the crates with test helpers, which any crate may use in its tests.
 const TESTING: &str = "testing";
 
 /// A crate of the workspace.
@@ -19,9 +19,9 @@ const TESTING: &str = "testing";
 struct Member {
     folder: PathBuf,
     floor: String,
-    /// Crates of the workspace that this one depends on.
+    /// Crates of the workspace on which this crate depends.
     uses: BTreeSet<String>,
-    /// Crates of the workspace that only its tests, examples and benches use.
+    /// Crates of the workspace that only the tests, examples and benches of this crate use.
     tests_use: BTreeSet<String>,
 }
 
@@ -33,7 +33,7 @@ fn short(name: &str) -> String {
     name.strip_prefix("doorbell-").unwrap_or(name).to_owned()
 }
 
-/// Reads the crates from Cargo's metadata. `xtask` is a tool of the workspace and no part of the house.
+/// Reads the crates from Cargo's metadata. `xtask` is a tool of the workspace, so the result does not contain it.
 pub(super) fn read() -> Result<House, String> {
     Ok(House::new(packages(&root())?, &root()))
 }
@@ -62,13 +62,13 @@ impl House {
         Self(members.collect())
     }
 
-    /// Returns the position of a crate's floor from the lowest one. Unknown folders are above all floors.
+    /// Returns the number of floors below a crate's floor. Crates in unknown folders are above all floors.
     fn height(&self, name: &str) -> usize {
         let floor = self.0.get(name).map_or("", |member| member.floor.as_str());
         if floor == DATA { 0 } else { 1 + FLOORS.iter().position(|known| *known == floor).unwrap_or(FLOORS.len()) }
     }
 
-    /// Returns the dependencies on crates of a higher floor.
+    /// Returns the dependencies of crates on crates of a higher floor.
     pub(super) fn up(&self) -> BTreeSet<String> {
         let mut up = BTreeSet::new();
         for (name, member) in &self.0 {
@@ -109,7 +109,7 @@ impl House {
         text
     }
 
-    /// Returns whether one of a member's dependencies depends on `name` too.
+    /// Returns whether another dependency of a member leads to the crate `name`.
     fn follows(&self, member: &Member, name: &str) -> bool {
         member.uses.iter().filter(|other| *other != name).any(|other| self.reaches(other, name))
     }

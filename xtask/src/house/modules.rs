@@ -11,21 +11,21 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, UseTree, Visibility};
 
-/// Path of a module from the root of its crate. The root has no names.
+/// Path of a module from the root of its crate. The path of the root module is empty.
 type Names = Vec<String>;
 
-/// Maximum number of re-exports that are followed for one name.
+/// Maximum number of re-exports that [`Modules::home`] follows for one name.
 const REEXPORTS_MAX: usize = 16;
 
 #[derive(Debug, Default)]
 struct Module {
-    /// Names of its own items.
+    /// Names of the items that the module defines.
     items: BTreeSet<String>,
-    /// Imports and re-exports: the name here, and the path as written.
+    /// Imports and re-exports. The key is the name in this module, the value is the path as written.
     imports: BTreeMap<String, Names>,
-    /// Paths of imports of all names.
+    /// Paths of glob imports (`use path::*`).
     globs: Vec<Names>,
-    /// Paths that its code names, as written.
+    /// Paths that the code of the module names, as written.
     named: BTreeSet<Names>,
 }
 
@@ -74,7 +74,7 @@ impl Modules {
         Ok(())
     }
 
-    /// Converts a path as written in a module to one from the root. Returns `None` for names of other crates.
+    /// Converts a path as written in a module to a path from the root. Returns `None` for names of other crates.
     fn path_from_root(&self, module: &[String], written: &[String]) -> Option<Names> {
         let mut base = module.to_vec();
         let mut rest = written;
@@ -123,7 +123,7 @@ impl Modules {
         Some(at)
     }
 
-    /// Returns which module uses which other one.
+    /// Returns all pairs of modules of which the first module uses the second one.
     fn arrows(&self) -> BTreeSet<(Names, Names)> {
         let mut arrows = BTreeSet::new();
         for (path, module) in &self.all {
@@ -138,7 +138,7 @@ impl Modules {
         arrows
     }
 
-    /// Returns the circles between modules of one parent.
+    /// Returns all circles. The modules of a circle have the same parent module.
     fn circles(&self) -> Vec<Vec<String>> {
         let mut graphs: BTreeMap<Names, BTreeMap<Names, BTreeSet<Names>>> = BTreeMap::new();
         for (from, to) in self.arrows() {
@@ -169,7 +169,7 @@ impl Modules {
     }
 }
 
-/// Returns all modules that can be reached from one, itself included.
+/// Returns all modules that can be reached from a module, including this module.
 fn reachable<'a>(graph: &'a BTreeMap<Names, BTreeSet<Names>>, from: &'a Names) -> BTreeSet<&'a Names> {
     let (mut found, mut open) = (BTreeSet::from([from]), vec![from]);
     while let Some(next) = open.pop() {
@@ -195,7 +195,7 @@ fn file_of(declared_in: &Path, path: &[String], module: &ItemMod) -> PathBuf {
     }
     let stem = declared_in.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
     let folder = if matches!(stem, "mod" | "lib" | "main") { folder.to_path_buf() } else { folder.join(stem) };
-    // Modules inside a file have a folder below the file's one.
+    // A module inside a file has its own folder below the folder of the file.
     let name = path.last().map_or("", String::as_str);
     let (flat, nested) = (folder.join(name).with_extension("rs"), folder.join(name).join("mod.rs"));
     if flat.exists() { flat } else { nested }
@@ -252,7 +252,7 @@ impl<'ast> Visit<'ast> for Module {
         }
     }
 
-    // Items of a function or block are not the module's.
+    // Items inside a function or block are not items of the module.
     fn visit_block(&mut self, block: &'ast syn::Block) {
         let items = self.items.clone();
         visit::visit_block(self, block);
@@ -270,7 +270,7 @@ impl<'ast> Visit<'ast> for Module {
         }
     }
 
-    // `pub(in path)` is no use of the path.
+    // A path in `pub(in path)` does not count as a use.
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
@@ -281,7 +281,8 @@ impl<'ast> Visit<'ast> for Module {
     }
 }
 
-/// Adds the leaves of an import: the name, or `None` for all names, and the path.
+/// Adds all names that a `use` tree imports to `leaves`. Each leaf has the imported name, or `None` for a glob import,
+/// and the path.
 fn flatten(tree: &UseTree, before: &mut Names, leaves: &mut Vec<(Option<String>, Names)>) {
     let with = |last: String| [&before[..], &[last]].concat();
     match tree {
@@ -302,7 +303,7 @@ fn flatten(tree: &UseTree, before: &mut Names, leaves: &mut Vec<(Option<String>,
 mod tests {
     use super::*;
 
-    /// Returns the circles of a crate with these files, of which the first is the root.
+    /// Returns the circles of a crate with these files. The first file is the root of the crate.
     fn circles_of(files: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {

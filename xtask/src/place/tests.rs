@@ -4,16 +4,17 @@ use std::sync::Barrier;
 
 use super::*;
 
-/// Environment variable that makes the test process the run to be killed. It names the folder of all runs.
+/// Environment variable with the folder of all runs. A test process with this variable acts as the run that the test
+/// kills.
 const HOLDER: &str = "XTASK_TEST_HOLDER";
 
-/// Protection against hanging: longer than any step of these tests takes on a slow machine.
+/// Time after which a step of these tests counts as hanging. No step takes this long, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < end, "never: {what}");
+        assert!(Instant::now() < end, "not within {} s: {what}", PATIENCE.as_secs());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -27,7 +28,7 @@ fn is_alive(pid: &str) -> bool {
 #[allow(clippy::zombie_processes, reason = "the test leaves a process on purpose")]
 fn a_killed_run_blocks_no_other_and_leaves_nothing() {
     if let Some(home) = std::env::var_os(HOLDER) {
-        // This process is the run to be killed. It has a lock, a folder and a child process.
+        // This process acts as the run that the test kills. It takes a lock, and creates a folder and a child process.
         let home = PathBuf::from(home);
         let _lock = Lock::take(&home.with_extension("lock"), "a test").unwrap();
         let folder = Folder::open(&home).unwrap();
@@ -46,7 +47,7 @@ fn a_killed_run_blocks_no_other_and_leaves_nothing() {
         .spawn()
         .unwrap();
     let mut said = BufReader::new(killed.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let ready = said.find_map(|line| line.strip_prefix("ready ").map(str::to_owned)).expect("it holds the lock");
+    let ready = said.find_map(|line| line.strip_prefix("ready ").map(str::to_owned)).expect("the run holds the lock");
     let (program, folder) = ready.split_once(' ').unwrap();
 
     // While the run lives, it keeps its folder, its child process and its lock.
@@ -131,7 +132,7 @@ fn the_newest_folders_of_failed_runs_are_kept() {
     let mut kept: Vec<String> = folders.filter_map(|path| fs::read_to_string(path.join("why")).ok()).collect();
     kept.sort();
     assert_eq!(kept, ["2", "3", "4"]);
-    assert_eq!(last.close(false), Ok(None), "there is nothing in it");
+    assert_eq!(last.close(false), Ok(None), "an empty folder is not kept");
 }
 
 #[test]

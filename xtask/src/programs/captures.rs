@@ -12,20 +12,22 @@ use crate::shell::{command, output_of};
 /// Name by which `cargo xtask programs` selects this test.
 pub(super) const NAME: &str = "captures";
 
-/// WRITEs of `captured.c`.
+/// Number of WRITEs of `captured.c`.
 const WRITES: u64 = 10;
 
-/// Ends of `captured.c`, which are its arguments.
+/// Arguments of `captured.c`, each of which selects a way to end.
 const ENDS: [&str; 9] = ["close", "return", "exit", "_exit", "_Exit", "quick_exit", "exec", "daemon", "thread"];
 
-/// Server and client of foreign programs that end without closing the device. The port is added.
+/// Server and client of foreign programs that end without closing the device. `pair` adds the port to each command
+/// line.
 const PAIRS: [(&str, &str); 3] = [
     ("ib_write_bw -R -n 500", "ib_write_bw -R -n 500 127.0.0.1"),
     ("ib_send_lat -R -n 500", "ib_send_lat -R -n 500 127.0.0.1"),
     ("rping -s -C 10", "rping -c -a 127.0.0.1 -C 10"),
 ];
 
-/// Runs a program for each end, one that is killed, and pairs of programs. Each capture must be complete.
+/// Runs `captured.c` once for each of [`ENDS`], once until it is killed, and then the pairs of [`PAIRS`]. Each capture
+/// must be complete.
 pub(super) fn check_captures() -> Result<(), String> {
     let program = compile("cc", "captured", &["-Wl,--as-needed", "-libverbs"])?;
     let folder = place::own_file("captures");
@@ -48,7 +50,8 @@ pub(super) fn check_captures() -> Result<(), String> {
     fs::remove_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
-/// Runs a pair, and checks that each side's capture has packets. Accepts a failure of perftest with [`NO_CLOCK`].
+/// Runs a pair, and checks that the captures of server and client have packets. A failure of perftest with [`NO_CLOCK`]
+/// is accepted.
 fn pair(folder: &Path, server: &str, client: &str) -> Result<(), String> {
     let files = ["server", "client"].map(|side| folder.join(side).with_extension("pcap"));
     let begin = |line: &str, file: &Path, port: &str| {
@@ -72,7 +75,7 @@ fn pair(folder: &Path, server: &str, client: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Kills a program. SIGKILL leaves no time to write, so the capture must be complete before.
+/// Checks the capture of a killed program. SIGKILL leaves no time to write, so the capture must be complete before.
 fn killed(program: &str, file: &Path) -> Result<(), String> {
     let started = start(on_doorbell(&["--pcap", &file.to_string_lossy()], &[program, "wait"]))?;
     let until = Instant::now() + PATIENCE;
@@ -82,7 +85,7 @@ fn killed(program: &str, file: &Path) -> Result<(), String> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    drop(started); // kills it
+    drop(started); // kills the program
     match writes_in(file)? {
         WRITES => Ok(()),
         writes => Err(format!("the capture of a killed program has {writes} WRITEs, allowed is {WRITES}")),
@@ -100,7 +103,8 @@ fn packets_in(file: &Path) -> Result<u64, String> {
     Ok(decode(file)?["packets"].as_u64().unwrap_or(0))
 }
 
-/// Returns the number of WRITEs in a capture. Each counts once, although both ends are in the capture.
+/// Returns the number of WRITEs in a capture. Each WRITE counts once, although the capture has the packets of both
+/// ends.
 fn writes_in(file: &Path) -> Result<u64, String> {
     let found = decode(file)?;
     Ok(found

@@ -2,8 +2,8 @@
 //! has `doorbell bench`, libfabric and UCX over TCP and through shared memory, UCX over verbs, and the limits of
 //! kernel and memory for the same packets.
 //!
-//! The speed of a machine varies over minutes. So each round runs every program once, and a ratio uses two figures of
-//! the same round.
+//! The speed of a machine varies over minutes. Each round therefore runs every program once, and a ratio uses two
+//! figures of the same round.
 
 mod busy;
 mod read;
@@ -25,14 +25,14 @@ use crate::figures::{Goal, spread};
 use crate::shell::{Running, command};
 use crate::{network, peers, place};
 
-/// Protection against hanging: longer than any program takes on a busy machine.
+/// Time after which a program counts as hanging. No program takes this long, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Measures all series, prints the table, and writes each figure to `out`. With `busy`, measures a few series without
-/// and with that number of spinning programs.
+/// Measures all series, prints the table, and writes each figure to `out`. With `busy`, measures only a few series,
+/// each without and with `busy` spinning programs.
 pub(crate) fn compare(rounds: u32, busy: Option<u32>, out: Option<&Path>) -> Result<(), String> {
     let failed = |path: &Path, error| format!("{} could not be written: {error}", path.display());
-    // An unwritable file must fail before the measurement, not after it.
+    // Report an unwritable file before the measurement begins.
     if let Some(path) = out {
         fs::write(path, "").map_err(|error| failed(path, error))?;
     }
@@ -69,7 +69,7 @@ fn in_rounds(rounds: u32, mut measure: impl FnMut() -> Result<(), String> + Send
     })
 }
 
-/// Measures one round, which adds a figure to each series.
+/// Measures one round, and adds a figure to each series.
 fn measure(every: &[Series], figures: &mut [Vec<f64>]) -> Result<(), String> {
     // One run of `doorbell bench limit` gives figures of several series.
     let mut outputs = HashMap::new();
@@ -103,7 +103,7 @@ fn output(series: &Series) -> Result<String, String> {
 
 fn output_on(series: &Series, port: &str) -> Result<String, String> {
     let words: Vec<&str> = series.arguments.split(' ').collect();
-    // Programs without the software RNIC ignore the variable.
+    // Programs that do not run on the software RNIC ignore the variable.
     let over_link = |mut command: Command| {
         command.envs(series.name.link.map(|link| (LINK_VARIABLE, link.name())));
         command
@@ -156,7 +156,7 @@ fn spread_of(figures: &[f64]) -> (f64, f64, f64) {
     spread(figures.iter().copied()).expect("a round was measured")
 }
 
-/// Returns the median of the ratios to the figures of the series beside it, round by round.
+/// Returns the median over all rounds of the ratio to the figure of `series.beside`.
 fn ratio(every: &[Series], figures: &[Vec<f64>], series: &Series, own: &[f64]) -> Option<f64> {
     let at = every.iter().position(|other| Some(other.name) == series.beside)?;
     median_of_ratios(own, &figures[at])
@@ -228,7 +228,7 @@ mod tests {
         let every = series::every();
         let figures: Vec<Vec<f64>> = every.iter().map(|_| vec![2.0, 4.0, 1.0]).collect();
         let with = every.iter().find(|series| series.beside.is_some()).unwrap();
-        // Round by round: 3, 2 and 1.
+        // The ratios of the three rounds are 3, 2 and 1.
         assert_eq!(ratio(&every, &figures, with, &[6.0, 8.0, 1.0]), Some(2.0));
         let without = every.iter().find(|series| series.beside.is_none()).unwrap();
         assert_eq!(ratio(&every, &figures, without, &[6.0]), None);

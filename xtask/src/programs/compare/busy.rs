@@ -9,11 +9,11 @@ use super::{in_rounds, judged, measure, median_of_ratios, spread_of};
 use crate::figures::Goal;
 use crate::shell::command;
 
-/// Goal of the ratio of busy to quiet latency.
+/// Goal of the ratio of the latency on a busy machine to that on a quiet machine.
 const LATENCY: Goal = Goal::AtMost(2.5);
 const RATE: Goal = Goal::AtLeast(0.5);
 
-/// Goal of the ratio of a latency to that of UCX over TCP, on the same busy machine.
+/// Goal of the ratio of a latency to the latency of UCX over TCP, on the same busy machine.
 const AHEAD: Goal = Goal::AtMost(1.0);
 
 /// Spinning programs. Dropping this value kills them.
@@ -25,7 +25,7 @@ impl Spinners {
         for _ in 0..count {
             let mut spin = command("sh", &["-c", "while :; do :; done"]);
             let child = spin.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-            all.0.push(child.map_err(|error| format!("no program that spins could be started: {error}"))?);
+            all.0.push(child.map_err(|error| format!("a spinning program could not be started: {error}"))?);
         }
         Ok(all)
     }
@@ -41,7 +41,7 @@ impl Drop for Spinners {
     }
 }
 
-/// Measures without and with spinning programs in each round, prints both, and returns the record.
+/// Measures each series without and with spinning programs in each round. Prints the figures and returns the record.
 pub(super) fn compare(rounds: u32, spinners: u32) -> Result<Value, String> {
     let every = of_busy();
     let mut quiet = vec![Vec::new(); every.len()];

@@ -62,7 +62,7 @@ fn perftest(quantity: Quantity, text: &str) -> Option<f64> {
     Some(if heading.starts_with("BW") { figure * MIB / 1e9 } else { figure })
 }
 
-/// Returns the figure of `fi_pingpong`, which only measures latency. Rates are computed from it.
+/// Returns the figure of `fi_pingpong`, which only measures latency. Rates are computed from the latency.
 fn libfabric(quantity: Quantity, text: &str) -> Option<f64> {
     let usec = pingpong(text, if quantity == Quantity::Bandwidth { "64k" } else { "16" }, "usec/xfer")?;
     Some(match quantity {

@@ -48,7 +48,7 @@ impl Quantity {
     }
 }
 
-/// Program of a series. It determines the command and the format of the output.
+/// Program of a series. The program determines the command and the format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
     Bench,
@@ -59,7 +59,7 @@ pub(super) enum Source {
     Perftest,
     /// libfabric with this provider.
     Libfabric(&'static str),
-    /// UCX with this transport: one of [`ucx::OWN_TRANSPORTS`], or one over verbs.
+    /// UCX with this transport, which is one of [`ucx::OWN_TRANSPORTS`] or a transport over verbs.
     Ucx(&'static str),
 }
 
@@ -116,15 +116,15 @@ pub(super) struct Series {
     pub(super) name: Name,
     pub(super) source: Source,
     pub(super) arguments: &'static str,
-    /// Series by whose figures this series is divided.
+    /// Other series with which this series is compared. The ratio is this series divided by the other series.
     pub(super) beside: Option<Name>,
-    /// Goal of that ratio.
+    /// Goal of this ratio.
     pub(super) goal: Option<Goal>,
     /// Goal of the figure itself.
     pub(super) bound: Option<Goal>,
 }
 
-/// A program of the table. On the software RNIC it is measured over each link.
+/// A program of the table. A program on the software RNIC is measured over each link.
 struct Program {
     quantity: Quantity,
     name: &'static str,
@@ -149,8 +149,8 @@ impl Program {
         self
     }
 
-    /// Returns the series over a link. It is compared with a program over the same link, or over UDP if this program
-    /// has no link.
+    /// Returns the series of the program over a link. The program is compared with another program over the same link,
+    /// or over UDP if this program has no link.
     fn over(&self, link: Option<Link>) -> Series {
         let beside = self.beside.map(|name| {
             let is_ours = PROGRAMS.iter().any(|other| other.name == name && other.source.is_on_doorbell());
