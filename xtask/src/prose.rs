@@ -1,7 +1,7 @@
-//! `cargo xtask prose`: the language of comments, texts and pages, and the titles of commits.
+//! `cargo xtask prose`: checks the language of comments, texts and pages, and the titles of commits.
 //!
-//! `ratchet.toml` has the number of findings that each part of the tree may have. `--lower` only lowers it, and no
-//! number may exceed the one of an earlier commit.
+//! `ratchet.toml` has the number of findings that each part of the tree may have. `--lower` only lowers these numbers.
+//! No number may exceed the number of the same part in an earlier commit.
 
 mod passage;
 mod rules;
@@ -16,13 +16,13 @@ use crate::shell::{command, output_of, root};
 use passage::{Passage, of_page, of_source};
 use rules::{Finding, Rules};
 
-/// Allowances in the whole tree.
+/// Maximum number of allowances in the whole tree.
 const ALLOWED_MAX: usize = 30;
 
-/// Findings that each part of the tree may have.
+/// File with the number of findings that each part of the tree may have.
 const RATCHET: &str = "xtask/src/prose/ratchet.toml";
 
-/// Pages at the root that people read.
+/// Pages in the root folder that are checked.
 const PAGES: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
 
 /// Extensions of the files that are checked.
@@ -31,7 +31,8 @@ const SOURCES: [&str; 4] = ["rs", "c", "h", "md"];
 /// Findings of one part of the tree, by file.
 type Part = BTreeMap<PathBuf, Vec<Finding>>;
 
-/// Checks language and titles. `list` names parts whose findings are printed; `lower` stores the present numbers.
+/// Checks language and titles. Prints the findings of the parts in `list`. With `lower`, stores lower numbers of
+/// findings.
 pub(crate) fn run(list: &[String], lower: bool) -> Result<(), String> {
     let rules = Rules::read();
     let (parts, allowed) = check_tree(&rules)?;
@@ -39,7 +40,7 @@ pub(crate) fn run(list: &[String], lower: bool) -> Result<(), String> {
     for name in list {
         let part = parts.get(name).ok_or_else(|| {
             let known: Vec<&str> = parts.keys().map(String::as_str).collect();
-            format!("{name} is no part of the tree: {}", known.join(", "))
+            format!("{name} is no part of the tree; use one of {}", known.join(", "))
         })?;
         print!("{}", printed(part));
     }
@@ -64,7 +65,7 @@ fn read_ratchet(text: &str) -> Result<Counts, String> {
     toml::from_str(text).map_err(|error| format!("{RATCHET}: {error}"))
 }
 
-/// Returns the numbers to store: none is above the stored one.
+/// Returns the text of the ratchet with the new numbers to store. No new number exceeds the stored number.
 fn lowered(stored: &Counts, counts: &Counts) -> String {
     let mut text =
         String::from("# Findings of `cargo xtask prose` that are left. Only `--lower` changes them, downwards.\n");
@@ -77,7 +78,7 @@ fn lowered(stored: &Counts, counts: &Counts) -> String {
     text
 }
 
-/// Compares findings with the stored numbers.
+/// Compares the numbers of findings with the stored numbers. Returns a line for each difference.
 fn compare(stored: &Counts, counts: &Counts) -> Vec<String> {
     let mut wrong = Vec::new();
     for (name, &count) in counts {
@@ -95,14 +96,14 @@ fn compare(stored: &Counts, counts: &Counts) -> Vec<String> {
     wrong
 }
 
-/// Returns the ratchets of all commits of this clone, the newest first.
+/// Returns the contents of `ratchet.toml` in all commits of this clone, the newest first.
 fn earlier_ratchets() -> Result<Vec<Counts>, String> {
     let commits = output_of(command("git", &["log", "--format=%H", "--diff-filter=AM", "--", RATCHET]))?;
     let of = |commit: &str| read_ratchet(&output_of(command("git", &["show", &format!("{commit}:{RATCHET}")]))?);
     commits.lines().map(of).collect()
 }
 
-/// Returns the numbers that exceed those of an earlier ratchet.
+/// Returns a line for each stored number that exceeds the number of an earlier ratchet.
 fn raised(stored: &Counts, earlier: &Counts) -> Vec<String> {
     let rises = stored.iter().filter_map(|(name, &count)| {
         let before = earlier.get(name).copied().unwrap_or(0);
@@ -146,7 +147,7 @@ fn part_of(file: &Path) -> Option<String> {
     }
 }
 
-/// Returns whether the text of a file is checked. Generated code is not.
+/// Returns whether the text of a file is checked. Generated files are not checked.
 fn is_read(file: &Path) -> bool {
     let is = |name: &str| file.file_name().is_some_and(|found| found == name);
     let is_layout = file.starts_with("crates/rnic/ibverbs-sys") && (is("bindings.rs") || is("layout.rs"));
@@ -161,7 +162,7 @@ fn passages(file: &Path, text: &str) -> Vec<Passage> {
         return of_page(text);
     }
     let mut passages = of_source(text, is("rs"));
-    // All C files are test programs.
+    // All C files are test programs, so their string literals are not checked.
     let tests = if is("rs") { first_line_of_tests(file, text) } else { 0 };
     passages.retain(|passage| passage.kind != passage::Kind::Text || passage.line < tests);
     passages
@@ -178,7 +179,7 @@ fn first_line_of_tests(file: &Path, text: &str) -> usize {
     lines.windows(2).position(begins).map_or(usize::MAX, |line| line + 1)
 }
 
-/// Checks the titles of the commits that are younger than the rules.
+/// Checks the titles of all commits since the date `titles.since` of the rules.
 fn titles(rules: &Rules) -> Result<Vec<String>, String> {
     let since = format!("--since={}", rules.titles.since);
     let log = output_of(command("git", &["log", "--no-merges", "--format=%h %s", &since]))?;

@@ -1,4 +1,4 @@
-//! `cargo xtask regressions`: brings each fixed defect back, and checks that its tests fail.
+//! `cargo xtask regressions`: brings each fixed defect back, one at a time, and checks that the tests for it fail.
 //!
 //! A stored patch is `regressions/NAME.patch`: header lines, then the output of `git diff`.
 //!
@@ -23,7 +23,7 @@ use crate::place::Lock;
 use crate::programs::BUILD;
 use crate::shell::{command, output_of, root, run, target};
 
-/// Default time limit of a test. The patch may state another one.
+/// Default time limit of a test. A patch may state another limit.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A stored patch.
@@ -54,18 +54,19 @@ impl Patch {
                 Some(("Test", test)) if test.starts_with("cargo test ") || test.starts_with("cargo xtask ") => {
                     tests.push(test.to_owned());
                 }
-                Some(("Test", _)) => return Err(wrong("a test is `cargo test ...` or `cargo xtask ...`")),
+                Some(("Test", _)) => return Err(wrong("a test must be `cargo test ...` or `cargo xtask ...`")),
                 Some(("Fails", "by hanging")) => hangs = true,
                 Some(("Limit", time)) => {
                     let seconds = time.strip_suffix(" s").and_then(|number| number.parse().ok());
-                    limit = Duration::from_secs(seconds.ok_or_else(|| wrong("a limit is like `Limit: 20 s`"))?);
+                    limit =
+                        Duration::from_secs(seconds.ok_or_else(|| wrong("a limit must have the form `Limit: 20 s`"))?);
                 }
                 _ => return Err(wrong(&format!("{line:?} is no header: allowed are Defect, Test, Fails and Limit"))),
             }
         }
-        let defect = defect.ok_or_else(|| wrong("it has no line `Defect: ...`"))?;
+        let defect = defect.ok_or_else(|| wrong("the line `Defect: ...` is missing"))?;
         if tests.is_empty() {
-            return Err(wrong("it has no line `Test: ...`"));
+            return Err(wrong("the line `Test: ...` is missing"));
         }
         Ok(Self { name, file: file.to_owned(), defect, tests, hangs, limit })
     }
@@ -98,12 +99,13 @@ pub(crate) fn check() -> Result<(), String> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Applies the named patches, or all without names, one at a time, and runs their tests, which must fail.
+/// Applies the patches in `names`, or all patches without names, one at a time. Runs the tests of each patch, which
+/// must fail.
 pub(crate) fn judge(names: &[String]) -> Result<(), String> {
     let mut patches = stored()?;
     if let Some(unknown) = names.iter().find(|name| patches.iter().all(|patch| patch.name != **name)) {
         let known: Vec<&str> = patches.iter().map(|patch| patch.name.as_str()).collect();
-        return Err(format!("regressions has no {unknown}.patch, only: {}", known.join(", ")));
+        return Err(format!("regressions has no {unknown}.patch; use one of {}", known.join(", ")));
     }
     patches.retain(|patch| names.is_empty() || names.contains(&patch.name));
     if patches.is_empty() {
@@ -158,8 +160,8 @@ impl Checkout {
         Ok(checkout)
     }
 
-    /// Runs the tests of all patches without a patch, and returns the tests that do not pass, each with a reason. Tests
-    /// that passed with the same files before are not run again.
+    /// Runs the tests of all patches without any patch. Returns the tests that do not pass, each with a reason. Does
+    /// not repeat tests that have passed with the same files before.
     fn run_without_patches(&self, patches: &[Patch]) -> Result<Vec<(String, String)>, String> {
         let state = output_of(git(&self.tree, &["rev-parse", "HEAD^{tree}"]))?;
         let remembered = self.logs.with_file_name("passed");
@@ -187,15 +189,14 @@ impl Checkout {
         Ok(broken)
     }
 
-    /// Returns the way in which the tests fail with the patch. An error is a test that does not fail as the patch
-    /// states.
+    /// Returns how the tests fail with the patch. Returns an error if a test does not fail as the patch states.
     fn judge(&self, patch: &Patch, broken: &[(String, String)]) -> Result<String, String> {
         if let Some((test, why)) = broken.iter().find(|(test, _)| patch.tests.contains(test)) {
             return Err(format!("`{test}` {why}"));
         }
         patch.apply(&self.tree, &[]).map_err(|why| format!("the patch does not apply: {why}"))?;
         let verdicts: Result<Vec<String>, String> = patch.tests.iter().map(|test| self.fails(patch, test)).collect();
-        // The next patch needs a clean tree, so this error precedes the verdict.
+        // The next patch needs a clean tree, so an error of `clean` comes before the verdict.
         self.clean()?;
         verdicts.map(|verdicts| verdicts.join("; "))
     }
@@ -217,27 +218,27 @@ impl Checkout {
             Ended::Unbuilt => Err(format!("`{test}` does not compile with the patch")),
             Ended::Hung if patch.hangs => Ok("hangs".to_owned()),
             Ended::Hung => Err(format!(
-                "`{test}` does not end within {} s (if that is how it fails, the patch has to say `Fails: by hanging`)",
+                "`{test}` does not end within {} s (if the defect makes the test hang, add `Fails: by hanging`)",
                 patch.limit.as_secs()
             )),
             failed => Ok(failed.to_string()),
         }
     }
 
-    /// Builds and runs a test. Fails if the test cannot run.
+    /// Builds and runs a test. Returns an error if no test ran.
     pub(crate) fn run_test(&self, test: &str, limit: Duration, log: &str) -> Result<Ended, String> {
         let words: Vec<&str> = test.split_whitespace().skip(1).collect();
         let log = self.logs.join(format!("{log}.log"));
         let is_xtask = words.first() == Some(&"xtask");
         let builds = if is_xtask {
-            // xtask, and the files that most of its commands need.
+            // Build xtask, and the files that most commands of xtask need.
             vec![vec!["build", "--quiet", "--package", "xtask"], [&["--quiet"], BUILD].concat()]
         } else {
             vec![[&words[..1], &["--no-run", "--quiet"], &words[1..]].concat()]
         };
         for build in builds {
             eprintln!("+ cargo {}", build.join(" "));
-            // Compiling always ends, so it has no time limit.
+            // The build always ends, so it needs no time limit.
             let built = self.cargo(&build, &log, None)?;
             if !built.is_some_and(|status| status.success()) {
                 eprintln!("the test does not compile: see {}", log.display());
@@ -252,11 +253,14 @@ impl Checkout {
             return Ok(if status.success() { Ended::Passed } else { Ended::Failed });
         }
         Count::of(&String::from_utf8_lossy(&said)).verdict(status.success()).ok_or_else(|| {
-            format!("`{test}` ran no test: its filter matches none, or all are ignored (see {})", log.display())
+            format!(
+                "`{test}` ran no test: its filter matches no test, or all tests are ignored (see {})",
+                log.display()
+            )
         })
     }
 
-    /// Runs cargo in the clone and writes its output to a file. Returns no status if cargo was killed at the time
+    /// Runs cargo in the clone and writes its output to a file. Returns `None` if the function killed cargo at the time
     /// limit.
     fn cargo(&self, arguments: &[&str], log: &Path, limit: Option<Duration>) -> Result<Option<ExitStatus>, String> {
         let failed = |what: &str, error: std::io::Error| format!("{what}: {error}");
@@ -264,7 +268,7 @@ impl Checkout {
         let err = out.try_clone().map_err(|error| failed(&log.display().to_string(), error))?;
         let mut cargo = crate::shell::cargo(arguments);
         cargo.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.built).stdout(out).stderr(err);
-        // A separate process group, so that a kill also reaches the processes of the test.
+        // Start a separate process group, so that a kill also reaches the processes of the test.
         let mut child = cargo.process_group(0).spawn().map_err(|error| failed("cargo could not be started", error))?;
         let start = Instant::now();
         loop {
@@ -282,8 +286,8 @@ impl Checkout {
     }
 }
 
-/// Clones the repository to `tree`, or updates an existing clone to a commit. Unchanged files keep their times, so
-/// cargo builds only changed crates.
+/// Clones the repository to `tree`, or updates an existing clone, and checks out a commit. Unchanged files keep their
+/// modification times, so cargo builds only changed crates.
 pub(crate) fn check_out(tree: &Path, commit: &str) -> Result<(), String> {
     let own = root();
     if !tree.join(".git").exists() {
@@ -326,7 +330,7 @@ impl std::fmt::Display for Ended {
     }
 }
 
-/// Tests that the programs of `cargo test` report as run.
+/// Numbers of tests that the test programs of `cargo test` report.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Count {
     started: u64,
@@ -351,7 +355,7 @@ impl Count {
         count
     }
 
-    /// Returns the outcome, or nothing if no test ran.
+    /// Returns the outcome, or `None` if no test ran.
     fn verdict(&self, succeeded: bool) -> Option<Ended> {
         match (succeeded, self.failed, self.passed) {
             (false, 1.., _) => Some(Ended::Failed),

@@ -1,4 +1,4 @@
-//! `cargo xtask repeat`: counts the passes of a step, alone or beside other work.
+//! `cargo xtask repeat`: runs a step many times, alone or beside other work on the machine, and counts the passes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -19,7 +19,7 @@ use crate::steps;
 /// Argument that selects a whole run of `test`.
 const ALL: &str = "all";
 
-/// Maximum number of lines of a failed run's output that the log repeats, before the summary.
+/// Maximum number of lines that the log repeats from a failed run's output before its summary.
 const LINES_OF_FAILED: usize = 60;
 
 /// Maximum number of lines with seeds that the log repeats.
@@ -58,7 +58,7 @@ impl Load {
         }
     }
 
-    /// Starts the work. It ends when the handle is dropped, or soon after this process ends.
+    /// Starts the work. The work ends when the caller drops the handle, or soon after this process ends.
     fn start(self) -> Result<Running, String> {
         let own = std::process::id();
         let script = match self {
@@ -77,7 +77,7 @@ impl Load {
     }
 }
 
-/// A process group that is killed when the handle is dropped.
+/// A process group. Dropping this handle kills the group.
 struct Running(Child);
 
 impl Drop for Running {
@@ -92,7 +92,7 @@ impl Drop for Running {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
-    /// Passed, but the step or a part of it could not run here.
+    /// The run passed, but the step or a part of the step could not run on this machine.
     LeftOut,
     Failed,
 }
@@ -117,7 +117,7 @@ impl Outcome {
 }
 
 impl Repeat {
-    /// Runs the steps in turns, each `times` times. Fails if one run failed.
+    /// Runs the steps in turns, each `times` times. Returns an error if a run failed.
     pub(crate) fn run(&self) -> Result<(), String> {
         let names: Vec<&str> = match self.step.as_str() {
             ALL => vec![ALL],
@@ -164,7 +164,7 @@ impl Repeat {
     }
 }
 
-/// Returns the commit, and whether files differ from it.
+/// Returns the current commit, and the number of changed lines if files differ from the commit.
 fn state() -> Result<String, String> {
     let commit = output_of(command("git", &["rev-parse", "HEAD"]))?;
     let changed = output_of(command("git", &["diff", "HEAD"]))?;
@@ -214,12 +214,12 @@ fn details(said: &str) -> Vec<String> {
     let is_seed = |line: &&&str| line.to_lowercase().contains("seed");
     let seeds = before.iter().filter(is_seed).take(SEEDS_MAX);
     let end = &before[before.len().saturating_sub(LINES_OF_FAILED)..];
-    // The files of a run exist only on this machine.
+    // Replace the path of the repository, which exists only on this machine.
     let local = root().to_string_lossy().into_owned();
     seeds.chain(end).chain(summary).map(|line| line.replace(&local, ".")).collect()
 }
 
-/// Prints lines, and adds them to a file if there is one.
+/// Log that prints lines, and also appends the lines to a file if a file is given.
 struct Log<'a>(Option<(&'a Path, File)>);
 
 impl Log<'_> {

@@ -1,4 +1,4 @@
-//! Running other programs.
+//! Helpers that run other programs.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -25,7 +25,7 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
-/// Returns a command of the cargo that runs this program.
+/// Returns a command of the same cargo that runs this program.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     command(cargo, arguments)
@@ -59,7 +59,7 @@ pub(crate) fn run_tests(mut command: Command) -> Result<(), String> {
     command.stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("`{text}` could not be started: {error}"))?;
     let mut failed = Vec::new();
-    // Tests may print bytes that are not UTF-8. Such a line must not end the loop.
+    // Read bytes instead of text, because tests may print bytes that are not UTF-8.
     for line in child.stdout.take().into_iter().flat_map(|pipe| BufReader::new(pipe).split(b'\n').map_while(Result::ok))
     {
         let line = String::from_utf8_lossy(&line);
@@ -107,7 +107,8 @@ impl Running {
         let read = |mut pipe: ChildStdout| {
             std::thread::spawn(move || {
                 let mut text = String::new();
-                // An error leaves the text empty, also if the output is not UTF-8. Callers report missing output.
+                // After an error, for example if the output is not UTF-8, the text stays empty. Callers report missing
+                // output.
                 let _ = pipe.read_to_string(&mut text);
                 text
             })
@@ -122,7 +123,7 @@ impl Running {
         Ok(Self { text, child, stdout, stderr, said: String::new() })
     }
 
-    /// Waits until standard error contains these words.
+    /// Waits until the standard error of the command contains `words`.
     pub(crate) fn wait_for(&mut self, words: &str, patience: Duration) -> Result<(), String> {
         let until = Instant::now() + patience;
         while !self.said.contains(words) {
@@ -138,14 +139,14 @@ impl Running {
         Ok(())
     }
 
-    /// Waits until standard error contains these words, and returns the next word.
+    /// Waits until the standard error of the command contains `words`, and returns the word that follows.
     pub(crate) fn word_after(&mut self, words: &str, patience: Duration) -> Result<String, String> {
         self.wait_for(words, patience)?;
         let word = self.said.split_once(words).and_then(|(_, rest)| rest.split_whitespace().next());
         word.map(str::to_owned).ok_or_else(|| format!("`{}` prints no word after {words:?}", self.text))
     }
 
-    /// Sends SIGINT, which must end the command, and returns its standard output.
+    /// Sends SIGINT, which must end the command. Returns the standard output of the command.
     pub(crate) fn end(mut self, patience: Duration) -> Result<String, String> {
         self.interrupt()?;
         let status = self.wait(Instant::now() + patience)?;
@@ -165,7 +166,7 @@ impl Running {
     pub(crate) fn finish(mut self, patience: Duration) -> Result<(String, String), String> {
         let until = Instant::now() + patience;
         let status = self.wait(until)?;
-        // A remaining child of the process may hold the pipe open, so this wait also has the time limit.
+        // A remaining child of the command may hold the pipe open, so the time limit also applies to this wait.
         while let Ok(line) = self.stderr.recv_timeout(until.saturating_duration_since(Instant::now())) {
             self.hear(&line);
         }

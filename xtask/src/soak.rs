@@ -1,6 +1,6 @@
-//! `cargo xtask soak`: a server, lasting clients, visitors that finish or die, and pairs of perftest, on both links and
-//! under loss. The processes check every payload. Memory, descriptors, threads and tables of the lasting processes must
-//! not grow.
+//! `cargo xtask soak`: runs many processes on both links, under loss, for a long time. These are a server, clients that
+//! stay (lasting clients), clients that finish or die (visitors), and pairs of perftest. The processes check every
+//! payload. Memory, descriptors, threads and tables of the lasting processes must not grow.
 
 mod judge;
 mod plot;
@@ -19,13 +19,13 @@ use crate::{network, peers, place, programs};
 use judge::Outcome;
 use worker::{Sample, TABLES, Worker, locked};
 
-/// Transports, which run at the same time.
+/// Links. The traffic of both links runs at the same time.
 const LINKS: [&str; 2] = ["udp", "shm"];
-/// Lasting clients of each link.
+/// Number of lasting clients of each link.
 const LASTING: usize = 2;
-/// Visitors of each link that run at the same time.
+/// Number of visitors of each link that run at the same time.
 const VISITORS: u64 = 2;
-/// Protection against hanging: longer than any process takes on a slow machine.
+/// Time after which a process counts as hanging. No process takes this long to start or end, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 /// Time within which the server must notice the end of its visitors.
 const TO_SETTLE: Duration = Duration::from_secs(120);
@@ -36,10 +36,11 @@ const SHORTEST_WARM_UP: Duration = Duration::from_secs(5);
 const LONGEST_WARM_UP: Duration = Duration::from_secs(15 * 60);
 /// Minutes of traffic in the step of a test run. With start and end, the step takes a minute.
 const STEP_MINUTES: f64 = 0.8;
-/// Distance between the seeds of two processes, so that visitors can count upwards.
+/// Distance between the seeds of two lasting processes. The visitors use consecutive seeds in the gap after the last
+/// one.
 const SEEDS_APART: u64 = 1 << 32;
 
-/// Short runs of perftest.
+/// Command lines of short runs of perftest.
 const PERFTEST: [&str; 4] = [
     "ib_send_bw -n 1000 -s 4096",
     "ib_write_bw -n 1000 -s 4096",
@@ -47,12 +48,12 @@ const PERFTEST: [&str; 4] = [
     "ib_atomic_lat -n 500 -A FETCH_AND_ADD",
 ];
 
-/// Runs for this number of minutes, and writes summary, samples and plot to a folder.
+/// Runs the soak for `minutes` minutes, and writes summary, samples and plot to a folder.
 pub(crate) fn run_for(minutes: f64, seed: Option<u64>, out: Option<&Path>) -> Result<(), String> {
     let now_ns = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     let seed = seed.unwrap_or_else(now_ns);
     run(cargo(&["build", "--release", "--package", "doorbell", "--example", "soak"]))?;
-    // A link keeps the program even if another build replaces it.
+    // The link keeps the program even if another build replaces the built file.
     let program = place::own().join("soak");
     place::link(&target().join("release/examples/soak"), &program)?;
     let program = program.to_string_lossy().into_owned();
@@ -136,7 +137,7 @@ impl<'a> Lane<'a> {
         format!("drop=0.001,reorder=0.001,seed={}", seed % 1_000_000)
     }
 
-    /// Starts a process of the example with this seed.
+    /// Starts a process of the example `soak` in the mode `mode`, with the seed `seed`.
     fn start(&self, name: String, mode: &str, seed: u64, port: Option<u64>) -> Result<Worker, String> {
         let mut run = command(self.program, &[mode, &seed.to_string(), &Self::fault(seed)]);
         run.args(port.map(|port| port.to_string())).env(programs::LINK_VARIABLE, self.link);
@@ -159,7 +160,8 @@ impl<'a> Lane<'a> {
         outcome
     }
 
-    /// Starts the lasting processes, lets traffic run in two parts, and compares both ends of the second part.
+    /// Starts the lasting processes and runs the traffic in two parts. Compares samples from the begin and the end of
+    /// the second part.
     fn lasting(&self) -> Result<Outcome, String> {
         let mut workers = vec![self.start("server".to_owned(), "serve", self.seed, None)?];
         let port = workers[0].wait_for("port", PATIENCE)?;
@@ -209,8 +211,8 @@ impl<'a> Lane<'a> {
         (self.time / 4).clamp(SHORTEST_WARM_UP, LONGEST_WARM_UP)
     }
 
-    /// Runs both parts of the traffic. Returns samples of each process without visitors, after the warm-up and at the
-    /// end.
+    /// Runs both parts of the traffic. Returns samples of each lasting process after the first part, which is the
+    /// warm-up, and after the second part. No visitor is connected at these times.
     fn both_parts(&self, workers: &[Worker], port: u64) -> Result<[Vec<Sample>; 2], String> {
         let until = self.begun + self.warm_up();
         std::thread::scope(|scope| {
@@ -223,8 +225,8 @@ impl<'a> Lane<'a> {
         Ok([before, after])
     }
 
-    /// Stops each lasting process for a moment, in turns. Its running peers fill its queues. So queues reach their
-    /// maximum size during the warm-up, and not later.
+    /// Stops each lasting process for a moment, in turns, while its running peers fill its queues. With this, the
+    /// queues reach their maximum size already during the warm-up.
     fn fill_queues(&self, workers: &[Worker], until: Instant) {
         for worker in workers.iter().cycle() {
             if Instant::now() >= until || self.is_over.load(Ordering::Relaxed) {
@@ -235,7 +237,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Runs visitors and perftest until an instant, and waits for the last ones.
+    /// Runs visitors and perftest until the instant `until`, and then waits for the processes that still run.
     fn traffic(&self, port: u64, until: Instant) {
         let goes_on = || Instant::now() < until && !self.is_over.load(Ordering::Relaxed);
         std::thread::scope(|scope| {
@@ -280,9 +282,10 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Waits until the server has noticed the end of all visitors, and numbers are stable or back at `before`.
+    /// Waits until the server has noticed the end of all visitors, and the numbers of all processes are stable or back
+    /// at `before`.
     ///
-    /// With `before`, numbers that stay higher are no error here. The report judges them.
+    /// With `before`, numbers that stay higher are no error of this function, because the report judges them.
     fn settled(&self, workers: &[Worker], before: Option<&[Sample]>) -> Result<Vec<Sample>, String> {
         let until = Instant::now() + TO_SETTLE;
         let sample = || -> Result<Vec<Sample>, String> {
@@ -293,7 +296,7 @@ impl<'a> Lane<'a> {
         let mut last = sample()?;
         loop {
             let lines: Vec<u64> = workers.iter().map(Worker::lines).collect();
-            // Each process prints all of its numbers after the traffic has ended.
+            // Wait until each process has printed all its numbers once more, after the traffic has ended.
             while workers.iter().zip(&lines).any(|(worker, lines)| worker.lines() < lines + 2) {
                 if workers.iter().any(|worker| worker.ended().is_some()) || Instant::now() > until + PATIENCE {
                     return Err("a lasting process has ended, or has stopped printing".to_owned());

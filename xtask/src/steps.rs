@@ -35,8 +35,8 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    /// Returns the number of steps that run at the same time. Programs wait for timeouts and for each other, and a
-    /// guest uses one processor for most of its time.
+    /// Returns the number of steps of the group that run at the same time. Steps with programs spend much time in
+    /// waits, and a guest mostly uses only one processor, so two such steps run together.
     pub(crate) const fn at_a_time(self) -> usize {
         match self {
             Self::Programs | Self::Guests => 2,
@@ -59,11 +59,11 @@ impl Group {
 /// Work of a step.
 pub(crate) enum Body {
     Plain(fn() -> StepEnd),
-    /// Reads the captures in a folder.
+    /// The step reads the captures in a folder.
     Captures(fn(&Path) -> StepEnd),
-    /// Runs the programs with these names, or all programs of the step without names.
+    /// The step runs the programs with the given names, or all its programs without names.
     Named(fn(&[&str]) -> StepEnd),
-    /// Runs in a guest that has not booted yet.
+    /// The step runs in a guest that has not booted yet.
     Guest(fn(vm::Guest) -> StepEnd),
 }
 
@@ -73,9 +73,9 @@ pub(crate) const OTHER_PROGRAMS: &str = "other programs";
 pub(crate) const BUILD: &str = "release build";
 /// Step that runs all tests, which capture packets.
 const TESTS: &str = "tests";
-/// Step of the programs of this repository, which can run some of them.
+/// Step that runs all or some programs of this repository.
 pub(crate) const OWN: &str = "verbs programs, our own";
-/// Step of the programs of docs/programs.md, which can run some of them.
+/// Step that runs all or some programs of docs/programs.md.
 pub(crate) const PAGE: &str = "verbs programs, their page";
 
 const fn plain(group: Group, name: &'static str, body: fn() -> StepEnd) -> Step {
@@ -86,7 +86,7 @@ const fn guest(name: &'static str, body: fn(vm::Guest) -> StepEnd) -> Step {
     Step { name, group: Group::Guests, body: Body::Guest(body) }
 }
 
-/// All steps, in the order of a whole run. Among steps that run at the same time, the longest come first.
+/// All steps, in the order of a whole run. Among steps that run at the same time, the longest steps come first.
 pub(crate) const STEPS: &[Step] = &[
     plain(Group::Code, "formatting", test::formatting),
     plain(Group::Code, "lints", test::lints),
@@ -148,7 +148,8 @@ pub(crate) fn of(group: Group) -> Vec<&'static Step> {
     STEPS.iter().filter(|step| step.group == group).collect()
 }
 
-/// Returns the step with this name, or else all steps whose names contain it in any case.
+/// Returns the step with the name `part`. If there is no such step, returns all steps whose names contain `part`, in
+/// upper or lower case.
 pub(crate) fn named(part: &str) -> Result<Vec<&'static Step>, String> {
     if let Some(step) = STEPS.iter().find(|step| step.name == part) {
         return Ok(vec![step]);
@@ -162,7 +163,7 @@ pub(crate) fn named(part: &str) -> Result<Vec<&'static Step>, String> {
     Ok(found)
 }
 
-/// Returns these steps, after the steps that they need.
+/// Returns the steps that the given steps need, followed by the given steps.
 pub(crate) fn with_needs(steps: Vec<&'static Step>) -> Vec<&'static Step> {
     let mut all: Vec<&Step> = Vec::new();
     for name in steps.iter().flat_map(|step| step.group.needs()) {

@@ -17,7 +17,7 @@ use crate::{cores, network, place, programs, vm};
 pub(crate) enum StepEnd {
     Passed,
     Failed(String),
-    /// The step, or a part of it, cannot run here.
+    /// The step, or a part of the step, cannot run on this machine.
     LeftOut(String),
 }
 
@@ -35,7 +35,7 @@ struct Report {
     ended: Vec<(&'static str, Duration, StepEnd)>,
     /// Folder of the captures that the tests write.
     captures: PathBuf,
-    /// Names of the programs that steps with several programs run. Empty means all.
+    /// Names of the programs that steps with several programs run. If the list is empty, such steps run all programs.
     only: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ impl Report {
         Self { ended: Vec::new(), captures: captures(), only: Vec::new() }
     }
 
-    /// Runs steps in their order. Neighbours of one group may run at the same time.
+    /// Runs steps in order. Adjacent steps of the same group may run at the same time.
     fn run(mut self, steps: &[&'static Step]) -> Self {
         for group in steps.chunk_by(|one, other| one.group == other.group) {
             let lanes = group[0].group.at_a_time().min(group.len());
@@ -80,7 +80,7 @@ impl Report {
                 eprintln!("FAILED: {why}");
             }
             StepEnd::LeftOut(why) => eprintln!("LEFT OUT: {why}"),
-            // If another step runs at the same time, a core may be of that step.
+            // Keep the core files if another step runs at the same time, because they may belong to that step.
             StepEnd::Passed if beside_another => {}
             StepEnd::Passed => cores::discard(since),
         }
@@ -88,7 +88,7 @@ impl Report {
     }
 }
 
-/// Runs the steps whose names equal or contain one of these names, after the steps that they need.
+/// Runs the steps whose names equal or contain one of `names`, after the steps that these steps need.
 pub(crate) fn some(names: &[String]) -> ExitCode {
     let found: Result<Vec<_>, String> = names.iter().map(|name| steps::named(name)).collect();
     match found {
@@ -100,7 +100,7 @@ pub(crate) fn some(names: &[String]) -> ExitCode {
     }
 }
 
-/// Runs the steps of a group whose names contain `only`, or all of them.
+/// Runs the steps of a group whose names contain `only`, or all steps of the group.
 pub(crate) fn group(group: Group, only: Option<&str>) -> ExitCode {
     let mut steps = steps::of(group);
     steps.retain(|step| only.is_none_or(|only| step.name.contains(only)));
@@ -122,7 +122,7 @@ pub(crate) fn packets(captures: &Path) -> ExitCode {
 
 /// Runs only unmodified verbs programs.
 ///
-/// `only` names programs of this repository and of the page. Without names, all run.
+/// `only` has names of programs of this repository and of docs/programs.md. Without names, all programs run.
 pub(crate) fn programs(only: &[String]) -> ExitCode {
     /// Words that select whole steps.
     const WHOLE: &[(&str, &[&str])] = &[
@@ -150,12 +150,12 @@ pub(crate) fn programs(only: &[String]) -> ExitCode {
     summarize(&report.run(&steps::with_needs(steps)))
 }
 
-/// Measures the programs of the page.
+/// Measures the programs of docs/programs.md.
 pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     network::apart_with_interface(|| programs::page::measure(rounds, out))
 }
 
-/// Runs all steps, even if one fails, and reports all outcomes at the end.
+/// Runs all steps and reports all outcomes at the end. If a step fails, the remaining steps still run.
 pub(crate) fn everything(fast: bool) -> ExitCode {
     let needs_others = |step: &&Step| step.group != Group::Code || step.name == steps::OTHER_PROGRAMS;
     let steps: Vec<&Step> = steps::STEPS.iter().filter(|step| !(fast && needs_others(step))).collect();
@@ -171,7 +171,7 @@ fn captures() -> PathBuf {
     place::own().join("pcap")
 }
 
-/// Returns the file in which tests report that they did not run, because they need root.
+/// Returns the file to which tests that need root write their names if they cannot run.
 fn left_out_file() -> PathBuf {
     place::own().join("left-out")
 }
@@ -216,7 +216,7 @@ pub(crate) fn hardware_alone() -> Result<(), String> {
     let own: Vec<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
     for needed in ["doorbell-verbs-core", "doorbell-ibverbs-sys"] {
         if !own.contains(&needed) {
-            return Err(format!("verbs without the software RNIC does not depend on {needed}: this check is wrong"));
+            return Err(format!("doorbell-verbs does not depend on {needed}, so this check is out of date"));
         }
     }
     if let Some(surplus) = ["doorbell-rnic", "doorbell-fabric"].into_iter().find(|name| own.contains(name)) {
@@ -225,15 +225,16 @@ pub(crate) fn hardware_alone() -> Result<(), String> {
     run(cargo(&[&["check", "--quiet", "--lib"], &package[..]].concat()))
 }
 
-/// Runs all unit, integration and documentation tests. They write captures for the other programs.
+/// Runs all unit, integration and documentation tests. The tests write captures, which steps with tshark and scapy
+/// check.
 pub(crate) fn tests() -> Result<(), String> {
     let captures = captures();
     std::fs::create_dir_all(&captures).map_err(|error| format!("{}: {error}", captures.display()))?;
     let mut test = cargo(&["test", "--workspace", "--no-fail-fast"]);
     test.env("DOORBELL_PCAP_DIR", captures).env("DOORBELL_LEFT_OUT", left_out_file());
     let temporary = place::own().join("tmp");
-    // The files of a killed test are removed with this run. The path of a preloaded library must not contain these
-    // characters.
+    // With this folder for temporary files, the files of a killed test disappear with the folder of this run. The path
+    // of a preloaded library must not contain a space or a colon.
     if !temporary.to_string_lossy().contains([' ', ':']) {
         std::fs::create_dir_all(&temporary).map_err(|error| format!("{}: {error}", temporary.display()))?;
         test.env("TMPDIR", temporary);
@@ -241,7 +242,7 @@ pub(crate) fn tests() -> Result<(), String> {
     run_tests(test)
 }
 
-/// Reports tests that could not run here, because they need root.
+/// Reports the tests that could not run because they need root.
 pub(crate) fn left_out() -> StepEnd {
     match std::fs::read_to_string(left_out_file()) {
         Ok(tests) => {
@@ -265,13 +266,14 @@ fn conformance_suite(line: &str) -> Option<(PathBuf, PathBuf)> {
 /// Runs the conformance suites of verbs and of the protocols over UDP. In all other tests, devices of one machine use
 /// shared memory.
 pub(crate) fn over_udp() -> Result<(), String> {
-    // `cargo test` with a selection of packages would build them again, with other features.
+    // List the built suites of the whole workspace. `cargo test` with only some packages would build these packages
+    // again, with other features.
     let mut list = cargo(&["test", "--workspace", "--no-run", "--quiet"]);
     list.args(["--message-format", "json"]);
     let listed = output_of(list)?;
     let suites: Vec<(PathBuf, PathBuf)> = listed.lines().filter_map(conformance_suite).collect();
     if suites.len() != CONFORMANCE_SUITES {
-        return Err(format!("{} conformance suites are built instead of {CONFORMANCE_SUITES}", suites.len()));
+        return Err(format!("cargo built {} conformance suites, must be {CONFORMANCE_SUITES}", suites.len()));
     }
     for (program, package) in suites {
         let mut test = command(program, &[]);
@@ -316,7 +318,7 @@ fn summarize(report: &Report) -> ExitCode {
         failed += left_out;
         left_out = 0;
     }
-    // Readers of a log begin at its end, so the end repeats each whole error.
+    // Readers of a log begin at its end, so repeat each complete error at the end.
     for (name, _, outcome) in &report.ended {
         if let StepEnd::Failed(why) = outcome {
             println!("\n{name} FAILED: {why}");

@@ -1,5 +1,5 @@
-//! The `doorbell` command on two machines: two network namespaces with a cable between them. Unlike loopback, the cable
-//! has an Ethernet MTU and real segmentation.
+//! The `doorbell` command on two machines, which are network namespaces with a cable between them. Unlike loopback, the
+//! cable has an Ethernet MTU and real segmentation.
 
 mod capture;
 mod cluster;
@@ -30,20 +30,20 @@ pub(crate) use ssh::ssh;
 pub(crate) use study::study;
 pub(crate) use whole_study::hosts;
 
-/// Protection against hanging: longer than any command here takes on a slow machine.
+/// Time after which a command counts as hanging. No command takes this long, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Secret that both sides of a measurement share.
 const TOKEN: &str = "a-secret-of-this-test";
 
-/// MTUs of interfaces in bytes, and the path MTUs that must result.
+/// MTUs of the interfaces in bytes, each with the path MTU that connections must use.
 const MTUS: [(u64, u64); 2] = [(1500, 1024), (9000, 4096)];
 
-/// One packet in this number is lost in the check with loss.
+/// Average number of packets of which one is lost, in the check with loss.
 const ONE_LOST_IN: u64 = 100;
 
-/// Sizes of all kinds of messages: empty, less than a word, several words, one packet, several packets with a padded
-/// last one, and a long run of packets.
+/// Message sizes: empty, less than a word, several words, one packet, several packets with a padded last packet, and a
+/// long run of packets.
 const SIZES: &[u64] = &[0, 1, 16, 1024, 5001, 65_536];
 
 /// Runs `doorbell bench` between two machines, over IPv4 and IPv6, with normal and jumbo frames. Checks that all
@@ -111,9 +111,9 @@ pub(crate) fn with_loss() -> StepEnd {
 /// Method of losing packets.
 #[derive(Clone, Copy)]
 enum Loss {
-    /// Queue of both interfaces (`sch_netem`).
+    /// The queues of both interfaces drop packets (`sch_netem`).
     Netem,
-    /// Rule for packets that arrive at both interfaces, if the kernel has no `sch_netem`.
+    /// A rule of nftables drops packets that arrive at both interfaces. This is used if the kernel has no `sch_netem`.
     Nftables,
 }
 
@@ -125,7 +125,7 @@ impl Loss {
             output_of(machines.command(1, "tc", &netem))?;
             return Ok(Self::Netem);
         }
-        eprintln!("this kernel has no sch_netem: a rule of nftables loses the packets");
+        eprintln!("the kernel has no sch_netem, so a rule of nftables drops packets");
         let rule = format!(
             "table inet loss {{ chain input {{ type filter hook input priority 0; \
              udp dport 4791 numgen random mod {ONE_LOST_IN} < 1 counter drop; }}; }}"
@@ -156,14 +156,14 @@ impl Loss {
             let text = output_of(text)?;
             let count = text.split_once(before).map(|(_, rest)| rest.split(|c: char| !c.is_ascii_digit()).next());
             let count = count.flatten().and_then(|digits| digits.parse::<u64>().ok());
-            lost += count.ok_or_else(|| format!("{} does not say how many packets it dropped: {text}", self.name()))?;
+            lost += count.ok_or_else(|| format!("{} prints no number of dropped packets: {text}", self.name()))?;
         }
         Ok(lost)
     }
 }
 
 /// Checks real frames that dumpcap captured on the cable. The ICRC of each packet must match the IP header that the
-/// kernel wrote, also for segmented sends. tshark and scapy must agree.
+/// kernel wrote, even if the kernel segmented a send. tshark and scapy must report no error.
 pub(crate) fn frames() -> StepEnd {
     let missing = [
         (!succeeds(command("dumpcap", &["--version"])) || !peers::has_tshark(), "tshark"),
@@ -187,8 +187,8 @@ fn check_frames() -> Result<(), String> {
                 machines.without_offload()?;
             }
             for family in Family::BOTH {
-                // scapy computes no ICRC over IPv6. tshark and scapy treat an unsplit send as one packet, so only
-                // captures in the folder `cut` are checked with them.
+                // scapy computes no ICRC over IPv6. tshark and scapy treat an unsplit send as one packet, so both
+                // programs check only the captures in the folder `cut`.
                 let of = if offload { "offload" } else { "cut" };
                 let capture = directory.join(of).join(format!("{family:?}-{interface_mtu}.pcap"));
                 let expected =
@@ -205,7 +205,7 @@ fn check_frames() -> Result<(), String> {
     run(scapy)
 }
 
-/// Runs a bench, and captures all packets at the second machine's end of the cable.
+/// Runs a bench, and captures all packets at the second machine's end of the cable to the file `to`.
 fn captured(machines: &TwoMachines, expected: &Expected, arguments: &str, to: &Path) -> Result<Value, String> {
     let directory = to.parent().unwrap_or(to);
     std::fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
@@ -214,7 +214,7 @@ fn captured(machines: &TwoMachines, expected: &Expected, arguments: &str, to: &P
     let mut dumpcap = Running::start(machines.command(1, "dumpcap", &options))?;
     dumpcap.wait_for("File:", PATIENCE)?;
     let record = bench(machines, expected, arguments)?;
-    // dumpcap gets packets from the kernel in blocks. The kernel delivers the last block after a delay.
+    // dumpcap gets packets from the kernel in blocks. Wait, because the kernel delivers the last block after a delay.
     std::thread::sleep(Duration::from_secs(1));
     dumpcap.interrupt()?;
     let (_, said) = dumpcap.finish(PATIENCE)?;
@@ -223,7 +223,7 @@ fn captured(machines: &TwoMachines, expected: &Expected, arguments: &str, to: &P
         said.lines().find_map(|line| line.strip_prefix("Packets received/dropped on interface")?.split_once(": "));
     match counts.and_then(|(_, counts)| counts.split(' ').next()?.split_once('/')) {
         Some((_, "0")) => Ok(record),
-        _ => Err(format!("dumpcap did not capture everything: {said}")),
+        _ => Err(format!("dumpcap has dropped packets: {said}")),
     }
 }
 
@@ -239,7 +239,7 @@ fn check_capture(
     let seen = capture::read(path, interface_mtu).map_err(in_capture)?;
     capture::compare(&seen, expected, record).map_err(in_capture)?;
     let (cut, uncut) = (seen.cut, seen.uncut);
-    // Over IPv6, packets of a split run look like other packets.
+    // Over IPv6, the packets of a split run cannot be distinguished from other packets.
     let as_set = if offload { uncut.longest > 1 } else { uncut.count == 0 };
     if !as_set || (!offload && expected.family == Family::V4 && cut.longest < 2) {
         return Err(in_capture(format!(
@@ -261,11 +261,12 @@ fn check_capture(
     Ok(())
 }
 
-/// Checks that tshark reports no error, also in checksums of the kernel, and finds the same packets.
+/// Checks that tshark reports no error, and finds the same packets as [`capture::read`]. tshark also checks the
+/// checksums that the kernel wrote.
 fn compare_with_tshark(path: &Path, seen: &capture::Seen) -> Result<(), String> {
     let dissected = packets::dissect_one(path)?;
     if dissected.len() != seen.packets.len() {
-        return Err(format!("tshark sees {} packets, there are {}", dissected.len(), seen.packets.len()));
+        return Err(format!("tshark finds {} packets, must be {}", dissected.len(), seen.packets.len()));
     }
     for (index, (theirs, ours)) in dissected.iter().zip(&seen.packets).enumerate() {
         let number = |name| packets::number(theirs.value(name));
@@ -284,8 +285,8 @@ fn compare_with_tshark(path: &Path, seen: &capture::Seen) -> Result<(), String> 
     Ok(())
 }
 
-/// Runs `doorbell bench` with these arguments on the first machine, with a listening `doorbell bench` on the second
-/// one. Returns the record.
+/// Runs `doorbell bench` with `arguments` on the first machine, and a listening `doorbell bench` on the second machine.
+/// Returns the record.
 fn bench(machines: &TwoMachines, expected: &Expected, arguments: &str) -> Result<Value, String> {
     let doorbell = doorbell();
     let doorbell = doorbell.to_string_lossy();
@@ -306,5 +307,5 @@ fn bench(machines: &TwoMachines, expected: &Expected, arguments: &str) -> Result
     let client = with_token(0, &words)?;
     let (stdout, _) = client.finish(PATIENCE)?;
     server.finish(PATIENCE)?;
-    serde_json::from_str(&stdout).map_err(|error| format!("the record is no JSON: {error}:\n{stdout}"))
+    serde_json::from_str(&stdout).map_err(|error| format!("the output is no JSON: {error}:\n{stdout}"))
 }

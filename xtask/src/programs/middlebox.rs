@@ -15,7 +15,7 @@ const PAIRS: &[(&str, u64)] = &[
     ("ib_atomic_lat -n 500 -A FETCH_AND_ADD", 500),
 ];
 
-/// Runs all pairs through a middlebox. For every second pair the middlebox drops packets.
+/// Runs all pairs through a middlebox. For every second pair, the middlebox injects packet loss.
 pub(crate) fn run() -> Result<(), String> {
     for (index, (line, requests)) in PAIRS.iter().enumerate() {
         let fault = if index % 2 == 1 { &["--fault", "drop=0.005,seed=3"][..] } else { &[] };
@@ -26,9 +26,9 @@ pub(crate) fn run() -> Result<(), String> {
             }
             result = pair(line, fault, *requests);
         }
-        result.map_err(|why| format!("{line}, through a box: {why}"))?;
+        result.map_err(|why| format!("{line}, through a middlebox: {why}"))?;
     }
-    eprintln!("{} programs through a box", PAIRS.len());
+    eprintln!("{} programs through a middlebox", PAIRS.len());
     Ok(())
 }
 

@@ -1,6 +1,6 @@
-//! The programs of `docs/programs.md`. The page prints each row of one table, `cargo xtask programs` runs it, and
-//! `cargo xtask compare --programs` measures it beside TCP. The part of the page between two marks is generated from
-//! the table and from a dated record of figures. A test compares them.
+//! The programs of `docs/programs.md`, as a table of rows. The page prints each row, `cargo xtask programs` runs each
+//! row, and `cargo xtask compare --programs` measures each row beside TCP. A part of the page is generated from the
+//! table and from a dated record of figures. A test checks that this part is up to date.
 
 pub(super) mod read;
 mod record;
@@ -21,7 +21,7 @@ pub(crate) use read::Read;
 pub(crate) use record::measure;
 pub(crate) use text::write;
 
-/// Protection against hanging: longer than any of these programs takes on a busy machine.
+/// Time after which a program counts as hanging. No program takes this long, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Row of the page: a run, its checks, and its measurements.
@@ -33,16 +33,17 @@ pub(crate) struct Row {
     pub(crate) ours: Commands,
     /// Commands of the same or a similar run over TCP.
     pub(crate) tcp: Option<Commands>,
-    /// Text for the page: facts that the run checks besides the success of both programs.
+    /// Text for the page that names what the run checks, in addition to the success of both programs.
     pub(crate) checked: &'static str,
     /// Words that the client or the server must print.
     pub(crate) words: &'static [&'static str],
-    /// Control of the run, if the programs do not end by themselves.
+    /// Function that controls the run, if the programs do not end by themselves.
     pub(crate) drive: Option<Drive>,
     pub(crate) figures: &'static [Figure],
 }
 
-/// Two commands as a user types them in two terminals, or only the client's command.
+/// Commands of a server and a client, as a user types them in two terminals. A program without a server has only the
+/// client's command.
 #[derive(Clone, Copy)]
 pub(crate) struct Commands {
     pub(crate) server: &'static str,
@@ -56,7 +57,7 @@ impl Commands {
         Self { server, client, port }
     }
 
-    /// Returns a single command, which starts all its processes.
+    /// Creates a row's commands from a single command, which starts all processes itself.
     pub(crate) const fn alone(client: &'static str) -> Self {
         Self { server: "", client, port: 0 }
     }
@@ -67,7 +68,8 @@ impl Commands {
     }
 }
 
-/// Function that controls a program while it runs and checks it. It returns the text from which figures are read.
+/// Function that controls the programs of a row while they run, and checks them. It returns the text that contains the
+/// figures.
 pub(crate) type Drive = fn(&Run<'_>) -> Result<String, String>;
 
 /// A figure of a run.
@@ -76,7 +78,7 @@ pub(crate) struct Figure {
     pub(crate) of: &'static str,
     pub(crate) unit: Unit,
     pub(crate) read: Read,
-    /// Format of the same figure over TCP, if the programs print one.
+    /// Format of the same figure over TCP, if the programs over TCP print this figure.
     pub(crate) tcp: Option<Read>,
 }
 
@@ -112,7 +114,7 @@ pub(crate) fn names() -> Vec<&'static str> {
     names
 }
 
-/// Runs all rows, or those of some programs. Each must succeed, pass its checks, and print its figures.
+/// Runs the rows of the programs in `only`, or all rows. Each row must succeed, pass its checks, and print its figures.
 pub(crate) fn check(only: &[&str]) -> Result<(), String> {
     peers::install_for_page()?;
     let mut failures = Vec::new();
@@ -138,7 +140,7 @@ impl Row {
     /// Runs the row, and returns the output of its programs.
     fn run(&self, commands: &Commands, explain: bool) -> Result<String, String> {
         let mut result = self.run_once(commands, explain);
-        // The page has fixed ports. In a shared network, a run may wait until another run releases them.
+        // The ports in the page are fixed. In a shared network, wait until another run releases the ports.
         let until = Instant::now() + PORT_PATIENCE;
         while result.as_ref().is_err_and(|why| is_taken(why)) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(200));
@@ -159,12 +161,12 @@ impl Row {
             Some(drive) => drive(&run)?,
             None => run.to_its_end()?,
         };
-        // The checks do not cover the programs' own TCP traffic.
+        // The words are printed only by the run on Doorbell, so do not search them in the output of the run over TCP.
         let words = if std::ptr::eq(commands, &raw const self.ours) { self.words } else { &[] };
         match words.iter().find(|word| !said.contains(**word)) {
             Some(missing) => Err(format!("{missing:?} is missing in:\n{said}")),
             None => {
-                // The folder of a failed run stays, since a core may lie in it.
+                // Only the folder of a good run is removed, because the folder of a failed run may contain a core file.
                 fs::remove_dir_all(&run.folder).map_err(|error| format!("{}: {error}", run.folder.display()))?;
                 Ok(said)
             }
@@ -201,15 +203,15 @@ impl Run<'_> {
         self.start(self.commands.client)
     }
 
-    /// Returns the argument after this word in the server's command.
+    /// Returns the argument that follows `word` in the server's command.
     pub(crate) fn word_after(&self, word: &str) -> Option<&'static str> {
         self.commands.server.split(' ').skip_while(|other| *other != word).nth(1)
     }
 
-    /// Starts a line of the page as a shell does, in the folder of this run.
+    /// Starts a command line of the page with a shell, in the folder of this run.
     fn start(&self, line: &str) -> Result<Started, String> {
         let mut shell = Command::new("sh");
-        // exec replaces the shell, so dropping the handle kills the program.
+        // `exec` replaces the shell by the program, so dropping the handle kills the program itself.
         shell.args(["-c", &format!("exec {line}")]).current_dir(&self.folder);
         shell.env("PATH", format!("{}:{}", built().display(), std::env::var("PATH").unwrap_or_default()));
         if self.explain {
@@ -218,7 +220,7 @@ impl Run<'_> {
         start(shell)
     }
 
-    /// Runs both programs to their end, and returns their output, the client's first.
+    /// Runs both programs until they end. Returns the output of the client, followed by the output of the server.
     pub(crate) fn to_its_end(&self) -> Result<String, String> {
         if self.commands.server.is_empty() {
             return self.client()?.finish(PATIENCE);
@@ -237,7 +239,7 @@ impl Run<'_> {
     }
 }
 
-/// Compiles `mpi_speed.c` into the folder of the run, and runs the row's command, which starts it.
+/// Compiles `mpi_speed.c` into the folder of the run, and runs the row's command, which starts the compiled program.
 fn mpi(run: &Run<'_>) -> Result<String, String> {
     let program = run.folder.join("mpi_speed").to_string_lossy().into_owned();
     let source = root().join("xtask/programs/mpi_speed.c").to_string_lossy().into_owned();

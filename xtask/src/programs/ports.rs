@@ -1,4 +1,5 @@
-//! Free ports for servers that cannot choose one by themselves: ports of TCP, and of `rdma_cm` on Doorbell.
+//! Free ports for servers that cannot choose a port by themselves. These are ports of TCP, and of `rdma_cm` on
+//! Doorbell.
 //!
 //! In a separate network namespace ([`crate::network::apart`]) no other program takes ports. Without root there is no
 //! such namespace, and another process may take a free port before the server does. The server then fails, and is
@@ -13,14 +14,14 @@ use super::{PATIENCE, Started};
 /// Maximum number of further ports to try.
 const OTHER_PORTS: usize = 8;
 
-/// Time to wait until another program releases a port that is not configurable. It is longer than another run of a step
-/// needs the port.
+/// Maximum time to wait until another program releases a port that is not configurable. No run of a step needs the port
+/// for a longer time.
 pub(super) const PORT_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Messages of servers whose port is taken. perftest prints the last two, without the reason.
+/// Messages of servers whose port is taken. The last two messages are those of perftest, which prints no reason.
 const TAKEN: &[&str] = &[
     "Address already in use",
-    "Cannot assign requested address", // of rdma_cm, for each address
+    "Cannot assign requested address", // rdma_cm prints this for each address
     "Couldn't listen to port",
     "rdma_bind_addr failed",
 ];
@@ -35,7 +36,7 @@ pub(super) fn on_free_port<T>(mut attempt: impl FnMut(&str) -> Result<T, String>
     for _ in 0..OTHER_PORTS {
         let port = free_port()?.to_string();
         match attempt(&port) {
-            Err(why) if is_taken(&why) => eprintln!("TCP port {port} was taken meanwhile: another is tried"),
+            Err(why) if is_taken(&why) => eprintln!("TCP port {port} is taken: trying another port"),
             ended => return ended,
         }
     }
@@ -44,7 +45,7 @@ pub(super) fn on_free_port<T>(mut attempt: impl FnMut(&str) -> Result<T, String>
 
 /// Returns a TCP port that is currently unused on all addresses.
 fn free_port() -> Result<u16, String> {
-    // A socket of IPv6 covers the addresses of IPv4.
+    // An IPv6 socket also listens on the IPv4 addresses.
     let listener =
         TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)));
     let address = listener.and_then(|listener| listener.local_addr());
@@ -61,7 +62,7 @@ impl BlockedPort {
     pub(super) fn new() -> std::io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let client = TcpStream::connect(listener.local_addr()?)?;
-        // The connection of another process may have come first. The own connection is then queued after it.
+        // Another process may have connected first. Accept connections until the connection of this process comes.
         let own = client.local_addr()?;
         loop {
             let (server, from) = listener.accept()?;
@@ -76,7 +77,8 @@ impl BlockedPort {
     }
 }
 
-/// Waits until a server listens. It reads tables of the kernel, since the servers accept only one connection.
+/// Waits until a server listens on a port, according to tables of the kernel. A trial connection is not possible,
+/// because the servers accept only one connection.
 pub(super) fn wait_until_listening(port: &str, server: &mut Started) -> Result<(), String> {
     let port: u16 = port.parse().map_err(|error| format!("{port:?} is no port: {error}"))?;
     let until = Instant::now() + PATIENCE;
@@ -85,7 +87,7 @@ pub(super) fn wait_until_listening(port: &str, server: &mut Started) -> Result<(
             return Ok(());
         }
         if server.has_ended() {
-            break; // the caller reports the reason from the output
+            break; // the caller finds the reason in the output
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -98,13 +100,14 @@ pub(crate) fn is_listening(process: u32, port: u16) -> bool {
     !listening.is_empty() && has_one_of(process, &listening)
 }
 
-/// Returns the sockets of all processes that listen on a port, in the form of links in `/proc/PID/fd`.
+/// Returns the sockets that listen on a port, of all processes. Each socket has the form of a link in `/proc/PID/fd`.
 fn listeners(port: u16) -> Vec<String> {
     let own = format!(":{port:04X}");
     let tables = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"].map(fs::read_to_string);
     let of_table = |table: &String| {
         let sockets = table.lines().filter_map(|line| {
-            // Fields: number, own address, address of the peer, state (0A is listening); the tenth is the inode.
+            // The fields are number, local address, remote address and state (0A means listening). Field 10 is the
+            // inode.
             let words: Vec<&str> = line.split_whitespace().collect();
             let (address, state, inode) = (words.get(1)?, words.get(3)?, words.get(9)?);
             (address.ends_with(&own) && *state == "0A").then(|| format!("socket:[{inode}]"))
@@ -147,7 +150,7 @@ mod tests {
         let found = on_free_port(|port| {
             let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, port.parse().unwrap()));
             if taken.len() < 3 {
-                // A listener of another process.
+                // Take the port, as a listener of another process would.
                 taken.push(listen().unwrap());
             }
             listen().map_err(|error| format!("bind: {error}"))

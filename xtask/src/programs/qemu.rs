@@ -1,5 +1,5 @@
-//! QEMU's live migration: a guest that counts moves from one process to another. Its memory must stay equal, and no
-//! number may be missing.
+//! QEMU's live migration. A guest that counts moves from one process to another process. The memory of the guest must
+//! stay equal, and no number of its count may be missing.
 //!
 //! The guest is a boot sector. It writes its counter to its debug console, in hexadecimal digits, one line for each
 //! number. It also writes the counter to 128 pages from 0x10000 on, in turn, so that pages change during the migration.
@@ -16,13 +16,14 @@ use serde_json::{Value, json};
 use super::Started;
 use super::page::Run;
 
-/// Memory of the guest, and its part with random bytes. The commands contain the same sizes.
+/// Size of the guest's memory. The commands in the page contain the same size.
 const MEMORY_BYTES: usize = 128 << 20;
+/// Address of the random bytes in the guest's memory. The commands in the page contain the same address.
 const RANDOM_AT: usize = 0x100_0000;
 const RANDOM_BYTES: usize = 64 << 20;
-/// Protection against hanging: longer than a step takes on a busy machine.
+/// Time after which QEMU counts as hanging. No wait takes this long, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// Bandwidth limit above the speed of any migration.
+/// Bandwidth limit of the migration. No migration is this fast.
 const MOST_BYTES_PER_SECOND: u64 = 100_000_000_000;
 const DISK_BYTES: u64 = 1_474_560;
 
@@ -76,14 +77,14 @@ fn migrate_between(run: &Run<'_>, pin: bool) -> Result<String, String> {
         return Err(format!("the migration did not succeed: {migrated}"));
     }
 
-    // Both guests are stopped now.
+    // The guest is stopped in both processes now.
     destination.wait_for("query-status", |answer| answer["status"] == "paused")?;
     for (monitor, name) in [(&mut source, "source.memory"), (&mut destination, "destination.memory")] {
         monitor.ask("pmemsave", json!({ "val": 0, "size": MEMORY_BYTES, "filename": name }))?;
     }
     let read = |name: &str| fs::read(file(name)).map_err(|error| format!("{name}: {error}"));
     let (was, is) = (read("source.memory")?, read("destination.memory")?);
-    // The comparison byte by byte takes seconds, so it runs only after a difference.
+    // The search for the first different byte takes seconds, so it runs only if the memories differ.
     if was != is {
         let at = was.iter().zip(&is).position(|(was, is)| was != is).unwrap_or_default();
         return Err(format!("the guest's memory differs from {at:#x} on"));
@@ -96,7 +97,7 @@ fn migrate_between(run: &Run<'_>, pin: bool) -> Result<String, String> {
     destination.ask("cont", json!({}))?;
     wait_for_numbers(&file("destination.txt"))?;
     let text = |name: &str| fs::read_to_string(file(name)).map_err(|error| format!("{name}: {error}"));
-    // The source may begin a line that the destination ends.
+    // The source may have written the begin of a line, and the destination its end. So join both outputs first.
     let counted = text("source.txt")? + &text("destination.txt")?;
     let complete = counted.rfind('\n').map_or("", |end| &counted[..end]);
     for (expected, line) in (1_u32..).zip(complete.lines()) {
@@ -121,7 +122,7 @@ fn wait_for_numbers(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// QEMU's monitor: lines of JSON.
+/// Connection to the monitor of QEMU, which exchanges lines of JSON.
 struct Monitor {
     stream: BufReader<UnixStream>,
 }
@@ -138,7 +139,7 @@ impl Monitor {
         };
         stream.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
         let mut monitor = Self { stream: BufReader::new(stream) };
-        monitor.line()?; // its greeting
+        monitor.line()?; // the greeting of QEMU
         monitor.ask("qmp_capabilities", json!({}))?;
         Ok(monitor)
     }
@@ -160,7 +161,7 @@ impl Monitor {
             if let Some(error) = answer.get("error") {
                 return Err(format!("{what}: {error}"));
             }
-            // Any other line is an event.
+            // A line without `return` and `error` is an event. Ignore it.
         }
     }
 
@@ -180,7 +181,7 @@ impl Monitor {
     }
 }
 
-/// Returns the guest: 16-bit code that the firmware starts at 0x7c00.
+/// Returns the boot sector with the guest's code. The firmware starts this 16-bit code at 0x7c00.
 fn boot_sector() -> Vec<u8> {
     let mut code = vec![
         0x31, 0xc0, // xor ax, ax
@@ -190,7 +191,7 @@ fn boot_sector() -> Vec<u8> {
     let next_number = code.len();
     code.extend([
         0x66, 0x43, // inc ebx
-        // Next of 128 pages.
+        // Write the counter to the next of 128 pages.
         0x89, 0xd8, // mov ax, bx
         0xc1, 0xe0, 0x08, // shl ax, 8
         0x25, 0x00, 0x7f, // and ax, 0x7f00
@@ -237,7 +238,7 @@ fn boot_sector() -> Vec<u8> {
     code
 }
 
-/// Returns the distance of a short jump to `place`, whose last byte is at `from`.
+/// Returns the distance of a short jump back to `place`. The last byte of the jump is at `from`.
 fn back_to(place: usize, from: usize) -> u8 {
     (place as i64 - from as i64 - 1) as u8
 }
@@ -251,7 +252,7 @@ mod tests {
         let sector = boot_sector();
         assert_eq!(sector.len(), 512);
         assert_eq!(sector[510..], [0x55, 0xaa]);
-        // A jump of two bytes to itself.
+        // A jump instruction of two bytes that jumps to itself.
         assert_eq!(back_to(0, 1), 0xfe);
     }
 }

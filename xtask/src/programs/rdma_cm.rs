@@ -8,7 +8,7 @@ use crate::shell::output_of;
 use crate::test::StepEnd;
 use crate::two_machines::{Family, TwoMachines};
 
-/// Command lines of perftest that connects through librdmacm.
+/// Command lines with which perftest connects through librdmacm.
 const PERFTEST: &[&str] = &[
     "ib_send_bw -R -n 500",
     "ib_send_bw -R -n 500 -b",
@@ -26,7 +26,7 @@ const PERFTEST: &[&str] = &[
     "ib_atomic_lat -R -n 200 -A CMP_AND_SWAP",
 ];
 
-/// Command lines of servers and clients. The port is added, except for udaddy.
+/// Command lines of servers and clients. `program` adds the port, except for udaddy.
 const EXAMPLES: &[(&str, &str)] = &[
     ("rping -s -v -C 100", "rping -c -a 127.0.0.1 -v -C 100"),
     ("rping -s -a 127.0.0.1 -V -C 100 -S 5000", "rping -c -a 127.0.0.1 -V -C 100 -S 5000"),
@@ -40,16 +40,16 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("rdma_server", "rdma_client -s 127.0.0.1"),
 ];
 
-/// Command lines of both members of a multicast group, and additional arguments of the sender. The group's address is
-/// added.
+/// Command lines of both members of a multicast group, each with additional arguments of the sender. `multicast` adds
+/// the address of the group.
 const MEMBERS: &[(&str, &str)] = &[
     ("mckey -C 20", ""),
     ("mckey -C 50 -S 1000 -c 3", ""),
-    // The port space of IPoIB, and a sender that joins as send-only member.
+    // Uses the port space of IPoIB. The sender joins the group as a send-only member.
     ("mckey -C 20 -p 0x2", "-o"),
 ];
 
-/// Fixed port of udaddy, whose option `-p` is the port space.
+/// Port of udaddy. It is fixed, because the option `-p` of udaddy sets the port space.
 const UDADDY_PORT: &str = "7174";
 
 fn program(line: &str, port: &str) -> Result<Started, String> {
@@ -73,7 +73,8 @@ fn example(server_line: &str, client_line: &str, port: &str) -> Result<(), Strin
     client.and(server).map(drop).map_err(|why| format!("{client_line}: {why}"))
 }
 
-/// Runs udaddy. Returns false if another program keeps its port, which does not happen in a separate network namespace.
+/// Runs udaddy. Returns false if another program keeps the port of udaddy. This cannot happen in a separate network
+/// namespace.
 fn udaddy(server: &str, client: &str) -> Result<bool, String> {
     let until = Instant::now() + PORT_PATIENCE;
     loop {
@@ -92,11 +93,12 @@ fn expect(said: &str, words: &str) -> Result<(), String> {
 /// Checks that a connection is rejected if no server listens.
 fn refused() -> Result<(), String> {
     let blocked = BlockedPort::new().and_then(|blocked| Ok((blocked.address()?.port(), blocked)));
-    let (port, _blocked) = blocked.map_err(|error| format!("no port could be kept from others: {error}"))?;
+    let (port, _blocked) = blocked.map_err(|error| format!("no TCP port could be blocked: {error}"))?;
     expect(&program("rping -c -a 127.0.0.1", &port.to_string())?.ended()?, "RDMA_CM_EVENT_REJECTED, error 8")
 }
 
-/// Checks that the death of a process ends the connection of its peer, and that the port is free again.
+/// Checks that the connection of a process ends when its peer is killed. Also checks that the port of a killed server
+/// is free again.
 fn killed(port: &str) -> Result<(), String> {
     let (server_line, client_line) = ("rping -s -v", "rping -c -a 127.0.0.1 -v");
     for kill_server in [true, false] {
@@ -115,8 +117,8 @@ fn killed(port: &str) -> Result<(), String> {
     example("rping -s -C 10", "rping -c -a 127.0.0.1 -C 10", port)
 }
 
-/// Checks that one member of a group receives all messages that the other sends. The receiver ends after the last
-/// one.
+/// Checks that one member of a group receives all messages of the other member. The receiver ends after the last
+/// message.
 fn multicast() -> Result<(), String> {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     for (number, (line, sender)) in (0_u8..).zip(MEMBERS) {
@@ -135,7 +137,7 @@ fn multicast() -> Result<(), String> {
     Ok(())
 }
 
-/// Runs cmtime, which opens a hundred connections. Its server waits for the next client until it is killed.
+/// Runs cmtime, which opens a hundred connections. The server of cmtime waits for further clients until it is killed.
 fn timed(port: &str) -> Result<(), String> {
     let server = server("cmtime", port)?;
     let said = program("cmtime -s 127.0.0.1", port)?.finish(PATIENCE).map_err(|why| format!("cmtime: {why}"))?;
@@ -143,7 +145,7 @@ fn timed(port: &str) -> Result<(), String> {
     expect(&said, "disconnect")
 }
 
-/// One of two machines. No other program uses ports on it.
+/// One of two machines. No other program uses ports of these machines.
 struct Machine<'a> {
     machines: &'a TwoMachines,
     number: usize,
@@ -155,7 +157,7 @@ impl<'a> Machine<'a> {
         [0, 1].map(|number| Self { machines, number, address: family.address(number) })
     }
 
-    /// Starts a program with an RNIC at this address.
+    /// Starts a program on this machine, with an RNIC at the address `bind`.
     fn program(&self, bind: &str, line: &str) -> Result<Started, String> {
         let words: Vec<&str> = line.split(' ').collect();
         let options = ["run", "--explain", "--bind", bind, "--"];
@@ -163,7 +165,7 @@ impl<'a> Machine<'a> {
         start(self.machines.command(self.number, &doorbell, &[&options[..], &words].concat()))
     }
 
-    /// Waits until a table of the kernel lists a listening socket.
+    /// Waits until a table of the kernel lists a listening socket, which the program `by` opens.
     fn wait_for(&self, table: &str, socket: &str, by: &mut Started) -> Result<(), String> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -179,8 +181,8 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Checks connections between two machines over TCP. Also checks that a server whose TCP port is taken serves clients
-/// of its own machine.
+/// Checks connections between two machines, which use TCP for set-up. Also checks that a server whose TCP port is taken
+/// serves clients of its own machine.
 fn between_machines() -> Result<(), String> {
     const PORT: u16 = 7471;
     let machines = TwoMachines::new(1500)?;

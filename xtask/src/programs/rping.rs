@@ -1,15 +1,16 @@
-//! Allowed ends of rping.
+//! Exit of rping that counts as a success, although the status is 255.
 //!
 //! Up to release 58 of rdma-core, rping never ends its thread for `rdma_cm` events. The main thread destroys the event
-//! channel once the connection is over. If the other thread then asks for the next event, it gets EBADF, prints it, and
-//! ends the process with status 255, although all bytes have passed. The kernel's connection manager gives the same
-//! error at the same place, so rping on `rdma_rxe` has both ends too. Release 59 fixes it ("rping: terminate CM event
-//! thread before exiting", f3ae6534ad93).
+//! channel once the connection is over. If the event thread then asks for the next event, it gets and prints EBADF. It
+//! ends the process with status 255, although all bytes have arrived. The kernel's connection manager returns the same
+//! error in this case, so rping on `rdma_rxe` behaves in the same way. Release 59 fixes this defect ("rping: terminate
+//! CM event thread before exiting", f3ae6534ad93).
 
-/// Output of the thread for events.
+/// Last line that the event thread prints.
 const LAST_WORDS: &str = "rdma_get_cm_event: Bad file descriptor";
 
-/// Output of rping after a successful connection. The server reports that it waited for a message that did not come.
+/// Lines that rping prints after a successful connection. In the last line, the server reports a wait for a message
+/// that did not come.
 const GOOD_WORDS: [&str; 3] =
     ["server DISCONNECT EVENT...", "client DISCONNECT EVENT...", "wait for RDMA_READ_ADV state 10"];
 

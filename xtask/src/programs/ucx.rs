@@ -9,8 +9,8 @@ use crate::place;
 use crate::shell::{command, output_of};
 use crate::two_machines::{Family, TwoMachines};
 
-/// Values of `UCX_TLS`, and the transports that an endpoint must then use. `rc_v` is `rc_verbs`, with `ud_verbs` only
-/// for connecting. If programs exchange addresses, UCX refuses to connect with `rc_verbs` alone.
+/// Values of `UCX_TLS`, each with the transports that an endpoint must then use. `rc_v` selects `rc_verbs`, and
+/// `ud_verbs` only for connecting. With `rc_verbs` alone, UCX cannot connect programs that exchange addresses.
 const TRANSPORTS: &[(&str, &[&str])] = &[
     ("rc_v", &["rc_verbs/doorbell0:1"]),
     ("ud_verbs", &["ud_verbs/doorbell0:1"]),
@@ -51,7 +51,7 @@ const TESTS: &[&str] = &[
     "-t ucp_cswap -s 8 -n 200",
 ];
 
-/// Tests of UCT, directly over one transport. Atomics are those of the RNIC, if UCX offers them.
+/// Tests of UCT, directly over `rc_verbs`. Atomic operations run on the RNIC, if UCX offers them.
 const TESTS_OF_RC: &[&str] = &[
     "-d doorbell0:1 -x rc_verbs -t am_lat -s 8 -n 500",
     "-d doorbell0:1 -x rc_verbs -t am_bw -D zcopy -s 8000 -n 500",
@@ -70,14 +70,14 @@ const TESTS_OF_UD: &[&str] = &[
     "-d doorbell0:1 -x ud_verbs -t am_bw -D zcopy -s 2000 -n 500",
 ];
 
-/// Tests with several threads. Each needs a separate pair of processes.
+/// Tests with several threads. Each test needs a separate pair of processes.
 const TESTS_OF_THREADS: &[&str] = &[
     "-T 4 -M multi -t tag_lat -s 64 -n 200",
     "-T 4 -M multi -t tag_bw -s 65536 -n 100",
     "-T 4 -M multi -t ucp_put_bw -s 4096 -n 200",
 ];
 
-/// Timeouts below the defaults of UCX, which are half a minute and more. They shorten the test of broken connections.
+/// Timeouts that shorten the test of broken connections. The defaults of UCX are half a minute or more.
 const SHORT_TIMEOUTS: &[(&str, &str)] = &[
     ("UCX_KEEPALIVE_INTERVAL", "500ms"),
     ("UCX_RC_VERBS_TIMEOUT", "50ms"),
@@ -170,7 +170,7 @@ fn own_programs() -> Result<(), String> {
     Ok(())
 }
 
-/// Way in which the processes are started.
+/// Way in which `doorbell run` and `mpirun` start the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Starts {
     /// `doorbell run -- mpirun ... PROGRAM`
@@ -217,7 +217,7 @@ fn mpi() -> Result<(), String> {
 }
 
 /// Checks that UCX between two machines prefers the RNIC to TCP. UCX treats processes with common namespaces of IPC and
-/// process ids as processes of one machine. So each process gets its own namespaces, as in containers.
+/// process ids as processes of one machine. Each process therefore gets its own namespaces, as in containers.
 fn two_machines() -> Result<(), String> {
     if TwoMachines::are_impossible().is_some() {
         eprintln!("UCX between two machines is left out: it needs root, ip and ethtool");
@@ -227,7 +227,7 @@ fn two_machines() -> Result<(), String> {
     for family in Family::BOTH {
         let addresses = [0, 1].map(|machine| family.address(machine));
         let perftest = |machine: usize, words: &[&str]| {
-            // Without line buffering, the message "Waiting for connection" would stay in the buffer.
+            // Without line buffering, the message "Waiting for connection" would stay in the server's buffer.
             let perftest = [&["stdbuf", "-oL", "ucx_perftest"], words].concat();
             let own = on_doorbell(&["--bind", &addresses[machine]], &perftest);
             let apart = ["--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"];

@@ -1,4 +1,4 @@
-//! The parts of a file that people read: comments and texts of source code, and whole pages.
+//! The parts of a file that are checked: comments and string literals of source code, and whole pages.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ pub(super) enum Kind {
     Page,
 }
 
-/// Lines of Markdown that belong together.
+/// Lines of Markdown that belong together, such as the lines of one comment.
 #[derive(Debug)]
 pub(super) struct Passage {
     pub(super) kind: Kind,
@@ -27,7 +27,7 @@ impl Passage {
         Self { kind, line, lines: Vec::new(), columns: Vec::new() }
     }
 
-    /// Numbers of its lines.
+    /// Returns the line numbers of the passage in its file.
     pub(super) fn span(&self) -> Range<usize> {
         self.line..self.line + self.lines.len()
     }
@@ -90,7 +90,7 @@ impl<'a> Scanner<'a> {
         &self.source[self.at..]
     }
 
-    /// Skips this number of bytes and returns them.
+    /// Skips `bytes` bytes and returns the skipped text.
     fn skip(&mut self, bytes: usize) -> &'a str {
         let taken = &self.rest()[..bytes.min(self.rest().len())];
         self.line += taken.matches('\n').count();
@@ -127,7 +127,7 @@ impl<'a> Scanner<'a> {
             } else if next == '\'' {
                 self.skip(character_length(rest));
             } else if next.is_alphanumeric() || next == '_' {
-                // A whole word, so that the `r` at its end begins no raw string.
+                // Skip the whole word. Otherwise an `r` at its end could count as the begin of a raw string.
                 let length = rest.find(|other: char| !other.is_alphanumeric() && other != '_').unwrap_or(rest.len());
                 self.skip(length);
             } else {
@@ -136,7 +136,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Returns the number of `#` of a raw string that begins here.
+    /// Returns the number of `#` of a raw string, if a raw string begins at the current position.
     fn raw_string(&self) -> Option<usize> {
         let rest = self.rest();
         let rest = rest.strip_prefix("br").or_else(|| rest.strip_prefix('r')).filter(|_| self.has_raw_strings)?;

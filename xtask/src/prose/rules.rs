@@ -5,16 +5,16 @@ use serde::Deserialize;
 use super::passage::{Kind, Passage};
 use super::sentence::{self, Sentence};
 
-/// Words of the longest sentence.
+/// Maximum number of words of a sentence.
 const WORDS_MAX: usize = 30;
 
-/// Columns of the widest line of a comment.
+/// Maximum number of columns of a line with a comment.
 const COLUMNS_MAX: usize = 120;
 
-/// Begins an allowance in a comment of source code. A reason follows.
+/// Text that begins an allowance in a comment of source code. A reason follows this text.
 const ALLOWANCE: &str = concat!("prose", ": allow:");
 
-/// The same in a page, which may also mention allowances.
+/// Text that begins an allowance in a page. It differs from [`ALLOWANCE`], because pages may also mention allowances.
 const PAGE_ALLOWANCE: &str = concat!("<!-- prose", ": allow:");
 
 /// Contents of `rules.toml`.
@@ -31,7 +31,7 @@ pub(super) struct Rules {
 struct Opener {
     text: String,
     instead: String,
-    /// Next words with which the opener is an error; `None` means all words.
+    /// Words after the opener with which the opener is an error; `None` means all words.
     before: Option<Vec<String>>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Titles {
     second_verbs: Vec<String>,
 }
 
-/// A place to rewrite.
+/// A place in a file that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Finding {
     pub(super) line: usize,
@@ -86,8 +86,8 @@ impl Rules {
         }
         for passage in passages {
             let span = passage.span();
-            // An allowance covers its own passage, or the passage on the next line. A page is one passage, so an
-            // allowance in it covers the next paragraph.
+            // An allowance covers its own passage, or the passage on the next line. A page is only one passage, so an
+            // allowance in a page covers the next paragraph.
             let covers = |line: usize, found: &Finding| match passage.kind {
                 Kind::Page => line < found.line && found.line <= line + paragraph(&passage.lines[line..]),
                 _ => span.contains(&line) || span.start == line + 1,
@@ -130,7 +130,8 @@ impl Rules {
         let words = words(&sentence.text);
         let mut findings = Vec::new();
         let begin: String = sentence.text.chars().take(60).collect();
-        // A text may be the rest of a sentence, and a page may ask.
+        // A string literal may be the rest of a sentence, so it may begin with an opener in lower case. A page may ask
+        // questions.
         let may_open = kind == Kind::Page && sentence.text.ends_with('?');
         let is_begun = kind != Kind::Text || sentence.text.starts_with(char::is_uppercase);
         if let Some(opener) = self.opener.iter().find(|opener| opener.opens(&words, &sentence.text))
@@ -148,7 +149,7 @@ impl Rules {
         findings
     }
 
-    /// Returns the defect of a commit's title.
+    /// Returns the rule that a commit's title breaks, if any.
     pub(super) fn of_title(&self, title: &str) -> Option<String> {
         let columns = title.chars().count();
         let words = words(title);
@@ -169,13 +170,13 @@ impl Opener {
         if !words.iter().map(String::as_str).take(own.len()).eq(own.iter().copied()) || words.len() == own.len() {
             return false;
         }
-        // `Where:` begins a list of symbols.
+        // `Where:` is allowed, because it begins a list of symbols.
         let is_label = text.get(self.text.len()..).is_some_and(|rest| rest.starts_with(':'));
         !is_label && self.before.as_ref().is_none_or(|before| before.contains(&words[own.len()]))
     }
 }
 
-/// Returns the number of lines up to the end of the paragraph that follows.
+/// Returns the number of lines up to the end of the next paragraph.
 fn paragraph(lines: &[String]) -> usize {
     let blank = lines.iter().take_while(|line| line.trim().is_empty()).count();
     blank + lines[blank..].iter().take_while(|line| !line.trim().is_empty()).count()
@@ -185,7 +186,7 @@ const fn allowance(kind: Kind) -> &'static str {
     if matches!(kind, Kind::Page) { PAGE_ALLOWANCE } else { ALLOWANCE }
 }
 
-/// Returns a line, or nothing in place of an allowance.
+/// Returns the line, or an empty line if it contains an allowance.
 fn without_allowance(line: &str, kind: Kind) -> String {
     if line.contains(allowance(kind)) { String::new() } else { line.to_owned() }
 }
@@ -234,7 +235,11 @@ mod tests {
     fn long_sentences_and_wide_comments_are_found() {
         let sentence = "word ".repeat(31);
         assert_eq!(of_comment(&format!("// {}\n// {}", &sentence[..75], &sentence[75..])).len(), 1);
-        assert_eq!(of_comment(&format!("// {}", "word ".repeat(30))).len(), 1, "too wide alone");
+        assert_eq!(
+            of_comment(&format!("// {}", "word ".repeat(30))).len(),
+            1,
+            "30 words are allowed, but the line is too wide"
+        );
         assert_eq!(of_comment(&format!("/// {}", "x".repeat(117))), ["a comment with 121 columns: at most 120"]);
         assert_eq!(of_comment(&format!("let x = \"{}\";", "word ".repeat(31))).len(), 1, "texts are sentences too");
     }

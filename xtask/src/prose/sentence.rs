@@ -2,22 +2,22 @@
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-/// Stands for code in a sentence: one word.
+/// Word that replaces inline code in a sentence, so that the code counts as one word.
 pub(super) const CODE: &str = "`code`";
 
-/// Ends of words after which a full stop ends no sentence.
+/// Abbreviations whose full stop does not end a sentence.
 const ABBREVIATIONS: [&str; 9] = ["e.g.", "i.e.", "vs.", "cf.", "vol.", "no.", "fig.", "etc.", "approx."];
 
 /// A sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sentence {
-    /// Index of the line in which it begins.
+    /// Index of the line in which the sentence begins.
     pub(super) line: usize,
     pub(super) text: String,
 }
 
-/// Returns all sentences of lines of Markdown. Blocks of code have none. In printed text, a sentence ends with its
-/// line, unless a backslash continues the line.
+/// Returns all sentences of lines of Markdown. Code blocks contain no sentences. In printed text, a sentence ends at
+/// the end of its line, unless a backslash continues the line.
 pub(super) fn of(lines: &[String], is_printed: bool) -> Vec<Sentence> {
     let text = lines.join("\n");
     let starts: Vec<usize> = text.match_indices('\n').map(|(at, _)| at + 1).collect();
@@ -52,7 +52,7 @@ fn is_inline(tag: &TagEnd) -> bool {
 #[derive(Default)]
 struct Block {
     text: String,
-    /// Offset of each piece in the text, and its line.
+    /// For each piece of the text, its offset and its line.
     pieces: Vec<(usize, usize)>,
 }
 
@@ -62,7 +62,7 @@ impl Block {
         self.text.push_str(text);
     }
 
-    /// Moves the sentences of the block to a list.
+    /// Moves the sentences of the block to `sentences`, and empties the block.
     fn end(&mut self, sentences: &mut Vec<Sentence>) {
         let block = std::mem::take(self);
         let line_of =
@@ -78,7 +78,7 @@ impl Block {
     }
 }
 
-/// Returns where each sentence of a text begins and ends.
+/// Returns the begin and the end of each sentence of a text.
 fn split(text: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -87,7 +87,7 @@ fn split(text: &str) -> Vec<(usize, usize)> {
         let next = after.trim_start_matches([')', '"', '\'', '*']);
         let word = text[start..=at].rsplit(char::is_whitespace).next().unwrap_or("");
         let first = next.split_whitespace().next().unwrap_or("");
-        // The name of a file begins a sentence too.
+        // A path such as docs/a.md may begin a sentence, although its first letter is in lower case.
         let begins = !first.starts_with(char::is_lowercase) || first.contains('/');
         let is_end = next.starts_with(char::is_whitespace)
             && begins

@@ -7,17 +7,18 @@ use std::path::Path;
 use super::plot::{Line, Panel, svg};
 use super::worker::{COUNTS, Sample, TABLES};
 
-/// Minimum duration of runs that are judged by the share of their memory growth.
+/// Minimum duration of a long run. The growth of memory is limited in percent for a long run, in KiB for a shorter run.
 const LONG_MINUTES: f64 = 10.0;
 /// Maximum growth of memory in a long run, in percent.
 const MOST_PERCENT: f64 = 1.0;
-/// Maximum growth of memory in a shorter run, in KiB. Its allocators and code pages still fill up.
+/// Maximum growth of memory in a shorter run, in KiB. Memory still grows in such a run, because allocators fill up and
+/// code pages are loaded.
 const MOST_KIB: f64 = 2048.0;
 
-/// Title of a panel, and the function that returns its value of a sample.
+/// Title of a panel of the plot, and the function that returns the plotted value of a sample.
 type Quantity = (&'static str, fn(&Sample) -> u64);
 
-/// A lasting process: its samples, and its state without visitors after the warm-up and at the end.
+/// A lasting process, with all its samples, and two samples without visitors: after the warm-up and at the end.
 #[derive(Debug)]
 pub(super) struct Lasting {
     pub(super) name: String,
@@ -44,7 +45,7 @@ impl Outcome {
     }
 }
 
-/// Returns names, old and new values of numbers that have grown.
+/// Returns the name, the old value and the new value of each number that has grown.
 pub(super) fn grown(before: &Sample, after: &Sample) -> Vec<(&'static str, u64, u64)> {
     let pairs = before.returning().into_iter().zip(after.returning());
     pairs
@@ -53,7 +54,7 @@ pub(super) fn grown(before: &Sample, after: &Sample) -> Vec<(&'static str, u64, 
         .collect()
 }
 
-/// Returns the reasons for which a process fails the run.
+/// Returns the reasons why the run fails because of a process.
 fn judge(process: &Lasting, minutes: f64) -> Vec<String> {
     let (before, after) = &process.ends;
     let mut failures: Vec<String> = grown(before, after)

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-/// Maximum number of points of a line: about one for each pixel.
+/// Maximum number of points of a line. This is about one point for each pixel.
 const POINTS_MAX: usize = 600;
 
-/// Points of one process.
+/// Line of one process.
 pub(super) struct Line {
     pub(super) name: String,
     pub(super) points: Vec<(f64, f64)>,

@@ -1,4 +1,4 @@
-//! A process of the example `soak`, and samples of it.
+//! A process of the example `soak`, and samples of its state.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,16 +13,16 @@ use nix::unistd::Pid;
 
 use crate::place;
 
-/// Counts of a process that only rise, by their names in its output.
+/// Names of counters in the output of a process. The counters only rise.
 pub(super) const COUNTS: [&str; 4] = ["verified", "finished", "departed", "errors"];
-/// Tables of a process, by their names in its output.
+/// Names of tables in the output of a process, which prints the size of each table.
 pub(super) const TABLES: [&str; 7] = ["conversations", "qps", "cqs", "regions", "pds", "destinations", "stale_keys"];
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Newest values of each name, and the number of lines that the process has printed.
+/// Newest value of each name in the output of a process, and the number of printed lines.
 #[derive(Clone, Debug, Default)]
 struct Printed {
     lines: u64,
@@ -54,14 +54,14 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Returns descriptors, threads and tables: numbers that must return to their earlier values.
+    /// Returns the numbers that must return to their earlier values: descriptors, threads and sizes of tables.
     pub(super) fn returning(&self) -> Vec<(&'static str, u64)> {
         let own = [("descriptors", self.descriptors), ("threads", self.threads)];
         own.into_iter().chain(TABLES.into_iter().zip(self.tables)).collect()
     }
 }
 
-/// A process that is killed when the handle is dropped.
+/// A process. Dropping this handle kills the process.
 pub(super) struct Worker {
     pub(super) name: String,
     child: Mutex<Child>,
@@ -89,7 +89,7 @@ impl Worker {
         Ok(Self { name, child: Mutex::new(child), pid, input, printed, reader: Mutex::new(reader), log })
     }
 
-    /// Returns the newest value of a name, or 0 before the process has printed one.
+    /// Returns the newest value of a name, or 0 if the process has not printed a value yet.
     pub(super) fn value(&self, name: &str) -> u64 {
         locked(&self.printed).values.get(name).copied().unwrap_or(0)
     }
@@ -131,7 +131,7 @@ impl Worker {
         locked(&self.child).try_wait().ok().flatten()
     }
 
-    /// Stops the process for this time. If the process has ended, this has no effect.
+    /// Stops the process for the time `time`. Has no effect if the process has ended.
     pub(super) fn stop_for(&self, time: Duration) {
         let pid = Pid::from_raw(self.pid as i32);
         let _ = kill(pid, Signal::SIGSTOP);
@@ -144,13 +144,13 @@ impl Worker {
         locked(&self.input).take();
     }
 
-    /// Waits for the end of the process, and for its last line.
+    /// Waits until the process has ended and its last line is read.
     pub(super) fn wait(&self, patience: Duration) -> Result<ExitStatus, String> {
         let until = Instant::now() + patience;
         while Instant::now() < until {
             if let Some(status) = self.ended() {
                 if let Some(reader) = locked(&self.reader).take() {
-                    // The reader ends with the process.
+                    // The reader thread ends when the process ends.
                     let _ = reader.join();
                 }
                 return Ok(status);
@@ -160,7 +160,7 @@ impl Worker {
         Err(format!("the process does not end within {} s: {}", patience.as_secs(), self.report()))
     }
 
-    /// Returns the name, the end and the errors of the process.
+    /// Returns the name, the exit status and the standard error of the process.
     pub(super) fn report(&self) -> String {
         let said = fs::read(&self.log).unwrap_or_default();
         let status = self.ended().map_or_else(|| "still running".to_owned(), |status| status.to_string());

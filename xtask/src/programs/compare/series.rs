@@ -195,11 +195,11 @@ const UCX_RC_LAT: &str = "UCX rc_verbs, tag_lat";
 const PING_PONG_OF_MEMORY: &str = "packets through shared memory, ping-pong";
 const LONG_OF_MEMORY: &str = "packets of 4154 B through shared memory";
 
-/// Goals for the C path beside the Rust path: latency and throughput are nearly equal.
+/// Goal for the latency of verbs programs in C, compared with `doorbell bench`: nearly equal.
 const NEAR: Goal = Goal::AtMost(1.15);
 const NEAR_FROM_BELOW: Goal = Goal::AtLeast(0.85);
 
-/// Goal if a program only waits: the responder of one-sided operations, or a thread that sleeps.
+/// Goal for programs whose responder does not work by itself: one-sided operations, and threads that sleep.
 const PASSIVE: Goal = Goal::AtMost(3.0);
 
 /// Goal for the latency of UCX's transports over verbs, compared with UCX over TCP.
@@ -219,14 +219,14 @@ const TAG_LONG: &str = "-t tag_bw -s 1048576 -n 3000";
 
 const LIMIT: &str = "limit --repetitions 1 -D 0.3";
 
-/// Programs of the table. perftest without the ids of a known vendor sends nothing inline, and its queues hold 128
-/// requests and 512 receives. `doorbell bench` gets the same options.
+/// Programs of the table. Without the ids of a known vendor, perftest sends nothing inline, and its queues hold 128
+/// requests and 512 receives. `doorbell bench` gets options for the same behaviour.
 const PROGRAMS: &[Program] = &{
     use Quantity::{Bandwidth, BandwidthOfLong, Latency, LatencyAsleep, Rate, RateOfLists};
     use Source::{Bench, Libfabric, Limit, LimitOfMemory, Perftest, Ucx};
     const TCP: Source = Ucx("tcp");
     const POSIX: Source = Ucx("posix");
-    // With `ud_verbs` for connecting.
+    // `rc_v` also allows `ud_verbs`, which UCX needs to connect.
     const RC: Source = Ucx("rc_v");
     const UD: Source = Ucx("ud_verbs");
     const FI_TCP: Source = Libfabric("tcp");
@@ -321,7 +321,7 @@ pub(super) fn every() -> Vec<Series> {
 const OF_BUSY: &[&str] =
     &[BENCH_LAT, SEND_LAT, UCX_LAT, UCX_RC_LAT, "UDP ping-pong, spinning", BENCH_RATE, UCX_TAG_RATE];
 
-/// Returns the lines of the table of a busy machine.
+/// Returns the lines of the table for a busy machine.
 pub(super) fn of_busy() -> Vec<Series> {
     every().into_iter().filter(|series| OF_BUSY.contains(&series.name.name)).collect()
 }
@@ -350,6 +350,6 @@ mod tests {
         }
         let memory = Name { name: BENCH_LAT, link: Some(Link::SharedMemory) };
         let latency = every().into_iter().find(|series| series.name == memory).unwrap();
-        assert_eq!(latency.beside, Some(over_udp(BENCH_LAT)), "shared memory stands beside UDP");
+        assert_eq!(latency.beside, Some(over_udp(BENCH_LAT)), "shared memory is compared with UDP");
     }
 }

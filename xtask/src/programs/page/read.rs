@@ -1,9 +1,9 @@
-//! Parsers of the output of programs. Figures are in seconds or bytes per second.
+//! Parsers of the output of programs. All parsed figures are in seconds or bytes per second.
 
 /// Format in which a program prints a figure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Read {
-    /// `fi_pingpong`: time of a transfer of this size, which is in its notation.
+    /// `fi_pingpong`: time of a transfer of this size, such as `64k`.
     PingpongTime(&'static str),
     /// `fi_pingpong`: throughput with this size.
     PingpongRate(&'static str),
@@ -63,7 +63,7 @@ pub(in crate::programs) fn pingpong(text: &str, size: &str, column: &str) -> Opt
     rows.find(|row| row.first() == Some(&size))?.get(at)?.parse().ok()
 }
 
-/// Returns the first figure below a line with the name of the test.
+/// Returns the first figure in qperf's output below a line with the name of the test.
 fn qperf(text: &str, test: &str) -> Option<f64> {
     let mut lines = text.lines().skip_while(|line| *line != format!("{test}:")).skip(1);
     let (_, figure) = lines.next()?.split_once('=')?;
@@ -71,7 +71,7 @@ fn qperf(text: &str, test: &str) -> Option<f64> {
     Some(number * unit)
 }
 
-/// Returns the value in parentheses of a line `WRITE: bw=1234MiB/s (1294MB/s), ...`.
+/// Returns the value in parentheses from fio's line `WRITE: bw=1234MiB/s (1294MB/s), ...`.
 fn fio(text: &str, direction: &str) -> Option<f64> {
     let line = text.lines().map(str::trim_start).find(|line| line.starts_with(&format!("{direction}: bw=")))?;
     let (number, unit) = with_unit(line.split_once('(')?.1)?;
@@ -108,7 +108,7 @@ fn leading_number(text: &str) -> Option<(f64, &str)> {
     Some((text[..end].parse().ok()?, &text[end..]))
 }
 
-/// Returns a number, and its unit in seconds or bytes per second.
+/// Returns a number, and its unit as a multiple of a second or of a byte per second.
 fn with_unit(text: &str) -> Option<(f64, f64)> {
     let (number, rest) = leading_number(text)?;
     let rest = rest.trim_start();

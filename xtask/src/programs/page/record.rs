@@ -13,7 +13,7 @@ use crate::{peers, place};
 
 const SCHEMA: &str = "doorbell-programs/1";
 
-/// Measures all rows, writes each figure of each round to `out`, and writes the page anew.
+/// Measures all rows, writes each figure of each round to `out`, and updates the page.
 pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     let date = output_of(command("date", &["+%F"]))?.trim().to_owned();
     let out = match out {
@@ -48,7 +48,7 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     text::write_from(&page(), Some(named))
 }
 
-/// Figures of a row up to now.
+/// Figures of a row from all rounds so far.
 struct Measured {
     row: &'static Row,
     /// For each figure of the row: values on Doorbell, and values over TCP.
@@ -70,7 +70,7 @@ impl Measured {
         let tcp = row.tcp.as_ref().map(|commands| row.run(commands, false)).transpose().map_err(at_fault)?;
         for (figure, [own, beside]) in row.figures.iter().zip(&mut self.figures) {
             own.push(figure.read(figure.read, &ours).map_err(at_fault)?);
-            // qperf measures TCP in the same run.
+            // A row without separate commands over TCP is qperf's, which measures TCP in the same run.
             if let Some(read) = figure.tcp {
                 beside.push(figure.read(read, tcp.as_ref().unwrap_or(&ours)).map_err(at_fault)?);
             }
@@ -88,7 +88,7 @@ impl Measured {
     }
 }
 
-/// Returns the versions of Debian's packages.
+/// Returns the installed versions of Debian's packages.
 fn versions() -> Value {
     let version = |package: &str| {
         let query = command("dpkg-query", &["--show", "--showformat", "${Version}", package]);
@@ -118,7 +118,7 @@ impl Record {
         let text = read_text(&root().join(path))?;
         let value: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
         if value["schema"] != SCHEMA {
-            return Err(format!("{} has the schema {}, expected is {SCHEMA}", path.display(), value["schema"]));
+            return Err(format!("{}: the schema is {}, must be {SCHEMA}", path.display(), value["schema"]));
         }
         Ok(Self { path: path.to_owned(), value })
     }
@@ -171,7 +171,7 @@ mod tests {
         }]});
         let record = Record { path: PathBuf::new(), value };
         let medians = record.medians(row, figure.of, figure.unit);
-        // Round by round: 3, 2 and 1.
+        // The ratios of the three rounds are 3, 2 and 1.
         assert_eq!(medians, Some(Medians { ours: 6.0, tcp: Some(2.0), ratio: Some(2.0) }));
         assert_eq!(record.medians(row, "something else", figure.unit), None);
     }

@@ -1,4 +1,4 @@
-//! The table of all rows.
+//! The table of all rows of the page.
 
 use super::Read::{
     Fio, Line, MegabitsPerSecond, Milliseconds, PerftestRate, PerftestTime, PingpongRate, PingpongTime, Qperf,
@@ -98,7 +98,7 @@ macro_rules! pingpong {
     };
 }
 
-/// Row of perftest, which compares no data, beside qperf with messages of the same size over TCP.
+/// Row of perftest, which does not check received data, beside qperf with messages of the same size over TCP.
 macro_rules! perftest {
     ($what:literal, $command:literal, $tcp:literal, $figures:expr) => {
         row(
@@ -119,7 +119,7 @@ macro_rules! perftest {
 const PERFTEST_TIME: &[Figure] = &[time("one way", PerftestTime, Some(Qperf("tcp_lat")))];
 const PERFTEST_RATE: &[Figure] = &[rate("throughput", PerftestRate, Some(Qperf("tcp_bw")))];
 
-/// Row of fio. The client sends the job to the server. fio can verify files, but not data of a connection.
+/// Row of fio. The client sends the job to the server. fio can verify files, but not the data of a connection.
 macro_rules! fio {
     ($what:literal, $verb:literal) => {
         row(
@@ -172,7 +172,7 @@ macro_rules! qemu {
 const QEMU_CHECKED: &str = "every byte of the guest's memory, half of which is random, and that the guest goes on \
     counting where it stopped";
 
-/// Returns the row of an example of librdmacm. Each row has another port.
+/// Returns the row of an example of librdmacm. Each row must have a different port.
 const fn example(
     what: &'static str,
     server: &'static str,

@@ -12,13 +12,13 @@ const END: &str = "<!-- Written as far as here. -->";
 /// Text before the path of the record of figures.
 const RAW: &str = "raw figures: `";
 
-/// Writes the page anew, with figures of the record that it names.
+/// Updates the page, with the figures of the record that the page names.
 pub(crate) fn write() -> Result<(), String> {
     write_from(&page(), None)
 }
 
-/// Writes the page anew with figures of this record. Its path is relative to the root of the repository. Without a
-/// record, the page keeps its own one.
+/// Updates the page with the figures of a record. The path of the record is relative to the root of the repository.
+/// Without a record, the function uses the record that the page names.
 pub(super) fn write_from(page: &Path, record: Option<&Path>) -> Result<(), String> {
     let old = read_text(page)?;
     let record = record.or_else(|| named_record(&old)).map(Record::read).transpose()?;
@@ -31,7 +31,7 @@ fn named_record(page: &str) -> Option<&Path> {
     Some(Path::new(path))
 }
 
-/// Returns the page with its generated part anew.
+/// Returns the page with a new generated part.
 fn with_written(page: &str, record: Option<&Record>) -> Result<String, String> {
     let no_mark = |mark| format!("the page has no line {mark:?}");
     let (before, rest) = page.split_once(BEGIN).ok_or_else(|| no_mark(BEGIN))?;
@@ -116,7 +116,7 @@ mod tests {
         let there = read_text(&page()).unwrap();
         let record = named_record(&there).map(|path| Record::read(path).unwrap());
         let written = with_written(&there, record.as_ref()).unwrap();
-        assert!(there == written, "docs/programs.md is not as written: `cargo xtask programs --write-docs` writes it");
+        assert!(there == written, "docs/programs.md is out of date: `cargo xtask programs --write-docs` updates it");
     }
 
     #[test]
