@@ -1,9 +1,9 @@
 //! `cargo xtask compare --against`: comparison of two builds of Doorbell.
 //!
-//! `doorbell bench` measures wall time, once with each build in each round. Its spread is 5 to 10 %, so the result is
-//! an interval of the ratio. valgrind's callgrind counts instructions per message, of both ends in one thread
-//! (`benchmarks/instructions`). The difference of the counts of two lengths excludes the start of the program. The
-//! counting program is built with the crates of each revision.
+//! `doorbell bench` measures wall time, once with each build in each round. Wall times vary by 5 to 10 %, so the result
+//! is an interval of the ratio. valgrind's callgrind counts instructions per message, with both ends in one thread. The
+//! counted program is `benchmarks/instructions`, built with the crates of each revision. It runs with two lengths, and
+//! the difference of both counts excludes the start of the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,16 +18,17 @@ use crate::shell::{Running, cargo, command, output_of, root, run, target};
 use crate::workspace::{self, Package};
 use crate::{figures, fuzz, peers};
 
-/// Minimum number of rounds for differences of a few per cent.
+/// Minimum number of rounds. With fewer rounds, differences of a few per cent cannot be seen.
 pub(crate) const LEAST_ROUNDS: u32 = 15;
-/// Time limit of a measurement, also on a busy machine.
+/// Time limit of one measurement. No measurement takes this long, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Revision with which the build of this folder is compared.
+/// The other build, with which the build of this folder is compared.
 pub(crate) struct Against {
-    /// Another `doorbell`, whose wall time is measured.
+    /// Another program `doorbell`, whose wall time is measured.
     pub(crate) binary: Option<PathBuf>,
-    /// Another revision, whose instructions are counted. Without `binary`, its wall time is also measured.
+    /// Another revision, whose instructions are counted. Without `binary`, the wall time of this revision is also
+    /// measured.
     pub(crate) revision: Option<String>,
     pub(crate) rounds: u32,
     /// Whether only instructions are counted.
@@ -38,7 +39,7 @@ pub(crate) struct Against {
 struct Timed {
     name: &'static str,
     arguments: &'static str,
-    /// Path of the result in the record. `scale` converts it to `unit`.
+    /// Path of the result in the record. `scale` converts the result to `unit`.
     pointer: &'static str,
     unit: &'static str,
     scale: f64,
@@ -75,7 +76,7 @@ const TIMED: &[Timed] = &[
     },
 ];
 
-/// A workload of the counting program, and two lengths of it.
+/// A workload of the counting program, with the two lengths with which it runs.
 struct Counted {
     name: &'static str,
     short: u64,
@@ -86,7 +87,7 @@ const fn counted(name: &'static str, short: u64, long: u64) -> Counted {
     Counted { name, short, long }
 }
 
-/// Workloads whose instructions are counted. Their lengths are multiples of each window.
+/// Workloads whose instructions are counted. The lengths are multiples of the workload's window.
 const COUNTED: &[Counted] = &[
     counted("rnic", 6400, 64_000),
     counted("rnic-batched", 6400, 64_000),
@@ -99,7 +100,8 @@ const COUNTED: &[Counted] = &[
     counted("bench-bw-64k", 160, 4800),
 ];
 
-/// Number of counts of instructions. Counts differ only because of the clock.
+/// Number of times that the instructions of a workload are counted. The counts differ only because programs read the
+/// clock.
 const COUNTS: usize = 5;
 
 /// Measures both builds, prints a table, and writes the raw figures to `out`.
@@ -153,7 +155,7 @@ fn time(against: &Against, other: Option<&Revision>) -> Result<Vec<Value>, Strin
     let theirs = match (&against.binary, other) {
         (Some(binary), _) => binary.clone(),
         (None, Some(other)) => other.doorbell()?,
-        (None, None) => return Err("there is neither a binary nor a revision to compare with".to_owned()),
+        (None, None) => return Err("give --against or --against-revision".to_owned()),
     };
     programs::build()?;
     let ours = programs::doorbell();
@@ -161,7 +163,7 @@ fn time(against: &Against, other: Option<&Revision>) -> Result<Vec<Value>, Strin
     for round in 0..against.rounds {
         eprintln!("round {} of {}", round + 1, against.rounds);
         for (timed, taken) in TIMED.iter().zip(&mut taken) {
-            // The first run affects the state of the machine, so the builds alternate in running first.
+            // The first run of a round may affect the second one, so each build runs first in every second round.
             let mut pair = [0.0; 2];
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             for index in order {
@@ -252,7 +254,8 @@ fn copy_sources(tree: &Path) -> Result<(), String> {
     fs::write(&manifest, text).map_err(|error| cannot(&manifest, error))
 }
 
-/// Returns a manifest whose dependencies have the paths of these packages. Revisions differ in the folders of crates.
+/// Returns the manifest with the paths of its dependencies replaced by the folders of `packages`. In another revision,
+/// crates may lie in other folders.
 fn with_folders_of(manifest: &str, packages: &[Package]) -> String {
     let line = |line: &str| {
         let (Some((name, _)), Some((before, rest))) = (line.split_once(" = "), line.split_once("path = \"")) else {
@@ -298,10 +301,10 @@ fn counting_program(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, Str
     Ok(program)
 }
 
-/// Returns the instructions of a workload of this length from start to end.
+/// Returns the number of instructions that the counting program takes for a workload of this length.
 fn instructions(program: &Path, workload: &str, length: u64) -> Result<f64, String> {
     let mut valgrind = command("valgrind", &["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    // Publishing counters depends on the clock, so it is off.
+    // Turn the publication of counters off, because it depends on the clock.
     valgrind.arg(program).args([workload, &length.to_string()]).env("DOORBELL_PUBLISH", "0");
     let output = valgrind.output().map_err(|error| format!("valgrind could not be started: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -318,15 +321,16 @@ fn median(values: &[f64]) -> f64 {
     figures::spread(values.iter().copied()).map_or(f64::NAN, |(median, ..)| median)
 }
 
-/// Returns an interval that contains the median of the distribution in 95 of 100 cases, for any distribution. Its
-/// ends are two order statistics, by the binomial distribution (inversion of the sign test).
+/// Returns an interval that contains the median of the distribution in at least 95 of 100 cases, for any distribution.
+/// The ends of the interval are two of the sorted values, which the binomial distribution determines (inversion of the
+/// sign test).
 fn interval(values: &[f64]) -> [f64; 2] {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let count = sorted.len();
     let Some(last) = count.checked_sub(1) else { return [f64::NAN; 2] };
-    // `below` is P(fewer than k of n values lie below the median). The loop finds the largest k for which it is at most
-    // 2.5 %.
+    // `below` is the probability that fewer than k of n values lie below the median. The loop finds the largest k for
+    // which this probability is at most 2.5 %.
     let (mut k, mut term, mut below) = (0, 0.5_f64.powi(count as i32), 0.0);
     while k < count / 2 && below + term <= 0.025 {
         below += term;

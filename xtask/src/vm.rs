@@ -1,10 +1,10 @@
 //! Linux's `rdma_rxe` in a virtual machine, for hosts that have no RDMA and cannot load modules. qemu without hardware
 //! virtualization boots Debian's kernel with the initramfs of [`image`].
 //!
-//! The guest has only an internal network. It sees one folder of the host as `/host`. The folder holds the command, the
-//! programs for it, its exit status, and the files that the command writes there.
+//! The guest has only an internal network, and sees one folder of the host as `/host`. This folder holds the command to
+//! run, the programs that the command needs, its exit status, and the files that the command writes there.
 
-/// Script of the guest: a common part, followed by these scripts in turn.
+/// Returns a script for the guest. It consists of the common part `shared.sh`, followed by the named scripts.
 macro_rules! script {
     ($($name:literal),+) => {
         concat!(
@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use crate::shell::{command, target};
 use crate::{peers, place, programs};
 
-/// Number of console lines to show when the guest ends without a status.
+/// Maximum number of console lines to show if the guest ends without an exit status.
 const CONSOLE_LINES: usize = 30;
 
 /// A guest that has not booted yet.
@@ -42,31 +42,32 @@ pub(crate) struct Guest {
     pub(crate) files: Vec<(String, PathBuf)>,
     /// Time after which the guest prints the state of its processes and shuts down.
     pub(crate) limit: Duration,
-    /// Name of the guest if another one runs at the same time. Its output then goes to a file of this run.
+    /// Name of the guest if another guest runs at the same time. The output of a guest with a name goes to a file of
+    /// this run.
     pub(crate) name: Option<&'static str>,
 }
 
 /// Maximum number of a guest's lines about failures that the summary of all steps repeats.
 const COMPLAINTS_MAX: usize = 10;
 
-/// Number of last lines of the output to show if a guest fails.
+/// Maximum number of lines from the end of the output to show if a guest fails.
 const LINES_OF_FAILED: usize = 60;
 
-/// Time after which a guest that has not reached its command is started again. Booting takes about ten seconds, also
-/// beside another guest. One guest hung for 45 minutes.
+/// Time after which a guest that has not reached its command is started again. Booting takes about ten seconds, even if
+/// another guest runs. Without this limit, one guest once hung for 45 minutes.
 const BOOT: Duration = Duration::from_secs(120);
 
 /// Maximum number of starts of a guest.
 const BOOTS_MAX: u32 = 3;
 
-/// Time after its limit at which a guest is killed if it has not shut down.
+/// Time that a guest gets for its shutdown after [`Guest::limit`]. After this time, the guest is killed.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// Outcome of a guest.
 pub(crate) struct Ended {
-    /// Exit status of its command.
+    /// Exit status of the guest's command.
     pub(crate) status: i32,
-    /// Lines that contain "FAILED".
+    /// Lines of the output that contain "FAILED".
     complaints: Vec<String>,
     /// Files that the command left in `/host`.
     shared: Folder,
@@ -75,7 +76,7 @@ pub(crate) struct Ended {
 /// Folder of a guest on the host. Dropping this value removes the folder.
 struct Folder(PathBuf);
 
-/// Installs the packages for guests, and returns a message about those that are still missing.
+/// Installs the packages for guests. Returns a message if packages are still missing.
 pub(crate) fn missing() -> Option<String> {
     peers::install_for_guests();
     let missing = peers::missing_for_guests();
@@ -83,19 +84,19 @@ pub(crate) fn missing() -> Option<String> {
 }
 
 impl Guest {
-    /// Returns a guest with the command and the library, which must be built before.
+    /// Returns a guest with the command `doorbell` and its library. Both files must be built before.
     pub(crate) fn new(limit: Duration) -> Self {
         let files = programs::BUILT.map(|name| (name.to_owned(), programs::built().join(name)));
         Self { files: files.into(), limit, name: None }
     }
 
-    /// Returns the guest of a step of the test run. With a name it writes its output to a file, since it runs beside
-    /// another guest.
+    /// Returns the guest of a step of the test run. A guest with a name runs beside another guest, so its output goes
+    /// to a file.
     pub(crate) fn of_step(name: Option<&'static str>) -> Self {
         Self { name, ..Self::new(steps::LIMIT) }
     }
 
-    /// Boots the guest, runs a script in its shell, passes the output on, and waits for the end of the guest.
+    /// Boots the guest, runs a script in the guest's shell, prints its output, and waits until the guest has shut down.
     pub(crate) fn run(&self, script: &str) -> Result<Ended, String> {
         let image = image::build(&target().join("xtask").join("vm"))?;
         let shared = Folder(place::own_file("host"));
@@ -106,7 +107,8 @@ impl Guest {
         let log = self.name.map(|name| place::own_file(&format!("{}.txt", name.replace([' ', ','], "-"))));
         let (mut child, printed) = self.boot(&image, folder, &console, log.as_deref())?;
         let ended = wait(&mut child, self.limit + GRACE, || false);
-        // The pipe ends with qemu, so the thread ends too. If it panicked, its message is printed already.
+        // The pipe ends when qemu ends, and then the thread ends too. If the thread panicked, its message is already
+        // printed.
         let complaints = printed.join().unwrap_or_default();
         let status = fs::read_to_string(folder.join("status")).ok().and_then(|text| text.trim().parse::<i32>().ok());
         if let (Some(log), false) = (&log, ended && status == Some(0)) {
@@ -123,7 +125,7 @@ impl Guest {
         Ok(Ended { status, complaints, shared })
     }
 
-    /// Boots the guest, and boots it again if it does not reach its command in time. Returns once the guest has
+    /// Boots the guest, and boots it again if it does not reach its command within [`BOOT`]. Returns once the guest has
     /// reached its command or has ended.
     fn boot(
         &self,
@@ -142,7 +144,7 @@ impl Guest {
             if wait(&mut child, BOOT, || booted.exists()) {
                 return Ok((child, printed));
             }
-            // The pipe ends with qemu.
+            // The thread ends, because the pipe ends when qemu ends.
             let _ = printed.join();
             let patience = BOOT.as_secs();
             eprintln!(
@@ -167,7 +169,7 @@ impl Guest {
 }
 
 impl Ended {
-    /// Fails if the command failed. The error has the lines about failures.
+    /// Returns an error if the command failed. The error contains the lines with "FAILED".
     pub(crate) fn passed(&self) -> Result<(), String> {
         if self.status == 0 {
             return Ok(());
@@ -203,8 +205,8 @@ impl Ended {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // `keep` has moved the files of interest. If this fails, the folder of the run is removed later with its
-        // content.
+        // `keep` has moved the files that the caller needs. If the removal fails, the folder disappears later with the
+        // folder of this run.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -220,8 +222,8 @@ fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
     // The guest reads the clock from the processor (TSC), as real machines do. Otherwise each read is a system call
     // and an access to an emulated HPET under qemu's global lock. The software RNIC reads the clock at every poll.
     let kernel = "console=ttyS0 quiet panic=-1 mitigations=off clocksource=tsc tsc=reliable";
-    // A single processor would hide races, and more would be too slow. No KVM: with the nested KVM of some hosts, this
-    // kernel never boots.
+    // One processor would hide races, and more than two would be too slow. Do not use KVM, because with the nested KVM
+    // of some hosts, this kernel does not boot.
     qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
         .args(["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"])
         .arg("-kernel")
@@ -239,13 +241,12 @@ fn qemu(image: &image::Image, folder: &Path, console: &Path) -> Command {
     qemu
 }
 
-/// Waits until qemu has ended or `done` returns true, or kills qemu at the time limit. Returns whether qemu was in
-/// time.
+/// Waits until qemu has ended or `done` returns true. Kills qemu at the time limit and returns false in this case.
 fn wait(child: &mut Child, limit: Duration, done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while matches!(child.try_wait(), Ok(None)) && !done() {
         if start.elapsed() >= limit {
-            // qemu may just have ended.
+            // Ignore an error, because qemu may just have ended.
             let _ = child.kill();
             let _ = child.wait();
             return false;
@@ -255,7 +256,8 @@ fn wait(child: &mut Child, limit: Duration, done: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Starts a thread that prints the output of a guest, or writes it to a file. The thread returns lines about failures.
+/// Starts a thread that prints the output of a guest, or writes the output to a file. The thread returns the lines with
+/// "FAILED".
 fn print(pipe: ChildStdout, log: Option<PathBuf>) -> JoinHandle<Vec<String>> {
     thread::spawn(move || {
         let log = log.map(fs::File::create);

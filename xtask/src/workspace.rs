@@ -17,7 +17,7 @@ pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) manifest_path: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,
-    /// Registries that the crate may be published to. `None` allows all, an empty list allows none.
+    /// Registries to which the crate may be published. `None` allows all registries, an empty list allows none.
     pub(crate) publish: Option<Vec<String>>,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct Package {
 #[derive(Deserialize)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
-    /// `dev` or `build`. `None` for a dependency of the library or of a program.
+    /// Kind of the dependency, `dev` or `build`; `None` for a dependency of the library or of a program.
     pub(crate) kind: Option<String>,
 }
 
@@ -41,7 +41,7 @@ impl Package {
     }
 }
 
-/// Returns the crates of the checkout in a folder.
+/// Returns the crates of the checkout in the folder `checkout`.
 pub(crate) fn packages(checkout: &Path) -> Result<Vec<Package>, String> {
     let mut metadata = cargo(&["metadata", "--no-deps", "--format-version", "1", "--offline"]);
     metadata.current_dir(checkout);

@@ -21,9 +21,10 @@ pub(super) struct Packet {
     pub(super) opcode: Opcode,
     pub(super) psn: Psn,
     pub(super) destination: Qpn,
-    /// Bytes of its frame. For a packet of an unsegmented run, bytes of the frame that it gets after segmentation.
+    /// Bytes of the frame of the packet. For a packet of an unsplit send, bytes of the frame that it gets after the
+    /// split.
     frame_bytes: u64,
-    /// Whether it is a SEND with a payload. A SEND without one only carries credits.
+    /// Whether the packet is a SEND with a payload. A SEND without a payload only carries credits.
     is_data: bool,
 }
 
@@ -33,13 +34,13 @@ pub(super) struct Seen {
     /// Packets in the order of the capture.
     pub(super) packets: Vec<Packet>,
     /// Segmented sends that the kernel split into frames with identifications 0, 1, 2, ... IPv6 has no identifications,
-    /// so its capture has no such runs.
+    /// so a capture of IPv6 has no such runs.
     pub(super) cut: Runs,
-    /// Segmented sends that are not split yet, since the interface would do it.
+    /// Segmented sends that are not split yet, because the interface would split them.
     pub(super) uncut: Runs,
 }
 
-/// Number of runs of packets, and length of the longest one.
+/// Number of runs of packets, and length of the longest run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Runs {
     pub(super) count: usize,
@@ -55,8 +56,8 @@ impl Runs {
     }
 }
 
-/// Reads a capture and checks every packet. Both ports must be RoCE's, and DF must be set. The ICRC must match the IP
-/// header, including the identification that the kernel wrote.
+/// Reads a capture and checks every packet. Both UDP ports must be the port of RoCE, and DF must be set. The ICRC must
+/// match the IP header, including the identification that the kernel wrote.
 pub(super) fn read(path: &Path, interface_mtu: u64) -> Result<Seen, String> {
     let file = std::fs::read(path).map_err(|error| error.to_string())?;
     let mut seen = Seen::default();
@@ -107,12 +108,12 @@ fn frames(file: &[u8]) -> Result<Vec<&[u8]>, String> {
     const HEADER_BYTES: usize = 24;
     const RECORD_HEADER_BYTES: usize = 16;
     let word = |bytes: &[u8], at: usize| -> Option<u32> { Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?)) };
-    // Magic number of a file in the byte order of this machine, with times in microseconds.
+    // This magic number means that the file has the byte order of this machine, and times in microseconds.
     if word(file, 0) != Some(0xa1b2_c3d4) {
-        return Err("this is no capture file".to_owned());
+        return Err("the file is no pcap file of this byte order".to_owned());
     }
     let mut frames = Vec::new();
-    let mut rest = file.get(HEADER_BYTES..).ok_or("the capture file has no whole header")?;
+    let mut rest = file.get(HEADER_BYTES..).ok_or("the header of the capture file is cut off")?;
     while !rest.is_empty() {
         let (captured, whole) = (word(rest, 8), word(rest, 12));
         let frame = captured.and_then(|bytes| rest.get(RECORD_HEADER_BYTES..)?.get(..bytes as usize));
@@ -125,13 +126,13 @@ fn frames(file: &[u8]) -> Result<Vec<&[u8]>, String> {
     Ok(frames)
 }
 
-/// Returns the packets of a frame: one packet, or those of a segmented send that is not split yet. The frame does not
-/// state the length of the packets. The length is right if all ICRCs match, each with the identification that the
-/// packet gets when the send is split.
+/// Returns the packets of a frame: one packet, or the packets of a segmented send that is not split yet. The frame does
+/// not state the length of the packets, so the function tries lengths. A length is right if the ICRCs of all packets
+/// match, each with the identification that the packet gets when the send is split.
 fn segments<'a>(frame: &Frame<'a>) -> Result<Vec<&'a [u8]>, String> {
     let (outer, around) = (frame.outer, frame.encapsulation);
     if (around.src_port, around.dst_port) != (ROCE_UDP_PORT, ROCE_UDP_PORT) {
-        return Err(format!("UDP ports {} and {}", around.src_port, around.dst_port));
+        return Err(format!("the UDP ports are {} and {}, must be {ROCE_UDP_PORT}", around.src_port, around.dst_port));
     }
     if outer.dont_fragment == Some(false) {
         return Err("DF is not set".to_owned());
@@ -144,7 +145,8 @@ fn segments<'a>(frame: &Frame<'a>) -> Result<Vec<&'a [u8]>, String> {
                 && u32::from_le_bytes(*icrc) == flow.icrc(first.wrapping_add(index as u16), true, covered)
         })
     };
-    // Every packet has the default partition key. This check avoids most computations of an ICRC.
+    // The next packet must begin with a BTH that has the default partition key. This check avoids most computations of
+    // an ICRC.
     let may_end = |at: usize| frame.payload.get(at + 2..at + 4).is_none_or(|p_key| p_key == [0xff, 0xff]);
     let whole = frame.payload.len();
     let least = whole.div_ceil(MOST_SEGMENTS).next_multiple_of(4).max(BTH_LEN + ICRC_LEN);
@@ -162,13 +164,13 @@ fn segments<'a>(frame: &Frame<'a>) -> Result<Vec<&'a [u8]>, String> {
     ))
 }
 
-/// Consecutive frames of one sender with identifications from 0 on: the packets of one split send.
+/// Consecutive frames of one sender with identifications from 0 on, which are the packets of one split send.
 #[derive(Default)]
 struct Row {
     packets: usize,
     /// Bytes of the first packet.
     bytes: usize,
-    /// Whether a shorter packet was seen, which must be the last one.
+    /// Whether a shorter packet was seen. A shorter packet must be the last packet of the send.
     ended: bool,
 }
 
@@ -207,7 +209,7 @@ pub(super) fn compare(seen: &Seen, expected: &Expected, record: &Value) -> Resul
             let packets = packets.len();
             return Err(format!("{packets} data packets of {bytes} B from {address}, expected are {cost:?}"));
         }
-        // The endpoint may send packets of the disconnect after it has read its counters.
+        // The end may send further packets for the disconnect after it has read its counters.
         let (passed, counted) = (own().count() as u64, record::sum(record, side, "tx_vport_rdma_unicast_packets")?);
         let most = counted + record::LAST_PACKETS * expected.sizes.len() as u64;
         if !(counted..=most).contains(&passed) {
@@ -223,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a frame of packets of these lengths. The first packet has this identification.
+    /// Returns a frame with packets of the given lengths. The first packet has the identification `first`.
     fn frame(lengths: &[usize], first: u16) -> Vec<u8> {
         let (src, dst) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
         let flow = Flow::new(src, dst, ROCE_UDP_PORT, ROCE_UDP_PORT);
@@ -254,7 +256,7 @@ mod tests {
             *bytes.last_mut().unwrap() ^= 1;
             assert!(segments(&parse_frame(&bytes).unwrap()).is_err(), "{lengths:?}");
         }
-        // The ICRC covers another identification than the header has.
+        // Change the identification in the header, so that it differs from the one that the ICRC covers.
         let mut bytes = frame(&[36], 1);
         assert!(segments(&parse_frame(&bytes).unwrap()).is_ok());
         bytes[ETHERNET_LEN + 5] = 2;

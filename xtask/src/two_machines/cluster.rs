@@ -1,4 +1,4 @@
-//! `doorbell study` on many machines: network namespaces whose interfaces a bridge connects.
+//! `doorbell study` on many machines, which are network namespaces. A bridge connects their interfaces.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::programs::doorbell;
 use crate::shell::{Running, output_of, succeeds};
 use crate::test::StepEnd;
 
-/// Runs studies on four machines of which one loses packets, studies of far memory on them, and a study on eight
+/// Runs a study and a study of far memory on four machines, of which one loses packets. Then runs a study on eight
 /// machines. Checks that all points are complete, that all machines take part, and that the numbers of packets are as
 /// predicted.
 pub(crate) fn cluster() -> StepEnd {
@@ -47,14 +47,14 @@ fn study_everywhere() -> Result<(), String> {
     Ok(())
 }
 
-/// Namespaces whose interfaces are ports of one bridge. The bridge has a separate namespace, the last one.
+/// Namespaces of machines, whose interfaces are connected to one bridge. The bridge is in the last namespace.
 pub(super) struct Cluster {
     namespaces: Namespaces,
     machines: usize,
 }
 
 impl Cluster {
-    /// Creates machines with interfaces of this MTU in bytes.
+    /// Creates `machines` machines whose interfaces have an MTU of `mtu` bytes.
     pub(super) fn new(machines: usize, mtu: u64) -> Result<Self, String> {
         let cluster = Self { namespaces: Namespaces::new(machines + 1)?, machines };
         let (bridge, mtu) = (machines, mtu.to_string());
@@ -97,12 +97,13 @@ impl Cluster {
         output_of(self.namespaces.command(machine, "nft", &[&rule])).map(drop)
     }
 
-    /// Runs a quick study of these experiments by the first machine with all others, and returns its records.
+    /// Runs a quick study of `experiments` from the first machine with all other machines, and returns its records.
     fn study(&self, name: &str, experiments: &[&str]) -> Result<Vec<(PathBuf, Value)>, String> {
         self.study_into(&place::own().join(format!("study-{name}")), experiments, PATIENCE)
     }
 
-    /// Runs a study as [`Self::study`], with records in this directory. Without names, runs all default experiments.
+    /// Runs a study as [`Self::study`], with records in `directory`. If `experiments` is empty, runs all default
+    /// experiments.
     pub(super) fn study_into(
         &self,
         directory: &Path,
@@ -156,7 +157,7 @@ pub(super) fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> 
     let (mut resent, mut most) = (0, 0);
     for (file, record) in records {
         let failed = |why: String| format!("{}: {why}", file.display());
-        // A single other machine is the peer of each point.
+        // If there is only one other machine, records have it as `peer` instead of in the list `hosts`.
         let one = usize::from(record.pointer("/environment/peer").is_some_and(Value::is_object));
         let others = record.pointer("/environment/hosts").and_then(Value::as_array).map_or(one, Vec::len);
         let repetitions = record["repetitions"].as_array().map_or(&[][..], Vec::as_slice);
@@ -178,7 +179,8 @@ pub(super) fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> 
                 let number = |of: &Value, name: &str| of[name].as_u64().unwrap_or(0);
                 let data = number(counted, "data_packets");
                 let (least, greatest) = (number(predicted, "data_packets"), number(predicted, "data_packets_max"));
-                // One end polls the other by READ (`asks`), so the number of packets has no maximum.
+                // With `asks`, one end polls the memory of the other end by READ, so the number of packets has no
+                // maximum.
                 let is_bounded = predicted["asks"] != Value::Bool(true);
                 if data < least || (is_bounded && data > greatest) {
                     return Err(failed(format!("{data} data packets, predicted are {least} to {greatest}: {counted}")));
@@ -190,7 +192,7 @@ pub(super) fn check(records: &[(PathBuf, Value)], mtu: u64, machines: usize) -> 
     if most == machines {
         Ok(resent)
     } else {
-        Err(format!("at most {most} of {machines} machines have a part in a point"))
+        Err(format!("no point uses all {machines} machines; the maximum is {most}"))
     }
 }
 

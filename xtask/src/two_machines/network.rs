@@ -1,5 +1,5 @@
-//! Simulated machines: network namespaces with a cable between them. They have no names, so runs do not collide. They
-//! disappear when their handle is dropped or its process ends.
+//! Simulated machines, which are network namespaces with a cable between them. The namespaces have no names, so runs do
+//! not collide. A namespace disappears when its handle is dropped or this process ends.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -16,7 +16,7 @@ use crate::test::StepEnd;
 /// Name of the interface at both ends of the cable.
 pub(super) const INTERFACE: &str = "veth0";
 
-/// Time limit for the kernel to make the interfaces ready.
+/// Time within which the kernel must make the interfaces ready.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Version of IP.
@@ -46,20 +46,20 @@ impl Family {
     }
 }
 
-/// Network namespaces, each as the network of a machine. A namespace lasts while it is open here or a process runs in
-/// it.
+/// Network namespaces, each of which is the network of one machine. A namespace exists while this handle has it open or
+/// a process runs in it.
 pub(crate) struct Namespaces(Vec<File>);
 
 impl Namespaces {
-    /// Creates this number of machines. Each has only a loopback interface, which is up.
+    /// Creates `count` machines. Each machine has only a loopback interface, which is up.
     pub(crate) fn new(count: usize) -> Result<Self, String> {
         let namespaces = Self((0..count).map(|_| namespace()).collect::<Result<_, _>>()?);
         (0..count).try_for_each(|machine| namespaces.ip(machine, &["link", "set", "lo", "up"]).map(drop))?;
         Ok(namespaces)
     }
 
-    /// Returns a command on a machine. It sees the files of the host, but the machine's network below `/proc` and
-    /// `/sys`.
+    /// Returns a command on a machine. The command sees the files of the host, but below `/proc` and `/sys` it sees the
+    /// network of the machine.
     pub(crate) fn command(&self, machine: usize, program: &str, arguments: &[&str]) -> Command {
         const WITH_OWN_SYSFS: &str = "umount --lazy /sys; mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"";
         let enter = format!("--net={}", self.path(machine));
@@ -86,7 +86,7 @@ impl TwoMachines {
     /// Returns the reason if this system does not allow two machines.
     pub(crate) fn are_impossible() -> Option<StepEnd> {
         if !peers::is_root() {
-            return Some(StepEnd::LeftOut("only root can make network namespaces".to_owned()));
+            return Some(StepEnd::LeftOut("only root can create network namespaces".to_owned()));
         }
         let programs = [("ip", "-V", "iproute2"), ("ethtool", "--version", "ethtool"), ("nsenter", "-V", "util-linux")];
         let missing: Vec<_> = programs
@@ -97,7 +97,7 @@ impl TwoMachines {
         (!missing.is_empty()).then(|| StepEnd::LeftOut(missing.join("; ")))
     }
 
-    /// Creates two machines with interfaces of this MTU in bytes.
+    /// Creates two machines whose interfaces have an MTU of `mtu` bytes.
     pub(crate) fn new(mtu: u64) -> Result<Self, String> {
         let machines = Self { namespaces: Namespaces::new(2)? };
         let other = machines.namespaces.path(1);
@@ -114,14 +114,14 @@ impl TwoMachines {
         let until = Instant::now() + PATIENCE;
         while !machines.are_ready()? {
             if Instant::now() > until {
-                return Err("the kernel makes no routes between two network namespaces".to_owned());
+                return Err("the kernel has created no routes between two network namespaces".to_owned());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(machines)
     }
 
-    /// Returns whether the kernel has created the routes, which it does asynchronously.
+    /// Returns whether the kernel has created the routes. The kernel creates them asynchronously.
     fn are_ready(&self) -> Result<bool, String> {
         for machine in [0, 1] {
             let link = self.ip(machine, &["link", "show", INTERFACE])?;
@@ -143,8 +143,8 @@ impl TwoMachines {
         self.namespaces.ip(machine, arguments)
     }
 
-    /// Turns offloading off, so only single frames with complete checksums pass the cable, as on a real one. The kernel
-    /// splits segmented sends before the interface gets them, and does not coalesce received frames.
+    /// Turns offloading off. Then only single frames with complete checksums pass the cable, as on a real cable. The
+    /// kernel splits segmented sends before the interface gets them, and does not coalesce received frames.
     pub(super) fn without_offload(&self) -> Result<(), String> {
         let off = ["gso", "gro", "tx-udp-segmentation", "tx"].map(|feature| [feature, "off"]).concat();
         for machine in [0, 1] {
@@ -190,16 +190,22 @@ impl TwoMachines {
             .filter(|(name, _)| ERRORS.contains(name))
             .filter_map(|(name, value)| Some((format!("Udp{name}"), value.parse().ok()?)))
             .collect();
-        if all.len() == 2 * ERRORS.len() { Ok(all) } else { Err("the kernel does not show UDP's counters".to_owned()) }
+        if all.len() == 2 * ERRORS.len() {
+            Ok(all)
+        } else {
+            Err("/proc/net/snmp or snmp6 lacks counters of UDP".to_owned())
+        }
     }
 }
 
-/// Creates a network namespace, in a new thread so that the calling thread stays in its own namespace.
+/// Creates a network namespace. A new thread creates it, so that the calling thread stays in its own namespace.
 fn namespace() -> Result<File, String> {
     let made = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET)?;
         File::open("/proc/thread-self/ns/net")
     });
-    let made = made.join().unwrap_or_else(|_| Err(std::io::Error::other("the thread that makes it has panicked")));
+    let made = made
+        .join()
+        .unwrap_or_else(|_| Err(std::io::Error::other("the thread that creates the namespace has panicked")));
     made.map_err(|error| format!("no network namespace: {error}"))
 }

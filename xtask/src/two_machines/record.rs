@@ -18,15 +18,15 @@ pub(super) struct Expected {
     pub(super) server: u64,
 }
 
-/// Bytes of Ethernet, UDP, BTH and ICRC in each frame. The IP header is extra.
+/// Bytes of Ethernet, UDP, BTH and ICRC in each frame, without the IP header.
 const FRAME_BYTES: u64 = 14 + 8 + 12 + 4;
 
 /// Bytes of the immediate data, which carry credits.
 const IMMEDIATE_BYTES: u64 = 4;
 
 impl Expected {
-    /// Returns packets and frame bytes of `messages` messages of a size. This calculation is independent of Doorbell's
-    /// own prediction.
+    /// Returns the numbers of packets and of frame bytes of `messages` messages with `bytes` bytes. This calculation is
+    /// independent of Doorbell's own prediction.
     pub(super) fn cost(&self, messages: u64, bytes: u64) -> (u64, u64) {
         let packets = bytes.div_ceil(self.path_mtu).max(1);
         let headers = packets * (FRAME_BYTES + self.family.header_bytes());
@@ -34,8 +34,8 @@ impl Expected {
     }
 }
 
-/// Checks that the record holds the expected counts: each point measured, and every message intact. In each
-/// direction, packets and bytes must match the messages.
+/// Checks that the record has each expected point, and that every message arrived intact. In each direction, the
+/// numbers of packets and bytes must match the messages.
 pub(super) fn compare(record: &Value, expected: &Expected) -> Result<(), String> {
     same("the active MTU", number(record, "/environment/active_mtu")?, expected.path_mtu)?;
     let results = results(record)?;
@@ -61,11 +61,12 @@ pub(super) fn compare(record: &Value, expected: &Expected) -> Result<(), String>
     Ok(())
 }
 
-/// Maximum number of packets that may be in flight when one end reads its counters. They end a connection.
+/// Maximum number of packets that may be in flight when one end reads its counters. These packets end the connection.
 pub(super) const LAST_PACKETS: u64 = 8;
 
-/// Checks retransmissions on a network without loss. Their only causes are an end that was slower than a timer, or a
-/// peer that was not ready. Each retransmitted packet must have arrived and been recognised. Returns their number.
+/// Checks retransmissions on a network without loss. Their only allowed causes are an end that was slower than a timer,
+/// and a peer that was not ready. The peer must have received and recognised each retransmitted packet. Returns the
+/// number of retransmitted packets.
 pub(super) fn explain_retransmissions(record: &Value) -> Result<u64, String> {
     let mut all = 0;
     for result in results(record)? {
@@ -76,14 +77,14 @@ pub(super) fn explain_retransmissions(record: &Value) -> Result<u64, String> {
             let recognised = arrived("duplicate_request")?;
             let mut too_early = arrived("rx_foreign_source")? + arrived("rx_wrong_state")? + arrived("rx_unknown_qp")?;
             if too_early > 0 {
-                too_early += arrived("out_of_sequence")?; // packets after them
+                too_early += arrived("out_of_sequence")?; // packets after the early ones
             }
             let packets = (sent("tx_vport_rdma_unicast_packets")?, arrived("rx_vport_rdma_unicast_packets")?);
             let underway = packets.0.saturating_sub(packets.1);
             let bytes = number(result, "/bytes")?;
             let because =
                 sent("early_retransmit")? + sent("local_ack_timeout_err")? + sent("packet_seq_err")? + underway;
-            // Packets that are retransmitted last may arrive after the other end has read its counters.
+            // The last retransmitted packets may arrive after the peer has read its counters.
             if underway > LAST_PACKETS + repeated
                 || repeated > recognised + too_early + underway
                 || (repeated > 0 && because == 0)

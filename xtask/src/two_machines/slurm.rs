@@ -1,4 +1,4 @@
-//! `doorbell study` as a step of Debian's Slurm: a controller and two nodes, all on this machine.
+//! `doorbell study` as a step of Debian's Slurm. The controller and two nodes of Slurm run on this machine.
 
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
@@ -26,7 +26,8 @@ pub(crate) fn slurm() -> StepEnd {
 }
 
 fn step() -> Result<(), String> {
-    // munge rejects paths that other users may write to, and Slurm rejects paths as long as those of a run's folder.
+    // Use a temporary directory. munge rejects paths that other users may write to, and Slurm rejects paths as long as
+    // those in the folder of a run.
     let directory = tempfile::Builder::new().prefix("doorbell-slurm-").tempdir().map_err(|error| error.to_string())?;
     let directory = directory.path();
     let failed = |error: std::io::Error| format!("{}: {error}", directory.display());
@@ -42,7 +43,7 @@ fn step() -> Result<(), String> {
         srun.env("SLURM_CONF", directory.join("slurm.conf")).env_remove("DOORBELL_TOKEN");
         srun.output().map_err(|error| format!("srun: {error}"))
     };
-    // Without --rendezvous, nodes get no token.
+    // Without --rendezvous, the nodes get no token, so the study must fail.
     let refused = study(&[])?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     if refused.status.success() || said.matches("DOORBELL_TOKEN").count() != 1 {
@@ -68,7 +69,7 @@ fn start(directory: &Path) -> Result<Vec<Running>, String> {
     fs::write(directory.join("slurm.conf"), configuration).map_err(failed)?;
     let key = directory.join("munge.key");
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&key).map_err(failed)?;
-    // Only these daemons use this key.
+    // The key need not be secret, because only the daemons of this check use it.
     file.write_all(&[b'k'; 1024]).map_err(failed)?;
     fs::create_dir(directory.join("state")).map_err(failed)?;
     let own = |option: &str, name: &str| format!("--{option}={at}/{name}");
@@ -102,7 +103,7 @@ fn wait(what: &str, is_there: impl Fn() -> bool) -> Result<(), String> {
     let until = Instant::now() + PATIENCE / 5;
     while !is_there() {
         if Instant::now() > until {
-            return Err(format!("{what} does not start"));
+            return Err(format!("{what} is not ready in time"));
         }
         std::thread::sleep(Duration::from_millis(100));
     }

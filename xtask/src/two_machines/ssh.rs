@@ -14,7 +14,7 @@ use crate::programs::doorbell;
 use crate::shell::{Running, command, output_of, run};
 use crate::test::StepEnd;
 
-/// Number of machines: the measuring one, and those that it reaches by ssh.
+/// Number of machines: the measuring machine, and the machines that it reaches by ssh.
 const MACHINES: usize = 3;
 
 /// Script that connects to the coordinator like a `doorbell` of another release.
@@ -27,8 +27,9 @@ read -r answer <&3
 exit 1
 "#;
 
-/// Starts the hosts of a study through the OpenSSH daemons of two machines, from a third machine. Checks that the study
-/// reports programs that did not start, that all points are complete, and that a killed study leaves no process.
+/// Starts a study on one machine, which starts the hosts of the study through the OpenSSH daemons of two other
+/// machines. Checks that the study reports hosts that did not start, that all points are complete, and that a killed
+/// study leaves no process.
 pub(crate) fn ssh() -> StepEnd {
     if let Some(left_out) = TwoMachines::are_impossible() {
         return left_out;
@@ -41,7 +42,7 @@ pub(crate) fn ssh() -> StepEnd {
 }
 
 fn over_ssh() -> Result<(), String> {
-    // The unique directory in their arguments identifies the processes of this run.
+    // All processes of this run have this unique directory in their arguments, so `started` can find them.
     let directory = tempfile::Builder::new().prefix("doorbell-ssh-").tempdir().map_err(|error| error.to_string())?;
     let machines = Machines { cluster: Cluster::new(MACHINES, 1500)?, directory: directory.path() };
     machines.prepare().map_err(|error| format!("{}: {error}", directory.path().display()))??;
@@ -67,9 +68,9 @@ fn over_ssh() -> Result<(), String> {
     let mut killed = Running::start(machines.command("unfinished", &["--full", "--remote", &remote, &first, &second]))?;
     killed.wait_for("host 0: ", PATIENCE)?;
     if machines.started()?.is_empty() {
-        return Err("a study by ssh has no processes on other machines".to_owned());
+        return Err("the study has started no processes on other machines".to_owned());
     }
-    drop(killed); // by SIGKILL
+    drop(killed); // kills the study by SIGKILL
     machines.wait_until_all_end()?;
     eprintln!("ssh: {} points on three machines, and no process remains after the first one is killed", records.len());
     Ok(())
@@ -77,7 +78,7 @@ fn over_ssh() -> Result<(), String> {
 
 struct Machines<'a> {
     cluster: Cluster,
-    /// Folder of keys, configurations and the remote programs.
+    /// Folder with the keys, the configurations and the remote programs.
     directory: &'a Path,
 }
 
@@ -96,7 +97,7 @@ impl Machines<'_> {
             }
         }
         fs::copy(self.path("user.pub"), self.path("authorized"))?;
-        // This folder replaces /etc/ssh on the measuring machine.
+        // The folder `client` replaces /etc/ssh on the measuring machine.
         let client = self.directory.join("client");
         fs::create_dir(&client)?;
         let host = fs::read_to_string(self.path("host.pub"))?;
@@ -115,7 +116,7 @@ impl Machines<'_> {
             );
             fs::write(self.path(&format!("sshd-{machine}")), serves)?;
         }
-        // Without PAM the daemon rejects a user whose password is locked.
+        // Without PAM, the daemon rejects a user whose password is locked, so replace /etc/shadow.
         fs::write(self.path("shadow"), "root:*:19000:0:99999:7:::\n")?;
         symlink(doorbell(), self.path("doorbell"))?;
         fs::write(self.path("other"), OTHER_RELEASE)?;
@@ -123,7 +124,8 @@ impl Machines<'_> {
         Ok(Ok(()))
     }
 
-    /// Starts the daemon of a machine and waits until it listens. Mounts give it its own system files.
+    /// Starts the daemon of a machine and waits until it listens. Mounts replace some system files for this daemon
+    /// only.
     fn daemon(&self, machine: usize) -> Result<Running, String> {
         const START: &str = "mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && mount --bind \"$0/shadow\" /etc/shadow \
                              && exec \"$(PATH=$PATH:/usr/sbin:/sbin command -v sshd)\" -D -e -f \"$0/sshd-$1\"";
@@ -133,7 +135,8 @@ impl Machines<'_> {
         Ok(daemon)
     }
 
-    /// Returns the command of a study by ssh on the first machine, with records in a directory of this name.
+    /// Returns the command of a study by ssh on the first machine. The records go to a directory with the name
+    /// `records`.
     fn command(&self, records: &str, words: &[&str]) -> std::process::Command {
         const START: &str = "mount --bind \"$0/client\" /etc/ssh && exec \"$@\"";
         let (at, doorbell, out) =

@@ -10,7 +10,7 @@ use crate::programs::doorbell;
 use crate::shell::{Running, output_of};
 use crate::test::StepEnd;
 
-/// Experiments of the study between two machines: messages and one-sided operations.
+/// Experiments of the study between two machines. The first one uses messages, the second one one-sided operations.
 const EXPERIMENTS: [&str; 2] = ["direct-write/latency", "one-sided/atomics"];
 
 /// Checks that the doctor reports no fault between two sound machines, and reports each injected fault. A study between
@@ -53,13 +53,13 @@ fn here(machines: &TwoMachines, arguments: &[&str], token: Option<&str>) -> Resu
     command.output().map_err(|error| format!("{command:?}: {error}"))
 }
 
-/// Checks that a command ended with this status and printed these words.
+/// Checks that a command ended with the status `status` and printed all of `words`.
 pub(super) fn expect(output: &Output, status: i32, words: &[&str]) -> Result<(), String> {
     let text = [&output.stdout[..], &output.stderr].map(String::from_utf8_lossy).concat();
     match words.iter().find(|words| !text.contains(**words)) {
         None if output.status.code() == Some(status) => Ok(()),
         None => Err(format!("the status is {:?}, expected {status}:\n{text}", output.status.code())),
-        Some(missing) => Err(format!("`{missing}` is not among:\n{text}")),
+        Some(missing) => Err(format!("`{missing}` is missing in:\n{text}")),
     }
 }
 
@@ -74,7 +74,8 @@ fn check_rejections(machines: &TwoMachines) -> Result<(), String> {
     expect(&here(machines, &["study", "no-such-experiment"], None)?, 2, &["no experiment no-such-experiment"])
 }
 
-/// A fault between the machines: a rule for packets that arrive at the second one, and the expected end of the doctor.
+/// A fault between the machines. It is a rule for packets that arrive at the second machine, with the status and the
+/// words with which the doctor must end.
 struct Fault {
     rule: &'static str,
     status: i32,
@@ -104,7 +105,7 @@ fn diagnose(machines: &TwoMachines, family: Family) -> Result<(), String> {
         let rule = format!("table inet fault {{ chain input {{ type filter hook input priority 0; {rule}; }}; }}");
         output_of(machines.command(1, "nft", &[&rule]))?;
         let said = here(machines, &asks, Some(TOKEN))?;
-        // A study must stop before it measures. This is checked with only one fault, since it takes seconds.
+        // With a fault, a study must stop before it measures. Check this with only one fault, because it takes seconds.
         let refused = (index == 0).then(|| here(machines, &measures, Some(TOKEN))).transpose()?;
         output_of(machines.command(1, "nft", &["delete table inet fault"]))?;
         expect(&said, *status, words)?;
@@ -150,7 +151,8 @@ fn measure(machines: &TwoMachines, family: Family) -> Result<(), String> {
         }
         records += 1;
     }
-    // A repeated study measures no point again. Without the other machine, the records belong to another study.
+    // A repeated study measures no point again. A study without the other machine must reject the stored records,
+    // because they belong to another study.
     expect(&here(machines, &asks, Some(TOKEN))?, 0, &["points were in"])?;
     asks.retain(|word| *word != other);
     expect(&here(machines, &asks, Some(TOKEN))?, 1, &["environment.peer"])?;

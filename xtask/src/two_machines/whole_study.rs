@@ -1,5 +1,5 @@
-//! The whole quick study between machines, compared with one on loopback. It takes a quarter of an hour, so `test` does
-//! not run it.
+//! The whole quick study between machines, compared with a study on loopback. The comparison takes a quarter of an
+//! hour, so `test` does not run it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use crate::programs::{self, doorbell};
 use crate::shell::{command, output_of, target};
 use crate::test::StepEnd;
 
-/// Protection against hanging: longer than a study takes on a slow machine.
+/// Time after which a study counts as hanging. No study takes this long, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 /// Runs all of `study --quick` between two machines, and among four machines of which one loses packets. Checks that
-/// the report can judge the claims. The records stay in `out`.
+/// the reports can judge the claims. The records stay in `out`.
 pub(crate) fn hosts(out: Option<&Path>) -> Result<(), String> {
     if let Some(StepEnd::LeftOut(why) | StepEnd::Failed(why)) = TwoMachines::are_impossible() {
         return Err(why);
@@ -39,12 +39,12 @@ pub(crate) fn hosts(out: Option<&Path>) -> Result<(), String> {
     is_judged(&missing, &left_out)
 }
 
-/// Checks that a study between machines measured all claims that the loopback study measured. A quick study does not
-/// measure some claims.
+/// Checks that a study between machines measured all claims that the study on loopback measured. Claims that no quick
+/// study measures are in both sets.
 fn is_judged(missing: &BTreeSet<String>, left_out: &BTreeSet<String>) -> Result<(), String> {
     match missing.difference(left_out).next() {
         None => Ok(()),
-        Some(claim) => Err(format!("this claim was not measured: {claim}")),
+        Some(claim) => Err(format!("the study between machines did not measure the claim: {claim}")),
     }
 }
 
@@ -69,7 +69,7 @@ fn study(cluster: &Cluster, directory: &Path, mtu: u64) -> Result<(Duration, BTr
     Ok((time, judge(directory)?))
 }
 
-/// Runs all experiments on one machine, over UDP. Returns the same as [`study`].
+/// Runs all experiments on one machine, over UDP. Returns the same values as [`study`].
 fn on_loopback(cluster: &Cluster, directory: &Path) -> Result<(Duration, BTreeSet<String>), String> {
     fresh(directory)?;
     let (doorbell, out) = (doorbell(), directory.to_string_lossy());
@@ -105,5 +105,5 @@ fn judge(directory: &Path) -> Result<BTreeSet<String>, String> {
     }
     let counts: Vec<String> = outcomes.iter().map(|(outcome, count)| format!("{count} {outcome}")).collect();
     println!("{}: {}", page.display(), counts.join(", "));
-    if outcomes.is_empty() { Err(format!("{} judges nothing", page.display())) } else { Ok(missing) }
+    if outcomes.is_empty() { Err(format!("{} has no verdicts", page.display())) } else { Ok(missing) }
 }

@@ -1,6 +1,6 @@
-//! Image that the guest boots: Debian's kernel, and an initramfs of its modules, busybox, perftest and the RDMA
-//! libraries of this machine. Runs reuse both until the packages or the recipe change. Each run links them to its own
-//! folder, so another run may replace them.
+//! Image that the guest boots. It consists of Debian's kernel and an initramfs with kernel modules, busybox, perftest
+//! and the RDMA libraries of this machine. Runs reuse the image until the packages or the recipe change. Each run links
+//! the files of the image into its own folder, so another run may replace the image.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::shell::{command, output_of, run};
 
 const INIT: &str = include_str!("../../guest/init");
 
-/// Kernel modules of the guest. Their dependencies are added.
+/// Kernel modules of the guest. `modules` also adds the modules that these modules need.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "9pnet_virtio",
@@ -32,7 +32,7 @@ const MODULES: &[&str] = &[
     "crc32-pclmul",
 ];
 
-/// Programs of the guest besides busybox. Their libraries are added.
+/// Programs of the guest, in addition to busybox. The image also contains the libraries of these programs.
 const PROGRAMS: &[&str] = &[
     "ib_send_bw",
     "ib_send_lat",
@@ -61,7 +61,8 @@ pub(super) struct Image {
     pub(super) initramfs: PathBuf,
 }
 
-/// Builds the image below `home`, unless a current one exists.
+/// Builds the image below `home`, unless an image with the same recipe exists. Links its files into the folder of this
+/// run.
 pub(super) fn build(home: &Path) -> Result<Image, String> {
     let _alone = Lock::take(&home.join("lock"), "the guest's image")?;
     let made = make(home)?;
@@ -81,7 +82,8 @@ fn make(home: &Path) -> Result<Image, String> {
     if image.initramfs.exists() && fs::read_to_string(&stamp).is_ok_and(|known| known == recipe) {
         return Ok(image);
     }
-    // If the run is killed from here on, the image has no stamp. Then the next run builds it again.
+    // Remove the stamp first. If this run is killed before the image is complete, the next run finds no stamp and
+    // builds the image again.
     match fs::remove_file(&stamp) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&stamp)(error)),
         _ => {}
@@ -105,7 +107,7 @@ fn at(path: &Path) -> impl FnOnce(std::io::Error) -> String {
     move |error| format!("{}: {error}", path.display())
 }
 
-/// Downloads and unpacks the kernel's package without installing it, and returns the version.
+/// Downloads the package of the kernel and unpacks it without installing it. Returns the version of the kernel.
 fn kernel(files: &Path) -> Result<String, String> {
     let modules = files.join("lib").join("modules");
     if !modules.exists() {
@@ -130,7 +132,7 @@ fn kernel(files: &Path) -> Result<String, String> {
     Ok(version.file_name().to_string_lossy().into_owned())
 }
 
-/// Returns the contents of the image as text. A change of this text causes a new image.
+/// Returns a text with versions and names of everything in the image. If this text changes, a new image is built.
 fn recipe(version: &str) -> Result<String, String> {
     let packages = output_of(command(
         "dpkg-query",
@@ -147,13 +149,13 @@ fn fill(root: &Path, files: &Path, version: &str) -> Result<(), String> {
         let folder = root.join(folder);
         fs::create_dir_all(&folder).map_err(at(&folder))?;
     }
-    // Debian has the same links.
+    // Create the same links to folders below /usr as Debian.
     for merged in ["bin", "sbin", "lib", "lib64"] {
         symlink(format!("usr/{merged}"), root.join(merged)).map_err(at(root))?;
     }
     install(&program("busybox")?, root)?;
     symlink("/bin/busybox", root.join("sbin/modprobe")).map_err(at(root))?;
-    // The user without rights is for tests of limits on locked memory.
+    // Tests of limits on locked memory need the user `nobody`.
     let users = root.join("etc/passwd");
     fs::write(&users, "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n").map_err(at(&users))?;
     modules(root, files, version)?;
@@ -163,8 +165,8 @@ fn fill(root: &Path, files: &Path, version: &str) -> Result<(), String> {
         libraries.extend(needed_by(&program)?);
         install(&program, root)?;
     }
-    // Libraries of Rust programs, which are those of this program. `/proc` still has its file if another run has
-    // replaced it.
+    // Rust programs of the guest need the same libraries as this program. The path in `/proc` works even if another
+    // build has replaced the file of this program.
     libraries.extend(needed_by(Path::new(&format!("/proc/{}/exe", std::process::id())))?);
     for driver in rxe_driver(&libraries)? {
         libraries.extend(needed_by(&driver)?);
@@ -215,13 +217,13 @@ fn rxe_driver(libraries: &BTreeSet<PathBuf>) -> Result<Vec<PathBuf>, String> {
     Ok(entries.filter(is_rxe).collect())
 }
 
-/// Copies the modules and their dependencies.
+/// Copies the modules of [`MODULES`], and the modules that they need.
 fn modules(root: &Path, files: &Path, version: &str) -> Result<(), String> {
     let base = files.to_string_lossy().into_owned();
     run(command("depmod", &["-b", &base, version]))?;
     let inside = format!("lib/modules/{version}");
     for name in MODULES {
-        // modprobe lists no file for a built-in module. A missing module fails later, in the guest.
+        // modprobe lists no file for a built-in module. If a module is missing, the guest reports it later.
         let shown = output_of(command("modprobe", &["-d", &base, "-S", version, "--show-depends", name]));
         for line in shown.unwrap_or_default().lines().filter_map(|line| line.strip_prefix("insmod ")) {
             let file = Path::new(line.split(' ').next().unwrap_or(line).trim());

@@ -1,4 +1,5 @@
-//! perftest on rdma_rxe and on the software RNIC, and `doorbell bench` beside perftest: ratios from a run of one guest.
+//! Ratios from measurements in one guest. They compare perftest on rdma_rxe with perftest on the software RNIC, and
+//! `doorbell bench` with perftest.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +12,7 @@ use crate::figures::{Goal, spread};
 
 const SCRIPT: &str = script!("two_rxe", "ratios");
 
-/// Maximum duration of a round in an emulated machine.
+/// Maximum duration of a round in the emulated machine.
 const ROUND: Duration = Duration::from_secs(400);
 const BOOT: Duration = Duration::from_secs(120);
 
@@ -21,7 +22,7 @@ struct Comparison {
     measure: &'static str,
     what: &'static str,
     unit: &'static str,
-    /// Series whose figure is compared with the other one.
+    /// Series that is compared. The ratio is its figure divided by the figure of `theirs`.
     ours: &'static str,
     theirs: &'static str,
     goal: Option<Goal>,
@@ -68,7 +69,7 @@ pub(crate) fn measure(rounds: u32, out: &Path) -> Result<(), String> {
     ended.passed()
 }
 
-/// Figures by measurement, series and round.
+/// Figures, by measurement, series and round.
 struct Figures(BTreeMap<String, BTreeMap<String, BTreeMap<u32, f64>>>);
 
 impl Figures {

@@ -9,10 +9,10 @@ use super::{Guest, missing, sysfs};
 use crate::shell::{cargo, output_of, root};
 use crate::test::StepEnd;
 
-/// Time limit of a guest: longer than any of these scripts takes if three runs share two processors.
+/// Time limit of a guest. No script of these steps takes this long, even if three runs share two processors.
 pub(super) const LIMIT: Duration = Duration::from_secs(900);
 
-/// Number of messages in long tests and in tests with loss, which the suites require.
+/// Number of messages that the suites send in long tests and in tests with loss.
 const MESSAGES: u32 = 10_000;
 
 const COMMANDS: &str = script!("sysfs", "commands");
@@ -23,7 +23,7 @@ const BOX: &str = script!("cable", "box");
 const CAPTURE: &str = script!("cable", "capture");
 const CAPTURE_BOTH: &str = script!("two_rxe", "capture_both");
 
-/// Runs packets of both kinds of device over a cable between two network namespaces.
+/// Runs connections between rdma_rxe and the software RNIC over a cable between two network namespaces.
 pub(crate) fn on_the_wire(guest: Guest) -> StepEnd {
     in_guest(&guest, ON_THE_WIRE)
 }
@@ -38,7 +38,7 @@ pub(crate) fn two_hosts(guest: Guest) -> StepEnd {
     in_guest(&guest, TWO_HOSTS)
 }
 
-/// Captures packets of rdma_rxe and the software RNIC anew, for the tests of `wire` and `rnic`.
+/// Captures packets of rdma_rxe and the software RNIC, and replaces the captures that tests of `wire` and `rnic` read.
 pub(crate) fn capture() -> Result<(), String> {
     missing().map_or(Ok(()), Err)?;
     for (suites, script) in [(&[][..], CAPTURE), (&[("verbs", "doorbell-verbs")], CAPTURE_BOTH)] {
@@ -66,8 +66,8 @@ pub(crate) fn commands(guest: Guest) -> StepEnd {
     compared.into()
 }
 
-/// Runs the conformance suite of the protocols. Skips the test with loss, since rxe's loopback loses no packets.
-/// [`loss`] has a network for it.
+/// Runs the conformance suite of the protocols. Skips the test with loss, since the loopback of rxe loses no packets.
+/// The step [`loss`] runs this test.
 pub(crate) fn exchange(guest: Guest) -> StepEnd {
     suite(guest, "doorbell-exchange", "--skip loss_is_not_seen")
 }
@@ -79,14 +79,14 @@ pub(crate) fn loss(guest: Guest) -> StepEnd {
 }
 
 fn suite(guest: Guest, package: &str, arguments: &str) -> StepEnd {
-    // The guest has only two emulated processors for the tests and for the kernel's part of rxe.
+    // Run one test at a time, because the tests and the kernel's part of rxe share two emulated processors.
     let script = format!(
         "DOORBELL_TEST_DEVICE=rxe0 DOORBELL_MESSAGES={MESSAGES} conformance --test-threads=1 --show-output {arguments}"
     );
     with_test_programs(guest, &[("conformance", package)], &script)
 }
 
-/// Runs a script that calls suites by these names.
+/// Runs a script in a guest with the suites of packages. The script calls each suite by the given name.
 fn with_test_programs(guest: Guest, suites: &[(&str, &str)], script: &str) -> StepEnd {
     match with_programs(guest, suites) {
         Ok(guest) => in_guest(&guest, script),
@@ -94,7 +94,7 @@ fn with_test_programs(guest: Guest, suites: &[(&str, &str)], script: &str) -> St
     }
 }
 
-/// Adds the suites of packages to a guest, with these names.
+/// Adds suites to a guest. Each pair has the name in the guest and the package of a suite.
 fn with_programs(mut guest: Guest, suites: &[(&str, &str)]) -> Result<Guest, String> {
     for &(name, package) in suites {
         guest.files.push((name.to_owned(), test_program(package)?));

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Allowed differences: a path, or a prefix of paths before a star, and the reason. A difference that is not listed is
-/// an error. A listed difference that does not occur is also an error.
+/// Allowed differences, each with the reason. The first text is a path, or a prefix of paths followed by a star. A
+/// difference that is not listed is an error. A listed difference that does not occur is also an error.
 const DIFFERENCES: &[(&str, &str)] = &[
     ("device/parent", "file only of rxe: its network interface"),
     ("device/power*", "power management, which does not apply to a software device"),
@@ -33,11 +33,11 @@ pub(super) fn compare(rxe: &str, own: &str) -> Result<(), String> {
         }
         match DIFFERENCES.iter().find(|(pattern, _)| matches(pattern, path)) {
             Some((pattern, _)) => drop(unused.remove(pattern)),
-            None => unknown.push(format!("{path}: rxe has {}, we have {}", words(theirs), words(ours))),
+            None => unknown.push(format!("{path}: rxe has {}, Doorbell has {}", words(theirs), words(ours))),
         }
     }
-    unknown.extend(unused.iter().map(|pattern| format!("{pattern} is listed, but no different")));
-    eprintln!("sysfs: {} paths of rxe, {} of ours", rxe.len(), own.len());
+    unknown.extend(unused.iter().map(|pattern| format!("{pattern} is listed as a difference, but is equal")));
+    eprintln!("sysfs: {} paths of rxe, {} paths of Doorbell", rxe.len(), own.len());
     if unknown.is_empty() { Ok(()) } else { Err(unknown.join("\n")) }
 }
 
@@ -49,7 +49,8 @@ fn matches(pattern: &str, path: &str) -> bool {
     pattern.strip_suffix('*').map_or(pattern == path, |start| path.starts_with(start))
 }
 
-/// Returns the kinds of values at each path. All entries of a table, such as the GIDs, count as one path.
+/// Parses a list of files. Returns the kinds of values at each path. All entries of a table, such as the GIDs, count as
+/// one path.
 fn parse(text: &str) -> Result<BTreeMap<String, BTreeSet<String>>, String> {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for line in text.lines() {
@@ -63,7 +64,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, BTreeSet<String>>, String> {
             Some((folder, number)) if in_table && is_number(number) => format!("{folder}/N"),
             _ => path.to_owned(),
         };
-        // Unused entries of a table cannot be read.
+        // Skip unused entries of a table, which cannot be read.
         if !(in_table && kind == "nothing") {
             found.entry(path).or_default().insert(kind);
         }
@@ -147,8 +148,8 @@ mod tests {
         compare(&format!("{both}{listed}"), both).unwrap();
         compare(both, &format!("{both}{listed}")).unwrap();
         let error = compare(&format!("{both}{listed}"), "device/lid\tvalue 0\n").unwrap_err();
-        assert!(error.contains("device/lid: rxe has a hexadecimal number, we have a number"), "{error}");
-        assert!(compare(both, both).unwrap_err().contains("is listed, but no different"));
+        assert!(error.contains("device/lid: rxe has a hexadecimal number, Doorbell has a number"), "{error}");
+        assert!(compare(both, both).unwrap_err().contains("is listed as a difference, but is equal"));
         assert!(compare("nothing", both).is_err());
     }
 }
