@@ -1,14 +1,14 @@
-# rdma_rxe is the memory node behind a middlebox (runs after cable.sh). The box is at the other end of the cable.
-# Clients are the software RNIC, at another address of that end, and rxe itself. The kernel must report no error.
+# rdma_rxe is the memory node behind a middlebox (runs after cable.sh). The middlebox is at the other end of the cable.
+# Clients are the software RNIC at a second address of that end, and rxe itself. The kernel must report no error.
 ip -n other address add 192.0.2.3/24 dev veth1
 dmesg -c > /dev/null
 counted=/sys/class/infiniband/rxe0/ports/1/hw_counters
-# Prints rxe's counters of errors. Duplicate and reordered requests and retransmissions of rxe are no errors here: a
-# slow guest with two processors causes them.
+# Prints the error counters of rxe. Duplicate and reordered requests and retransmissions of rxe do not count as errors,
+# because they are normal in a slow guest with two processors.
 errors() { (cd $counted && grep . *_err link_downed | grep -v completer_retry_err); }
 errors > /tmp/errors-before
 
-# perftest: its servers on rxe listen at one port, one after the other, behind one box.
+# perftest. Its servers on rxe listen at one port, one after the other, behind one middlebox.
 ip netns exec other doorbell steer 192.0.2.1:21000 --perftest --bind 192.0.2.2 -p 21001 --json > /tmp/box 2> /tmp/box.said &
 box=$!
 wait_for_port 21001 in_other
@@ -34,7 +34,7 @@ through_box() {
         fail "$client, through a box, $*: $asked and $served: $(tail -n 40 /tmp/client /tmp/server; cat /tmp/box.said)"
 }
 for client in soft rxe; do
-    # rxe sends all requests at once, so they must fit into the socket buffer of the box.
+    # rxe sends all requests at once, so these requests must fit into the socket buffer of the middlebox.
     through_box $client ib_write_bw -n 200 -s 8000 -t 4 -q 2
     through_box $client ib_read_lat -o 16 -n 200 -s 16
     through_box $client ib_atomic_bw -o 16 -n 200 -A FETCH_AND_ADD
@@ -52,7 +52,7 @@ for strategy in steered steered-write; do
     timeout 300 doorbell far verify --strategy $strategy -d rxe0 -x $gid --through 192.0.2.2:21002 --node-at 192.0.2.1:21003 \
         --clients 2 --keys 2 -t 4 --writes 70 -D 500ms --no-kill --json > /tmp/store 2> /tmp/store.said & store=$!
     wait_for_port 21003
-    # The store prints the command that starts its box.
+    # The store prints the command that starts its middlebox.
     ip netns exec other doorbell $(sed -n 's/.* now: doorbell //p' /tmp/store.said) --bind 192.0.2.2 > /tmp/box 2>&1 & box=$!
     wait $store || fail "$strategy on rxe: $(cat /tmp/store /tmp/store.said /tmp/box)"
     grep -q '"linearizable": true' /tmp/store || fail "$strategy on rxe: $(cat /tmp/store)"

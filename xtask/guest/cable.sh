@@ -1,6 +1,6 @@
-# rdma_rxe at one end of a cable, the software RNIC at the other, in both roles.
+# rdma_rxe at one end of a cable, and the software RNIC at the other end, each as client and as server.
 #
-# The kernel's sockets for port 4791 exist only in the first namespace, so rxe's end is there.
+# The kernel's sockets for port 4791 exist only in the first namespace, so the end of rxe is there.
 ip netns add other || exit 1
 ip link add veth0 mtu 9000 type veth peer name veth1 mtu 9000 netns other
 ip address add 192.0.2.1/24 dev veth0
@@ -11,7 +11,7 @@ ip -n other link set lo up
 rdma link delete rxe0
 rdma link add rxe0 type rxe netdev veth0
 in_other() { ip netns exec other "$@"; }
-# The GID of the IPv4 address. The link-local address of IPv6 becomes a GID at a later time.
+# Index of the GID of the IPv4 address. The index is not fixed, because the link-local IPv6 address becomes a GID later.
 gid=$(doorbell devices 2>/dev/null | sed -n 's/.*GID \([0-9]*\) ::ffff:192.0.2.1.*/\1/p')
 
 port=20000

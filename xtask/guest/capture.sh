@@ -1,7 +1,7 @@
 # Captures a few packets of every operation over the cable (runs after cable.sh), as data for tests.
 #
-# The tests replay both sides, so the cable must carry single packets: the kernel splits segmented sends of the software
-# RNIC.
+# The tests replay both sides, so the cable must carry single packets. With this setting, the kernel splits segmented
+# sends of the software RNIC before the cable.
 in_other ip link set veth1 gso_max_segs 1
 capture rxe.pcap
 for role in serves asks; do
@@ -25,8 +25,8 @@ in_other timeout 300 doorbell bench bw --bind 192.0.2.2 -n 4 -t 4 -s 600 -m 256 
 wait $server || fail "bench, rxe: $(cat /tmp/server)"
 captured
 
-# With loss. Packets of rxe are dropped before the capture, and packets to rxe after it. So the capture has all packets
-# of the software RNIC, and the packets of rxe that arrived.
+# With loss. Packets of rxe are dropped before the point of capture, and packets to rxe after this point. The capture
+# therefore has all packets of the software RNIC, and the packets of rxe that arrived.
 capture rxe-loss.pcap
 tc qdisc add dev veth0 root netem loss 10%
 tc qdisc add dev veth0 handle ffff: ingress

@@ -1,13 +1,13 @@
 # Runs the command on the kernel's RNIC, and checks its errors.
 
-# Checks that a command succeeds and prints these words.
+# Checks that a command succeeds and prints the given words.
 prints() {
     words=$1; shift
     timeout 300 "$@" > /tmp/said 2>&1 || fail "$* ended with $?: $(cat /tmp/said)"
     grep -q "$words" /tmp/said || fail "$* does not print '$words': $(cat /tmp/said)"
 }
 
-# Checks that a command ends with this status and prints these words.
+# Checks that a command ends with the given status and prints the given words.
 refuses() {
     status=$1 words=$2; shift 2
     timeout 300 "$@" > /tmp/said 2>&1

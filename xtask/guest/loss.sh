@@ -1,5 +1,5 @@
-# The suites over a network that loses one packet in a hundred in each direction (runs after two_rxe.sh).
-# First `doorbell bench` without loss. There are more receives than messages, so all messages arrive.
+# Runs the suites over a network that loses one packet in a hundred in each direction (runs after two_rxe.sh).
+# Before that, runs `doorbell bench` without loss. There are more receives than messages, so all messages arrive.
 for transport in uc ud; do
     timeout 300 doorbell bench bw -d rxe2 -x $(gid_of 192.0.2.2) --listen 192.0.2.2 > /tmp/server 2>&1 & server=$!
     wait_for_port 18515
@@ -11,7 +11,7 @@ for transport in uc ud; do
 done
 for end in 0 1; do tc qdisc add dev veth$end root netem loss 1% || fail "no loss"; done
 export DOORBELL_TEST_DEVICE=rxe1 DOORBELL_TEST_PEER_DEVICE=rxe2 DOORBELL_MESSAGES=$messages
-# Passed tests and deviations of the kernel go to the output of the test run.
+# Runs a suite, and prints its passed tests and the deviations of the kernel.
 suite() {
     "$@" --test-threads=1 --show-output | tee /tmp/suite
     grep -q "^test result: ok. [1-9]" /tmp/suite || fail "$*"

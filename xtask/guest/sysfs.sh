@@ -34,7 +34,7 @@ for entry in $2 rdma_cm; do
 done
 END
 dash /tmp/walk rxe0 uverbs0 > /host/rxe.txt
-# rxe's socket uses RoCE's port on all addresses, so the software RNIC needs another port. rxe's device is uverbs0.
+# The socket of rxe uses the port of RoCE on all addresses, so the software RNIC needs another port. uverbs0 is rxe.
 own="doorbell run --udp-port 5000 --"
 $own dash /tmp/walk doorbell0 uverbs1 > /host/own.txt
 # Both devices are visible, and the kernel's device looks the same as without the software RNIC.

@@ -12,8 +12,8 @@ for end in 0 1; do
 done
 echo "two devices with a network between them, two namespaces"
 set -- $(gid_of 192.0.2.1) $(gid_of 192.0.2.2)
-# Threads are not pinned: a study of direct-write/latency with threads pinned to both processors once stopped. A queue
-# pair of rxe got no more packets from its peer. The cause is unknown.
+# Threads are not pinned. A study of direct-write/latency with threads pinned to both processors once stopped, because a
+# queue pair of rxe got no more packets from its peer. The cause is unknown.
 ip netns exec host1 doorbell study -d rxe2 -x $2 --cpus none --listen 198.51.100.2 > /tmp/there 2>&1 & there=$!
 wait_for_port 18515 ip netns exec host1
 echo "host 1 listens"

@@ -1,8 +1,8 @@
 # rxe1 and rxe2, two devices of rdma_rxe with a network between them.
 gid_of() { timeout 30 doorbell devices 2>/dev/null | sed -n "s/.*GID \([0-9]*\) ::ffff:$1 .*/\1/p"; }
 
-# A pair of veth with both ends in the first namespace, since rxe's sockets exist only there. Packets to a local address
-# would not leave, so these rules send them through the pair, and accept them at its other end.
+# A pair of veth with both ends in the first namespace, since the sockets of rxe exist only there. Normally, packets to
+# a local address do not leave. These rules send such packets through the pair and accept them at its other end.
 ip link add veth0 mtu 9000 type veth peer name veth1 mtu 9000
 ip address add 192.0.2.1/32 dev veth0
 ip address add 192.0.2.2/32 dev veth1

@@ -27,7 +27,7 @@ bench() {
         fi
         [ $? = 0 ] || fail "bench $*, rxe $role, client: $(cat /tmp/client)"
         wait $server || fail "bench $*, rxe $role, server: $(cat /tmp/server)"
-        # The counter of the software RNIC, which is one of both ends.
+        # The software RNIC is one of the two ends. Check its counter.
         wrong=$(sed -n 's/.*"rx_icrc_encapsulated": \([0-9]*\).*/\1/p' /tmp/client | sort -u)
         [ "$wrong" = 0 ] || fail "bench $*, rxe $role: packets with a wrong ICRC, or none were counted: $wrong"
     done
@@ -71,7 +71,7 @@ bench -n 300 --op cas
 # one packet.
 bench -n 500 -s 16,5000 --transport uc
 bench -n 500 -s 16,1024 --transport ud
-# A peer with another MTU: both use the smaller one, and both ends reject a larger one.
+# A peer with another MTU. Both ends use the smaller MTU, and both ends reject a larger one.
 ip link set veth0 mtu 1500
 bench -n 100 -s 5000
 grep -q '"mtu": 1024' /tmp/client || fail "a path MTU that fits both: $(cat /tmp/client)"

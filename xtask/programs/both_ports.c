@@ -1,5 +1,5 @@
-/* A program that listens for TCP and for RDMA at one port, as storage targets and file servers do. Each listener gets
- * its own connections, independent of the order in which they start. */
+/* A program that listens for TCP and for RDMA at the same port, as storage targets and file servers do. Each listener
+ * must get its own connections, regardless of the order in which the listeners start. */
 #include "common.h"
 
 #include <arpa/inet.h>

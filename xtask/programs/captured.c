@@ -1,5 +1,5 @@
-/* A program that ends in the way that its argument names, in most cases with its device open. Its capture must be
- * complete. It posts ten WRITEs between two queue pairs of one device, and waits for each. */
+/* A program whose argument selects the way in which it ends, in most cases with its device open. Its capture must be
+ * complete. The program posts ten WRITEs between two queue pairs of one device, and waits for each WRITE. */
 #include <pthread.h>
 #include <signal.h>
 
@@ -53,7 +53,7 @@ int main(int argc, char **argv)
 		CHECK(daemon(1, 1) == 0);
 		_exit(0);
 	} else if (strcmp(end, "thread") == 0) {
-		/* The last thread to end is not the main one. */
+		/* The last thread to end is not the main thread. */
 		CHECK(pthread_create(&thread, NULL, wait_and_end, NULL) == 0);
 		pthread_exit(NULL);
 	} else if (strcmp(end, "wait") == 0) {

@@ -1,9 +1,9 @@
-/* One end of a pair of processes that exchange checked messages while one of them is disturbed. Standard input is a
- * socket to the other end. It carries the set-up of connections and a final goodbye. Arguments are words like
- * KEY=VALUE; `struct plan` has the keys.
+/* One end of a pair of processes that exchange checked messages while one of the processes is disturbed. Standard input
+ * is a socket to the other end, which carries the set-up of connections and a final goodbye. Arguments have the form
+ * KEY=VALUE, and `struct plan` has the keys.
  *
- * The exit status shows the end of the process. 0: all messages arrived. 1: wrong data or a failed check. 3: a
- * completion with an error. 4: a rejected call, which the act may cause. 7: the act ends the process. */
+ * The exit status shows how the process has ended. 0: all messages arrived. 1: wrong data or a failed check. 3: a
+ * completion with an error. 4: a rejected call, which the act may cause. 7: the act has ended the process. */
 #include "chaos.h"
 
 /* ---- connections ---- */
@@ -89,7 +89,8 @@ static void connect_by_hand(void)
 	stage(4);
 }
 
-/* Returns the id of the next event, which must be of this kind. Any other event means that the other end has ended. */
+/* Returns the id of the next event, which must be of the kind `kind`. Any other event means that the other end is
+ * gone. */
 static struct rdma_cm_id *await(enum rdma_cm_event_type kind)
 {
 	struct rdma_cm_event *event;
@@ -154,7 +155,7 @@ static void connect_by_cm(void)
 		if (plan.server) {
 			struct pollfd waits[] = { { events->fd, POLLIN, 0 }, { LINK, 0, 0 } };
 
-			/* A client that ends before it connects only closes its link. */
+			/* Also watch the link, because a client that ends before it connects only closes its link. */
 			while (poll(waits, 2, -1) == -1 && errno == EINTR)
 				;
 			if (!(waits[0].revents & POLLIN))
@@ -188,7 +189,7 @@ static void connect_by_cm(void)
 
 enum { SENT = 100, READ = 200, ADDED = 300, PROBED = 400 };
 
-/* Posts a work request. A queue pair in the error state accepts and flushes it. */
+/* Posts a work request. A queue pair in the error state accepts the work request and flushes it. */
 static void post_one(struct lane *lane, enum ibv_wr_opcode opcode, uint64_t id, void *local, uint32_t length, uint64_t remote)
 {
 	struct ibv_sge sge = { (uintptr_t)local, length, lane->mr->lkey };
@@ -246,7 +247,7 @@ static int sleep_for_completion(struct lane *lane)
 	return errno == EINTR;
 }
 
-/* Handles a completion. Returns true if it is the receive of the other end's last message. */
+/* Handles a completion. Returns true if the completion is the receive of the other end's last message. */
 static int take(struct lane *lane, const struct ibv_wc *wc, int *is_reading, int *is_probing)
 {
 	int last = 0;
@@ -298,7 +299,7 @@ static void *run_lane(void *argument)
 				is_reading = 1;
 			}
 		}
-		/* Verbs do not report a dead peer to an end that only receives, so this end sends a request. */
+		/* Verbs do not report a dead peer to an end that only receives. Probe the peer with a request. */
 		if (has_last && !got_last && !is_probing) {
 			struct room *other = (struct room *)(uintptr_t)lane->other.room;
 
@@ -363,7 +364,7 @@ static int finish_lanes(void)
 		if (ended != PTHREAD_CANCELED && lane->status == IBV_WC_SUCCESS)
 			continue;
 		status = STATUS_ENDED;
-		/* No thread posts receives any more, so the error state ends the traffic of the other end. */
+		/* No thread posts receives any more. The error state of the queue pair ends the traffic of the other end. */
 		if (ended == PTHREAD_CANCELED)
 			to_error(lane->qp);
 	}
@@ -371,7 +372,7 @@ static int finish_lanes(void)
 	return status;
 }
 
-/* Exchanges a goodbye. After it, neither end accesses the other's memory. */
+/* Exchanges a goodbye with the other end. Afterwards, neither end accesses the memory of the other end. */
 static void say_goodbye(void)
 {
 	char byte = 'g';
@@ -436,7 +437,7 @@ static void read_plan(int count, char **words)
 			*numbers[number].value = atol(value);
 		}
 	}
-	/* Calls may fail while descriptors are missing. */
+	/* With these acts, calls may fail because descriptors are closed or used up. */
 	if (is("close") || is("exhaust"))
 		failed_status = STATUS_REFUSED;
 }

@@ -1,4 +1,4 @@
-/* The plan of one end of a disturbed pair, its lanes, and the acts that disturb it; `chaos.c` has the traffic. */
+/* The plan of one end of a disturbed pair, its lanes, and the acts that disturb this end. `chaos.c` has the traffic. */
 #define _GNU_SOURCE
 static int failed_status = 1;
 #define CHECK_STATUS failed_status
@@ -173,7 +173,7 @@ static void leave_a_child(void)
 	_exit(STATUS_ACT);
 }
 
-/* Limits the number of descriptors, so that no further one can be opened. */
+/* Limits the number of descriptors, so that no further descriptor can be opened. */
 static void exhaust_descriptors(void)
 {
 	struct rlimit limit;
@@ -184,7 +184,7 @@ static void exhaust_descriptors(void)
 	close(unused);
 	limit.rlim_cur = unused;
 	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-	/* Both calls fail with an errno. */
+	/* Both calls must fail with an errno. */
 	if ((list = ibv_get_device_list(NULL))) {
 		struct ibv_context *own = list[0] ? ibv_open_device(list[0]) : NULL;
 

@@ -1,5 +1,5 @@
-/* A library to be preloaded: the time of day jumps by up to two days, back and forth, several times a second. The
- * monotonic clock does not jump, as POSIX promises. Only a stopped process sees it jump. */
+/* A preloaded library that makes the time of day jump by up to two days, back and forth, several times a second. The
+ * library does not change the monotonic clock, which POSIX does not allow to jump. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

@@ -24,7 +24,7 @@
 		}                                                                   \
 	} while (0)
 
-/* Protection against hanging: longer than any step takes on a busy machine. */
+/* Time after which a step counts as hanging. No step takes this long, even on a busy machine. */
 #define PATIENCE_MS 90000
 
 static struct ibv_device **devices;
@@ -143,14 +143,14 @@ static inline struct ibv_wc next_completion(struct ibv_cq *cq)
 	struct ibv_wc wc;
 	int found;
 
-	/* Polling drives the device. If no completion arrives, xtask kills the program at its time limit. */
+	/* Polling drives the device. If no completion arrives, xtask kills this program at its time limit. */
 	while ((found = ibv_poll_cq(cq, 1, &wc)) == 0)
 		;
 	CHECK(found == 1);
 	return wc;
 }
 
-/* Checks that the next event is of this kind, and of this queue pair, completion queue or shared receive queue. */
+/* Checks the next event. `kind` is its kind, and `what` its queue pair, completion queue or shared receive queue. */
 #define EXPECT_EVENT(kind, what)                                                    \
 	do {                                                                        \
 		struct pollfd readable = { .fd = context->async_fd, .events = POLLIN }; \

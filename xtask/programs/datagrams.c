@@ -1,4 +1,4 @@
-/* Address of a datagram's sender in its completion, and replies to that address. */
+/* Checks that the completion of a datagram has the address of its sender, and sends replies to this address. */
 #include "common.h"
 
 #define HEADER 40
@@ -59,7 +59,7 @@ static struct ibv_ah *own_address(void)
 	return ah;
 }
 
-/* Expects completions of a SEND and of its receive, in any order. Returns that of the receive. */
+/* Expects the completions of a SEND and of its receive, in any order. Returns the completion of the receive. */
 static struct ibv_wc expect_datagram(struct ibv_cq *cq, const struct ibv_qp *from, const struct ibv_qp *to)
 {
 	struct ibv_wc received = { 0 };
@@ -81,7 +81,7 @@ static struct ibv_wc expect_datagram(struct ibv_cq *cq, const struct ibv_qp *fro
 	return received;
 }
 
-/* `sl` of a completion has the packet type, so the service level of an address from a completion is 0. */
+/* In a completion, the field `sl` has the packet type. So `ibv_init_ah_from_wc` must set the service level to 0. */
 static void answered(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
@@ -103,7 +103,7 @@ static void answered(void)
 	send_to(b, wc.src_qp, back);
 	expect_datagram(cq, b, a);
 	CHECK(ibv_destroy_ah(back) == 0);
-	/* Some programs fill in the attributes by hand, also with `sl` of the completion. */
+	/* Some programs fill in the attributes by hand, and copy `sl` from the completion. */
 	attr.sl = wc.sl;
 	CHECK((back = ibv_create_ah(pd, &attr)));
 	CHECK(post_receive(a, NULL, 3, mr, memory[0], HEADER + LENGTH) == 0);

@@ -1,5 +1,5 @@
-/* A program that has received a message may end at once, in any way. The sender must still get the acknowledgement. The
- * receiver is a child process. The programs use plain verbs, without rdma_cm. */
+/* A program that has received a message may end at once, in any way. The sender must still get the acknowledgement of
+ * this message. Here the receiver is a child process. Both processes use plain verbs, without rdma_cm. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -10,11 +10,11 @@
 
 #include "common.h"
 
-/* After this number of answers, the RNIC delays an acknowledgement, to send it with the next answer. */
+/* Number of answers after which the RNIC delays acknowledgements, to send an acknowledgement with the next answer. */
 #define ANSWERS 12
 #define ROUNDS 3
-/* If the process ends slowly, the last acknowledgement leaves in time even with a defect. So a defect shows in less
- * than half of the rounds. */
+/* Number of rounds with daemon(). If the process ends slowly, the last acknowledgement leaves in time even with a
+ * defect. A single round therefore shows a defect in less than half of all cases. */
 #define ROUNDS_OF_DAEMON 20
 
 extern char **environ;
@@ -61,7 +61,7 @@ static void end_by_signal_handler(void)
 	raise(SIGUSR1);
 }
 
-/* The parent ends. The child does not have the device. */
+/* daemon() forks and ends the parent. The child does not have the device. */
 static void end_by_daemon(void)
 {
 	CHECK(daemon(1, 1) == 0);
@@ -107,7 +107,7 @@ static void expect(uint64_t id)
 	CHECK(wc.wr_id == id && wc.status == IBV_WC_SUCCESS);
 }
 
-/* Sends an unsignalled answer, since its acknowledgement may arrive after the next message. */
+/* Sends an unsignalled answer, because its acknowledgement may arrive after the next message of the peer. */
 static void answer(void)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
@@ -200,12 +200,12 @@ static void ends_within_a_call(void)
 		CHECK(clock_gettime(CLOCK_MONOTONIC, &before) == 0);
 		CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 		CHECK(clock_gettime(CLOCK_MONOTONIC, &after) == 0);
-		/* The limit only detects a deadlock. */
+		/* The time limit only detects a deadlock. */
 		CHECK(after.tv_sec - before.tv_sec < PATIENCE_MS / 1000);
 	}
 }
 
-/* A vforked child shares the memory of its parent, but its end must not close the parent's device. */
+/* A vforked child shares the memory of its parent. The end of the child must not close the parent's device. */
 static void children_end_alone(void)
 {
 	struct ibv_wc wc;

@@ -1,4 +1,4 @@
-/* Promises of verbs to a wrong program, and the view of a forked child. Each rejected call returns the documented
+/* Calls that verbs must reject, and the use of a device in a forked child. Each rejected call returns the documented
  * errno, and all objects can be destroyed afterwards. */
 #include <sys/wait.h>
 
@@ -64,7 +64,7 @@ static void queues(struct ibv_comp_channel *channel)
 	CHECK(ibv_post_recv(qp, &receive, &bad_receive) == EINVAL && bad_receive == &receive);
 }
 
-/* A full queue rejects a work request at once. Requests before it in the list stay posted. */
+/* A full queue rejects a work request at once. The requests before the rejected one in the list stay posted. */
 static void full_queues(void)
 {
 	struct ibv_cq *own_cq = ibv_create_cq(context, 16, NULL, NULL, 0);
@@ -98,7 +98,7 @@ static void full_queues(void)
 	CHECK(ibv_post_recv(b, receives, &bad_receive) == ENOMEM && bad_receive == &receives[3]);
 	/* The other end has posted no receives, so the sends stay in the queue. */
 	CHECK(ibv_post_send(b, sends, &bad_send) == ENOMEM && bad_send == &sends[3]);
-	/* The call names the first wrong request. The requests before it are posted. */
+	/* `bad_send` is the first wrong request. The requests before the wrong one are posted. */
 	sends[1].num_sge = 3;
 	CHECK(ibv_post_send(a, sends, &bad_send) == EINVAL && bad_send == &sends[1]);
 	CHECK(next_completion(own_cq).wr_id == 0 && next_completion(own_cq).wr_id == 0);
@@ -163,8 +163,8 @@ static void belongings(void)
 	CHECK(ibv_destroy_cq(others) == 0 && ibv_dealloc_pd(other_pd) == 0 && ibv_close_device(other) == 0);
 }
 
-/* Unsupported calls are rejected here. They never reach the system's library, which would treat these objects as its
- * own. */
+/* The preloaded library must reject unsupported calls. Such a call must not reach the system's library, which would
+ * treat the objects as its own. */
 static void not_offered(void)
 {
 	struct ibv_ah_attr address = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid } };

@@ -1,5 +1,5 @@
-/* Multicast between processes: only the members of a group receive its messages, including the sender if it is a
- * member. */
+/* Multicast between processes. Only the members of a group receive its messages. A sender that is a member also
+ * receives its own messages. */
 #include <sys/wait.h>
 
 #include "common.h"
@@ -14,7 +14,7 @@ static struct ibv_mr *mr;
 static struct ibv_comp_channel *channel;
 static struct ibv_cq *cq;
 
-/* Chooses a group by the id of the parent process, so that it is unique on this machine. */
+/* Chooses a group by the id of the parent process, so that the group is unique on this machine. */
 static void choose_group(pid_t number)
 {
 	uint32_t address = htobe32(0xef000000 | (number & 0xffffff));
@@ -90,7 +90,7 @@ struct sender {
 	union ibv_gid gid;
 };
 
-/* Sends to the group, and receives its own messages, since its queue pair is a member. */
+/* Sends messages to the group from a child. The child also receives them, since its queue pair is a member. */
 static int send_from_child(int to_parent, int from_parent)
 {
 	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = group, .hop_limit = 1 } };

@@ -5,7 +5,8 @@
 /* A null path. `volatile` hides its value from the compiler. */
 static void *volatile nothing;
 
-/* This program interposes a function of the C library. Its own calls must come here, but no calls of the device. */
+/* This program interposes a function of the C library. The interposed function must get the calls of this program,
+ * but no calls of the device. */
 static int accesses;
 
 int access(const char *path, int mode)
@@ -148,7 +149,7 @@ static void asking(void)
 	CHECK(readlinkat(fd, "", real, sizeof(real)) == 19 && !memcmp(real, "../../../doorbell.0", 19));
 	FAILS(openat(fd, "uevent", O_RDONLY), ENOTDIR);
 	close(fd);
-	/* Programs compare the status of a path with that of the opened file. */
+	/* Some programs compare the status of a path with the status of the opened file. */
 	CHECK((fd = open(PORT "/state", O_RDONLY)) >= 0 && fstat(fd, &by_descriptor) == 0 && stat(PORT "/state", &by_path) == 0);
 	CHECK(by_path.st_ino == by_descriptor.st_ino && by_path.st_dev == by_descriptor.st_dev);
 	CHECK(by_path.st_mode == by_descriptor.st_mode && by_descriptor.st_nlink == 1 && by_descriptor.st_size == 10);
@@ -206,7 +207,7 @@ static void asking(void)
 	close(at);
 }
 
-/* All functions list each entry of a folder once, in the same order. Its inode and type match its status. */
+/* All functions list each entry of a folder once, in the same order. Inode and type of an entry match its status. */
 static void reading(void)
 {
 	struct dirent *entry, copy, *copied;
@@ -306,7 +307,7 @@ static void listing(void)
 	free(name);
 	FAILS(mkdir("more", 0700), ENOENT);
 	CHECK(chdir("/") == 0 && is(open("sys/class/infiniband/doorbell0/node_type", O_RDONLY), "1: CA\n"));
-	/* A child that runs another program in that folder also sees the files. */
+	/* A child that runs another program in a virtual working folder also sees the files. */
 	IN_CHILD(CHECK(chdir(PORT) == 0); execl("/bin/sh", "sh", "-c", "read a < state && test \"$a\" = '4: ACTIVE' && "
 		 "test \"`pwd -P`\" = " REAL "/ports/1 && ls ../../node_type > /dev/null && test `ls | wc -l` -gt 10", (char *)NULL));
 }

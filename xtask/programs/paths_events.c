@@ -28,7 +28,7 @@ static void interrupting(void)
 
 	CHECK(signal(SIGALRM, look) != SIG_ERR);
 	for (round = 0; round < 200; round++) {
-		/* One signal per round: a handler that waits for a lock may take longer than an interval. */
+		/* Send only one signal per round, because a handler that waits for a lock may take longer than an interval. */
 		struct itimerval soon = { { 0, 0 }, { 0, 20 + round } };
 
 		CHECK(setitimer(ITIMER_REAL, &soon, NULL) == 0);
@@ -58,7 +58,7 @@ static void *at_once(void *barrier)
 	return NULL;
 }
 
-/* Several threads make the first call at once. */
+/* Several threads make the first call on a virtual path at the same time. */
 static void together(void)
 {
 	pthread_barrier_t barrier;
@@ -78,7 +78,7 @@ static void *wait_in_open(void *path)
 	return NULL;
 }
 
-/* A thread can be cancelled in the preloaded `open`, as in that of the C library. */
+/* A thread can be cancelled in the preloaded `open`, as in the `open` of the C library. */
 static void cancelling(void)
 {
 	char path[PATH_MAX];
@@ -134,7 +134,7 @@ static int received(int fd)
 	return 0;
 }
 
-/* Calls one function in a new program, so that each function is once the first to use the descriptor. */
+/* Calls one function in a new program. In this way, each function is once the first to use the descriptor. */
 static int received_by(int fd, const char *function)
 {
 	struct stat status;
@@ -221,7 +221,7 @@ static void look_forever(void)
 /* Runs a new program that lists a virtual folder. */
 #define LIST() IN_CHILD(execl("/bin/sh", "sh", "-c", "ls " PORT "/pkeys > /dev/null", (char *)NULL))
 
-/* Checks that virtual files never have a name in the file system, and that a folder has one only for an instant. */
+/* Checks that virtual files never have a name in the file system, and that virtual folders have a name only briefly. */
 static void naming(void)
 {
 	char events[4096] __attribute__((aligned(8)));
@@ -282,7 +282,7 @@ static void killing(void)
 	CHECK(left_in(places) == 0);
 }
 
-/* One free descriptor is enough. Without a free one, the call fails with EMFILE. */
+/* One free descriptor is enough for a call. Without a free descriptor, the call fails with EMFILE. */
 static void exhausted(void)
 {
 	struct rlimit limit;
@@ -352,7 +352,7 @@ static void two_users(void)
 	IN_CHILD(CHECK(setgid(OTHER_USER) == 0 && setuid(OTHER_USER) == 0); CHECK(count(opendir(PORT), "state") == 1);
 		 execl("/bin/sh", "sh", "-c", "ls " PORT " > /dev/null", (char *)NULL));
 	CHECK(left_in(shared) == 0);
-	/* No folder is created in a directory in which other users may rename it, or which another user owns. */
+	/* No folder is created in a directory that another user owns, or in which other users may rename the folder. */
 	IN_CHILD(CHECK(chmod(shared, 0777) == 0 && (at = inotify_init1(IN_NONBLOCK)) >= 0 &&
 		       inotify_add_watch(at, shared, IN_CREATE) >= 0 && count(opendir(PORT), "state") == 1);
 		 FAILS(read(at, path, sizeof(path)), EAGAIN);
@@ -386,7 +386,7 @@ static void confined(void)
 {
 	struct dirent **found;
 
-	/* A process that cannot create folders can read files and list folders, but cannot open folders. */
+	/* A process that cannot create folders can read virtual files and list virtual folders, but not open such folders. */
 	IN_CHILD(forbid(SYS_mkdirat); forbid_mkdir(); CHECK(!strcmp(content(PORT "/state"), "4: ACTIVE\n"));
 		 CHECK(scandir(DEVICE "/ports", &found, only_digits, alphasort) == 1 && access(PORT, R_OK) == 0);
 		 FAILS(open(PORT, O_RDONLY), ENOENT); FAILS_NULL(opendir(PORT), ENOENT); FAILS(chdir(PORT), ENOENT);

@@ -153,8 +153,8 @@ static void tear_down(struct ends own)
 	CHECK(event_waits() == 0);
 }
 
-/* The first error has its cause. All later requests are flushed in order, also those that are posted afterwards. The
- * responder gets an event. */
+/* The completion of the first failed request has the cause of the error. All later requests are flushed in order, even
+ * requests that are posted afterwards. The responder gets an event. */
 static void flushes(void)
 {
 	struct ends own = set_up(0);
@@ -198,7 +198,7 @@ static void flushes(void)
 	tear_down(own);
 }
 
-/* Scatter/gather elements are checked when they are used, so a wrong one causes an error completion. */
+/* The RNIC checks scatter/gather elements when it uses them, so a wrong element causes an error completion. */
 static void wrong_elements(void)
 {
 	struct ibv_pd *other_pd = ibv_alloc_pd(context);
@@ -260,13 +260,13 @@ static void shared_receives(void)
 			CHECK(ibv_query_srq(own.srq, &attr) == 0 && attr.srq_limit == 0);
 		}
 	}
-	/* When the queue pair stops, it uses no receives of the shared queue any more. */
+	/* A queue pair in the error state takes no more receives from the shared queue. */
 	to_error(own.qp[1]);
 	EXPECT_EVENT(IBV_EVENT_QP_LAST_WQE_REACHED, own.qp[1]);
 	tear_down(own);
 }
 
-/* The other asynchronous events. */
+/* The asynchronous events that the other checks do not cover. */
 static void events(void)
 {
 	struct ibv_qp_attr drain = { .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1 };
@@ -313,7 +313,7 @@ static void events(void)
 	tear_down(own);
 }
 
-/* Each request for a notification causes one. A request may exclude unsolicited completions. */
+/* Each request for a notification causes one notification. A request may exclude unsolicited completions. */
 static void notifications(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
@@ -341,7 +341,7 @@ static void notifications(void)
 			CHECK(ibv_post_send(a, &wr, &bad) == 0);
 			CHECK(next_completion(own.cq[0]).status == IBV_WC_SUCCESS);
 			CHECK(next_completion(cq).status == IBV_WC_SUCCESS);
-			/* The first message, or the first solicited one, causes the only notification. */
+			/* The first message, or the first solicited message, causes the only notification. */
 			CHECK(poll(&readable, 1, message == solicited ? PATIENCE_MS : 0) == (message == solicited));
 			if (message == solicited) {
 				CHECK(ibv_get_cq_event(channel, &named, &told) == 0 && named == cq && told == own.memory);
@@ -363,7 +363,7 @@ static void atomics_of_adapters(void)
 	CHECK(device.atomic_cap == IBV_ATOMIC_HCA);
 }
 
-/* Of the requests between ibv_wr_start and ibv_wr_complete, all are posted or none. */
+/* Either all requests between ibv_wr_start and ibv_wr_complete are posted, or no request. */
 static void all_or_none(void)
 {
 	struct ibv_qp_init_attr_ex init = {
@@ -384,7 +384,7 @@ static void all_or_none(void)
 	b = create_qp(own.cq[1], NULL, IBV_QPT_RC, 4);
 	connect_pair(a, b);
 	for (int attempt = 0; attempt < 4; attempt++) {
-		/* Attempts: too many requests, too many inline bytes in the last one, an abort, and correct requests. */
+		/* Attempts: too many requests, too many inline bytes in the last request, an abort, and correct requests. */
 		int requests = attempt == 0 ? 5 : 4;
 
 		memset(own.memory, 0, 128);
@@ -455,7 +455,7 @@ static void on_demand(void)
 	tear_down(own);
 }
 
-/* A null memory region: sends read zeros from it, and receives discard the data. */
+/* A null memory region. Sends read zeros from this region, and receives into it discard the data. */
 static void no_memory(void)
 {
 	struct ends own = set_up(0);

@@ -1,8 +1,8 @@
 /* UCX between two processes, with every byte checked: tagged messages, streams, active messages, puts, gets and
  * atomics, in both directions at once.
  *
- * ucx [TRANSPORT...]: the endpoint must use each of these transports, by their names in ucp_ep_print_info. UCX_TLS
- * selects them. */
+ * ucx [TRANSPORT...]: the endpoint must use each of these transports, which have the names of ucp_ep_print_info.
+ * UCX_TLS selects the transports. */
 #include <pthread.h>
 
 #include "ucx.h"
@@ -18,7 +18,8 @@ static const size_t SIZES[] = { 1, 8, 100, 1024, 8192, 65536 + 3, (1 << 20) + 1,
 
 static struct line line;
 
-/* Returns the number of messages of a size in flight. It is high for short messages, which share packets and queues. */
+/* Returns the number of messages of a size in flight. It is high for short messages, which must share packets and
+ * queues. */
 static int batch_of(size_t size)
 {
 	return size < 10000 ? 10 * BATCH : size < LONGEST ? BATCH : 1;
@@ -98,7 +99,7 @@ static void tags(struct line *line, size_t size, int batch, int is_early, int is
 			for (int i = batch; i-- > 0;)
 				sends[i] = is_sync ? ucp_tag_send_sync_nbx(line->ep, from[i], size, base + i, &none) :
 					   ucp_tag_send_nbx(line->ep, from[i], size, base + i, &none);
-			/* An unexpected message is kept until the receiver asks for it. */
+			/* Let the messages arrive first. UCX keeps an unexpected message until the program posts its receive. */
 			for (int turn = 0; turn < 100; turn++)
 				ucp_worker_progress(line->worker);
 		}
@@ -200,7 +201,7 @@ static void active(size_t size)
 	meet(line.worker);
 }
 
-/* Memory that the other process may access, and the address and key of the other's memory. */
+/* Memory that the other process may access, and the address and key of the other process's memory. */
 struct shared {
 	char *memory;
 	ucp_mem_h handle;
@@ -305,8 +306,8 @@ static uint64_t load(const struct shared *shared, size_t at, size_t width)
 	return word;
 }
 
-/* Atomics of both processes at once, each on known values in the other's memory. Verbs offer only fetch-and-add and
- * compare-and-swap of 64 bits. UCX emulates the others with messages to the target's worker. */
+/* Atomics of both processes at once, each on known values in the memory of the other process. Verbs offer only
+ * fetch-and-add and compare-and-swap of 64 bits. UCX emulates other atomics with messages to the target's worker. */
 static void atomics(struct shared *shared, size_t width)
 {
 	uint64_t mask = width == 4 ? UINT32_MAX : UINT64_MAX, reply, before;

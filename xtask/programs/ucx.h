@@ -1,5 +1,6 @@
-/* Shared code of the programs over UCX: two processes, each with a worker, an endpoint to the other, and a socket
- * between them, independent of UCX. UCX is used only after the fork, so each process has its own device. */
+/* Shared code of the programs over UCX. There are two processes, each with a worker and an endpoint to the other
+ * process. A socket between the processes does not use UCX. UCX is used only after the fork, so each process has its
+ * own device. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -92,8 +93,8 @@ static inline void open_context(uint64_t features)
 	ucp_config_release(config);
 }
 
-/* Reads or writes all bytes on the socket. Drives the worker meanwhile, since the other process may need it: operations
- * that UCX emulates need the target's worker. */
+/* Reads or writes all bytes on the socket. Drives the worker meanwhile, because operations of the other process that
+ * UCX emulates need this worker. */
 static inline void all_of(ucp_worker_h worker, int is_read, void *bytes, size_t length)
 {
 	char *at = bytes;
@@ -192,7 +193,7 @@ static inline void flush(struct line *line)
 	CHECK_UCS(outcome_of(line->worker, ucp_ep_flush_nbx(line->ep, &param)));
 }
 
-/* Closes both endpoints. The processes meet before and after, since messages of the other may still be in flight. */
+/* Closes both endpoints. The processes meet before and after, since messages of the other process may be in flight. */
 static inline void close_line(struct line *line)
 {
 	ucp_request_param_t param = { 0 };

@@ -1,11 +1,11 @@
-/* Ends of UCX's connections: a killed peer, a close during traffic, and a slow receiver, which must not end them. The
- * environment should set short timeouts, since UCX's defaults are half a minute and more. */
+/* Ends of UCX connections, by a killed peer and by a close during traffic. A slow receiver must not end a connection.
+ * The environment should set short timeouts, because the defaults of UCX are half a minute or more. */
 #include "ucx.h"
 
 #define SIZE 100000
 #define WINDOW 16
 
-/* Bound of each step in seconds. It is longer than the configured timeouts. */
+/* Time limit of each step in seconds. The limit is longer than the configured timeouts. */
 #define BOUND_S 20
 
 static struct line line;
@@ -115,8 +115,8 @@ static void end_sends(struct traffic *own)
 	}
 }
 
-/* Drives the worker until both ends have received this number of messages. An end that is done continues, since it
- * sends the messages of the other. */
+/* Drives the worker until both ends have received `messages` messages. An end that has received them continues, because
+ * it has to send to the other end. */
 static void drive_until_both(struct traffic *own, uint64_t messages)
 {
 	double since = now();
@@ -182,7 +182,7 @@ static void under_traffic(void)
 		own = prepare();
 		open_line();
 		drive_until_both(&own, 2 * WINDOW + 40 * (round % 3));
-		/* One endpoint closes first, then the other. The last message of the first may find no receiver. */
+		/* One endpoint closes before the other one. The last message of the first endpoint may find no receiver. */
 		for (int turn = 0; turn < 200; turn++)
 			drive(&own, 1, 1);
 		close_by_force();
@@ -210,7 +210,7 @@ static void slow_receiver(void)
 	ucp_request_param_t none = { 0 };
 	char from[BURST / 100], to[BURST / 100];
 
-	/* UCX's own flow control would prevent RNR NAKs, so it is off. */
+	/* Turn the flow control of UCX off, because it would prevent RNR NAKs. */
 	setenv("UCX_RC_VERBS_FC_ENABLE", "n", 1);
 	setenv("UCX_RC_VERBS_RX_QUEUE_LEN", "64", 1);
 	two_processes();
@@ -243,7 +243,7 @@ int main(int count, char **arguments)
 {
 	(void)count, (void)arguments;
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	/* Each test cleans UCX up, so the next one starts without state of UCX in the parent and its child. */
+	/* Each test cleans UCX up, so the next test starts without state of UCX in the parent and its child. */
 	killed(1);
 	killed(0);
 	under_traffic();

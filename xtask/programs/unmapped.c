@@ -1,5 +1,6 @@
-/* Memory that becomes inaccessible while it is registered. Work requests that use it end with errors, and the program
- * continues. Handlers of SIGSEGV and SIGBUS that the program installs are called only for its own faults. */
+/* Memory that becomes inaccessible while it is registered. Work requests that use such memory end with errors, and
+ * the program continues. Handlers of SIGSEGV and SIGBUS that the program installs are called only for faults of the
+ * program. */
 #define _GNU_SOURCE
 #include "common.h"
 #include <fcntl.h>
@@ -25,7 +26,7 @@ static const enum ibv_wc_status expected[TOUCHES] = {
 	[SWAP_TO] = IBV_WC_REM_ACCESS_ERR, [ADD_RESULT] = IBV_WC_LOC_PROT_ERR, [RECEIVE_INTO] = IBV_WC_REM_OP_ERR,
 };
 
-/* Returns whether the operation only reads the page. Then its write permission does not matter. */
+/* Returns whether the operation only reads the page. In this case, the page need not be writable. */
 static int only_reads(enum touch touch)
 {
 	return touch == SEND_FROM || touch == WRITE_FROM || touch == READ_FROM;
@@ -125,7 +126,7 @@ static void touch_gone(enum touch touch, enum way way, uint32_t length, int asle
 		CHECK(ibv_post_recv(b, &recv, &bad_recv) == 0);
 	take_away(memory + PAGE, file, way);
 	CHECK(ibv_post_send(a, &wr, &bad) == 0);
-	/* The request ends. A receive may also end: with its own error or with the message. */
+	/* The request ends. The receive also ends if it has an error of its own or gets the message. */
 	ends = 1 + (touch == RECEIVE_INTO || (touch == SEND_FROM && succeeds));
 	while (seen < ends) {
 		struct ibv_wc wc = asleep ? sleep_for_completion(channel, cq) : next_completion(cq);
@@ -142,7 +143,7 @@ static void touch_gone(enum touch touch, enum way way, uint32_t length, int asle
 	close(file);
 }
 
-/* Datagrams and unreliable connections: the receive fails, and the sender does not learn of it. */
+/* With datagrams and unreliable connections, the receive fails, and the sender does not notice the failure. */
 static void receive_gone(enum ibv_qp_type type, enum way way)
 {
 	int file;
@@ -242,7 +243,7 @@ static void catch_and_mend(int signal, siginfo_t *info, void *context)
 	(void)signal, (void)context;
 	CHECK(info->si_addr == (void *)hole);
 	caught++;
-	/* The RNIC's copies fault inside the program's handler. */
+	/* Let copies of the RNIC fault while the program's handler runs. */
 	in_a_thread(NULL);
 	CHECK(mprotect((void *)hole, PAGE, PROT_READ | PROT_WRITE) == 0);
 }
@@ -330,8 +331,8 @@ static void deaths(void)
 	}
 }
 
-/* Installs handlers by system calls, as Go's runtime does, so the C library does not know them. From the
- * fourth replacement on, the kernel copies the data instead of the RNIC. */
+/* Installs handlers by system calls, as the runtime of Go does, so the C library does not know these handlers. After
+ * the fourth replacement, the RNIC no longer copies data itself, but lets the kernel copy them. */
 static void handlers_by_system_call(void)
 {
 	struct {

@@ -1,5 +1,5 @@
-/* A thread waits for events while it is cancelled, signals arrive, and another thread forks. The C library then unwinds
- * or interrupts a stack with frames of the preloaded library. */
+/* A thread waits for events while it is cancelled, while signals arrive, and while another thread forks. The C library
+ * then unwinds or interrupts a stack with frames of the preloaded library. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>

@@ -19,7 +19,7 @@ def check(path):
     packets = 0
     with PcapReader(str(path)) as capture:
         for number, frame in enumerate(capture, 1):
-            # The reader dissects frames only if it supports the link type.
+            # scapy's reader dissects a frame only if it supports the link type. Otherwise dissect the frame here.
             if not isinstance(frame, Ether):
                 frame = Ether(bytes(frame))
             if IP not in frame or UDP not in frame or BTH not in frame:

@@ -191,7 +191,7 @@ fn boot_sector() -> Vec<u8> {
     let next_number = code.len();
     code.extend([
         0x66, 0x43, // inc ebx
-        // Write the counter to the next of 128 pages.
+        // Next of 128 pages.
         0x89, 0xd8, // mov ax, bx
         0xc1, 0xe0, 0x08, // shl ax, 8
         0x25, 0x00, 0x7f, // and ax, 0x7f00
