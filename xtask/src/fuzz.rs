@@ -272,7 +272,7 @@ mod tests {
         write(corpus.join(&old), "old");
         let error = replace(&corpus, &fewest, CORPUS).unwrap_err();
         assert!(error.contains("the corpus stays"), "{error}");
-        assert_eq!(names(&corpus).len(), 3, "nothing is lost");
+        assert_eq!(names(&corpus).len(), 3, "all inputs of the corpus stay");
         write(fewest.join(&new), "new");
         write(fewest.join(twin), "defect");
         let report = replace(&corpus, &fewest, CORPUS).unwrap();
@@ -293,11 +293,11 @@ mod tests {
             (names(&choice.kept), names(&choice.dropped), all)
         };
         let is = |kept: &str, dropped: &str| (kept.to_owned(), dropped.to_owned(), kept.len() + dropped.len());
-        assert_eq!(chosen(&[], 5, 111), is("abcde", ""), "all of them fit exactly");
-        assert_eq!(chosen(&[], 5, 110), is("abcd", "e"), "one byte too many");
-        assert_eq!(chosen(&[], 4, 1000), is("abcd", "e"), "one input too many");
+        assert_eq!(chosen(&[], 5, 111), is("abcde", ""), "all inputs fit exactly");
+        assert_eq!(chosen(&[], 5, 110), is("abcd", "e"), "all inputs together exceed the limit by one byte");
+        assert_eq!(chosen(&[], 4, 1000), is("abcd", "e"), "all inputs together exceed the limit by one input");
         assert_eq!(chosen(&[], 2, 1000), is("ab", "cde"), "inputs of one size are taken by name");
-        assert_eq!(chosen(&[vec![0; 60]], 5, 100), is("ab", "cde"), "a named input counts");
+        assert_eq!(chosen(&[vec![0; 60]], 5, 100), is("ab", "cde"), "a named input counts towards the limit");
         assert_eq!(
             chosen(&[vec![0; 200]], 5, 100),
             is("", "abcde"),

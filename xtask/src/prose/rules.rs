@@ -241,7 +241,11 @@ mod tests {
             "30 words are allowed, but the line is too wide"
         );
         assert_eq!(of_comment(&format!("/// {}", "x".repeat(117))), ["a comment with 121 columns: at most 120"]);
-        assert_eq!(of_comment(&format!("let x = \"{}\";", "word ".repeat(31))).len(), 1, "texts are sentences too");
+        assert_eq!(
+            of_comment(&format!("let x = \"{}\";", "word ".repeat(31))).len(),
+            1,
+            "a string literal with a long sentence breaks the rule"
+        );
     }
 
     #[test]

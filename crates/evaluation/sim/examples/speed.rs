@@ -24,12 +24,12 @@ async fn send(mut connection: Connection, waiter: VirtualWaiter, messages: u64) 
     let mut sent = 0;
     while sent < messages {
         while sent < messages
-            && let Submit::Accepted(_) = connection.send(&[7; 16]).expect("sent")
+            && let Submit::Accepted(_) = connection.send(&[7; 16]).expect("the message is sent")
         {
             sent += 1;
             waiter.breathe().await;
         }
-        if !connection.poll().expect("alive") {
+        if !connection.poll().expect("the connection works") {
             waiter.wait(None, None).await;
         }
     }
@@ -39,7 +39,7 @@ async fn send(mut connection: Connection, waiter: VirtualWaiter, messages: u64) 
 async fn receive(mut connection: Connection, waiter: VirtualWaiter, messages: u64) {
     let mut received = 0;
     while received < messages {
-        if !connection.poll().expect("alive") {
+        if !connection.poll().expect("the connection works") {
             waiter.wait(None, None).await;
         }
         while let Some(message) = connection.take() {
@@ -65,8 +65,8 @@ fn run(name: &str, topology: Topology, config: &Config, messages: u64) {
         };
         let (a, b) = (end(node), end(0));
         let (of_a, of_b) = (SendReceive.describe(&a), SendReceive.describe(&b));
-        let a = SendReceive.connect(a, &of_b).expect("connected");
-        let b = SendReceive.connect(b, &of_a).expect("connected");
+        let a = SendReceive.connect(a, &of_b).expect("both ends connect");
+        let b = SendReceive.connect(b, &of_a).expect("both ends connect");
         simulation.spawn(node, format!("sender {node}"), send(a, waiter.clone(), each));
         simulation.spawn(0, format!("receiver {node}"), receive(b, waiter.clone(), each));
     }

@@ -500,7 +500,10 @@ mod tests {
 
     fn refused(axes: &[&str]) -> String {
         let parsed = axes.iter().map(|axis| axis.parse()).collect::<Result<Vec<Axis>, _>>();
-        parsed.and_then(|axes| Sweep::new(&base(), axes, 1 << 30)).expect_err("refused").to_string()
+        parsed
+            .and_then(|axes| Sweep::new(&base(), axes, 1 << 30))
+            .expect_err("the settings must be rejected")
+            .to_string()
     }
 
     #[test]

@@ -20,7 +20,7 @@ fn join<P: Connector>(simulation: &Simulation<'_>, protocol: &P, nodes: [usize; 
     };
     let (a, b) = (end(nodes[0]), end(nodes[1]));
     let (of_a, of_b) = (protocol.describe(&a), protocol.describe(&b));
-    (protocol.connect(a, &of_b).expect("connected"), protocol.connect(b, &of_a).expect("connected"))
+    (protocol.connect(a, &of_b).expect("both ends connect"), protocol.connect(b, &of_a).expect("both ends connect"))
 }
 
 fn quiet(config: Config) -> Config {
@@ -35,11 +35,11 @@ async fn send_all<C: MessageConnection>(connection: C, waiter: VirtualWaiter, me
     let mut connection = Async::new(connection, waiter.clone());
     let mut last = 0;
     for number in 0..messages {
-        last = connection.send(&payload(number, length)).await.expect("sent");
+        last = connection.send(&payload(number, length)).await.expect("the message is sent");
         waiter.breathe().await;
     }
-    connection.get_mut().flush().expect("posted");
-    connection.wait(last).await.expect("it arrives");
+    connection.get_mut().flush().expect("the messages are posted");
+    connection.wait(last).await.expect("the last message arrives");
     connection.finish().await.expect("both ends close the connection");
 }
 
@@ -124,7 +124,10 @@ fn threads_that_sleep_are_woken_by_notifications() {
     };
     let (a, b) = (end(0), end(1));
     let (of_a, of_b) = (SendReceive.describe(&a), SendReceive.describe(&b));
-    let (a, b) = (SendReceive.connect(a, &of_b).expect("connected"), SendReceive.connect(b, &of_a).expect("connected"));
+    let (a, b) = (
+        SendReceive.connect(a, &of_b).expect("both ends connect"),
+        SendReceive.connect(b, &of_a).expect("both ends connect"),
+    );
     let waiter = simulation.sleeping();
     simulation.spawn(0, "sender", send_all(a, waiter.clone(), 500, 16));
     let received = simulation.spawn(1, "receiver", receive_all(b, waiter, 16));

@@ -24,7 +24,7 @@ fn success_by_client_time() {
     for name in names.split(',') {
         for clients in [64, 128] {
             for time in times.split(',') {
-                let time: f64 = time.parse().expect("microseconds");
+                let time: f64 = time.parse().expect("FAR_CLIENT_US must be numbers");
                 let mut far = far(Strategy::by_name(name).expect("a strategy"), clients);
                 far.load.client_ns = (time * 1000.0) as u64;
                 let from = std::time::Instant::now();
@@ -61,7 +61,8 @@ fn each_strategy_runs_a_workload_reproducibly() {
         assert!(report.operations > 20, "{strategy:?}: {report:?}");
         assert_eq!((report.absent, report.skipped), (0, 0), "{strategy:?}");
         assert!(report.fairness > 0.5 && report.fairness <= 1.0, "{strategy:?}: {}", report.fairness);
-        let bytes = report.bytes_per_operation.expect("the simulated RNIC counts") / report.least_bytes_per_operation;
+        let bytes =
+            report.bytes_per_operation.expect("the simulated RNIC counts bytes") / report.least_bytes_per_operation;
         // `least_bytes_per_operation` assumes that each operation succeeds at its first attempt and accesses a
         // shortcut. Combined operations, and steered clients without shortcuts, need fewer bytes.
         let least = match strategy {
@@ -82,7 +83,7 @@ fn without_writes_first_attempts_succeed_with_minimum_bytes() {
     let report = t3(&gets).report;
     assert_eq!(report.gets.attempts.at_once, report.gets.attempts.operations);
     assert!((report.gets.attempts_per_operation() - 1.0).abs() < 1e-9);
-    let ratio = report.bytes_per_operation.expect("counted") / report.least_bytes_per_operation;
+    let ratio = report.bytes_per_operation.expect("the simulated RNIC counts bytes") / report.least_bytes_per_operation;
     // The measurement counts only a part of the bytes of an operation at its begin or end.
     assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
 }

@@ -36,7 +36,7 @@ fn only_requests_of_one_queue_pair_are_answered_in_order() {
     let many = OrderPoint { rate_per_s: 20e6, ..order(Operation::CompareSwap, 16) };
     let (result, digest) = simulated_with(&[], &FarPoint::Order(many.clone()));
     assert!(result.far[&Figure::InOrder] < 95.0 && result.far[&Figure::LargestGap] > 5.0, "{:?}", result.far);
-    assert!(result.far[&Figure::SameAddressOutOfOrder] < 1.0, "a word's CASes hardly ever change places");
+    assert!(result.far[&Figure::SameAddressOutOfOrder] < 1.0, "CASes on one word hardly ever overtake each other");
     let again = simulated_with(&[], &FarPoint::Order(many));
     assert_eq!((again.1, &again.0.far), (digest, &result.far));
 }
@@ -77,10 +77,10 @@ fn a_cas_waits_only_for_atomics_of_its_scope() {
         result.far[&Figure::ProbeLatency]
     };
     let alone = latency("address", Operation::CompareSwap, 0, 0);
-    assert!(latency("address", Operation::CompareSwap, 0, 7) > 5.0 * alone, "one word");
-    assert!(latency("address", Operation::CompareSwap, 64, 7) < 1.2 * alone, "another word");
+    assert!(latency("address", Operation::CompareSwap, 0, 7) > 5.0 * alone, "CASes on one word share a lock");
+    assert!(latency("address", Operation::CompareSwap, 64, 7) < 1.2 * alone, "CASes on other words take other locks");
     assert!(latency("address", Operation::Read, 0, 7) < 1.2 * alone, "READs take no lock");
-    assert!(latency("device", Operation::CompareSwap, 64, 7) > 5.0 * alone, "all words share one lock");
+    assert!(latency("device", Operation::CompareSwap, 64, 7) > 5.0 * alone, "all words of a device share one lock");
 }
 
 #[test]

@@ -49,16 +49,16 @@ where
     let descriptions = ends.each_ref().map(|end| protocol.describe(end));
     let mut received = Vec::new();
     for (node, end) in ends.into_iter().enumerate() {
-        let connection = protocol.connect(end, &descriptions[1 - node]).expect("connected");
+        let connection = protocol.connect(end, &descriptions[1 - node]).expect("both ends connect");
         let waiter = waiter(simulation.polling());
         let (mut send, mut receive) = Async::new(connection, waiter.clone()).split();
         let breathes = waiter.clone();
         simulation.spawn(node, format!("sender {node}"), async move {
             for number in 0..MESSAGES {
-                send.send(&[number as u8; LENGTH]).await.expect("sent");
+                send.send(&[number as u8; LENGTH]).await.expect("the message is sent");
                 breathes.breathe().await;
             }
-            send.close().await.expect("the peer has all");
+            send.close().await.expect("the peer has received all messages");
         });
         received.push(simulation.spawn(node, format!("receiver {node}"), async move {
             let mut count = 0;

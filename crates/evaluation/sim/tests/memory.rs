@@ -6,7 +6,7 @@ use doorbell_sim::testbed;
 
 /// Returns a value of `/proc/self/status` in bytes.
 fn status(name: &str) -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let text = std::fs::read_to_string("/proc/self/status").expect("Linux has /proc/self/status");
     let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
     let kib = line.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok()).expect("a number");
     kib << 10

@@ -43,7 +43,8 @@ impl End {
             QpOptions { kind: QpKind::Rc, send_cq: &cq, recv_cq: &cq, srq: None, capacities, signal_all: true };
         let qp = pd.create_qp(options).expect("the queue or device has room");
         rc::initialise(&qp, REMOTE).expect("a new queue pair");
-        let memory = pd.allocate(bytes, REMOTE | Access::LOCAL_WRITE, MemoryKind::Plain).expect("memory");
+        let memory =
+            pd.allocate(bytes, REMOTE | Access::LOCAL_WRITE, MemoryKind::Plain).expect("memory can be allocated");
         Self { psn: device.random_psn(), qp, cq, memory }
     }
 

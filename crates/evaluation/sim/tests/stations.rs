@@ -41,7 +41,7 @@ fn an_inline_send_of_16_bytes_takes_the_sum_of_its_stations() {
     connect(&a, &b, TIMEOUT);
     connect(&b, &a, TIMEOUT);
     let sges = [b.memory.sge(0, 64)];
-    b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]).expect("room for a receive");
+    b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]).expect("the receive queue has room");
     let waiter = simulation.polling();
     let (own, receiving) = (waiter.clone(), b.cq.clone());
     let posted = simulation.spawn(0, "sender", async move {
@@ -75,7 +75,7 @@ fn a_send_from_memory_adds_a_fetch_and_a_write_of_its_payload() {
     connect(&a, &b, TIMEOUT);
     connect(&b, &a, TIMEOUT);
     let sges = [b.memory.sge(0, 64)];
-    b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]).expect("room for a receive");
+    b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]).expect("the receive queue has room");
     let waiter = simulation.polling();
     let (own, receiving) = (waiter.clone(), b.cq.clone());
     let posted = simulation.spawn(0, "sender", async move {
@@ -142,7 +142,7 @@ fn a_datagram_adds_a_grh_and_completes_on_departure() {
     connect(&a, &b, TIMEOUT);
     connect(&b, &a, TIMEOUT);
     let sges = [b.memory.sge(0, 64)];
-    b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]).expect("room for a receive");
+    b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]).expect("the receive queue has room");
     let waiter = simulation.polling();
     let (own, receiving, to) = (waiter.clone(), b.cq.clone(), destination(&b));
     let posted = simulation.spawn(0, "sender", async move {

@@ -147,7 +147,7 @@ fn impossible_runs_are_rejected_before_they_start() {
     let testbed = t1();
     let refused = |topology, traffic: &Traffic, memory| {
         let run = Run { testbed: &testbed, topology, seed: 1, memory, capture: None, progress: None };
-        traffic.run(run).expect_err("refused").to_string()
+        traffic.run(run).expect_err("the settings must be rejected").to_string()
     };
     let incast = traffic(Pattern::ManyToOne, 5, 16, 1);
     let star = |nodes| Topology::Star { nodes };
@@ -168,7 +168,7 @@ struct MemoryFile(Arc<Mutex<Vec<u8>>>);
 
 impl Write for MemoryFile {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("no panic").extend_from_slice(bytes);
+        self.0.lock().expect("no thread panics with the lock").extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -225,7 +225,7 @@ fn a_capture_holds_every_packet_once_in_the_order_of_time() {
     let topology = Topology::Clos { nodes: 6, hosts: 2, spines: 2 };
     let run = Run { testbed: &testbed, topology, seed: 1, memory: 1 << 30, capture, progress: None };
     let carried = traffic(Pattern::ManyToOne, 5, 5000, 100).run(run).expect("the simulation ends");
-    let found = packets(&file.0.lock().expect("no panic"));
+    let found = packets(&file.0.lock().expect("no thread panics with the lock"));
     assert_eq!(found.len() as u64, carried.summary.counts.packets);
     assert!(found.is_sorted_by_key(|(at, _)| *at));
     assert!(found.last().is_some_and(|(at, _)| *at <= carried.summary.ended.as_ns()));
@@ -248,7 +248,7 @@ fn a_capture_is_laid_out_for_other_programs() {
     let topology = Topology::Clos { nodes: 2, hosts: 1, spines: 1 };
     let run = Run { testbed: &testbed, topology, seed: 1, memory: 1 << 30, capture, progress: None };
     traffic(Pattern::OneToOne, 1, 5000, 40).run(run).expect("the simulation ends");
-    let bytes = file.0.lock().expect("no panic").clone();
+    let bytes = file.0.lock().expect("no thread panics with the lock").clone();
     let (mut requests, mut responses, mut acks) = (Vec::new(), Vec::new(), BTreeSet::new());
     for (at, bytes) in packets(&bytes) {
         let frame = doorbell_wire::parse_frame(&bytes).unwrap_or_else(|error| panic!("at {at} ns: {error}"));

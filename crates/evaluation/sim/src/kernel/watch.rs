@@ -223,11 +223,11 @@ mod tests {
         watch.look(1, 5, 16, 24);
         watch.look(2, 9, 4, 6);
         watch.changed(8, 16);
-        assert_eq!(taken(&changes), [], "no thread looked there");
+        assert_eq!(taken(&changes), [], "no thread looked at this range");
         watch.changed(5, 17);
         assert_eq!(taken(&changes), [(1, 5), (1, 5), (2, 9)]);
         watch.changed(0, 64);
-        assert_eq!(taken(&changes), [], "no thread has looked since");
+        assert_eq!(taken(&changes), [], "no thread has looked since the last change");
     }
 
     #[test]

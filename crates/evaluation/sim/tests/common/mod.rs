@@ -20,12 +20,14 @@ pub struct End {
 
 /// Creates a queue pair that is not yet connected, with its completion queue and memory.
 pub fn end(device: &Device, kind: QpKind) -> End {
-    let pd = device.create_pd().expect("room for a domain");
-    let cq = device.create_cq(16).expect("room for a queue");
+    let pd = device.create_pd().expect("the device has room for a domain");
+    let cq = device.create_cq(16).expect("the device has room for a queue");
     let capacities = QpCapacities { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
     let options = QpOptions { kind, send_cq: &cq, recv_cq: &cq, srq: None, capacities, signal_all: true };
-    let qp = pd.create_qp(options).expect("room for a queue pair");
-    let memory = pd.allocate(8192, Access::LOCAL_WRITE | Access::REMOTE_READ, MemoryKind::Plain).expect("memory");
+    let qp = pd.create_qp(options).expect("the device has room for a queue pair");
+    let memory = pd
+        .allocate(8192, Access::LOCAL_WRITE | Access::REMOTE_READ, MemoryKind::Plain)
+        .expect("memory can be allocated");
     End { qp, cq, memory, kind }
 }
 
