@@ -123,7 +123,7 @@ impl World {
             return;
         }
         match state.owner {
-            // The lock has another active user. An owner that has ended or sleeps does not count: such an owner only
+            // The lock has another active user. An owner that has ended or sleeps, and whose last hold is over, only
             // created the queue for this thread.
             Some(owner) if !self.is_away(owner) || state.last.1 > self.clock() => {
                 state.is_shared = true;
