@@ -15,7 +15,7 @@ in_other() { ip netns exec other "$@"; }
 gid=$(doorbell devices 2>/dev/null | sed -n 's/.*GID \([0-9]*\) ::ffff:192.0.2.1.*/\1/p')
 
 port=20000
-# Runs a program at both ends. $1 is the role of rxe: serves or asks.
+# Runs a program at both ends. $1 is the role of rxe, `serves` or `asks`.
 pair() {
     role=$1; shift
     port=$((port + 1))

@@ -6,7 +6,7 @@ walk() {
     for entry in "$1"/*; do
         name=$2/${entry##*/}
         case $name in
-            # A table of GIDs has hundreds of entries, and the first ones are enough.
+            # A table of GIDs has hundreds of entries. List only the first four entries.
             */gids/[4-9] | */gids/??* | */types/[4-9] | */types/??* | */ndevs/[4-9] | */ndevs/??*) continue ;;
         esac
         if [ -L "$entry" ]; then

@@ -110,7 +110,7 @@ static void reap(pid_t child)
 	}
 }
 
-/* Checks that a child can open the device anew. */
+/* Checks that a forked child can open the device again. */
 static void use_device_anew(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);

@@ -24,7 +24,7 @@ static struct ibv_mr *mr;
 static struct ibv_cq *cq;
 static struct ibv_qp *qp;
 
-/* Data that each end must know about the other. */
+/* Data that each end must know about the other end. */
 struct end {
 	union ibv_gid gid;
 	uint32_t qpn;

@@ -65,7 +65,7 @@ static void opening(void)
 	close(at);
 	close(root);
 
-	/* The errors are those of Linux. */
+	/* The errors must be the same as those of Linux. */
 	FAILS(open(PORT "/state", O_WRONLY), EACCES);
 	FAILS(open(PORT "/state", O_RDWR), EACCES);
 	FAILS(open(PORT "/state", O_RDONLY | O_TRUNC), EACCES);

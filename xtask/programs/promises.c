@@ -225,7 +225,7 @@ static void wrong_elements(void)
 		} else {
 			const struct ibv_mr *mr = attempt == 0 ? others : attempt == 1 ? &bad : own.mr;
 
-			/* A key of another protection domain, an unknown key, and one byte too many. */
+			/* Attempts: a key of another protection domain, an unknown key, and a length that is one byte too long. */
 			CHECK(post(own.qp[0], IBV_WR_SEND, 1, mr, own.memory + (attempt == 2 ? 8192 - 63 : 0), 64, NULL,
 				   NULL) == 0);
 			wc = next_completion(own.cq[0]);

@@ -22,7 +22,7 @@ SourceFileLoader("tests", os.path.join(folder, "__init__.py")).load_module()
 from tests.base import RDMATestCase  # noqa: E402
 
 
-# Process ids have up to 22 bits. The addresses are above those of devices without a given address.
+# Process ids have up to 22 bits. These addresses do not collide with addresses that Doorbell chooses, which are lower.
 number = os.getpid()
 OWN = f"127.{64 | number >> 16}.{number >> 8 & 255}.{number & 255}"
 

@@ -21,7 +21,7 @@ fn sources() -> PathBuf {
     root().join("crates/rnic/ibverbs-sys/src")
 }
 
-/// Generates the bindings and replaces the checked-in ones.
+/// Generates the bindings and replaces the checked-in bindings.
 pub(crate) fn generate() -> Result<(), String> {
     let _alone = Lock::take(&target().join("xtask").join("bindings.lock"), "the bindings")?;
     let everything =

@@ -29,7 +29,7 @@ pub(crate) fn report() -> StepEnd {
         .into()
 }
 
-/// Writes two runs: a measured one, and one whose names contain markup ([`HOSTILE`]).
+/// Measures a run and writes its records. Also writes a copy of the run whose names contain markup ([`HOSTILE`]).
 fn measure(directory: &Path) -> Result<(), String> {
     let said = |error: std::io::Error| format!("{}: {error}", directory.display());
     let (measured, hostile) = (directory.join("measured"), directory.join("hostile"));

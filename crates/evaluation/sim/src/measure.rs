@@ -78,11 +78,11 @@ pub struct Measured {
     pub offered: Option<f64>,
     /// Number of RNR NAKs that the answering host sent.
     pub rnr_naks: u64,
-    /// Counters of both devices.
+    /// Counters of the asking and of the answering device.
     pub counted: [Option<Counters>; 2],
     /// Virtual time from the first message to the end of the last.
     pub lasted: Ps,
-    /// Number of messages, without those of the warm-up.
+    /// Number of messages, without the messages of the warm-up.
     pub messages: u64,
     /// Summary of the simulation.
     pub summary: Summary,

@@ -437,7 +437,7 @@ struct Variant {
     doubt: usize,
 }
 
-/// Returns the unchanged testbed, followed by one variant for each change.
+/// Returns the unchanged testbed, followed by a variant for each change.
 fn variants(testbed: &Testbed) -> Result<Vec<Variant>, TestbedError> {
     let own = |seed: Option<u64>, name: String, doubt| Variant { testbed: testbed.clone(), seed, name, doubt };
     let mut variants = vec![own(None, String::new(), 0)];

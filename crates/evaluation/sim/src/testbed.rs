@@ -1,6 +1,6 @@
 //! Costs of the parts of a testbed, read from `data/testbeds/*.toml`.
 //!
-//! A file has a table for each part. Each value in it has a unit and a source, and may be marked as fitted:
+//! A file has a table for each part. Each value in a table has a unit and a source, and may be marked as fitted:
 //!
 //! ```toml
 //! [cpu]
@@ -80,7 +80,7 @@ pub struct Parameter<'a> {
     pub allowed: String,
     /// Source of the value.
     pub source: &'a str,
-    /// Whether the value was chosen so that simulated rows match published ones.
+    /// Whether the value was chosen so that simulated rows match published rows.
     pub is_fitted: bool,
 }
 

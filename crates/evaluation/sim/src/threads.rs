@@ -168,7 +168,7 @@ impl VirtualThreads {
         results
     }
 
-    /// Creates a thread whose parent is the running one.
+    /// Creates a thread whose parent is the running thread.
     fn create_child<'a, T>(&self, what: &str, future: impl Future<Output = T> + 'a) -> ChildThread<'a, T> {
         let mut world = lock(&self.shared.world);
         let parent = world.current.map_or("", |parent| world.threads[parent].name.as_str());

@@ -19,13 +19,13 @@ use streams::Streams;
 /// Pattern of senders and receivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// One node to another.
+    /// One node sends to another node.
     OneToOne,
-    /// N nodes to one.
+    /// N nodes send to one node.
     ManyToOne,
-    /// One node to N.
+    /// One node sends to N nodes.
     OneToMany,
-    /// N nodes, each to a separate receiver.
+    /// N nodes send, each to a separate receiver.
     ManyToMany,
 }
 

@@ -141,7 +141,7 @@ fn a_deadlock_is_reported_with_each_thread_and_queue_pair() {
     let mut simulation = Simulation::new(&t1(), Topology::Pair, 1).expect("a simulation");
     let (a, b) = join(&simulation, &SendReceive, [0, 1], &quiet(Config::sequential()));
     let waiter = simulation.polling();
-    // Both threads wait for a message, and no thread sends one.
+    // Both threads wait for a message, and no thread sends a message.
     simulation.spawn(0, "one", receive_all(a, waiter.clone(), 1));
     simulation.spawn(1, "other", receive_all(b, waiter, 1));
     let Err(error) = simulation.run() else { panic!("the run must end in a deadlock, because no thread sends") };

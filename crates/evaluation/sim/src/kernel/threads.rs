@@ -60,7 +60,7 @@ pub(crate) enum ThreadState {
 pub(crate) struct Thread {
     pub(crate) name: String,
     pub(crate) node: usize,
-    /// The thread that created this one. The parent's future contains the future of this thread.
+    /// The thread that created this thread. The future of the parent contains the future of this thread.
     pub(crate) parent: Option<ThreadId>,
     pub(crate) clock: Ps,
     pub(crate) turn: u64,
@@ -165,7 +165,8 @@ impl World {
         Some((thread, std::mem::replace(&mut self.threads[thread].has_tasks, tasks > 1)))
     }
 
-    /// Returns the root of a thread: its ancestor, or the thread itself, that no other thread created.
+    /// Returns the root of a thread. This is the thread itself if no other thread created it, or else its oldest
+    /// ancestor.
     pub(crate) fn root_of(&self, thread: ThreadId) -> ThreadId {
         std::iter::successors(Some(thread), |&thread| self.threads[thread].parent).last().unwrap_or(thread)
     }
@@ -193,7 +194,7 @@ impl World {
         own.clock
     }
 
-    /// Returns the CPU time of a node's threads so far, and the part of it spent on polls that found nothing.
+    /// Returns the CPU time of a node's threads so far, and the part of this time spent on polls that found nothing.
     pub(crate) fn cpu_time(&self, node: usize) -> (Ps, Ps) {
         let mut sum = (Ps::ZERO, Ps::ZERO);
         let clock = self.clock();

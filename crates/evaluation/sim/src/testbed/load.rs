@@ -109,7 +109,7 @@ impl<'a> Layer<'a> {
 pub(super) fn testbed(file: &str, text: &str) -> Result<Testbed, TestbedError> {
     let own = Layer::new(file, text, SCHEMA, &[&TEXTS[..], &LISTS, &OPTIONAL].concat())?;
     let parts = own.parts()?;
-    // The testbed's own values replace those of its hardware.
+    // The testbed's own values replace the values of its hardware.
     let layer_of = |field: &Field| {
         if own.has(field) { &own } else { parts.iter().find(|part| part.has(field)).unwrap_or(&own) }
     };
@@ -134,7 +134,8 @@ pub(super) fn testbed(file: &str, text: &str) -> Result<Testbed, TestbedError> {
     Ok(Testbed::new(name, about, hardware, published, open_points, entries, groups))
 }
 
-/// Builds the groups from the values. The error is the index of a value that contradicts the others, and the reason.
+/// Builds the groups from the values. The error has the index of a value that contradicts another value, and the
+/// reason.
 pub(super) fn build(entries: &[Entry]) -> Result<Groups, (usize, String)> {
     let raw: Vec<u64> = entries.iter().map(|entry| entry.raw).collect();
     let groups = Groups::from_raw(&raw).map_err(|index| (index, format!("allowed is {}", allowed(&FIELDS[index]))))?;
