@@ -200,7 +200,7 @@ impl Prediction {
     }
 
     /// Returns the bound that allows the lowest throughput. If this bound is a NIC and the bound of the link differs by
-    /// less than 5 %, the link is returned, because the NIC's bound includes the time of the bytes on the link.
+    /// less than 5 %, returns the link. The NIC's bound includes the time of the bytes on the link.
     pub fn bottleneck(&self) -> Bottleneck {
         // The index is valid, since every workload has the bound of a round trip.
         let smallest = self.bounds[0];

@@ -232,8 +232,8 @@ impl Steering {
         });
     }
 
-    /// Returns the key to whose chain a CAS appends a node. This requires two conditions: the same client has written
-    /// the new node and has not appended it yet, and the CAS accesses the word of a node with the same key.
+    /// Returns the key to whose chain a CAS appends a node. The same client must have written
+    /// the new node and must not have appended it yet. The CAS must access the word of a node with the same key.
     pub(crate) fn appends(&self, message: &Message) -> Option<Key> {
         let Kind::CompareSwap { compare, swap } = message.kind else { return None };
         if !self.layout.is_tail(compare) {

@@ -15,8 +15,8 @@ use doorbell_protocols::Protocol;
 use send_receive::SendReceive;
 use shared_write::SharedWrite;
 
-/// The connector of a protocol that the program chooses at run time. [`with_connector!`] runs generic code with the
-/// connector that the enum holds.
+/// The connector of a protocol that the program chooses at run time. [`with_connector!`](crate::with_connector!) runs
+/// generic code with the connector that the enum holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // each variant has the name of its protocol
 pub enum AnyConnector {
@@ -55,8 +55,9 @@ impl From<Protocol> for AnyConnector {
     }
 }
 
-/// Runs code that is generic over [`Connector`]s with the connector of a [`Protocol`]. The dispatch happens once, so
-/// the code of each protocol is compiled separately.
+/// Runs code that is generic over [`Connector`](crate::Connector)s with the connector of a
+/// [`Protocol`](crate::protocols::Protocol). The dispatch happens once, so the code of each protocol is compiled
+/// separately.
 ///
 /// ```
 /// use doorbell_exchange::protocols::Protocol;

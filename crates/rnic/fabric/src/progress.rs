@@ -232,8 +232,8 @@ impl DrivenRnic {
     }
 
     /// Lingers on behalf of a caller that is about to sleep until it is notified: drives the engine until `notified`
-    /// returns true or a short time is over. Does not linger if lingering was in vain recently. Returns true if
-    /// `notified` returned true.
+    /// returns true or a short time is over. Does not linger if recent calls waited
+    /// without success. Returns true if `notified` returned true.
     pub fn linger(&self, notified: impl Fn() -> bool) -> bool {
         let shared = &self.shared;
         let lingering = || shared.lingering.lock().ignore_poison();
@@ -386,8 +386,8 @@ impl ThreadState {
 
     #[inline]
     fn note_polls(&self, polls: u64) {
-        // If several threads poll at once, some polls are not counted. That is harmless, since the policy mainly checks
-        // whether the number changes.
+        // If several threads poll at once, some polls are not counted. The missing counts are harmless, since the
+        // policy mainly checks whether the number changes.
         self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(polls), Ordering::Relaxed);
     }
 

@@ -206,8 +206,8 @@ impl Steer {
         self.release(message);
     }
 
-    /// Returns the value that a client gets for a steered CAS: the word at the actual node. If a failed CAS found a word
-    /// that marks a last node, this word would look like success to the client. So the client gets zero instead.
+    /// Returns the value that a client gets for a steered CAS: the word at the actual node. If a failed CAS found a
+    /// word that marks a last node, this word would look like success to the client. So the client gets zero instead.
     pub(super) fn seen_by_client(&self, compared: u64, original: u64) -> u64 {
         let looks_like_success = self.steering.as_ref().is_none_or(|steering| steering.is_tail(original));
         if original != compared && looks_like_success { 0 } else { original }

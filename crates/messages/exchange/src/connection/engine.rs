@@ -2,8 +2,8 @@
 //! reason of failed posts. It also ends the connection, and sends the goodbye and the keepalives.
 //!
 //! A [`Machine`] implements the protocol, and the engine calls the machine. The four protocols whose sending and
-//! receiving halves are independent share one machine, [`Duplex`](crate::connection::duplex::Duplex). The engine is generic over
-//! the machine, so the compiler generates separate code for each protocol.
+//! receiving halves are independent share one machine, [`Duplex`](crate::connection::duplex::Duplex). The engine is
+//! generic over the machine, so the compiler generates separate code for each protocol.
 
 use doorbell_protocols::Protocol;
 use doorbell_verbs::{Access, Channel, Completion, Cq, Pd, PostError, Qp, Region, Srq, Status};

@@ -265,8 +265,8 @@ impl Claim {
     }
 
     /// Returns a socket that listens at the port for ids of this machine. Its name begins with `doorbell-cm/listen`. It
-    /// cannot use the name of the port itself: the kernel gives the name of a listening socket to each accepted socket,
-    /// but an accepted socket must not hold the port.
+    /// cannot use the name of the port itself. The kernel gives the name of a listening socket to each accepted socket,
+    /// and an accepted socket must not hold the port.
     ///
     /// # Errors
     ///

@@ -398,8 +398,8 @@ pub(crate) fn wc_attachment(completion: &Completion) -> u32 {
     }
 }
 
-/// Returns the value of the service level field. RoCE v2 has no service level (annex A17, A17.4.5.1). But the receiver
-/// of a datagram must know whether the packet is IPv4 or IPv6, and verbs have no field for this. mlx5 stores the kind
+/// Returns the value of the service level field. RoCE v2 has no service level (IBTA A17.4.5.1). But the receiver of a
+/// datagram must know whether the packet is IPv4 or IPv6. Verbs have no field for the IP version. mlx5 stores the kind
 /// of the packet in the service level field. UCX reads this field to find the addresses in the 40 bytes before the
 /// payload. rxe leaves the field at 0 for all datagrams. For connections, this function returns 0.
 pub(crate) fn wc_sl(completion: &Completion, cq: &Cq) -> u8 {

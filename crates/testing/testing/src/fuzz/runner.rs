@@ -51,7 +51,7 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 /// Runs a body over the corpus of the crate in the directory `home`, and on mutations of the corpus. Stores a failing
-/// input in `scratch`. Tests call this function through [`run_fuzz`](crate::run_fuzz).
+/// input in `scratch`. Tests call this function through [`run_fuzz`](crate::run_fuzz!).
 ///
 /// # Panics
 ///

@@ -2,7 +2,8 @@
 //!
 //! A grant is the cumulative number of receives that a side has posted for data, modulo 2^30. Data messages carry
 //! grants in their immediate data. A credit message is a SEND of 0 B whose immediate data has the top bit set. Each
-//! side posts [`CREDIT_RECEIVES`](crate::connection::config::CREDIT_RECEIVES) additional receives for messages without data.
+//! side posts [`CREDIT_RECEIVES`](crate::connection::config::CREDIT_RECEIVES) additional receives for messages without
+//! data.
 
 /// Flag of a message that has no data.
 const ALONE: u32 = 1 << 31;

@@ -31,7 +31,7 @@ pub enum Reposting {
     /// A thread that polls a connection, or that returns enough buffers for a post. While one thread reposts, other
     /// threads skip the reposting.
     Locked,
-    /// Only a thread of the program that calls [`SharedReceives::repost`](super::SharedReceives::repost).
+    /// Only a thread of the program that calls [`SharedReceives::repost`](super::shared::SharedReceives::repost).
     Thread,
 }
 
