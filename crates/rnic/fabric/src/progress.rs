@@ -29,6 +29,7 @@
 //! Waking a thread costs the sender of the packet several microseconds. Therefore the thread does not watch the socket
 //! while a caller polls.
 
+mod abandoned;
 mod exit;
 mod flush;
 mod habits;
@@ -72,6 +73,9 @@ const FINISH_WITHIN_NS: u64 = 100_000_000;
 /// Time that the thread sleeps after `ppoll` has failed, so that the thread does not spin.
 const REFUSED_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
+/// Maximum time that the thread sleeps. If the program closes the descriptors meanwhile, nothing else wakes the thread.
+const LONGEST_SLEEP: std::time::Duration = std::time::Duration::from_secs(5);
+
 /// Maximum number of times that the thread yields its processor to callers that wait for the lock, before it takes the
 /// lock itself.
 const COURTESIES: usize = 1_000;
@@ -91,7 +95,7 @@ struct ThreadState {
     /// Number of posts. From the changes of this number, the policy learns whether callers post.
     posts: AtomicU64,
     stop: AtomicBool,
-    /// Whether the program has closed the thread's descriptors, so that the thread ends.
+    /// Whether the program has closed the thread's descriptors. The thread then only drives timers.
     is_abandoned: AtomicBool,
     /// Whether an acknowledgement is held back.
     holds_ack: AtomicBool,
@@ -373,7 +377,7 @@ impl ThreadState {
 
     /// Wakes the thread. Returns false if the program has closed the descriptor of `kick`.
     fn kick(&self) -> bool {
-        self.kick.signal()
+        !self.is_abandoned.load(Ordering::Relaxed) && self.kick.signal()
     }
 
     fn report(&self, result: io::Result<impl Sized>) {
@@ -465,7 +469,7 @@ impl ThreadState {
         let mut event = Event::Started;
         while !self.stop.load(Ordering::SeqCst) {
             if self.is_abandoned.load(Ordering::Relaxed) {
-                return;
+                return self.run_without_descriptors();
             }
             if self.flushes.pending().is_some() {
                 self.pump(Acks::Now);
@@ -563,10 +567,8 @@ impl ThreadState {
         let mut fds = vec![watched(self.kick.as_fd())];
         fds.extend(events.map(|events| PollFd::new(socket.as_fd(), events)));
         fds.extend(groups.iter().map(|joined| watched(joined.readable.as_fd())));
-        let timeout = (until_ns != NEVER).then(|| {
-            let left = until_ns.saturating_sub(self.now_ns());
-            TimeSpec::from(std::time::Duration::from_nanos(left))
-        });
+        let left = std::time::Duration::from_nanos(until_ns.saturating_sub(self.now_ns()));
+        let timeout = Some(TimeSpec::from(left.min(LONGEST_SLEEP)));
         // A signal counts as a wake-up: the caller checks all work again.
         if ppoll(&mut fds, timeout, None).is_err_and(|error| error != nix::Error::EINTR) {
             // The process may have lowered its limit of descriptors below the length of `fds`, or no memory is left.
