@@ -6,6 +6,7 @@
 
 mod address;
 mod control;
+mod counters;
 mod group;
 mod interface;
 pub(crate) mod sys;
@@ -20,6 +21,7 @@ use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::Outer;
 
 pub use address::{BindError, BindRequest, DEFAULT_RECEIVE_BUFFER_BYTES, bind};
+pub use counters::UdpCounters;
 pub use interface::{active_mtu, interface_index, interface_mtu, largest_path_mtu};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
@@ -40,36 +42,6 @@ const PENDING_ERRORS: usize = 8;
 
 /// Minimum average size of received messages in bytes at which the link receives messages one by one.
 const LONG_RUN_BYTES: usize = 32 << 10;
-
-/// Counters of a UDP link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UdpCounters {
-    /// Datagrams that the kernel accepted.
-    pub datagrams_sent: u64,
-    /// UDP payload bytes of the datagrams that the kernel accepted.
-    pub bytes_sent: u64,
-    /// System calls for sending, whether they succeeded or not.
-    pub send_calls: u64,
-    /// System calls for sending that failed because the send buffer was full.
-    pub send_full: u64,
-    /// Datagrams that the kernel passed to the link.
-    pub datagrams_received: u64,
-    /// UDP payload bytes of the datagrams that the kernel passed to the link.
-    pub bytes_received: u64,
-    /// System calls for receiving, whether they succeeded or not.
-    pub receive_calls: u64,
-    /// Outbound packets dropped because they exceed the MTU.
-    pub oversize: u64,
-    /// Outbound packets dropped because the kernel has no route to their destination, or forbids sending.
-    pub unreachable: u64,
-    /// Errors that a peer's host reported about earlier datagrams, such as a closed port.
-    pub refused: u64,
-    /// Messages dropped because they were longer than UDP allows.
-    pub truncated: u64,
-    /// Messages that the kernel dropped because the receive buffer was full. A combined run counts as one message. The
-    /// kernel reports the number with the next received message.
-    pub receive_queue_overflows: u64,
-}
 
 /// A UDP socket as a link, created by [`bind`].
 #[derive(Debug)]

@@ -5,9 +5,9 @@
 //!
 //! 1. [`Be`](super::ToServer::Be): each host makes its parties and describes them.
 //! 2. [`Accept`](super::ToServer::Accept): the memory node makes an end for each client and for the metadata service.
-//!    If there is a middlebox for a store, the memory node makes an end only for the middlebox. The middlebox then makes
-//!    ends for the clients and the metadata service. A middlebox that only forwards packets receives the pairs of ends
-//!    ([`Relay`](super::ToServer::Relay)).
+//!    If there is a middlebox for a store, the memory node makes an end only for the middlebox. The middlebox then
+//!    makes ends for the clients and the metadata service. A middlebox that only forwards packets receives the pairs of
+//!    ends ([`Relay`](super::ToServer::Relay)).
 //! 3. [`Serve`](super::ToServer::Serve): the metadata service connects with the memory node, and accepts clients.
 //! 4. [`Join`](super::ToServer::Join): clients connect.
 //! 5. `Go`: clients begin at one instant. All other parties serve until they receive `Done`.
