@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use doorbell::exchange::direct_read::Acknowledge;
+use doorbell::exchange::direct_read::{Acknowledge, Connection};
 use doorbell::exchange::{Replication, Submit};
 use doorbell::verbs::{Access, MemoryKind};
 use doorbell::{Config, Device, DirectRead, MessageConnection, Options};
@@ -55,10 +55,7 @@ fn copy_from(source: SocketAddr, options: Options<DirectRead>) -> Vec<u8> {
     copy
 }
 
-fn publish<C>(device: &Device, file: &File, replication: &mut Replication<C>) -> Result<(), Box<dyn Error>>
-where
-    C: MessageConnection,
-{
+fn publish(device: &Device, file: &File, replication: &mut Replication<Connection>) -> Result<(), Box<dyn Error>> {
     let source = device.pd().allocate(FILE_BYTES, Access::REMOTE_READ, MemoryKind::File(file))?;
     let mut last = 0;
     for offset in (0..FILE_BYTES).step_by(PIECE_BYTES) {

@@ -441,6 +441,6 @@ mod tests {
         assert_eq!(of_host("one", &"none came"), "one: none came");
         let silence = io::Error::new(io::ErrorKind::TimedOut, "it does not answer");
         let said = not_met("node7:18515", &session::SessionError::Control(silence)).to_string();
-        assert!(said.starts_with("node7:18515: the peer is gone: it does not answer; `doorbell doctor`"), "{said}");
+        assert!(said.starts_with("node7:18515: the peer is gone: it does not answer; run `doorbell doctor`"), "{said}");
     }
 }

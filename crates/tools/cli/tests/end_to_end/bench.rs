@@ -543,7 +543,7 @@ fn unacknowledged_ping_pongs_end() {
         ("bw --transport ud -s 8192", "the message size (-s) is 8192 B", "allowed is 0 to 4096 B"),
         ("bw --transport ud -m 1024 -s 1025", "the message size (-s) is 1025 B", "allowed is 0 to 1024 B"),
         ("bw --transport uc --op write", "the transport (--transport) is uc", "rc for operations other than send"),
-        ("bw --transport ud -e", "the transport (--transport) is ud", "rc for ends that sleep on events"),
+        ("bw --transport ud -e", "the transport (--transport) is ud", "rc for ends that sleep until an event"),
         ("lat --transport ud --protocol direct-read", "the transport (--transport) is ud", "rc for protocols"),
     ];
     for (arguments, given, allowed) in wrong {
@@ -580,5 +580,5 @@ fn threads_are_pinned_to_given_cpus() {
     assert_eq!(pinning["cpus"], json!([]), "{pinning}");
     assert!(pinning["because"].as_str().is_some_and(|why| why.contains("4 thread(s) poll, and 2 CPU(s)")), "{pinning}");
     let alone = run(&format!("bench bw -d doorbell0 -n 1 --cpus {last}"));
-    alone.expect_complaint(2, &["--cpus names 1 CPU(s), and 2 processes", "or say none"]);
+    alone.expect_complaint(2, &["--cpus names 1 CPU(s) for 2 processes", "or use --cpus none"]);
 }

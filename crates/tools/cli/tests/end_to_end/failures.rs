@@ -120,7 +120,7 @@ fn a_client_that_is_killed_ends_its_server() {
 #[test]
 fn a_server_rejects_memory_beyond_its_limit() {
     let (server, address) = listen("bw --memory 64");
-    let said = "the client allows 134217728 B of message memory, this side has 67108864 B";
+    let said = "the client requests 134217728 B of message memory, but this side has 67108864 B";
     run(&format!("bench bw -n 100 -s 16 --memory 128 {address}")).expect_complaint(1, &["the peer failed", said]);
     server.finish().expect_complaint(1, &[said]);
 }

@@ -161,7 +161,7 @@ fn impossible_workloads_are_wrong_usage() {
         ("model predict --op telepathy", &["must be one of send, ud-send, write, read,"]),
         ("model predict --op read --bidirectional", &["cannot be used with"]),
         ("model predict --op ud-send -s 8192", &["(-s) is 8192, allowed is"]),
-        ("model measure -n 5", &["-n: the number of rounds is 5, allowed is 10 to 1000000"]),
+        ("model measure -n 5", &["-n: the number of rounds is 5: must be 10 to 1000000"]),
         ("model fit --every 0 x", &["0 is not in 1..=1000"]),
     ] {
         run(arguments).expect_complaint(2, words);
@@ -192,7 +192,7 @@ fn damaged_files_are_rejected_and_existing_files_stay() {
         "parameters": {"kind": "latency", "connections": 1, "inline": 64}}"#;
     let none = folder.with("none.json", none);
     with_paths("model fit", &[&none]).expect_complaint(1, &["0 measured figures", "needs 4 to"]);
-    with_paths("model fit --params t1", &[&none]).expect_complaint(2, &["of a hardware RNIC", "a software one"]);
+    with_paths("model fit --params t1", &[&none]).expect_complaint(2, &["of a hardware RNIC", "of a software RNIC"]);
     let nothing = folder.0.join("nothing");
     std::fs::create_dir(&nothing).expect("a folder");
     with_paths("model fit", &[&nothing]).expect_complaint(1, &["the directory has no records (*.json)"]);

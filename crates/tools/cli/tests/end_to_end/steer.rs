@@ -427,7 +427,7 @@ fn perftest_gets_the_boxs_queue_pairs_in_place_of_its_own() {
     running.wait_for("perftest does not send its path MTU");
     let [client, _server] = perftest(&servers, &address, [b"3\0", b"3\0"]);
     (&client).write_all(&line(1, 0, 0, host)).expect("the connection is open");
-    running.wait_for("which is none that the box");
+    running.wait_for("cannot send to this address");
     let record = interrupt(running).json();
     assert_eq!((number(&record, "/clients/served"), number(&record, "/clients/refused")), (1, 3), "{record:#}");
     assert_eq!(counter(&record, "node_failures"), 0, "{record:#}");
