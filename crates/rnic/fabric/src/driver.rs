@@ -135,6 +135,21 @@ impl<L: Link> Driver<L> {
         received
     }
 
+    /// Handles expired timers without the link. Drops the packets that are ready, as a network that loses them.
+    pub fn time_out(&mut self, now_ns: u64) {
+        if self.rnic.poll_timeout().is_some_and(|at| at <= now_ns) {
+            self.rnic.handle_timeout(now_ns);
+        }
+        self.rnic.release_acks();
+        loop {
+            self.batch.clear();
+            if self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0 {
+                break;
+            }
+        }
+        self.drop_batch();
+    }
+
     /// Receives the packets that have arrived.
     fn receive(&mut self, now_ns: u64) -> io::Result<usize> {
         let Self { rnic, link, encapsulation, .. } = self;

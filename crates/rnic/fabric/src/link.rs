@@ -188,14 +188,6 @@ pub trait Link: Send {
         }
     }
 
-    /// Stops the use of the link's sockets, because the program has closed their descriptors. Their numbers may belong
-    /// to files of the program by now. The link drops and counts the packets for these sockets.
-    fn cut(&mut self) {
-        if let Some(inner) = self.inner_mut() {
-            inner.cut();
-        }
-    }
-
     /// Returns whether the link holds records, such as captured packets, that it has not written to their file yet.
     fn holds_records(&self) -> bool {
         self.inner().is_some_and(Link::holds_records)

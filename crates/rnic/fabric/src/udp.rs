@@ -67,8 +67,6 @@ pub struct UdpLink {
     overflows_seen: u32,
     /// Joined multicast groups.
     groups: Vec<Group>,
-    /// Whether the program has closed the descriptors of the sockets (see [`Link::cut`]).
-    is_cut: bool,
     counters: UdpCounters,
     reported: Reported,
 }
@@ -112,7 +110,6 @@ impl UdpLink {
             last_look: Look::default(),
             overflows_seen: 0,
             groups: Vec::new(),
-            is_cut: false,
             counters: UdpCounters::default(),
             reported: Reported::default(),
         }
@@ -187,12 +184,6 @@ impl UdpLink {
 
     /// Sends the runs of a batch from `*next` to `end`. Otherwise works like [`Link::transmit`].
     pub(crate) fn transmit_until(&mut self, batch: &TransmitBatch, next: &mut usize, end: usize) -> io::Result<()> {
-        if self.is_cut {
-            let dropped = batch.runs()[..end].get(*next..).unwrap_or_default();
-            self.counters.unreachable += dropped.iter().map(|run| run.packets as u64).sum::<u64>();
-            *next = end.max(*next);
-            return Ok(());
-        }
         let all = batch.bytes();
         let mut pending_errors = 0;
         while let Some(run) = batch.runs()[..end].get(*next) {
@@ -471,9 +462,6 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, _now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
-        if self.is_cut {
-            return Ok(0);
-        }
         let Self { socket, local, buffers, ask, overflows_seen, groups, counters, last_look, .. } = self;
         let mut packets = 0;
         for group in groups {
@@ -530,10 +518,6 @@ impl Link for UdpLink {
             }
         }
         Ok(packets)
-    }
-
-    fn cut(&mut self) {
-        self.is_cut = true;
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
