@@ -86,7 +86,7 @@ const FAULTS: [Fault; 2] = [
     Fault {
         rule: "udp dport 4791 udp length > 1500 drop",
         status: 1,
-        words: &["SPOILS", "path MTU of 4096 B", "those with 1024 B do"],
+        words: &["SPOILS", "path MTU of 4096 B", "packets with 1024 B do"],
     },
     Fault { rule: "udp dport 4791 drop", status: 1, words: &["SPOILS", "no packet of RoCE v2", "UDP port 4791"] },
 ];
