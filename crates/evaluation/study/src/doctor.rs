@@ -3,7 +3,7 @@
 //! [`examine`] examines this machine and the device under test. [`path`] sends packets to examine the path between two
 //! machines.
 
-mod counters;
+pub(crate) mod counters;
 mod machine;
 pub mod path;
 

@@ -108,10 +108,7 @@ impl<L: Link> Driver<L> {
     pub fn pump(&mut self, now_ns: u64, acks: Acks) -> io::Result<usize> {
         // If the link fails here, return the error only at the end, so that work requests still time out.
         let received = self.receive(now_ns);
-        let timed_out = self.rnic.poll_timeout().is_some_and(|at| at <= now_ns);
-        if timed_out {
-            self.rnic.handle_timeout(now_ns);
-        }
+        let timed_out = self.handle_timeout(now_ns);
         // If this pump received no packets, the program has nothing to reply to, so acknowledgements do not wait for a
         // reply.
         let packets = received.as_ref().map_or(0, |&packets| packets);
@@ -137,9 +134,7 @@ impl<L: Link> Driver<L> {
 
     /// Handles expired timers without the link. Drops the packets that are ready, as a network that loses them.
     pub fn time_out(&mut self, now_ns: u64) {
-        if self.rnic.poll_timeout().is_some_and(|at| at <= now_ns) {
-            self.rnic.handle_timeout(now_ns);
-        }
+        self.handle_timeout(now_ns);
         self.rnic.release_acks();
         loop {
             self.batch.clear();
@@ -148,6 +143,16 @@ impl<L: Link> Driver<L> {
             }
         }
         self.drop_batch();
+    }
+
+    /// Handles expired timers. Returns whether a timer has expired.
+    #[inline]
+    fn handle_timeout(&mut self, now_ns: u64) -> bool {
+        let is_due = self.rnic.poll_timeout().is_some_and(|at| at <= now_ns);
+        if is_due {
+            self.rnic.handle_timeout(now_ns);
+        }
+        is_due
     }
 
     /// Receives the packets that have arrived.

@@ -236,8 +236,8 @@ impl DrivenRnic {
     }
 
     /// Lingers on behalf of a caller that is about to sleep until it is notified: drives the engine until `notified`
-    /// returns true or a short time is over. Does not linger if recent calls waited
-    /// without success. Returns true if `notified` returned true.
+    /// returns true or a short time is over. Does not linger if recent calls waited without success. Returns true if
+    /// `notified` returned true.
     pub fn linger(&self, notified: impl Fn() -> bool) -> bool {
         let shared = &self.shared;
         let lingering = || shared.lingering.lock().ignore_poison();
@@ -322,7 +322,7 @@ impl Drop for DrivenRnic {
     fn drop(&mut self) {
         exit::remove(&self.shared);
         self.shared.stop.store(true, Ordering::SeqCst);
-        let is_told = self.shared.kick.is_intact() && self.shared.kick();
+        let is_told = self.shared.kick.is_intact() && self.shared.kick.signal();
         if !is_told {
             // The program has closed the thread's descriptors, and their numbers may belong to files of the program by
             // now. Do not write to these files or close them.

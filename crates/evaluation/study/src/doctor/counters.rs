@@ -138,13 +138,14 @@ impl CounterSnapshot {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::path::Path;
 
     use super::*;
     use doorbell_testing::files::folder_with;
 
-    fn made_of(files: &[(&str, &str)]) -> (impl AsRef<Path> + use<>, Root) {
+    /// Creates a machine from files.
+    pub(crate) fn made_of(files: &[(&str, &str)]) -> (impl AsRef<Path> + use<>, Root) {
         let folder = folder_with(files);
         let root = Root::at(folder.path());
         (folder, root)

@@ -1,18 +1,12 @@
 use std::path::Path;
 
 use super::*;
+use crate::doctor::counters::tests::made_of;
 use crate::experiment::tests::environment;
 use crate::far::{FarPoint, StorePoint, Strategy};
 use crate::parameters::{Kind, Operation};
 use crate::serving::Serving;
 use doorbell_machine::Machine;
-use doorbell_testing::files::folder_with;
-
-fn made_of(files: &[(&str, &str)]) -> (impl AsRef<Path> + use<>, Root) {
-    let folder = folder_with(files);
-    let root = Root::at(folder.path());
-    (folder, root)
-}
 
 /// Returns a machine with two NUMA nodes of two cores each, each core with two hardware threads. CPUs 0-3 are the
 /// first threads of the cores on nodes 0 and 1, CPUs 4-7 the second threads.
