@@ -26,7 +26,7 @@ macro_rules! files {
     };
 }
 
-/// Published figures, one file per testbed. `doorbell-published` documents the layout.
+/// Published figures, one file per testbed. `doorbell-claims` documents the layout.
 pub const PUBLISHED: &[File] = files!("published": "t1", "t2", "t3");
 
 /// Testbeds of the simulator. `doorbell-sim` documents the layout.

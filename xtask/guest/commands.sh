@@ -32,7 +32,7 @@ prints "hw_counters/sent_pkts" doorbell counters --list
 prints "rxe0" doorbell counters rxe0 --lines -n 1
 
 refuses 1 "there is no RDMA device mlx5_9; there are: rxe0" doorbell bench bw -d mlx5_9 -n 10
-refuses 1 "has no port 2, but ports 1 to 1" doorbell bench bw -d rxe0 -i 2 -n 10
+refuses 1 "has no port 2: its ports are 1 to 1" doorbell bench bw -d rxe0 -i 2 -n 10
 refuses 1 "has no GID 7 for RoCE v2; it has: 0 " doorbell bench bw -d rxe0 -x 7 -n 10
 refuses 2 "applies only to doorbell0, the embedded software RNIC" doorbell bench bw -d rxe0 --fault drop=0.1
 refuses 1 "4791" doorbell bench bw -d doorbell0 -n 10
@@ -49,7 +49,7 @@ su nobody -s /bin/sh -c 'ulimit -l 64; PATH=/opt:/bin; doorbell bench bw -d rxe0
 grep -q "may lock 65536 B of memory" /tmp/said || fail "a small limit of locked memory: $(cat /tmp/said)"
 # A user without access to the device.
 chmod 600 /dev/infiniband/uverbs*
-refuses 1 "does not open: .* readable and writable for this user" \
+refuses 1 "cannot be opened: .* readable and writable for this user" \
     su nobody -s /bin/sh -c 'PATH=/opt:/bin; exec doorbell bench bw -d rxe0 -n 10'
 chmod 666 /dev/infiniband/uverbs*
 # An interface without IPv4, and then without any address: rxe's default GID is not usable.
@@ -67,7 +67,7 @@ mv $libraries/libibverbs.so.1 /tmp/
 refuses 1 "libibverbs cannot be loaded" doorbell bench bw -d rxe0 -n 10
 # A library without symbols of libibverbs, in place of an old libibverbs without some of them.
 cp $libraries/libgcc_s.so.1 $libraries/libibverbs.so.1
-refuses 1 "too old: it has no ibv_get_device_list" doorbell bench bw -d rxe0 -n 10
+refuses 1 "too old: it lacks the function ibv_get_device_list" doorbell bench bw -d rxe0 -n 10
 prints "libibverbs.so.1 is too old" doorbell devices
 mv /tmp/libibverbs.so.1 $libraries/
 rdma link delete rxe0

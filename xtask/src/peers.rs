@@ -19,6 +19,7 @@ pub(crate) fn install() {
             ("chromium", chromium().is_some()),
             ("gdb", has("gdb")),
             ("gcc", succeeds(command("cc", &["--version"]))),
+            ("xz-utils", has("xz")),
             ("libibverbs-dev", has_header("infiniband/verbs.h")),
             ("librdmacm-dev", has_header("rdma/rdma_verbs.h")),
             ("ibverbs-utils", has("ibv_rc_pingpong")),

@@ -12,6 +12,8 @@
 //! There may be several `Test` lines, also of the form `cargo xtask COMMAND`. Each test must fail. Patches are applied
 //! to a clone of HEAD, which has a separate target directory.
 
+mod named;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -88,14 +90,22 @@ fn stored() -> Result<Vec<Patch>, String> {
     files.iter().map(|file| Patch::read(file)).collect()
 }
 
-/// Checks that each stored patch can be parsed and applies to the current files. Runs no test.
+/// Checks that each stored patch can be parsed, applies to the current files, and names tests that exist. Runs no test.
 pub(crate) fn check() -> Result<(), String> {
     let patches = stored()?;
     if patches.is_empty() {
         return Err("there is no patch in regressions".to_owned());
     }
-    let wrong: Vec<String> = patches.iter().filter_map(|patch| patch.apply(&root(), &["--check"]).err()).collect();
-    eprintln!("{} patches, of which {} do not apply", patches.len(), wrong.len());
+    let sources = named::Sources::read()?;
+    let check = |patch: &Patch| {
+        patch.apply(&root(), &["--check"])?;
+        match patch.tests.iter().find_map(|test| sources.missing(test)) {
+            Some(missing) => Err(format!("{}: there is no test {missing}", patch.file.display())),
+            None => Ok(()),
+        }
+    };
+    let wrong: Vec<String> = patches.iter().filter_map(|patch| check(patch).err()).collect();
+    eprintln!("{} patches, of which {} do not apply or name no test", patches.len(), wrong.len());
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 

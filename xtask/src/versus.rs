@@ -206,9 +206,10 @@ impl Timed {
 /// Counts instructions per message of both builds.
 fn count(home: &Path, other: &Revision) -> Result<Vec<Value>, String> {
     peers::install_for_counting()?;
-    let ours = counting_program(home, &root(), "this")?;
-    copy_sources(&other.tree)?;
-    let theirs = counting_program(home, &other.tree, "other")?;
+    let ours = counting_program(home, &root(), &root(), "this")?;
+    let copy = home.join("counting");
+    copy_sources(&other.tree, &copy)?;
+    let theirs = counting_program(home, &other.tree, &copy, "other")?;
     println!("\ninstructions per message, the other being {}", other.id.get(..7).unwrap_or(&other.id));
     println!("{:<20} {:>12} {:>12} {:>8}  spread", "", "this", "other", "ratio");
     let mut rows = Vec::new();
@@ -234,21 +235,22 @@ fn count(home: &Path, other: &Revision) -> Result<Vec<Value>, String> {
 /// Folders with the sources of the counting program.
 const SOURCES: &[&str] = &["benchmarks/instructions", "crates/rnic/rnic/benches", "crates/messages/exchange/benches"];
 
-/// Copies the counting program to the clone, so that the same program counts both revisions.
-fn copy_sources(tree: &Path) -> Result<(), String> {
+/// Copies the counting program to `copy`, with the crates of `tree` as its dependencies. So the same program counts
+/// both revisions. The copy lies outside of `tree`, where a workspace would count its folders as crates.
+fn copy_sources(tree: &Path, copy: &Path) -> Result<(), String> {
     let cannot = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
-    for source in SOURCES {
-        let to = tree.join(source);
-        let above = to.parent().unwrap_or(tree);
-        fs::create_dir_all(above).map_err(|error| cannot(above, error))?;
-        if to.exists() {
-            fs::remove_dir_all(&to).map_err(|error| cannot(&to, error))?;
-        }
-        let mut copy = command("cp", &["--recursive"]);
-        copy.arg(root().join(source)).arg(&to);
-        run(copy)?;
+    if copy.exists() {
+        fs::remove_dir_all(copy).map_err(|error| cannot(copy, error))?;
     }
-    let manifest = tree.join("benchmarks").join("instructions").join("Cargo.toml");
+    for source in SOURCES {
+        let to = copy.join(source);
+        let above = to.parent().unwrap_or(copy);
+        fs::create_dir_all(above).map_err(|error| cannot(above, error))?;
+        let mut copying = command("cp", &["--recursive"]);
+        copying.arg(root().join(source)).arg(&to);
+        run(copying)?;
+    }
+    let manifest = copy.join("benchmarks").join("instructions").join("Cargo.toml");
     let text = fs::read_to_string(&manifest).map_err(|error| cannot(&manifest, error))?;
     let text = with_folders_of(&text, &workspace::packages(tree)?);
     fs::write(&manifest, text).map_err(|error| cannot(&manifest, error))
@@ -272,25 +274,26 @@ fn with_folders_of(manifest: &str, packages: &[Package]) -> String {
     manifest.lines().map(line).collect()
 }
 
-/// Copies the lock file of a revision, so that the counting program uses the same versions of dependencies.
-fn take_versions(tree: &Path) -> Result<(), String> {
-    let lock = tree.join("benchmarks").join("instructions").join("Cargo.lock");
+/// Copies the lock file of `tree` to the counting program below `copy`, so that the program uses the same versions of
+/// dependencies.
+fn take_versions(tree: &Path, copy: &Path) -> Result<(), String> {
+    let lock = copy.join("benchmarks").join("instructions").join("Cargo.lock");
     fs::copy(tree.join("Cargo.lock"), &lock).map(drop).map_err(|error| format!("{}: {error}", lock.display()))
 }
 
 /// Checks that the counting program compiles with the current crates.
 pub(crate) fn check() -> Result<(), String> {
-    take_versions(&root())?;
+    take_versions(&root(), &root())?;
     let mut check = cargo(&["check", "--quiet"]);
     check.current_dir(root().join("benchmarks").join("instructions")).env("CARGO_TARGET_DIR", fuzz::check_target());
     run(check)
 }
 
-/// Builds the counting program, and returns its path.
-fn counting_program(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, String> {
-    let folder = tree.join("benchmarks").join("instructions");
+/// Builds the counting program below `copy` with the crates of `tree`. Returns the path of the program.
+fn counting_program(home: &Path, tree: &Path, copy: &Path, name: &str) -> Result<PathBuf, String> {
+    let folder = copy.join("benchmarks").join("instructions");
     let cannot = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
-    take_versions(tree)?;
+    take_versions(tree, copy)?;
     let built = home.join("instructions");
     let mut build = cargo(&["build", "--release"]);
     build.current_dir(&folder).env("CARGO_TARGET_DIR", &built);

@@ -34,12 +34,12 @@ pub(super) struct Options {
     verdicts: Option<PathBuf>,
 }
 
-/// Folders whose code is mutated, each with the crate whose tests must detect the mutants.
+/// Folders whose code is mutated, each with the package and options of the tests that must detect the mutants.
 const PLACES: &[(&str, &str)] = &[
     ("crates/rnic/rnic/src/", "doorbell-rnic"),
     ("crates/messages/exchange/src/", "doorbell-exchange"),
     ("crates/rnic/fabric/src/shm/", "doorbell-fabric"),
-    ("crates/memory/farmem/src/", "doorbell-farmem"),
+    ("crates/memory/farmem/src/", "doorbell-farmem --package doorbell-sim --lib --test farmem"),
 ];
 
 /// Name of a file of verdicts.

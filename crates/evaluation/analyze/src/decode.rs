@@ -7,6 +7,7 @@
 //! A packet names its destination queue pair, but not its source queue pair. The decoder joins the two directions of a
 //! conversation when an answer carries a sequence number that only the requests of one direction explain.
 
+mod assigned;
 pub mod capture;
 mod copies;
 mod layers;

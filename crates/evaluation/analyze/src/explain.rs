@@ -85,9 +85,10 @@ impl Rates {
 pub struct Hints {
     /// Path MTU; with `None`, all path MTUs are considered.
     pub mtu: Option<PathMtu>,
-    /// Whether the traffic is IPv6. Otherwise both versions are considered, and IPv4 is more plausible.
+    /// Whether the traffic is known to be IPv6. If not, both versions are considered, and IPv4 is more plausible.
     pub ipv6: bool,
-    /// Whether frames have a VLAN tag. Otherwise both cases are considered, and untagged frames are more plausible.
+    /// Whether frames are known to have a VLAN tag. If not, both cases are considered, and untagged frames are more
+    /// plausible.
     pub vlan: bool,
     /// Link rate per direction, in bits per second.
     pub link_bits_per_s: Option<f64>,

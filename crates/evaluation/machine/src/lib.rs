@@ -5,7 +5,9 @@
 
 mod adapter;
 pub mod cpu;
+pub mod doctor;
 pub mod limit;
+pub mod pinning;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -8,7 +8,7 @@
 //! use doorbell_model::check::{Analytic, Status, check};
 //! use doorbell_model::parameters::Parameters;
 //!
-//! let testbed = doorbell_published::testbed("t1").ok_or("a testbed")?;
+//! let testbed = doorbell_claims::testbed("t1").ok_or("a testbed")?;
 //! let parameters = Parameters::of_testbed(&testbed.name);
 //! let checked = check(testbed, &mut Analytic::new(parameters.as_ref()));
 //! let latency = checked.iter().find(|checked| checked.row.id == "send-receive/base-latency").ok_or("a row")?;
@@ -18,20 +18,19 @@
 
 mod analytic;
 mod configured;
+mod predicted;
 mod predictor;
 mod recorder;
 mod rows;
-mod shapes;
 
-use doorbell_published::{Amount, Relation, Row, Shape, Testbed, Value};
+use doorbell_claims::{Amount, CheckedShape, Compared, Row, Shape, Testbed, judge};
 
 use crate::workload::WorkloadError;
 
-pub use analytic::{Analytic, LATENCY_TOLERANCE, THROUGHPUT_TOLERANCE, lack_of};
+pub use analytic::{Analytic, lack_of};
 pub use configured::observations;
 pub use predictor::{Binding, Manner, Needed, Packets, Predictor, Rated};
 pub use recorder::{Answer, Field, Recorder, Said};
-pub use shapes::Judged;
 
 /// Published number with its comparison.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,46 +41,8 @@ pub struct Checked<'a> {
     pub is_fitted: bool,
     /// Comparison, or the reason why there is none.
     pub outcome: Result<Compared, Lack>,
-}
-
-/// Prediction with its deviation from the published number.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Compared {
-    /// Predicted value in the unit of the row.
-    pub predicted: Value,
-    /// Relative deviation: 0.1 means that the prediction is 10 % too high. The deviation is 0 if the row is a bound and
-    /// the prediction keeps the bound.
-    pub deviation: f64,
-    /// Maximum relative deviation that counts as within tolerance.
-    pub tolerance: f64,
     /// Binding resource, if the number is a throughput.
     pub binding: Option<Binding>,
-}
-
-impl Compared {
-    /// Returns whether the deviation is within the tolerance.
-    pub fn is_within(&self) -> bool {
-        self.deviation.abs() <= self.tolerance
-    }
-
-    /// Returns the deviation in words. A bound that the prediction keeps is "kept".
-    pub fn deviation_of(&self, relation: Relation) -> String {
-        match relation {
-            Relation::AtLeast | Relation::AtMost if self.deviation == 0.0 => "kept".to_owned(),
-            _ => format!("{:+.1} %", self.deviation * 100.0),
-        }
-    }
-}
-
-/// Published sentence with a judgement whether the predictions agree.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CheckedShape<'a> {
-    /// Published sentence.
-    pub shape: &'a Shape,
-    /// Whether the predictor was fitted to this sentence.
-    pub is_fitted: bool,
-    /// Judgement, or the reason why there is none.
-    pub outcome: Result<Judged, Lack>,
 }
 
 /// Result of a row's comparison.
@@ -115,27 +76,11 @@ impl std::fmt::Display for Status {
     }
 }
 
-/// Result of a sentence's judgement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Verdict {
-    /// The predictions have the shape.
-    Yes,
-    /// The predictions lack the shape.
-    No,
-    /// There is no prediction.
-    NoModel,
-}
-
-impl Verdict {
-    /// All verdicts, in the order of summaries.
-    pub const ALL: [Self; 3] = [Self::Yes, Self::No, Self::NoModel];
-}
-
 /// Reason for a missing prediction.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Lack {
     /// The row is neither about messages of a protocol nor about single operations.
-    #[error("predictions are of messages of protocols and of single operations, not of {0}")]
+    #[error("there are predictions for messages of a protocol and for single operations, but not for {0}")]
     Subject(&'static str),
     /// The row is about a protocol that Doorbell does not have.
     #[error("there is no protocol {0}")]
@@ -158,7 +103,7 @@ pub enum Lack {
         amount: Amount,
     },
     /// A field has one number, and the row's quantity needs a range.
-    #[error("`{field}` is {amount}, and the quantity needs a range")]
+    #[error("`{field}` is the single number {amount}, but the row states a change over a range of `{field}`")]
     NoRange {
         /// Name of the field.
         field: &'static str,
@@ -182,7 +127,10 @@ pub enum Lack {
 impl<'a> Checked<'a> {
     /// Compares one number with its prediction.
     pub fn of(row: &'a Row, by: &mut dyn Predictor) -> Self {
-        Self { row, is_fitted: by.is_fitted(&row.id), outcome: rows::compare(row, by) }
+        let found = rows::predict(row, by);
+        let binding = found.as_ref().ok().and_then(|(_, binding)| *binding);
+        let outcome = found.map(|(found, _)| Compared::of(row, found, 0.0));
+        Self { row, is_fitted: by.is_fitted(&row.id), outcome, binding }
     }
 
     /// Returns the published number in words.
@@ -200,20 +148,10 @@ impl<'a> Checked<'a> {
     }
 }
 
-impl<'a> CheckedShape<'a> {
-    /// Returns the verdict and its reason.
-    pub fn verdict(&self) -> (Verdict, String) {
-        match &self.outcome {
-            Ok(Judged { is_had: true, because }) => (Verdict::Yes, because.clone()),
-            Ok(Judged { is_had: false, because }) => (Verdict::No, because.clone()),
-            Err(lack) => (Verdict::NoModel, lack.to_string()),
-        }
-    }
-
-    /// Judges one sentence by the predictions.
-    pub fn of(shape: &'a Shape, by: &mut dyn Predictor) -> Self {
-        Self { shape, is_fitted: by.is_fitted(&shape.id), outcome: shapes::judge(shape, by) }
-    }
+/// Judges one sentence by the predictions.
+pub fn check_shape<'a>(shape: &'a Shape, by: &mut dyn Predictor) -> CheckedShape<'a> {
+    let is_fitted = by.is_fitted(&shape.id);
+    CheckedShape { shape, is_fitted, verdict: judge(shape, &mut predicted::Predicted { by }) }
 }
 
 /// Compares all numbers of a testbed with predictions.
@@ -223,5 +161,5 @@ pub fn check<'a>(testbed: &'a Testbed, by: &mut dyn Predictor) -> Vec<Checked<'a
 
 /// Judges all sentences of a testbed by predictions.
 pub fn check_shapes<'a>(testbed: &'a Testbed, by: &mut dyn Predictor) -> Vec<CheckedShape<'a>> {
-    testbed.shapes.iter().map(|shape| CheckedShape::of(shape, by)).collect()
+    testbed.shapes.iter().map(|shape| check_shape(shape, by)).collect()
 }

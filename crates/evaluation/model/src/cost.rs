@@ -210,7 +210,7 @@ mod tests {
         let cost = Cost { coefficients: std::array::from_fn(|index| 0.5 * index as f64), constant_ns: 3.0 };
         let parts = cost.parts(&values);
         assert!((parts.iter().map(|part| part.ns).sum::<f64>() - cost.ns(&values)).abs() < 1e-9);
-        // The parts of `o_snd` per post and per message form one part.
+        // `o_snd` has a cost per post and a cost per message. Their sum is one part.
         assert_eq!(parts.iter().filter(|part| part.name == "o_snd").count(), 1);
         assert_eq!(Cost::constant(2.0).parts(&values).len(), 1);
     }

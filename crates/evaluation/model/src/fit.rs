@@ -35,11 +35,12 @@ const LATENCY_NS: (f64, f64) = (1.0, 1e11);
 const MESSAGES_PER_S: (f64, f64) = (1e-3, 1e12);
 const WEIGHT: (f64, f64) = (1e-6, 1e6);
 
-/// Orders of the p-norm that approximates the maximum of the times, one for each step of a descent.
+/// Exponents p of the p-norm that approximates the maximum of the times, one for each step of a descent. A larger
+/// exponent is closer to the maximum.
 const HARDNESS: [f64; 4] = [3.0, 10.0, 40.0, 160.0];
-/// Number of descents that run through all orders of [`HARDNESS`].
+/// Number of descents that run through all exponents of [`HARDNESS`].
 const SOFT_STARTS: u64 = 8;
-/// Number of descents that use only the last order of [`HARDNESS`].
+/// Number of descents that use only the largest exponent of [`HARDNESS`].
 const HARD_STARTS: u64 = 16;
 /// Spread of the starting points around the first one, in logarithms: parameters differ by a factor of up to e^2.5.
 const SPREAD: f64 = 2.5;

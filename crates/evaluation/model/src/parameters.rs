@@ -480,7 +480,7 @@ mod tests {
                 assert_eq!(count, 1, "{}: {name}", set.name);
             }
             for id in set.origins.iter().flat_map(|origin| &origin.fitted_to) {
-                let is_there = doorbell_published::row(id).is_some() || doorbell_published::shape(id).is_some();
+                let is_there = doorbell_claims::row(id).is_some() || doorbell_claims::shape(id).is_some();
                 assert!(is_there, "{}: {id} is neither a row nor a shape", set.name);
             }
         }

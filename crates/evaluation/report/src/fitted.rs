@@ -10,11 +10,12 @@ use doorbell_model::fit::{Fit, fit};
 use doorbell_model::observation::{Load, Observation, median_and_p90, residuals};
 use doorbell_model::parameters::{Parameters, RnicKind};
 use doorbell_model::predict::predict;
-use doorbell_model::record::{Observed, RecordError, observations};
+use doorbell_model::record::observations_of;
 use doorbell_model::workload::Workload;
-use doorbell_study::experiment::{PointRecord, Quantity};
+use doorbell_record::{PointRecord, Quantity};
 
-use crate::{Account, Errors, Intervention, Model, Parameter, Prediction, Run, comparison};
+use crate::view::comparison;
+use crate::{Account, Errors, Intervention, Model, Parameter, Prediction, Run};
 
 /// The model is fitted to one of each `EVERY` points.
 const EVERY: usize = 4;
@@ -56,7 +57,7 @@ impl Model for Fitted {
     fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction> {
         let of_run = self.runs.get(&run.name)?.as_ref().ok()?;
         let prediction = of_run.loads.get(&place(record))?.predict(&of_run.parameters).ok()?;
-        let is_latency = matches!(record.parameters.kind, doorbell_study::parameters::Kind::Latency);
+        let is_latency = matches!(record.parameters.kind, doorbell_record::Kind::Latency);
         let value = match (quantity, is_latency) {
             (Quantity::MedianLatency, true) => prediction.latency_ns / 1e3,
             (Quantity::MessageRate, false) => prediction.messages_per_s / 1e6,
@@ -142,24 +143,9 @@ impl OfRun {
     }
 }
 
-/// Returns the observations that the model takes from the repetitions of a point. `name` identifies the record in
-/// observations and reasons.
-///
-/// # Errors
-///
-/// The record holds a value that no measurement yields.
-pub fn observed(name: &str, record: &PointRecord) -> Result<Observed, RecordError> {
-    let malformed = |error: serde_json::Error| RecordError::Malformed {
-        file: name.to_owned(),
-        field: "the record".to_owned(),
-        problem: error.to_string(),
-    };
-    observations(name, &serde_json::to_string(record).map_err(malformed)?)
-}
-
 /// Returns the observation from the best repetition of a point, or the reason why the point has no observation.
 fn best_observed(record: &PointRecord) -> Result<(RnicKind, Observation), String> {
-    let observed = observed("", record).map_err(|error| error.to_string())?;
+    let observed = observations_of("", record).map_err(|error| error.to_string())?;
     let reason = observed.left_out.first().and_then(|why| why.split_once("left out: ")).map(|(_, why)| why);
     let best = observed.observations.into_iter().min_by(|a, b| time_ns(a).total_cmp(&time_ns(b)));
     match best {

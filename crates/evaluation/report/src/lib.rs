@@ -12,32 +12,32 @@
 //! policy of the page forbids to load anything.
 #![forbid(unsafe_code)]
 
-mod changes;
-mod comparison;
-mod curves;
+pub mod choice;
+mod directories;
 mod fitted;
 mod format;
-mod links;
-mod model;
+mod matrix;
 mod page;
-mod plot;
-mod published;
+mod records;
 mod reproduction;
-mod sentence;
-mod strategies;
 mod sweep;
 mod table;
-
-pub use changes::Changed;
-pub use fitted::{Fitted, observed};
-pub use reproduction::{Reproduction, reproduction_html};
-pub use sweep::{Sweep, SweepPoint, sweep_html};
+mod view;
 
 use std::collections::BTreeMap;
 
-use doorbell_published::Testbed;
-use doorbell_study::experiment::{self, Effort, Experiment, PointRecord, Quantity, Verdict, View};
+use doorbell_claims::{Testbed, Verdict};
+use doorbell_record::{PointRecord, Quantity};
+use doorbell_study::experiment::{self, Claim, Effort, Experiment};
 use doorbell_study::layout::Layout;
+
+pub use directories::{Written, write_report, write_whole};
+pub use fitted::Fitted;
+pub use records::read_observations;
+pub use reproduction::{Reproduction, reproduction_html};
+pub use sweep::{Sweep, SweepPoint, sweep_html};
+pub use view::Changed;
+use view::{curves, published};
 
 /// Records of a study.
 #[derive(Clone, Debug)]
@@ -68,6 +68,11 @@ impl Run {
     pub fn testbed(&self) -> Option<&str> {
         let record = self.records.first()?;
         record.environment.testbed.as_ref().map(|testbed| testbed.name.as_str())
+    }
+
+    /// Returns the records of an experiment.
+    fn records_of<'a>(&'a self, experiment: &str) -> impl Iterator<Item = &'a PointRecord> {
+        self.records.iter().filter(move |record| record.experiment == experiment)
     }
 }
 
@@ -149,12 +154,14 @@ pub struct Intervention {
 }
 
 /// Verdict on an experiment of a run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Found {
     /// The run.
     pub run: String,
     /// The experiment.
     pub experiment: String,
+    /// The claim that was judged.
+    pub claim: Claim,
     /// The verdict.
     pub verdict: Verdict,
 }
@@ -171,11 +178,12 @@ pub fn verdicts(runs: &[Run]) -> Vec<Found> {
 }
 
 fn verdicts_of<'a>(run: &'a Run, experiment: &'a Experiment) -> impl Iterator<Item = Found> + 'a {
-    let view = View::new(&run.records);
-    let is_there = view.of(&experiment.name).next().is_some();
-    experiment.claims.iter().filter(move |_| is_there).map(move |claim| Found {
+    let view = experiment::View::new(&run.records);
+    let is_there = run.records_of(&experiment.name).next().is_some();
+    experiment.claims().into_iter().filter(move |_| is_there).map(move |claim| Found {
         run: run.name.clone(),
         experiment: experiment.name.clone(),
+        claim,
         verdict: claim.judge(view, experiment),
     })
 }
@@ -183,7 +191,7 @@ fn verdicts_of<'a>(run: &'a Run, experiment: &'a Experiment) -> impl Iterator<It
 /// Returns the changes between two runs in each experiment of which both runs have points. The result is empty unless
 /// there are exactly two runs, and both runs were measured or both were simulated.
 pub fn changes(runs: &[Run]) -> Vec<Changed> {
-    let pair = changes::pair(runs);
+    let pair = view::pair(runs);
     pair.into_iter().flat_map(|pair| experiments(runs).into_iter().filter_map(move |it| pair.changed(&it))).collect()
 }
 
@@ -193,13 +201,13 @@ pub fn changes(runs: &[Run]) -> Vec<Changed> {
 /// published sentence becomes a curve if it describes one. The section of each experiment lists all numbers and
 /// sentences.
 pub fn html(runs: &[Run], model: Option<&dyn Model>, published: Option<&Testbed>) -> String {
-    page::page(runs, model, published)
+    page::page(&view::View::new(runs, model, published))
 }
 
 /// Returns the experiments of which the runs have points. Known experiments come first, in the order of their table,
 /// and unknown experiments follow by name.
 fn experiments(runs: &[Run]) -> Vec<Experiment> {
-    let is_there = |name: &str| runs.iter().any(|run| View::new(&run.records).of(name).next().is_some());
+    let is_there = |name: &str| runs.iter().any(|run| run.records_of(name).next().is_some());
     let mut all = experiment::all(Effort::Usual);
     let mut others: Vec<&str> = runs
         .iter()
@@ -216,7 +224,6 @@ fn experiments(runs: &[Run]) -> Vec<Experiment> {
         sweep: "x",
         quantities: vec![Quantity::MessageRate, Quantity::Throughput, Quantity::MedianLatency],
         points: Vec::new(),
-        claims: Vec::new(),
         layout: Layout::default(),
     };
     let others: Vec<_> = others.into_iter().map(unknown).collect();

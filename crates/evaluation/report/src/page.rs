@@ -1,14 +1,12 @@
 //! The HTML document.
 
-use doorbell_published::Testbed;
-use doorbell_study::experiment::{Experiment, FAR_MEMORY, Finding, PointRecord, View};
+use doorbell_claims::Finding;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::format::date;
-use crate::{
-    Found, Model, Run, changes, comparison, experiments, links, model, plot, published, sentence, strategies, table,
-    verdicts_of,
-};
+use crate::matrix;
+use crate::table::{self, anchor};
+use crate::view::table::Table;
+use crate::view::{Common, Judged, ModelOfRun, Overview, Published, Quality, Section, View};
 
 const STYLE: &str = include_str!("../assets/style.css");
 pub(crate) const SCRIPT: &str = include_str!("../assets/script.js");
@@ -31,178 +29,130 @@ pub(crate) fn head(title: Markup) -> Markup {
     }
 }
 
-pub(crate) fn page(runs: &[Run], model: Option<&dyn Model>, published: Option<&Testbed>) -> String {
-    let experiments = experiments(runs);
-    let (goals, found): (Vec<Found>, Vec<Found>) = experiments
-        .iter()
-        .flat_map(|experiment| runs.iter().flat_map(|run| verdicts_of(run, experiment)))
-        .partition(|found| found.verdict.is_goal);
-    let compared = comparison::runs(runs);
-    let comparisons: Vec<Experiment> = comparison::experiments()
-        .into_iter()
-        .filter(|experiment| compared.iter().flat_map(|run| &run.records).any(|it| it.experiment == experiment.name))
-        .collect();
+/// Renders a document with a title.
+pub(crate) fn document(title: Markup, body: Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
-            (head(html! { "Doorbell study: " (names(runs)) }))
-            body {
-                (header(runs, &found))
-                main {
-                    @if let Some(pair) = changes::pair(runs) { (pair.overview(&experiments)) }
-                    (comparison::table(runs))
-                    (links::section(runs, &goals))
-                    (strategies::picture(runs))
-                    (shapes(runs, &found))
-                    (contents(comparisons.iter().chain(&experiments)))
-                    @for experiment in &comparisons { (section(&compared, experiment, model, None)) }
-                    @for experiment in &experiments { (section(runs, experiment, model, published)) }
-                    @if let Some(model) = model { (model::section(runs, model)) }
-                    h2 #environment { "Environment" }
-                    (table::environments(runs))
-                    (table::hosts(runs))
-                    (reading())
-                }
-                script { (PreEscaped(SCRIPT)) }
-            }
+            (head(title))
+            body { (body) script { (PreEscaped(SCRIPT)) } }
         }
         "\n"
     };
-    // HTML allows no control characters except newlines, but records may contain all of them.
+    // HTML allows no control characters except newlines, but names and records may contain all of them.
     page.into_string().replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
-fn names(runs: &[Run]) -> String {
-    runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", ")
+/// Renders the report.
+pub(crate) fn page(view: &View) -> String {
+    let body = html! {
+        (header(view))
+        main {
+            @if let Some(changes) = &view.changes { (overview(changes)) }
+            @if let Some(table) = &view.glance { (glance(table)) }
+            @if !view.links.is_empty() { (matrix::links(&view.links)) (judged(&view.goals)) }
+            @if !view.strategies.is_empty() { (matrix::strategies(&view.strategies)) }
+            @if let Some(table) = &view.shapes { (shapes(table)) }
+            (contents(&view.sections))
+            @for one in &view.sections { (section(one)) }
+            @if let Some(models) = &view.models { (quality(models)) }
+            h2 #environment { "Environment" }
+            (table::draw(&view.environments, "scroll", None, None))
+            @if let Some(hosts) = &view.hosts { h2 #hosts { "Hosts" } (table::sortable(hosts)) }
+            (reading())
+        }
+    };
+    document(html! { "Doorbell study: " (view.names) }, body)
 }
 
-/// Returns the name of a run as a prefix if the page shows several runs, else an empty text.
-fn prefix(runs: &[Run], name: &str) -> String {
-    if runs.len() > 1 { format!("{name}: ") } else { String::new() }
-}
-
-fn header(runs: &[Run], found: &[Found]) -> Markup {
-    let of = |is_simulated: bool| runs.iter().filter(move |run| run.testbed().is_some() == is_simulated);
-    let points: usize = of(false).map(|run| run.records.len()).sum();
-    let times: usize = of(false).flat_map(|run| &run.records).map(|record| record.repetitions.len()).sum();
-    let simulated: usize = of(true).map(|run| run.records.len()).sum();
-    let count = |outcome| found.iter().filter(|found| found.verdict.outcome == outcome).count();
-    let outcomes = [Finding::Holds, Finding::DoesNotHold, Finding::CannotShow, Finding::NotMeasured];
+fn header(view: &View) -> Markup {
     html! {
         header {
             p.kicker { "Doorbell study" }
-            h1 { (question(runs)) }
-            @for run in runs {
-                @if let Some(testbed) = run.testbed() {
+            h1 { (view.question) }
+            @for of in &view.origins {
+                @if let Some(testbed) = &of.testbed {
                     p.where {
-                        (prefix(runs, &run.name)) b { "simulated, not measured" } ": testbed " (testbed) " in virtual time ("
-                        (table::of(run, |e| e.cpu.clone())) "), " (table::of(run, |e| date(e.unix_time_s)))
+                        (of.prefix) b { "simulated, not measured" } ": testbed " (testbed) " in virtual time (" (of.cpu) "), "
+                        (of.date)
                     }
                 } @else {
                     p.where {
-                        (prefix(runs, &run.name)) (table::of(run, |e| e.cpu.clone())) " on "
-                        (table::of(run, |e| e.cpus.to_string())) " CPUs, Linux " (table::of(run, |e| e.kernel.clone()))
-                        ", provider " (table::of(run, |e| e.provider.clone())) ", "
-                        (table::of(run, |e| date(e.unix_time_s)))
+                        (of.prefix) (of.cpu) " on " (of.cpus) " CPUs, Linux " (of.kernel) ", provider " (of.provider) ", "
+                        (of.date)
                     }
                 }
             }
             ul.tiles {
-                @if points > 0 || simulated == 0 { li { b { (points) } " points, measured " (times) " times" } }
-                @if simulated > 0 { li.simulated { b { (simulated) } " points, simulated" } }
-                @for outcome in outcomes.into_iter().filter(|&outcome| count(outcome) > 0) {
-                    li class=(class(outcome)) { b { (count(outcome)) } " " (tile(outcome)) }
+                @if let Some((points, times)) = view.tiles.measured {
+                    li { b { (points) } " points, measured " (times) " times" }
+                }
+                @if view.tiles.simulated > 0 { li.simulated { b { (view.tiles.simulated) } " points, simulated" } }
+                @for (finding, count) in &view.tiles.findings {
+                    li class=(table::class(*finding)) { b { (count) } " " (tile(*finding)) }
                 }
             }
         }
     }
 }
 
-/// Returns the question that the page answers.
-fn question(runs: &[Run]) -> &'static str {
-    let is_far = |record: &PointRecord| record.experiment.starts_with(FAR_MEMORY);
-    let mut records = runs.iter().flat_map(|run| &run.records).peekable();
-    let is_about_memory = records.peek().is_some() && records.all(is_far);
-    if is_about_memory {
-        "How much does sharing memory cost, and which strategy avoids it?"
-    } else {
-        "Which protocol, with which parameters?"
-    }
-}
-
-fn class(outcome: Finding) -> &'static str {
-    match outcome {
-        Finding::Holds => "holds",
-        Finding::DoesNotHold => "differs",
-        Finding::CannotShow => "cannot",
-        Finding::NotMeasured => "missing",
-    }
-}
-
-/// Returns the mark of a verdict, by which readers who see no colours tell verdicts apart.
-fn mark(outcome: Finding) -> &'static str {
-    match outcome {
-        Finding::Holds => "\u{2713}",
-        Finding::DoesNotHold => "\u{2717}",
-        Finding::CannotShow => "\u{2205}",
-        Finding::NotMeasured => "\u{2026}",
-    }
-}
-
-fn tile(outcome: Finding) -> &'static str {
-    match outcome {
+fn tile(finding: Finding) -> &'static str {
+    match finding {
         Finding::Holds => "published shapes hold",
         Finding::DoesNotHold => "do not hold here",
         Finding::CannotShow => "cannot show on this provider",
-        Finding::NotMeasured => "not measured",
+        Finding::NoValues => "not measured",
     }
 }
 
-fn badge(outcome: Finding) -> Markup {
-    html! { span class={ "badge " (class(outcome)) } { (mark(outcome)) " " (outcome.name()) } }
+fn overview(changes: &Overview) -> Markup {
+    let Overview { before, after, environments, experiments } = changes;
+    html! {
+        h2 #changes { "Changes from " (before) " to " (after) }
+        @match environments {
+            None => p { "The environments of both are the same, as far as records say." },
+            Some(table) => (table::draw(table, "scroll", None, Some("differences"))),
+        }
+        p {
+            "A point counts as more or less if all repetitions of " b { (after) } " lie on one side of all repetitions of "
+            b { (before) } ". With three repetitions each, one point in ten does so by chance; the table has the expected "
+            "number. The mean ratio is the geometric mean of the ratios of medians."
+        }
+        (table::draw(experiments, "scroll cards", Some("sortable"), Some("changed")))
+    }
 }
 
-/// Renders all verdicts in one table.
-fn shapes(runs: &[Run], found: &[Found]) -> Markup {
-    if found.is_empty() {
-        return Markup::default();
+fn glance(table: &Table) -> Markup {
+    html! {
+        h2 #glance { "Protocols at a glance" }
+        p {
+            "Latency is measured with one message at a time, throughput with 64 unacknowledged messages (32 for "
+            "Direct-Read), one per post. Each figure is that of the fastest variant."
+        }
+        (table::draw(table, "scroll", Some("sortable"), Some("comparison")))
     }
-    let are_several = runs.len() > 1;
+}
+
+/// Renders all verdicts on published shapes.
+fn shapes(table: &Table) -> Markup {
     html! {
         h2 #verdicts { "Published shapes, and what the data say" }
         p {
             "Shapes of an evaluation on ConnectX-5 RNICs over 100 Gb/s Ethernet; each verdict is computed from the "
             "best repetition of each point, since other programs can only slow one down."
         }
-        div.scroll.cards tabindex="0" { table.sortable {
-            thead { tr {
-                @if are_several { (table::heading("run", false)) }
-                @for name in ["experiment", "published", "verdict", "because"] { (table::heading(name, false)) }
-            } }
-            tbody {
-                @for found in found {
-                    tr {
-                        @if are_several { (table::text(&found.run)) }
-                        td { a href={ "#" (anchor(&found.experiment)) } { (found.experiment) } }
-                        (table::text(found.verdict.says))
-                        td { (badge(found.verdict.outcome)) }
-                        (table::text(&found.verdict.because))
-                    }
-                }
-            }
-        } }
+        (table::draw(table, "scroll cards", Some("sortable"), None))
     }
 }
 
 /// Renders verdicts, each with its reason.
-pub(crate) fn list(runs: &[Run], verdicts: &[Found]) -> Markup {
+fn judged(verdicts: &[Judged]) -> Markup {
     html! {
         @if !verdicts.is_empty() {
             ul.verdicts {
-                @for found in verdicts {
+                @for Judged { prefix, says, verdict } in verdicts {
                     li {
-                        (badge(found.verdict.outcome)) " " b { (found.verdict.says) } " "
-                        span { (prefix(runs, &found.run)) (found.verdict.because) }
+                        (table::badge(verdict.finding)) " " b { (says) } " " span { (prefix) (verdict.because) }
                     }
                 }
             }
@@ -210,58 +160,110 @@ pub(crate) fn list(runs: &[Run], verdicts: &[Found]) -> Markup {
     }
 }
 
-/// Returns the anchor of a name for links within the page. The anchor has only letters, digits and dashes.
-pub(crate) fn anchor(name: &str) -> String {
-    let plain = name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
-    std::iter::once('x').chain(std::iter::once('-')).chain(plain).collect()
-}
-
-fn contents<'a>(experiments: impl Iterator<Item = &'a Experiment>) -> Markup {
+fn contents(sections: &[Section]) -> Markup {
     html! {
         h2 #experiments { "Experiments" }
         nav { ol {
-            @for experiment in experiments {
-                li { a href={ "#" (anchor(&experiment.name)) } { (experiment.name) } " " (experiment.question) }
-            }
+            @for one in sections { li { a href={ "#" (anchor(&one.name)) } { (one.name) } " " (one.question) } }
         } }
     }
 }
 
-fn section(runs: &[Run], experiment: &Experiment, model: Option<&dyn Model>, published: Option<&Testbed>) -> Markup {
-    let verdicts: Vec<Found> = runs.iter().flat_map(|run| verdicts_of(run, experiment)).collect();
+fn section(section: &Section) -> Markup {
     html! {
-        section id=(anchor(&experiment.name)) {
+        section id=(anchor(&section.name)) {
             h3 {
-                (experiment.name)
-                @for testbed in simulated(runs, experiment) { " " span.badge.simulated { "simulated: " (testbed) } }
+                (section.name)
+                @for testbed in &section.testbeds { " " span.badge.simulated { "simulated: " (testbed) } }
             }
-            p.question { (experiment.question) }
-            p.setting { (experiment.setting) }
-            @for run in runs {
-                @if let Some(summary) = sentence::summary(run, experiment) {
-                    p.summary { b { (prefix(runs, &run.name)) } (summary) }
-                }
+            p.question { (section.question) }
+            p.setting { (section.setting) }
+            @for (prefix, summary) in &section.summaries { p.summary { b { (prefix) } (summary) } }
+            (plot(&section.plot))
+            (judged(&section.verdicts))
+            @if let Some(changes) = &section.changes { (common(changes)) }
+            (table::sortable(&section.points))
+            @if let Some(cpu) = &section.cpu {
+                p.setting { "CPU time of each host per sent message, or per received message on a host that only answers:" }
+                (table::draw(cpu, "scroll", Some("sortable hosts"), None))
             }
-            figure.plot {
-                script type="application/json" { (in_script(&plot::data(runs, experiment, model, published))) }
-                noscript { "The plot needs JavaScript; the table below has all its numbers." }
-            }
-            (list(runs, &verdicts))
-            @if let Some(pair) = changes::pair(runs) { (pair.points(experiment)) }
-            (table::points(runs, experiment, model))
-            (table::cpu_of_hosts(runs, experiment))
-            @if let Some(testbed) = published { (published::section(testbed, experiment, runs)) }
+            @if let Some(published) = &section.published { (figures(published)) }
         }
     }
 }
 
-/// Returns the testbeds on which an experiment was simulated.
-fn simulated<'a>(runs: &'a [Run], experiment: &Experiment) -> impl Iterator<Item = &'a str> {
-    let is_there = |run: &&Run| View::new(&run.records).of(&experiment.name).next().is_some();
-    let mut testbeds: Vec<&str> = runs.iter().filter(is_there).filter_map(Run::testbed).collect();
-    testbeds.sort_unstable();
-    testbeds.dedup();
-    testbeds.into_iter()
+/// Renders a plot, which the script draws.
+pub(crate) fn plot(data: &serde_json::Value) -> Markup {
+    html! {
+        figure.plot {
+            script type="application/json" { (in_script(data)) }
+            noscript { "The plot needs JavaScript; the table below has all its numbers." }
+        }
+    }
+}
+
+/// Renders the points of an experiment that two runs have in common.
+fn common(changes: &Common) -> Markup {
+    let Common { before, after, points } = changes;
+    html! {
+        @match points {
+            None => p.setting { "The two runs have no point of this experiment in common." },
+            Some(table) => {
+                p.setting {
+                    "The ratio is the median of " b { (after) } " divided by that of " b { (before) } ". Its range "
+                    "covers every repetition of the first divided by every repetition of the second."
+                }
+                (table::draw(table, "scroll", Some("sortable changes"), None))
+            }
+        }
+    }
+}
+
+/// Renders published numbers and sentences, with their uncertainty.
+fn figures(published: &Published) -> Markup {
+    html! {
+        h4 { "Published: " (published.testbed) ", " (published.hardware) }
+        @if let Some(numbers) = &published.numbers { (table::sortable(numbers)) }
+        @if !published.sentences.is_empty() {
+            ul.reading {
+                @for sentence in &published.sentences {
+                    li {
+                        (sentence.says)
+                        @if sentence.is_drawn { " (drawn)" }
+                        @for doubt in &sentence.uncertain { " " i { (doubt) } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Renders the quality of the model for each run.
+fn quality(models: &[ModelOfRun]) -> Markup {
+    html! {
+        h2 #model { "The model" }
+        p {
+            "Dotted curves are the model. Its parameters were fitted to every fourth workload of a run; the curves at "
+            "the other workloads are predictions. Of points that the model cannot tell apart, the fastest counts."
+        }
+        @for ModelOfRun { run, quality } in models {
+            @if let Some(run) = run { h3 { (run) } }
+            @match quality {
+                Ok(Quality { summary, parameters, interventions }) => {
+                    p.summary { (summary) }
+                    (table::draw(parameters, "scroll", Some("sortable"), Some("parameters")))
+                    @if let Some(table) = interventions {
+                        p {
+                            "This table compares the measured and the predicted effect of changes. Each row doubles one "
+                            "parameter; the gain is the ratio of messages per second."
+                        }
+                        (table::draw(table, "scroll", Some("sortable"), Some("interventions")))
+                    }
+                }
+                Err(why) => { p.summary { "There is none of this run: " (why) "." } }
+            }
+        }
+    }
 }
 
 /// Returns JSON as the text of a `script` element. HTML does not unescape this text, so `<`, `>` and `&` are escaped as

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use doorbell_model::check::{Answer, Checked, CheckedShape, Field, Said, Status, Verdict};
-use doorbell_published::{Amount, Configuration, Testbed};
-use doorbell_study::experiment::Quantity;
+use doorbell_claims::{Amount, CheckedShape, Configuration, Finding, Testbed, Verdict};
+use doorbell_model::check::{Answer, Checked, Field, Said, Status};
+use doorbell_record::Quantity;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
@@ -196,9 +196,9 @@ impl Reproduction<'_> {
                 @if !shapes.is_empty() {
                     ul.verdicts {
                         @for checked in shapes {
-                            @let (verdict, because) = checked.verdict();
+                            @let Verdict { finding, because } = &checked.verdict;
                             li {
-                                (badge(class_of(verdict), holds(verdict))) " " b { (checked.shape.says) } " "
+                                (badge(class_of(*finding), holds(*finding))) " " b { (checked.shape.says) } " "
                                 (basis(checked.is_fitted))
                                 span { (because) }
                             }
@@ -226,12 +226,12 @@ fn row(checked: &Checked<'_>) -> Markup {
             (value(published.number, checked.published()))
             @match &checked.outcome {
                 Ok(compared) => {
-                    @let (simulated, unit) = (compared.predicted.number, compared.predicted.unit);
+                    @let (simulated, unit) = (compared.found.number, compared.found.unit);
                     (value(simulated, format_args!("{} {unit}", number(simulated))))
                     (value(compared.deviation, compared.deviation_of(relation)))
                     td { (basis(checked.is_fitted)) }
                     td { (status(checked.status())) }
-                    (text(compared.binding.map_or("", |binding| binding.name)))
+                    (text(checked.binding.map_or("", |binding| binding.name)))
                 }
                 Err(lack) => {
                     (value(f64::NAN, crate::format::NOTHING)) (value(f64::NAN, crate::format::NOTHING))
@@ -266,34 +266,35 @@ fn status(status: Status) -> Markup {
     }
 }
 
-fn holds(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Yes => "holds",
-        Verdict::No => "does not hold",
-        Verdict::NoModel => "not simulated",
+fn holds(finding: Finding) -> &'static str {
+    match finding {
+        Finding::Holds => "holds",
+        Finding::DoesNotHold => "does not hold",
+        Finding::CannotShow | Finding::NoValues => "not simulated",
     }
 }
 
-fn class_of(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Yes => "holds",
-        Verdict::No => "differs",
-        Verdict::NoModel => "missing",
+fn class_of(finding: Finding) -> &'static str {
+    match finding {
+        Finding::Holds => "holds",
+        Finding::DoesNotHold => "differs",
+        Finding::CannotShow | Finding::NoValues => "missing",
     }
 }
 
 /// Renders the comparison of published and simulated figures as one self-contained HTML document.
 pub fn reproduction_html(all: &[Reproduction<'_>]) -> String {
     let rows = |wanted: Status| all.iter().flat_map(|it| &it.rows).filter(|it| it.status() == wanted).count();
-    let shapes = |wanted: Verdict| all.iter().flat_map(|it| &it.shapes).filter(|it| it.verdict().0 == wanted).count();
+    let shapes =
+        |wanted: Finding| all.iter().flat_map(|it| &it.shapes).filter(|it| it.verdict.finding == wanted).count();
     let names: Vec<&str> = all.iter().map(|it| it.testbed).collect();
     let tiles = [
         ("holds", rows(Status::Within), "published numbers within their tolerance"),
         ("differs", rows(Status::Beyond), "beyond"),
         ("missing", rows(Status::NoModel), "not simulated"),
-        ("holds", shapes(Verdict::Yes), "published shapes hold"),
-        ("differs", shapes(Verdict::No), "do not hold"),
-        ("missing", shapes(Verdict::NoModel), "not simulated"),
+        ("holds", shapes(Finding::Holds), "published shapes hold"),
+        ("differs", shapes(Finding::DoesNotHold), "do not hold"),
+        ("missing", shapes(Finding::NoValues), "not simulated"),
     ];
     let page = html! {
         (DOCTYPE)
@@ -328,14 +329,14 @@ pub fn reproduction_html(all: &[Reproduction<'_>]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use doorbell_model::check::{Analytic, Recorder};
+    use doorbell_model::check::{Analytic, Recorder, check_shape};
     use doorbell_model::parameters::Parameters;
 
     use super::*;
 
     /// Calls `body` with a reproduction that has results of the analytic model in place of the simulator.
     fn predicted(body: impl FnOnce(&Reproduction<'_>)) {
-        let published = doorbell_published::testbed("t1").expect("a testbed");
+        let published = doorbell_claims::testbed("t1").expect("a testbed");
         let parameters = Parameters::t1();
         let mut model = Analytic::new(Some(&parameters));
         let mut recorder = Recorder::new(&mut model);
@@ -347,7 +348,7 @@ mod tests {
         }
         let mut shapes = Vec::new();
         for shape in &published.shapes {
-            shapes.push(CheckedShape::of(shape, &mut recorder));
+            shapes.push(check_shape(shape, &mut recorder));
             answers.extend(recorder.take().into_iter().map(|answer| (shape.experiment.as_str(), answer)));
         }
         let (rows, shapes) = (rows.iter().collect(), shapes.iter().collect());

@@ -1,11 +1,12 @@
 //! The page of a simulated sweep.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 use serde_json::{Value, json};
 
-use crate::format::{number, with_unit};
-use crate::page::{SCRIPT, head, in_script};
+use crate::format::{NOTHING, with_unit};
+use crate::page::{self, document};
 use crate::table;
+use crate::view::table::{Cell, Table};
 
 /// Results of simulations of one testbed with varied parameters.
 #[derive(Clone, Debug, PartialEq)]
@@ -125,71 +126,45 @@ impl Sweep {
         Some(plot((axis, unit), &self.quantities, &[(&self.testbed, true)], series))
     }
 
+    /// Renders all results.
     pub(crate) fn table(&self) -> Markup {
-        html! {
-            div.scroll tabindex="0" { table.sortable {
-                thead { tr {
-                    @for axis in &self.axes { (table::heading(axis, true)) }
-                    @for (name, unit) in &self.quantities {
-                        @let text = if unit.is_empty() { (*name).to_owned() } else { format!("{name}, {unit}") };
-                        (table::heading(&text, true))
-                    }
-                    (table::heading("busy longest", false))
-                } }
-                tbody {
-                    @for point in &self.points {
-                        tr {
-                            @for (text, number) in point.values.iter().zip(&point.numbers) {
-                                @if let Some((number, _)) = number { (table::value(*number, text)) }
-                                @else { (table::text(text)) }
-                            }
-                            @for result in &point.results {
-                                @match result {
-                                    Some(value) => (table::value(*value, number(*value))),
-                                    None => (table::text(crate::format::NOTHING)),
-                                }
-                            }
-                            (table::text(&point.bottleneck))
-                        }
-                    }
-                }
-            } }
-        }
+        let quantity = |(name, unit): &(&str, &str)| {
+            if unit.is_empty() { (*name).to_owned() } else { format!("{name}, {unit}") }
+        };
+        let axis = |(text, number): (&String, &Option<(f64, &str)>)| match number {
+            Some((number, _)) => Cell::shown(*number, text),
+            None => Cell::text(text),
+        };
+        let result = |result: &Option<f64>| result.map_or_else(|| Cell::text(NOTHING), Cell::number);
+        let row = |point: &SweepPoint| {
+            let axes = point.values.iter().zip(&point.numbers).map(axis);
+            axes.chain(point.results.iter().map(result)).chain([Cell::text(&point.bottleneck)]).collect()
+        };
+        table::sortable(&Table {
+            rows: self.points.iter().map(row).collect(),
+            ..Table::default().numbers(&self.axes).numbers(self.quantities.iter().map(quantity)).texts(["busy longest"])
+        })
     }
 }
 
 /// Renders a sweep as one self-contained HTML document. The document states that it is simulated.
 pub fn sweep_html(sweep: &Sweep) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            (head(html! { "Doorbell: a simulated sweep on " (sweep.testbed) }))
-            body {
-                header {
-                    p.kicker { "Doorbell, simulated" }
-                    h1 { "Sweep over " (sweep.axes.join(", ")) }
-                    p.where { "Simulated in virtual time on the testbed " b { (sweep.testbed) } "; nothing here was measured." }
-                    ul.tiles { li { b { (with_unit(sweep.points.len() as f64, "")) } " points, simulated" } }
-                }
-                main {
-                    section #sweep {
-                        @for sentence in &sweep.setting { p.setting { (sentence) } }
-                        @if let Some(data) = sweep.plot() {
-                            figure.plot {
-                                script type="application/json" { (in_script(&data)) }
-                                noscript { "The plot needs JavaScript; the table below has all its numbers." }
-                            }
-                        }
-                        (sweep.table())
-                    }
-                }
-                script { (PreEscaped(SCRIPT)) }
+    let body = html! {
+        header {
+            p.kicker { "Doorbell, simulated" }
+            h1 { "Sweep over " (sweep.axes.join(", ")) }
+            p.where { "Simulated in virtual time on the testbed " b { (sweep.testbed) } "; nothing here was measured." }
+            ul.tiles { li { b { (with_unit(sweep.points.len() as f64, "")) } " points, simulated" } }
+        }
+        main {
+            section #sweep {
+                @for sentence in &sweep.setting { p.setting { (sentence) } }
+                @if let Some(data) = sweep.plot() { (page::plot(&data)) }
+                (sweep.table())
             }
         }
-        "\n"
     };
-    // HTML allows no control characters except newlines, but names may contain all of them.
-    page.into_string().replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
+    document(html! { "Doorbell: a simulated sweep on " (sweep.testbed) }, body)
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
 //! Report pages of regular and irregular records.
 
+use doorbell_claims::Finding;
 use doorbell_machine::cpu::CpuTime;
 use doorbell_machine::{Adapter, Machine};
 use doorbell_model::parameters::{Parameters, RnicKind};
-use doorbell_model::record::observations;
+use doorbell_model::record::observations_of;
+use doorbell_record::{
+    Environment, FarPoint, Figure, HostResult, Kind, Latency, PointRecord, PointResult, Quantity, Strategy,
+};
 use doorbell_report::{Account, Fitted, Model, Prediction, Run, changes, html, verdicts};
-use doorbell_study::environment::Environment;
-use doorbell_study::experiment::{Effort, Experiment, Finding, PointRecord, Quantity, all};
-use doorbell_study::far::{FarPoint, Figure, Strategy};
-use doorbell_study::parameters::Kind;
-use doorbell_study::record::{HostResult, Latency, PointResult};
+use doorbell_study::experiment::{Effort, Experiment, all};
 use serde_json::Value;
 
 fn environment() -> Environment {
@@ -37,7 +37,7 @@ fn environment() -> Environment {
 /// Returns records with three repetitions of each point of an experiment.
 fn records(experiment: &Experiment) -> Vec<PointRecord> {
     let of = |point: &doorbell_study::experiment::Point| {
-        let mut record = PointRecord::new(experiment, point, environment());
+        let mut record = point.record(experiment, environment());
         for repetition in 1..=3_u64 {
             let rate = 1000.0 * (repetition as f64 + point.x);
             let ns = 1000 * repetition + point.x as u64;
@@ -131,7 +131,7 @@ fn one_picture_says_which_strategy_is_best_for_a_workload() {
 
 #[test]
 fn published_figures_stand_beside_the_measurements() {
-    let testbed = doorbell_published::testbed("T1").unwrap();
+    let testbed = doorbell_claims::testbed("T1").unwrap();
     let page = html(&[run("here")], None, Some(testbed));
     let plots = plots(&page);
     let drawn: Vec<&Value> = plots
@@ -365,7 +365,7 @@ fn environment_names_hosts_that_differ() {
     let page = html(&[run], None, None);
     for told in [
         "host 0 (node6): performance; host 1 (node7): powersave",
-        "host 0 (node6): without limit; host 1 (node7): 65536 B",
+        "host 0 (node6): unlimited; host 1 (node7): 65536 B",
         "host 0 (node6): 4096 B; host 1 (node7): 1024 B",
         // All hosts have the same receive buffer.
         "<td>212992 B</td>",
@@ -501,7 +501,7 @@ fn modelled() -> Run {
             result.latency_ns = (record.parameters.kind == Kind::Latency).then_some(latency);
             (result.fitted.window, result.fitted.batch, result.fitted.depth) = (window, batch, depth);
         }
-        let observed = observations("", &serde_json::to_string(&record).unwrap()).unwrap();
+        let observed = observations_of("", record).unwrap();
         let Some(one) = observed.observations.first() else { continue };
         let prediction = one.load.predict(&truth).unwrap();
         for result in &mut record.repetitions {
@@ -559,6 +559,6 @@ fn verdicts_cover_measured_experiments_only() {
     let mut run = run("here");
     run.records.retain(|record| record.experiment == "send-receive/window");
     let found = verdicts(&[run]);
-    let outcomes: Vec<_> = found.iter().map(|found| found.verdict.outcome).collect();
+    let outcomes: Vec<_> = found.iter().map(|found| found.verdict.finding).collect();
     assert_eq!(outcomes, [Finding::DoesNotHold, Finding::Holds], "{found:?}");
 }

@@ -1,6 +1,6 @@
 //! Estimate of the memory of a run, made before the run begins.
 
-use doorbell_study::parameters::{Kind, Parameters, ParametersError, stride};
+use doorbell_record::{Kind, Parameters, ParametersError, stride};
 
 use crate::topology::Topology;
 

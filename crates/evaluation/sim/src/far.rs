@@ -10,11 +10,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use doorbell_exchange::asynchronous::Waiter;
-use doorbell_farmem::workload::{self, Load, Report, Tally};
-use doorbell_farmem::{
-    ClientDescription, ClientEnd, ClientOptions, HostCache, MemoryDescription, MemoryNode, Metadata, MetadataEnd,
-    MetadataOptions, OpenError, StoreControl, StoreError, Strategy,
+use doorbell_farmem::assembly::{
+    AssemblyError, BoxParty, BoxSettings, ClientParty, LocalParties, MemoryParty, MetadataParty, Plan,
 };
+use doorbell_farmem::workload::{self, Load, Report, Tally};
+use doorbell_farmem::{ClientOptions, HostCache, Metadata, MetadataOptions, OpenError, StoreError, Strategy};
 use doorbell_steer::{Config, Limits, Steer};
 use doorbell_wire::RKey;
 
@@ -76,6 +76,9 @@ pub enum FarError {
     /// A part of the store cannot be created.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// The parts of the store cannot be connected.
+    #[error(transparent)]
+    Assembly(#[from] AssemblyError),
     /// A verbs object could not be created.
     #[error(transparent)]
     Verbs(#[from] doorbell_verbs::Error),
@@ -86,7 +89,7 @@ pub enum FarError {
     #[error(transparent)]
     Simulation(#[from] SimulationError),
     /// A thread ended without a result.
-    #[error("a simulated client has not ended")]
+    #[error("a simulated client or service has not ended")]
     Unfinished,
 }
 
@@ -104,74 +107,76 @@ pub struct FarRun {
     pub summary: Summary,
 }
 
-/// Memory nodes, and the middlebox in front of these nodes if the strategy needs one.
+/// All parties of the store except for the clients. The middlebox is in the switch.
 struct FarServer {
-    memory: MemoryNode,
-    /// The second memory node, which holds the same data.
-    replica: Option<MemoryNode>,
-    /// The middlebox and its control; `None` for strategies without a middlebox.
-    through: Option<(SwitchBox, StoreControl)>,
+    parties: LocalParties,
+    switch_box: Option<SwitchBox>,
 }
 
 impl FarServer {
-    /// Attaches a middlebox if the strategy needs one. All requests pass the middlebox, including the requests of the
-    /// metadata service. The middlebox may therefore turn CASes into WRITEs.
-    fn new(
-        simulation: &mut Simulation<'_>,
-        (mut memory, replica): (MemoryNode, Option<MemoryNode>),
-        far: &Far,
-        seed: u64,
-    ) -> Result<Self, FarError> {
-        if !far.strategy.is_steered() {
-            return Ok(Self { memory, replica, through: None });
+    /// Creates memory nodes on these nodes, and the metadata service. Puts a middlebox into the switch if the strategy
+    /// needs one. All requests pass the middlebox, including the requests of the metadata service. The middlebox may
+    /// therefore turn CASes into WRITEs.
+    fn new(simulation: &mut Simulation<'_>, memories: &[usize], plan: &Plan, seed: u64) -> Result<Self, FarError> {
+        let mut parties = LocalParties::default();
+        for (index, &node) in memories.iter().enumerate() {
+            let pd = simulation.device(node).create_pd()?;
+            parties.memories[index] = Some(MemoryParty::new(&pd, plan, index as u8)?);
+        }
+        let pd = simulation.device(METADATA).create_pd()?;
+        parties.metadata = Some(MetadataParty::new(&pd, plan, MetadataOptions::default())?);
+        if !plan.is_boxed {
+            parties.settle(None, 0)?;
+            return Ok(Self { parties, switch_box: None });
         }
         // A simulation has no socket buffers that limit the bytes in flight, so the window is practically unlimited.
         let limits = Limits {
             window_bytes: 1 << 40,
-            clients: far.clients + 1,
-            keys: usize::try_from(far.load.keys).unwrap_or(usize::MAX).min(MOST_STEERED_KEYS),
+            clients: plan.clients + 1,
+            keys: usize::try_from(plan.keys).unwrap_or(usize::MAX).min(MOST_STEERED_KEYS),
             ..Limits::default()
         };
         let make = |address| Steer::new(Config { limits, seed, ..Config::at(address) });
         let switch_box = simulation.put_middlebox(make).map_err(SimulationError::from)?;
-        let rkey = RKey::new(seed as u32);
-        let steers_reads = far.strategy.steers_reads();
-        let control = switch_box.with(|steer| StoreControl::attach(steer, &mut memory, rkey, true, steers_reads))?;
-        Ok(Self { memory, replica, through: Some((switch_box, control)) })
+        let attributes = simulation.device(MEMORY).attributes();
+        let settings = BoxSettings {
+            rkey: RKey::new(seed as u32),
+            is_exclusive: true,
+            steers_reads: plan.strategy.steers_reads(),
+            path_mtu: attributes.active_mtu,
+            udp_port: attributes.udp_port,
+            patience: None,
+        };
+        switch_box.with(|steer| {
+            parties.middlebox = Some(BoxParty::new(steer, plan, settings));
+            parties.settle(Some(steer), 0)
+        })?;
+        Ok(Self { parties, switch_box: Some(switch_box) })
     }
 
-    fn accept(&mut self, client: u32, peer: &ClientDescription) -> Result<MemoryDescription, OpenError> {
-        match &mut self.through {
-            None => self.memory.accept(client, peer),
-            Some((switch_box, control)) => switch_box.with(|steer| control.accept(steer, client, peer)),
+    fn admit(&mut self, client: &mut ClientParty) -> Result<(), AssemblyError> {
+        let Self { parties, switch_box } = self;
+        match switch_box {
+            None => parties.admit(client, None, 0),
+            Some(switch_box) => switch_box.with(|steer| parties.admit(client, Some(steer), 0)),
         }
     }
 
-    fn accept_replica(
-        &mut self,
-        client: u32,
-        peer: Option<ClientDescription>,
-    ) -> Result<Option<MemoryDescription>, OpenError> {
-        self.replica.as_mut().zip(peer).map(|(replica, peer)| replica.accept(client, &peer)).transpose()
-    }
-
-    /// Stops a memory node that does not answer. Stopping a simulated node takes no virtual time.
-    fn stop(&mut self, node: usize) {
-        let memory = if node == 0 { Some(&mut self.memory) } else { self.replica.as_mut() };
-        // Stopping cannot fail, since the simulated device accepts each transition to the error state.
-        let _ = memory.map(MemoryNode::stop);
-    }
-
-    /// Fences a client. Returns false if the client is not fenced yet, so that the caller has to call this again.
-    fn fence(&mut self, client: u32) -> bool {
-        match &mut self.through {
-            // `fence` succeeds at once, since the simulated device accepts each transition to the error state.
-            None => {
-                let of_replica = self.replica.as_mut().is_none_or(|replica| replica.fence(client).is_ok());
-                self.memory.fence(client).is_ok() && of_replica
-            }
-            Some((switch_box, control)) => switch_box.with(|steer| control.fence(steer, client)),
+    /// Advances the metadata service and the control plane of the middlebox. Returns whether anything changed.
+    fn poll(&mut self, now_ns: u64) -> Result<bool, AssemblyError> {
+        let Self { parties, switch_box } = self;
+        let happened = parties.poll(now_ns)?;
+        if let Some(switch_box) = switch_box
+            && parties.wants_middlebox()
+        {
+            switch_box.with(|steer| parties.poll_middlebox(steer, now_ns))?;
         }
+        Ok(happened)
+    }
+
+    /// Returns the number of clients that the metadata service knows.
+    fn clients(&self) -> usize {
+        self.parties.metadata.as_ref().and_then(MetadataParty::metadata).map_or(0, Metadata::clients)
     }
 }
 
@@ -186,24 +191,9 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     let Far { strategy, load, clients, hosts, replicas, lease_ns, shortcut_delay_ns } = far;
     let second = FIRST_HOST + hosts;
     let mut simulation = Simulation::new(testbed, Topology::Star { nodes: second + usize::from(*replicas > 1) }, seed)?;
-    let geometry = load.geometry(*clients);
-    let memory = |node| -> Result<MemoryNode, FarError> {
-        let mut memory = MemoryNode::new(&simulation.device(node).create_pd()?, geometry)?;
-        memory.fill(*strategy, load.keys, load.value_bytes)?;
-        Ok(memory)
-    };
-    let (first, replica) = (memory(MEMORY)?, (*replicas > 1).then(|| memory(second)).transpose()?);
-    let options = MetadataOptions { replicas: *replicas, ..MetadataOptions::default() };
-    let mut end = MetadataEnd::new(&simulation.device(METADATA).create_pd()?, options)?;
-    let mut server = FarServer::new(&mut simulation, (first, replica), far, seed)?;
-    let of_memory = server.accept(0, &end.to_memory())?;
-    if let Some(of_replica) = server.accept_replica(0, end.to_replica())? {
-        end.set_replica(of_replica);
-    }
-    let mut metadata = end.connect(&of_memory)?;
-    if *strategy != Strategy::Server {
-        metadata.fill(load.keys)?;
-    }
+    let plan = Plan { replicas: *replicas, ..Plan::new(*strategy, load, *clients) };
+    let memories: Vec<usize> = [MEMORY].into_iter().chain((*replicas > 1).then_some(second)).collect();
+    let mut server = FarServer::new(&mut simulation, &memories, &plan, seed)?;
     let pds: Vec<_> =
         (0..*hosts).map(|host| simulation.device(FIRST_HOST + host).create_pd()).collect::<Result<_, _>>()?;
     let caches: Vec<_> = (0..*hosts).map(|_| Arc::new(HostCache::new(4 * load.keys as usize))).collect();
@@ -215,21 +205,15 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     for index in 0..*clients {
         let (host, number) = (index % hosts, index as u32 + 1);
         let options = ClientOptions {
-            strategy: *strategy,
             outstanding: load.outstanding,
-            replicas: *replicas,
             seed: seed.wrapping_mul(1000).wrapping_add(u64::from(number)),
             lease_ns: *lease_ns,
             shortcut_delay_ns: *shortcut_delay_ns,
             ..ClientOptions::default()
         };
-        let mut end = ClientEnd::new(&pds[host], geometry, options)?;
-        let of_memory = server.accept(number, &end.to_memory())?;
-        if let Some(of_replica) = server.accept_replica(number, end.to_replica())? {
-            end.set_replica(of_replica);
-        }
-        let of_metadata = metadata.accept(number, &end.to_metadata())?;
-        let mut client = end.connect(number, &of_memory, &of_metadata, &caches[host])?;
+        let mut client = ClientParty::new(&pds[host], &plan, number, options)?;
+        server.admit(&mut client)?;
+        let mut client = client.connect(&caches[host])?;
         let (waiter, working, load) = (simulation.polling(), Rc::clone(&working), *load);
         let ended = Rc::clone(&ended);
         let device = simulation.device(FIRST_HOST + host).clone();
@@ -247,8 +231,9 @@ pub fn run(testbed: &Testbed, far: &Far, seed: u64) -> Result<FarRun, FarError> 
     if *strategy == Strategy::Server {
         serve_memory(&mut simulation, &server, &working);
     }
-    serve_metadata(&mut simulation, metadata, &server, (&working, load.drains));
+    let served = serve_metadata(&mut simulation, &server, (&working, load.drains));
     let summary = simulation.run()?;
+    served.take().ok_or(FarError::Unfinished)??;
     let mut by_host: Vec<Vec<Tally>> = Vec::new();
     for host in tallies {
         let host: Result<Vec<_>, FarError> =
@@ -269,11 +254,13 @@ fn serve_memory(simulation: &mut Simulation<'_>, server: &Rc<RefCell<FarServer>>
     let (server, working, waiter) = (Rc::clone(server), Rc::clone(working), simulation.polling());
     simulation.spawn(MEMORY, "memory", async move {
         while working.get() > 0 {
-            let happened = server.borrow_mut().memory.poll();
+            let (happened, deadline) = match &mut server.borrow_mut().parties.memories[0] {
+                Some(memory) => (memory.poll(waiter.now().as_ns()), memory.deadline_ns()),
+                None => (false, None),
+            };
             if happened {
                 waiter.breathe().await;
             } else {
-                let deadline = server.borrow().memory.deadline_ns();
                 let look = waiter.now().as_ns() + LOOK_NS;
                 waiter.wait(None, deadline.into_iter().chain([look]).min()).await;
             }
@@ -283,36 +270,23 @@ fn serve_memory(simulation: &mut Simulation<'_>, server: &Rc<RefCell<FarServer>>
 
 fn serve_metadata(
     simulation: &mut Simulation<'_>,
-    mut metadata: Metadata,
     server: &Rc<RefCell<FarServer>>,
     (working, says_goodbye): (&Rc<Cell<usize>>, bool),
-) {
+) -> Returned<Result<(), AssemblyError>> {
     let (server, working, waiter) = (Rc::clone(server), Rc::clone(working), simulation.polling());
     simulation.spawn(METADATA, "metadata", async move {
-        let mut fencing: Vec<u32> = Vec::new();
-        while working.get() > 0 || (says_goodbye && metadata.clients() > 0) {
-            let mut happened = metadata.poll();
-            while let Some(client) = metadata.next_fence() {
-                fencing.push(client);
-                happened = true;
-            }
-            if let Some(node) = metadata.next_stop() {
-                server.borrow_mut().stop(node);
-                metadata.stopped(node);
-            }
-            fencing.retain(|&client| {
-                let is_out = server.borrow_mut().fence(client);
-                if is_out {
-                    metadata.fenced(client);
-                }
-                !is_out
-            });
-            if happened {
+        while working.get() > 0 || (says_goodbye && server.borrow().clients() > 0) {
+            if server.borrow_mut().poll(waiter.now().as_ns())? {
                 waiter.breathe().await;
             } else {
-                let look = waiter.now().as_ns() + if fencing.is_empty() { LOOK_NS } else { FENCE_NS };
-                waiter.wait(None, metadata.deadline_ns().into_iter().chain([look]).min()).await;
+                let (deadline, is_fencing) = {
+                    let parties = &server.borrow().parties;
+                    (parties.metadata.as_ref().and_then(MetadataParty::deadline_ns), parties.wants_middlebox())
+                };
+                let look = waiter.now().as_ns() + if is_fencing { FENCE_NS } else { LOOK_NS };
+                waiter.wait(None, deadline.into_iter().chain([look]).min()).await;
             }
         }
-    });
+        Ok(())
+    })
 }

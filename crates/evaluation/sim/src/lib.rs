@@ -55,7 +55,9 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod advise;
 mod bottleneck;
+pub mod captures;
 mod estimate;
 pub mod far;
 mod kernel;

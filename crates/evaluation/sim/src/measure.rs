@@ -1,23 +1,20 @@
 //! Measurement of a workload on a simulated testbed.
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::io::Write;
 use std::rc::Rc;
 
-use doorbell_exchange::send_receive::{Endpoint, Hub, SharedOptions, SharedReceives};
-use doorbell_exchange::{ConnectError, ConnectionError, asynchronous::Waiter};
-use doorbell_exchange::{Connector, Group, with_connector};
-use doorbell_study::one_sided;
-use doorbell_study::parameters::{Fitted, Kind, Parameters, ParametersError, Timed, stride};
-use doorbell_study::roles::{Part, Role};
-use doorbell_study::serving::SharedBy;
+use doorbell_exchange::{Config, ConnectError, ConnectionError, Connector, asynchronous::Waiter, with_connector};
+use doorbell_record::{Cast, Parameters, ParametersError, SharedBy, Transport};
+use doorbell_study::executor::hands;
+use doorbell_study::session::SessionError;
+use doorbell_study::session::point::{Done, Point, Prepared, Worked};
 use doorbell_study::threads::{OneThread, Threads};
-use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
-use doorbell_verbs::{Counters, MemoryKind, Pd};
+use doorbell_verbs::Counters;
 
 use crate::simulation::{Returned, Simulation, SimulationError, Summary};
 use crate::testbed::Testbed;
-use crate::threads::VirtualWaiter;
 use crate::time::Ps;
 use crate::topology::Topology;
 
@@ -53,6 +50,9 @@ pub enum MeasureError {
     /// The ends could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The ends of a point could not be made or connected.
+    #[error(transparent)]
+    Session(#[from] SessionError),
     /// A connection broke.
     #[error("a connection broke: {0}")]
     Connection(#[from] ConnectionError),
@@ -72,7 +72,7 @@ pub enum MeasureError {
 pub struct Measured {
     /// Messages or operations per second, of all connections.
     pub messages_per_s: f64,
-    /// For a latency, its median in nanoseconds, as [`Timed`] defines it.
+    /// For a latency, its median in nanoseconds, as [`Timed`](doorbell_record::Timed) defines it.
     pub latency_ns: Option<u64>,
     /// Offered rate in messages per second, if limited.
     pub offered: Option<f64>,
@@ -96,7 +96,8 @@ pub(crate) const ANSWERING: usize = 1;
 /// Topology of a published testbed: two hosts and the switch between them.
 pub(crate) const HOSTS: Topology = Topology::Star { nodes: 2 };
 
-type Tallies = Returned<Result<Vec<Tally>, ConnectionError>>;
+/// Results of the ends of one thread.
+type Ended<C> = Returned<Result<Vec<Worked<C>>, Infallible>>;
 
 /// Condition that ends a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,21 +144,15 @@ fn run(
     stop: Stop,
     capture: Option<Box<dyn Write + Send>>,
 ) -> Result<Option<Measured>, MeasureError> {
-    let Load { parameters, bytes, receiver_threads } = load;
-    let bytes = *bytes;
-    parameters.check()?;
-    if parameters.operation.is_one_sided() {
-        return one_sided_operations(Bench::new(testbed, parameters, bytes, seed, stop, capture)?);
-    }
-    let bench = Bench::new(testbed, parameters, bytes, seed, stop, capture)?;
-    with_connector!(parameters.protocol, connector => messages(bench, &connector, *receiver_threads))
+    load.parameters.check()?;
+    let bench = Bench::new(testbed, load, seed, stop, capture)?;
+    with_connector!(load.parameters.protocol, connector => perform(bench, &connector, load.receiver_threads))
 }
 
 struct Bench<'a> {
     simulation: Simulation<'static>,
     parameters: &'a Parameters,
-    fitted: Fitted,
-    plan: Plan,
+    bytes: usize,
     before: [Option<Counters>; 2],
     stop: Stop,
 }
@@ -165,30 +160,20 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(
         testbed: &Testbed,
-        parameters: &'a Parameters,
-        bytes: usize,
+        load: &'a Load,
         seed: u64,
         stop: Stop,
         capture: Option<Box<dyn Write + Send>>,
     ) -> Result<Self, MeasureError> {
-        let fitted = parameters.fit(bytes)?;
-        let plan = Plan {
-            bytes,
-            window: fitted.window,
-            extent: parameters.extent,
-            rate: parameters.rate.map(|rate| rate / parameters.connections as f64),
-            verify: parameters.verify,
-            buffers: fitted.send_buffers,
-        };
         let mut simulation = Simulation::new(testbed, HOSTS, seed)?;
         if let Some(to) = capture {
             simulation.capture(to).map_err(SimulationError::Capture)?;
         }
         let before = [ASKING, ANSWERING].map(|node| simulation.device(node).counters());
-        Ok(Self { simulation, parameters, fitted, plan, before, stop })
+        Ok(Self { simulation, parameters: &load.parameters, bytes: load.bytes, before, stop })
     }
 
-    fn finish(mut self, asked: Vec<Tallies>) -> Result<Option<Measured>, MeasureError> {
+    fn finish<C: Connector>(mut self, asked: Vec<Ended<C>>) -> Result<Option<Measured>, MeasureError> {
         let summary = match self.stop {
             Stop::AtEnd => self.simulation.run()?,
             Stop::AtRnrNak => match self.simulation.run_until_rnr_nak(ANSWERING)? {
@@ -196,10 +181,12 @@ impl<'a> Bench<'a> {
                 None => return Ok(None),
             },
         };
-        let mut tallies = Vec::new();
+        let mut ended = Vec::new();
         for returned in asked {
-            tallies.extend(returned.take().ok_or(MeasureError::Unfinished)??);
+            let Ok(all) = returned.take().ok_or(MeasureError::Unfinished)?;
+            ended.extend(all);
         }
+        let Done { tallies, histogram } = Done::gather(ended)?;
         let began_ns = tallies.iter().map(|tally| tally.began_ns).min().unwrap_or(0);
         let ended_ns = tallies.iter().map(|tally| tally.ended_ns).max().unwrap_or(0);
         let messages: u64 = tallies.iter().map(|tally| tally.sent).sum();
@@ -210,7 +197,7 @@ impl<'a> Bench<'a> {
         });
         Ok(Some(Measured {
             messages_per_s: messages as f64 * 1e9 / lasted_ns as f64,
-            latency_ns: None,
+            latency_ns: histogram.map(|histogram| histogram.value_at_quantile(0.5)),
             offered: self.parameters.rate,
             rnr_naks: counted[ANSWERING].as_ref().map_or(0, |counters| counters.rnr_nak_sent),
             counted,
@@ -221,162 +208,72 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Distributes items over threads in turn.
-fn deal<T>(items: Vec<T>, threads: usize) -> Vec<Vec<T>> {
-    let mut hands: Vec<Vec<T>> = (0..threads.max(1)).map(|_| Vec::new()).collect();
-    for (index, item) in items.into_iter().enumerate() {
-        hands[index % threads.max(1)].push(item);
-    }
-    hands
+/// Makes and connects the ends of both hosts, first those of the asking host.
+fn points<C: Connector>(bench: &Bench<'_>, protocol: &C, cast: &Cast) -> Result<[Point<C>; 2], MeasureError> {
+    let prepare = |node, part| -> Result<_, MeasureError> {
+        let pd = bench.simulation.device(node).create_pd()?;
+        let quiet = |config: Config| config.keepalive(std::time::Duration::ZERO);
+        Ok(Prepared::new(protocol, &pd, bench.parameters, bench.bytes, part, quiet)?)
+    };
+    let (asking, answering) = (prepare(ASKING, &cast.asking)?, prepare(ANSWERING, &cast.answering)?);
+    let described = [asking.descriptions(), answering.descriptions()];
+    let answering = answering.connect(&described[ASKING])?;
+    Ok([asking.connect(&described[ANSWERING])?, answering])
 }
 
-/// Runs the tasks of one simulated thread in turns.
-async fn in_turns<T, F: Future<Output = Result<T, ConnectionError>>>(
-    waiter: VirtualWaiter,
-    tasks: Vec<F>,
-) -> Result<Vec<T>, ConnectionError> {
-    let threads = OneThread(waiter.clone());
-    let results = threads.run(&waiter, tasks, || Ok::<(), ConnectionError>(())).await?;
-    results.into_iter().collect()
-}
-
-type WithMemory<C> = (<C as Connector>::Connection, SendMemory);
-
-fn messages<C: Connector + 'static>(
+fn perform<C: Connector<Connection: 'static> + 'static>(
     mut bench: Bench<'_>,
     protocol: &C,
     receiver_threads: Option<usize>,
-) -> Result<Option<Measured>, MeasureError>
-where
-    C::Connection: 'static,
-{
-    let (parameters, bytes) = (bench.parameters, bench.plan.bytes);
-    let mut cast = parameters.cast();
-    cast.answering.threads = receiver_threads.unwrap_or(cast.answering.threads);
+) -> Result<Option<Measured>, MeasureError> {
+    let parameters = bench.parameters;
     if parameters.replicate || parameters.bidirectional || parameters.events {
         return Err(MeasureError::Feature(
             "simulations of two hosts have no replicated source, no bidirectional traffic and no events",
         ));
     }
-    let config = parameters.config(bytes, &bench.fitted).keepalive(std::time::Duration::ZERO);
-    let pds = [ASKING, ANSWERING].map(|node| bench.simulation.device(node).create_pd());
-    let [asking_pd, answering_pd] = pds;
-    let (asking_pd, answering_pd) = (asking_pd?, answering_pd?);
-    let shared = shared_receives(&answering_pd, &cast.answering, &bench, bytes)?;
-    let group = |pd, part: &Part, shared| Group {
-        pd,
-        channel: None,
-        count: part.connections,
-        shared,
-        one_thread: part.answers && part.threads == 1,
-    };
-    let asking = protocol.endpoints(&group(&asking_pd, &cast.asking, None), &config)?;
-    let of_asking: Vec<_> = asking.iter().map(|end| protocol.describe(end)).collect();
-    let with_memory = |pd: &Pd, connection| -> Result<WithMemory<C>, MeasureError> {
-        let stride = stride(bytes + 64);
-        let region = pd.allocate(bench.fitted.send_buffers * stride, protocol.source_access(), MemoryKind::Plain)?;
-        Ok((connection, SendMemory { region, stride }))
-    };
-
-    let (of_answering, answering) = if cast.answering.single_receiver {
-        let mut hub = Hub::for_connections(&answering_pd, &config, cast.answering.connections, None)?;
-        let ends: Vec<Endpoint> = (0..cast.answering.connections)
-            .map(|_| hub.endpoint(config.clone(), shared.as_ref()))
-            .collect::<Result<_, _>>()?;
-        let descriptions: Vec<_> = ends.iter().map(Endpoint::description).collect();
-        for (end, peer) in ends.into_iter().zip(&of_asking) {
-            hub.add(end.connect(peer)?)?;
-        }
-        (descriptions, Answering::<C>::Gathered(Box::new(hub)))
-    } else {
-        let ends = protocol.endpoints(&group(&answering_pd, &cast.answering, shared.as_ref()), &config)?;
-        let descriptions: Vec<_> = ends.iter().map(|end| protocol.describe(end)).collect();
-        let connected = ends
-            .into_iter()
-            .zip(&of_asking)
-            .map(|(end, peer)| with_memory(&answering_pd, protocol.connect(end, peer)?))
-            .collect::<Result<Vec<_>, _>>()?;
-        (descriptions, Answering::Each(connected))
-    };
-    let asking = asking
-        .into_iter()
-        .zip(&of_answering)
-        .map(|(end, peer)| with_memory(&asking_pd, protocol.connect(end, peer)?))
-        .collect::<Result<Vec<_>, _>>()?;
-
-    answer(&mut bench, answering, &cast.answering, shared);
-    ask(bench, asking, &cast.asking)
-}
-
-enum Answering<C: Connector> {
-    Each(Vec<WithMemory<C>>),
-    Gathered(Box<Hub>),
-}
-
-fn shared_receives(
-    pd: &Pd,
-    part: &Part,
-    bench: &Bench<'_>,
-    bytes: usize,
-) -> Result<Option<SharedReceives>, MeasureError> {
-    let Some(by) = part.shared_receives else { return Ok(None) };
-    let depth = bench.fitted.depth * part.connections;
-    let options = SharedOptions { depth, connections: part.connections, max_message: bytes, reposting: by.into() };
-    Ok(Some(SharedReceives::new(pd, options)?))
-}
-
-/// Spawns the threads of the answering end.
-fn answer<C: Connector + 'static>(
-    bench: &mut Bench<'_>,
-    answering: Answering<C>,
-    part: &Part,
-    shared: Option<SharedReceives>,
-) where
-    C::Connection: 'static,
-{
-    let waiter = bench.simulation.polling();
-    let device = bench.simulation.device(ANSWERING).clone();
-    let reception = Reception { verify: bench.parameters.verify, pause_ns: part.pause_ns };
-    let plan = bench.plan;
-    let left = Rc::new(Cell::new(0));
-    let ends = |left: &Rc<Cell<usize>>| {
-        left.set(left.get() + 1);
-        Rc::clone(left)
-    };
-    match answering {
-        Answering::Gathered(hub) => {
-            let ended = ends(&left);
-            let gathered = workload::gather(*hub, waiter.clone(), device, reception);
-            let _ = bench.simulation.spawn(ANSWERING, "receiver", async move {
-                let result = gathered.await;
-                ended.set(ended.get() - 1);
-                result
-            });
-        }
-        Answering::Each(connections) => {
-            let role = part.role;
-            for (number, hand) in deal(connections, part.threads).into_iter().enumerate() {
-                let (waiter, device, ended) = (waiter.clone(), device.clone(), ends(&left));
-                let _ = bench.simulation.spawn(ANSWERING, format!("{role} {number}"), async move {
-                    let result = if role == Role::Responder {
-                        let tasks = hand.into_iter().map(|(connection, memory)| {
-                            workload::respond(connection, waiter.clone(), device.clone(), plan, memory, reception)
-                        });
-                        in_turns(waiter.clone(), tasks.collect()).await
-                    } else {
-                        let tasks = hand.into_iter().map(|(connection, _)| {
-                            workload::stream(connection, waiter.clone(), device.clone(), None, reception, &|_| {})
-                        });
-                        in_turns(waiter.clone(), tasks.collect()).await
-                    };
-                    ended.set(ended.get() - 1);
-                    result
-                });
-            }
-        }
+    if parameters.transport != Transport::Rc {
+        return Err(MeasureError::Feature("simulations of two hosts have acknowledged messages only"));
     }
-    if let (Some(shared), Some(SharedBy::Thread)) = (shared, part.shared_receives) {
-        let _ = bench.simulation.spawn(ANSWERING, "reposting", async move {
+    let mut cast = parameters.cast();
+    cast.answering.threads = receiver_threads.unwrap_or(cast.answering.threads);
+    let [mut asking, answering] = points(&bench, protocol, &cast)?;
+    asking.aim(&answering.memory())?;
+    if parameters.operation.is_one_sided() {
+        // Targets have no threads, but their memory must exist until the end. Each initiator has its own thread.
+        asking.work.part.threads = asking.ends.len();
+        let asked = spawn_part(&mut bench, ASKING, asking);
+        let measured = bench.finish(asked);
+        drop(answering);
+        return measured;
+    }
+    spawn_part(&mut bench, ANSWERING, answering);
+    let asked = spawn_part(&mut bench, ASKING, asking);
+    bench.finish(asked)
+}
+
+/// Spawns the threads that perform a part on a node.
+fn spawn_part<C: Connector<Connection: 'static> + 'static>(
+    bench: &mut Bench<'_>,
+    node: usize,
+    point: Point<C>,
+) -> Vec<Ended<C>> {
+    let Point { ends, work, shared, .. } = point;
+    let (waiter, work) = (bench.simulation.polling(), Rc::new(work));
+    let hands = hands(work.part.threads, ends);
+    let left = Rc::new(Cell::new(hands.len()));
+    let mut all = Vec::new();
+    for (number, hand) in hands.into_iter().enumerate() {
+        let (waiter, work, left) = (waiter.clone(), Rc::clone(&work), Rc::clone(&left));
+        all.push(bench.simulation.spawn(node, format!("{} {number}", work.part.role), async move {
+            let tasks = hand.into_iter().map(|end| work.perform(end, waiter.clone(), &|_| {}));
+            let ended = OneThread(waiter.clone()).run(&waiter, tasks, || Ok(())).await;
+            left.set(left.get() - 1);
+            ended
+        }));
+    }
+    if let (Some(shared), Some(SharedBy::Thread)) = (shared, work.part.shared_receives) {
+        let _ = bench.simulation.spawn(node, "reposting", async move {
             while left.get() > 0 {
                 match shared.repost() {
                     Ok(0) => waiter.wait(None, Some(waiter.now().as_ns() + IDLE_NS)).await,
@@ -387,84 +284,8 @@ fn answer<C: Connector + 'static>(
             Ok(())
         });
     }
+    all
 }
 
 /// Time between the polls of a reposting thread that finds no work.
 const IDLE_NS: u64 = 100;
-
-/// Spawns the threads of the asking end, and runs the simulation.
-fn ask<C>(
-    mut bench: Bench<'_>,
-    connections: Vec<(C, SendMemory)>,
-    part: &Part,
-) -> Result<Option<Measured>, MeasureError>
-where
-    C: doorbell_exchange::MessageConnection + 'static,
-{
-    let waiter = bench.simulation.polling();
-    let device = bench.simulation.device(ASKING).clone();
-    let plan = bench.plan;
-    let simulation = &mut bench.simulation;
-    if bench.parameters.kind == Kind::Latency {
-        let divisor = if bench.parameters.operation.timed() == Timed::HalfRoundTrip { 2 } else { 1 };
-        let Some((connection, memory)) = connections.into_iter().next() else {
-            return Err(MeasureError::Feature("a latency needs one connection"));
-        };
-        let place = Rc::new(Cell::new(None));
-        let found = Rc::clone(&place);
-        let tallies = simulation.spawn(ASKING, "requester", async move {
-            let pinged = workload::ping(connection, waiter, device, plan, memory, divisor, &|_| {}).await?;
-            found.set(Some(pinged.1.value_at_quantile(0.5)));
-            Ok(vec![pinged.0])
-        });
-        let measured = bench.finish(vec![tallies])?;
-        return Ok(measured.map(|measured| Measured { latency_ns: place.get(), ..measured }));
-    }
-    let role = part.role;
-    let mut asked = Vec::new();
-    for (number, hand) in deal(connections, part.threads).into_iter().enumerate() {
-        let (waiter, device) = (waiter.clone(), device.clone());
-        asked.push(simulation.spawn(ASKING, format!("{role} {number}"), async move {
-            if role == Role::Requester {
-                let tasks = hand.into_iter().map(|(connection, memory)| {
-                    workload::request(connection, waiter.clone(), device.clone(), plan, memory, &|_| {})
-                });
-                in_turns(waiter.clone(), tasks.collect()).await
-            } else {
-                let none = Reception::default();
-                let tasks = hand.into_iter().map(|(connection, memory)| {
-                    let sends = Some((plan, memory));
-                    workload::stream(connection, waiter.clone(), device.clone(), sends, none, &|_| {})
-                });
-                in_turns(waiter.clone(), tasks.collect()).await
-            }
-        }));
-    }
-    bench.finish(asked)
-}
-
-fn one_sided_operations(mut bench: Bench<'_>) -> Result<Option<Measured>, MeasureError> {
-    let (parameters, bytes) = (bench.parameters, bench.plan.bytes);
-    let waiter = bench.simulation.polling();
-    let pds = [ASKING, ANSWERING].map(|node| bench.simulation.device(node).create_pd());
-    let [asking_pd, answering_pd] = pds;
-    let (asking_pd, answering_pd) = (asking_pd?, answering_pd?);
-    let (mut asked, mut targets) = (Vec::new(), Vec::new());
-    for number in 0..parameters.connections {
-        let end = |pd: &Pd, role| one_sided::End::new(pd, parameters, bytes, &bench.fitted, role);
-        let initiator = end(&asking_pd, one_sided::Role::Initiator(None))?;
-        let target = end(&answering_pd, one_sided::Role::Target)?;
-        initiator.connect(&target.description())?;
-        target.connect(&initiator.description())?;
-        targets.push(target);
-        let memory = targets[number % parameters.addresses.unwrap_or(usize::MAX).max(1)].memory();
-        let (own, fitted, plan, waiter) = (parameters.clone(), bench.fitted.clone(), bench.plan, waiter.clone());
-        asked.push(bench.simulation.spawn(ASKING, format!("initiator {number}"), async move {
-            let tally = one_sided::stream(&initiator, memory, &own, &fitted, plan, waiter, &|_| {}).await?;
-            Ok(vec![tally])
-        }));
-    }
-    let measured = bench.finish(asked);
-    drop(targets);
-    measured
-}

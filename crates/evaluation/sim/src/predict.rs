@@ -14,8 +14,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use doorbell_protocols::Protocol;
-use doorbell_study::far::{FarPoint, Figure, HotPoint, StorePoint, Strategy, Way};
-use doorbell_study::parameters::{Kind, Operation, Parameters};
+use doorbell_record::{FarPoint, Figure, HotPoint, Kind, Operation, Parameters, StorePoint, Strategy, Way};
 use doorbell_sync::IgnorePoison;
 
 use crate::measure::Load;

@@ -21,6 +21,7 @@ use doorbell_verbs::{
     QpState, Qpn, RKey, RecvRequest, SendRequest, SrqId, WindowKind,
 };
 use doorbell_verbs_core::EventQueue;
+use doorbell_wire::to_gid;
 use rustc_hash::FxHashMap;
 
 use crate::kernel::World;
@@ -145,10 +146,7 @@ impl Provider for SimDevice {
     fn attributes(&self) -> DeviceAttributes {
         let world = lock(&self.shared.world);
         let address = world.address(self.node);
-        let gid = match address {
-            std::net::IpAddr::V4(address) => address.to_ipv6_mapped(),
-            std::net::IpAddr::V6(address) => address,
-        };
+        let gid = to_gid(address);
         let max_rd_atomic = usize::try_from(world.testbed.nic.max_rd_atomic).unwrap_or(usize::MAX);
         DeviceAttributes {
             name: format!("sim{}", self.node),

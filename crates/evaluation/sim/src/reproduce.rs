@@ -11,11 +11,7 @@ use doorbell_model::check::{Binding, Manner, Needed, Packets, Predictor, Rated};
 use doorbell_model::operation::{Posted, PostedOperation as Asked};
 use doorbell_model::workload::Workload;
 use doorbell_protocols::{Protocol, Release};
-use doorbell_published::{Dimension, Relation, Row, Subject};
-use doorbell_study::far::FarPoint;
-use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
-use doorbell_study::record::PointResult;
-use doorbell_study::serving::SharedBy;
+use doorbell_record::{Extent, FarPoint, Kind, Operation, Parameters, PointResult, SharedBy};
 use doorbell_wire::{MessageKind, OuterKind, Transport, message_cost};
 
 use crate::bottleneck::{Bottleneck, Station};
@@ -25,12 +21,6 @@ use crate::measure::{ANSWERING, ASKING, HOSTS, Load, Measured, measure, measure_
 use crate::paced::highest_without_rnr;
 use crate::testbed::Testbed;
 
-/// Maximum relative deviation of a simulated row of T1 from the published value.
-pub const TOLERANCE: f64 = 0.15;
-/// Maximum relative deviation of a simulated rate of operations or packets of T2 or T3 from the published value.
-pub const RATE_TOLERANCE: f64 = 0.10;
-/// Maximum relative deviation of bytes and packets that the publication counted exactly. Only rounding may differ.
-const EXACT: f64 = 1e-4;
 /// Minimum number of receives of a connection.
 const LEAST_DEPTH: usize = 128;
 
@@ -244,14 +234,6 @@ impl<'a> Runs<'a> {
 }
 
 impl Predictor for Runs<'_> {
-    fn tolerance(&self, row: &Row) -> f64 {
-        match (&row.subject, row.quantity.dimension()) {
-            (Subject::Operation(_), Dimension::Size | Dimension::Packets) if row.relation == Relation::Is => EXACT,
-            (Subject::Operation(_), Dimension::Rate | Dimension::DataRate) => RATE_TOLERANCE,
-            _ => TOLERANCE,
-        }
-    }
-
     fn is_fitted(&self, id: &str) -> bool {
         self.testbed.parameters().any(|parameter| parameter.is_fitted && names(parameter.source, id))
     }

@@ -6,9 +6,7 @@
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::setup::{EndpointDescription, SetupError};
 use doorbell_machine::Machine;
-use doorbell_study::environment::{Environment, SimulatedTestbed};
-use doorbell_study::parameters::Parameters;
-use doorbell_study::record::PointResult;
+use doorbell_record::{Environment, Parameters, PointResult, SimulatedTestbed};
 use doorbell_study::session::{
     Asking, FromServer, LocalPeer, Patience, Peer, Presence, SessionError, Terms, ToServer, answer, local_pair,
 };

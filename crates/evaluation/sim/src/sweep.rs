@@ -18,8 +18,8 @@
 use std::io::Write;
 use std::str::FromStr;
 
-use doorbell_protocols::Protocol;
-use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, Transport};
+use doorbell_record::settings::{Range, SETTINGS, Setting, Value};
+use doorbell_record::{Extent, Kind, Operation, Parameters};
 
 use crate::testbed::{Testbed, TestbedError, nearest};
 use crate::topology::{MAX_NODES, Topology, TopologyError};
@@ -46,170 +46,62 @@ pub struct Base {
     oversubscription: usize,
 }
 
-/// A setting of the traffic or of the network.
-struct Knob {
-    name: &'static str,
-    about: &'static str,
-    values: Values,
-    set: fn(&mut Base, u64),
-    get: fn(&Base) -> u64,
-}
-
-/// Allowed values of a setting.
-enum Values {
-    Numbers(u64, u64),
-    Words(fn() -> Vec<&'static str>),
-}
-
-impl Knob {
-    fn allowed(&self) -> String {
-        match self.values {
-            Values::Numbers(least, most) => format!("{least} to {most}"),
-            Values::Words(words) => format!("one of {}", words().join(", ")),
-        }
-    }
-
-    /// Parses a value. A word becomes its index.
-    fn parse(&self, value: &str) -> Option<u64> {
-        match self.values {
-            Values::Numbers(least, most) => value.parse().ok().filter(|number| (least..=most).contains(number)),
-            Values::Words(words) => {
-                words().iter().position(|word| word.eq_ignore_ascii_case(value)).map(|at| at as u64)
-            }
-        }
-    }
-
-    fn show(&self, number: u64) -> String {
-        match self.values {
-            Values::Numbers(..) => number.to_string(),
-            Values::Words(words) => words().get(number as usize).copied().unwrap_or_default().to_owned(),
-        }
-    }
-}
-
-fn protocols() -> Vec<&'static str> {
-    Protocol::ALL.iter().map(|protocol| protocol.name()).collect()
-}
-
-fn place<T: PartialEq>(all: &[T], one: &T) -> u64 {
-    all.iter().position(|other| other == one).unwrap_or_default() as u64
-}
-
 const BETWEEN: [Between; 3] = [Between::Cable, Between::Switch, Between::Clos];
-const KINDS: [Kind; 2] = [Kind::Bandwidth, Kind::Latency];
 
-const TRANSPORTS: [Transport; 3] = [Transport::Rc, Transport::Uc, Transport::Ud];
-
-const KNOBS: [Knob; 14] = [
-    Knob {
-        name: "pattern",
-        about: "pattern of senders and receivers, with N from `senders`",
-        values: Values::Words(|| Pattern::ALL.map(Pattern::name).to_vec()),
-        set: |base, value| base.traffic.pattern = Pattern::ALL[value as usize],
-        get: |base| place(&Pattern::ALL, &base.traffic.pattern),
-    },
-    Knob {
-        name: "senders",
-        about: "N of the pattern: senders of N:1 and N:N, receivers of 1:N",
-        values: Values::Numbers(1, MAX_NODES as u64 - 1),
-        set: |base, value| base.traffic.n = value as usize,
-        get: |base| base.traffic.n as u64,
-    },
-    Knob {
-        name: "measure",
-        about: "the maximum rate of messages, or their latency (1:1 only)",
-        values: Values::Words(|| vec!["bandwidth", "latency"]),
-        set: |base, value| base.traffic.parameters.kind = KINDS[value as usize],
-        get: |base| place(&KINDS, &base.traffic.parameters.kind),
-    },
-    Knob {
-        name: "protocol",
-        about: "protocol of the messages",
-        values: Values::Words(protocols),
-        set: |base, value| base.traffic.parameters.protocol = Protocol::ALL[value as usize],
-        get: |base| place(&Protocol::ALL, &base.traffic.parameters.protocol),
-    },
-    Knob {
-        name: "transport",
-        about: "transport of the messages; over UC and UD they are unacknowledged SENDs without a protocol",
-        values: Values::Words(|| vec!["rc", "uc", "ud"]),
-        set: |base, value| base.traffic.parameters.transport = TRANSPORTS[value as usize],
-        get: |base| place(&TRANSPORTS, &base.traffic.parameters.transport),
-    },
-    Knob {
-        name: "size",
-        about: "bytes of each message",
-        values: Values::Numbers(0, 1 << 30),
-        set: |base, value| {
-            base.traffic.bytes = value as usize;
-            base.traffic.parameters.sizes = vec![value as usize];
+/// Returns the settings of pattern and network, which no measurement has.
+fn own_settings() -> [Setting<Base>; 5] {
+    let nodes = Range::Whole(1, MAX_NODES as u64);
+    [
+        Setting {
+            about: "Pattern of senders and receivers, with N from `senders`",
+            range: Range::Words(|| Pattern::ALL.map(Pattern::name).to_vec()),
+            get: |base| place(&Pattern::ALL, &base.traffic.pattern),
+            put: |base, value| base.traffic.pattern = Pattern::ALL[value.whole() as usize],
+            ..Setting::named("pattern", "")
         },
-        get: |base| base.traffic.bytes as u64,
-    },
-    Knob {
-        name: "window",
-        about: "maximum unacknowledged messages per connection",
-        values: Values::Numbers(1, 1 << 16),
-        set: |base, value| base.traffic.parameters.window = value as usize,
-        get: |base| base.traffic.parameters.window as u64,
-    },
-    Knob {
-        name: "batch",
-        about: "messages per post",
-        values: Values::Numbers(1, 1 << 10),
-        set: |base, value| base.traffic.parameters.batch = value as usize,
-        get: |base| base.traffic.parameters.batch as u64,
-    },
-    Knob {
-        name: "depth",
-        about: "receive buffers of each connection, or their equivalent in the protocol",
-        values: Values::Numbers(1, 1 << 16),
-        set: |base, value| base.traffic.parameters.depth = value as usize,
-        get: |base| base.traffic.parameters.depth as u64,
-    },
-    Knob {
-        name: "inline",
-        about: "largest message in bytes that is inline in the work request",
-        values: Values::Numbers(0, 1 << 10),
-        set: |base, value| base.traffic.parameters.inline = value as usize,
-        get: |base| base.traffic.parameters.inline as u64,
-    },
-    Knob {
-        name: "messages",
-        about: "messages of each connection",
-        values: Values::Numbers(1, 1_000_000_000),
-        set: |base, value| base.traffic.parameters.extent = Extent::Messages(value),
-        get: |base| match base.traffic.parameters.extent {
-            Extent::Messages(messages) => messages,
-            Extent::Seconds(_) => 0,
+        Setting {
+            about: "N of the pattern: senders of N:1 and N:N, receivers of 1:N",
+            range: Range::Whole(1, MAX_NODES as u64 - 1),
+            get: |base| vec![Value::Whole(base.traffic.n as u64)],
+            put: |base, value| base.traffic.n = value.whole() as usize,
+            ..Setting::named("senders", "")
         },
-    },
-    Knob {
-        name: "network",
-        about: "network between nodes: a cable between two, one switch, or a two-level Clos network",
-        values: Values::Words(|| vec!["cable", "switch", "clos"]),
-        set: |base, value| base.between = BETWEEN[value as usize],
-        get: |base| place(&BETWEEN, &base.between),
-    },
-    Knob {
-        name: "leaf_nodes",
-        about: "nodes per leaf of a Clos network",
-        values: Values::Numbers(1, MAX_NODES as u64),
-        set: |base, value| base.leaf_nodes = value as usize,
-        get: |base| base.leaf_nodes as u64,
-    },
-    Knob {
-        name: "oversubscription",
-        about: "rate of a leaf's nodes divided by the rate of its cables to spines; a divisor of `leaf_nodes`",
-        values: Values::Numbers(1, MAX_NODES as u64),
-        set: |base, value| base.oversubscription = value as usize,
-        get: |base| base.oversubscription as u64,
-    },
-];
+        Setting {
+            about: "Network between nodes: a cable between two, one switch, or a two-level Clos network",
+            range: Range::Words(|| vec!["cable", "switch", "clos"]),
+            get: |base| place(&BETWEEN, &base.between),
+            put: |base, value| base.between = BETWEEN[value.whole() as usize],
+            ..Setting::named("network", "")
+        },
+        Setting {
+            about: "Nodes per leaf of a Clos network",
+            range: nodes,
+            get: |base| vec![Value::Whole(base.leaf_nodes as u64)],
+            put: |base, value| base.leaf_nodes = value.whole() as usize,
+            ..Setting::named("leaf_nodes", "")
+        },
+        Setting {
+            about: "Rate of a leaf's nodes divided by the rate of its cables to spines; a divisor of `leaf_nodes`",
+            range: nodes,
+            get: |base| vec![Value::Whole(base.oversubscription as u64)],
+            put: |base, value| base.oversubscription = value.whole() as usize,
+            ..Setting::named("oversubscription", "")
+        },
+    ]
+}
 
-/// A setting and its value.
+fn place<T: PartialEq>(all: &[T], one: &T) -> Vec<Value> {
+    all.iter().position(|other| other == one).map(Value::Word).into_iter().collect()
+}
+
+/// Returns the settings of a measurement that can be swept, each with its name in sweeps.
+fn measured_settings() -> impl Iterator<Item = (&'static str, &'static Setting)> {
+    SETTINGS.iter().filter_map(|setting| Some((setting.sweep?, *setting)))
+}
+
+/// A setting that can be swept, and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Setting {
+pub struct Swept {
     /// Name of the setting.
     pub name: &'static str,
     /// Description of the setting.
@@ -275,6 +167,18 @@ pub enum SweepError {
     },
 }
 
+/// Returns a setting of `of` with its value.
+fn described<P>(name: &'static str, setting: &Setting<P>, of: &P) -> Swept {
+    let values = (setting.get)(of);
+    let value = values.first().map_or_else(String::new, |&value| setting.show(value));
+    Swept {
+        name,
+        about: setting.about,
+        value: value.trim_end_matches(setting.unit).to_owned(),
+        allowed: setting.allowed(None),
+    }
+}
+
 impl Base {
     /// Creates the default settings: 20,000 Send-Receive messages of 16 B between two nodes on one switch.
     pub fn new(testbed: &Testbed) -> Self {
@@ -293,14 +197,10 @@ impl Base {
     }
 
     /// Returns the settings of traffic and network.
-    pub fn settings(&self) -> Vec<Setting> {
-        let setting = |knob: &Knob| Setting {
-            name: knob.name,
-            about: knob.about,
-            value: knob.show((knob.get)(self)),
-            allowed: knob.allowed(),
-        };
-        KNOBS.iter().map(setting).collect()
+    pub fn settings(&self) -> Vec<Swept> {
+        let swept = own_settings().into_iter().map(|own| described(own.name, &own, self));
+        let measured = measured_settings().map(|(name, setting)| described(name, setting, &self.traffic.parameters));
+        swept.chain(measured).collect()
     }
 
     /// Sets a parameter of the testbed (as [`Testbed::with`]), of the traffic or of the network.
@@ -314,25 +214,35 @@ impl Base {
             self.testbed = self.testbed.with(name, value)?;
             return Ok(());
         }
-        let Some(knob) = KNOBS.iter().find(|knob| knob.name == name) else {
-            let known = nearest(name, KNOBS.iter().map(|knob| knob.name));
+        let refused = |allowed| SweepError::Value { name: name.to_owned(), value: value.to_owned(), allowed };
+        if let Some(own) = own_settings().into_iter().find(|own| own.name == name) {
+            let is_set = own.parse(value).is_some_and(|value| own.set(self, value));
+            return if is_set { Ok(()) } else { Err(refused(own.allowed(None))) };
+        }
+        let Some((_, setting)) = measured_settings().find(|(known, _)| *known == name) else {
+            let known = nearest(name, self.settings().iter().map(|setting| setting.name));
             let known = format!("{known}, or a parameter of the testbed, as link.rate");
             return Err(SweepError::Unknown { name: name.to_owned(), known });
         };
-        let number = knob.parse(value).ok_or_else(|| SweepError::Value {
-            name: name.to_owned(),
-            value: value.to_owned(),
-            allowed: knob.allowed(),
-        })?;
-        (knob.set)(self, number);
+        let Traffic { parameters, bytes, .. } = &mut self.traffic;
+        if !setting.parse(value).is_some_and(|value| setting.set(parameters, value)) {
+            return Err(refused(setting.allowed(None)));
+        }
+        *bytes = parameters.sizes[0];
         Ok(())
     }
 
     /// Returns a value as a number with its unit; `None` for a word.
     fn number(&self, name: &str) -> Option<(f64, &'static str)> {
-        if let Some(knob) = KNOBS.iter().find(|knob| knob.name == name) {
-            let unit = if matches!(name, "size" | "inline") { "B" } else { "" };
-            return matches!(knob.values, Values::Numbers(..)).then(|| ((knob.get)(self) as f64, unit));
+        let number = |value: Option<&Value>, unit: &'static str| match value? {
+            Value::Word(_) | Value::On(_) => None,
+            number => Some((number.number(), unit.trim_start())),
+        };
+        if let Some(own) = own_settings().into_iter().find(|own| own.name == name) {
+            return number((own.get)(self).first(), own.unit);
+        }
+        if let Some((_, setting)) = measured_settings().find(|(known, _)| *known == name) {
+            return number((setting.get)(&self.traffic.parameters).first(), setting.unit);
         }
         let parameter = self.testbed.parameters().find(|parameter| {
             name.strip_prefix(&parameter.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
@@ -513,7 +423,7 @@ mod tests {
             (&["sise=1"], "sise: there is no such parameter; the nearest is size"),
             (&["quux=1"], "there is no such parameter; allowed is pattern, senders"),
             (&["link.rate_gbps=25,0"], "link.rate_gbps: the value is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
-            (&["window=0"], "window: the value is 0, allowed is 1 to 65536"),
+            (&["window=0"], "window: the value is 0, allowed is 1 to 16384"),
             (&["size=12x"], "size: the value is 12x, allowed is 0 to 1073741824"),
             (&["protocol=carrier-pigeon"], "allowed is one of send-receive"),
             (&["window"], "window: give a parameter and its values, as in link.rate_gbps=25,100,400"),
@@ -524,7 +434,8 @@ mod tests {
                 &["pattern=N:1", "senders=4", "network=cable"],
                 "at pattern=N:1, senders=4, network=cable: the pattern N:1",
             ),
-            (&["batch=65"], "at batch=65: "),
+            (&["batch=65"], "batch: the value is 65, allowed is 1 to 64"),
+            (&["batch=64", "window=32"], "at batch=64, window=32: "),
             (&["transport=tcp"], "transport: the value is tcp, allowed is one of rc, uc, ud"),
             (&["transport=ud", "size=5000"], "at transport=ud, size=5000: "),
             (&["transport=uc", "protocol=direct-read"], "rc for protocols, since messages"),
@@ -556,6 +467,6 @@ mod tests {
         for setting in base.settings() {
             base.set(setting.name, &setting.value).unwrap_or_else(|error| panic!("{error}"));
         }
-        assert_eq!(base.settings().len(), KNOBS.len());
+        assert_eq!(base.settings().len(), 14);
     }
 }

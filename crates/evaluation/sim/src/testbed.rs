@@ -16,13 +16,20 @@ mod load;
 mod tests;
 mod unit;
 
+use std::path::Path;
 use std::sync::LazyLock;
+
+use doorbell_output::files;
+use doorbell_study::failure::{Failure, Usage};
 
 pub use fields::{Cpu, Dimension, Forwarding, Link, LockScope, Nic, Pcie, Switch, WhenFull};
 use fields::{FIELDS, Field, Groups};
 pub(crate) use load::nearest;
 pub use load::{SCHEMA, TestbedError};
 use unit::Unit;
+
+/// Maximum size of a testbed's file.
+const MOST_BYTES: u64 = 1 << 20;
 
 /// A testbed: the costs of each of its parts.
 ///
@@ -229,4 +236,21 @@ pub fn all() -> &'static [Testbed] {
 /// Returns the built-in testbed with this name.
 pub fn by_name(name: &str) -> Option<&'static Testbed> {
     all().iter().find(|testbed| testbed.name == name)
+}
+
+/// Returns the testbed with this name, or the testbed in the file at this path.
+///
+/// # Errors
+///
+/// No testbed has this name, or the file has no valid testbed.
+pub fn read(name: &str) -> Result<Testbed, Failure> {
+    if let Some(testbed) = by_name(name) {
+        return Ok(testbed.clone());
+    }
+    if !name.contains('/') && !Path::new(name).exists() {
+        let names: Vec<&str> = all().iter().map(|testbed| testbed.name.as_str()).collect();
+        let problem = format!("there is no testbed {name}; allowed is {}, or a file", names.join(", "));
+        return Err(Usage(problem).into());
+    }
+    Ok(Testbed::from_toml(name, &files::read_text(Path::new(name), MOST_BYTES)?)?)
 }

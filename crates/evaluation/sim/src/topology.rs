@@ -45,7 +45,7 @@ pub enum TopologyError {
     #[error("a leaf has 0 nodes, allowed are 1 to {MAX_NODES}")]
     Hosts,
     /// A Clos network has no spine, or more spines than nodes per leaf.
-    #[error("the topology has {spines} spines, allowed are 1 to {hosts}, the nodes per leaf")]
+    #[error("the topology has {spines} spines, allowed are 1 to {hosts}, the number of nodes per leaf")]
     Spines {
         /// Number of spines.
         spines: usize,
@@ -59,7 +59,7 @@ pub enum TopologyError {
         switches: usize,
     },
     /// The oversubscription does not give a whole number of spines.
-    #[error("the oversubscription is {oversubscription}, allowed are divisors of {hosts}, the nodes per leaf")]
+    #[error("the oversubscription is {oversubscription}, it must divide {hosts}, the number of nodes per leaf")]
     Oversubscription {
         /// Requested oversubscription.
         oversubscription: usize,
@@ -154,9 +154,10 @@ mod tests {
         assert_eq!(clos(64, 16, 4), Ok(()));
         assert_eq!(clos(1025, 16, 4), Err("the topology has 1025 nodes, allowed are 2 to 1024".to_owned()));
         assert_eq!(clos(64, 0, 4), Err("a leaf has 0 nodes, allowed are 1 to 1024".to_owned()));
-        assert_eq!(clos(64, 4, 5), Err("the topology has 5 spines, allowed are 1 to 4, the nodes per leaf".to_owned()));
+        let error = "the topology has 5 spines, allowed are 1 to 4, the number of nodes per leaf";
+        assert_eq!(clos(64, 4, 5), Err(error.to_owned()));
         let error = Topology::clos(64, 16, 3).expect_err("no whole number of spines");
-        assert_eq!(error.to_string(), "the oversubscription is 3, allowed are divisors of 16, the nodes per leaf");
+        assert_eq!(error.to_string(), "the oversubscription is 3, it must divide 16, the number of nodes per leaf");
         assert_eq!(Topology::clos(64, 16, 4), Ok(Topology::Clos { nodes: 64, hosts: 16, spines: 4 }));
         assert_eq!(Topology::Star { nodes: 1 }.check(), Err(TopologyError::Nodes { nodes: 1 }));
     }

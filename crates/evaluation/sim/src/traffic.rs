@@ -5,7 +5,7 @@ mod streams;
 use std::io::Write;
 
 use doorbell_exchange::{Connector, with_connector};
-use doorbell_study::parameters::{Kind, Parameters, Transport};
+use doorbell_record::{Kind, Parameters, Transport};
 
 use crate::bottleneck::Bottleneck;
 use crate::estimate::{self, MemoryError};

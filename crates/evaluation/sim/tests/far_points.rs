@@ -1,12 +1,10 @@
 //! Points of the shared-memory study, on the testbed of the published study (T3).
 
+use doorbell_record::{
+    FarPoint, Figure, HotPoint, Operation, OrderPoint, PointResult, ScopePoint, StorePoint, Strategy, TearingPoint, Way,
+};
 use doorbell_sim::far::simulate;
 use doorbell_sim::testbed;
-use doorbell_study::far::{
-    FarPoint, Figure, HotPoint, OrderPoint, ScopePoint, StorePoint, Strategy, TearingPoint, Way,
-};
-use doorbell_study::parameters::Operation;
-use doorbell_study::record::PointResult;
 
 fn simulated_with(changes: &[(&str, &str)], point: &FarPoint) -> (PointResult, u64) {
     let t3 = testbed::by_name("connectx5-100g-far").expect("a built-in testbed").clone();

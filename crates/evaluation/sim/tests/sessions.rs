@@ -3,12 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use doorbell_exchange::asynchronous::Waiter;
+use doorbell_record::{Extent, Kind, Operation, Parameters, PointResult, Serving, SharedBy};
 use doorbell_sim::session::{Point, PointError, simulate};
 use doorbell_sim::{Ps, Simulation, SimulationError, Summary, Testbed, Topology, testbed};
 use doorbell_study::experiment::{Effort, all};
-use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
-use doorbell_study::record::PointResult;
-use doorbell_study::serving::{Serving, SharedBy};
 use doorbell_study::session::SessionError;
 use doorbell_study::threads::Threads;
 

@@ -5,9 +5,9 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use doorbell_protocols::Protocol;
+use doorbell_record::{Extent, Kind, Operation, Parameters};
 use doorbell_sim::traffic::{Carried, Pattern, Run, Traffic, TrafficError};
 use doorbell_sim::{Ps, Testbed, Topology, testbed};
-use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
 use pcap_file::pcapng::{Block, PcapNgReader};
 
 fn t1() -> Testbed {

@@ -1,10 +1,10 @@
 //! UC and UD on simulated hosts, with the workloads that measure them on real hosts.
 
+use doorbell_record::{Extent, Kind, Operation, Parameters, Transport};
 use doorbell_sim::session::{Point, simulate};
 use doorbell_sim::sweep::{Base, Sweep};
 use doorbell_sim::testbed;
 use doorbell_sim::traffic::Carried;
-use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, Transport};
 
 const MESSAGES: u64 = 500;
 

@@ -37,18 +37,13 @@ impl Idle {
     }
 
     /// Creates a waiter with which the thread sleeps on `channel` when all tasks wait.
-    pub fn sleep_on(channel: Channel) -> Self {
+    pub(crate) fn sleep_on(channel: Channel) -> Self {
         Self { channel: Some(channel), ..Self::spin() }
     }
 
     /// Returns the CPU time of the rounds in which no task found anything, in nanoseconds.
     pub(crate) fn empty_ns(&self) -> u64 {
         self.empty.borrow().ns()
-    }
-
-    /// Returns the channel that connections must use.
-    pub fn channel(&self) -> Option<&Channel> {
-        self.channel.as_ref()
     }
 }
 
@@ -183,7 +178,7 @@ pub fn gather<T, E>(hands: impl IntoIterator<Item = Result<Vec<T>, E>>) -> Resul
 
 /// Distributes `ends` over `threads` threads. Each thread calls `run` with its ends. Returns the results of all
 /// threads.
-pub fn deal<E: Send, T: Send>(threads: usize, ends: Vec<E>, run: impl Fn(Vec<E>) -> Vec<T> + Sync) -> Vec<T> {
+pub(crate) fn deal<E: Send, T: Send>(threads: usize, ends: Vec<E>, run: impl Fn(Vec<E>) -> Vec<T> + Sync) -> Vec<T> {
     let mut hands = hands(threads, ends);
     std::thread::scope(|scope| {
         let own = hands.pop().unwrap_or_default();

@@ -22,7 +22,7 @@ pub enum Layout {
 
 /// Connection between two hosts, by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lane {
+pub(crate) struct Lane {
     /// Host with the asking end.
     pub asks: usize,
     /// Host with the answering end.
@@ -36,7 +36,7 @@ pub struct Share {
     pub host: usize,
     /// Whether the host performs the asking part. With [`Layout::AllToAll`], every host does.
     pub asks: bool,
-    /// Connections with an end on this host, as ascending indices into the result of [`Layout::deal`].
+    /// Connections with an end on this host, as ascending indices into the connections of the whole layout.
     pub lanes: Vec<usize>,
 }
 
@@ -46,7 +46,7 @@ impl Layout {
     /// With [`AllToAll`](Self::AllToAll), the connections join `n` ends, each with each other. End `i` is on host `i`
     /// modulo the number of hosts. If both ends of a connection are on one host, its second end moves to the next host,
     /// so that the connection uses the network.
-    pub fn deal(self, connections: usize, hosts: usize) -> Vec<Lane> {
+    pub(crate) fn deal(self, connections: usize, hosts: usize) -> Vec<Lane> {
         let others = hosts.saturating_sub(1).max(1);
         let lane = |asks, answers| Lane { asks, answers };
         match self {
@@ -69,7 +69,7 @@ impl Layout {
     }
 
     /// Returns the shares of all hosts that have a connection, in the order of hosts.
-    pub fn shares(self, lanes: &[Lane], hosts: usize) -> Vec<Share> {
+    pub(crate) fn shares(self, lanes: &[Lane], hosts: usize) -> Vec<Share> {
         let share = |host| {
             let own = |(_, lane): &(usize, &Lane)| lane.asks == host || lane.answers == host;
             let own: Vec<usize> = lanes.iter().enumerate().filter(own).map(|(index, _)| index).collect();

@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use doorbell_study::executor::block_on;
-//! use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+//! use doorbell_record::{Extent, Kind, Operation, Parameters};
 //! use doorbell_study::session::{Asking, Terms, answer, local_pair};
 //! use doorbell_study::threads::OsThreads;
 //! use doorbell_verbs::soft::{self, SoftOptions};
@@ -37,32 +37,26 @@
 //! [`unacknowledged`] contain workloads that use verbs directly. [`executor`] runs workloads on a polling thread.
 //!
 //! [`session`] lets two ends measure one point after the other. The ends are two processes joined by TCP, or
-//! both ends are in one process. [`record`] contains the results. [`far`] contains workloads in which several clients
-//! share memory.
+//! both ends are in one process. `doorbell_record` contains the results. [`far`] contains workloads in which several
+//! clients share memory.
 //!
-//! [`pinning`] selects the CPUs of polling threads. [`link`] names the link that carried the packets between two
-//! processes of one machine. [`measure`] times single calls to determine parameters of the performance model.
+//! [`path`] examines the path between two machines by packets.
+//! [`measure`] times single calls to determine parameters of the performance model.
 #![forbid(unsafe_code)]
 
-pub mod doctor;
 pub mod environment;
 pub mod executor;
 pub mod experiment;
+pub mod failure;
 pub mod far;
 pub mod layout;
-pub mod link;
 pub mod measure;
-mod memory;
 pub mod one_sided;
-pub mod parameters;
+pub mod path;
 mod patience;
-pub mod payload;
-pub mod pinning;
-pub mod prediction;
-pub mod record;
-pub mod roles;
-pub mod serving;
+mod payload;
 pub mod session;
 pub mod threads;
 pub mod unacknowledged;
+pub mod verification;
 pub mod workload;

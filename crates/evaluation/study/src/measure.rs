@@ -30,7 +30,7 @@ use doorbell_verbs::{
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::environment::Environment;
+use doorbell_record::Environment;
 
 /// Schema of a [`Measurement`].
 pub const SCHEMA: &str = "doorbell-measure/1";

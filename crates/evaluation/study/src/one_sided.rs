@@ -19,9 +19,9 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::parameters::{Fitted, Operation, Parameters, stride};
 use crate::payload;
 use crate::workload::{Pace, Plan, Progress, Rounds, Tally};
+use doorbell_record::{Fitted, Operation, Parameters, stride};
 
 /// Maximum number of completions per poll.
 const POLL_LIST: usize = 32;
@@ -54,7 +54,7 @@ pub struct End {
 
 /// Role of an end of a connection.
 #[derive(Clone, Copy, Debug)]
-pub enum Role<'a> {
+pub(crate) enum Role<'a> {
     /// End that posts operations. If there is a channel, the end can sleep on the channel.
     Initiator(Option<&'a Channel>),
     /// End whose memory the operations access.
@@ -67,7 +67,7 @@ impl End {
     /// # Errors
     ///
     /// A queue, the queue pair or the memory cannot be made, since the device lacks resources.
-    pub fn new(
+    pub(crate) fn new(
         pd: &Pd,
         parameters: &Parameters,
         bytes: usize,
@@ -110,7 +110,7 @@ impl End {
     }
 
     /// Returns the description of the queue pair for the peer.
-    pub fn description(&self) -> EndpointDescription {
+    pub(crate) fn description(&self) -> EndpointDescription {
         let own = EndpointDescription::bare(&self.qp, self.psn);
         EndpointDescription { path_mtu: self.path_mtu.unwrap_or(own.path_mtu), ..own }
     }
@@ -120,7 +120,7 @@ impl End {
     /// # Errors
     ///
     /// As [`rc::connect`].
-    pub fn connect(&self, peer: &EndpointDescription) -> Result<(), ConnectError> {
+    pub(crate) fn connect(&self, peer: &EndpointDescription) -> Result<(), ConnectError> {
         rc::connect(&self.qp, &self.description(), peer, &self.settings)
     }
 
@@ -129,20 +129,20 @@ impl End {
     }
 
     /// Returns the description of the memory for the peer.
-    pub fn memory(&self) -> RemoteMemory {
+    pub(crate) fn memory(&self) -> RemoteMemory {
         let region = &self.region;
         RemoteMemory { address: region.address(), rkey: region.rkey().get(), bytes: region.len() as u64 }
     }
 
     /// Polls once, so that a software RNIC can process packets. A target has no completions.
-    pub fn lend_processor(&self) {
+    pub(crate) fn lend_processor(&self) {
         let _ = self.cq.poll(&mut [Completion::default()]);
     }
 
     /// Returns the number of damaged messages among `messages` messages that the peer reports as completed. For WRITEs,
     /// the function checks the last message of each slot in this memory. For atomics, it checks the word. If the word
     /// is wrong, all messages count as damaged.
-    pub fn damaged(&self, operation: Operation, bytes: usize, slots: usize, messages: u64) -> u64 {
+    pub(crate) fn damaged(&self, operation: Operation, bytes: usize, slots: usize, messages: u64) -> u64 {
         match operation {
             Operation::Write => {
                 let mut scratch = vec![0; bytes];
@@ -352,7 +352,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
 /// # Errors
 ///
 /// A work request is rejected or fails, for example since the peer is gone. The connection is then unusable.
-pub async fn stream<W: Waiter>(
+pub(crate) async fn stream<W: Waiter>(
     end: &End,
     remote: RemoteMemory,
     parameters: &Parameters,
@@ -398,7 +398,7 @@ pub async fn stream<W: Waiter>(
 /// # Errors
 ///
 /// As [`stream`].
-pub async fn time<W: Waiter>(
+pub(crate) async fn time<W: Waiter>(
     end: &End,
     remote: RemoteMemory,
     parameters: &Parameters,

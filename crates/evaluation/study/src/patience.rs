@@ -266,14 +266,14 @@ mod tests {
         let cpu = nix::sched::sched_getcpu().unwrap();
         let over = AtomicBool::new(false);
         let gives_way = || {
-            let _pinned = crate::pinning::Pinned::to(cpu).unwrap();
+            let _pinned = doorbell_machine::pinning::Pinned::to(cpu).unwrap();
             while !over.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
         };
         std::thread::scope(|scope| {
             scope.spawn(gives_way);
-            let _pinned = crate::pinning::Pinned::to(cpu).unwrap();
+            let _pinned = doorbell_machine::pinning::Pinned::to(cpu).unwrap();
             let begun = Instant::now();
             let mut is_switched = false;
             while !is_switched && begun.elapsed() < Duration::from_secs(60) {

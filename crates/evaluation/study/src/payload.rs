@@ -7,14 +7,14 @@ fn word(number: u64, index: u64) -> u64 {
 }
 
 /// Writes the payload of message `number`.
-pub fn fill(number: u64, out: &mut [u8]) {
+pub(crate) fn fill(number: u64, out: &mut [u8]) {
     for (index, chunk) in out.chunks_mut(8).enumerate() {
         chunk.copy_from_slice(&word(number, index as u64).to_le_bytes()[..chunk.len()]);
     }
 }
 
 /// Returns whether the bytes are the payload of message `number`.
-pub fn is_intact(number: u64, bytes: &[u8]) -> bool {
+pub(crate) fn is_intact(number: u64, bytes: &[u8]) -> bool {
     bytes.chunks(8).enumerate().all(|(index, chunk)| *chunk == word(number, index as u64).to_le_bytes()[..chunk.len()])
 }
 

@@ -15,40 +15,42 @@ mod client;
 mod hosts;
 mod introduction;
 mod local;
+mod messages;
 mod opening;
-mod part;
 mod parties;
 mod peer;
-mod point;
+pub mod point;
 mod report;
 mod result;
 mod server;
 mod tcp;
+mod work;
 
 use std::io;
 
 use doorbell_exchange::setup::SetupError;
 use doorbell_exchange::{ConnectError, ConnectionError};
-use doorbell_farmem::OpenError;
+use doorbell_farmem::assembly::AssemblyError;
 use doorbell_verbs::PostError;
 
 use crate::far::BoxError;
-use crate::parameters::ParametersError;
-use crate::pinning::PinError;
+use doorbell_machine::pinning::PinError;
+use doorbell_record::ParametersError;
 
 pub use calling::{Call, CallOpening, Caller, call};
 pub use client::{Asking, Client};
 pub use hosts::{Dealt, HostError, measure_on};
 pub use introduction::{Introduced, Introduction, Terms, Token, TokenError};
 pub use local::{LocalPeer, local_pair};
+#[doc(hidden)]
+pub use messages::judge_line;
+pub use messages::{ClientsDone, Duties, FromServer, Seat, ToServer};
 pub use opening::SessionOpening;
-pub use parties::{ClientsDone, Duties, End, Ends, Made, Parties, Seat, measure_parties};
-pub use peer::{FromServer, Patience, Peer, Presence, ToServer};
+pub use parties::{Parties, measure_parties};
+pub use peer::{Patience, Peer, Presence};
 pub use report::Report;
 pub use server::{AdmittedClient, answer, refuse, serve};
-pub use tcp::TcpPeer;
-#[doc(hidden)]
-pub use tcp::judge_line;
+use tcp::TcpPeer;
 
 /// Reason why a session ended early.
 #[derive(Debug, thiserror::Error)]
@@ -77,9 +79,9 @@ pub enum SessionError {
     /// The control connection broke.
     #[error("the peer is gone: {0}")]
     Control(#[source] io::Error),
-    /// A memory node, metadata service or client of a store could not be made.
+    /// A memory node, metadata service or client of a store could not be made, or rejected a message of another party.
     #[error("the store: {0}")]
-    Store(#[from] OpenError),
+    Store(#[from] AssemblyError),
     /// A client of a store, or a queue pair to memory, failed.
     #[error("client {number}: {why}")]
     StoreClient {

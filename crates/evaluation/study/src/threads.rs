@@ -11,8 +11,8 @@ use doorbell_sync::IgnorePoison;
 use doorbell_verbs::Channel;
 
 use crate::executor::{self, Idle};
-use crate::pinning::{self, PinError, Pinned};
 use doorbell_machine::cpu::{self, CpuTime};
+use doorbell_machine::pinning::{self, PinError, Pinned};
 
 /// Runtime of the tasks of one end.
 ///

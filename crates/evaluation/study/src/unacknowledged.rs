@@ -17,9 +17,9 @@ use doorbell_verbs::{
 use hdrhistogram::Histogram;
 use smallvec::SmallVec;
 
-use crate::parameters::{Fitted, Parameters, Transport, stride};
 use crate::payload;
 use crate::workload::{Pace, Plan, Progress, Rounds, Tally};
+use doorbell_record::{Fitted, Parameters, Transport, stride};
 
 /// Maximum number of completions per poll.
 const POLL_LIST: usize = 32;
@@ -506,7 +506,11 @@ impl<'a> Listener<'a> {
 /// # Errors
 ///
 /// As [`Listener::turn`].
-pub async fn hear_out(listeners: &mut [Listener<'_>], sent: &[u64], device: &Device) -> Result<(), ConnectionError> {
+pub(crate) async fn hear_out(
+    listeners: &mut [Listener<'_>],
+    sent: &[u64],
+    device: &Device,
+) -> Result<(), ConnectionError> {
     let began_ns = device.now_ns();
     let mut heard_ns = began_ns;
     loop {

@@ -8,11 +8,12 @@ use doorbell_exchange::MessageConnection;
 use doorbell_verbs::{Device, Region};
 use serde::{Deserialize, Serialize};
 
-use crate::parameters::Extent;
+use doorbell_record::Extent;
 
-pub(crate) use rounds::Rounds;
-pub use rounds::{WARM_UP_ROUNDS, ping, request, respond};
-pub use streams::{gather, publish, stream};
+pub(crate) use rounds::{Rounds, WARM_UP_ROUNDS, request};
+pub use rounds::{ping, respond};
+pub use streams::stream;
+pub(crate) use streams::{gather, publish};
 
 /// Callback that receives the number of completed messages of one connection from time to time. A type parameter
 /// instead of this trait object would instantiate the workloads of all protocols for each caller.

@@ -7,12 +7,10 @@ use std::net::{TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
 use common::MEMORY_BYTES;
+use doorbell_machine::pinning::ProcessPosition;
 use doorbell_protocols::Protocol;
+use doorbell_record::{Extent, Kind, Operation, Parameters, PointResult, Serving, Transport};
 use doorbell_study::layout::Layout;
-use doorbell_study::parameters::{Extent, Kind, Operation, Parameters, Transport};
-use doorbell_study::pinning::ProcessPosition;
-use doorbell_study::record::PointResult;
-use doorbell_study::serving::Serving;
 use doorbell_study::session::{self, Dealt, HostError, Introduction, SessionError, Terms, measure_on};
 use doorbell_verbs::soft::{self, SoftOptions};
 
@@ -80,7 +78,7 @@ fn check(layout: Layout, parameters: &Parameters, result: &PointResult, roles: &
         assert_eq!(host.cpu_per_message, host.cpu.per_message(messages), "{what}: {host:?}");
         assert!(host.cpu_per_message.all_us.is_some_and(|us| us > 0.0), "{what}: {host:?}");
     }
-    let sum = |field: fn(&doorbell_study::record::HostResult) -> u64| result.hosts.iter().map(field).sum::<u64>();
+    let sum = |field: fn(&doorbell_record::HostResult) -> u64| result.hosts.iter().map(field).sum::<u64>();
     assert!(result.messages > 0 && result.messages_per_s > 0.0, "{what}: {result:?}");
     assert_eq!((result.damaged, result.lost), (0, 0), "{what}");
     assert_eq!(sum(|host| host.sent), sum(|host| host.received), "{what}");

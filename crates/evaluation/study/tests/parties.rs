@@ -8,11 +8,12 @@ use std::sync::Mutex;
 use std::thread::JoinHandle;
 
 use common::MEMORY_BYTES;
+use doorbell_machine::pinning::{Pinning, ProcessPosition};
 use doorbell_machine::{Machine, Root, cpu_list};
-use doorbell_study::far::{FarPoint, Figure, OrderPoint, ScopePoint, StorePoint, Strategy, TearingPoint};
-use doorbell_study::parameters::{Kind, Operation, Parameters};
-use doorbell_study::pinning::{Pinning, ProcessPosition};
-use doorbell_study::record::PointResult;
+use doorbell_record::{
+    FarPoint, Figure, Kind, Operation, OrderPoint, Parameters, PointResult, ScopePoint, StorePoint, Strategy,
+    TearingPoint,
+};
 use doorbell_study::session::{self, HostError, Introduction, Parties, SessionError, Terms, measure_parties};
 use doorbell_verbs::soft::{self, SoftOptions};
 

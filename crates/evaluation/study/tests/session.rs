@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use common::{MEMORY_BYTES, parameters};
 use doorbell_exchange::setup;
+use doorbell_machine::pinning::{Pinning, ProcessPosition};
 use doorbell_machine::{Machine, Root};
 use doorbell_protocols::Protocol;
-use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
-use doorbell_study::pinning::{Pinning, ProcessPosition};
-use doorbell_study::serving::{Serving, SharedBy};
+use doorbell_record::{Extent, Kind, Operation, Parameters, Serving, SharedBy};
 use doorbell_study::session::{self, Client, Introduced, Introduction, SessionError, Terms};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};

@@ -36,7 +36,10 @@ pub enum StoreError {
     },
     /// The operation needs the metadata service, and the connection with the service is over. The operation had no
     /// effect, unless it was an insert.
-    #[error("the metadata service does not answer ({0}): only known keys can be read, and written with unused nodes")]
+    #[error(
+        "the metadata service does not answer ({0}): clients can only read keys that they know, and write them while \
+         they have nodes left"
+    )]
     MetadataGone(ConnectionError),
     /// The connection with the memory node's CPU is over. This CPU executes the operations of strategy `server`.
     #[error("the connection with the memory node's CPU is over ({0})")]
@@ -45,7 +48,7 @@ pub enum StoreError {
     #[error("a service of the store broke the protocol: {0}")]
     Protocol(&'static str),
     /// The content of a node is wrong, and no client is writing the node.
-    #[error("node {index} of the memory node is corrupted: all READs of the node returned wrong content")]
+    #[error("node {index} in the store's memory is corrupted: all READs of this node returned wrong content")]
     Corrupted {
         /// Index of the node.
         index: u32,
@@ -58,7 +61,7 @@ pub enum StoreError {
     Post(#[from] PostError),
     /// The client reached its limit of verbs
     /// ([`ClientOptions::verbs_until_death`](crate::ClientOptions::verbs_until_death)).
-    #[error("the client stopped after its limit of verbs")]
+    #[error("the client stopped, since it has executed the maximum number of verbs that its options allow")]
     Dead,
 }
 
@@ -101,6 +104,9 @@ pub enum OpenError {
     /// The description of the second memory node is missing.
     #[error("the store has two memory nodes: the description of the second one is missing")]
     NoReplica,
+    /// A party was connected before all other parties had answered it.
+    #[error("the store is not set up yet: carry messages between its parties until this party is ready")]
+    Unanswered,
     /// A store of this strategy can have only one memory node.
     #[error("strategy {0} works with one memory node: use one memory node or another strategy")]
     NotReplicated(&'static str),

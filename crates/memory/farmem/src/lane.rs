@@ -102,7 +102,7 @@ pub(crate) const WORDS: [usize; 4] = [0, 8, 24, 32];
 /// Offset, in a slot's memory, of the shortcut to be written.
 const NEW_SHORTCUT: usize = 16;
 
-/// The verbs of a list that an operation waits for.
+/// Completions for which an operation waits after it has posted a list of verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Awaited {
     /// No verb: the list notifies no operation.

@@ -316,8 +316,8 @@ impl Header {
         node_length(self.key_length, self.value_length)
     }
 
-    /// Returns whether the node is the one at `place`, in the same use and with the same key. `bytes` must contain at
-    /// least header and key.
+    /// Returns whether the bytes are those of the node at `place` with this key. `place` has the version of the node,
+    /// which changes with each reuse of its memory. `bytes` must contain at least header and key.
     pub(crate) fn is_of(&self, place: NodeVersion, key: &[u8], bytes: &[u8]) -> bool {
         self.place == Some(place)
             && self.key_length == key.len()

@@ -7,8 +7,8 @@
 //! the service.
 //!
 //! The memory node, the client and the metadata service are non-blocking state machines over verbs. The same code runs
-//! on the software RNIC, on the machine's RNICs and in the simulator. The program carries the connection descriptions
-//! between them, as with connections of `doorbell-exchange`.
+//! on the software RNIC, on the machine's RNICs and in the simulator. [`assembly`] connects them: the program carries
+//! its messages between the parties of a store.
 //!
 //! # Nodes
 //!
@@ -27,6 +27,7 @@
 //! effect; [`StoreError`] lists the errors for which it has not.
 #![forbid(unsafe_code)]
 
+pub mod assembly;
 mod cache;
 mod calls;
 mod client;

@@ -362,8 +362,8 @@ impl LockMessenger {
         self.held.retain(|held| held.word != word);
     }
 
-    /// Keeps this released word for the client behind it, which has changed the lock's word in memory but has not asked
-    /// for the lock yet.
+    /// Keeps this released word for the next client in the queue. That client has changed the lock's word in memory,
+    /// but it has not asked for the lock yet.
     pub(crate) fn owe(&mut self, word: u64, now_ns: u64) {
         let owed = self.held.iter().filter(|held| matches!(held.state, LockState::Owes { .. })).count();
         match self.find(word) {

@@ -51,6 +51,20 @@ pub struct MemoryDescription {
     pub calls: Option<EndpointDescription>,
 }
 
+impl MemoryDescription {
+    /// Returns the description of a memory node from its [`ends`](Self::ends).
+    pub(crate) fn of(ends: ClientDescription, geometry: Geometry) -> Self {
+        let ClientDescription { lane: endpoint, calls } = ends;
+        Self { endpoint, region: endpoint.regions[0], geometry, calls }
+    }
+
+    /// Returns the memory node's ends. The lane contains the region.
+    pub(crate) fn ends(&self) -> ClientDescription {
+        let lane = EndpointDescription { regions: [self.region, RemoteRegion::NONE], ..self.endpoint };
+        ClientDescription { lane, calls: self.calls }
+    }
+}
+
 /// A queue pair between a memory node and a client or the metadata service, not connected yet.
 #[derive(Debug)]
 pub(crate) struct MemoryQp {
@@ -174,10 +188,11 @@ impl MemoryNode {
         self.is_stopped
     }
 
-    /// Sets the time, on the device's clock, until which the metadata service allows this memory node to serve, in a
-    /// store with two. [`poll`](Self::poll) then [stops](Self::stop) the memory node, unless a later call has set
-    /// another time. So the service knows when the node has stopped, even if the two cannot reach each other. The time
-    /// must count from the node's question to the service, which precedes the service's answer.
+    /// Sets the time, on the device's clock, until which the metadata service allows this memory node to serve. Such a
+    /// lease exists in a store with two memory nodes. At the time, [`poll`](Self::poll) [stops](Self::stop) the memory
+    /// node, unless a later call has set another time. So the service knows when the node has stopped, even if the two
+    /// cannot reach each other. The lease must begin when the node asks the service for it, not when the answer
+    /// arrives.
     pub fn serve_until(&mut self, until_ns: u64) {
         self.until_ns = Some(until_ns);
     }
@@ -232,11 +247,6 @@ impl MemoryNode {
     pub fn served(&self) -> (u64, u64, u64) {
         let (keys, free, used) = self.server.counts();
         (keys as u64, free as u64, used.into())
-    }
-
-    /// Returns the protection domain of the queue pairs and the region.
-    pub(crate) fn pd(&self) -> &Pd {
-        &self.pd
     }
 
     /// Returns the region.

@@ -168,8 +168,8 @@ impl Worker {
         Ok(tail)
     }
 
-    /// Checks the word of a node at the second memory node. If the two memory nodes disagree, one of them is corrupted,
-    /// or it serves alone and this client has not been notified yet.
+    /// Checks the word that a CAS at the second memory node found. If the word differs from the first memory node's,
+    /// one of the two memory nodes is corrupted, or serves alone without this client's knowledge.
     fn must_be(word: Word, meant: Word, old: &Entry) -> Result<(), StoreError> {
         if word == meant { Ok(()) } else { Err(StoreError::Corrupted { index: old.place.index() }) }
     }

@@ -1,16 +1,17 @@
 //! The store behind a middlebox. The box uses its knowledge of the nodes to steer requests to the newest node of a key.
 //! Clients connect to the memory node through the box.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
 use doorbell_steer::{ClientEnd, Layout, NodeEnd, Region, SetupError, Steer};
 use doorbell_verbs::{Access, PathMtu, Psn, Qpn, RKey};
+use doorbell_wire::to_gid;
 use rustc_hash::FxHashMap;
 
 use crate::error::OpenError;
 use crate::layout::{self, Geometry, HEADER_BYTES, Header, Word};
-use crate::memory::{ClientDescription, MemoryDescription, MemoryNode};
+use crate::memory::{ClientDescription, MemoryDescription};
 
 /// The layout of a store's nodes in a memory node's region, for [`doorbell_steer::Steer`].
 #[derive(Clone, Copy, Debug)]
@@ -87,46 +88,18 @@ pub const BOX: u32 = u32::MAX;
 /// Maximum number of outstanding READs and atomics that a memory node accepts on one queue pair.
 const READS: u8 = 16;
 
-fn to_gid(address: IpAddr) -> Ipv6Addr {
-    match address {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        IpAddr::V6(v6) => v6,
-    }
-}
-
 impl StoreControl {
-    /// Connects a box with a memory node. `rkey` is the remote key for the clients, which the box chooses.
-    /// `is_exclusive` states that all accesses to the region pass the box, so that the box may turn CASes into WRITEs.
-    /// With `steers_reads` the box steers READs too.
-    ///
-    /// # Errors
-    ///
-    /// The memory node has no room for another queue pair, or the box has no room for the region.
-    pub fn attach(
-        steer: &mut Steer,
-        memory: &mut MemoryNode,
-        rkey: RKey,
-        is_exclusive: bool,
-        steers_reads: bool,
-    ) -> Result<Self, OpenError> {
-        // Shut out a previous box, which is gone.
-        memory.fence(BOX)?;
-        let attributes = memory.pd().device().attributes();
-        let lane = Self::lane(steer, attributes.active_mtu, attributes.udp_port);
-        let node = memory.accept(BOX, &ClientDescription { lane, calls: None })?;
-        Self::connect(steer, node, NodeEnd::at, (rkey, is_exclusive, steers_reads))
-    }
-
-    /// Returns the box's description for [`MemoryNode::accept`] with client number [`BOX`], for a memory node in
-    /// another process.
+    /// Returns the box's description for [`MemoryNode::accept`](crate::MemoryNode::accept) with client number [`BOX`].
     pub fn lane(steer: &Steer, path_mtu: PathMtu, udp_port: u16) -> EndpointDescription {
         let (qpn, psn) = steer.node_side();
         EndpointDescription::one_sided(to_gid(steer.config().address), qpn, psn, path_mtu, udp_port)
     }
 
     /// Connects the box with a memory node that has accepted the box. `end` creates the description of the node's queue
-    /// pair from address and path MTU; `connect` then sets the queue pair number and the maximum number of READs. The
-    /// last parameter has the same meaning as in [`attach`](Self::attach).
+    /// pair from address and path MTU; `connect` then sets the queue pair number and the maximum number of READs.
+    ///
+    /// `rkey` is the remote key for the clients, which the box chooses. `is_exclusive` states that all accesses to the
+    /// region pass the box, so that the box may turn CASes into WRITEs. With `steers_reads` the box steers READs too.
     ///
     /// # Errors
     ///
@@ -153,7 +126,8 @@ impl StoreControl {
         Ok(Self { node, rkey, clients: FxHashMap::default() })
     }
 
-    /// Connects a client, which gets this number, as [`MemoryNode::accept`] does without a box.
+    /// Connects a client, which gets this number, as [`MemoryNode::accept`](crate::MemoryNode::accept) does without a
+    /// box.
     ///
     /// # Errors
     ///
@@ -180,8 +154,8 @@ impl StoreControl {
         Ok(MemoryDescription { endpoint, region, geometry: self.node.geometry, calls: None })
     }
 
-    /// Shuts a client out, as [`MemoryNode::fence`] does without a box. Returns false while requests of the client are
-    /// outstanding at the memory node: then call again.
+    /// Shuts a client out, as [`MemoryNode::fence`](crate::MemoryNode::fence) does without a box. Returns false while
+    /// requests of the client are outstanding at the memory node: then call again.
     pub fn fence(&mut self, steer: &mut Steer, client: u32) -> bool {
         let Some(&qpn) = self.clients.get(&client) else { return true };
         steer.disconnect(qpn);

@@ -138,7 +138,7 @@ impl Bench {
         };
         for client in 0..CLIENTS {
             if is_store {
-                // Build a chain of two nodes. Later, the client keeps naming the first one.
+                // Build a chain of two nodes. All later requests of the client have the address of the first node.
                 bench.write_node(client, 0, 0);
                 bench.put(client);
             } else if turn == Turn::Swap {

@@ -144,7 +144,7 @@ impl Client {
         self.assembly.as_ref().map_or(self.expected, |(message, _)| message.psn)
     }
 
-    /// Records that a packet with the expected PSN has arrived.
+    /// Records that `packets` packets with the expected PSNs have arrived.
     pub(crate) fn arrived(&mut self, packets: u32) {
         self.expected = self.expected.add(packets);
         (self.nak_made, self.nak_due) = (false, false);

@@ -1,7 +1,8 @@
 //! A middlebox, called the box, in front of a memory node. The box sends the requests of many clients to the node on
-//! one ordered queue pair. It is a state machine without socket, clock and thread.
+//! one ordered queue pair. [`Steer`] is a state machine without socket, clock and thread, and [`service`] runs it
+//! between a link and TCP.
 //!
-//! Clients address the box as if it were the memory node. [`Steer`] receives their RoCE v2 packets, checks each request
+//! Clients address the box as if it were the memory node. It receives their RoCE v2 packets, checks each request
 //! against the node's regions, and holds the request until its message is complete. Then it sends the request on its
 //! only queue pair with the node. It forwards the node's answer to the client that sent the request, with this client's
 //! packet and message sequence numbers. docs/middlebox.md describes how clients reach a box, and the effects of faults.
@@ -40,11 +41,14 @@ mod config;
 mod counters;
 mod driver;
 mod engine;
+mod key;
 mod message;
 mod node;
 mod order;
 mod output;
 mod regions;
+pub mod service;
+pub mod shut_out;
 mod steering;
 mod values;
 

@@ -6,7 +6,7 @@ use doorbell_wire::{
     ATOMIC_ETH_LEN, AtomicEthPacket, BTH_LEN, BthPacket, Msn, Opcode, Psn, Qpn, RETH_LEN, RKey, RethPacket,
 };
 
-use crate::steering::Key;
+use crate::key::Key;
 
 /// Operation of a request as the box sends the request to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ use std::hash::Hasher;
 use doorbell_wire::{Qpn, RKey};
 use rustc_hash::{FxHashMap, FxHasher};
 
+use crate::key::Key;
 use crate::message::{Kind, Message};
 
 /// Layout of a store's nodes.
@@ -52,33 +53,8 @@ pub trait Layout: fmt::Debug + Send {
     }
 }
 
-/// Maximum length in bytes of a key whose requests the box steers. Requests for nodes with longer keys pass without
-/// steering.
-const MOST_KEY_BYTES: usize = 31;
-
 /// Minimum number of entries in the node table for each entry in the key table.
 const NODES_PER_KEY: usize = 3;
-
-/// A complete key. With only a hash, two keys with equal hashes would look like one key.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
-    length: u8,
-    bytes: [u8; MOST_KEY_BYTES],
-}
-
-impl Key {
-    fn new(key: &[u8]) -> Option<Self> {
-        let mut bytes = [0; MOST_KEY_BYTES];
-        bytes.get_mut(..key.len())?.copy_from_slice(key);
-        Some(Self { length: key.len() as u8, bytes })
-    }
-}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({:02x?})", &self.bytes[..self.length.into()])
-    }
-}
 
 /// A node that a client wrote.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +145,7 @@ impl Steering {
     }
 
     fn key_place(&self, key: &Key) -> usize {
-        hash_of(&key.bytes[..key.length.into()]) & (self.newest.len() - 1)
+        hash_of(key.bytes()) & (self.newest.len() - 1)
     }
 
     fn set_newest(&mut self, key: Key, address: u64) {
@@ -256,15 +232,15 @@ impl Steering {
     /// Returns the new target of a READ, if the box steers the READ.
     pub(crate) fn steer_read(&self, message: &Message) -> Option<Elsewhere> {
         let node = self.node(message.address).filter(|_| self.layout.steers_reads())?;
-        if message.length < self.layout.least_read(node.key.length.into()) {
+        if message.length < self.layout.least_read(node.key.bytes().len()) {
             return None;
         }
         let newest = self.newest_node(&node.key)?;
         (node.order? < newest.order?).then(|| newest.elsewhere())
     }
 
-    /// Returns the newest node of a key. A node that was overwritten since it became the newest one is in no chain yet,
-    /// even if its key is the same. So no request may be steered to such a node.
+    /// Returns the newest node of a key, unless a client has reused that node's memory for another version. The other
+    /// version is in no chain yet, even if it has the same key. So no request may be steered to it.
     fn newest_node(&self, key: &Key) -> Option<&Node> {
         self.node(self.newest(key)?).filter(|newest| newest.key == *key && newest.order.is_some())
     }
@@ -294,8 +270,8 @@ impl Steering {
                 self.set_order(at.address);
                 self.set_newest(at.key, next);
             }
-            // A failed CAS on an old node only shows a successor that the box already knows.
             Some(next) if self.newest(&at.key) == Some(at.address) => self.set_newest(at.key, next),
+            // A failed CAS on an old node. The box already knows the next node.
             Some(_) => {}
             // The next node has another key, or the chain has ended.
             None if word != at.tail_word => self.forget_newest(&at.key, at.address),

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     run(&mut std::io::stdout())
 }
 
-/// Runs the example, which prints to `out`.
+/// Runs the example, and prints its output to `out`.
 pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let echoed = runtime.block_on(serve_and_ask())?;

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     run(&mut std::io::stdout())
 }
 
-/// Runs the example, which prints to `out`.
+/// Runs the example, and prints its output to `out`.
 pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let tcp = TcpListener::bind("127.0.0.1:0")?;
     let address = tcp.local_addr()?;

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     run(&mut io::stdout())
 }
 
-/// Runs the example, which prints to `out`.
+/// Runs the example, and prints its output to `out`.
 pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let content: Vec<u8> = (0..FILE_BYTES).map(|at| (at / 7 % 251) as u8).collect();
     let mut file = tempfile::tempfile()?;

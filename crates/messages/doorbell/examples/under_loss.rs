@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     run(&mut std::io::stdout())
 }
 
-/// Runs the example, which prints to `out`.
+/// Runs the example, and prints its output to `out`.
 pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     for seed in 1..=3 {
         let faults = format!("drop=0.02,duplicate=0.01,reorder=0.02,seed={seed}").parse()?;

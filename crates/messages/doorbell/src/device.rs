@@ -120,8 +120,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Sets the UDP port of the software RNIC, which must be the same at both ends. The default is 4791, the port of
-    /// RoCE v2.
+    /// Sets the UDP port of the software RNIC. Both ends must use the same port. The default is 4791, the port of RoCE
+    /// v2.
     pub fn udp_port(mut self, port: u16) -> Self {
         self.udp_port = Some(port);
         self

@@ -38,8 +38,8 @@ impl<P: Connector> Options<P> {
         Self { protocol, config: Config::default(), sleeps: true }
     }
 
-    /// Sets the configuration. Invalid values are an error of [`connect`](Device::connect) or
-    /// [`accept`](crate::Listener::accept), which states the allowed values.
+    /// Sets the configuration. If a value is invalid, [`connect`](Device::connect) or
+    /// [`accept`](crate::Listener::accept) returns an error that states the allowed values.
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self

@@ -17,7 +17,7 @@ use doorbell::{
 
 /// Time limit of one step of a test, longer than any step takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Deadline of calls that must reach their deadline.
+/// Deadline of calls that must fail at their deadline.
 const SHORT: Duration = Duration::from_millis(50);
 
 type Connection = exchange::send_receive::Connection;

@@ -84,8 +84,8 @@ fn no_example_is_long() {
     }
 }
 
-/// README.md of the project must show the same example as README.md of this crate, which the documentation tests
-/// compile.
+/// README.md of the project must show the first example of this crate's README.md. Documentation tests compile only the
+/// README.md of this crate.
 #[test]
 fn the_first_example_stands_in_both_pages() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -9,11 +9,13 @@
 //! A visitor cannot delay other visitors. Reads from a visitor and writes to a visitor do not block. The input of a
 //! visitor and its total time are bounded, even if the visitor keeps sending bytes.
 
+mod clients;
 mod lobby;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+pub use clients::{Client, Clients, Note};
 pub use lobby::{Event, Hello, Line, LineError, Lobby, Step, Why};
 
 /// Result of checking the next bytes of an opening.

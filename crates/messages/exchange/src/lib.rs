@@ -37,6 +37,7 @@
 //! decides which peers of a TCP listener may set up a connection.
 #![deny(unsafe_code)]
 
+pub mod address;
 pub mod admission;
 pub mod asynchronous;
 pub mod blocking;

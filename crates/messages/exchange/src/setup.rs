@@ -12,7 +12,7 @@ use doorbell_protocols::WireId;
 use doorbell_verbs::{PathMtu, Psn, Qp, Qpn, RKey, Region};
 
 /// Version of the hello and of the message protocols.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// Byte that each end sends after the hellos, once its queue pairs are connected.
 pub const READY: u8 = 1;
@@ -54,7 +54,7 @@ impl RemoteRegion {
     }
 }
 
-/// Description of one end of a connection, which the end sends to its peer.
+/// Description that one end of a connection sends to its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointDescription {
     /// Protocol that the end uses.
@@ -229,32 +229,11 @@ impl EndpointDescription {
             credits: match take::<1>(bytes)?[0] {
                 0 => false,
                 1 => true,
-                _ => return Err("a flag that is neither 0 nor 1"),
+                _ => return Err("a flag for credits that is neither 0 nor 1"),
             },
             regions: [region(bytes)?, region(bytes)?],
         };
         if bytes.is_empty() { Ok(description) } else { Err("too many bytes") }
-    }
-
-    /// Returns the encoded description as hexadecimal digits, for programs that carry it as text.
-    pub fn to_hex(&self) -> String {
-        let mut bytes = Vec::with_capacity(DESCRIPTION_BYTES);
-        self.encode(&mut bytes);
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-
-    /// Decodes the output of [`to_hex`](Self::to_hex).
-    ///
-    /// # Errors
-    ///
-    /// Returns a text that names the defect of the description.
-    pub fn from_hex(text: &str) -> Result<Self, &'static str> {
-        if text.len() != 2 * DESCRIPTION_BYTES {
-            return Err("too few or too many digits");
-        }
-        let byte = |at: usize| text.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
-        Self::decode(&bytes.ok_or("characters that are no hexadecimal digits")?)
     }
 }
 
@@ -356,7 +335,7 @@ pub fn exchange(
     }
 }
 
-/// Returns the encoded hello of this side, which the peer decodes by [`parse`].
+/// Returns the encoded hello of this side. The peer decodes the hello by [`parse`].
 pub fn hello(own: &[EndpointDescription]) -> Vec<u8> {
     let mut hello = MAGIC.to_vec();
     hello.extend(VERSION.to_be_bytes());
@@ -479,7 +458,7 @@ mod tests {
         let peer = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(&bytes).unwrap();
-            // The other end may reset the connection, since the other end has not read all bytes.
+            // The other end has not read all bytes, so it may reset the connection. Ignore that error.
             let _ = stream.read_to_end(&mut Vec::new());
         });
         let stream = TcpStream::connect(address).unwrap();

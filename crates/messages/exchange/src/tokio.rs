@@ -53,7 +53,7 @@ impl TokioWaiter {
         // SAFETY: the descriptor of a channel never changes, and the registration keeps a clone of the channel alive.
         let registered = unsafe { AsyncFd::register_with_interest(channel.clone(), Interest::READABLE)? };
         let task = tokio::spawn(async move {
-            // `readable` fails only if the runtime shuts down.
+            // `readable` fails only if the runtime shuts down. The spawned task then ends.
             while let Ok(mut ready) = registered.readable().await {
                 take_notifications(registered.get_ref());
                 ready.clear_ready();
@@ -69,7 +69,7 @@ impl Waiter for TokioWaiter {
             channel.is_none_or(|channel| channel.as_raw_fd() == self.descriptor),
             "the channel must be the one that the waiter was made for"
         );
-        // The spawned task takes the notifications and wakes this task.
+        // The spawned task takes the notifications and wakes this task, so this task only waits for its deadline.
         match (channel, deadline_ns) {
             (None, _) => tokio::task::yield_now().await,
             (Some(_), Some(deadline_ns)) => tokio::time::sleep(self.device.time_until(deadline_ns)).await,

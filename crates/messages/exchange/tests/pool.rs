@@ -35,7 +35,7 @@ const PREEMPTIONS: usize = 3;
 struct Account {
     grants: Grants,
     credits: ReceiveCredits,
-    /// Last grant that was reported to the peer.
+    /// Latest grant that was reported to the peer.
     known: Mutex<u64>,
     nic: Arc<Nic>,
 }

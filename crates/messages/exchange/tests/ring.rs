@@ -29,9 +29,9 @@ struct Ring {
     head_word: AtomicU64,
 }
 
-// SAFETY: the model checker reports accesses to a cell that are not ordered.
+// SAFETY: the model checker reports each pair of accesses to a cell that are not ordered.
 unsafe impl Sync for Ring {}
-// SAFETY: the model checker reports two accesses that are not ordered.
+// SAFETY: the model checker reports each pair of accesses to a cell that are not ordered.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -46,7 +46,7 @@ impl Ring {
 
     /// Writes a message of one unit, as a peer does.
     fn write(&self, position: u64) {
-        // SAFETY: the model checker reports two accesses that are not ordered.
+        // SAFETY: the model checker reports each pair of accesses to a cell that are not ordered.
         self.memory(position).with_mut(|message| unsafe { *message = position });
     }
 
@@ -59,7 +59,7 @@ impl Ring {
 
     /// Reads a message and drops it, as a thread of the program does.
     fn drop_message(&self, position: u64) {
-        // SAFETY: the model checker reports two accesses that are not ordered.
+        // SAFETY: the model checker reports each pair of accesses to a cell that are not ordered.
         self.memory(position).with(|message| assert_eq!(unsafe { *message }, position));
         self.units.release(position);
     }

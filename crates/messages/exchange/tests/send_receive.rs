@@ -169,8 +169,8 @@ fn a_silent_peer_that_dies_is_noticed() {
     assert!(matches!(error, ConnectionError::PeerUnreachable(_)), "{error}");
 }
 
-/// The peer does not poll, and flow control is off. The peer's RNIC answers with RNR NAKs forever, which are no error
-/// since RNR retries are unlimited. The connection must continue and log one warning.
+/// The peer does not poll, and flow control is off. The peer's RNIC answers with RNR NAKs forever. RNR retries are
+/// unlimited, so these NAKs are no error. The connection must continue and log one warning.
 #[test]
 fn a_stalled_connection_is_logged_once() {
     let told = Told::default();

@@ -35,9 +35,9 @@ struct Seen {
     /// Packets that the wire has already carried. The test must not count a retransmitted packet again.
     packets: BTreeSet<(u32, u32)>,
     total: u64,
-    /// Sequence number of the last request that this device sent.
+    /// Sequence number of the latest request that this device sent.
     requested: Option<u32>,
-    /// Sequence number of the last request that this device answered.
+    /// Sequence number of the latest request that this device answered.
     answered: Option<u32>,
 }
 
@@ -204,7 +204,7 @@ fn check(steps: &[Step], done: &Done) -> Result<(), String> {
     Ok(())
 }
 
-/// Bytes of a message that fills a ring of one page.
+/// Bytes of a message that is so long that a ring of one page has no room for a second one.
 const ALONE_BYTES: usize = 3500;
 
 /// Sends one message at a time to a receiver with room for one message, and polls each end only after all requests are
@@ -377,8 +377,8 @@ fn a_step_too_few_or_too_many_is_noticed() {
     }
 }
 
-/// A receiver that is faster than its sender frees one buffer at a time and is idle after each. It still grants
-/// buffers in groups, since a grant costs two WRITEs.
+/// A receiver that is faster than its sender frees one buffer at a time and is idle after each buffer. The receiver
+/// must still grant buffers in groups, since a grant costs two WRITEs.
 #[test]
 fn an_idle_receiver_grants_buffers_in_groups() {
     const MESSAGES: u64 = 200;

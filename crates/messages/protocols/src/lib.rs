@@ -35,6 +35,6 @@ mod table;
 mod tests;
 
 pub use posts::{POLL_LIST, Posts, Run};
-pub use protocol::{Properties, Release, UnknownProtocol, WireId, ZeroCopy};
+pub use protocol::{Properties, Release, UnknownProtocol};
 pub use step::{Credits, End, Joined, Noticed, Role, Size, Step, When};
-pub use table::{Description, Protocol, Store};
+pub use table::{Description, Protocol, Store, WireId, ZeroCopy};

@@ -72,7 +72,7 @@ impl Step {
     pub fn posts(&self, run: &Run) -> Posts {
         let messages = run.messages;
         let at_least_for = |most_at_once: u64| messages.div_ceil(most_at_once.max(1));
-        // One report covers at most the receiver's whole space.
+        // One report covers at most the receiver's whole space, which gives the minimum number of reports.
         let reports = match run.space {
             Some(space) if !(run.is_answered && self.rides()) => messages.saturating_sub(space).div_ceil(space.max(1)),
             _ => 0,

@@ -1,7 +1,7 @@
 //! Names and properties of protocols.
 
 use crate::step::{Credits, End, Joined, Noticed, Role, Step};
-use crate::table::{DESCRIPTIONS, Description, Protocol, Store};
+use crate::table::{DESCRIPTIONS, Description, Protocol, Store, WireId, ZeroCopy};
 
 impl Protocol {
     /// All protocols and variants.
@@ -133,28 +133,11 @@ impl<'de> serde::Deserialize<'de> for Protocol {
     }
 }
 
-/// Number that identifies a protocol in connection set-up. Variants that differ at only one end share a number: for
-/// example, fenced and unfenced Direct-Read with signal bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct WireId(u8);
-
 impl WireId {
-    /// Id of connections that carry one-sided operations and no messages.
-    pub const ONE_SIDED: Self = Self(2);
-
-    pub(crate) const fn new(number: u8) -> Self {
-        Self(number)
-    }
-
     /// Returns the id with this number, or `None` if no protocol has it.
     pub fn known(number: u8) -> Option<Self> {
-        let id = Self(number);
+        let id = Self::new(number);
         (id == Self::ONE_SIDED || id.protocol().is_some()).then_some(id)
-    }
-
-    /// Returns the number in connection set-up.
-    pub const fn get(self) -> u8 {
-        self.0
     }
 
     /// Returns the first protocol with this id; `None` for one-sided operations.
@@ -176,17 +159,6 @@ pub enum Release {
     Acknowledgement,
     /// The receiver reports that it has read the message.
     Receiver,
-}
-
-/// Whether the protocol places received messages in the program's memory without a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ZeroCopy {
-    /// The connection chooses the buffer. A program that needs the message in other memory copies the message.
-    No,
-    /// The program may provide the buffers, but cannot choose the buffer of a certain message.
-    Partly,
-    /// The program chooses the memory of each message.
-    Yes,
 }
 
 /// Properties by which programs choose a protocol.

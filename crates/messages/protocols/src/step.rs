@@ -31,7 +31,7 @@ pub enum Size {
     },
     /// Constant number of bytes.
     Fixed(u64),
-    /// Bytes of all messages that are new since the last operation.
+    /// Bytes of all messages that are new since the previous operation of this step.
     AllNew {
         /// Additional bytes for each message.
         beside: u64,

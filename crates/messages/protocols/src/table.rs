@@ -2,10 +2,39 @@
 
 use doorbell_wire::MessageKind::{FetchAdd, Read, Send, SendImm, Write, WriteImm};
 
-use crate::protocol::{WireId, ZeroCopy};
 use crate::step::End::{Receiver, Sender};
 use crate::step::Joined::{Chained, Fenced};
 use crate::step::{Credits, Size, Step, When};
+
+/// Number that identifies a protocol in connection set-up. Variants that differ at only one end share a number: for
+/// example, fenced and unfenced Direct-Read with signal bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WireId(u8);
+
+impl WireId {
+    /// Id of connections that carry one-sided operations and no messages.
+    pub const ONE_SIDED: Self = Self(2);
+
+    pub(crate) const fn new(number: u8) -> Self {
+        Self(number)
+    }
+
+    /// Returns the number in connection set-up.
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+}
+
+/// Whether the protocol places received messages in the program's memory without a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZeroCopy {
+    /// The connection chooses the buffer. A program that needs the message in other memory copies the message.
+    No,
+    /// The program may provide the buffers, but cannot choose the buffer of a certain message.
+    Partly,
+    /// The program chooses the memory of each message.
+    Yes,
+}
 
 /// Protocol of message exchange, in one of its variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -157,7 +186,7 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
         steps: &[
             Step::new(Sender, Send, READ_REQUEST, When::Message),
             Step::new(Receiver, Read, MESSAGE, When::Message),
-            // One SEND reports all messages whose READs one poll found complete.
+            // A poll may find several READs complete. One SEND acknowledges all their messages.
             Step::new(Receiver, SendImm, EMPTY, When::Reap).release(),
         ],
         ..direct_read(
@@ -264,8 +293,8 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
             WireId::new(11),
         )
     },
-    // After the death of a sender, the receiver and the remaining senders also exchange SENDs of 0 B, which are no
-    // steps.
+    // After the death of a sender, the receiver and the remaining senders also exchange SENDs of 0 B. These SENDs are
+    // no steps of the protocol.
     Description {
         protocol: Protocol::SharedWrite,
         name: "shared-write",

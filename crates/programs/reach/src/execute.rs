@@ -11,14 +11,50 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
 use nix::unistd::execve;
 
-/// Replaces this process by the program in `file`, with `variables` in addition to the environment of this process. The
-/// program starts without blocked signals, and with the default action of SIGPIPE. `words` are the program's name and
-/// its arguments. The function returns only on failure, with the reason.
+/// Replaces this process by the program of this name, which `execvp(3)` would find in the `PATH` of this process. The
+/// program gets `variables` in addition to the environment of this process. `words` are the program's name and its
+/// arguments. Calls `before` with the path of each file that the function tries to execute. The function returns only
+/// on failure, with the reason.
+pub fn execute_by_name(
+    name: &OsStr,
+    words: &[OsString],
+    variables: &[(&str, OsString)],
+    before: impl Fn(&Path),
+) -> io::Error {
+    // Use the same default as `execvp(3)`.
+    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let mut skipped = None;
+    let failed = super::first_of_programs(name, &path, |file| {
+        before(file);
+        let error = execute(file, words, variables);
+        if !is_skipped(&error) {
+            return Some(error);
+        }
+        // As `execvp(3)`, prefer the report of a file that may not be executed.
+        if skipped.is_none() || error.kind() == io::ErrorKind::PermissionDenied {
+            skipped = Some(error);
+        }
+        None
+    });
+    failed.or(skipped).unwrap_or_else(|| Errno::ENOENT.into())
+}
+
+/// Returns whether `execvp(3)` goes on to the next folder after this error.
+fn is_skipped(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(
+        errno,
+        Some(Errno::EACCES | Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR | Errno::ENODEV | Errno::ETIMEDOUT)
+    )
+}
+
+/// Replaces this process by the program in `file`. The program starts without blocked signals, and with the default
+/// action of SIGPIPE. The function returns only on failure, with the reason.
 ///
 /// `execvp(3)` passes every file that the kernel does not recognise to the shell. The shell then executes the bytes of
 /// the file, even if the file is a program for another machine. This function therefore passes only text files to the
 /// shell.
-pub fn execute(file: &Path, words: &[OsString], variables: &[(&str, OsString)]) -> io::Error {
+fn execute(file: &Path, words: &[OsString], variables: &[(&str, OsString)]) -> io::Error {
     let c_string = |text: &OsStr| CString::new(text.as_bytes());
     let prepared = || {
         let inherited = env::vars_os().filter(|(name, _)| variables.iter().all(|(other, _)| name != other));

@@ -12,17 +12,19 @@
 //! ```
 //!
 //! `doorbell run` checks the program that it executes. The preloaded library checks the programs that a process starts,
-//! between fork and exec. Except for [`execute()`], this crate therefore takes no lock, and allocates memory only for
-//! paths longer than 384 bytes.
+//! between fork and exec. Except for [`execute_by_name`], [`library()`] and [`preloaded`], this crate therefore takes
+//! no lock, and allocates memory only for paths longer than 384 bytes.
 #![deny(unsafe_code)]
 
 mod elf;
 #[allow(unsafe_code)]
 mod execute;
+mod library;
 #[allow(unsafe_code)]
 mod rights;
 
-pub use execute::execute;
+pub use execute::execute_by_name;
+pub use library::{LibraryError, library, preloaded};
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -93,14 +95,14 @@ pub fn barrier(path: &Path) -> Option<Barrier> {
     None
 }
 
-/// Opens a regular file. Returns `None` for any other file, which could block or have side effects when opened.
+/// Opens a regular file. Returns `None` for any other file, since opening it could block or have side effects.
 fn open(path: &Path) -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC).open(path);
     file.ok().filter(|file| file.metadata().is_ok_and(|found| found.is_file()))
 }
 
-/// Returns the position of the path of a script's interpreter, which follows `#!`.
+/// Returns the position of the interpreter's path, which follows `#!` in the first line of a script.
 fn interpreter_of(beginning: &[u8]) -> Option<Range<usize>> {
     let line = beginning.strip_prefix(b"#!")?;
     let from = beginning.len() - line.trim_ascii_start().len();
@@ -113,11 +115,17 @@ fn interpreter_of(beginning: &[u8]) -> Option<Range<usize>> {
     (length > 0).then_some(from..from + length)
 }
 
-/// Calls `found` with the path of the file that `execvp(3)` finds for this name. If the name has no slash, searches the
-/// folders of `path`. Returns `None` if no such file exists.
+/// Calls `found` with the path of the first executable file of this name, like [`first_of_programs`].
 pub fn with_program<R>(name: &OsStr, path: &OsStr, found: impl FnOnce(&Path) -> R) -> Option<R> {
+    let mut found = Some(found);
+    first_of_programs(name, path, |candidate| found.take().map(|found| found(candidate)))
+}
+
+/// Calls `found` with the path of each executable file that `execvp(3)` considers for this name, until `found` returns
+/// a result. If the name has no slash, these are the files in the folders of `path`.
+pub fn first_of_programs<R>(name: &OsStr, path: &OsStr, mut found: impl FnMut(&Path) -> Option<R>) -> Option<R> {
     if name.as_bytes().contains(&b'/') {
-        return Some(found(Path::new(name)));
+        return found(Path::new(name));
     }
     let mut place = [0; PATH_BYTES];
     for folder in path.as_bytes().split(|&byte| byte == b':') {
@@ -128,8 +136,10 @@ pub fn with_program<R>(name: &OsStr, path: &OsStr, found: impl FnOnce(&Path) -> 
         text[folder.len()] = b'/';
         text[folder.len() + 1..].copy_from_slice(name.as_bytes());
         let candidate = Path::new(OsStr::from_bytes(text));
-        if rights::may_execute(candidate) {
-            return Some(found(candidate));
+        if rights::may_execute(candidate)
+            && let Some(result) = found(candidate)
+        {
+            return Some(result);
         }
     }
     None

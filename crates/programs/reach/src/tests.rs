@@ -153,6 +153,22 @@ fn setuid_and_setgid_programs_cannot_be_reached() {
     assert_eq!(barrier(&script), None);
 }
 
+/// `execvp` goes on to the next folder if the kernel refuses a file for its rights or for a missing interpreter.
+#[test]
+fn the_next_folder_is_searched_after_a_program_that_cannot_start() {
+    let [first, second] = [Files::new(), Files::new()];
+    let lost = first.write("program", b"#!/no/such/interpreter\n");
+    let good = second.write("program", b"#!/bin/sh\nexit 7\n");
+    let path = format!("{}:{}", first.0.path().display(), second.0.path().display());
+    let (name, mut tried) = (OsStr::new("program"), Vec::new());
+    let started = first_of_programs(name, OsStr::new(&path), |found| {
+        tried.push(found.to_owned());
+        Command::new(found).status().ok()
+    });
+    assert_eq!(tried, [lost, good]);
+    assert_eq!(started.and_then(|status| status.code()), Some(7));
+}
+
 #[test]
 fn names_are_looked_up_as_a_shell_does() {
     let files = Files::new();

@@ -1,4 +1,5 @@
-//! Cost of a publication. A busy device publishes every 20 ms, a quiet one at most every millisecond.
+//! Cost of a publication. A device with other work publishes a change within 20 ms. A device without other work
+//! publishes a change at once, but at most once per millisecond.
 
 use std::hint::black_box;
 use std::net::Ipv4Addr;

@@ -161,8 +161,8 @@ pub struct Rule {
     pub set: Set,
     /// Names of the vendor's counters. The values of all counters that the device has are added.
     pub names: &'static [&'static str],
-    /// Counter that a device must have for the rule to apply. It distinguishes drivers whose counters otherwise have
-    /// the same names.
+    /// Counter that a device must have for the rule to apply. This counter distinguishes drivers whose other counters
+    /// have the same names.
     pub only_with: Option<&'static str>,
     /// Factor that converts the vendor's unit to the unit of the common counter.
     pub scale: u64,
@@ -294,7 +294,8 @@ pub const TABLE: &[Rule] = {
         ),
         rule(C::RxOperations, Hardware, &["iwInRdmaSends", "iwInRdmaWrites", "iwInRdmaReads"], REQUESTS),
         rule(C::RxOperations, Hardware, &["rdma_recvs"], "SENDs"),
-        // mana uses the same names as mlx5, but also counts SENDs, so the rule for mana comes first.
+        // mana uses the same names as mlx5, but also counts SENDs. The rule for mana comes first, since the first rule
+        // that applies is used.
         rule(C::RxOperations, Hardware, &["rx_send_requests", "rx_write_requests", "rx_read_requests"], REQUESTS)
             .only_with("rx_send_requests"),
         rule(
@@ -464,8 +465,8 @@ mod tests {
             assert!(!rule.names.is_empty() && rule.scale > 0 && !rule.counts.is_empty());
             assert!(rule.only_with.is_none_or(|name| rule.names.contains(&name)));
             for name in rule.names {
-                // A rule for some devices may precede a rule for all devices, if both rules compute the same common
-                // counter.
+                // Two rules may use the same name only if they compute the same common counter, and the earlier rule
+                // applies only to some devices (`only_with`).
                 let before: Option<&Rule> = seen.insert((rule.set, *name), rule);
                 let narrower = |before: &Rule| before.only_with.is_some() && before.common == rule.common;
                 assert!(before.is_none_or(narrower), "{name} appears twice");

@@ -18,11 +18,16 @@
 //! - [`TABLE`] lists the vendors' names of the common counters ([`Common`]), and the exact meaning of each.
 //! - [`Rates`] are computed from two samples. A counter that wrapped has a rate, a counter that was reset has none.
 //!   No rate is negative. A counter that a device lacks is absent, not zero.
+//! - With the feature `export`, readings become JSON and answers to Prometheus.
 //! - [`Monitor`] follows devices that appear and disappear; [`traffic`] is its short form for one device.
 #![deny(unsafe_code)]
 
 mod common;
+#[cfg(feature = "export")]
+pub mod export;
 mod monitor;
+mod news;
+mod pace;
 mod publish;
 mod rate;
 mod sample;
@@ -35,6 +40,8 @@ mod sync {
 
 pub use common::{COMMON, Common, Name, Raw, Rule, Set, TABLE, bits, is_gauge};
 pub use monitor::{Interval, Look, MAX_DEVICES, Monitor, Traffic, TrafficError, UnknownDevice, traffic};
+pub use news::News;
+pub use pace::Pace;
 pub use publish::{
     DIRECTORY_VARIABLE, MAX_FILES, PUBLISH_WITHIN_NS, PublishError, Published, Publisher, SWITCH_VARIABLE, is_wanted,
 };

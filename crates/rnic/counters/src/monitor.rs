@@ -39,6 +39,18 @@ pub struct Interval {
     pub rates: Option<Rates>,
 }
 
+impl Interval {
+    /// Returns the program that has the device open, or else the driver and network interface of the device.
+    pub fn owner(&self) -> String {
+        let identity = &self.sample.identity;
+        let parts = match (&identity.program, identity.pid) {
+            (Some(program), Some(pid)) => vec![program.clone(), format!("({pid})")],
+            _ => [&identity.driver, &identity.netdev].into_iter().flatten().cloned().collect(),
+        };
+        parts.join(" ")
+    }
+}
+
 /// Result of one look.
 #[derive(Debug, Default)]
 pub struct Look {

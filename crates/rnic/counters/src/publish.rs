@@ -29,8 +29,8 @@ use crate::sample::monotonic_ns;
 /// Environment variable that disables publication if its value is 0.
 pub const SWITCH_VARIABLE: &str = "DOORBELL_PUBLISH";
 
-/// Maximum delay from a change of a counter to its publication. If the last publication is much older than this delay,
-/// the counters have not changed since.
+/// Maximum delay from a change of a counter to its publication. If the latest publication is much older than this
+/// delay, the counters have not changed since that publication.
 pub const PUBLISH_WITHIN_NS: u64 = 20_000_000;
 
 /// Prefix of the names of incomplete files.
@@ -99,7 +99,8 @@ impl Publisher {
         if sweep(&directory).map_err(|errno| os("the directory cannot be listed", errno.into()))? >= MAX_FILES {
             return Err(DirectoryError::Full { path: directory.path }.to_string());
         }
-        // A write beyond the limit on file sizes would raise SIGXFSZ, which ends the program.
+        // A write beyond the limit on file sizes would raise SIGXFSZ, which ends the program. So check the limit before
+        // writing.
         let longest = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| soft);
         if longest < MAX_FILE_BYTES as u64 {
             return Err(format!("{place}: this process may write files of {longest} bytes at most (RLIMIT_FSIZE)"));
@@ -171,8 +172,8 @@ pub(crate) fn life(header: &Header) -> Life {
     process::life(header.pid, number("start_ticks"), number("pid_namespace"))
 }
 
-/// Returns whether the name of a file shows that the file is complete. Publishers never use control characters in
-/// names.
+/// Returns whether the name of a file shows that the file is complete. Returns false for a name with control
+/// characters, which publishers never use.
 pub(crate) fn is_complete(name: &str) -> bool {
     name.ends_with(".counters") && !name.starts_with('.') && !name.contains(char::is_control)
 }

@@ -84,7 +84,8 @@ impl Rates {
         let mut was_reset = false;
         let rules: Vec<&Rule> = Common::ALL.iter().filter_map(|common| common.rule(now)).collect();
         for rule in &rules {
-            // If one of the summed counters has disappeared, the sum is incomplete.
+            // If one of the summed counters has disappeared, the sum is incomplete, and the common counter gets no
+            // rate.
             let is_whole = rule.present(before).all(|(name, _)| now.contains_key(name));
             let mut sum = is_whole.then_some(0_u64);
             for (name, _) in rule.present(now) {
@@ -114,7 +115,7 @@ impl Rates {
             }
         }
         if was_reset {
-            // The other counters were also reset, or were read after the reset.
+            // The other counters were also reset, or were read after the reset, so none of them has a known increase.
             rates.deltas = [None; COMMON];
             rates.others.clear();
             rates

@@ -104,7 +104,7 @@ pub struct Note {
 pub struct Subject {
     /// Kind of the device.
     pub kind: Kind,
-    /// Label or name of the device, which distinguishes it from others of its kind.
+    /// Label or name that distinguishes the device from others of its kind.
     pub device: String,
     /// Number of the port; `None` if the problem concerns the whole device.
     pub port: Option<u32>,

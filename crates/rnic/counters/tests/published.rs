@@ -220,7 +220,7 @@ fn damaged_files_are_reported_and_skipped() {
         for (name, bytes, said) in [
             ("cut.counters", whole[..whole.len() - 8].to_vec(), "but its header states"),
             ("empty.counters", Vec::new(), "less than a header"),
-            ("garbage.counters", b"\xff".repeat(4096), "does not begin as"),
+            ("garbage.counters", b"\xff".repeat(4096), "does not begin with"),
             ("long.counters", vec![0; 1 << 20], "longer than 65536 B"),
             ("odd.counters", writing(whole.clone()), "stopped during a write"),
         ] {

@@ -467,7 +467,7 @@ fn mlx4_cxgb4_and_representors_of_mlx5() {
     assert_deltas(&rates, &expected);
 }
 
-/// Once devices are selected, a look only has notes about these devices.
+/// Once devices are selected, a reading of the counters has notes about these devices only.
 #[test]
 fn notes_concern_only_the_selected_device() {
     let tree = Tree::new();

@@ -57,8 +57,8 @@ impl<L: std::fmt::Debug> std::fmt::Debug for Driver<L> {
 }
 
 impl<L: Link> Driver<L> {
-    /// Creates a driver of `rnic` on `link`. `port` is the UDP port of this device and its peers. The ICRC covers this
-    /// port, so it has no effect on a link that is not sealed.
+    /// Creates a driver of `rnic` on `link`. `port` is the UDP port of this device and its peers. Only the ICRC depends
+    /// on this port, so the port has no effect on a link that is not sealed.
     pub fn new(rnic: Rnic, link: L, port: u16) -> Self {
         let address = rnic.config().address;
         let sealed = link.properties().sealed;
@@ -234,8 +234,8 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// Drops the unsent runs of the batch, as if the network had lost them. The RNIC does not retransmit while a batch
-    /// waits. After this call, the RNIC's timers expire, and it retransmits.
+    /// Drops the unsent runs of the batch, as if the network had lost them. While a batch waits, the RNIC does not
+    /// retransmit. After this call, it retransmits when its timers expire.
     fn drop_batch(&mut self) {
         self.next_run = self.batch.runs().len();
         self.rnic.transmitted();

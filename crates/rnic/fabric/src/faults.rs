@@ -21,7 +21,7 @@ use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
 /// Maximum number of later packets that pass a reordered packet. Later packets that are held back too do not count.
 const REORDER_DISTANCE_MAX: u32 = 4;
 
-/// Maximum time that a reordered packet waits for later packets. Without this limit, the last packet of a burst would
+/// Maximum time that a reordered packet waits for later packets. Without this limit, the final packet of a burst could
 /// wait forever.
 const REORDER_WAIT_NS: u64 = 50_000;
 

@@ -7,7 +7,7 @@ use doorbell_rnic::{HEADERS_BYTES_MAX, Packet, Payload, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{FaultMarks, Outer};
 
-use crate::shm::OwnProcess;
+use crate::own_process::OwnProcess;
 
 /// Properties of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,7 +200,7 @@ pub trait Link: Send {
         }
     }
 
-    /// Returns the numbers of packets that the link sent, received, or lost, by medium and cause.
+    /// Returns the counters of the link, for example of the packets that it lost, by cause.
     fn link_counters(&self) -> LinkCounters;
 }
 

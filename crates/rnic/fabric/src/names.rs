@@ -16,7 +16,7 @@ use nix::sys::socket::{
 use nix::sys::time::{TimeVal, TimeValLike as _};
 use nix::unistd::geteuid;
 
-use crate::shm::{Opening, OwnProcess};
+use crate::own_process::{Opening, OwnProcess};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
@@ -136,7 +136,7 @@ fn request() -> Vec<u8> {
 
 /// Parses the messages of one batch and adds their names to `names`. Returns whether the batch is the last one.
 fn take_batch(mut batch: &[u8], names: &mut Vec<AbstractName>) -> io::Result<bool> {
-    let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer about Unix sockets is cut");
+    let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer about Unix sockets is truncated");
     while let Some(header) = batch.first_chunk::<NLMSG_HEADER_BYTES>() {
         let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
         let body = batch.get(NLMSG_HEADER_BYTES..length).ok_or_else(invalid)?;
@@ -183,8 +183,9 @@ fn by_table() -> io::Result<Vec<AbstractName>> {
     Ok(names)
 }
 
-/// Parses `ADDRESS: REFERENCES PROTOCOL FLAGS TYPE STATE INODE NAME`, in which `@` stands for the zero before an
-/// abstract name. The name extends to the end of the line, so a name with spaces cannot imitate another name.
+/// Parses `ADDRESS: REFERENCES PROTOCOL FLAGS TYPE STATE INODE NAME`, in which `@` stands for the zero byte at the
+/// beginning of an abstract name. The name extends to the end of the line, so a name with spaces cannot imitate another
+/// name.
 fn parse_line(line: &[u8]) -> Option<AbstractName> {
     let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
     let flags = u32::from_str_radix(str::from_utf8(words.nth(3)?).ok()?, 16).ok()?;
@@ -248,7 +249,8 @@ mod tests {
             assert_eq!(names, []);
         }
         for length in 0..body.len() {
-            // A truncated message parses only if it contains the whole name.
+            // The last byte of the message is padding after the name. So `parse` accepts a truncated message only if no
+            // other byte is missing.
             let is_whole = length >= body.len() - 1;
             assert_eq!(parse(&body[..length]).is_some(), is_whole, "{length}");
         }

@@ -54,7 +54,7 @@ use crate::guard;
 use crate::link::Link;
 use crate::observe::Observer;
 use crate::own_event::OwnEvent;
-use crate::shm::OwnProcess;
+use crate::own_process::OwnProcess;
 use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
 use flush::Flushes;
@@ -254,7 +254,7 @@ impl DrivenRnic {
                 self.note_poll(true);
                 found = notified();
                 if !found {
-                    // Yield, since the peer may wait for this processor.
+                    // Yield the processor, since the peer may wait for it.
                     std::thread::yield_now();
                 }
                 elapsed_ns = shared.now_ns() - begun_ns;
@@ -569,7 +569,7 @@ impl ThreadState {
         fds.extend(groups.iter().map(|joined| watched(joined.readable.as_fd())));
         let left = std::time::Duration::from_nanos(until_ns.saturating_sub(self.now_ns()));
         let timeout = Some(TimeSpec::from(left.min(LONGEST_SLEEP)));
-        // A signal counts as a wake-up: the caller checks all work again.
+        // An interrupting signal counts as a wake-up, after which the caller checks all work.
         if ppoll(&mut fds, timeout, None).is_err_and(|error| error != nix::Error::EINTR) {
             // The process may have lowered its limit of descriptors below the length of `fds`, or no memory is left.
             // Sleep briefly so that the thread does not spin.

@@ -86,10 +86,10 @@ pub struct Checker {
 pub struct CheckCounters {
     /// Packets with a correct ICRC.
     pub ok: u64,
-    /// Packets with a correct ICRC and another identification than a socket's packet would have.
+    /// Packets whose ICRC is correct for an IPv4 identification that no socket of this link would use.
     pub ok_other_identification: u64,
-    /// Packets whose ICRC is wrong for every identification, or right only for an identification that the sender does
-    /// not use.
+    /// Packets whose ICRC is wrong for every IPv4 identification, or correct only for one that their sender does not
+    /// use.
     pub failed: u64,
     /// Packets too short for a BTH and an ICRC.
     pub short: u64,
@@ -132,7 +132,7 @@ impl Checker {
         self.counters
     }
 
-    /// Finds the identification for which the ICRC of a packet is right. Counts nothing.
+    /// Finds the identification for which the ICRC of a packet is right. Does not change the counters.
     #[inline]
     pub(crate) fn find(&mut self, run: &ReceivedRun<'_>, index: usize, packet: &[u8]) -> Check {
         self.flow_from(run).check(index as u16, packet)
@@ -159,8 +159,8 @@ fn write_icrc(flow: &Flow, identification: u16, packet: &mut [u8]) {
 /// Number of slots in the cache of peers' flows.
 const CACHED_FLOWS: usize = 64;
 
-/// Cache of the flows of recent peers. Each peer has one possible slot, which the next peer with the same hash takes
-/// over. So the size is fixed. To compute a flow again costs less than to handle a packet.
+/// Cache of the flows of recent peers. A hash of the peer selects one of a fixed number of slots, and a new peer takes
+/// over the slot of an older one. To compute a flow again costs less than to handle a packet.
 #[derive(Clone, Debug)]
 struct FlowCache {
     slots: Box<[Option<CachedFlow>; CACHED_FLOWS]>,
@@ -172,8 +172,8 @@ struct CachedFlow {
     peer: IpAddr,
     port: u16,
     flow: Flow,
-    /// Number of consecutive packets with an identification that a socket's packet may have, up to [`CERTAIN`]. `None`
-    /// before the first packet.
+    /// Number of consecutive packets whose identification a socket's packet may have, up to [`CERTAIN`]. `None` before
+    /// the first packet.
     like_a_socket: Option<u8>,
 }
 
@@ -181,7 +181,8 @@ struct CachedFlow {
 const SEGMENTS_MAX: u16 = 128;
 
 /// Number of consecutive packets with identifications below [`SEGMENTS_MAX`] after which a peer counts as a socket. A
-/// peer that increments the identification with each packet has at most 128 such packets in a row.
+/// peer that increments the identification with each packet never counts as a socket, since it sends at most 128 such
+/// packets in a row.
 const CERTAIN: u8 = 255;
 
 impl FlowCache {
@@ -210,9 +211,10 @@ impl FlowCache {
         }
     }
 
-    /// Returns whether the peer of the last lookup would send a packet with this identification. If the identification
-    /// of a peer's first packet is the packet's index, the peer counts as a socket immediately. For a peer that is no
-    /// socket, this happens once in 2^16 times, and causes the rejection of one packet.
+    /// Returns whether the peer of the most recent lookup would send a packet with this identification. The peer counts
+    /// as a socket at once if the identification of its first packet is the index of this packet in its run. A peer
+    /// that is no socket passes this test with a probability of 2^-16. Then one of its next packets is rejected by
+    /// mistake.
     #[inline]
     fn believe(&mut self, identification: u16, dont_fragment: bool, index: usize) -> bool {
         let Some(cached) = &mut self.slots[self.last] else { return true };

@@ -4,7 +4,6 @@
 //!
 //! - `ring.rs`: the format of a ring, and the order in which writer and reader access its memory.
 //! - `sys.rs`: the mapping of the memfd, and system calls.
-//! - `own_process.rs` and `gate.rs`: descriptors that forked children give up.
 //! - `meet.rs` and `message.rs`: the exchange after which two devices share memory.
 //! - `routes.rs`: the choice between ring and UDP for each destination.
 //! - `peer.rs`: writing and reading packets in the rings of one peer.
@@ -15,27 +14,20 @@
 //! A sleeping reader waits on its UDP socket. The writer of its ring wakes it by a datagram without a packet. The
 //! processes share neither locks nor semaphores, so no process can block another.
 
-mod gate;
+mod datagrams;
 mod idle;
 mod link;
 mod meet;
 mod message;
-mod own_process;
 mod peer;
 mod ring;
 mod routes;
-/// Atomics of [`gate`]. The test with the model checker replaces them by those of loom.
-mod sync {
-    pub(super) use std::sync::atomic::{AtomicU32, Ordering};
-}
-mod datagrams;
 mod sys;
 
 use std::fmt;
 use std::str::FromStr;
 
 pub use link::{SharedMemoryCounters, SharedMemoryLink};
-pub use own_process::{Opening, OwnProcess};
 
 /// Medium for packets to devices of this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -25,10 +25,11 @@ pub use counters::UdpCounters;
 pub use interface::{active_mtu, interface_index, interface_mtu, largest_path_mtu};
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::own_process::OwnProcess;
 use crate::seal::Sealer;
-use crate::shm::OwnProcess;
+use control::Outgoing;
 use group::Group;
-use sys::{Incoming, Outgoing};
+use sys::Incoming;
 
 /// Traffic class of the socket. Packets with this traffic class need no control message.
 pub const DEFAULT_TRAFFIC_CLASS: u8 = 0;
@@ -312,8 +313,8 @@ impl UdpLink {
                 self.counters.send_full += 1;
                 Ok(Verdict::Full)
             }
-            // With these errors, kernels report either segments larger than the MTU, or missing support for
-            // segmentation. Sending the segments separately shows which of the two is the cause.
+            // Kernels report these errors in two cases: the segments are larger than the MTU, or the kernel does not
+            // support segmentation. Sending the segments separately shows which case it is.
             Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP | libc::ENOPROTOOPT) if segmented => {
                 Ok(Verdict::SendSeparately)
             }
@@ -486,8 +487,8 @@ impl Link for UdpLink {
             match received {
                 Ok(count) => {
                     last_look.messages = count;
-                    // Request long runs one by one. Then the RNIC acknowledges each run separately, and the sender can
-                    // send the next run earlier.
+                    // If the messages are long on average, request one message per call. Then the RNIC acknowledges
+                    // each run separately, and the sender can send the next run earlier.
                     let bytes = counters.bytes_received - bytes_before;
                     let long = bytes >= (count * LONG_RUN_BYTES) as u64;
                     *ask = if count == *ask && !long { sys::MAX_RECEIVE_MESSAGES } else { 1 };

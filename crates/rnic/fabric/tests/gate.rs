@@ -2,7 +2,7 @@
 //! thread has opened a descriptor, but has not yet put it on the list of descriptors that forked children give up.
 
 #[allow(dead_code)] // the models do not use the child's code
-#[path = "../src/shm/gate.rs"]
+#[path = "../src/own_process/gate.rs"]
 mod gate;
 use doorbell_testing::model;
 
@@ -18,7 +18,8 @@ use model::AtomicU32;
 /// Maximum number of preemptions in one interleaving.
 const PREEMPTIONS: usize = 3;
 
-/// Maximum number of naps of a thread. The limit ends interleavings in which two threads wait for each other in turn.
+/// Maximum number of naps of a thread. Without this limit, two threads that wait for each other in turn would cause an
+/// endless interleaving.
 const NAPS: usize = 2;
 
 struct World {

@@ -77,7 +77,7 @@ fn a_deadline_is_never_slept_past() {
                 move || world.call(|_| ())
             }),
         ];
-        // Model the thread until it would sleep no longer than the deadline.
+        // Model the thread: it sleeps again and again, until the next sleep would end at the callers' deadline.
         loop {
             let until_ns = world.wakeups.deadline_ns();
             if until_ns == DEADLINE_NS {

@@ -39,7 +39,7 @@ pub fn create_new(path: &Path, mode: u32) -> io::Result<File> {
 /// Creates a file with a random name in the directory of `path`.
 fn create_beside(path: &Path, mode: u32) -> io::Result<(PathBuf, File)> {
     let Some(name) = path.file_name() else {
-        let why = format!("{}: the path of a file ends with its name", path.display());
+        let why = format!("{}: the path must end with the name of a file", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     };
     for _ in 0..TRIES {
@@ -52,7 +52,10 @@ fn create_beside(path: &Path, mode: u32) -> io::Result<(PathBuf, File)> {
             made => return made.map(|file| (beside, file)),
         }
     }
-    Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("no random name beside {name:?} is free")))
+    Err(io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        format!("all {TRIES} random names that were tried beside {name:?} are taken"),
+    ))
 }
 
 /// Replaces a file atomically. Readers see either the old or the new content.
@@ -73,7 +76,8 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// The file cannot be created in its directory. The path names a directory, or a pipe or device of another user.
+/// The file cannot be created in its directory, or the path names a directory. Or it names a pipe or device of a user
+/// other than root or the user of this process.
 pub fn create(path: &Path) -> io::Result<File> {
     if let Some(special) = open_special(path)? {
         return Ok(special);
@@ -83,8 +87,8 @@ pub fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// A file of a library whose program may close all descriptors, also that of the file. After such a close, the
-/// descriptor's number may name another file. The guard neither writes to that other file nor closes it.
+/// A file of a library. The program that uses the library may close all descriptors, including the one of this file.
+/// Its number may then name another file. The guard neither writes to that other file nor closes it.
 #[derive(Debug)]
 pub struct GuardedFile {
     /// The guarded file; `None` only while the guard is dropped.
@@ -147,7 +151,12 @@ fn open_special(path: &Path) -> io::Result<Option<File>> {
     let file = OpenOptions::new().write(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)?;
     let opened = file.metadata()?;
     if (opened.ino(), opened.dev()) != (found.ino(), found.dev()) || ![0, own_user()].contains(&opened.uid()) {
-        let why = format!("{} belongs to user {}", path.display(), opened.uid());
+        let why = format!(
+            "{} must belong to user {} or root, but belongs to user {}",
+            path.display(),
+            own_user(),
+            opened.uid()
+        );
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }
     Ok(Some(file))
@@ -191,14 +200,18 @@ pub fn private_directory(parent: &Path, stem: &str) -> io::Result<PathBuf> {
     for _ in 0..TRIES {
         let path = private_path(parent, stem)?;
         match make(&path) {
-            // Another process created the name first. The next attempt finds out whether it belongs to this user.
+            // Another process has just created a file or directory with this name. The next attempt finds out whether
+            // it belongs to this user.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !is_own(&path) => {}
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             // If two processes of this user each created a directory, `private_path` returns the older one to both.
             _ => return private_path(parent, stem),
         }
     }
-    Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("other users take all names of {}", parent.display())))
+    Err(io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        format!("{}: other users took all {TRIES} names that were tried for {stem}", parent.display()),
+    ))
 }
 
 fn is_own(path: &Path) -> bool {
@@ -243,7 +256,10 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     if found.is_file() && found.uid() == own_user() {
         return Ok(file);
     }
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{} is no file of this user", path.display())))
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!("{} must be a regular file of user {}", path.display(), own_user()),
+    ))
 }
 
 /// Reads a regular file of at most `limit` bytes. If the path names a pipe, the function fails instead of blocking.
@@ -262,6 +278,23 @@ pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
         return Err(io::Error::other(format!("the file is longer than {limit} B")));
     }
     Ok(bytes)
+}
+
+/// Reads the text of a file that has at most `limit` bytes. The file may be a pipe.
+///
+/// # Errors
+///
+/// The file is unreadable, is no text, or is longer than `limit`. The error names the file.
+pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
+    let name = path.display();
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(limit + 1).read_to_string(&mut text))
+        .map_err(|error| io::Error::new(error.kind(), format!("{name} cannot be read: {error}")))?;
+    if text.len() as u64 > limit {
+        return Err(io::Error::other(format!("{name} has more than {limit} B, the allowed maximum")));
+    }
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -295,8 +328,8 @@ mod tests {
         let mut guarded = GuardedFile::new(file).unwrap();
         guarded.write_all(b"frames").unwrap();
         nix::unistd::close(number).unwrap();
-        // `create` normally gets the number of the closed descriptor. If another thread's file takes that number, the
-        // test still checks the same property.
+        // `create` normally gets the number of the closed descriptor. If another thread's file gets that number
+        // instead, the test still checks the same property.
         let own = File::create(path("own")).unwrap();
         assert!(guarded.write_all(b"more frames").is_err());
         drop(guarded);

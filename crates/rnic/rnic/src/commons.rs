@@ -71,10 +71,10 @@ pub(crate) struct Commons {
     pub(crate) destinations: Slab<Destination>,
     /// Window for READ and atomic responses to this device.
     pub(crate) inbound: Window,
-    /// Maximum cost of the response to one READ request. The requester splits a larger READ into several requests,
-    /// since only the requester can limit how much of a response is in flight.
+    /// Maximum cost of the response to one READ request. The requester splits a larger READ into several requests. It
+    /// must, since only the requester can limit how many bytes of responses are in flight.
     pub(crate) read_piece_cost: u64,
-    /// Queue pairs (slots) with something to send.
+    /// Slots of the queue pairs that have packets to send.
     pub(crate) ready: VecDeque<u32>,
     /// Unsent acknowledgements of queue pairs that were reset or destroyed.
     pub(crate) farewells: VecDeque<Farewell>,

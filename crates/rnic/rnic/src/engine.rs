@@ -79,7 +79,7 @@ pub struct Config {
 /// grows without limit under traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// Queue pairs with something to send.
+    /// Queue pairs that have packets to send.
     pub ready: usize,
     /// Queue pairs that wait for room in a window.
     pub waiting: usize,
@@ -321,8 +321,9 @@ impl Rnic {
             && !qp.ack_held
         {
             qp.ack_held = true;
-            // Nearly always, the new entry belongs at the end. The exception: if the list contained an outdated entry
-            // of this queue pair until now, the current acknowledgement may have been due for some time.
+            // The list is ordered by time, and nearly always the new entry is the latest one. It is not if the list
+            // contained an outdated entry of this queue pair until now: then the current acknowledgement may have
+            // become due before others in the list.
             let place = self.held_acks.iter().rposition(|&(other, ..)| other <= since).map_or(0, |at| at + 1);
             self.held_acks.insert(place, (since, slot, qp.qpn));
         }

@@ -43,7 +43,7 @@ pub trait Pager: Send + Sync {
     fn bring_in(&self, base: *mut u8, length: usize, written: bool) -> bool;
 }
 
-/// A registered region, or the part of a region that a bound memory window covers.
+/// A region: either the whole memory of one registration, or the part of it that a bound memory window covers.
 pub struct Region {
     pd: PdId,
     key: u32,
@@ -54,7 +54,7 @@ pub struct Region {
     valid: AtomicBool,
     /// Number of memory windows that are bound to the region.
     windows: AtomicUsize,
-    /// The bound window, if the region is the part that a window covers.
+    /// Binding of the window, if this region is the part that a bound window covers.
     bound: Option<Bound>,
     /// Pager that the region calls before each access, if the region is paged on demand.
     pager: Option<Arc<dyn Pager>>,
@@ -172,8 +172,8 @@ impl Region {
         Ok(offset as usize)
     }
 
-    /// Checks an access that follows at once, and maps its memory if the region is paged on demand. Returns the offset
-    /// of the first byte in the region.
+    /// Checks an access that the caller makes immediately after this call, and maps the memory if the region is paged
+    /// on demand. Returns the offset of the first byte in the region.
     #[inline]
     fn reach(&self, pd: PdId, address: u64, length: u64, needed: Access) -> Result<usize, MemoryError> {
         let offset = self.check(pd, address, length, needed)?;
@@ -293,8 +293,8 @@ pub trait RegionDirectory: Send + Sync {
     /// too short, its rights do not allow the binding, or windows of this type do not allow the binding.
     fn bind(&self, through: Through, binding: &WindowBinding) -> Result<(), MemoryError>;
 
-    /// Invalidates the key of a bound memory window of type 2. The program that owns the window or its peer has
-    /// requested the invalidation.
+    /// Invalidates the key of a bound memory window of type 2. The invalidation was requested by the program that owns
+    /// the window, or by a SEND with Invalidate from a peer.
     ///
     /// # Errors
     ///

@@ -16,15 +16,15 @@ pub struct Policy {
     /// Maximum number of packets between two acknowledgement requests of a requester. The last packet of each message
     /// also requests an acknowledgement.
     pub ack_request_packets: u32,
-    /// Maximum bytes in flight to one destination, and maximum bytes of READ responses in flight to this device. Bytes
-    /// are counted as the kernel counts them; [`u64::MAX`] means unlimited.
+    /// Maximum bytes in flight to one destination, and maximum bytes of READ responses in flight to this device. Each
+    /// datagram counts with the memory that the kernel uses for it. [`u64::MAX`] means unlimited.
     pub max_window_bytes: u64,
     /// Number of READ pieces whose responses together fill the initial window for responses. The requester splits long
     /// READs into such pieces. With 0, it never splits a READ.
     pub read_pieces_per_window: u64,
-    /// Minimum of the early timeout in nanoseconds. The early timeout adapts to the round trip time. After it, the
-    /// requester retransmits without waiting for the timeout that the program has configured. `None` turns off early
-    /// retransmission.
+    /// Minimum of the early timeout in nanoseconds. The early timeout adapts to the round trip time. When it expires,
+    /// the requester retransmits, although the timeout that the program has configured has not expired. `None` turns
+    /// off early retransmission.
     pub least_early_timeout_ns: Option<u64>,
     /// Whether the device ignores posted work requests until the driver calls
     /// [`ring_sends`](crate::Rnic::ring_sends), [`ring_receives`](crate::Rnic::ring_receives) or

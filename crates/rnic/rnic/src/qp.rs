@@ -66,15 +66,15 @@ pub(crate) struct Qp {
     pub(crate) req: Requester,
     pub(crate) resp: Responder,
     pub(crate) counters: QpCounters,
-    /// Index of the destination device in `Commons`, with the window of packets to it. Only RC queue pairs have a
-    /// destination, from RTR on.
+    /// Index of the peer's device in the destinations of `Commons`. That entry has the window of packets to the device.
+    /// Only RC queue pairs have a destination, from RTR on.
     pub(crate) destination: Option<usize>,
     pub(crate) path: Path,
     /// Bytes of a frame outside the packet: Ethernet, IP and UDP headers, and the ICRC.
     pub(crate) frame_overhead: u64,
     /// Whether the queue pair is in the ready list of the engine.
     pub(crate) queued: bool,
-    /// Whether the responder had the turn when the queue pair most recently could send only one packet.
+    /// Whether the responder sent the packet when the queue pair most recently could send only one packet.
     pub(crate) answers_turn: bool,
     /// Whether the queue pair waits for room in a window.
     pub(crate) blocked: bool,
@@ -135,8 +135,8 @@ impl Qp {
     }
 
     /// Returns a receive to its queue for the next message, since the message that took the receive is dropped (IBTA
-    /// Vol 1, 9.9.3, class D). This also holds for receives of a shared receive queue, which IBTA would complete with
-    /// an error (class E). But then any sender that knows a Q_Key could use up the receives of all queue pairs.
+    /// Vol 1, 9.9.3, class D). IBTA would complete a receive of a shared receive queue with an error instead (class E).
+    /// This device does not: any sender that knows a Q_Key could use up the receives of all queue pairs.
     pub(crate) fn give_back_receive(&mut self, wqe: RecvWqe) {
         match &mut self.rq {
             ReceiveQueue::Own { ring, .. } => ring.give_back(wqe),

@@ -31,13 +31,13 @@ pub struct SharedReceiveQueue {
     posted: ArrayQueue<RecvWqe>,
     /// The newest `unrung` receives are hidden from the device: their doorbell was not rung.
     unrung: AtomicUsize,
-    /// Receives that dropped messages returned, at most one per queue pair. Messages take them before the posted
-    /// receives. An engine that takes a receive locks this list only if the list is not empty.
+    /// Receives that came back because their messages were dropped, at most one per queue pair. Messages take these
+    /// receives before the posted ones. An engine that takes a receive locks this list only if the list is not empty.
     returned: Mutex<VecDeque<RecvWqe>>,
     returned_len: AtomicUsize,
-    /// The device raises the limit event when fewer receives than this remain; 0 means that the event is not armed. A
-    /// program writes the limit and then reads the length. An engine lowers the length and then reads the limit. At
-    /// least one of the two threads must see the change of the other, so all these accesses are `SeqCst`.
+    /// The device raises the limit event when the number of receives falls below this limit; 0 means that the event is
+    /// not armed. A program writes the limit and then reads the length. An engine lowers the length and then reads the
+    /// limit. At least one of the two threads must see the change of the other, so all these accesses are `SeqCst`.
     limit: AtomicUsize,
     /// Whether the queue was destroyed. A destroyed queue raises no event, since another queue may have its number.
     retired: AtomicBool,

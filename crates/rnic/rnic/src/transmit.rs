@@ -172,8 +172,8 @@ impl TransmitBatch {
         &mut self.bytes[start..start + len]
     }
 
-    /// Adds a packet to the last run if it fits into this run, and to a new run otherwise. `segment` is the length of
-    /// the packet with its trailer.
+    /// Adds a packet to the newest run if the packet fits into that run, and to a new run otherwise. `segment` is the
+    /// length of the packet with its trailer.
     #[inline]
     fn extend_runs(&mut self, path: &Path, segment: usize) {
         let start = self.used;
@@ -206,7 +206,7 @@ impl TransmitBatch {
         }
     }
 
-    /// Removes the packet that was added last, because the caller could not write its payload.
+    /// Removes the packet that was added most recently, because the caller could not write its payload.
     pub(crate) fn retract(&mut self, len: usize) {
         let segment = len + self.trailer_bytes;
         self.used -= segment;

@@ -26,7 +26,7 @@ fn options(seed: u64) -> (&'static str, Options) {
     if name == "held-acks" {
         acks = Acks::Held;
     }
-    // Use two nodes, or up to eight nodes with less work each.
+    // Use either two nodes with much work, or up to eight nodes with less work each.
     let nodes = if rng.chance(600) { 2 } else { rng.within(3, 8) as usize };
     let connections = rng.within(1, nodes as u64 + 1) as usize;
     let messages = 40 / connections + 2;

@@ -45,8 +45,8 @@ counters! {
         tx_data_packets,
         /// Bytes of the packets in `tx_data_packets`.
         tx_data_bytes,
-        /// First transmissions of zero-length SENDs with immediate data, which `tx_data_packets` counts too. Such a
-        /// SEND carries no message of a program, but for example the credits of a connection.
+        /// First transmissions of zero-length SENDs with immediate data. `tx_data_packets` counts them too. Such a SEND
+        /// carries no message of a program, but for example the credits of a connection.
         tx_word_packets,
         /// Bytes of the packets in `tx_word_packets`.
         tx_word_bytes,

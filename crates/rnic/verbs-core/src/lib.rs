@@ -14,6 +14,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod address;
 mod completion;
 mod counters;
 mod event;
@@ -22,6 +23,7 @@ mod object;
 mod qp;
 mod work;
 
+pub use address::AddressVector;
 pub use completion::{Attachment, Completion, CompletionOpcode, Notifier, Notify, Overrun, Status};
 pub use counters::{Counters, LinkCounters, QpCounters};
 pub use doorbell_wire::cost::MAX_MESSAGE_BYTES;
@@ -33,6 +35,6 @@ pub use qp::{
     check_transition, transition,
 };
 pub use work::{
-    AddressVector, Payload, PostError, PostErrorKind, RecvRequest, SendFlags, SendOperation, SendRequest, SendRules,
-    UdDestination, check_inline, check_sges,
+    Payload, PostError, PostErrorKind, RecvRequest, SendFlags, SendOperation, SendRequest, SendRules, UdDestination,
+    check_inline, check_sges,
 };

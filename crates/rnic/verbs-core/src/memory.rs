@@ -53,7 +53,10 @@ pub enum MemoryError {
         key: u32,
     },
     /// The region belongs to another protection domain.
-    #[error("the memory region {key:#010x} belongs to another protection domain than the queue pair")]
+    #[error(
+        "the memory region {key:#010x} belongs to another protection domain than the queue pair, but must belong to \
+         the same one"
+    )]
     ForeignPd {
         /// Key.
         key: u32,
@@ -76,7 +79,9 @@ pub enum MemoryError {
         region_length: u64,
     },
     /// The region was registered without the required right.
-    #[error("the memory region {key:#010x} was registered with the rights {granted:?}, the access needs {needed:?}")]
+    #[error(
+        "the memory region {key:#010x} was registered with the rights {granted:?}, but the access needs {needed:?}"
+    )]
     Forbidden {
         /// Key.
         key: u32,
@@ -86,7 +91,10 @@ pub enum MemoryError {
         granted: Access,
     },
     /// The region is paged on demand, and its memory is not mapped or is mapped without the required rights.
-    #[error("the memory region {key:#010x} is paged on demand, but {length} bytes at {address:#x} are not mapped")]
+    #[error(
+        "{length} bytes at {address:#x} must be mapped with the rights of the access: the memory region {key:#010x} is \
+         paged on demand"
+    )]
     NotThere {
         /// Key.
         key: u32,
@@ -96,7 +104,7 @@ pub enum MemoryError {
         length: u64,
     },
     /// An atomic operation has an address that is not a multiple of 8.
-    #[error("an atomic operation needs an address that is a multiple of 8, got {address:#x}")]
+    #[error("the address of an atomic operation is {address:#x}, but must be a multiple of 8")]
     Misaligned {
         /// Address.
         address: u64,
@@ -119,7 +127,7 @@ pub enum WindowKind {
     /// window through all of these queue pairs. A binding of zero bytes invalidates the key of the window.
     Type1,
     /// A window that can be bound only while it is unbound (type 2B). Peers access the window only through the queue
-    /// pair that bound it. The program that owns the window or the peer can invalidate the key.
+    /// pair that bound it. The key can be invalidated by the program that owns the window, and also by the peer.
     Type2,
 }
 
@@ -134,7 +142,8 @@ pub struct WindowBinding {
     pub address: u64,
     /// Length in bytes.
     pub length: u64,
-    /// Rights of peers that access the window. The rights that the region grants to peers do not matter.
+    /// Rights of peers that access the window. They are independent of the rights that the region itself grants to
+    /// peers.
     pub access: Access,
     /// Whether peers address the window by offsets from its start.
     pub zero_based: bool,

@@ -22,19 +22,20 @@ pub enum ObjectError {
     #[error("the device already has its maximum number of {0}")]
     Exhausted(&'static str),
     /// The object does not exist.
-    #[error("there is no such {0}")]
+    #[error("the device has no such {0}: it was never created, or it was destroyed")]
     Unknown(&'static str),
     /// Other objects still use the object.
-    #[error("the {what} is still used by {users}")]
+    #[error("the {what} is still used by {users}, and can be changed or destroyed only while it is unused")]
     Busy {
         /// Object to destroy.
         what: &'static str,
-        /// Objects that still use this object.
+        /// Kind of the objects that still use the object.
         users: &'static str,
     },
-    /// The region's range is invalid, or the device is full.
+    /// The region is too long or extends beyond the last address, or the device has no free region.
     #[error(
-        "memory region of {length} B at {address:#x}: its range is invalid, or the device has no room for a region"
+        "a region of {length} B at {address:#x} cannot be registered: it must end before address 2^64 and fit the \
+         maximum length of the device, and a region must be free"
     )]
     Region {
         /// Address of the region.
@@ -43,7 +44,7 @@ pub enum ObjectError {
         length: usize,
     },
     /// The device did not attach the queue pair to the group, or did not detach the queue pair from the group.
-    #[error("the multicast group {group}: {why}")]
+    #[error("the queue pair cannot join or leave the multicast group {group}: {why}")]
     Group {
         /// Multicast group.
         group: IpAddr,
@@ -51,7 +52,7 @@ pub enum ObjectError {
         why: &'static str,
     },
     /// The objects belong to different protection domains.
-    #[error("the {0} belongs to another protection domain than the queue pair")]
+    #[error("the {0} belongs to another protection domain than the queue pair, but must belong to the same one")]
     ForeignPd(&'static str),
 }
 
@@ -63,7 +64,7 @@ pub struct CqId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SrqId(pub u32);
 
-/// Limits of a device. The device enforces each depth and size exactly.
+/// Limits of a device. The device enforces exactly the depths and sizes that a program requests, within these limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum number of queue pairs.
@@ -99,4 +100,17 @@ pub struct Limits {
 /// The number is outside its range ([`ObjectError::Range`]).
 pub fn check_range(what: &'static str, given: usize, least: usize, most: usize) -> Result<(), ObjectError> {
     if (least..=most).contains(&given) { Ok(()) } else { Err(ObjectError::Range { what, given, least, most }) }
+}
+
+/// Returns the meaning of an error number, and advice if the cause is known.
+pub(crate) fn refusal(errno: i32) -> String {
+    use std::io::{Error, ErrorKind};
+    let error = Error::from_raw_os_error(errno);
+    let advice = match error.kind() {
+        ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => {
+            "; no route leads from this GID to the peer: give the network interface an address, or choose another GID"
+        }
+        _ => "",
+    };
+    format!("{error}{advice}")
 }

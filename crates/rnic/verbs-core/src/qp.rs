@@ -4,10 +4,10 @@ use std::net::IpAddr;
 
 use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
 
+use crate::address::AddressVector;
 use crate::counters::QpCounters;
 use crate::memory::{Access, PdId};
-use crate::object::{CqId, Limits, SrqId};
-use crate::work::{AddressVector, refusal};
+use crate::object::{CqId, Limits, SrqId, refusal};
 
 /// Transport of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,7 +140,7 @@ pub struct QpAttributes {
 }
 
 impl QpAttributes {
-    /// Returns the set of the attributes that are not `None`. The set has no bit for the new state.
+    /// Returns the set of the attributes that are not `None`, except the new state: the set has no bit for it.
     pub fn mask(&self) -> AttributeMask {
         use AttributeMask as A;
         [
@@ -186,7 +186,7 @@ pub enum ModifyError {
         to: QpState,
     },
     /// The queue pair is in another state than the program expects.
-    #[error("the queue pair is in state {actual:?}, the request expects state {believed:?}")]
+    #[error("the queue pair is in state {actual:?}, but the request expects state {believed:?}")]
     NotInState {
         /// Current state.
         actual: QpState,
@@ -195,8 +195,8 @@ pub enum ModifyError {
     },
     /// Required attributes of the transition are missing, or some given attributes are not allowed.
     #[error(
-        "transition of a {} queue pair from {from:?} to {to:?}: \
-         missing attributes {missing:?}, attributes not allowed here {surplus:?}",
+        "a {} queue pair cannot go from state {from:?} to state {to:?} with these attributes: \
+         required but missing are {missing:?}, given but not allowed are {surplus:?}",
         kind.name()
     )]
     Attributes {
@@ -224,7 +224,10 @@ pub enum ModifyError {
         most: usize,
     },
     /// The path MTU exceeds the active MTU of the port.
-    #[error("path MTU {given} is larger than this port's active MTU {active}, which its interface's MTU sets")]
+    #[error(
+        "path MTU {given} is larger than this port's active MTU {active}, which follows from the MTU of \
+         the network interface"
+    )]
     PathMtu {
         /// Requested bytes.
         given: usize,
@@ -238,7 +241,7 @@ pub enum ModifyError {
         errno: i32,
     },
     /// The families of the addresses differ.
-    #[error("the peer's address {peer} is of another family than this device's {own}")]
+    #[error("the peer's address {peer} and this device's address {own} must both be IPv4 or both be IPv6")]
     AddressFamily {
         /// Address of the peer.
         peer: IpAddr,
@@ -251,7 +254,7 @@ fn span(least: usize, most: usize) -> String {
     if least == most { least.to_string() } else { format!("{least} to {most}") }
 }
 
-/// Capacities of a queue pair. The device enforces each number exactly.
+/// Capacities of a queue pair. The device enforces exactly these numbers and rounds none of them up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCapacities {
     /// Maximum number of outstanding send work requests.

@@ -1,12 +1,11 @@
 //! Work requests as programs post them, and checks that need no device.
 
-use std::net::IpAddr;
-
 use doorbell_wire::cost::{ATOMIC_BYTES, MAX_MESSAGE_BYTES};
 use doorbell_wire::{PathMtu, QKey, Qpn, RKey};
 
+use crate::address::AddressVector;
 use crate::memory::{Access, MemoryError, Sge, WindowBinding};
-use crate::object::SrqId;
+use crate::object::{SrqId, refusal};
 use crate::qp::{QpKind, QpState};
 
 /// Operation of a send work request.
@@ -141,24 +140,6 @@ pub struct UdDestination {
     pub qkey: QKey,
 }
 
-/// Path to a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AddressVector {
-    /// Address of the destination device: its GID as an IP address. An IPv4-mapped GID is given as IPv4.
-    pub destination: IpAddr,
-    /// Traffic class (IPv6) or type of service (IPv4).
-    pub traffic_class: u8,
-    /// Hop limit (IPv6) or time to live (IPv4).
-    pub hop_limit: u8,
-}
-
-impl AddressVector {
-    /// Returns the address with default traffic class and hop limit.
-    pub fn to(destination: IpAddr) -> Self {
-        Self { destination, traffic_class: 0, hop_limit: 64 }
-    }
-}
-
 /// Send work request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
@@ -212,7 +193,7 @@ pub enum PostErrorKind {
         depth: usize,
     },
     /// The request has too many scatter-gather elements.
-    #[error("{given} scatter-gather elements were given, the queue was created for at most {allowed}")]
+    #[error("{given} scatter-gather elements were given, but the queue was created for at most {allowed}")]
     TooManySges {
         /// Given number.
         given: usize,
@@ -220,9 +201,10 @@ pub enum PostErrorKind {
         allowed: usize,
     },
     /// The request has too much inline data.
-    #[error("{given} B or more of inline data were given, the queue pair was created for at most {allowed} B")]
+    #[error("{given} B or more of inline data were given, but the queue pair was created for at most {allowed} B")]
     InlineTooLong {
-        /// Bytes of the pieces that were counted. Counting stops at the first piece that exceeds the limit.
+        /// Bytes of inline data that were counted. Counting stops at the piece that exceeds the limit, so further
+        /// pieces may exist.
         given: usize,
         /// Maximum.
         allowed: usize,
@@ -247,7 +229,9 @@ pub enum PostErrorKind {
     #[error("{0}")]
     Destination(&'static str),
     /// The memory for the old value of an atomic operation does not have eight bytes.
-    #[error("an atomic operation needs room for exactly 8 B, got {0} B")]
+    #[error(
+        "the scatter-gather elements of an atomic operation have {0} B, but must have exactly 8 B for the old value"
+    )]
     AtomicLength(u64),
     /// A READ or an atomic operation has inline data instead of memory for the response.
     #[error("inline data is not allowed for {0}: the response needs registered memory")]
@@ -256,7 +240,7 @@ pub enum PostErrorKind {
     #[error("{0} has no payload: neither scatter-gather elements nor inline data are allowed")]
     NoPayload(&'static str),
     /// A READ or an atomic operation was posted on a queue pair with `max_rd_atomic` 0.
-    #[error("READs and atomics need max_rd_atomic of at least 1, the queue pair has 0")]
+    #[error("max_rd_atomic of the queue pair is 0, but READs and atomics need at least 1")]
     NoReadResources,
     /// The queue pair uses a shared receive queue.
     #[error("the queue pair takes its receives from a shared receive queue: post receives to that queue")]
@@ -275,19 +259,6 @@ pub enum PostErrorKind {
         /// Reason.
         error: MemoryError,
     },
-}
-
-/// Returns the meaning of an error number, and advice if the cause is known.
-pub(crate) fn refusal(errno: i32) -> String {
-    use std::io::{Error, ErrorKind};
-    let error = Error::from_raw_os_error(errno);
-    let advice = match error.kind() {
-        ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => {
-            "; no route leads from this GID to the peer: give the network interface an address, or choose another GID"
-        }
-        _ => "",
-    };
-    format!("{error}{advice}")
 }
 
 /// Rejection of one work request of a list. The device accepted the requests before `index`.
@@ -319,8 +290,8 @@ pub struct SendRules {
 }
 
 impl SendRules {
-    /// Checks a request and returns the number of bytes that the request transfers. The function `memory` checks one
-    /// scatter-gather element for the required access.
+    /// Checks a request and returns the number of bytes that the request transfers. `memory` is called for each
+    /// scatter-gather element and checks that the element's memory permits the access.
     ///
     /// # Errors
     ///

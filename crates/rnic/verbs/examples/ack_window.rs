@@ -117,7 +117,7 @@ fn measure(ack: AckPolicy) {
                 }
                 b.wait();
                 seen.send(Instant::now()).expect("the other thread waits for it");
-                // From here on, this program makes no further call on the device, until the round is over.
+                // The receiving program makes no further call on its device until the round is over.
                 told_to_go_on.recv().expect("the other thread goes on");
                 b.receive();
             }

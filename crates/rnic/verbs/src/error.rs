@@ -33,12 +33,12 @@ pub enum Error {
     #[error(transparent)]
     Overrun(#[from] Overrun),
     /// An object belongs to another device.
-    #[error("the {0} belongs to another device")]
+    #[error("the {0} belongs to another device: all objects of a call must belong to the same device")]
     ForeignDevice(&'static str),
     /// The operating system refused an operation.
     #[error("{what}: {error}")]
     Os {
-        /// Description of the failed operation, as a complete message.
+        /// Description of the failure, such as `the file could not be mapped`.
         what: &'static str,
         /// The error of the operating system.
         error: io::Error,

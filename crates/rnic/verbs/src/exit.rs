@@ -15,15 +15,15 @@ extern "C" fn flush() {
 }
 
 /// Registers callbacks that send held-back acknowledgements when the process ends by `exit`, by `quick_exit` or by
-/// returning from `main`. Forked children inherit the callbacks, which do nothing there.
+/// returning from `main`. In a forked child, the inherited callbacks do nothing.
 pub(crate) fn flush_at_exit() {
     // Not a `Once`: if another thread is inside `call_once` during a fork, the child would wait forever for that
     // thread.
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::Relaxed) {
-        // SAFETY: the callback lives as long as the code, and only sends held-back acknowledgements. Both calls fail
-        // only if memory is exhausted. Then the devices send their held-back acknowledgements only when the program
-        // closes them.
+        // SAFETY: the callback lives as long as the code, and only sends held-back acknowledgements. `atexit` and
+        // `at_quick_exit` fail only if memory is exhausted. After such a failure, the devices send their held-back
+        // acknowledgements only when the program closes them.
         unsafe {
             atexit(flush);
             at_quick_exit(flush);

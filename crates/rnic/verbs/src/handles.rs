@@ -329,9 +329,9 @@ impl Cq {
     }
 
     /// Arms one notification on the channel. Completions that are already in the queue may raise no notification: the
-    /// software RNIC raises one for completions since the last notification, and `rdma_rxe` raises none. So poll once
-    /// more between arming and waiting. A notification may also refer to completions that the program has already
-    /// reaped.
+    /// software RNIC raises a notification for completions that came after the previous notification, and `rdma_rxe`
+    /// raises none. So poll once more between arming and waiting. A notification may also refer to completions that the
+    /// program has already reaped.
     pub fn arm(&self, notify: Notify) {
         self.inner.raw.arm(notify);
     }
@@ -462,8 +462,8 @@ impl Qp {
     #[inline]
     #[allow(unsafe_code)]
     pub fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: the registration of the safe API keeps its memory alive. References to that memory exist only
-        // through `Region::slice` and `slice_mut`, whose callers guarantee that no such work request is posted. For
+        // SAFETY: the registration of the safe API keeps its memory alive. References to that memory exist only through
+        // `Region::slice` and `slice_mut`, whose callers guarantee that no work request with this memory is posted. For
         // memory registered through `raw`, the caller of `raw` gave that guarantee.
         unsafe { self.inner.raw.post_send(list) }
     }

@@ -26,7 +26,7 @@ pub enum MemoryKind<'a> {
     /// The same bytes mapped twice, the second copy directly after the first. Data that wraps around the end of a
     /// ring is then contiguous. The length must be a multiple of the page size; the region is twice as long.
     Mirrored,
-    /// A shared mapping of a file, which must be at least as long as the region.
+    /// A shared mapping of a file. The file must be at least as long as the region.
     File(&'a File),
 }
 
@@ -62,7 +62,8 @@ impl Mapping {
         let whole = NonZeroUsize::new(length.max(1).next_multiple_of(page_bytes())).unwrap_or(NonZeroUsize::MIN);
         let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let base = match kind {
-            // The pages are populated now, as an RNIC would pin them. So the data path has no page faults.
+            // Populate all pages now, so that the data path has no page faults. A hardware RNIC pins the pages at
+            // registration.
             MemoryKind::Plain => {
                 let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_POPULATE;
                 // SAFETY: a fresh mapping at an address that the kernel chooses.
@@ -99,7 +100,7 @@ impl Mapping {
         for half in [0, length] {
             let place = NonZeroUsize::new(mapping.base.as_ptr() as usize + half);
             let rw = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-            // SAFETY: replaces one half of the reservation above, which no other code uses.
+            // SAFETY: this mapping replaces one half of the reservation above. No other code uses the reservation.
             unsafe { mmap(place, one, rw, MapFlags::MAP_SHARED | MapFlags::MAP_FIXED, &file, 0) }.map_err(os(what))?;
         }
         Ok(mapping)
@@ -272,7 +273,7 @@ impl Region {
         unsafe { AtomicU64::from_ptr(place) }
     }
 
-    /// Reads a byte with acquire ordering. Bytes that the peer wrote earlier are visible afterwards.
+    /// Reads a byte with acquire ordering. Bytes that the peer wrote before this byte are visible afterwards.
     #[inline]
     pub fn load_acquire_u8(&self, offset: usize) -> u8 {
         let value = self.byte(offset).load(Ordering::Acquire);

@@ -345,8 +345,8 @@ pub trait Qp: Send + Sync {
     /// As [`crate::Qp::modify`].
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError>;
 
-    /// Returns the state, attributes and counters of the queue pair. RNICs of the machine count only per port, so their
-    /// counters are zero here.
+    /// Returns the state, attributes and counters of the queue pair. For RNICs of the machine, which count only per
+    /// port, the counters in the result are zero.
     fn query(&self) -> QpInfo;
 
     /// Attaches the queue pair to a multicast group. The queue pair then receives the datagrams of the group, including
@@ -378,7 +378,7 @@ pub trait Qp: Send + Sync {
     /// # Safety
     ///
     /// No reference may exist to memory that a READ or an atomic writes, until the completion of the request is reaped.
-    /// Memory that a request sends must stay registered until then.
+    /// Memory that a request reads or writes must stay registered until then.
     unsafe fn post_send(&self, list: &[SendRequest<'_>]) -> Result<(), PostError>;
 
     /// Posts all send work requests of a list, or none of them.

@@ -1,9 +1,9 @@
-//! Eventfds that are readable while an entry waits, and threads that are woken without a descriptor. All system calls
-//! go through libc's `syscall`. Unlike `write`, it is no cancellation point in POSIX, so `pthread_cancel` ends no
-//! thread inside these calls.
+//! Eventfds that are readable while a list has an entry, and threads that an entry wakes without a descriptor. All
+//! system calls go through libc's `syscall`. Unlike `write`, it is no cancellation point in POSIX, so `pthread_cancel`
+//! ends no thread inside these calls.
 
 mod tally;
-/// Atomics of [`tally`], which `tests/sleepers.rs` replaces by those of the model checker.
+/// Atomics that [`tally`] uses. `tests/sleepers.rs` compiles `tally` with the atomics of a model checker instead.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU32, Ordering};
 }
@@ -108,8 +108,8 @@ fn take(fd: &EventFd) -> bool {
 /// Threads that sleep until an entry is added to a list of [`Notices`], and the eventfd of that list.
 ///
 /// The threads sleep on a word in memory, so they still get entries if the program closes the eventfd. If an entry
-/// wakes a thread, the eventfd does not count the entry. Each entry therefore costs one system call for the adding
-/// thread and one for the woken thread.
+/// wakes a thread, the eventfd does not count the entry. An entry therefore costs the adding thread one system call,
+/// and a woken thread another one.
 #[derive(Debug)]
 pub struct Sleepers(Tally<EventFd>);
 
@@ -155,8 +155,8 @@ impl Sleepers {
 }
 
 /// A list with an eventfd. The eventfd is readable while the list has an entry for which no sleeping thread was woken,
-/// and counts these entries. No user of the list can block another user, neither through the lock nor through the
-/// eventfd.
+/// and counts these entries. A thread holds the lock only briefly, and never blocks on the eventfd, so no thread can
+/// block the others.
 #[derive(Debug)]
 pub struct Notices<T> {
     sleepers: Arc<Sleepers>,

@@ -26,7 +26,7 @@ use doorbell_verbs_core::{
     Access, AsyncEvent, Counters, EventQueue, LKey, LinkCounters, MemoryError, Notifier, ObjectError, PdId, QpInit,
     Sge, WindowKind,
 };
-use doorbell_wire::{PathMtu, Psn, RKey, ROCE_UDP_PORT};
+use doorbell_wire::{PathMtu, Psn, RKey, ROCE_UDP_PORT, to_gid};
 
 pub use crate::ack::{ACK_VARIABLE, AckPolicy};
 use crate::error::Error;
@@ -58,8 +58,9 @@ pub struct SoftOptions {
     /// Whether a bad scatter-gather element ends its work request with an error completion, as on hardware RNICs.
     /// Otherwise posting refuses the request.
     pub check_elements_late: bool,
-    /// Whether a work request ends with an error if its registered memory is unmapped. Otherwise the access kills the
-    /// process. This option installs handlers of SIGSEGV and SIGBUS for the rest of the process ([`guard_memory`]).
+    /// Whether a work request ends with an error if its registered memory is unmapped. Otherwise an access to the
+    /// unmapped memory kills the process. This option installs handlers of SIGSEGV and SIGBUS for the rest of the
+    /// process ([`guard_memory`]).
     pub guards_memory: bool,
     /// Whether to retransmit an unanswered request after a few round trips, at the earliest after 0.5 ms. Without this
     /// option, the device retransmits only after the timeout of the queue pair, as hardware RNICs do.
@@ -312,13 +313,13 @@ fn unused(path: &Path) -> PathBuf {
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
-    // If another thread held the lock when this process was forked, the child can never take the lock. So the child
-    // numbers its captures by its process id.
+    // If another thread held the lock of `GIVEN` when this process was forked, the child can never take the lock. The
+    // child then puts its process id into the names of its captures.
     numbered(std::process::id())
 }
 
-/// Wraps the link for the faults and the capture that the options request. The capture is the outermost wrapper, so it
-/// records the packets after the faults.
+/// Wraps the link in a layer that injects faults and in a layer that captures packets, if the options request them. The
+/// capture is the outermost layer, so it records the packets after the faults.
 fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
     if let Some(plan) = &options.faults {
         link = Box::new(Faults::new(link, *plan));
@@ -407,10 +408,7 @@ impl Soft {
 
 impl Provider for Soft {
     fn attributes(&self) -> DeviceAttributes {
-        let gid = match self.config.address {
-            IpAddr::V4(address) => address.to_ipv6_mapped(),
-            IpAddr::V6(address) => address,
-        };
+        let gid = to_gid(self.config.address);
         DeviceAttributes {
             name: self.name.clone(),
             provider: PROVIDER,

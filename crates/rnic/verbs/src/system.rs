@@ -28,7 +28,7 @@ use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{
     Access, AddressVector, AsyncEvent, Counters, CqId, LKey, Limits, ObjectError, PdId, QpInit, SrqId, check_range,
 };
-use doorbell_wire::{Psn, RKey, ROCE_UDP_PORT};
+use doorbell_wire::{Psn, RKey, ROCE_UDP_PORT, to_gid};
 
 use crate::error::Error;
 use crate::handles::Device;
@@ -88,7 +88,8 @@ const INLINE_BYTES: [usize; 7] = [1024, 512, 400, 256, 128, 64, 28];
 
 /// An open device with its port. All other objects are created from it.
 struct Context {
-    // Its drop closes the device, after all objects that use the context are dropped.
+    // Dropping the handle closes the device. The objects of the device hold this context alive, so they are dropped
+    // first.
     handle: Handle,
     port: u8,
     gid_index: u8,
@@ -111,10 +112,7 @@ impl Context {
 
     /// Returns an address vector as the C struct of libibverbs.
     fn address(&self, to: &AddressVector) -> ibv_ah_attr {
-        let gid = match to.destination {
-            IpAddr::V4(address) => address.to_ipv6_mapped(),
-            IpAddr::V6(address) => address,
-        };
+        let gid = to_gid(to.destination);
         ibv_ah_attr {
             grh: ibv_global_route {
                 dgid: ibv_gid { raw: gid.octets() },
@@ -148,8 +146,8 @@ unsafe impl Send for Domain {}
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    /// Returns the address handle for a destination, and creates it on first use. The handles are kept, since the
-    /// device limits their number.
+    /// Returns the address handle for a destination, and creates it on first use. Keeps the handle for later datagrams
+    /// to this destination, since the device limits the number of handles.
     fn handle_to(&self, to: &AddressVector) -> Result<*mut ibv_ah, std::io::Error> {
         let mut handles = self.handles.lock().ignore_poison();
         if let Some(known) = handles.get(to) {
@@ -226,7 +224,7 @@ impl System {
         };
         // The C struct of an address vector has one byte for the index of the GID (ibv_global_route).
         let gid_index = u8::try_from(gid.index).map_err(|_| {
-            SystemError::refused("using a GID with an index above 255", std::io::ErrorKind::InvalidInput.into())
+            SystemError::refused("using a GID index above the maximum of 255", std::io::ErrorKind::InvalidInput.into())
         })?;
         let context = Arc::new(Context { handle, port: port.number, gid_index, attributes });
         let max_inline = most_inline(&context)?;
@@ -354,7 +352,8 @@ impl Provider for System {
     ) -> Result<(), Error> {
         let what = "changing the registration of memory";
         if address != base as u64 {
-            // ibv_rereg_mr has no parameter for the address.
+            // `ibv_rereg_mr` has no parameter for the registered address, so it always registers the address in the
+            // process.
             let error = std::io::Error::from_raw_os_error(nix::libc::EOPNOTSUPP);
             return Err(SystemError::refused(what, error).into());
         }
@@ -367,7 +366,8 @@ impl Provider for System {
         // SAFETY: the region is registered, and the caller guarantees that the new memory stays mapped.
         let result = unsafe { (library.rereg_mr)(region.raw, all, domain.raw, base.cast(), length, access) };
         if result != 0 {
-            // On a failure, `ibv_rereg_mr` returns the failed step instead of an error number (ibv_rereg_mr(3)).
+            // On a failure, `ibv_rereg_mr` returns the failed step instead of an error number (ibv_rereg_mr(3)). The
+            // error number is in `errno`.
             return Err(SystemError::last(what).into());
         }
         region.domain = domain;

@@ -24,7 +24,7 @@ impl Pd {
     ///
     /// # Errors
     ///
-    /// The device has no free memory window, or the provider does not offer windows. `system` does not offer them.
+    /// The device has no free memory window, or the provider offers no windows, as the provider `system`.
     pub fn create_window(&self, kind: WindowKind) -> Result<Window, Error> {
         let rkey = self.provider().create_window(self.id(), kind)?;
         Ok(Window { pd: self.clone(), rkey })

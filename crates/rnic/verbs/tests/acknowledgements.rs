@@ -31,7 +31,8 @@ fn receive(side: Side, answers: u64, end: End) {
     for round in 0..answers {
         side.expect(round);
         side.post_recv(round + 1, &[memory.sge(0, 64)]);
-        // The answer is unsignalled, since its acknowledgement may arrive after the next message.
+        // The answer is unsignalled. Otherwise `side.expect` could find the completion of the answer instead of the
+        // next message.
         let sges = [memory.sge(0, 8)];
         let answer = signalled(100, SendOperation::Send, &sges);
         side.qp.post_send(&[SendRequest { flags: SendFlags::empty(), ..answer }]).unwrap();
@@ -127,7 +128,7 @@ fn polling_for_sends_leaves_the_ack_of_a_receive_held() {
         b.qp.post_send(&[SendRequest { flags: SendFlags::empty(), ..answer }]).unwrap();
         a.reap(2 - acknowledged);
     }
-    // The device's thread may process a message before the program polls. Then the thread acknowledges the message at
-    // once.
+    // If the device's thread processes a message before the program polls, the thread acknowledges the message at once.
+    // So only a quarter of the messages must be acknowledged by answers.
     assert!(together * 4 >= found_by_then, "of {found_by_then} messages only {together} were acknowledged by answers");
 }

@@ -1,5 +1,5 @@
-//! A program closes the descriptors of a device, as programs do that close all descriptors. Requests of the device end
-//! in bounded time, even if all threads of the program sleep.
+//! A program that closes all its descriptors also closes those of a device. Requests of the device end in bounded time,
+//! even if all threads of the program sleep.
 
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
@@ -15,7 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn descriptors() -> BTreeSet<RawFd> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let numbers: Vec<RawFd> = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
-    // The list includes the descriptor of its directory, which is closed by now.
+    // `numbers` includes the descriptor through which this function read `/proc/self/fd`. It is closed by now, so drop
+    // its number.
     numbers.into_iter().filter(|number| std::fs::read_link(format!("/proc/self/fd/{number}")).is_ok()).collect()
 }
 
@@ -52,7 +53,8 @@ fn requests_end_after_the_program_has_closed_the_descriptors() {
             assert!(begun.elapsed() < PATIENCE, "{link:?}: no notification");
             channel.wait(Some(Duration::from_secs(1))).unwrap();
         }
-        // Two devices of one process may still exchange packets through their shared memory.
+        // Through shared memory, two devices of one process may still exchange packets without descriptors, so the
+        // request may succeed.
         let status = a.reap(1)[0].status;
         let is_expected = status == Status::RetryExceeded || link == LinkChoice::Auto && status == Status::Success;
         assert!(is_expected, "{link:?}: {status:?}");

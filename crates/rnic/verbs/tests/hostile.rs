@@ -206,7 +206,7 @@ fn target(address: Option<&str>) {
 }
 
 /// Replaces all descriptors of the device by other files with the same numbers. A program can cause this if it closes
-/// descriptors that it did not open. Returns the files, which are sockets with one readable datagram each.
+/// descriptors that it did not open. Returns the files: sockets with one readable datagram each.
 fn replace_all() -> Vec<UnixDatagram> {
     let all: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -214,7 +214,8 @@ fn replace_all() -> Vec<UnixDatagram> {
         .collect();
     // SAFETY: `fcntl` takes only numbers here.
     let is_open = |number: RawFd| unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
-    // The list includes the number of the directory's own descriptor, which is closed by now, so check each number.
+    // `all` includes the descriptor through which this function read `/proc/self/fd`. It is closed by now, so keep only
+    // open numbers.
     let numbers: Vec<RawFd> = all.into_iter().filter(|&number| number > 2 && is_open(number)).collect();
     let mut files = Vec::new();
     for number in numbers {
@@ -275,7 +276,7 @@ impl Target {
         });
     }
 
-    /// Writes until the device has found out that the peer shares no memory, which may take several writes.
+    /// Writes repeatedly, until the device has found out that the peer shares no memory.
     fn write_until_refused(&self, device: &Device) {
         let before = refused(device);
         eventually("the device knows that no memory is shared", || {
@@ -402,7 +403,8 @@ fn a_process_without_descriptors_is_reached_over_udp() {
     let device = auto(None);
     let mut target = Target::start(&device, "target");
     target.tell("starve", "done");
-    // The target has no free descriptor, so its device cannot accept a connection now. It must not retry without pause.
+    // The target has no free descriptor, so its device cannot accept a connection now. The device must not retry
+    // without pause.
     target.write();
     target.is_calm();
     target.write();
@@ -419,8 +421,8 @@ fn a_process_without_descriptors_is_reached_over_udp() {
 fn closing_all_descriptors_neither_spins_nor_blocks_peers() {
     let _turn = turn();
     let device = auto(None);
-    // Give the target an address that no other device takes unless it asks for it. After `close all`, this address is
-    // free, although the target's thread still uses the shared ring.
+    // Give the target an address that devices get only on request. After `close all`, this address is free, although
+    // the target's thread still uses the shared ring.
     let mut target = Target::start(&device, "target 127.77.45.4");
     target.write();
     target.tell("close all", "done");

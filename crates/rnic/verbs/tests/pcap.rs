@@ -372,7 +372,7 @@ fn receiver_not_ready() {
 
 #[test]
 fn sequence_error() {
-    // With this seed, the faults drop only the second of the first hundred arriving packets.
+    // With seed 10, the fault plan drops only the second of the first hundred arriving packets.
     let plan = Plan { timeout: 20, ..Plan::rc() };
     let mut script = Script::new("rc-sequence-error", &plan, Some("drop=0.02,seed=10"));
     let to = script.b.memory(64);
@@ -421,7 +421,7 @@ fn refusals() {
 /// Without early retransmission, only the timeout of the queue pair starts a retransmission.
 #[test]
 fn a_lost_request_waits_for_the_timeout_of_its_queue_pair() {
-    // With this seed, the faults drop only the second of the first hundred arriving packets.
+    // With seed 10, the fault plan drops only the second of the first hundred arriving packets.
     let faults = Some("drop=0.02,seed=10".parse().unwrap());
     let requester = SoftOptions { retransmits_early: false, ..SoftOptions::default() };
     let devices = (open_soft(requester), open_soft(SoftOptions { faults, ..SoftOptions::default() }));

@@ -93,8 +93,8 @@ fn exchange_and_survive(link: LinkChoice) {
     b.expect(1);
 }
 
-/// Runs a peer process: opens a device at the address that the test process sends, and writes to the memory of the test
-/// process until it kills the peer.
+/// Runs a peer process: opens a device at the address that the test process sends. Then writes to the memory of the
+/// test process until the test process kills this process.
 fn stream() {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();

@@ -51,8 +51,8 @@ fn notifying(plan: &Plan, device: &Device) -> (Side, Channel) {
     (plan.side_on(&device.create_pd().unwrap(), &cq, None), channel)
 }
 
-/// Imitates a habit that programs have before they make no further call: 0 stands for no polls, 1 for empty polls, and
-/// 2 for polls that find completions.
+/// Makes the calls of a program that then makes no further call: no polls for habit 0, empty polls for 1, and polls
+/// that find completions for 2.
 fn habits(side: &Side, peer: &Side, habit: usize) {
     let mut out = [Completion::default(); 4];
     match habit {
@@ -298,8 +298,8 @@ fn an_unresponsive_peer_delays_no_other_connection(pair: Pair) {
     assert!(tries < 10, "the posts left only with {tries} retries of the other connection");
 }
 
-/// Even if the round trip is long, the engine sends several posts together. Sending each post alone would take even
-/// longer.
+/// Even with a long round trip, the engine holds the first post back for a short time, and sends it together with the
+/// next posts.
 #[test]
 fn single_posts_become_runs_despite_a_long_round_trip() {
     let open = || open_soft(SoftOptions { faults: Some("delay=240us".parse().unwrap()), ..SoftOptions::default() });
@@ -366,7 +366,7 @@ fn idle_devices_cost_nothing(pair: Pair) {
         let (a, b) = Plan::rc().connect(&pair());
         habits(&a, &b, habit);
         habits(&b, &a, habit);
-        // After the habit's calls, exchange one more packet. The engine then behaves as after this habit.
+        // Send one more packet, so that the engine begins its wait after the calls of the habit.
         let (mine, theirs) = (a.memory(8), b.memory(8));
         a.post(3, write_to(&theirs, 0), &[mine.sge(0, 8)]);
         std::thread::sleep(Duration::from_millis(50));

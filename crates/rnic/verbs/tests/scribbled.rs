@@ -238,7 +238,8 @@ fn a_ring_scribbled_over_does_no_harm() {
         raw.put(rng.below(RING as u64) as usize, &bytes);
         for _ in 0..20 {
             let at = rng.below(FILE as u64 / 8) as usize * 8;
-            // Choose a control word in a quarter of the cases, and usually write a valid length.
+            // Choose a word of the first 512 bytes, which hold the control words, in a quarter of the cases. The
+            // written word usually has a valid length.
             let at = if rng.below(4) == 0 { at % 512 } else { at };
             let possible = 1 << 63 | rng.below(2000) << 17 | rng.below(60_000);
             let word = if rng.below(64) == 0 { rng.next() } else { possible };

@@ -35,8 +35,8 @@ use core::cmp::Ordering;
 use core::fmt;
 
 use crate::{
-    BTH_LEN, ETHERNET_LEN, FCS_LEN, GAP_LEN, ICRC_LEN, IPV4_LEN, IPV6_LEN, MIN_FRAME_LEN, Opcode, PREAMBLE_LEN,
-    PathMtu, Transport, UDP_LEN, VLAN_LEN,
+    BTH_LEN, ETHERNET_LEN, FCS_LEN, GAP_LEN, ICRC_LEN, IPV4_LEN, IPV6_LEN, IpVersion, MIN_FRAME_LEN, Opcode,
+    PREAMBLE_LEN, PathMtu, Transport, UDP_LEN, VLAN_LEN,
 };
 
 /// Maximum bytes of a message that IBTA allows.
@@ -94,15 +94,6 @@ impl fmt::Display for MessageKind {
             MessageKind::FetchAdd => "FETCH_ADD",
         })
     }
-}
-
-/// Version of the IP header.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum IpVersion {
-    /// IPv4 without options.
-    V4,
-    /// IPv6 without extension headers.
-    V6,
 }
 
 /// Headers before the BTH of each packet.
@@ -313,7 +304,7 @@ pub fn message_cost(
             if bytes != ATOMIC_BYTES {
                 return Err(CostError::AtomicLength(bytes));
             }
-            // Neither packet has a payload: the extension headers carry the operands and the result.
+            // Neither the request nor the response has a payload: extension headers carry the operands and the result.
             (packetise(&opcodes, 0), Response::Exact(packetise(&ATOMIC_ACKNOWLEDGE, 0)))
         }
         _ => {

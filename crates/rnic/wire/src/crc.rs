@@ -31,8 +31,8 @@ pub(crate) fn update_short(mut register: u32, mut bytes: &[u8]) -> u32 {
     register
 }
 
-/// Processes 4 to 16 bytes at once and returns the register after them. CRC is linear: that register is the exclusive
-/// or of the contributions of the single bytes, and the old register acts on the first four bytes.
+/// Processes 4 to 16 bytes at once and returns the register after them. CRC is linear, so this register is the
+/// exclusive or of one contribution per byte. The old register takes part by an exclusive or with the first four bytes.
 #[inline(always)]
 pub(crate) const fn step<const N: usize>(register: u32, bytes: &[u8; N]) -> u32 {
     const { assert!(N >= 4 && N <= TABLES.len()) };
@@ -110,7 +110,7 @@ static REWIND_FINE: [u32; 64] = powers(over_x(ONE, 8));
 static REWIND_COARSE: [u32; 1026] = powers(over_x(ONE, 8 * 64));
 
 fn update_long(register: u32, bytes: &[u8]) -> u32 {
-    // crc32fast takes a final CRC as its initial value, and a final CRC is the inverted register.
+    // crc32fast expects a final CRC as its initial value. A final CRC is the inverted register.
     let mut hasher = crc32fast::Hasher::new_with_initial(!register);
     hasher.update(bytes);
     !hasher.finalize()
@@ -147,8 +147,8 @@ const fn times_x(register: u32) -> u32 {
 const fn over_x(mut register: u32, bits: usize) -> u32 {
     let mut n = 0;
     while n < bits {
-        // `times_x` shifts a zero into the upper bit, and adds the polynomial, whose upper bit is set, only if it
-        // shifted a one out. The upper bit of the register therefore shows whether `times_x` added the polynomial.
+        // `times_x` shifts a zero into the upper bit. If it shifts a one out, it then adds the polynomial, whose upper
+        // bit is set. The upper bit of the register therefore shows whether `times_x` added the polynomial.
         let carry = register >> 31;
         register = (register ^ POLYNOMIAL & carry.wrapping_neg()) << 1 | carry;
         n += 1;

@@ -78,7 +78,7 @@ impl Flow {
         icrc.finish()
     }
 
-    /// Returns whether the ICRC at the end of `packet` is valid for any identification and DF.
+    /// Returns whether the ICRC at the end of `packet` is valid for some identification and some value of DF.
     ///
     /// First tries `assumed_identification` with DF set, since a socket with `IP_PMTUDISC_DO` sets DF. If the ICRC does
     /// not match, computes the values that would match, which takes several times as long. An IPv6 packet has neither
@@ -156,8 +156,8 @@ pub enum Check {
 #[derive(Clone, Copy, Debug)]
 pub struct Icrc {
     register: u32,
-    /// Number of bytes that were processed. Beyond the masked byte of the BTH, the number is not exact, since the
-    /// following bytes need no position.
+    /// Number of bytes that were processed. Only the masked byte of the BTH needs its position, so the number stops
+    /// being exact after that byte.
     position: usize,
 }
 
@@ -206,9 +206,10 @@ impl Icrc {
 /// `bytes_after_identification` counts the bytes that the ICRC covers after the identification, from the flags to the
 /// end of the padding.
 pub fn explain_difference(received: u32, expected: u32, bytes_after_identification: usize) -> Option<(u16, bool)> {
-    // An input byte is added to the lowest byte of the register. A difference in the next four input bytes therefore
-    // has the same effect as the same difference of the register. `rewind` returns this difference of the register
-    // before the identification: its bytes are the differences of the identification, the flags and one more byte.
+    // The CRC adds each input byte to the lowest byte of the register. Different values of the next four input bytes
+    // therefore have the same effect as a register with the same difference. `rewind` computes this difference for the
+    // register before the identification. Its bytes are the differences of the identification (two bytes), of the flags
+    // and of the byte after the flags.
     let before = crc::rewind(received ^ expected, bytes_after_identification + 2)?;
     match before.to_le_bytes() {
         [high, low, flags, 0] if flags & !DONT_FRAGMENT == 0 => Some((u16::from_be_bytes([high, low]), flags != 0)),
@@ -225,7 +226,8 @@ const DONT_FRAGMENT: u8 = 0x40;
 /// Bytes between the identification and the BTH: the rest of the IPv4 header, and the UDP header.
 const V4_AFTER_IDENTIFICATION: usize = 14 + UDP_LEN;
 
-/// Contributions of the two bytes of a 16-bit field to the register after the UDP header.
+/// The ICRC's register after the UDP header is the XOR of contributions of the header's bytes. These tables have the
+/// contributions of the two bytes of a 16-bit field, for each value of a byte.
 struct Field {
     high: [u32; 256],
     low: [u32; 256],

@@ -68,7 +68,7 @@ pub use atomic_ack_eth::{ATOMIC_ACK_ETH_LEN, Packet as AtomicAckEthPacket, Repr 
 pub use atomic_eth::{ATOMIC_ETH_LEN, Packet as AtomicEthPacket, Repr as AtomicEthRepr};
 pub use bth::{BTH_LEN, Packet as BthPacket, Repr as BthRepr};
 pub use cost::{
-    CostError, Direction, IpVersion, LinkLimit, LinkSide, MessageCost, MessageKind, OuterKind, Response, message_cost,
+    CostError, Direction, LinkLimit, LinkSide, MessageCost, MessageKind, OuterKind, Response, message_cost,
 };
 pub use deth::{DETH_LEN, Packet as DethPacket, Repr as DethRepr};
 pub use error::Error;
@@ -79,9 +79,9 @@ pub use imm_dt::{IMM_DT_LEN, Packet as ImmDtPacket, Repr as ImmDtRepr};
 pub use mix::{scramble, split_mix};
 pub use opcode::{CNP_RESERVED_LEN, Opcode, PacketOperation, Transport};
 pub use outer::{
-    Datagram, ETHERNET_LEN, Encapsulation, FCS_LEN, Frame, GAP_LEN, GRH_LEN, IPV4_LEN, IPV6_LEN, IpPacket,
+    Datagram, ETHERNET_LEN, Encapsulation, FCS_LEN, Frame, GAP_LEN, GRH_LEN, IPV4_LEN, IPV6_LEN, IpPacket, IpVersion,
     MIN_FRAME_LEN, Outer, PREAMBLE_LEN, ROCE_UDP_PORT, UDP_LEN, VLAN_LEN, is_vlan_tag, parse_datagram, parse_frame,
-    parse_ip,
+    parse_ip, to_gid,
 };
 pub use reth::{Packet as RethPacket, RETH_LEN, Repr as RethRepr};
 pub use timers::{ack_timeout_ns, rnr_timer_code_at_least, rnr_timer_ns};

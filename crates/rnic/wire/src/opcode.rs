@@ -69,8 +69,8 @@ pub enum PacketOperation {
     Cnp,
 }
 
-/// Defines the opcodes, one per line: constant, value, operation, flags, name. All other properties of an opcode follow
-/// from these.
+/// Defines the opcodes. Each line has the constant, value, operation, flags and name of one opcode. The flags and the
+/// value determine all further properties of the opcode.
 macro_rules! opcodes {
     ($($name:ident = $value:literal, $operation:ident, $flags:expr, $text:literal;)*) => {
         #[allow(missing_docs, reason = "the names say it; `name` gives IBTA's words")]
@@ -330,7 +330,7 @@ const REQUEST: u16 = 1 << 10;
 const RESPONSE: u16 = 1 << 11;
 const XRCETH: u16 = 1 << 12;
 
-/// Headers that may follow a BTH, and their lengths.
+/// Flags of the headers that may follow a BTH, and the length of each header in bytes.
 const EXTENSIONS: [(u16, usize); 8] = [
     (XRCETH, XRCETH_LEN),
     (RETH, RETH_LEN),

@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::{Error, IpVersion};
+use crate::Error;
 
 /// Destination UDP port of RoCE v2 packets (IBTA Vol 1, Annex A17).
 pub const ROCE_UDP_PORT: u16 = 4791;
@@ -29,6 +29,15 @@ pub const FCS_LEN: usize = 4;
 pub const GAP_LEN: usize = 12;
 /// Minimum bytes of a frame on the line, without FCS. Shorter frames are padded.
 pub const MIN_FRAME_LEN: usize = 60;
+
+/// Version of the IP header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum IpVersion {
+    /// IPv4 without options.
+    V4,
+    /// IPv6 without extension headers.
+    V6,
+}
 
 /// Fields of the IP header that the transport uses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -226,8 +235,8 @@ impl<'a> IpPacket<'a> {
         let mut rest = Reader { bytes: self.payload, taken: self.ip_len - self.payload_len };
         let src_port = rest.take_u16()?;
         let dst_port = rest.take_u16()?;
-        // A capture may have cut the UDP header after the ports. Then the length in the IP header replaces the UDP
-        // length.
+        // A capture may have cut the UDP header after the ports, and then the UDP length is missing. The parser derives
+        // it from the length in the IP header.
         let is_cut = self.payload.len() < UDP_LEN.min(self.payload_len);
         let (udp_len, rest) = if is_cut {
             (self.payload_len, Reader { bytes: &[], taken: self.ip_len })
@@ -257,7 +266,7 @@ pub fn parse_datagram(packet: &[u8]) -> Result<Datagram<'_>, Error> {
 }
 
 /// Returns whether this EtherType announces a VLAN tag (IEEE 802.1Q): 2 bytes of control information, then another
-/// EtherType. 802.1ad assigned 0x88a8 to outer tags. Older switches use 0x9100 to 0x9300 for them.
+/// EtherType. For outer tags, 802.1ad assigned 0x88a8, and older switches use 0x9100 to 0x9300.
 pub const fn is_vlan_tag(ethertype: u16) -> bool {
     matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ | 0x9100 | 0x9200 | 0x9300)
 }
@@ -311,11 +320,12 @@ enum Addresses {
 fn addresses(outer: &Outer) -> Addresses {
     match (outer.src.to_canonical(), outer.dst.to_canonical()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => Addresses::V4(src, dst),
-        (src, dst) => Addresses::V6(to_ipv6(src), to_ipv6(dst)),
+        (src, dst) => Addresses::V6(to_gid(src), to_gid(dst)),
     }
 }
 
-fn to_ipv6(address: IpAddr) -> Ipv6Addr {
+/// Returns the GID of RoCE v2 for an IP address (IBTA Annex A17). An IPv4 address is mapped to IPv6.
+pub fn to_gid(address: IpAddr) -> Ipv6Addr {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped(),
         IpAddr::V6(address) => address,

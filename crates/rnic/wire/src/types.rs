@@ -53,7 +53,7 @@ impl Psn {
 
     /// Returns whether this PSN lies in the half of the sequence space that precedes `other`.
     ///
-    /// No PSN is before itself. The half has 2^23 PSNs, like IBTA's region of duplicates. Of two PSNs exactly 2^23
+    /// No PSN is before itself. The half has 2^23 PSNs, like IBTA's region of duplicates. If two PSNs are exactly 2^23
     /// apart, each is therefore before the other.
     #[inline]
     pub const fn is_before(self, other: Psn) -> bool {

@@ -1,7 +1,7 @@
 /// Defines `Packet`, the view of a header of `$len` bytes, and the functions that all headers share.
 ///
-/// The calling module defines `Repr` with `read` and `write`, and the accessors of the fields. The layout of a header
-/// is therefore in one place.
+/// The calling module defines `Repr` with `read` and `write`, and the accessors of the fields. Only these functions
+/// know the layout of the header.
 macro_rules! header_view {
     ($(#[$doc:meta])* $len:ident) => {
         $(#[$doc])*

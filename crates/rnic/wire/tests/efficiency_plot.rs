@@ -67,7 +67,8 @@ fn plot() -> String {
             let _ = write!(line, "{}{:.1} {:.1}", if step == 0 { 'M' } else { 'L' }, x(step), y(share(bytes, mtu)));
         }
         let _ = writeln!(svg, "<path d=\"{line}\" stroke=\"{colour}\" stroke-width=\"1.8\" fill=\"none\"/>");
-        // Each label stands at the right end of its line, but at least 14 units above the label before.
+        // Each label stands at the right end of its line. Lines can end close together, so each label stands at least
+        // 14 units above the previous label.
         label_y = (y(share(1 << DOUBLINGS, mtu)) + 4.0).min(label_y - 14.0);
         text(&mut svg, LEFT + WIDTH + 8.0, label_y, "start", colour, &format!("path MTU {mtu}"));
     }

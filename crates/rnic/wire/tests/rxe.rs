@@ -11,7 +11,7 @@ use pcap_file::pcap::PcapReader;
 /// Address of rxe. All other packets come from Doorbell's software RNIC.
 const RXE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
-/// Checks a capture of at least `least` packets, in which rxe sent all opcodes of `wanted`.
+/// Checks a capture. It must have at least `least` packets, and rxe must have sent a packet of each opcode in `wanted`.
 fn check(capture: &[u8], least: usize, wanted: &[Opcode]) {
     let mut reader = PcapReader::new(capture).unwrap();
     let mut sent = BTreeSet::new();

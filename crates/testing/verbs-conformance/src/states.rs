@@ -82,7 +82,7 @@ pub fn the_states_of_each_transport(open: Open<'_>) {
             }
         }
         let error = side.qp.modify(&QpAttributes { timeout: Some(1), ..to_state(QpState::Error) }).unwrap_err();
-        assert!(error.to_string().contains("not allowed here"), "{error}");
+        assert!(error.to_string().contains("given but not allowed are"), "{error}");
     }
     let side = side_in(&Plan::rc(), &device, QpState::ReadyToSend);
     let believed = QpAttributes { current_state: Some(QpState::SqDrain), ..to_state(QpState::ReadyToSend) };

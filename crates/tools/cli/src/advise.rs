@@ -2,7 +2,6 @@
 //! share memory.
 
 mod shared;
-mod simulate;
 
 use std::process::ExitCode;
 
@@ -10,8 +9,8 @@ use clap::{Args, ValueEnum};
 use doorbell_model::advise::{Advice, AdviseError, Goal, Need, advise};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::{Peers, WorkloadError};
-use doorbell_sim::Testbed;
 use doorbell_sim::session::PointError;
+use doorbell_sim::{Testbed, advise as simulate};
 use doorbell_wire::{OuterKind, PathMtu};
 use serde_json::{Value, json};
 

@@ -4,26 +4,26 @@ pub(crate) mod arguments;
 mod limit;
 pub(crate) mod peer;
 mod report;
+pub(crate) mod settings;
 
 use std::cell::Cell;
 use std::net::IpAddr;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use doorbell_exchange::address;
+use doorbell_machine::pinning::{Pinning, ProcessPosition};
+use doorbell_record::{Environment, Extent, Kind, Parameters, PointResult, RunRecord};
 use doorbell_sim::reproduce::SEED;
 use doorbell_sim::{Testbed, session as sim};
-use doorbell_study::environment::Environment;
-use doorbell_study::parameters::{Extent, Kind, Parameters};
-use doorbell_study::pinning::{Pinning, ProcessPosition};
-use doorbell_study::record::{PointResult, Record, SCHEMA};
 use doorbell_study::session::{self, Client, SessionError, Terms};
+use doorbell_study::verification::complaints;
 use doorbell_verbs::Device;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::control;
 use crate::device::Chosen;
 use crate::failure::Failure;
-use crate::output::{line, note};
+use crate::output::{note, pretty};
 use arguments::{Exchange, Role};
 
 const LAT_EXAMPLES: &str = "\
@@ -120,14 +120,14 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             let terms = Terms { pinning: exchange.cpus.pinning(&device)?, ..Terms::open(exchange.memory_bytes()) };
             match session::serve(device, peer::call_back(&address, exchange.meeting.token())?, &terms) {
                 Ok(()) => Ok(ExitCode::SUCCESS),
-                // The process that started this one has closed the connection and has reported the failure.
+                // The first process has closed the connection and has reported the failure.
                 Err(SessionError::Control(_)) => Ok(ExitCode::FAILURE),
                 Err(error) => Err(error.into()),
             }
         }
         Role::Connect(address) => {
-            let stream = control::connect(&address, "doorbell bench ... --listen")?;
-            let device = open(exchange, &chosen, control::address_toward(&stream))?;
+            let stream = address::connect(&address, "doorbell bench ... --listen")?;
+            let device = open(exchange, &chosen, address::address_toward(&stream))?;
             let pinning = pinning_if_given(exchange, &device)?;
             let (introduction, parameters) = (exchange.meeting.introduction(false), exchange.parameters(kind)?);
             let client = Client::introduced(&device, stream, introduction, parameters)?.0;
@@ -175,7 +175,7 @@ fn measure(
     (pinning, place): (&Pinning, ProcessPosition),
 ) -> Result<ExitCode, Failure> {
     let parameters = exchange.parameters(kind)?;
-    let recorded = Some(pinning.of_point(&parameters));
+    let recorded = Some(parameters.pinning(pinning));
     let environment = Environment { pinning: recorded, ..Environment::of(&device.attributes()) };
     let mut client = client.pinned(pinning.share(place));
     let measured = Sizes { kind, exchange, environment, parameters }
@@ -229,7 +229,10 @@ impl<'a> Sizes<'a> {
             let result = measure(bytes, &bar);
             bar.finish();
             let result = result?;
-            sound &= report::is_sound(parameters, &exchange.device.fault, &result);
+            for complaint in complaints(parameters, exchange.device.fault.as_ref(), &result) {
+                note!("doorbell: {bytes} B: {complaint}");
+                sound = false;
+            }
             if !exchange.json {
                 report::row(*kind, &result)?;
             }
@@ -243,8 +246,8 @@ impl Measured<'_> {
     fn print(self) -> Result<ExitCode, Failure> {
         let Self { sizes: Sizes { exchange, environment, parameters, .. }, results, sound } = self;
         if exchange.json {
-            let record = Record { schema: SCHEMA.to_owned(), environment, parameters, results };
-            line(serde_json::to_string_pretty(&record)?)?;
+            let record = RunRecord { schema: RunRecord::SCHEMA.to_owned(), environment, parameters, results };
+            pretty(&record)?;
         } else {
             report::lost_messages(&parameters, &results)?;
             report::cpu(&parameters, &results)?;

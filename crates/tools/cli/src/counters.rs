@@ -2,17 +2,16 @@
 
 mod list;
 mod prometheus;
-pub(crate) mod record;
 mod table;
 mod terminal;
 
-use std::collections::HashSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use doorbell_counters::{Interval, Look, Monitor, SYSFS};
+use doorbell_counters::export::json;
+use doorbell_counters::{Look, Monitor, News, Pace, SYSFS};
 
 use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
@@ -98,19 +97,19 @@ pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
     if arguments.is_live() {
         return terminal::run(monitor, pace);
     }
-    let mut said = PrintedSentences::default();
+    let mut news = News::default();
     let first = monitor.look();
-    said.notes(&first);
+    show_news(&mut news, &first);
     if first.devices.is_empty() {
         note!("{NO_DEVICE}; waiting for one");
     }
     let mut table = table::Table::default();
-    while let Some(at) = pace.next() {
+    while let Some(at) = pace.next_look() {
         std::thread::sleep(at.saturating_duration_since(Instant::now()));
         let look = monitor.look();
-        said.notes(&look);
+        show_news(&mut news, &look);
         if arguments.json {
-            line(record::of(&look))?;
+            line(json::of(&look))?;
         } else {
             table.print(&look)?;
         }
@@ -120,62 +119,9 @@ pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
 
 const NO_DEVICE: &str = "no RDMA device: the kernel knows none, and no process of this user has a software RNIC open";
 
-/// Times at which the devices are read: in equal steps from the start, regardless of the time that a reading takes.
-struct Pace {
-    start: Instant,
-    step: Duration,
-    steps: u32,
-    left: Option<u64>,
-}
-
-impl Pace {
-    fn new(step: Duration, count: Option<u64>) -> Self {
-        Self { start: Instant::now(), step, steps: 0, left: count }
-    }
-
-    /// Returns the time of the next look at the devices, or `None` after the last look.
-    fn next(&mut self) -> Option<Instant> {
-        self.left = match self.left {
-            Some(0) => return None,
-            left => left.map(|left| left - 1),
-        };
-        // Skip the steps that were missed, such as while the machine was suspended.
-        let passed = self.start.elapsed().as_nanos() / self.step.as_nanos();
-        self.steps = u32::try_from(passed.saturating_add(1)).unwrap_or(u32::MAX).max(self.steps.saturating_add(1));
-        self.start.checked_add(self.step.checked_mul(self.steps)?)
-    }
-}
-
-/// Sentences that were printed. Each sentence is printed only once, so that a broken device does not fill the screen.
-#[derive(Default)]
-struct PrintedSentences(HashSet<String>);
-
-impl PrintedSentences {
-    const MOST: usize = 1000;
-
-    /// Returns whether the sentence is new.
-    fn is_new(&mut self, sentence: &str) -> bool {
-        self.0.len() < Self::MOST && self.0.insert(sentence.to_owned())
-    }
-
-    /// Returns the notes and remarks of a look that were not printed before.
-    fn news(&mut self, look: &Look) -> Vec<String> {
-        let remarks = look.devices.iter().flat_map(|device| {
-            let label = &device.sample.identity.label;
-            remarks(device).map(move |remark| format!("{label}: {remark}"))
-        });
-        look.notes.iter().cloned().chain(remarks).filter(|sentence| self.is_new(sentence)).collect()
-    }
-
-    fn notes(&mut self, look: &Look) {
-        for sentence in self.news(look) {
-            note!("{sentence}");
-        }
-    }
-}
-
-fn remarks(device: &Interval) -> impl Iterator<Item = &String> {
-    device.rates.iter().flat_map(|rates| &rates.remarks)
+/// Prints the notes and remarks of a look that were not printed before.
+fn show_news(news: &mut News, look: &Look) {
+    news.of(look).iter().for_each(|sentence| note!("{sentence}"));
 }
 
 /// Formats a rate with two decimals below 1, one decimal below 100, and no decimals from 100 on.
@@ -191,16 +137,6 @@ fn short(rate: Option<f64>) -> String {
 /// Formats bytes per second in MiB/s.
 fn mib(bytes_per_s: Option<f64>) -> String {
     bytes_per_s.map_or_else(|| "-".to_owned(), |rate| format!("{:.2}", rate / f64::from(1 << 20)))
-}
-
-/// Returns the program that has the device open, or else the driver and network interface of the device.
-fn owner(device: &Interval) -> String {
-    let identity = &device.sample.identity;
-    let parts = match (&identity.program, identity.pid) {
-        (Some(program), Some(pid)) => vec![program.clone(), format!("({pid})")],
-        _ => [&identity.driver, &identity.netdev].into_iter().flatten().cloned().collect(),
-    };
-    parts.join(" ")
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! CPUs on which the threads of a command poll.
 
 use clap::Args;
-use doorbell_study::pinning::{CpuChoice, Pinning};
+use doorbell_machine::pinning::{CpuChoice, CpuError, Pinning};
+use doorbell_record::adapter_of;
 use doorbell_verbs::Device;
 
 use crate::failure::Usage;
@@ -32,8 +33,9 @@ impl Cpus {
         self.of(device).and_then(|pinning| pinning.for_both_ends(&choice)).map_err(|error| Usage(error.to_string()))
     }
 
-    fn of(&self, device: &Device) -> Result<Pinning, doorbell_study::pinning::CpuError> {
-        Pinning::of(&self.choice(), &device.attributes())
+    fn of(&self, device: &Device) -> Result<Pinning, CpuError> {
+        let adapter = adapter_of(&device.attributes());
+        Pinning::of(&self.choice(), adapter.and_then(|adapter| adapter.node))
     }
 
     fn choice(&self) -> CpuChoice {

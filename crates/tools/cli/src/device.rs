@@ -12,7 +12,7 @@ use doorbell_wire::ROCE_UDP_PORT;
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Usage};
-use crate::output::{line, note};
+use crate::output::{line, note, pretty};
 use crate::quantity;
 
 /// Options that choose the RNIC, with perftest's names.
@@ -211,7 +211,7 @@ pub(crate) fn run(arguments: &Devices) -> Result<ExitCode, Failure> {
     if arguments.json {
         let mut devices: Vec<Value> = machine.iter().map(as_json).collect();
         devices.push(embedded_as_json());
-        line(serde_json::to_string_pretty(&json!({ "schema": "doorbell-rnics/1", "devices": devices }))?)?;
+        pretty(&json!({ "schema": "doorbell-rnics/1", "devices": devices }))?;
         return Ok(ExitCode::SUCCESS);
     }
     for device in &machine {

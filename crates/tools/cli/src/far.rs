@@ -12,14 +12,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use doorbell_exchange::setup::EndpointDescription;
+use doorbell_farmem::assembly::ClientParty;
 use doorbell_farmem::workload::{self, Report, Tally};
-use doorbell_farmem::{ClientEnd, Geometry, HostCache, MemoryDescription, Strategy};
+use doorbell_farmem::{HostCache, Strategy};
+use doorbell_machine::pinning::Pinning;
+use doorbell_record::{PointResult, StorePoint};
 use doorbell_sim::far::{Far as Simulated, run as simulate};
 use doorbell_study::executor::{Idle, block_on};
-use doorbell_study::far::StorePoint;
-use doorbell_study::pinning::Pinning;
-use doorbell_study::record::PointResult;
+use doorbell_study::far::store_result;
 use doorbell_verbs::LinkCounters;
 use doorbell_verbs::soft::{LinkChoice, SoftOptions};
 
@@ -27,9 +27,8 @@ use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
 use crate::sim::arguments::Simulated as Testbed;
-use arguments::Workload;
-use middlebox::{BoxConnection, OtherBox};
-use service::{NodeAt, Sides, Store};
+use arguments::{OtherBox, Workload};
+use service::{Memories, Store};
 use table::Row;
 
 const EXAMPLES: &str = "\
@@ -95,43 +94,6 @@ pub(crate) fn run(far: Far) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Path of a client to the memory: direct, or through a box. The stream to the box stays open as long as the path.
-enum Entered {
-    Straight(MemoryDescription),
-    BoxConnection(BoxConnection),
-}
-
-impl Entered {
-    fn description(&self) -> &MemoryDescription {
-        match self {
-            Self::Straight(memory) => memory,
-            Self::BoxConnection(joined) => &joined.memory,
-        }
-    }
-}
-
-/// Connects a client to a store of this process.
-fn enter(
-    sides: &Sides,
-    number: u32,
-    end: &mut ClientEnd,
-    geometry: Geometry,
-) -> Result<(Entered, EndpointDescription), String> {
-    if let Some((replica, peer)) = sides.replica.as_ref().zip(end.to_replica()) {
-        end.set_replica(replica.accept(number, peer)?);
-    }
-    let (entered, via) = match sides.through {
-        None => (Entered::Straight(sides.memory.accept(number, end.to_memory())?), None),
-        Some(address) => {
-            let joined =
-                BoxConnection::new(address, &end.to_memory().lane, geometry).map_err(|error| error.to_string())?;
-            let via = middlebox::via(&joined.memory);
-            (Entered::BoxConnection(joined), Some(via))
-        }
-    };
-    Ok((entered, sides.metadata.accept(number, via, end.to_metadata())?))
-}
-
 /// Measures a point of a study on this machine. `pinning` pins the threads of this point.
 pub(crate) fn measure_point(
     point: &StorePoint,
@@ -154,7 +116,7 @@ pub(crate) fn measure_point(
         json: false,
     };
     let row = run.measure(chosen, point.strategy, point.clients, pinning)?;
-    let mut result = point.result(&row.report, None);
+    let mut result = store_result(point, &row.report, None);
     result.link.client = row.link_by_name();
     result.carried_by = result.carried().by();
     Ok(result)
@@ -233,9 +195,9 @@ impl Run {
         let load = self.workload.load(clients, false)?;
         let soft = || SoftOptions { port: self.udp.port, link: self.link, publish: false, ..SoftOptions::default() };
         let open = || chosen.open(soft);
-        let memories: Vec<_> =
-            (0..self.workload.replicas).map(|_| open().map(NodeAt::Here)).collect::<Result<_, _>>()?;
-        let store = Store::start((memories, open()?), strategy, load, clients, (None, self.other), pinning)?;
+        let memories = (0..self.workload.replicas).map(|_| open()).collect::<Result<_, _>>()?;
+        let plan = self.workload.plan(strategy, &load, clients);
+        let store = Store::start((Memories::Here(memories), open()?), plan, (None, self.other), pinning)?;
         let hosts = self.workload.hosts.min(clients);
         let devices: Vec<_> = (0..hosts).map(|_| open()).collect::<Result<_, _>>()?;
         let caches: Vec<_> = (0..hosts).map(|_| Arc::new(HostCache::new(4 * load.keys as usize))).collect();
@@ -243,23 +205,22 @@ impl Run {
         note!("{clients} clients, {}", strategy.name());
         let path_mtu = devices[0].attributes().active_mtu;
         let options = self.workload.options(strategy, load.outstanding);
-        let sides = store.sides();
         let tallies: Vec<Result<Tally, String>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..clients)
                 .map(|index| {
                     let (device, cache) = (&devices[index % hosts], &caches[index % hosts]);
-                    let (options, sides, seed) = (options.clone(), sides.clone(), self.workload.seed);
+                    let (options, store, seed) = (options.clone(), &store, self.workload.seed);
                     scope.spawn(move || -> Result<Tally, String> {
                         let _pinned = pinning.pin(index);
                         let sentence = |error: &dyn std::fmt::Display| error.to_string();
                         let number = index as u32 + 1;
                         let pd = device.create_pd().map_err(|error| sentence(&error))?;
-                        let mut end =
-                            ClientEnd::new(&pd, load.geometry(clients), options).map_err(|error| sentence(&error))?;
-                        let (entered, of_metadata) = enter(&sides, number, &mut end, load.geometry(clients))?;
-                        let of_memory = entered.description();
-                        let mut client =
-                            end.connect(number, of_memory, &of_metadata, cache).map_err(|error| sentence(&error))?;
+                        let mut party =
+                            ClientParty::new(&pd, &plan, number, options).map_err(|error| sentence(&error))?;
+                        // The mailbox holds the connection with a middlebox, so it must outlive the client.
+                        let mut mailbox = store.mailbox(number);
+                        mailbox.admit(&mut party, device).map_err(|error| sentence(&error))?;
+                        let mut client = party.connect(cache).map_err(|error| sentence(&error))?;
                         let idle = Idle::spin();
                         let tally = block_on(async {
                             let of = (number.into(), seed);

@@ -1,7 +1,8 @@
 //! Links that a study compared, as text and as JSON.
 
+use doorbell_record::PointRecord;
 use doorbell_report::Run;
-use doorbell_study::experiment::{LINK_FIGURES, PointRecord, View, compared};
+use doorbell_study::experiment::{LINK_FIGURES, View, compared};
 use serde_json::{Value, json};
 
 /// Width of the column with the names of the protocols.

@@ -3,8 +3,6 @@
 // `println` and `eprintln` panic if their output has no reader. The functions of `output` do not panic.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-mod address;
-mod admission;
 mod advise;
 mod bench;
 mod control;

@@ -24,6 +24,17 @@ pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
     write_text(&format!("{text}\n"))
 }
 
+/// Writes a value as JSON of several lines to stdout.
+pub(crate) fn pretty(value: &impl serde::Serialize) -> io::Result<()> {
+    line(serde_json::to_string_pretty(value)?)
+}
+
+/// Returns the width of each column of a table with these rows.
+pub(crate) fn widths(rows: &[Vec<String>]) -> Vec<usize> {
+    let columns = rows.first().map_or(0, Vec::len);
+    (0..columns).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect()
+}
+
 /// Writes text that consists of lines to stdout.
 pub(crate) fn write_text(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
@@ -35,6 +46,11 @@ pub(crate) fn write_text(text: &str) -> io::Result<()> {
 /// Writes a line to stderr. Ignores errors, such as that of a pipe without a reader.
 pub(crate) fn write_note(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{}", escape(&text.to_string()));
+}
+
+/// Writes a note of a library to stderr, like [`write_note`].
+pub(crate) fn print_note(text: &str) {
+    write_note(format_args!("{text}"));
 }
 
 /// Standard error for the log, whose lines may contain untrusted text.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use doorbell_campaign::rounds::Progress;
 use doorbell_output::escape;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::output::stderr_is_terminal;
+use crate::output::{note, stderr_is_terminal};
 
 /// Returns a progress bar of `length` steps, of which `already` are done. The bar is hidden if standard error is no
 /// terminal.
@@ -28,6 +29,36 @@ pub(crate) fn bar(length: u64, already: u64) -> ProgressBar {
 #[expect(clippy::disallowed_methods, reason = "the text is escaped")]
 pub(crate) fn show(bar: &ProgressBar, text: &str) {
     bar.set_message(escape(text).into_owned());
+}
+
+/// Progress bar of a study.
+pub(crate) struct StudyBar(ProgressBar);
+
+impl StudyBar {
+    /// Returns the bar of `length` measurements, of which `already` are done.
+    pub(crate) fn new(length: u64, already: u64) -> Self {
+        Self(bar(length, already))
+    }
+}
+
+impl Progress for StudyBar {
+    fn show(&self, point: &str) {
+        show(&self.0, point);
+    }
+
+    fn advance(&self) {
+        self.0.inc(1);
+    }
+
+    fn note(&self, text: &str) {
+        self.0.suspend(|| note!("{text}"));
+    }
+}
+
+impl Drop for StudyBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
 }
 
 #[cfg(test)]

@@ -2,25 +2,17 @@
 
 mod processes;
 
-use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_fabric::FaultPlan;
 use doorbell_verbs::soft::{ACK_VARIABLE, AckPolicy, LINK_VARIABLE, LinkChoice};
-use nix::errno::Errno;
 
 use crate::failure::{Failure, Usage};
-use crate::output::{line, note};
-
-/// File name of the library that is preloaded before libibverbs.
-const LIBRARY: &str = "libdoorbell_ibverbs.so";
-
-/// Command that builds the library.
-const BUILD: &str = "cargo build --release --package doorbell-preload";
+use crate::output::{line, note, pretty};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples, in two terminals:
@@ -111,18 +103,14 @@ pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
         return Err(Usage("no program is given: use doorbell run PROGRAM".to_owned()).into());
     };
     let variables = arguments.settings.variables()?;
-    // Use the same default as `execvp(3)`.
-    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    let error = doorbell_reach::with_program(name, &path, |found| {
+    let error = doorbell_reach::execute_by_name(name, words, &variables, |found| {
         // The preloaded library writes this note for programs that the program starts.
         if arguments.settings.explain
             && let Some(barrier) = doorbell_reach::barrier(found)
         {
             note!("doorbell: {} cannot be reached: {barrier}", found.display());
         }
-        doorbell_reach::execute(found, words, &variables)
     });
-    let error = error.unwrap_or_else(|| Errno::ENOENT.into());
     Err(format!("{} could not be started: {error}", name.display()).into())
 }
 
@@ -133,7 +121,7 @@ pub(crate) fn print_env(arguments: &Env) -> Result<ExitCode, Failure> {
     if arguments.json {
         let object: serde_json::Map<_, _> =
             texts.map(|(name, value)| (name.to_owned(), value.into_owned().into())).collect();
-        line(serde_json::to_string_pretty(&object)?)?;
+        pretty(&object)?;
     } else {
         for (name, value) in texts {
             line(format_args!("export {name}={}", quoted(&value)))?;
@@ -144,14 +132,7 @@ pub(crate) fn print_env(arguments: &Env) -> Result<ExitCode, Failure> {
 
 impl Settings {
     fn variables(&self) -> Result<Vec<(&'static str, OsString)>, Failure> {
-        let library = library()?;
-        let preloaded = match env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-            // The library is already listed if one `doorbell run` starts another.
-            Some(others) if is_listed(&library, &others) => others,
-            Some(others) => [library.as_os_str(), &others].join(OsStr::new(":")),
-            None => library.into_os_string(),
-        };
-        let mut variables = vec![("LD_PRELOAD", preloaded)];
+        let mut variables = vec![("LD_PRELOAD", doorbell_reach::preloaded(doorbell_reach::library()?))];
         let mut set = |name, value: Option<String>| variables.extend(value.map(|value| (name, value.into())));
         set("DOORBELL_BIND", self.bind.map(|address| address.to_string()));
         set("DOORBELL_PORT", self.udp_port.map(|port| port.to_string()));
@@ -167,38 +148,6 @@ impl Settings {
         }
         Ok(variables)
     }
-}
-
-fn is_listed(library: &Path, list: &OsStr) -> bool {
-    list.to_string_lossy().split([':', ' ']).any(|other| Path::new(other) == library)
-}
-
-/// Finds the library at the path in DOORBELL_PRELOAD_LIB, or in the build and installation directories.
-fn library() -> Result<PathBuf, Failure> {
-    let found = match env::var_os("DOORBELL_PRELOAD_LIB") {
-        Some(named) => {
-            let named = PathBuf::from(named);
-            if !named.is_file() {
-                return Err(format!("DOORBELL_PRELOAD_LIB names {}, which is not a file", named.display()).into());
-            }
-            std::path::absolute(named)?
-        }
-        None => {
-            let own = env::current_exe()?;
-            let folder = own.parent().unwrap_or(Path::new("/"));
-            let places = [folder.to_path_buf(), folder.join("deps"), folder.join("../lib")];
-            let found = places.iter().map(|place| place.join(LIBRARY)).find(|path| path.is_file());
-            found.ok_or_else(|| {
-                let looked = places.map(|place| place.display().to_string()).join(", ");
-                format!("{LIBRARY} is in none of {looked}: run `{BUILD}`, or set DOORBELL_PRELOAD_LIB to its path")
-            })?
-        }
-    };
-    if found.to_string_lossy().contains([':', ' ']) {
-        // The dynamic linker takes a space or a colon in LD_PRELOAD as the end of a path.
-        return Err(format!("{} cannot be preloaded: its path must have no space or colon", found.display()).into());
-    }
-    Ok(found)
 }
 
 /// Quotes a text as one word of a shell.
@@ -240,11 +189,5 @@ mod tests {
         for bad in ["", "0x", "1:2:3", "1:", "mellanox", "-1", "4294967296"] {
             assert!(parse_vendor(bad).is_err(), "{bad:?}");
         }
-    }
-
-    #[test]
-    fn a_library_is_preloaded_once() {
-        assert!(is_listed(Path::new("/a/b.so"), OsStr::new("/x.so:/a/b.so")));
-        assert!(!is_listed(Path::new("/a/b.so"), OsStr::new("/x.so:/a/b.so.1")));
     }
 }

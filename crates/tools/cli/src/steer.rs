@@ -1,34 +1,29 @@
 //! `doorbell steer`: a middlebox in front of a memory node, on a UDP socket of its own.
 
-mod control;
-mod perftest;
 mod report;
-pub(crate) mod shut_out;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, OwnProcess, Pcap, active_mtu, bind};
-use doorbell_farmem::Geometry;
+use doorbell_exchange::address::{address_toward, address_toward_host, reach, with_port};
+use doorbell_fabric::{BindRequest, FaultPlan, Faults, Link, Pcap, active_mtu, bind};
+use doorbell_farmem::{Geometry, StoreLayout};
 use doorbell_output::files;
-use doorbell_steer::{Config, Driver, Limits};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use doorbell_steer::service::{Mode, Service, Settings, SteeredStore};
+use doorbell_steer::{Config, Driver, Layout, Limits};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::address::with_port;
-use crate::control::{DEFAULT_TCP_PORT, address_toward, address_toward_host, reach};
+use crate::control::DEFAULT_TCP_PORT;
 use crate::device::UdpPort;
 use crate::failure::{Failure, Usage};
+use crate::output::print_note;
 use crate::{ending, quantity};
-use control::{BoxDescription, Jobs, Plane, retries_within};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -44,16 +39,6 @@ Examples:
 
 Node and clients are programs that set up a queue pair as the crate doorbell does (Device::queue_pair), and keep
 the TCP connection open while they use it. docs/middlebox.md states what the box trusts.";
-
-/// Time without packets for which the box polls before it sleeps.
-const LINGER: Duration = Duration::from_micros(100);
-
-/// Time after which the loop stops to work on waiting set-up jobs, so that packets of connected clients are not
-/// delayed.
-const JOBS_BUDGET: Duration = Duration::from_micros(200);
-
-/// Maximum sleep of the loop. The loop checks for signals after each sleep.
-const NAP: Duration = Duration::from_millis(20);
 
 /// Run a middlebox in front of a memory node: the requests of all clients go to the node on one ordered queue pair.
 /// The box runs until it is interrupted, and then prints its counters
@@ -170,28 +155,26 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     arguments.udp.note_if_other();
     let signals = Signals::take()?;
     let node = with_port(&arguments.node, arguments.port);
-    // With --perftest or --relay, the box connects to the node for each client instead of once.
-    let stream = match arguments.perftest || arguments.relay {
-        true => None,
-        false => Some(reach(&node, "; does a memory node set up queue pairs there?")?),
+    let mode = match (arguments.perftest, arguments.relay) {
+        (true, _) => Mode::Perftest,
+        (_, true) => Mode::Relay,
+        _ => Mode::Shared(reach(&node, "; does a memory node set up queue pairs there?")?),
     };
-    let toward = match &stream {
-        Some(stream) => address_toward(stream),
-        None => address_toward_host(&node)?,
+    let toward = match &mode {
+        Mode::Shared(stream) => address_toward(stream),
+        Mode::Relay | Mode::Perftest => address_toward_host(&node)?,
     };
     let udp =
         bind(BindRequest { address: arguments.bind.or(toward), port: arguments.udp.port, ..BindRequest::default() })?;
     let (address, readable) = (udp.local_address(), udp.readable()?);
-    let own = BoxDescription {
+    let settings = Settings {
         address,
         udp_port: arguments.udp.port,
         path_mtu: active_mtu(address)?,
         exclusive: arguments.exclusive,
-        store: arguments.store,
-        steers_reads: !arguments.writes_only,
+        store: arguments.store.map(|sizes| steered(sizes, arguments.writes_only)),
         reads: arguments.reads,
-        relays: arguments.relay,
-        node_retries: retries_within((arguments.patience * 1e9) as u64),
+        patience: Duration::from_secs_f64(arguments.patience),
         clients: arguments.clients,
         node,
     };
@@ -201,23 +184,28 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     }
     let config = Config { address, limits, seed: getrandom::u64()? };
     let listen = arguments.listen.as_deref().map_or_else(|| address.to_string(), str::to_owned);
-    let (plane, jobs) = Plane::new(own)?;
-    let listen = with_port(&listen, arguments.port);
-    let failed = match arguments.perftest {
-        true => plane.start_perftest(&listen).map(|()| None)?,
-        false => plane.start(stream, &listen)?,
-    };
-    let driver = Driver::new(doorbell_steer::Steer::new(config), stack(udp, arguments)?, arguments.udp.port);
+    let is_relay = matches!(mode, Mode::Relay);
+    let service = Service::start(settings, mode, &with_port(&listen, arguments.port), print_note)?;
+    let mut driver = Driver::new(doorbell_steer::Steer::new(config), stack(udp, arguments)?, arguments.udp.port);
     let begun = Instant::now();
-    let until = arguments.duration.map(|seconds| begun + Duration::from_secs_f64(seconds));
-    let driver = forward(driver, &readable, (&plane, &jobs, failed.as_ref()), &signals, begun, until)?;
-    report::print(&driver, &plane, begun.elapsed(), arguments.json)?;
+    let during = arguments.duration.map(Duration::from_secs_f64);
+    service.forward(&mut driver, &readable, during, || signals.came().is_some())?;
+    report::print(&driver, &service, is_relay, begun.elapsed(), arguments.json)?;
     // Close the capture file, so that its readers find all packets.
     drop(driver);
     if let Some(number) = signals.came() {
         ending::end_as_by(number);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the store of these sizes, whose requests the box steers.
+fn steered(sizes: Geometry, writes_only: bool) -> SteeredStore {
+    let layout = move |address| {
+        let layout = StoreLayout::new(sizes, address);
+        Box::new(if writes_only { layout.writes_alone() } else { layout }) as Box<dyn Layout>
+    };
+    SteeredStore { region_bytes: sizes.region_bytes(), layout: Arc::new(layout) }
 }
 
 /// Wraps the link in the requested faults and capture.
@@ -236,49 +224,6 @@ fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Lin
         link = Box::new(Pcap::new(link, address, port, file, clock).map_err(unwritable)?);
     }
     Ok(link)
-}
-
-/// Forwards packets until a signal comes, the time is over, or the first set-up with the node fails.
-fn forward(
-    mut driver: Driver<Box<dyn Link>>,
-    readable: &OwnProcess,
-    (plane, jobs, failed): (&Plane, &Jobs, Option<&Receiver<Failure>>),
-    signals: &Signals,
-    begun: Instant,
-    until: Option<Instant>,
-) -> Result<Driver<Box<dyn Link>>, Failure> {
-    let mut busy_at = begun;
-    let mut failure = None;
-    loop {
-        let jobs_done = jobs.work_off(driver.steer_mut(), JOBS_BUDGET);
-        if let Some(Ok(failure)) = failed.map(Receiver::try_recv) {
-            return Err(failure);
-        }
-        let received = driver.pump((Instant::now() - begun).as_nanos() as u64);
-        let received = received.map_err(|error| format!("the box cannot use its UDP socket any more: {error}"))?;
-        if driver.steer().node_failure() != failure {
-            failure = driver.steer().node_failure();
-            plane.node_failed(failure);
-        }
-        let now = Instant::now();
-        if signals.came().is_some() || until.is_some_and(|until| now >= until) {
-            return Ok(driver);
-        }
-        if received > 0 || jobs_done > 0 {
-            busy_at = now;
-        } else if now - busy_at < LINGER || driver.is_link_full() {
-            std::thread::yield_now(); // a peer may wait for this very CPU
-        } else {
-            let timer = driver.poll_timeout().map(Duration::from_nanos);
-            let left = [timer.map(|at| at.saturating_sub(now - begun)), until.map(|until| until - now)];
-            let nap = left.into_iter().flatten().min().unwrap_or(NAP).min(NAP);
-            // The timeout of `poll` is in whole milliseconds, so a nap below one millisecond becomes 0: no sleep.
-            let timeout = PollTimeout::try_from(nap).unwrap_or(PollTimeout::ZERO);
-            // A signal interrupts `poll`. The loop then checks for signals itself.
-            let mut watched = [readable.as_fd(), jobs.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            let _ = poll(&mut watched, timeout);
-        }
-    }
 }
 
 #[cfg(test)]

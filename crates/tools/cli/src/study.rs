@@ -1,10 +1,6 @@
 //! `doorbell study`.
 
-mod callers;
 mod ends;
-mod hosts;
-mod launch;
-mod links;
 mod list;
 mod source;
 
@@ -14,26 +10,29 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use clap::Args;
+use doorbell_campaign::callers::{Callers, Invitation, be_called, be_called_by_ssh};
+use doorbell_campaign::launch::Launch;
+use doorbell_campaign::rounds::{Source, measure_all};
+use doorbell_campaign::{MEMORY_BYTES, OwnDevice};
+use doorbell_exchange::address::scope_hint;
+use doorbell_machine::pinning::Pinning;
+use doorbell_record::Environment;
 use doorbell_sim::Testbed;
 use doorbell_sim::reproduce::Effort as SimulatedEffort;
-use doorbell_study::environment::Environment;
 use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, RunDirectory};
 use doorbell_verbs::soft::{self, AckPolicy, LinkChoice, SoftOptions};
 use doorbell_verbs::{Device, DeviceAttributes};
 use serde_json::json;
 
-use crate::address::scope_hint;
 use crate::control::Meeting;
 use crate::cpus::Cpus;
 use crate::device::{Chosen, DeviceChoice, UdpPort, ask_for_short_time_slices, without_bind};
 use crate::failure::{Failure, Usage, WRONG_USAGE};
-use crate::output::{line, note};
-use crate::report::write_report;
+use crate::output::{note, pretty, print_note};
+use crate::progress::StudyBar;
+use crate::report;
 use crate::sim::arguments::Simulated;
-use callers::Callers;
-pub(crate) use hosts::{fits, same_host};
-use launch::Launch;
-use source::{Source, measure_all};
+use source::PointSource;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -52,14 +51,8 @@ Examples:
   DOORBELL_TOKEN=secret doorbell study hosts 192.0.2.7 192.0.2.8 192.0.2.9
                                             experiments on many hosts, on four of them";
 
-/// Command that starts the other side on another machine.
-const THERE: &str = "doorbell study --listen";
-
 /// File name of the report in the directory of the records.
 const REPORT: &str = "report.html";
-
-/// Message memory in MiB that a listening side grants a client. It suffices for every point of a study.
-const MEMORY_MIB: usize = 4096;
 
 /// Measure message exchange between two processes on this machine, or between this machine and others, or simulate it
 /// (--testbed). A study runs every published experiment, and writes one record per point and a report. Experiments on
@@ -140,8 +133,9 @@ impl Study {
         self.device.choose(self.own_option())
     }
 
-    fn choose_quietly(&self) -> Result<Chosen, Failure> {
-        self.device.choose_quietly(self.own_option()).map(|(chosen, _)| chosen)
+    /// Returns the RNIC of a process that another process has started, without a note about the choice.
+    fn own_quietly(&self) -> Result<Own<'_>, Failure> {
+        Ok(Own { study: self, chosen: self.device.choose_quietly(self.own_option())?.0 })
     }
 
     /// Returns an option that the user gave and that only the embedded RNIC has.
@@ -295,10 +289,10 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
             note!("{pinning}");
             Ok(pinning)
         };
-        match study.meeting.serve(MEMORY_MIB << 20, pinning, |toward| open(study, &chosen, toward))? {}
+        match study.meeting.serve(MEMORY_BYTES, pinning, |toward| open(study, &chosen, toward))? {}
     }
     if study.called_by_ssh {
-        return callers::be_called_by_ssh(study);
+        return serve_by_ssh(study).map(exit_code);
     }
     let launch = if testbed.is_none() { study.launch()? } else { None };
     let chosen = study.chosen(testbed.as_ref(), launch.as_ref().map_or(1, |launch| launch.ranks));
@@ -309,7 +303,7 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
             && launch.token(study.meeting.token()).is_ok();
         launch.check()?;
         return match is_right {
-            true => callers::be_called(study, launch, study.meeting.token()),
+            true => be_called(&study.own_quietly()?, launch, study.meeting.token()).map(exit_code),
             false => Ok(ExitCode::from(WRONG_USAGE)),
         };
     }
@@ -334,12 +328,28 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
     }
     // Accept the other processes of a launch before any step that can fail, so that `refuse_all` can report the failure
     // to them.
-    let callers = launch.map(|launch| Callers::of(&launch, study.meeting.token())).transpose()?.map(Rc::new);
+    let callers =
+        launch.map(|launch| Callers::of(&launch, study.meeting.token(), print_note)).transpose()?.map(Rc::new);
     let result = measure_and_report(study, testbed, callers.clone(), (experiments, hosts));
     if let (Err(error), Some(callers)) = (&result, &callers) {
         callers.refuse_all(&error.to_string());
     }
     result
+}
+
+fn exit_code(has_ended_well: bool) -> ExitCode {
+    if has_ended_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs a process that ssh has started. Its standard input contains the address and the token.
+fn serve_by_ssh(study: &Study) -> Result<bool, Failure> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    let invitation: Invitation =
+        serde_json::from_str(&line).map_err(|_| "standard input lacks the address of process 0")?;
+    crate::ending::with_input()?;
+    let connection = std::env::var("SSH_CONNECTION").unwrap_or_default();
+    be_called_by_ssh(&study.own_quietly()?, invitation, &connection)
 }
 
 /// Measures the missing points of these experiments, and writes the report.
@@ -351,12 +361,12 @@ fn measure_and_report(
 ) -> Result<ExitCode, Failure> {
     let path = study.directory(testbed.as_ref());
     let directory = RunDirectory::create(&path)?;
-    let report = path.join(REPORT);
+    let page = path.join(REPORT);
     // Check the files of the report before minutes of measuring.
-    if report.is_dir() {
+    if page.is_dir() {
         return Err(format!(
             "{} is a directory, but the report needs this name: move it away, or choose another --out",
-            report.display()
+            page.display()
         )
         .into());
     }
@@ -365,7 +375,16 @@ fn measure_and_report(
         Err(DirectoryError::Empty(_)) => Vec::new(),
         Err(error) => return Err(error.into()),
     };
-    let source = Source::new(study, testbed, callers, hosts)?;
+    let repetitions = study.repetitions(testbed.as_ref());
+    let own;
+    let source = match testbed {
+        Some(testbed) => PointSource::simulated(testbed)?,
+        None => {
+            study.udp.note_if_other();
+            own = Own { study, chosen: study.choose()? };
+            PointSource::new(study, &own, callers, hosts)?
+        }
+    };
     source.fit(&mut experiments)?;
     let environment = source.environment();
     if let Some(other) = there.iter().find(|record| record.environment.testbed != environment.testbed) {
@@ -377,11 +396,11 @@ fn measure_and_report(
         ))
         .into());
     }
-    let outcome = measure_all(study, &source, &directory, &experiments)?;
+    let outcome = measure_all(&source, &directory, &experiments, repetitions, StudyBar::new)?;
     source.dismiss();
-    let written = write_report(std::slice::from_ref(&path), None, &report)?;
+    let written = doorbell_report::write_report(std::slice::from_ref(&path), None, &page)?;
     if study.json {
-        line(serde_json::to_string_pretty(&json!({
+        pretty(&json!({
             "schema": "doorbell-study/1",
             "directory": path,
             "report": written.path,
@@ -390,8 +409,8 @@ fn measure_and_report(
             "missing": outcome.missing,
             "failures": outcome.failures,
             "verdicts": written.verdicts,
-            "links": written.links_as_json(),
-        }))?)?;
+            "links": report::links_as_json(&written),
+        }))?;
     } else {
         if outcome.missing > 0 {
             note!("{} measurements failed and are missing: run the same command again to repeat them", outcome.missing);
@@ -402,27 +421,38 @@ fn measure_and_report(
                 path.display()
             );
         }
-        written.print()?;
+        report::print(&written)?;
     }
     Ok(if outcome.missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns the environment of this machine for records. `toward` is the address of this machine's device if the
-/// address differs from the default.
-fn environment_of(
-    study: &Study,
-    toward: Option<IpAddr>,
-    attributes: &DeviceAttributes,
-) -> Result<Environment, Failure> {
-    let environment = Environment::of(attributes);
-    if environment.provider != soft::PROVIDER {
-        return Ok(environment);
+/// The chosen RNIC of this machine, with the options of the study.
+struct Own<'a> {
+    study: &'a Study,
+    chosen: Chosen,
+}
+
+impl OwnDevice for Own<'_> {
+    fn open(&self, toward: Option<IpAddr>) -> Result<Device, Failure> {
+        open(self.study, &self.chosen, toward)
     }
-    let (link, ack) = SoftOptions { ack: study.ack, link: study.link, ..SoftOptions::default() }.effective()?;
-    let ip = if toward.is_some_and(|address| address.is_ipv6()) { "IPv6" } else { "IPv4" };
-    let slices = if ask_for_short_time_slices() { "short" } else { "the usual" };
-    let said = format!("link {link}, acknowledgements {ack}, {ip}, {slices} time slices");
-    Ok(Environment { soft_options: Some(said), ..environment })
+
+    fn pinning(&self, device: &Device) -> Result<Pinning, Usage> {
+        self.study.cpus.pinning(device)
+    }
+
+    fn environment(&self, toward: Option<IpAddr>, attributes: &DeviceAttributes) -> Result<Environment, Failure> {
+        let environment = Environment::of(attributes);
+        if environment.provider != soft::PROVIDER {
+            return Ok(environment);
+        }
+        let Study { ack, link, .. } = *self.study;
+        let (link, ack) = SoftOptions { ack, link, ..SoftOptions::default() }.effective()?;
+        let ip = if toward.is_some_and(|address| address.is_ipv6()) { "IPv6" } else { "IPv4" };
+        let slices = if ask_for_short_time_slices() { "short" } else { "the usual" };
+        let said = format!("link {link}, acknowledgements {ack}, {ip}, {slices} time slices");
+        Ok(Environment { soft_options: Some(said), ..environment })
+    }
 }
 
 fn open(study: &Study, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {

@@ -78,7 +78,7 @@ pub enum CaptureError {
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
     /// The file is empty.
-    #[error("is empty: a capture has a header at least")]
+    #[error("is empty: a capture begins with a header")]
     Empty,
     /// The file has another format.
     #[error("is no pcap or pcapng file: it begins with {first_bytes:02x?}{hint}")]

@@ -2,25 +2,12 @@
 
 use doorbell_wire::{Datagram, ETHERNET_LEN, IpPacket, VLAN_LEN, is_vlan_tag, parse_ip};
 
+use super::assigned::{
+    ETHERTYPE_BRIDGED, ETHERTYPE_ERSPAN_2, ETHERTYPE_ERSPAN_3, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FIRST_ETHERTYPE,
+    PROTOCOL_GRE, PROTOCOL_IPV4, PROTOCOL_IPV6, PROTOCOL_UDP,
+};
 use super::capture::{CapturedFrame, LinkType};
-use super::reasons::OtherFrame;
-
-/// Maximum number of VLAN tags and tunnels of a decoded frame.
-pub(super) const MAX_LAYERS: usize = 8;
-
-const ETHERTYPE_IPV4: u16 = 0x0800;
-const ETHERTYPE_IPV6: u16 = 0x86dd;
-/// An Ethernet frame in a tunnel: transparent Ethernet bridging, which NVGRE and GENEVE use.
-const ETHERTYPE_BRIDGED: u16 = 0x6558;
-pub(super) const ETHERTYPE_ERSPAN_2: u16 = 0x88be;
-pub(super) const ETHERTYPE_ERSPAN_3: u16 = 0x22eb;
-/// Smallest EtherType. Smaller numbers in the field are lengths of IEEE 802.3 frames.
-const FIRST_ETHERTYPE: u16 = 0x0600;
-
-const PROTOCOL_IPV4: u8 = 4;
-const PROTOCOL_IPV6: u8 = 41;
-pub(super) const PROTOCOL_GRE: u8 = 47;
-const PROTOCOL_UDP: u8 = 17;
+use super::reasons::{MAX_LAYERS, OtherFrame};
 
 const PORT_VXLAN: u16 = 4789;
 const PORT_VXLAN_GPE: u16 = 4790;

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 use doorbell_wire::{Error, Opcode, Transport};
 
+use super::assigned::{
+    ETHERTYPE_ERSPAN_2, ETHERTYPE_ERSPAN_3, ETHERTYPE_MACSEC, ETHERTYPE_MPLS, ETHERTYPE_MPLS_MULTICAST,
+    ETHERTYPE_ROCE_V1, PROTOCOL_ESP, PROTOCOL_GRE,
+};
 use super::capture::LinkType;
-use super::layers::{ETHERTYPE_ERSPAN_2, ETHERTYPE_ERSPAN_3, MAX_LAYERS, PROTOCOL_GRE};
 
-const ETHERTYPE_ROCE_V1: u16 = 0x8915;
-const ETHERTYPE_MPLS: u16 = 0x8847;
-const ETHERTYPE_MPLS_MULTICAST: u16 = 0x8848;
-const ETHERTYPE_MACSEC: u16 = 0x88e5;
-const PROTOCOL_ESP: u8 = 50;
+/// Maximum number of VLAN tags and tunnels of a decoded frame.
+pub(super) const MAX_LAYERS: usize = 8;
+
 const PORT_MPLS: u16 = 6635;
 
 /// Kinds of frames without a RoCE v2 packet.

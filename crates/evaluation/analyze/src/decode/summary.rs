@@ -144,7 +144,7 @@ pub struct FaultCounts {
 pub struct SuperPackets {
     /// Number of such frames.
     pub frames: u64,
-    /// Number of packets in such frames. The other fields of the summary count them as packets, too.
+    /// Number of packets in such frames. The other fields of the summary count these packets, too.
     pub packets: u64,
     /// Frames that are longer than a packet, but whose end was not captured. Their packets are not counted.
     pub cut_frames: u64,

@@ -19,7 +19,7 @@ pub enum ExplainError {
         value: f64,
     },
     /// Bytes without packets, or packets without bytes.
-    #[error("{direction} shows {bytes} bytes in {packets} packets per second: each requires the other")]
+    #[error("{direction} shows {bytes} bytes and {packets} packets per second: both must be 0, or both above 0")]
     OneWithoutTheOther {
         /// Name of the counters.
         direction: &'static str,
@@ -31,7 +31,7 @@ pub enum ExplainError {
     /// Packets are shorter than any RoCE v2 packet.
     #[error(
         "{direction} shows {mean:.1} bytes per packet: the smallest RoCE v2 frame has {least}, so these counters count \
-         something else, or other things with it"
+         other traffic, alone or in addition"
     )]
     TooShort {
         /// Name of the counters.

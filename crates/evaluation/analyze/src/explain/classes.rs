@@ -91,9 +91,9 @@ pub(super) fn cut(data: &Data, fixed: u64, once: u64, mtu: PathMtu, packets: Spa
     })
 }
 
-/// Returns the payload that is a power of two and whose packets have this mean length, if the counters are exact. All
-/// packets of the message are full, and one packet carries `once` additional bytes. Counters that are read during a
-/// message have a small error. The function therefore takes the nearest power of two that explains the mean.
+/// Returns the payload whose packets have the mean length of `data`, if this payload is a power of two. All packets of
+/// the message are full, and one packet carries `once` additional bytes. If the counters are read during a message,
+/// the mean has a small error, so the function uses the nearest power of two.
 pub(super) fn exact_power_of_two(data: &Data, fixed: u64, once: u64, mtu: PathMtu) -> Option<Class> {
     let mtu = mtu.bytes() as u64;
     let more = data.counted - (fixed + mtu) as f64;

@@ -35,7 +35,7 @@ fn listed(answer: &Answer) -> String {
 
 /// Published figures from `data/published/t2.toml`.
 mod published {
-    use doorbell_published::row;
+    use doorbell_claims::row;
 
     use super::*;
 
@@ -483,8 +483,8 @@ fn impossible_rates_and_hints_are_rejected() {
     refused(incoming((-1.0, 0.0), (62.0, 0.0)), &["rx_bytes is -62"]);
     refused(incoming((f64::NAN, 0.0), (62.0, 0.0)), &["NaN"]);
     refused(incoming((f64::INFINITY, 0.0), (62.0, 0.0)), &["inf"]);
-    refused(Rates { tx_bytes: 5.0, ..Rates::default() }, &["tx shows 5 bytes in 0 packets"]);
-    refused(Rates { rx_packets: 5.0, ..Rates::default() }, &["rx shows 0 bytes in 5 packets"]);
+    refused(Rates { tx_bytes: 5.0, ..Rates::default() }, &["tx shows 5 bytes and 0 packets"]);
+    refused(Rates { rx_packets: 5.0, ..Rates::default() }, &["rx shows 0 bytes and 5 packets"]);
     refused(incoming((1e6, 1e6), (40.0, 62.0)), &["rx shows 40.0 bytes per packet", "smallest RoCE v2 frame has 58"]);
     refused(incoming((1e6, 1e6), (62.0, 9000.0)), &["tx shows 9000.0 bytes per packet", "at most"]);
     let hints = Hints { mtu: Some(PathMtu::Mtu1024), ..Hints::default() };

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use doorbell_published::{Dimension, Row};
 use doorbell_wire::{Direction, Response, message_cost};
 
 use super::{Lack, Manner, Needed, Packets, Predictor, Rated};
@@ -12,11 +11,6 @@ use crate::operation::{Posted, PostedOperation, predict_operation};
 use crate::parameters::Parameters;
 use crate::predict::{Bound, BoundKind, Prediction, predict};
 use crate::workload::{Workload, WorkloadError};
-
-/// Maximum relative deviation of a latency.
-pub const LATENCY_TOLERANCE: f64 = 0.15;
-/// Maximum relative deviation of a throughput, or of a number that follows from throughputs.
-pub const THROUGHPUT_TOLERANCE: f64 = 0.20;
 
 /// Number of outstanding operations that stands for an unlimited window. No published queue pair had this number.
 const FULL: u32 = 1024;
@@ -62,13 +56,6 @@ fn rated(prediction: &Prediction) -> Rated {
 }
 
 impl Predictor for Analytic<'_> {
-    fn tolerance(&self, row: &Row) -> f64 {
-        match row.quantity.dimension() {
-            Dimension::Time | Dimension::TimePerSize => LATENCY_TOLERANCE,
-            _ => THROUGHPUT_TOLERANCE,
-        }
-    }
-
     fn is_fitted(&self, id: &str) -> bool {
         let origins = self.parameters.map_or(&[][..], |parameters| &parameters.origins);
         origins.iter().any(|origin| origin.fitted_to.iter().any(|fitted| fitted == id))

@@ -1,10 +1,10 @@
 //! Conversion of published configurations into loads for a predictor.
 
-use doorbell_protocols::Protocol;
-use doorbell_published::{
+use doorbell_claims::{
     Amount, Configuration, Pace, PathMtuSaid, PublishedOperation as Said, Quantity, Receivers, Relation, Repost, Row,
     Subject, Testbed,
 };
+use doorbell_protocols::Protocol;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
 use super::{Lack, Manner, Predictor};

@@ -1,7 +1,5 @@
 //! Interface of predictors: the model, or a simulator.
 
-use doorbell_published::Row;
-
 use super::Lack;
 use crate::operation::{Posted, PostedOperation};
 use crate::predict::BoundKind;
@@ -9,9 +7,6 @@ use crate::workload::Workload;
 
 /// Predictor of the quantities in published rows and sentences.
 pub trait Predictor {
-    /// Returns the maximum relative deviation of a row: 0.1 means 10 %.
-    fn tolerance(&self, row: &Row) -> f64;
-
     /// Returns whether the predictor was fitted to the row or the sentence with this id.
     fn is_fitted(&self, id: &str) -> bool;
 

@@ -1,7 +1,5 @@
 //! Recorder of a predictor's requests and answers, which become the points of plots.
 
-use doorbell_published::Row;
-
 use super::{Binding, Lack, Manner, Needed, Packets, Predictor, Rated};
 use crate::operation::{Posted, PostedOperation};
 use crate::workload::Workload;
@@ -9,8 +7,8 @@ use crate::workload::Workload;
 /// Answer of a predictor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// Fields of the request, each with its name and value. All answers about messages have the same names. All answers
-    /// about operations have the same names, too.
+    /// Fields of the request to the predictor, each with its name and value. Requests about messages all have the same
+    /// field names, and so do requests about operations.
     pub fields: Vec<(&'static str, Field)>,
     /// Bytes of each message.
     pub bytes: u64,
@@ -105,10 +103,6 @@ fn operations(posted: &Posted) -> Vec<(&'static str, Field)> {
 }
 
 impl Predictor for Recorder<'_> {
-    fn tolerance(&self, row: &Row) -> f64 {
-        self.by.tolerance(row)
-    }
-
     fn is_fitted(&self, id: &str) -> bool {
         self.by.is_fitted(id)
     }

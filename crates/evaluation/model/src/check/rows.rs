@@ -1,36 +1,30 @@
 //! Derivation of published numbers from predicted latencies and rates.
 
+use doorbell_claims::{Quantity, Row, Subject};
 use doorbell_protocols::Protocol;
-use doorbell_published::{Quantity, Row, Subject, Value};
 
 use super::configured::{Swept, count, manner, operation, posted, workload};
-use super::{Binding, Compared, Lack, Manner, Predictor};
+use super::{Binding, Lack, Manner, Predictor};
 use crate::operation::Posted;
 use crate::workload::Workload;
 
 /// Minimum share of the highest rate at which a rate counts as the highest.
 const HIGHEST: f64 = 0.99;
 
-/// Compares the published number of a row with its prediction.
-pub(super) fn compare(row: &Row, by: &mut dyn Predictor) -> Result<Compared, Lack> {
-    let (found, binding) = match &row.subject {
-        Subject::Store(_) => return Err(Lack::Subject("stores on passive memory")),
-        Subject::Operation(_) => of_operations(row, by)?,
+/// Returns the prediction for a row in the base unit of its dimension, with the binding resource.
+pub(super) fn predict(row: &Row, by: &mut dyn Predictor) -> Result<(f64, Option<Binding>), Lack> {
+    match &row.subject {
+        Subject::Store(_) => Err(Lack::Subject("stores on passive memory")),
+        Subject::Operation(_) => of_operations(row, by),
         Subject::Protocol(_) if row.quantity == Quantity::InlineReceiveSize => {
-            (by.inline_receive_bytes()? as f64, None)
+            Ok((by.inline_receive_bytes()? as f64, None))
         }
         Subject::Protocol(name) => {
             let protocol = Protocol::by_name(name).ok_or_else(|| Lack::Protocol(name.clone()))?;
             let workload = workload(protocol, &row.configuration, Swept::by(row.quantity))?;
-            Asked { row, by: &mut *by, manner: manner(&row.configuration) }.found(workload)?
+            Asked { row, by: &mut *by, manner: manner(&row.configuration) }.found(workload)
         }
-    };
-    Ok(Compared {
-        predicted: Value { number: row.value.unit.from_base(found), unit: row.value.unit },
-        deviation: row.relation.deviation(row.value.in_base(), found),
-        tolerance: by.tolerance(row),
-        binding,
-    })
+    }
 }
 
 struct Asked<'a> {

@@ -1,3 +1,4 @@
+use doorbell_record::{self as record, Environment, Fitted, Kind, Latency, PointResult, RunRecord};
 use proptest::prelude::*;
 
 use super::*;
@@ -250,7 +251,8 @@ fn units_ceiling_and_shared_queues_are_recovered() {
     assert!(inside * 100 >= known * 80, "only {inside} of {known} lie within their intervals");
 }
 
-/// Many threads alone do not separate the ceiling of a NIC from the total of its units.
+/// Measurements with many threads only cannot show which parameter limits the rate: the ceiling of the NIC, or the sum
+/// of the rates of its processing units.
 #[test]
 fn parameters_that_threads_do_not_separate_have_no_interval() {
     let truth = nic();
@@ -273,21 +275,26 @@ fn parameters_that_threads_do_not_separate_have_no_interval() {
 
 /// Returns the record that a bench of one-sided operations would write for an RNIC with these parameters.
 fn record_of(truth: &Parameters, posted: &Posted, is_latency: bool, noise: f64) -> String {
-    let (operation, window, batch) = (posted.operation.name().replace('-', "_"), posted.window, posted.batch);
     let prediction = predict_operation(truth, posted).unwrap();
-    let kind = if is_latency { "latency" } else { "bandwidth" };
-    let latency =
-        if is_latency { format!(r#"{{"p50": {}}}"#, prediction.latency_ns * noise.exp()) } else { "null".into() };
-    format!(
-        r#"{{"schema": "doorbell-bench/1", "environment": {{"provider": "system"}},
-            "parameters": {{"kind": "{kind}", "operation": "{operation}", "connections": {}, "inline": {}}},
-            "results": [{{"bytes": {}, "messages_per_s": {}, "latency_ns": {latency}, "mtu": 4096,
-                "fitted": {{"window": {window}, "batch": {batch}, "depth": 0}}}}]}}"#,
-        posted.connections,
-        posted.inline_bytes,
-        posted.bytes,
-        prediction.messages_per_s * noise.exp(),
-    )
+    let kind = if is_latency { Kind::Latency } else { Kind::Bandwidth };
+    let operation = serde_json::from_value(posted.operation.name().replace('-', "_").into()).unwrap();
+    let parameters = record::Parameters {
+        connections: posted.connections as usize,
+        inline: posted.inline_bytes as usize,
+        ..record::Parameters::plain(kind, operation, posted.bytes as usize)
+    };
+    let ns = (prediction.latency_ns * noise.exp()).round() as u64;
+    let result = PointResult {
+        bytes: posted.bytes as usize,
+        messages_per_s: prediction.messages_per_s * noise.exp(),
+        latency_ns: is_latency.then_some(Latency { min: ns, p50: ns, mean: ns as f64, p99: ns, p999: ns, max: ns }),
+        mtu: 4096,
+        fitted: Fitted { window: posted.window as usize, batch: posted.batch as usize, ..Fitted::default() },
+        ..PointResult::default()
+    };
+    let environment = Environment { provider: "system".to_owned(), ..Environment::default() };
+    let schema = RunRecord::SCHEMA.to_owned();
+    serde_json::to_string(&RunRecord { schema, environment, parameters, results: vec![result] }).unwrap()
 }
 
 /// Returns the measurements of `bench` over one-sided operations: single operations, lists, and many queue pairs.

@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex};
 use doorbell_analyze::decode::capture::{CaptureError, CaptureReader};
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_exchange::{ConnectError, ConnectionError};
-use doorbell_steer::{ClientEnd, Config, Limits, NodeEnd, Region as Opened, SetupError, Steer, Tap};
-use doorbell_study::far::{
-    FarPoint, Figures, HotPoint, OrderPoint, ScopePoint, StorePoint, TearingPoint, Way, order_figures, words,
+use doorbell_record::{
+    FarPoint, Figures, HotPoint, OrderPoint, PointResult, ScopePoint, StorePoint, TearingPoint, Way,
 };
+use doorbell_steer::{ClientEnd, Config, Limits, NodeEnd, Region as Opened, SetupError, Steer, Tap};
+use doorbell_study::far::{order_figures, store_result, words};
 use doorbell_study::one_sided::RemoteMemory;
-use doorbell_study::record::PointResult;
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs::{Access, PathMtu, RKey, Region};
-use doorbell_wire::Psn;
+use doorbell_wire::{Psn, to_gid};
 
 use super::{Far, FarError, run};
 use crate::simulation::{Returned, Simulation, SimulationError, Summary};
@@ -88,7 +88,7 @@ fn store(testbed: &Testbed, point: &StorePoint, seed: u64) -> Result<Point, Poin
     let shortcut_delay_ns = point.shortcut_delay_ns();
     let far = Far { strategy, load: point.load(), clients, hosts, shortcut_delay_ns, ..Far::default() };
     let run = run(testbed, &far, seed)?;
-    let result = point.result(&run.report, Some([run.memory_cpu, run.client_cpu]));
+    let result = store_result(point, &run.report, Some([run.memory_cpu, run.client_cpu]));
     Ok(Point { result, summary: run.summary })
 }
 
@@ -273,10 +273,7 @@ fn through_box(
     let limits = Limits { window_bytes: 1 << 40, clients: clients.len() + 1, ..Limits::default() };
     let make = |address| Steer::new(Config { limits, seed, ..Config::at(address) });
     let switch_box = simulation.put_middlebox(make).map_err(SimulationError::from)?;
-    let gid = match switch_box.address() {
-        std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        std::net::IpAddr::V6(v6) => v6,
-    };
+    let gid = to_gid(switch_box.address());
     let max_rd_atomic = simulation.device(MEMORY).attributes().limits.max_rd_atomic;
     switch_box.with(|steer| -> Result<RemoteMemory, PointError> {
         let own = end.description();

@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::{ConnectionError, Connector};
-use doorbell_study::parameters::{Fitted, Kind, Transport, stride};
+use doorbell_record::{Fitted, Kind, Transport, stride};
 use doorbell_study::unacknowledged::{self, Listener};
 use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
 use doorbell_verbs::MemoryKind;

@@ -6,10 +6,8 @@ use std::path::{Path, PathBuf};
 
 use doorbell_output::files;
 
-use super::record::{PointRecord, RecordError};
 use super::sweep::{Experiment, Point};
-use crate::environment::Environment;
-use crate::record::PointResult;
+use doorbell_record::{Environment, PointRecord, PointResult, RecordError};
 
 /// Maximum bytes of a record.
 const MAX_RECORD_BYTES: u64 = 64 << 20;
@@ -146,7 +144,7 @@ impl RunDirectory {
     }
 
     /// Returns the path of a point's record. The file name consists of experiment, series and position.
-    pub fn file(&self, experiment: &Experiment, point: &Point) -> PathBuf {
+    pub(super) fn file(&self, experiment: &Experiment, point: &Point) -> PathBuf {
         let name = format!("{} {} {}", experiment.name, point.series, point.x).to_lowercase();
         let plain: String = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
         self.path.join(format!("{plain}.json"))
@@ -244,9 +242,8 @@ impl RunDirectory {
         environment: &Environment,
         result: PointResult,
     ) -> Result<(), DirectoryError> {
-        let mut record = self
-            .get(experiment, point, environment)?
-            .unwrap_or_else(|| PointRecord::new(experiment, point, environment.clone()));
+        let mut record =
+            self.get(experiment, point, environment)?.unwrap_or_else(|| point.record(experiment, environment.clone()));
         record.repetitions.push(result);
         write_whole(&self.file(experiment, point), &record)
     }

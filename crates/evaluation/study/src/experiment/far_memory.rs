@@ -3,19 +3,16 @@
 use doorbell_farmem::Strategy;
 
 use super::operations::operation;
-use super::quantity::Quantity::{self, Far, MeanLatency, MessageRate};
-use super::sweep::{Effort, Experiment, Point};
-use super::sweeps::point;
-use crate::far::Figure::{
+use super::sweep::{Effort, Experiment, FAR_MEMORY, Point};
+use doorbell_record::Figure::{
     BytesOverLeast, ClientCores, ClientFairness, GetMedian, GetP99, GetP999, GetSuccess, InOrder, LargestGap, MeanGap,
     MemoryCores, OthersRate, ProbeLatency, PutAtOnce, PutAttempts, PutMedian, PutP99, PutP999, PutSuccess,
     SameAddressOutOfOrder, Torn, TornAt, TornAtPackets,
 };
-use crate::far::{FarPoint, HotPoint, OrderPoint, ScopePoint, StorePoint, TearingPoint, Way};
-use crate::parameters::{Kind, Operation, Parameters};
-
-/// Name of the family.
-pub const FAMILY: &str = "far-memory";
+use doorbell_record::Quantity::{self, Far, MeanLatency, MessageRate};
+use doorbell_record::{
+    FarPoint, HotPoint, Kind, Operation, OrderPoint, Parameters, ScopePoint, StorePoint, TearingPoint, Way,
+};
 
 /// Number of queue pairs in experiments that do not sweep this number. It is the published number.
 const PAIRS: usize = 20;
@@ -106,7 +103,7 @@ fn concurrency(effort: Effort) -> Experiment {
         for &all in &outstanding {
             let pairs = all.min(PAIRS);
             let base = operation(effort, of, 8, all / pairs, pairs);
-            points.push(point(series, all, Parameters { addresses, ..on_threads(base) }));
+            points.push(Point::new(series, all, Parameters { addresses, ..on_threads(base) }));
         }
     }
     Experiment::new(
@@ -125,7 +122,7 @@ fn queue_pairs(effort: Effort) -> Experiment {
         effort.pick(vec![1, 4, 7, 16], vec![1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16], (1..=16).collect::<Vec<usize>>());
     let points = counts
         .into_iter()
-        .map(|pairs| point("WRITE, inline", pairs, on_threads(operation(effort, Operation::Write, 8, 64, pairs))));
+        .map(|pairs| Point::new("WRITE, inline", pairs, on_threads(operation(effort, Operation::Write, 8, 64, pairs))));
     Experiment::new(
         "far-memory/queue-pairs",
         "How many queue pairs saturate a NIC?",
@@ -417,7 +414,7 @@ impl Experiment {
             self.setting = "1,024 keys, Zipf 0.99, values of 1 KiB, two hosts; clients do not pause between operations";
         }
         for Point { series, x, parameters } in &mut self.points {
-            if self.name.starts_with(FAMILY) {
+            if self.name.starts_with(FAR_MEMORY) {
                 parameters.serving.threads = parameters.serving.threads.min((cpus / 2).max(1));
             }
             if let Some(FarPoint::Store(store)) = parameters.far.as_deref_mut() {

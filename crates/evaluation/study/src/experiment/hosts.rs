@@ -1,13 +1,9 @@
 //! Experiments for many hosts, which measure effects of the network between hosts.
 
-use super::quantity::Quantity::{Fairness, MessageRate, Throughput};
 use super::sweep::{Effort, Experiment, Point};
-use super::sweeps::point;
 use crate::layout::Layout;
-use crate::parameters::{Kind, Operation, Parameters};
-
-/// Family of these experiments.
-pub const FAMILY: &str = "hosts";
+use doorbell_record::Quantity::{Fairness, MessageRate, Throughput};
+use doorbell_record::{Kind, Operation, Parameters};
 
 /// Sizes of messages in bytes. Messages of the second size reach line rate.
 const SIZES: [usize; 2] = [16, 8192];
@@ -25,7 +21,7 @@ fn pairs(effort: Effort) -> Experiment {
     let mut points = Vec::new();
     for bytes in SIZES {
         for pairs in effort.pick(vec![1, 4], vec![1, 2, 4], vec![1, 2, 4, 8, 16]) {
-            points.push(point(format!("{bytes} B"), pairs, stream(effort, bytes, pairs)));
+            points.push(Point::new(format!("{bytes} B"), pairs, stream(effort, bytes, pairs)));
         }
     }
     Experiment::new(
@@ -45,7 +41,7 @@ fn all_to_all(effort: Effort) -> Experiment {
     for bytes in SIZES {
         for ends in effort.pick(vec![2, 4], vec![2, 4, 8], vec![2, 3, 4, 6, 8, 12, 16]) {
             let base = stream(effort, bytes, ends * (ends - 1) / 2);
-            points.push(point(format!("{bytes} B"), ends, Parameters { bidirectional: true, ..base }));
+            points.push(Point::new(format!("{bytes} B"), ends, Parameters { bidirectional: true, ..base }));
         }
     }
     Experiment::new(

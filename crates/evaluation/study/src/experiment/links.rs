@@ -2,16 +2,11 @@
 
 use doorbell_protocols::Protocol;
 
-use super::quantity::Quantity::{self, MedianLatency, MessageRate, TailLatency, Throughput};
-use super::record::PointRecord;
+use super::families::{FAMILIES, Family};
 use super::sweep::{Effort, Experiment, Point};
-use super::sweeps::{FAMILIES, Family, point};
 use super::view::View;
-use crate::link::Link;
-use crate::parameters::{Kind, Operation, Parameters};
-
-/// Family of these experiments.
-pub(super) const FAMILY: &str = "links";
+use doorbell_record::Quantity::{self, MedianLatency, MessageRate, TailLatency, Throughput};
+use doorbell_record::{Kind, Link, Operation, Parameters, PointRecord};
 
 pub(super) const TIME: &str = "links/time";
 pub(super) const RATE: &str = "links/rate";
@@ -105,7 +100,8 @@ pub(super) fn experiments(effort: Effort) -> [Experiment; 3] {
 
 /// Returns one point for each of the two links.
 fn over_both(subject: &Subject, x: usize, parameters: &Parameters) -> impl Iterator<Item = Point> {
-    let of = |link: Link| point(series(subject.name(), link), x, Parameters { link: Some(link), ..parameters.clone() });
+    let of =
+        |link: Link| Point::new(series(subject.name(), link), x, Parameters { link: Some(link), ..parameters.clone() });
     Link::ALL.map(of).into_iter()
 }
 

@@ -1,11 +1,10 @@
 //! Experiments that compare operations instead of protocols: one-sided operations, requests with answers, and frames.
 
-use super::quantity::Quantity::{
+use super::sweep::{Effort, Experiment, Point, doubling};
+use doorbell_record::Quantity::{
     self, MessageRate, RequestFrame, RequestPackets, ResponseFrame, ResponsePackets, Throughput,
 };
-use super::sweep::{Effort, Experiment, Point};
-use super::sweeps::{doubling, point};
-use crate::parameters::{Kind, Operation, Parameters};
+use doorbell_record::{Kind, Operation, Parameters};
 
 const COUNTED: &[Quantity] = &[MessageRate, Throughput, RequestPackets, ResponsePackets, RequestFrame, ResponseFrame];
 const FRAMES: &[Quantity] = &[RequestFrame, ResponseFrame, RequestPackets, ResponsePackets, MessageRate];
@@ -31,7 +30,7 @@ fn write(effort: Effort) -> Experiment {
     let mut points = Vec::new();
     for (series, bytes, quick) in [("0 B", 0, vec![1]), ("1 B", 1, vec![1, 8]), ("1 MiB", 1 << 20, vec![8])] {
         for window in effort.pick(quick, vec![1, 8], vec![1, 2, 4, 8, 16]) {
-            points.push(point(series, window, operation(effort, Operation::Write, bytes, window, 1)));
+            points.push(Point::new(series, window, operation(effort, Operation::Write, bytes, window, 1)));
         }
     }
     Experiment::new(
@@ -48,7 +47,7 @@ fn read(effort: Effort) -> Experiment {
     let mut points = Vec::new();
     for (series, bytes) in [("0 B", 0), ("1 B", 1)] {
         for window in effort.pick(vec![1], vec![1, 8], vec![1, 2, 4, 8, 16]) {
-            points.push(point(series, window, operation(effort, Operation::Read, bytes, window, 1)));
+            points.push(Point::new(series, window, operation(effort, Operation::Read, bytes, window, 1)));
         }
     }
     Experiment::new(
@@ -66,7 +65,7 @@ const WORDS: [(&str, Operation); 2] = [("READ", Operation::Read), ("CAS", Operat
 fn outstanding(effort: Effort) -> Experiment {
     let windows = effort.pick(vec![16], vec![1, 4, 16, 64], doubling(64));
     let point_of = |(series, of): (&'static str, Operation), window: usize| {
-        point(series, window, operation(effort, of, 8, window, 1))
+        Point::new(series, window, operation(effort, of, 8, window, 1))
     };
     Experiment::new(
         "one-sided/outstanding",
@@ -81,7 +80,7 @@ fn outstanding(effort: Effort) -> Experiment {
 fn atomics(effort: Effort) -> Experiment {
     let pairs = effort.pick(vec![1, 20], vec![1, 2, 4, 8, 20], vec![1, 2, 4, 7, 8, 16, 20, 32]);
     let point_of = |(series, of): (&'static str, Operation), pairs: usize| {
-        point(series, pairs, operation(effort, of, 8, 16, pairs))
+        Point::new(series, pairs, operation(effort, of, 8, 16, pairs))
     };
     Experiment::new(
         "one-sided/atomics",
@@ -98,7 +97,7 @@ fn request_response(effort: Effort) -> Experiment {
     // With fewer receive buffers, an end would send credits in separate messages and need more packets.
     let points = windows.into_iter().map(|window| {
         let of = operation(effort, Operation::RequestResponse, 1, window, 1);
-        point("1 B", window, Parameters { depth: of.depth.max(64), ..of })
+        Point::new("1 B", window, Parameters { depth: of.depth.max(64), ..of })
     });
     Experiment::new(
         "wire/request-response",
@@ -114,10 +113,10 @@ fn frames(effort: Effort) -> Experiment {
     let mut points: Vec<Point> = effort
         .pick(vec![0, 1, 8], vec![0, 1, 4, 5, 8], vec![0, 1, 2, 3, 4, 5, 6, 7, 8])
         .into_iter()
-        .map(|bytes| point("WRITE", bytes, operation(effort, Operation::Write, bytes, 1, 1)))
+        .map(|bytes| Point::new("WRITE", bytes, operation(effort, Operation::Write, bytes, 1, 1)))
         .collect();
     let send = operation(effort, Operation::Send, 1, 1, 1);
-    points.push(point("SEND without credits", 1, Parameters { credits: false, rnr_retry: 7, depth: 64, ..send }));
+    points.push(Point::new("SEND without credits", 1, Parameters { credits: false, rnr_retry: 7, depth: 64, ..send }));
     Experiment::new(
         "wire/frames",
         "How long are the frames of short messages and of their acknowledgements?",

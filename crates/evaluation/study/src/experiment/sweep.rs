@@ -1,13 +1,14 @@
 //! Types that make up an experiment.
 
-use super::claims;
-use super::far_memory::FAMILY as FAR_MEMORY;
-use super::hosts::FAMILY as HOSTS;
-use super::judge::Claim;
-use super::links::FAMILY as LINKS;
-use super::quantity::Quantity;
 use crate::layout::Layout;
-use crate::parameters::{Extent, Kind, Operation, Parameters};
+use doorbell_record::{Environment, Extent, Kind, Operation, Parameters, PointRecord, Quantity};
+
+/// Family of experiments on far memory.
+pub const FAR_MEMORY: &str = "far-memory";
+/// Family of experiments for many hosts.
+const HOSTS: &str = "hosts";
+/// Family of comparisons of the links between two processes of one machine.
+const LINKS: &str = "links";
 
 /// Effort of a study, which determines its duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +58,6 @@ pub struct Experiment {
     pub quantities: Vec<Quantity>,
     /// Points to measure.
     pub points: Vec<Point>,
-    /// Published claims and goals.
-    pub claims: Vec<Claim>,
     /// Distribution of the connections over hosts, in a study with several hosts.
     pub layout: Layout,
 }
@@ -68,7 +67,7 @@ pub struct Experiment {
 const CPU: [Quantity; 4] = [Quantity::AskingCpu, Quantity::AnsweringCpu, Quantity::AskingWork, Quantity::AnsweringWork];
 
 impl Experiment {
-    /// Creates an experiment with all its published claims.
+    /// Creates an experiment.
     pub(super) fn new(
         name: impl Into<String>,
         question: &'static str,
@@ -78,9 +77,8 @@ impl Experiment {
         points: Vec<Point>,
     ) -> Self {
         let name = name.into();
-        let claims = claims::of(&name);
         let quantities = quantities.iter().chain(&CPU).copied().collect();
-        Self { name, question, setting, sweep, quantities, points, claims, layout: Layout::default() }
+        Self { name, question, setting, sweep, quantities, points, layout: Layout::default() }
     }
 
     /// Returns whether a study with `hosts` hosts measures the experiment only if the user names the experiment. Such
@@ -117,9 +115,43 @@ pub struct Point {
 }
 
 impl Point {
+    /// Creates a point on a curve.
+    pub(super) fn new(series: impl Into<String>, x: usize, parameters: Parameters) -> Self {
+        Self { series: series.into(), x: x as f64, parameters }
+    }
+
+    /// Creates the record of the point in an experiment, without repetitions.
+    pub fn record(&self, experiment: &Experiment, environment: Environment) -> PointRecord {
+        PointRecord::new(&experiment.name, &self.series, self.x, environment, self.parameters.clone())
+    }
+
     /// Returns the parameters of one plain connection for messages of this size. The caller then changes the fields
     /// that shall differ.
     pub(super) fn parameters(effort: Effort, kind: Kind, operation: Operation, bytes: usize) -> Parameters {
         Parameters { extent: Extent::Seconds(effort.seconds()), ..Parameters::plain(kind, operation, bytes) }
+    }
+}
+
+/// Returns 1, 2, 4, ... up to `most`.
+pub(super) fn doubling(most: usize) -> Vec<usize> {
+    std::iter::successors(Some(1), |count| Some(2 * count)).take_while(|&count| count <= most).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::all;
+    use super::*;
+    use doorbell_record::{Cast, Role};
+
+    #[test]
+    fn experiments_name_the_common_roles() {
+        let mut named = Vec::new();
+        for point in all(Effort::Usual).iter().flat_map(|experiment| &experiment.points) {
+            let Cast { asking, answering } = point.parameters.cast();
+            named.extend([asking.role, answering.role]);
+        }
+        for role in [Role::Sender, Role::Receiver, Role::Requester, Role::Responder] {
+            assert!(named.contains(&role), "no experiment has a {role}");
+        }
     }
 }

@@ -1,7 +1,6 @@
 //! Selection of records of one run, for claims and reports.
 
-use super::quantity::{Quantity, Spread};
-use super::record::PointRecord;
+use doorbell_record::{PointRecord, Quantity, Spread};
 
 /// Records of one run.
 #[derive(Clone, Copy, Debug)]
@@ -16,47 +15,28 @@ impl<'a> View<'a> {
     }
 
     /// Returns the records of one experiment.
-    pub fn of(self, experiment: &str) -> impl Iterator<Item = &'a PointRecord> {
+    pub(super) fn of(self, experiment: &str) -> impl Iterator<Item = &'a PointRecord> {
         self.records.iter().filter(move |record| record.experiment == experiment)
     }
 
     /// Returns a curve of medians: pairs of x and median, in the order of x.
     pub fn curve(self, experiment: &str, series: &str, quantity: Quantity) -> Vec<(f64, f64)> {
-        self.curve_of(experiment, series, |record| Some(record.spread(quantity)?.median))
-    }
-
-    /// Returns a curve of the best repetitions: pairs of x and value, in the order of x.
-    pub(super) fn best_curve(self, experiment: &str, series: &str, quantity: Quantity) -> Vec<(f64, f64)> {
-        self.curve_of(experiment, series, |record| best(record, quantity))
-    }
-
-    fn curve_of(self, experiment: &str, series: &str, value: impl Fn(&PointRecord) -> Option<f64>) -> Vec<(f64, f64)> {
         let records = self.of(experiment).filter(|record| record.series == series);
-        let mut curve: Vec<(f64, f64)> = records.filter_map(|record| Some((record.x, value(record)?))).collect();
+        let mut curve: Vec<(f64, f64)> =
+            records.filter_map(|record| Some((record.x, record.spread(quantity)?.median))).collect();
         curve.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         curve
     }
 
-    /// Returns the value of one point's best repetition.
-    pub(super) fn best_at(self, experiment: &str, series: &str, quantity: Quantity, x: f64) -> Option<f64> {
-        best(self.of(experiment).find(|record| record.series == series && record.x == x)?, quantity)
-    }
-
-    /// Returns the median of one point's repetitions.
-    pub(super) fn median_at(self, experiment: &str, series: &str, quantity: Quantity, x: f64) -> Option<f64> {
-        let record = self.of(experiment).find(|record| record.series == series && record.x == x)?;
-        Some(record.spread(quantity)?.median)
-    }
-
     /// Returns the spread of the repetitions of a typical point, as a share of their median.
-    pub fn span(self, experiment: &str, quantity: Quantity) -> Option<f64> {
+    pub(super) fn span(self, experiment: &str, quantity: Quantity) -> Option<f64> {
         let spreads = self.of(experiment).filter(|record| record.repetitions.len() > 1);
         let shares = spreads.filter_map(|record| record.spread(quantity)?.share()).collect();
         Some(Spread::of(shares)?.median)
     }
 
     /// Returns the number of usable processors of the machine.
-    pub fn cpus(self) -> usize {
+    pub(super) fn cpus(self) -> usize {
         self.records.first().map_or(0, |record| record.environment.cpus)
     }
 
@@ -70,8 +50,13 @@ impl<'a> View<'a> {
         rates.reduce(|one, other| Some(one?.min(other?)))?
     }
 
+    /// Returns whether the records were simulated in virtual time.
+    pub(super) fn is_simulated(self) -> bool {
+        self.records.first().is_some_and(|record| record.environment.testbed.is_some())
+    }
+
     /// Returns whether the provider is the software RNIC, which has no line rate.
-    pub fn is_soft(self) -> bool {
+    pub(super) fn is_soft(self) -> bool {
         self.records.first().is_some_and(|record| record.environment.provider == "soft")
     }
 }

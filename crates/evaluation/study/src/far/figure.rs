@@ -1,135 +1,8 @@
-//! Figures of points about shared memory, in addition to rates. Each figure is one number.
+//! Figures of points about shared memory, from the reports of clients and of the middlebox.
 
-use std::collections::BTreeMap;
-
+use doorbell_farmem::workload::{Report, Side};
+use doorbell_record::{Figure, Figures, PointResult, StorePoint};
 use doorbell_steer::Order;
-use serde::{Deserialize, Serialize};
-
-/// Values of a point by figure.
-pub type Figures = BTreeMap<Figure, f64>;
-
-/// Measured quantity of a point about shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Figure {
-    /// Median time of a get.
-    GetMedian,
-    /// 99th percentile of the times of gets.
-    GetP99,
-    /// 99.9th percentile of the times of gets.
-    GetP999,
-    /// Median time of a put.
-    PutMedian,
-    /// 99th percentile of the times of puts.
-    PutP99,
-    /// 99.9th percentile of the times of puts.
-    PutP999,
-    /// Number of READs of a value per get.
-    GetAttempts,
-    /// Number of CASes per put.
-    PutAttempts,
-    /// Share of READs of a value that find the newest node.
-    GetSuccess,
-    /// Share of CASes that find the newest node.
-    PutSuccess,
-    /// Share of gets whose first READ finds the newest node.
-    GetAtOnce,
-    /// Share of puts whose first CAS finds the newest node.
-    PutAtOnce,
-    /// Frame bytes per operation, in both directions together.
-    BytesPerOperation,
-    /// Bytes per operation, divided by the bytes per operation if each first attempt succeeded.
-    BytesOverLeast,
-    /// Jain's fairness index of the numbers of operations of the clients.
-    ClientFairness,
-    /// CPU time of the memory node, in busy cores.
-    MemoryCores,
-    /// CPU time of a client, in busy cores.
-    ClientCores,
-    /// Share of answers whose request number follows the number of the previous answer.
-    InOrder,
-    /// Maximum difference between the request numbers of two consecutive answers.
-    LargestGap,
-    /// Mean difference between the request numbers of two consecutive answers.
-    MeanGap,
-    /// Share of requests that were answered after a later request to the same address.
-    SameAddressOutOfOrder,
-    /// Share of READs that returned words of different WRITEs.
-    Torn,
-    /// Share of torn READs in which the first word of another WRITE is at the beginning of a packet.
-    TornAtPackets,
-    /// Mean offset of the first word of another WRITE in torn READs.
-    TornAt,
-    /// Mean time of the timed operation while other queue pairs CAS.
-    ProbeLatency,
-    /// CASes per second of the other queue pairs together.
-    OthersRate,
-}
-
-/// Presentation of a figure.
-struct Shown {
-    name: &'static str,
-    unit: &'static str,
-    /// Whether the values spread over orders of magnitude and are never zero.
-    is_logarithmic: bool,
-    less_is_better: bool,
-}
-
-impl Figure {
-    fn shown(self) -> Shown {
-        let time = |name| Shown { name, unit: "us", is_logarithmic: true, less_is_better: true };
-        let cost = |name, unit| Shown { name, unit, is_logarithmic: false, less_is_better: true };
-        let gain = |name, unit| Shown { name, unit, is_logarithmic: false, less_is_better: false };
-        match self {
-            Self::GetMedian => time("median of gets"),
-            Self::GetP99 => time("99 % of gets"),
-            Self::GetP999 => time("99.9 % of gets"),
-            Self::PutMedian => time("median of puts"),
-            Self::PutP99 => time("99 % of puts"),
-            Self::PutP999 => time("99.9 % of puts"),
-            Self::GetAttempts => cost("READs of a value per get", ""),
-            Self::PutAttempts => cost("CASes per put", ""),
-            Self::GetSuccess => gain("READs of a value that succeed", "%"),
-            Self::PutSuccess => gain("CASes that succeed", "%"),
-            Self::GetAtOnce => gain("gets that succeed at once", "%"),
-            Self::PutAtOnce => gain("puts that succeed at once", "%"),
-            Self::BytesPerOperation => cost("bytes on the wire", "B/operation"),
-            Self::BytesOverLeast => cost("bytes, times the least", ""),
-            Self::ClientFairness => gain("fairness between clients (Jain)", ""),
-            Self::MemoryCores => cost("CPU of the memory node", "cores"),
-            Self::ClientCores => cost("CPU of a client", "cores"),
-            Self::InOrder => gain("answers in order", "%"),
-            Self::LargestGap => cost("largest gap", "requests"),
-            Self::MeanGap => cost("mean gap", "requests"),
-            Self::SameAddressOutOfOrder => cost("served out of order, same address", "%"),
-            Self::Torn => cost("torn READs", "%"),
-            Self::TornAtPackets => gain("torn where a packet begins", "%"),
-            Self::TornAt => gain("first foreign word", "B"),
-            Self::ProbeLatency => time("mean latency of the operation"),
-            Self::OthersRate => gain("CASes of the others", "M/s"),
-        }
-    }
-
-    /// Returns the name of the figure.
-    pub fn name(self) -> &'static str {
-        self.shown().name
-    }
-
-    /// Returns the unit, or an empty text for a ratio.
-    pub fn unit(self) -> &'static str {
-        self.shown().unit
-    }
-
-    /// Returns whether the values spread over orders of magnitude and are never zero.
-    pub fn is_logarithmic(self) -> bool {
-        self.shown().is_logarithmic
-    }
-
-    /// Returns whether a lower value is better.
-    pub fn less_is_better(self) -> bool {
-        self.shown().less_is_better
-    }
-}
 
 /// Converts the order in which a middlebox saw answers to figures of a record.
 pub fn order_figures(order: &Order) -> Figures {
@@ -140,4 +13,48 @@ pub fn order_figures(order: &Order) -> Figures {
         (Figure::MeanGap, order.gaps as f64 / order.answers.max(1) as f64),
         (Figure::SameAddressOutOfOrder, percent(order.late, order.answered)),
     ])
+}
+
+/// Returns the result of a point about the store. `cores` is the CPU time of the memory node and of a client in busy
+/// cores, if known.
+pub fn store_result(point: &StorePoint, report: &Report, cores: Option<[f64; 2]>) -> PointResult {
+    let mut far = Figures::new();
+    let mut side = |side: &Side, [p50, p99, p999, attempts, success, at_once]: [Figure; 6]| {
+        if side.latency_ns.is_empty() {
+            return;
+        }
+        let us = |quantile: f64| side.latency_ns.value_at_quantile(quantile) as f64 / 1e3;
+        far.extend([(p50, us(0.5)), (p99, us(0.99)), (p999, us(0.999))]);
+        // If another client has combined the operation with one of its own operations, this client makes no
+        // attempt.
+        if side.attempts.attempts > 0 {
+            far.extend([
+                (attempts, side.attempts_per_operation()),
+                (success, side.success_percent()),
+                (at_once, side.at_once_percent()),
+            ]);
+        }
+    };
+    use Figure::{GetAtOnce, GetAttempts, GetMedian, GetP99, GetP999, GetSuccess};
+    use Figure::{PutAtOnce, PutAttempts, PutMedian, PutP99, PutP999, PutSuccess};
+    side(&report.gets, [GetMedian, GetP99, GetP999, GetAttempts, GetSuccess, GetAtOnce]);
+    side(&report.puts, [PutMedian, PutP99, PutP999, PutAttempts, PutSuccess, PutAtOnce]);
+    if let Some(bytes) = report.bytes_per_operation {
+        far.insert(Figure::BytesPerOperation, bytes);
+        far.insert(Figure::BytesOverLeast, bytes / report.least_bytes_per_operation);
+    }
+    far.insert(Figure::ClientFairness, report.fairness);
+    if let Some([memory, client]) = cores {
+        far.extend([(Figure::MemoryCores, memory), (Figure::ClientCores, client)]);
+    }
+    far.retain(|_, value| value.is_finite());
+    PointResult {
+        bytes: point.value_bytes,
+        messages: report.operations,
+        seconds: point.measure_us / 1e6,
+        messages_per_s: report.operations_per_s,
+        bytes_per_s: report.operations_per_s * point.value_bytes as f64,
+        far,
+        ..PointResult::default()
+    }
 }

@@ -8,11 +8,11 @@ use doorbell_exchange::{ConnectError, ConnectionError};
 use doorbell_verbs::{Channel, Device, PathMtu};
 
 use super::relays::{BoxError, Relays};
-use super::{FarPoint, Figures, order_figures, words};
+use super::{order_figures, words};
 use crate::executor::{self, Idle};
 use crate::one_sided::RemoteMemory;
-use crate::pinning::{PinError, Pinning};
-use crate::record::{BothEnds, PointResult, link_by_name};
+use doorbell_machine::pinning::{PinError, Pinning};
+use doorbell_record::{BothEnds, FarPoint, Figures, PointResult, link_by_name};
 
 /// Reason why a point could not be measured on this machine by one thread.
 #[derive(Debug, thiserror::Error)]
@@ -169,7 +169,9 @@ pub fn measure([clients, memory]: [&Device; 2], point: &FarPoint, pinning: &Pinn
     let relays = matches!(point, FarPoint::Order(_)).then(|| Relays::start(clients, shape.slots.len(), pinning));
     let relays = relays.transpose()?;
     let join = |&slots: &usize| match &relays {
-        Some(relays) => words::Pair::relayed(pds, slots, relays.address, |[client, node]| relays.pass(client, node)),
+        Some(relays) => {
+            words::Pair::relayed(pds, slots, relays.address, |[client, node]| Ok(relays.pass(client, node)?))
+        }
         None => Ok(words::Pair::joined(pds, slots, shape.bytes, shape.mtu)?),
     };
     let pairs: Vec<_> = shape.slots.iter().map(join).collect::<Result<_, HereError>>()?;
@@ -191,8 +193,7 @@ mod tests {
     use doorbell_verbs::soft::{self, SoftOptions};
 
     use super::*;
-    use crate::far::{Figure, OrderPoint};
-    use crate::parameters::Operation;
+    use doorbell_record::{Figure, Operation, OrderPoint};
 
     #[test]
     fn a_middlebox_numbers_the_requests_that_pass() {

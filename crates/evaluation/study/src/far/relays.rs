@@ -10,8 +10,7 @@ use doorbell_steer::{Config, Driver, Limits, Order, SetupError, Steer};
 use doorbell_verbs::Device;
 use doorbell_wire::Qpn;
 
-use super::HereError;
-use crate::pinning::Pinning;
+use doorbell_machine::pinning::Pinning;
 
 /// Reason why the middlebox could not be made or failed.
 #[derive(Debug, thiserror::Error)]
@@ -57,11 +56,11 @@ impl Relays {
     }
 
     /// Makes the middlebox forward packets between two queue pairs.
-    pub(super) fn pass(&self, client: (IpAddr, Qpn), node: (IpAddr, Qpn)) -> Result<(), HereError> {
+    pub(super) fn pass(&self, client: (IpAddr, Qpn), node: (IpAddr, Qpn)) -> Result<(), BoxError> {
         let (answer, answers) = channel();
         // Sending fails only if the thread has ended since its socket failed. `end` reports that error.
         let _ = self.asking.send(([client, node], answer));
-        Ok(answers.recv().unwrap_or(Ok(())).map_err(BoxError::from)?)
+        Ok(answers.recv().unwrap_or(Ok(()))?)
     }
 
     /// Ends the middlebox. Returns the order in which requests were answered.

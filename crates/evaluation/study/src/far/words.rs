@@ -14,10 +14,9 @@ use doorbell_verbs::{
     Region, SendFlags, SendOperation, SendRequest, Status,
 };
 
-use super::{Figure, Figures, HotPoint, OrderPoint, ScopePoint, TearingPoint};
 use crate::one_sided::RemoteMemory;
-use crate::parameters::Operation;
-use crate::record::PointResult;
+use doorbell_record::{Figure, Figures, HotPoint, Operation, OrderPoint, PointResult, ScopePoint, TearingPoint};
+use doorbell_wire::to_gid;
 
 /// Distance between two words in bytes. Each word has its own cache line.
 pub const WORD_STRIDE: usize = 64;
@@ -84,17 +83,14 @@ impl Pair {
     /// # Errors
     ///
     /// A device or the middlebox lacks resources for the connection.
-    pub fn relayed<E: From<ConnectError>>(
+    pub(crate) fn relayed<E: From<ConnectError>>(
         [own, memory]: [&Pd; 2],
         slots: usize,
         at: IpAddr,
         relay: impl FnOnce([(IpAddr, Qpn); 2]) -> Result<(), E>,
     ) -> Result<(Self, Self), E> {
         let (own, other) = (Self::new(own, slots, 8, None)?, Self::new(memory, 1, 8, None)?);
-        let gid = match at {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
-        };
+        let gid = to_gid(at);
         let descriptions = [&own, &other].map(Self::description);
         own.connect(&EndpointDescription { gid, ..descriptions[1] })?;
         other.connect(&EndpointDescription { gid, ..descriptions[0] })?;
@@ -138,11 +134,6 @@ impl Pair {
     /// Returns the number of the queue pair.
     pub fn qpn(&self) -> Qpn {
         self.qp.qpn()
-    }
-
-    /// Polls once, so that a software RNIC can process packets.
-    pub fn lend_processor(&self) {
-        let _ = self.cq.poll(&mut [Completion::default()]);
     }
 
     /// Returns the offset of the buffer for the operation with this number.
@@ -202,12 +193,12 @@ pub struct Done {
 
 impl Done {
     /// Returns operations per second.
-    pub fn per_s(&self) -> f64 {
+    pub(crate) fn per_s(&self) -> f64 {
         self.operations as f64 * 1e9 / self.span_ns.1.saturating_sub(self.span_ns.0).max(1) as f64
     }
 
     /// Returns the mean time of an operation, in nanoseconds.
-    pub fn mean_ns(&self) -> f64 {
+    pub(crate) fn mean_ns(&self) -> f64 {
         self.sum_ns as f64 / self.operations.max(1) as f64
     }
 }

@@ -4,7 +4,7 @@ use doorbell_verbs::soft::{self, SoftOptions};
 
 use super::*;
 use crate::executor::{self, Idle};
-use crate::parameters::{Extent, Kind};
+use doorbell_record::{Extent, Kind};
 
 const BYTES: usize = 100;
 

@@ -6,18 +6,18 @@ use doorbell_exchange::{Connector, with_connector};
 use doorbell_verbs::{Device, Pd};
 
 use super::introduction::{Introduced, Introduction};
-use super::part::Performance;
-use super::peer::{FromServer, Patience, Peer, ToServer, Watch};
-use super::point::Prepared;
+use super::messages::{FromServer, ToServer};
+use super::peer::{Patience, Peer};
+use super::point::{Done, Prepared};
 use super::report::Report;
 use super::result::Seen;
 use super::{SessionError, TcpPeer};
 use crate::executor::block_on;
-use crate::parameters::{Parameters, ParametersError, Setting, Transport};
-use crate::pinning::Pinning;
-use crate::record::PointResult;
 use crate::threads::{OsThreads, Threads};
 use crate::workload::Progress;
+use doorbell_machine::pinning::Pinning;
+use doorbell_record::settings::OPERATION;
+use doorbell_record::{Parameters, PointResult, Transport};
 
 /// Asking end of a session with another process, over TCP.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl Client {
 ///
 /// ```
 /// use doorbell_exchange::asynchronous::Spin;
-/// use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+/// use doorbell_record::{Extent, Kind, Operation, Parameters};
 /// use doorbell_study::session::{Asking, SessionError, Terms, answer, local_pair};
 /// use doorbell_study::threads::OneThread;
 /// use doorbell_study::{executor, session};
@@ -137,7 +137,7 @@ impl Client {
 ///     Ok(Some(result))
 /// };
 /// let answering = async { answer(&other, client, &OneThread(Spin), &terms).await.map(|()| None) };
-/// type Ended = Result<Option<doorbell_study::record::PointResult>, SessionError>;
+/// type Ended = Result<Option<doorbell_record::PointResult>, SessionError>;
 /// type Task<'a> = std::pin::Pin<Box<dyn Future<Output = Ended> + 'a>>;
 /// let tasks: [Task<'_>; 2] = [Box::pin(asking), Box::pin(answering)];
 /// let ended: Result<Vec<_>, _> = executor::run(&executor::Idle::spin(), tasks).into_iter().collect();
@@ -170,14 +170,12 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
     /// Sends the parameters to a peer that this end has greeted, and waits for their acceptance.
     async fn accepted(device: &Device, mut peer: P, threads: X, parameters: Parameters) -> Result<Self, SessionError> {
         if parameters.far.is_some() {
-            return Err(SessionError::from(ParametersError {
-                setting: Setting::SharedOperation,
-                given: "on memory that several clients share".to_owned(),
-                allowed: "an operation between the two ends of a session".to_owned(),
-            }));
+            let (given, allowed) =
+                ("on memory that several clients share", "an operation between the two ends of a session");
+            return Err(OPERATION.refuse(given, allowed).into());
         }
         peer.send(ToServer::Parameters(Box::new(parameters.clone()))).await?;
-        expect_accepted(&mut peer).await?;
+        peer.receive(Patience::Answer).await?.accepted()?;
         let (pd, device, pinning) = (device.create_pd()?, device.clone(), Pinning::default());
         Ok(Self { device, pd, peer, threads, parameters, pinning })
     }
@@ -211,32 +209,20 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
     ) -> Result<PointResult, SessionError> {
         let (parameters, part) = (&self.parameters, self.parameters.cast().asking);
         // Pin before the first access to memory. That access binds the memory to the CPU's NUMA node.
-        let _pinned = self.threads.pin(&self.pinning.of_point(parameters).cpus)?;
+        let _pinned = self.threads.pin(&parameters.pinning(&self.pinning).cpus)?;
         self.peer.send(ToServer::Point { bytes, connections: None }).await?;
-        let prepared = Prepared::new(protocol, &self.pd, parameters, bytes, &part)?;
-        expect_accepted(&mut self.peer).await?;
-        let point = prepared.connect(&mut self.peer).await?;
-        let memory = match self.peer.receive(Patience::Answer).await? {
-            FromServer::Ready { memory } => memory,
-            other => return Err(other.instead_of("ready")),
-        };
-        let (fitted, before, mtu) = (point.fitted.clone(), point.before, point.mtu);
-        let (peer, device) = (&self.peer, &self.device);
-        let look = || peer.look();
-        let watch =
-            Watch { look: &look, device, is_to_be_silent: false, rounds_are_long: parameters.slow_receiver_us > 0 };
-        let performance = Performance { parameters, part: &part, threads: &self.threads, watch };
-        let cpu_before = self.threads.cpu_time();
-        let (tallies, histogram) = peer.watched(performance.of(point, &memory, progress)).await?;
-        let cpu = self.threads.cpu_time().since(cpu_before);
+        let prepared = Prepared::new(&protocol, &self.pd, parameters, bytes, &part, |config| config)?;
+        self.peer.receive(Patience::Answer).await?.accepted()?;
+        let mut point = prepared.connect_to(&mut self.peer).await?;
+        point.aim(&self.peer.receive(Patience::Answer).await?.ready()?)?;
+        let (fitted, before, mtu) = (point.work.fitted.clone(), point.before, point.mtu);
+        let threads = (&self.threads, self.threads.cpu_time());
+        let (Done { tallies, histogram }, cpu) = point.perform(&self.peer, threads, (false, progress)).await?;
         if parameters.operation.is_one_sided() || parameters.transport != Transport::Rc {
             self.peer.send(ToServer::Done { messages: tallies.iter().map(|tally| tally.sent).collect() }).await?;
         }
-        let own = Report { cpu, ..Report::new(&tallies, &self.device, &before) };
-        let report = match self.peer.receive(Patience::Answer).await? {
-            FromServer::Report(report) => *report,
-            other => return Err(other.instead_of("a report")),
-        };
+        let own = Report::new(&tallies, &self.device, &before, cpu);
+        let report = self.peer.receive(Patience::Answer).await?.report()?;
         let ipv6 = self.device.attributes().address.is_ipv6();
         Ok(Seen { parameters, bytes, fitted, mtu, ipv6, tallies: &tallies, histogram, own, report }.result())
     }
@@ -258,16 +244,5 @@ where
 {
     peer.exchange(&[]).await?;
     peer.send(ToServer::Introduce(Box::new(introduction))).await?;
-    match peer.receive(patience).await? {
-        FromServer::Introduced(introduced) => Ok(*introduced),
-        other => Err(other.instead_of("an introduction")),
-    }
-}
-
-/// Receives the peer's acceptance of the last message.
-async fn expect_accepted(peer: &mut impl Peer<Hears = FromServer>) -> Result<(), SessionError> {
-    match peer.receive(Patience::Answer).await? {
-        FromServer::Accepted => Ok(()),
-        other => Err(other.instead_of("accepted")),
-    }
+    peer.receive(patience).await?.introduced()
 }

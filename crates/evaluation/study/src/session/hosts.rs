@@ -22,24 +22,18 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::introduction::Introduction;
-use super::peer::{FromServer, Patience, Peer, ToServer};
+use super::messages::{FromServer, ToServer};
+use super::peer::{ANSWER, PERFORMANCE, Patience, Peer};
 use super::{SessionError, TcpPeer};
 use crate::executor::block_on;
 use crate::layout::{Lane, Layout, Share};
 use crate::one_sided::RemoteMemory;
-use crate::parameters::{Extent, Parameters, Transport};
-use crate::pinning::ProcessPosition;
-use crate::record::PointResult;
+use doorbell_machine::pinning::ProcessPosition;
+use doorbell_record::{Extent, Parameters, PointResult, Transport};
 use together::{SeenBy, Together};
 
 pub(super) use clock::{Clock, Watch};
 pub(super) use together::{Interval, in_common, of_common_time};
-
-/// Maximum time that a host may take to answer.
-pub(super) const ANSWER: Duration = Duration::from_secs(10);
-
-/// Maximum time that hosts may take for a point in addition to the point's duration.
-pub(super) const PERFORMANCE: Duration = Duration::from_secs(60);
 
 /// Maximum time to wait for errors of other hosts after one host has failed.
 const REASONS: Duration = Duration::from_millis(500);
@@ -124,10 +118,7 @@ impl Host {
         for _ in 0..CLOCK_LOOKS {
             let before = watch.ns();
             self.say(ToServer::Clock)?;
-            let now_ns = match self.hear()? {
-                FromServer::Clock { now_ns } => now_ns,
-                other => return Err(self.failed(other.instead_of("its time"))),
-            };
+            let now_ns = self.hear()?.clock().map_err(|error| self.failed(error))?;
             let after = watch.ns();
             looks.push((now_ns, before, after));
             if after - before <= SHORT_LOOK_NS {
@@ -160,13 +151,15 @@ impl Hosts {
         self.hosts.iter().map(|_| None).collect()
     }
 
-    fn hear_accepted(&mut self) -> Result<(), HostError> {
-        for (index, said) in self.hear(ANSWER)?.into_iter().enumerate() {
-            if !matches!(said, FromServer::Accepted) {
-                return Err(self.hosts[index].failed(said.instead_of("accepted")));
-            }
-        }
-        Ok(())
+    /// Receives the next message of each host. `content` returns the content of the message that is expected of the
+    /// host with this index.
+    pub(super) fn expect<T>(
+        &mut self,
+        patience: Duration,
+        content: impl Fn(usize, FromServer) -> Result<T, SessionError>,
+    ) -> Result<Vec<T>, HostError> {
+        let heard = self.hear(patience)?.into_iter().enumerate();
+        heard.map(|(index, said)| content(index, said).map_err(|error| self.hosts[index].failed(error))).collect()
     }
 
     /// Receives messages until all `awaited` hosts have sent a message. The function fails if any host fails or closes
@@ -300,13 +293,9 @@ impl Hosts {
             let introduction = Introduction { place: host.place, ..introduction.clone() };
             host.say(ToServer::Introduce(Box::new(introduction)))?;
         }
-        for (index, said) in self.hear(ANSWER)?.into_iter().enumerate() {
-            if !matches!(said, FromServer::Introduced(_)) {
-                return Err(self.hosts[index].failed(said.instead_of("an introduction")));
-            }
-        }
+        self.expect(ANSWER, |_, said| said.introduced())?;
         self.say(|_| ToServer::Parameters(Box::new(parameters.clone())))?;
-        self.hear_accepted()
+        self.expect(ANSWER, |_, said| said.accepted()).map(drop)
     }
 
     /// Tells each host to make its connections, and relays the descriptions between the hosts.
@@ -319,7 +308,7 @@ impl Hosts {
                 false => ToServer::Point { bytes, connections: Some(connections) },
             }
         })?;
-        self.hear_accepted()?;
+        self.expect(ANSWER, |_, said| said.accepted())?;
         // Descriptions of the asking and of the answering end of each connection.
         let mut described: Vec<[Option<EndpointDescription>; 2]> = vec![[None; 2]; lanes.len()];
         let end = |lane: usize, host: usize| usize::from(lanes[lane].asks != host);
@@ -338,11 +327,8 @@ impl Hosts {
             host.peer.say_descriptions(&others).map_err(|error| host.failed(error))?;
         }
         let mut memory = vec![None; lanes.len()];
-        for (index, said) in self.hear(ANSWER)?.into_iter().enumerate() {
-            let FromServer::Ready { memory: regions } = said else {
-                return Err(self.hosts[index].failed(said.instead_of("ready")));
-            };
-            for (&lane, region) in shares[index].lanes.iter().zip(regions) {
+        for (share, regions) in shares.iter().zip(self.expect(ANSWER, |_, said| said.ready())?) {
+            for (&lane, region) in share.lanes.iter().zip(regions) {
                 memory[lane] = Some(region);
             }
         }
@@ -395,10 +381,12 @@ impl Hosts {
             }
         }
         self.hear_until(&mut heard, |_| true, Some(ANSWER))?;
-        let seen = heard.into_iter().flatten().enumerate().map(|(index, said)| match (said, shares[index].asks) {
-            (FromServer::Performed(performed), true) => Ok(SeenBy::Asking(*performed)),
-            (FromServer::Report(report), false) => Ok(SeenBy::Answering(*report)),
-            (other, _) => Err(self.hosts[index].failed(other.instead_of("a report"))),
+        let seen = heard.into_iter().flatten().enumerate().map(|(index, said)| {
+            let seen = match shares[index].asks {
+                true => said.performed().map(SeenBy::Asking),
+                false => said.report().map(SeenBy::Answering),
+            };
+            seen.map_err(|error| self.hosts[index].failed(error))
         });
         seen.collect()
     }

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
+use doorbell_machine::doctor::{self, Finding};
 use doorbell_verbs::DeviceAttributes;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use super::SessionError;
-use crate::doctor::Finding;
-use crate::environment::Environment;
-use crate::pinning::{Pinning, ProcessPosition};
+use doorbell_machine::pinning::{Pinning, ProcessPosition};
+use doorbell_record::Environment;
 
 /// Secret that both ends know.
 ///
@@ -46,6 +46,17 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
+    /// Returns a new random token.
+    ///
+    /// # Errors
+    ///
+    /// The system returns no random bytes.
+    pub fn random() -> Result<Self, getrandom::Error> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)?;
+        Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+    }
+
     /// Returns the secret. A process passes the secret to another process that must show the token.
     pub fn secret(&self) -> &str {
         &self.0
@@ -130,8 +141,7 @@ pub(super) fn check_token(wanted: Option<&Token>, given: Option<&Token>) -> Resu
 impl Introduced {
     /// Returns the introduction of this end.
     pub(super) fn now(device: &DeviceAttributes, terms: &Terms, introduction: &Introduction) -> Self {
-        let findings =
-            if introduction.examine { crate::doctor::examine(device, terms.memory_bytes) } else { Vec::new() };
+        let findings = if introduction.examine { doctor::examine(device, terms.memory_bytes) } else { Vec::new() };
         let pinning = Some(terms.pinning.share(introduction.place));
         let environment = Environment { pinning, ..Environment::of(device) };
         let ballast = introduction.ballast.clone();

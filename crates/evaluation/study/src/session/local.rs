@@ -11,7 +11,8 @@ use doorbell_exchange::setup::{EndpointDescription, SetupError};
 use doorbell_sync::IgnorePoison;
 
 use super::SessionError;
-use super::peer::{FromServer, Patience, Peer, Presence, ToServer};
+use super::messages::{FromServer, ToServer};
+use super::peer::{Patience, Peer, Presence};
 
 /// Messages that one end has sent and the other end has not received yet.
 #[derive(Debug)]

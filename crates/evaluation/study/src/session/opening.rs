@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::SessionError;
 use super::introduction::{Token, check_token};
-use super::peer::{FromServer, ToServer};
+use super::messages::{FromServer, ToServer};
 use super::tcp::parse;
 
 /// Maximum bytes of a client's first line. The line is long if its introduction is padded to test whether long packets

@@ -1,32 +1,31 @@
 //! Points about memory that several clients share, on several hosts. Each host acts as one or more of the parties.
 //!
-//! The coordinator assigns the parties to hosts ([`Parties`]), and relays descriptions between the hosts. Set-up has
-//! the following steps. Each step begins when the previous step is complete on all hosts.
+//! The coordinator assigns the parties to hosts ([`Parties`]), and carries their messages
+//! ([`doorbell_farmem::assembly`]). Bare memory and the queue pairs that access it exchange the same messages as a
+//! memory node and its clients. A point has the following steps.
 //!
-//! 1. [`Be`](super::ToServer::Be): each host makes its parties and describes them.
-//! 2. [`Accept`](super::ToServer::Accept): the memory node makes an end for each client and for the metadata service.
-//!    If there is a middlebox for a store, the memory node makes an end only for the middlebox. The middlebox then
-//!    makes ends for the clients and the metadata service. A middlebox that only forwards packets receives the pairs of
-//!    ends ([`Relay`](super::ToServer::Relay)).
-//! 3. [`Serve`](super::ToServer::Serve): the metadata service connects with the memory node, and accepts clients.
-//! 4. [`Join`](super::ToServer::Join): clients connect.
-//! 5. `Go`: clients begin at one instant. All other parties serve until they receive `Done`.
+//! 1. [`Be`](super::ToServer::Be): each host makes its parties, and answers with their first messages.
+//! 2. [`Carry`](super::ToServer::Carry): each host receives the messages for its parties, and answers with the messages
+//!    that follow. This step repeats until all clients are connected. In a point about bare memory, messages between
+//!    clients and memory pass the middlebox, which forwards them like packets.
+//! 3. `Go`: clients begin at one instant. All other parties serve until they receive `Done`. The coordinator carries no
+//!    message in this step. So a dead client is shut out only if memory node and metadata service share a host.
 
 mod clients;
+mod control;
 mod coordinate;
 mod serving;
 
-use doorbell_exchange::setup::EndpointDescription;
-use doorbell_farmem::workload::HostTally;
-use doorbell_farmem::{ClientCounts, ClientDescription, Strategy};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use doorbell_farmem::Strategy;
+use doorbell_machine::pinning::Pinning;
+use doorbell_record::{FarPoint, Parameters};
+use doorbell_verbs::Device;
 
 pub use coordinate::measure_parties;
-pub(super) use serving::serve;
 
-use crate::far::FarPoint;
-use crate::record::Buckets;
+use super::messages::{Duties, FromServer, Seat, ToServer};
+use super::{SessionError, Terms};
+use control::{Control, hear, plan, say};
 
 /// Assignment of parties to hosts, by number of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,28 +38,6 @@ pub struct Parties {
     pub middlebox: Option<usize>,
     /// Hosts of the clients.
     pub clients: Vec<usize>,
-}
-
-/// Client on a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seat {
-    /// Number of the client, counted from 1.
-    pub number: u32,
-    /// Number of the workload's host that the client belongs to. Clients of a store with the same place share a cache.
-    pub place: usize,
-}
-
-/// Parties that one host acts as in a point.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Duties {
-    /// Whether the host is the memory node.
-    pub memory: bool,
-    /// Whether the host is the metadata service.
-    pub metadata: bool,
-    /// Whether the host is the middlebox, which takes over the address of the host's device.
-    pub middlebox: bool,
-    /// Clients of a store, or queue pairs to bare memory, that the host runs.
-    pub clients: Vec<Seat>,
 }
 
 impl Duties {
@@ -181,120 +158,57 @@ fn is_boxed(point: &FarPoint) -> bool {
     }
 }
 
-/// Description of an end, which is serialized as text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct End(pub(super) EndpointDescription);
+/// Approximate size of a key in a client's cache, in bytes.
+const CACHED_BYTES: u64 = 64;
 
-impl Serialize for End {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&self.0.to_hex())
-    }
-}
-
-impl<'de> Deserialize<'de> for End {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(from)?;
-        EndpointDescription::from_hex(&text).map(Self).map_err(D::Error::custom)
-    }
-}
-
-/// Ends of one party for another party: an end for verbs, and possibly an end for messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ends {
-    /// End for verbs. The end of a memory node contains the region of its memory.
-    pub(super) lane: End,
-    /// End for messages, if the memory node's CPU serves requests.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) calls: Option<End>,
-}
-
-impl Ends {
-    fn of(client: ClientDescription) -> Self {
-        Self { lane: End(client.lane), calls: client.calls.map(End) }
-    }
-
-    fn bare(lane: EndpointDescription) -> Self {
-        Self { lane: End(lane), calls: None }
-    }
-
-    fn client(self) -> ClientDescription {
-        ClientDescription { lane: self.lane.0, calls: self.calls.map(|end| end.0) }
-    }
-
-    /// Returns the ends with another address.
-    fn at(self, gid: std::net::Ipv6Addr) -> Self {
-        Self { lane: End(EndpointDescription { gid, ..self.lane.0 }), ..self }
-    }
-}
-
-/// Ends of the parties that a host has made.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Made {
-    /// End of the metadata service for the memory node.
-    pub(super) metadata: Option<Ends>,
-    /// End of the middlebox for the memory node.
-    pub(super) middlebox: Option<End>,
-    /// For each client in order, its ends for the memory node and its end for the metadata service.
-    pub(super) clients: Vec<(Ends, Option<End>)>,
-}
-
-/// Results of the clients of one host, as a message.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ClientsDone {
-    operations: Vec<u64>,
-    operations_per_s: Vec<f64>,
-    gets_ns: Buckets,
-    puts_ns: Buckets,
-    counts: ClientCounts,
-    gave_up: u64,
-    skipped: u64,
-    absent: u64,
-    wire_bytes: Option<f64>,
-    /// Beginning and end of the clients' work, on the clock of the host's device.
-    span_ns: (u64, u64),
-}
-
-impl From<HostTally> for ClientsDone {
-    fn from(tally: HostTally) -> Self {
-        let HostTally {
-            operations,
-            operations_per_s,
-            gets_ns,
-            puts_ns,
-            counts,
-            gave_up,
-            skipped,
-            absent,
-            wire_bytes,
-            span_ns,
-        } = tally;
-        let (gets_ns, puts_ns) = (Buckets::of(&gets_ns), Buckets::of(&puts_ns));
-        Self { operations, operations_per_s, gets_ns, puts_ns, counts, gave_up, skipped, absent, wire_bytes, span_ns }
-    }
-}
-
-impl From<&ClientsDone> for HostTally {
-    fn from(done: &ClientsDone) -> Self {
-        Self {
-            operations: done.operations.clone(),
-            operations_per_s: done.operations_per_s.clone(),
-            gets_ns: done.gets_ns.to_histogram(),
-            puts_ns: done.puts_ns.to_histogram(),
-            counts: done.counts,
-            gave_up: done.gave_up,
-            skipped: done.skipped,
-            absent: done.absent,
-            wire_bytes: done.wire_bytes,
-            span_ns: done.span_ns,
+/// Runs the parties that the peer requests for one point with validated parameters. `pinning` is this host's share of
+/// the CPUs.
+pub(super) fn serve(
+    device: Device,
+    peer: &mut Control,
+    parameters: &Parameters,
+    (terms, pinning): (&Terms, &Pinning),
+) -> Result<(), SessionError> {
+    let point = parameters.far.as_deref().ok_or_else(|| SessionError::Unexpected("no shared memory".to_owned()))?;
+    check_memory(point, terms)?;
+    say(peer, FromServer::Accepted)?;
+    loop {
+        match hear(peer)? {
+            ToServer::Clock => say(peer, FromServer::Clock { now_ns: device.now_ns() })?,
+            ToServer::Be(duties) => {
+                let pinning = pinning.of_threads(duties.threads(point));
+                pinning.try_all()?;
+                return match duties.clients.is_empty() {
+                    true => serving::be(device, peer, point, (*duties, &pinning)),
+                    false => clients::be(&device, peer, point, (&duties, &pinning)),
+                };
+            }
+            ToServer::End => return Ok(()),
+            other => return Err(other.instead_of("parties")),
         }
+    }
+}
+
+/// Rejects a point whose memory node or clients' caches need more memory than this side provides.
+fn check_memory(point: &FarPoint, terms: &Terms) -> Result<(), SessionError> {
+    let asked = match point.store() {
+        Some(store) => {
+            let cached = 4 * CACHED_BYTES.saturating_mul(store.keys);
+            plan(store).geometry.region_bytes().max(cached.saturating_mul(store.hosts as u64))
+        }
+        None => crate::far::Shape::of(point).map_or(0, |shape| shape.memory_bytes as u64),
+    };
+    let asked = usize::try_from(asked).unwrap_or(usize::MAX);
+    match asked > terms.memory_bytes {
+        true => Err(SessionError::Memory { asked, allowed: terms.memory_bytes }),
+        false => Ok(()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::far::{OrderPoint, StorePoint};
-    use crate::parameters::Operation;
+    use doorbell_record::{Operation, OrderPoint, StorePoint};
 
     fn store(strategy: Strategy, clients: usize) -> FarPoint {
         FarPoint::Store(StorePoint { strategy, clients, ..StorePoint::default() })
@@ -350,21 +264,5 @@ mod tests {
         // for each client and two more.
         assert_eq!(Parties::deal(4).queue_pairs(&plain), 15);
         assert_eq!(Parties::deal(2).queue_pairs(&plain), 17);
-    }
-
-    #[test]
-    fn descriptions_round_trip_and_invalid_text_is_rejected() {
-        let lane = EndpointDescription::one_sided(
-            std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped(),
-            doorbell_verbs::Qpn::new(77),
-            doorbell_verbs::Psn::new(5),
-            doorbell_verbs::PathMtu::Mtu1024,
-            4791,
-        );
-        let text = serde_json::to_string(&Ends::bare(lane)).unwrap();
-        assert_eq!(serde_json::from_str::<Ends>(&text).unwrap(), Ends::bare(lane));
-        for wrong in [text.replace("7", "x"), text.replacen("00", "", 1), "{\"lane\":\"\u{e9}\"}".to_owned()] {
-            assert!(serde_json::from_str::<Ends>(&wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -1,134 +1,23 @@
-//! Peer of an end of a session, and the messages between the two ends.
+//! Peer of an end of a session.
+
+use std::time::Duration;
 
 use doorbell_exchange::setup::{EndpointDescription, SetupError};
 use doorbell_verbs::Device;
-use serde::{Deserialize, Serialize};
 
 use super::SessionError;
-use super::introduction::{Introduced, Introduction};
-use super::parties::{ClientsDone, Duties, End, Ends, Made};
-use super::report::{Performed, Report};
-use crate::one_sided::RemoteMemory;
-use crate::parameters::Parameters;
-use crate::record::PointResult;
 
-/// Messages from the asking end, or from a coordinator, to the answering end.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ToServer {
-    /// Introduction of the asking end. The asking end sends this message first if it wants an introduction in return or
-    /// must show a token.
-    Introduce(Box<Introduction>),
-    /// Parameters of the session.
-    Parameters(Box<Parameters>),
-    /// Request to make the connections of the next point.
-    Point {
-        /// Size of the messages.
-        bytes: usize,
-        /// Number of connections of the answering part. `None` means all connections.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        connections: Option<usize>,
-    },
-    /// Request to make the connections of the next point and to perform the asking part, in a session of many hosts.
-    Ask {
-        /// Size of the messages.
-        bytes: usize,
-        /// Number of connections.
-        connections: usize,
-    },
-    /// Request for the time of the device's clock.
-    Clock,
-    /// Request to start the asking part at the instant `start_ns`.
-    Go {
-        /// For one-sided operations, one region for each connection.
-        memory: Vec<RemoteMemory>,
-        /// Start time on the clock of the message receiver's device.
-        start_ns: u64,
-    },
-    /// Request to act as these parties of a point about shared memory.
-    Be(Box<Duties>),
-    /// Request to make an end for each of these clients. The coordinator sends this request to the middlebox of a
-    /// store, if there is one, and then to the memory node.
-    Accept {
-        /// The memory node's end for the middlebox, in a request to a middlebox.
-        node: Option<Ends>,
-        /// Numbers and ends of the clients.
-        clients: Vec<(u32, Ends)>,
-    },
-    /// Request to a middlebox to forward packets between these pairs of ends. Each pair is the end of a client and the
-    /// end of the memory node.
-    Relay(Vec<[End; 2]>),
-    /// Request to a metadata service to serve clients.
-    Serve {
-        /// The memory node's end for the metadata service.
-        memory: Ends,
-        /// Numbers and ends of the clients.
-        clients: Vec<(u32, End)>,
-    },
-    /// Request to clients to connect with these ends of the memory node and of the metadata service.
-    Join(Vec<(Ends, Option<End>)>),
-    /// Report that all one-sided operations are complete, or that all unacknowledged messages were sent. In a point
-    /// about shared memory, the coordinator sends this message when all clients have ended.
-    Done {
-        /// Number of messages of each connection.
-        messages: Vec<u64>,
-    },
-    /// End of the session.
-    End,
-}
+/// Maximum time that an end waits for an answer of its peer.
+pub(super) const ANSWER: Duration = Duration::from_secs(10);
 
-/// Messages from the answering end to the asking end or to a coordinator.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FromServer {
-    /// Introduction of the answering end.
-    Introduced(Box<Introduced>),
-    /// Acceptance of the parameters or of the point.
-    Accepted,
-    /// Permission to start the point. Receives are posted, or memory is available for one-sided operations.
-    Ready {
-        /// For one-sided operations, one region for each connection.
-        memory: Vec<RemoteMemory>,
-    },
-    /// Report of the answering end after a point.
-    Report(Box<Report>),
-    /// Time of the device's clock.
-    Clock {
-        /// Time in nanoseconds.
-        now_ns: u64,
-    },
-    /// Report of a host that performed the asking part, after a point.
-    Performed(Box<Performed>),
-    /// Ends of the parties that the host has made.
-    Made(Box<Made>),
-    /// Ends for the clients of an [`Accept`](ToServer::Accept).
-    Taken(Vec<Ends>),
-    /// Ends of the metadata service for clients.
-    Serving(Vec<End>),
-    /// Results of the clients of a store.
-    Stored(Box<ClientsDone>),
-    /// Result of the clients of bare memory.
-    Asked(Box<PointResult>),
-    /// Reason of a failure.
-    Failed(String),
-}
+/// Maximum time that an end waits for the peer's reason after a failure.
+pub(super) const REASON: Duration = Duration::from_secs(2);
 
-impl ToServer {
-    /// Returns the error about this message, which arrived instead of the expected message.
-    pub(super) fn instead_of(self, expected: &str) -> SessionError {
-        SessionError::Unexpected(format!("{self:?} instead of {expected}"))
-    }
-}
+/// Maximum time that hosts may take for a point in addition to the point's duration.
+pub(super) const PERFORMANCE: Duration = Duration::from_secs(60);
 
-impl FromServer {
-    /// Returns the error about this message, which arrived instead of the expected message.
-    pub(super) fn instead_of(self, expected: &str) -> SessionError {
-        match self {
-            Self::Failed(reason) => SessionError::Peer(reason),
-            other => SessionError::Unexpected(format!("{other:?} instead of {expected}")),
-        }
-    }
-}
+/// Maximum time to make the parties of a store, which may write millions of keys.
+pub(super) const MAKING: Duration = Duration::from_secs(120);
 
 /// Class of deadline for a control message. Each [`Peer`] implementation defines the time of each class.
 /// [`LocalPeer`](super::LocalPeer) has no deadlines.
@@ -154,9 +43,9 @@ pub enum Presence {
 
 /// Other end of a session, with the control connection to that end.
 ///
-/// The ends may be processes, threads, or tasks of one thread. Futures of [`TcpPeer`](super::TcpPeer) block their
-/// thread, so each end requires its own thread. Futures of [`LocalPeer`](super::LocalPeer) let other tasks run, so both
-/// ends may share a thread. Several threads of one end may call [`look`](Self::look) at the same time.
+/// The ends may be processes, threads, or tasks of one thread. Futures of a peer over TCP block their thread, so each
+/// end requires its own thread. Futures of [`LocalPeer`](super::LocalPeer) let other tasks run, so both ends may share
+/// a thread. Several threads of one end may call [`look`](Self::look) at the same time.
 pub trait Peer: Sync {
     /// Messages that this end sends.
     type Says;

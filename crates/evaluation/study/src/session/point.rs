@@ -1,38 +1,32 @@
-//! Connections and memory of one point, at either end.
+//! One point, at either end: its connections and memory, and the performance of its part.
 
 use doorbell_exchange::send_receive::{Endpoint, Hub, SharedOptions, SharedReceives};
 use doorbell_exchange::setup::EndpointDescription;
-use doorbell_exchange::{Connector, Group, Replication};
+use doorbell_exchange::{Config, Connector, Group, Replication};
+use doorbell_machine::cpu::CpuTime;
 use doorbell_verbs::{Channel, MemoryKind, PathMtu, Pd};
 
+use super::SessionError;
+use super::peer::{Peer, Watch};
 use super::report::Before;
-use super::{Peer, SessionError};
-use crate::one_sided;
-use crate::parameters::{Fitted, Parameters, Transport};
-use crate::roles::{Part, Role};
+pub use super::work::{Done, End, Work, Worked};
+use crate::one_sided::{self, RemoteMemory};
+use crate::threads::Threads;
 use crate::unacknowledged;
-use crate::workload::{Plan, SendMemory};
-
-/// Connections of one end.
-pub(super) enum Ends<P: Connector> {
-    Messages(Vec<(P::Connection, SendMemory)>),
-    /// One source for all readers, the number of readers, and the memory of the source.
-    Replicated(Replication<P::Connection>, usize, SendMemory),
-    /// Connections of a single receiver.
-    Gathered(Box<Hub>),
-    OneSided(Vec<one_sided::End>),
-    Unacknowledged(Vec<unacknowledged::End>),
-}
+use crate::workload::{Plan, Progress, SendMemory};
+use doorbell_record::{Parameters, Part, Role, SharedBy, Transport, stride};
 
 /// Point whose connections are established.
-pub(super) struct Point<P: Connector> {
-    pub(super) ends: Ends<P>,
-    pub(super) fitted: Fitted,
-    pub(super) plan: Plan,
+pub struct Point<P: Connector> {
+    /// The connected ends.
+    pub ends: Vec<End<P>>,
+    /// Work of the ends.
+    pub work: Work,
     pub(super) channel: Option<Channel>,
     pub(super) before: Before,
     pub(super) mtu: PathMtu,
-    pub(super) shared: Option<SharedReceives>,
+    /// Receives that the connections share.
+    pub shared: Option<SharedReceives>,
 }
 
 enum Unconnected<P: Connector> {
@@ -43,24 +37,30 @@ enum Unconnected<P: Connector> {
 }
 
 /// Point that one end has prepared, before the descriptions of the other end arrive.
-pub(super) struct Prepared<P: Connector> {
-    protocol: P,
+pub struct Prepared<'a, P: Connector> {
+    protocol: &'a P,
     ends: Unconnected<P>,
     replicates: bool,
-    fitted: Fitted,
-    plan: Plan,
+    work: Work,
     channel: Option<Channel>,
     before: Before,
     shared: Option<SharedReceives>,
 }
 
-impl<P: Connector> Prepared<P> {
-    pub(super) fn new(
-        protocol: P,
+impl<'a, P: Connector> Prepared<'a, P> {
+    /// Makes the ends of a part for messages of `bytes` bytes. Connections have the parameters' configuration, changed
+    /// by `configure`.
+    ///
+    /// # Errors
+    ///
+    /// The parameters do not fit the size, or a queue, memory or end cannot be made.
+    pub fn new(
+        protocol: &'a P,
         pd: &Pd,
         parameters: &Parameters,
         bytes: usize,
         part: &Part,
+        configure: impl Fn(Config) -> Config,
     ) -> Result<Self, SessionError> {
         let device = pd.device();
         let fitted = parameters.fit(bytes)?;
@@ -96,7 +96,7 @@ impl<P: Connector> Prepared<P> {
         } else if part.role == Role::Target {
             one_sided(one_sided::Role::Target)?
         } else if part.single_receiver {
-            let config = parameters.config(bytes, &fitted);
+            let config = configure(parameters.config(bytes, &fitted));
             let mut hub = Hub::for_connections(pd, &config, connections, None)?;
             let ends: Result<_, _> = each.map(|_| hub.endpoint(config.clone(), shared.as_ref())).collect();
             Unconnected::Gathered(Box::new(hub), ends?)
@@ -114,15 +114,17 @@ impl<P: Connector> Prepared<P> {
                 let region = pd.allocate(length, protocol.source_access(), MemoryKind::Plain)?;
                 Ok((endpoint, SendMemory { region, stride }))
             };
-            let ends = protocol.endpoints(&group, &parameters.config(bytes, &fitted))?;
+            let ends = protocol.endpoints(&group, &configure(parameters.config(bytes, &fitted)))?;
             let ends: Result<_, SessionError> = ends.into_iter().map(with_memory).collect();
             Unconnected::Messages(ends?)
         };
         let replicates = part.role == Role::Source;
-        Ok(Self { protocol, ends, replicates, fitted, plan, channel, before, shared })
+        let work = Work { parameters: parameters.clone(), part: *part, fitted, plan, device: device.clone() };
+        Ok(Self { protocol, ends, replicates, work, channel, before, shared })
     }
 
-    fn descriptions(&self) -> Vec<EndpointDescription> {
+    /// Returns the descriptions of all ends for the other end.
+    pub fn descriptions(&self) -> Vec<EndpointDescription> {
         match &self.ends {
             Unconnected::Messages(ends) => ends.iter().map(|(endpoint, _)| self.protocol.describe(endpoint)).collect(),
             Unconnected::Gathered(_, ends) => ends.iter().map(Endpoint::description).collect(),
@@ -132,41 +134,123 @@ impl<P: Connector> Prepared<P> {
     }
 
     /// Exchanges descriptions with the peer, and connects all ends.
-    pub(super) async fn connect(self, peer: &mut impl Peer) -> Result<Point<P>, SessionError> {
-        let own = self.descriptions();
-        let peers = peer.exchange(&own).await?;
+    pub(super) async fn connect_to(self, peer: &mut impl Peer) -> Result<Point<P>, SessionError> {
+        let peers = peer.exchange(&self.descriptions()).await?;
+        self.connect(&peers)
+    }
+
+    /// Connects all ends with the ends of these descriptions.
+    ///
+    /// # Errors
+    ///
+    /// An end does not match the description of its peer.
+    pub fn connect(self, peers: &[EndpointDescription]) -> Result<Point<P>, SessionError> {
         // All connections join the same two devices, so their path MTU is the same.
-        let mtu = own.iter().zip(&peers).map(|(own, peer)| own.path_mtu.min(peer.path_mtu)).min();
+        let own = self.descriptions();
+        let mtu = own.iter().zip(peers).map(|(own, peer)| own.path_mtu.min(peer.path_mtu)).min();
         let ends = match self.ends {
             Unconnected::Messages(ends) => {
                 let connect = |((endpoint, memory), peer): ((P::Endpoint, _), _)| {
                     Ok((self.protocol.connect(endpoint, peer)?, memory))
                 };
-                let ends: Result<Vec<_>, SessionError> = ends.into_iter().zip(&peers).map(connect).collect();
-                if self.replicates { replicated::<P>(ends?)? } else { Ends::Messages(ends?) }
+                let ends: Result<Vec<_>, SessionError> = ends.into_iter().zip(peers).map(connect).collect();
+                let ends = ends?;
+                if self.replicates {
+                    vec![replicated::<P>(ends)?]
+                } else {
+                    ends.into_iter().map(|(connection, memory)| End::Messages(connection, memory)).collect()
+                }
             }
             Unconnected::Gathered(mut hub, ends) => {
-                for (endpoint, peer) in ends.into_iter().zip(&peers) {
+                for (endpoint, peer) in ends.into_iter().zip(peers) {
                     hub.add(endpoint.connect(peer)?)?;
                 }
-                Ends::Gathered(hub)
+                vec![End::Gathered(hub)]
             }
             Unconnected::OneSided(ends) => {
-                ends.iter().zip(&peers).try_for_each(|(end, peer)| end.connect(peer))?;
-                Ends::OneSided(ends)
+                ends.iter().zip(peers).try_for_each(|(end, peer)| end.connect(peer))?;
+                ends.into_iter().map(|end| End::OneSided(end, None)).collect()
             }
             Unconnected::Unacknowledged(mut ends) => {
-                ends.iter_mut().zip(&peers).try_for_each(|(end, peer)| end.connect(peer))?;
-                Ends::Unacknowledged(ends)
+                ends.iter_mut().zip(peers).try_for_each(|(end, peer)| end.connect(peer))?;
+                ends.into_iter().map(End::Unacknowledged).collect()
             }
         };
-        let Self { fitted, plan, channel, before, shared, .. } = self;
-        Ok(Point { ends, fitted, plan, channel, before, mtu: mtu.unwrap_or(PathMtu::Mtu4096), shared })
+        let Self { work, channel, before, shared, .. } = self;
+        Ok(Point { ends, work, channel, before, mtu: mtu.unwrap_or(PathMtu::Mtu4096), shared })
+    }
+}
+
+impl<P: Connector> Point<P> {
+    /// Returns the memory of all targets.
+    pub fn memory(&self) -> Vec<RemoteMemory> {
+        let memory = |end: &End<P>| if let End::OneSided(end, _) = end { Some(end.memory()) } else { None };
+        self.ends.iter().filter_map(memory).collect()
+    }
+
+    /// Sets the target's memory for each initiator. Several initiators may access the same region, and use only the
+    /// first [`addresses`](Parameters::addresses) regions.
+    ///
+    /// # Errors
+    ///
+    /// The number of regions differs from the number of initiators, or a region is too short.
+    pub fn aim(&mut self, memory: &[RemoteMemory]) -> Result<(), SessionError> {
+        let Work { parameters, fitted, plan, .. } = &self.work;
+        let count = self.ends.len();
+        let needed = (fitted.send_buffers * stride(plan.bytes)) as u64;
+        let addresses = parameters.addresses.unwrap_or(count).max(1);
+        for (number, end) in self.ends.iter_mut().enumerate() {
+            let End::OneSided(_, target) = end else { continue };
+            if memory.len() != count || memory.iter().any(|memory| memory.bytes < needed) {
+                let what = format!("the regions {memory:?}: must be {count} regions of {needed} B");
+                return Err(SessionError::Unexpected(what));
+            }
+            *target = Some(memory[number % addresses]);
+        }
+        Ok(())
+    }
+}
+
+impl<C: Connector<Connection: Send>> Point<C> {
+    /// Performs the part while this end watches the peer. Returns the results, and the CPU time since `cpu_before`.
+    /// `is_to_be_silent` states whether the peer must not send anything meanwhile.
+    pub(super) async fn perform<X: Threads>(
+        self,
+        peer: &impl Peer,
+        (threads, cpu_before): (&X, CpuTime),
+        (is_to_be_silent, progress): (bool, Progress<'_>),
+    ) -> Result<(Done, CpuTime), SessionError> {
+        let Self { ends, work, channel, shared, .. } = self;
+        let (look, rounds_are_long) = (|| peer.look(), work.parameters.slow_receiver_us > 0);
+        let watch = Watch { look: &look, device: &work.device, is_to_be_silent, rounds_are_long };
+        let waiter = threads.waiter(channel);
+        let all = async {
+            if work.part.threads > 1 {
+                let task = |end, waiter| work.perform(end, waiter, &|_| {});
+                threads.deal(work.part.threads, ends, task, || watch.check()).await
+            } else {
+                let tasks = ends.into_iter().map(|end| work.perform(end, waiter.clone(), progress));
+                threads.run(&waiter, tasks, watch.check()).await
+            }
+        };
+        // A part may have a dedicated thread that posts shared receives again.
+        let reposting = async {
+            match (&shared, work.part.shared_receives) {
+                (Some(shared), Some(SharedBy::Thread)) => {
+                    let both = threads.beside(|| shared.repost(), all).await;
+                    both.unwrap_or_else(|error| Err(SessionError::Repost(error)))
+                }
+                _ => all.await,
+            }
+        };
+        let failed = |error| SessionError::Connection { bytes: work.plan.bytes, error };
+        let done = Done::gather(peer.watched(reposting).await?).map_err(failed)?;
+        Ok((done, threads.cpu_time().since(cpu_before)))
     }
 }
 
 /// Makes one source that publishes to all connections, from the memory of the first connection.
-fn replicated<P: Connector>(ends: Vec<(P::Connection, SendMemory)>) -> Result<Ends<P>, SessionError> {
+fn replicated<P: Connector>(ends: Vec<(P::Connection, SendMemory)>) -> Result<End<P>, SessionError> {
     let count = ends.len();
     let mut replication = Replication::new();
     let mut source = None;
@@ -175,5 +259,5 @@ fn replicated<P: Connector>(ends: Vec<(P::Connection, SendMemory)>) -> Result<En
         source.get_or_insert(memory);
     }
     let source = source.ok_or_else(|| SessionError::Unexpected("a source of messages without readers".to_owned()))?;
-    Ok(Ends::Replicated(replication, count, source))
+    Ok(End::Replicated(replication, count, source))
 }

@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use doorbell_verbs::{Counters, Device, LinkCounters};
 use serde::{Deserialize, Serialize};
 
-use crate::far::Figures;
-use crate::record::{self, Buckets};
 use crate::workload::Tally;
 use doorbell_machine::cpu::CpuTime;
+use doorbell_record::{Buckets, Figures, counters_by_name, link_by_name};
 
 /// Counters of a device before a point.
 #[derive(Clone, Copy, Debug)]
@@ -75,8 +74,9 @@ impl Report {
         }
     }
 
-    /// Creates the report of a point. `before` contains the counters of the device before the point.
-    pub(super) fn new(tallies: &[Tally], device: &Device, before: &Before) -> Self {
+    /// Creates the report of a point. `before` contains the counters of the device before the point, and `cpu` the CPU
+    /// time since then.
+    pub(super) fn new(tallies: &[Tally], device: &Device, before: &Before, cpu: CpuTime) -> Self {
         let sum = |field: fn(&Tally) -> u64| tallies.iter().map(field).sum();
         Self {
             sent: sum(|t| t.sent),
@@ -88,10 +88,10 @@ impl Report {
             counters: device
                 .counters()
                 .zip(before.counters)
-                .map(|(now, before)| record::by_name(&now.since(&before)))
+                .map(|(now, before)| counters_by_name(&now.since(&before)))
                 .unwrap_or_default(),
-            link: record::link_by_name(&device.link_counters(), &before.link),
-            cpu: CpuTime::default(),
+            link: link_by_name(&device.link_counters(), &before.link),
+            cpu,
             far: Figures::new(),
         }
     }

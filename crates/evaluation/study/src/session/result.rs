@@ -5,11 +5,11 @@ use doorbell_verbs::PathMtu;
 use hdrhistogram::Histogram;
 
 use super::report::Report;
-use crate::far::Figures;
-use crate::parameters::{Fitted, Kind, Parameters, Transport};
-use crate::prediction::Path;
-use crate::record::{BothEnds, Buckets, Conclusion, Counted, Latency, PointResult, Rates};
 use crate::workload::{self, Tally};
+use doorbell_record::{
+    BothEnds, Buckets, Conclusion, Counted, Figures, Fitted, Kind, Latency, Parameters, PointResult, Rates, Transport,
+    prediction::Path,
+};
 
 /// Point with the reports of both ends.
 pub(super) struct Seen<'a> {

@@ -7,24 +7,19 @@ use doorbell_exchange::{Connector, with_connector};
 use doorbell_verbs::{Device, Pd};
 
 use super::introduction::{Introduced, Terms};
-use super::part::Performance;
-use super::peer::{FromServer, Patience, Peer, ToServer, Watch};
-use super::point::{Ends, Point, Prepared};
+use super::messages::{FromServer, ToServer};
+use super::peer::{Patience, Peer};
+use super::point::{Done, End, Point, Prepared, Work};
 use super::report::{Performed, Report};
 use super::{SessionError, TcpPeer, parties};
 use crate::executor::block_on;
-use crate::one_sided::{self, RemoteMemory};
-use crate::parameters::Parameters;
-use crate::pinning::ProcessPosition;
-use crate::record::Buckets;
-use crate::roles::{Part, Role};
+use crate::one_sided;
 use crate::threads::{OsThreads, Threads};
 use crate::unacknowledged::{self, Listener};
-use crate::workload::{Plan, Tally};
+use crate::workload::Tally;
 use doorbell_machine::cpu::CpuTime;
-
-/// Maximum time from the request to start a point until the start, in nanoseconds.
-const LONGEST_WAIT_NS: u64 = 1_000_000_000;
+use doorbell_machine::pinning::ProcessPosition;
+use doorbell_record::{Buckets, Parameters, Part, Role, Transport};
 
 /// Client in another process that has completed its opening, and whose requests follow.
 #[derive(Debug)]
@@ -175,28 +170,18 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
         return Ok(Some((parameters, place)));
     }
     let pd = device.create_pd()?;
-    let cpus = terms.pinning.share(place).of_point(&parameters).cpus;
+    let (cast, cpus) = (parameters.cast(), parameters.pinning(&terms.pinning.share(place)).cpus);
     peer.send(FromServer::Accepted).await?;
     loop {
-        match peer.receive(Patience::Endless).await? {
-            ToServer::Point { bytes, .. } | ToServer::Ask { bytes, .. } if !parameters.sizes.contains(&bytes) => {
-                return Err(SessionError::UnknownSize(bytes));
-            }
+        let (bytes, part, connections) = match peer.receive(Patience::Endless).await? {
             ToServer::Point { bytes, connections } => {
-                let part = share(parameters.cast().answering, connections.unwrap_or(parameters.connections))?;
-                let _pinned = threads.pin(&cpus)?;
-                let report = with_connector!(parameters.protocol, connector =>
-                    answer_point(connector, &pd, peer, threads, &parameters, bytes, part).await?);
-                peer.send(FromServer::Report(Box::new(report))).await?;
+                (bytes, cast.answering, connections.unwrap_or(parameters.connections))
             }
-            ToServer::Ask { bytes, connections } => {
-                let part = share(parameters.cast().asking, connections)?;
-                let _pinned = threads.pin(&cpus)?;
-                let performed = with_connector!(parameters.protocol, connector =>
-                    ask_point(connector, &pd, peer, threads, &parameters, bytes, part).await?);
-                peer.send(FromServer::Performed(Box::new(performed))).await?;
+            ToServer::Ask { bytes, connections } => (bytes, cast.asking, connections),
+            ToServer::Clock => {
+                peer.send(FromServer::Clock { now_ns: device.now_ns() }).await?;
+                continue;
             }
-            ToServer::Clock => peer.send(FromServer::Clock { now_ns: device.now_ns() }).await?,
             ToServer::Go { .. } => return Err(SessionError::Unexpected("go before the first point".to_owned())),
             ToServer::End => return Ok(None),
             ToServer::Introduce(_) => {
@@ -206,12 +191,16 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
                 return Err(SessionError::Unexpected("a second message with parameters".to_owned()));
             }
             ToServer::Done { .. } => return Err(SessionError::Unexpected("done before the first point".to_owned())),
-            other @ (ToServer::Be(_)
-            | ToServer::Accept { .. }
-            | ToServer::Relay(_)
-            | ToServer::Serve { .. }
-            | ToServer::Join(_)) => return Err(other.instead_of("a point of messages or one-sided operations")),
+            other => return Err(other.instead_of("a point of messages or one-sided operations")),
+        };
+        if !parameters.sizes.contains(&bytes) {
+            return Err(SessionError::UnknownSize(bytes));
         }
+        let part = share(part, connections)?;
+        let _pinned = threads.pin(&cpus)?;
+        let report = with_connector!(parameters.protocol, connector =>
+            perform_part(connector, &pd, peer, threads, &parameters, bytes, part).await?);
+        peer.send(report).await?;
     }
 }
 
@@ -224,7 +213,9 @@ fn share(part: Part, connections: usize) -> Result<Part, SessionError> {
     Ok(part.share(connections))
 }
 
-async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
+/// Makes the connections of a point and performs a part of it. Returns the report for the peer. An asking part begins
+/// at the common start time of all hosts.
+async fn perform_part<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
     protocol: C,
     pd: &Pd,
     peer: &mut P,
@@ -232,95 +223,54 @@ async fn answer_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
     parameters: &Parameters,
     bytes: usize,
     part: Part,
-) -> Result<Report, SessionError> {
+) -> Result<FromServer, SessionError> {
     let device = pd.device();
-    let prepared = Prepared::new(protocol, pd, parameters, bytes, &part)?;
+    let prepared = Prepared::new(&protocol, pd, parameters, bytes, &part, |config| config)?;
     peer.send(FromServer::Accepted).await?;
-    let point = prepared.connect(peer).await?;
-    let (before, plan, cpu_before) = (point.before, point.plan, threads.cpu_time());
-    if let Ends::OneSided(ends) = &point.ends {
-        let tallies = be_target(ends, device, peer, parameters, &plan).await?;
-        // A target has no empty polls, since its polls drive the software RNIC.
-        let cpu = CpuTime { empty_ns: None, ..threads.cpu_time().since(cpu_before) };
-        return Ok(Report { cpu, ..Report::new(&tallies, device, &before) });
+    let mut point = prepared.connect_to(peer).await?;
+    let (before, mut cpu_before) = (point.before, threads.cpu_time());
+    peer.send(FromServer::Ready { memory: if part.answers { point.memory() } else { Vec::new() } }).await?;
+    if !part.answers {
+        let (memory, start_ns) = peer.receive(Patience::Answer).await?.go(device)?;
+        let waiter = threads.waiter(None);
+        let until_start = async {
+            while device.now_ns() < start_ns {
+                waiter.wait(None, Some(start_ns)).await;
+            }
+        };
+        threads.run(&waiter, [until_start], || Ok::<_, SessionError>(())).await?;
+        point.aim(&memory)?;
+        cpu_before = threads.cpu_time();
     }
-    peer.send(FromServer::Ready { memory: Vec::new() }).await?;
-    if let Ends::Unacknowledged(ends) = &point.ends {
-        let listeners = ends.iter().map(|end| Listener::new(end, &plan, part.role == Role::Responder)).collect();
-        let tallies = be_listener(listeners, device, peer, bytes).await?;
-        // A listener does not count empty polls separately.
-        let cpu = CpuTime { empty_ns: None, ..threads.cpu_time().since(cpu_before) };
-        return Ok(Report { cpu, ..Report::new(&tallies, device, &before) });
-    }
-    Ok(perform(point, &[], (device, peer), (threads, cpu_before), (parameters, &part)).await?.report)
-}
-
-/// Performs a part of a point while it watches the peer. `cpu_before` is the CPU time before the point.
-async fn perform<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
-    point: Point<C>,
-    memory: &[RemoteMemory],
-    (device, peer): (&Device, &P),
-    (threads, cpu_before): (&impl Threads, CpuTime),
-    (parameters, part): (&Parameters, &Part),
-) -> Result<Performed, SessionError> {
-    let before = point.before;
-    let look = || peer.look();
-    let watch = Watch { look: &look, device, is_to_be_silent: true, rounds_are_long: parameters.slow_receiver_us > 0 };
-    let performance = Performance { parameters, part, threads, watch };
-    let (tallies, histogram) = peer.watched(performance.of(point, memory, &|_| {})).await?;
-    let cpu = threads.cpu_time().since(cpu_before);
-    let report = Report { cpu, ..Report::new(&tallies, device, &before) };
-    Ok(Performed { tallies, histogram_ns: histogram.as_ref().map(Buckets::of), report })
-}
-
-/// Rejects a start time that is too far in the future.
-pub(super) fn check_start(start_ns: u64, device: &Device) -> Result<(), SessionError> {
-    match start_ns.saturating_sub(device.now_ns()) {
-        0..=LONGEST_WAIT_NS => Ok(()),
-        ahead_ns => {
-            Err(SessionError::Unexpected(format!("a start in {ahead_ns} ns: must be at most {LONGEST_WAIT_NS} ns")))
-        }
-    }
-}
-
-/// Performs the asking part of a point of many hosts, beginning at the common start time.
-async fn ask_point<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
-    protocol: C,
-    pd: &Pd,
-    peer: &mut P,
-    threads: &impl Threads,
-    parameters: &Parameters,
-    bytes: usize,
-    part: Part,
-) -> Result<Performed, SessionError> {
-    let device = pd.device();
-    let prepared = Prepared::new(protocol, pd, parameters, bytes, &part)?;
-    peer.send(FromServer::Accepted).await?;
-    let point = prepared.connect(peer).await?;
-    peer.send(FromServer::Ready { memory: Vec::new() }).await?;
-    let ToServer::Go { memory, start_ns } = peer.receive(Patience::Answer).await? else {
-        return Err(SessionError::Unexpected("a message other than go".to_owned()));
+    // Targets and listeners count no empty polls: a target's polls drive the software RNIC.
+    let cpu = || CpuTime { empty_ns: None, ..threads.cpu_time().since(cpu_before) };
+    let (Done { tallies, histogram }, cpu) = if part.answers && parameters.operation.is_one_sided() {
+        (be_target(&point, peer).await?.into(), cpu())
+    } else if part.answers && parameters.transport != Transport::Rc {
+        (be_listener(&point, peer).await?.into(), cpu())
+    } else {
+        point.perform(&*peer, (threads, cpu_before), (true, &|_| {})).await?
     };
-    check_start(start_ns, device)?;
-    let waiter = threads.waiter(None);
-    let until_start = async {
-        while device.now_ns() < start_ns {
-            waiter.wait(None, Some(start_ns)).await;
-        }
-    };
-    threads.run(&waiter, [until_start], || Ok::<_, SessionError>(())).await?;
-    let cpu_before = threads.cpu_time();
-    perform(point, &memory, (device, peer), (threads, cpu_before), (parameters, &part)).await
+    let report = Report::new(&tallies, device, &before, cpu);
+    if part.answers {
+        return Ok(FromServer::Report(Box::new(report)));
+    }
+    let histogram_ns = histogram.as_ref().map(Buckets::of);
+    Ok(FromServer::Performed(Box::new(Performed { tallies, histogram_ns, report })))
 }
 
 /// Receives messages until the peer reports that it has sent all messages, and then the messages in flight.
-async fn be_listener(
-    mut listeners: Vec<Listener<'_>>,
-    device: &Device,
+async fn be_listener<C: Connector>(
+    point: &Point<C>,
     peer: &mut impl Peer<Says = FromServer, Hears = ToServer>,
-    bytes: usize,
 ) -> Result<Vec<Tally>, SessionError> {
-    let failed = |error| SessionError::Connection { bytes, error };
+    let (plan, answers) = (&point.work.plan, point.work.part.role == Role::Responder);
+    let failed = |error| SessionError::Connection { bytes: plan.bytes, error };
+    let listeners = point.ends.iter().filter_map(|end| match end {
+        End::Unacknowledged(end) => Some(Listener::new(end, plan, answers)),
+        _ => None,
+    });
+    let mut listeners: Vec<_> = listeners.collect();
     let mut result = Ok(0);
     peer.until_heard(|| {
         if result.is_ok() {
@@ -329,26 +279,19 @@ async fn be_listener(
     })
     .await?;
     result.map_err(failed)?;
-    let ToServer::Done { messages } = peer.receive(Patience::Endless).await? else {
-        return Err(SessionError::Unexpected("a message other than done".to_owned()));
-    };
-    if messages.len() != listeners.len() {
-        let what = format!("{} connections done of {}", messages.len(), listeners.len());
-        return Err(SessionError::Unexpected(what));
-    }
-    unacknowledged::hear_out(&mut listeners, &messages, device).await.map_err(failed)?;
+    let messages = peer.receive(Patience::Endless).await?.done(listeners.len())?;
+    unacknowledged::hear_out(&mut listeners, &messages, &point.work.device).await.map_err(failed)?;
     Ok(listeners.iter().map(Listener::tally).collect())
 }
 
 /// Provides memory for the peer's operations until the peer reports that they are complete.
-async fn be_target(
-    ends: &[one_sided::End],
-    device: &Device,
+async fn be_target<C: Connector>(
+    point: &Point<C>,
     peer: &mut impl Peer<Says = FromServer, Hears = ToServer>,
-    parameters: &Parameters,
-    plan: &Plan,
 ) -> Result<Vec<Tally>, SessionError> {
-    peer.send(FromServer::Ready { memory: ends.iter().map(one_sided::End::memory).collect() }).await?;
+    let Work { parameters, plan, device, .. } = &point.work;
+    let ends = point.ends.iter().filter_map(|end| if let End::OneSided(end, _) = end { Some(end) } else { None });
+    let ends: Vec<_> = ends.collect();
     // A hardware RNIC serves the operations without this thread, and on few processors a polling target would slow down
     // other threads. A software RNIC runs on the processors of its programs. A target that polls runs the software RNIC
     // in its own thread. With `events`, the target sleeps and the RNIC's own thread serves the operations.
@@ -356,17 +299,11 @@ async fn be_target(
     if let (Some(end), true) = (ends.first(), wants_processor && !parameters.events) {
         peer.until_heard(|| end.lend_processor()).await?;
     }
-    let ToServer::Done { messages } = peer.receive(Patience::Endless).await? else {
-        return Err(SessionError::Unexpected("a message other than done".to_owned()));
-    };
-    if messages.len() != ends.len() {
-        let what = format!("{} connections done of {}", messages.len(), ends.len());
-        return Err(SessionError::Unexpected(what));
-    }
+    let messages = peer.receive(Patience::Endless).await?.done(ends.len())?;
     let tally = |(end, received): (&one_sided::End, u64)| {
         let damaged =
             if parameters.verify { end.damaged(parameters.operation, plan.bytes, plan.buffers, received) } else { 0 };
         Tally { received, damaged, ..Tally::default() }
     };
-    Ok(ends.iter().zip(messages).map(tally).collect())
+    Ok(ends.into_iter().zip(messages).map(tally).collect())
 }

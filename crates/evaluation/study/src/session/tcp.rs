@@ -11,13 +11,7 @@ use serde::de::DeserializeOwned;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::SessionError;
-use super::peer::{FromServer, Patience, Peer, Presence, ToServer};
-
-/// Maximum time that an end waits for an answer of its peer.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-
-/// Maximum time that an end waits for the peer's reason after a failure.
-const REASON_DEADLINE: Duration = Duration::from_secs(2);
+use super::peer::{ANSWER, Patience, Peer, Presence, REASON};
 
 /// Maximum length of a line in bytes.
 const LONGEST_LINE: usize = 1 << 20;
@@ -36,23 +30,11 @@ pub(super) fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
     serde_json::from_slice(line).map_err(|_| String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned())
 }
 
-/// Parses a line as a message of either end, and validates the parameters in the line. Tests call this function with
-/// messages of untrusted peers.
-pub fn judge_line(line: &[u8]) {
-    if let Ok(ToServer::Parameters(parameters)) = parse(line)
-        && parameters.check().is_ok()
-    {
-        // Parameters that pass the check must be usable.
-        parameters.sizes.iter().for_each(|&size| drop(parameters.fit(size)));
-    }
-    drop(parse::<FromServer>(line).map(|answer| answer.instead_of("anything")));
-}
-
 /// Peer over TCP. This end sends messages of type `S` and receives messages of type `H`.
 ///
 /// The futures block the thread that polls them, so each end needs its own thread or process.
 #[derive(Debug)]
-pub struct TcpPeer<S, H> {
+pub(crate) struct TcpPeer<S, H> {
     stream: TcpStream,
     words: PhantomData<fn(S) -> H>,
 }
@@ -63,7 +45,7 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
     /// # Errors
     ///
     /// The operating system rejects an option of the stream.
-    pub fn new(stream: TcpStream) -> Result<Self, SessionError> {
+    pub(crate) fn new(stream: TcpStream) -> Result<Self, SessionError> {
         stream.set_nodelay(true).map_err(SessionError::Control)?;
         let socket = SockRef::from(&stream);
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
@@ -75,13 +57,13 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
     /// Receives `count` descriptions from the peer. A coordinator relays these descriptions, and sends descriptions to
     /// this peer later. Errors do not name the peer, since the coordinator adds the name.
     pub(super) fn hear_descriptions(&self, count: usize) -> Result<Vec<EndpointDescription>, SetupError> {
-        setup::receive(&mut Timed::new(&self.stream, ANSWER_DEADLINE), "it", count, ANSWER_DEADLINE)
+        setup::receive(&mut Timed::new(&self.stream, ANSWER), "it", count, ANSWER)
     }
 
     /// Sends descriptions to a peer that has already sent its descriptions.
     pub(super) fn say_descriptions(&self, descriptions: &[EndpointDescription]) -> Result<(), SessionError> {
         let hello = setup::hello(descriptions);
-        Timed::new(&self.stream, ANSWER_DEADLINE).write_all(&hello).map_err(SessionError::Control)
+        Timed::new(&self.stream, ANSWER).write_all(&hello).map_err(SessionError::Control)
     }
 
     /// Returns the stream and drops the peer.
@@ -95,12 +77,12 @@ impl<S: Serialize, H: DeserializeOwned> TcpPeer<S, H> {
     }
 
     /// Receives the next line, which must be complete within the deadline. Without a deadline, the line may begin at
-    /// any time. Once begun, it must be complete within [`ANSWER_DEADLINE`].
+    /// any time. Once begun, it must be complete within [`ANSWER`].
     fn next(&mut self, deadline: Option<Duration>) -> Result<H, SessionError> {
         if deadline.is_none() {
             self.await_line()?;
         }
-        let line = self.read_line(deadline.unwrap_or(ANSWER_DEADLINE))?;
+        let line = self.read_line(deadline.unwrap_or(ANSWER))?;
         parse(&line).map_err(SessionError::Unexpected)
     }
 
@@ -150,19 +132,19 @@ impl<S: Serialize, H: DeserializeOwned> Peer for TcpPeer<S, H> {
     type Hears = H;
 
     async fn exchange(&mut self, own: &[EndpointDescription]) -> Result<Vec<EndpointDescription>, SetupError> {
-        setup::exchange(&self.stream, own, ANSWER_DEADLINE)
+        setup::exchange(&self.stream, own, ANSWER)
     }
 
     async fn send(&mut self, message: S) -> Result<(), SessionError> {
         let mut line = serde_json::to_vec(&message).map_err(|error| SessionError::Control(error.into()))?;
         line.push(b'\n');
-        Timed::new(&self.stream, ANSWER_DEADLINE).write_all(&line).map_err(SessionError::Control)
+        Timed::new(&self.stream, ANSWER).write_all(&line).map_err(SessionError::Control)
     }
 
     async fn receive(&mut self, patience: Patience) -> Result<H, SessionError> {
         self.next(match patience {
-            Patience::Answer => Some(ANSWER_DEADLINE),
-            Patience::Reason => Some(REASON_DEADLINE),
+            Patience::Answer => Some(ANSWER),
+            Patience::Reason => Some(REASON),
             Patience::Endless => None,
         })
     }
@@ -206,6 +188,7 @@ mod tests {
     use std::io::Write;
     use std::net::TcpListener;
 
+    use super::super::messages::{FromServer, ToServer};
     use super::*;
 
     /// The deadline holds even if the peer sends single bytes at short intervals.
@@ -241,11 +224,11 @@ mod tests {
         let (mut peer, _) = listener.accept().unwrap();
         let mut control = TcpPeer::<ToServer, FromServer>::new(stream).unwrap();
         peer.write_all(b"\"accepted\"\n\"accepted\"\nDOORBELL").unwrap();
-        for deadline in [None, Some(ANSWER_DEADLINE)] {
+        for deadline in [None, Some(ANSWER)] {
             assert!(matches!(control.next(deadline).unwrap(), FromServer::Accepted));
         }
         let mut behind = [0; 8];
-        Timed::new(&control.stream, ANSWER_DEADLINE).read_exact(&mut behind).unwrap();
+        Timed::new(&control.stream, ANSWER).read_exact(&mut behind).unwrap();
         assert_eq!(&behind, b"DOORBELL");
         let endless = std::thread::spawn(move || while peer.write_all(&[b'1'; 4096]).is_ok() {});
         let error = control.next(None).unwrap_err();

@@ -8,15 +8,14 @@ use hdrhistogram::Histogram;
 use super::buffers::{Receiver, Source};
 use super::streams::close;
 use super::{Pace, Plan, Progress, Reception, SendMemory, Tally};
-use crate::parameters::Extent;
-use crate::record::Buckets;
+use doorbell_record::{Buckets, Extent};
 
 /// Runs the asking side: sends requests by a plan, with at most [`Plan::window`] unanswered requests.
 ///
 /// # Errors
 ///
 /// The connection ended before every request was answered and both sides had closed.
-pub async fn request<C: MessageConnection, W: Waiter + Clone>(
+pub(crate) async fn request<C: MessageConnection, W: Waiter + Clone>(
     connection: C,
     waiter: W,
     device: Device,
@@ -104,7 +103,7 @@ pub async fn respond<C: MessageConnection, W: Waiter + Clone>(
 }
 
 /// Number of rounds before the measured ones.
-pub const WARM_UP_ROUNDS: u64 = 200;
+pub(crate) const WARM_UP_ROUNDS: u64 = 200;
 
 /// Rounds of a ping-pong. Rounds after the first [`WARM_UP_ROUNDS`] are measured.
 pub(crate) struct Rounds {

@@ -36,7 +36,7 @@ pub async fn stream<C: MessageConnection, W: Waiter + Clone>(
 /// # Errors
 ///
 /// One of the connections ended before its peer had closed, or completions were lost.
-pub async fn gather<W: Waiter>(
+pub(crate) async fn gather<W: Waiter>(
     mut hub: Hub,
     waiter: W,
     device: Device,
@@ -146,7 +146,7 @@ async fn send_all<C: MessageConnection, W: Waiter>(
 /// # Errors
 ///
 /// A connection ended before its reader had confirmed every message, or [`Replication::publish`] rejected a message.
-pub async fn publish<C: MessageConnection, W: Waiter>(
+pub(crate) async fn publish<C: MessageConnection, W: Waiter>(
     mut readers: Replication<C>,
     count: usize,
     waiter: W,

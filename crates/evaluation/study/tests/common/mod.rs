@@ -3,7 +3,7 @@
 
 pub mod fuzz;
 
-use doorbell_study::parameters::{Extent, Kind, Operation, Parameters};
+use doorbell_record::{Extent, Kind, Operation, Parameters};
 pub use doorbell_testing::Rng;
 
 pub const MEMORY_BYTES: usize = 64 << 20;

@@ -56,8 +56,8 @@ pub(super) struct Failover {
     alone: Option<usize>,
     /// Posted READs that check whether the memory nodes answer, and the clients that wait for the result.
     probe: Option<([u64; 2], Vec<Waiting>)>,
-    /// Clients that came after these READs were posted. They need another check, since the READs prove nothing about
-    /// later events.
+    /// Clients that came after the READs of `probe` were posted. They need another check, since these READs prove
+    /// nothing about later events.
     waiting: Vec<Waiting>,
     /// Clients that waited when a memory node was given up.
     over: Vec<Waiting>,

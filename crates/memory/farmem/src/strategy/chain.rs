@@ -299,8 +299,8 @@ impl LockedLink {
     }
 }
 
-/// Keeps the operation's node for the next write if the node was not linked. After other errors it is unknown whether
-/// the node was linked.
+/// Keeps the operation's node for the next write if `result` shows that the node was not linked. Most errors leave
+/// unknown whether it was linked, and such a node is not reused.
 pub(super) fn keep_unused(
     worker: &Worker,
     new: NodeVersion,

@@ -5,8 +5,9 @@ use doorbell_verbs_core::Access;
 
 use super::Steer;
 use crate::client::Redirect;
+use crate::key::Key;
 use crate::message::{Answer, Kind, Message};
-use crate::steering::{Elsewhere, Key};
+use crate::steering::Elsewhere;
 use crate::values::behind;
 
 impl Steer {

@@ -296,7 +296,7 @@ impl<O: Opening> Lobby<O> {
         let _ = stream.set_nodelay(true); // without this option, the visitor is only slower
         let Arrival { number, evicted } = self.admission.arrive(now);
         let evicted = evicted.and_then(|number| self.remove(number, Why::Evicted));
-        // A listener for both address families sees IPv4 addresses as mapped IPv6 addresses.
+        // A listener for both address families sees IPv4 addresses as mapped IPv6 addresses, so convert them to IPv4.
         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
         if let Err(error) = self.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, number)) {
             self.admission.leave(number);
@@ -470,7 +470,7 @@ fn is_for_later(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Collector of the bytes of one line, which arrive in pieces.
+/// Collector of the bytes of a line that arrives in pieces.
 #[derive(Clone, Debug)]
 pub struct Line {
     bytes: Vec<u8>,
@@ -479,7 +479,7 @@ pub struct Line {
 
 /// Error for a line that is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a line longer than {0} B")]
+#[error("a line is longer than {0} B, the maximum")]
 pub struct LineError(
     /// Maximum number of bytes of a line.
     pub usize,

@@ -122,7 +122,8 @@ impl Unconnected {
             let (given, allowed) = (peer.depth.into(), "1 to 16384");
             return Err(ConnectError::Setting { what: "the peer's receive depth", given, allowed });
         }
-        // The keepalive of the peer is a WRITE of 0 B. For other WRITEs, the access of the regions decides.
+        // Allow remote writes, since the keepalive of the peer is a WRITE of 0 B. All other WRITEs also need the access
+        // of a region.
         rc::initialise(&self.qp, access | Access::REMOTE_WRITE)?;
         Ok(())
     }
@@ -228,8 +229,8 @@ impl Carrier {
         matches!(self.closing, Closing::Said | Closing::Done)
     }
 
-    /// Records that the peer is alive. `keep_alive` reads the clock later, when no completion comes, since reading the
-    /// clock costs more than most of the work for a message.
+    /// Records that the peer is alive. Does not read the clock, which would cost more than most of the work for a
+    /// message. `keep_alive` reads the clock when no completion comes.
     #[inline]
     pub(crate) fn heard(&mut self) {
         self.was_heard = true;

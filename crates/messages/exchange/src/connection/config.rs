@@ -188,8 +188,8 @@ impl Config {
         self
     }
 
-    /// Sets the number of send buffers for copied messages: from the window to 16384. 0 suits programs that send only
-    /// from their own regions. Call this method after [`window`](Self::window), which may change the number.
+    /// Sets the number of send buffers for copied messages: 0, or from the window to 16384. With 0, the program can
+    /// send only from its own regions. Call this method after [`window`](Self::window), which may change the number.
     pub fn send_buffers(mut self, buffers: usize) -> Self {
         self.send_buffers = buffers;
         self

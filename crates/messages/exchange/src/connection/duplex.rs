@@ -25,10 +25,11 @@ pub(crate) const OUTGOING_TAG: u64 = 1 << 60;
 pub(crate) const TO_RECEIVER: u32 = 1 << 30;
 
 /// Error of a half that received a word which its protocol does not define.
-pub(crate) const UNEXPECTED_WORD: ConnectionError = ConnectionError::Protocol("a word where none is expected");
+pub(crate) const UNEXPECTED_WORD: ConnectionError =
+    ConnectionError::Protocol("a SEND of 0 B whose immediate data the protocol does not define");
 /// Error of a half that received a WRITE with immediate data although its protocol does not use immediate data.
 pub(crate) const UNEXPECTED_NOTICE: ConnectionError =
-    ConnectionError::Protocol("immediate data where none is expected");
+    ConnectionError::Protocol("a WRITE with immediate data, which the protocol does not use");
 
 /// Number of receives for words: for the goodbye, and for the words between the halves.
 pub(crate) const WORD_RECEIVES: usize = 32;
@@ -54,9 +55,9 @@ pub trait Outgoing {
     fn take_word(&mut self, _word: u32) -> Result<(), ConnectionError> {
         Err(UNEXPECTED_WORD)
     }
-    /// Returns the id of the last message that is done.
+    /// Returns the id of the latest message that is done.
     fn last_done(&self) -> MessageId;
-    /// Returns the id of the last message that this half has accepted.
+    /// Returns the id of the latest message that this half has accepted.
     fn last_accepted(&self) -> MessageId;
     /// Returns whether every event that this half waits for raises a notification.
     fn notifies(&self) -> bool;
@@ -100,7 +101,7 @@ pub struct Duplex<O, I> {
 }
 
 impl<O: Outgoing, I: Incoming> Duplex<O, I> {
-    /// Makes the machine from its two halves, and posts the number `receives` of receives.
+    /// Makes the machine from its two halves, and posts `receives` receives.
     pub(crate) fn new(carrier: &Unconnected, receives: usize, outgoing: O, incoming: I) -> Result<Self, PostError> {
         post_receives(&carrier.qp, receives)?;
         Ok(Self { outgoing, incoming, taken: 0 })

@@ -58,7 +58,7 @@ pub trait Machine {
     /// Takes the completion of a request. Returns whether the completion is news. A completion is no news if a repeated
     /// READ returned the same value again.
     fn take_completion(&mut self, wr_id: u64) -> Result<bool, ConnectionError>;
-    /// Takes the completion of a successful receive, which may hold the peer's goodbye.
+    /// Takes the completion of a successful receive. The received message may be the peer's goodbye.
     fn take_receive(&mut self, carrier: &mut Carrier, completion: &Completion) -> Result<(), ConnectionError>;
     /// Takes the completion of a failed receive, whose buffer holds no message.
     #[inline]
@@ -71,10 +71,11 @@ pub trait Machine {
     fn end_of_list(&mut self, _qp: &Qp) -> Result<(), PostError> {
         Ok(())
     }
-    /// Advances the machine. `news` is the number of completions that were news. Returns the number of further events.
+    /// Advances the machine. `news` is the number of completions since the previous call that the machine reported as
+    /// events. Returns the number of events that this call causes in addition.
     fn advance(&mut self, carrier: &Carrier, news: usize) -> Result<usize, ConnectionError>;
 
-    /// Returns the immediate data for the goodbye of this side, which the engine sends next.
+    /// Returns the immediate data for this side's goodbye. The engine then sends the goodbye.
     #[inline]
     fn goodbye(&mut self) -> u32 {
         GOODBYE
@@ -84,9 +85,9 @@ pub trait Machine {
 
     /// Returns the next message that has arrived, if any.
     fn take(&mut self) -> Option<Self::Message>;
-    /// Returns the id of the last message that is done.
+    /// Returns the id of the latest message that is done.
     fn last_done(&self) -> MessageId;
-    /// Returns the id of the last message that the machine has accepted.
+    /// Returns the id of the latest message that the machine has accepted.
     fn last_accepted(&self) -> MessageId;
     /// Returns whether every event that the machine waits for raises a notification on the completion channel.
     fn notifies(&self) -> bool;
@@ -104,7 +105,7 @@ pub trait Recipe: Clone {
     /// The machine of the protocol's connections.
     type Machine: Machine;
 
-    /// Returns the protocol, in its variant.
+    /// Returns the protocol and variant.
     fn id(&self) -> Protocol;
     /// Allocates the memory of an endpoint, and checks the capabilities of the device.
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Self::Memory, ConnectError>;

@@ -167,7 +167,7 @@ pub enum ConnectError {
         left: usize,
     },
     /// A shared queue already serves its maximum number of connections.
-    #[error("the {0} already has its maximum number of connections")]
+    #[error("the {0} has no room for another connection: it already serves its maximum number")]
     Crowded(&'static str),
     /// A connection cannot be added to a hub or a replication.
     #[error("the connection cannot be added: {0}")]

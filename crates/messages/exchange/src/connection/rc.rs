@@ -1,4 +1,5 @@
-//! State transitions of an RC queue pair from reset to ready to send (IBTA Vol 1, 10.3.1). All connections use them.
+//! State transitions of an RC queue pair from reset to ready to send (IBTA Vol 1, 10.3.1). All connections use these
+//! transitions.
 
 use doorbell_verbs::{Access, AddressVector, ModifyError, Qp, QpAttributes, QpState};
 

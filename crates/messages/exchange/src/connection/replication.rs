@@ -88,13 +88,13 @@ impl<C: MessageConnection> Replication<C> {
         moved
     }
 
-    /// Returns the id of the last message that is done at every live reader.
+    /// Returns the id of the latest message that is done at every live reader.
     pub fn last_done(&self) -> MessageId {
         let living = self.readers.iter().filter(|reader| reader.connection.over().is_none());
         living.map(|reader| reader.before + reader.connection.last_done()).min().unwrap_or(self.published)
     }
 
-    /// Returns a reader whose connection has ended, the reason, and the id of the last message that is done at the
+    /// Returns a reader whose connection has ended, the reason, and the id of the latest message that is done at the
     /// reader. Returns each reader only once.
     pub fn next_ended(&mut self) -> Option<(usize, ConnectionError, MessageId)> {
         self.readers.iter_mut().enumerate().find_map(|(index, reader)| {

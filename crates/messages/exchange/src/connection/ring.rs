@@ -35,7 +35,7 @@ pub(crate) fn space(bytes: usize) -> usize {
 }
 
 /// Maximum bytes of a ring. This limit lets one READ read all messages in the ring. It also keeps the number of units
-/// in the ring below the moduli of heads and answers.
+/// in the ring below the moduli of the heads and answers that the ends send (`HEAD_WORDS`, `ANSWER_UNITS`).
 pub(crate) const LONGEST_RING: usize = LONGEST_TRANSFER;
 
 /// Returns the bytes of a ring with room for `depth` messages of maximum length. One eighth of the ring is extra space,
@@ -60,7 +60,7 @@ pub(crate) struct Ring {
     /// Whether the ring zeroes the memory of freed messages.
     erases: bool,
     units: Units,
-    /// Region and offset of a copy of the head, which peers READ.
+    /// Region and offset of a copy of the head. Peers READ this copy.
     head_word: Option<(Region, usize)>,
 }
 

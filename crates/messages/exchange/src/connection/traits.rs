@@ -92,9 +92,9 @@ impl<M: std::ops::Deref<Target = [u8]> + Send> Received for M {
 
 /// A connection that carries messages in both directions: a non-blocking state machine.
 ///
-/// The program must call [`poll`](Self::poll), or [`receive`](Self::receive), which polls, again and again. Without
-/// polls, only requests that are already posted make progress. After the connection has ended, calls return the reason,
-/// and [`outcome`](Self::outcome) returns for each message whether its arrival was confirmed.
+/// The program must call [`poll`](Self::poll) again and again. [`receive`](Self::receive) also polls. Without polls,
+/// only requests that are already posted make progress. After the connection has ended, calls return the reason, and
+/// [`outcome`](Self::outcome) returns for each message whether its arrival was confirmed.
 pub trait MessageConnection {
     /// Type of a received message. Dropping a message gives its buffer back, from any thread and in any order.
     type Message: Received;
@@ -191,7 +191,7 @@ pub trait MessageConnection {
         }
     }
 
-    /// Returns the id of the last message that is done. All messages with smaller ids are also done.
+    /// Returns the id of the latest message that is done. All messages with smaller ids are also done.
     fn last_done(&self) -> MessageId;
 
     /// Returns whether the message with this id is done.
@@ -211,7 +211,7 @@ pub trait MessageConnection {
     /// Returns the number of messages that the connection has accepted and that are not done.
     fn unacknowledged(&self) -> u64;
 
-    /// Closes this side, which can send no more messages. The connection delivers the messages that it has accepted,
+    /// Closes this side: it cannot send messages any more. The connection delivers the messages that it has accepted,
     /// and then sends a goodbye to the peer. Poll until [`is_closed`](Self::is_closed) returns true. This side can
     /// receive messages until the peer has closed its side.
     fn close(&mut self);
@@ -238,7 +238,7 @@ pub trait MessageConnection {
         true
     }
 
-    /// Returns the time at which the caller must poll even if no event occurs, on the device's clock. `None` if no such
+    /// Returns the time on the device's clock at which the caller must poll, even if no event occurs. `None` if no such
     /// poll is due.
     fn poll_timeout_ns(&self) -> Option<u64>;
 

@@ -136,7 +136,7 @@ pub(crate) async fn progress<C: MessageConnection>(
 
 /// The next wait of a connection.
 pub(crate) enum Wait {
-    /// No wait, since the last poll reported an event.
+    /// No wait, since the latest poll reported an event.
     Not,
     /// A wait while other tasks run, since no notification will come. The number is the time at which the connection
     /// must be polled.
@@ -158,7 +158,7 @@ impl Wait {
         };
         let sleeper = Sleeper::new(&channel, connection);
         connection.arm();
-        // Completions that arrived before the call of `arm` may raise no notification.
+        // Completions that arrived before the call of `arm` may raise no notification, so poll once more.
         if connection.poll()? {
             return Ok(Self::Not);
         }

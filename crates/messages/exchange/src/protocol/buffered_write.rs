@@ -92,7 +92,7 @@ pub(crate) const WORDS: usize = 128;
 const WORDS_OUT: usize = 10;
 
 /// Returns the number of receives for WRITEs with immediate data. The number is larger than `depth`, since the receiver
-/// may not have reported the last eighth of the freed receives yet.
+/// may have freed up to an eighth of the receives without having reported them yet.
 pub(crate) fn notices(depth: usize) -> usize {
     (depth * 8).div_ceil(7)
 }

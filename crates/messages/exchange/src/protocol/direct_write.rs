@@ -52,7 +52,7 @@ const GRANT: usize = 16;
 /// Offset of the ring of grants in the memory that the peer writes. The number of granted buffers lies before the ring.
 const GRANTS: usize = 64;
 /// Maximum number of requests of one grant: two WRITEs of grants if they wrap around the end of the ring, and a WRITE
-/// of the number.
+/// of the number of granted buffers.
 const GRANT_REQUESTS: usize = 3;
 
 /// Returns the bytes of a buffer for a message of maximum length and its word, rounded up to a multiple of 64.
@@ -270,7 +270,8 @@ impl Outgoing for Granted {
     }
 
     fn notifies(&self) -> bool {
-        // New grants arrive by WRITEs, which raise no notification.
+        // New grants arrive by WRITEs, which raise no notification. So this side can sleep only while it has unused
+        // grants.
         self.used != self.known
     }
 }

@@ -125,8 +125,8 @@ impl SharedRing {
         Endpoint::with_memory(&SharedWrite, &self.pd, config, channel, None, Arc::clone(&self.shared))
     }
 
-    /// Returns the number of completed recoveries. A recovery frees all reservations of the senders that had died
-    /// before its end.
+    /// Returns the number of completed recoveries. A recovery frees all reservations of the senders that died before
+    /// the recovery ended.
     pub fn recovered(&self) -> u64 {
         self.shared.recovery.completed()
     }

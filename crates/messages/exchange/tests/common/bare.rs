@@ -247,7 +247,7 @@ impl Bare {
             connection();
             looks = if self.completed == before { looks + 1 } else { 0 };
         }
-        // The last packet may have caused further requests.
+        // The latest completion may have caused further requests of the connection, so poll a few more times.
         (0..3).for_each(|_| {
             connection();
             self.poll();

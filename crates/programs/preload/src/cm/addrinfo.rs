@@ -45,7 +45,7 @@ unsafe fn wanted(hints: Option<&c::rdma_addrinfo>) -> Answer<Wanted> {
         let kind = super::id::kind_of(port_space as c::rdma_port_space)?;
         qp_type = crate::objects::qp::kind_number(kind) as c_int;
     }
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let (source, destination) = unsafe { (address::read(hints.ai_src_addr)?, address::read(hints.ai_dst_addr)?) };
     Ok(Wanted { flags: hints.ai_flags as u32, family: hints.ai_family, port_space, qp_type, source, destination })
 }
@@ -69,7 +69,7 @@ unsafe fn look_up(node: *const c_char, service: *const c_char, wanted: &Wanted) 
     let mut found: *mut addrinfo = ptr::null_mut();
     // A name server may take long to answer. So run the lookup outside the gate, where forks do not wait for it.
     let (error, errno) = outside(|| {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let error = unsafe { libc::getaddrinfo(node, service, &raw const hints, &raw mut found) };
         (error, std::io::Error::last_os_error().raw_os_error())
     });
@@ -134,7 +134,7 @@ unsafe fn resolve(
     service: *const c_char,
     hints: Option<&c::rdma_addrinfo>,
 ) -> Answer<*mut c::rdma_addrinfo> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let wanted = unsafe { wanted(hints) }?;
     let mut results: Vec<Box<Found>> = if node.is_null() && service.is_null() {
         if wanted.source.or(wanted.destination).is_none() {
@@ -144,7 +144,7 @@ unsafe fn resolve(
         }
         vec![result(&wanted, wanted.source, wanted.destination)]
     } else {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let addresses = unsafe { look_up(node, service, &wanted) }?;
         let passive = wanted.flags & c::RAI_PASSIVE != 0;
         let of = |address: SocketAddr| {
@@ -176,7 +176,7 @@ pub(super) unsafe extern "C" fn rdma_getaddrinfo(
         if place.is_null() {
             return Err(Refused::invalid("the pointer to the result is null"));
         }
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { place.write(resolve(node, service, hints.as_ref())?) };
         Ok(0)
     })

@@ -137,7 +137,7 @@ impl Queue {
     fn take(&self) -> Option<PendingEvent> {
         let mut waiting = self.waiting.lock();
         let news = waiting.pop()?;
-        // The thread holds the lock of the queue. A call that destroys the id therefore either removes the event or
+        // This thread holds the lock of the queue. A call that destroys the id therefore either removes the event or
         // waits for its acknowledgement.
         // SAFETY: an id exists while the queue contains events of it.
         if let Ok(id) = unsafe { object::<Id>(news.id.0) } {
@@ -266,7 +266,8 @@ fn connection(endpoint: &Endpoint, retry_count: u8, private: &[u8]) -> c::rdma_c
     let conn = c::rdma_conn_param {
         private_data: private.as_ptr().cast(),
         private_data_len: private.len() as u8,
-        // Swap the two limits of the peer: this side answers the READs that the peer has outstanding, and the reverse.
+        // Swap the two limits of the peer: this side answers the READs that the peer has outstanding, and the peer
+        // answers those of this side.
         responder_resources: endpoint.initiator_depth,
         initiator_depth: endpoint.responder_resources,
         flow_control: endpoint.flow_control.into(),
@@ -405,7 +406,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
         if event.is_null() {
             return Err(Refused::invalid("the pointer to the event is null"));
         }
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe {
             match next(channel, turn)? {
                 Ok(found) => event.write(found),
@@ -418,7 +419,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut c::rdma_cm_event) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     number("rdma_ack_cm_event", || unsafe { acknowledge_event(event) }.map(|()| 0))
 }
 

@@ -96,7 +96,7 @@ fn endpoint(own: &Id, param: Option<&c::rdma_conn_param>) -> Answer<Endpoint> {
 ///
 /// The C contract of `rdma_connect`.
 unsafe fn connect(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Answer<()> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let (own, param) = unsafe { (id::own(id)?, param.as_ref()) };
     if own.line.state().phase != Phase::RouteResolved {
         return Err(Refused::invalid(
@@ -106,7 +106,7 @@ unsafe fn connect(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> A
     let kind = own.line.state().kind;
     let room = if kind == QpKind::Ud { message::LOOKUP_PRIVATE } else { message::REQUEST_PRIVATE };
     let private = match param {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         Some(param) if param.private_data_len > 0 => unsafe {
             private_data(param.private_data, param.private_data_len, room)?
         },
@@ -134,7 +134,7 @@ unsafe fn connect(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> A
 ///
 /// The C contract of `rdma_accept`.
 unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> Answer<c_int> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let (own, param) = unsafe { (id::own(id)?, param.as_ref()) };
     let (kind, phase, offered) = {
         let state = own.line.state();
@@ -150,7 +150,7 @@ unsafe fn accept(id: *mut c::rdma_cm_id, param: *const c::rdma_conn_param) -> An
     }
     let room = if kind == QpKind::Ud { message::LOOKUP_REPLY_PRIVATE } else { message::REPLY_PRIVATE };
     let private = match param {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         Some(param) => unsafe { private_data(param.private_data, param.private_data_len, room)? },
         None => Vec::new(),
     };
@@ -217,14 +217,14 @@ pub(super) fn give_up(id: IdPointer) {
 ///
 /// The C contract of `rdma_reject`.
 unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: u8) -> Answer<()> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { id::own(id) }?;
     let (kind, phase) = {
         let state = own.line.state();
         (state.kind, state.phase)
     };
     let room = if kind == QpKind::Ud { message::LOOKUP_REPLY_PRIVATE } else { message::REJECT_PRIVATE };
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let private = unsafe { private_data(data, length, room) }?;
     // As in Linux, an id can reject only in these phases (`ib_send_cm_rej`, and `ib_send_cm_sidr_rep` for datagrams).
     let may_reject = match phase {
@@ -249,7 +249,7 @@ unsafe fn reject(id: *mut c::rdma_cm_id, why: u16, data: *const c_void, length: 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rdma_listen(id: *mut c::rdma_cm_id, backlog: c_int) -> c_int {
     number("rdma_listen", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { id::own(id) }?;
         if !own.line.is_bound() && own.line.state().phase == Phase::Idle {
             resolve::bind(own, SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))?;
@@ -262,25 +262,25 @@ pub(crate) unsafe extern "C" fn rdma_listen(id: *mut c::rdma_cm_id, backlog: c_i
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn rdma_connect(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { id::synchronously("rdma_connect", id, move || connect(id, param).map(|()| BEGUN)) }
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn rdma_accept(id: *mut c::rdma_cm_id, param: *mut c::rdma_conn_param) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { id::synchronously("rdma_accept", id, move || accept(id, param)) }
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_reject(id: *mut c::rdma_cm_id, data: *const c_void, length: u8) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     number("rdma_reject", || unsafe { reject(id, reason::CONSUMER_DEFINED, data, length) }.map(|()| 0))
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_reject_ece(id: *mut c::rdma_cm_id, data: *const c_void, length: u8) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     number("rdma_reject_ece", || unsafe { reject(id, reason::VENDOR_OPTION, data, length) }.map(|()| 0))
 }
 
@@ -288,7 +288,7 @@ pub(super) unsafe extern "C" fn rdma_reject_ece(id: *mut c::rdma_cm_id, data: *c
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_establish(id: *mut c::rdma_cm_id) -> c_int {
     number("rdma_establish", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { id::own(id) }?;
         if !own.qp().is_null() {
             return Err(Refused::invalid(
@@ -303,7 +303,7 @@ pub(super) unsafe extern "C" fn rdma_establish(id: *mut c::rdma_cm_id) -> c_int 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_notify(id: *mut c::rdma_cm_id, event: c::ibv_event_type) -> c_int {
     number("rdma_notify", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { id::own(id) }?;
         if event != c::IBV_EVENT_COMM_EST {
             return Err(Refused::invalid(format!(
@@ -318,7 +318,7 @@ pub(super) unsafe extern "C" fn rdma_notify(id: *mut c::rdma_cm_id, event: c::ib
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -> c_int {
     let begin = move || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { id::own(id) }?;
         if own.line.has_begun() {
             // Stop the queue pair before the disconnect message, so that the queue pair sends nothing to a peer that
@@ -328,7 +328,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -
         own.line.disconnect()?;
         Ok(if own.line.owes_news() { BEGUN } else { 0 })
     };
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { id::synchronously("rdma_disconnect", id, begin) }
 }
 
@@ -338,7 +338,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_disconnect(id: *mut c::rdma_cm_id) -
 ///
 /// The C contract of `rdma_get_request`.
 unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Answer<Found<*mut c::rdma_cm_id>> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { id::own(listener) }?;
     if !own.is_sync() {
         return Err(Refused::invalid("the id has an event channel: retrieve its requests with rdma_get_cm_event"));
@@ -365,8 +365,8 @@ unsafe fn get_request(listener: *mut c::rdma_cm_id, turn: Turn) -> Answer<Found<
             return Err(refused);
         }
     }
-    // Move the event from the listener to the child. Otherwise, the listener would acknowledge it before its next
-    // event.
+    // Move the event from the listener to the child. Otherwise, the listener would acknowledge the event when it
+    // retrieves its next event.
     // SAFETY: both ids exist, and no other call uses them now.
     unsafe {
         (*own.c.get()).event = std::ptr::null_mut();
@@ -385,7 +385,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_request(
         if id.is_null() {
             return Err(Refused::invalid("the pointer to the id is null"));
         }
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe {
             match get_request(listener, turn)? {
                 Ok(child) => id.write(child),
@@ -401,7 +401,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_request(
 /// The C contract of the function that calls this one.
 unsafe fn no_enhancements(call: &str, id: *mut c::rdma_cm_id) -> c_int {
     number(call, || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { id::own(id) }?;
         Err(Refused::unsupported("the device has no vendor-specific enhancements"))
     })
@@ -409,12 +409,12 @@ unsafe fn no_enhancements(call: &str, id: *mut c::rdma_cm_id) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_set_local_ece(id: *mut c::rdma_cm_id, _ece: *mut c::ibv_ece) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { no_enhancements("rdma_set_local_ece", id) }
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_get_remote_ece(id: *mut c::rdma_cm_id, _ece: *mut c::ibv_ece) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { no_enhancements("rdma_get_remote_ece", id) }
 }

@@ -1,4 +1,5 @@
-//! The device of ids. The library has only one device, so each address of the machine belongs to this device.
+//! The device to which ids belong. The library has only one device, so each address of the machine belongs to this
+//! device.
 
 use std::ffi::c_int;
 use std::ptr;

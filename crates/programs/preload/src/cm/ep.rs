@@ -22,7 +22,7 @@ unsafe fn create(
         0 => id::kind_of(result.ai_port_space as c::rdma_port_space)?,
         kind => crate::objects::qp::kind(kind as c::ibv_qp_type)?,
     };
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe {
         let created =
             id::create(std::ptr::null_mut(), std::ptr::null_mut(), result.ai_port_space as c::rdma_port_space, kind)?;
@@ -49,7 +49,7 @@ unsafe fn fill(
     init: Option<&mut c::ibv_qp_init_attr>,
 ) -> Answer<()> {
     let passive = result.ai_flags as u32 & c::RAI_PASSIVE != 0;
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe {
         if passive {
             let address = super::address::read(result.ai_src_addr)?;
@@ -67,8 +67,9 @@ unsafe fn fill(
         };
         if private.len() > super::message::REQUEST_PRIVATE {
             return Err(Refused::invalid(format!(
-                "{} bytes of private data are too many for rdma_create_ep",
-                private.len()
+                "{} bytes of private data are too many: at most {} are allowed",
+                private.len(),
+                super::message::REQUEST_PRIVATE
             )));
         }
         own.defaults().private = private;
@@ -93,7 +94,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_create_ep(
 ) -> c_int {
     cancellation_point();
     number("rdma_create_ep", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe {
             let result = result.as_ref().filter(|_| !id.is_null());
             let result =
@@ -107,10 +108,10 @@ pub(super) unsafe extern "C-unwind" fn rdma_create_ep(
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn rdma_destroy_ep(id: *mut c::rdma_cm_id) {
     in_steps("rdma_destroy_ep", STATUS, move |_| {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { id::own(id) }?;
         match qp::destroy(own).and_then(|()| qp::destroy_srq(own)) {
-            // SAFETY: the C contract guarantees valid arguments.
+            // SAFETY: by the C contract of this function, the program passes valid arguments.
             Ok(()) => unsafe { id::destroy(id) },
             Err(step) => Ok(step),
         }

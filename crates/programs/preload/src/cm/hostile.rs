@@ -306,7 +306,8 @@ fn a_listener_survives(transport: Transport) {
         }
     }
     program.destroy_ids();
-    // Wait until no connection holds a reference to the listener's line. Each connection without a request holds one.
+    // Wait until only this test and the listener hold references to the listener's `line`. Each accepted connection
+    // holds a reference until its connection request has arrived.
     // SAFETY: the listener exists.
     let line = Arc::clone(&unsafe { object::<Id>(listener) }.unwrap().line);
     let until = Instant::now() + line::ARRIVAL + PATIENCE;

@@ -134,7 +134,7 @@ pub(super) unsafe fn create(
     kind: QpKind,
 ) -> Answer<*mut c::rdma_cm_id> {
     let space = space_of(port_space)?;
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let id = unsafe { make(channel, context, port_space, |queue| Line::new(queue, kind, space)) }?;
     // SAFETY: the id was just created.
     unsafe { object::<Id>(id) }?.line.adopt(IdPointer(id));
@@ -263,7 +263,7 @@ impl Id {
         Ok(())
     }
 
-    /// Acknowledges the event of the last synchronous call, which the id still holds.
+    /// Acknowledges the event of the latest synchronous call. The id has kept this event.
     fn forget_event(&self) {
         // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
         let event = unsafe { std::mem::replace(&mut (*self.c.get()).event, ptr::null_mut()) };
@@ -345,7 +345,7 @@ where
 ///
 /// The C contract of `rdma_destroy_id`.
 pub(super) unsafe fn destroy(id: *mut c::rdma_cm_id) -> Answer<Step> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let gone = unsafe { own(id) }?;
     gone.line.close();
     multicast::leave_all(gone);
@@ -378,7 +378,7 @@ unsafe fn leave(channel: *mut c::rdma_event_channel, sync: bool) -> Answer<()> {
 ///
 /// The C contract of `rdma_migrate_id`.
 unsafe fn migrate(id: *mut c::rdma_cm_id, channel: *mut c::rdma_event_channel) -> Answer<()> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { own(id) }?;
     let sync = channel.is_null();
     if sync && own.is_sync() {
@@ -407,7 +407,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
         if id.is_null() {
             return Err(Refused::invalid("the pointer to the id is null"));
         }
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { id.write(create(channel, context, port_space, kind_of(port_space)?)?) };
         Ok(0)
     })
@@ -415,7 +415,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn rdma_destroy_id(id: *mut c::rdma_cm_id) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     in_steps("rdma_destroy_id", NUMBER, move |_| unsafe { destroy(id) })
 }
 
@@ -425,14 +425,14 @@ pub(crate) unsafe extern "C-unwind" fn rdma_migrate_id(
     channel: *mut c::rdma_event_channel,
 ) -> c_int {
     cancellation_point();
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let migrated = number("rdma_migrate_id", || unsafe { migrate(id, channel) }.map(|()| 0));
     if migrated != 0 {
         return migrated;
     }
     // Wait until the program has acknowledged the events that it retrieved from the old channel.
     in_steps("rdma_migrate_id", NUMBER, move |_| {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { own(id) }?;
         Ok(own.unacknowledged.none().err().unwrap_or(Step::Done(0)))
     })

@@ -106,7 +106,8 @@ impl Terms {
     fn learn(&mut self, peer: Endpoint) {
         self.peer = Some(peer);
         self.rnr_retry = peer.rnr_retry;
-        // Swap the two limits of the peer: this side answers the READs that the peer has outstanding, and the reverse.
+        // Swap the two limits of the peer: this side answers the READs that the peer has outstanding, and the peer
+        // answers those of this side.
         (self.responder_resources, self.initiator_depth) = (peer.initiator_depth, peer.responder_resources);
     }
 
@@ -461,6 +462,23 @@ mod tests {
         assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
         assert_eq!(call().unwrap_err().kind(), ErrorKind::ConnectionRefused);
         drop((inherited, connection));
+    }
+
+    #[test]
+    fn an_answer_to_a_peer_that_has_left_is_invalid() {
+        let service = Service::start().unwrap();
+        let queue = Queue::new().unwrap();
+        for phase in [Phase::Requested, Phase::Over] {
+            let line = Line::with(Arc::clone(&service), &queue, QpKind::Rc, Space::Tcp);
+            let (socket, peer) = UnixStream::pair().unwrap();
+            drop(peer);
+            // The service does not serve this socket, so only the answer can find that the peer has left.
+            line.state().socket = Some(OwnProcess::from(OwnedFd::from(socket)));
+            line.state().phase = phase;
+            let rejection = line.state().rejection(reason::CONSUMER_DEFINED);
+            let answered = line.answer(Phase::Requested, &rejection, Phase::Over);
+            assert_eq!(answered.map_err(|refused| refused.errno), Err(libc::EINVAL), "{phase:?}");
+        }
     }
 
     /// Replaces the file of a descriptor. This simulates a program that closes the library's descriptors and then opens

@@ -123,17 +123,17 @@ pub(super) enum Message {
 /// Reason why bytes cannot be parsed as a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
-    #[error("the peer is not Doorbell's connection manager")]
+    #[error("the peer is not Doorbell's connection manager: its message does not begin with DBcm")]
     Magic,
     #[error(
         "the peer uses version {0} of the set-up, this side uses version {VERSION}: use the same release of Doorbell"
     )]
     Version(u8),
-    #[error("message kind {0} does not exist")]
+    #[error("message kind {0} does not exist: must be {REQUEST} to {ADDRESSES}")]
     Kind(u8),
     #[error("a message of kind {kind} cannot have {bytes} bytes after its header")]
     Length { kind: u8, bytes: usize },
-    #[error("a field of a message of kind {0} has an invalid value")]
+    #[error("a message of kind {0} has a field whose value the message format does not allow")]
     Value(u8),
 }
 

@@ -32,7 +32,7 @@ unsafe fn join(
     receives: bool,
     context: *mut c_void,
 ) -> Answer<c_int> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { id::own(id) }?;
     let group =
         group.ok_or_else(|| Refused::invalid("the address of the multicast group is missing"))?.ip().to_canonical();
@@ -44,7 +44,8 @@ unsafe fn join(
             "the id cannot join a group: it must be bound, in port space RDMA_PS_UDP or RDMA_PS_IPOIB",
         ));
     }
-    // Linux also rejects a join in any other phase (`rdma_join_multicast` in `drivers/infiniband/core/cma.c`).
+    // As in Linux, an id can join only while it is bound or has a resolved address (`rdma_join_multicast` in
+    // `drivers/infiniband/core/cma.c`).
     let phase = own.line.state().phase;
     if !matches!(phase, Phase::Idle | Phase::AddressResolved) {
         let why = format!("an id in phase {phase:?} cannot join a group: it must be bound or have a resolved address");
@@ -90,7 +91,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_join_multicast(
     group: *mut sockaddr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { id::synchronously("rdma_join_multicast", id, move || join(id, address::read(group)?, true, context)) }
 }
 
@@ -101,7 +102,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_join_multicast_ex(
     context: *mut c_void,
 ) -> c_int {
     let begin = move || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let attributes = unsafe { attributes.as_ref() }.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         let (needed, flags) = (c::RDMA_CM_JOIN_MC_ATTR_ADDRESS, c::RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS);
         let mask = attributes.comp_mask;
@@ -120,17 +121,17 @@ pub(super) unsafe extern "C-unwind" fn rdma_join_multicast_ex(
                 )));
             }
         };
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { join(id, address::read(attributes.addr)?, receives, context) }
     };
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { id::synchronously("rdma_join_multicast_ex", id, begin) }
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_leave_multicast(id: *mut c::rdma_cm_id, group: *mut sockaddr) -> c_int {
     number("rdma_leave_multicast", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, wanted) = unsafe { (id::own(id)?, address::read(group)?) };
         let wanted = wanted.map(|wanted| wanted.ip().to_canonical());
         let gone = {

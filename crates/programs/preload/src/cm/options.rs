@@ -31,7 +31,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
     length: usize,
 ) -> c_int {
     number("rdma_set_option", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { id::own(id) }?;
         let name = name as c_uint;
         if level as c_uint != c::RDMA_OPTION_ID || name > c::RDMA_OPTION_ID_ACK_TIMEOUT {
@@ -39,7 +39,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
                 format!("option {name} of level {level} is not supported: use TOS, REUSEADDR, AFONLY or ACK_TIMEOUT");
             return Err(Refused::new(libc::ENOSYS, why));
         }
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe {
             match name {
                 c::RDMA_OPTION_ID_TOS => own.line.state().options.traffic_class = value_of::<u8>(value, length)?,

@@ -264,9 +264,9 @@ impl Claim {
         &self.bound
     }
 
-    /// Returns a socket that listens at the port for ids of this machine. Its name begins with `doorbell-cm/listen`. It
-    /// cannot use the name of the port itself. The kernel gives the name of a listening socket to each accepted socket,
-    /// and an accepted socket must not hold the port.
+    /// Returns a socket that listens at the port for ids of this machine. Its name begins with `doorbell-cm/listen`.
+    /// The socket cannot use the name of the port itself. The kernel gives the name of a listening socket to each
+    /// accepted socket, and an accepted socket must not hold the port.
     ///
     /// # Errors
     ///
@@ -281,8 +281,8 @@ impl Claim {
         Ok(socket)
     }
 
-    /// Connects to the id that listens at the address `to` of this machine. If there is none, connects to the id that
-    /// listens at any address.
+    /// Connects to the id that listens at the address `to` of this machine. If no id listens there, connects to the id
+    /// that listens at any address.
     ///
     /// # Errors
     ///
@@ -296,11 +296,11 @@ impl Claim {
         let names = hosts.map(|host| listener(self.bound.space, to.port(), &host));
         for (name, user) in listeners(&names, to.port(), self.bound.space)? {
             match SockRef::from(&self.socket).connect(&abstract_name(&name)?) {
-                // The listener has ended since its name was listed.
+                // The listener has ended since its name was listed, so try the next one.
                 Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
                 Ok(()) => {
                     let found = getsockopt(&self.socket, PeerCredentials)?.uid();
-                    // Another user may have taken the name since it was listed.
+                    // Another user may have taken the name since it was listed, so check the user of the listener.
                     let is_expected = user.is_none_or(|user| user == found);
                     return if is_expected { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ECONNREFUSED)) };
                 }
@@ -349,7 +349,7 @@ fn bind_or_beside(socket: &OwnProcess, name: String) -> io::Result<String> {
                 SockRef::from(socket).bind(&abstract_name(&name)?)?;
                 return Ok(name);
             }
-            // The owner of the name has released it since `bind` failed.
+            // The owner of the name has released it since `bind` failed, so try again.
             None if tries < TRIES => tries += 1,
             None => return Err(error),
         }

@@ -14,7 +14,8 @@ use crate::objects::query::PORT;
 use crate::objects::{ah, cq, srq};
 use crate::process::wait::{Found, STATUS, Step, in_steps};
 
-/// Default exponent of the acknowledgement timeout, which gives 67 ms. Doorbell's own connections use the same timeout.
+/// Default exponent of the acknowledgement timeout. It stands for 67 ms. Doorbell's own connections use the same
+/// timeout.
 const ACK_TIMEOUT: u8 = 14;
 
 /// RNR NAK timer code for 10.24 ms (IBTA Vol 1, 9.7.5.2.8). The kernel's connection manager uses code 0, which is 655
@@ -182,7 +183,9 @@ fn create_with(
     let kind = crate::objects::qp::kind(init.qp_type)?;
     let ids = own.line.state().kind;
     if (kind == QpKind::Ud) != (ids == QpKind::Ud) {
-        return Err(Refused::invalid(format!("queue pair type {kind:?} does not match the id's port space")));
+        return Err(Refused::invalid(format!(
+            "queue pair type {kind:?} does not match the id's port space, which needs {ids:?}"
+        )));
     }
     own.line.state().kind = kind;
     // Copy the attributes. So the program sees the completion queues only if the call succeeds.
@@ -226,7 +229,7 @@ pub(super) unsafe fn create(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_qp_i
     if !pd.is_null() && unsafe { (*pd).context } != own.verbs() {
         return Err(Refused::invalid("the protection domain belongs to another context than the id"));
     }
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     create_with(own, init, |init| unsafe { verbs::create_qp(pd, init) })
 }
 
@@ -251,7 +254,7 @@ unsafe fn create_ex(own: &Id, init: &mut c::ibv_qp_init_attr_ex) -> Answer<()> {
     create_with(own, &mut plain, |plain| {
         let mut whole =
             c::ibv_qp_init_attr_ex { send_cq: plain.send_cq, recv_cq: plain.recv_cq, srq: plain.srq, ..*init };
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { verbs::create_qp_ex(own.verbs(), &mut whole) }
     })?;
     (init.send_cq, init.recv_cq, init.srq) = (plain.send_cq, plain.recv_cq, plain.srq);
@@ -280,7 +283,7 @@ unsafe fn create_srq(own: &Id, pd: *mut c::ibv_pd, init: &mut c::ibv_srq_init_at
         return Err(Refused::invalid("the id already has a shared receive queue"));
     }
     let pd = if pd.is_null() { c.pd } else { pd };
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     c.srq = unsafe { verbs::create_srq(pd, init) }?;
     c.pd = pd;
     Ok(())
@@ -307,7 +310,7 @@ pub(super) unsafe extern "C" fn rdma_create_qp(
     init: *mut c::ibv_qp_init_attr,
 ) -> c_int {
     number("rdma_create_qp", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { create(id::own(id)?, pd, init.as_mut().ok_or_else(no_attributes)?) }?;
         Ok(0)
     })
@@ -316,7 +319,7 @@ pub(super) unsafe extern "C" fn rdma_create_qp(
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_create_qp_ex(id: *mut c::rdma_cm_id, init: *mut c::ibv_qp_init_attr_ex) -> c_int {
     number("rdma_create_qp_ex", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { create_ex(id::own(id)?, init.as_mut().ok_or_else(no_attributes)?) }?;
         Ok(0)
     })
@@ -324,7 +327,7 @@ pub(super) unsafe extern "C" fn rdma_create_qp_ex(id: *mut c::rdma_cm_id, init: 
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn rdma_destroy_qp(id: *mut c::rdma_cm_id) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     in_steps("rdma_destroy_qp", STATUS, move |_| Ok(step(destroy(unsafe { id::own(id) }?))));
 }
 
@@ -335,7 +338,7 @@ pub(super) unsafe extern "C" fn rdma_create_srq(
     init: *mut c::ibv_srq_init_attr,
 ) -> c_int {
     number("rdma_create_srq", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { create_srq(id::own(id)?, pd, init.as_mut().ok_or_else(no_attributes)?) }?;
         Ok(0)
     })
@@ -347,7 +350,7 @@ pub(super) unsafe extern "C" fn rdma_create_srq_ex(
     init: *mut c::ibv_srq_init_attr_ex,
 ) -> c_int {
     number("rdma_create_srq_ex", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, init) = unsafe { (id::own(id)?, init.as_mut().ok_or_else(no_attributes)?) };
         let offered = c::IBV_SRQ_INIT_ATTR_TYPE | c::IBV_SRQ_INIT_ATTR_PD;
         let kind = if init.comp_mask & c::IBV_SRQ_INIT_ATTR_TYPE != 0 { init.srq_type } else { c::IBV_SRQT_BASIC };
@@ -356,7 +359,7 @@ pub(super) unsafe extern "C" fn rdma_create_srq_ex(
         }
         let pd = if init.comp_mask & c::IBV_SRQ_INIT_ATTR_PD != 0 { init.pd } else { ptr::null_mut() };
         let mut plain = c::ibv_srq_init_attr { srq_context: init.srq_context, attr: init.attr };
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { create_srq(own, pd, &mut plain) }?;
         init.attr = plain.attr;
         Ok(0)
@@ -365,7 +368,7 @@ pub(super) unsafe extern "C" fn rdma_create_srq_ex(
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn rdma_destroy_srq(id: *mut c::rdma_cm_id) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     in_steps("rdma_destroy_srq", STATUS, move |_| Ok(step(destroy_srq(unsafe { id::own(id) }?))));
 }
 
@@ -376,8 +379,8 @@ pub(super) unsafe extern "C" fn rdma_init_qp_attr(
     mask: *mut c_int,
 ) -> c_int {
     number("rdma_init_qp_attr", || {
-        // SAFETY: the C contract guarantees valid arguments. The program sets the field `qp_state` to the state for
-        // which it requests attributes.
+        // SAFETY: by the C contract of this function, the program passes valid arguments. The program sets the field
+        // `qp_state` to the state for which it requests attributes.
         unsafe {
             if attr.is_null() || mask.is_null() {
                 return Err(no_attributes());

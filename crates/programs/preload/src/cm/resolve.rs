@@ -74,7 +74,7 @@ pub(super) unsafe fn resolve_address(
     source: *const sockaddr,
     destination: *const sockaddr,
 ) -> Answer<()> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let (own, source, destination) = unsafe { (id::own(id)?, address::read(source)?, address::read(destination)?) };
     let destination = destination.ok_or_else(|| Refused::invalid("the destination address is missing"))?;
     let local = own.line.state().local;
@@ -82,7 +82,10 @@ pub(super) unsafe fn resolve_address(
         return Err(Refused::invalid("the id is already resolved, connected or listening"));
     }
     if source.or(local).is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
-        return Err(Refused::invalid("source and destination must be of the same address family"));
+        return Err(Refused::invalid(format!(
+            "destination {} is not of the address family of the source: both must be IPv4 or both IPv6",
+            destination.ip()
+        )));
     }
     let result = way(own, source, destination);
     let (local, remote) = {
@@ -108,7 +111,7 @@ pub(super) unsafe fn resolve_address(
 ///
 /// The C contract of `rdma_resolve_route`.
 pub(super) unsafe fn resolve_route(id: *mut c::rdma_cm_id) -> Answer<()> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { id::own(id) }?;
     {
         let mut state = own.line.state();
@@ -125,7 +128,7 @@ pub(super) unsafe fn resolve_route(id: *mut c::rdma_cm_id) -> Answer<()> {
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_bind_addr(id: *mut c::rdma_cm_id, wanted: *mut sockaddr) -> c_int {
     number("rdma_bind_addr", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, wanted) = unsafe { (id::own(id)?, address::read(wanted)?) };
         bind(own, wanted.ok_or_else(|| Refused::new(libc::EAFNOSUPPORT, "the address to bind to is missing"))?)?;
         Ok(0)
@@ -140,7 +143,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_resolve_addr(
     destination: *mut sockaddr,
     _timeout_ms: c_int,
 ) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe {
         id::synchronously("rdma_resolve_addr", id, move || resolve_address(id, source, destination).map(|()| BEGUN))
     }
@@ -148,7 +151,7 @@ pub(super) unsafe extern "C-unwind" fn rdma_resolve_addr(
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut c::rdma_cm_id, _timeout_ms: c_int) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { id::synchronously("rdma_resolve_route", id, move || resolve_route(id).map(|()| BEGUN)) }
 }
 
@@ -159,12 +162,12 @@ fn port(address: Option<SocketAddr>) -> c::__be16 {
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_get_src_port(id: *mut c::rdma_cm_id) -> c::__be16 {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { id::own(id) }.map_or(0, |own| port(own.line.state().local))
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn rdma_get_dst_port(id: *mut c::rdma_cm_id) -> c::__be16 {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { id::own(id) }.map_or(0, |own| port(own.line.state().remote))
 }

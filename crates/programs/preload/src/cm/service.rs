@@ -37,8 +37,8 @@ const WAKE: Number = 0;
 /// Name of the service thread.
 pub(crate) const THREAD: &str = "doorbell-cm";
 
-/// Maximum number of attempts to take a lock. Unlimited attempts could never end: a signal handler may have interrupted
-/// the thread that holds the lock.
+/// Maximum number of attempts to take a lock. The number is limited, since a signal handler that takes the lock may
+/// have interrupted the thread that holds it.
 const ATTEMPTS: usize = 20;
 
 /// Interval at which the service thread checks its descriptors.
@@ -247,7 +247,7 @@ impl Service {
     /// the epoll would then keep reporting it.
     pub(super) fn forget_socket(&self, socket: &OwnProcess) {
         if socket.is_intact() {
-            // The call fails for a socket that was never registered.
+            // Ignore the error for a socket that was never registered.
             let _ = self.epoll.delete(socket);
         }
     }

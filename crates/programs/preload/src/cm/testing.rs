@@ -106,8 +106,8 @@ impl BareListener {
         Self { socket, port: claim.bound().address.port(), transport, _kept: Some((claim, listening)) }
     }
 
-    /// Accepts the next connection. A client on this machine first sends a message with the addresses, which this
-    /// function reads.
+    /// Accepts the next connection. A client on this machine first sends a message with the addresses. This function
+    /// reads that message.
     pub(crate) fn accept(&self) -> Socket {
         let mut socket = self.socket.accept().unwrap().0;
         if self.transport == Transport::Unix {

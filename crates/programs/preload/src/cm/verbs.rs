@@ -1,4 +1,4 @@
-//! Verbs for the connection manager. These functions call the same C functions as programs.
+//! Verbs for the connection manager. These functions call the C functions that programs also call.
 
 use std::ffi::{c_int, c_void};
 use std::io;

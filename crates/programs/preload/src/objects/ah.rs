@@ -80,7 +80,7 @@ pub(crate) fn gid(address: IpAddr) -> c::ibv_gid {
 }
 
 fn create(pd: *mut c::ibv_pd, attr: &c::ibv_ah_attr) -> Answer<*mut c::ibv_ah> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { object::<Pd>(pd) }?;
     let context = own.context()?;
     let address = address_vector(attr, &context.device)?;
@@ -91,7 +91,7 @@ fn create(pd: *mut c::ibv_pd, attr: &c::ibv_ah_attr) -> Answer<*mut c::ibv_ah> {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_ah(pd: *mut c::ibv_pd, attr: *mut c::ibv_ah_attr) -> *mut c::ibv_ah {
     pointer("ibv_create_ah", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         create(pd, unsafe { attr.as_ref() }.ok_or_else(|| Refused::invalid("the attributes are null"))?)
     })
 }
@@ -122,7 +122,7 @@ fn source_of(wc: &c::ibv_wc, header: &[u8; 40]) -> Answer<AddressVector> {
 /// The C contract of `ibv_init_ah_from_wc`.
 unsafe fn attributes_from(port: u8, wc: *mut c::ibv_wc, header: *mut c::ibv_grh) -> Answer<c::ibv_ah_attr> {
     expect_port(port.into())?;
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let (wc, header) = unsafe { (wc.as_ref(), header.cast::<[u8; 40]>().as_ref()) };
     let (wc, header) = wc.zip(header).ok_or_else(|| Refused::invalid("the completion or its header is null"))?;
     Ok(ah_attributes(&source_of(wc, header)?))
@@ -137,7 +137,7 @@ unsafe extern "C" fn ibv_init_ah_from_wc(
     attr: *mut c::ibv_ah_attr,
 ) -> c_int {
     number("ibv_init_ah_from_wc", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe {
             Context::of(context)?;
             attr.write(attributes_from(port, wc, header)?);
@@ -153,14 +153,14 @@ unsafe extern "C" fn ibv_create_ah_from_wc(
     header: *mut c::ibv_grh,
     port: u8,
 ) -> *mut c::ibv_ah {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     pointer("ibv_create_ah_from_wc", || create(pd, &unsafe { attributes_from(port, wc, header) }?))
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut c::ibv_ah) -> c_int {
     status("ibv_destroy_ah", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Ah>(ah) }?;
         // SAFETY: a protection domain exists while objects of it exist.
         let pd = unsafe { object::<Pd>(own.c.pd) }?;

@@ -119,7 +119,7 @@ pub(crate) fn guarded<T>(body: impl FnOnce() -> Answer<T>) -> Answer<T> {
     let _uncancelled = Uncancelled::new();
     let _inside = Inside::new();
     catch_unwind(AssertUnwindSafe(body))
-        .unwrap_or_else(|_| Err(Refused::new(libc::EIO, "internal error of Doorbell's library")))
+        .unwrap_or_else(|_| Err(Refused::new(libc::EIO, "a panic in Doorbell's library ended the call")))
 }
 
 /// Runs a call that returns 0 or an errno.

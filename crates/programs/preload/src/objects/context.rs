@@ -109,7 +109,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut c::ibv_context) -> c_int {
     status("ibv_close_device", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { Context::of(context) }?;
         if !own.device.is_own() {
             return Ok(()); // an inherited context belongs to the parent process

@@ -70,13 +70,14 @@ impl Channel {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_context) -> *mut c::ibv_comp_channel {
     pointer("ibv_create_comp_channel", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { Context::of(context) }?;
         own.device.expect_own()?;
         let raw = own.device.provider.create_channel()?;
         // Programs expect a blocking descriptor, unless they change it.
-        fcntl(raw.fd(), FcntlArg::F_SETFL(OFlag::empty()))
-            .map_err(|error| Refused::new(error as c_int, "the channel's descriptor could not be changed"))?;
+        fcntl(raw.fd(), FcntlArg::F_SETFL(OFlag::empty())).map_err(|error| {
+            Refused::new(error as c_int, format!("the channel's descriptor could not be made blocking: {error}"))
+        })?;
         let c = c::ibv_comp_channel { context, fd: raw.fd().as_raw_fd(), refcnt: 0 };
         let sleepers = raw.sleepers().cloned();
         let sleepers = sleepers.ok_or_else(|| {
@@ -93,7 +94,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_con
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut c::ibv_comp_channel) -> c_int {
     status("ibv_destroy_comp_channel", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Channel>(channel) }?;
         own.users.expect_none("completion channel")?;
         // SAFETY: a context exists while objects of it exist. No queue notifies the channel, and the program does not
@@ -111,7 +112,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
 ) -> c_int {
     cancellation_point();
     in_steps("ibv_get_cq_event", NUMBER, move |turn| {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Channel>(channel) }?;
         own.device.expect_own()?;
         let found = loop {
@@ -135,7 +136,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut c::ibv_cq, events: c_uint) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     if let Ok(own) = unsafe { object::<Cq>(cq) }
         && own.device.is_own()
     {
@@ -159,7 +160,7 @@ pub(crate) struct Cq {
     pub(crate) unacknowledged: Unacknowledged,
     /// Lock that a polling thread holds from `ibv_start_poll` to `ibv_end_poll`.
     pub(crate) polling: AtomicBool,
-    /// Completion that the last `ibv_start_poll` or `ibv_next_poll` returned.
+    /// Completion that the latest `ibv_start_poll` or `ibv_next_poll` returned.
     pub(crate) current: UnsafeCell<Completion>,
 }
 
@@ -194,7 +195,7 @@ pub(crate) unsafe fn create(
     channel: *mut c::ibv_comp_channel,
     vector: c_uint,
 ) -> Answer<*mut c::ibv_cq> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { Context::of(context) }?;
     own.device.expect_own()?;
     if vector != 0 {
@@ -203,7 +204,7 @@ pub(crate) unsafe fn create(
     // SAFETY: by the C contract, `channel` is null or a channel.
     let notified = if channel.is_null() { None } else { Some(unsafe { object::<Channel>(channel) }?) };
     if notified.is_some_and(|notified| notified.c.context != context) {
-        return Err(Refused::invalid("the completion channel belongs to another context"));
+        return Err(Refused::invalid("the completion channel belongs to another context than the completion queue"));
     }
     let raw = own.device.provider.create_cq(depth, notified.map(|channel| &channel.raw))?;
     let id = raw.id();
@@ -242,7 +243,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     pointer("ibv_create_cq", || {
         let depth = usize::try_from(depth)
             .map_err(|_| Refused::invalid(format!("depth {depth} of the completion queue: must not be negative")))?;
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { create(context, depth, cq_context, channel, vector as c_uint) }
     })
 }
@@ -250,7 +251,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_resize_cq(cq: *mut c::ibv_cq, depth: c_int) -> c_int {
     status("ibv_resize_cq", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Cq>(cq) }?;
         own.device.expect_own()?;
         let wanted = usize::try_from(depth)
@@ -268,7 +269,7 @@ unsafe extern "C" fn ibv_resize_cq(cq: *mut c::ibv_cq, depth: c_int) -> c_int {
 ///
 /// The C contract of `ibv_destroy_cq`.
 pub(crate) unsafe fn destroy(cq: *mut c::ibv_cq) -> Answer<Step> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { object::<Cq>(cq) }?;
     own.device.expect_own()?;
     own.users.expect_none("completion queue")?;
@@ -296,7 +297,7 @@ pub(crate) unsafe fn destroy(cq: *mut c::ibv_cq) -> Answer<Step> {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn ibv_destroy_cq(cq: *mut c::ibv_cq) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     in_steps("ibv_destroy_cq", STATUS, move |_| unsafe { destroy(cq) })
 }
 
@@ -339,7 +340,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places:
 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut c::ibv_cq, solicited_only: c_int) -> c_int {
     status("ibv_req_notify_cq", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Cq>(cq) }?;
         own.device.expect_own()?;
         own.raw.arm(if solicited_only != 0 { Notify::Solicited } else { Notify::Next });
@@ -398,10 +399,12 @@ pub(crate) fn wc_attachment(completion: &Completion) -> u32 {
     }
 }
 
-/// Returns the value of the service level field. RoCE v2 has no service level (IBTA A17.4.5.1). But the receiver of a
-/// datagram must know whether the packet is IPv4 or IPv6. Verbs have no field for the IP version. mlx5 stores the kind
-/// of the packet in the service level field. UCX reads this field to find the addresses in the 40 bytes before the
-/// payload. rxe leaves the field at 0 for all datagrams. For connections, this function returns 0.
+/// Returns the value of the service level field: for a datagram, the IP version of its packet, as with mlx5; otherwise
+/// 0.
+///
+/// RoCE v2 has no service level (IBTA A17.4.5.1), and verbs have no field for the IP version. UCX needs the IP version
+/// to find the addresses in the 40 bytes before the payload, and reads it from the service level field. rxe leaves the
+/// field at 0.
 pub(crate) fn wc_sl(completion: &Completion, cq: &Cq) -> u8 {
     const UDP: u8 = 1 << 3;
     const IPV6: u8 = 1;

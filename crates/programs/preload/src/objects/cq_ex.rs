@@ -21,25 +21,28 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     init: *mut c::ibv_cq_init_attr_ex,
 ) -> *mut c::ibv_cq_ex {
     pointer("ibv_create_cq_ex", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let init = unsafe { init.as_ref() }.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         if init.comp_mask & !(c::IBV_CQ_INIT_ATTR_MASK_FLAGS | c::IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
             return Err(Refused::invalid(format!(
-                "comp_mask {:#x} of a completion queue has unknown bits",
+                "comp_mask {:#x} of a completion queue has unknown bits: only IBV_CQ_INIT_ATTR_MASK_* are allowed",
                 init.comp_mask
             )));
         }
         if init.wc_flags & !FIELDS != 0 {
             return Err(Refused::unsupported(format!(
-                "completion fields {:#x} are not supported",
+                "completion fields {:#x} are not supported: {FIELDS:#x} are allowed",
                 init.wc_flags & !FIELDS
             )));
         }
         let flags = if init.comp_mask & c::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { init.flags } else { 0 };
         if flags & !c::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
-            return Err(Refused::unsupported(format!("completion queue flags {flags:#x} are not supported")));
+            return Err(Refused::unsupported(format!(
+                "completion queue flags {flags:#x} are not supported: only \
+                 IBV_CREATE_CQ_ATTR_SINGLE_THREADED is allowed"
+            )));
         }
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let cq = unsafe { cq::create(context, init.cqe as usize, init.cq_context, init.channel, init.comp_vector) }?;
         let cq = cq.cast::<c::ibv_cq_ex>();
         // SAFETY: the queue was just created, and no other thread knows it.
@@ -101,7 +104,7 @@ fn advance(own: &Cq) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(cq: *mut c::ibv_cq_ex, attr: *mut c::ibv_poll_cq_attr) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let (own, attr) = unsafe { (own(cq), attr.as_ref()) };
     if !own.device.is_own() || attr.is_some_and(|attr| attr.comp_mask != 0) {
         return libc::EINVAL;
@@ -118,12 +121,12 @@ unsafe extern "C" fn start_poll(cq: *mut c::ibv_cq_ex, attr: *mut c::ibv_poll_cq
 }
 
 unsafe extern "C" fn next_poll(cq: *mut c::ibv_cq_ex) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     advance(unsafe { own(cq) })
 }
 
 unsafe extern "C" fn end_poll(cq: *mut c::ibv_cq_ex) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { own(cq) }.polling.store(false, Ordering::Release);
 }
 

@@ -287,7 +287,7 @@ extern "C" fn ibv_get_device_guid(_device: *mut c::ibv_device) -> c::__be64 {
     guid()
 }
 
-/// Returns -1, since the kernel has no such device.
+/// Returns -1 instead of an index, since the kernel has no such device.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_index(_device: *mut c::ibv_device) -> c_int {
     -1

@@ -15,7 +15,8 @@ use crate::objects::mr;
 /// Size of the device memory, in bytes.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
 
-/// Base-2 logarithm of the alignment of each allocation, which is a page. A program may request at most this alignment.
+/// Base-2 logarithm of the alignment of each allocation: 12 for a page of 4096 B. A program may request at most this
+/// alignment.
 const LOG_ALIGN: u32 = 12;
 
 /// Size of a word in bytes. As on hardware, offsets and lengths of copies must be multiples of a word.
@@ -62,7 +63,7 @@ impl Dm {
     fn word_place(&self, offset: u64, length: usize) -> Answer<*mut u8> {
         if !offset.is_multiple_of(WORD) || !(length as u64).is_multiple_of(WORD) {
             return Err(Refused::invalid(format!(
-                "offset and length of a copy of device memory must be multiples of {WORD} B"
+                "{length} B at offset {offset} of device memory cannot be copied: both must be multiples of {WORD} B"
             )));
         }
         self.place(offset, length)
@@ -74,13 +75,15 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     attr: *mut c::ibv_alloc_dm_attr,
 ) -> *mut c::ibv_dm {
     pointer("ibv_alloc_dm", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, attr) = unsafe { (Context::of(context)?, attr.as_ref()) };
         let attr = attr.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > LOG_ALIGN {
-            return Err(Refused::invalid(
-                "device memory: comp_mask must be 0, the length at least 1 B, and the alignment at most a page",
-            ));
+            return Err(Refused::invalid(format!(
+                "device memory with comp_mask {:#x}, length {} B and alignment 2^{} B: must be 0, at least 1 B, and at \
+                 most 2^{LOG_ALIGN} B",
+                attr.comp_mask, attr.length, attr.log_align_req
+            )));
         }
         let layout = Layout::from_size_align(attr.length, 1 << LOG_ALIGN);
         let layout = layout.ok().filter(|layout| layout.size() <= MAX_BYTES);
@@ -109,7 +112,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
 
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut c::ibv_dm) -> c_int {
     status("ibv_free_dm", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Dm>(dm) }?;
         own.users.expect_none("device memory")?;
         // SAFETY: a context exists while objects of it exist. No region uses the memory, and the program does not use
@@ -121,7 +124,7 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut c::ibv_dm) -> c_int {
 
 unsafe extern "C" fn memcpy_to_dm(dm: *mut c::ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
     status("ibv_memcpy_to_dm", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let place = unsafe { object::<Dm>(dm) }?.word_place(offset, length)?;
         // SAFETY: `place` has room for `length` bytes, and the program's memory has `length` bytes.
         unsafe { ptr::copy(from.cast(), place, length) };
@@ -131,7 +134,7 @@ unsafe extern "C" fn memcpy_to_dm(dm: *mut c::ibv_dm, offset: u64, from: *const 
 
 unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut c::ibv_dm, offset: u64, length: usize) -> c_int {
     status("ibv_memcpy_from_dm", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let place = unsafe { object::<Dm>(dm) }?.word_place(offset, length)?;
         // SAFETY: `place` has `length` bytes, and the program's memory has room for them.
         unsafe { ptr::copy(place, to.cast(), length) };
@@ -152,9 +155,10 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         if flags & c::IBV_ACCESS_ZERO_BASED == 0 {
             return Err(Refused::invalid("a region of device memory must have IBV_ACCESS_ZERO_BASED"));
         }
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let place = unsafe { object::<Dm>(dm) }?.place(offset, length)?;
-        // SAFETY: the C contract guarantees valid arguments. The device memory exists until no region uses it.
+        // SAFETY: by the C contract of this function, the program passes valid arguments. The device memory exists
+        // until no region uses it.
         unsafe { mr::reg_mr(pd, place.cast(), length, 0, flags, dm) }
     })
 }

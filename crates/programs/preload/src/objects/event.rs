@@ -60,10 +60,11 @@ impl Events {
     }
 }
 
-/// Returns an empty list. As verbs require, reading its descriptor blocks unless the program changes the descriptor.
+/// Returns an empty list. As verbs require, a `read` of the list's descriptor blocks, unless the program makes the
+/// descriptor nonblocking.
 pub(crate) fn blocking_notices<T>() -> Answer<Notices<T>> {
     let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
-        .map_err(|error| Refused::new(error as c_int, "an eventfd could not be created"))?;
+        .map_err(|error| Refused::new(error as c_int, format!("an eventfd could not be created: {error}")))?;
     Ok(Notices::on(fd))
 }
 
@@ -118,7 +119,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
 ) -> c_int {
     cancellation_point();
     in_steps("ibv_get_async_event", NUMBER, move |turn| {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let context = unsafe { Context::of(context) }?;
         context.device.expect_own()?;
         let sleepers = context.events.waiting.sleepers();

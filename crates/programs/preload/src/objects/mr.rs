@@ -57,7 +57,9 @@ pub(crate) fn access(flags: c_uint) -> Answer<Access> {
     // The flag for huge pages is only a hint, so the library ignores it.
     let unknown = flags & !(all | OPTIONAL | c::IBV_ACCESS_HUGETLB | c::IBV_ACCESS_ZERO_BASED);
     if unknown != 0 {
-        return Err(Refused::unsupported(format!("access flags {unknown:#x} are not supported")));
+        return Err(Refused::unsupported(format!(
+            "access flags {unknown:#x} are not supported: {all:#x} and the optional flags {OPTIONAL:#x} are allowed"
+        )));
     }
     Ok(known.iter().filter(|(flag, _)| flags & flag != 0).map(|&(_, access)| access).collect())
 }
@@ -90,7 +92,9 @@ fn checked(memory: *mut c_void, length: usize, flags: c_uint, dm: *mut c::ibv_dm
 /// succeeds.
 fn expect_mapped(memory: *mut c_void, length: usize, written: bool) -> Answer<()> {
     if (memory as usize).checked_add(length).is_none() {
-        return Err(Refused::invalid("the end of the memory exceeds the address space"));
+        return Err(Refused::invalid(format!(
+            "the {length} B at {memory:p} reach beyond the end of the address space"
+        )));
     }
     if !can_bring_in() || bring_in(memory.cast(), length, written).is_ok() {
         return Ok(());
@@ -117,7 +121,7 @@ pub(crate) unsafe fn reg_mr(
     flags: c_uint,
     dm: *mut c::ibv_dm,
 ) -> Answer<*mut c::ibv_mr> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { object::<Pd>(pd) }?;
     let context = own.context()?;
     let address = if flags & c::IBV_ACCESS_ZERO_BASED != 0 { 0 } else { address };
@@ -137,7 +141,8 @@ pub(crate) unsafe fn reg_mr(
         lkey: keys.lkey.0,
         rkey: keys.rkey.get(),
     };
-    // SAFETY: the C contract guarantees valid arguments. `dm` is null for a region of the program's own memory.
+    // SAFETY: by the C contract of this function, the program passes valid arguments. `dm` is null for a region of the
+    // program's own memory.
     if let Ok(dm) = unsafe { object::<Dm>(dm) } {
         dm.users.add();
     }
@@ -147,7 +152,7 @@ pub(crate) unsafe fn reg_mr(
 /// Creates a region that reads as zeros and discards writes. The program can use only the local key of this region.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut c::ibv_pd) -> *mut c::ibv_mr {
     pointer("ibv_alloc_null_mr", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Pd>(pd) }?;
         let context = own.context()?;
         let lkey = context.device.provider.register_null(own.id)?.lkey.0;
@@ -165,7 +170,7 @@ unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     flags: c_int,
 ) -> *mut c::ibv_mr {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     pointer("ibv_reg_mr", || unsafe { reg_mr(pd, memory, length, memory as u64, flags as c_uint, NO_DM) })
 }
 
@@ -177,7 +182,7 @@ unsafe extern "C" fn ibv_reg_mr_iova(
     address: u64,
     flags: c_int,
 ) -> *mut c::ibv_mr {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     pointer("ibv_reg_mr_iova", || unsafe { reg_mr(pd, memory, length, address, flags as c_uint, NO_DM) })
 }
 
@@ -189,14 +194,14 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     address: u64,
     flags: c_uint,
 ) -> *mut c::ibv_mr {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     pointer("ibv_reg_mr_iova2", || unsafe { reg_mr(pd, memory, length, address, flags, NO_DM) })
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
     status("ibv_dereg_mr", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Mr>(mr) }?;
         // SAFETY: a protection domain exists while regions of it exist.
         let pd = unsafe { object::<Pd>(own.c.pd) }?;
@@ -227,10 +232,12 @@ unsafe extern "C" fn ibv_rereg_mr(
         let changes = changes as c_uint;
         let known = c::IBV_REREG_MR_CHANGE_TRANSLATION | c::IBV_REREG_MR_CHANGE_PD | c::IBV_REREG_MR_CHANGE_ACCESS;
         if changes == 0 || changes & !known != 0 {
-            return Err(Refused::invalid(format!("re-registration flags {changes:#x} are empty or unknown")));
+            return Err(Refused::invalid(format!(
+                "re-registration flags {changes:#x} are not allowed: must be one or more of {known:#x}"
+            )));
         }
-        // SAFETY: the C contract guarantees valid arguments. The code below writes through `mr` only after the last use
-        // of this reference.
+        // SAFETY: by the C contract of this function, the program passes valid arguments. The code below writes through
+        // `mr` only after the last use of this reference.
         let own = unsafe { object::<Mr>(mr) }?;
         if !own.dm.is_null() || own.is_null {
             return Err(Refused::unsupported("a region of device memory, or a null region, cannot be re-registered"));
@@ -254,7 +261,7 @@ unsafe extern "C" fn ibv_rereg_mr(
                 own.access
             }
         };
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (old_pd, new_pd) = unsafe { (object::<Pd>(own.c.pd)?, object::<Pd>(pd)?) };
         let context = old_pd.context()?;
         if !ptr::eq(context, new_pd.context()?) {
@@ -287,16 +294,22 @@ pub(crate) unsafe extern "C" fn advise_mr(
     count: u32,
 ) -> c_int {
     status("ibv_advise_mr", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, list) = unsafe { (object::<Pd>(pd)?, elements(list, count as usize)) };
         let provider = &own.context()?.device.provider;
         if flags & !c::IB_UVERBS_ADVISE_MR_FLAG_FLUSH != 0 {
-            return Err(Refused::invalid(format!("flags {flags:#x} of ibv_advise_mr are unknown")));
+            return Err(Refused::invalid(format!(
+                "flags {flags:#x} are not allowed: must be 0 or IBV_ADVISE_MR_FLAG_FLUSH"
+            )));
         }
         let needed = match advice {
             c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => Access::LOCAL_WRITE,
             c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH | c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Access::empty(),
-            _ => return Err(Refused::unsupported(format!("advice {advice} of ibv_advise_mr is unknown"))),
+            _ => {
+                return Err(Refused::unsupported(format!(
+                    "advice {advice} does not exist: must be one of IBV_ADVISE_MR_ADVICE_*"
+                )));
+            }
         };
         // Pages that are present need no work. This advice must not bring other pages into memory.
         let list = if advice == c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT { &[] } else { list };

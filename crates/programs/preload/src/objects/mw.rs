@@ -42,7 +42,7 @@ impl Mw {
 
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut c::ibv_pd, kind: c::ibv_mw_type) -> *mut c::ibv_mw {
     pointer("ibv_alloc_mw", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Pd>(pd) }?;
         let context = own.context()?;
         let (number, kind) = match kind {
@@ -59,7 +59,8 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut c::ibv_pd, kind: c::ibv_mw_typ
 
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut c::ibv_mw) -> c_int {
     status("ibv_dealloc_mw", || {
-        // SAFETY: the C contract guarantees valid arguments. A protection domain exists while windows of it exist.
+        // SAFETY: by the C contract of this function, the program passes valid arguments. A protection domain exists
+        // while windows of it exist.
         let (own, pd) = unsafe {
             let own = object::<Mw>(mw)?;
             (own, object::<Pd>(own.pd())?)
@@ -102,7 +103,7 @@ unsafe fn binding(rkey: u32, info: &c::ibv_mw_bind_info) -> Answer<WindowBinding
 /// Binds a window of type 1. The program can use the new key of the window at once.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut c::ibv_qp, mw: *mut c::ibv_mw, bind: *mut c::ibv_mw_bind) -> c_int {
     status("ibv_bind_mw", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (qp, own, bind) = unsafe { (object::<Qp>(qp)?, object::<Mw>(mw)?, bind.as_ref()) };
         let bind = bind.ok_or_else(|| Refused::invalid("the binding is null"))?;
         qp.device.expect_own()?;
@@ -112,7 +113,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut c::ibv_qp, mw: *mut c::ibv_mw, 
         let rkey = next_key(own.rkey());
         let request = SendRequest {
             wr_id: bind.wr_id,
-            // SAFETY: the C contract guarantees valid arguments.
+            // SAFETY: by the C contract of this function, the program passes valid arguments.
             operation: SendOperation::BindWindow(unsafe { binding(rkey, &bind.bind_info) }?),
             flags: send_flags(bind.send_flags),
             payload: Payload::Sges(&[]),

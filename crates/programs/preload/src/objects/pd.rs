@@ -40,7 +40,7 @@ impl Pd {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut c::ibv_context) -> *mut c::ibv_pd {
     pointer("ibv_alloc_pd", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { Context::of(context) }?;
         own.device.expect_own()?;
         let id = own.device.provider.create_pd()?;
@@ -52,7 +52,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut c::ibv_context) -> *m
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut c::ibv_pd) -> c_int {
     status("ibv_dealloc_pd", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Pd>(pd) }?;
         let context = own.context()?;
         own.users.expect_none("protection domain")?;
@@ -91,7 +91,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
     init: *mut c::ibv_td_init_attr,
 ) -> *mut c::ibv_td {
     pointer("ibv_alloc_td", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, init) = unsafe { (Context::of(context)?, init.as_ref()) };
         if init.is_some_and(|init| init.comp_mask != 0) {
             return Err(Refused::unsupported("comp_mask of a thread domain must be 0"));
@@ -103,7 +103,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
 
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut c::ibv_td) -> c_int {
     status("ibv_dealloc_td", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Td>(td) }?;
         own.users.expect_none("thread domain")?;
         // SAFETY: a context exists while objects of it exist. No parent domain uses the thread domain, and the program
@@ -120,24 +120,24 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     init: *mut c::ibv_parent_domain_init_attr,
 ) -> *mut c::ibv_pd {
     pointer("ibv_alloc_parent_domain", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, init) = unsafe { (Context::of(context)?, init.as_ref()) };
         let init = init.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         let known = c::IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | c::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
         if init.comp_mask & !known != 0 {
             return Err(Refused::invalid(format!(
-                "comp_mask {:#x} of a parent domain has unknown bits",
+                "comp_mask {:#x} of a parent domain has unknown bits: {known:#x} are allowed",
                 init.comp_mask
             )));
         }
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let parent = unsafe { object::<Pd>(init.pd) }?;
         if parent.c.context != context || !parent.parent.is_null() {
             return Err(Refused::invalid("a parent domain needs a protection domain of the same context"));
         }
         own.device.expect_own()?;
         if !init.td.is_null() {
-            // SAFETY: the C contract guarantees valid arguments.
+            // SAFETY: by the C contract of this function, the program passes valid arguments.
             unsafe { object::<Td>(init.td) }?.users.add();
         }
         parent.users.add();

@@ -155,10 +155,14 @@ unsafe fn operation(wr: &c::ibv_send_wr) -> Answer<SendOperation> {
             rkey: RKey::new(atomic.rkey),
             add: atomic.compare_add,
         },
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         c::IBV_WR_BIND_MW => unsafe { mw::bind_operation(bind.mw, bind.rkey, &bind.bind_info) }?,
         c::IBV_WR_LOCAL_INV => SendOperation::LocalInvalidate(RKey::new(invalidated)),
-        opcode => return Err(Refused::invalid(format!("send opcode {opcode} is not supported"))),
+        opcode => {
+            return Err(Refused::invalid(format!(
+                "send opcode {opcode} is not supported: use SEND, WRITE, READ, an atomic or a memory window operation"
+            )));
+        }
     })
 }
 
@@ -208,11 +212,11 @@ unsafe fn payload<'a>(
     }
     let limits = &own.capacities;
     if wr.send_flags & c::IBV_SEND_INLINE == 0 {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         return Ok(Payload::Sges(unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge) }?));
     }
     // Accept at least one piece. A queue pair that sends only inline data may have been created with `max_send_sge` 0.
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let sges = unsafe { elements_within(wr.sg_list, count(wr.num_sge)?, limits.max_send_sge.max(1)) }?;
     check_inline(operation, sges.iter().map(|sge| sge.length as usize), limits.max_inline)?;
     Ok(Payload::Inline(match sges {
@@ -241,10 +245,10 @@ unsafe fn send_request<'a>(
     wr: &c::ibv_send_wr,
     gathered: &RefCell<Vec<Box<[u8]>>>,
 ) -> Answer<SendRequest<'a>> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let operation = unsafe { operation(wr) }?;
     let destination = match own.kind {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         QpKind::Ud => Some(unsafe { destination(wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) }?),
         _ => None,
     };
@@ -277,8 +281,8 @@ pub(crate) unsafe extern "C" fn post_send(
         if !own.device.is_own() {
             return Err(gone());
         }
-        // SAFETY: the C contract guarantees valid arguments. The RNIC has accepted all requests before `gathered` is
-        // dropped.
+        // SAFETY: by the C contract of this function, the program passes valid arguments. The RNIC has accepted all
+        // requests before `gathered` is dropped.
         unsafe { send_request(own, wr, &gathered) }
     };
     // SAFETY: by the C contract, the memory stays registered until the program polls the completion.
@@ -294,7 +298,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     let own = unsafe { &*qp.cast::<Qp>() };
     let _uncancelled = own.device.uncancelled();
     let convert = |wr: &c::ibv_recv_wr| {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { recv_request(&own.device, wr, own.max_recv_sge) }
     };
     // SAFETY: by the C contract, the memory stays registered until the program polls the completion.
@@ -310,7 +314,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     let own = unsafe { &*srq.cast::<Srq>() };
     let _uncancelled = own.device.uncancelled();
     let convert = |wr: &c::ibv_recv_wr| {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { recv_request(&own.device, wr, own.max_sge()) }
     };
     // SAFETY: by the C contract, the memory stays registered until the program polls the completion.

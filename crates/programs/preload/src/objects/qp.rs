@@ -74,16 +74,16 @@ pub(crate) fn kind_number(kind: QpKind) -> c::ibv_qp_type {
 ///
 /// The C contract of `ibv_create_qp`.
 unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Option<u64>) -> Answer<*mut c::ibv_qp> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { object::<Pd>(pd) }?;
     let context = own.context()?;
     let kind = kind(init.qp_type)?;
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let (send_cq, recv_cq) = unsafe { (object::<Cq>(init.send_cq)?, object::<Cq>(init.recv_cq)?) };
     // SAFETY: by the C contract, `srq` is null or a shared receive queue.
     let srq = if init.srq.is_null() { None } else { Some(unsafe { object::<Srq>(init.srq) }?) };
     if send_cq.context() != context.as_c() || recv_cq.context() != context.as_c() {
-        return Err(Refused::invalid("the completion queues belong to another context"));
+        return Err(Refused::invalid("the completion queues belong to another context than the protection domain"));
     }
     let cap = init.cap;
     let table = operations.map(|operations| wr::table(kind, operations)).transpose()?;
@@ -141,7 +141,7 @@ unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Opt
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut c::ibv_pd, init: *mut c::ibv_qp_init_attr) -> *mut c::ibv_qp {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     pointer("ibv_create_qp", || unsafe {
         create(pd, init.as_ref().ok_or_else(|| Refused::invalid("the attributes are null"))?, None)
     })
@@ -152,13 +152,13 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     init: *mut c::ibv_qp_init_attr_ex,
 ) -> *mut c::ibv_qp {
     pointer("ibv_create_qp_ex", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let init = unsafe { init.as_ref() }.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         let offered = c::IBV_QP_INIT_ATTR_PD | c::IBV_QP_INIT_ATTR_CREATE_FLAGS | c::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         let mask = init.comp_mask;
         if mask & !offered != 0 {
             return Err(Refused::unsupported(format!(
-                "queue pair attributes {:#x} are not supported",
+                "queue pair attributes {:#x} are not supported: {offered:#x} are allowed",
                 mask & !offered
             )));
         }
@@ -167,13 +167,13 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         }
         if mask & c::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && init.create_flags != 0 {
             return Err(Refused::unsupported(format!(
-                "queue pair creation flags {:#x} are not supported",
+                "queue pair creation flags {:#x} are not supported: must be 0",
                 init.create_flags
             )));
         }
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         if unsafe { object::<Pd>(init.pd)?.context()?.as_c() } != context {
-            return Err(Refused::invalid("the protection domain belongs to another context"));
+            return Err(Refused::invalid("the protection domain belongs to another context than the one of the call"));
         }
         let plain = c::ibv_qp_init_attr {
             qp_context: init.qp_context,
@@ -185,14 +185,14 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             sq_sig_all: init.sq_sig_all,
         };
         let operations = (mask & c::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(init.send_ops_flags);
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { create(init.pd, &plain, operations) }
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut c::ibv_qp) -> *mut c::ibv_qp_ex {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     match unsafe { object::<Qp>(qp) } {
         Ok(own) if own.builder.is_some() => own.c.get(),
         _ => ptr::null_mut(),
@@ -202,7 +202,7 @@ unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut c::ibv_qp) -> *mut c::ibv_qp_ex {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut c::ibv_qp, attr: *mut c::ibv_qp_attr, mask: c_int) -> c_int {
     status("ibv_modify_qp", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, attr) = unsafe { (object::<Qp>(qp)?, attr.as_ref()) };
         let attr = attr.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         own.device.expect_own()?;
@@ -224,7 +224,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     init: *mut c::ibv_qp_init_attr,
 ) -> c_int {
     status("ibv_query_qp", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Qp>(qp) }?;
         own.device.expect_own()?;
         let info = own.raw.query();
@@ -254,7 +254,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 ///
 /// The C contract of `ibv_destroy_qp`.
 pub(crate) unsafe fn destroy(qp: *mut c::ibv_qp) -> Answer<Step> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { object::<Qp>(qp) }?;
     own.device.expect_own()?;
     own.device.sources().qps.remove(&own.raw.qpn());
@@ -285,7 +285,7 @@ pub(crate) unsafe fn destroy(qp: *mut c::ibv_qp) -> Answer<Step> {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn ibv_destroy_qp(qp: *mut c::ibv_qp) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     in_steps("ibv_destroy_qp", STATUS, move |_| unsafe { destroy(qp) })
 }
 
@@ -304,7 +304,7 @@ unsafe fn group(gid: *const c::ibv_gid) -> Answer<IpAddr> {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_attach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, _lid: u16) -> c_int {
     status("ibv_attach_mcast", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, group) = unsafe { (object::<Qp>(qp)?, group(gid)?) };
         own.device.expect_own()?;
         Ok(own.raw.attach(group)?)
@@ -314,7 +314,7 @@ pub(crate) unsafe extern "C" fn ibv_attach_mcast(qp: *mut c::ibv_qp, gid: *const
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_detach_mcast(qp: *mut c::ibv_qp, gid: *const c::ibv_gid, _lid: u16) -> c_int {
     status("ibv_detach_mcast", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, group) = unsafe { (object::<Qp>(qp)?, group(gid)?) };
         own.device.expect_own()?;
         Ok(own.raw.detach(group)?)

@@ -82,9 +82,9 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
         max_qp_rd_atom: count(limits.max_rd_atomic),
         max_res_rd_atom: count(limits.max_rd_atomic * limits.max_qps),
         max_qp_init_rd_atom: count(limits.max_rd_atomic),
-        // Real adapters report this value. The software RNIC executes the atomics of peers with atomic instructions of
-        // the processor, so they are atomic for local code too. But programs such as UCX look for exactly this value,
-        // and no adapter reports the stronger value.
+        // Real adapters report this value, and programs such as UCX look for exactly this value. The software RNIC
+        // offers more: it executes the atomics of peers by atomic instructions of the processor, so they are also
+        // atomic with respect to the program's own code.
         atomic_cap: c::IBV_ATOMIC_HCA,
         max_ah: count(limits.max_qps),
         max_srq: count(limits.max_srqs),
@@ -104,7 +104,7 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_device(context: *mut c::ibv_context, attributes: *mut c::ibv_device_attr) -> c_int {
     status("ibv_query_device", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { attributes.write(device_attributes(Context::of(context)?)) };
         Ok(())
     })
@@ -117,7 +117,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     status("ibv_query_device_ex", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (context, input) = unsafe { (Context::of(context)?, input.as_ref()) };
         if input.is_some_and(|input| input.comp_mask != 0) {
             return Err(Refused::invalid("the input's comp_mask must be 0"));
@@ -195,7 +195,7 @@ pub(crate) unsafe extern "C" fn query_port(
     size: usize,
 ) -> c_int {
     status("ibv_query_port", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let context = unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         // SAFETY: the caller's structure has `size` bytes.
@@ -211,8 +211,8 @@ unsafe extern "C" fn ibv_query_port(
     port: u8,
     attributes: *mut c::ibv_port_attr,
 ) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments. The caller's structure has all fields before
-    // `port_cap_flags2`.
+    // SAFETY: by the C contract of this function, the program passes valid arguments. The caller's structure has all
+    // fields before `port_cap_flags2`.
     unsafe { query_port(context, port, attributes, offset_of!(c::ibv_port_attr, port_cap_flags2)) }
 }
 
@@ -228,7 +228,7 @@ unsafe extern "C" fn ibv_query_gid(
     place: *mut c::ibv_gid,
 ) -> c_int {
     number("ibv_query_gid", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let context = unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         expect_gid_index(index as u32)?;
@@ -257,10 +257,13 @@ fn gid_entry(context: &Context) -> c::ibv_gid_entry {
 
 fn expect_entry(flags: u32, size: usize) -> Answer<()> {
     if flags != 0 {
-        return Err(Refused::unsupported(format!("flags {flags:#x} of a GID query are unknown")));
+        return Err(Refused::unsupported(format!("flags {flags:#x} of a GID query are unknown: must be 0")));
     }
     if size < size_of::<c::ibv_gid_entry>() {
-        return Err(Refused::invalid(format!("a GID table entry of {size} B is too short for any release of verbs")));
+        return Err(Refused::invalid(format!(
+            "a GID table entry of {size} B is too short: must have at least {} B",
+            size_of::<c::ibv_gid_entry>()
+        )));
     }
     Ok(())
 }
@@ -275,7 +278,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     size: usize,
 ) -> c_int {
     status("ibv_query_gid_ex", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let context = unsafe { Context::of(context) }?;
         expect_entry(flags, size)?;
         expect_port(port)?;
@@ -295,7 +298,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
     size: usize,
 ) -> isize {
     let code = status("ibv_query_gid_table", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let context = unsafe { Context::of(context) }?;
         expect_entry(flags, size)?;
         if room == 0 {
@@ -316,7 +319,7 @@ unsafe extern "C" fn ibv_query_gid_type(
     kind: *mut c_uint,
 ) -> c_int {
     number("ibv_query_gid_type", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         expect_gid_index(index)?;
@@ -334,7 +337,7 @@ unsafe extern "C" fn ibv_query_pkey(
     pkey: *mut c::__be16,
 ) -> c_int {
     number("ibv_query_pkey", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         if index != 0 {
@@ -349,20 +352,20 @@ unsafe extern "C" fn ibv_query_pkey(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_pkey_index(context: *mut c::ibv_context, port: u8, pkey: c::__be16) -> c_int {
     number("ibv_get_pkey_index", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { Context::of(context) }?;
         expect_port(port.into())?;
         if pkey == DEFAULT_PKEY.to_be() {
             Ok(0)
         } else {
-            Err(Refused::invalid("the partition key does not exist: must be 0xffff"))
+            Err(Refused::invalid(format!("partition key {:#x} does not exist: must be 0xffff", u16::from_be(pkey))))
         }
     })
 }
 
 pub(crate) unsafe extern "C" fn query_rt_values(context: *mut c::ibv_context, values: *mut c::ibv_values_ex) -> c_int {
     status("ibv_query_rt_values_ex", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (context, values) = unsafe { (Context::of(context)?, values.as_mut()) };
         let values = values.ok_or_else(|| Refused::invalid("the pointer to the values is null"))?;
         context.device.expect_own()?;

@@ -43,7 +43,7 @@ impl Srq {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut c::ibv_pd, init: *mut c::ibv_srq_init_attr) -> *mut c::ibv_srq {
     pointer("ibv_create_srq", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, init) = unsafe { (object::<Pd>(pd)?, init.as_mut()) };
         let init = init.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         let context = own.context()?;
@@ -84,7 +84,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
 
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut c::ibv_srq, place: *mut u32) -> c_int {
     status("ibv_get_srq_num", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         unsafe { place.write(object::<Srq>(srq)?.raw.id().0) };
         Ok(())
     })
@@ -100,18 +100,20 @@ fn expect_limit(limit: u32, most: u32) -> Answer<()> {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_modify_srq(srq: *mut c::ibv_srq, attr: *mut c::ibv_srq_attr, mask: c_int) -> c_int {
     status("ibv_modify_srq", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let (own, attr) = unsafe { (object::<Srq>(srq)?, attr.as_ref()) };
         let attr = attr.ok_or_else(|| Refused::invalid("the attributes are null"))?;
         own.device.expect_own()?;
         let mask = mask as c_uint;
         if mask & !(c::IBV_SRQ_LIMIT | c::IBV_SRQ_MAX_WR) != 0 {
             return Err(Refused::invalid(format!(
-                "attribute mask {mask:#x} of a shared receive queue has unknown bits"
+                "attribute mask {mask:#x} of a shared receive queue has unknown bits: only IBV_SRQ_LIMIT is allowed"
             )));
         }
         if mask & c::IBV_SRQ_MAX_WR != 0 {
-            return Err(Refused::unsupported("the size of a shared receive queue cannot be changed"));
+            return Err(Refused::unsupported(
+                "the size of a shared receive queue cannot be changed: only IBV_SRQ_LIMIT is allowed",
+            ));
         }
         if mask & c::IBV_SRQ_LIMIT != 0 {
             expect_limit(attr.srq_limit, own.max_wr)?;
@@ -124,7 +126,7 @@ unsafe extern "C" fn ibv_modify_srq(srq: *mut c::ibv_srq, attr: *mut c::ibv_srq_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_srq(srq: *mut c::ibv_srq, attr: *mut c::ibv_srq_attr) -> c_int {
     status("ibv_query_srq", || {
-        // SAFETY: the C contract guarantees valid arguments.
+        // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Srq>(srq) }?;
         let known = c::ibv_srq_attr { max_wr: own.max_wr, max_sge: own.max_sge, srq_limit: own.raw.limit() as u32 };
         // SAFETY: the caller provides memory for the attributes.
@@ -139,7 +141,7 @@ unsafe extern "C" fn ibv_query_srq(srq: *mut c::ibv_srq, attr: *mut c::ibv_srq_a
 ///
 /// The C contract of `ibv_destroy_srq`.
 pub(crate) unsafe fn destroy(srq: *mut c::ibv_srq) -> Answer<Step> {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let own = unsafe { object::<Srq>(srq) }?;
     own.users.expect_none("shared receive queue")?;
     // SAFETY: a protection domain exists while objects of it exist.
@@ -160,6 +162,6 @@ pub(crate) unsafe fn destroy(srq: *mut c::ibv_srq) -> Answer<Step> {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn ibv_destroy_srq(srq: *mut c::ibv_srq) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     in_steps("ibv_destroy_srq", STATUS, move |_| unsafe { destroy(srq) })
 }

@@ -92,7 +92,8 @@ extern "C" fn ibv_query_qp_data_in_order(_: *mut c::ibv_qp, _: c::ibv_wr_opcode,
     0
 }
 
-// A fork may copy pages of registered memory. Only hardware, which reads physical pages, needs a preparation for this.
+// The functions for forks do nothing. A fork may copy pages of registered memory, and only hardware, which reads
+// physical pages, needs a preparation for this.
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {

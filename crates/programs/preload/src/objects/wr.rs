@@ -48,7 +48,8 @@ pub(crate) fn table(kind: QpKind, operations: u64) -> Answer<c::ibv_qp_ex> {
     if missing != 0 {
         let name = kind.name();
         return Err(Refused::unsupported(format!(
-            "send operations {missing:#x} are not supported on {name} queue pairs"
+            "send operations {missing:#x} are not supported on {name} queue pairs: {:#x} are allowed",
+            of_transport(kind)
         )));
     }
     Ok(c::ibv_qp_ex {
@@ -155,7 +156,8 @@ unsafe fn begin(qp: *mut c::ibv_qp_ex, operation: SendOperation) {
     });
 }
 
-/// Runs `body` on the request that the program began last. Does nothing if the program's list already has an error.
+/// Runs `body` on the request that the program began most recently. Does nothing if the program's list already has an
+/// error.
 ///
 /// # Safety
 ///
@@ -176,7 +178,7 @@ unsafe fn with_last(qp: *mut c::ibv_qp_ex, body: impl FnOnce(&mut Request, &mut 
 }
 
 unsafe extern "C" fn wr_start(qp: *mut c::ibv_qp_ex) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let (_, builder) = unsafe { parts(qp) };
     // Another thread may be building requests. Wait until it has finished.
     while builder.busy.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -187,12 +189,12 @@ unsafe extern "C" fn wr_start(qp: *mut c::ibv_qp_ex) {
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut c::ibv_qp_ex) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { parts(qp) }.1.busy.store(false, Ordering::Release);
 }
 
 unsafe extern "C" fn wr_complete(qp: *mut c::ibv_qp_ex) -> c_int {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     let ((own, builder), building) = unsafe { (parts(qp), building(qp)) };
     let _uncancelled = own.device.uncancelled();
     let posted = building.refused.take().map_or_else(|| own.device.expect_own(), Err).and_then(|()| {
@@ -225,22 +227,22 @@ unsafe extern "C" fn wr_complete(qp: *mut c::ibv_qp_ex) -> c_int {
 }
 
 unsafe extern "C" fn wr_send(qp: *mut c::ibv_qp_ex) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { begin(qp, SendOperation::Send) }
 }
 
 unsafe extern "C" fn wr_send_imm(qp: *mut c::ibv_qp_ex, immediate: c::__be32) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { begin(qp, SendOperation::SendImmediate(u32::from_be(immediate))) }
 }
 
 unsafe extern "C" fn wr_send_inv(qp: *mut c::ibv_qp_ex, rkey: u32) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { begin(qp, SendOperation::SendInvalidate(RKey::new(rkey))) }
 }
 
 unsafe extern "C" fn wr_local_inv(qp: *mut c::ibv_qp_ex, rkey: u32) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { begin(qp, SendOperation::LocalInvalidate(RKey::new(rkey))) }
 }
 
@@ -250,7 +252,7 @@ unsafe extern "C" fn wr_bind_mw(
     rkey: u32,
     info: *const c::ibv_mw_bind_info,
 ) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe {
         let info = info.as_ref().ok_or_else(|| Refused::invalid("the binding is null"));
         match info.and_then(|info| bind_operation(mw, rkey, info)) {
@@ -263,33 +265,33 @@ unsafe extern "C" fn wr_bind_mw(
 }
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut c::ibv_qp_ex, rkey: u32, remote_address: u64) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { begin(qp, SendOperation::Write { remote_address, rkey: RKey::new(rkey) }) }
 }
 
 unsafe extern "C" fn wr_rdma_write_imm(qp: *mut c::ibv_qp_ex, rkey: u32, remote_address: u64, immediate: c::__be32) {
     let immediate = u32::from_be(immediate);
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { begin(qp, SendOperation::WriteImmediate { remote_address, rkey: RKey::new(rkey), immediate }) }
 }
 
 unsafe extern "C" fn wr_rdma_read(qp: *mut c::ibv_qp_ex, rkey: u32, remote_address: u64) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { begin(qp, SendOperation::Read { remote_address, rkey: RKey::new(rkey) }) }
 }
 
 unsafe extern "C" fn wr_atomic_cmp_swp(qp: *mut c::ibv_qp_ex, rkey: u32, remote_address: u64, compare: u64, swap: u64) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { begin(qp, SendOperation::CompareSwap { remote_address, rkey: RKey::new(rkey), compare, swap }) }
 }
 
 unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut c::ibv_qp_ex, rkey: u32, remote_address: u64, add: u64) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { begin(qp, SendOperation::FetchAdd { remote_address, rkey: RKey::new(rkey), add }) }
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut c::ibv_qp_ex, ah: *mut c::ibv_ah, qpn: u32, qkey: u32) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe {
         with_last(qp, |request, _, _| {
             request.destination = Some(destination(ah, qpn, qkey)?);
@@ -299,7 +301,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut c::ibv_qp_ex, ah: *mut c::ibv_ah, q
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut c::ibv_qp_ex, lkey: u32, address: u64, length: u32) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe {
         with_last(qp, |request, sges, _| {
             let start = sges.len();
@@ -311,7 +313,7 @@ unsafe extern "C" fn wr_set_sge(qp: *mut c::ibv_qp_ex, lkey: u32, address: u64, 
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut c::ibv_qp_ex, count: usize, list: *const c::ibv_sge) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe {
         let allowed = parts(qp).0.capacities.max_send_sge;
         with_last(qp, |request, sges, _| {
@@ -336,7 +338,7 @@ unsafe fn inline_bytes<'a>(address: *const c_void, length: usize) -> &'a [u8] {
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut c::ibv_qp_ex, address: *mut c_void, length: usize) {
     let list = c::ibv_data_buf { addr: address, length };
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe { wr_set_inline_data_list(qp, 1, &raw const list) }
 }
 
@@ -344,7 +346,7 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut c::ibv_qp_ex, address: *mut c_v
 /// list. This function also rejects a list with more pieces than the device's maximum number of scatter-gather
 /// elements.
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut c::ibv_qp_ex, count: usize, list: *const c::ibv_data_buf) {
-    // SAFETY: the C contract guarantees valid arguments.
+    // SAFETY: by the C contract of this function, the program passes valid arguments.
     unsafe {
         let own = parts(qp).0;
         let (max_pieces, max_inline) = (own.device.attributes.limits.max_sges, own.capacities.max_inline);

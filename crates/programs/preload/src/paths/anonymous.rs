@@ -36,7 +36,8 @@ const MAX_SWEPT: usize = 4096;
 pub(super) enum Unserved {
     /// The system call failed with this errno, as it may for any other file.
     Errno(c_int),
-    /// No place allows the creation of a folder or a file. Contains the last errno other than ENOENT.
+    /// No place allows the creation of a folder or a file. Contains the errno of the last place that failed with
+    /// another errno than ENOENT.
     NoPlace(c_int),
     NoProc,
 }
@@ -267,7 +268,8 @@ impl ParentFolder {
 
     /// Returns whether no other user can replace a folder that this process creates in the place.
     fn is_trusted(&self, found: &libc::stat) -> bool {
-        // In a user namespace, the owner of a system folder may be a user without a number in the namespace.
+        // In a user namespace, the owner of a system folder may be a user without a number in the namespace. So the
+        // owner of a fixed path is always trusted.
         let is_owner_trusted = matches!(self, Self::Path(_)) || found.st_uid == 0 || found.st_uid == sys::euid();
         let others_write = found.st_mode & (libc::S_IWGRP | libc::S_IWOTH) != 0;
         is_owner_trusted && (!others_write || found.st_mode & libc::S_ISVTX != 0)

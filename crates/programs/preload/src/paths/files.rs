@@ -56,7 +56,7 @@ macro_rules! opens {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int $(, $mode: c_uint)?) -> c_int {
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, flags $(, $mode)?);
@@ -74,7 +74,7 @@ macro_rules! opens_at {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(folder: c_int, path: *const c_char, flags: c_int $(, $mode: c_uint)?) -> c_int {
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
                     if !may_concern(folder, path) {
                         let opened = next::$name(folder, path, flags $(, $mode)?);
@@ -109,7 +109,7 @@ macro_rules! creates {
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, mode: c_uint) -> c_int {
                 const FLAGS: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, mode);
@@ -173,7 +173,7 @@ macro_rules! fopens {
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
                 let real = |path| {
-                    // SAFETY: the arguments are those of the C library's function.
+                    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                     unsafe { next::$name(path, mode) }
                 };
                 // SAFETY: the path is an argument of the C library's function.
@@ -205,7 +205,7 @@ macro_rules! freopens {
                 path: *const c_char, mode: *const c_char, stream: *mut libc::FILE
             ) -> *mut libc::FILE {
                 let real = |path| {
-                    // SAFETY: the arguments are those of the C library's function.
+                    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                     unsafe { next::$name(path, mode, stream) }
                 };
                 // SAFETY: the path is an argument of the C library's function.

@@ -26,7 +26,7 @@ fn folder_led<R>(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
     let real = |path| {
-        // SAFETY: the arguments are those of the C library's function.
+        // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
         unsafe { next::opendir(path) }
     };
     // SAFETY: the path is an argument of the C library's function.
@@ -56,7 +56,7 @@ unsafe extern "C-unwind" fn opendir(path: *const c_char) -> *mut libc::DIR {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn chdir(path: *const c_char) -> c_int {
     let real = |path| {
-        // SAFETY: the arguments are those of the C library's function.
+        // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
         unsafe { next::chdir(path) }
     };
     // SAFETY: the path is an argument of the C library's function.
@@ -77,7 +77,7 @@ unsafe extern "C-unwind" fn chdir(path: *const c_char) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fchdir(fd: c_int) -> c_int {
-    // SAFETY: the arguments are those of the C library's function.
+    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
     let result = unsafe { next::fchdir(fd) };
     if result == 0 {
         let errno = sys::errno();
@@ -128,7 +128,7 @@ unsafe fn getcwd_answer(into: *mut c_char, size: usize) -> *mut c_char {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getcwd(into: *mut c_char, size: usize) -> *mut c_char {
-    // SAFETY: the arguments are those of the C library's function.
+    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
     unsafe {
         let found = next::getcwd(into, size);
         if found.is_null() { getcwd_answer(into, size) } else { found }
@@ -137,8 +137,8 @@ unsafe extern "C-unwind" fn getcwd(into: *mut c_char, size: usize) -> *mut c_cha
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __getcwd_chk(into: *mut c_char, size: usize, room: usize) -> *mut c_char {
-    // SAFETY: the arguments are those of the C library's function. That function ends a program whose buffer is too
-    // small.
+    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function. That function
+    // ends a program whose buffer is too small.
     unsafe {
         let found = next::__getcwd_chk(into, size, room);
         if found.is_null() { getcwd_answer(into, size) } else { found }
@@ -197,7 +197,7 @@ macro_rules! scandirs {
             unsafe extern "C-unwind" fn $name(
                 path: *const c_char, list: List, filter: Function, order: Function
             ) -> c_int {
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, list, filter, order);
@@ -218,7 +218,7 @@ macro_rules! scandirs_at {
             unsafe extern "C-unwind" fn $name(
                 folder: c_int, path: *const c_char, list: List, filter: Function, order: Function
             ) -> c_int {
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
                     if !may_concern(folder, path) {
                         let count = next::$name(folder, path, list, filter, order);
@@ -285,7 +285,7 @@ macro_rules! globs {
             unsafe extern "C-unwind" fn $name(
                 pattern: *const c_char, flags: c_int, failed: Function, into: *mut libc::glob64_t
             ) -> c_int {
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, pattern) {
                         return next::$name(pattern, flags, failed, into);

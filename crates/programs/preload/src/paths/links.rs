@@ -41,7 +41,7 @@ macro_rules! readlinks {
             unsafe extern "C-unwind" fn $name(
                 path: *const c_char, into: *mut c_char, size: usize $(, $room: usize)?
             ) -> isize {
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) $(|| size > $room)? {
                         return next::$name(path, into, size $(, $room)?);
@@ -62,9 +62,9 @@ macro_rules! readlinks_at {
             unsafe extern "C-unwind" fn $name(
                 folder: c_int, path: *const c_char, into: *mut c_char, size: usize $(, $room: usize)?
             ) -> isize {
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
-                    // If the size exceeds the buffer's size, the C library ends the program.
+                    // If the size exceeds the buffer's size, call the C library's function, which ends the program.
                     if !may_concern(folder, path) $(|| size > $room)? {
                         let length = next::$name(folder, path, into, size $(, $room)?);
                         if length != -1 || !was_missed(folder, path) {
@@ -114,7 +114,7 @@ unsafe fn realpath_led(
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn realpath(path: *const c_char, into: *mut c_char) -> *mut c_char {
-    // SAFETY: the arguments are those of the C library's function.
+    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
     unsafe {
         if !may_concern(libc::AT_FDCWD, path) {
             return next::realpath(path, into);
@@ -125,8 +125,8 @@ unsafe extern "C-unwind" fn realpath(path: *const c_char, into: *mut c_char) -> 
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __realpath_chk(path: *const c_char, into: *mut c_char, room: usize) -> *mut c_char {
-    // SAFETY: the arguments are those of the C library's function. That function ends a program whose buffer is too
-    // small.
+    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function. That function
+    // ends a program whose buffer is too small.
     unsafe {
         if !may_concern(libc::AT_FDCWD, path) || room < libc::PATH_MAX as usize {
             return next::__realpath_chk(path, into, room);
@@ -137,7 +137,7 @@ unsafe extern "C-unwind" fn __realpath_chk(path: *const c_char, into: *mut c_cha
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
-    // SAFETY: the arguments are those of the C library's function.
+    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
     unsafe {
         if !may_concern(libc::AT_FDCWD, path) {
             return next::canonicalize_file_name(path);

@@ -6,8 +6,9 @@ use std::ops::ControlFlow;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+use super::names::NAME_MAX;
 use super::plan::{Kind, Node, plan};
-use super::route::{Buffer, NAME_MAX};
+use super::route::Buffer;
 use super::{names, next, sys};
 use crate::objects::answer::set_errno;
 use crate::process::wait::Uncancelled;
@@ -79,8 +80,8 @@ struct Stream {
 // SAFETY: no thread changes `before`, and all other fields are atomic.
 unsafe impl Sync for Stream {}
 
-/// The `Stream` that was created last, which is the head of the list. The list has no lock. A forked child could
-/// inherit a locked lock whose holder does not exist in the child.
+/// The most recently created `Stream`: the head of the list of all `Stream`s. The list has no lock. A forked child
+/// could inherit a locked lock whose holder does not exist in the child.
 static STREAMS: AtomicPtr<Stream> = AtomicPtr::new(ptr::null_mut());
 
 /// Marks a `Stream` that is neither free nor used by a stream of the C library yet.
@@ -174,7 +175,7 @@ impl Stream {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fdopendir(fd: c_int) -> *mut libc::DIR {
-    // SAFETY: the arguments are those of the C library's function.
+    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
     let stream = unsafe { next::fdopendir(fd) };
     if !stream.is_null() {
         let errno = sys::errno();
@@ -193,7 +194,7 @@ unsafe extern "C-unwind" fn closedir(stream: *mut libc::DIR) -> c_int {
     if let Some(known) = find(stream) {
         known.forget();
     }
-    // SAFETY: the arguments are those of the C library's function.
+    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
     unsafe { next::closedir(stream) }
 }
 
@@ -204,7 +205,7 @@ macro_rules! readdirs {
             unsafe extern "C-unwind" fn $name(stream: *mut libc::DIR) -> *mut $entry {
                 match find(stream) {
                     Some(known) => known.next().cast(),
-                    // SAFETY: the arguments are those of the C library's function.
+                    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                     None => unsafe { next::$name(stream) },
                 }
             }
@@ -224,7 +225,8 @@ macro_rules! readdirs_into {
             unsafe extern "C-unwind" fn $name(
                 stream: *mut libc::DIR, into: *mut $entry, found: *mut *mut $entry
             ) -> c_int {
-                // SAFETY: the arguments are those of the C library's function, and `into` has room for an entry.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
+                // `into` has room for an entry.
                 unsafe {
                     let Some(known) = find(stream) else { return next::$name(stream, into, found) };
                     let entry = known.next();
@@ -250,7 +252,7 @@ readdirs_into! {
 unsafe extern "C-unwind" fn rewinddir(stream: *mut libc::DIR) {
     match find(stream) {
         Some(known) => known.rewind(),
-        // SAFETY: the arguments are those of the C library's function.
+        // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
         None => unsafe { next::rewinddir(stream) },
     }
 }
@@ -259,7 +261,7 @@ unsafe extern "C-unwind" fn rewinddir(stream: *mut libc::DIR) {
 unsafe extern "C-unwind" fn seekdir(stream: *mut libc::DIR, position: c_long) {
     match find(stream) {
         Some(known) => known.position.store(usize::try_from(position).unwrap_or(usize::MAX), Ordering::Relaxed),
-        // SAFETY: the arguments are those of the C library's function.
+        // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
         None => unsafe { next::seekdir(stream, position) },
     }
 }
@@ -268,7 +270,7 @@ unsafe extern "C-unwind" fn seekdir(stream: *mut libc::DIR, position: c_long) {
 unsafe extern "C-unwind" fn telldir(stream: *mut libc::DIR) -> c_long {
     match find(stream) {
         Some(known) => known.position.load(Ordering::Relaxed) as c_long,
-        // SAFETY: the arguments are those of the C library's function.
+        // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
         None => unsafe { next::telldir(stream) },
     }
 }
@@ -276,9 +278,9 @@ unsafe extern "C-unwind" fn telldir(stream: *mut libc::DIR) -> c_long {
 /// Reads the entries of a folder. This function of the C library wraps the system call `getdents64`.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn getdents64(fd: c_int, into: *mut c_void, size: usize) -> isize {
-    // SAFETY: the arguments are those of the C library's function.
+    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
     let length = unsafe { next::getdents64(fd, into, size) };
-    // The kernel returns ENOENT only for a removed folder.
+    // The kernel returns ENOENT only for a removed folder, so any other result is final.
     if length != -1 || sys::errno() != libc::ENOENT {
         return length;
     }

@@ -7,9 +7,10 @@
 use std::ffi::c_int;
 
 use super::plan::{Node, plan};
-use super::route::NAME_MAX;
 use super::sys;
 
+/// Maximum length of a name in a path. The kernel has the same limit.
+pub(super) const NAME_MAX: usize = 255;
 /// Suffix that the kernel appends to the path of a removed file.
 const REMOVED: &[u8] = b" (deleted)";
 const FOLDER: &[u8] = b"doorbell-folder.";
@@ -92,12 +93,12 @@ pub(super) fn node_of_path(path: &[u8]) -> Option<&'static Node> {
 
 /// Returns the node for which a descriptor stands.
 pub(super) fn node_of(fd: c_int) -> Option<&'static Node> {
-    // The file of a node's descriptor has no links.
+    // The file of a node's descriptor has no links, so a file with links stands for no node.
     sys::fstat(fd).ok().filter(|found| found.st_nlink == 0)?;
     node_of_unlinked(fd)
 }
 
-/// Returns the node for which a descriptor stands, whose file is known to have no links.
+/// Returns the node for which a descriptor stands. The caller knows that the file of the descriptor has no links.
 pub(super) fn node_of_unlinked(fd: c_int) -> Option<&'static Node> {
     node_at(sys::DescriptorPath::new(fd).with_zero())
 }

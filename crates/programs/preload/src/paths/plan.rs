@@ -95,8 +95,8 @@ const fn words(name: &'static str, sum_of: &'static [&'static str]) -> PortCount
     PortCounter { name, sum_of, divided_by: 4 }
 }
 
-/// Counters of the port, each with the counters of the device that it sums up. A port counter with an empty list stays
-/// 0: it counts events of cables and switches, which the software device does not have.
+/// Counters of the port, each with the counters of the device whose sum it shows. A port counter with an empty list
+/// stays 0: it counts events of cables and switches, which the software device does not have.
 static PORT_COUNTERS: [PortCounter; 17] = [
     port("VL15_dropped", &[]),
     port("excessive_buffer_overrun_errors", &["rx_overflow"]),
@@ -306,7 +306,8 @@ impl Builder {
         for (place, name) in stats::names().enumerate() {
             self.live(&below(&format!("/hw_counters/{name}")), Live::Hardware(place));
         }
-        // Time in milliseconds for which the kernel would return the same values again.
+        // Time in milliseconds for which the kernel would return the same values again. The library always returns
+        // current values.
         self.fixed(&below("/hw_counters/lifespan"), "0");
     }
 
@@ -366,7 +367,7 @@ impl Processors {
 /// ([`MAX_VALUE_BYTES`]).
 const MAX_PROCESSORS: usize = 1024;
 
-/// The content of a file, which is written without allocating memory.
+/// The content of a file. Writing the content allocates no memory.
 pub(super) struct Text {
     bytes: [u8; MAX_VALUE_BYTES],
     length: usize,
@@ -387,7 +388,7 @@ impl fmt::Write for Text {
     }
 }
 
-/// The address that was read last: the two halves of its GID, and the XOR of these halves with [`KNOWN`]. A reader
+/// The most recently read address: the two halves of its GID, and the XOR of these halves with [`KNOWN`]. A reader
 /// verifies the halves with the third word instead of taking a lock. A lock could block forever: the reader may be a
 /// signal handler that has interrupted a writing thread.
 static LAST_GID: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];

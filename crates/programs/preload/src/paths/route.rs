@@ -3,12 +3,12 @@
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::names::NAME_MAX;
 use super::plan::{Kind, Node, Plan, ROOTS, plan};
 use super::{names, sys};
 
 /// Maximum length of a path, including the zero byte at its end. The kernel has the same limit.
 const PATH_MAX: usize = libc::PATH_MAX as usize;
-pub(super) const NAME_MAX: usize = 255;
 /// Maximum number of links that a path may follow. The kernel has the same limit.
 const MAX_LINKS: usize = 40;
 
@@ -91,7 +91,8 @@ unsafe fn may_concern_below(folder: c_int, path: *const u8) -> bool {
     // The path may be relative to a folder above a root, such as `class/infiniband` in `/sys`.
     // SAFETY: the caller guarantees that `path` is a C string.
     (matches!(first, b's' | b'd' | b'c' | b'i' | b'p' | b'.') && unsafe { concerns_below(path) })
-        // In a removed folder, the kernel finds only the names `.` and `..`.
+        // The kernel finds the names `.` and `..` even in a removed folder. A call with such a path would not fail, so
+        // check now whether `folder` is a served folder.
         || (first == b'.' && folder >= 0 && is_folder_of_ours(folder))
 }
 
@@ -308,7 +309,7 @@ fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Op
             return Err(libc::ENOTDIR);
         }
         if rest.is_empty() {
-            // This folder belongs to the kernel: the root, or a folder above a served folder.
+            // The path leads to a folder of the kernel. The empty path in the buffer stands for the root.
             if here.is_none() && at.path().is_empty() {
                 at.push(b"/")?;
             }

@@ -142,7 +142,7 @@ macro_rules! stats {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name($($version: c_int,)? path: *const c_char, into: *mut libc::stat) -> c_int {
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name($($version,)? path, into);
@@ -161,7 +161,7 @@ macro_rules! stats_at {
             unsafe extern "C-unwind" fn $name(
                 $($version: c_int,)? folder: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int
             ) -> c_int {
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
                     if !may_concern(folder, path) {
                         let result = next::$name($($version,)? folder, path, into, flags);
@@ -199,14 +199,14 @@ stats_at! {
     __fxstatat64(version);
 }
 
-/// Defines `fstat`, which corrects the status of descriptors that stand for nodes.
+/// Defines `fstat`. It replaces the status of a descriptor that stands for a node of the simulated file tree.
 macro_rules! fstats {
     ($($name:ident($($version:ident)?);)*) => {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name($($version: c_int,)? fd: c_int, into: *mut libc::stat) -> c_int {
-                // SAFETY: the arguments are those of the C library's function, which has filled the status if it
-                // returned 0.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function. If
+                // the function returned 0, it has filled the status.
                 unsafe {
                     let result = next::$name($($version,)? fd, into);
                     if result == 0 && (*into).st_nlink == 0 {
@@ -240,10 +240,11 @@ unsafe extern "C-unwind" fn statx(
         | libc::AT_STATX_FORCE_SYNC
         | libc::AT_STATX_DONT_SYNC;
     let real = |folder, path| {
-        // SAFETY: the arguments are those of the C library's function.
+        // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
         unsafe { next::statx(folder, path, flags, mask, into) }
     };
-    // SAFETY: the arguments are those of the C library's function. If the call succeeds, it fills the status.
+    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function. If the call
+    // succeeds, it fills the status.
     unsafe {
         if !may_concern(folder, path) {
             let result = real(folder, path);
@@ -302,7 +303,7 @@ macro_rules! accesses {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, asked: c_int) -> c_int {
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, asked);
@@ -322,7 +323,7 @@ accesses! {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn faccessat(folder: c_int, path: *const c_char, asked: c_int, flags: c_int) -> c_int {
-    // SAFETY: the arguments are those of the C library's function.
+    // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
     unsafe {
         if !may_concern(folder, path) {
             let result = next::faccessat(folder, path, asked, flags);
@@ -351,7 +352,7 @@ macro_rules! attributes {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C-unwind" fn $name(path: *const c_char, $($argument: $type),*) -> isize {
-                // SAFETY: the arguments are those of the C library's function.
+                // SAFETY: the program passed these arguments, and obeys the contract of the C library's function.
                 unsafe {
                     if !may_concern(libc::AT_FDCWD, path) {
                         return next::$name(path, $($argument),*);

@@ -64,11 +64,12 @@ static AT_LOADING: extern "C" fn() = {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[derive(Clone, Copy)]
 enum Effect {
-    /// The process becomes the program. The library must send delayed acknowledgements first.
+    /// The process becomes the program (`exec`). The library must send delayed acknowledgements first.
     Becomes(Program, Environment),
     /// The process starts the program and continues.
     Starts(Program, Environment),
-    /// A child continues in place of the process. The C library then ends the process by its own `_exit`.
+    /// A child continues (`daemon`), and the process ends inside the C library, which calls its own `_exit` and not the
+    /// one of this library.
     Leaves,
     /// The calling thread ends.
     LeavesThread,

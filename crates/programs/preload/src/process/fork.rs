@@ -27,7 +27,7 @@ static GATE: AtomicPtr<RwLock<()>> = AtomicPtr::new((&raw const FIRST).cast_mut(
 thread_local! {
     /// Number of nested calls of this thread that are inside the gate.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// Read guard of the outermost call.
+    /// Read guard of the gate, which the outermost of the nested calls holds.
     static INSIDE: Cell<Option<ManuallyDrop<RwLockReadGuard<'static, ()>>>> = const { Cell::new(None) };
     /// Write guard of this thread while it forks.
     static FORKING: Cell<Option<ManuallyDrop<RwLockWriteGuard<'static, ()>>>> = const { Cell::new(None) };
@@ -229,7 +229,7 @@ mod tests {
                 for sent in 0..SIGNALS {
                     // SAFETY: the thread lives until the scope ends.
                     assert_eq!(unsafe { libc::pthread_kill(own, libc::SIGUSR2) }, 0);
-                    // Pending signals of the same number merge.
+                    // Pending signals of the same number merge, so wait until this signal is handled.
                     while HANDLED.load(Ordering::Relaxed) <= sent {
                         std::thread::yield_now(); // without its own processor, the other thread gets this processor
                     }

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 /// The thread that is looking up a function, or 0. Detects recursion: the lookup may allocate, and the program's
-/// allocator may open files, which calls a replaced function again.
+/// allocator may open a file through a replaced function.
 static SEEKER: AtomicI32 = AtomicI32::new(0);
 
 /// A function of the C library that a function of this library replaces.

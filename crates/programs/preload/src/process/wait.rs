@@ -275,7 +275,7 @@ unsafe fn wait_newer(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Waits like [`wait_newer`], but with the older `futex` call, which each handled signal ends.
+/// Waits like [`wait_newer`], but with the older call `futex`. Each handled signal ends this call.
 #[inline(never)]
 unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
     let time = libc::timespec { tv_sec: LOOK, tv_nsec: 0 };
@@ -290,8 +290,8 @@ unsafe fn wait_older(word: *const u32, value: u32) -> c_int {
     }
 }
 
-/// Returns whether each handler that may have run in this thread restarts calls. This function does not know which
-/// handler ran.
+/// Returns whether each handler that may have run in this thread restarts calls. Checks all handlers, since it is
+/// unknown which handler ran.
 fn all_restart() -> bool {
     let Ok(mut mask) = SigSet::thread_get_mask() else { return false };
     FAULTS.iter().for_each(|&fault| mask.add(fault)); // a sleeping thread receives none of these signals
@@ -317,7 +317,7 @@ pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: T
         return Err(closed());
     }
     if OFlag::from_bits_retain(flags).contains(OFlag::O_NONBLOCK) {
-        return Err(Refused::new(libc::EAGAIN, "no event waits"));
+        return Err(Refused::new(libc::EAGAIN, "no event is queued, and the descriptor has O_NONBLOCK"));
     }
     Ok(())
 }

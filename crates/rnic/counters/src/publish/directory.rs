@@ -31,7 +31,7 @@ pub(crate) fn candidates() -> Vec<PathBuf> {
     }
     let uid = geteuid();
     let is_own = |path: &Path| path.metadata().is_ok_and(|found| found.is_dir() && found.uid() == uid.as_raw());
-    // Processes of one user may have been started with and without this variable, so both directories count.
+    // Some processes of this user may have this variable and others not, so the list has both directories.
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let usual = PathBuf::from(format!("{RUNTIME}/{uid}"));
     let mut found: Vec<PathBuf> = runtime.into_iter().chain([usual]).filter(|path| is_own(path)).collect();
@@ -127,8 +127,8 @@ impl Directory {
         }
     }
 
-    /// Returns the sorted names of the files. The number of names is limited, with space for the maximum number of
-    /// device files and for temporary files.
+    /// Returns the sorted names of the files. Reads at most `4 * MAX_FILES` entries, which is enough for the maximum
+    /// number of device files and some temporary files.
     pub(crate) fn list(&self) -> Result<Vec<String>, Errno> {
         let again = openat(&self.fd, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
         let mut names = Vec::new();
@@ -150,7 +150,7 @@ impl Directory {
             return Err("not a regular file".to_owned());
         }
         if found.uid() != self.owner || found.permissions().mode() & 0o022 != 0 {
-            return Err("other users may have written the file".to_owned());
+            return Err("the file belongs to another user, or other users may write to it".to_owned());
         }
         Ok(file)
     }
@@ -244,7 +244,10 @@ mod tests {
         }
         let directory = Directory::open_of(&path, 12_345).unwrap();
         assert!(directory.open_file("theirs").is_ok());
-        assert_eq!(directory.open_file("ours").unwrap_err(), "other users may have written the file");
+        assert_eq!(
+            directory.open_file("ours").unwrap_err(),
+            "the file belongs to another user, or other users may write to it"
+        );
         assert!(matches!(Directory::open_of(&path, 12_346), Err(DirectoryError::Foreign { .. })));
     }
 
@@ -261,7 +264,10 @@ mod tests {
         nix::unistd::mkfifo(&root.path().join("fifo"), Mode::S_IRWXU).unwrap();
         assert_eq!(directory.open_file("fifo").unwrap_err(), "not a regular file");
         set_mode(&root.path().join("mine"), 0o666);
-        assert_eq!(directory.open_file("mine").unwrap_err(), "other users may have written the file");
+        assert_eq!(
+            directory.open_file("mine").unwrap_err(),
+            "the file belongs to another user, or other users may write to it"
+        );
         directory.remove("mine");
         directory.remove("mine");
         assert_eq!(directory.list().unwrap(), ["fifo", "link"]);

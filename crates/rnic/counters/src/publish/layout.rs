@@ -88,17 +88,18 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Header, String> {
         return Err(format!("the file has {} B, less than a header of {} B", bytes.len(), HEADER_WORDS * WORD));
     };
     if magic != MAGIC {
-        return Err("the file does not begin as a file of counters does".to_owned());
+        return Err("the file does not begin with the magic number of a counter file".to_owned());
     }
     if layout != LAYOUT {
-        return Err(format!("the layout is {layout}, this program reads {LAYOUT}"));
+        return Err(format!("the file has layout {layout}, but this program reads only layout {LAYOUT}"));
     }
     if file_bytes != bytes.len() as u64 {
         return Err(format!("the file has {} B, but its header states {file_bytes} B", bytes.len()));
     }
-    let pid = u32::try_from(pid).map_err(|_| format!("{pid} is not a process number"))?;
+    let pid = u32::try_from(pid)
+        .map_err(|_| format!("the process number {pid} is too large: at most {} is allowed", u32::MAX))?;
     let counters = usize::try_from(counters).ok().filter(|&counters| counters <= MAX_COUNTERS);
-    let counters = counters.ok_or_else(|| format!("more than {MAX_COUNTERS} counters"))?;
+    let counters = counters.ok_or_else(|| format!("the file has more than {MAX_COUNTERS} counters, the maximum"))?;
     let range = |from: u64, length: u64| -> Option<&[u8]> {
         bytes.get(usize::try_from(from).ok()?..usize::try_from(from.checked_add(length)?).ok()?)
     };
@@ -117,7 +118,10 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Header, String> {
         }
     }
     if names.len() != counters {
-        return Err(format!("the file names {} counters and has {counters} values", names.len()));
+        return Err(format!(
+            "the file names {} counters, but has {counters} values: both numbers must be equal",
+            names.len()
+        ));
     }
     Ok(Header { pid, text: keys, counters: names, values_at: values_at as usize, file_bytes: bytes.len() })
 }
@@ -150,14 +154,14 @@ mod tests {
         let (bytes, _) = file();
         for (word, value, said) in [
             (0, 1, "does not begin"),
-            (1, 2, "layout is 2, this program reads 1"),
+            (1, 2, "layout 2, but this program reads only layout 1"),
             (2, 7, "states 7"),
-            (3, 1 << 40, "not a process number"),
+            (3, 1 << 40, "process number 1099511627776 is too large"),
             (4, u64::MAX, "text lies outside"),
             (5, 1 << 20, "text lies outside"),
             (6, u64::MAX - 8, "values lie outside"),
             (6, 65, "values lie outside"),
-            (7, 1, "names 2 counters and has 1"),
+            (7, 1, "names 2 counters, but has 1"),
             (7, u64::MAX, "more than 1024"),
         ] {
             let mut damaged = bytes.clone();

@@ -17,8 +17,8 @@ use crate::sequence;
 pub(super) struct Mapping {
     base: NonNull<std::ffi::c_void>,
     bytes: NonZeroUsize,
-    /// Sequence number, followed by the time and the values. `VALUES_START + values` words from here lie within the
-    /// mapping.
+    /// Sequence number, followed by the time and the values. The mapping contains `VALUES_START + values` words from
+    /// this address on.
     words: NonNull<AtomicU64>,
     values: usize,
 }

@@ -16,10 +16,12 @@ pub(crate) enum Life {
 /// start time it is unique. Returns `None` if the process does not exist or is a zombie.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the name of the program in parentheses, and the name may contain any character.
+    // The second field is the name of the program in parentheses, and the name may contain any character. So split the
+    // line after the last parenthesis.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let state = fields.first()?;
-    // If the first thread of a process has ended, the process is shown as a zombie, even while other threads run.
+    // If the first thread of a process has ended, the process is shown as a zombie, even while other threads run. Such
+    // a process has not ended.
     let other_threads = || std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) > 1;
     if matches!(*state, "Z" | "X") && !other_threads() {
         return None;

@@ -54,7 +54,7 @@ impl Ethtool for RecordedEthtool {
         if text.len() as u64 > MAX_RECORD_BYTES {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("more than {MAX_RECORD_BYTES} B of record"),
+                format!("the recorded output is longer than {MAX_RECORD_BYTES} B, the maximum"),
             ));
         }
         let pairs = text.lines().filter_map(|line| line.trim().rsplit_once(": "));
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(recorded.statistics("eth0").unwrap(), [("tx_vport_rdma_unicast_packets".to_owned(), 7)]);
         std::fs::write(folder.join("eth1"), line.repeat(1 << 17)).unwrap();
         let error = recorded.statistics("eth1").unwrap_err().to_string();
-        assert_eq!(error, "more than 4194304 B of record");
+        assert_eq!(error, "the recorded output is longer than 4194304 B, the maximum");
         std::os::unix::fs::symlink("/dev/null", folder.join("eth2")).unwrap();
         assert_eq!(recorded.statistics("eth2").unwrap_err().to_string(), "not a regular file");
         assert_eq!(recorded.statistics("eth3").unwrap(), []);

@@ -76,8 +76,8 @@ impl PublishedSource {
                 return BTreeSet::new();
             }
         };
-        // `sweep` removes the files of killed processes. If this source has already opened such a file, it shows the
-        // last values of the device once more.
+        // `sweep` removes the files of killed processes. If this source has already opened such a file, the source
+        // shows the last values of the device once more.
         let listed = sweep(&directory).and_then(|_| directory.list());
         let names = listed.unwrap_or_else(|errno| {
             reading.note(None, format!("{} cannot be listed: {errno}", path.display()));
@@ -92,8 +92,9 @@ impl PublishedSource {
             match inspect(&directory, name) {
                 Ok((file, header)) => {
                     self.found += 1;
-                    // The publisher may run in another PID namespace than this process. Here, its process number may
-                    // belong to a different process, so its command line is not read.
+                    // The publisher may run in another PID namespace than this process. In the namespace of this
+                    // process, its process number may belong to a different process, whose command line must not be
+                    // shown.
                     let command = if life(&header) == Life::Running { command(header.pid) } else { None };
                     let (incarnation, label) = (self.found, String::new());
                     self.files.insert(key, Open { file, header, incarnation, label, command });

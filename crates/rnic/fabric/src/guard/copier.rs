@@ -24,7 +24,8 @@ impl Copier for KernelCopier {
             // of `copy`, the ranges may be read and written.
             let copied =
                 unsafe { libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
-            // The call stops at the first page that it cannot access.
+            // The kernel stops copying at the first page that it cannot access. It then returns fewer bytes than
+            // `length`.
             if let Ok(copied) = usize::try_from(copied) {
                 return copied == length;
             }

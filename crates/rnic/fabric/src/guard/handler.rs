@@ -22,8 +22,9 @@ struct Program {
     flags: AtomicI32,
     /// The first 64 signals of `sa_mask`, one bit each.
     mask: AtomicU64,
-    /// Whether the program has replaced the handler of this module by a system call. The program's handler may then
-    /// call the replaced handler for faults that it does not know, as Go's runtime does.
+    /// Whether the program has replaced the handler of this module, through a system call that this library does not
+    /// see. The program's handler may then call the replaced handler for faults that it does not know, as Go's runtime
+    /// does.
     may_call_ours: AtomicBool,
 }
 
@@ -104,7 +105,10 @@ fn sigaction(signal: c_int, new: Option<&Action>, old: Option<&mut Action>) -> i
 /// least one of the two signals.
 pub(super) fn install() -> io::Result<bool> {
     if GuardedCode::own().is_none() {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "this machine has no landing code"));
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "a handler can land faults of the copy code only on x86-64",
+        ));
     }
     let mut replaced = false;
     for signal in FAULTS.map(|fault| fault as c_int) {
@@ -122,8 +126,8 @@ pub(super) fn install() -> io::Result<bool> {
         // SAFETY: as in `Program::get`.
         let mut own: Action = unsafe { mem::zeroed() };
         own.sa_sigaction = own_handler();
-        // A program's handler that this handler calls may use an RNIC and fault. So the signal must not be blocked
-        // meanwhile (SA_NODEFER).
+        // The program's handler may run within this handler, and may use an RNIC whose copy faults. So the kernel must
+        // not block the signal while this handler runs (SA_NODEFER).
         own.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER | libc::SA_RESTART;
         sigaction(signal, Some(&own), None)?;
     }
@@ -192,10 +196,11 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
 /// `context` is the context that the kernel passed to the handler.
 #[cfg(target_arch = "x86_64")]
 unsafe fn land(info: &libc::siginfo_t, context: *mut c_void) -> bool {
-    /// `si_code` of a signal that the kernel sends without an address. The crate libc does not define this constant.
+    /// `si_code` of a fault for which the kernel does not report the address. The crate libc does not define this
+    /// constant.
     const SI_KERNEL: c_int = 0x80;
     let Some(code) = GuardedCode::own() else { return false };
-    // SAFETY: the caller promises that `context` is the context of the kernel.
+    // SAFETY: the caller promises that `context` is the context that the kernel passed to the handler.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let at = |register: c_int| registers[register as usize] as usize;
     if info.si_code <= 0 || !(code.start..code.end).contains(&at(libc::REG_RIP)) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use doorbell_wire::{Encapsulation, FaultMarks, Outer};
 
-/// Size of the buffered blocks in bytes at which they are written to the file.
+/// Number of buffered bytes from which on the buffer is written to the file.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Maximum frame length that the file's header states. All frames are shorter.

@@ -85,7 +85,7 @@ pub fn flush_before_exit() {
             Err(TryLockError::WouldBlock) => return,
         }
     };
-    // The thread of an abandoned port meets no requests, so skip such a port.
+    // Skip ports whose descriptors the program has closed: their threads meet no requests.
     for shared in open.iter().filter(|shared| !shared.is_abandoned.load(Ordering::Relaxed)) {
         let asked = match shared.driver.try_lock() {
             Ok(driver) if is_done(&driver) => continue,

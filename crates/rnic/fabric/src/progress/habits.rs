@@ -38,22 +38,23 @@ pub(super) struct Habits {
     pub(super) most_doublings: u32,
 }
 
-/// Parameters for links through the kernel. Waking a thread costs several microseconds, and on virtual machines as much
-/// as many messages.
+/// Parameters for links through the kernel. Waking a thread takes several microseconds. On virtual machines, it takes
+/// as long as the exchange of many messages.
 pub(super) const HABITS: Habits = Habits {
     nap_ns: 100_000,
-    // Shorter than the time after which peers retransmit, and than the deadlines that callers leave. So callers need
-    // not wake the thread for deadlines.
+    // Peers retransmit after a longer time than this, and callers leave only later deadlines. So callers need not wake
+    // the thread for deadlines.
     brief_ns: 300_000,
-    // Naps may be long, since a wake-up by a timer costs as much as many messages on some machines.
+    // The thread takes long naps, because on some machines each wake-up by a timer costs as much as many messages.
     longest_nap_ns: 3_000_000,
     polls_all_the_time_ns: 100_000,
-    // After arming, programs poll each of their queues once more, and receive the messages that have arrived by then.
+    // After arming a notification, a program that will sleep still polls each of its queues once, and receives the
+    // messages that have arrived by then. These polls are fewer than 64.
     polls_before_sleep: 64,
     // An idle processor of a virtual machine needs about this time to wake up.
     linger_ns: 100_000,
     longest_deferral_ns: 1_000_000,
-    // Half a run suffices: if posts waited for a full run, the peer might be idle until then.
+    // Posts do not wait for a full run, since the peer might be idle until then.
     short_run_packets: MAX_RUN_PACKETS / 2,
     wary_polls: 64,
     first_penalty_ns: 10_000_000,
@@ -117,7 +118,7 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    /// Returns whether to use this opportunity. If so, the caller reports the result to [`ended`](Self::ended).
+    /// Returns whether to linger now. If so, the caller reports the result to [`ended`](Self::ended).
     pub(super) fn begins(&mut self) -> bool {
         let begins = self.to_let_pass == 0;
         self.to_let_pass = self.to_let_pass.saturating_sub(1);

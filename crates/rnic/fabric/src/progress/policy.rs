@@ -124,8 +124,8 @@ pub(super) struct Policy {
     phase: Phase,
     naps: Naps,
     lingering: Lingering,
-    /// Value of [`Glance::polls`] at the last decision to nap or to check all work. `posts` is the same for
-    /// [`Glance::posts`].
+    /// Value of [`Glance::polls`] at the most recent decision to nap or to check all work. The field `posts` holds the
+    /// value of [`Glance::posts`] at that time.
     polls: u64,
     posts: u64,
     /// Time of the last post.

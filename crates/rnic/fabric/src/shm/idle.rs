@@ -26,7 +26,8 @@ impl Idle {
         self.look_at_ns.is_none()
     }
 
-    /// Schedules a pass. The caller has written to a ring, whose memory can be given back once the ring is idle.
+    /// Schedules a pass, since the caller has written to a ring. Once that ring is idle, a pass can give its memory
+    /// back.
     #[cold]
     pub(super) fn watch_from(&mut self, now_ns: u64) {
         self.look_at_ns = Some(now_ns + IDLE_NS);

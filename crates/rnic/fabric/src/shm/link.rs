@@ -11,11 +11,11 @@ use super::datagrams::WithoutMessages;
 use super::idle::Idle;
 use super::meet::{Meeting, News};
 use super::message::Datagram;
-use super::own_process::OwnProcess;
 use super::peer::{Peer, Predecessors, RunBuffers};
 use super::routes::{Routes, RunRoute, answer_within};
 use super::sys::RING_BYTES;
 use crate::link::{Link, LinkProperties, Sink};
+use crate::own_process::OwnProcess;
 use crate::udp::UdpLink;
 
 /// Maximum number of rings that one call of `receive` checks in turn. The call also checks the rings of [`LATELY`]
@@ -32,8 +32,9 @@ const UDP_EVERY_NS: u64 = 20_000;
 /// Time after the last received packets during which rings, or the UDP socket, count as in use.
 const TRAFFIC_NS: u64 = 1_000_000;
 
-/// Maximum time between two connections of the same device: two devices may have invited each other at the same time. A
-/// connection after that time belongs to a new device at the address, and connections of the old device are ended.
+/// Maximum time between the two connections of a device that has invited this device and was invited by it at the same
+/// time. If a peer with the same address connects later than that, it is a new device. The link then ends its
+/// connections with the old device.
 const SAME_DEVICE_NS: u64 = 1_000_000_000;
 
 /// Maximum number of departed peers whose rings are still read. If there are more, the oldest ring is dropped with its
@@ -64,14 +65,14 @@ pub struct SharedMemoryLink {
     /// Places of the peers that sent packets recently. `next_lately` is the index of the entry that is replaced next.
     lately: [usize; LATELY],
     next_lately: usize,
-    /// Whether some ring has records that must wait until earlier packets of the same device are read.
+    /// Whether some ring must not be read yet, because earlier packets of its device are still unread.
     has_newcomers: bool,
     /// Whether the next call of `receive` checks all rings.
     look_at_all: bool,
     /// Destination of the run at which the last call of `transmit` stopped, because the destination's device has not
     /// answered an invitation.
     awaits: Option<IpAddr>,
-    /// Whether the driver holds packets to destinations other than `awaits` outside of the current batch.
+    /// Whether the driver holds, outside of the current batch, packets to destinations other than `awaits`.
     others_behind: bool,
     /// Whether a batch is partly sent. The batch's packets to devices that shared memory when the batch was sealed have
     /// no ICRC, so they must not go over UDP.
@@ -223,7 +224,7 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Ends the connections of older devices at an address, after a new device has proved that the address is its own.
+    /// Ends the connections of older devices at an address, after a new device has proved that it owns the address.
     fn leave_predecessors(&mut self, address: IpAddr, now_ns: u64) {
         for place in 0..self.peers.len() {
             let is_old = |peer: &Peer| peer.address == address && now_ns.saturating_sub(peer.since_ns) > SAME_DEVICE_NS;
@@ -310,8 +311,8 @@ impl SharedMemoryLink {
         }
     }
 
-    /// Wakes those of the given peers that sleep. `touched` contains the places of the peers to whose rings records
-    /// were written.
+    /// Wakes each peer in `touched` that sleeps. `touched` contains the places of the peers to whose rings records were
+    /// written.
     fn wake(&mut self, touched: &[usize]) {
         for &place in touched {
             let Some(peer) = &mut self.peers[place] else { continue };

@@ -22,10 +22,10 @@ use rustc_hash::FxHashSet;
 
 use self::connection::{Heard, call, check_user, hear, host, host_or_beside, send};
 use super::message::{Datagram, Message, Nonce, VERSION};
-use super::own_process::{Opening, OwnProcess};
 use super::sys::{self, Mapping};
 use crate::guard::spawn_without_signals;
 use crate::own_event::OwnEvent;
+use crate::own_process::{Opening, OwnProcess};
 use crate::udp::send_alone;
 
 /// Time after which a guest is disconnected if it has not sent the next message. A guest is a process that has
@@ -297,7 +297,7 @@ impl Host {
             }
         }
         let ready = |fd: &PollFd<'_>| fd.any().unwrap_or(false);
-        // The descriptor number may belong to a file of the program by now, which the thread must not read.
+        // Read the descriptor only if it is intact: its number may belong to a file of the program by now.
         if ready(&fds[0]) {
             if !self.shared.kick.is_intact() {
                 return None;
@@ -408,8 +408,8 @@ impl Host {
         }
     }
 
-    /// Returns whether this device has invited the device at the address `guest`, and the exchange is unfinished.
-    /// `late` states whether the answer must be late or must not be late.
+    /// Returns whether this device has invited the device at the address `guest`, and the exchange is unfinished. With
+    /// `late`, only an exchange whose answer is late counts, and otherwise only one whose answer is not late.
     fn is_invited(&self, guest: IpAddr, late: bool) -> bool {
         let is_it = |stage: &Stage| matches!(*stage, Stage::Invited { address, is_late, .. } if address == guest && is_late == late);
         self.peers.iter().any(|peer| is_it(&peer.stage))

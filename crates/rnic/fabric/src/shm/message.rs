@@ -13,6 +13,8 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use doorbell_wire::to_gid;
+
 /// Version of the messages and of the ring format. Two devices share memory only if their versions are equal.
 pub(super) const VERSION: u16 = 1;
 
@@ -91,10 +93,7 @@ impl Message {
             Self::Hello { version, address, port, nonce } => {
                 let mut bytes = begin(HELLO);
                 bytes.extend_from_slice(&version.to_le_bytes());
-                let address = match address {
-                    IpAddr::V4(address) => address.to_ipv6_mapped(),
-                    IpAddr::V6(address) => address,
-                };
+                let address = to_gid(address);
                 bytes.extend_from_slice(&address.octets());
                 bytes.extend_from_slice(&port.to_le_bytes());
                 bytes.extend_from_slice(&nonce);

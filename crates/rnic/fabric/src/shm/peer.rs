@@ -36,7 +36,7 @@ pub(super) enum Predecessors {
         /// Maximum number of earlier bytes that are still unread in other rings of the peer's address. It begins with
         /// the total size of these rings.
         ring_bytes: u64,
-        /// Total bytes that had been read from these other rings at the last check.
+        /// Total bytes that had been read from the other rings of the peer's address at the last check.
         taken: u64,
     },
     /// All earlier packets were read, or there were none.
@@ -59,7 +59,7 @@ pub(super) struct Peer {
     /// Maximum number of bytes that are still read from the ring of a peer that has closed or died. It begins with the
     /// size of a ring, so that a hostile peer cannot write forever. `None` while the peer is connected.
     left_bytes: Option<usize>,
-    /// Position of the writer during the last pass that looked for idle rings.
+    /// Position of the writer at the time of the most recent pass that looked for idle rings.
     looked_at: u64,
 }
 
@@ -205,7 +205,8 @@ impl RunBuffers {
         let dst = self.local.ip();
         let outer = Outer { src, dst, traffic_class, hop_limit, identification: None, dont_fragment: None };
         let shared = if segment_bytes <= HEADERS_BYTES_MAX {
-            // No packet is longer than the part that must be copied, so copy all packets as a whole.
+            // A sink needs private copies of the first `HEADERS_BYTES_MAX` bytes of each packet. No packet in this
+            // record is longer, so copy all packets at once.
             reader.copy_out(record, &mut self.buffer);
             let private = &self.buffer[..total_bytes];
             SharedRun { outer, headers: private, bytes: private.into(), segment_bytes }

@@ -129,7 +129,8 @@ impl<M: Memory> Writer<M> {
     #[inline]
     pub(crate) fn push<'a>(&mut self, header: Header, packets: impl Iterator<Item = &'a [u8]>) -> bool {
         let record_bytes = header.record_bytes();
-        // The writer stores 0 at the place of the record after this one, so that cache line must be free as well.
+        // The writer stores 0 at the place of the record after this one, so the first cache line of that place must be
+        // free as well.
         if !self.has_room(record_bytes + LINE_BYTES as u64) {
             return false;
         }

@@ -28,8 +28,8 @@ const ASK_AGAIN_WITHIN_NS: u64 = 1_000_000_000;
 /// The invited device may belong to a stopped process.
 pub(super) const OTHERS_WAIT_NS: u64 = 2_000_000;
 
-/// Number of destinations in the map of routes from which on adding a route over UDP first removes all routes over UDP.
-/// The devices of the removed routes are invited again.
+/// Maximum number of destinations in the map of routes. If the map is full, adding a route over UDP first removes all
+/// routes over UDP. The next packets to these destinations then cause new invitations.
 const UDP_ROUTES_MAX: usize = 4096;
 
 /// Returns how long a device may take to answer an invitation.
@@ -98,7 +98,8 @@ impl Routes {
             }
             Some(Route::Asked { at_ns }) if now_ns < *at_ns + patience_ns => self.meanwhile(destination),
             Some(Route::Asked { .. }) => {
-                // The device may still answer later. Until then, packets go over UDP.
+                // The device has not answered in time, so packets go over UDP. If the device still answers, packets go
+                // through its rings.
                 self.set_udp(destination, now_ns + answer_within(self.choice).as_nanos() as u64);
                 self.note_asked();
                 RunRoute::Udp
@@ -164,9 +165,9 @@ impl Routes {
         self.asked_until_ns = None;
     }
 
-    /// Records that the peer at `place` has closed or died. The next packet to its address invites the next device
-    /// there. Until that device answers, packets go over UDP. Otherwise a peer that departs again and again would delay
-    /// packets to other destinations.
+    /// Records that the peer at `place` has closed or died. The next packet to its address invites the next device at
+    /// that address. Until that device answers, packets go over UDP. If packets waited for the answer instead, a peer
+    /// that departs again and again would delay packets to other destinations.
     pub(super) fn forget(&mut self, place: usize) {
         let has_room = self.by_destination.len() < UDP_ROUTES_MAX;
         let keeps = self.choice == LinkChoice::Auto && has_room;

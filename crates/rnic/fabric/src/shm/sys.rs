@@ -22,8 +22,8 @@ use super::ring::Memory;
 /// for all of them.
 pub(super) const RING_BYTES: usize = 2 << 20;
 
-/// Size of the control page before the rings in bytes. For each ring, the page holds two words on separate cache lines:
-/// the reader's position, and whether the reader sleeps.
+/// Size in bytes of the control page, which precedes the rings. For each ring, the page holds two words on separate
+/// cache lines: the reader's position, and whether the reader sleeps.
 const CONTROL_BYTES: usize = 4096;
 
 /// Size of the file in bytes.

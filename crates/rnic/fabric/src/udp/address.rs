@@ -9,7 +9,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use thiserror::Error;
 
 use super::{DEFAULT_HOP_LIMIT, DEFAULT_TRAFFIC_CLASS, UdpLink, interface, sys};
-use crate::shm::{Opening, OwnProcess};
+use crate::own_process::{Opening, OwnProcess};
 
 /// Default size of the receive buffer in bytes, as `getsockopt` shows it. The kernel doubles the requested size to make
 /// room for its own data.
@@ -207,8 +207,8 @@ fn port_is_held(address: IpAddr, port: u16) -> bool {
     let taken = |address: IpAddr| matches!(try_bind(address, port), Err(e) if e.kind() == io::ErrorKind::AddrInUse);
     match address {
         IpAddr::V4(_) => UNLIKELY_ADDRESSES.iter().all(|&unlikely| taken(unlikely.into())),
-        // IPv6 has only one loopback address. If the port is taken there, one device may have that address, or a socket
-        // may hold the port on all addresses. The error about a single address is correct in both cases.
+        // IPv6 has only one loopback address. If the port is taken on that address, either one device has the address,
+        // or a socket holds the port on all addresses. The error about a single address is correct in both cases.
         IpAddr::V6(v6) => v6 != Ipv6Addr::LOCALHOST && taken(Ipv6Addr::LOCALHOST.into()),
     }
 }
@@ -237,8 +237,8 @@ fn equip(bound: Bound, request: &BindRequest) -> Result<UdpLink, BindError> {
     let segmentation = request.segmentation && segments.is_ok();
     if let Err(error) = segments.and(coalesces) {
         tracing::warn!(
-            "the kernel does not move runs of datagrams at {local} ({error}): small packets are \
-             slower by an order of magnitude"
+            "the kernel cannot send or receive several datagrams of {local} as one message ({error}): small packets \
+             are slower by an order of magnitude"
         );
     }
     Ok(UdpLink::new(socket, local, granted, segmentation))

@@ -4,11 +4,23 @@
 //! the size of a pointer. So this module writes and reads control messages as bytes.
 
 use std::mem;
-
-use super::sys::Outgoing;
+use std::net::SocketAddr;
 
 const HEADER_BYTES: usize = mem::size_of::<usize>() + 8;
 const ALIGNMENT: usize = mem::size_of::<usize>();
+
+/// One message to send. The kernel sends `bytes` as one datagram, or splits them into several.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outgoing<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) destination: SocketAddr,
+    /// Bytes of each datagram, if the kernel should split the message.
+    pub(super) segment_bytes: Option<u16>,
+    /// The traffic class, if it differs from [`DEFAULT_TRAFFIC_CLASS`](super::DEFAULT_TRAFFIC_CLASS).
+    pub(super) traffic_class: Option<u8>,
+    /// The hop limit, if it differs from [`DEFAULT_HOP_LIMIT`](super::DEFAULT_HOP_LIMIT).
+    pub(super) hop_limit: Option<u8>,
+}
 
 /// Control data that the kernel adds to a received message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

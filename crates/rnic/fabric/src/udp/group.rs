@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::address::equip_receiver;
-use crate::shm::{Opening, OwnProcess};
+use crate::own_process::{Opening, OwnProcess};
 
 /// A group that a link has joined.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use super::control;
+use super::control::{self, Outgoing};
 
 /// Maximum number of messages per call of [`send`].
 pub(super) const MAX_SEND_MESSAGES: usize = 64;
@@ -24,21 +24,8 @@ pub(super) const MAX_SEND_MESSAGES: usize = 64;
 /// Maximum number of messages per call of [`receive`].
 pub(super) const MAX_RECEIVE_MESSAGES: usize = 8;
 
-/// Size of the buffer of a received message in bytes. No UDP payload over IP is longer.
+/// Size in bytes of the buffer for one received message. No UDP payload over IP is longer.
 pub(super) const RECEIVE_BUFFER_BYTES: usize = 64 * 1024;
-
-/// One message to send. The kernel sends `bytes` as one datagram, or splits them into several.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Outgoing<'a> {
-    pub(super) bytes: &'a [u8],
-    pub(super) destination: SocketAddr,
-    /// Bytes of each datagram, if the kernel should split the message.
-    pub(super) segment_bytes: Option<u16>,
-    /// The traffic class, if it differs from [`DEFAULT_TRAFFIC_CLASS`](super::DEFAULT_TRAFFIC_CLASS).
-    pub(super) traffic_class: Option<u8>,
-    /// The hop limit, if it differs from [`DEFAULT_HOP_LIMIT`](super::DEFAULT_HOP_LIMIT).
-    pub(super) hop_limit: Option<u8>,
-}
 
 /// One received message.
 #[derive(Clone, Copy, Debug)]
@@ -125,7 +112,7 @@ pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Ou
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_SEND_MESSAGES];
     let mut count = 0;
     let slots = addresses.iter_mut().zip(&mut vectors).zip(&mut controls).zip(&mut headers);
-    // `messages` is the second iterator, so that `zip` takes no message from it if all slots are used.
+    // `zip` must not take a message for which no slot is left. So `messages` is its second iterator.
     for ((((address, vector), control), header), message) in slots.zip(messages) {
         let (raw, raw_len) = RawAddress::new(message.destination);
         let vector = vector.write(libc::iovec {
@@ -177,8 +164,8 @@ pub(super) fn send<'a>(socket: BorrowedFd<'_>, messages: impl Iterator<Item = Ou
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives messages and passes each to `take`. Returns the number of messages. The maximum is the least of `limit`,
-/// [`MAX_RECEIVE_MESSAGES`] and the number of buffers of [`RECEIVE_BUFFER_BYTES`] in `buffers`.
+/// Receives messages and passes each to `take`. Returns the number of messages. This number is at most the least of
+/// `limit`, [`MAX_RECEIVE_MESSAGES`] and the number of buffers of [`RECEIVE_BUFFER_BYTES`] in `buffers`.
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
     buffers: &mut [u8],

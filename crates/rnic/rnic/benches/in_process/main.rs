@@ -56,7 +56,8 @@ fn send(c: &mut Criterion<CpuTime>) {
         let id = BenchmarkId::new(format!("{bytes} B"), format!("{per_post} per post"));
         group.bench_function(id, |bencher| bencher.iter(|| pair.round(per_post)));
         let packets_per_ack = pair.packets_per_ack();
-        // If the filter of the command line skipped this benchmark, it has sent no packets, and the number is 0.
+        // `packets_per_ack` is 0 if the filter of the command line skipped this benchmark, because no packets were
+        // sent.
         let is_enough = packets_per_ack == 0 || packets_per_ack >= BURST as u64;
         assert!(is_enough, "one acknowledgement for {packets_per_ack} packets");
     }

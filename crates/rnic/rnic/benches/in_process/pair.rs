@@ -15,7 +15,8 @@ use super::words::{
 };
 
 const WINDOW: usize = 64;
-/// Number of packets that the receiver gets in one call of `handle_packets`. It acknowledges them with one packet.
+/// Number of packets that the receiver gets in one call of `handle_packets`. The receiver sends one acknowledgement for
+/// all of them.
 pub(crate) const BURST: usize = 16;
 
 /// Methods that `Rnic` lacks in older revisions. `cargo xtask compare` also builds this file with those revisions. If
@@ -160,7 +161,7 @@ impl Side {
     }
 }
 
-/// Two connected queue pairs. The first sends to the second.
+/// Two connected queue pairs. The first queue pair sends messages to the second.
 pub(crate) struct Pair {
     a: Side,
     b: Side,

@@ -28,7 +28,7 @@ impl Rnic {
         if !group.is_multicast() || group.is_ipv4() != self.config.address.is_ipv4() {
             return Err(ObjectError::Group {
                 group,
-                why: "it must be a multicast address of the device's address family",
+                why: "the group must be a multicast address of the device's address family",
             });
         }
         let is_first = !self.groups.contains_key(&group);

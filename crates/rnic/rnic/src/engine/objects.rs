@@ -84,7 +84,7 @@ impl Rnic {
         access: Access,
         owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
     ) -> Result<Arc<Region>, ObjectError> {
-        // SAFETY: the caller keeps the contract of this function, which is the same.
+        // SAFETY: `register_paged` has the same contract as this function, and the caller keeps that contract.
         unsafe { self.register_paged(pd, base, length, address, access, owner, None) }
     }
 
@@ -112,7 +112,7 @@ impl Rnic {
         self.check_pd(pd)?;
         expect_bytes(length)?;
         let rng = &mut self.key_rng;
-        // SAFETY: the caller keeps the contract of this function, which is the same.
+        // SAFETY: `insert` has the same contract as this function, and the caller keeps that contract.
         unsafe { self.regions.insert(pd, base, length, address, access, owner, pager, || rng.next_u32()) }
             .ok_or(ObjectError::Region { address, length })
     }

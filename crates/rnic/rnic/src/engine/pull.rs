@@ -37,8 +37,8 @@ pub struct Pulled {
     pub more: bool,
 }
 
-/// Doorbells of posts ([`Policy::waits_for_doorbells`](crate::Policy::waits_for_doorbells)), and functions that send
-/// the packets of a single queue pair in place of [`poll_transmit`](Rnic::poll_transmit).
+/// Functions that ring the doorbells of posts ([`Policy::waits_for_doorbells`](crate::Policy::waits_for_doorbells)),
+/// and functions that replace [`poll_transmit`](Rnic::poll_transmit): they send the packets of a single queue pair.
 impl Rnic {
     /// Returns the doorbell index that covers every posted send: the number of sends posted since the creation of the
     /// queue pair.
@@ -74,7 +74,7 @@ impl Rnic {
         self.publish();
     }
 
-    /// Makes the oldest `receives` of the hidden receives of a queue pair visible to the device.
+    /// Makes hidden receives of a queue pair visible to the device: the oldest ones, `receives` in number.
     pub fn ring_receives(&mut self, qpn: Qpn, receives: usize) {
         let Some(slot) = self.slot(qpn) else { return };
         if let ReceiveQueue::Own { ring, .. } = &mut self.qps[slot as usize].rq {
@@ -82,7 +82,7 @@ impl Rnic {
         }
     }
 
-    /// Makes the oldest `receives` of the hidden receives of a shared receive queue visible to the device.
+    /// Makes hidden receives of a shared receive queue visible to the device: the oldest ones, `receives` in number.
     pub fn ring_shared_receives(&mut self, srq: SrqId, receives: usize) {
         if let Some(srq) = self.srqs.get(srq.0 as usize) {
             srq.queue.ring(receives);
@@ -120,7 +120,7 @@ impl Rnic {
         Pulled { packets: batch.infos().len() - before, more }
     }
 
-    /// Adds the acknowledgements of queue pairs that were reset or destroyed to `batch`. Returns the number of
+    /// Adds packets to `batch`: the acknowledgements of queue pairs that were reset or destroyed. Returns the number of
     /// packets.
     pub fn pull_farewells(&mut self, batch: &mut TransmitBatch) -> usize {
         let mut left = usize::MAX;

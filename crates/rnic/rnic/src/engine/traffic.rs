@@ -289,8 +289,8 @@ impl Rnic {
         }
     }
 
-    /// Adds packets of the queue pairs that `filter` selects to `batch`, within `budget`. The queue pairs take turns.
-    /// Returns the number of added packets.
+    /// Adds packets to `batch`, within `budget`. The packets come from the queue pairs that `filter` selects, which
+    /// take turns. Returns the number of added packets.
     pub fn poll_transmit(&mut self, now_ns: u64, budget: Budget, filter: Filter, batch: &mut TransmitBatch) -> usize {
         self.core.now_ns = now_ns;
         self.release_held_acks(now_ns.saturating_sub(self.core.policy.ack_hold_ns));
@@ -308,12 +308,13 @@ impl Rnic {
                 continue;
             }
             qp.queued = false;
-            // Requests come before answers. If the program has replied to a message, the reply and the acknowledgement
-            // of the message can then leave in one run. Answers still get about half of the quantum.
+            // `quantum` is the maximum number of packets in this turn of the queue pair. Its requests are written
+            // before its answers. If the program has replied to a message, the reply and the acknowledgement of the
+            // message can then leave in one run. If there are answers, requests get half of the quantum, rounded up.
             let quantum = left.min(MAX_RUN_PACKETS);
             let share = match qp.resp.has_answers() {
                 false => quantum,
-                // If only one packet may be sent, requests and answers take turns.
+                // If only one packet may be sent, requests and answers alternate.
                 true if quantum == 1 => {
                     qp.answers_turn = !qp.answers_turn;
                     usize::from(!qp.answers_turn)
@@ -372,8 +373,8 @@ impl Rnic {
         !self.core.ready.is_empty() || !self.core.farewells.is_empty()
     }
 
-    /// Returns whether the device has packets to send to another device than `destination`. Of a UD queue pair, the
-    /// function considers only the next packet.
+    /// Returns whether the device has packets to send to any device other than `destination`. For a UD queue pair, only
+    /// the destination of its next packet counts.
     pub fn wants_transmit_beside(&self, destination: IpAddr) -> bool {
         let queue_pairs = self.core.ready.iter().filter_map(|&slot| self.qps[slot as usize].next_destination());
         let farewells = self.core.farewells.iter().map(|farewell| farewell.path.destination);

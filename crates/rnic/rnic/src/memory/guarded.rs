@@ -302,7 +302,7 @@ mod code {
         "cld",
         "doorbell_end \\is_in",
         ".endm",
-        // Debuggers and valgrind find a routine by its type and size.
+        // Declare the type and the size of each routine, since debuggers and valgrind find a routine by them.
         ".macro doorbell_routine name",
         ".hidden doorbell_guarded_\\name",
         ".globl doorbell_guarded_\\name",
@@ -381,7 +381,8 @@ mod code {
         "lock or byte ptr [rdi], 0",
         "1: xor eax, eax",
         "ret",
-        // A routine that faulted continues at this label. The stack holds only the return address.
+        // If a routine faults, the handler makes it continue at this label. The stack then holds only the return
+        // address.
         "doorbell_guarded_landing:",
         "cld",
         "mov eax, 1",

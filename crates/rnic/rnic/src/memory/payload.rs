@@ -71,7 +71,8 @@ impl Payload<'_> {
     }
 }
 
-/// Maximum bytes of a packet that an RNIC reads as headers. BTH and AtomicETH, the longest headers, take 40 bytes.
+/// Maximum bytes of a packet that an RNIC reads as headers. The longest headers are BTH and AtomicETH, with 40 bytes
+/// together.
 pub const HEADERS_BYTES_MAX: usize = 64;
 
 /// A packet, or the rest of a packet after the headers that were already read.

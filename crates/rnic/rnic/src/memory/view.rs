@@ -24,7 +24,8 @@ impl Memory {
     }
 
     /// Removes destroyed regions and invalidated windows from the cache. After this call, the engine neither accesses
-    /// these regions nor keeps them alive. A window must be removed too, since it keeps its region alive.
+    /// these regions nor keeps them alive. Invalidated windows must be removed too, since a cached window keeps its
+    /// region alive.
     pub(crate) fn forget_gone(&mut self) {
         for slot in self.cache.iter_mut() {
             if slot.as_ref().is_some_and(|region| !region.is_valid()) {
@@ -86,7 +87,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies a part of the message that `sges` describe to `out`. The part starts at byte `skip` and fills `out`.
+    /// Copies a part of a message to `out`. `sges` describe the memory of the message. The part starts at byte `skip`
+    /// of the message and fills `out`.
     #[inline]
     pub(crate) fn gather(&mut self, pd: PdId, sges: &[Sge], mut skip: u64, out: &mut [u8]) -> Result<(), MemoryError> {
         let mut done = 0;
@@ -110,7 +112,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies `data` into the memory that `sges` describe, starting `skip` bytes after its beginning.
+    /// Copies `data` into the memory that `sges` describe. The first byte of `data` goes to byte `skip` of that memory.
     #[inline]
     pub(crate) fn scatter(
         &mut self,
@@ -212,8 +214,8 @@ impl Memory {
         self.directory.bind(through, binding)
     }
 
-    /// Invalidates the key of a memory window of this device. A local work request or a SEND with invalidate of the
-    /// peer has requested it.
+    /// Invalidates the key of a memory window of this device. The invalidation was requested by a local work request,
+    /// or by a SEND with Invalidate from the peer.
     pub(crate) fn invalidate_window(&self, through: Through, rkey: RKey) -> Result<(), MemoryError> {
         self.directory.invalidate(through, rkey)
     }

@@ -4,9 +4,9 @@ use doorbell_verbs_core::{PdId, RecvRequest};
 
 use crate::work::RecvWqe;
 
-/// Ring of receives, in the order in which messages take them. A post writes a receive into a place of the ring. A SEND
-/// of one packet on a reliable connection uses the receive in its place, without a copy. A later post then reuses the
-/// place and its allocation. All other messages take the receive out of the ring.
+/// Ring of receives, in the order in which messages take them. A post writes a receive into a place of the ring. The
+/// message of a SEND Only on a reliable connection uses the receive without taking it out of the ring, which saves a
+/// copy. A later post reuses the place and its allocation. All other messages take the receive out of the ring.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveRing {
     /// Places of the ring. Their number is 0 or a power of two.

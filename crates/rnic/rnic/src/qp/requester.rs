@@ -18,12 +18,12 @@ use crate::policy::Policy;
 /// Maximum to which the early timeout doubles, if the configured timeout is unlimited.
 const LONGEST_EARLY_TIMEOUT_NS: u64 = 1_000_000_000;
 
-/// Factor of the early timeout: the timeout is at least this many smoothed round trip times.
+/// The early timeout is at least this number of smoothed round trip times.
 const EARLY_TIMEOUT_ROUND_TRIPS: u64 = 4;
 
 /// Minimum time for which the requester remembers the longest round trip. RFC 6298 instead adds four times the variance
-/// of the round trips. But here, thousands of acknowledgements arrive per second. If the process of the peer had lost
-/// its CPU once, the variance would no longer show the long round trip after ten samples.
+/// of the round trips. An RNIC receives thousands of acknowledgements per second. If a peer's process once waited for a
+/// CPU, the variance would no longer show that long round trip after ten samples.
 const LONGEST_ROUND_TRIP_MEMORY_NS: u64 = 100_000_000;
 
 /// Maximum number of outstanding packet sequence numbers. It is below half of the 2^24 numbers, so that old and new
@@ -68,9 +68,9 @@ pub(crate) struct Requester {
     next_psn: Psn,
     /// The oldest sequence number that is not acknowledged.
     una: Psn,
-    /// Sequence number of the packet at the cursor.
+    /// Sequence number of the packet that is sent next, at the cursor.
     cursor_psn: Psn,
-    /// One past the highest sequence number sent so far.
+    /// The sequence number after the highest one that was sent so far.
     high_psn: Psn,
     /// Index of the first request without sequence numbers.
     assigned: u64,
@@ -78,8 +78,8 @@ pub(crate) struct Requester {
     cursor: u64,
     /// Index of the packet that is sent next, within the request at the cursor.
     cursor_packet: u32,
-    /// READs (or pieces of a long READ) and atomics that were sent and are not completely answered. Each entry is one
-    /// past the highest sequence number of the READ, piece or atomic. At most `max_rd_atomic` entries.
+    /// READs (or pieces of a long READ) and atomics that were sent and are not completely answered. Each entry is the
+    /// sequence number after the last one of the READ, piece or atomic. At most `max_rd_atomic` entries.
     reads: VecDeque<Psn>,
     in_flight: u64,
     inbound_in_flight: u64,
@@ -103,7 +103,8 @@ pub(crate) struct Requester {
     probes: u8,
     timed: Option<(Psn, u64)>,
     since_ack_request: u32,
-    /// Value of `una` when the requester most recently requested a lost response again, so that it does so only once.
+    /// Value of `una` when the requester most recently requested a lost response again. While `una` keeps this value,
+    /// the requester does not request the response once more.
     implied_nak: Option<Psn>,
     pub(super) drain_reported: bool,
 }

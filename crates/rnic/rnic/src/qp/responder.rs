@@ -140,8 +140,9 @@ impl Responder {
     }
 
     /// Drops the unsent answers that a queue pair in the error state must not send. If there is a NAK, keeps the
-    /// answers up to the NAK. Otherwise, if a completed receive is not acknowledged yet, keeps this acknowledgement and
-    /// the answers to earlier READs and atomics. The peer does not accept the acknowledgement without these answers.
+    /// answers up to the NAK. Otherwise, if a completed receive is not acknowledged yet, keeps the acknowledgement of
+    /// that receive and the answers to READs and atomics before it. Without these answers, the peer does not accept the
+    /// acknowledgement.
     pub(crate) fn keep_up_to_nak(&mut self) {
         let nak = self.answers.iter().rposition(|answer| matches!(answer, Answer::Nak { again: false, .. }));
         if let Some(at) = nak {
@@ -149,8 +150,8 @@ impl Responder {
             self.ack_due_ns = None;
         } else if let Some(receive) = self.unacknowledged_receive {
             self.answers.retain(|answer| answer.psn().is_before(receive));
-            // The acknowledgement is not due if the response to a later READ would have acknowledged the receive. That
-            // response was just dropped, so make the acknowledgement due.
+            // The acknowledgement may not be due, because the response to a later READ would have acknowledged the
+            // receive. That response was just dropped, so make the acknowledgement due.
             self.ack_due_ns.get_or_insert(0);
         } else {
             self.answers.clear();
@@ -262,7 +263,8 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Reason for a NAK that puts the queue pair into the error state.
+/// Reason for which the responder rejects a request. The rejection sends a NAK and puts the queue pair into the error
+/// state.
 struct Refusal(NakCode);
 
 impl Qp {
@@ -428,7 +430,7 @@ impl Qp {
     /// READ whose response the peer has. The peer then ignores the NAK, and the connection must continue. This queue
     /// pair therefore does not enter the error state.
     fn refuse_repetition(&mut self, core: &mut Commons, psn: Psn) {
-        // No second NAK is needed: the unsent one will make the peer repeat its requests.
+        // An unsent NAK already makes the peer repeat its requests, so no second NAK is needed.
         if self.resp.answers.iter().any(|answer| matches!(answer, Answer::Nak { .. })) {
             return;
         }

@@ -8,7 +8,8 @@ pub struct Worst {
     pub loss: u64,
     /// Maximum size of the receive buffer in runs with the fault "overflow".
     pub buffer_bytes: u64,
-    /// Maximum rate of batches after which the link is full for some time. If 0, "mixed" does not include this fault.
+    /// Maximum rate of batches after which the link is full for some time. With 0, the fault "mixed" leaves such
+    /// batches out.
     pub full: u64,
 }
 

@@ -286,8 +286,8 @@ impl Script {
         self.reap().iter().map(|completion| (completion.wr_id, completion.status)).collect()
     }
 
-    /// Answers messages until the acknowledgement of the next message may wait for its answer. Returns the sequence
-    /// number of the next request. The receives lie at the end of memory.
+    /// Receives messages and replies to each, until the acknowledgement of the next message may wait for its reply.
+    /// Returns the sequence number of the next request. The receives use the end of the node's memory.
     pub fn answer_often(&mut self) -> Psn {
         for index in 0..8 {
             let offset = self.world.nodes[OWN].memory.len() - 8;

@@ -1,4 +1,5 @@
-//! Counts of the events in simulated runs. The simulation does not test an event that never happens.
+//! Counts of the events in simulated runs. An event that happens in no run is not tested, so each event must happen at
+//! least once.
 
 use doorbell_verbs_core::{Access, AsyncEvent, Counters, Status};
 

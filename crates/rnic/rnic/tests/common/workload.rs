@@ -1,9 +1,9 @@
 //! Random work over RC between the RNICs of a world, and a model of the effects of this work.
 //!
-//! Each SEND has different bytes, and atomics increment a counter. WRITEs overlap in an area, and the model applies
-//! them to its copy of the area in the same order. READs fetch constant bytes, or a snapshot that a fence protects. The
-//! checks therefore detect a lost, repeated, reordered or torn message. `post.rs` creates the work, and `check.rs`
-//! compares its results with the model.
+//! Each SEND has different bytes, and atomics increment a counter. WRITEs to one area overlap. The model keeps a copy
+//! of the area, and applies the WRITEs to the copy in the order in which they are posted. READs fetch constant bytes,
+//! or a snapshot that a fence protects. The checks therefore detect a lost, repeated, reordered or torn message.
+//! `post.rs` creates the work, and `check.rs` compares its results with the model.
 
 mod check;
 mod post;
@@ -19,7 +19,7 @@ use super::{Acks, End, Link, Rng, World};
 const MEMORY_BYTES: usize = 8 << 20;
 const AREA_BYTES: usize = 8 << 10;
 const CQ_DEPTH: usize = 1 << 14;
-/// Maximum number of memory windows on each side of a connection. The peer may invalidate them.
+/// Maximum number of memory windows on each side of a connection. The other side may invalidate their keys.
 const WINDOWS: usize = 6;
 
 /// Options of one seed.
@@ -69,7 +69,7 @@ struct Posted {
     check: Check,
 }
 
-/// Expected contents of a receive completion of the peer.
+/// Expected contents of the receive completion that a message causes at the peer.
 struct Expected {
     tag: u64,
     length: usize,
@@ -95,7 +95,7 @@ pub struct Side {
     write_area: usize,
     write_model: Vec<u8>,
     source_area: usize,
-    /// Keys of windows of the peer that SENDs have not invalidated yet.
+    /// Keys of windows of the peer. No SEND of this queue pair has invalidated them yet.
     peer_windows: Vec<RKey>,
     cas_offset: usize,
     cas_value: u64,

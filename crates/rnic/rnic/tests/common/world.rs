@@ -143,7 +143,7 @@ impl Node {
         };
         let (depth, buffer_bytes) = (self.queue.depth(), self.rnic.config().receive_buffer_bytes);
         let memory = std::mem::replace(&mut self.memory, Block::new(1));
-        // The packets in the receive buffer remain, since they belong to the address and not to the device.
+        // The packets in the receive buffer remain: they belong to the address, not to the device that is replaced.
         let received = std::mem::take(&mut self.received);
         let (cost, due) = (self.received_cost, self.service_due);
         *self = Self::new(index, memory, depth, buffer_bytes, seed);
@@ -394,8 +394,8 @@ impl World {
             *latest_ns = at_ns.max(*latest_ns);
             if overtakes {
                 self.tally.hit(Hit::Reordered);
-                // The requester ignores a READ response that arrives before an earlier one, so this response counts as
-                // lost.
+                // The requester ignores a READ response that arrives before an earlier response. Record such a response
+                // as lost.
                 self.note_lost(sent.to, &sent.bytes);
             }
             self.schedule(at_ns, What::Arrive { from: sent.from, to: sent.to, bytes });

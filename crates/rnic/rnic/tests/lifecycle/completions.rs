@@ -22,8 +22,8 @@ impl Life {
                 }
                 match entry.queue.poll(&mut out) {
                     Ok(0) => {
-                        // If earlier polls of this loop found completions, the program works first. Only a loop that
-                        // finds none counts as an empty poll.
+                        // A loop that found completions before does not count as an empty poll: the program first works
+                        // on these completions. Only a loop that finds no completion counts.
                         if !found {
                             entry.queue.note_empty_poll();
                         }
@@ -219,7 +219,7 @@ impl Life {
             return;
         }
         let watch = self.world.watch.as_ref().expect("a run watches its packets");
-        // If the response to a READ or atomic is missing, no later request can complete.
+        // If the response to a READ or atomic is missing, no request after this READ or atomic can complete.
         let is_answered = |wr: &u64| {
             let send = self.wrs[*wr as usize].send.as_ref();
             send.is_some_and(|send| matches!(send.check, Check::Read { .. } | Check::FetchAdd))
@@ -324,8 +324,8 @@ impl Life {
         }
     }
 
-    /// Returns the next message of a reliable connection. Returns `None` if completions were lost, since the test then
-    /// does not know the message.
+    /// Returns the next message of a reliable connection. Returns `None` if completions were lost: the test then does
+    /// not know which message is the next.
     fn reliable_message(&mut self, index: usize) -> Option<u64> {
         let (conn, end) = self.qps[index].conn.expect("a queue pair that receives is connected");
         let expected = &mut self.conns[conn].directions[1 - end].expected;

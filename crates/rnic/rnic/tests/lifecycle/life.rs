@@ -36,13 +36,13 @@ pub(crate) struct Options {
     pub(crate) takes_regions_back: bool,
 }
 
-/// Minimum distance between the first sequence numbers of two connections, so that no connection accepts a late packet
-/// of another. This replaces the TIMEWAIT of IBTA (Vol 1, 12.9.8.4), since this world reuses queue pair numbers at
-/// once.
+/// Distance between the first sequence numbers of two connections. Because of it, no connection accepts a late packet
+/// of another. The distance replaces the TIMEWAIT of IBTA (Vol 1, 12.9.8.4): this world reuses queue pair numbers
+/// without waiting.
 const PSN_RANGE: u32 = 1 << 16;
 const PSN_RANGES: u32 = 254;
-/// Distance in ranges between the sequence numbers of successive connections. The numbers of a later connection are
-/// therefore sometimes above and sometimes below those of an earlier one.
+/// Number of ranges from the range of one connection to the range of the next connection. The sequence numbers of a
+/// later connection are therefore sometimes above and sometimes below those of an earlier one.
 const PSN_STRIDE: u32 = 101;
 
 pub(crate) struct Life {
@@ -64,7 +64,8 @@ pub(crate) struct Life {
     pub(crate) at_start: Vec<(Objects, Backlog)>,
     /// Digest of all results that programs saw.
     pub(crate) print: u64,
-    /// Owner of all regions that peers access. If the run is the only holder of the owner, all these regions are gone.
+    /// Owner of all regions that peers access. Each region holds a reference to the owner. If the run holds the only
+    /// reference, all these regions are gone.
     pub(crate) owner: Arc<()>,
 }
 
@@ -418,7 +419,8 @@ impl Life {
         }
     }
 
-    /// Marks the outstanding work of a queue pair that leaves its connection as dropped. Such work gets no completion.
+    /// Takes a queue pair out of its connection, and gives its outstanding work the fate [`Fate::Dropped`]. Such work
+    /// gets no completion.
     pub(crate) fn forget_work(&mut self, index: usize) {
         let qp = &mut self.qps[index];
         let open: Vec<u64> = qp.sends.drain(..).chain(qp.receives.drain(..)).collect();
@@ -448,7 +450,7 @@ impl Life {
         !self.qps[index].sends.is_empty() || !self.qps[index].receives.is_empty()
     }
 
-    /// Counts the work that a reset or destruction interrupts, and limits the events that may still come.
+    /// Counts the work that a reset or destruction interrupts, and lowers the numbers of events that may still come.
     fn note_end(&mut self, index: usize, destroyed: bool) {
         let busy = self.has_work(index);
         let peer_busy = self.qps[index].conn.is_some_and(|(conn, end)| {
@@ -540,7 +542,7 @@ impl Life {
         }
     }
 
-    /// Stores the contents of an area when its region or key is removed. No peer may change the area after that.
+    /// Stores the contents of an area whose region or key is being removed. No peer may change the area after that.
     pub(crate) fn freeze(&mut self, conn: usize, from: usize) {
         let node = self.qps[self.conns[conn].ends[1 - from]].node;
         let direction = &mut self.conns[conn].directions[from];

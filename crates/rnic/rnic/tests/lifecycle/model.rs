@@ -189,7 +189,7 @@ pub(crate) struct Conn {
     pub(crate) ready: [bool; 2],
     /// Whether the areas are closed because both ends have left the connection.
     pub(crate) closed: bool,
-    /// Whether the device of an end died, in a run in which acknowledgements may wait.
+    /// Whether the device of an end died while acknowledgements may have waited in it. These acknowledgements are lost.
     pub(crate) died: bool,
     pub(crate) reasons: Reasons,
     pub(crate) directions: [Direction; 2],
@@ -210,7 +210,8 @@ pub(crate) struct Program {
     pub(crate) srq: Option<Srq>,
     /// Second region over all memory. The run deregisters this region under traffic.
     pub(crate) buffers: Option<Arc<Region>>,
-    /// Whether an earlier second region was deregistered. Receives of a shared receive queue may still name it.
+    /// Whether the run has deregistered a second region and registered another one. Receives of a shared receive queue
+    /// may still name the old one.
     pub(crate) lost_buffers: bool,
     pub(crate) datagram_qp: Option<usize>,
     /// Numbers of destroyed queue pairs.

@@ -211,8 +211,8 @@ impl Life {
                     matches!(error, ObjectError::Busy { .. }),
                     "the region was kept for another reason than a window: {error}"
                 );
-                // The error is also possible if the window is already destroyed: a binding that was posted before the
-                // destruction may bind a later window with the same key.
+                // A window over the region can be bound although the run has destroyed its window. A binding that was
+                // posted before the destruction may bind a later window, which has the same key.
                 let c = &self.conns[conn];
                 let may_be_bound = c.directions[from].window.is_some() || c.reasons.window;
                 assert!(may_be_bound, "the region {:#x} was kept without a window", region.rkey().get());
@@ -278,7 +278,7 @@ impl Life {
                 let depth = reserved.max(1) + self.rng.below(50) as usize;
                 rnic.resize_cq(id, depth).expect("the queue holds fewer completions");
                 self.world.tally.hit(Hit::CqResized);
-                // Queue pairs that the program creates later need this depth.
+                // Increase the depth again: queue pairs that the program creates later may need 300 entries.
                 rnic.resize_cq(id, 300.max(depth)).expect("the queue holds fewer completions");
             }
             1 if held > 1 => {
@@ -316,8 +316,8 @@ impl Life {
         let Some(node) = self.pick_node() else { return };
         let Some(srq) = &mut self.programs[node].srq else { return self.make_srq(node) };
         if self.rng.chance(600) {
-            // The limit event comes at once, or when messages take receives. Arming the limit again adds at most one
-            // event.
+            // Arming the limit again causes at most one more limit event. The event comes now, or when messages take
+            // receives.
             let limit = self.rng.within(1, srq.queue.depth() as u64) as usize;
             srq.may_reach_limit += 1;
             srq.queue.arm_limit(limit);

@@ -18,7 +18,7 @@ use crate::common::world::address_of;
 
 impl Life {
     /// Splits a slot into two or three scatter-gather elements, of which some may be empty. The elements use one of the
-    /// two regions that cover all memory of the node. Returns true with the elements if they use the second region.
+    /// two regions that cover all memory of the node. Returns the elements, and whether they use the second region.
     fn elements(&mut self, node: usize, slot: usize, length: usize) -> (Vec<Sge>, bool) {
         let offset = slot * SLOT_BYTES;
         let buffers = self.programs[node].buffers.clone().filter(|_| self.rng.chance(200));
@@ -192,8 +192,8 @@ impl Life {
                         access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
                         zero_based: false,
                     };
-                    // Note a possible cause of an error: another binding fails if it is posted before this one
-                    // completes.
+                    // Note a possible cause of an error: if a second binding is posted before this one completes, the
+                    // second one fails.
                     self.conns[conn].reasons.window = true;
                     self.conns[conn].directions[1 - end].window_keys.insert(key.get());
                     let check = Check::Bind { key };

@@ -76,8 +76,8 @@ fn an_acknowledgement_follows_the_reply() {
     assert_eq!(shapes, [Opcode::RC_SEND_ONLY, Opcode::RC_ACKNOWLEDGE]);
 }
 
-/// Receives one more message, whose completion the program sees only after all packets have left. Returns the packets
-/// that the RNIC sends before the completion, without a call that releases acknowledgements.
+/// Receives one more message, and checks that its completion becomes visible only after all packets have left. Returns
+/// the packets that the RNIC sends before that, although no call releases held acknowledgements.
 fn heard_alone(script: &mut Script, psn: Psn) -> Vec<(Opcode, Psn)> {
     script.receive(0, 8);
     script.hear(&script.say(Opcode::RC_SEND_ONLY).psn(psn));
@@ -116,7 +116,8 @@ fn an_acknowledgement_waits_after_eight_answers() {
     script.world.nodes[OWN].queue.note_empty_poll();
     assert_eq!(heard_alone(&mut script, psn.next()), [(Opcode::RC_ACKNOWLEDGE, psn.next())]);
 
-    // The RNIC now counts replies from zero again, so seven more replies are too few.
+    // The RNIC now counts replies from zero again. An acknowledgement waits after eight replies, so it does not wait
+    // after seven.
     let mut psn = psn.add(2);
     for _ in 0..7 {
         assert_eq!(heard_alone(&mut script, psn), [(Opcode::RC_ACKNOWLEDGE, psn)]);

@@ -7,7 +7,7 @@ use doorbell_rnic::{Budget, EngineId, Filter, MAX_RUN_BYTES, TransmitBatch};
 use doorbell_verbs_core::{Payload, QpKind, QpState, SendFlags, SendOperation as Op, SendRequest};
 use doorbell_wire::{Opcode, PathMtu, Psn, Qpn};
 
-/// Cost of a packet with little payload.
+/// Cost of a packet, apart from its payload.
 const PACKET_COST: u64 = 832 + 32;
 
 fn psn(index: u32) -> Psn {
@@ -445,8 +445,8 @@ fn kinds_of_packets_are_counted_separately() {
     let (tx, rx) = (*world.nodes[0].rnic.counters(), *world.nodes[1].rnic.counters());
     assert_eq!((tx.tx_word_packets, tx.tx_word_bytes), (1, 62), "the zero-length SEND with immediate must be counted");
     assert_eq!(tx.tx_data_packets, 5);
-    // 62 B for the zero-length SEND, 58 + 16 B for the other SEND, 74 B each for the WRITE and the READ request, 86 B
-    // for the atomic.
+    // 62 B for the SEND without payload, 58 + 16 B for the other SEND, 74 B each for the WRITE and the READ,
+    // and 86 B for the atomic.
     assert_eq!(tx.tx_data_bytes, 62 + 74 + 74 + 74 + 86);
     assert_eq!(tx.tx_retransmitted_packets, 4, "all packets from the lost SEND on must be retransmitted");
     assert_eq!(tx.tx_retransmitted_bytes, 74 + 74 + 74 + 86);

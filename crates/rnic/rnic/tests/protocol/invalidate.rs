@@ -1,5 +1,5 @@
-//! SEND with invalidate. A peer may invalidate only the key of a type 2 window, only through the queue pair that bound
-//! the window (IBTA Vol 1, 9.4.1.1.3, 9.9.3, 10.6.7.2.6).
+//! SEND with Invalidate. A peer may invalidate only the key of a type 2 window, and only through the queue pair that
+//! bound the window (IBTA Vol 1, 9.4.1.1.3, 9.9.3, 10.6.7.2.6).
 
 use super::common::script::{OWN, PEER_PSN, PEER_QPN, Script, nak_of};
 use super::common::{End, QKEY};
@@ -72,7 +72,7 @@ fn receive(own: &mut Windows, offset: usize) {
     }
 }
 
-/// Sends a message from the peer that invalidates a key. Returns the answer of the RNIC, which must be one packet.
+/// Lets the peer send a message that invalidates `key`. Returns the answer of the RNIC, which must be one packet.
 fn send(own: &mut Windows, key: RKey, packets: u32) -> super::common::world::Sent {
     let say = |opcode| own.script.say(opcode);
     let (first, last) = match packets {
@@ -224,7 +224,8 @@ fn unreliable_transports_invalidate_nothing() {
     }
 }
 
-/// A later queue pair may get the number of a destroyed queue pair, but it has other peers.
+/// Destroying a queue pair must unbind its type 2 windows. A later queue pair may get the same number, and its peers
+/// must not reach the windows.
 #[test]
 fn destroying_a_queue_pair_unbinds_its_type_2_windows() {
     for kind in [WindowKind::Type1, WindowKind::Type2] {

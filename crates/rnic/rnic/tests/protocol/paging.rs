@@ -121,7 +121,7 @@ fn an_on_demand_region_may_span_the_address_space() {
     let pd = script.world.nodes[OWN].pd;
     let nowhere = std::ptr::null_mut();
     let mut register = |access| {
-        // SAFETY: the device calls the pager before each access.
+        // SAFETY: no memory is accessed at the null address, since the device calls the pager before each access.
         unsafe { script.rnic().register(pd, nowhere, usize::MAX, 0, access, None) }
     };
     register(Access::LOCAL_WRITE).expect_err("the region is longer than any memory");
@@ -183,7 +183,7 @@ fn a_datagram_for_memory_that_is_gone_ends_its_receive_with_an_error() {
         let sges = [Sge { address: region.address() + offset, length: 64, lkey: region.lkey() }];
         let qpn = script.qpn;
         script.rnic().post_recv(qpn, &[RecvRequest { wr_id: 5, sges: &sges }]).expect("the device has room");
-        // Together with the routing header of 40 bytes, the datagram takes 48 bytes of the receive.
+        // The receive needs 48 bytes: 40 for the routing header, and 8 for the payload.
         let said = script.say(Opcode::UD_SEND_ONLY).quiet().deth(QKEY, PEER_QPN).payload(&[1; 8]);
         script.hear(&said);
         assert_eq!(script.ends(), [(5, status)], "{offset}");

@@ -108,8 +108,8 @@ fn more_reads_than_agreed_are_an_invalid_request() {
     assert_eq!(script.counters().tx_response_packets, 2, "an earlier request was not answered");
     assert_eq!(script.state(), QpState::Error);
     script.ends();
-    // If too many answers are unsent, a new request replaces an unsent repeated answer, since the peer waits for at
-    // most two answers.
+    // The peer waits for at most two answers. If two answers are unsent and a new request arrives, its answer takes the
+    // place of the oldest unsent answer to a repeated request.
     let mut script = Script::rc(&end);
     let (base, rkey) = (script.base(), script.rkey());
     let read =

@@ -307,7 +307,8 @@ fn outstanding_reads_and_atomics_are_bounded_as_agreed() {
     assert_eq!(script.shapes().len(), 2, "a request overtook a waiting one");
     script.respond(Opcode::RC_READ_RESPONSE_ONLY, psn(0), &[0; 16]);
     assert_eq!(script.shapes(), [(Opcode::RC_READ_REQUEST, psn(2)), (Opcode::RC_SEND_ONLY, psn(3))]);
-    // The limit of two must also hold after a retransmission, when late responses to the first transmission arrive.
+    // At most two READs may be outstanding. This must also hold after a retransmission, when late responses to the
+    // first transmission arrive.
     script.nak(psn(1), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(script.shapes().len(), 3);
     script.post_read(16);
@@ -355,7 +356,7 @@ fn inline_data_is_copied_when_it_is_posted() {
     assert_eq!(sent[0].bytes[BTH_LEN..], [7; 64]);
 }
 
-/// Posts SEND 7, whose second packet lies in a separate region, and then SEND 8. Then deregisters the region.
+/// Posts SEND 7, whose second packet lies in a separate region, and then SEND 8. Then deregisters that region.
 fn send_from_nowhere(script: &mut Script) {
     let length = 64;
     let region = script.region(0, length, doorbell_verbs_core::Access::empty());
@@ -390,7 +391,7 @@ fn a_request_with_missing_memory_fails_after_earlier_ones() {
         (vec![], QpState::ReadyToSend),
         "the request failed before its earlier packets were acknowledged"
     );
-    // Meanwhile, the requester must still retransmit lost packets.
+    // Until the request fails, the requester must still retransmit lost packets.
     script.nak(psn(0), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(script.shapes(), expected);
     script.ack(psn(0));
@@ -449,7 +450,8 @@ fn draining_finishes_begun_requests_and_raises_an_event() {
     script.world.bring_to(OWN, qpn, QpState::ReadyToSend);
     assert_eq!(script.shapes(), [(Opcode::RC_SEND_ONLY, psn(2))], "the second request was not retransmitted");
     script.ack(psn(2));
-    // The send queue is already drained, and the earlier move to SQD has used up its request for the event.
+    // The earlier move to SQD has used up its request for the event. Another move requests it again, and gets the event
+    // at once, since the send queue is already drained.
     script.world.modify(OWN, qpn, drain);
     assert_eq!(script.events(), [AsyncEvent::SqDrained(qpn)]);
     script.world.bring_to(OWN, qpn, QpState::ReadyToSend);

@@ -65,7 +65,7 @@ enum Gone {
 fn an_oversized_datagram_leaves_the_receive_to_the_others() {
     let mut shared = SharingQueuePairs::new(QpKind::Ud, 3);
     shared.post(0);
-    // Together with the routing header, the datagram is longer than the only receive.
+    // The datagram and its routing header are together longer than the receive, which is the only one.
     for oversized in 0..3 {
         shared.hear(0, Opcode::UD_SEND_ONLY, oversized, LENGTH - 40 + 1);
         assert_eq!(shared.queue.len(), 1, "the receive left the queue");

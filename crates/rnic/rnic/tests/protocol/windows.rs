@@ -161,7 +161,7 @@ fn type_1_can_be_rebound_and_unbound_at_any_time() {
     assert_ne!(second.rkey, first.rkey);
     assert_eq!(own.bind(second), Status::Success);
     assert!(own.write(second.rkey, second.address, 8));
-    // The same key must now give access to another range.
+    // Bind the window to another range. The same key must now give access to that range.
     assert_eq!(own.bind(WindowBinding { address: first.address, ..second }), Status::Success);
     assert!(own.write(second.rkey, first.address, 8));
     let nothing = WindowBinding { length: 0, lkey: LKey(0), ..own.binding() };

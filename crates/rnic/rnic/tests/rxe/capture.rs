@@ -151,9 +151,9 @@ pub(crate) fn read(file: &[u8]) -> Vec<Packet> {
 pub(crate) struct Connection {
     pub(crate) kind: QpKind,
     pub(crate) packets: Vec<Packet>,
-    /// Number of the software RNIC's queue pair in rxe's packets.
+    /// Queue pair number of the software RNIC, as in the packets that rxe sends to it.
     pub(crate) own_qpn: Option<Qpn>,
-    /// Number of rxe's queue pair in the software RNIC's packets.
+    /// Queue pair number of rxe, as in the packets that the software RNIC sends to it.
     pub(crate) peer_qpn: Option<Qpn>,
 }
 

@@ -73,7 +73,7 @@ pub(crate) struct Replay<'a> {
     acknowledgements: VecDeque<Vec<u8>>,
     /// Sequence numbers of the requests that the RNIC under test retransmitted.
     repeated: Vec<Psn>,
-    /// Number of NAKs of rxe after which the RNIC under test retransmitted from the sequence number of the NAK on.
+    /// Number of NAKs of rxe that made the RNIC under test retransmit, beginning at the sequence number of the NAK.
     pub(crate) naks_heeded: usize,
 }
 
@@ -191,9 +191,9 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Returns the acknowledgement of this sequence number, if the RNIC under test has sent it. In the capture, one
-    /// packet acknowledged several requests that arrived together. In the replay, each request has its own
-    /// acknowledgement.
+    /// Returns the acknowledgement of this sequence number, if the RNIC under test has sent it. Drops the
+    /// acknowledgements of earlier sequence numbers: the replay has one for each request, but the capture has only one
+    /// for several requests that arrived together.
     fn acknowledgement_up_to(&mut self, psn: Psn) -> Option<Vec<u8>> {
         while let Some(sent) = self.acknowledgements.pop_front() {
             if !BthPacket::new_unchecked(&sent).psn().is_before(psn) {
@@ -208,8 +208,9 @@ impl<'a> Replay<'a> {
         self.responses.iter().rfind(|sent| BthPacket::new_unchecked(sent).psn() == psn).cloned()
     }
 
-    /// Gives the next captured packet of rxe to the RNIC under test. If there is none, handles the next deadline, if
-    /// this deadline had also passed in the capture. Returns whether anything happened.
+    /// Gives the next captured packet of rxe to the RNIC under test. If there is no such packet, handles the RNIC's
+    /// next deadline, unless the deadline is later than `until_ns`. Returns whether the RNIC got a packet or handled a
+    /// deadline.
     fn go_on(&mut self, until_ns: u64) -> bool {
         if let Some(arrived) = self.arriving.pop_front() {
             self.hear(arrived);
@@ -240,15 +241,17 @@ impl<'a> Replay<'a> {
             DethPacket::new_unchecked(&mut sent[BTH_LEN..]).set_source_qpn(own);
         }
         if self.was_repeating && !captured.bth.opcode.is_last() {
-            // Within a message, the acknowledgement requests depend on the window. In the capture, the apparent loss
-            // had reduced the window, so do not compare these requests.
+            // The positions of the acknowledgement requests within a message depend on the window. In the capture, the
+            // software RNIC had assumed a loss and reduced its window. So do not compare the acknowledgement request
+            // bit.
             for bytes in [&mut sent, &mut expected] {
                 BthPacket::new_unchecked(bytes).set_ack_request(false);
             }
         }
         if self.was_asked_again && captured.is_response() {
-            // If rxe repeated a request before the response, the responder sends one response with the current MSN,
-            // perhaps a READ response in two parts. So do not compare the opcode, PSN and MSN.
+            // If rxe repeated a request before it got the response, the responder sends only one response. That
+            // response has the current MSN, and a READ response may be split into two parts. So do not compare the
+            // opcode, PSN and MSN.
             let content = |bytes: &[u8]| {
                 let bth = BthRepr::read(bytes.first_chunk().expect("a BTH"));
                 let skip = if bth.opcode.has_aeth() { BTH_LEN + AETH_LEN } else { BTH_LEN };
@@ -286,8 +289,8 @@ impl<'a> Replay<'a> {
         let repeated = self.repeated.len();
         self.rnic.handle_packet(self.now_ns, &packet.outer, &bytes);
         if is_nak {
-            // The NAK makes the RNIC under test retransmit from the sequence number of the NAK on (IBTA Vol 1,
-            // 9.7.5.2.8), unless this retransmission is already in flight.
+            // The packet is a NAK. It makes the RNIC under test retransmit, beginning at the sequence number of the NAK
+            // (IBTA Vol 1, 9.7.5.2.8), unless this retransmission is already in flight.
             self.transmit();
             if let Some(first) = self.repeated.get(repeated) {
                 assert_eq!(
@@ -459,7 +462,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Returns the bytes that the answer of rxe to a READ or atomic writes to memory.
+    /// Returns the bytes that the requester writes to its memory when it receives the answer of rxe to a READ or to an
+    /// atomic operation.
     fn expected_answer(&self, message: &Message) -> Option<Vec<u8>> {
         match message.operation() {
             PacketOperation::Send | PacketOperation::Write => None,

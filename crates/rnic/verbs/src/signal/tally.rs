@@ -83,12 +83,12 @@ impl<S: Signals> Tally<S> {
         }
     }
 
-    /// Lets the eventfd count the uncounted entries for which no thread sleeps any more.
+    /// Lets the eventfd count uncounted entries, until their number is at most the number of sleeping threads.
     fn count(&self) {
         let less = |uncounted: u32| (uncounted > self.asleep.load(Ordering::SeqCst)).then(|| uncounted - 1);
         while self.uncounted.load(Ordering::SeqCst) > self.asleep.load(Ordering::SeqCst) {
-            // `signal` comes before the decrement. Otherwise a thread that removes the entry meanwhile would find no
-            // count to take.
+            // Call `signal` before decrementing `uncounted`. In the reverse order, a thread that removes the entry in
+            // between would find no count to take.
             self.signals.signal();
             if self.uncounted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_err() {
                 self.signals.take();

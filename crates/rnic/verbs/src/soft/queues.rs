@@ -23,8 +23,8 @@ use crate::error::Error;
 use crate::raw::{self, sleep_until_readable};
 use crate::signal::{Notices, Sleepers};
 
-/// Number of further notifications for which a program that has waited on a channel is expected to wait, too. Until
-/// these have arrived, arming a queue does not wake the progress thread.
+/// After a program has waited on a channel, the device expects the program to wait for this number of further
+/// notifications too. Until they have arrived, arming a queue does not wake the progress thread.
 const WAITER_FOR: usize = 16;
 
 pub(super) struct SoftChannel {
@@ -124,7 +124,8 @@ impl SoftCq {
         depth: usize,
         channel: Option<&Arc<dyn raw::Channel>>,
     ) -> Result<Self, ObjectError> {
-        // The queue needs its notifier when it is created, but the number of the queue is known only afterwards.
+        // The queue needs its notifier when it is created. So the notifier gets the number of the queue only
+        // afterwards.
         let notified = Arc::new(Notified::default());
         let notifier: Notifier = {
             let (armed, notified, channel) = (Arc::clone(rnic.armed()), Arc::clone(&notified), channel.cloned());
@@ -157,9 +158,9 @@ impl raw::Cq for SoftCq {
         if !self.queue.request_notification(notify) {
             self.rnic.armed().fetch_sub(1, Ordering::SeqCst);
         }
-        // If the program is expected to wait on the channel, its wait drives the device, so the progress thread may
-        // sleep on. If the program waits in another way this time, the progress thread drives the device once its nap
-        // ends.
+        // If the program is expected to wait on the channel, the progress thread may continue to sleep, since the wait
+        // of the program drives the device. If the program waits in another way this time, the progress thread drives
+        // the device at the end of its sleep.
         let lingers = |channel: &SoftChannel| channel.lingers.load(Ordering::Relaxed) > 0;
         if !soft_channel(self.channel.as_ref()).is_some_and(lingers) {
             self.rnic.rouse();

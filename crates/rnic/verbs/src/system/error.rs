@@ -16,7 +16,7 @@ pub enum SystemError {
         why: String,
     },
     /// libibverbs lacks a function.
-    #[error("{library} is too old: it has no {symbol}; rdma-core 34 or later has it")]
+    #[error("{library} is too old: it lacks the function {symbol}, which rdma-core 34 or later provides")]
     TooOld {
         /// The loaded library.
         library: String,
@@ -24,12 +24,12 @@ pub enum SystemError {
         symbol: String,
     },
     /// The device list could not be read.
-    #[error("libibverbs gives no list of devices: {0}; is the kernel's module ib_uverbs loaded?")]
+    #[error("libibverbs cannot list the RDMA devices: {0}; the kernel module ib_uverbs must be loaded")]
     NoList(io::Error),
     /// The machine has no RDMA device.
     #[error(
-        "libibverbs knows no RDMA device: `rdma link` shows those of the kernel, and libibverbs needs a driver of its \
-         own for each (Debian's package ibverbs-providers)"
+        "libibverbs knows no RDMA device: for each device that `rdma link` shows, libibverbs needs a driver in user \
+         space (Debian's package ibverbs-providers)"
     )]
     NoDevices,
     /// The requested device does not exist.
@@ -42,7 +42,8 @@ pub enum SystemError {
     },
     /// The device cannot be opened.
     #[error(
-        "the device {name} does not open: {error}; are /dev/infiniband/uverbs* readable and writable for this user?"
+        "the device {name} cannot be opened: {error}; /dev/infiniband/uverbs* must be readable and writable for this \
+         user"
     )]
     DoesNotOpen {
         /// The name of the device.
@@ -51,7 +52,7 @@ pub enum SystemError {
         error: io::Error,
     },
     /// The device does not have the requested port.
-    #[error("the device {name} has no port {port}, but ports 1 to {ports}")]
+    #[error("the device {name} has no port {port}: its ports are 1 to {ports}")]
     NoSuchPort {
         /// The name of the device.
         name: String,
@@ -126,7 +127,8 @@ impl SystemError {
 
     pub(super) fn refused(what: &'static str, error: io::Error) -> Self {
         use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
-        // The kernel reports ENOMEM both for missing memory and for exceeding the limit on locked memory.
+        // The kernel reports ENOMEM both for missing memory and for exceeding the limit on locked memory. If such a
+        // limit exists, the error names it.
         let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(RLIM_INFINITY, |(soft, _)| soft);
         if error.raw_os_error() == Some(nix::libc::ENOMEM) && limit != RLIM_INFINITY {
             return Self::LockedMemory { what, error, limit_bytes: limit };

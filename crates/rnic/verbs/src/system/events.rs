@@ -91,14 +91,15 @@ impl Events {
         let cq = |event: &ibv_async_event| unsafe { (*event.element.cq).cq_context as usize as u32 };
         // SAFETY: as above.
         let srq = |event: &ibv_async_event| unsafe { (*event.element.srq).srq_context as usize as u32 };
-        // Declared outside the match: if this handle is the last one, the queue must be destroyed after the
-        // acknowledgement.
+        // This handle of the queue is declared outside the match, so that it is dropped after the acknowledgement. If
+        // it is the last handle, the drop destroys the queue, which waits for the acknowledgement.
         let overrun;
         let known = match event.event_type {
             IBV_EVENT_CQ_ERR => {
                 let id = cq(&event);
                 overrun = self.completions(CqId(id));
-                // rdma_rxe reports an overrun for each dropped completion, but the program gets only one event.
+                // rdma_rxe reports an overrun for each dropped completion, but the program gets only the first event of
+                // a queue.
                 let is_news = overrun.as_ref().is_none_or(|queue| !queue.overrun.swap(true, Ordering::AcqRel));
                 is_news.then_some(AsyncEvent::CqError(id))
             }

@@ -34,8 +34,8 @@ pub(super) struct SystemQp {
     signal_all: bool,
     post_send: PostSend,
     post_recv: PostReceives<ibv_qp>,
-    /// State that the program last requested. Since then, the RNIC may have moved the queue pair to an error state,
-    /// which allows the same posts.
+    /// State that the program requested most recently. The RNIC may have moved the queue pair to an error state since
+    /// then, but an error state allows the same posts.
     state: AtomicU32,
     /// Maximum number of outstanding READs and atomics; posting checks only whether the maximum is 0.
     max_rd_atomic: AtomicU32,
@@ -152,7 +152,7 @@ impl SystemQp {
     }
 
     /// Checks a work request for errors that the device does not detect, or detects only after queueing the request.
-    /// The device checks memory.
+    /// The keys and bounds of memory are not checked, since the device checks them.
     #[inline]
     fn check_send(&self, request: &SendRequest<'_>) -> Result<(), PostErrorKind> {
         let device = &self.domain.context.attributes;
@@ -404,7 +404,7 @@ impl raw::Qp for SystemQp {
     }
 
     fn query(&self) -> QpInfo {
-        // A query fails only on a removed device, which no longer works.
+        // A query fails only on a removed device. Its queue pairs no longer work, so report the error state.
         let c = self.attributes().unwrap_or(ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() });
         let state = convert::state_from(c.qp_state);
         // SAFETY: the union is plain data, so all bytes of `raw` are initialized.
@@ -440,8 +440,8 @@ impl raw::Qp for SystemQp {
             },
             capacities: self.capacities,
             signal_all: self.signal_all,
-            // RNICs count per port, not per queue pair. A query does not return the number of outstanding sends. It
-            // only returns whether the send queue is draining.
+            // RNICs count per port, not per queue pair. A query also does not return the number of outstanding sends,
+            // but only whether the send queue is draining.
             counters: QpCounters::default(),
             outstanding_sends: usize::from(c.sq_draining),
         }

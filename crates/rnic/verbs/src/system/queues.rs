@@ -71,7 +71,7 @@ impl raw::Channel for SystemChannel {
     fn next(&self) -> Option<CqId> {
         let library = self.0.context.library();
         let (mut queue, mut number) = (std::ptr::null_mut(), std::ptr::null_mut::<c_void>());
-        // SAFETY: the channel lives, and both results have room.
+        // SAFETY: the channel lives, and `queue` and `number` have room for the results.
         if unsafe { (library.get_cq_event)(self.0.raw, &mut queue, &mut number) } != 0 {
             return None;
         }

@@ -209,7 +209,8 @@ proptest! {
         let ack = cut(0, mtu, outer, (4, 0, 0));
         let response = match kind {
             Read => {
-                // The first and the last packet of the response carry an AETH. A response of one packet carries one.
+                // The first and the last packet of the response carry an AETH. If the response is a single packet,
+                // `first` already counts its AETH.
                 let last = if bytes <= mtu { 0 } else { 4 };
                 Response::Exact(cut(bytes, mtu, outer, (4, last, 0)))
             }

@@ -138,7 +138,7 @@ fn small_errors_are_never_explained() {
     }
 }
 
-/// The 17 bits of identification and DF explain 2^17 of the 2^32 differences between two ICRCs.
+/// Of the 2^32 possible differences between two ICRCs, identification (16 bits) and DF (1 bit) explain 2^17.
 #[test]
 fn one_random_error_in_32768_is_explained() {
     let mut state = 1;
@@ -156,7 +156,7 @@ fn one_random_error_in_32768_is_explained() {
     );
 }
 
-/// After a change of bytes that follow the BTH, the check accepts one of 2^15 packets. The test allows four times that
+/// If bytes after the BTH are changed, the check still accepts one of 2^15 packets. The test allows four times that
 /// rate.
 #[test]
 fn corrupted_packets_are_refused() {

@@ -155,7 +155,7 @@ fn the_others_are_unknown() {
     assert_eq!([0xc0, 0xe1, 0xff].map(|value| Opcode(value).transport()), [Transport::Vendor; 3]);
 }
 
-/// The names must agree with the flags.
+/// The words of an opcode's name (such as "Immediate" or "Last") must agree with the opcode's flags.
 #[test]
 fn names() {
     for opcode in Opcode::KNOWN {

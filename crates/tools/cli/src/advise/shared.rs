@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use doorbell_record::{FarPoint, Figure, PointRecord, PointResult, StorePoint, Strategy};
+use doorbell_report::choice::{Candidate, choices, most_like, needs};
 use doorbell_sim::reproduce::SEED;
 use doorbell_sim::{Testbed, far, testbed};
-use doorbell_study::experiment::{COMPARING, PointRecord, RunDirectory};
-use doorbell_study::far::choice::{Candidate, choices, most_like, needs};
-use doorbell_study::far::{FarPoint, Figure, StorePoint, Strategy};
-use doorbell_study::record::PointResult;
+use doorbell_study::experiment::{COMPARING, RunDirectory};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Usage};

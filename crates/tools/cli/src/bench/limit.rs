@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::device::UdpPort;
 use crate::failure::{Failure, Usage};
-use crate::output::{line, us};
+use crate::output::{line, pretty, us};
 use crate::quantity;
 
 /// Measure the limit of an RNIC over UDP sockets: two processes exchange datagrams over loopback as software RNICs do.
@@ -102,7 +102,7 @@ fn print_json(report: &LimitReport) -> Result<(), Failure> {
     };
     record["cache_line_ns"] = report.memory.line_ns.into();
     record["copies"] = report.memory.copies.iter().map(of_copy).collect();
-    line(serde_json::to_string_pretty(&record)?)?;
+    pretty(&record)?;
     Ok(())
 }
 

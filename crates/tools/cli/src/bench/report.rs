@@ -2,15 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::ops::RangeInclusive;
 
-use doorbell_fabric::FaultPlan;
-use doorbell_protocols::Protocol;
-use doorbell_study::environment::Environment;
-use doorbell_study::link::{Carried, CarriedBy};
-use doorbell_study::parameters::{Kind, Operation, Parameters, Timed, Transport};
-use doorbell_study::record::{BothEnds, Counted, PointResult};
-use doorbell_study::serving::{Serving, SharedBy};
+use doorbell_record::{
+    BothEnds, Carried, CarriedBy, Environment, Kind, Operation, Parameters, PointResult, Serving, SharedBy, Timed,
+    Transport,
+};
+use doorbell_study::verification::range;
 
 use crate::output::{line, note, us};
 
@@ -151,86 +148,6 @@ pub(crate) fn row(kind: Kind, result: &PointResult) -> io::Result<()> {
     }
 }
 
-/// Returns whether the counted packets match the prediction and every payload is intact.
-pub(crate) fn is_sound(parameters: &Parameters, fault: &Option<FaultPlan>, result: &PointResult) -> bool {
-    let mut sound = true;
-    let mut complain = |what: String| {
-        note!("doorbell: {} B: {what}", result.bytes);
-        sound = false;
-    };
-    if result.damaged > 0 {
-        complain(format!("{} messages arrived damaged", result.damaged));
-    }
-    let ends = [
-        ("this side", &result.counted.client, &result.predicted.client),
-        ("the other side", &result.counted.server, &result.predicted.server),
-    ];
-    // Faults, losses and refusals at either end cause acknowledgements and retransmissions.
-    let quiet = |counted: &Counted| counted.retransmitted_packets == 0 && counted.rnr_naks == 0;
-    let is_known = [&result.counters.client, &result.counters.server].map(|counters| !counters.is_empty());
-    // The acknowledgements and answers of an end depend on all packets that the other end sends, also on
-    // retransmissions.
-    let all_known = is_known == [true, true];
-    let undisturbed =
-        all_known && fault.is_none() && parameters.credits && ends.iter().all(|(_, counted, _)| quiet(counted));
-    let duplicated = fault.as_ref().is_some_and(|plan| plan.duplicate > 0.0);
-    for ((name, counted, predicted), is_known) in ends.into_iter().zip(is_known) {
-        if !is_known {
-            continue; // the counters of that device are in the kernel, and include packets of all programs
-        }
-        // In one-sided operations and Send-Receive, all requests have one size, even if several READs fetch a message.
-        let is_uniform = parameters.protocol == Protocol::SendReceive;
-        let whole = counted.data_bytes * predicted.data_packets == counted.data_packets * predicted.data_bytes;
-        let packets = open(predicted.data_packets, predicted.data_packets_max, predicted.asks);
-        let bytes = open(predicted.data_bytes, predicted.data_bytes_max, predicted.asks);
-        let fits = packets.contains(&counted.data_packets) && bytes.contains(&counted.data_bytes);
-        if !(fits && (whole || !is_uniform)) {
-            complain(format!(
-                "{name} sent {} data packets of {} B in all, predicted are {} of {} B",
-                counted.data_packets,
-                counted.data_bytes,
-                range(packets),
-                range(bytes),
-            ));
-        }
-        // An end answers a repeated request again, so that the number of answers has no upper bound.
-        let is_open = predicted.is_asked || !undisturbed;
-        let answers = open(predicted.response_packets, predicted.response_packets_max, is_open);
-        let bytes = open(predicted.response_bytes, predicted.response_bytes_max, is_open);
-        if !(answers.contains(&counted.response_packets) && bytes.contains(&counted.response_bytes)) {
-            complain(format!(
-                "{name} sent {} response packets of {} B in all, predicted are {} of {} B",
-                counted.response_packets,
-                counted.response_bytes,
-                range(answers),
-                range(bytes),
-            ));
-        }
-        // Each arriving packet is acknowledged at most once.
-        if all_known && !duplicated && counted.ack_packets > predicted.ack_packets_max {
-            complain(format!(
-                "{name} sent {} acknowledgements, predicted are {} at most",
-                counted.ack_packets, predicted.ack_packets_max
-            ));
-        }
-    }
-    sound
-}
-
-/// Returns the range from `least` to `most`, or without an upper bound if `is_open`.
-fn open(least: u64, most: u64, is_open: bool) -> RangeInclusive<u64> {
-    least..=if is_open { u64::MAX } else { most }
-}
-
-/// Formats a range: one number if both ends are equal, the lower end if the range has no upper bound, else both ends.
-fn range(range: RangeInclusive<u64>) -> String {
-    match range.into_inner() {
-        (least, u64::MAX) => format!("{least}.."),
-        (least, most) if least == most => least.to_string(),
-        (least, most) => format!("{least}..{most}"),
-    }
-}
-
 /// Returns a value of each end of each result, with the message size and the name of the end.
 fn ends<'a, T>(
     results: &'a [PointResult],
@@ -348,9 +265,9 @@ fn acknowledged_packets(results: &[PointResult]) -> io::Result<()> {
             bytes,
             name,
             counted.data_packets,
-            range(open(predicted.data_packets, predicted.data_packets_max, predicted.asks)),
+            range(predicted.data_packets, predicted.data_packets_max, predicted.asks),
             counted.data_bytes,
-            range(open(predicted.data_bytes, predicted.data_bytes_max, predicted.asks)),
+            range(predicted.data_bytes, predicted.data_bytes_max, predicted.asks),
             counted.ack_packets,
             format!("{}..{}", predicted.ack_packets_min, predicted.ack_packets_max),
             counted.control_packets,
@@ -383,12 +300,12 @@ fn answered_packets(results: &[PointResult]) -> io::Result<()> {
             bytes,
             name,
             counted.data_packets,
-            range(open(predicted.data_packets, predicted.data_packets_max, predicted.asks)),
+            range(predicted.data_packets, predicted.data_packets_max, predicted.asks),
             counted.data_bytes,
             counted.response_packets,
-            range(open(predicted.response_packets, predicted.response_packets_max, predicted.is_asked)),
+            range(predicted.response_packets, predicted.response_packets_max, predicted.is_asked),
             counted.response_bytes,
-            range(open(predicted.response_bytes, predicted.response_bytes_max, predicted.is_asked)),
+            range(predicted.response_bytes, predicted.response_bytes_max, predicted.is_asked),
             counted.retransmitted_packets,
         ))?;
     }
@@ -494,7 +411,7 @@ fn meaning(counter: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use doorbell_study::record::link_by_name;
+    use doorbell_record::link_by_name;
     use doorbell_verbs::LinkCounters;
 
     use super::*;

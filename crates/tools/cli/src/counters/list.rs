@@ -2,12 +2,13 @@
 
 use std::process::ExitCode;
 
-use doorbell_counters::{Common, Interval, Monitor, Raw};
+use doorbell_counters::export::json as exported;
+use doorbell_counters::{Common, Interval, Monitor, News, Raw};
 use serde_json::{Value, json};
 
-use super::{NO_DEVICE, PrintedSentences, owner, record};
+use super::{NO_DEVICE, show_news};
 use crate::failure::Failure;
-use crate::output::{line, note};
+use crate::output::{line, note, pretty};
 
 /// Returns the raw counters from which a common counter of a device is computed, and the meaning of the common counter.
 fn origin(common: Common, raw: &Raw) -> Option<(Vec<String>, &'static str)> {
@@ -16,7 +17,7 @@ fn origin(common: Common, raw: &Raw) -> Option<(Vec<String>, &'static str)> {
 }
 
 fn json(device: &Interval) -> Value {
-    let mut object = record::identity(device);
+    let mut object = exported::identity(device);
     let raw = &device.sample.raw;
     let origins = Common::ALL.into_iter().map(|common| {
         let origin = origin(common, raw).map(|(from, counts)| json!({ "from": from, "counts": counts }));
@@ -30,10 +31,10 @@ fn json(device: &Interval) -> Value {
 
 pub(super) fn run(mut monitor: Monitor, as_json: bool) -> Result<ExitCode, Failure> {
     let look = monitor.look();
-    PrintedSentences::default().notes(&look);
+    show_news(&mut News::default(), &look);
     if as_json {
         let devices: Vec<Value> = look.devices.iter().map(json).collect();
-        line(serde_json::to_string_pretty(&json!({ "schema": "doorbell-devices/1", "devices": devices }))?)?;
+        pretty(&json!({ "schema": "doorbell-devices/1", "devices": devices }))?;
         return Ok(ExitCode::SUCCESS);
     }
     if look.devices.is_empty() {
@@ -42,7 +43,7 @@ pub(super) fn run(mut monitor: Monitor, as_json: bool) -> Result<ExitCode, Failu
     for device in &look.devices {
         let identity = &device.sample.identity;
         let gid = identity.gid.map_or_else(String::new, |gid| format!(", GID {gid}"));
-        line(format_args!("{}: {} {}{gid}", identity.label, identity.kind.name(), owner(device)))?;
+        line(format_args!("{}: {} {}{gid}", identity.label, identity.kind.name(), device.owner()))?;
         for common in Common::ALL {
             match origin(common, &device.sample.raw) {
                 Some((from, counts)) => line(format_args!("  {:<16} {}: {counts}", common.name(), from.join(" + ")))?,

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use doorbell_counters::{COMMON, Common, Interval, Look, Monitor};
+use doorbell_counters::{COMMON, Common, Interval, Look, Monitor, News, Pace};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, KeyCode, KeyEvent, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -13,7 +13,7 @@ use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row, Sparkline, Table, TableState};
 
-use super::{NO_DEVICE, Pace, PrintedSentences, mib, owner, short};
+use super::{NO_DEVICE, mib, short};
 use crate::ending::Screen;
 use crate::failure::Failure;
 
@@ -36,19 +36,19 @@ pub(super) struct View {
     interval: Duration,
     devices: Vec<Tracked>,
     selected: usize,
-    said: PrintedSentences,
+    news: News,
     note: Option<String>,
 }
 
 impl View {
     pub(super) fn new(interval: Duration) -> Self {
-        Self { interval, devices: Vec::new(), selected: 0, said: PrintedSentences::default(), note: None }
+        Self { interval, devices: Vec::new(), selected: 0, news: News::default(), note: None }
     }
 
     /// Adds the reading at the end of an interval.
     pub(super) fn update(&mut self, look: Look) {
-        if let Some(news) = self.said.news(&look).pop() {
-            self.note = Some(news);
+        if let Some(sentence) = self.news.of(&look).pop() {
+            self.note = Some(sentence);
         }
         let selected = self.devices.get(self.selected).map(|device| device.latest.sample.clone());
         for device in &mut self.devices {
@@ -117,7 +117,7 @@ impl View {
         self.render_devices(frame, devices);
         if let Some(device) = self.devices.get(self.selected) {
             let label = &device.latest.sample.identity.label;
-            frame.render_widget(Line::from(format!("{label}: {}", owner(&device.latest))).bold(), name);
+            frame.render_widget(Line::from(format!("{label}: {}", device.latest.owner())).bold(), name);
             render_detail(device, frame, detail);
         }
         let keys = "q quits, up and down select";
@@ -214,7 +214,7 @@ fn render_detail(device: &Tracked, frame: &mut Frame<'_>, area: Rect) {
 /// Shows the view until the count is reached, the user quits, or a signal arrives.
 pub(super) fn run(mut monitor: Monitor, mut pace: Pace) -> Result<ExitCode, Failure> {
     let screen = Screen::take()?;
-    let mut view = View::new(pace.step);
+    let mut view = View::new(pace.step());
     view.update(monitor.look());
     // The panic hook of ratatui restores the terminal too. Do not drop the `Terminal`: `screen` shows the cursor
     // again. If the terminal has gone, the drop would write to standard error, which has gone as well. This panics,
@@ -225,7 +225,7 @@ pub(super) fn run(mut monitor: Monitor, mut pace: Pace) -> Result<ExitCode, Fail
         terminal.draw(|frame| view.render(frame)).map(drop)
     };
     let shown = (|| -> std::io::Result<()> {
-        while let Some(at) = pace.next() {
+        while let Some(at) = pace.next_look() {
             draw(&view)?;
             loop {
                 let left = at.saturating_duration_since(Instant::now());

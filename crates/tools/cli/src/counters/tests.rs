@@ -1,13 +1,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use doorbell_counters::export::{json, openmetrics};
 use doorbell_counters::{Common, Identity, Interval, Kind, Look, Name, Rates, Raw, Sample, Set};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::terminal::View;
-use super::{Pace, PrintedSentences, mib, prometheus, record, short, table};
+use super::{mib, short, table};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -106,8 +107,8 @@ fn header_repeats_and_absent_counters_are_no_zeros() {
 
 #[test]
 fn json_has_rates_totals_and_null_for_absent_counters() {
-    let json = record::of(&look(2));
-    assert_eq!(json["schema"], record::SCHEMA);
+    let json = json::of(&look(2));
+    assert_eq!(json["schema"], json::SCHEMA);
     let (kernel, software) = (&json["devices"][0], &json["devices"][1]);
     assert_eq!(software["device"], "doorbell0@127.0.0.2");
     assert_eq!((&software["pid"], &software["address"]), (&42.into(), &"127.0.0.2".into()));
@@ -122,7 +123,7 @@ fn json_has_rates_totals_and_null_for_absent_counters() {
         let names: Vec<_> = Common::ALL.iter().map(|common| common.name()).collect();
         assert!(names.iter().all(|name| kernel[part].get(name).is_some()), "{part}");
     }
-    let first = record::of(&look(0));
+    let first = json::of(&look(0));
     assert!(first["devices"][0]["seconds"].is_null() && first["devices"][0]["per_second"]["tx_packets"].is_null());
     assert_eq!(json.to_string().lines().count(), 1);
 }
@@ -212,7 +213,7 @@ fn exposition(text: &str) -> BTreeMap<String, Family> {
 fn prometheus_gets_help_type_and_only_known_counters() {
     let mut ended = look(2);
     ended.devices.push(Interval { sample: Sample { ended: true, ..software(9) }, rates: None });
-    let text = prometheus::text(ended).unwrap();
+    let text = openmetrics::text(ended).unwrap();
     let families = exposition(&text);
     let value = |family: &str, device: &str| {
         let samples = &families[family].samples;
@@ -235,7 +236,7 @@ fn prometheus_gets_help_type_and_only_known_counters() {
     assert_eq!((devices.kind.as_str(), devices.samples.len()), ("info", 2));
     assert_eq!(devices.samples[1].1["program"], "a \"b\" \\ c");
     assert!(!devices.samples[0].1.contains_key("program"));
-    assert!(exposition(&prometheus::text(Look::default()).unwrap()).values().all(|family| family.samples.is_empty()));
+    assert!(exposition(&openmetrics::text(Look::default()).unwrap()).values().all(|family| family.samples.is_empty()));
 }
 
 fn screen(view: &View, width: u16, height: u16) -> Vec<String> {
@@ -311,28 +312,4 @@ fn the_view_fits_any_screen_size() {
         view.update(look(u64::from(size.0)));
         screen(&view, size.0, size.1);
     }
-}
-
-#[test]
-fn a_sentence_is_printed_once() {
-    let mut said = PrintedSentences::default();
-    let mut odd = look(1);
-    odd.notes.push("odd".to_owned());
-    assert_eq!(said.news(&odd), ["odd"]);
-    assert!(said.news(&odd).is_empty());
-    for number in 0..10_000 {
-        odd.notes = vec![number.to_string()];
-        said.news(&odd);
-    }
-    assert_eq!(said.0.len(), PrintedSentences::MOST);
-}
-
-#[test]
-fn looks_are_in_equal_steps_up_to_the_count() {
-    let mut pace = Pace::new(Duration::from_secs(10), Some(2));
-    let start = pace.start;
-    assert_eq!(pace.next(), Some(start + Duration::from_secs(10)));
-    assert_eq!(pace.next(), Some(start + Duration::from_secs(20)));
-    assert_eq!(pace.next(), None);
-    assert!(Pace::new(Duration::from_secs(3600), None).next().is_some());
 }

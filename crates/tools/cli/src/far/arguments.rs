@@ -1,15 +1,17 @@
-//! Workloads of the store.
+//! Workloads of the store, and arguments of its processes.
 
+use std::net::SocketAddr;
+use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
+use doorbell_farmem::assembly::Plan;
 use doorbell_farmem::workload::{Load, MIXES};
 use doorbell_farmem::{ClientOptions, MAX_OUTSTANDING, MAX_VALUE, OpenError, Strategy};
-use doorbell_study::far::StorePoint;
+use doorbell_record::StorePoint;
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, SoftOptions};
 
-use super::middlebox::OtherBox;
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::failure::{Failure, Usage};
 use crate::quantity;
@@ -40,6 +42,53 @@ impl PartArguments {
     /// Returns the load of each client.
     pub(super) fn load(&self) -> Result<Load, Failure> {
         self.workload.load(self.clients, false)
+    }
+
+    /// Returns the plan of the store.
+    pub(super) fn plan(&self, load: &Load) -> Plan {
+        Plan { lease_ns: lease_ns(self.workload.replicas), ..self.workload.plan(self.strategy, load, self.clients) }
+    }
+}
+
+/// Returns the command that starts a process for part `part` of a store. The options must be those of
+/// [`PartArguments`].
+pub(super) fn part(
+    part: &str,
+    (strategy, clients): (Strategy, usize),
+    workload: &Workload,
+    chosen: &Chosen,
+    udp: UdpPort,
+) -> std::io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["far", part, "--clients", &clients.to_string()]);
+    command.args(["--strategy", strategy.name(), "--udp-port", &udp.port.to_string()]);
+    command.args(chosen.arguments()).args(workload.arguments());
+    Ok(command)
+}
+
+/// Returns the time for which a memory node in a process of its own serves without hearing from the metadata service.
+/// With one memory node, none can take its place, so it needs no lease.
+pub(super) fn lease_ns(replicas: usize) -> Option<u64> {
+    (replicas > 1).then_some(1_000_000_000)
+}
+
+/// A middlebox that this command does not start.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub(crate) struct OtherBox {
+    /// Strategies steered and steered-write: address of a middlebox that another command runs and through which
+    /// clients reach the memory [default: start a middlebox here]
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "node_at")]
+    through: Option<SocketAddr>,
+    /// With --through: address at which the memory node accepts the middlebox; the command that starts the middlebox is
+    /// printed
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "through")]
+    node_at: Option<SocketAddr>,
+}
+
+impl OtherBox {
+    /// Returns the address at which clients reach the box, and the address at which the box reaches the memory node.
+    pub(super) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        self.through.zip(self.node_at)
     }
 }
 
@@ -215,8 +264,13 @@ impl Workload {
         })
     }
 
+    /// Returns the plan of a store whose memory nodes need no lease.
+    pub(super) fn plan(&self, strategy: Strategy, load: &Load, clients: usize) -> Plan {
+        Plan { replicas: self.replicas, ..Plan::new(strategy, load, clients) }
+    }
+
     /// Returns the options that choose the same workload in another process.
-    pub(super) fn arguments(&self) -> Vec<String> {
+    fn arguments(&self) -> Vec<String> {
         let given = [
             ("--writes", self.mix.or(self.writes).map(|percent| percent.to_string())),
             ("--zipf", Some(self.zipf.to_string())),

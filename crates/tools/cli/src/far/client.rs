@@ -1,8 +1,9 @@
 //! A client process of a store in another process, the store's process.
 //!
-//! The client writes a line to standard output for each event, and flushes each line. So a killed client leaves a
-//! record of the operations that it had started. The lines are:
-//! - `connect` with the descriptions of the client's queue pairs, before each connection to the store
+//! The two processes exchange messages of the store's set-up as lines ([`Mailbox`]). The client also writes a line to
+//! standard output for each event, and flushes each line. So a killed client leaves a record of the operations that it
+//! had started. The lines are:
+//! - `ready` after the client has connected to the store; it then waits for a line that begins the work
 //! - `b NANOSECONDS OPERATION KEY [VALUE]` before each operation
 //! - `e NANOSECONDS OPERATION OUTCOME [VALUE]` after an operation
 //! - `g OPERATION` after an operation that gave up
@@ -11,26 +12,28 @@
 //!
 //! Values are numbers. Each word of a stored value repeats the number.
 
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufReader, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use clap::Args;
-use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
+use doorbell_farmem::assembly::{AssemblyError, BoxEntrance, ClientParty, Mailbox, Party, Plan};
 use doorbell_farmem::workload::{self, Load, Witness};
-use doorbell_farmem::{Client, ClientDescription, ClientEnd, HostCache, MemoryDescription, Outcome};
+use doorbell_farmem::{Client, HostCache, Outcome};
 use doorbell_study::executor::{Idle, run_while};
 use doorbell_verbs::Device;
 use nix::time::{ClockId, clock_gettime};
 
 use super::arguments::PartArguments;
-use super::middlebox::BoxConnection;
 use crate::failure::Failure;
 
 #[derive(Args)]
 pub(crate) struct ClientProcess {
+    /// Number of this client, counted from 1. A client that connects again adds the number of all clients to it
+    #[arg(long, value_name = "N")]
+    number: u32,
     /// Address of the middlebox through which the client reaches the memory
     #[arg(long, value_name = "ADDRESS")]
     through: Option<SocketAddr>,
@@ -41,34 +44,19 @@ pub(crate) struct ClientProcess {
     part: PartArguments,
 }
 
-/// Answer to a client whose middlebox has ended: connect again through the next one.
-pub(super) const AGAIN: &str = "again";
+/// Line of a client that has connected to the store.
+pub(super) const READY: &str = "ready";
 
 /// Maximum time for which a client works if its middlebox does not end.
 const LONGEST: Duration = Duration::from_secs(600);
+/// Pause before a client connects again.
+const AGAIN: Duration = Duration::from_millis(10);
+/// Interval at which a client checks whether its middlebox has ended.
+const LOOK_NS: u64 = 1_000_000;
 
 /// Returns the time of the monotonic clock, which all processes of a machine share, in nanoseconds.
-pub(super) fn shared_ns() -> u64 {
+fn shared_ns() -> u64 {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)
-}
-
-/// Parses a description in hexadecimal ([`EndpointDescription::to_hex`]).
-pub(super) fn from_hex(text: &str) -> Result<EndpointDescription, String> {
-    EndpointDescription::from_hex(text).map_err(|what| format!("a description with {what}"))
-}
-
-/// Parses a line of descriptions; `-` means none.
-pub(super) fn descriptions(line: &str) -> Result<Vec<Option<EndpointDescription>>, String> {
-    line.split_whitespace().map(|word| if word == "-" { Ok(None) } else { from_hex(word).map(Some) }).collect()
-}
-
-/// Returns the description of a memory node's queue pair, with its region.
-pub(super) fn described(memory: MemoryDescription) -> EndpointDescription {
-    EndpointDescription { regions: [memory.region, RemoteRegion::NONE], ..memory.endpoint }
-}
-
-pub(super) fn optional(description: Option<&EndpointDescription>) -> String {
-    description.map_or("-".to_owned(), EndpointDescription::to_hex)
 }
 
 /// Returns the number that a value repeats, or `None` if the value does not repeat one number (a torn value).
@@ -116,24 +104,35 @@ impl Witness for Lines {
 }
 
 impl ClientProcess {
-    #[allow(clippy::disallowed_methods, reason = "a pipe to the process that started this one")]
+    #[allow(clippy::disallowed_methods, reason = "a pipe to the process that started this process")]
     pub(super) fn run(&self) -> Result<(), Failure> {
         let device = self.part.open()?;
         let whole = self.part.load()?;
+        let plan = self.part.plan(&whole);
         let mut load = whole;
         if self.until_cut {
             load.measure_ns = LONGEST.as_nanos() as u64;
         }
         let cache = Arc::new(HostCache::new(4 * load.keys as usize));
         let mut lines = Lines(io::stdout());
-        let (client, mut entered) = self.enter(&device, &load, &cache, &mut lines)?;
-        io::stdin().lock().read_line(&mut String::new())?; // all are ready
-        let mut next = Some(client);
+        let (begin, begins) = channel();
+        let begin = move |_: &str| begin.send(()).unwrap_or_default();
+        let mailbox = Mailbox::of_process(&plan, BufReader::new(io::stdin()), io::stdout(), begin)?;
+        let mut mailbox = mailbox.through(self.through.map(BoxEntrance::new));
+        let mut numbers = (self.number..).step_by(self.part.clients);
+        let mut enter = |mailbox: &mut Mailbox| self.enter(&device, (&plan, &load), &cache, &mut numbers, mailbox);
+        let mut next = Some(enter(&mut mailbox)?);
+        lines.say(format_args!("{READY}"));
+        begins.recv().map_err(|_| AssemblyError::Ended)?;
+        let (mut load, mut looked_ns) = (load, 0);
         while let Some((number, mut client)) = next.take() {
-            let has_ended = entered.as_ref().map(BoxConnection::watch).transpose()?;
-            let check = || match &has_ended {
-                Some(ended) if ended.load(Ordering::Acquire) => Err(()),
-                _ => Ok(()),
+            let check = || {
+                let now_ns = device.now_ns();
+                if self.through.is_none() || now_ns < looked_ns + LOOK_NS {
+                    return Ok(());
+                }
+                looked_ns = now_ns;
+                if mailbox.has_lost_middlebox() { Err(()) } else { Ok(()) }
             };
             let idle = Idle::spin();
             let task = async {
@@ -146,15 +145,13 @@ impl ClientProcess {
             };
             let result = run_while(&idle, [task], check).map(|results| results.into_iter().collect::<Result<(), _>>());
             match result {
-                Ok(result) if check().is_ok() => result?,
+                Ok(result) if !mailbox.has_lost_middlebox() => result?,
                 // The middlebox has ended. Operations in progress may have taken effect or not. The new middlebox has
                 // no state, so connect again.
                 Ok(_) | Err(()) => {
                     lines.say(format_args!("cut"));
                     load = Load { warm_up_ns: 0, measure_ns: load.measure_ns.min(whole.measure_ns) / 2, ..load };
-                    let again;
-                    (again, entered) = self.enter(&device, &load, &cache, &mut lines)?;
-                    next = Some(again);
+                    next = Some(enter(&mut mailbox)?);
                 }
             }
         }
@@ -162,45 +159,28 @@ impl ClientProcess {
         Ok(())
     }
 
-    /// Connects to the store, repeatedly if necessary. Returns the client with its number, and the connection with the
-    /// middlebox, if there is one.
+    /// Connects to the store, repeatedly if the middlebox ends meanwhile. Returns the client with its number.
     fn enter(
         &self,
         device: &Device,
-        load: &Load,
+        (plan, load): (&Plan, &Load),
         cache: &Arc<HostCache>,
-        lines: &mut Lines,
-    ) -> Result<((u32, Client), Option<BoxConnection>), Failure> {
-        let geometry = load.geometry(self.part.clients);
+        numbers: &mut impl Iterator<Item = u32>,
+        mailbox: &mut Mailbox,
+    ) -> Result<(u32, Client), Failure> {
         let options = self.part.workload.options(self.part.strategy, load.outstanding);
-        loop {
-            let mut end = ClientEnd::new(&device.create_pd()?, geometry, options.clone())?;
-            let ClientDescription { lane, calls } = end.to_memory();
-            let joined = self.through.map(|address| BoxConnection::patiently(address, &lane, geometry)).transpose()?;
-            // Behind a middlebox, describe to the store the queue pair at the middlebox instead of the client's own.
-            let lane = joined.as_ref().map_or(lane, |joined| joined.memory.endpoint);
-            let (lane, calls, metadata) = (lane.to_hex(), optional(calls.as_ref()), end.to_metadata().to_hex());
-            let replica = end.to_replica().map(|replica| replica.lane);
-            lines.say(format_args!("connect {lane} {calls} {metadata} {}", optional(replica.as_ref())));
-            let mut line = String::new();
-            io::stdin().lock().read_line(&mut line)?;
-            if line.trim_end() == AGAIN {
-                continue;
+        for number in numbers {
+            let mut party = ClientParty::new(&device.create_pd()?, plan, number, options.clone())?;
+            match mailbox.admit(&mut party, device) {
+                Ok(()) => return Ok((number, party.connect(cache)?)),
+                // The middlebox has ended, or the metadata service knows another middlebox.
+                Err(
+                    AssemblyError::Unexpected { from: Party::Middlebox, .. }
+                    | AssemblyError::Refused { by: Party::Metadata, .. },
+                ) if plan.is_boxed => std::thread::sleep(AGAIN),
+                Err(error) => return Err(error.into()),
             }
-            let (number, rest) = line.split_once(' ').ok_or("the store's process has ended")?;
-            let number: u32 = number.parse().map_err(|_| format!("{number:?} must be the number of a client"))?;
-            let [endpoint, calls, Some(metadata), replica] = descriptions(rest)?[..] else {
-                return Err("the store's process sent no descriptions".into());
-            };
-            if let Some(endpoint) = replica {
-                end.set_replica(MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls: None });
-            }
-            let memory = match (&joined, endpoint) {
-                (Some(joined), _) => joined.memory,
-                (None, Some(endpoint)) => MemoryDescription { endpoint, region: endpoint.regions[0], geometry, calls },
-                (None, None) => return Err("the store's process sent no description of the memory".into()),
-            };
-            return Ok(((number, end.connect(number, &memory, &metadata, cache)?), joined));
         }
+        Err("the client has used all numbers".into())
     }
 }

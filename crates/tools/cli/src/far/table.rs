@@ -5,7 +5,7 @@ use std::io;
 
 use doorbell_farmem::Strategy;
 use doorbell_farmem::workload::{Load, Report, Side};
-use doorbell_study::record::link_by_name;
+use doorbell_record::link_by_name;
 use doorbell_verbs::LinkCounters;
 use serde_json::{Value, json};
 

@@ -1,28 +1,25 @@
 //! `doorbell far verify`: runs clients as processes, kills one of the processes, and checks the history.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::io::BufReader;
+use std::process::{Child, ChildStdout, ExitCode, Stdio};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use doorbell_fabric::FaultPlan;
+use doorbell_farmem::Strategy;
+use doorbell_farmem::assembly::{Lines, Party, Plan};
 use doorbell_farmem::workload::history::{Event, NEVER, Span, is_linearizable};
 use doorbell_farmem::workload::{self, Random};
-use doorbell_farmem::{ClientDescription, Strategy};
-use doorbell_study::pinning::Pinning;
-use doorbell_sync::IgnorePoison;
+use doorbell_machine::pinning::Pinning;
 use doorbell_verbs::soft::SoftOptions;
 use serde_json::json;
 
-use super::arguments::{self, Workload};
-use super::client::{AGAIN, described, descriptions, optional};
-use super::memory::MemoryHandle;
-use super::middlebox::OtherBox;
-use super::service::{NodeAt, Sides, Store};
+use super::arguments::{self, OtherBox, Workload};
+use super::client::READY;
+use super::middlebox::Gate;
+use super::service::{Memories, Store};
 use crate::device::{DeviceChoice, UdpPort};
 use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
@@ -121,31 +118,25 @@ impl Verify {
         let chosen = self.device.choose(None)?;
         arguments::check_here(self.strategy, &chosen, &self.other)?;
         let open = || chosen.open(|| SoftOptions { port: self.udp.port, publish: false, ..SoftOptions::default() });
-        let memories = match replicas {
-            1 => vec![NodeAt::Here(open()?)],
-            _ => {
-                let mut command = Command::new(std::env::current_exe()?);
-                command.args(["far", "memory", "--clients", &self.clients.to_string()]);
-                command.args(["--strategy", self.strategy.name(), "--udp-port", &self.udp.port.to_string()]);
-                command.args(chosen.arguments()).args(self.workload.arguments());
-                let start = |_| MemoryHandle::start(&mut command).map(NodeAt::There);
-                (0..replicas).map(start).collect::<Result<_, _>>()?
-            }
+        let of_store = (self.strategy, self.clients);
+        let part = |name: &str| arguments::part(name, of_store, &self.workload, &chosen, self.udp);
+        let memory = || part("memory");
+        let plan = self.workload.plan(self.strategy, &load, self.clients);
+        let of_metadata = open()?;
+        let (memories, lease_ns) = match replicas {
+            1 => (Memories::Here(vec![open()?]), None),
+            _ => (Memories::There(&memory), arguments::lease_ns(replicas)),
         };
-        let (memories, apart) = ((memories, open()?), (self.fault, self.other));
-        let mut store = Store::start(memories, self.strategy, load, self.clients, apart, &Pinning::default())?;
-        let sides = store.sides();
+        let (plan, apart) = (Plan { lease_ns, ..plan }, (self.fault, self.other));
+        let mut store = Store::start((memories, of_metadata), plan, apart, &Pinning::default())?;
         let mut processes = Vec::new();
         let mut readers = Vec::new();
-        let numbers = Arc::new(AtomicU32::new(1));
         let (attached, attaching) = channel();
-        for _ in 0..self.clients {
-            let mut command = Command::new(std::env::current_exe()?);
-            command.args(["far", "client", "--clients", &self.clients.to_string()]);
-            command.args(["--strategy", self.strategy.name(), "--udp-port", &self.udp.port.to_string()]);
-            command.args(chosen.arguments()).args(self.workload.arguments());
-            if let Some(address) = sides.through {
-                command.args(["--through", &address.to_string()]);
+        for number in 1..=self.clients as u32 {
+            let mut command = part("client")?;
+            command.args(["--number", &number.to_string()]);
+            if let Some(gate) = &store.gate {
+                command.args(["--through", &gate.through.to_string()]);
             }
             if self.kill_box {
                 // Each client works until its box is killed, even if this happens late, and then continues through the
@@ -154,19 +145,17 @@ impl Verify {
             }
             let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
             let output = BufReader::new(child.stdout.take().ok_or("a client without an output")?);
-            let input = Arc::new(Mutex::new(child.stdin.take().ok_or("a client without an input")?));
-            let (sides, numbers, attached, own) =
-                (sides.clone(), Arc::clone(&numbers), attached.clone(), Arc::clone(&input));
-            readers.push(std::thread::spawn(move || listen(output, &own, &sides, &numbers, &attached)));
-            processes.push((Process(child), input));
+            let input = child.stdin.take().ok_or("a client without an input")?;
+            let lines = store.exchange.connect(Party::Client(number), input)?;
+            let (begin, attached, clients) = (lines.sender(), attached.clone(), self.clients as u32);
+            readers.push(std::thread::spawn(move || listen(output, lines, (number, clients), &attached)));
+            processes.push((Process(child), begin));
         }
         drop(attached);
         if attaching.iter().take(self.clients).any(|is_attached| !is_attached) {
             return Err("a client process has ended before it connected to the store".into());
         }
-        for (_, input) in &processes {
-            say(input, "")?;
-        }
+        processes.iter().for_each(|(_, begin)| begin("begin"));
         note!("{} clients, {}", self.clients, self.strategy.name());
         let begun = Instant::now();
         let all_ns = load.warm_up_ns + load.measure_ns;
@@ -188,7 +177,7 @@ impl Verify {
         if self.kill_box {
             // Clients notice the dead box when their retries are exhausted, and then connect to the next box.
             wait_until(all_ns / 8, all_ns / 8);
-            store.replace_box()?;
+            store.gate.as_mut().map_or(Ok(()), Gate::replace_box)?;
         }
         let mut judged = Judged::default();
         let mut finished = 0;
@@ -198,7 +187,6 @@ impl Verify {
             judged.take(index as u64 + 1, &lines)?;
         }
         drop(processes);
-        drop(sides);
         let expected = self.clients - usize::from(killed.is_some());
         if finished < expected {
             let problem = format!("of {expected} clients that were not killed, {finished} finished");
@@ -249,65 +237,25 @@ impl Verify {
     }
 }
 
-fn say(input: &Mutex<ChildStdin>, line: &str) -> std::io::Result<()> {
-    writeln!(input.lock().ignore_poison(), "{line}")
-}
-
-/// Reads the lines of a client, and connects the client to the store after each `connect` line. Returns all other
-/// lines.
+/// Carries the messages of client process `number` of `clients`. Returns all other lines of the process.
 fn listen(
     output: BufReader<ChildStdout>,
-    input: &Mutex<ChildStdin>,
-    sides: &Sides,
-    numbers: &AtomicU32,
+    lines: Lines,
+    (number, clients): (u32, u32),
     attached: &Sender<bool>,
 ) -> Vec<String> {
-    let mut lines = Vec::new();
-    for line in output.lines().map_while(Result::ok) {
-        let Some(asked) = line.strip_prefix("connect ") else {
-            lines.push(line);
-            continue;
-        };
-        // Each connection gets a new client number. The service reclaims the resources of the old client number.
-        let number = numbers.fetch_add(1, Ordering::Relaxed);
-        let answer = match attach(sides, number, asked) {
-            Ok(answer) => answer,
-            Err(_) if sides.through.is_some() => AGAIN.to_owned(),
-            Err(why) => {
-                note!("client {number}: {why}");
-                break; // the client ends without an answer
-            }
-        };
-        if say(input, &answer).is_err() {
-            continue; // the client has gone, and its output ends
-        }
-        if answer != AGAIN {
-            let _ = attached.send(true); // only the first one has a receiver
-        }
+    let mut others = Vec::new();
+    // Each connection of a process has another number. The service reclaims the resources of the old number.
+    let may_be = |party| matches!(party, Party::Client(own) if own >= number && (own - number).is_multiple_of(clients));
+    let listened = lines.listen(output, may_be, |line| match line {
+        READY => attached.send(true).unwrap_or_default(),
+        line => others.push(line.to_owned()),
+    });
+    if let Err(error) = listened {
+        note!("client {number}: {error}");
     }
     let _ = attached.send(false);
-    lines
-}
-
-/// Connects a client's process to the store. Returns the answer for the process.
-fn attach(sides: &Sides, number: u32, asked: &str) -> Result<String, String> {
-    let [Some(lane), calls, Some(metadata), replica] = descriptions(asked)?[..] else {
-        return Err("the client sent no descriptions".to_owned());
-    };
-    let replica = match sides.replica.as_ref().zip(replica) {
-        Some((side, lane)) => Some(described(side.accept(number, ClientDescription { lane, calls: None })?)),
-        None => None,
-    };
-    let (memory, calls, via) = match sides.through {
-        Some(_) => (None, None, Some((lane.qpn, lane.regions[0].rkey))),
-        None => {
-            let memory = sides.memory.accept(number, ClientDescription { lane, calls })?;
-            (Some(described(memory)), memory.calls, None)
-        }
-    };
-    let metadata = sides.metadata.accept(number, via, metadata)?;
-    let (memory, calls, replica) = (optional(memory.as_ref()), optional(calls.as_ref()), optional(replica.as_ref()));
-    Ok(format!("{number} {memory} {calls} {} {replica}", metadata.to_hex()))
+    others
 }
 
 impl Judged {

@@ -1,13 +1,12 @@
 //! Parameters and workloads on the command line of `doorbell model`.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use clap::Args;
 use doorbell_model::operation::{Posted, PostedOperation};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::{Peers, Workload, WorkloadError};
+use doorbell_output::files;
 use doorbell_protocols::Protocol;
 use doorbell_wire::{OuterKind, PathMtu};
 
@@ -40,27 +39,14 @@ pub(crate) fn parameters(name: &str) -> Result<Parameters, Failure> {
     if let Some(parameters) = Parameters::of_testbed(name) {
         return Ok(parameters);
     }
-    Ok(Parameters::from_toml(name, &read_text(Path::new(name), MOST_PARAMETERS_BYTES)?)?)
-}
-
-/// Reads the text of a file that has at most `most` bytes.
-pub(crate) fn read_text(path: &Path, most: u64) -> Result<String, Failure> {
-    let name = path.display();
-    let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(most + 1).read_to_string(&mut text))
-        .map_err(|error| format!("{name} cannot be read: {error}"))?;
-    if text.len() as u64 > most {
-        return Err(format!("{name} has more than {most} B, the allowed maximum").into());
-    }
-    Ok(text)
+    Ok(Parameters::from_toml(name, &files::read_text(Path::new(name), MOST_PARAMETERS_BYTES)?)?)
 }
 
 /// Workload to predict.
 #[derive(Args)]
 #[command(next_help_heading = "Workload")]
 pub(crate) struct Load {
-    #[arg(long, value_name = "NAME", default_value_t, help = crate::bench::arguments::protocol_help())]
+    #[arg(long, value_name = "NAME", default_value_t, help = crate::bench::settings::protocol_help())]
     protocol: Protocol,
     /// Predict operations of bare queue pairs instead of a protocol's messages: send, ud-send, write, read,
     /// compare-swap, fetch-add or request-response. Each of the -q queue pairs has a thread, which polls one completion

@@ -3,12 +3,9 @@
 use std::io;
 
 use clap::Args;
-use doorbell_model::check::{
-    Analytic, Binding, Checked, CheckedShape, Compared, LATENCY_TOLERANCE, Lack, Status, THROUGHPUT_TOLERANCE, Verdict,
-    check, check_shapes, lack_of,
-};
+use doorbell_claims::{CheckedShape, Finding, Testbed, Value as Published, Verdict, tolerance};
+use doorbell_model::check::{Analytic, Checked, Lack, Status, check, check_shapes, lack_of};
 use doorbell_model::parameters::Parameters;
-use doorbell_published::{Testbed, Value as Published};
 use serde_json::{Value, json};
 
 use super::about;
@@ -35,7 +32,7 @@ struct Report {
 }
 
 pub(super) fn run(arguments: &Check) -> Result<(), Failure> {
-    let all: Vec<&Testbed> = doorbell_published::all().iter().collect();
+    let all: Vec<&Testbed> = doorbell_claims::all().iter().collect();
     let testbeds = if arguments.testbed.is_empty() { &all } else { &arguments.testbed };
     let reports: Vec<Report> = testbeds
         .iter()
@@ -61,18 +58,18 @@ pub(super) fn run(arguments: &Check) -> Result<(), Failure> {
 }
 
 fn testbed(name: &str) -> Result<&'static Testbed, String> {
-    doorbell_published::testbed(name).ok_or_else(|| {
-        let names: Vec<&str> = doorbell_published::all().iter().map(|testbed| testbed.name.as_str()).collect();
+    doorbell_claims::testbed(name).ok_or_else(|| {
+        let names: Vec<&str> = doorbell_claims::all().iter().map(|testbed| testbed.name.as_str()).collect();
         format!("must be a published testbed: {}", names.join(", "))
     })
 }
 
 /// Returns the word for a verdict on a shape in tables and JSON.
-const fn word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Yes => "yes",
-        Verdict::No => "no",
-        Verdict::NoModel => "no model",
+const fn word(finding: Finding) -> &'static str {
+    match finding {
+        Finding::Holds => "yes",
+        Finding::DoesNotHold => "no",
+        Finding::CannotShow | Finding::NoValues => "no model",
     }
 }
 
@@ -96,7 +93,7 @@ impl Report {
         }
         for checked in &self.rows {
             let Ok(compared) = &checked.outcome else { continue };
-            let Compared { predicted, binding, .. } = compared;
+            let (predicted, binding) = (compared.found, checked.binding);
             line(format_args!(
                 "{:<40} {:<26} {:<14} {:>9}   {:<22} {}{}",
                 checked.row.id,
@@ -116,10 +113,10 @@ impl Report {
         let counts: Vec<String> =
             Status::ALL.iter().map(|status| format!("{} {status}", self.count(*status))).collect();
         line(format_args!(
-            "{name}: {} (within is at most {:.0} % off for latencies, {:.0} % for the rest).",
+            "{name}: {} (within is at most {:.0} % off, {:.0} % for rates of operations and packets).",
             counts.join(", "),
-            LATENCY_TOLERANCE * 100.0,
-            THROUGHPUT_TOLERANCE * 100.0
+            tolerance::ROW * 100.0,
+            tolerance::OPERATION_RATE * 100.0
         ))
     }
 
@@ -147,11 +144,12 @@ impl Report {
         }
         line("\npublished shapes")?;
         for checked in &self.shapes {
-            let (verdict, because) = checked.verdict();
-            line(format_args!("{:<42} {:<10} {because}", checked.shape.id, word(verdict)))?;
+            let Verdict { finding, because } = &checked.verdict;
+            line(format_args!("{:<42} {:<10} {because}", checked.shape.id, word(*finding)))?;
         }
-        let count = |wanted| self.shapes.iter().filter(|shape| shape.verdict().0 == wanted).count();
-        let counts = Verdict::ALL.map(|wanted| format!("{} {}", count(wanted), word(wanted)));
+        let count = |wanted| self.shapes.iter().filter(|shape| shape.verdict.finding == wanted).count();
+        let counts = [Finding::Holds, Finding::DoesNotHold, Finding::NoValues]
+            .map(|wanted| format!("{} {}", count(wanted), word(wanted)));
         line(format_args!("{}: the model has of the published shapes: {}.", self.testbed.name, counts.join(", ")))
     }
 
@@ -166,9 +164,9 @@ impl Report {
                 "subject": checked.row.subject.name(),
                 "relation": checked.row.relation.words().trim_end(),
                 "published": number(&checked.row.value),
-                "predicted": compared.map(|compared| number(&compared.predicted)),
+                "predicted": compared.map(|compared| number(&compared.found)),
                 "deviation_percent": compared.map(|compared| compared.deviation * 100.0),
-                "bottleneck": compared.and_then(|compared| compared.binding).map(|Binding { name, .. }| name),
+                "bottleneck": checked.binding.map(|binding| binding.name),
                 "status": checked.status().name(),
                 "fitted_to": compared.map(|_| checked.is_fitted),
                 "reason": match checked.status() {
@@ -178,13 +176,13 @@ impl Report {
             })
         };
         let shape = |checked: &CheckedShape<'_>| {
-            let (shape, (verdict, because)) = (checked.shape, checked.verdict());
+            let (shape, Verdict { finding, because }) = (checked.shape, &checked.verdict);
             json!({
                 "id": shape.id,
                 "says": shape.says,
                 "experiment": shape.experiment,
                 "subject": shape.subject.name(),
-                "model_has_it": word(verdict),
+                "model_has_it": word(*finding),
                 "because": because,
             })
         };

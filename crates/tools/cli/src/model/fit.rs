@@ -1,6 +1,5 @@
 //! `doorbell model fit`.
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -8,18 +7,18 @@ use clap::Args;
 use doorbell_model::fit::{Estimate, Fit as Fitted, fit};
 use doorbell_model::observation::{Observation, Quantity, Residual, median_and_p90, residuals};
 use doorbell_model::parameters::{Parameters, RnicKind};
-use doorbell_model::record::{Observed, observations};
+use doorbell_model::record::Observed;
 use doorbell_output::files;
-use doorbell_study::experiment::RunDirectory;
+use doorbell_report::read_observations;
 use doorbell_study::measure::Quantity as Measured;
 use serde_json::{Value, json};
 
-use super::arguments::{digits, parameters, read_text};
+use super::arguments::{digits, parameters};
 use super::measure;
 use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
 
-/// Maximum size of a record.
+/// Maximum size of a file of measured parameters.
 const MOST_RECORD_BYTES: u64 = 256 << 20;
 
 #[derive(Args)]
@@ -46,29 +45,8 @@ pub(crate) struct Fit {
 }
 
 pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
-    let mut all: Vec<Observation> = Vec::new();
-    let mut left_out = Vec::new();
-    let (mut rnic, mut testbed) = (None, None);
-    for path in &arguments.records {
-        let name = path.display().to_string();
-        let observed = if path.is_dir() {
-            of_directory(path)?
-        } else {
-            observations(&name, &read_text(path, MOST_RECORD_BYTES)?)?
-        };
-        if *rnic.get_or_insert(observed.rnic) != observed.rnic {
-            let message = format!("{name} has records of another kind of RNIC than {}", arguments.records[0].display());
-            return Err(Usage(message).into());
-        }
-        if testbed.get_or_insert_with(|| observed.testbed.clone()) != &observed.testbed {
-            let first = arguments.records[0].display();
-            return Err(Usage(format!("{name} is {}, and {first} is not", substrate(&observed))).into());
-        }
-        all.extend(observed.observations);
-        left_out.extend(observed.left_out);
-    }
+    let Observed { rnic, observations: all, left_out, .. } = read_observations(&arguments.records)?;
     left_out.iter().for_each(|reason| note!("{reason}"));
-    let rnic = rnic.ok_or_else(|| Usage("there is no record".to_owned()))?;
     let base = match &arguments.params {
         Some(name) => parameters(name)?,
         None => Parameters::starting_point(rnic),
@@ -82,7 +60,7 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
         return Err(Usage(format!("--params are of a {given} RNIC, the records of a {measured} RNIC")).into());
     }
     let measured = match &arguments.measured {
-        Some(path) => measure::read(&path.display().to_string(), &read_text(path, MOST_RECORD_BYTES)?)?,
+        Some(path) => measure::read(&path.display().to_string(), &files::read_text(path, MOST_RECORD_BYTES)?)?,
         None => Vec::new(),
     };
     let every = arguments.every as usize;
@@ -100,44 +78,6 @@ pub(super) fn run(arguments: &Fit) -> Result<(), Failure> {
         tables(&fitted, &others, &measured)?;
     }
     Ok(())
-}
-
-/// Reads the records of a study, as `doorbell report` does. Results that are left out for the same reason are counted
-/// and reported in one sentence.
-fn of_directory(path: &Path) -> Result<Observed, Failure> {
-    let directory = path.display();
-    let mut all: Option<Observed> = None;
-    let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
-    for record in RunDirectory::read(path)? {
-        let name = format!("{directory}: {}, {}, {}", record.experiment, record.series, record.x);
-        let mut observed = doorbell_report::observed(&name, &record)?;
-        for why in std::mem::take(&mut observed.left_out) {
-            let reason = why.split_once("left out: ").map_or(why.as_str(), |(_, reason)| reason);
-            *reasons.entry(reason.to_owned()).or_default() += 1;
-        }
-        match &mut all {
-            None => all = Some(observed),
-            Some(all) if all.testbed != observed.testbed => {
-                return Err(Usage(format!("{name} is {}, and the records before are not", substrate(&observed))).into());
-            }
-            Some(all) if all.rnic == observed.rnic => all.observations.append(&mut observed.observations),
-            Some(_) => return Err(Usage(format!("{name} is of another kind of RNIC than the records before")).into()),
-        }
-    }
-    let mut all = all.ok_or_else(|| Usage(format!("{directory} has no record")))?;
-    all.left_out = reasons
-        .into_iter()
-        .map(|(reason, count)| {
-            let results = if count == 1 { "result" } else { "results" };
-            format!("{directory}: {count} {results} left out: {reason}")
-        })
-        .collect();
-    Ok(all)
-}
-
-/// Returns `measured`, or the name of the simulated testbed. All records of a fit must have the same substrate.
-fn substrate(observed: &Observed) -> String {
-    observed.testbed.as_ref().map_or("measured".to_owned(), |testbed| format!("simulated, of the testbed {testbed}"))
 }
 
 /// Writes parameters to a new file.

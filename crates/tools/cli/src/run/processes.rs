@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
+use doorbell_counters::export::json as exported;
 use doorbell_counters::{Common, Identity, Interval, Monitor, PublishedSource};
 use serde_json::{Value, json};
 
-use crate::counters::record;
 use crate::failure::Failure;
-use crate::output::{line, note};
+use crate::output::{line, note, pretty, widths};
 
 /// Name of the JSON layout.
 const SCHEMA: &str = "doorbell-processes/1";
@@ -31,7 +31,7 @@ pub(super) fn list(as_json: bool) -> Result<ExitCode, Failure> {
     devices.sort_by_key(|device| (device.sample.identity.pid, device.sample.incarnation));
     if as_json {
         let devices: Vec<Value> = devices.iter().map(json).collect();
-        line(serde_json::to_string_pretty(&json!({ "schema": SCHEMA, "devices": devices }))?)?;
+        pretty(&json!({ "schema": SCHEMA, "devices": devices }))?;
         return Ok(ExitCode::SUCCESS);
     }
     if devices.is_empty() {
@@ -43,10 +43,10 @@ pub(super) fn list(as_json: bool) -> Result<ExitCode, Failure> {
 }
 
 fn json(device: &Interval) -> Value {
-    let mut object = record::identity(device);
+    let mut object = exported::identity(device);
     let command = device.sample.identity.command.as_ref();
     object.insert("command".to_owned(), json!(command));
-    object.insert("totals".to_owned(), record::totals(&device.sample.raw));
+    object.insert("totals".to_owned(), exported::totals(&device.sample.raw));
     Value::Object(object)
 }
 
@@ -56,9 +56,7 @@ fn table(devices: &[Interval]) -> Vec<String> {
     let headings = ["pid", "device", "address", "GID"].into_iter().chain(COUNTED.map(|(heading, _)| heading));
     let mut rows: Vec<Vec<String>> = vec![headings.map(str::to_owned).collect()];
     rows.extend(devices.iter().map(cells));
-    let widths: Vec<usize> = (0..rows[0].len())
-        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
-        .collect();
+    let widths = widths(&rows);
     let commands = std::iter::once("command".to_owned()).chain(devices.iter().map(command));
     let lined_up = |row: &Vec<String>| -> String {
         // Align numbers right and names left.

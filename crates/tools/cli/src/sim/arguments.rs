@@ -1,18 +1,14 @@
 //! Testbed that a command simulates.
 
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
-use doorbell_output::files;
-use doorbell_sim::{Testbed, testbed};
+use doorbell_sim::Testbed;
+use doorbell_sim::captures::Captures;
+pub(crate) use doorbell_sim::testbed::read as read_testbed;
 
 use crate::failure::{Failure, Usage};
-use crate::model::read_text;
 use crate::quantity::mebibytes;
-
-/// Maximum size of a testbed's file.
-const MOST_BYTES: u64 = 1 << 20;
 
 /// Options of a simulation instead of a measurement.
 #[derive(Args, Clone, Debug, Default)]
@@ -90,28 +86,7 @@ impl Bounds {
 
     /// Creates and returns the directory for captures, if the user has requested captures.
     pub(super) fn captures(&self) -> Result<Option<Captures>, Failure> {
-        let Some(directory) = &self.pcap else { return Ok(None) };
-        files::own_directory(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
-        Ok(Some(Captures { directory: directory.clone() }))
-    }
-}
-
-/// Directory for the captures of points.
-#[derive(Clone, Debug)]
-pub(super) struct Captures {
-    directory: PathBuf,
-}
-
-impl Captures {
-    /// Returns the path of the capture of a point. Points are numbered from 1.
-    pub(super) fn path(&self, number: usize) -> PathBuf {
-        self.directory.join(format!("point-{number}.pcap"))
-    }
-
-    pub(super) fn open(&self, number: usize) -> io::Result<Box<dyn Write + Send>> {
-        let path = self.path(number);
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        Ok(Box::new(files::create(&path).map_err(named)?))
+        Ok(self.pcap.as_deref().map(Captures::create).transpose()?)
     }
 }
 
@@ -119,17 +94,4 @@ pub(super) fn assignment(text: &str) -> Result<(String, String), String> {
     let (path, value) =
         text.split_once('=').ok_or("must be a parameter and its value, as in link.rate=25Gb/s".to_owned())?;
     Ok((path.trim().to_owned(), value.trim().to_owned()))
-}
-
-/// Returns the testbed with this name, or the testbed in the file at this path.
-pub(crate) fn read_testbed(name: &str) -> Result<Testbed, Failure> {
-    if let Some(testbed) = testbed::by_name(name) {
-        return Ok(testbed.clone());
-    }
-    if !name.contains('/') && !Path::new(name).exists() {
-        let names: Vec<&str> = testbed::all().iter().map(|testbed| testbed.name.as_str()).collect();
-        let problem = format!("there is no testbed {name}; allowed is {}, or a file", names.join(", "));
-        return Err(Usage(problem).into());
-    }
-    Ok(Testbed::from_toml(name, &read_text(Path::new(name), MOST_BYTES)?)?)
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use doorbell_report::write_whole;
 use doorbell_sim::predict::{Predicted, page, predict, rows, simulations, testbeds};
 use doorbell_sim::reproduce::Effort;
 use serde_json::json;
@@ -10,7 +11,6 @@ use serde_json::json;
 use crate::failure::{Failure, Usage};
 use crate::output::line;
 use crate::progress::{bar, show};
-use crate::report::write_whole;
 
 #[derive(Args)]
 pub(crate) struct Predict {

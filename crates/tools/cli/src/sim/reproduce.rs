@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use clap::Args;
-use doorbell_model::check::{Answer, Checked, CheckedShape, Recorder, Status, Verdict};
-use doorbell_published::Testbed as Published;
-use doorbell_report::{Reproduction, reproduction_html};
-use doorbell_sim::reproduce::{Effort, RATE_TOLERANCE, Runs, TOLERANCE};
+use doorbell_claims::{CheckedShape, Finding, Testbed as Published, Verdict, tolerance};
+use doorbell_model::check::{Answer, Checked, Recorder, Status, check_shape};
+use doorbell_report::{Reproduction, reproduction_html, write_whole};
+use doorbell_sim::reproduce::{Effort, Runs};
 use doorbell_sim::{Testbed, testbed};
 use serde_json::{Value, json};
 
@@ -17,7 +17,6 @@ use super::arguments::{Bounds, Replaced, read_testbed};
 use crate::failure::{Failure, Usage};
 use crate::output::line;
 use crate::progress::{bar, show};
-use crate::report::write_whole;
 
 #[derive(Args)]
 pub(crate) struct Reproduce {
@@ -63,7 +62,7 @@ pub(super) fn run(arguments: &Reproduce) -> Result<(), Failure> {
     };
     let simulated = |testbed: &Testbed| {
         let testbed = arguments.replaced.apply(testbed)?;
-        let published = testbed.published.as_deref().and_then(doorbell_published::testbed);
+        let published = testbed.published.as_deref().and_then(doorbell_claims::testbed);
         let published = published.ok_or_else(|| {
             let problem = "published must name the published testbed whose rows are to be simulated";
             Usage(format!("{}: {problem}", testbed.name))
@@ -137,7 +136,7 @@ fn reproduce(
     }
     for shape in &published.shapes {
         let before = at(&shape.id);
-        let checked = CheckedShape::of(shape, &mut recorder);
+        let checked = check_shape(shape, &mut recorder);
         shapes.push(Simulated { checked, captures: since(before) });
         keep(&shape.experiment, &mut recorder);
     }
@@ -155,11 +154,11 @@ const fn status(status: Status) -> &'static str {
     }
 }
 
-const fn holds(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Yes => "holds",
-        Verdict::No => "does not",
-        Verdict::NoModel => MISSING,
+const fn holds(finding: Finding) -> &'static str {
+    match finding {
+        Finding::Holds => "holds",
+        Finding::DoesNotHold => "does not",
+        Finding::CannotShow | Finding::NoValues => MISSING,
     }
 }
 
@@ -184,8 +183,8 @@ impl Reproduced {
         self.rows.iter().filter(|row| row.checked.status() == wanted).count()
     }
 
-    fn shapes(&self, wanted: Verdict) -> usize {
-        self.shapes.iter().filter(|shape| shape.checked.verdict().0 == wanted).count()
+    fn shapes(&self, wanted: Finding) -> usize {
+        self.shapes.iter().filter(|shape| shape.checked.verdict.finding == wanted).count()
     }
 
     fn print(&self) -> io::Result<()> {
@@ -201,7 +200,7 @@ impl Reproduced {
                 "{:<44} {:<26} {:<18} {:>9}  {:<10} {}",
                 checked.row.id,
                 checked.published(),
-                format!("{:.4} {}", compared.predicted.number, compared.predicted.unit),
+                format!("{:.4} {}", compared.found.number, compared.found.unit),
                 compared.deviation_of(checked.row.relation),
                 basis(checked.is_fitted),
                 status(checked.status()),
@@ -214,28 +213,28 @@ impl Reproduced {
         }
         line("\npublished shapes")?;
         for Simulated { checked, .. } in &self.shapes {
-            let (verdict, because) = checked.verdict();
+            let Verdict { finding, because } = &checked.verdict;
             let basis = if checked.is_fitted { " (fitted)" } else { "" };
-            line(format_args!("{:<44} {:<13} {because}{basis}", checked.shape.id, holds(verdict)))?;
+            line(format_args!("{:<44} {:<13} {because}{basis}", checked.shape.id, holds(*finding)))?;
         }
         line(format_args!(
             "{name}: {} within, {} beyond, {} not simulated (within is at most {:.0} % off, {:.0} % for rates of operations and packets).",
             self.rows(Status::Within),
             self.rows(Status::Beyond),
             self.rows(Status::NoModel),
-            TOLERANCE * 100.0,
-            RATE_TOLERANCE * 100.0,
+            tolerance::ROW * 100.0,
+            tolerance::OPERATION_RATE * 100.0,
         ))?;
         line(format_args!(
             "{name}: {} published shapes hold, {} do not, {} not simulated.",
-            self.shapes(Verdict::Yes),
-            self.shapes(Verdict::No),
-            self.shapes(Verdict::NoModel),
+            self.shapes(Finding::Holds),
+            self.shapes(Finding::DoesNotHold),
+            self.shapes(Finding::NoValues),
         ))
     }
 
     fn json(&self) -> Value {
-        let number = |value: &doorbell_published::Value| json!({ "number": value.number, "unit": value.unit.name() });
+        let number = |value: &doorbell_claims::Value| json!({ "number": value.number, "unit": value.unit.name() });
         let row = |Simulated { checked, captures }: &Simulated<Checked<'_>>| {
             let (row, compared) = (checked.row, checked.outcome.as_ref().ok());
             json!({
@@ -245,10 +244,10 @@ impl Reproduced {
                 "subject": row.subject.name(),
                 "relation": row.relation.words().trim_end(),
                 "published": number(&row.value),
-                "simulated": compared.map(|compared| number(&compared.predicted)),
+                "simulated": compared.map(|compared| number(&compared.found)),
                 "deviation_percent": compared.map(|compared| compared.deviation * 100.0),
                 "tolerance_percent": compared.map(|compared| compared.tolerance * 100.0),
-                "binds": compared.and_then(|compared| compared.binding).map(|binding| binding.name),
+                "binds": checked.binding.map(|binding| binding.name),
                 "basis": basis(checked.is_fitted),
                 "status": status(checked.status()),
                 "reason": checked.outcome.as_ref().err().map(ToString::to_string),
@@ -256,14 +255,14 @@ impl Reproduced {
             })
         };
         let shape = |Simulated { checked, captures }: &Simulated<CheckedShape<'_>>| {
-            let (shape, (verdict, because)) = (checked.shape, checked.verdict());
+            let (shape, Verdict { finding, because }) = (checked.shape, &checked.verdict);
             json!({
                 "id": shape.id,
                 "says": shape.says,
                 "experiment": shape.experiment,
                 "subject": shape.subject.name(),
                 "basis": basis(checked.is_fitted),
-                "status": holds(verdict),
+                "status": holds(*finding),
                 "because": because,
                 "captures": captures,
             })
@@ -277,9 +276,9 @@ impl Reproduced {
                 "within": self.rows(Status::Within),
                 "beyond": self.rows(Status::Beyond),
                 "not_simulated": self.rows(Status::NoModel),
-                "shapes_hold": self.shapes(Verdict::Yes),
-                "shapes_do_not": self.shapes(Verdict::No),
-                "shapes_not_simulated": self.shapes(Verdict::NoModel),
+                "shapes_hold": self.shapes(Finding::Holds),
+                "shapes_do_not": self.shapes(Finding::DoesNotHold),
+                "shapes_not_simulated": self.shapes(Finding::NoValues),
             },
         })
     }

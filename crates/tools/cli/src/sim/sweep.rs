@@ -5,16 +5,16 @@ use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
-use doorbell_report::{SweepPoint, sweep_html};
+use doorbell_report::{SweepPoint, sweep_html, write_whole};
+use doorbell_sim::captures::Captures;
 use doorbell_sim::sweep::{Axis, Base, Point, Sweep as Points, SweepError};
 use doorbell_sim::traffic::Carried;
 use serde_json::{Value, json};
 
-use super::arguments::{Bounds, Captures, assignment, read_testbed};
+use super::arguments::{Bounds, assignment, read_testbed};
 use crate::failure::{Failure, Usage};
-use crate::output::line;
+use crate::output::{line, widths};
 use crate::progress::{bar, show};
-use crate::report::write_whole;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -176,9 +176,7 @@ fn print(base: &Base, points: &Points, found: &[Carried]) -> io::Result<()> {
         row.push(carried.bottleneck.to_string());
         rows.push(row);
     }
-    let columns = rows[0].len();
-    let widths: Vec<usize> =
-        (0..columns).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
+    let widths = widths(&rows);
     for row in rows {
         let (last, numbers) = row.split_last().map_or(("", &[][..]), |(last, numbers)| (last, numbers));
         let cells: Vec<String> = numbers.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();

@@ -1,25 +1,29 @@
 //! Final report of the box.
 
 use std::io;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use doorbell_fabric::Link;
+use doorbell_record::{Figure, link_by_name};
 use doorbell_steer::Driver;
-use doorbell_study::far::{Figure, order_figures};
-use doorbell_study::record::link_by_name;
+use doorbell_steer::service::{ClientCounters, Service, Settings};
+use doorbell_study::far::order_figures;
 use serde_json::{Map, Value, json};
 
-use super::control::Plane;
 use crate::output::line;
 
-pub(super) fn print<L: Link>(driver: &Driver<L>, plane: &Plane, elapsed: Duration, json: bool) -> io::Result<()> {
-    let counts = &plane.counts;
-    let [served, refused, attached] =
-        [&counts.served, &counts.refused, &counts.attached].map(|count| count.load(Ordering::Relaxed));
+pub(super) fn print<L: Link>(
+    driver: &Driver<L>,
+    service: &Service,
+    is_relay: bool,
+    elapsed: Duration,
+    json: bool,
+) -> io::Result<()> {
+    let ClientCounters { served, refused, attached } = service.counters();
+    let Settings { address, udp_port, node, .. } = service.settings();
     let counters = driver.steer().counters();
     let own = driver.counters();
-    let order = plane.own.relays.then(|| driver.steer().order());
+    let order = is_relay.then(|| driver.steer().order());
     let link = link_by_name(&driver.link().link_counters(), &doorbell_verbs::LinkCounters::default());
     if json {
         let counters: Map<String, Value> =
@@ -28,9 +32,9 @@ pub(super) fn print<L: Link>(driver: &Driver<L>, plane: &Plane, elapsed: Duratio
             "{:#}",
             json!({
                 "schema": "doorbell-steer/1",
-                "address": plane.own.address.to_string(),
-                "udp_port": plane.own.udp_port,
-                "node": plane.own.node,
+                "address": address.to_string(),
+                "udp_port": udp_port,
+                "node": node,
                 "seconds": elapsed.as_secs_f64(),
                 "clients": { "served": served, "refused": refused, "connected": driver.steer().held().clients },
                 "attached": attached,
@@ -54,10 +58,7 @@ pub(super) fn print<L: Link>(driver: &Driver<L>, plane: &Plane, elapsed: Duratio
         ));
     }
     let seconds = elapsed.as_secs_f64();
-    line(format_args!(
-        "{} in front of {}: {served} clients served in {seconds:.1} s",
-        plane.own.address, plane.own.node
-    ))?;
+    line(format_args!("{address} in front of {node}: {served} clients served in {seconds:.1} s"))?;
     let more = [
         (refused, "clients refused"),
         (attached.saturating_sub(1), "times that the box connected to the memory node again"),

@@ -6,12 +6,12 @@ use serde_json::json;
 
 use super::Study;
 use crate::failure::Failure;
-use crate::output::line;
+use crate::output::{line, pretty};
 
 /// Lists experiments.
 pub(super) fn list(study: &Study, testbed: Option<&Testbed>, experiments: &[Experiment]) -> Result<(), Failure> {
     let claims = |experiment: &Experiment, are_goals| {
-        let those = experiment.claims.iter().filter(|claim| claim.is_goal() == are_goals);
+        let those = experiment.claims().into_iter().filter(|claim| claim.is_goal() == are_goals);
         those.map(|claim| claim.says).collect::<Vec<_>>()
     };
     if study.json {
@@ -29,7 +29,7 @@ pub(super) fn list(study: &Study, testbed: Option<&Testbed>, experiments: &[Expe
                 })
             })
             .collect();
-        return Ok(line(serde_json::to_string_pretty(&list)?)?);
+        return Ok(pretty(&list)?);
     }
     for experiment in experiments {
         line(format_args!("{:<32} {:>3} points  {}", experiment.name, experiment.points.len(), experiment.question))?;

@@ -64,7 +64,7 @@ fn impossible_counters_are_wrong_usage() {
         ("", &["--rx-bytes, --rx-packets, --tx-bytes, --tx-packets missing"][..]),
         (rest, &["--rx-bytes, --rx-packets missing"]),
         (&format!("{rest} --rx-packets -5 --rx-bytes 0"), &["rx_packets is -5"]),
-        (&format!("{rest} --rx-packets 0 --rx-bytes 9"), &["rx shows 9 bytes in 0 packets"]),
+        (&format!("{rest} --rx-packets 0 --rx-bytes 9"), &["rx shows 9 bytes and 0 packets"]),
         (&format!("{rest} --rx-packets 1k --rx-bytes 40k"), &["40.0 bytes per packet", "smallest"]),
         (&format!("{rest} --rx-packets 1k --rx-bytes 9M"), &["9000.0 bytes per packet", "at most"]),
         (&format!("{rest} --rx-packets lots --rx-bytes 9M"), &["lots", "must be a number"]),

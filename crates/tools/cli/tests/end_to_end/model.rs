@@ -188,8 +188,13 @@ fn damaged_files_are_rejected_and_existing_files_stay() {
     with_paths("model fit", &[&empty]).expect_complaint(1, &["empty.json: the record: "]);
     let newer = folder.with("newer.json", r#"{"schema": "doorbell-bench/7"}"#);
     with_paths("model fit", &[&newer]).expect_complaint(1, &["newer.json: schema is", "bench/7", "doorbell-bench/1"]);
-    let none = r#"{"schema": "doorbell-bench/1", "environment": {"provider": "soft"}, "results": [],
-        "parameters": {"kind": "latency", "connections": 1, "inline": 64}}"#;
+    let none = r#"{"schema": "doorbell-bench/1", "results": [],
+        "environment": {"doorbell": "0", "kernel": "", "cpu": "", "cpus": 2, "unix_time_s": 0, "device": "",
+            "provider": "soft", "udp_port": 4791, "active_mtu": 4096, "receive_buffer_bytes": 0},
+        "parameters": {"kind": "latency", "sizes": [16], "extent": {"messages": 1}, "window": 1, "depth": 64,
+            "depths_are_defaults": true, "batch": 1, "inline": 64, "connections": 1, "bidirectional": false,
+            "events": false, "credits": true, "slow_receiver_us": 0, "timeout": 14, "retry_count": 7, "rnr_retry": 7,
+            "verify": false, "memory_bytes": 268435456}}"#;
     let none = folder.with("none.json", none);
     with_paths("model fit", &[&none]).expect_complaint(1, &["0 measured figures", "needs 4 to"]);
     with_paths("model fit --params t1", &[&none]).expect_complaint(2, &["of a hardware RNIC", "of a software RNIC"]);

@@ -165,6 +165,32 @@ fn a_program_that_cannot_be_reached_is_named() {
     assert!(!start("").stderr.contains("cannot be reached"), "not asked for");
 }
 
+/// As `execvp`, the command goes on to the next folder of `PATH` only after certain errors.
+#[test]
+fn a_program_that_does_not_start_hides_none_in_a_later_folder() {
+    let library = Library::new("later");
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("there is room for a folder"));
+    let write = |folder: usize, content: &[u8], mode: u32| {
+        let file = folders[folder].path().join("program");
+        fs::write(&file, content).expect("a file can be written");
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("the file belongs to this user");
+    };
+    let start = || {
+        let mut command = library.with(doorbell("run -- program"));
+        let [first, second] = [0, 1].map(|index| folders[index].path().display());
+        command.env("PATH", format!("{first}:{second}:/bin:/usr/bin"));
+        Running::start(command).finish()
+    };
+    write(1, b"#!/bin/sh\nexit 7\n", 0o755);
+    write(0, b"#!/no/such/interpreter\n", 0o755);
+    start().expect_status(7);
+    write(0, b"#!/bin/sh\nexit 3\n", 0o644);
+    start().expect_status(7);
+    // The kernel does not know this format, and `execvp` does not go on after such an error.
+    write(0, b"\x7fELF\x02\x01\x01\0", 0o755);
+    assert!(start().expect_status(1).stderr.contains("Exec format error"));
+}
+
 /// `execvp` passes a file whose format the kernel does not know to a shell. The shell must not execute the bytes of a
 /// binary.
 #[test]

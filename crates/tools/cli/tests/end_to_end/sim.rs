@@ -76,7 +76,7 @@ fn published_rows_are_simulated_and_compared() {
     assert_eq!(status_of("far-memory/one-address-is-slow"), Some(&Value::from("holds")));
     assert_eq!(status_of("far-memory/long-reads-tear"), Some(&Value::from("not simulated")));
     assert!(
-        text.contains("far-memory/one-address-is-slow               holds         4 and 20 queue pairs: "),
+        text.contains("far-memory/one-address-is-slow               holds         2.90 M/s on one address at most"),
         "{text}"
     );
 
@@ -183,7 +183,7 @@ fn invalid_sweep_parameters_are_rejected_at_the_start() {
     for (arguments, words) in [
         ("--vary link.rat=1", "link.rat: there is no such field; the nearest is link.rate"),
         ("--vary sise=1", "sise: there is no such parameter; the nearest is size"),
-        ("--vary window=0,1", "window: the value is 0, allowed is 1 to 65536"),
+        ("--vary window=0,1", "window: the value is 0, allowed is 1 to 16384"),
         ("--vary link.rate_gbps=0", "link.rate_gbps: the value is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
         ("--set network=clos --vary oversubscription=3", "at oversubscription=3: the oversubscription is 3"),
         ("--vary size=16,1M", "size: the value is 1M, allowed is 0 to 1073741824"),

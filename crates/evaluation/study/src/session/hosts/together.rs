@@ -7,10 +7,9 @@ use super::super::report::{Performed, Report};
 use super::super::result::{Seen, Ways, acknowledged_besides};
 use super::{Clock, Dealt, HostError};
 use crate::layout::Share;
-use crate::parameters::Parameters;
-use crate::record::{Buckets, Counted, HostResult, PointResult};
 use crate::workload::Tally;
 use doorbell_machine::cpu::CpuPerMessage;
+use doorbell_record::{Buckets, Counted, HostResult, Parameters, PointResult};
 
 /// Report of one host.
 pub(super) enum SeenBy {

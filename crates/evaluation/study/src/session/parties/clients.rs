@@ -1,6 +1,6 @@
 //! Host with clients. Each client of a store has its own thread, while all queue pairs to bare memory share one thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,18 +8,21 @@ use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use doorbell_exchange::asynchronous::yield_now;
-use doorbell_exchange::setup::EndpointDescription;
+use doorbell_exchange::setup::RemoteRegion;
+use doorbell_farmem::assembly::{Body, ClientParty, Message, Party, Plan};
 use doorbell_farmem::workload::{self, HostTally, Load, Tally};
-use doorbell_farmem::{ClientEnd, ClientOptions, Geometry, HostCache};
+use doorbell_farmem::{ClientDescription, ClientOptions, HostCache};
 use doorbell_verbs::Device;
 
-use super::super::{FromServer, Peer, Presence, SessionError, ToServer};
-use super::serving::{Began, Control, described, geometry, hear, hear_start, say};
-use super::{ClientsDone, Duties, End, Ends, Made, Seat};
+use super::super::SessionError;
+use super::super::messages::{ClientsDone, Duties, FromServer, Seat, ToServer};
+use super::super::peer::{Peer, Presence, Watch};
+use super::control::{Began, Control, hear, hear_start, plan, say};
 use crate::executor::{Idle, block_on, run_while};
-use crate::far::{FarPoint, Shape, StorePoint, run_pairs, words};
+use crate::far::{Shape, run_pairs, words};
 use crate::one_sided::RemoteMemory;
-use crate::pinning::Pinning;
+use doorbell_machine::pinning::Pinning;
+use doorbell_record::{FarPoint, StorePoint};
 
 /// Seed of the clients' operations. A point on one machine uses the same seed.
 const SEED: u64 = 1;
@@ -31,8 +34,8 @@ const LEASE_NS: u64 = 2_000_000_000;
 /// Interval at which the host checks whether its clients have ended or the peer is gone.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Ends of the memory node and of the metadata service for a client.
-type Joined = (Ends, Option<End>);
+/// Messages of a client, and whether the client is connected.
+type Sent = (Vec<Message>, bool);
 
 /// Runs the clients of this host until the peer ends the session.
 pub(super) fn be(
@@ -48,7 +51,7 @@ pub(super) fn be(
         Some(store) => clients(device, peer, store, (&duties.clients, pinning))?,
         None => {
             let _pinned = pinning.pin(0);
-            queue_pairs(device, peer, point, duties.clients.len())?
+            queue_pairs(device, peer, point, &duties.clients)?
         }
     };
     loop {
@@ -60,16 +63,21 @@ pub(super) fn be(
     }
 }
 
-/// Receives the ends of memory node and metadata service for each of `count` clients.
-fn hear_joined(peer: &mut Control, count: usize) -> Result<Vec<Joined>, SessionError> {
-    match hear(peer)? {
-        ToServer::Join(joined) if joined.len() == count => Ok(joined),
-        other => Err(other.instead_of("ends for all clients")),
+/// Sends the messages of this host's clients. Unless all clients are connected, returns the messages to them.
+fn carry(peer: &mut Control, messages: Vec<Message>, are_ready: bool) -> Result<Vec<Message>, SessionError> {
+    say(peer, FromServer::Carried { messages, are_ready })?;
+    match are_ready {
+        true => Ok(Vec::new()),
+        false => match hear(peer)? {
+            ToServer::Carry(messages) => Ok(messages),
+            other => Err(other.instead_of("messages for clients")),
+        },
     }
 }
 
-/// Runs `count` queue pairs to bare memory.
-fn queue_pairs(device: &Device, peer: &mut Control, point: &FarPoint, count: usize) -> Result<Began, SessionError> {
+/// Runs queue pairs to bare memory.
+fn queue_pairs(device: &Device, peer: &mut Control, point: &FarPoint, seats: &[Seat]) -> Result<Began, SessionError> {
+    let count = seats.len();
     let Shape { slots, bytes, mtu, memory_bytes } =
         Shape::of(point).filter(|shape| shape.slots.len() == count).ok_or_else(|| {
             SessionError::Unexpected(format!("a request for {count} queue pairs, but the point has another number"))
@@ -77,17 +85,29 @@ fn queue_pairs(device: &Device, peer: &mut Control, point: &FarPoint, count: usi
     let pd = device.create_pd()?;
     let pairs: Vec<_> =
         slots.iter().map(|&slots| words::Pair::new(&pd, slots, bytes, mtu)).collect::<Result<_, _>>()?;
-    let clients = pairs.iter().map(|pair| (Ends::bare(pair.description()), None)).collect();
-    say(peer, FromServer::Made(Box::new(Made { clients, ..Made::default() })))?;
-    let joined = hear_joined(peer, count)?;
-    pairs.iter().zip(&joined).try_for_each(|(pair, (ends, _))| pair.connect(&ends.lane.0))?;
-    say(peer, FromServer::Ready { memory: Vec::new() })?;
+    let enter = |(seat, pair): (&Seat, &words::Pair)| {
+        let body = Body::Enter(ClientDescription { lane: pair.description(), calls: None });
+        Message { from: Party::Client(seat.number), to: Party::Memory(0), body }
+    };
+    let mut messages: Vec<Message> = seats.iter().zip(&pairs).map(enter).collect();
+    let (mut pending, mut region) = ((0..count).collect::<BTreeSet<usize>>(), RemoteRegion::NONE);
+    while !pending.is_empty() {
+        for message in carry(peer, std::mem::take(&mut messages), false)? {
+            let index = seats.iter().position(|seat| Party::Client(seat.number) == message.to);
+            let (Some(index), Body::Entered(ends)) = (index.filter(|index| pending.remove(index)), &message.body)
+            else {
+                return Err(SessionError::Unexpected(format!("{} for {}", message.body.name(), message.to)));
+            };
+            pairs[index].connect(&ends.lane)?;
+            region = ends.lane.regions[0];
+        }
+    }
+    carry(peer, Vec::new(), true)?;
     let start_ns = hear_start(peer, device)?;
     let began = Began::now(Some(device));
     while device.now_ns() < start_ns {
         std::thread::yield_now();
     }
-    let region = joined.first().map(|(ends, _)| ends.lane.0.regions[0]).unwrap_or_default();
     let memory = RemoteMemory { address: region.address, rkey: region.rkey.get(), bytes: region.length };
     if memory.bytes < memory_bytes as u64 {
         return Err(SessionError::Unexpected(format!(
@@ -96,8 +116,7 @@ fn queue_pairs(device: &Device, peer: &mut Control, point: &FarPoint, count: usi
         )));
     }
     let asked = {
-        let watch =
-            super::super::peer::Watch { look: &|| peer.look(), device, is_to_be_silent: true, rounds_are_long: false };
+        let watch = Watch { look: &|| peer.look(), device, is_to_be_silent: true, rounds_are_long: false };
         let broke = |error| SessionError::Connection { bytes, error };
         block_on(peer.watched(async { run_pairs(&pairs, memory, point, watch.check(), broke) }))?
     };
@@ -108,10 +127,8 @@ fn queue_pairs(device: &Device, peer: &mut Control, point: &FarPoint, count: usi
 /// Handle to a client's thread, for the thread that exchanges messages with the peer.
 struct Client<'scope> {
     number: u32,
-    /// Receives the ends that the client has made.
-    made: Receiver<Joined>,
-    connected: Receiver<()>,
-    join: Sender<Joined>,
+    sent: Receiver<Sent>,
+    deliver: Sender<Vec<Message>>,
     start: Sender<u64>,
     thread: ScopedJoinHandle<'scope, Result<Tally, String>>,
 }
@@ -120,7 +137,7 @@ struct Client<'scope> {
 struct Conditions<'a> {
     device: &'a Device,
     load: Load,
-    geometry: Geometry,
+    plan: Plan,
     options: ClientOptions,
     is_over: AtomicBool,
 }
@@ -135,14 +152,13 @@ fn clients(
     // Let clients complete the operations that have begun, so that all clients can disconnect properly.
     let load = Load { drains: true, ..store.load() };
     let options = ClientOptions {
-        strategy: store.strategy,
         outstanding: load.outstanding,
         seed: SEED,
         lease_ns: LEASE_NS,
         shortcut_delay_ns: store.shortcut_delay_ns(),
         ..ClientOptions::default()
     };
-    let shared = Conditions { device, load, geometry: geometry(store), options, is_over: AtomicBool::new(false) };
+    let shared = Conditions { device, load, plan: plan(store), options, is_over: AtomicBool::new(false) };
     let mut caches: BTreeMap<usize, Arc<HostCache>> = BTreeMap::new();
     for seat in seats {
         caches.entry(seat.place).or_insert_with(|| {
@@ -154,12 +170,11 @@ fn clients(
     std::thread::scope(|scope| {
         let mut clients = Vec::new();
         for (index, seat) in seats.iter().enumerate() {
-            let ((made, is_made), (connected, is_connected)) = (channel(), channel());
-            let ((join, joins), (start, starts)) = (channel(), channel());
+            let ((sending, sent), (deliver, delivered), (start, starts)) = (channel(), channel(), channel());
             let (shared, number, cache) = (&shared, seat.number, Arc::clone(&caches[&seat.place]));
             let run = move || {
                 let _pinned = pinning.pin(index);
-                let result = client(shared, number, &cache, (&made, &joins), (&connected, &starts));
+                let result = client(shared, number, &cache, (&sending, &delivered), &starts);
                 if result.is_err() {
                     shared.is_over.store(true, Ordering::Release);
                 }
@@ -170,7 +185,7 @@ fn clients(
                 number,
                 why: format!("the client's thread cannot be started: {error}"),
             })?;
-            clients.push(Client { number, made: is_made, connected: is_connected, join, start, thread });
+            clients.push(Client { number, sent, deliver, start, thread });
         }
         let conducted = conduct(&shared, peer, &clients);
         if conducted.is_err() {
@@ -179,8 +194,8 @@ fn clients(
         // A client that has received no start signal ends when its channels are dropped.
         let ended: Vec<_> = clients
             .into_iter()
-            .map(|Client { number, thread, join, start, .. }| {
-                drop((join, start));
+            .map(|Client { number, thread, deliver, start, .. }| {
+                drop((deliver, start));
                 let tally = thread.join().unwrap_or_else(|_| Err("the client's thread panicked".to_owned()));
                 tally.map_err(|why| SessionError::StoreClient { number, why })
             })
@@ -210,14 +225,25 @@ fn clients(
 /// Leads clients through set-up. Returns when all clients have ended or the peer is gone.
 fn conduct(shared: &Conditions<'_>, peer: &mut Control, clients: &[Client<'_>]) -> Result<Began, SessionError> {
     let lost = |client: &Client<'_>| SessionError::StoreClient { number: client.number, why: STOPPED.to_owned() };
-    let made: Vec<Joined> =
-        clients.iter().map(|client| client.made.recv().map_err(|_| lost(client))).collect::<Result<_, _>>()?;
-    say(peer, FromServer::Made(Box::new(Made { clients: made, ..Made::default() })))?;
-    for (client, joined) in clients.iter().zip(hear_joined(peer, clients.len())?) {
-        client.join.send(joined).map_err(|_| lost(client))?;
+    let mut pending: Vec<&Client<'_>> = clients.iter().collect();
+    while !pending.is_empty() {
+        let mut messages = Vec::new();
+        let mut left = Vec::new();
+        for client in pending {
+            let (sent, is_connected) = client.sent.recv().map_err(|_| lost(client))?;
+            messages.extend(sent);
+            left.extend((!is_connected).then_some(client));
+        }
+        pending = left;
+        let mut delivered: BTreeMap<Party, Vec<Message>> = BTreeMap::new();
+        for message in carry(peer, messages, pending.is_empty())? {
+            delivered.entry(message.to).or_default().push(message);
+        }
+        for client in &pending {
+            let messages = delivered.remove(&Party::Client(client.number)).unwrap_or_default();
+            client.deliver.send(messages).map_err(|_| lost(client))?;
+        }
     }
-    clients.iter().try_for_each(|client| client.connected.recv().map_err(|_| lost(client)))?;
-    say(peer, FromServer::Ready { memory: Vec::new() })?;
     let start_ns = hear_start(peer, shared.device)?;
     let began = Began::now(Some(shared.device));
     clients.iter().try_for_each(|client| client.start.send(start_ns).map_err(|_| lost(client)))?;
@@ -247,22 +273,24 @@ fn client(
     shared: &Conditions<'_>,
     number: u32,
     cache: &Arc<HostCache>,
-    (made, joins): (&Sender<Joined>, &Receiver<Joined>),
-    (connected, starts): (&Sender<()>, &Receiver<u64>),
+    (sending, delivered): (&Sender<Sent>, &Receiver<Vec<Message>>),
+    starts: &Receiver<u64>,
 ) -> Result<Tally, String> {
     fn sentence(error: impl std::fmt::Display) -> String {
         error.to_string()
     }
     let stopped = |_| STOPPED.to_owned();
-    let Conditions { device, load, geometry, options, is_over } = shared;
+    let Conditions { device, load, plan, options, is_over } = shared;
     let pd = device.create_pd().map_err(sentence)?;
-    let end = ClientEnd::new(&pd, *geometry, options.clone()).map_err(sentence)?;
-    let own: EndpointDescription = end.to_metadata();
-    made.send((Ends::of(end.to_memory()), Some(End(own)))).map_err(|_| STOPPED.to_owned())?;
-    let (of_memory, of_metadata) = joins.recv().map_err(stopped)?;
-    let of_metadata = of_metadata.ok_or("no end of the metadata service")?.0;
-    let mut client = end.connect(number, &described(of_memory, *geometry), &of_metadata, cache).map_err(sentence)?;
-    connected.send(()).map_err(|_| STOPPED.to_owned())?;
+    let mut party = ClientParty::new(&pd, plan, number, options.clone()).map_err(sentence)?;
+    while !party.is_ready() {
+        let messages = std::iter::from_fn(|| party.next_message()).collect();
+        sending.send((messages, false)).map_err(|_| STOPPED.to_owned())?;
+        let delivered = delivered.recv().map_err(stopped)?;
+        delivered.into_iter().try_for_each(|message| party.receive(message)).map_err(sentence)?;
+    }
+    let mut client = party.connect(cache).map_err(sentence)?;
+    sending.send((Vec::new(), true)).map_err(|_| STOPPED.to_owned())?;
     let start_ns = starts.recv().map_err(stopped)?;
     let idle = Idle::spin();
     let task = async {

@@ -5,25 +5,24 @@ use std::net::{Ipv6Addr, TcpStream};
 use std::time::Duration;
 
 use doorbell_exchange::setup::EndpointDescription;
+use doorbell_farmem::Strategy;
+use doorbell_farmem::assembly::{Body, Message, Party};
 use doorbell_farmem::workload::{HostTally, Load, Report as StoreReport};
-use doorbell_farmem::{BOX, Strategy};
 
-use super::super::hosts::{ANSWER, Clock, HostError, Hosts, Interval, PERFORMANCE, in_common, of_common_time};
+use super::super::hosts::{Clock, HostError, Hosts, Interval, in_common, of_common_time};
+use super::super::messages::{ClientsDone, Duties, FromServer, ToServer};
+use super::super::peer::{ANSWER, MAKING, PERFORMANCE};
 use super::super::report::Report;
-use super::super::{FromServer, Introduction, SessionError, ToServer};
-use super::{ClientsDone, Duties, End, Ends, Made, Parties};
-use crate::far::{FarPoint, StorePoint};
-use crate::parameters::Parameters;
-use crate::pinning::ProcessPosition;
-use crate::prediction::Predicted;
-use crate::record::{BothEnds, Counted, HostResult, PointResult};
+use super::super::{Introduction, SessionError};
+use super::Parties;
+use crate::far::store_result;
 use doorbell_machine::cpu::CpuPerMessage;
+use doorbell_machine::pinning::ProcessPosition;
+use doorbell_record::{BothEnds, Counted, FarPoint, HostResult, Parameters, PointResult, Predicted, StorePoint};
 
-/// Maximum time to make the parties of a store, which may write millions of keys.
-const MAKING: Duration = Duration::from_secs(120);
-
-/// Number by which the memory node identifies the metadata service. Clients have numbers from 1.
-const METADATA: u32 = 0;
+/// Maximum number of times that the coordinator carries messages between the hosts. A store behind a middlebox needs
+/// six times.
+const MAX_ROUNDS: usize = 16;
 
 /// Measures one point about shared memory on several hosts.
 ///
@@ -50,11 +49,11 @@ pub fn measure_parties(
     assert_eq!(streams.len(), duties.len(), "one stream for each host that has a part");
     let (hosts, clocks) = Hosts::meet(streams, introduction, parameters)?;
     let mut stage = Stage { hosts, clocks, duties: &duties, point };
-    let ends = stage.set_up()?;
+    let lane = stage.set_up()?;
     let start_ns = stage.go()?;
     let seen = stage.hear_all()?;
     stage.hosts.say(|_| ToServer::End)?;
-    stage.result(seen, &ends, start_ns)
+    stage.result(seen, lane, start_ns)
 }
 
 struct Stage<'a> {
@@ -77,102 +76,54 @@ impl Stage<'_> {
         self.duties.iter().position(|(_, duties)| is(duties))
     }
 
-    /// Sends a message to one host, and receives its answer.
-    fn ask(&mut self, index: usize, message: ToServer, patience: Duration) -> Result<FromServer, HostError> {
-        self.hosts.hosts[index].say(message)?;
-        let mut heard = self.hosts.nothing();
-        self.hosts.hear_until(&mut heard, |other| other == index, Some(patience))?;
-        let early = heard.iter().enumerate().find(|(other, said)| *other != index && said.is_some());
-        if let Some((other, _)) = early {
-            let what = SessionError::Unexpected("a message before its turn".to_owned());
-            return Err(self.hosts.hosts[other].failed(what));
+    /// Returns the index of the host that gets a message of the host `from`.
+    fn host_of(&self, message: &Message, from: usize) -> Option<usize> {
+        let middlebox = self.at(|duties| duties.middlebox);
+        if self.point.store().is_none() && middlebox.is_some_and(|middlebox| middlebox != from) {
+            return middlebox;
         }
-        heard[index].take().ok_or_else(|| self.hosts.hosts[index].failed(nothing()))
-    }
-
-    fn ask_for_ends(&mut self, index: usize, message: ToServer, count: usize) -> Result<Vec<Ends>, HostError> {
-        match self.ask(index, message, ANSWER)? {
-            FromServer::Taken(ends) if ends.len() == count => Ok(ends),
-            other => Err(self.hosts.hosts[index].failed(other.instead_of("ends for all clients"))),
+        match message.to {
+            Party::Memory(_) => self.at(|duties| duties.memory),
+            Party::Middlebox => middlebox,
+            Party::Metadata => self.at(|duties| duties.metadata),
+            Party::Client(number) => self.at(|duties| duties.clients.iter().any(|seat| seat.number == number)),
         }
     }
 
-    /// Tells every host to make its parties, and connects the parties. Returns the memory node's ends for clients.
-    fn set_up(&mut self) -> Result<Vec<Ends>, HostError> {
+    /// Tells every host to make its parties, and carries messages until all clients are connected. Returns the end at
+    /// the memory for a client.
+    fn set_up(&mut self) -> Result<Option<EndpointDescription>, HostError> {
         let duties = self.duties;
         self.hosts.say(|index| ToServer::Be(Box::new(duties[index].1.clone())))?;
-        let mut made: Vec<Made> = Vec::new();
-        for (index, said) in self.hosts.hear(MAKING)?.into_iter().enumerate() {
-            match said {
-                FromServer::Made(one) if one.clients.len() == duties[index].1.clients.len() => made.push(*one),
-                other => return Err(self.hosts.hosts[index].failed(other.instead_of("the ends of its parties"))),
+        let (mut lane, mut patience) = (None, MAKING);
+        for _ in 0..MAX_ROUNDS {
+            let mut under_way: Vec<Vec<Message>> = vec![Vec::new(); duties.len()];
+            let mut all_are_ready = true;
+            for (index, said) in self.hosts.hear(patience)?.into_iter().enumerate() {
+                let failed = |error| self.hosts.hosts[index].failed(error);
+                let FromServer::Carried { messages, are_ready } = said else {
+                    return Err(failed(said.instead_of("the messages of its parties")));
+                };
+                all_are_ready &= are_ready;
+                for message in messages {
+                    if let (Party::Client(_), Body::Entered(ends)) = (message.to, &message.body) {
+                        lane.get_or_insert(ends.lane);
+                    }
+                    let no_party = || SessionError::Unexpected(format!("a message for {}", message.to));
+                    let to = self.host_of(&message, index).ok_or_else(|| failed(no_party()))?;
+                    under_way[to].push(message);
+                }
             }
-        }
-        // Parties that access the memory, with their numbers. The metadata service comes first.
-        let mut callers: Vec<(u32, Ends)> = Vec::new();
-        let metadata = self.at(|duties| duties.metadata);
-        if let Some(index) = metadata {
-            let ends = made[index].metadata.ok_or_else(|| self.hosts.hosts[index].failed(nothing()))?;
-            callers.push((METADATA, ends));
-        }
-        let mut to_metadata: Vec<(u32, End)> = Vec::new();
-        for ((_, duties), made) in duties.iter().zip(&made) {
-            for (seat, (ends, metadata)) in duties.clients.iter().zip(&made.clients) {
-                callers.push((seat.number, *ends));
-                to_metadata.extend(metadata.map(|end| (seat.number, end)));
+            if all_are_ready {
+                return Ok(lane);
             }
-        }
-        let mut ends = self.accept(&made, &callers)?;
-        let mut of_metadata: Vec<Option<End>> = vec![None; ends.len()];
-        if let Some(index) = metadata {
-            let memory = ends.remove(0);
-            let numbers: Vec<u32> = to_metadata.iter().map(|(number, _)| *number).collect();
-            let served = match self.ask(index, ToServer::Serve { memory, clients: to_metadata }, ANSWER)? {
-                FromServer::Serving(served) if served.len() == numbers.len() => served,
-                other => return Err(self.hosts.hosts[index].failed(other.instead_of("ends for all clients"))),
-            };
-            of_metadata = served.into_iter().map(Some).collect();
-        }
-        // Distribute the ends to clients in the order in which the clients were accepted, host by host.
-        let mut joined = ends.iter().copied().zip(of_metadata);
-        for (index, (_, duties)) in duties.iter().enumerate().filter(|(_, (_, duties))| !duties.clients.is_empty()) {
-            let own: Vec<(Ends, Option<End>)> = joined.by_ref().take(duties.clients.len()).collect();
-            self.hosts.hosts[index].say(ToServer::Join(own))?;
-        }
-        let mut heard = self.hosts.nothing();
-        let joins = |index: usize| !duties[index].1.clients.is_empty();
-        self.hosts.hear_until(&mut heard, joins, Some(ANSWER))?;
-        for (index, said) in heard.into_iter().enumerate() {
-            match said {
-                Some(FromServer::Ready { .. }) | None => {}
-                Some(other) => return Err(self.hosts.hosts[index].failed(other.instead_of("ready"))),
+            for (host, messages) in self.hosts.hosts.iter_mut().zip(under_way) {
+                host.say(ToServer::Carry(messages))?;
             }
+            patience = ANSWER;
         }
-        Ok(ends)
-    }
-
-    /// Makes ends of the memory node for all parties that access the memory. With a middlebox, these are the
-    /// middlebox's ends.
-    fn accept(&mut self, made: &[Made], callers: &[(u32, Ends)]) -> Result<Vec<Ends>, HostError> {
-        let memory = self.at(|duties| duties.memory).unwrap_or(0);
-        let accept = |node, clients: &[(u32, Ends)]| ToServer::Accept { node, clients: clients.to_vec() };
-        let Some(middlebox) = self.at(|duties| duties.middlebox) else {
-            return self.ask_for_ends(memory, accept(None, callers), callers.len());
-        };
-        let own = made[middlebox].middlebox.ok_or_else(|| self.hosts.hosts[middlebox].failed(nothing()))?.0;
-        if self.point.store().is_some() {
-            let node = self.ask_for_ends(memory, accept(None, &[(BOX, Ends::bare(own))]), 1)?;
-            return self.ask_for_ends(middlebox, accept(node.first().copied(), callers), callers.len());
-        }
-        // Each end uses the middlebox's address as the address of its peer. The middlebox then learns which two ends
-        // form a pair.
-        let through: Vec<(u32, Ends)> = callers.iter().map(|(number, ends)| (*number, ends.at(own.gid))).collect();
-        let ends = self.ask_for_ends(memory, accept(None, &through), callers.len())?;
-        let pairs = callers.iter().zip(&ends).map(|((_, client), node)| [client.lane, node.lane]).collect();
-        match self.ask(middlebox, ToServer::Relay(pairs), ANSWER)? {
-            FromServer::Accepted => Ok(ends.into_iter().map(|ends| ends.at(own.gid)).collect()),
-            other => Err(self.hosts.hosts[middlebox].failed(other.instead_of("accepted"))),
-        }
+        let client = self.at(|duties| !duties.clients.is_empty()).unwrap_or(0);
+        Err(self.hosts.hosts[client].failed(nothing()))
     }
 
     /// Tells all clients to begin at one instant. Returns that instant on the coordinator's clock.
@@ -193,19 +144,17 @@ impl Stage<'_> {
         let mut done = self.hosts.nothing();
         self.hosts.hear_until(&mut done, has_clients, patience)?;
         self.hosts.say(|_| ToServer::Done { messages: Vec::new() })?;
-        let heard = self.hosts.hear(ANSWER)?;
-        let mut seen = Vec::new();
-        for (index, (done, said)) in done.into_iter().zip(heard).enumerate() {
-            match said {
-                FromServer::Report(report) => seen.push(Seen { done, report: *report }),
-                other => return Err(self.hosts.hosts[index].failed(other.instead_of("a report"))),
-            }
-        }
-        Ok(seen)
+        let reports = self.hosts.expect(ANSWER, |_, said| said.report())?;
+        Ok(done.into_iter().zip(reports).map(|(done, report)| Seen { done, report }).collect())
     }
 
-    fn result(self, seen: Vec<Seen>, ends: &[Ends], start_ns: u64) -> Result<PointResult, HostError> {
-        let lane = ends.first().map(|ends| ends.lane.0);
+    fn result(
+        self,
+        seen: Vec<Seen>,
+        lane: Option<EndpointDescription>,
+        start_ns: u64,
+    ) -> Result<PointResult, HostError> {
+        let clients: usize = self.duties.iter().map(|(_, duties)| duties.clients.len()).sum();
         let mut all = match self.point {
             FarPoint::Store(store) => self.stored(&seen, store, lane)?,
             _ => {
@@ -253,7 +202,7 @@ impl Stage<'_> {
                 name: self.hosts.hosts[index].name.clone(),
                 role: duties.role().to_owned(),
                 asks,
-                connections: if asks { duties.clients.len() } else { ends.len() },
+                connections: if asks { duties.clients.len() } else { clients },
                 sent,
                 received: 0,
                 counted: counted(&seen.report),
@@ -308,7 +257,7 @@ impl Stage<'_> {
         let mtu = lane.map_or(doorbell_verbs::PathMtu::Mtu4096, |lane| lane.path_mtu);
         let report = StoreReport::of_hosts(&load, mtu, store.strategy == Strategy::Server, &tallies);
         let sent_by_connection = tallies.iter().flat_map(|host| host.operations.clone()).collect();
-        Ok(PointResult { sent_by_connection, ..of_common_time(store.result(&report, None), common_ns, within) })
+        Ok(PointResult { sent_by_connection, ..of_common_time(store_result(store, &report, None), common_ns, within) })
     }
 }
 

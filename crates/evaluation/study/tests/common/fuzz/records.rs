@@ -1,9 +1,6 @@
 //! Fuzz function for records of measurements.
 
-use doorbell_study::environment::Environment;
-use doorbell_study::experiment::{FORMAT, PointRecord, Quantity, SCHEMA};
-use doorbell_study::parameters::Parameters;
-use doorbell_study::record::{Buckets, PointResult, Record};
+use doorbell_record::{Buckets, Environment, Parameters, PointRecord, PointResult, Quantity, RunRecord};
 use serde_json::Value;
 
 use super::super::parameters;
@@ -43,7 +40,7 @@ fn read(bytes: &[u8]) {
             drop(result.histogram_ns.as_ref().map(Buckets::to_histogram));
         }
     }
-    if let Ok(record) = serde_json::from_slice::<Record>(bytes) {
+    if let Ok(record) = serde_json::from_slice::<RunRecord>(bytes) {
         let _ = record.parameters.check();
     }
 }
@@ -59,8 +56,8 @@ fn honest() -> Value {
         ..PointResult::default()
     };
     let record = PointRecord {
-        format: FORMAT.to_owned(),
-        schema: SCHEMA,
+        format: PointRecord::FORMAT.to_owned(),
+        schema: PointRecord::SCHEMA,
         experiment: "send-receive-latency".to_owned(),
         series: "sequential".to_owned(),
         x: 16.0,

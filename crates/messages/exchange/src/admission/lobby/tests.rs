@@ -165,7 +165,9 @@ fn a_refused_visitor_reads_the_reason_while_still_sending() {
     }
     let too_long = said(&[b'x'; 65 << 10], &lobby);
     match lobby.next(Some(Instant::now() + PATIENCE)).unwrap() {
-        Some(Event::Refused { why: Why::Refused(why), .. }) => assert_eq!(why, "a line longer than 65536 B"),
+        Some(Event::Refused { why: Why::Refused(why), .. }) => {
+            assert_eq!(why, "a line is longer than 65536 B, the maximum")
+        }
         other => panic!("{other:?}"),
     }
     drop(too_long);

@@ -45,8 +45,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Makes a store of `slots` shared buffers. Of the receives, `available` may be granted, to at most `connections`
-    /// connections.
+    /// Makes a store of `slots` shared buffers. The connections may reserve `available` of the receives. At most
+    /// `connections` connections may use the store.
     pub(crate) fn shared(
         srq: Srq,
         region: Region,

@@ -1,4 +1,4 @@
-//! State of reporting grants to the peer, which allows one unanswered credit message at a time.
+//! State of the reports of grants to the peer. At most one credit message may be unanswered at a time.
 //!
 //! The connection counts arrivals while other threads drop messages. In `tests/reports.rs`, a model checker runs all
 //! interleavings of these threads.
@@ -14,7 +14,7 @@ pub(crate) struct ReceiveCredits {
     received: AtomicU64,
     /// Largest grant that was sent to the peer.
     reported: AtomicU64,
-    /// Grant that the peer knew when this side sent the last credit message. If more data messages than this grant
+    /// Grant that the peer knew when this side sent its latest credit message. If more data messages than this grant
     /// arrive, the peer has received the credit message, and the field becomes [`ANSWERED`].
     unanswered: AtomicU64,
 }
@@ -64,8 +64,8 @@ impl ReceiveCredits {
             if !due || mark().is_err() {
                 return false;
             }
-            // Before `mark` set `unanswered`, another thread may have sent a newer grant, and the peer may have used up
-            // the newer grant. The peer then sends no more messages, so no message would reset `unanswered`.
+            // If `reported` has changed, another thread sent a newer grant before `mark` set `unanswered`. The peer may
+            // have used up that grant and then sends no message that resets `unanswered`, so reset it and try again.
             if self.reported.load(Ordering::Acquire) == reported {
                 self.reported.fetch_max(granted, Ordering::AcqRel);
                 return true;

@@ -79,7 +79,8 @@ struct Ledger<E> {
 /// Buffers that were given back and are not reposted yet.
 pub(crate) struct Returns<A, E> {
     queue: ArrayQueue<Returned<A>>,
-    /// Number of returned buffers at which the thread that returned the last buffer reposts them.
+    /// Number of returned buffers that are enough for a post. The thread that returns a buffer and thereby reaches this
+    /// number reposts all of them.
     repost_at: usize,
     /// Maximum number of receives in one post.
     repost_list: usize,
@@ -87,8 +88,8 @@ pub(crate) struct Returns<A, E> {
 }
 
 impl<A: Granted, E: Copy> Returns<A, E> {
-    /// Makes a queue for `slots` buffers. Of the shared receives, `available` may be granted, to at most `connections`
-    /// connections.
+    /// Makes a queue for `slots` buffers. The connections may reserve `available` of the shared receives. At most
+    /// `connections` connections may use the queue.
     pub(crate) fn new(
         slots: usize,
         repost_at: usize,

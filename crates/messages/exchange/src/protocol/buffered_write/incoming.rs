@@ -57,7 +57,7 @@ impl Written {
     fn take_message(&mut self, space: usize, offset: usize, length: usize) -> Result<(), ConnectionError> {
         let free = self.ring.bytes() as u64 - (self.position - self.ring.head());
         if space as u64 > free {
-            return Err(ConnectionError::Protocol("a message where the ring is full"));
+            return Err(ConnectionError::Protocol("a message that is longer than the free space of the ring"));
         }
         self.inbox.push_back(self.ring.lend(self.position, space, offset, length));
         self.position += space as u64;
@@ -129,7 +129,7 @@ impl Incoming for Written {
         }
     }
 
-    /// Frees messages in order. Sends the head once an eighth of the ring was freed since the last head.
+    /// Frees messages in order. Sends the head once an eighth of the ring was freed since it sent the previous head.
     #[inline]
     fn tell(&mut self, qp: &Qp, _is_idle: bool) -> Result<usize, ConnectionError> {
         let freed = self.ring.advance();

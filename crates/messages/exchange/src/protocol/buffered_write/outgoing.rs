@@ -102,7 +102,7 @@ pub struct Writes {
     peer_max_message: usize,
     tail: u64,
     head: Head,
-    /// Whether the ring had no space for the message that was submitted last.
+    /// Whether the ring had no space for the most recently submitted message.
     is_short: bool,
     /// End positions of messages that the peer has not freed. Used with immediate data, where each message occupies a
     /// receive of the peer.
@@ -277,6 +277,7 @@ impl Outgoing for Writes {
 
     fn notifies(&self) -> bool {
         // While space is short, this half must read the head again and again, and no notification announces a new head.
+        // So this side cannot sleep then.
         self.variant.acknowledge == Acknowledge::Send || !self.is_short
     }
 }

@@ -70,7 +70,7 @@ impl Machine for Direct {
             return self.receiving.take_request(slot, completion.byte_len as usize);
         };
         if completion.byte_len > 0 {
-            return Err(ConnectionError::Protocol("a word together with message bytes"));
+            return Err(ConnectionError::Protocol("message bytes in a SEND whose immediate data allows none"));
         }
         match word {
             GOODBYE => carrier.take_goodbye(),

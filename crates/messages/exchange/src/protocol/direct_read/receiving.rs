@@ -135,8 +135,9 @@ impl Receiving {
         if request.len() > self.longest {
             return Err(ConnectionError::TooLong { length: request.len(), most: self.longest });
         }
-        // If this side awaits acknowledgements, the peer may have received the acknowledgements of all READs in flight.
-        // The peer may then have sent one new message for each of these READs.
+        // Messages count against the window of the peer until the peer has their acknowledgements. If this side awaits
+        // the completions of acknowledgements, the peer may already have those of all READs in flight, so these READs
+        // do not count.
         let unacknowledged = match self.protocol.fence {
             Fence::AcknowledgementCompletion => 0,
             Fence::Nothing | Fence::ReadCompletion => self.reads.len(),

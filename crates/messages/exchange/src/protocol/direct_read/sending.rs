@@ -20,7 +20,7 @@ pub(super) struct Sending {
     pub(super) acknowledge: Acknowledge,
     /// Access that the region of a message needs.
     access: Access,
-    /// Number of bytes after a message that the protocol uses.
+    /// Number of bytes that the protocol uses in memory directly after each message.
     bytes_behind: usize,
     batch: usize,
     signal_each: bool,
@@ -39,9 +39,9 @@ pub(super) struct Sending {
     places: u64,
     stride: usize,
     pub(super) next_id: MessageId,
-    /// Id of the last message that the peer has read.
+    /// Id of the latest message that the peer has read.
     pub(super) completed: MessageId,
-    /// Id of the last message whose announcement has left the send queue.
+    /// Id of the latest message whose announcement has left the send queue.
     announced: MessageId,
     pending: Vec<(MessageId, SmallVec<[u8; MAX_REQUEST_BYTES]>)>,
     /// Locations of the signal bytes of unread messages, oldest first.
@@ -60,7 +60,7 @@ impl Sending {
             buffers => (buffers, config.max_message),
         };
         let longest = usize::try_from(peer.max_message).unwrap_or(usize::MAX).min(LONGEST_TRANSFER);
-        // The signal byte follows each message.
+        // Each buffer has one more byte, since the signal byte follows the message.
         let stride = (copied + 1).next_multiple_of(64);
         Ok(Self {
             acknowledge: protocol.acknowledge,

@@ -64,7 +64,7 @@ pub struct Hub {
     /// Keys of connections that have ended and that [`Hub::next_ended`] has not returned yet.
     ended: VecDeque<usize>,
     next_idle: usize,
-    /// Number of connections that may have work and that no poll has advanced since the last completion.
+    /// Number of connections that may have work and that no poll has advanced since the latest completion.
     unattended: usize,
 }
 
@@ -286,9 +286,9 @@ impl Hub {
     pub fn remove(&mut self, key: Key) -> bool {
         let Some(member) = self.connections.get_mut(key.0) else { return false };
         member.connection.end(ConnectionError::Closed);
-        // The queue may hold completions of this connection. They hold shared buffers, so take them first. Taking
-        // `depth` completions is sufficient, since the queue holds at most `depth`. Later completions belong to other
-        // connections, which may never stop.
+        // The queue may hold completions of this connection, whose receives occupy shared buffers. So take these
+        // completions before the removal. Taking `depth` completions is sufficient, since the queue holds at most
+        // `depth`. Do not wait for an empty queue, since the other connections may add completions forever.
         let mut left = self.depth;
         while left > 0
             && let Ok(count @ 1..) = self.reap()

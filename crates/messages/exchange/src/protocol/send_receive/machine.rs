@@ -42,8 +42,8 @@ pub struct Pooled {
     /// Share of this connection in the completion queue of a [`Hub`](super::Hub). `None` if the connection polls its
     /// own queue.
     pub(super) claim: Option<Claim>,
-    /// Completion queue that `drop` drains, since the receives in the queue hold shared buffers. `None` if the receives
-    /// are not shared, or if a hub polls the queue.
+    /// Completion queue that `drop` drains, since the completed receives in the queue occupy shared buffers. `None` if
+    /// the receives are not shared, or if a hub polls the queue.
     pub(super) left_behind: Option<Cq>,
 }
 
@@ -127,7 +127,7 @@ impl Pooled {
     /// Classifies a message without data: a credit message or the goodbye.
     fn judge_word(&mut self, carrier: &mut Carrier, word: Word, length: usize) -> Result<Arrival, ConnectionError> {
         if length > 0 {
-            return Err(ConnectionError::Protocol("a word together with message bytes"));
+            return Err(ConnectionError::Protocol("message bytes in a SEND whose immediate data allows none"));
         }
         if word.goodbye {
             carrier.take_goodbye()?;

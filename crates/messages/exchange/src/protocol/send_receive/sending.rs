@@ -35,7 +35,7 @@ pub(super) struct Sending {
     /// Bytes of the longest message that this half can copy.
     longest_copied: usize,
     pub(super) next_id: MessageId,
-    /// Id of the last message that is done.
+    /// Id of the latest message that is done.
     pub(super) completed: MessageId,
     pending: Vec<Pending>,
     /// Credits from the peer. `None` without flow control.

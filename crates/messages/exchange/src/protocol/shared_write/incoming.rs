@@ -86,7 +86,7 @@ impl Incoming for RingReceiver {
             return Err(ConnectionError::TooLong { length, most: self.max_message });
         }
         if at >= bytes {
-            return Err(ConnectionError::Protocol("a message outside the ring"));
+            return Err(ConnectionError::Protocol("a message whose position lies outside the ring"));
         }
         let head = ring.head();
         let ahead = (at + bytes - head % bytes) % bytes;
@@ -106,7 +106,8 @@ impl Incoming for RingReceiver {
     fn end(&mut self, in_peace: bool) {
         let Some(member) = self.member.take() else { return };
         let Common { ring, recovery, .. } = &*self.common;
-        // A peer that has sent its goodbye has written to all its reservations.
+        // A peer that has sent its goodbye has written to all its reservations, so it leaves no hole, and recovery
+        // needs no tail.
         let tail = (!in_peace).then(|| self.common.tail());
         recovery.leave(member, tail, ring);
     }

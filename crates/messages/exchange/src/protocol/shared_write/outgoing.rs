@@ -51,7 +51,7 @@ pub struct Reserved {
     peer: PeerRing,
     peer_max_message: usize,
     head: Head,
-    /// Position after the last reservation of this half.
+    /// Position after the latest reservation of this half.
     reserved_to: u64,
     /// Messages that this half has accepted and not yet posted, oldest first.
     waiting: VecDeque<Waiting>,
@@ -284,7 +284,7 @@ impl Outgoing for Reserved {
 
     fn notifies(&self) -> bool {
         // While messages wait for space, this half must read the head again and again, and no notification announces a
-        // new head.
+        // new head. So this side cannot sleep then.
         self.placed.is_empty()
     }
 }

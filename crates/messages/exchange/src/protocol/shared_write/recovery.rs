@@ -11,7 +11,7 @@ use crate::connection::ring::Ring;
 #[derive(Debug)]
 pub(super) struct Member {
     id: u64,
-    /// Number of the last round that the sender has answered.
+    /// Number of the latest round that the sender has answered.
     answered: u64,
 }
 
@@ -21,7 +21,7 @@ const NEVER: u64 = u64::MAX;
 #[derive(Debug, Default)]
 struct State {
     next_member: u64,
-    /// Live senders: the id of each sender, and the number of the last round that the sender has answered.
+    /// Live senders: the id of each sender, and the number of the latest round that the sender has answered.
     members: Vec<(u64, u64)>,
     /// Position before which all reservations of dead senders lie.
     limit: u64,

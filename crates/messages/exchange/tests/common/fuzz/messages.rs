@@ -141,7 +141,8 @@ fn converse_about(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>) 
             Talk::new(variant, bare, connection.expect("a connection")).run(
                 choices,
                 |connection: &mut direct_read::Connection, choices| {
-                    // Any request of the peer may cause an error: a misuse, or the end of the connection.
+                    // Any read request of the peer may make this call fail with a misuse or with the end of the
+                    // connection.
                     let _ = connection.read_into(&place, choices.below(1 << 14));
                 },
             )
@@ -300,7 +301,8 @@ impl<C: MessageConnection> Talk<C> {
     }
 
     fn step(&mut self, choices: &mut Choices<'_>) {
-        // Many steps follow the protocol. Otherwise the first check would end every connection.
+        // Indices in `STEPS` of the steps that follow the protocol. Most conversations take them often, since otherwise
+        // the first check would end every connection.
         const LAWFUL: [usize; 8] = [0, 0, 12, 12, 13, 14, 13, 15];
         let step = match choices.byte() < self.mischief {
             true => choices.below(STEPS.len()),
@@ -507,7 +509,8 @@ impl<C: MessageConnection> Talk<C> {
             assert!(bytes.len() <= 400, "a message of {} B, the maximum is 400 B", bytes.len());
             assert!(bytes.iter().all(|&byte| byte != SECRET), "the message has bytes that the peer did not write");
             if let Some(expected) = &mut self.expected {
-                // The victim may have written signal bytes of 1 to any byte of an announced message.
+                // A received byte of 1 matches every sent byte: the receiver may have written a signal byte, which is
+                // 1, into a message that was announced but not yet read.
                 let is_it = |sent: &Vec<u8>| {
                     sent.len() == bytes.len() && sent.iter().zip(&bytes).all(|(a, b)| a == b || *b == 1)
                 };

@@ -23,8 +23,9 @@ use crate::objects::answer::{Answer, Refused};
 /// Deadline for a peer to send its request after it has connected.
 pub(in crate::cm) const ARRIVAL: Duration = Duration::from_secs(10);
 
-/// Deadline that replaces [`ARRIVAL`] once [`MAX_ARRIVING`] connections have not sent their request. A real connection
-/// manager sends its request at once. So silent peers cannot block a listener for long.
+/// Deadline that replaces [`ARRIVAL`] while [`MAX_ARRIVING`] connections wait for their peers' requests. This deadline
+/// is short, so that silent peers cannot block a listener for long. A real connection manager sends its request at
+/// once.
 const CROWDED: Duration = Duration::from_millis(200);
 
 /// Maximum number of connections to a listener that have not sent their request yet. Further connections wait in the
@@ -115,7 +116,7 @@ impl Line {
         let connection = SockRef::from(&socket);
         connection.set_nonblocking(true).map_err(failed)?;
         let child = Arc::new(Self::with(Arc::clone(&self.service), &state.queue, state.kind, state.space));
-        // No other thread knows the line yet, so the lock of its state is free.
+        // No other thread knows the new line yet, so taking the lock of its state does not wait.
         let mut own = child.state();
         own.phase = Phase::Arriving;
         own.options = state.options;

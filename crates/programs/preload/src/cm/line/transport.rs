@@ -45,7 +45,7 @@ impl Line {
     pub(in crate::cm) fn bind(&self, address: SocketAddr) -> Answer<SocketAddr> {
         let mut state = self.state();
         if state.phase != Phase::Idle || state.claim.is_some() {
-            return Err(Refused::invalid("the id already has an address"));
+            return Err(Refused::invalid("the id already has an address: bind an id only once"));
         }
         let (claim, tcp) = state.take_port(address).map_err(|error| {
             let why = match error.raw_os_error() {
@@ -102,7 +102,8 @@ impl Line {
         let failed = |error: &io::Error| refused("the id cannot listen at its address", error);
         let claim =
             state.claim.as_ref().ok_or_else(|| Refused::invalid("the id is not bound: call rdma_bind_addr first"))?;
-        // A listener does not share its port, as in Linux (`rdma_listen`).
+        // A listener does not share its port, as in Linux (`rdma_listen`). So replace a shared claim by an exclusive
+        // claim.
         let alone = if claim.bound().reuse { Some(claim.again(false).map_err(|error| failed(&error))?) } else { None };
         let here = alone.as_ref().unwrap_or(claim).listen().map_err(|error| failed(&error))?;
         self.service.serve(self, &here, READ, None)?;
@@ -193,7 +194,8 @@ impl Line {
 
     /// Makes one attempt to connect.
     pub(super) fn reach_out(self: &Arc<Self>, state: &mut State) -> Answer<()> {
-        let remote = state.remote.ok_or_else(|| Refused::invalid("the id has no destination"))?;
+        let remote =
+            state.remote.ok_or_else(|| Refused::invalid("the id has no destination: call rdma_resolve_addr first"))?;
         if state.is_far { self.reach_far(state, remote) } else { self.reach_here(state, remote) }
     }
 
@@ -230,7 +232,7 @@ impl Line {
         let connect = || SockRef::from(socket).connect(&SockAddr::from(remote));
         let connected = match connect() {
             // If an earlier connection of this socket was refused, the kernel first returns ECONNABORTED
-            // (`inet_stream_connect`).
+            // (`inet_stream_connect`). So try again.
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => connect(),
             result => result,
         };

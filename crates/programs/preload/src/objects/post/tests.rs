@@ -163,7 +163,8 @@ fn inline_data_is_judged_before_a_byte_is_read() {
         vec![hole.sge(MAX_INLINE + 1)],
         vec![hole.sge(MAX_INLINE), hole.sge(1)],
         vec![hole.sge(1 << 20); 2],
-        // 4 GiB + 16 B, which 32 bits would truncate to 16 B. Then almost 16 GiB in four pieces.
+        // The first of these lists has 4 GiB + 16 B, which 32 bits would truncate to 16 B. The second list has almost
+        // 16 GiB in four pieces.
         vec![hole.sge(1 << 31), hole.sge((1 << 31) + 16)],
         vec![hole.sge(u32::MAX); 4],
     ];

@@ -355,7 +355,7 @@ fn a_call_that_does_not_wait_is_not_cancelled_in_the_middle() {
         0
     };
     // A cancellation is pending from the beginning. Any cancellation point within the calls would act on the
-    // cancellation. It may act after the last call.
+    // cancellation, which may act only after the last call.
     assert_eq!(Caller::start(&everything, true).join().map(|(result, _)| result), Some(0));
 }
 

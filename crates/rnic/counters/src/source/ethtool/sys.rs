@@ -41,7 +41,10 @@ unsafe fn ask<T>(socket: &UnixDatagram, netdev: &str, buffer: &mut [T]) -> io::R
     let mut name = [0; libc::IFNAMSIZ];
     // The last byte of the name must stay zero.
     if netdev.len() >= name.len() || netdev.contains('\0') {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no interface has such a name"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the name of an interface has 1 to 15 bytes, none of them zero",
+        ));
     }
     name[..netdev.len()].copy_from_slice(netdev.as_bytes());
     let mut request = Request { name, data: buffer.as_mut_ptr().cast(), rest: [0; 16] };
@@ -65,7 +68,8 @@ pub(super) fn statistics(netdev: &str) -> io::Result<Vec<(String, u64)>> {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(Vec::new()),
         result => result?,
     }
-    // In the response, the mask holds only the sets that the interface has.
+    // In the response, the mask holds only the sets that the interface has. An interface without statistics returns an
+    // empty mask.
     let count = if info[2] == halves[0] && info[3] == halves[1] { info[4].min(MAX_STATISTICS) as usize } else { 0 };
     if count == 0 {
         return Ok(Vec::new());

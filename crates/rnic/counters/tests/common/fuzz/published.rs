@@ -7,11 +7,11 @@ use doorbell_counters::{Common, Kind, Monitor, Name, PublishedSource, Set, monot
 
 use super::{Choices, MOST_STEPS, change, check, directory, place, remove, replace, word, write};
 
-/// Names of the files next to the valid file. A name that begins with `.new-` marks an incomplete file. The process
-/// 4294967295 does not exist, and `.new-x` contains no process number.
+/// Names of the files that the input creates next to the valid file. A name that begins with `.new-` marks an
+/// incomplete file. The process 4294967295 does not exist, and `.new-x` contains no process number.
 const PLACES: [&str; 6] = ["0.counters", "1.counters", "\x1b[2J.counters", ".new-4294967295-0-0", ".new-x", "another"];
 
-/// The valid file. It is listed after the first files of the input.
+/// Name of the valid file. In a sorted list, it lies between `0.counters` and `1.counters`.
 const SOUND: &str = "00.counters";
 const SOUND_NAME: &str = "sound";
 const COUNTER: &str = "tx_vport_rdma_unicast_packets";

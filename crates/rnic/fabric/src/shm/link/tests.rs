@@ -571,8 +571,8 @@ fn the_current_owner_of_an_address_gets_its_packets() {
     });
 }
 
-/// Tests two pairs of rings between the same devices, which exist if the devices invited each other at the same time.
-/// Then the first pair ends.
+/// Two devices that invite each other at the same time share two pairs of rings. The test checks the order of their
+/// packets while the first pair ends.
 #[test]
 fn a_second_ring_does_not_overtake_the_first() {
     let address: IpAddr = [127, 77, 42, 8].into();

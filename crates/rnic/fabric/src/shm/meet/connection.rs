@@ -11,8 +11,8 @@ use nix::sys::socket::{
 use nix::unistd::geteuid;
 
 use crate::names::{abstract_names, beside, beside_prefix};
+use crate::own_process::{Opening, OwnProcess};
 use crate::shm::message::{MAX_BYTES, Message};
-use crate::shm::own_process::{Opening, OwnProcess};
 use crate::shm::sys::receive_message;
 
 /// Default user ID by which the kernel represents all users that have no mapping in a user namespace.
@@ -102,7 +102,10 @@ pub(super) fn check_user(connection: &impl AsFd) -> Result<(), String> {
         ));
     }
     if own == overflow_uid() {
-        return Err(format!("this process runs as user {own}, which stands for any user of other user namespaces"));
+        return Err(format!(
+            "this process runs as user {own}, by which the kernel represents all users of other namespaces, so the \
+             user of the device is unknown"
+        ));
     }
     Ok(())
 }

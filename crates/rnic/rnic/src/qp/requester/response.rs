@@ -185,16 +185,16 @@ impl Qp {
         }
         self.pull_cursor();
         if !self.req.has_outstanding() {
-            // If a response crossed a retransmission of its request on the way, a charge may be left. Nothing is
-            // outstanding now, so refund the rest.
+            // If a response crossed a retransmission of its request on the way, the window may still be charged for a
+            // response that will not come. Nothing is outstanding now, so refund this charge.
             core.refund_inbound(std::mem::take(&mut self.req.inbound_in_flight));
         }
         self.report_drained(core);
     }
 
     /// Marks all requests before `to` as acknowledged, but stops at an outstanding READ or atomic. Returns true if it
-    /// stopped. The response of this READ or atomic is lost, since the peer has already answered a later request (the
-    /// implied NAK of IBTA Vol 1, 9.7.5.2.8).
+    /// stopped. In this case, the response to the READ or atomic is lost: the peer has already answered a later request
+    /// (the implied NAK of IBTA Vol 1, 9.7.5.2.8).
     #[inline]
     fn advance(&mut self, core: &mut Commons, to: Psn) -> bool {
         let before = self.req.una;
@@ -210,7 +210,8 @@ impl Qp {
             }
             let from = self.req.una.distance_from(wqe.first_psn);
             let upto = to.distance_from(wqe.first_psn).min(wqe.packets);
-            // Only packets before the cursor are charged to the window: the most recent `rewind` refunded the others.
+            // The window is charged only for packets before the cursor, since the most recent `rewind` refunded the
+            // packets after it.
             let charged = if head < self.req.cursor {
                 upto
             } else if head == self.req.cursor {

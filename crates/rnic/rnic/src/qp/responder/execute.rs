@@ -65,7 +65,8 @@ impl Qp {
     #[inline]
     fn execute_send(&mut self, core: &mut Commons, request: &Request<'_>) -> Result<(), Refusal> {
         let opcode = request.bth.opcode;
-        // A SEND of one packet uses the receive in its place in the ring, which saves a copy of the receive.
+        // The message of a SEND Only uses the receive without taking it out of the ring, which saves a copy of the
+        // receive.
         if opcode.is_first()
             && opcode.is_last()
             && let ReceiveQueue::Own { ring, .. } = &mut self.rq

@@ -187,8 +187,8 @@ impl Operations {
         let mask = choices.short();
         let has = |bit: u32| mask >> bit & 1 == 1;
         let state = QpState::ALL[choices.below(7)];
-        // Transitions to these states allow no other attributes, so the device would reject nearly all random
-        // attributes.
+        // Often move to these states without further attributes, since the transitions allow none. Otherwise, the
+        // device would reject nearly all such moves.
         let plain = matches!(state, QpState::Error | QpState::Reset | QpState::SqDrain) && has(15);
         let attributes = QpAttributes {
             state: Some(state),

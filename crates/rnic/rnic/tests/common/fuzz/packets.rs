@@ -126,7 +126,8 @@ pub fn fuzz_packets(data: &[u8]) {
             1 => {}
             2 | 3 => {
                 for _ in 0..=choices.below(4) {
-                    // Change headers more often than payload.
+                    // In half of the cases, change only the first 44 bytes, which hold the headers. Headers therefore
+                    // change more often than payload.
                     let end = if choices.chance() { bytes.len() } else { bytes.len().min(44) };
                     let at = choices.below(end);
                     bytes[at] ^= choices.byte();

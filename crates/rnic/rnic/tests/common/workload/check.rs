@@ -35,7 +35,8 @@ impl Workload {
                 }
             }
             _ => {
-                // Sends fail in order, so all earlier sends have succeeded. Only unsignalled ones have no completion.
+                // Sends fail in order, so all sends before this one have succeeded. A signalled one among them would
+                // have completed, so all that are still posted must be unsignalled.
                 let before = side.posted.iter().position(|posted| posted.wr_id == completion.wr_id);
                 let before = before.expect("a send that failed was posted");
                 assert!(

@@ -1,0 +1,146 @@
+//! Protocols at a glance: figures of each protocol at the sizes at which all protocols are measured.
+
+use doorbell_record::{PointRecord, Quantity};
+use doorbell_study::experiment::{COMPARED_SIZES, Experiment};
+use doorbell_study::layout::Layout;
+
+use super::points::run_cell;
+use super::table::{Cell, Table};
+use crate::Run;
+use crate::format::{NOTHING, bytes};
+
+/// Configuration in which every protocol is measured: 64 unacknowledged messages (32 for Direct-Read), one per post.
+const COMMON: &str = "unbatched";
+
+/// Returns one experiment for latency and one for throughput, each with all protocols in one plot.
+pub(super) fn experiments() -> [Experiment; 2] {
+    let of = |what: &str, question, setting, quantities: [Quantity; 2]| Experiment {
+        name: format!("all/{what}"),
+        question,
+        setting,
+        sweep: "message size, B",
+        quantities: quantities.to_vec(),
+        points: Vec::new(),
+        layout: Layout::default(),
+    };
+    [
+        of(
+            "latency",
+            "How long does one message take, by protocol?",
+            "the points of each protocol's own experiment at the sizes that all are measured at",
+            [Quantity::MedianLatency, Quantity::TailLatency],
+        ),
+        of(
+            "bandwidth",
+            "How much goes through, by protocol?",
+            "the points of each protocol's own experiment with 64 messages unacknowledged (Direct-Read: 32), one per post; for large \
+             messages window and depth shrink to what a cache holds",
+            [Quantity::Throughput, Quantity::MessageRate],
+        ),
+    ]
+}
+
+/// Returns the experiment and the curve of the comparison to which a record of a single protocol belongs. Returns
+/// `None` if the comparison does not use the record.
+pub(crate) fn name(record: &PointRecord) -> Option<(String, String)> {
+    let (family, what) = record.experiment.split_once('/')?;
+    let variant = match what {
+        "latency" => record.series.as_str(),
+        "bandwidth" if record.series == COMMON => "",
+        "bandwidth" => record.series.strip_suffix(COMMON)?.strip_suffix(", ")?,
+        _ => return None,
+    };
+    let is_compared = COMPARED_SIZES.iter().any(|&size| record.x == size as f64);
+    let is_only = variant.is_empty() || variant == family || variant == "ping-pong";
+    let series = if is_only { family.to_owned() } else { format!("{family}, {variant}") };
+    is_compared.then(|| (format!("all/{what}"), series))
+}
+
+/// Returns the runs with the records of the comparison: records of single protocols with other names of the experiment
+/// and the curve.
+pub(super) fn runs(runs: &[Run]) -> Vec<Run> {
+    let compared = |record: &PointRecord| {
+        let (experiment, series) = name(record)?;
+        Some(PointRecord { experiment, series, ..record.clone() })
+    };
+    let of = |run: &Run| Run { name: run.name.clone(), records: run.records.iter().filter_map(compared).collect() };
+    runs.iter().map(of).collect()
+}
+
+/// Figures of a protocol at one size in one run.
+struct Row<'a> {
+    run: &'a Run,
+    family: &'a str,
+    size: usize,
+    latency: Option<(f64, f64)>,
+    best: Option<(f64, f64, &'a str)>,
+}
+
+fn rows<'a>(runs: &'a [Run]) -> Vec<Row<'a>> {
+    let mut rows = Vec::new();
+    for size in COMPARED_SIZES {
+        for run in runs {
+            let mut families: Vec<&str> = run
+                .records
+                .iter()
+                .filter_map(|record| {
+                    record.experiment.strip_suffix("/latency").or(record.experiment.strip_suffix("/bandwidth"))
+                })
+                .collect();
+            families.sort_unstable();
+            families.dedup();
+            for family in families {
+                let is_it = |record: &&PointRecord| record.x == size as f64;
+                let median = |record: &PointRecord, quantity| Some(record.spread(quantity)?.median);
+                let latency = run
+                    .records_of(&format!("{family}/latency"))
+                    .filter(is_it)
+                    .filter_map(|record| {
+                        Some((median(record, Quantity::MedianLatency)?, median(record, Quantity::TailLatency)?))
+                    })
+                    .min_by(|a, b| a.0.total_cmp(&b.0));
+                let best = run
+                    .records_of(&format!("{family}/bandwidth"))
+                    .filter(is_it)
+                    .filter(|record| record.series.ends_with(COMMON))
+                    .filter_map(|record| {
+                        let rate = median(record, Quantity::MessageRate)?;
+                        Some((rate, median(record, Quantity::Throughput)?, record.series.as_str()))
+                    })
+                    .max_by(|a, b| a.0.total_cmp(&b.0));
+                if latency.is_some() || best.is_some() {
+                    rows.push(Row { run, family, size, latency, best });
+                }
+            }
+        }
+    }
+    rows
+}
+
+/// Returns the table of all protocols, or `None` if neither latency nor bandwidth was measured at these sizes.
+pub(super) fn table(runs: &[Run]) -> Option<Table> {
+    let rows = rows(runs);
+    let most = rows.iter().filter_map(|row| row.best).map(|best| best.1).fold(0.0, f64::max);
+    let share = |throughput: f64| if most > 0.0 { throughput / most * 100.0 } else { 0.0 };
+    let cells = |row: Row<'_>| {
+        let (rate, throughput, series) = row.best.unwrap_or((0.0, 0.0, NOTHING));
+        let mut cells = vec![Cell::shown(row.size as f64, bytes(row.size as f64))];
+        cells.extend(run_cell(runs, row.run));
+        cells.extend([
+            Cell::text(row.family),
+            Cell::number(row.latency.map(|latency| latency.0)),
+            Cell::number(row.latency.map(|latency| latency.1)),
+            Cell::number(rate),
+            Cell::Bar(throughput, share(throughput)),
+            Cell::text(series),
+        ]);
+        cells
+    };
+    Table::default()
+        .numbers(["size"])
+        .texts((runs.len() > 1).then_some("run"))
+        .texts(["protocol"])
+        .numbers(["median latency, us", "99 % latency, us", "M messages/s", "Gb/s"])
+        .texts(["fastest variant"])
+        .with_rows(rows.into_iter().map(cells))
+}

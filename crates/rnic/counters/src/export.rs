@@ -1,0 +1,5 @@
+//! Readings for other programs.
+
+pub mod http;
+pub mod json;
+pub mod openmetrics;

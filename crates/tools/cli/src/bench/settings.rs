@@ -1,0 +1,169 @@
+//! Options of a measurement, from the table of settings.
+
+use clap::builder::{PossibleValuesParser, TypedValueParser, ValueParser};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use doorbell_exchange::send_receive::Config;
+use doorbell_protocols::Protocol;
+use doorbell_record::settings::{
+    CommandOption, MESSAGES, PROTOCOL, Range, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, Value,
+};
+use doorbell_record::{Parameters, SETTINGS, Setting};
+
+use crate::failure::Usage;
+use crate::quantity;
+
+/// Settings that the user gave, or that have a default.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    given: Vec<(&'static Setting, Vec<Value>)>,
+    /// Whether all powers of two are measured.
+    pub(super) all: bool,
+    /// Name of a window and a batch.
+    pub(super) config: Option<String>,
+}
+
+impl Settings {
+    /// Returns the values of a setting, or `None` if the user gave none and there is no default.
+    pub(super) fn values(&self, setting: &Setting) -> Option<&[Value]> {
+        self.given.iter().find(|(given, _)| *given == setting).map(|(_, values)| &values[..])
+    }
+
+    /// Changes the parameters to the given settings.
+    pub(super) fn apply(&self, parameters: &mut Parameters) -> Result<(), Usage> {
+        for (setting, values) in &self.given {
+            if let Some(&wrong) = values.iter().find(|&&value| !setting.set(parameters, value)) {
+                return Err(Usage(setting.refuse(setting.show(wrong), setting.allowed(None)).in_options()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the help of `--protocol`.
+pub(crate) fn protocol_help() -> String {
+    format!("{}: {}", PROTOCOL.about, Protocol::NAMES.join(", "))
+}
+
+/// Returns all settings with an option.
+fn options() -> impl Iterator<Item = (&'static Setting, CommandOption)> {
+    SETTINGS.iter().filter_map(|setting| Some((*setting, setting.option?)))
+}
+
+/// Returns the parser of the value of an option.
+fn parser(setting: &'static Setting, value: &str) -> ValueParser {
+    let whole = |number| Value::Whole(number);
+    match (setting.range, value) {
+        (Range::Words(words), _) => {
+            let value = move |word: String| setting.parse(&word).ok_or("a word that the table lacks");
+            ValueParser::new(PossibleValuesParser::new(words()).try_map(value))
+        }
+        (Range::Real(..), "SECONDS") => ValueParser::new(|text: &str| quantity::seconds(text).map(Value::Real)),
+        (Range::Real(..), _) => ValueParser::new(|text: &str| quantity::rate(text).map(Value::Real)),
+        (Range::OneOf(_), _) => ValueParser::new(move |text: &str| {
+            setting.parse(text).ok_or_else(|| format!("{setting} must be {}", setting.allowed(None)))
+        }),
+        (_, "BYTES") => ValueParser::new(move |text: &str| quantity::bytes(text).map(whole)),
+        (_, "MIB") => ValueParser::new(move |text: &str| {
+            quantity::mebibytes(text).map(|mib| whole((mib as u64).saturating_mul(1 << 20)))
+        }),
+        _ => ValueParser::new(move |text: &str| quantity::count(text).map(whole)),
+    }
+}
+
+/// Returns the option of a setting.
+fn argument(setting: &'static Setting, option: CommandOption) -> Arg {
+    let CommandOption { short, long, value, default, note, heading } = option;
+    let help = if *setting == PROTOCOL { protocol_help() } else { format!("{}{note}", setting.about) };
+    let argument = Arg::new(long).long(long).help(help).help_heading(heading);
+    let argument = short.into_iter().fold(argument, Arg::short);
+    let Some(value) = value else { return argument.action(ArgAction::SetTrue) };
+    let argument = argument.value_name(value).value_parser(parser(setting, value)).hide_possible_values(true);
+    let argument = default.into_iter().fold(argument, |argument, default| argument.default_value(default));
+    if *setting == SIZE {
+        argument.value_delimiter(',').action(ArgAction::Append).conflicts_with("all")
+    } else if *setting == MESSAGES {
+        argument.conflicts_with("duration")
+    } else if *setting == SHARED_RECEIVES {
+        argument.num_args(0..=1).require_equals(true).default_missing_value("lock")
+    } else {
+        argument
+    }
+}
+
+impl Args for Settings {
+    fn augment_args(command: Command) -> Command {
+        options().fold(command, |command, (setting, option)| {
+            let command = command.arg(argument(setting, option));
+            let own = |id| Arg::new(id).long(id).help_heading(option.heading);
+            if *setting == SIZE {
+                let help = "Measure all powers of two from 2 B to 8 MiB; over ud, up to the MTU of -m, or 1024 B";
+                command.arg(own("all").short('a').action(ArgAction::SetTrue).help(help))
+            } else if *setting == SINGLE_RECEIVER {
+                let help = "Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by one), \
+                            batched (256, eight per post)";
+                command.arg(own("config").value_name("NAME").help(help).hide_possible_values(true).value_parser(Config::NAMES))
+            } else {
+                command
+            }
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Settings {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let plain = Parameters::plain(doorbell_record::Kind::Bandwidth, doorbell_record::Operation::Send, 0);
+        let values = |setting: &Setting, option: CommandOption| match option.value {
+            Some(_) => matches.get_many(option.long).into_iter().flatten().copied().collect(),
+            // The option turns the setting on, or off if it is on by default.
+            None if matches.get_flag(option.long) => vec![Value::On((setting.get)(&plain) == [Value::On(false)])],
+            None => Vec::new(),
+        };
+        let given = options().map(|(setting, option)| (setting, values(setting, option)));
+        Ok(Self {
+            given: given.filter(|(_, values)| !values.is_empty()).collect(),
+            all: matches.get_flag("all"),
+            config: matches.get_one("config").cloned(),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_toy_setting_has_an_option() {
+        static TOY: Setting = Setting {
+            about: "Naps of the receiver",
+            range: Range::Whole(1, 9),
+            option: Some(CommandOption {
+                short: Some('z'),
+                long: "naps",
+                value: Some("N"),
+                default: Some("1"),
+                note: ", as in 1e0",
+                heading: "Toys",
+            }),
+            ..Setting::named("the number of naps", "")
+        };
+        let command = || Command::new("toy").arg(argument(&TOY, TOY.option.unwrap()));
+        let given = |arguments: &[&str]| {
+            let matches = command().try_get_matches_from(arguments).map_err(|error| error.to_string())?;
+            Ok::<Value, String>(*matches.get_one("naps").expect("the option has a default"))
+        };
+        assert_eq!(given(&["toy"]), Ok(Value::Whole(1)));
+        assert_eq!(given(&["toy", "--naps", "5"]), Ok(Value::Whole(5)));
+        assert!(given(&["toy", "-z", "x"]).unwrap_err().contains("'--naps <N>': must be a whole number"));
+        let help = command().render_help().to_string();
+        assert!(help.contains("Toys:\n  -z, --naps <N>  Naps of the receiver, as in 1e0 [default: 1]"), "{help}");
+    }
+}
