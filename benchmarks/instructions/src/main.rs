@@ -18,9 +18,9 @@ use std::process::ExitCode;
 // calls are methods of Send-Receive's connection itself, and the import of the trait is unused.
 use doorbell_exchange::{Config, MessageConnection, Submit, send_receive};
 use doorbell_study::executor::{self, Idle};
-use doorbell_study::parameters::Extent;
 use doorbell_study::workload::{Plan, Reception, SendMemory, ping, respond, stream};
 use doorbell_verbs::{Access, Device, MemoryKind, Pd};
+use serde::de::DeserializeOwned;
 
 const SMALL: usize = 16;
 const LARGE: usize = 65536;
@@ -102,7 +102,12 @@ fn exchange(bytes: usize, batch: usize, messages: u64) {
 }
 
 fn plan(bytes: usize, window: usize, messages: u64) -> Plan {
-    Plan { bytes, window, extent: Extent::Messages(messages), rate: None, verify: false, buffers: window }
+    Plan { bytes, window, extent: extent(messages), rate: None, verify: false, buffers: window }
+}
+
+/// Returns the extent of a plan. Its type is found by inference, since it lies in different crates in different revisions.
+fn extent<E: DeserializeOwned>(messages: u64) -> E {
+    serde_json::from_value(serde_json::json!({ "messages": messages })).expect("an extent is a number of messages")
 }
 
 fn memory(end: &End, plan: &Plan) -> SendMemory {
