@@ -130,6 +130,16 @@ pub enum AssemblyError {
         /// Reason.
         why: String,
     },
+    /// A party does not answer a request of another one.
+    #[error("{by} has not answered {own} within {seconds} s")]
+    Silent {
+        /// Party that does not answer.
+        by: Party,
+        /// Party whose request has no answer.
+        own: Party,
+        /// Duration of the wait, in seconds.
+        seconds: u64,
+    },
     /// The party has the maximum number of messages to send.
     #[error("{own} has {waiting} messages to send: carry them before the next one")]
     Crowded {

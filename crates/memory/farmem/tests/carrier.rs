@@ -1,20 +1,26 @@
 //! Tests of the carriers of messages between threads and processes. The two ends of a Unix socket stand for the pipes
 //! of a process.
 
-use std::io::{BufReader, Read};
-use std::net::Shutdown;
+use std::io::{BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use doorbell_exchange::admission::{Clients, Hello};
+use doorbell_exchange::setup::{self, EndpointDescription, READY};
 use doorbell_farmem::assembly::{
     AssemblyError, Body, ClientParty, Exchange, MAX_BYTES, Mailbox, MemoryParty, Message, MetadataParty, Party, Plan,
+    serve_boxes,
 };
 use doorbell_farmem::workload::{self, Load};
-use doorbell_farmem::{ClientOptions, HostCache, MetadataOptions, Outcome, StoreOperation, Strategy};
-use doorbell_verbs::Device;
+use doorbell_farmem::{
+    ClientDescription, ClientOptions, HostCache, MetadataOptions, Outcome, StoreOperation, Strategy,
+};
 use doorbell_verbs::soft::{SoftOptions, open};
+use doorbell_verbs::{Device, Psn, Qpn};
 
 fn device() -> Device {
     open(&SoftOptions { publish: false, ..SoftOptions::default() }).expect("a software RNIC")
@@ -153,7 +159,7 @@ fn a_party_that_does_not_read_loses_messages() {
     exchange.close();
     let mut bytes = Vec::new();
     // The end of the store may be lost too. Then the process is ended by its owner.
-    there.set_read_timeout(Some(std::time::Duration::from_millis(200))).expect("a timeout");
+    there.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
     let _ = there.read_to_end(&mut bytes);
     assert!(bytes.len() < 10_000 * check.to_text().len(), "{}", bytes.len());
 }
@@ -183,4 +189,39 @@ fn lines_reach_the_process_beside_messages() {
     exchange.close();
     drop((here, lines));
     while mailbox.wait(0).is_ok() {}
+}
+
+/// The memory node has admitted a middlebox, whose connection stays open. The thread ends with the store all the same.
+#[test]
+fn the_end_of_a_store_does_not_wait_for_a_middlebox() {
+    let exchange = Exchange::new(&plan(1));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let mut boxes = Clients::new(listener, Hello::new(1), ignore).expect("a lobby");
+    let (mut of_box, mut of_memory) = (exchange.mailbox(Party::Middlebox), exchange.mailbox(Party::Memory(0)));
+    let (ended, has_ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        serve_boxes(&mut boxes, &mut of_box, ignore);
+        ended.send(()).expect("the test waits");
+    });
+    let attributes = device().attributes();
+    let (qpn, psn) = (Qpn::new(7), Psn::new(9));
+    let lane = EndpointDescription::one_sided(attributes.gid, qpn, psn, attributes.active_mtu, attributes.udp_port);
+    let middlebox = std::thread::spawn(move || {
+        let mut stream = TcpStream::connect(address).expect("a connection");
+        setup::exchange(&stream, &[lane], Duration::from_secs(60)).expect("the memory node's description");
+        stream.write_all(&[READY]).expect("sent");
+        stream.read_exact(&mut [0]).expect("the memory node is ready");
+        stream
+    });
+    let ends = loop {
+        if let Some(Message { body: Body::Enter(ends), .. }) = of_memory.wait(0).expect("the store has not ended") {
+            break ends;
+        }
+    };
+    assert_eq!(ends, ClientDescription { lane, calls: None });
+    of_memory.send(Message { from: Party::Memory(0), to: Party::Middlebox, body: Body::Entered(ends) }, 0);
+    let _open = middlebox.join().expect("no panic");
+    exchange.close();
+    has_ended.recv_timeout(Duration::from_secs(60)).expect("the thread has ended");
 }

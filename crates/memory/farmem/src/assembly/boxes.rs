@@ -2,7 +2,7 @@
 //! as the crate `doorbell` does.
 #![expect(clippy::disallowed_methods, reason = "a listener on TCP has no device, and its deadlines need a clock")]
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,9 @@ use crate::memory::ClientDescription;
 
 /// Interval at which [`serve_boxes`] checks whether the store has ended.
 const OVER_LOOK: Duration = Duration::from_millis(50);
+
+/// Errors of a read after which the connection may still be in use.
+const LOOK_AGAIN: [ErrorKind; 3] = [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted];
 
 /// Lets one middlebox after another enter the memory node, until the store ends. When the connection of a middlebox
 /// ends, the memory node destroys its queue pair before the next middlebox enters. `mailbox` is that of the party
@@ -31,18 +34,26 @@ pub fn serve_boxes(boxes: &mut Clients<Hello>, mailbox: &mut Mailbox, note: Note
     }
 }
 
+/// Serves a middlebox until its connection or the store ends.
 fn serve_box(
     mut stream: &TcpStream,
     lane: EndpointDescription,
     mailbox: &mut Mailbox,
 ) -> Result<(), Box<dyn std::error::Error>> {
+    // An answer that an earlier middlebox no longer waited for.
+    while mailbox.next(0)?.is_some() {}
     let enter = Body::Enter(ClientDescription { lane, calls: None });
     mailbox.send(Message { from: Party::Middlebox, to: Party::Memory(0), body: enter }, 0);
+    let until = Instant::now() + DEADLINE;
     let own = loop {
         match mailbox.wait(0)? {
             Some(Message { body: Body::Entered(ends), .. }) => break ends.lane,
             Some(Message { from: by, to: own, body: Body::Refused(why) }) => {
                 return Err(AssemblyError::Refused { by, own, why }.into());
+            }
+            _ if Instant::now() >= until => {
+                let (by, own, seconds) = (Party::Memory(0), Party::Middlebox, DEADLINE.as_secs());
+                return Err(AssemblyError::Silent { by, own, seconds }.into());
             }
             _ => {}
         }
@@ -51,8 +62,14 @@ fn serve_box(
     let broke = |error| SetupError::broke("the middlebox", error, DEADLINE);
     timed.write_all(&setup::hello(&[own])).map_err(broke)?;
     say_ready(&mut timed).map_err(broke)?;
-    stream.set_read_timeout(None)?;
-    // The middlebox sends no data on this connection any more. Wait for the end of the connection.
-    while matches!(stream.read(&mut [0; 64]), Ok(1..)) {}
+    stream.set_read_timeout(Some(OVER_LOOK))?;
+    // The middlebox sends no data on this connection any more. Wait for the end of the connection or of the store.
+    while mailbox.next(0).is_ok() {
+        match stream.read(&mut [0; 64]) {
+            Ok(1..) => {}
+            Err(error) if LOOK_AGAIN.contains(&error.kind()) => {}
+            Ok(0) | Err(_) => break,
+        }
+    }
     Ok(())
 }

@@ -181,10 +181,8 @@ impl Gate {
 
     /// Returns the counters of the box, if this command has started it. The store must have ended.
     pub(super) fn close(self) -> Result<Option<Value>, Failure> {
-        // The box of another command stays connected, so do not wait for the thread.
-        let Some(process) = self.process else { return Ok(None) };
-        let counted = process.stop()?;
+        let counted = self.process.map(BoxProcess::stop).transpose()?;
         self.boxes.join().map_err(|_| "a thread of the store panicked")?;
-        Ok(Some(counted))
+        Ok(counted)
     }
 }
