@@ -336,6 +336,30 @@ pub fn a_fence_waits_only_for_earlier_reads(open: Open<'_>) {
     }
 }
 
+/// An acknowledgement with the sequence number of an atomic does not carry the result of the atomic. The requester must
+/// request the result again (IBTA Vol 1, 9.7.5.2.8).
+pub fn a_lost_result_of_an_atomic_is_sent_again(open: Open<'_>) {
+    const LISTS: u64 = 300;
+    const NO_RESULT: u64 = u64::MAX;
+    let (a, b) = Plan::rc().connect(&open());
+    let (mine, yours) = (a.memory(128), b.memory(128));
+    for list in 0..LISTS {
+        mine.store_release_u64(0, NO_RESULT);
+        let (bytes, result) = ([mine.sge(64, 64)], [mine.sge(0, 8)]);
+        a.qp.post_send(&[signalled(1, write_to(&yours, 64), &bytes), signalled(2, fetch_add(&yours, 0, 1), &result)])
+            .unwrap();
+        a.expect(1);
+        a.expect(2);
+        if mine.load_acquire_u64(0) == NO_RESULT {
+            let how = format!("list {list}: a FETCH_ADD completed without its result, after a repeated WRITE");
+            assert!(system_is_lossy() && rxe_departs(&a.device, &how), "{how}");
+        } else {
+            assert_eq!(mine.load_acquire_u64(0), list);
+        }
+    }
+    assert_eq!(yours.load_acquire_u64(0), LISTS);
+}
+
 pub fn requests_complete_in_order(open: Open<'_>) {
     let (a, b) = Plan::rc().connect(&open());
     let (mine, yours) = (a.memory(16 << 10), b.memory(16 << 10));

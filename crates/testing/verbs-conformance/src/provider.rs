@@ -12,8 +12,8 @@ macro_rules! provider {
                         reads_of_every_size_arrive, atomics_change_memory_and_return_the_old_value,
                         atomics_of_many_are_atomic, inline_data_is_copied, scatter_gather_lists,
                         unsignalled_requests_complete_with_the_next_signalled, a_fence_waits_for_reads,
-                        a_fence_waits_only_for_earlier_reads, requests_complete_in_order, a_message_larger_than_any_window,
-                        a_queue_pair_may_be_connected_to_itself;
+                        a_fence_waits_only_for_earlier_reads, a_lost_result_of_an_atomic_is_sent_again,
+                        requests_complete_in_order, a_message_larger_than_any_window, a_queue_pair_may_be_connected_to_itself;
                     unreliable: unreliable_connections_carry_sends_and_writes,
                         unreliable_connections_drop_messages_without_a_receive, datagrams_bring_their_header,
                         datagrams_with_a_wrong_qkey_are_dropped,

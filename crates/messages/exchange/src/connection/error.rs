@@ -23,6 +23,9 @@ pub enum ConnectionError {
     /// The peer has sent data that the protocol does not allow.
     #[error("the peer broke the protocol: it sent {0}")]
     Protocol(&'static str),
+    /// The device has completed an atomic operation and has not written the operation's result.
+    #[error("the device completed an atomic operation without its result")]
+    NoResult,
     /// The peer has sent a message that is longer than this side's description allows.
     #[error("the peer broke the protocol: it sent a message of {length} B, but this side accepts at most {most} B")]
     TooLong {

@@ -28,6 +28,8 @@
 mod incoming;
 mod outgoing;
 mod recovery;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@ use crate::protocol::buffered_write::{FARTHEST, Head, PeerRing, notices};
 use crate::setup::EndpointDescription;
 
 /// Id of FETCH_ADDs.
-const RESERVE: u64 = OUTGOING_TAG | 2;
+pub(super) const RESERVE: u64 = OUTGOING_TAG | 2;
 /// Id of SENDs of answers.
 const ANSWER: u64 = OUTGOING_TAG | 3;
 
@@ -26,6 +26,9 @@ pub(super) const QUESTION: u32 = 1;
 pub(super) const ALL_WRITTEN: u32 = 1 << 29;
 /// Modulus of the positions in answers. The positions count units of the ring.
 pub(super) const ANSWER_UNITS: u64 = 1 << 29;
+
+/// Content of the memory for the result of a FETCH_ADD until the device writes the result. No tail has this value.
+const NO_RESULT: u64 = u64::MAX;
 
 /// A message that waits for its reservation, or for room in the ring.
 struct Waiting {
@@ -108,6 +111,7 @@ impl Reserved {
         }
         let bytes = self.waiting.iter().rev().take(self.unreserved).map(|waiting| waiting.space).sum();
         let slot = self.reservations_begun as usize % RESERVATIONS;
+        self.landing.store_release_u64(slot * 8, NO_RESULT);
         let sges = [self.landing.sge(slot * 8, 8)];
         qp.post_send(&[SendRequest {
             wr_id: RESERVE,
@@ -240,6 +244,9 @@ impl Outgoing for Reserved {
                 let slot = self.reservations_done as usize % RESERVATIONS;
                 let position = self.landing.load_acquire_u64(slot * 8);
                 let Some((count, bytes)) = self.reserving.pop_front() else { return Ok(true) };
+                if position == NO_RESULT {
+                    return Err(ConnectionError::NoResult);
+                }
                 if position < self.reserved_to || !position.is_multiple_of(UNIT as u64) || position > FARTHEST {
                     return Err(ConnectionError::Protocol(
                         "a tail inside space that was reserved before, or a tail that no ring can have",
