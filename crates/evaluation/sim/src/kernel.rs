@@ -28,7 +28,7 @@ use capture::Capture;
 use events::{Event, EventKind, Events};
 use frames::Frames;
 pub(crate) use middlebox::Middlebox;
-use network::{Forwarded, Network, Paused};
+use network::{Arrival, Forwarded, Network, Paused};
 pub(crate) use node::{Node, address_of};
 use node::{dest_qpn, line_bytes, node_of, source_port};
 pub(crate) use threads::{Suspension, Thread, ThreadState};
@@ -517,8 +517,17 @@ impl World {
         }
     }
 
-    /// Forwards a frame at a switch, or gives the frame to the middlebox.
+    /// Forwards a frame at a switch, or gives the frame to the middlebox, unless a pause has delayed its arrival.
     fn forward(&mut self, number: usize) {
+        match self.network.arrive(self.now, number as u32, &mut self.frames[number].hop) {
+            Arrival::Behind => return,
+            Arrival::Later(at) => return self.push(at, EventKind::Switch { frame: number as u32 }),
+            Arrival::Now(None) => {}
+            Arrival::Now(Some((next, at))) => {
+                let later = self.network.held_up(&mut self.frames[next as usize].hop);
+                self.push(at + later, EventKind::Switch { frame: next });
+            }
+        }
         if self.frames[number].to == self.nodes.len() {
             return self.enter_box(number);
         }
@@ -526,7 +535,7 @@ impl World {
         let (forwarded, paused) = self.network.forward(self.now, &self.testbed.switch, frame, &mut self.counts);
         self.pause(paused);
         match forwarded {
-            Forwarded::Later(at) | Forwarded::AtSwitch(at) => self.push(at, EventKind::Switch { frame: number as u32 }),
+            Forwarded::AtSwitch(at) => self.push(at, EventKind::Switch { frame: number as u32 }),
             Forwarded::AtNode(at) => self.arrive(number, at),
             Forwarded::Dropped => self.frames.give_back(number),
         }

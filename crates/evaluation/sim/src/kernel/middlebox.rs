@@ -27,11 +27,7 @@ impl Middlebox {
 impl World {
     /// Handles a frame to the middlebox when the frame has reached the switch.
     pub(super) fn enter_box(&mut self, number: usize) {
-        let later = self.network.held_up_before_box(&mut self.frames[number]);
         let Some(middlebox) = &mut self.middlebox else { return self.frames.give_back(number) };
-        if later > Ps::ZERO {
-            return self.push(self.now + later, EventKind::Switch { frame: number as u32 });
-        }
         let switch = &self.testbed.switch;
         let begins = middlebox.server.serve(self.now + switch.latency, switch.middlebox_packet);
         self.push(begins + switch.middlebox, EventKind::Steer { frame: number as u32 });
@@ -89,7 +85,7 @@ impl World {
             let at = middlebox.server.serve(self.now, self.testbed.switch.middlebox_packet);
             match self.network.leave_box(at, &self.testbed.switch, &mut self.frames[number], &mut self.counts) {
                 Forwarded::AtNode(at) => self.arrive(number, at),
-                Forwarded::Later(_) | Forwarded::AtSwitch(_) | Forwarded::Dropped => self.frames.give_back(number),
+                Forwarded::AtSwitch(_) | Forwarded::Dropped => self.frames.give_back(number),
             }
         }
         self.from_box = leaving;

@@ -3,6 +3,8 @@
 //! A port is a [`Lane`]. When a frame reaches a port, the lane computes when the frame leaves, so the departure needs
 //! no event. A later pause of the port (IEEE 802.1Qbb) delays each frame that had not begun to leave. The arrival of
 //! such a frame is already an event. When this event comes, the kernel finds the pause and schedules a later arrival.
+//! Of all delayed frames of a port, only the first is scheduled. In a large network with pauses, most frames in flight
+//! wait in paused ports, and each pause would otherwise cost an event for each of them.
 
 use std::collections::VecDeque;
 
@@ -24,6 +26,9 @@ struct Pauses {
     past: u64,
     /// Time until which the port sends nothing.
     until: Ps,
+    /// Frames that pauses delay, in the order in which they leave: the number of each frame, and its arrival with the
+    /// pauses that it knows. Only the first frame is scheduled.
+    delayed: VecDeque<(u32, Ps)>,
 }
 
 /// Next switch of a frame, the port that sends the frame there, and the pauses of this port that the frame knows.
@@ -41,11 +46,21 @@ pub(crate) struct Hop {
     seen: u64,
 }
 
+/// Arrival of a frame at a switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// The frame has arrived. The next delayed frame of its port, if any, is to be scheduled: the number of this frame,
+    /// and its arrival with the pauses that it knows.
+    Now(Option<(u32, Ps)>),
+    /// A pause delayed the frame. The frame arrives at the given time.
+    Later(Ps),
+    /// The frame follows a delayed frame of its port, and is scheduled once that frame has arrived.
+    Behind,
+}
+
 /// Result of forwarding a frame at a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forwarded {
-    /// A pause delayed the frame. The frame arrives at this switch at the given time.
-    Later(Ps),
     /// The queue had no room, so the switch dropped the frame.
     Dropped,
     /// The frame arrives at its node at the given time.
@@ -151,7 +166,27 @@ impl Network {
         }
     }
 
-    /// Forwards a frame whose last bit has reached a switch. Also returns the port that has to pause, if any.
+    /// Returns whether a frame whose arrival at a switch is due has arrived. `number` is the number of the frame.
+    pub(crate) fn arrive(&mut self, now: Ps, number: u32, hop: &mut Hop) -> Arrival {
+        let delayed = &mut self.pauses[hop.port as usize].delayed;
+        if delayed.front().is_some_and(|&(first, _)| first != number) {
+            // The frames of a port leave in order, so the pauses that delay the first frame delay this one too.
+            delayed.push_back((number, now));
+            return Arrival::Behind;
+        }
+        let later = self.held_up(hop);
+        let delayed = &mut self.pauses[hop.port as usize].delayed;
+        if later > Ps::ZERO {
+            if delayed.is_empty() {
+                delayed.push_back((number, now));
+            }
+            return Arrival::Later(now + later);
+        }
+        delayed.pop_front();
+        Arrival::Now(delayed.front().copied())
+    }
+
+    /// Forwards a frame that has arrived at a switch. Also returns the port that has to pause, if any.
     pub(crate) fn forward(
         &mut self,
         now: Ps,
@@ -159,10 +194,6 @@ impl Network {
         frame: &mut Frame,
         counts: &mut Counts,
     ) -> (Forwarded, Option<Paused>) {
-        let later = self.held_up(&mut frame.hop);
-        if later > Ps::ZERO {
-            return (Forwarded::Later(now + later), None);
-        }
         let (port, _) = self.route(frame.hop.switch as usize, frame);
         let header = match switch.forwarding {
             // The switch began to send once the header had arrived, which is about one frame time before the last bit.
@@ -171,11 +202,6 @@ impl Network {
         };
         let at = (now + switch.latency).since(header);
         self.enter_port(now, at, switch, Some(frame.hop.port), frame, counts)
-    }
-
-    /// Returns the time by which pauses still delay a frame on its way to the middlebox of its switch.
-    pub(crate) fn held_up_before_box(&mut self, frame: &mut Frame) -> Ps {
-        self.held_up(&mut frame.hop)
     }
 
     /// Forwards a frame that leaves the middlebox of a switch at the time `at`. The switch cannot pause the middlebox.
@@ -237,8 +263,8 @@ impl Network {
     }
 
     /// Returns the delay of a frame by pauses that `hop.begins` does not include yet, and adds the delay to
-    /// `hop.begins`.
-    fn held_up(&mut self, hop: &mut Hop) -> Ps {
+    /// `hop.begins`. No earlier frame of the port may still be on its way.
+    pub(crate) fn held_up(&mut self, hop: &mut Hop) -> Ps {
         let pauses = &mut self.pauses[hop.port as usize];
         // Frames of a port arrive in the order in which they entered its queue. This frame and all later frames include
         // the pauses before `hop.made`, so these pauses can be removed.
@@ -365,5 +391,31 @@ mod tests {
         assert_eq!(hops.each_mut().map(|hop| network.held_up(hop)), [Ps(0); 3]);
         assert_eq!(network.held_up(&mut { after }), Ps(0));
         assert!(network.pauses[0].list.is_empty(), "no frame needs these pauses any more");
+    }
+
+    #[test]
+    fn only_the_first_delayed_frame_of_a_port_is_scheduled() {
+        let t = t1();
+        let mut network = Network::new(Topology::Star { nodes: 2 }, &t.link);
+        let mut counts = Counts::default();
+        let switch = &t.with("switch.resume_at", "0B").expect("an allowed value").switch;
+        let cable = t.link.propagation;
+        let mut hops = [1000, 1050, 1100].map(|begins| network.hop(0, 0, cable + Ps(begins)));
+        // The queue is empty after 5000 ps. The node learns of the pause at 500 ps of the other end's time.
+        network.ports[1].pause(Ps::ZERO, Ps(5000));
+        let paused = network.pause(Ps(500), switch, Check { port: 0, queue: 1 }, &mut counts).expect("a pause");
+        assert_eq!(paused.by, Ps(4500));
+        let due = |place: u64| cable + cable + Ps(1000 + 50 * place);
+        assert_eq!(network.arrive(due(0), 7, &mut hops[0]), Arrival::Later(due(0) + Ps(4500)));
+        assert_eq!(network.arrive(due(1), 8, &mut hops[1]), Arrival::Behind);
+        assert_eq!(network.arrive(due(2), 9, &mut hops[2]), Arrival::Behind);
+        assert_eq!(network.arrive(due(0) + Ps(4500), 7, &mut hops[0]), Arrival::Now(Some((8, due(1)))));
+        assert_eq!(network.held_up(&mut hops[1]), Ps(4500));
+        assert_eq!(network.arrive(due(1) + Ps(4500), 8, &mut hops[1]), Arrival::Now(Some((9, due(2)))));
+        assert_eq!(network.held_up(&mut hops[2]), Ps(4500));
+        assert_eq!(network.arrive(due(2) + Ps(4500), 9, &mut hops[2]), Arrival::Now(None));
+        // A frame that no pause delays arrives when it is due.
+        let mut last = network.hop(0, 0, cable + Ps(9000));
+        assert_eq!(network.arrive(cable + cable + Ps(9000), 10, &mut last), Arrival::Now(None));
     }
 }
