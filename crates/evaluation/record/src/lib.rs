@@ -29,7 +29,7 @@ pub use memory::stride;
 pub use parameters::{Fitted, Parameters, most_queued};
 pub use point::{PointRecord, RecordError};
 pub use prediction::Predicted;
-pub use quantity::{Quantity, Spread};
+pub use quantity::{Quantity, Spread, jain};
 pub use result::{
     BothEnds, Buckets, Conclusion, Counted, HostResult, Latency, Named, PointResult, RunRecord, counters_by_name,
     link_by_name,

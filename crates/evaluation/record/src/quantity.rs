@@ -61,7 +61,10 @@ impl Quantity {
             Self::AnsweringCpu => result.cpu_by_message().server.all_us?,
             Self::AskingWork => result.cpu_by_message().client.useful_us?,
             Self::AnsweringWork => result.cpu_by_message().server.useful_us?,
-            Self::Fairness => jain(&result.sent_by_connection)?,
+            Self::Fairness => {
+                let shares: Vec<f64> = result.sent_by_connection.iter().map(|&sent| sent as f64).collect();
+                jain(&shares)?
+            }
             Self::MeanLatency => {
                 let outstanding = result.fitted.window * result.sent_by_connection.len();
                 outstanding as f64 * 1e6 / result.messages_per_s
@@ -143,10 +146,14 @@ fn per_operation(result: &PointResult, counted: &Counted, peer: &Counted) -> Opt
     (operations > 0 && packets > 0).then(|| packets as f64 / operations as f64)
 }
 
-/// Returns Jain's fairness index, which is the square of the sum divided by N times the sum of squares.
-fn jain(shares: &[u64]) -> Option<f64> {
-    let sum: f64 = shares.iter().map(|&share| share as f64).sum();
-    let squares: f64 = shares.iter().map(|&share| (share as f64).powi(2)).sum();
+/// Returns Jain's fairness index of N shares, which is the square of their sum divided by N times the sum of their
+/// squares. 1 means equal shares, and 1/N means that one share is everything. Returns `None` if there is nothing to
+/// share.
+///
+/// Source: R. Jain, D. Chiu, W. Hawe, A Quantitative Measure of Fairness, DEC-TR-301, 1984.
+pub fn jain(shares: &[f64]) -> Option<f64> {
+    let sum: f64 = shares.iter().sum();
+    let squares: f64 = shares.iter().map(|share| share.powi(2)).sum();
     (squares > 0.0).then(|| sum * sum / (shares.len() as f64 * squares))
 }
 
@@ -184,9 +191,9 @@ mod tests {
 
     #[test]
     fn fairness_index_ranges_from_one_to_one_nth() {
-        assert_eq!(jain(&[7, 7, 7, 7]), Some(1.0));
-        assert_eq!(jain(&[9, 0, 0]), Some(1.0 / 3.0));
-        assert_eq!(jain(&[0, 0]), None);
+        assert_eq!(jain(&[7.0, 7.0, 7.0, 7.0]), Some(1.0));
+        assert_eq!(jain(&[9.0, 0.0, 0.0]), Some(1.0 / 3.0));
+        assert_eq!(jain(&[0.0, 0.0]), None);
         assert_eq!(jain(&[]), None);
     }
 

@@ -79,8 +79,16 @@ pub struct Counts {
     pub pauses: u64,
     /// Sum of the pauses of all ports, in picoseconds.
     pub paused_ps: u64,
-    /// Length of the longest queue of a port, in bytes.
-    pub longest_queue_bytes: u64,
+    /// Length of the longest queue in bytes: of all ports of switches to nodes, of leaves to spines, and of spines to
+    /// leaves.
+    pub longest_queues: [u64; 3],
+}
+
+impl Counts {
+    /// Returns the length of the longest queue of a port, in bytes.
+    pub fn longest_queue_bytes(&self) -> u64 {
+        self.longest_queues.into_iter().max().unwrap_or_default()
+    }
 }
 
 /// Maximum number of packets that a unit takes at once from a queue pair while no other queue pair waits for the unit.

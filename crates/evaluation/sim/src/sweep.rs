@@ -15,6 +15,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod preset;
+
 use std::io::Write;
 use std::str::FromStr;
 
@@ -24,9 +26,13 @@ use doorbell_record::{Extent, Kind, Operation, Parameters};
 use crate::testbed::{Testbed, TestbedError, nearest};
 use crate::topology::{MAX_NODES, Topology, TopologyError};
 use crate::traffic::{Carried, Pattern, Run, Traffic, TrafficError};
+pub use preset::{MANY_TO_ONE, Preset};
 
 /// Maximum number of points of a sweep.
 pub const MAX_POINTS: usize = 1000;
+
+/// Maximum number of messages of all connections of a point.
+const MAX_TOTAL: u64 = 1_000_000_000_000;
 
 /// Kind of network between the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +47,8 @@ enum Between {
 pub struct Base {
     testbed: Testbed,
     traffic: Traffic,
+    /// Number of messages of all connections together, or 0 if each connection has its own number.
+    total_messages: u64,
     between: Between,
     leaf_nodes: usize,
     oversubscription: usize,
@@ -49,7 +57,7 @@ pub struct Base {
 const BETWEEN: [Between; 3] = [Between::Cable, Between::Switch, Between::Clos];
 
 /// Returns the settings of pattern and network, which no measurement has.
-fn own_settings() -> [Setting<Base>; 5] {
+fn own_settings() -> [Setting<Base>; 6] {
     let nodes = Range::Whole(1, MAX_NODES as u64);
     [
         Setting {
@@ -65,6 +73,13 @@ fn own_settings() -> [Setting<Base>; 5] {
             get: |base| vec![Value::Whole(base.traffic.n as u64)],
             put: |base, value| base.traffic.n = value.whole() as usize,
             ..Setting::named("senders", "")
+        },
+        Setting {
+            about: "Messages of all connections together, at least one each; 0: `messages` of each connection",
+            range: Range::Whole(0, MAX_TOTAL),
+            get: |base| vec![Value::Whole(base.total_messages)],
+            put: |base, value| base.total_messages = value.whole(),
+            ..Setting::named("total_messages", "")
         },
         Setting {
             about: "Network between nodes: a cable between two, one switch, or a two-level Clos network",
@@ -188,7 +203,7 @@ impl Base {
         parameters.extent = Extent::Messages(20_000);
         let traffic = Traffic { pattern: Pattern::OneToOne, n: 1, parameters, bytes: 16 };
         let (between, leaf_nodes, oversubscription) = (Between::Switch, 16, 1);
-        Self { testbed: testbed.clone(), traffic, between, leaf_nodes, oversubscription }
+        Self { testbed: testbed.clone(), traffic, total_messages: 0, between, leaf_nodes, oversubscription }
     }
 
     /// Returns the testbed.
@@ -248,6 +263,14 @@ impl Base {
             name.strip_prefix(&parameter.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
         })?;
         Some((parameter.value.parse().ok()?, parameter.unit))
+    }
+
+    /// Distributes the messages of all connections, if their number is set.
+    fn distribute_messages(&mut self) {
+        let connections = self.traffic.pattern.pairs(self.traffic.n).len().max(1) as u64;
+        if self.total_messages > 0 {
+            self.traffic.parameters.extent = Extent::Messages((self.total_messages / connections).max(1));
+        }
     }
 
     fn topology(&self) -> Result<Topology, TopologyError> {
@@ -388,6 +411,7 @@ fn point(base: &Base, axes: &[Axis], number: usize, memory: u64) -> Result<Point
     for (axis, value) in axes.iter().zip(&values) {
         base.set(&axis.name, value)?;
     }
+    base.distribute_messages();
     let described = || {
         let named = axes.iter().zip(&values).map(|(axis, value)| format!("{}={value}", axis.name));
         named.collect::<Vec<_>>().join(", ")
@@ -467,6 +491,6 @@ mod tests {
         for setting in base.settings() {
             base.set(setting.name, &setting.value).unwrap_or_else(|error| panic!("{error}"));
         }
-        assert_eq!(base.settings().len(), 14);
+        assert_eq!(base.settings().len(), 15);
     }
 }

@@ -112,6 +112,14 @@ pub enum TrafficError {
     Capture(#[from] std::io::Error),
 }
 
+impl TrafficError {
+    /// Returns whether a connection broke during the run, for example because the network dropped a packet and all
+    /// its retransmissions.
+    pub fn is_broken_connection(&self) -> bool {
+        matches!(self, Self::Measure(MeasureError::Connection(_)))
+    }
+}
+
 /// Options of a run, apart from its traffic.
 pub struct Run<'a> {
     /// Costs of each part.
@@ -142,6 +150,9 @@ pub struct Carried {
     pub messages_per_s: f64,
     /// For a latency, its median in nanoseconds: half a round trip.
     pub latency_ns: Option<u64>,
+    /// Jain's fairness index of the rates of all connections, each over the time from its first message to the end of
+    /// its last. `None` if no message arrived.
+    pub fairness: Option<f64>,
     /// RNR NAKs that receivers sent.
     pub rnr_naks: u64,
     /// Retransmitted packets.

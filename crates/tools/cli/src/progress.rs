@@ -1,6 +1,7 @@
 //! Progress bar of long commands.
 
-use std::time::Duration;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use doorbell_campaign::rounds::Progress;
 use doorbell_output::escape;
@@ -29,6 +30,44 @@ pub(crate) fn bar(length: u64, already: u64) -> ProgressBar {
 #[expect(clippy::disallowed_methods, reason = "the text is escaped")]
 pub(crate) fn show(bar: &ProgressBar, text: &str) {
     bar.set_message(escape(text).into_owned());
+}
+
+/// Progress of simulated messages: a bar, or lines on standard error if that is no terminal.
+pub(crate) struct MessageBar {
+    bar: ProgressBar,
+    /// Time of the last line.
+    told: Cell<Instant>,
+}
+
+impl MessageBar {
+    /// Minimum time between two lines. A command that ends earlier writes none.
+    const LINE_EVERY: Duration = Duration::from_secs(10);
+
+    /// Returns the bar of `length` messages.
+    pub(crate) fn new(length: u64) -> Self {
+        Self { bar: bar(length, 0), told: Cell::new(Instant::now()) }
+    }
+
+    /// Shows the point that is simulated now.
+    pub(crate) fn show(&self, point: &str) {
+        show(&self.bar, point);
+    }
+
+    /// Shows that `messages` messages have been simulated.
+    pub(crate) fn reach(&self, messages: u64) {
+        self.bar.set_position(messages);
+        if self.bar.is_hidden() && self.told.get().elapsed() >= Self::LINE_EVERY {
+            self.told.set(Instant::now());
+            let percent = 100.0 * messages as f64 / self.bar.length().unwrap_or(messages).max(1) as f64;
+            note!("{percent:.0} %  {}", self.bar.message());
+        }
+    }
+}
+
+impl Drop for MessageBar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
 }
 
 /// Progress bar of a study.

@@ -100,6 +100,8 @@ pub(crate) struct Network {
     /// Ports of switches, in three groups: ports to nodes, in the order of nodes; ports of leaves to spines, leaf by
     /// leaf; ports of spines to leaves, spine by spine.
     ports: Vec<Lane>,
+    /// Index of the first port of a leaf to a spine, and of the first port of a spine.
+    groups: [usize; 2],
     /// Pauses of all ports that send to switches: first the ports of nodes, then [`Self::ports`].
     pauses: Vec<Pauses>,
 }
@@ -107,16 +109,17 @@ pub(crate) struct Network {
 impl Network {
     pub(crate) fn new(topology: Topology, link: &Link) -> Self {
         let nodes = topology.nodes();
-        let between = match topology {
+        let upward = match topology {
             Topology::Pair | Topology::Star { .. } => 0,
-            Topology::Clos { spines, .. } => 2 * topology.leaves() * spines,
+            Topology::Clos { spines, .. } => topology.leaves() * spines,
         };
-        let ports = if topology.switches() == 0 { 0 } else { nodes + between };
+        let ports = if topology.switches() == 0 { 0 } else { nodes + 2 * upward };
         Self {
             topology,
             rate: link.rate,
             propagation: link.propagation,
             ports: vec![Lane::new(link.rate); ports],
+            groups: [nodes, nodes + upward],
             pauses: (0..nodes + ports).map(|_| Pauses::default()).collect(),
         }
     }
@@ -226,7 +229,8 @@ impl Network {
         let bytes = line_bytes(frame.bytes.len());
         let service = self.ports[port].time_of(bytes);
         let waiting = self.waiting(at, port);
-        counts.longest_queue_bytes = counts.longest_queue_bytes.max(waiting);
+        let longest = &mut counts.longest_queues[self.group(port)];
+        *longest = waiting.max(*longest);
         if waiting + bytes > switch.queue {
             counts.dropped += 1;
             return (Forwarded::Dropped, None);
@@ -246,6 +250,11 @@ impl Network {
         let Some(next) = next else { return (Forwarded::AtNode(arrives), paused) };
         frame.hop = self.hop(next, self.topology.nodes() + port, leaves.since(service));
         (Forwarded::AtSwitch(arrives), paused)
+    }
+
+    /// Returns the group of a port, in the order of [`Counts::longest_queues`].
+    fn group(&self, port: usize) -> usize {
+        self.groups.iter().filter(|&&first| port >= first).count()
     }
 
     /// Returns the number of bytes that wait for a port. These are the bytes that the port sends from `at`, or from the
@@ -417,5 +426,13 @@ mod tests {
         // A frame that no pause delays arrives when it is due.
         let mut last = network.hop(0, 0, cable + Ps(9000));
         assert_eq!(network.arrive(cable + cable + Ps(9000), 10, &mut last), Arrival::Now(None));
+    }
+
+    #[test]
+    fn ports_are_grouped_by_the_switches_that_they_join() {
+        let network = Network::new(Topology::Clos { nodes: 6, hosts: 2, spines: 2 }, &t1().link);
+        // Six ports to nodes, six from three leaves to two spines, six back.
+        let groups: Vec<usize> = (0..network.ports.len()).map(|port| network.group(port)).collect();
+        assert_eq!(groups, [[0; 6], [1; 6], [2; 6]].concat());
     }
 }

@@ -6,8 +6,9 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use doorbell_exchange::asynchronous::Waiter;
-use doorbell_exchange::{ConnectionError, Connector};
-use doorbell_record::{Fitted, Kind, Transport, stride};
+use doorbell_exchange::{Config, ConnectionError, Connector, Group};
+use doorbell_protocols::Protocol;
+use doorbell_record::{Fitted, Kind, Transport, jain, stride};
 use doorbell_study::unacknowledged::{self, Listener};
 use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
 use doorbell_verbs::MemoryKind;
@@ -94,14 +95,20 @@ impl<'a> Streams<'a> {
         let (plan, is_latency) = (self.plan, self.is_latency);
         let config = traffic.parameters.config(plan.bytes, &self.fitted).keepalive(std::time::Duration::ZERO);
         let reception = Reception { verify: plan.verify, pause_ns: 0 };
-        for (from, to) in traffic.pattern.pairs(traffic.n) {
-            let end = |node: usize| -> Result<_, MeasureError> {
+        let pairs = traffic.pattern.pairs(traffic.n);
+        let mut sharing = sharing_receivers(simulation, &pairs, protocol, &config)?.into_iter();
+        for (from, to) in pairs {
+            let end = |node: usize, made: Option<C::Endpoint>| -> Result<_, MeasureError> {
                 let pd = simulation.device(node).create_pd()?;
                 let stride = stride(plan.bytes + 64);
                 let region = pd.allocate(plan.buffers * stride, protocol.source_access(), MemoryKind::Plain)?;
-                Ok((protocol.endpoint(&pd, &config, None)?, SendMemory { region, stride }))
+                let endpoint = match made {
+                    Some(endpoint) => endpoint,
+                    None => protocol.endpoint(&pd, &config, None)?,
+                };
+                Ok((endpoint, SendMemory { region, stride }))
             };
-            let ((a, memory), (b, of_b)) = (end(from)?, end(to)?);
+            let ((a, memory), (b, of_b)) = (end(from, None)?, end(to, sharing.next())?);
             let (told_a, told_b) = (protocol.describe(&a), protocol.describe(&b));
             let (a, b) = (protocol.connect(a, &told_b)?, protocol.connect(b, &told_a)?);
             let device = |node| simulation.device(node).clone();
@@ -166,8 +173,17 @@ impl<'a> Streams<'a> {
         Ok(())
     }
 
+    /// Returns the error of a connection that broke, if there is one. The threads at the other ends of such connections
+    /// wait without end.
+    fn broken(&self) -> Option<ConnectionError> {
+        self.sent.iter().chain(&self.received).find_map(|returned| returned.take()?.err())
+    }
+
     pub(super) fn run(self, simulation: &mut Simulation<'a>) -> Result<Carried, MeasureError> {
-        let summary = simulation.run()?;
+        let summary = match simulation.run() {
+            Ok(summary) => summary,
+            Err(error) => return Err(self.broken().map_or_else(|| error.into(), MeasureError::from)),
+        };
         let taken = |all: &[Tallied]| -> Result<Vec<Tally>, MeasureError> {
             all.iter().map(|returned| Ok(returned.take().ok_or(MeasureError::Unfinished)??)).collect()
         };
@@ -182,6 +198,11 @@ impl<'a> Streams<'a> {
             (_, Some((_, rounds))) => (rounds, sent.saturating_sub(arrived(&tallies))),
             (_, None) => (arrived(&received), sent.saturating_sub(arrived(&received))),
         };
+        let rates = tallies.iter().zip(&received).map(|(sender, receiver)| {
+            let messages = if self.transport == Transport::Rc { sender.sent } else { receiver.received };
+            messages as f64 / sender.ended_ns.saturating_sub(sender.began_ns).max(1) as f64
+        });
+        let fairness = jain(&rates.collect::<Vec<_>>());
         let counters = (0..summary.nodes.len()).filter_map(|node| simulation.device(node).counters());
         let (rnr_naks, retransmitted) = counters.fold((0, 0), |(naks, again), counters| {
             (naks + counters.rnr_nak_sent, again + counters.tx_retransmitted_packets)
@@ -189,6 +210,7 @@ impl<'a> Streams<'a> {
         Ok(Carried {
             messages_per_s: messages as f64 * 1e9 / lasted_ns as f64,
             latency_ns: self.rounds.get().map(|(median_ns, _)| median_ns),
+            fairness,
             rnr_naks,
             retransmitted,
             lasted: Ps::from_ns(lasted_ns),
@@ -199,6 +221,24 @@ impl<'a> Streams<'a> {
             summary,
         })
     }
+}
+
+/// Makes the ends of receivers that share memory: those of Shared-Write, whose senders write into one ring of their
+/// receiver, if all senders have the same receiver. Returns no ends for other traffic.
+fn sharing_receivers<C: Connector>(
+    simulation: &Simulation<'_>,
+    pairs: &[(usize, usize)],
+    protocol: &C,
+    config: &Config,
+) -> Result<Vec<C::Endpoint>, MeasureError> {
+    let [(_, node), others @ ..] = pairs else { return Ok(Vec::new()) };
+    let is_one_node = !others.is_empty() && others.iter().all(|(_, other)| other == node);
+    if !is_one_node || protocol.protocol() != Protocol::SharedWrite {
+        return Ok(Vec::new());
+    }
+    let pd = simulation.device(*node).create_pd()?;
+    let group = Group { pd: &pd, channel: None, count: pairs.len(), shared: None, one_thread: true };
+    Ok(protocol.endpoints(&group, config)?)
 }
 
 /// Number of messages that a finished sender has sent. `tell` sets the number and wakes the receiver.
@@ -246,5 +286,30 @@ async fn listen(
             Some(_) => waiter.wait(None, Some((waiter.now() + LOOK).as_ns())).await,
             None => waiter.wait(None, None).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_exchange::{SendReceive, SharedWrite};
+
+    use super::*;
+    use crate::testbed::by_name;
+    use crate::topology::Topology;
+    use crate::traffic::Pattern;
+
+    #[test]
+    fn only_senders_of_shared_write_to_one_node_share_a_ring() {
+        let testbed = by_name("connectx5-100g").expect("a built-in testbed");
+        let simulation = Simulation::new(testbed, Topology::Star { nodes: 6 }, 1).expect("a simulation");
+        let (config, pairs) = (Config::default(), Pattern::ManyToOne.pairs(3));
+        let ends = sharing_receivers(&simulation, &pairs, &SharedWrite, &config).expect("ends");
+        let rings: Vec<_> = ends.iter().map(|end| SharedWrite.describe(end).regions[0]).collect();
+        assert_eq!(rings.len(), 3);
+        assert!(rings.iter().all(|ring| *ring == rings[0]), "{rings:?}");
+        let others = sharing_receivers(&simulation, &Pattern::ManyToMany.pairs(3), &SharedWrite, &config);
+        assert!(others.expect("no ends").is_empty());
+        let others = sharing_receivers(&simulation, &pairs, &SendReceive, &config);
+        assert!(others.expect("no ends").is_empty());
     }
 }

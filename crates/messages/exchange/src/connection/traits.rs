@@ -266,7 +266,8 @@ pub struct Group<'a> {
     pub count: usize,
     /// Receives that the ends share. Protocols without receive buffers for data ignore this field.
     pub shared: Option<&'a SharedReceives>,
-    /// Whether one thread receives from all ends, so that the ends may share a ring.
+    /// Whether one thread receives from all ends, or no receiving thread waits for another, so that the ends may share
+    /// a ring.
     pub one_thread: bool,
 }
 

@@ -179,6 +179,36 @@ fn a_sweep_gives_a_table_json_plots_and_captures() {
 }
 
 #[test]
+fn many_to_one_records_queues_pauses_retransmissions_and_fairness() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let page = directory.path().join("many-to-one.html");
+    let sweep = "sim sweep --many-to-one --vary senders=3,7 --set protocol=send-receive --set total_messages=3000 \
+                 --set switch.resume_at=8KiB --set switch.pause_at=24KiB --set switch.queue=64KiB";
+    let json = run(&format!("{sweep} --json --out {}", page.display())).expect_status(0).json();
+    assert_eq!(json["schema"], "doorbell-sim-sweep/1");
+    assert_eq!((&json["settings"]["pattern"], &json["replaced"]["switch.queue"]), (&"N:1".into(), &"64KiB".into()));
+    let points = json["points"].as_array().expect("points");
+    assert_eq!(points.len(), 4);
+    for point in points {
+        let number = |name: &str| point[name].as_f64().unwrap_or_else(|| panic!("{name} is no number in {point}"));
+        let senders: f64 = point["values"]["senders"].as_str().expect("a text").parse().expect("a number");
+        assert!((1.0 / senders..1.0 + 1e-9).contains(&number("fairness")), "{point}");
+        assert!(number("longest_queue_bytes") <= f64::from(64 << 10), "{point}");
+        assert_eq!(point["longest_queues_bytes"]["to_nodes"], point["longest_queue_bytes"], "one leaf: {point}");
+        assert_eq!((&point["broke"], number("messages")), (&Value::Null, 3000.0 - 3000.0 % senders), "{point}");
+        let (paused, again) = (number("paused_ps"), number("retransmitted"));
+        match point["values"]["switch.when_full"].as_str() {
+            Some("pause") => assert_eq!((again, number("dropped")), (0.0, 0.0), "{point}"),
+            _ => assert_eq!((paused, number("pauses")), (0.0, 0.0), "{point}"),
+        }
+    }
+    let text = std::fs::read_to_string(&page).expect("a page");
+    for quantity in ["fairness (Jain)", "time in pauses", "longest queue", "packets sent again"] {
+        assert!(text.contains(quantity), "{quantity} is missing");
+    }
+}
+
+#[test]
 fn invalid_sweep_parameters_are_rejected_at_the_start() {
     for (arguments, words) in [
         ("--vary link.rat=1", "link.rat: there is no such field; the nearest is link.rate"),
@@ -188,6 +218,11 @@ fn invalid_sweep_parameters_are_rejected_at_the_start() {
         ("--set network=clos --vary oversubscription=3", "at oversubscription=3: the oversubscription is 3"),
         ("--vary size=16,1M", "size: the value is 1M, allowed is 0 to 1073741824"),
         ("--vary size=16,1000000 --memory 16", "of memory, allowed are 16 MiB"),
+        ("--many-to-one --vary senders=0", "senders: the value is 0, allowed is 1 to 1023"),
+        ("--many-to-one --vary senders=1024", "senders: the value is 1024, allowed is 1 to 1023"),
+        ("--many-to-one --set total_messages=-1", "total_messages: the value is -1, allowed is 0 to 1000000000000"),
+        ("--many-to-one --set switch.queue=1KiB", "allowed is at most switch.queue, 1024 B"),
+        ("--many-to-one --memory 16", "of memory, allowed are 16 MiB"),
     ] {
         let finished = run(&format!("sim sweep {arguments}")).expect_status(2);
         assert!(finished.stderr.contains(words), "{words:?} is missing in: {}", finished.stderr);
