@@ -268,7 +268,7 @@ fn quality(models: &[ModelOfRun]) -> Markup {
 
 /// Returns JSON as the text of a `script` element. HTML does not unescape this text, so `<`, `>` and `&` are escaped as
 /// in JSON, and the text can neither end the element nor begin a comment.
-pub(crate) fn in_script(value: &serde_json::Value) -> PreEscaped<String> {
+fn in_script(value: &serde_json::Value) -> PreEscaped<String> {
     let text = value.to_string();
     PreEscaped(text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"))
 }

@@ -8,9 +8,10 @@ use doorbell_record::Quantity;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
+use crate::beside::{self, Beside};
 use crate::curves::{Curve, curve_beside};
 use crate::format::{bytes, number};
-use crate::page::{SCRIPT, head, in_script};
+use crate::page::{self, SCRIPT, head};
 use crate::published::drawn;
 use crate::sweep::{Sweep, SweepCurve, SweepPoint, plot};
 use crate::table::{heading, text, value};
@@ -127,6 +128,20 @@ impl Reproduction<'_> {
         }
     }
 
+    /// Renders the published curves and their simulation.
+    fn curves(&self) -> Markup {
+        let simulated = format!("{}, simulated", self.testbed);
+        let published = format!("{}, published", self.published.name);
+        html! {
+            @for Beside { over, data } in beside::plots([&simulated, &published], &self.rows) {
+                section {
+                    h3 { "Published curves over " (over) " " span.badge.simulated { "simulated: " (self.testbed) } }
+                    (page::plot(&data))
+                }
+            }
+        }
+    }
+
     /// Returns the plot of an experiment: simulated curves, and published points and curves.
     fn plot(&self, experiment: &str, sweep: &Sweep) -> Option<Value> {
         let (axis_name, unit, curves) = sweep.curves(axis(experiment))?;
@@ -177,12 +192,7 @@ impl Reproduction<'_> {
         html! {
             section {
                 h3 { (experiment) " " span.badge.simulated { "simulated: " (self.testbed) } }
-                @if let Some(data) = self.plot(experiment, &sweep) {
-                    figure.plot {
-                        script type="application/json" { (in_script(&data)) }
-                        noscript { "The plot needs JavaScript; the tables below have all its numbers." }
-                    }
-                }
+                @if let Some(data) = self.plot(experiment, &sweep) { (page::plot(&data)) }
                 @if !rows.is_empty() {
                     div.scroll tabindex="0" { table.sortable {
                         thead { tr {
@@ -214,9 +224,9 @@ impl Reproduction<'_> {
 }
 
 /// Index of the run with simulated figures in plots.
-const SIMULATED: usize = 0;
+pub(crate) const SIMULATED: usize = 0;
 /// Index of the run with published figures in plots.
-const PUBLISHED: usize = 1;
+pub(crate) const PUBLISHED: usize = 1;
 
 fn row(checked: &Checked<'_>) -> Markup {
     let (published, relation) = (checked.row.value, checked.row.relation);
@@ -315,6 +325,7 @@ pub fn reproduction_html(all: &[Reproduction<'_>]) -> String {
                     @for one in all {
                         h2 { (one.published.name) ", simulated as " (one.testbed) }
                         p.setting { (one.about) ". Published: " (one.published.hardware) "." }
+                        (one.curves())
                         @for experiment in one.experiments() { (one.section(experiment)) }
                     }
                 }

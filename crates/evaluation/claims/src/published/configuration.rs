@@ -252,10 +252,23 @@ pub struct Configuration {
     pub rate_per_s: Option<Amount>,
 }
 
+impl Configuration {
+    /// Returns the fields that are amounts, each with its name. Fields that do not apply to the subject are left out.
+    pub fn amounts(&self) -> impl Iterator<Item = (&'static str, Amount)> {
+        FIELDS.iter().filter_map(move |field| Some((field.name, (field.amount?.of)(self)?)))
+    }
+
+    /// Returns the names of the fields in which two configurations differ.
+    pub fn differences(&self, other: &Self) -> Vec<&'static str> {
+        FIELDS.iter().filter(|field| !(field.is_equal)(self, other)).map(|field| field.name).collect()
+    }
+}
+
 /// A field of a configuration, and its allowed values.
 pub(crate) struct Field {
     pub(crate) name: &'static str,
     pub(crate) is_there: fn(&Configuration) -> bool,
+    is_equal: fn(&Configuration, &Configuration) -> bool,
     /// Allowed range, if the field is an amount.
     pub(crate) amount: Option<Range>,
 }
@@ -274,12 +287,18 @@ const MANY: f64 = (1_u64 << 30) as f64;
 
 macro_rules! field {
     ($name:ident) => {
-        Field { name: stringify!($name), is_there: |it| it.$name.is_some(), amount: None }
+        Field {
+            name: stringify!($name),
+            is_there: |it| it.$name.is_some(),
+            is_equal: |one, other| one.$name == other.$name,
+            amount: None,
+        }
     };
     ($name:ident, $least:expr, $most:expr, $whole:expr) => {
         Field {
             name: stringify!($name),
             is_there: |it| it.$name.is_some(),
+            is_equal: |one, other| one.$name == other.$name,
             amount: Some(Range { of: |it| it.$name, least: $least, most: $most, is_whole: $whole }),
         }
     };

@@ -36,6 +36,12 @@ pub(super) fn name(testbed: &Testbed) -> String {
 /// Returns the quantity of a published number, and the number in the unit of that quantity. Returns `None` if no plot
 /// shows the quantity.
 pub(crate) fn drawn(row: &Row) -> Option<(Quantity, f64)> {
+    drawn_value(row, row.value)
+}
+
+/// Returns the quantity of a published number, and `value`, a measured or simulated value of it, in the unit of that
+/// quantity.
+pub(crate) fn drawn_value(row: &Row, value: doorbell_claims::Value) -> Option<(Quantity, f64)> {
     let (quantity, unit) = match row.quantity {
         PublishedQuantity::Latency => (Quantity::MedianLatency, Unit::Us),
         PublishedQuantity::MessageRate | PublishedQuantity::OperationRate => (Quantity::MessageRate, Unit::Millions),
@@ -46,7 +52,7 @@ pub(crate) fn drawn(row: &Row) -> Option<(Quantity, f64)> {
         PublishedQuantity::ResponseBytesPerPacket => (Quantity::ResponseFrame, Unit::Bytes),
         _ => return None,
     };
-    Some((quantity, row.value.in_unit(unit)?))
+    Some((quantity, value.in_unit(unit)?))
 }
 
 /// Returns the position of a published configuration on the axis of an experiment. The name of the axis determines the
