@@ -133,7 +133,7 @@ fn names(field: &'static str, curves: &[Vec<Place<'_>>]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for curve in curves {
         let name = name(curve);
-        // Curves that differ in words only are told apart by their first rows.
+        // The first row distinguishes curves that differ in words only.
         names.push(if names.contains(&name) { format!("{name} ({})", curve[0].checked.row.id) } else { name });
     }
     names

@@ -173,8 +173,8 @@ impl<'a> Streams<'a> {
         Ok(())
     }
 
-    /// Returns the error of a connection that broke, if there is one. The threads at the other ends of such connections
-    /// wait without end.
+    /// Returns the error of a connection that broke, if there is one. The thread at the other end of such a connection
+    /// never ends.
     fn broken(&self) -> Option<ConnectionError> {
         self.sent.iter().chain(&self.received).find_map(|returned| returned.take()?.err())
     }

@@ -34,9 +34,9 @@ pub(crate) struct Sweep {
     /// A parameter with a value that applies to all points; may be given several times
     #[arg(long, value_name = "NAME=VALUE", value_parser = assignment)]
     set: Vec<(String, String)>,
-    /// Begin with the settings of N:1 over a two-level Clos network: messages of 512 B from 1 to 1023 senders, over
-    /// Send-Receive, Direct-Read and Shared-Write, with switches that pause senders and switches that drop frames.
-    /// --set and --vary replace single settings and axes
+    /// Begin with the settings of N:1 over a two-level Clos network: messages of 512 B from 1 to 1023 senders. The
+    /// protocols are Send-Receive, Direct-Read and Shared-Write, and switches pause senders or drop frames. --set and
+    /// --vary replace single settings and axes
     #[arg(long)]
     many_to_one: bool,
     /// Testbed: a name that `sim testbeds` lists, or a file
