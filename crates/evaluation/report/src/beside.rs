@@ -169,11 +169,14 @@ mod tests {
 
     use super::*;
 
-    /// Returns a published testbed with these rows: operation, window, queue pairs, quantity, unit and value.
-    fn published(rows: &[(&str, u32, u32, &str, &str, f64)]) -> Testbed {
+    /// Operation, window, queue pairs, quantity, unit and value of a row.
+    type Said<'a> = (&'a str, u32, u32, &'a str, &'a str, f64);
+
+    /// Returns a published testbed with these rows.
+    fn published(rows: &[Said<'_>]) -> Testbed {
         let head = "schema = \"doorbell-published/1\"\ntestbed = \"T9\"\nabout = \"a test\"\nhardware = \"none\"\n\
                     link_gbps = 100.0\nunknown = []\nshape = []\n[sources]\npaper = \"a paper\"\n[configurations]\n";
-        let row = |(number, &(operation, window, pairs, quantity, unit, value)): (usize, &(_, _, _, _, _, _))| {
+        let row = |(number, &(operation, window, pairs, quantity, unit, value)): (usize, &Said<'_>)| {
             format!(
                 "[[row]]\nid = \"a/row-{number}\"\nsays = \"a number\"\nexperiment = \"one-sided/{operation}\"\n\
                  operation = \"{operation}\"\nquantity = \"{quantity}\"\nrelation = \"about\"\nvalue = {value:?}\n\
@@ -195,7 +198,7 @@ mod tests {
         testbed.rows.iter().map(one).collect()
     }
 
-    fn drawn_plots(rows: &[(&str, u32, u32, &str, &str, f64)], lacking: &str) -> Vec<Beside> {
+    fn drawn_plots(rows: &[Said<'_>], lacking: &str) -> Vec<Beside> {
         let testbed = published(rows);
         let checked = checked(&testbed, lacking);
         plots(["T9, simulated", "T9, published"], &checked.iter().collect::<Vec<_>>())
