@@ -32,6 +32,15 @@
 //! `2 (o_nsnd + L + o_nrcv)` with the bytes of request and response, and ends with polling its completion. A protocol's
 //! latency is the sum over the [steps](doorbell_protocols::Protocol::steps) that deliver a message.
 //!
+//! `G` of latency and `g_var` hold up to the size `k_max` for which they were published, if the parameters state one
+//! ([`slopes_up_to_bytes`](parameters::Limits::slopes_up_to_bytes)). A longer message streams over the line, so each
+//! further line byte takes `G` of bandwidth:
+//!
+//! ```text
+//! t(k) = t(k_max) + (line(k) - line(k_max)) G_bandwidth     for k > k_max
+//! g(k) = g(k_max) + (line(k) - line(k_max)) G_bandwidth     for k > k_max
+//! ```
+//!
 //! # Throughput
 //!
 //! The throughput is the **smallest** of these bounds. The name of the smallest bound is the bottleneck. The symbols:
@@ -127,6 +136,7 @@ pub mod check;
 pub mod cost;
 pub mod explain;
 pub mod fit;
+mod latency;
 pub mod observation;
 pub mod operation;
 pub mod parameters;

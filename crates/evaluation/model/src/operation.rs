@@ -10,6 +10,7 @@ use doorbell_wire::cost::ATOMIC_BYTES;
 use doorbell_wire::{MessageKind, OuterKind, PathMtu, Transport};
 
 use crate::cost::{Cost, Term};
+use crate::latency::gap;
 use crate::parameters::{Parameters, RnicKind};
 use crate::predict::{BoundKind, Form, Forms, Prediction, Setting, Tally};
 use crate::steps::Charged;
@@ -222,7 +223,7 @@ pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Form
             let completed = match posted.operation {
                 // No acknowledgement returns: the NIC is done once it has sent the datagram.
                 PostedOperation::UdSend => Cost::ZERO.with(Term::NicSend, 1.0),
-                _ => Cost::ZERO.with(Term::GapFixed, 1.0).with(Term::GapPerByte, workload.bytes as f64),
+                _ => gap(setting, workload.bytes, tally.beyond),
             };
             posting
                 .with(Term::DmaRead, fetched)

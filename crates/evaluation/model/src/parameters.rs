@@ -78,6 +78,11 @@ pub struct Limits {
     pub reads_in_flight: u32,
     /// Number of packets of a long message per acknowledgement; 0 means one acknowledgement for the whole message.
     pub packets_per_ack: u32,
+    /// Maximum size, in bytes, of a message up to which [`Parameters::gap_latency_ns_per_byte`] and
+    /// [`Parameters::g_var_ns_per_byte`] hold. Beyond this size, each further byte on the line adds
+    /// [`Parameters::gap_bandwidth_ns_per_byte`]. `None` means that the slopes hold for all sizes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slopes_up_to_bytes: Option<u64>,
 }
 
 impl Limits {
@@ -87,6 +92,12 @@ impl Limits {
             0 => 1.0,
             each => (packets as f64 / f64::from(each)).max(1.0),
         }
+    }
+
+    /// Returns the bytes of a message to which the slopes of latency apply: at most
+    /// [`slopes_up_to_bytes`](Self::slopes_up_to_bytes).
+    pub(crate) fn sloped(&self, bytes: u64) -> u64 {
+        self.slopes_up_to_bytes.map_or(bytes, |most| bytes.min(most))
     }
 }
 
@@ -98,6 +109,7 @@ impl Default for Limits {
             srq_unlimited_up_to_bytes: 0,
             reads_in_flight: 16,
             packets_per_ack: 0,
+            slopes_up_to_bytes: None,
         }
     }
 }
@@ -151,9 +163,11 @@ pub struct Parameters {
     pub l_ns: f64,
     /// `g_fix`: part of the time until a sender can reuse the resources of a message that is the same for all sizes.
     pub g_fix_ns: f64,
-    /// `g_var`: additional time per byte of payload until a sender can reuse the resources of a message.
+    /// `g_var`: additional time per byte of payload until a sender can reuse the resources of a message, up to
+    /// [`slopes_up_to_bytes`](Limits::slopes_up_to_bytes).
     pub g_var_ns_per_byte: f64,
-    /// `G` of latency: time that each byte on the line adds to a message's latency.
+    /// `G` of latency: time that each byte on the line adds to a message's latency, up to
+    /// [`slopes_up_to_bytes`](Limits::slopes_up_to_bytes).
     pub gap_latency_ns_per_byte: f64,
     /// `G` of bandwidth: time that each byte occupies the line.
     pub gap_bandwidth_ns_per_byte: f64,
@@ -254,7 +268,9 @@ impl Parameters {
         let t1 = Self::t1();
         let (name, source) = ("starting point", "a starting point for fits, measured nowhere");
         let (open_points, origins) = (Vec::new(), Vec::new());
-        let start = Self { name: name.to_owned(), source: source.to_owned(), open_points, origins, rnic, ..t1 };
+        // The slopes come from the measurements, so they hold for all measured sizes.
+        let limits = Limits { slopes_up_to_bytes: None, ..t1.limits };
+        let start = Self { name: name.to_owned(), source: source.to_owned(), open_points, origins, rnic, limits, ..t1 };
         match rnic {
             RnicKind::Hardware => start,
             RnicKind::Software => Self {

@@ -1,9 +1,10 @@
 //! Prediction of latency, throughput and bottleneck from parameters and a workload.
 
-use doorbell_protocols::{End, Joined, Noticed, Protocol, Release, Role, Size, Step, When};
+use doorbell_protocols::{End, Noticed, Protocol, Release, Role, Size, Step, When};
 use doorbell_wire::{Direction, MessageKind, PathMtu, Response, Transport, message_cost};
 
 use crate::cost::{Cost, Part, Term};
+use crate::latency::{LineBytes, crossing, gap, latency_of};
 use crate::parameters::{Limits, Parameters, RnicKind};
 use crate::steps::{Charged, charged, is_pulled};
 use crate::workload::{Peers, Workload, WorkloadError};
@@ -299,12 +300,14 @@ pub(crate) struct Tally {
     nic_in: [Cost; 2],
     /// Line bytes that leave each end, per message.
     line_bytes: [f64; 2],
+    /// Line bytes of the message itself beyond the sizes for which the slopes of latency hold.
+    pub(crate) beyond: f64,
 }
 
 /// Line bytes and packets of an operation in both directions.
-struct Traffic {
-    there: f64,
-    back: f64,
+pub(crate) struct Traffic {
+    pub(crate) there: f64,
+    pub(crate) back: f64,
     packets_there: f64,
     packets_back: f64,
 }
@@ -327,7 +330,7 @@ fn runs(charge: &Charged, packets: f64, share: f64, workload: &Workload) -> f64 
     packets / (packets * in_flight).clamp(1.0, LONGEST_RUN)
 }
 
-fn traffic(
+pub(crate) fn traffic(
     step: &Step,
     transport: Option<Transport>,
     bytes: u64,
@@ -370,7 +373,11 @@ impl Tally {
             self.unreported = self.unreported.max(charge.unreported);
         }
 
-        let alone = traffic(step, self.transport, charge.payload(workload, 1), setting, workload)?;
+        let alone = LineBytes::of(charge, self.transport, setting, workload)?;
+        if step.size.carries_messages() {
+            // The message travels in one direction. The other direction carries an acknowledgement or a request.
+            self.beyond = alone.there.max(alone.back);
+        }
         let latency = latency_of(charge, charge.payload(workload, 1), &alone, setting, workload).scaled(charge.waits);
         match charge.role {
             Role::Delivery => self.delivery = self.delivery.plus(&latency),
@@ -414,9 +421,9 @@ impl Tally {
 
         let cycle = match workload.protocol.release() {
             Release::Receiver => self.delivery.plus(&self.release),
-            Release::Acknowledgement => posting_of(false, workload.batch, setting)
-                .with(Term::GapFixed, 1.0)
-                .with(Term::GapPerByte, workload.bytes as f64),
+            Release::Acknowledgement => {
+                posting_of(false, workload.batch, setting).plus(&gap(setting, workload.bytes, self.beyond))
+            }
         };
         push(BoundKind::RoundTrip, cycle.scaled(1.0 / (cycles * f64::from(workload.window))));
         if self.is_reported && workload.protocol.release() == Release::Acknowledgement {
@@ -554,52 +561,8 @@ fn noticing(charge: &Charged, payload: u64, setting: &Setting, workload: &Worklo
 }
 
 /// Returns the CPU time to copy a payload out of its completion, if the NIC has put it there.
-fn out_of_completion(step: Step, payload: u64, setting: &Setting) -> Cost {
+pub(crate) fn out_of_completion(step: Step, payload: u64, setting: &Setting) -> Cost {
     let is_send = matches!(step.operation, MessageKind::Send | MessageKind::SendImm | MessageKind::SendInv);
     let is_there = is_send && (1..=setting.limits.inline_receive_up_to_bytes).contains(&payload);
     Cost::ZERO.with(Term::InlineReceive, if is_there { 1.0 } else { 0.0 })
-}
-
-/// Returns the time of a READ or atomic from the requester to the responder and back, without polling its
-/// completion.
-fn crossing(traffic: &Traffic) -> Cost {
-    Cost::ZERO
-        .with(Term::SendPost, 1.0)
-        .with(Term::SendEach, 1.0)
-        .with(Term::NicSend, 2.0)
-        .with(Term::NicReceive, 2.0)
-        .with(Term::Latency, 2.0)
-        .with(Term::LatencyPerByte, traffic.there - 1.0 + traffic.back - 1.0)
-}
-
-/// Returns the contribution of a single operation to latency.
-fn latency_of(charge: &Charged, payload: u64, traffic: &Traffic, setting: &Setting, workload: &Workload) -> Cost {
-    let found = |cost: Cost| cost.with(Term::ReceivePoll, 1.0).with(Term::ReceiveEach, 1.0);
-    let cost = match (charge.step.is_two_way(), charge.step.joined, charge.awaited) {
-        (true, _, awaited) => {
-            let cost = crossing(traffic);
-            return if awaited { found(cost) } else { cost };
-        }
-        // The operation starts when the previous operation is complete, and ends with its own acknowledgement.
-        (false, _, true) => return found(Cost::ZERO.with(Term::GapFixed, 1.0).with(Term::GapPerByte, payload as f64)),
-        // The operation was posted together with the previous operation, so it follows at once.
-        (false, Joined::Chained, false) => Cost::ZERO.with(Term::SendEach, 1.0),
-        // The NIC has the operation already and starts it when the READ before the fence is complete.
-        (false, Joined::Fenced { .. }, false) => Cost::ZERO.with(Term::NicReceive, 1.0).with(Term::Latency, 1.0),
-        (false, Joined::Alone, false) => Cost::ZERO
-            .with(Term::SendPost, 1.0)
-            .with(Term::SendEach, 1.0)
-            .with(Term::NicReceive, 1.0)
-            .with(Term::Latency, 1.0),
-    };
-    let fetched = payload > workload.inline_bytes;
-    let cost = cost
-        .with(Term::NicSend, 1.0)
-        .with(Term::DmaRead, if fetched { 1.0 } else { 0.0 })
-        .with(Term::LatencyPerByte, traffic.there - 1.0);
-    match charge.step.noticed {
-        Noticed::Nothing => cost,
-        Noticed::Memory => found(cost),
-        Noticed::Completion => found(cost).plus(&out_of_completion(charge.step, payload, setting)),
-    }
 }

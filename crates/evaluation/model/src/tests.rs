@@ -8,7 +8,7 @@ use crate::check::observations;
 use crate::cost::{TERMS, Term};
 use crate::explain::explain;
 use crate::observation::{Quantity, Residual, residuals, srq_slow_sizes};
-use crate::parameters::{Parameters, RnicKind};
+use crate::parameters::{Limits, Parameters, RnicKind};
 use crate::predict::{Bound, BoundKind, Prediction, Setting, forms, predict};
 use crate::workload::{MAX_BYTES, Peers, Workload};
 
@@ -30,6 +30,34 @@ fn base_latency_is_2_us_and_grows_by_200_ns_per_kb() {
     assert_near(small, 2114.0 + 97.0 * 0.1953125, 1e-9);
     let per_kb = (on_t1(Workload::sequential(4096)).latency_ns - on_t1(Workload::sequential(1024)).latency_ns) / 3.0;
     assert_near(per_kb, 200.0, 0.001);
+}
+
+/// The published slopes hold up to 8 KiB. Each further byte on the line takes the time of the line.
+#[test]
+fn long_messages_follow_the_line() {
+    const MOST: u64 = 8192;
+    // Each packet of 4096 B has 4178 bytes on the line, and the line carries 100 Gb/s.
+    let line = |bytes: u64| bytes as f64 / 4096.0 * 4178.0 * 0.08;
+    let latency = |bytes| on_t1(Workload::sequential(bytes)).latency_ns;
+    for bytes in [64 << 10, 1 << 20] {
+        assert_near(latency(bytes), latency(MOST) + line(bytes) - line(MOST), 1e-9);
+    }
+    assert_near(latency(1 << 20), latency(16) + line(1 << 20), 0.02);
+    // The slope of the published range is unchanged, and no step follows it.
+    assert_near((latency(MOST) - latency(4096)) / 4178.0, 0.1953125, 1e-9);
+    assert_near(latency(MOST + 1), latency(MOST), 0.005);
+    // The acknowledgement follows the last byte, so `g` has the same range.
+    let gap = |bytes| on_t1(Workload::sequential(bytes)).bound(BoundKind::RoundTrip).unwrap().ns_per_message;
+    assert_near(gap(MOST), 120.0 + 3400.0 + MOST as f64 * 0.1953125, 1e-9);
+    assert_near(gap(1 << 20), gap(MOST) + line(1 << 20) - line(MOST), 1e-9);
+    // The response of a READ has the payload.
+    let read = |bytes| direct_read(Protocol::DirectRead, bytes, 1).latency_ns;
+    assert_near(read(1 << 20), read(MOST) + line(1 << 20) - line(MOST), 1e-6);
+
+    let t1 = Parameters::t1();
+    let limits = Limits { slopes_up_to_bytes: None, ..t1.limits };
+    let unlimited = predict(&Parameters { limits, ..t1 }, &Workload::sequential(1 << 20)).unwrap();
+    assert!(unlimited.latency_ns > 200e3, "{}", unlimited.latency_ns);
 }
 
 #[test]
