@@ -210,8 +210,9 @@ fn suits(protocol: Protocol, need: &Need) -> bool {
         && (!need.receiver_sleeps || properties.receiver_sleeps)
         && (!need.receiver_holds || !properties.slow_message_blocks)
         && (protocol != Protocol::SharedWrite || several)
-        // A fenced variant is never better than the variant without a fence; it exists for comparison.
+        // These variants are never better than the other variant of their family; they exist for comparison.
         && !protocol.is_fenced()
+        && !matches!(protocol, Protocol::DirectWriteEach | Protocol::SharedWriteEach)
 }
 
 /// Returns whether the protocol delivers messages directly into their final place.

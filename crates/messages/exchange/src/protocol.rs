@@ -33,6 +33,8 @@ impl From<Protocol> for AnyConnector {
         use buffered_write::Acknowledge::{Read, Send};
         use buffered_write::Notification::{Immediate, Reverse, TailOffset};
         use direct_read::{Acknowledge as Reported, Fence};
+        use direct_write::Grants;
+        use shared_write::Reserves;
         let read = |fence, acknowledge| Self::DirectRead(DirectRead { fence, acknowledge, ..DirectRead::default() });
         let written = |notification, acknowledge| Self::BufferedWrite(BufferedWrite { notification, acknowledge });
         match protocol {
@@ -42,14 +44,16 @@ impl From<Protocol> for AnyConnector {
             Protocol::DirectReadFencedAwaited => read(Fence::AcknowledgementCompletion, Reported::SignalByte),
             Protocol::DirectReadSend => read(Fence::Nothing, Reported::Send),
             Protocol::DirectReadFencedSend => read(Fence::ReadCompletion, Reported::Send),
-            Protocol::DirectWrite => Self::DirectWrite(DirectWrite),
+            Protocol::DirectWrite => Self::DirectWrite(DirectWrite { grants: Grants::Groups }),
+            Protocol::DirectWriteEach => Self::DirectWrite(DirectWrite { grants: Grants::Each }),
             Protocol::BufferedWriteImmediateSend => written(Immediate, Send),
             Protocol::BufferedWriteImmediateRead => written(Immediate, Read),
             Protocol::BufferedWriteTailSend => written(TailOffset, Send),
             Protocol::BufferedWriteTailRead => written(TailOffset, Read),
             Protocol::BufferedWriteReverseSend => written(Reverse, Send),
             Protocol::BufferedWriteReverseRead => written(Reverse, Read),
-            Protocol::SharedWrite => Self::SharedWrite(SharedWrite),
+            Protocol::SharedWrite => Self::SharedWrite(SharedWrite { reserves: Reserves::Waiting }),
+            Protocol::SharedWriteEach => Self::SharedWrite(SharedWrite { reserves: Reserves::Each }),
             Protocol::BufferedRead => Self::BufferedRead(BufferedRead),
         }
     }

@@ -84,7 +84,7 @@ fn control_words_are_not_accepted_as_write_immediate() {
     check(&mut stage, SendReceive, 3 << 30);
     check(&mut stage, DirectRead::default(), GOODBYE);
     check(&mut stage, DirectRead { acknowledge: Acknowledge::Send, ..DirectRead::default() }, GOODBYE);
-    check(&mut stage, DirectWrite, GOODBYE);
+    check(&mut stage, DirectWrite::default(), GOODBYE);
     check(&mut stage, BufferedRead, GOODBYE);
     for notification in [Notification::TailOffset, Notification::Reverse] {
         check(&mut stage, BufferedWrite { notification, acknowledge: buffered_write::Acknowledge::Send }, GOODBYE);
@@ -171,7 +171,7 @@ fn endless_credits_are_rejected_and_do_not_block_removal() {
 fn an_invalid_number_of_grants_ends_the_connection() {
     let mut stage = Stage::new();
     for number in [1_u64, 3, 13, u64::MAX] {
-        let (mut bare, connection) = Bare::meet(&DirectWrite, &stage.pd, &stage.other, &config(), |_| {});
+        let (mut bare, connection) = Bare::meet(&DirectWrite::default(), &stage.pd, &stage.other, &config(), |_| {});
         let mut connection = connection.unwrap();
         while let Submit::Accepted(_) = connection.send(b"one for each grant").unwrap() {}
         let grants = bare.peer.regions[0];

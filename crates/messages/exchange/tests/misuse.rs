@@ -7,7 +7,9 @@ use common::bare::{Bare, config, pair};
 use common::wire;
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence, Placement};
+use doorbell_exchange::direct_write::Grants;
 use doorbell_exchange::send_receive::{Endpoint, Hub};
+use doorbell_exchange::shared_write::Reserves;
 use doorbell_exchange::{
     BufferedRead, ConnectError, ConnectionError, Connector, DirectWrite, MessageConnection, Misuse, Received,
     Replication, SendReceive, SharedWrite, Submit,
@@ -24,13 +26,17 @@ macro_rules! each_protocol {
                 check.of(DirectRead { fence, acknowledge, ..DirectRead::default() });
             }
         }
-        check.of(DirectWrite);
+        for grants in [Grants::Groups, Grants::Each] {
+            check.of(DirectWrite { grants });
+        }
         for notification in [Notification::Immediate, Notification::TailOffset, Notification::Reverse] {
             for acknowledge in [buffered_write::Acknowledge::Send, buffered_write::Acknowledge::Read] {
                 check.of(BufferedWrite { notification, acknowledge });
             }
         }
-        check.of(SharedWrite);
+        for reserves in [Reserves::Waiting, Reserves::Each] {
+            check.of(SharedWrite { reserves });
+        }
         check.of(BufferedRead);
     }};
 }

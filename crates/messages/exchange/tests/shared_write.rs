@@ -36,7 +36,7 @@ struct Pair {
 }
 
 fn join(ring: &SharedRing) -> Pair {
-    let sender = SharedWrite.endpoint(&device().create_pd().unwrap(), &config(), None).unwrap();
+    let sender = SharedWrite::default().endpoint(&device().create_pd().unwrap(), &config(), None).unwrap();
     let receiver = ring.endpoint(&config(), None).unwrap();
     let (of_sender, of_receiver) = (sender.description(), receiver.description());
     let receiver = receiver.connect(&of_sender).unwrap();

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use doorbell_exchange::direct_write::{DirectWrite, Grants};
 use doorbell_exchange::{Config, Connector, MessageConnection, Submit, with_connector};
 use doorbell_protocols::{End, Protocol, Run, Size, Step, Store};
 use doorbell_sync::IgnorePoison;
@@ -377,6 +378,29 @@ fn a_step_too_few_or_too_many_is_noticed() {
     }
 }
 
+/// With a grant for each buffer, the receiver posts one WRITE for each freed buffer and nothing else.
+#[test]
+fn each_freed_buffer_is_granted_by_one_write() {
+    // The ring of grants has 64 places, so it wraps several times.
+    const MESSAGES: u64 = 200;
+    let config = Config::default().window(32).depth(40).max_message(64).timeout_exponent(18).keepalive(Duration::ZERO);
+    let stage = Stage::new();
+    let [mut a, mut b] = stage.pair(&DirectWrite { grants: Grants::Each }, &config);
+    for number in 0..MESSAGES {
+        assert!(matches!(a.send(&[1; 64]).expect("a connection"), Submit::Accepted(_)), "message {number}");
+        stage.settle();
+        while b.take().is_none() {
+            b.poll().expect("a connection");
+        }
+        b.poll().expect("a connection");
+        stage.settle();
+        b.poll().expect("a connection");
+        a.poll().expect("a connection");
+    }
+    let [_, by_b] = stage.counts();
+    assert_eq!(by_b, Counts::from([((number(MessageKind::Write), 16), MESSAGES)]));
+}
+
 /// A receiver that is faster than its sender frees one buffer at a time and is idle after each buffer. The receiver
 /// must still grant buffers in groups, since a grant costs two WRITEs.
 #[test]
@@ -384,7 +408,7 @@ fn an_idle_receiver_grants_buffers_in_groups() {
     const MESSAGES: u64 = 200;
     let config = Config::default().window(32).depth(40).max_message(64).timeout_exponent(18).keepalive(Duration::ZERO);
     let stage = Stage::new();
-    let [mut a, mut b] = stage.pair(&doorbell_exchange::DirectWrite, &config);
+    let [mut a, mut b] = stage.pair(&DirectWrite::default(), &config);
     for number in 0..MESSAGES {
         assert!(matches!(a.send(&[1; 64]).expect("a connection"), Submit::Accepted(_)), "message {number}");
         stage.settle();

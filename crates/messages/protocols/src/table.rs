@@ -53,8 +53,10 @@ pub enum Protocol {
     DirectReadSend,
     /// The receiver posts the READ and the SEND together, the SEND with a fence.
     DirectReadFencedSend,
-    /// The sender WRITEs into buffers that the receiver grants.
+    /// The sender WRITEs into buffers that the receiver grants, several buffers at a time.
     DirectWrite,
+    /// Same as [`Self::DirectWrite`], but the receiver grants each buffer separately.
+    DirectWriteEach,
     /// The sender WRITEs into a ring, with immediate data as notification. The receiver reports free space by SEND.
     BufferedWriteImmediateSend,
     /// The sender WRITEs into a ring, with immediate data as notification. The sender READs the free space.
@@ -69,8 +71,11 @@ pub enum Protocol {
     BufferedWriteReverseSend,
     /// The sender WRITEs into a ring, from the end of the ring to its start. The sender READs the free space.
     BufferedWriteReverseRead,
-    /// Many senders WRITE into one ring. Each sender reserves space by FETCH_ADD on the ring's tail.
+    /// Many senders WRITE into one ring. Each sender reserves space by FETCH_ADD on the ring's tail, for all its waiting
+    /// messages at once.
     SharedWrite,
+    /// Same as [`Self::SharedWrite`], but each message has a FETCH_ADD of its own.
+    SharedWriteEach,
     /// The receiver READs all new data from a ring at the sender.
     BufferedRead,
 }
@@ -124,9 +129,11 @@ const WORD: Size = Size::Fixed(8);
 /// Payload of a read request: address, key and length of a message.
 const READ_REQUEST: Size = Size::Fixed(16);
 const SIGNAL_BYTE: Size = Size::Fixed(1);
+/// Bytes of a grant: address and key of a buffer.
+const GRANT: u64 = 16;
 
 /// All rows of the table, in the order of the variants of [`Protocol`].
-pub(crate) const DESCRIPTIONS: [Description; 15] = [
+pub(crate) const DESCRIPTIONS: [Description; 17] = [
     Description {
         protocol: Protocol::SendReceive,
         name: "send-receive",
@@ -212,26 +219,32 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
         )
     },
     Description {
-        protocol: Protocol::DirectWrite,
-        name: "direct-write",
-        title: "Direct-Write",
-        family: "direct-write",
-        variant: "direct-write",
-        wire_id: WireId::new(5),
-        zero_copy: ZeroCopy::Partly,
-        shared_buffers: false,
-        sent_from: Store::Slots,
-        received_into: Store::Slots,
         steps: &[
             Step::new(Sender, Write, MESSAGE_AND_WORD, When::Message).seen_in_memory(),
             // The next two steps write the address and key of each free buffer, and the number of buffers granted so
             // far.
-            Step::new(Receiver, Write, Size::Entries(16), When::Freed { parts: 4, most: 16 }).release(),
+            Step::new(Receiver, Write, Size::Entries(GRANT), When::Freed { parts: 4, most: 16 }).release(),
             Step::new(Receiver, Write, WORD, When::Freed { parts: 4, most: 16 })
                 .joined(Chained)
                 .release()
                 .seen_in_memory(),
         ],
+        ..direct_write(Protocol::DirectWrite, "direct-write", "Direct-Write", "direct-write", WireId::new(5))
+    },
+    Description {
+        steps: &[
+            Step::new(Sender, Write, MESSAGE_AND_WORD, When::Message).seen_in_memory(),
+            Step::new(Receiver, Write, Size::Fixed(GRANT), When::Freed { parts: 1, most: 1 })
+                .release()
+                .seen_in_memory(),
+        ],
+        ..direct_write(
+            Protocol::DirectWriteEach,
+            "direct-write-each",
+            "Direct-Write with a grant for each buffer",
+            "a grant for each buffer",
+            WireId::new(14),
+        )
     },
     Description {
         steps: &[WRITE_IMMEDIATE, REPORT_BY_SEND],
@@ -296,21 +309,17 @@ pub(crate) const DESCRIPTIONS: [Description; 15] = [
     // After the death of a sender, the receiver and the remaining senders also exchange SENDs of 0 B. These SENDs are
     // no steps of the protocol.
     Description {
-        protocol: Protocol::SharedWrite,
-        name: "shared-write",
-        title: "Shared-Write",
-        family: "shared-write",
-        variant: "shared-write",
-        wire_id: WireId::new(12),
-        zero_copy: ZeroCopy::No,
-        shared_buffers: true,
-        sent_from: Store::Slots,
-        received_into: Store::Ring,
-        steps: &[
-            Step::new(Sender, FetchAdd, WORD, When::Waiting),
-            WRITE_IMMEDIATE,
-            Step::new(Sender, Read, WORD, When::Short { parts: 1 }).release(),
-        ],
+        steps: &[Step::new(Sender, FetchAdd, WORD, When::Waiting), WRITE_IMMEDIATE, ASK_LATE],
+        ..shared_write(Protocol::SharedWrite, "shared-write", "Shared-Write", "shared-write")
+    },
+    Description {
+        steps: &[Step::new(Sender, FetchAdd, WORD, When::Message), WRITE_IMMEDIATE, ASK_LATE],
+        ..shared_write(
+            Protocol::SharedWriteEach,
+            "shared-write-each",
+            "Shared-Write with a reservation for each message",
+            "a reservation for each message",
+        )
     },
     Description {
         protocol: Protocol::BufferedRead,
@@ -343,6 +352,8 @@ const WRITE_TAIL: Step = Step::new(Sender, Write, WORD, When::Post).joined(Chain
 const REPORT_BY_SEND: Step = Step::new(Receiver, SendImm, EMPTY, When::Freed { parts: 8, most: u32::MAX }).release();
 /// READ of the head by the sender, before the sender needs the space.
 const ASK_AHEAD: Step = Step::new(Sender, Read, WORD, When::Short { parts: 2 }).release();
+/// READ of the head by the sender, when a message does not fit.
+const ASK_LATE: Step = Step::new(Sender, Read, WORD, When::Short { parts: 1 }).release();
 
 /// Returns a row with the common properties of all variants of Direct-Read, without steps.
 const fn direct_read(
@@ -363,6 +374,52 @@ const fn direct_read(
         shared_buffers: true,
         sent_from: Store::Slots,
         received_into: Store::Announcements,
+        steps: &[],
+    }
+}
+
+/// Returns a row with the common properties of all variants of Direct-Write, without steps.
+const fn direct_write(
+    protocol: Protocol,
+    name: &'static str,
+    title: &'static str,
+    variant: &'static str,
+    wire_id: WireId,
+) -> Description {
+    Description {
+        protocol,
+        name,
+        title,
+        family: "direct-write",
+        variant,
+        wire_id,
+        zero_copy: ZeroCopy::Partly,
+        shared_buffers: false,
+        sent_from: Store::Slots,
+        received_into: Store::Slots,
+        steps: &[],
+    }
+}
+
+/// Returns a row with the common properties of all variants of Shared-Write, without steps. The variants look equal to
+/// the peer.
+const fn shared_write(
+    protocol: Protocol,
+    name: &'static str,
+    title: &'static str,
+    variant: &'static str,
+) -> Description {
+    Description {
+        protocol,
+        name,
+        title,
+        family: "shared-write",
+        variant,
+        wire_id: WireId::new(12),
+        zero_copy: ZeroCopy::No,
+        shared_buffers: true,
+        sent_from: Store::Slots,
+        received_into: Store::Ring,
         steps: &[],
     }
 }

@@ -38,6 +38,8 @@ fn wire_ids_stay_as_they_are() {
         ("buffered-write-reverse-read", 11),
         ("shared-write", 12),
         ("buffered-read", 13),
+        ("direct-write-each", 14),
+        ("shared-write-each", 12),
     ] {
         assert_eq!(Protocol::by_name(name).map(|protocol| protocol.wire_id().get()), Some(id), "{name}");
     }
@@ -135,6 +137,7 @@ fn properties_follow_from_the_steps() {
         ("direct-read-send", of(None, true, true, false, true)),
         ("direct-read-fenced-send", of(None, true, true, false, true)),
         ("direct-write", of(None, false, true, false, false)),
+        ("direct-write-each", of(None, false, true, false, false)),
         ("buffered-write-immediate-send", of(None, true, true, true, true)),
         // The receiver reposts receives, so the receiver is not passive.
         ("buffered-write-immediate-read", of(None, true, true, true, true)),
@@ -144,6 +147,7 @@ fn properties_follow_from_the_steps() {
         ("buffered-write-reverse-send", of(None, false, true, true, true)),
         ("buffered-write-reverse-read", of(receiver, false, true, true, true)),
         ("shared-write", of(None, true, true, true, true)),
+        ("shared-write-each", of(None, true, true, true, true)),
         ("buffered-read", of(sender, false, false, true, true)),
     ] {
         let Some(protocol) = Protocol::by_name(name) else { panic!("no protocol has the name {name}") };

@@ -9,11 +9,11 @@ use super::device;
 /// Connects to a peer whose endpoint description `change` has modified.
 fn connect(change: fn(&mut EndpointDescription)) -> Result<(), ConnectError> {
     let (a, b) = (device(), device());
-    let end = |device: &Device| DirectWrite.endpoint(&device.create_pd().unwrap(), &Config::default(), None);
+    let end = |device: &Device| DirectWrite::default().endpoint(&device.create_pd().unwrap(), &Config::default(), None);
     let (a, b) = (end(&a)?, end(&b)?);
-    let mut peer = DirectWrite.describe(&b);
+    let mut peer = DirectWrite::default().describe(&b);
     change(&mut peer);
-    DirectWrite.connect(a, &peer).map(|_| ())
+    DirectWrite::default().connect(a, &peer).map(|_| ())
 }
 
 pub fn a_peer_with_too_small_buffers_is_rejected() {

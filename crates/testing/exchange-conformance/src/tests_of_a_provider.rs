@@ -7,6 +7,8 @@ macro_rules! exchange_suite {
         mod suite {
             use doorbell_exchange::buffered_write::{Acknowledge::{Read, Send}, Notification::{Immediate, Reverse, TailOffset}};
             use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence};
+            use doorbell_exchange::direct_write::Grants;
+            use doorbell_exchange::shared_write::Reserves;
             use doorbell_exchange::{BufferedRead, BufferedWrite, DirectWrite, SendReceive, SharedWrite};
 
             $crate::exchange_suite! { @protocols $provider;
@@ -18,14 +20,16 @@ macro_rules! exchange_suite {
                 direct_read_unfenced_send: DirectRead { acknowledge: Acknowledge::Send, ..DirectRead::default() };
                 direct_read_fenced_send:
                     DirectRead { fence: Fence::ReadCompletion, acknowledge: Acknowledge::Send, ..DirectRead::default() };
-                direct_write: DirectWrite;
+                direct_write: DirectWrite::default();
+                direct_write_each: DirectWrite { grants: Grants::Each };
                 buffered_write_immediate_send: BufferedWrite { notification: Immediate, acknowledge: Send };
                 buffered_write_immediate_read: BufferedWrite { notification: Immediate, acknowledge: Read };
                 buffered_write_tail_send: BufferedWrite { notification: TailOffset, acknowledge: Send };
                 buffered_write_tail_read: BufferedWrite { notification: TailOffset, acknowledge: Read };
                 buffered_write_reverse_send: BufferedWrite { notification: Reverse, acknowledge: Send };
                 buffered_write_reverse_read: BufferedWrite { notification: Reverse, acknowledge: Read };
-                shared_write: SharedWrite;
+                shared_write: SharedWrite::default();
+                shared_write_each: SharedWrite { reserves: Reserves::Each };
                 buffered_read: BufferedRead;
             }
             $crate::exchange_suite! { @alone $provider;

@@ -192,7 +192,7 @@ const CONTESTS: &[Contest] = &[
     },
     Contest {
         name: "direct-write",
-        exchange: exchanged!(DirectWrite),
+        exchange: exchanged!(DirectWrite::default()),
         by_hand: |config| Box::new(by_hand::DirectWrite::new(config)),
     },
     Contest {
@@ -212,7 +212,7 @@ const CONTESTS: &[Contest] = &[
     },
     Contest {
         name: "shared-write",
-        exchange: exchanged!(SharedWrite),
+        exchange: exchanged!(SharedWrite::default()),
         by_hand: |config| Box::new(by_hand::SharedWrite::new(config)),
     },
     Contest {

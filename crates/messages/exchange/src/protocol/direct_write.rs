@@ -13,6 +13,9 @@
 //! buffer has the length of the longest message. The receiver grants buffers again in the order in which the program
 //! frees them, so a message that the program holds for long blocks no other message.
 //!
+//! With [`Grants::Each`], the receiver grants each freed buffer at once, with one WRITE and without a number of granted
+//! buffers. The last byte of the grant shows that the grant is new: it changes each time that the ring of grants wraps.
+//!
 //! The message ends at the end of its buffer, so the receiver knows the position of the last byte without knowing the
 //! length. RNICs write the bytes of a WRITE in order. IBTA does not require this order, but published RDMA protocols
 //! rely on it.
@@ -38,9 +41,22 @@ use crate::connection::slots::Slots;
 use crate::connection::{Backpressure, MessageId, Received};
 use crate::setup::{EndpointDescription, RemoteRegion};
 
-/// The protocol Direct-Write.
+/// Way in which the receiver grants its free buffers. Both ends must use the same way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DirectWrite;
+pub enum Grants {
+    /// The receiver grants several buffers together, and then writes the number of granted buffers.
+    #[default]
+    Groups,
+    /// The receiver grants each buffer separately, with one WRITE, as soon as the program frees the buffer.
+    Each,
+}
+
+/// The protocol Direct-Write, in one of its variants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectWrite {
+    /// Way in which both ends grant their free buffers.
+    pub grants: Grants,
+}
 
 /// One end of a connection that is not connected yet.
 pub type Endpoint = engine::Endpoint<DirectWrite>;
@@ -54,6 +70,16 @@ const GRANTS: usize = 64;
 /// Maximum number of requests of one grant: two WRITEs of grants if they wrap around the end of the ring, and a WRITE
 /// of the number of granted buffers.
 const GRANT_REQUESTS: usize = 3;
+/// Maximum number of separate grants ([`Grants::Each`]) that are not acknowledged.
+const SEPARATE_GRANTS: usize = 64;
+/// Offset of the byte of a grant that [`lap`] returns.
+const LAP: usize = GRANT - 1;
+
+/// Returns the last byte of a separate grant: from 1 to 255, and another number each time that the ring wraps. RNICs
+/// write the last byte of a WRITE last, so a sender that sees this byte has the whole grant.
+fn lap(number: u64, places: u64) -> u8 {
+    (number / places % 255) as u8 + 1
+}
 
 /// Returns the bytes of a buffer for a message of maximum length and its word, rounded up to a multiple of 64.
 fn stride(max_message: usize) -> usize {
@@ -82,10 +108,18 @@ impl Recipe for DirectWrite {
     type Machine = Duplex<Granted, Buffers>;
 
     fn id(&self) -> Protocol {
-        Protocol::DirectWrite
+        match self.grants {
+            Grants::Groups => Protocol::DirectWrite,
+            Grants::Each => Protocol::DirectWriteEach,
+        }
     }
 
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Memory, ConnectError> {
+        let given = pd.device().attributes().limits.max_inline;
+        if self.grants == Grants::Each && given < GRANT {
+            let what = "the device's inline limit for grants";
+            return Err(ConnectError::Setting { what, given: given as u64, allowed: "at least 16 B" });
+        }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         // The ring has room for twice the window: for grants that are in use, and for new grants that replace them.
         let grants = pd.allocate(GRANTS + 2 * config.window * GRANT, access, MemoryKind::Plain)?;
@@ -102,10 +136,14 @@ impl Recipe for DirectWrite {
     }
 
     fn queues(&self, config: &Config) -> Queues {
+        let (grants, longest) = match self.grants {
+            Grants::Groups => (GRANT_REQUESTS, WORD),
+            Grants::Each => (SEPARATE_GRANTS, GRANT),
+        };
         Queues {
-            sends: config.window + GRANT_REQUESTS,
+            sends: config.window + grants,
             receives: WORD_RECEIVES,
-            inline: Outbox::inline_bytes(config),
+            inline: Outbox::inline_bytes(config).max(longest),
             sges: 2,
         }
     }
@@ -138,6 +176,9 @@ impl Recipe for DirectWrite {
             let at = GRANTS + number as usize * GRANT;
             grants.store_release_u64(at, address.to_le());
             grants.store_release_u64(at + 8, u64::from(peer_buffers.rkey.get()).to_le());
+            if self.grants == Grants::Each {
+                grants.store_release_u8(at + LAP, lap(number, own_places));
+            }
         }
         let out = Granted {
             outbox: Outbox::new(pd, config, peer.max_message)?,
@@ -145,6 +186,7 @@ impl Recipe for DirectWrite {
             peer_stride,
             places: own_places,
             grants,
+            way: self.grants,
             used: 0,
             known: of_peer,
             is_misled: false,
@@ -161,8 +203,13 @@ impl Recipe for DirectWrite {
             peer_grants,
             places,
             granted: of_own,
+            way: self.grants,
+            unacknowledged: 0,
             is_granting: false,
-            regrant_at: (config.depth / 4).clamp(1, 16),
+            regrant_at: match self.grants {
+                Grants::Groups => (config.depth / 4).clamp(1, 16),
+                Grants::Each => 1,
+            },
         };
         Ok(Duplex::new(carrier, self.queues(config).receives, out, incoming)?)
     }
@@ -176,6 +223,7 @@ pub struct Granted {
     grants: Region,
     /// Number of grants for which the ring has room.
     places: u64,
+    way: Grants,
     used: u64,
     known: u64,
     /// Whether the peer has written an impossible number of granted buffers.
@@ -185,9 +233,30 @@ pub struct Granted {
 }
 
 impl Granted {
-    /// Reads the number of granted buffers. Returns the number of new grants.
+    /// Reads which buffers are granted. Returns the number of new grants.
     #[inline]
     fn learn(&mut self) -> u64 {
+        match self.way {
+            Grants::Groups => self.learn_number(),
+            Grants::Each => self.learn_each(),
+        }
+    }
+
+    /// Looks for separate grants, each of which shows by its last byte that it is new.
+    fn learn_each(&mut self) -> u64 {
+        let before = self.known;
+        while self.known - self.used < self.places {
+            let last = GRANTS + (self.known % self.places) as usize * GRANT + LAP;
+            if self.grants.load_acquire_u8(last) != lap(self.known, self.places) {
+                break;
+            }
+            self.known += 1;
+        }
+        self.known - before
+    }
+
+    #[inline]
+    fn learn_number(&mut self) -> u64 {
         let granted = u64::from_le(self.grants.load_acquire_u64(0));
         if granted == self.known || granted == 0 {
             return 0; // the peer writes no number for the first grants
@@ -293,10 +362,53 @@ pub struct Buffers {
     peer_grants: RemoteRegion,
     places: u64,
     granted: u64,
+    way: Grants,
+    /// Number of separate grants that are not acknowledged.
+    unacknowledged: usize,
+    /// Whether no further grant may be posted before the completion of an earlier one.
     is_granting: bool,
     /// Number of free buffers at which the receiver grants them. An idle receiver also grants fewer buffers if the peer
     /// has fewer unused grants than this number.
     regrant_at: usize,
+}
+
+impl Buffers {
+    /// Takes a free buffer and empties it for a message. Returns the grant, and its offset in the ring of grants.
+    #[inline]
+    fn next_grant(&mut self) -> Option<(usize, [u8; GRANT])> {
+        let slot = self.pool.get()?;
+        let region = self.pool.region();
+        region.store_release_u64(word_of(&self.pool, slot), 0);
+        let mut grant = [0; GRANT];
+        grant[..8].copy_from_slice(&(region.address() + self.pool.offset(slot) as u64).to_le_bytes());
+        grant[8..].copy_from_slice(&u64::from(region.rkey().get()).to_le_bytes());
+        let at = (self.granted % self.places) as usize * GRANT;
+        self.waiting.push_back(slot);
+        self.granted += 1;
+        Some((at, grant))
+    }
+
+    /// Grants up to `count` free buffers, each with a WRITE of its own. Returns the number of grants.
+    fn grant_each(&mut self, qp: &Qp, count: usize) -> Result<usize, ConnectionError> {
+        let mut posted = 0;
+        while posted < count && self.unacknowledged < SEPARATE_GRANTS {
+            let number = self.granted;
+            let Some((at, mut grant)) = self.next_grant() else { break };
+            grant[LAP] = lap(number, self.places);
+            let RemoteRegion { address, rkey, .. } = self.peer_grants;
+            qp.post_send(&[SendRequest {
+                wr_id: INCOMING_TAG,
+                operation: SendOperation::Write { remote_address: address.wrapping_add((GRANTS + at) as u64), rkey },
+                flags: SendFlags::SIGNALED,
+                payload: Payload::Inline(&grant),
+                destination: None,
+            }])?;
+            self.unacknowledged += 1;
+            posted += 1;
+        }
+        self.is_granting = self.unacknowledged == SEPARATE_GRANTS;
+        Ok(posted)
+    }
 }
 
 impl Incoming for Buffers {
@@ -335,16 +447,14 @@ impl Incoming for Buffers {
             return Ok(0);
         }
         let first = self.granted;
+        if self.way == Grants::Each {
+            return self.grant_each(qp, count);
+        }
         for _ in 0..count {
-            let Some(slot) = self.pool.get() else { break };
-            let word = word_of(&self.pool, slot);
-            self.pool.region().store_release_u64(word, 0);
-            let at = (self.granted % self.places) as usize * GRANT;
-            let address = self.pool.region().address() + self.pool.offset(slot) as u64;
-            self.draft.copy_in(at, &address.to_le_bytes());
-            self.draft.copy_in(at + 8, &u64::from(self.pool.region().rkey().get()).to_le_bytes());
-            self.waiting.push_back(slot);
-            self.granted += 1;
+            let Some((at, grant)) = self.next_grant() else { break };
+            let (address, rkey) = grant.split_at(8);
+            self.draft.copy_in(at, address);
+            self.draft.copy_in(at + 8, rkey);
         }
         let from = (first % self.places) as usize;
         let straight = ((self.granted - first) as usize).min(self.places as usize - from);
@@ -383,6 +493,7 @@ impl Incoming for Buffers {
     }
 
     fn take_completion(&mut self, _wr_id: u64) -> Result<bool, ConnectionError> {
+        self.unacknowledged = self.unacknowledged.saturating_sub(1);
         self.is_granting = false;
         Ok(true)
     }

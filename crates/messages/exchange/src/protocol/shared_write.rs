@@ -7,7 +7,8 @@
 //!                <-  READ of the head, when space is short
 //! ```
 //!
-//! One message costs a WRITE and a share of a FETCH_ADD, which reserves space for a batch. All senders share one ring.
+//! One message costs a WRITE and a share of a FETCH_ADD, which reserves space for all waiting messages. With
+//! [`Reserves::Each`], each message has a FETCH_ADD of its own. All senders share one ring.
 //! Its length depends on the messages that all senders together have in the ring, not on the number of senders.
 //! Reservations are in order. A message that the program holds for long, or that its sender writes late, blocks all
 //! later messages once the ring is full.
@@ -52,9 +53,33 @@ use recovery::Recovery;
 
 pub use crate::connection::ring::RingMessage as Message;
 
-/// The protocol Shared-Write.
+/// Number of messages for which a sender reserves space by one FETCH_ADD. Only the sender uses this setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SharedWrite;
+pub enum Reserves {
+    /// All messages that wait for a reservation.
+    #[default]
+    Waiting,
+    /// One message.
+    Each,
+}
+
+impl Reserves {
+    /// Returns the maximum number of FETCH_ADDs that a sender has in flight.
+    const fn in_flight(self) -> usize {
+        match self {
+            Self::Waiting => 8,
+            // RNICs have at most 16 READs and atomics of a queue pair in flight.
+            Self::Each => 16,
+        }
+    }
+}
+
+/// The protocol Shared-Write, in one of its variants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SharedWrite {
+    /// Number of messages for which this end reserves space by one FETCH_ADD.
+    pub reserves: Reserves,
+}
 
 /// One end of a connection that is not connected yet.
 pub type Endpoint = engine::Endpoint<SharedWrite>;
@@ -63,9 +88,6 @@ pub type Connection = engine::Connection<SharedWrite>;
 
 /// Offset of the tail in the region `words`. Senders add to the tail by FETCH_ADD. Tail and head count bytes.
 const TAIL: usize = 0;
-
-/// Maximum number of FETCH_ADDs that a sender has in flight.
-const RESERVATIONS: usize = 8;
 
 /// A ring that many senders write into.
 #[derive(Clone, Debug)]
@@ -117,6 +139,15 @@ impl SharedRing {
     /// Returns the errors of [`Connector::endpoint`], or [`ConnectError::Setting`] if the longest message does not fit
     /// into the ring.
     pub fn endpoint(&self, config: &Config, channel: Option<&Channel>) -> Result<Endpoint, ConnectError> {
+        self.endpoint_of(SharedWrite::default(), config, channel)
+    }
+
+    fn endpoint_of(
+        &self,
+        variant: SharedWrite,
+        config: &Config,
+        channel: Option<&Channel>,
+    ) -> Result<Endpoint, ConnectError> {
         config.check()?;
         let needed = ring_bytes(&Config { depth: 1, ..config.clone() })?;
         if needed > self.shared.ring.bytes() {
@@ -124,7 +155,7 @@ impl SharedRing {
             let allowed = "at most the maximum of the shared ring";
             return Err(ConnectError::Setting { what, given: config.max_message as u64, allowed });
         }
-        Endpoint::with_memory(&SharedWrite, &self.pd, config, channel, None, Arc::clone(&self.shared))
+        Endpoint::with_memory(&variant, &self.pd, config, channel, None, Arc::clone(&self.shared))
     }
 
     /// Returns the number of completed recoveries. A recovery frees all reservations of the senders that died before
@@ -139,7 +170,10 @@ impl Recipe for SharedWrite {
     type Machine = Duplex<Reserved, RingReceiver>;
 
     fn id(&self) -> Protocol {
-        Protocol::SharedWrite
+        match self.reserves {
+            Reserves::Waiting => Protocol::SharedWrite,
+            Reserves::Each => Protocol::SharedWriteEach,
+        }
     }
 
     fn memory(&self, pd: &Pd, config: &Config) -> Result<Arc<Common>, ConnectError> {
@@ -153,7 +187,7 @@ impl Recipe for SharedWrite {
         }
         let depth = (config.depth * group.count).min(MAX_WINDOW);
         let ring = SharedRing::new(group.pd, &Config { depth, ..config.clone() })?;
-        (0..group.count).map(|_| ring.endpoint(config, group.channel)).collect()
+        (0..group.count).map(|_| ring.endpoint_of(*self, config, group.channel)).collect()
     }
 
     fn regions(memory: &Arc<Common>) -> [RemoteRegion; 2] {
@@ -167,7 +201,7 @@ impl Recipe for SharedWrite {
     fn queues(&self, config: &Config) -> Queues {
         Queues {
             // The queue holds a WRITE for each message, the FETCH_ADDs, a READ of the head, a question and an answer.
-            sends: config.window + RESERVATIONS + 3,
+            sends: config.window + self.reserves.in_flight() + 3,
             receives: notices(config.depth) + WORD_RECEIVES,
             inline: Outbox::inline_bytes(config),
             sges: 2,
@@ -182,7 +216,7 @@ impl Recipe for SharedWrite {
         peer: &EndpointDescription,
     ) -> Result<Duplex<Reserved, RingReceiver>, ConnectError> {
         let pd = &carrier.pd;
-        let out = Reserved::new(pd, config, peer, PeerRing::of(peer)?)?;
+        let out = Reserved::new(pd, config, self.reserves, peer, PeerRing::of(peer)?)?;
         Ok(Duplex::new(carrier, self.queues(config).receives, out, RingReceiver::new(config, memory))?)
     }
 }

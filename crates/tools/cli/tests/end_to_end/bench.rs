@@ -436,13 +436,14 @@ fn a_capture_holds_every_packet_with_a_right_icrc() {
     assert!(packets >= counted && counted > 0, "{packets} packets captured, {counted} counted");
 }
 
-const PROTOCOLS: [&str; 14] = [
+const PROTOCOLS: [&str; 16] = [
     "direct-read",
     "direct-read-fenced",
     "direct-read-fenced-awaited",
     "direct-read-send",
     "direct-read-fenced-send",
     "direct-write",
+    "direct-write-each",
     "buffered-write-immediate-send",
     "buffered-write-immediate-read",
     "buffered-write-tail-send",
@@ -450,6 +451,7 @@ const PROTOCOLS: [&str; 14] = [
     "buffered-write-reverse-send",
     "buffered-write-reverse-read",
     "shared-write",
+    "shared-write-each",
     "buffered-read",
 ];
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use doorbell_verbs::{Access, MemoryKind, Payload, Pd, PostError, Qp, Region, SendFlags, SendOperation, SendRequest};
 use smallvec::SmallVec;
 
-use super::{RESERVATIONS, TAIL};
+use super::{Reserves, TAIL};
 use crate::connection::config::{Config, MAX_BATCH};
 use crate::connection::duplex::{OUTGOING_TAG, Outgoing, TO_RECEIVER, UNEXPECTED_WORD};
 use crate::connection::error::{ConnectError, ConnectionError};
@@ -69,6 +69,7 @@ pub struct Reserved {
     landing: Region,
     /// Number of waiting messages for which no FETCH_ADD was posted.
     unreserved: usize,
+    reserves: Reserves,
     /// End positions of written messages that the peer has not freed. Each of these messages occupies a receive of the
     /// peer.
     ends: VecDeque<u64>,
@@ -81,6 +82,7 @@ impl Reserved {
     pub(super) fn new(
         pd: &Pd,
         config: &Config,
+        reserves: Reserves,
         peer: &EndpointDescription,
         ring: PeerRing,
     ) -> Result<Self, ConnectError> {
@@ -92,11 +94,12 @@ impl Reserved {
             reserved_to: 0,
             waiting: VecDeque::with_capacity(config.window),
             placed: VecDeque::with_capacity(config.window),
-            reserving: VecDeque::with_capacity(RESERVATIONS),
+            reserving: VecDeque::with_capacity(reserves.in_flight()),
             reservations_begun: 0,
             reservations_done: 0,
-            landing: pd.allocate(RESERVATIONS * 8, Access::LOCAL_WRITE, MemoryKind::Plain)?,
+            landing: pd.allocate(reserves.in_flight() * 8, Access::LOCAL_WRITE, MemoryKind::Plain)?,
             unreserved: 0,
+            reserves,
             ends: VecDeque::with_capacity(notices(peer.depth as usize)),
             receives: notices(peer.depth as usize),
             batch: config.batch,
@@ -104,13 +107,23 @@ impl Reserved {
         })
     }
 
-    /// Reserves space for all messages without a reservation, unless the maximum number of reservations is in flight.
+    /// Reserves space for the messages without a reservation, until the maximum number of reservations is in flight.
     fn reserve(&mut self, qp: &Qp) -> Result<(), PostError> {
-        if self.unreserved == 0 || self.reserving.len() >= RESERVATIONS {
-            return Ok(());
+        while self.unreserved > 0 && self.reserving.len() < self.reserves.in_flight() {
+            let count = match self.reserves {
+                Reserves::Waiting => self.unreserved,
+                Reserves::Each => 1,
+            };
+            self.reserve_for(count, qp)?;
         }
-        let bytes = self.waiting.iter().rev().take(self.unreserved).map(|waiting| waiting.space).sum();
-        let slot = self.reservations_begun as usize % RESERVATIONS;
+        Ok(())
+    }
+
+    /// Reserves space for the oldest `count` messages without a reservation.
+    fn reserve_for(&mut self, count: usize, qp: &Qp) -> Result<(), PostError> {
+        let reserved = self.waiting.len() - self.unreserved;
+        let bytes = self.waiting.range(reserved..reserved + count).map(|waiting| waiting.space).sum();
+        let slot = self.reservations_begun as usize % self.reserves.in_flight();
         self.landing.store_release_u64(slot * 8, NO_RESULT);
         let sges = [self.landing.sge(slot * 8, 8)];
         qp.post_send(&[SendRequest {
@@ -124,9 +137,9 @@ impl Reserved {
             payload: Payload::Sges(&sges),
             destination: None,
         }])?;
-        self.reserving.push_back((self.unreserved, bytes));
+        self.reserving.push_back((count, bytes));
         self.reservations_begun += 1;
-        self.unreserved = 0;
+        self.unreserved -= count;
         Ok(())
     }
 
@@ -208,7 +221,7 @@ impl Outgoing for Reserved {
         let id = staged.id;
         self.waiting.push_back(Waiting { staged, space });
         self.unreserved += 1;
-        if self.unreserved >= self.batch {
+        if self.reserves == Reserves::Each || self.unreserved >= self.batch {
             self.reserve(qp)?;
         }
         Ok(id)
@@ -241,7 +254,7 @@ impl Outgoing for Reserved {
         let before = self.head.position();
         match wr_id {
             RESERVE => {
-                let slot = self.reservations_done as usize % RESERVATIONS;
+                let slot = self.reservations_done as usize % self.reserves.in_flight();
                 let position = self.landing.load_acquire_u64(slot * 8);
                 let Some((count, bytes)) = self.reserving.pop_front() else { return Ok(true) };
                 if position == NO_RESULT {

@@ -38,12 +38,12 @@ pub fn fuzz_descriptions(data: &[u8]) {
             1 => meet(stage, &mut choices, SendReceive),
             2 => meet(stage, &mut choices, DirectRead::default()),
             3 => meet(stage, &mut choices, DirectRead { acknowledge: Acknowledge::Send, ..DirectRead::default() }),
-            4 => meet(stage, &mut choices, DirectWrite),
+            4 => meet(stage, &mut choices, DirectWrite::default()),
             5 => meet(stage, &mut choices, write(Notification::Immediate)),
             6 => meet(stage, &mut choices, write(Notification::TailOffset)),
             7 => meet(stage, &mut choices, write(Notification::Reverse)),
             8 => meet(stage, &mut choices, BufferedRead),
-            _ => meet(stage, &mut choices, SharedWrite),
+            _ => meet(stage, &mut choices, SharedWrite::default()),
         }
         stage.check_health();
     });

@@ -6,7 +6,9 @@ use std::collections::VecDeque;
 
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
 use doorbell_exchange::direct_read::{self, Acknowledge, DirectRead, Fence, Placement};
+use doorbell_exchange::direct_write::Grants;
 use doorbell_exchange::send_receive::{Endpoint, Hub, Reposting, SharedOptions, SharedReceives};
+use doorbell_exchange::shared_write::Reserves;
 use doorbell_exchange::{
     BufferedRead, Config, Connector, DirectWrite, MessageConnection, Received, SendReceive, SharedWrite,
 };
@@ -17,7 +19,7 @@ use super::super::bare::{Bare, OPEN_BYTES, Stage, config};
 use super::Choices;
 
 /// Names of the variants of a conversation.
-pub const VARIANTS: [&str; 19] = [
+pub const VARIANTS: [&str; 21] = [
     "send-receive",
     "send-receive without credits",
     "send-receive, shared receives",
@@ -37,6 +39,8 @@ pub const VARIANTS: [&str; 19] = [
     "buffered-read",
     "shared-write",
     "direct-read, fenced, awaited",
+    "direct-write, a grant for each buffer",
+    "shared-write, a reservation for each message",
 ];
 
 /// Names of the steps that a bare peer or its victim can take. The victim is the connection under test.
@@ -147,7 +151,7 @@ fn converse_about(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>) 
                 },
             )
         }
-        9 => plain(stage, variant, choices, DirectWrite),
+        9 => plain(stage, variant, choices, DirectWrite::default()),
         10 => plain(stage, variant, choices, write(Immediate, Tell::Send)),
         11 => plain(stage, variant, choices, write(Immediate, Tell::Read)),
         12 => plain(stage, variant, choices, write(TailOffset, Tell::Send)),
@@ -155,8 +159,10 @@ fn converse_about(stage: &mut Stage, variant: usize, choices: &mut Choices<'_>) 
         14 => plain(stage, variant, choices, write(Reverse, Tell::Send)),
         15 => plain(stage, variant, choices, write(Reverse, Tell::Read)),
         16 => plain(stage, variant, choices, BufferedRead),
-        17 => plain(stage, variant, choices, SharedWrite),
-        _ => plain(stage, variant, choices, read(Fence::AcknowledgementCompletion, Acknowledge::SignalByte)),
+        17 => plain(stage, variant, choices, SharedWrite::default()),
+        18 => plain(stage, variant, choices, read(Fence::AcknowledgementCompletion, Acknowledge::SignalByte)),
+        19 => plain(stage, variant, choices, DirectWrite { grants: Grants::Each }),
+        _ => plain(stage, variant, choices, SharedWrite { reserves: Reserves::Each }),
     }
 }
 
@@ -433,7 +439,7 @@ impl<C: MessageConnection> Talk<C> {
                 request.extend(&message[..length.min(choices.below(70))]);
                 self.say(Op::Send, request);
             }
-            Protocol::DirectWrite => {
+            Protocol::DirectWrite | Protocol::DirectWriteEach => {
                 let stride = 448;
                 let slot = (self.messages - 1) % 4;
                 let end = second.address.wrapping_add((slot + 1) * stride);
