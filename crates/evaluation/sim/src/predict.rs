@@ -7,14 +7,21 @@
 //! their rows stay within tolerance. Assumed values move over their plausible range. Another seed is one more change.
 //! The changes are treated as independent. The distance from the prediction to an end of the interval is therefore the
 //! root of the sum of the squares of all moves to this side.
+//!
+//! Rows of the second [`Set`] have one more move: the error of the simulator on published rows of the same kind
+//! ([`Similar`]).
 
+mod first;
 mod page;
+mod second;
+mod similar;
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use doorbell_protocols::Protocol;
-use doorbell_record::{FarPoint, Figure, HotPoint, Kind, Operation, Parameters, StorePoint, Strategy, Way};
+use doorbell_record::{FarPoint, Figure, PointResult};
 use doorbell_sync::IgnorePoison;
 
 use crate::measure::Load;
@@ -22,6 +29,43 @@ use crate::reproduce::{Effort, Lack, Runs};
 use crate::testbed::{self, Testbed, TestbedError};
 
 pub use page::{cells, digits, heading, page, revision};
+pub use similar::Similar;
+
+/// Set of blind rows. Each set has its page. A published result that is compared with a row of one set may guide the
+/// simulator before the next set is predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Set {
+    /// Rows of docs/blind-predictions.md.
+    First,
+    /// Rows of docs/blind-predictions-2.md.
+    Second,
+}
+
+impl Set {
+    /// All sets.
+    pub const ALL: [Self; 2] = [Self::First, Self::Second];
+
+    /// Returns the number of the set, from 1.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::First => 1,
+            Self::Second => 2,
+        }
+    }
+
+    /// Returns the set with this number.
+    pub fn by_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|set| set.number() == number)
+    }
+
+    /// Returns the path of the set's page in the repository.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::First => "docs/blind-predictions.md",
+            Self::Second => "docs/blind-predictions-2.md",
+        }
+    }
+}
 
 /// Quantity of a blind row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +76,12 @@ pub enum Unit {
     Microseconds,
     /// 99th percentile of a store's puts, in microseconds.
     MicrosecondsOfPuts,
+    /// 99th percentile of a store's gets, in microseconds.
+    MicrosecondsOfGets,
+    /// Quotient of two rates.
+    Times,
+    /// Bytes of a message.
+    Bytes,
     /// Packets per operation to the answering end.
     PacketsPerOperation,
 }
@@ -43,6 +93,9 @@ impl Unit {
             Self::MillionsPerS => "M/s",
             Self::Microseconds => "us",
             Self::MicrosecondsOfPuts => "us, 99 % of puts",
+            Self::MicrosecondsOfGets => "us, 99 % of gets",
+            Self::Times => "times",
+            Self::Bytes => "B",
             Self::PacketsPerOperation => "packets/operation",
         }
     }
@@ -66,6 +119,12 @@ pub struct BlindRow {
     workload: RowWorkload,
     /// Whether the rate is the highest without RNR NAKs.
     is_paced: bool,
+    /// Paths and values of the testbed that differ in this row.
+    changes: &'static [(&'static str, &'static str)],
+    /// Uncertain values of this row, in addition to those of its testbed.
+    doubts: &'static [Doubt],
+    /// Published rows whose error widens the interval.
+    similar: Similar,
 }
 
 /// Workload of a blind row.
@@ -73,6 +132,12 @@ pub struct BlindRow {
 enum RowWorkload {
     Load(Box<Load>),
     Far(FarPoint),
+    /// Rate of the first load, moved towards the rate of the second load by this share of the difference.
+    Between(Box<[Load; 2]>, f64),
+    /// Smallest of these messages, in ascending order, with which the line is full.
+    FillingLine(Vec<Load>),
+    /// Rate of the first point, divided by the rate of the second one.
+    Quotient(Box<[FarPoint; 2]>),
 }
 
 /// A blind row with its simulated result.
@@ -84,6 +149,8 @@ pub struct Predicted {
     pub outcome: Result<Estimate, Lack>,
     /// Changes of values whose simulations have no result. The interval does not include these changes.
     pub lacks: Vec<(String, Lack)>,
+    /// Relative error of the simulator on similar published rows. `None` if no row is similar.
+    pub error: Option<f64>,
 }
 
 /// A number with its interval.
@@ -169,210 +236,15 @@ pub fn doubts(testbed: &str) -> &'static [Doubt] {
     DOUBTS.iter().find(|(name, _)| *name == testbed).map_or(&[], |(_, doubts)| *doubts)
 }
 
-const N_TO_ONE: &str = "N:1";
-const N_TO_N: &str = "N:N";
-const BASE_LATENCY: &str = "base latency";
-const STORE_PUTS: &str = "store, by the share of puts";
-const STORE_SKEW: &str = "store, by skew";
-const ONE_ADDRESS: &str = "CAS on one address";
-
 /// Additional seeds for the intervals.
 const SEEDS: [u64; 2] = [2, 3];
-const SIZES: [usize; 3] = [16, 512, 8192];
-const COUNTS: [usize; 6] = [1, 2, 4, 8, 16, 32];
-const LATENCY_SIZES: [usize; 7] = [16, 64, 256, 512, 1024, 4096, 8192];
-/// The protocols, with each variant that posts different operations for a message.
-const PROTOCOLS: [Protocol; 9] = [
-    Protocol::SendReceive,
-    Protocol::DirectRead,
-    Protocol::DirectReadFencedAwaited,
-    Protocol::DirectWrite,
-    Protocol::BufferedWriteImmediateSend,
-    Protocol::BufferedWriteTailSend,
-    Protocol::BufferedWriteReverseRead,
-    Protocol::SharedWrite,
-    Protocol::BufferedRead,
-];
-const LATENCIES: [Protocol; 8] = [
-    Protocol::DirectWrite,
-    Protocol::BufferedWriteImmediateSend,
-    Protocol::BufferedWriteImmediateRead,
-    Protocol::BufferedWriteTailSend,
-    Protocol::BufferedWriteTailRead,
-    Protocol::BufferedWriteReverseSend,
-    Protocol::BufferedWriteReverseRead,
-    Protocol::BufferedRead,
-];
 
-/// Returns the parameters of published message experiments. All lists have one entry, and credits are off if the
-/// protocol works without credits.
-fn messages(protocol: Protocol, bytes: usize) -> Parameters {
-    let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, bytes);
-    parameters.protocol = protocol;
-    parameters.depths_are_defaults = false;
-    parameters.window =
-        if matches!(protocol, Protocol::DirectRead | Protocol::DirectReadFencedAwaited) { 32 } else { 64 };
-    parameters.depth = 2 * 64;
-    parameters.credits = !protocol.is_possible_without_credits();
-    parameters.signal_each = true;
-    (parameters.serving.poll_list, parameters.serving.repost_list) = (1, 1);
-    parameters
-}
-
-fn operations(operation: Operation, bytes: usize, window: usize, inline: usize) -> Parameters {
-    let mut parameters = Parameters::plain(Kind::Bandwidth, operation, bytes);
-    parameters.depths_are_defaults = false;
-    (parameters.window, parameters.depth, parameters.inline) = (window, (2 * window).max(128), inline);
-    parameters
-}
-
-/// Returns all blind rows.
-pub fn rows() -> Vec<BlindRow> {
-    let mut rows = Vec::new();
-    let plain = |parameters: Parameters, bytes| Load { parameters, bytes, receiver_threads: None };
-    for (experiment, is_single) in [(N_TO_ONE, true), (N_TO_N, false)] {
-        for protocol in PROTOCOLS {
-            for bytes in SIZES {
-                for count in COUNTS {
-                    let mut load = plain(messages(protocol, bytes), bytes);
-                    load.parameters.connections = count;
-                    load.parameters.serving.threads = count;
-                    let is_hub = is_single && protocol == Protocol::SendReceive;
-                    load.parameters.serving.single_receiver = is_hub;
-                    load.receiver_threads = (is_single && !is_hub).then_some(1);
-                    rows.push(BlindRow {
-                        testbed: T1,
-                        experiment,
-                        subject: protocol.name(),
-                        bytes,
-                        at: (if is_single { "senders" } else { "threads on each side" }, count as f64),
-                        unit: Unit::MillionsPerS,
-                        workload: RowWorkload::Load(Box::new(load)),
-                        is_paced: is_single,
-                    });
-                }
-            }
-        }
+/// Returns all blind rows of a set.
+pub fn rows(set: Set) -> Vec<BlindRow> {
+    match set {
+        Set::First => first::rows(),
+        Set::Second => second::rows(),
     }
-    for protocol in LATENCIES {
-        for bytes in LATENCY_SIZES {
-            let mut load = plain(messages(protocol, bytes), bytes);
-            load.parameters.kind = Kind::Latency;
-            (load.parameters.window, load.parameters.batch) = (1, 1);
-            rows.push(BlindRow {
-                testbed: T1,
-                experiment: BASE_LATENCY,
-                subject: protocol.name(),
-                bytes,
-                at: ("window", 1.0),
-                unit: Unit::Microseconds,
-                workload: RowWorkload::Load(Box::new(load)),
-                is_paced: false,
-            });
-        }
-    }
-    for window in [8, 32, 64] {
-        for unit in [Unit::MillionsPerS, Unit::PacketsPerOperation] {
-            let mut parameters = operations(Operation::RequestResponse, 1, window, 0);
-            parameters.credits = false;
-            rows.push(BlindRow {
-                testbed: T2,
-                experiment: "request-response",
-                subject: "request-response",
-                bytes: 1,
-                at: ("requests outstanding", window as f64),
-                unit,
-                workload: RowWorkload::Load(Box::new(plain(parameters, 1))),
-                is_paced: false,
-            });
-        }
-    }
-    for (experiment, subject, operation, inline) in [
-        ("inline WRITEs", "write, inline", Operation::Write, 64),
-        ("plateau", "write", Operation::Write, 0),
-        ("plateau", "read", Operation::Read, 0),
-    ] {
-        for count in [1, 2, 4, 8, 16, 20] {
-            let mut parameters = operations(operation, 8, if operation == Operation::Read { 16 } else { 64 }, inline);
-            parameters.connections = count;
-            rows.push(BlindRow {
-                testbed: T3,
-                experiment,
-                subject,
-                bytes: 8,
-                at: ("queue pairs", count as f64),
-                unit: Unit::MillionsPerS,
-                workload: RowWorkload::Load(Box::new(plain(parameters, 8))),
-                is_paced: false,
-            });
-        }
-    }
-    rows.extend(far_rows());
-    rows
-}
-
-/// Number of clients of the store, unless varied.
-const CLIENTS: usize = 64;
-/// Pause of a client between two operations, in microseconds. The pause is fitted on the published share of CASes that
-/// succeed with 50 % puts and a Zipf exponent of 0.99.
-const CLIENT_US: f64 = 15.0;
-/// Delay of shortcut writes, in microseconds. The delay is fitted on the published share of READs that succeed.
-const SHORTCUT_US: f64 = 7.1;
-/// Assumed size of a value in bytes.
-const VALUE: usize = 1024;
-/// Time during which operations of the store are counted, in microseconds.
-const MEASURE_US: f64 = 4000.0;
-/// Number of CASes on one address, of all clients together.
-const ON_ONE_ADDRESS: u64 = 4000;
-
-/// Returns the blind rows about memory that several clients share.
-fn far_rows() -> Vec<BlindRow> {
-    let row = |experiment, subject, bytes, at, unit, far| BlindRow {
-        testbed: T3,
-        experiment,
-        subject,
-        bytes,
-        at,
-        unit,
-        workload: RowWorkload::Far(far),
-        is_paced: false,
-    };
-    let base = |strategy| StorePoint {
-        strategy,
-        clients: CLIENTS,
-        client_us: CLIENT_US,
-        shortcut_us: SHORTCUT_US,
-        value_bytes: VALUE,
-        warm_up_us: MEASURE_US / 10.0,
-        measure_us: MEASURE_US,
-        ..StorePoint::default()
-    };
-    let mut rows = Vec::new();
-    let strategies = [Strategy::Optimistic, Strategy::Steered];
-    let units = [Unit::MillionsPerS, Unit::MicrosecondsOfPuts];
-    for strategy in strategies {
-        for write_percent in [5.0, 100.0] {
-            let far = || FarPoint::Store(StorePoint { write_percent, ..base(strategy) });
-            let at = ("puts, %", write_percent);
-            rows.extend(units.map(|unit| row(STORE_PUTS, strategy.name(), VALUE, at, unit, far())));
-        }
-    }
-    for strategy in strategies {
-        for zipf in [0.0, 0.6, 0.9, 1.2, 1.5] {
-            let far = || FarPoint::Store(StorePoint { zipf, ..base(strategy) });
-            let at = ("Zipf exponent", zipf);
-            rows.extend(units.map(|unit| row(STORE_SKEW, strategy.name(), VALUE, at, unit, far())));
-        }
-    }
-    for (subject, way) in
-        [("straight", Way::Straight), ("middlebox", Way::Box), ("middlebox, as WRITEs", Way::BoxToWrite)]
-    {
-        for clients in [1, 4, 20] {
-            let far = FarPoint::Hot(HotPoint { clients, outstanding: 16, operations: ON_ONE_ADDRESS, way });
-            rows.push(row(ONE_ADDRESS, subject, 8, ("clients", clients as f64), Unit::MillionsPerS, far));
-        }
-    }
-    rows
 }
 
 impl BlindRow {
@@ -385,21 +257,23 @@ impl BlindRow {
     pub fn simulate(&self, runs: &mut Runs<'_>, guess: Option<f64>) -> Result<f64, Lack> {
         let load = match &self.workload {
             RowWorkload::Load(load) => load,
-            RowWorkload::Far(point) => {
-                let result = runs.far(point)?;
-                return match self.unit {
-                    Unit::MillionsPerS => Ok(result.messages_per_s / 1e6),
-                    Unit::MicrosecondsOfPuts => result
-                        .far
-                        .get(&Figure::PutP99)
-                        .copied()
-                        .ok_or(Lack::Quantity("the latency of puts, because the run had no puts")),
-                    _ => Err(Lack::Quantity("this quantity for shared memory")),
-                };
+            RowWorkload::Far(point) => return self.of_point(&runs.far(point)?),
+            RowWorkload::Between(loads, share) => {
+                let [below, above] = &**loads;
+                let below = runs.run(below, false)?.messages_per_s;
+                let above = runs.run(above, false)?.messages_per_s;
+                return Ok((below + share * (above - below)) / 1e6);
+            }
+            RowWorkload::FillingLine(loads) => return second::filling_line(runs, loads),
+            RowWorkload::Quotient(points) => {
+                let [one, other] = &**points;
+                return Ok(runs.far(one)?.messages_per_s / runs.far(other)?.messages_per_s);
             }
         };
         match self.unit {
-            Unit::MicrosecondsOfPuts => Err(Lack::Quantity("the latency of puts for messages")),
+            Unit::MicrosecondsOfPuts | Unit::MicrosecondsOfGets | Unit::Times | Unit::Bytes => {
+                Err(Lack::Quantity("this quantity for messages of one size"))
+            }
             Unit::Microseconds => runs.latency(load).map(|ns| ns / 1e3),
             Unit::MillionsPerS => {
                 let guess = guess.map(|millions| millions * 1e6);
@@ -413,16 +287,47 @@ impl BlindRow {
         }
     }
 
-    /// Returns whether quick checks simulate the row: latencies of a small and a large message, and rates of few
-    /// threads.
-    pub fn is_quick(&self) -> bool {
-        match self.experiment {
-            BASE_LATENCY => [16, 8192].contains(&self.bytes),
-            N_TO_ONE | N_TO_N => self.bytes == 512 && self.at.1 == 4.0,
-            STORE_PUTS => self.at.1 == 5.0 && self.subject == Strategy::Optimistic.name(),
-            STORE_SKEW => false,
-            _ => true,
+    /// Returns the quantity of the row in the result of its point.
+    fn of_point(&self, result: &PointResult) -> Result<f64, Lack> {
+        let figure = |figure, lack| result.far.get(&figure).copied().ok_or(Lack::Quantity(lack));
+        match self.unit {
+            Unit::MillionsPerS => Ok(result.messages_per_s / 1e6),
+            Unit::MicrosecondsOfPuts => figure(Figure::PutP99, "the latency of puts, because the run had no puts"),
+            Unit::MicrosecondsOfGets => figure(Figure::GetP99, "the latency of gets, because the run had no gets"),
+            _ => Err(Lack::Quantity("this quantity for shared memory")),
         }
+    }
+
+    /// Returns the testbed with the values that differ in this row.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the testbed has no such value, or does not allow it.
+    pub fn on<'a>(&self, testbed: &'a Testbed) -> Result<Cow<'a, Testbed>, TestbedError> {
+        self.changes
+            .iter()
+            .try_fold(Cow::Borrowed(testbed), |testbed, (path, value)| testbed.with(path, value).map(Cow::Owned))
+    }
+
+    /// Returns the number of simulations that [`predict`] makes for the row. Rows that share simulations count them
+    /// separately.
+    pub fn simulations(&self) -> usize {
+        1 + 2 * (doubts(self.testbed).len() + self.doubts.len()) + SEEDS.len()
+    }
+
+    /// Returns a key of rows whose quantities come from the same simulations, or `None` if the row has its own.
+    fn shared_by(&self) -> Option<(&'static str, usize, u64)> {
+        match self.workload {
+            RowWorkload::Far(FarPoint::Store(_)) | RowWorkload::Quotient(_) => {
+                Some((self.experiment, self.bytes, self.at.1.to_bits()))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether quick checks simulate the row.
+    pub fn is_quick(&self) -> bool {
+        first::is_quick(self) && second::is_quick(self)
     }
 }
 
@@ -436,11 +341,13 @@ struct Variant {
     doubt: usize,
 }
 
-/// Returns the unchanged testbed, followed by a variant for each change.
-fn variants(testbed: &Testbed) -> Result<Vec<Variant>, TestbedError> {
-    let own = |seed: Option<u64>, name: String, doubt| Variant { testbed: testbed.clone(), seed, name, doubt };
+/// Returns the unchanged testbed of a row, followed by a variant for each change.
+fn variants(row: &BlindRow, testbed: &Testbed) -> Result<Vec<Variant>, TestbedError> {
+    let testbed = row.on(testbed)?;
+    let own =
+        |seed: Option<u64>, name: String, doubt| Variant { testbed: testbed.clone().into_owned(), seed, name, doubt };
     let mut variants = vec![own(None, String::new(), 0)];
-    let doubts = doubts(&testbed.name);
+    let doubts: Vec<&Doubt> = doubts(&testbed.name).iter().chain(row.doubts).collect();
     for (number, doubt) in doubts.iter().enumerate() {
         for value in [doubt.least, doubt.greatest] {
             let name = format!("{} of {value}", doubt.path);
@@ -449,11 +356,6 @@ fn variants(testbed: &Testbed) -> Result<Vec<Variant>, TestbedError> {
     }
     variants.extend(SEEDS.map(|seed| own(Some(seed), format!("seed {seed}"), doubts.len())));
     Ok(variants)
-}
-
-/// Returns the number of simulations that [`predict`] makes for `rows` rows of a testbed.
-pub fn simulations(testbed: &Testbed, rows: usize) -> usize {
-    rows * (1 + 2 * doubts(&testbed.name).len() + SEEDS.len())
 }
 
 /// Simulates rows of one testbed with all changes, on `threads` threads of this machine. The result does not depend on
@@ -470,12 +372,18 @@ pub fn predict(
     threads: usize,
     done: impl Fn() + Sync,
 ) -> Result<Vec<Predicted>, TestbedError> {
-    let variants = variants(testbed)?;
-    let simulate = |row: &BlindRow, Variant { testbed, seed, .. }: &Variant, guess| {
+    let variants: Vec<Vec<Variant>> =
+        rows.iter().map(|row| variants(row, testbed)).collect::<Result<_, TestbedError>>()?;
+    // Simulates a variant of rows that share simulations.
+    let simulate = |indices: &[usize], variant: usize, guesses: &[Option<f64>]| {
+        let Variant { testbed, seed, .. } = &variants[indices[0]][variant];
         let mut runs = Runs::new(testbed, effort).with_seed(*seed);
-        let found = row.simulate(&mut runs, guess);
-        done();
-        found
+        let found = indices.iter().map(|&index| {
+            let outcome = rows[index].simulate(&mut runs, guesses[index]);
+            done();
+            (index, outcome)
+        });
+        found.collect::<Vec<_>>()
     };
     // Begin with the rows that simulate the most threads, because these rows take longest. Otherwise one thread of this
     // machine would still work on such a row while the other threads are idle.
@@ -484,34 +392,60 @@ pub fn predict(
         let [a, b] = [a, b].map(|index| &rows[index]);
         b.at.1.total_cmp(&a.at.1).then(b.bytes.cmp(&a.bytes))
     });
-    let mut outcomes = in_parallel(threads, &order, |&index| (index, simulate(&rows[index], &variants[0], None)));
+    let groups = groups(&rows, &order);
+    let without: Vec<Option<f64>> = vec![None; rows.len()];
+    let outcomes = in_parallel(threads, &groups, |indices| simulate(indices.as_slice(), 0, without.as_slice()));
+    let mut outcomes: Vec<(usize, Result<f64, Lack>)> = outcomes.into_iter().flatten().collect();
     outcomes.sort_by_key(|(index, _)| *index);
     let own: Vec<Result<f64, Lack>> = outcomes.into_iter().map(|(_, outcome)| outcome).collect();
-    let pairs: Vec<(usize, usize)> =
-        order.iter().flat_map(|&index| (1..variants.len()).map(move |variant| (index, variant))).collect();
-    let changed = in_parallel(threads, &pairs, |&(index, variant)| {
-        (index, variant, simulate(&rows[index], &variants[variant], own[index].as_ref().ok().copied()))
-    });
+    let guesses: Vec<Option<f64>> = own.iter().map(|outcome| outcome.as_ref().ok().copied()).collect();
+    let pairs: Vec<(&[usize], usize)> = groups
+        .iter()
+        .flat_map(|indices| (1..variants[indices[0]].len()).map(move |variant| (indices.as_slice(), variant)))
+        .collect();
+    let changed =
+        in_parallel(threads, &pairs, |&(indices, variant)| (variant, simulate(indices, variant, guesses.as_slice())));
     let mut of_rows: Vec<Vec<(usize, Result<f64, Lack>)>> = rows.iter().map(|_| Vec::new()).collect();
-    for (index, variant, outcome) in changed {
-        of_rows[index].push((variant, outcome));
+    for (variant, found) in changed {
+        for (index, outcome) in found {
+            of_rows[index].push((variant, outcome));
+        }
     }
-    let rows = rows.into_iter().zip(own).zip(of_rows);
-    Ok(rows.map(|((row, own), changed)| estimate(row, own, changed, &variants)).collect())
+    let errors = similar::errors(&rows, testbed, effort);
+    let rows = rows.into_iter().zip(own).zip(of_rows).zip(&variants).zip(errors);
+    Ok(rows.map(|((((row, own), changed), variants), error)| estimate(row, own, changed, variants, error)).collect())
+}
+
+/// Returns the rows as groups that share simulations, in the order of the first row of each group.
+fn groups(rows: &[BlindRow], order: &[usize]) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut places = HashMap::new();
+    for &index in order {
+        let place = match rows[index].shared_by() {
+            Some(key) => *places.entry(key).or_insert(groups.len()),
+            None => groups.len(),
+        };
+        match groups.get_mut(place) {
+            Some(group) => group.push(index),
+            None => groups.push(vec![index]),
+        }
+    }
+    groups
 }
 
 /// Combines the prediction of a row with the results of its changes. `changed` has the index of each variant, and the
-/// result with this variant.
+/// result with this variant. `error` is the relative error on similar published rows.
 fn estimate(
     row: BlindRow,
     own: Result<f64, Lack>,
     mut changed: Vec<(usize, Result<f64, Lack>)>,
     variants: &[Variant],
+    error: Option<f64>,
 ) -> Predicted {
     changed.sort_by_key(|(variant, _)| *variant);
     let value = match own {
         Ok(value) => value,
-        Err(lack) => return Predicted { row, outcome: Err(lack), lacks: Vec::new() },
+        Err(lack) => return Predicted { row, outcome: Err(lack), lacks: Vec::new(), error },
     };
     let doubts = variants.iter().map(|variant| variant.doubt).max().unwrap_or(0);
     // For each changed value, the largest moves of the prediction down and up.
@@ -527,10 +461,13 @@ fn estimate(
             Err(lack) => lacks.push((name.clone(), lack)),
         }
     }
+    if let Some(error) = error {
+        moves.push((-error * value, error * value));
+    }
     let (down, up) =
         moves.into_iter().fold((0.0, 0.0), |(down, up), (less, more)| (down + less * less, up + more * more));
     let interval = ((value - f64::sqrt(down)).max(0.0), value + f64::sqrt(up));
-    Predicted { row, outcome: Ok(Estimate { value, interval }), lacks }
+    Predicted { row, outcome: Ok(Estimate { value, interval }), lacks, error }
 }
 
 /// Runs `work` for each item on `threads` threads. Returns the results in any order.

@@ -95,6 +95,11 @@ impl<'a> Runs<'a> {
         self
     }
 
+    /// Returns the testbed of the runs.
+    pub(crate) fn testbed(&self) -> &'a Testbed {
+        self.testbed
+    }
+
     /// Limits the estimated memory of each run, in bytes.
     pub fn with_memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;

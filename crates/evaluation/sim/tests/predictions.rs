@@ -1,64 +1,84 @@
-//! The page of blind predictions has each row, with the numbers of the simulator.
+//! The page of each set of blind predictions has each row of the set, with the numbers of the simulator.
 
-use doorbell_sim::predict::{BlindRow, cells, digits, heading, predict, revision, rows, testbeds};
+use std::path::Path;
+
+use doorbell_sim::predict::{BlindRow, Set, Unit, cells, digits, heading, predict, revision, rows, testbeds};
 use doorbell_sim::reproduce::{Effort, Runs};
 
-const PAGE: &str = include_str!("../../../../docs/blind-predictions.md");
-
-/// Returns the rest of a row's line on the page, after the cells that identify the row.
-fn on_page(row: &BlindRow) -> &'static str {
-    let (heading, cells) = (heading(row), cells(row));
-    let section = PAGE.split(&format!("\n{heading}\n")).nth(1).unwrap_or_else(|| panic!("no section {heading}"));
-    let section = section.split("\n#").next().unwrap_or_default();
-    let mut lines = section.lines().filter_map(|line| line.strip_prefix(&cells));
-    let line = lines.next().unwrap_or_else(|| panic!("{heading} has no line {cells}"));
-    assert_eq!(lines.next(), None, "{heading} has two lines {cells}");
-    line
+/// Page of a set, and its rows.
+struct Page {
+    set: Set,
+    text: String,
+    rows: Vec<BlindRow>,
 }
 
-/// Returns the predicted value and interval; `None` for a row without a prediction.
-fn numbers(row: &BlindRow) -> Option<[f64; 3]> {
-    let line = on_page(row);
-    let mut numbers = line.split(['|', ' ']).filter_map(|word| word.parse().ok());
-    let numbers = [(); 3].map(|()| numbers.next());
-    match numbers {
-        [Some(value), Some(least), Some(greatest)] => Some([value, least, greatest]),
-        _ => {
-            assert_eq!(line, " none | | |");
-            None
+impl Page {
+    fn of(set: Set) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(set.path());
+        let number = set.number();
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
+            panic!("{}: {error}; `doorbell sim predict --set {number} --out {}` makes it", path.display(), set.path())
+        });
+        Self { set, text, rows: rows(set) }
+    }
+
+    /// Returns the rest of a row's line on the page, after the cells that identify the row.
+    fn line(&self, row: &BlindRow) -> &str {
+        let (heading, cells) = (heading(row), cells(row));
+        let section = self.text.split(&format!("\n{heading}\n")).nth(1);
+        let section = section.unwrap_or_else(|| panic!("no section {heading}"));
+        let section = section.split("\n#").next().unwrap_or_default();
+        let mut lines = section.lines().filter_map(|line| line.strip_prefix(&cells));
+        let line = lines.next().unwrap_or_else(|| panic!("{heading} has no line {cells}"));
+        assert_eq!(lines.next(), None, "{heading} has two lines {cells}");
+        line
+    }
+
+    /// Returns the predicted value and interval; `None` for a row without a prediction.
+    fn numbers(&self, row: &BlindRow) -> Option<[f64; 3]> {
+        let line = self.line(row);
+        let mut numbers = line.split(['|', ' ']).filter_map(|word| word.parse().ok());
+        let numbers = [(); 3].map(|()| numbers.next());
+        match numbers {
+            [Some(value), Some(least), Some(greatest)] => Some([value, least, greatest]),
+            _ => {
+                assert_eq!(line, " none | | |");
+                None
+            }
         }
     }
 }
 
 #[test]
 fn each_row_is_on_the_page_with_an_empty_cell() {
-    let rows = rows();
-    let (mut count, mut without) = (0, 0);
-    for row in &rows {
-        match numbers(row) {
-            Some([value, least, greatest]) => {
-                assert!(least <= value && value <= greatest && value > 0.0, "{row:?}");
-                assert!(on_page(row).ends_with("| |"), "{row:?}");
+    for (set, least_rows) in [(Set::First, 300), (Set::Second, 100)] {
+        let page = Page::of(set);
+        let mut count = 0;
+        for row in &page.rows {
+            match page.numbers(row) {
+                Some([value, least, greatest]) => {
+                    assert!(least <= value && value <= greatest && value > 0.0, "{row:?}");
+                    assert!(page.line(row).ends_with("| |"), "{row:?}");
+                    count += 1;
+                }
+                // No message of the sizes may fill the line.
+                None => assert_eq!(row.unit, Unit::Bytes, "no prediction: {row:?}"),
             }
-            None => without += 1,
         }
-        count += 1;
+        assert!(count > least_rows, "{:?}", page.set);
+        // The page has no rows of an earlier list of rows.
+        let lines = page.text.lines().filter(|line| line.contains(" to ") && line.ends_with("| |"));
+        assert_eq!(lines.count(), count, "{:?}", page.set);
     }
-    assert!(count > 300);
-    assert_eq!(without, 0, "{without} rows have no prediction; explain them in this test");
-    // The page has no rows of an earlier list of rows.
-    let lines = PAGE.lines().filter(|line| line.contains(" to ") && line.ends_with("| |"));
-    assert_eq!(lines.count(), count);
 }
 
 #[test]
-fn the_page_names_the_current_testbeds() {
-    for testbed in testbeds() {
-        assert!(
-            PAGE.contains(&revision(testbed)),
-            "{} has changed since docs/blind-predictions.md was made",
-            testbed.name
-        );
+fn the_pages_name_the_current_testbeds() {
+    for page in Set::ALL.map(Page::of) {
+        for testbed in testbeds().filter(|testbed| page.rows.iter().any(|row| row.testbed == testbed.name)) {
+            let path = page.set.path();
+            assert!(page.text.contains(&revision(testbed)), "{} has changed since {path} was made", testbed.name);
+        }
     }
 }
 
@@ -66,20 +86,69 @@ fn the_page_names_the_current_testbeds() {
 /// of more than 1 % means that the simulator has changed.
 #[test]
 fn quick_rows_equal_the_numbers_on_the_page() {
-    for testbed in testbeds() {
-        let mut runs = Runs::new(testbed, Effort::QUICK);
-        for row in rows().into_iter().filter(|row| row.testbed == testbed.name && row.is_quick()) {
-            let found = row.simulate(&mut runs, None).unwrap_or_else(|lack| panic!("{row:?}: {lack}"));
-            let [value, ..] = numbers(&row).expect("a prediction");
-            assert!((found / value - 1.0).abs() <= 0.01, "the page has {value}, the simulator finds {found}: {row:?}");
+    for page in Set::ALL.map(Page::of) {
+        for testbed in testbeds() {
+            let mut runs = Runs::new(testbed, Effort::QUICK);
+            for row in page.rows.iter().filter(|row| row.testbed == testbed.name && row.is_quick()) {
+                let changed = row.on(testbed).unwrap_or_else(|error| panic!("{row:?}: {error}"));
+                let found = if changed.digest() == testbed.digest() {
+                    row.simulate(&mut runs, None)
+                } else {
+                    row.simulate(&mut Runs::new(&changed, Effort::QUICK), None)
+                };
+                let found = found.unwrap_or_else(|lack| panic!("{row:?}: {lack}"));
+                let [value, ..] = page.numbers(row).expect("a prediction");
+                let path = page.set.path();
+                assert!(
+                    (found / value - 1.0).abs() <= 0.01,
+                    "{path} has {value}, the simulator finds {found}: {row:?}"
+                );
+            }
         }
+    }
+}
+
+/// CASes on memory in the NIC wait for no bus, so they are faster than CASes on the memory of the host.
+#[test]
+fn a_row_may_differ_from_its_testbed() {
+    let testbed = testbeds().find(|testbed| testbed.name == "connectx5-100g-far").expect("a testbed");
+    let rate = |set, experiment: &str| {
+        let row = rows(set).into_iter().find(|row| row.experiment == experiment && row.at.1 == 20.0).expect("a row");
+        let changed = row.on(testbed).unwrap_or_else(|error| panic!("{error}"));
+        let found = row.simulate(&mut Runs::new(&changed, Effort::QUICK), None);
+        found.unwrap_or_else(|lack| panic!("{lack}"))
+    };
+    let (host, nic) =
+        (rate(Set::First, "CAS on one address"), rate(Set::Second, "CAS on one address in the NIC's memory"));
+    assert!(nic > 3.0 * host, "{nic} and {host} M/s");
+}
+
+/// The error on similar published rows widens an interval, and does not move the prediction.
+#[test]
+fn the_second_set_adds_the_error_on_similar_rows() {
+    let testbed = testbeds().find(|testbed| testbed.name == "connectx5-100g-far").expect("a testbed");
+    let effort = Effort { messages: 400, least_each: 100, rounds: 20 };
+    let of = |row: &BlindRow| row.experiment == "8 B over 20 queue pairs" && row.at.1 == 48.0;
+    let asked: Vec<BlindRow> = rows(Set::Second).into_iter().filter(of).collect();
+    assert_eq!(asked.len(), 3);
+    for one in predict(asked, testbed, effort, 1, || ()).unwrap_or_else(|error| panic!("{error}")) {
+        let estimate = one.outcome.as_ref().unwrap_or_else(|lack| panic!("{lack}"));
+        let error = one.error.expect("published rates of T3");
+        assert!(error > 0.0, "{one:?}");
+        let (least, greatest) = estimate.interval;
+        let moved = error * estimate.value * (1.0 - 1e-9);
+        assert!(least <= (estimate.value - moved).max(0.0) && estimate.value + moved <= greatest, "{one:?}");
+        let alone = one.row.simulate(&mut Runs::new(testbed, effort), None).unwrap_or_else(|lack| panic!("{lack}"));
+        assert_eq!(alone, estimate.value);
     }
 }
 
 /// The results depend neither on the number of threads nor on the order of rows, and each value lies in its interval.
 #[test]
 fn intervals_do_not_depend_on_the_number_of_threads() {
-    let of_t2 = || -> Vec<BlindRow> { rows().into_iter().filter(|row| row.experiment == "request-response").collect() };
+    let of_t2 = || -> Vec<BlindRow> {
+        rows(Set::First).into_iter().filter(|row| row.experiment == "request-response").collect()
+    };
     let testbed = testbeds().find(|testbed| testbed.name == of_t2()[0].testbed).expect("a testbed");
     let effort = Effort { messages: 400, least_each: 100, rounds: 20 };
     let found = |rows, threads| {
