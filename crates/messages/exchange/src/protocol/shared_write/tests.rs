@@ -10,7 +10,7 @@ use crate::connection::{Connector, MessageConnection};
 fn pair() -> (Connection, Connection) {
     let endpoint = || {
         let device = soft::open(&SoftOptions::default()).unwrap();
-        SharedWrite.endpoint(&device.create_pd().unwrap(), &Config::default(), None).unwrap()
+        SharedWrite::default().endpoint(&device.create_pd().unwrap(), &Config::default(), None).unwrap()
     };
     let (a, b) = (endpoint(), endpoint());
     let (of_a, of_b) = (a.description(), b.description());
