@@ -559,7 +559,12 @@ mod tests {
     fn the_longest_messages_have_protocols_too() {
         let all = on_t1(&Need { receiver_places: true, ..Need::new(MAX_BYTES, Goal::Throughput) });
         assert!(names(&all).contains(&"buffered-read"));
-        assert!(all.iter().all(|advice| advice.binding == BoundKind::Link), "{all:#?}");
+        // Such a message takes so long that one at a time nearly fills the link.
+        let most = all.iter().map(|advice| advice.messages_per_s).fold(0.0, f64::max);
+        let fills = |advice: &Advice| {
+            (advice.binding == BoundKind::Link || advice.window == 1) && advice.messages_per_s > 0.999 * most
+        };
+        assert!(all.iter().all(fills), "{all:#?}");
     }
 
     #[test]

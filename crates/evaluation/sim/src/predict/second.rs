@@ -9,7 +9,7 @@ use doorbell_wire::{MessageKind, OuterKind, Response, Transport, message_cost};
 use super::first::{
     BASE_LATENCY, COUNTS, N_TO_ONE, ON_ONE_ADDRESS, PLAIN, VALUE, messages, operations, published_store,
 };
-use super::{BlindRow, Doubt, RowWorkload, Similar, T1, T3, Unit, doubt};
+use super::{BlindRow, Doubt, RowWorkload, Similar, T3, Unit, doubt};
 use crate::measure::Load;
 use crate::reproduce::{Lack, Runs};
 

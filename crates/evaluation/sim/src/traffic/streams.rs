@@ -303,11 +303,12 @@ mod tests {
         let testbed = by_name("connectx5-100g").expect("a built-in testbed");
         let simulation = Simulation::new(testbed, Topology::Star { nodes: 6 }, 1).expect("a simulation");
         let (config, pairs) = (Config::default(), Pattern::ManyToOne.pairs(3));
-        let ends = sharing_receivers(&simulation, &pairs, &SharedWrite, &config).expect("ends");
-        let rings: Vec<_> = ends.iter().map(|end| SharedWrite.describe(end).regions[0]).collect();
+        let shared = SharedWrite::default();
+        let ends = sharing_receivers(&simulation, &pairs, &shared, &config).expect("ends");
+        let rings: Vec<_> = ends.iter().map(|end| shared.describe(end).regions[0]).collect();
         assert_eq!(rings.len(), 3);
         assert!(rings.iter().all(|ring| *ring == rings[0]), "{rings:?}");
-        let others = sharing_receivers(&simulation, &Pattern::ManyToMany.pairs(3), &SharedWrite, &config);
+        let others = sharing_receivers(&simulation, &Pattern::ManyToMany.pairs(3), &shared, &config);
         assert!(others.expect("no ends").is_empty());
         let others = sharing_receivers(&simulation, &pairs, &SendReceive, &config);
         assert!(others.expect("no ends").is_empty());
