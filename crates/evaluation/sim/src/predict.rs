@@ -15,6 +15,7 @@ mod first;
 mod page;
 mod second;
 mod similar;
+mod store;
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -71,8 +71,8 @@ pub enum Protocol {
     BufferedWriteReverseSend,
     /// The sender WRITEs into a ring, from the end of the ring to its start. The sender READs the free space.
     BufferedWriteReverseRead,
-    /// Many senders WRITE into one ring. Each sender reserves space by FETCH_ADD on the ring's tail, for all its waiting
-    /// messages at once.
+    /// Many senders WRITE into one ring. Each sender reserves space by FETCH_ADD on the ring's tail. One FETCH_ADD
+    /// reserves space for all waiting messages.
     SharedWrite,
     /// Same as [`Self::SharedWrite`], but each message has a FETCH_ADD of its own.
     SharedWriteEach,

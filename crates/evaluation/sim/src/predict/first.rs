@@ -3,6 +3,7 @@
 use doorbell_protocols::Protocol;
 use doorbell_record::{FarPoint, HotPoint, Kind, Operation, Parameters, StorePoint, Strategy, Way};
 
+use super::store::{VALUE, published_store};
 use super::{BlindRow, RowWorkload, Similar, T1, T2, T3, Unit};
 use crate::measure::Load;
 
@@ -165,33 +166,8 @@ pub(super) fn rows() -> Vec<BlindRow> {
     rows
 }
 
-/// Number of clients of the store, unless varied.
-const CLIENTS: usize = 64;
-/// Pause of a client between two operations, in microseconds. The pause is fitted on the published share of CASes that
-/// succeed with 50 % puts and a Zipf exponent of 0.99.
-const CLIENT_US: f64 = 15.0;
-/// Delay of shortcut writes, in microseconds. The delay is fitted on the published share of READs that succeed.
-const SHORTCUT_US: f64 = 7.1;
-/// Assumed size of a value in bytes.
-pub(super) const VALUE: usize = 1024;
-/// Time during which operations of the store are counted, in microseconds.
-const MEASURE_US: f64 = 4000.0;
 /// Number of CASes on one address, of all clients together.
 pub(super) const ON_ONE_ADDRESS: u64 = 4000;
-
-/// Returns the published workload of the store, with the fitted pauses of clients.
-pub(super) fn published_store(strategy: Strategy) -> StorePoint {
-    StorePoint {
-        strategy,
-        clients: CLIENTS,
-        client_us: CLIENT_US,
-        shortcut_us: SHORTCUT_US,
-        value_bytes: VALUE,
-        warm_up_us: MEASURE_US / 10.0,
-        measure_us: MEASURE_US,
-        ..StorePoint::default()
-    }
-}
 
 /// Returns the blind rows about memory that several clients share.
 fn far_rows() -> Vec<BlindRow> {

@@ -6,9 +6,8 @@ use doorbell_protocols::Protocol;
 use doorbell_record::{FarPoint, HotPoint, Kind, Operation, StorePoint, Strategy, Way};
 use doorbell_wire::{MessageKind, OuterKind, Response, Transport, message_cost};
 
-use super::first::{
-    BASE_LATENCY, COUNTS, N_TO_ONE, ON_ONE_ADDRESS, PLAIN, VALUE, messages, operations, published_store,
-};
+use super::first::{BASE_LATENCY, COUNTS, N_TO_ONE, ON_ONE_ADDRESS, PLAIN, messages, operations};
+use super::store::{VALUE, published_store};
 use super::{BlindRow, Doubt, RowWorkload, Similar, T3, Unit, doubt};
 use crate::measure::Load;
 use crate::reproduce::{Lack, Runs};

@@ -5,7 +5,7 @@ use doorbell_model::check::Checked;
 use doorbell_record::{FarPoint, Figure, StorePoint, Strategy};
 
 use super::BlindRow;
-use super::first::published_store;
+use super::store::published_store;
 use crate::reproduce::{Effort, Runs};
 use crate::testbed::Testbed;
 

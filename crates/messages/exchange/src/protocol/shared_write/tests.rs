@@ -17,8 +17,8 @@ fn pair() -> (Connection, Connection) {
     (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap())
 }
 
-/// The test makes the completion itself, before the RNIC has executed the FETCH_ADD. Without the check, the sender would
-/// take the content of its own memory as the peer's tail, and could write over messages of other senders.
+/// The test makes the completion itself, before the RNIC has executed the FETCH_ADD. Without the check, the sender
+/// would take the content of its own memory as the peer's tail, and could write over messages of other senders.
 #[test]
 fn a_fetch_add_that_completes_without_its_result_ends_the_connection() {
     let (mut a, _b) = pair();
