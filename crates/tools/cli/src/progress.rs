@@ -12,11 +12,9 @@ use crate::output::{note, stderr_is_terminal};
 /// Returns a progress bar of `length` steps, of which `already` are done. The bar is hidden if standard error is no
 /// terminal.
 pub(crate) fn bar(length: u64, already: u64) -> ProgressBar {
-    let bar = if stderr_is_terminal() {
-        ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(10))
-    } else {
-        ProgressBar::hidden()
-    };
+    let is_shown = stderr_is_terminal();
+    let target = if is_shown { ProgressDrawTarget::stderr_with_hz(10) } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(length), target);
     let style = ProgressStyle::with_template("[{bar:30}] {percent:>3} %  {eta:>4} left  {wide_msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.set_style(style);
@@ -109,5 +107,12 @@ mod tests {
         let bar = ProgressBar::hidden();
         show(&bar, "testbed \u{1b}[2J");
         assert_eq!(bar.message(), "testbed \\u001b[2J");
+    }
+
+    /// Lines of progress state a share of the length, also if the bar itself is hidden.
+    #[test]
+    fn a_bar_has_its_length_without_a_terminal() {
+        let bar = bar(200, 50);
+        assert_eq!((bar.length(), bar.position()), (Some(200), 50));
     }
 }
