@@ -18,7 +18,8 @@ use nalgebra::{DMatrix, DVector, Dyn};
 use crate::cost::{Cost, TERMS, Values};
 use crate::observation::{Observation, Residual, median_and_p90, residuals};
 use crate::parameters::{Parameters, ParametersError};
-use crate::predict::{Forms, Setting};
+use crate::predict::Forms;
+use crate::setting::Setting;
 use crate::workload::WorkloadError;
 
 pub use identify::{Estimate, Unit};

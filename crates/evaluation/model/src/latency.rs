@@ -4,7 +4,7 @@ use doorbell_protocols::{Joined, Noticed};
 use doorbell_wire::Transport;
 
 use crate::cost::{Cost, Term};
-use crate::predict::{Setting, Traffic, out_of_completion, traffic};
+use crate::setting::{Setting, Traffic, out_of_completion, traffic};
 use crate::steps::Charged;
 use crate::workload::{Workload, WorkloadError};
 

@@ -142,6 +142,7 @@ pub mod operation;
 pub mod parameters;
 pub mod predict;
 pub mod record;
+mod setting;
 mod steps;
 pub mod workload;
 

@@ -2,7 +2,8 @@
 
 use crate::operation::{Posted, operation_forms, predict_operation};
 use crate::parameters::Parameters;
-use crate::predict::{Forms, Prediction, Setting, forms, predict};
+use crate::predict::{Forms, Prediction, forms, predict};
+use crate::setting::Setting;
 use crate::workload::{Workload, WorkloadError};
 
 /// Load of an RNIC.

@@ -12,7 +12,8 @@ use doorbell_wire::{MessageKind, OuterKind, PathMtu, Transport};
 use crate::cost::{Cost, Term};
 use crate::latency::gap;
 use crate::parameters::{Parameters, RnicKind};
-use crate::predict::{BoundKind, Form, Forms, Prediction, Setting, Tally};
+use crate::predict::{BoundKind, Form, Forms, Prediction, Tally};
+use crate::setting::Setting;
 use crate::steps::Charged;
 use crate::workload::{MAX_COUNT, Peers, Workload, WorkloadError};
 

@@ -1,11 +1,12 @@
 //! Prediction of latency, throughput and bottleneck from parameters and a workload.
 
-use doorbell_protocols::{End, Noticed, Protocol, Release, Role, Size, Step, When};
-use doorbell_wire::{Direction, MessageKind, PathMtu, Response, Transport, message_cost};
+use doorbell_protocols::{End, Noticed, Protocol, Release, Role, Size, When};
+use doorbell_wire::Transport;
 
 use crate::cost::{Cost, Part, Term};
 use crate::latency::{LineBytes, crossing, gap, latency_of};
-use crate::parameters::{Limits, Parameters, RnicKind};
+use crate::parameters::{Parameters, RnicKind};
+use crate::setting::{Setting, out_of_completion, traffic};
 use crate::steps::{Charged, charged, is_pulled};
 use crate::workload::{Peers, Workload, WorkloadError};
 
@@ -122,22 +123,6 @@ pub(crate) struct Forms {
     pub(crate) latency: Cost,
     /// Bounds, each as the time per message over all connections and both directions.
     pub(crate) bounds: Vec<Form>,
-}
-
-/// Inputs of the forms besides the workload.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Setting {
-    pub(crate) rnic: RnicKind,
-    pub(crate) batch: u32,
-    pub(crate) path_mtu: PathMtu,
-    pub(crate) limits: Limits,
-}
-
-impl Setting {
-    pub(crate) fn of(parameters: &Parameters) -> Self {
-        let Parameters { rnic, batch, limits, .. } = *parameters;
-        Self { rnic, batch, path_mtu: parameters.path_mtu(), limits }
-    }
 }
 
 /// Bound on throughput.
@@ -304,14 +289,6 @@ pub(crate) struct Tally {
     pub(crate) beyond: f64,
 }
 
-/// Line bytes and packets of an operation in both directions.
-pub(crate) struct Traffic {
-    pub(crate) there: f64,
-    pub(crate) back: f64,
-    packets_there: f64,
-    packets_back: f64,
-}
-
 /// Maximum number of packets that a software RNIC sends with one system call.
 const LONGEST_RUN: f64 = 64.0;
 
@@ -328,32 +305,6 @@ fn runs(charge: &Charged, packets: f64, share: f64, workload: &Workload) -> f64 
     // A receiver that fetches messages has one operation of each kind in flight.
     let in_flight = if is_pulled(workload) { 1.0 } else { f64::from(messages) * share };
     packets / (packets * in_flight).clamp(1.0, LONGEST_RUN)
-}
-
-pub(crate) fn traffic(
-    step: &Step,
-    transport: Option<Transport>,
-    bytes: u64,
-    setting: &Setting,
-    workload: &Workload,
-) -> Result<Traffic, WorkloadError> {
-    let mtu = workload.path_mtu.unwrap_or(setting.path_mtu);
-    let transport = transport.unwrap_or(Transport::Rc);
-    let cost = message_cost(step.operation, transport, bytes, mtu, workload.outer).map_err(|_| {
-        let most = crate::workload::MAX_BYTES;
-        WorkloadError { what: "an operation of the protocol", given: bytes, least: 0, most }
-    })?;
-    let line = |direction: Direction| direction.line_bytes as f64;
-    let (back, packets_back) = match cost.response {
-        Response::Exact(direction) => (line(direction), direction.packets as f64),
-        // The number of acknowledgements lies between full coalescing and one per packet.
-        Response::Range { max, .. } => {
-            let acknowledgements = setting.limits.acknowledgements(cost.request.packets);
-            (acknowledgements * line(max) / max.packets.max(1) as f64, acknowledgements)
-        }
-        Response::None => (0.0, 0.0),
-    };
-    Ok(Traffic { there: line(cost.request), back, packets_there: cost.request.packets as f64, packets_back })
 }
 
 impl Tally {
@@ -558,11 +509,4 @@ fn noticing(charge: &Charged, payload: u64, setting: &Setting, workload: &Worklo
             .with(Term::RepostEach, 1.0)
             .plus(&out_of_completion(charge.step, payload, setting)),
     }
-}
-
-/// Returns the CPU time to copy a payload out of its completion, if the NIC has put it there.
-pub(crate) fn out_of_completion(step: Step, payload: u64, setting: &Setting) -> Cost {
-    let is_send = matches!(step.operation, MessageKind::Send | MessageKind::SendImm | MessageKind::SendInv);
-    let is_there = is_send && (1..=setting.limits.inline_receive_up_to_bytes).contains(&payload);
-    Cost::ZERO.with(Term::InlineReceive, if is_there { 1.0 } else { 0.0 })
 }

@@ -9,7 +9,8 @@ use crate::cost::{TERMS, Term};
 use crate::explain::explain;
 use crate::observation::{Quantity, Residual, residuals, srq_slow_sizes};
 use crate::parameters::{Limits, Parameters, RnicKind};
-use crate::predict::{Bound, BoundKind, Prediction, Setting, forms, predict};
+use crate::predict::{Bound, BoundKind, Prediction, forms, predict};
+use crate::setting::Setting;
 use crate::workload::{MAX_BYTES, Peers, Workload};
 
 /// Predicts a workload without credits, as on T1.

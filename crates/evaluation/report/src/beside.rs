@@ -11,8 +11,12 @@ use doorbell_record::Quantity;
 use serde_json::Value;
 
 use crate::published::{drawn, drawn_value};
-use crate::reproduction::{PUBLISHED, SIMULATED};
 use crate::sweep::{SweepCurve, plot};
+
+/// Index of the run with simulated figures in plots.
+pub(crate) const SIMULATED: usize = 0;
+/// Index of the run with published figures in plots.
+pub(crate) const PUBLISHED: usize = 1;
 
 /// Minimum number of points of a curve.
 const LEAST_POINTS: usize = 3;

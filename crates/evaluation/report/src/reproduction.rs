@@ -8,7 +8,7 @@ use doorbell_record::Quantity;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
-use crate::beside::{self, Beside};
+use crate::beside::{self, Beside, PUBLISHED, SIMULATED};
 use crate::curves::{Curve, curve_beside};
 use crate::format::{bytes, number};
 use crate::page::{self, SCRIPT, head};
@@ -222,11 +222,6 @@ impl Reproduction<'_> {
         }
     }
 }
-
-/// Index of the run with simulated figures in plots.
-pub(crate) const SIMULATED: usize = 0;
-/// Index of the run with published figures in plots.
-pub(crate) const PUBLISHED: usize = 1;
 
 fn row(checked: &Checked<'_>) -> Markup {
     let (published, relation) = (checked.row.value, checked.row.relation);

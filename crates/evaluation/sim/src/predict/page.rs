@@ -105,7 +105,7 @@ that the simulator lacks: the simulator's error on published rows of the same ki
 of the relative deviations of all such rows to which no value of the testbed was fitted. It counts downward and
 upward.
 
-All moves are treated as independent of each other: an end of the interval is the prediction minus or plus the root of
+All moves are treated as independent of each other. An end of the interval is the prediction minus or plus the root of
 the sum of the squares of the moves to its side.
 ";
 
