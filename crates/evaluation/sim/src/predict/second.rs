@@ -48,7 +48,7 @@ fn doubling(from: usize, to: usize) -> impl Iterator<Item = usize> {
 }
 
 fn load(protocol: Protocol, bytes: usize) -> Load {
-    Load { parameters: messages(protocol, bytes), bytes, receiver_threads: None }
+    Load::new(messages(protocol, bytes), bytes)
 }
 
 /// Returns all rows of the set.
