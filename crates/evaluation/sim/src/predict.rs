@@ -133,8 +133,6 @@ pub struct BlindRow {
 enum RowWorkload {
     Load(Box<Load>),
     Far(FarPoint),
-    /// Rate of the first load, moved towards the rate of the second load by this share of the difference.
-    Between(Box<[Load; 2]>, f64),
     /// Smallest of these messages, in ascending order, with which the line is full.
     FillingLine(Vec<Load>),
     /// Rate of the first point, divided by the rate of the second one.
@@ -260,12 +258,6 @@ impl BlindRow {
         let load = match &self.workload {
             RowWorkload::Load(load) => load,
             RowWorkload::Far(point) => return self.of_point(&runs.far(point)?),
-            RowWorkload::Between(loads, share) => {
-                let [below, above] = &**loads;
-                let below = runs.run(below, false)?.messages_per_s;
-                let above = runs.run(above, false)?.messages_per_s;
-                return Ok((below + share * (above - below)) / 1e6);
-            }
             RowWorkload::FillingLine(loads) => return second::filling_line(runs, loads),
             RowWorkload::Quotient(points) => {
                 let [one, other] = &**points;

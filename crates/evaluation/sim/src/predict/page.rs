@@ -86,8 +86,8 @@ and each message is signalled.
   READ each.
 - **Latency**: the median of half a round trip, one message at a time.
 - **Operations of 8 B over 20 queue pairs (T3)**: the number outstanding is the sum over all queue pairs. Each queue
-  pair has a thread, and its own word for CAS. Payloads of WRITEs are fetched. If 20 does not divide the number, the
-  prediction is interpolated between the two rates with whole numbers of operations at each queue pair.
+  pair has a thread, and its own word for CAS. WRITEs are inline. If 20 does not divide the number, some
+  queue pairs have one operation more than the others.
 - **CAS on one address in the NIC's memory (T3)**: each client is on a separate host and has 16 CASes outstanding,
   with a queue pair of its own. The CASes of the address take their turns, each for the time of an access to the NIC's
   memory.

@@ -119,21 +119,18 @@ pub(super) fn rows() -> Vec<BlindRow> {
     for (subject, operation) in
         [("write", Operation::Write), ("read", Operation::Read), ("cas", Operation::CompareSwap)]
     {
-        for outstanding in [48, 144, 192] {
-            let load = |window| {
-                let mut parameters = operations(operation, 8, window, 0);
-                parameters.connections = PAIRS;
-                Load { parameters, bytes: 8, receiver_threads: None }
-            };
-            // Each queue pair has a whole number of operations outstanding.
-            let (below, rest) = (outstanding / PAIRS, outstanding % PAIRS);
+        for outstanding in [48_usize, 144, 192] {
+            let inline = if operation == Operation::Write { 8 } else { 0 };
+            let mut parameters = operations(operation, 8, outstanding.div_ceil(PAIRS), inline);
+            parameters.connections = PAIRS;
+            let load = Load { outstanding: Some(outstanding), ..Load::new(parameters, 8) };
             rows.push(BlindRow {
                 testbed: T3,
                 experiment: OUTSTANDING,
                 subject,
                 bytes: 8,
                 at: ("outstanding", outstanding as f64),
-                workload: RowWorkload::Between(Box::new([load(below), load(below + 1)]), rest as f64 / PAIRS as f64),
+                workload: RowWorkload::Load(Box::new(load)),
                 similar: Similar::Rates,
                 ..PLAIN
             });
