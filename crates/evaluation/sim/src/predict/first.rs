@@ -3,7 +3,7 @@
 use doorbell_protocols::Protocol;
 use doorbell_record::{FarPoint, HotPoint, Kind, Operation, Parameters, StorePoint, Strategy, Way};
 
-use super::store::{VALUE, published_store};
+use super::store::{CLIENTS, VALUE, published_store};
 use super::{BlindRow, RowWorkload, Similar, T1, T2, T3, Unit};
 use crate::measure::Load;
 
@@ -181,7 +181,7 @@ fn far_rows() -> Vec<BlindRow> {
         is_paced: false,
         ..PLAIN
     };
-    let base = published_store;
+    let base = |strategy| published_store(strategy, CLIENTS);
     let mut rows = Vec::new();
     let strategies = [Strategy::Optimistic, Strategy::Steered];
     let units = [Unit::MillionsPerS, Unit::MicrosecondsOfPuts];

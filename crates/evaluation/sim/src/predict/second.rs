@@ -7,7 +7,7 @@ use doorbell_record::{FarPoint, HotPoint, Kind, Operation, StorePoint, Strategy,
 use doorbell_wire::{MessageKind, OuterKind, Response, Transport, message_cost};
 
 use super::first::{BASE_LATENCY, COUNTS, N_TO_ONE, ON_ONE_ADDRESS, PLAIN, messages, operations};
-use super::store::{VALUE, published_store};
+use super::store::{CLIENTS, VALUE, published_store};
 use super::{BlindRow, Doubt, RowWorkload, Similar, T3, Unit, doubt};
 use crate::measure::Load;
 use crate::reproduce::{Lack, Runs};
@@ -158,19 +158,22 @@ pub(super) fn rows() -> Vec<BlindRow> {
 /// Returns the rows of the store: both strategies over shares of puts, with few and with many clients, and over skew.
 fn stores() -> Vec<BlindRow> {
     let many = |strategy, clients, value_bytes| StorePoint {
-        clients,
         hosts: HOSTS,
         value_bytes,
         warm_up_us: MEASURE_US / 10.0,
         measure_us: MEASURE_US,
-        ..published_store(strategy)
+        ..published_store(strategy, clients)
     };
     let strategies = [Strategy::Steered, Strategy::Optimistic];
     let mut rows = Vec::new();
     for (experiment, bytes) in [(STORE_64, VALUE), (STORE_392, SMALL_VALUE)] {
         for write_percent in [5.0, 50.0, 100.0] {
             let point = |strategy| {
-                let store = if experiment == STORE_64 { published_store(strategy) } else { many(strategy, 392, bytes) };
+                let store = if experiment == STORE_64 {
+                    published_store(strategy, CLIENTS)
+                } else {
+                    many(strategy, 392, bytes)
+                };
                 FarPoint::Store(StorePoint { write_percent, ..store })
             };
             let row = |subject, unit, workload, similar| BlindRow {
