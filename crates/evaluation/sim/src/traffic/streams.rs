@@ -233,7 +233,8 @@ fn sharing_receivers<C: Connector>(
 ) -> Result<Vec<C::Endpoint>, MeasureError> {
     let [(_, node), others @ ..] = pairs else { return Ok(Vec::new()) };
     let is_one_node = !others.is_empty() && others.iter().all(|(_, other)| other == node);
-    if !is_one_node || protocol.protocol() != Protocol::SharedWrite {
+    // All variants of Shared-Write look equal to the peer.
+    if !is_one_node || protocol.protocol().wire_id() != Protocol::SharedWrite.wire_id() {
         return Ok(Vec::new());
     }
     let pd = simulation.device(*node).create_pd()?;
@@ -291,6 +292,7 @@ async fn listen(
 
 #[cfg(test)]
 mod tests {
+    use doorbell_exchange::shared_write::Reserves;
     use doorbell_exchange::{SendReceive, SharedWrite};
 
     use super::*;
@@ -304,10 +306,12 @@ mod tests {
         let simulation = Simulation::new(testbed, Topology::Star { nodes: 6 }, 1).expect("a simulation");
         let (config, pairs) = (Config::default(), Pattern::ManyToOne.pairs(3));
         let shared = SharedWrite::default();
-        let ends = sharing_receivers(&simulation, &pairs, &shared, &config).expect("ends");
-        let rings: Vec<_> = ends.iter().map(|end| shared.describe(end).regions[0]).collect();
-        assert_eq!(rings.len(), 3);
-        assert!(rings.iter().all(|ring| *ring == rings[0]), "{rings:?}");
+        for variant in [shared, SharedWrite { reserves: Reserves::Each }] {
+            let ends = sharing_receivers(&simulation, &pairs, &variant, &config).expect("ends");
+            let rings: Vec<_> = ends.iter().map(|end| variant.describe(end).regions[0]).collect();
+            assert_eq!(rings.len(), 3);
+            assert!(rings.iter().all(|ring| *ring == rings[0]), "{rings:?}");
+        }
         let others = sharing_receivers(&simulation, &Pattern::ManyToMany.pairs(3), &shared, &config);
         assert!(others.expect("no ends").is_empty());
         let others = sharing_receivers(&simulation, &pairs, &SendReceive, &config);
