@@ -34,7 +34,7 @@ pub(crate) fn show(bar: &ProgressBar, text: &str) {
 pub(crate) struct MessageBar {
     bar: ProgressBar,
     /// Time of the last line.
-    told: Cell<Instant>,
+    last_line: Cell<Instant>,
 }
 
 impl MessageBar {
@@ -43,7 +43,7 @@ impl MessageBar {
 
     /// Returns the bar of `length` messages.
     pub(crate) fn new(length: u64) -> Self {
-        Self { bar: bar(length, 0), told: Cell::new(Instant::now()) }
+        Self { bar: bar(length, 0), last_line: Cell::new(Instant::now()) }
     }
 
     /// Shows the point that is simulated now.
@@ -54,8 +54,8 @@ impl MessageBar {
     /// Shows that `messages` messages have been simulated.
     pub(crate) fn reach(&self, messages: u64) {
         self.bar.set_position(messages);
-        if self.bar.is_hidden() && self.told.get().elapsed() >= Self::LINE_EVERY {
-            self.told.set(Instant::now());
+        if self.bar.is_hidden() && self.last_line.get().elapsed() >= Self::LINE_EVERY {
+            self.last_line.set(Instant::now());
             let percent = 100.0 * messages as f64 / self.bar.length().unwrap_or(messages).max(1) as f64;
             note!("{percent:.0} %  {}", self.bar.message());
         }
