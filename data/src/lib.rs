@@ -33,7 +33,7 @@ pub const PUBLISHED: &[File] = files!("published": "t1", "t2", "t3");
 pub const TESTBEDS: &[File] = files!("testbeds": "connectx5-100g", "counters-100g", "connectx5-100g-far");
 
 /// Hardware of the simulator's testbeds. The files have the same layout as testbeds.
-pub const HARDWARE: &[File] = files!("hardware": "connectx5", "xeon-gold-6152", "ethernet-100g");
+pub const HARDWARE: &[File] = files!("hardware": "connectx5", "counters-rnic", "xeon-gold-6152", "ethernet-100g");
 
 /// Parameters of the performance model, one file per published testbed. `doorbell-model` documents the layout.
 pub const PARAMETERS: &[File] = files!("parameters": "t1", "t2", "t3");

@@ -3,7 +3,7 @@
 //! A tolerance interprets a word of a published sentence, such as "flat" or "about". It is the same for measured,
 //! simulated and predicted values. Only the noise of a source widens it, as [`Noise`] describes.
 
-use crate::{Dimension, Quantity, Relation, Row, Subject};
+use crate::{Dimension, PublishedOperation, Quantity, Relation, Row, Subject};
 
 /// "Flat", "as fast as", "gains nothing": maximum ratio of two values that count as equal. A larger ratio is a gain.
 /// Publications print two digits, so smaller differences are invisible in their plots.
@@ -32,10 +32,17 @@ pub const A_LITTLE: (f64, f64) = (1.02, 1.6);
 pub const ROW: f64 = 0.15;
 /// Rate of operations or packets of a bare queue pair, whose configuration is known: maximum relative deviation.
 pub const OPERATION_RATE: f64 = 0.10;
+/// Point of a curve, of which the number of client threads is not stated: maximum relative deviation.
+pub const CURVE: f64 = 0.20;
 /// Bytes and packets that were counted exactly: maximum relative deviation, for rounding.
 pub const COUNTED: f64 = 1e-4;
 /// Share of attempts that succeed: maximum difference. Published runs of one store differ by this difference.
 pub const SUCCESS: f64 = 0.07;
+/// Share of requests to one address that are late, which is from a source's notes: maximum factor.
+pub const LATE: f64 = 1.5;
+/// Largest displacement of a run: maximum relative deviation. The largest of a few thousand random delays varies by
+/// nearly half.
+pub const DISPLACEMENT: f64 = 0.40;
 /// Share of requests that are in order or out of order: maximum difference, as the publication states its spread.
 pub const ORDER: f64 = 0.02;
 
@@ -44,9 +51,20 @@ pub fn of_row(row: &Row) -> f64 {
     let share = row.value.in_base();
     match (&row.subject, row.quantity, row.quantity.dimension()) {
         (_, Quantity::SuccessOfWrites | Quantity::SuccessOfReads, _) => SUCCESS / share,
-        (_, Quantity::InOrder | Quantity::OutOfOrder, _) => ORDER / share,
+        (_, Quantity::InOrder, _) => ORDER / share,
+        (_, Quantity::OutOfOrder, _) if row.relation == Relation::AtLeast => 1.0 - 1.0 / LATE,
+        (_, Quantity::OutOfOrder, _) => LATE - 1.0,
+        (_, Quantity::Displacement, _) => DISPLACEMENT,
         (Subject::Operation(_), _, Dimension::Size | Dimension::Packets) if row.relation == Relation::Is => COUNTED,
+        // The publication states neither the threads of these operations nor the lists in which they were posted.
+        (Subject::Operation(_), Quantity::OperationRate, _) if row.configuration.outstanding.is_some() => CURVE,
+        (Subject::Operation(PublishedOperation::Write), Quantity::OperationRate, _)
+            if row.configuration.batch.is_some() =>
+        {
+            ROW
+        }
         (Subject::Operation(_), _, Dimension::Rate | Dimension::DataRate) => OPERATION_RATE,
+        (Subject::Operation(_), _, Dimension::Packets) => OPERATION_RATE,
         _ => ROW,
     }
 }

@@ -29,7 +29,7 @@ use crate::workload::WorkloadError;
 
 pub use analytic::{Analytic, lack_of};
 pub use configured::observations;
-pub use predictor::{Binding, Manner, Needed, Packets, Predictor, Rated};
+pub use predictor::{Binding, Manner, Needed, Order, Ordered, Packets, Predictor, Rated};
 pub use recorder::{Answer, Field, Recorder, Said};
 
 /// Published number with its comparison.

@@ -96,6 +96,11 @@ pub struct Posted {
     pub bytes: u64,
     /// Maximum number of outstanding operations per queue pair.
     pub window: u32,
+    /// Maximum number of outstanding operations of all queue pairs together; `None` means the windows of all. Some queue
+    /// pairs then have one more than the others.
+    pub outstanding: Option<u32>,
+    /// Whether requests are posted in rounds: a window of requests once the window before is answered.
+    pub in_rounds: bool,
     /// Operations per post.
     pub batch: u32,
     /// Whether only the last operation of each list is signalled. Its completion covers all operations of the list.
@@ -125,6 +130,8 @@ impl Posted {
             operation,
             bytes: if operation.is_atomic() { ATOMIC_BYTES } else { bytes },
             window,
+            outstanding: None,
+            in_rounds: false,
             batch: 1,
             signals_last: false,
             poll_list: 1,
@@ -236,7 +243,9 @@ pub(crate) fn operation_forms(setting: &Setting, posted: &Posted) -> Result<Form
     let connections = f64::from(posted.connections);
     let mut bounds = Vec::with_capacity(16);
     let mut push = |kind, cost| bounds.push(Form { kind, cost });
-    push(BoundKind::RoundTrip, latency.scaled(1.0 / (connections * f64::from(posted.window))));
+    let outstanding = connections * f64::from(posted.window);
+    let outstanding = posted.outstanding.map_or(outstanding, |all| outstanding.min(f64::from(all)));
+    push(BoundKind::RoundTrip, latency.scaled(1.0 / outstanding));
     let in_flight = connections * f64::from(setting.limits.reads_in_flight);
     push(BoundKind::ReadsInFlight, tally.read.scaled(1.0 / in_flight));
     tally.resources(setting, &workload, &mut push);

@@ -95,8 +95,9 @@ fn batches_gain_up_to_eight_per_post() {
 fn published_latencies_and_rates_are_measurements() {
     let measured = observations(doorbell_claims::testbed("t1").unwrap());
     let all = residuals(&Parameters::t1(), &measured).unwrap();
-    assert_eq!(all.len(), 7, "{all:?}");
-    for residual in &all {
+    assert_eq!(all.len(), 20, "{all:?}");
+    let is_explained = |name: &str| name.split_once(": ").is_some_and(|(id, _)| crate::check::lack_of(id).is_some());
+    for residual in all.iter().filter(|residual| !is_explained(&residual.name)) {
         let most = if residual.quantity == Quantity::LatencyNs { 0.15 } else { 0.20 };
         assert!(residual.relative_error().abs() <= most, "{residual:?}");
     }

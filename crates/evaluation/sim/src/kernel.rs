@@ -58,6 +58,16 @@ struct Departure {
     upto: u64,
 }
 
+/// Time at which responses leave an RNIC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Leaves {
+    Now,
+    /// At this time, which may be in the past.
+    At(Ps),
+    /// Before now by the time that the last packet of the queue pair took from its earliest response to its delivery.
+    BeforeDelivery,
+}
+
 /// Maximum number of packets that a unit takes at once from a queue pair while no other queue pair waits for the unit.
 /// A queue pair that begins to wait afterwards has to wait until the unit has sent these packets.
 const REQUESTS_AT_ONCE: usize = 4;
@@ -123,7 +133,8 @@ impl World {
     pub(crate) fn new(testbed: Testbed, topology: Topology, seed: [u8; 32]) -> Self {
         let nodes: Vec<_> = (0..topology.nodes()).map(|index| Node::new(index, &testbed, seed)).collect();
         let (pcie, nic, link) = (&testbed.pcie, &testbed.nic, &testbed.link);
-        let least_latency = pcie.doorbell + nic.transmit + link.propagation + nic.receive + pcie.write;
+        let switched = if topology.switches() > 0 { testbed.switch.latency + link.propagation } else { Ps::ZERO };
+        let least_latency = pcie.doorbell + nic.transmit + link.propagation + switched + nic.receive + pcie.write;
         Self {
             network: Network::new(topology, link),
             middlebox: None,
@@ -213,7 +224,7 @@ impl World {
             EventKind::Departure { departure } => {
                 let Departure { node, qpn, upto } = self.departures.remove(departure as usize);
                 self.nodes[node].rnic.sends_departed(self.now.as_ns(), qpn, upto);
-                self.pump(node, self.now);
+                self.pump(node, Leaves::Now);
             }
             EventKind::Answer { node, qpn } => {
                 if let Some(slot) = self.nodes[node as usize].slot(qpn) {
@@ -307,14 +318,24 @@ impl World {
         let Some(slot) = host.slot(qpn) else { return };
         host.doorbell(now, slot, upto, fetch);
         host.rnic.ring_sends(now.as_ns(), qpn, upto);
-        self.pump(node, now);
+        self.pump(node, Leaves::Now);
     }
 
-    /// Sends the pending packets of an RNIC. Responses leave at `answer_at`, which may be in the past.
-    pub(crate) fn pump(&mut self, node: usize, answer_at: Ps) {
+    /// Sends the pending packets of an RNIC.
+    pub(crate) fn pump(&mut self, node: usize, answers: Leaves) {
         while let Some(ready) = self.nodes[node].rnic.take_ready() {
             if ready.answers {
-                self.answer(node, ready.qpn, answer_at);
+                let host = &self.nodes[node];
+                let at = match answers {
+                    Leaves::Now => self.now,
+                    Leaves::At(at) => at,
+                    Leaves::BeforeDelivery => {
+                        let before =
+                            host.slot(ready.qpn).map_or(Ps::ZERO, |slot| host.queue_pairs[slot].answers_before);
+                        self.now.since(before)
+                    }
+                };
+                self.answer(node, ready.qpn, at);
             }
             if ready.requests
                 && let Some(slot) = self.nodes[node].slot(ready.qpn)
@@ -333,8 +354,8 @@ impl World {
         host.rnic.transmitted();
         if let Some(at_ns) = host.rnic.poll_timeout() {
             let at = Ps::from_ns(at_ns);
-            if at < host.timeout_at {
-                host.timeout_at = at;
+            if host.timeouts.last().is_none_or(|&earliest| at < earliest) {
+                host.timeouts.push(at);
                 self.push(at, EventKind::Timeout { node: node as u32 });
             }
         }
@@ -409,6 +430,9 @@ impl World {
                 }
             }
             self.batch = Some(batch);
+            if pulled.answers {
+                self.answer(node, qpn, self.nodes[node].unit_free(unit).max(self.now));
+            }
         }
     }
 
@@ -549,16 +573,16 @@ impl World {
         self.frames.give_back(number);
         self.mix(now.0);
         self.mix(what);
-        self.pump(to, answer_at);
+        self.pump(to, Leaves::At(answer_at));
     }
 
     fn time_out(&mut self, node: usize) {
         let now = self.now;
         let host = &mut self.nodes[node];
-        host.timeout_at = Ps::MAX;
+        host.timeouts.pop();
         host.ring_receives(now);
         host.rnic.handle_timeout(now.as_ns());
-        self.pump(node, now);
+        self.pump(node, Leaves::BeforeDelivery);
     }
 
     /// Returns the number of switches.

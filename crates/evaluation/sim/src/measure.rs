@@ -11,6 +11,7 @@ use doorbell_study::executor::hands;
 use doorbell_study::session::SessionError;
 use doorbell_study::session::point::{Done, Point, Prepared, Worked};
 use doorbell_study::threads::{OneThread, Threads};
+use doorbell_study::workload::Tally;
 use doorbell_verbs::Counters;
 
 use crate::simulation::{Returned, Simulation, SimulationError, Summary};
@@ -25,11 +26,21 @@ pub struct Load {
     pub parameters: Parameters,
     /// Size of each message in bytes.
     pub bytes: usize,
+    /// Whether requests are posted in rounds: a window of requests once the window before is answered.
+    pub in_rounds: bool,
+    /// Maximum number of outstanding one-sided operations of all queue pairs together, if it differs from the sum of
+    /// their windows. Some queue pairs have one more than the others.
+    pub outstanding: Option<usize>,
     /// Number of threads of the answering host, if it differs from the number of threads of the asking host.
     pub receiver_threads: Option<usize>,
 }
 
 impl Load {
+    /// Returns the load of these parameters with all windows full and equally many threads on both hosts.
+    pub fn new(parameters: Parameters, bytes: usize) -> Self {
+        Self { parameters, bytes, in_rounds: false, outstanding: None, receiver_threads: None }
+    }
+
     /// Sets the size of the messages.
     pub fn resize(&mut self, bytes: usize) {
         self.bytes = bytes;
@@ -146,7 +157,7 @@ fn run(
 ) -> Result<Option<Measured>, MeasureError> {
     load.parameters.check()?;
     let bench = Bench::new(testbed, load, seed, stop, capture)?;
-    with_connector!(load.parameters.protocol, connector => perform(bench, &connector, load.receiver_threads))
+    with_connector!(load.parameters.protocol, connector => perform(bench, &connector, load))
 }
 
 struct Bench<'a> {
@@ -191,12 +202,18 @@ impl<'a> Bench<'a> {
         let ended_ns = tallies.iter().map(|tally| tally.ended_ns).max().unwrap_or(0);
         let messages: u64 = tallies.iter().map(|tally| tally.sent).sum();
         let lasted_ns = ended_ns.saturating_sub(began_ns).max(1);
+        // Random delays let the queue pairs of one-sided operations end at different times, and the last of them would
+        // determine the rate of a short run. In a run of fixed duration, the rates of all queue pairs add up.
+        let messages_per_s = match self.parameters.operation.is_one_sided() {
+            true => tallies.iter().map(rate).sum(),
+            false => messages as f64 * 1e9 / lasted_ns as f64,
+        };
         let counted = [ASKING, ANSWERING].map(|node| {
             let now = self.simulation.device(node).counters()?;
             Some(self.before[node].map_or(now, |before| now.since(&before)))
         });
         Ok(Some(Measured {
-            messages_per_s: messages as f64 * 1e9 / lasted_ns as f64,
+            messages_per_s,
             latency_ns: histogram.map(|histogram| histogram.value_at_quantile(0.5)),
             offered: self.parameters.rate,
             rnr_naks: counted[ANSWERING].as_ref().map_or(0, |counters| counters.rnr_nak_sent),
@@ -206,6 +223,11 @@ impl<'a> Bench<'a> {
             summary,
         }))
     }
+}
+
+/// Returns the messages per second of one connection.
+fn rate(tally: &Tally) -> f64 {
+    tally.sent as f64 * 1e9 / tally.ended_ns.saturating_sub(tally.began_ns).max(1) as f64
 }
 
 /// Makes and connects the ends of both hosts, first those of the asking host.
@@ -224,7 +246,7 @@ fn points<C: Connector>(bench: &Bench<'_>, protocol: &C, cast: &Cast) -> Result<
 fn perform<C: Connector<Connection: 'static> + 'static>(
     mut bench: Bench<'_>,
     protocol: &C,
-    receiver_threads: Option<usize>,
+    load: &Load,
 ) -> Result<Option<Measured>, MeasureError> {
     let parameters = bench.parameters;
     if parameters.replicate || parameters.bidirectional || parameters.events {
@@ -236,35 +258,45 @@ fn perform<C: Connector<Connection: 'static> + 'static>(
         return Err(MeasureError::Feature("simulations of two hosts have acknowledged messages only"));
     }
     let mut cast = parameters.cast();
-    cast.answering.threads = receiver_threads.unwrap_or(cast.answering.threads);
+    cast.answering.threads = load.receiver_threads.unwrap_or(cast.answering.threads);
     let [mut asking, answering] = points(&bench, protocol, &cast)?;
+    if load.in_rounds {
+        asking.work = asking.work.in_rounds();
+    }
     asking.aim(&answering.memory())?;
     if parameters.operation.is_one_sided() {
         // Targets have no threads, but their memory must exist until the end. Each initiator has its own thread.
         asking.work.part.threads = asking.ends.len();
-        let asked = spawn_part(&mut bench, ASKING, asking);
+        let asked = spawn_part(&mut bench, ASKING, asking, load.outstanding);
         let measured = bench.finish(asked);
         drop(answering);
         return measured;
     }
-    spawn_part(&mut bench, ANSWERING, answering);
-    let asked = spawn_part(&mut bench, ASKING, asking);
+    spawn_part(&mut bench, ANSWERING, answering, None);
+    let asked = spawn_part(&mut bench, ASKING, asking, None);
     bench.finish(asked)
 }
 
-/// Spawns the threads that perform a part on a node.
+/// Spawns the threads that perform a part on a node. `outstanding` is [`Load::outstanding`].
 fn spawn_part<C: Connector<Connection: 'static> + 'static>(
     bench: &mut Bench<'_>,
     node: usize,
     point: Point<C>,
+    outstanding: Option<usize>,
 ) -> Vec<Ended<C>> {
     let Point { ends, work, shared, .. } = point;
     let (waiter, work) = (bench.simulation.polling(), Rc::new(work));
+    // If the outstanding operations are no multiple of the queue pairs, the first of them have one more.
+    let (wider, narrow) = match outstanding {
+        Some(all) => (all % ends.len(), Rc::new(work.with_window(all / ends.len()))),
+        None => (ends.len(), Rc::clone(&work)),
+    };
     let hands = hands(work.part.threads, ends);
     let left = Rc::new(Cell::new(hands.len()));
     let mut all = Vec::new();
     for (number, hand) in hands.into_iter().enumerate() {
-        let (waiter, work, left) = (waiter.clone(), Rc::clone(&work), Rc::clone(&left));
+        let work = if number < wider { &work } else { &narrow };
+        let (waiter, work, left) = (waiter.clone(), Rc::clone(work), Rc::clone(&left));
         all.push(bench.simulation.spawn(node, format!("{} {number}", work.part.role), async move {
             let tasks = hand.into_iter().map(|end| work.perform(end, waiter.clone(), &|_| {}));
             let ended = OneThread(waiter.clone()).run(&waiter, tasks, || Ok(())).await;

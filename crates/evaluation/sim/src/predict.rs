@@ -133,8 +133,6 @@ pub struct BlindRow {
 enum RowWorkload {
     Load(Box<Load>),
     Far(FarPoint),
-    /// Rate of the first load, moved towards the rate of the second load by this share of the difference.
-    Between(Box<[Load; 2]>, f64),
     /// Smallest of these messages, in ascending order, with which the line is full.
     FillingLine(Vec<Load>),
     /// Rate of the first point, divided by the rate of the second one.
@@ -188,10 +186,10 @@ const DOUBTS: [(&str, &[Doubt]); 3] = [
     (
         T1,
         &[
-            doubt("nic.unit_request", "74 ns", "82 ns", "batch-gain and batch-ceiling stay within 15 %"),
-            doubt("nic.transmit", "300 ns", "590 ns", "base-latency stays within 15 %"),
-            doubt("nic.receive", "300 ns", "590 ns", "base-latency stays within 15 %"),
-            doubt("nic.receive_ack", "520 ns", "1600 ns", "gap-over-send stays within 15 %"),
+            doubt("nic.unit_request", "72.5 ns", "84 ns", "batch-gain and batch-ceiling stay within 15 %"),
+            doubt("nic.transmit", "0 ns", "165 ns", "base-latency stays within 15 %"),
+            doubt("nic.receive", "0 ns", "165 ns", "base-latency stays within 15 %"),
+            doubt("nic.receive_ack", "40 ns", "1150 ns", "gap-over-send stays within 15 %"),
             doubt("cpu.cache_miss", "0 ns", "33 ns", "assumed: no misses, or each to the shared cache (70 cycles)"),
             doubt("cpu.queue_pair", "2 KiB", "12 KiB", "assumed: without the buffers of receives, or with them"),
             doubt(
@@ -209,9 +207,9 @@ const DOUBTS: [(&str, &[Doubt]); 3] = [
         T2,
         &[
             doubt("pcie.read", "290 ns", "320 ns", "the rows of WRITE of 1 B, eight outstanding, stay within 10 %"),
-            doubt("nic.transmit", "120 ns", "200 ns", "the rows of WRITE stay within 10 %"),
-            doubt("nic.receive", "120 ns", "200 ns", "the rows of WRITE stay within 10 %"),
-            doubt("nic.take_receive", "450 ns", "650 ns", "the rows of request-response stay within 10 %"),
+            doubt("nic.transmit", "60 ns", "160 ns", "the rows of WRITE stay within 10 %"),
+            doubt("nic.receive", "60 ns", "160 ns", "the rows of WRITE stay within 10 %"),
+            doubt("nic.take_receive", "700 ns", "1100 ns", "the rows of request-response stay within 10 %"),
             doubt("nic.payload_fetches", "1", "8", "a reading of three rows, see open_points"),
             doubt("cpu.post_list", "60 ns", "180 ns", "assumed: the CPU is not named"),
         ],
@@ -219,12 +217,13 @@ const DOUBTS: [(&str, &[Doubt]); 3] = [
     (
         T3,
         &[
-            doubt("nic.unit_request", "65 ns", "110 ns", "taken from the other testbed with this NIC"),
-            doubt("nic.send_packet", "12 ns", "25 ns", "taken from the other testbed with this NIC"),
-            doubt("nic.receive_packet", "12 ns", "25 ns", "taken from the other testbed with this NIC"),
+            doubt("nic.unit_inline", "48 ns", "63 ns", "the row of one queue pair stays within 15 %"),
+            doubt("nic.send_packet", "2 ns", "8.4 ns", "at most the line's time of a WRITE of 8 B"),
+            doubt("nic.receive_packet", "2 ns", "8.4 ns", "at most the line's time of a WRITE of 8 B"),
             doubt("nic.read", "10 ns", "60 ns", "assumed: no row shows it"),
             doubt("nic.units", "4", "20", "assumed: no row shows the number"),
             doubt("pcie.read", "400 ns", "800 ns", "assumed: what measurements of PCIe show for Xeons"),
+            doubt("pcie.slow_every", "60", "200", "in-order stays within 2 points"),
             doubt("cpu.post_list", "60 ns", "180 ns", "assumed: the CPU is not named"),
             doubt("switch.middlebox", "100 ns", "1000 ns", "assumed: no row shows it"),
             doubt("switch.middlebox_packet", "1 ns", "10 ns", "assumed: a pipeline, or one with memory behind it"),
@@ -259,12 +258,6 @@ impl BlindRow {
         let load = match &self.workload {
             RowWorkload::Load(load) => load,
             RowWorkload::Far(point) => return self.of_point(&runs.far(point)?),
-            RowWorkload::Between(loads, share) => {
-                let [below, above] = &**loads;
-                let below = runs.run(below, false)?.messages_per_s;
-                let above = runs.run(above, false)?.messages_per_s;
-                return Ok((below + share * (above - below)) / 1e6);
-            }
             RowWorkload::FillingLine(loads) => return second::filling_line(runs, loads),
             RowWorkload::Quotient(points) => {
                 let [one, other] = &**points;

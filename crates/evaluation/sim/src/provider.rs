@@ -24,9 +24,9 @@ use doorbell_verbs_core::EventQueue;
 use doorbell_wire::to_gid;
 use rustc_hash::FxHashMap;
 
-use crate::kernel::World;
 use crate::kernel::locks::Lock;
 use crate::kernel::watch::{Watch, lock};
+use crate::kernel::{Leaves, World};
 use crate::time::Ps;
 
 /// Name of the provider in the attributes of a simulated device.
@@ -426,7 +426,8 @@ impl raw::Cq for SimCq {
         });
         cost += cpu.inline_receive.times(inline.count() as u64);
         for completion in out[..count].iter().filter(|completion| completion.opcode == CompletionOpcode::Receive) {
-            cost += world.misses(self.node, completion.qpn);
+            let is_inline = u64::from(completion.byte_len) <= world.testbed.nic.inline_receive;
+            cost += world.misses(self.node, completion.qpn, is_inline);
         }
         world.wait_for(&self.poll_lock, cost);
         world.charge(cost);
@@ -484,7 +485,10 @@ impl raw::Srq for SimSrq {
 
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let mut world = lock(&self.shared.world);
-        charge_receives(&mut world, &self.post_lock, list.len());
+        // The entries of a shared queue are a linked list, since messages return them in any order. Each entry is read at
+        // the head of the list when it is posted, and was written at the tail when its message completed.
+        let links = world.testbed.cpu.memory_access.times(2 * list.len() as u64);
+        charge_receives(&mut world, &self.post_lock, list.len(), links);
         let clock = world.clock();
         let node = &mut world.nodes[self.node];
         let result = node.rnic.post_srq_recv(self.id, list);
@@ -503,9 +507,10 @@ fn accepted(result: &Result<(), PostError>, of: usize) -> usize {
     result.as_ref().map_or_else(|error| error.index, |()| of)
 }
 
-fn charge_receives(world: &mut World, queue: &Lock, count: usize) {
+/// Charges the post of a list of receives, which takes `more` than a list of the same length on a queue pair.
+fn charge_receives(world: &mut World, queue: &Lock, count: usize, more: Ps) {
     let cpu = &world.testbed.cpu;
-    let cost = cpu.repost_list + cpu.repost_wr.times(count as u64);
+    let cost = cpu.repost_list + cpu.repost_wr.times(count as u64) + more;
     world.wait_for(queue, cost);
     world.charge(cost);
 }
@@ -563,8 +568,7 @@ impl raw::Qp for SimQp {
             node.rnic.release_acks();
         }
         let result = node.rnic.modify_qp(self.qpn, attributes);
-        let now = world.now();
-        world.pump(self.node, now);
+        world.pump(self.node, Leaves::Now);
         world.say_farewells(self.node);
         world.wake();
         result
@@ -591,7 +595,7 @@ impl raw::Qp for SimQp {
 
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let mut world = lock(&self.shared.world);
-        charge_receives(&mut world, &self.receive_lock, list.len());
+        charge_receives(&mut world, &self.receive_lock, list.len(), Ps::ZERO);
         let clock = world.clock();
         let node = &mut world.nodes[self.node];
         let result = node.rnic.post_recv(self.qpn, list);

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 pub use doorbell_model::check::Lack;
-use doorbell_model::check::{Binding, Manner, Needed, Packets, Predictor, Rated};
+use doorbell_model::check::{Binding, Manner, Needed, Order, Ordered, Packets, Predictor, Rated};
 use doorbell_model::operation::{Posted, PostedOperation as Asked};
 use doorbell_model::workload::Workload;
 use doorbell_protocols::{Protocol, Release};
-use doorbell_record::{Extent, FarPoint, Kind, Operation, Parameters, PointResult, SharedBy};
+use doorbell_record::{Extent, FarPoint, Figure, Kind, Operation, OrderPoint, Parameters, PointResult, SharedBy};
 use doorbell_wire::{MessageKind, OuterKind, Transport, message_cost};
 
 use crate::bottleneck::{Bottleneck, Station};
@@ -202,7 +202,13 @@ impl<'a> Runs<'a> {
         serving.single_receiver = manner.one_queue && workload.protocol == Protocol::SendReceive;
         let receivers = workload.peers.receivers;
         let differ = receivers != workload.peers.senders && !serving.single_receiver;
-        Load { parameters, bytes, receiver_threads: differ.then_some(receivers as usize) }
+        Load {
+            parameters,
+            bytes,
+            in_rounds: false,
+            outstanding: None,
+            receiver_threads: differ.then_some(receivers as usize),
+        }
     }
 
     /// Converts operations on bare queue pairs.
@@ -226,10 +232,12 @@ impl<'a> Runs<'a> {
         // Messages of T2 have immediate data if the published byte counts include immediate data. In the simulation,
         // messages have immediate data if credits are on.
         parameters.credits = posted.immediate;
-        parameters.inline = 0;
+        parameters.inline = posted.inline_bytes as usize;
+        parameters.batch = posted.batch as usize;
         parameters.addresses =
             posted.operation.is_atomic().then_some((posted.addresses as usize).clamp(1, parameters.connections));
-        Ok(Load { parameters, bytes, receiver_threads: None })
+        let outstanding = posted.outstanding.map(|all| all as usize);
+        Ok(Load { parameters, bytes, in_rounds: posted.in_rounds, outstanding, receiver_threads: None })
     }
 
     fn rated(measured: &Measured) -> Rated {
@@ -292,6 +300,30 @@ impl Predictor for Runs<'_> {
         })
     }
 
+    fn order(&mut self, asked: &Ordered) -> Result<Order, Lack> {
+        let operation = match asked.operation {
+            Asked::Read => Operation::Read,
+            Asked::Write => Operation::Write,
+            Asked::CompareSwap => Operation::CompareSwap,
+            _ => return Err(Lack::Feature("the order of operations that need receives is not simulated")),
+        };
+        let result = self.far(&FarPoint::Order(OrderPoint {
+            operation,
+            queue_pairs: asked.connections as usize,
+            addresses: asked.addresses,
+            zipf: asked.zipf,
+            rate_per_s: asked.rate_per_s.unwrap_or(UNLIMITED),
+            outstanding: asked.window as usize,
+            requests: if asked.rate_per_s.is_some() { REQUESTS } else { UNPACED_REQUESTS },
+        }))?;
+        let figure = |figure| result.far.get(&figure).copied().ok_or(Lack::Quantity("the order of these requests"));
+        Ok(Order {
+            in_order: figure(Figure::InOrder)? / 100.0,
+            same_address_late: figure(Figure::SameAddressOutOfOrder)? / 100.0,
+            largest_gap: figure(Figure::LargestGap)?,
+        })
+    }
+
     /// Returns 8 for WRITEs, the maximum that the publication uses. For READs and atomic operations, returns 16, the
     /// limit of a queue pair.
     fn unstated_window(&self, operation: Asked) -> Result<u32, Lack> {
@@ -336,6 +368,13 @@ fn binding(measured: &Measured) -> Binding {
     Binding { name, is_receiving_cpu }
 }
 
+/// Requests of a run about order with a rate, as many as in the experiment `far-memory/reordering`.
+const REQUESTS: u64 = 20_000;
+/// Requests of a run about order without a rate. There are more, since few of them are late.
+const UNPACED_REQUESTS: u64 = 100_000;
+/// Requests per second that no queue pair reaches.
+const UNLIMITED: f64 = 1e15;
+
 /// Default seed of all runs, so that each user gets the same results.
 pub const SEED: u64 = 1;
 /// Maximum number of bytes that each connection of a run carries. A run of long messages has fewer messages because of
@@ -347,7 +386,7 @@ const SHORTEST: u64 = 64;
 const DEPTHS: u64 = 20;
 
 /// Returns whether a sentence names a row, by its whole id or by a prefix and a star.
-fn names(sentence: &str, id: &str) -> bool {
+pub(crate) fn names(sentence: &str, id: &str) -> bool {
     sentence.split([' ', ',', '(', ')', ';']).map(|word| word.trim_end_matches('.')).any(|word| {
         match word.strip_suffix('*') {
             Some(beginning) => beginning.contains('/') && id.starts_with(beginning),

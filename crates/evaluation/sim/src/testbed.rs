@@ -22,7 +22,7 @@ use std::sync::LazyLock;
 use doorbell_output::files;
 use doorbell_study::failure::{Failure, Usage};
 
-pub use fields::{Cpu, Dimension, Forwarding, Link, LockScope, Nic, Pcie, Switch, WhenFull};
+pub use fields::{Acks, Cpu, Dimension, Forwarding, Link, LockScope, Nic, Pcie, Switch, WhenFull};
 use fields::{FIELDS, Field, Groups};
 pub(crate) use load::nearest;
 pub use load::{SCHEMA, TestbedError};

@@ -22,7 +22,7 @@ const LARGE: [&str; 2] = ["size=4096", "messages=3000"];
 #[test]
 fn a_slowed_station_is_the_bottleneck() {
     let cases: [(&[&str], &str, Station); 9] = [
-        (&SMALL, "nic.unit_request=500ns", Station::Unit),
+        (&SMALL, "nic.unit_inline=500ns", Station::Unit),
         (&SMALL, "nic.send_packet=500ns", Station::Send),
         (&SMALL, "nic.receive_packet=500ns", Station::Receive),
         (&SMALL, "cpu.post_wr=500ns", Station::Thread),
@@ -50,7 +50,7 @@ fn a_sped_up_station_is_no_longer_the_bottleneck() {
     let (unit, line) = (run(&SMALL), run(&LARGE));
     assert_eq!((unit.bottleneck.station, unit.bottleneck.binds()), (Station::Unit, true), "{}", unit.bottleneck);
     assert_eq!((line.bottleneck.station, line.bottleneck.binds()), (Station::Port, true), "{}", line.bottleneck);
-    let faster = run(&[&SMALL[..], &["nic.unit_request=1ns"]].concat());
+    let faster = run(&[&SMALL[..], &["nic.unit_inline=1ns"]].concat());
     assert_ne!(faster.bottleneck.station, Station::Unit);
     assert!(faster.messages_per_s > 1.1 * unit.messages_per_s);
     let faster = run(&[&LARGE[..], &["link.rate=400Gb/s"]].concat());

@@ -32,27 +32,42 @@ fn only_requests_of_one_queue_pair_are_answered_in_order() {
     // The hottest word receives more CASes than the NIC can serve. CASes of other words overtake the CASes that wait
     // for this word.
     let many = OrderPoint { rate_per_s: 20e6, ..order(Operation::CompareSwap, 16) };
-    let (result, digest) = simulated_with(&[], &FarPoint::Order(many.clone()));
+    let even = [("pcie.slow_every", "0")];
+    let (result, digest) = simulated_with(&even, &FarPoint::Order(many.clone()));
     assert!(result.far[&Figure::InOrder] < 95.0 && result.far[&Figure::LargestGap] > 5.0, "{:?}", result.far);
     assert!(result.far[&Figure::SameAddressOutOfOrder] < 1.0, "CASes on one word hardly ever overtake each other");
-    let again = simulated_with(&[], &FarPoint::Order(many));
+    let again = simulated_with(&even, &FarPoint::Order(many));
     assert_eq!((again.1, &again.0.far), (digest, &result.far));
 }
 
 #[test]
-fn random_memory_delays_reorder_requests_of_several_queue_pairs() {
-    let found = |jitter: &str, queue_pairs| {
-        let point = FarPoint::Order(order(Operation::Read, queue_pairs));
-        let far = simulated_with(&[("nic.access_jitter", jitter)], &point).0.far;
+fn slow_accesses_reorder_requests_of_several_queue_pairs() {
+    let found = |every: &str, queue_pairs| {
+        let point = FarPoint::Order(OrderPoint { requests: 20_000, ..order(Operation::Read, queue_pairs) });
+        let far = simulated_with(&[("pcie.slow_every", every)], &point).0.far;
         [far[&Figure::InOrder], far[&Figure::LargestGap], far[&Figure::SameAddressOutOfOrder]]
     };
-    assert_eq!(found("0ns", 32), [100.0, 1.0, 0.0]);
-    let [in_order, gap, same_address] = found("100ns", 32);
-    assert!((50.0..95.0).contains(&in_order) && gap > 1.0 && same_address > 0.0, "{in_order} {gap} {same_address}");
-    assert_eq!(found("100ns", 1), [100.0, 1.0, 0.0], "requests of one queue pair stay in order");
-    // The value of `nic.access_jitter` in the testbed was fitted to about 97 % of requests in order.
+    assert_eq!(found("0", 32), [100.0, 1.0, 0.0]);
+    let [in_order, gap, same_address] = found("20", 32);
+    assert!((80.0..95.0).contains(&in_order) && gap > 10.0 && same_address > 0.0, "{in_order} {gap} {same_address}");
+    assert_eq!(found("20", 1), [100.0, 1.0, 0.0], "requests of one queue pair stay in order");
+    // The testbed's values were fitted to about 97 % of requests in order, and displacements of up to 15.
     let far = simulated(&FarPoint::Order(OrderPoint { requests: 20_000, ..order(Operation::Read, 32) })).far;
-    assert!((95.0..99.0).contains(&far[&Figure::InOrder]), "{far:?}");
+    assert!((96.0..98.0).contains(&far[&Figure::InOrder]), "{far:?}");
+    assert!((8.0..=20.0).contains(&far[&Figure::LargestGap]), "{far:?}");
+}
+
+#[test]
+fn other_queue_pairs_do_not_wait_for_a_slow_access() {
+    let rate = |every: &str, queue_pairs, operation| {
+        let point = OrderPoint { rate_per_s: 1e15, outstanding: 4, ..order(operation, queue_pairs) };
+        simulated_with(&[("pcie.slow_every", every)], &FarPoint::Order(point)).0.messages_per_s
+    };
+    for operation in [Operation::Read, Operation::Write] {
+        let [one, many] = [1, 16].map(|pairs| rate("50", pairs, operation) / rate("0", pairs, operation));
+        assert!((0.5..0.97).contains(&one), "{operation:?}: a queue pair waits for its own slow accesses: {one}");
+        assert!(many > 0.6 * one, "{operation:?}: 16 queue pairs lose as much as one: {many} after {one}");
+    }
 }
 
 #[test]
@@ -85,7 +100,8 @@ fn a_cas_waits_only_for_atomics_of_its_scope() {
 fn a_middlebox_that_turns_cases_into_writes_takes_no_lock() {
     let rate = |way| {
         let point = HotPoint { clients: 4, outstanding: 16, operations: 1000, way };
-        simulated(&FarPoint::Hot(point)).messages_per_s
+        // The box has one queue pair to the memory node, which would wait for each slow access.
+        simulated_with(&[("pcie.slow_every", "0")], &FarPoint::Hot(point)).0.messages_per_s
     };
     let [straight, through, converted] = [Way::Straight, Way::Box, Way::BoxToWrite].map(rate);
     assert!((straight / through - 1.0).abs() < 0.05, "{straight} and {through} per second");

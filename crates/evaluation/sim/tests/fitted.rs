@@ -70,15 +70,15 @@ fn the_fit_finds_the_rate_of_the_link() {
 }
 
 /// Latency and the time until an acknowledgement are sums over many stations, so the test compares two testbeds. If
-/// each cable takes 1 us longer, a message passes two cables and takes 2 us longer. Its acknowledgement comes 4 us
+/// each cable takes 2 us longer, a message passes two cables and takes 4 us longer. Its acknowledgement comes 8 us
 /// later.
 #[test]
 fn the_fit_finds_a_longer_cable_in_latency_and_gap() {
     let t1 = testbed::by_name("connectx5-100g").expect("a built-in testbed");
-    let longer = t1.link.propagation + Ps::from_ns(1000);
+    let longer = t1.link.propagation + Ps::from_ns(2000);
     let longer = t1.with("link.propagation", &format!("{} ps", longer.0)).expect("an allowed value");
     let (before, after) = (fitted(t1), fitted(&longer));
-    for (name, put_in) in [("l_ns", 2000.0), ("g_fix_ns", 4000.0)] {
+    for (name, put_in) in [("l_ns", 4000.0), ("g_fix_ns", 8000.0)] {
         let ((least, most), (least_after, most_after)) = (found(&before, name), found(&after, name));
         let range = least_after - most..=most_after - least;
         assert!(range.contains(&put_in), "{name}: {put_in} was put in, found {range:?}");

@@ -9,16 +9,13 @@ use doorbell_sim::testbed;
 const BEYOND: &[&str] = &[
     "send-receive/poll-gain",
     "send-receive/inline-receive-size",
-    "send-receive/latency-is-a-line",
+    "direct-write/threads-16",
     "send-receive/batch-wants-window",
     "send-receive/poll-lists-gain",
     "send-receive/srq-thread-hurts",
     "send-receive/srq-needs-throttling",
     "send-receive/n-to-1-one-queue",
     "direct-read/bandwidth-bends",
-    "wire/acks-coalesce",
-    "far-memory/atomics-are-slow",
-    "far-memory/cas-has-a-ceiling",
 ];
 
 /// Returns the ids of the chosen rows and sentences whose simulated results differ from the published ones. Two tests

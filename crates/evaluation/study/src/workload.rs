@@ -26,6 +26,9 @@ pub struct Plan {
     pub bytes: usize,
     /// Maximum number of unacknowledged messages or unanswered requests.
     pub window: usize,
+    /// Whether requests go out in rounds: a whole window of requests, after each request of the window before was
+    /// answered.
+    pub in_rounds: bool,
     /// Number of messages or duration of the plan.
     pub extent: Extent,
     /// Messages per second, or `None` for the maximum rate.

@@ -309,7 +309,9 @@ impl Rnic {
     #[inline]
     fn settle(&mut self, slot: u32) {
         let qp = &mut self.qps[slot as usize];
-        if self.core.policy.ack_hold_ns == 0 {
+        let policy = &self.core.policy;
+        let ack_is_held = policy.ack_hold_ns > 0;
+        if !ack_is_held && !(policy.acks_follow_requests && qp.has_request_to_send()) {
             qp.resp.release_ack();
         }
         let ready = qp.resp.has_answers() || qp.has_request_to_send();
@@ -317,7 +319,8 @@ impl Rnic {
             qp.queued = true;
             self.core.ready.push_back(slot);
         }
-        if let Some(since) = qp.resp.held_ack_since_ns()
+        if ack_is_held
+            && let Some(since) = qp.resp.held_ack_since_ns()
             && !qp.ack_held
         {
             qp.ack_held = true;

@@ -32,9 +32,7 @@ pub(super) const RULES: Rules = &[
         let load = asked.load_with(Bytes, 1.0);
         let curve = asked.curve(&load, RequestPacketsPerOperation, Window, 1.0..=64.0)?;
         let (least, most) = (asked.number("least")?, asked.number("most")?);
-        let is_within = |packets: f64| {
-            (least..=most).contains(&packets) || asked.is_counted(packets, least) || asked.is_counted(packets, most)
-        };
+        let is_within = |packets: f64| !asked.is_more(least, packets) && !asked.is_more(packets, most);
         let (first, last) = (curve[0], curve[curve.len() - 1]);
         let because = format!(
             "{:.2} packets per operation with {:.0} outstanding, {:.2} with {:.0}: messages and their acknowledgements",

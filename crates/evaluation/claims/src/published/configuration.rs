@@ -238,6 +238,13 @@ pub struct Configuration {
     pub vlan: Option<bool>,
     /// Whether messages carry immediate data.
     pub immediate: Option<bool>,
+    /// Maximum bytes of a payload that is sent inline.
+    pub inline: Option<Amount>,
+    /// Whether requests are posted in rounds: a window of requests once the window before is answered.
+    pub in_rounds: Option<bool>,
+    /// Maximum number of outstanding operations of all queue pairs together. Some queue pairs have one more than the
+    /// others.
+    pub outstanding: Option<Amount>,
     /// Number of distinct addresses that the operations access.
     pub addresses: Option<Amount>,
     /// Number of client threads of a store.
@@ -305,7 +312,7 @@ macro_rules! field {
 }
 
 /// All fields of a configuration.
-pub(crate) const FIELDS: [Field; 22] = [
+pub(crate) const FIELDS: [Field; 25] = [
     field!(bytes, 0.0, MANY, true),
     field!(window, 1.0, MANY, true),
     field!(batch, 1.0, MANY, true),
@@ -322,6 +329,9 @@ pub(crate) const FIELDS: [Field; 22] = [
     field!(fence_waits_for),
     field!(vlan),
     field!(immediate),
+    field!(inline, 0.0, MANY, true),
+    field!(in_rounds),
+    field!(outstanding, 1.0, MANY, true),
     field!(addresses, 1.0, MANY, true),
     field!(clients, 1.0, MANY, true),
     field!(keys, 1.0, MANY, true),
@@ -364,9 +374,23 @@ impl Subject {
         ];
         const OPERATIONS: [&str; 4] = ["bytes", "window", "connections", "path_mtu"];
         match self {
-            Subject::Protocol(name) if name.starts_with("direct-read") => (&READS, &[]),
-            Subject::Protocol(_) => (&MESSAGES, &["repost_by"]),
-            Subject::Operation(_) => (&OPERATIONS, &["vlan", "immediate", "addresses", "keys", "zipf", "rate_per_s"]),
+            Subject::Protocol(name) if name.starts_with("direct-read") => (&READS, &["inline"]),
+            Subject::Protocol(_) => (&MESSAGES, &["repost_by", "inline"]),
+            Subject::Operation(_) => (
+                &OPERATIONS,
+                &[
+                    "batch",
+                    "inline",
+                    "in_rounds",
+                    "outstanding",
+                    "vlan",
+                    "immediate",
+                    "addresses",
+                    "keys",
+                    "zipf",
+                    "rate_per_s",
+                ],
+            ),
             Subject::Store(_) => (&["clients", "keys", "zipf", "write_percent"], &[]),
         }
     }

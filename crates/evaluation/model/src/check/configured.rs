@@ -7,7 +7,7 @@ use doorbell_claims::{
 use doorbell_protocols::Protocol;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
-use super::{Lack, Manner, Predictor};
+use super::{Lack, Manner, Ordered, Predictor};
 use crate::observation::{Load, Observation};
 use crate::operation::{Posted, PostedOperation};
 use crate::workload::{Peers, Workload};
@@ -117,6 +117,10 @@ pub(super) fn workload(
         peers,
         ..Workload::new(needed("bytes", bytes, Some(Swept::Bytes))?, window, count("batch", batch, Some(Swept::Batch))?)
     };
+    let workload = match configuration.inline {
+        Some(Amount::Is(inline)) => Workload { inline_bytes: inline as u64, ..workload },
+        _ => workload,
+    };
     workload.check()?;
     Ok(workload)
 }
@@ -141,6 +145,28 @@ pub(super) fn operation(said: Said) -> PostedOperation {
     }
 }
 
+/// Exponent of a Zipf distribution if a publication does not state it: that of YCSB.
+const ZIPF: f64 = 0.99;
+
+/// Returns the requests of a published configuration about order.
+pub(super) fn ordered(
+    operation: PostedOperation,
+    configuration: &Configuration,
+    by: &dyn Predictor,
+) -> Result<Ordered, Lack> {
+    Ok(Ordered {
+        operation,
+        connections: count("connections", configuration.connections)?,
+        window: match configuration.window {
+            Some(Amount::Is(window)) => window as u32,
+            _ => by.unstated_window(operation)?,
+        },
+        addresses: amount("keys", configuration.keys)?,
+        zipf: configuration.zipf.and_then(Amount::most).unwrap_or(ZIPF),
+        rate_per_s: configuration.rate_per_s.and_then(Amount::most),
+    })
+}
+
 /// Returns the operations of a published configuration, with the largest size of a range. Each queue pair has its own
 /// thread, since no publication states another number of threads.
 pub(super) fn posted(
@@ -157,13 +183,25 @@ pub(super) fn posted(
     if configuration.keys.is_some() {
         return Err(Lack::Feature("no predictor covers clients that choose keys by a distribution"));
     }
-    let window = match configuration.window {
-        Some(Amount::Is(window)) => window as u32,
-        Some(span @ Amount::Span(..)) => return Err(Lack::Range { field: "window", amount: span }),
+    let outstanding = match configuration.outstanding {
+        Some(outstanding) => Some(amount("outstanding", Some(outstanding))? as u32),
+        None => None,
+    };
+    let window = match (outstanding, configuration.window) {
+        (Some(all), _) => all.div_ceil(connections),
+        (_, Some(Amount::Is(window))) => window as u32,
+        (_, Some(span @ Amount::Span(..))) => return Err(Lack::Range { field: "window", amount: span }),
         _ => by.unstated_window(operation)?,
     };
     let plain = Posted::new(operation, bytes, window);
+    let batch = configuration.batch.map_or(Ok(plain.batch), |batch| count("batch", Some(batch)))?;
+    let inline_bytes = configuration.inline.map_or(Ok(plain.inline_bytes), |inline| amount("inline", Some(inline)))?;
     Ok(Posted {
+        outstanding,
+        in_rounds: configuration.in_rounds == Some(true),
+        batch,
+        inline_bytes,
+        signals_last: batch > 1,
         connections,
         threads: connections,
         addresses: match configuration.addresses {

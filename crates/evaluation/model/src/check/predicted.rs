@@ -159,7 +159,11 @@ fn posted(load: &Load<'_>, operation: PostedOperation) -> Posted {
     };
     let connections = connections as u32;
     let plain = Posted::new(operation, fixed(Setting::Bytes).unwrap_or(WORD) as u64, window as u32);
+    let inline_bytes = published.inline.and_then(Amount::most).map_or(plain.inline_bytes, |inline| inline as u64);
     Posted {
+        inline_bytes,
+        in_rounds: published.in_rounds == Some(true),
+        batch: if published.in_rounds == Some(true) { window as u32 } else { plain.batch },
         connections,
         threads: connections,
         addresses: if load.is(Setting::OneAddress) == Some(true) { 1 } else { connections },

@@ -59,6 +59,13 @@ pub trait Predictor {
     /// There is no prediction.
     fn packets(&mut self, posted: &Posted) -> Result<Packets, Lack>;
 
+    /// Returns the order in which requests of several queue pairs are answered.
+    ///
+    /// # Errors
+    ///
+    /// There is no prediction.
+    fn order(&mut self, requests: &Ordered) -> Result<Order, Lack>;
+
     /// Returns the number of outstanding operations to assume if a publication states no number.
     ///
     /// # Errors
@@ -132,6 +139,35 @@ pub struct Rated {
     pub binding: Binding,
     /// Number of RNR NAKs that the receiving end sent; 0 if the predictor lacks [`Needed::RnrNaks`].
     pub rnr_naks: u64,
+}
+
+/// Requests of several queue pairs to words that a Zipf distribution chooses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ordered {
+    /// Operation of each request.
+    pub operation: PostedOperation,
+    /// Queue pairs.
+    pub connections: u32,
+    /// Maximum number of outstanding requests per queue pair.
+    pub window: u32,
+    /// Words from which the requests choose.
+    pub addresses: u64,
+    /// Exponent of the Zipf distribution.
+    pub zipf: f64,
+    /// Requests per second of all queue pairs; `None` if each queue pair posts its next request as soon as its window
+    /// allows.
+    pub rate_per_s: Option<f64>,
+}
+
+/// Order of the answers to requests. Requests are numbered in the order of their arrival at the switch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Order {
+    /// Share of answers whose number follows the number of the answer before.
+    pub in_order: f64,
+    /// Share of requests that are answered after a later request to the same address.
+    pub same_address_late: f64,
+    /// Maximum difference between the numbers of consecutive answers.
+    pub largest_gap: f64,
 }
 
 /// Resource that limits a rate.

@@ -1,6 +1,6 @@
 //! Recorder of a predictor's requests and answers, which become the points of plots.
 
-use super::{Binding, Lack, Manner, Needed, Packets, Predictor, Rated};
+use super::{Binding, Lack, Manner, Needed, Order, Ordered, Packets, Predictor, Rated};
 use crate::operation::{Posted, PostedOperation};
 use crate::workload::Workload;
 
@@ -95,7 +95,7 @@ fn operations(posted: &Posted) -> Vec<(&'static str, Field)> {
     vec![
         ("operation", Field::Word(posted.operation.name())),
         ("size", Field::Number(posted.bytes, "B")),
-        ("outstanding", number(posted.window)),
+        ("outstanding together", number(posted.outstanding.unwrap_or(posted.connections * posted.window))),
         ("queue pairs", number(posted.connections)),
         ("addresses", number(posted.addresses)),
         ("immediate data", Field::Word(if posted.immediate { "yes" } else { "no" })),
@@ -139,6 +139,10 @@ impl Predictor for Recorder<'_> {
 
     fn packets(&mut self, posted: &Posted) -> Result<Packets, Lack> {
         self.by.packets(posted)
+    }
+
+    fn order(&mut self, requests: &Ordered) -> Result<Order, Lack> {
+        self.by.order(requests)
     }
 
     fn unstated_window(&self, operation: PostedOperation) -> Result<u32, Lack> {

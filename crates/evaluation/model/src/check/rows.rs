@@ -3,7 +3,7 @@
 use doorbell_claims::{Quantity, Row, Subject};
 use doorbell_protocols::Protocol;
 
-use super::configured::{Swept, count, manner, operation, posted, workload};
+use super::configured::{Swept, count, manner, operation, ordered, posted, workload};
 use super::{Binding, Lack, Manner, Predictor};
 use crate::operation::Posted;
 use crate::workload::Workload;
@@ -114,7 +114,13 @@ fn of_operations(row: &Row, by: &mut dyn Predictor) -> Result<(f64, Option<Bindi
         return Ok((f64::from(connections) * per_pair.min(f64::from(by.reads_in_flight()?)), None));
     }
     if let Quantity::InOrder | Quantity::OutOfOrder | Quantity::Displacement = row.quantity {
-        return Err(Lack::Quantity("the order in which requests of different queue pairs arrive"));
+        let order = by.order(&ordered(operation(said), configuration, by)?)?;
+        let found = match row.quantity {
+            Quantity::InOrder => order.in_order,
+            Quantity::OutOfOrder => order.same_address_late,
+            _ => order.largest_gap,
+        };
+        return Ok((found, None));
     }
     let posted = posted(operation(said), configuration, by)?;
     let found = match row.quantity {

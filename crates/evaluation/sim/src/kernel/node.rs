@@ -16,7 +16,7 @@ use slab::Slab;
 use super::network::Hop;
 use super::stations::{ContextCache, Lane, PcieBus, Server};
 use crate::simulation::NodeTimes;
-use crate::testbed::{LockScope, Testbed};
+use crate::testbed::{Acks, LockScope, Pcie, Testbed};
 use crate::time::Ps;
 
 /// Address of node 0, 10.0.0.1. The addresses of the other nodes follow it.
@@ -37,13 +37,18 @@ const LINE_OVERHEAD: u64 = (outer::PREAMBLE_LEN
     + outer::FCS_LEN
     + outer::GAP_LEN) as u64;
 
-/// Returns the delay of one access to memory.
-///
-/// Half of all accesses have no delay, a quarter have the mean, an eighth have twice the mean, and so on. This is a
-/// geometric distribution. The random number is a hash of the time of arrival and the queue pair number.
-fn late(mean: Ps, arrived: Ps, qpn: Qpn) -> Ps {
+/// Returns the delay of one access of a peer to memory: a uniform random time for a slow access, and zero for any other.
+/// The random number is a hash of the time of arrival and the queue pair number.
+fn late(pcie: &Pcie, arrived: Ps, qpn: Qpn) -> Ps {
+    if pcie.slow_every == 0 {
+        return Ps::ZERO;
+    }
     let drawn = scramble(arrived.0 ^ u64::from(qpn.get()) << 40);
-    Ps(mean.0 * u64::from(drawn.trailing_zeros().min(32)))
+    if !drawn.is_multiple_of(pcie.slow_every) {
+        return Ps::ZERO;
+    }
+    // The product of a time below 2^64 and a number below 2^32, divided by 2^32, fits into 64 bits.
+    Ps((u128::from(pcie.slow_access.0) * u128::from(drawn >> 32) >> 32) as u64)
 }
 
 /// Returns the number of bytes that a packet takes on the line. It is at least that of the shortest Ethernet frame.
@@ -92,6 +97,9 @@ pub(crate) struct QueuePair {
     last_delivery: Ps,
     /// Time of the last memory access that a request of the peer made. Such accesses of one queue pair happen in order.
     last_access: Ps,
+    /// Time between the earliest response to the last packet and its delivery. The RNIC takes note of a packet at its
+    /// delivery, so the acknowledgements that it holds leave earlier by this time.
+    pub(crate) answers_before: Ps,
     /// Time at which the NIC sends more responses of a READ; `None` if no READ has remaining responses.
     pub(crate) answers_at: Option<Ps>,
     lock: Server,
@@ -181,8 +189,8 @@ pub(crate) struct Node {
     contexts: ContextCache,
     last_of_shared: FxHashMap<u32, usize>,
     posted: VecDeque<(Ps, Posted, usize)>,
-    /// Time of the kernel's event for the timers of the RNIC.
-    pub(crate) timeout_at: Ps,
+    /// Times of the kernel's events for the timers of the RNIC, the earliest last.
+    pub(crate) timeouts: Vec<Ps>,
     next_region: u64,
     pub(crate) region_bytes: u64,
 }
@@ -196,8 +204,15 @@ impl Node {
             seed: seed_of(index, seed),
         };
         let ack_request_packets = u32::try_from(testbed.nic.ack_every).unwrap_or(u32::MAX);
-        let policy =
-            Policy { ack_request_packets, waits_for_doorbells: true, waits_for_departures: true, ..Policy::UNBOUNDED };
+        let policy = Policy {
+            ack_hold_ns: testbed.nic.ack_delay.as_ns(),
+            completions_await_acks: false,
+            acks_follow_requests: testbed.nic.acks == Acks::BehindRequests,
+            ack_request_packets,
+            waits_for_doorbells: true,
+            waits_for_departures: true,
+            ..Policy::UNBOUNDED
+        };
         let event_signal = Arc::new(OnceLock::<EventSignal>::new());
         let notifier: Notifier = {
             let event_signal = Arc::clone(&event_signal);
@@ -226,7 +241,7 @@ impl Node {
             contexts: ContextCache::new(&testbed.nic),
             last_of_shared: FxHashMap::default(),
             posted: VecDeque::new(),
-            timeout_at: Ps::MAX,
+            timeouts: Vec::new(),
             next_region: FIRST_REGION,
             region_bytes: 0,
         }
@@ -253,6 +268,7 @@ impl Node {
             payloads: VecDeque::new(),
             last_delivery: Ps::ZERO,
             last_access: Ps::ZERO,
+            answers_before: Ps::ZERO,
             answers_at: None,
             lock: Server::default(),
         });
@@ -344,7 +360,12 @@ impl Node {
         bytes: usize,
     ) -> Ps {
         let nic = &testbed.nic;
-        let mut service = if info.first { nic.unit_request } else { nic.unit_packet };
+        let is_fetched = info.payload_bytes > 0 && !info.inline;
+        let mut service = match (info.first, is_fetched) {
+            (true, true) => nic.unit_request,
+            (true, false) => nic.unit_inline,
+            (false, _) => nic.unit_packet,
+        };
         let mut miss = Ps::ZERO;
         if self.contexts.misses(slot as u32, self.queue_pairs.len()) {
             miss = nic.context_miss;
@@ -353,7 +374,7 @@ impl Node {
         let unit = self.queue_pairs[slot].unit;
         let mut at = self.units[unit].server.serve(now, service) + miss;
         at = self.send.serve(at, nic.send_packet);
-        if info.payload_bytes > 0 && !info.inline {
+        if is_fetched {
             if info.first {
                 at = self.queue_pairs[slot].may_fetch_payload(at, nic.payload_fetches);
             }
@@ -404,6 +425,9 @@ impl Node {
         let into_completion = sends && opcode.is_only() && !is_datagram && frame.payload <= nic.inline_receive;
         let written = frame.payload + if is_datagram { outer::GRH_LEN as u64 } else { 0 };
         let mut service = nic.receive_packet;
+        if takes_receive {
+            service += nic.consume_receive;
+        }
         if takes_receive
             && let Some(slot) = slot
             && let Some(srq) = self.queue_pairs[slot].srq
@@ -420,7 +444,7 @@ impl Node {
             miss = nic.context_miss;
             service += miss;
         }
-        let mut begins = self.receive.serve(arrived, service) + miss;
+        let begins = self.receive.serve(arrived, service) + miss;
         let accesses_memory = matches!(
             operation,
             Some(
@@ -430,10 +454,12 @@ impl Node {
                     | PacketOperation::FetchAdd
             )
         );
+        // Other queue pairs do not wait for a slow access, so no station is busy meanwhile.
+        let mut delay = Ps::ZERO;
         if accesses_memory && let Some(slot) = slot {
             let qp = &mut self.queue_pairs[slot];
-            begins = (begins + late(nic.access_jitter, arrived, qp.qpn)).max(qp.last_access);
-            qp.last_access = begins;
+            qp.last_access = (begins + late(&testbed.pcie, arrived, qp.qpn)).max(qp.last_access);
+            delay = qp.last_access.since(begins);
         }
         let handled = match operation {
             Some(PacketOperation::Acknowledge | PacketOperation::AtomicAcknowledge) => begins + nic.receive_ack,
@@ -442,7 +468,7 @@ impl Node {
             }
             _ => begins + nic.receive,
         };
-        frame.answer_at = handled;
+        frame.answer_at = handled + delay;
         // Taking a receive delays the message, but not the response.
         let placed = if takes_receive { handled + nic.take_receive } else { handled };
         let mut seen = placed;
@@ -453,10 +479,12 @@ impl Node {
         if completes {
             seen = seen.max(self.bus.write(placed, nic.completion));
         }
+        seen += delay;
         if let Some(slot) = slot {
             let qp = &mut self.queue_pairs[slot];
             seen = seen.max(qp.last_delivery);
             qp.last_delivery = seen;
+            qp.answers_before = seen.since(frame.answer_at);
         }
         seen
     }

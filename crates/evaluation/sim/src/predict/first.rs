@@ -3,7 +3,7 @@
 use doorbell_protocols::Protocol;
 use doorbell_record::{FarPoint, HotPoint, Kind, Operation, Parameters, StorePoint, Strategy, Way};
 
-use super::store::{VALUE, published_store};
+use super::store::{CLIENTS, VALUE, published_store};
 use super::{BlindRow, RowWorkload, Similar, T1, T2, T3, Unit};
 use crate::measure::Load;
 
@@ -80,12 +80,11 @@ pub(super) fn operations(operation: Operation, bytes: usize, window: usize, inli
 /// Returns all rows of the set.
 pub(super) fn rows() -> Vec<BlindRow> {
     let mut rows = Vec::new();
-    let plain = |parameters: Parameters, bytes| Load { parameters, bytes, receiver_threads: None };
     for (experiment, is_single) in [(N_TO_ONE, true), (N_TO_N, false)] {
         for protocol in PROTOCOLS {
             for bytes in SIZES {
                 for count in COUNTS {
-                    let mut load = plain(messages(protocol, bytes), bytes);
+                    let mut load = Load::new(messages(protocol, bytes), bytes);
                     load.parameters.connections = count;
                     load.parameters.serving.threads = count;
                     let is_hub = is_single && protocol == Protocol::SendReceive;
@@ -108,7 +107,7 @@ pub(super) fn rows() -> Vec<BlindRow> {
     }
     for protocol in LATENCIES {
         for bytes in LATENCY_SIZES {
-            let mut load = plain(messages(protocol, bytes), bytes);
+            let mut load = Load::new(messages(protocol, bytes), bytes);
             load.parameters.kind = Kind::Latency;
             (load.parameters.window, load.parameters.batch) = (1, 1);
             rows.push(BlindRow {
@@ -135,7 +134,7 @@ pub(super) fn rows() -> Vec<BlindRow> {
                 bytes: 1,
                 at: ("requests outstanding", window as f64),
                 unit,
-                workload: RowWorkload::Load(Box::new(plain(parameters, 1))),
+                workload: RowWorkload::Load(Box::new(Load::new(parameters, 1))),
                 is_paced: false,
                 ..PLAIN
             });
@@ -156,7 +155,7 @@ pub(super) fn rows() -> Vec<BlindRow> {
                 bytes: 8,
                 at: ("queue pairs", count as f64),
                 unit: Unit::MillionsPerS,
-                workload: RowWorkload::Load(Box::new(plain(parameters, 8))),
+                workload: RowWorkload::Load(Box::new(Load::new(parameters, 8))),
                 is_paced: false,
                 ..PLAIN
             });
@@ -182,7 +181,7 @@ fn far_rows() -> Vec<BlindRow> {
         is_paced: false,
         ..PLAIN
     };
-    let base = published_store;
+    let base = |strategy| published_store(strategy, CLIENTS);
     let mut rows = Vec::new();
     let strategies = [Strategy::Optimistic, Strategy::Steered];
     let units = [Unit::MillionsPerS, Unit::MicrosecondsOfPuts];

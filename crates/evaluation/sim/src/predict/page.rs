@@ -33,9 +33,8 @@ now gives another number.
 - T3 (`connectx5-100g-far`): 64 WRITEs of 8 bytes in flight for each queue pair, or 16 READs, which is the NIC's limit. One
   thread posts for each queue pair.
 - The store on T3: 1,024 keys, values of 1 KiB, and 64 clients on two hosts in a closed loop. Half of the operations are puts
-  and the Zipf exponent is 0.99, unless varied. A client pauses for 15 us between two operations; this time is fitted on the
-  published share of CASes that succeed. Clients write shortcuts 7.1 us after a put; this time is fitted on the share of READs
-  that succeed (docs/far-memory.md).
+  and the Zipf exponent is 0.99, unless varied. Between two operations a client pauses for 0.2 us for each client. This time
+  is fitted on the published shares of CASes that succeed (docs/far-memory.md).
 - CAS on one address of T3: each client is on a separate host and has 16 CASes outstanding. Clients reach the address
   directly, with a queue pair each, or through a middlebox with one queue pair. The middlebox turns CASes into WRITEs or not.
 
@@ -86,12 +85,12 @@ and each message is signalled.
   READ each.
 - **Latency**: the median of half a round trip, one message at a time.
 - **Operations of 8 B over 20 queue pairs (T3)**: the number outstanding is the sum over all queue pairs. Each queue
-  pair has a thread, and its own word for CAS. Payloads of WRITEs are fetched. If 20 does not divide the number, the
-  prediction is interpolated between the two rates with whole numbers of operations at each queue pair.
+  pair has a thread, and its own word for CAS. WRITEs are inline. If 20 does not divide the number, some
+  queue pairs have one operation more than the others.
 - **CAS on one address in the NIC's memory (T3)**: each client is on a separate host and has 16 CASes outstanding,
   with a queue pair of its own. The CASes of the address take their turns, each for the time of an access to the NIC's
   memory.
-- **Store (T3)**: 1,024 keys, clients in a closed loop with a pause of 15 us and shortcuts after 7.1 us, as in the
+- **Store (T3)**: 1,024 keys, clients in a closed loop with a pause of 0.2 us for each client, as in the
   first set. The Zipf exponent is 0.99 and half of the operations are puts, unless varied. With 64 clients, there are
   two hosts and values of 1 KiB. With 392 clients, there are seven hosts and values of 128 B. The 280 clients over
   skew run on seven hosts with values of 1 KiB. `steered` has a middlebox in the switch, which takes a packet each

@@ -7,7 +7,7 @@ use doorbell_record::{FarPoint, HotPoint, Kind, Operation, StorePoint, Strategy,
 use doorbell_wire::{MessageKind, OuterKind, Response, Transport, message_cost};
 
 use super::first::{BASE_LATENCY, COUNTS, N_TO_ONE, ON_ONE_ADDRESS, PLAIN, messages, operations};
-use super::store::{VALUE, published_store};
+use super::store::{CLIENTS, VALUE, published_store};
 use super::{BlindRow, Doubt, RowWorkload, Similar, T3, Unit, doubt};
 use crate::measure::Load;
 use crate::reproduce::{Lack, Runs};
@@ -48,7 +48,7 @@ fn doubling(from: usize, to: usize) -> impl Iterator<Item = usize> {
 }
 
 fn load(protocol: Protocol, bytes: usize) -> Load {
-    Load { parameters: messages(protocol, bytes), bytes, receiver_threads: None }
+    Load::new(messages(protocol, bytes), bytes)
 }
 
 /// Returns all rows of the set.
@@ -119,21 +119,18 @@ pub(super) fn rows() -> Vec<BlindRow> {
     for (subject, operation) in
         [("write", Operation::Write), ("read", Operation::Read), ("cas", Operation::CompareSwap)]
     {
-        for outstanding in [48, 144, 192] {
-            let load = |window| {
-                let mut parameters = operations(operation, 8, window, 0);
-                parameters.connections = PAIRS;
-                Load { parameters, bytes: 8, receiver_threads: None }
-            };
-            // Each queue pair has a whole number of operations outstanding.
-            let (below, rest) = (outstanding / PAIRS, outstanding % PAIRS);
+        for outstanding in [48_usize, 144, 192] {
+            let inline = if operation == Operation::Write { 8 } else { 0 };
+            let mut parameters = operations(operation, 8, outstanding.div_ceil(PAIRS), inline);
+            parameters.connections = PAIRS;
+            let load = Load { outstanding: Some(outstanding), ..Load::new(parameters, 8) };
             rows.push(BlindRow {
                 testbed: T3,
                 experiment: OUTSTANDING,
                 subject,
                 bytes: 8,
                 at: ("outstanding", outstanding as f64),
-                workload: RowWorkload::Between(Box::new([load(below), load(below + 1)]), rest as f64 / PAIRS as f64),
+                workload: RowWorkload::Load(Box::new(load)),
                 similar: Similar::Rates,
                 ..PLAIN
             });
@@ -161,19 +158,22 @@ pub(super) fn rows() -> Vec<BlindRow> {
 /// Returns the rows of the store: both strategies over shares of puts, with few and with many clients, and over skew.
 fn stores() -> Vec<BlindRow> {
     let many = |strategy, clients, value_bytes| StorePoint {
-        clients,
         hosts: HOSTS,
         value_bytes,
         warm_up_us: MEASURE_US / 10.0,
         measure_us: MEASURE_US,
-        ..published_store(strategy)
+        ..published_store(strategy, clients)
     };
     let strategies = [Strategy::Steered, Strategy::Optimistic];
     let mut rows = Vec::new();
     for (experiment, bytes) in [(STORE_64, VALUE), (STORE_392, SMALL_VALUE)] {
         for write_percent in [5.0, 50.0, 100.0] {
             let point = |strategy| {
-                let store = if experiment == STORE_64 { published_store(strategy) } else { many(strategy, 392, bytes) };
+                let store = if experiment == STORE_64 {
+                    published_store(strategy, CLIENTS)
+                } else {
+                    many(strategy, 392, bytes)
+                };
                 FarPoint::Store(StorePoint { write_percent, ..store })
             };
             let row = |subject, unit, workload, similar| BlindRow {

@@ -5,7 +5,7 @@ use doorbell_model::check::Checked;
 use doorbell_record::{FarPoint, Figure, StorePoint, Strategy};
 
 use super::BlindRow;
-use super::store::published_store;
+use super::store::{CLIENTS, published_store};
 use crate::reproduce::{Effort, Runs};
 use crate::testbed::Testbed;
 
@@ -53,14 +53,14 @@ impl Similar {
                     .into_iter()
                     .filter_map(|(id, write_percent)| {
                         // The publication has 128 clients here.
-                        let store = StorePoint { clients: 128, write_percent, ..published_store(Strategy::Optimistic) };
+                        let store = StorePoint { write_percent, ..published_store(Strategy::Optimistic, 128) };
                         deviation(id, figure(runs, store, Figure::BytesOverLeast)?)
                     })
                     .collect()
             }
             Self::StoreTail => {
-                let optimistic = figure(runs, published_store(Strategy::Optimistic), Figure::PutP99);
-                let steered = figure(runs, published_store(Strategy::Steered), Figure::PutP99);
+                let optimistic = figure(runs, published_store(Strategy::Optimistic, CLIENTS), Figure::PutP99);
+                let steered = figure(runs, published_store(Strategy::Steered, CLIENTS), Figure::PutP99);
                 let found = optimistic.zip(steered).map(|(optimistic, steered)| optimistic / steered);
                 found.and_then(|found| deviation("far-memory/tail-latency", found)).into_iter().collect()
             }

@@ -97,6 +97,13 @@ macro_rules! choices {
 }
 
 choices! {
+    /// Time at which a responder sends a due acknowledgement.
+    Acks {
+        /// At once, or after the NIC's `ack_delay`.
+        AtOnce = "at-once",
+        /// After the next request of the same queue pair, if the queue pair has one to send.
+        BehindRequests = "behind-requests",
+    }
     /// Scope of the lock of an atomic operation.
     LockScope {
         /// All atomic operations on the device.
@@ -213,7 +220,9 @@ groups! {
         cache: u64 [Size 1, TIB],
         /// bytes that a core touches for each receive queue from which its thread takes messages
         queue_pair: u64 [Size 0, TIB],
-        /// cache lines per message that may have been evicted
+        /// further bytes for each receive queue whose buffers the core fills from completions
+        inline_buffers: u64 [Size 0, TIB],
+        /// cache lines per message that may have been evicted, without the buffer
         lines_per_message: u64 [Count 0, SMALL],
         /// time to load a line that is not in the core's private cache
         cache_miss: Ps [Time 0, LONG],
@@ -240,13 +249,19 @@ groups! {
         read: Ps [Time 0, LONG],
         /// maximum read requests in flight
         reads_in_flight: u64 [Count 1, SMALL],
+        /// number of accesses of peers to memory among which one is slow, at random; 0 if none is
+        slow_every: u64 [Count 0, MANY],
+        /// maximum delay of a slow access; accesses of one queue pair stay in order
+        slow_access: Ps [Time 0, LONG],
     }
     /// Costs of the NIC for requests, packets and responses.
     Nic nic {
         /// number of processing units; queue pairs are assigned to them in turn
         units: u64 [Count 1, SMALL],
-        /// time of a work request at its queue pair's unit
+        /// time of a work request at its queue pair's unit, if the NIC fetches a payload for it
         unit_request: Ps [Time 0, LONG],
+        /// time of a work request at its queue pair's unit, if it has no payload or an inline one
+        unit_inline: Ps [Time 0, LONG],
         /// time of each further packet of a work request at its unit
         unit_packet: Ps [Time 0, LONG],
         /// time of each sent packet at the stage that all units share
@@ -261,6 +276,10 @@ groups! {
         receive_ack: Ps [Time 0, LONG],
         /// packets after which a requester asks for an acknowledgement within a message
         ack_every: u64 [Count 1, MANY],
+        /// time at which a responder sends a due acknowledgement
+        acks: Acks [Choice 0, 0],
+        /// time for which a responder holds a due acknowledgement, which then covers all messages that arrived meanwhile
+        ack_delay: Ps [Time 0, LONG],
         /// maximum payload that the NIC puts into the completion instead of the receive's buffer
         inline_receive: u64 [Size 0, SMALL],
         /// maximum payloads of one queue pair's work requests that are fetched at once
@@ -271,7 +290,9 @@ groups! {
         request: u64 [Size 1, SMALL],
         /// size of a completion
         completion: u64 [Size 1, SMALL],
-        /// extra time of a message that takes a receive
+        /// further time of a message that takes a receive, at the stage that all units share
+        consume_receive: Ps [Time 0, LONG],
+        /// extra time of a message that takes a receive, during which the NIC handles other packets
         take_receive: Ps [Time 0, LONG],
         /// extra time of a message that is not in the completion, if another queue pair took the shared queue's last
         /// receive
@@ -290,8 +311,6 @@ groups! {
         cached_queue_pairs: u64 [Count 1, MANY],
         /// time to fetch the context of a queue pair that is not cached
         context_miss: Ps [Time 0, LONG],
-        /// mean random delay of a peer's memory access; accesses of one queue pair stay in order
-        access_jitter: Ps [Time 0, LONG],
     }
     /// Properties of each cable.
     Link link {

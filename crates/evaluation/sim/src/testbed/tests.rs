@@ -8,7 +8,9 @@ use crate::time::{PerByte, Ps};
 static T1: LazyLock<String> = LazyLock::new(|| {
     let own = doorbell_data::TESTBEDS[0].text;
     let head = own[..own.find("\n[").unwrap()].lines().filter(|line| !line.starts_with("parts = "));
-    let parts = doorbell_data::HARDWARE.iter().flat_map(|file| file.text[file.text.find("\n[").unwrap()..].lines());
+    let is_part = |file: &&doorbell_data::File| own.contains(&format!("\"{}\"", file.name));
+    let parts = doorbell_data::HARDWARE.iter().filter(is_part);
+    let parts = parts.flat_map(|file| file.text[file.text.find("\n[").unwrap()..].lines());
     head.chain(parts).map(|line| format!("{line}\n")).collect()
 });
 
@@ -28,11 +30,33 @@ fn each_value_of_a_testbed_has_a_source() {
     assert_eq!(by_name("connectx9"), None);
 }
 
+fn nic_of(text: &str) -> Option<toml::Table> {
+    text.parse::<toml::Table>().unwrap().remove("nic").map(|nic| nic.try_into().unwrap())
+}
+
+/// Two testbeds with one NIC share its values, so that a fit on one of them is a prediction for the other.
 #[test]
-fn t1_has_at_most_eight_fitted_values() {
-    let fitted: Vec<String> = t1().parameters().filter(|it| it.is_fitted).map(|it| it.path).collect();
-    assert!(fitted.len() <= 8, "{fitted:?}");
-    assert!(fitted.contains(&"nic.unit_request".to_owned()));
+fn a_nic_has_at_most_eight_fitted_values_and_no_testbed_replaces_any() {
+    let mut nics = 0;
+    for file in doorbell_data::HARDWARE {
+        let Some(nic) = nic_of(file.text) else { continue };
+        nics += 1;
+        let fitted = nic.iter().filter(|(_, entry)| entry.get("fitted").is_some());
+        let fitted: Vec<(&String, &str)> = fitted.map(|(name, it)| (name, it["source"].as_str().unwrap())).collect();
+        assert!((1..=8).contains(&fitted.len()), "{}: {fitted:?}", file.path);
+        for (name, source) in fitted {
+            let rows = doorbell_claims::all().iter().flat_map(|testbed| &testbed.rows);
+            let named = rows.filter(|row| crate::reproduce::names(source, &row.id)).count();
+            assert!(named > 0, "{}: the source of {name} names no published row: {source}", file.path);
+        }
+    }
+    assert_eq!(nics, 2);
+    for file in doorbell_data::TESTBEDS {
+        assert_eq!(nic_of(file.text), None, "{} replaces values of its NIC", file.path);
+    }
+    let [t3, t2] = ["connectx5-100g-far", "counters-100g"].map(|name| by_name(name).unwrap());
+    assert_eq!(t1().nic, t3.nic);
+    assert_ne!(t1().nic, t2.nic);
 }
 
 #[test]
@@ -152,7 +176,7 @@ fn hardware_provides_the_values_that_a_testbed_does_not_replace() {
     let own = "[link]\nrate = { value = 25, unit = \"Gb/s\", source = \"Measured here.\" }\n";
     let testbed = read(&format!("{parts}{own}")).unwrap();
     assert_eq!(testbed.link.rate.bits_per_s(), 25_000_000_000);
-    assert_eq!((&testbed.cpu, &testbed.switch), (&t1().cpu, &t1().switch));
+    assert_eq!((&testbed.cpu, &testbed.nic), (&t1().cpu, &t1().nic));
     for (text, words) in [
         (
             parts.replace("connectx5", "connectx"),

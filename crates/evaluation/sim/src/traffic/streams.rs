@@ -51,6 +51,7 @@ impl<'a> Streams<'a> {
         let plan = Plan {
             bytes,
             window: fitted.window,
+            in_rounds: false,
             extent: parameters.extent,
             rate: parameters.rate,
             verify: parameters.verify,

@@ -17,12 +17,11 @@ use doorbell_record::{
 /// Number of queue pairs in experiments that do not sweep this number. It is the published number.
 const PAIRS: usize = 20;
 
-/// Pause of a client between two operations in the published runs, in microseconds, for each number of clients. The
-/// pauses are fitted to the published share of CASes that succeed.
-const FITTED_CLIENT_US: [(usize, f64); 2] = [(64, 15.0), (128, 44.0)];
-/// Delay of shortcut writes in the published runs, in microseconds. The delay is fitted to the published share of READs
-/// that succeed.
-const FITTED_SHORTCUT_US: f64 = 7.1;
+/// Numbers of clients in the published runs.
+const PUBLISHED_CLIENTS: [usize; 2] = [64, 128];
+/// Pause of a client between two operations in the published runs, in microseconds for each client: the threads of a host
+/// share its processors. The pause is fitted to the published shares of CASes that succeed.
+const FITTED_US_PER_CLIENT: f64 = 0.2;
 /// Assumed bytes of a value in the published runs.
 const PUBLISHED_VALUE: usize = 1024;
 
@@ -257,14 +256,13 @@ fn store(effort: Effort, series: String, x: f64, point: StorePoint) -> Point {
 
 fn contention(effort: Effort) -> Experiment {
     let mut points = Vec::new();
-    for (clients, client_us) in FITTED_CLIENT_US {
+    for clients in PUBLISHED_CLIENTS {
         for strategy in [Strategy::Optimistic, Strategy::Steered] {
             for write_percent in effort.pick(vec![50.0], vec![5.0, 50.0, 100.0], vec![5.0, 25.0, 50.0, 75.0, 100.0]) {
                 let load = StorePoint {
                     strategy,
                     clients,
-                    client_us,
-                    shortcut_us: FITTED_SHORTCUT_US,
+                    client_us: FITTED_US_PER_CLIENT * clients as f64,
                     write_percent,
                     value_bytes: PUBLISHED_VALUE,
                     ..StorePoint::default()
@@ -276,9 +274,8 @@ fn contention(effort: Effort) -> Experiment {
     Experiment::new(
         "far-memory/contention",
         "How much do clients lose if all of them try at the same time?",
-        "1,024 keys, Zipf 0.99, values of 1 KiB, two hosts. Between two operations a client pauses for 15 us (64 clients) \
-         or 44 us (128), fitted to the published share of CASes that succeed. Shortcuts are written 7.1 us late, fitted \
-         to the share of READs",
+        "1,024 keys, Zipf 0.99, values of 1 KiB, two hosts. Between two operations a client pauses for 0.2 us for each \
+         client, fitted to the published shares of CASes that succeed",
         "puts, %",
         CONTENTION,
         points,
@@ -400,7 +397,7 @@ impl Experiment {
         let most_clients = (2 * cpus).max(2);
         let sweeps_clients = self.name == "far-memory/clients";
         let published = self.name == "far-memory/contention";
-        let (fitted_clients, _) = FITTED_CLIENT_US[0];
+        let [fitted_clients, _] = PUBLISHED_CLIENTS;
         self.points.retain(|point| match point.parameters.far.as_deref() {
             None => true,
             Some(far) if far.is_virtual() => false,

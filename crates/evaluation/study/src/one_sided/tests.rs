@@ -40,6 +40,7 @@ fn damage(operation: Operation, tamper: impl Fn(&Region)) -> (u64, u64, u64) {
     let plan = Plan {
         bytes,
         window: fitted.window,
+        in_rounds: false,
         extent: parameters.extent,
         rate: None,
         verify: true,
@@ -97,6 +98,7 @@ fn a_target_allows_only_its_operation() {
     let plan = Plan {
         bytes: BYTES,
         window: fitted.window,
+        in_rounds: false,
         extent: given.extent,
         rate: None,
         verify: true,

@@ -67,6 +67,7 @@ impl<'a, P: Connector> Prepared<'a, P> {
         let plan = Plan {
             bytes,
             window: fitted.window,
+            in_rounds: false,
             extent: parameters.extent,
             rate: parameters.rate.map(|rate| rate / parameters.connections as f64),
             verify: parameters.verify,

@@ -6,7 +6,7 @@
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::send_receive::Hub;
 use doorbell_exchange::{ConnectionError, Connector, Replication};
-use doorbell_record::{Fitted, Kind, Parameters, Part, Role, Timed};
+use doorbell_record::{Extent, Fitted, Kind, Parameters, Part, Role, Timed};
 use doorbell_verbs::Device;
 use hdrhistogram::Histogram;
 
@@ -92,6 +92,28 @@ pub struct Work {
 }
 
 impl Work {
+    /// Returns the same work with requests in rounds ([`Plan::in_rounds`]).
+    pub fn in_rounds(self) -> Self {
+        Self { plan: Plan { in_rounds: true, ..self.plan }, ..self }
+    }
+
+    /// Returns the same work with another window, which must not exceed the window of the ends. The number of messages
+    /// changes in proportion to the window, so that both works take about as long.
+    pub fn with_window(&self, window: usize) -> Self {
+        let Self { parameters, part, fitted, plan, device } = self;
+        let extent = match plan.extent {
+            Extent::Messages(count) => Extent::Messages((count * window as u64).div_ceil(plan.window.max(1) as u64)),
+            extent => extent,
+        };
+        Self {
+            parameters: parameters.clone(),
+            part: *part,
+            fitted: Fitted { window, ..fitted.clone() },
+            plan: Plan { window, extent, ..*plan },
+            device: device.clone(),
+        }
+    }
+
     /// Does the work of one end. Calls `progress` with the number of completed messages.
     ///
     /// # Errors

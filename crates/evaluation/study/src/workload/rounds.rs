@@ -29,14 +29,21 @@ pub(crate) async fn request<C: MessageConnection, W: Waiter + Clone>(
     let mut pace = Pace::start(&device, &plan);
     let mut source = Source::new(plan, memory);
     let mut tally = Tally { first_ns: pace.began_ns(), began_ns: pace.began_ns(), ..Tally::default() };
+    let mut is_answering = false;
     loop {
         let left = pace.left(source.sent);
         let unanswered = source.sent - tally.received;
         if left == 0 && unanswered == 0 {
             break;
         }
+        is_answering = plan.in_rounds && (unanswered == window || is_answering && unanswered > 0);
         let early_until_ns = pace.early_until_ns(source.sent).filter(|_| left > 0);
-        if left > 0 && unanswered < window && early_until_ns.is_none() && source.offer(connection.get_mut())? {
+        if left > 0
+            && unanswered < window
+            && !is_answering
+            && early_until_ns.is_none()
+            && source.offer(connection.get_mut())?
+        {
             waiter.breathe().await;
             continue;
         }

@@ -35,6 +35,9 @@ pub struct Pulled {
     pub packets: usize,
     /// Whether the queue pair could send more packets of this kind now.
     pub more: bool,
+    /// Whether the queue pair has answers to send, among them an acknowledgement that has waited for these requests
+    /// ([`Policy::acks_follow_requests`](crate::Policy::acks_follow_requests)).
+    pub answers: bool,
 }
 
 /// Functions that ring the doorbells of posts ([`Policy::waits_for_doorbells`](crate::Policy::waits_for_doorbells)),
@@ -110,14 +113,18 @@ impl Rnic {
             Part::Requests => {
                 let stop = qp.transmit_requests(core, &mut left, batch);
                 qp.note_stop(core, slot, stop);
+                if core.policy.acks_follow_requests {
+                    qp.resp.release_ack();
+                }
                 stop == Stop::Budget
             }
             Part::Answers => qp.transmit_answers(core, &mut left, batch),
         };
+        let answers = qp.resp.has_answers();
         self.arm_timer(slot);
         self.wake_waiters_of(slot);
         self.publish();
-        Pulled { packets: batch.infos().len() - before, more }
+        Pulled { packets: batch.infos().len() - before, more, answers }
     }
 
     /// Adds packets to `batch`: the acknowledgements of queue pairs that were reset or destroyed. Returns the number of

@@ -323,6 +323,9 @@ impl Rnic {
             };
             let mut requests = share;
             let stop = qp.transmit_requests(core, &mut requests, batch);
+            if core.policy.acks_follow_requests {
+                qp.resp.release_ack();
+            }
             let mut answers = quantum - (share - requests);
             let more_answers = qp.transmit_answers(core, &mut answers, batch);
             left -= quantum - answers;

@@ -270,12 +270,14 @@ struct Refusal(NakCode);
 impl Qp {
     /// Completes a receive of a reliable connection. The acknowledgement must leave before the program sees the
     /// completion, so that no later action of the program can prevent the acknowledgement. The completion therefore
-    /// stays staged until the driver has handed the acknowledgement to the link. There is one exception: if the program
-    /// has replied to the preceding messages, the completion does not wait, and the acknowledgement waits for the next
-    /// reply.
+    /// stays staged until the driver has handed the acknowledgement to the link. There are two exceptions. If the
+    /// program has replied to the preceding messages, the completion does not wait, and the acknowledgement waits for
+    /// the next reply. If the device outlives the program
+    /// ([`Policy::completions_await_acks`](crate::Policy::completions_await_acks)), no completion waits.
     #[inline(always)]
     fn complete_reliable(&mut self, core: &mut Commons, completion: Completion) {
-        let may_wait = self.resp.answers_of.receive(|| core.empty_polls(self.recv_cq)) && core.acks_may_wait;
+        let may_wait = !core.policy.completions_await_acks
+            || self.resp.answers_of.receive(|| core.empty_polls(self.recv_cq)) && core.acks_may_wait;
         self.resp.want_ack(core.now_ns);
         self.resp.unacknowledged_receive = Some(self.resp.expected);
         if !may_wait {

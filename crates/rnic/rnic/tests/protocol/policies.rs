@@ -292,3 +292,68 @@ fn the_policy_decides_whether_a_write_ack_is_held() {
         assert_eq!(b.rnic.held_ack_since_ns().is_some(), held);
     }
 }
+
+/// A device of hardware: completions do not wait, and an acknowledgement leaves after the next request of its queue pair.
+const HARDWARE: Policy = Policy { completions_await_acks: false, acks_follow_requests: true, ..RUNG };
+
+/// Posts, rings and pulls a SEND of 16 bytes.
+fn send(end: &mut End) -> Vec<(Opcode, Vec<u8>)> {
+    end.post(SendOperation::Send, 16);
+    let posted = end.rnic.posted_sends(end.qpn);
+    end.rnic.ring_sends(0, end.qpn, posted);
+    end.pull(Part::Requests, 1).0
+}
+
+#[test]
+fn an_acknowledgement_follows_the_next_request_and_covers_all_messages_until_then() {
+    let (mut a, mut b) = pair(HARDWARE);
+    for _ in 0..2 {
+        b.post_receive();
+        b.rnic.ring_receives(b.qpn, 1);
+    }
+    b.post(SendOperation::Send, 16);
+    b.rnic.ring_sends(0, b.qpn, 1);
+    while b.rnic.take_ready().is_some() {}
+    for _ in 0..2 {
+        let packets = send(&mut a);
+        b.hear(1, &packets);
+        assert_eq!(b.reap().len(), 1, "the completion does not wait for the acknowledgement");
+        assert!(b.rnic.take_ready().is_none_or(|ready| !ready.answers), "the acknowledgement waits for the request");
+    }
+    assert_eq!(b.rnic.poll_timeout(), None, "no timer releases the acknowledgement");
+    let mut batch = TransmitBatch::new(1 << 12, 0);
+    let pulled = b.rnic.pull(0, b.qpn, Part::Requests, Budget { packets: 1, ..Budget::UNLIMITED }, &mut batch);
+    assert_eq!((pulled.packets, pulled.answers), (1, true));
+    let acknowledgements = b.pull(Part::Answers, 8).0;
+    assert_eq!(acknowledgements.iter().map(|(opcode, _)| *opcode).collect::<Vec<_>>(), [Opcode::RC_ACKNOWLEDGE]);
+    a.hear(2, &acknowledgements);
+    assert_eq!(a.reap().len(), 2, "one acknowledgement covers both messages");
+}
+
+#[test]
+fn an_acknowledgement_leaves_at_once_if_there_is_no_request() {
+    let (mut a, mut b) = pair(HARDWARE);
+    b.post_receive();
+    b.rnic.ring_receives(b.qpn, 1);
+    let packets = send(&mut a);
+    b.hear(1, &packets);
+    assert!(b.rnic.take_ready().is_some_and(|ready| ready.answers));
+}
+
+#[test]
+fn a_held_acknowledgement_covers_later_messages_and_completions_do_not_wait_for_it() {
+    let (mut a, mut b) = pair(Policy { ack_hold_ns: 100, completions_await_acks: false, ..RUNG });
+    for _ in 0..2 {
+        b.post_receive();
+        b.rnic.ring_receives(b.qpn, 1);
+        let packets = send(&mut a);
+        b.hear(1, &packets);
+        assert_eq!(b.reap().len(), 1);
+    }
+    assert_eq!((b.rnic.take_ready(), b.rnic.poll_timeout()), (None, Some(100)));
+    b.rnic.handle_timeout(100);
+    assert!(b.rnic.take_ready().is_some_and(|ready| ready.answers));
+    let acknowledgements = b.pull(Part::Answers, 8).0;
+    a.hear(2, &acknowledgements);
+    assert_eq!((acknowledgements.len(), a.reap().len()), (1, 2));
+}
