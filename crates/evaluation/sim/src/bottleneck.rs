@@ -14,6 +14,8 @@ pub enum Station {
     Unit,
     /// The send stage that all units of a NIC share.
     Send,
+    /// The stage of a NIC that begins to fetch payloads.
+    Gather,
     /// The stage of a NIC that handles arriving packets.
     Receive,
     /// PCIe towards the NIC: data that the NIC fetches from memory.
@@ -33,6 +35,7 @@ impl Station {
             Self::Thread => "thread",
             Self::Unit => "processing unit",
             Self::Send => "NIC, sending",
+            Self::Gather => "NIC, gathering payloads",
             Self::Receive => "NIC, receiving",
             Self::Fetch => "PCIe, fetching",
             Self::Write => "PCIe, writing",
@@ -72,6 +75,7 @@ impl Bottleneck {
             (Station::Thread, threads.max_by_key(|(worked, _)| *worked).unwrap_or_default()),
             (Station::Unit, most(|node| node.unit)),
             (Station::Send, most(|node| node.send)),
+            (Station::Gather, most(|node| node.gather)),
             (Station::Receive, most(|node| node.receive)),
             (Station::Fetch, most(|node| node.fetch)),
             (Station::Write, most(|node| node.write)),

@@ -5,8 +5,6 @@ use crate::testbed::Testbed;
 
 /// Factor between two tried rates, until one tried rate is too high and another one is not.
 const FACTOR: f64 = 1.5;
-/// First factor of a search that begins with a guess of the rate.
-const NEAR: f64 = 1.06;
 /// Maximum number of tried rates. They lead from one message per second to more than any link carries.
 const MOST: u32 = 64;
 /// Maximum ratio of the lowest rate that is too high to the highest rate that is not. At this ratio, the search ends.
@@ -27,20 +25,14 @@ enum Tried {
 /// Searches for the highest rate without RNR NAKs, with an accuracy of a few percent. If senders without a rate limit
 /// cause no RNR NAKs, the result is the rate of these senders.
 ///
-/// `guess` is a rate that is probably near the result. Without a guess, the search begins at the rate to which RNR NAKs
-/// slow the senders. Returns `None` if all rates cause RNR NAKs.
+/// The search begins at the rate to which RNR NAKs slow the senders. Returns `None` if all rates cause RNR NAKs.
 ///
 /// Runs with an offered rate stop at their first RNR NAK.
 ///
 /// # Errors
 ///
 /// Returns the errors of [`measure`].
-pub(crate) fn highest_without_rnr(
-    testbed: &Testbed,
-    load: &Load,
-    seed: u64,
-    guess: Option<f64>,
-) -> Result<Option<Measured>, MeasureError> {
+pub(crate) fn highest_without_rnr(testbed: &Testbed, load: &Load, seed: u64) -> Result<Option<Measured>, MeasureError> {
     let attempt = |rate: f64| -> Result<Tried, MeasureError> {
         let mut paced = load.clone();
         paced.parameters.rate = Some(rate);
@@ -49,21 +41,11 @@ pub(crate) fn highest_without_rnr(
         let measured = Box::new(measured);
         Ok(if is_reached { Tried::Kept(measured) } else { Tried::BeyondSenders(measured) })
     };
-    let (mut rate, mut factor) = match guess {
-        Some(rate) => {
-            if let Some(unpaced) = measure_until(testbed, load, seed, Stop::AtRnrNak)? {
-                return Ok(Some(unpaced));
-            }
-            (rate, NEAR)
-        }
-        None => {
-            let unpaced = measure(testbed, load, seed)?;
-            if unpaced.rnr_naks == 0 {
-                return Ok(Some(unpaced));
-            }
-            (unpaced.messages_per_s, FACTOR)
-        }
-    };
+    let unpaced = measure(testbed, load, seed)?;
+    if unpaced.rnr_naks == 0 {
+        return Ok(Some(unpaced));
+    }
+    let mut rate = unpaced.messages_per_s;
     let (mut best, mut low, mut high) = (None, None, None);
     for _ in 0..MOST {
         match attempt(rate)? {
@@ -74,12 +56,10 @@ pub(crate) fn highest_without_rnr(
         rate = match (low, high) {
             (Some(low), Some(high)) if high <= low * CLOSE => break,
             (Some(low), Some(high)) => f64::midpoint(low, high),
-            (Some(low), None) => low * factor,
-            (None, Some(high)) => high / factor,
+            (Some(low), None) => low * FACTOR,
+            (None, Some(high)) => high / FACTOR,
             (None, None) => break,
         };
-        // If the guess was far off, larger steps reach the result faster.
-        factor = (factor * factor).min(FACTOR);
     }
     Ok(best)
 }

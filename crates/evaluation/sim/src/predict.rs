@@ -8,12 +8,10 @@
 //! The changes are treated as independent. The distance from the prediction to an end of the interval is therefore the
 //! root of the sum of the squares of all moves to this side.
 //!
-//! Rows of the second [`Set`] have one more move: the error of the simulator on published rows of the same kind
-//! ([`Similar`]).
+//! One more move is the error of the simulator on published rows of the same kind ([`Similar`]).
 
-mod first;
 mod page;
-mod second;
+mod rows;
 mod similar;
 mod store;
 
@@ -29,44 +27,9 @@ use crate::measure::Load;
 use crate::reproduce::{Effort, Lack, Runs};
 use crate::testbed::{self, Testbed, TestbedError};
 
-pub use page::{cells, digits, heading, page, revision};
+pub use page::{PATH, cells, digits, heading, page, revision};
+pub use rows::rows;
 pub use similar::Similar;
-
-/// Set of blind rows. Each set has its page. A published result that is compared with a row of one set may guide the
-/// simulator before the next set is predicted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Set {
-    /// Rows of docs/blind-predictions.md.
-    First,
-    /// Rows of docs/blind-predictions-2.md.
-    Second,
-}
-
-impl Set {
-    /// All sets.
-    pub const ALL: [Self; 2] = [Self::First, Self::Second];
-
-    /// Returns the number of the set, from 1.
-    pub const fn number(self) -> u8 {
-        match self {
-            Self::First => 1,
-            Self::Second => 2,
-        }
-    }
-
-    /// Returns the set with this number.
-    pub fn by_number(number: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|set| set.number() == number)
-    }
-
-    /// Returns the path of the set's page in the repository.
-    pub const fn path(self) -> &'static str {
-        match self {
-            Self::First => "docs/blind-predictions.md",
-            Self::Second => "docs/blind-predictions-2.md",
-        }
-    }
-}
 
 /// Quantity of a blind row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +46,6 @@ pub enum Unit {
     Times,
     /// Bytes of a message.
     Bytes,
-    /// Packets per operation to the answering end.
-    PacketsPerOperation,
 }
 
 impl Unit {
@@ -97,7 +58,6 @@ impl Unit {
             Self::MicrosecondsOfGets => "us, 99 % of gets",
             Self::Times => "times",
             Self::Bytes => "B",
-            Self::PacketsPerOperation => "packets/operation",
         }
     }
 }
@@ -118,8 +78,6 @@ pub struct BlindRow {
     /// Quantity of the result.
     pub unit: Unit,
     workload: RowWorkload,
-    /// Whether the rate is the highest without RNR NAKs.
-    is_paced: bool,
     /// Paths and values of the testbed that differ in this row.
     changes: &'static [(&'static str, &'static str)],
     /// Uncertain values of this row, in addition to those of its testbed.
@@ -179,10 +137,9 @@ const fn doubt(path: &'static str, least: &'static str, greatest: &'static str, 
 }
 
 const T1: &str = "connectx5-100g";
-const T2: &str = "counters-100g";
 const T3: &str = "connectx5-100g-far";
 
-const DOUBTS: [(&str, &[Doubt]); 3] = [
+const DOUBTS: [(&str, &[Doubt]); 2] = [
     (
         T1,
         &[
@@ -190,6 +147,7 @@ const DOUBTS: [(&str, &[Doubt]); 3] = [
             doubt("nic.transmit", "0 ns", "165 ns", "base-latency stays within 15 %"),
             doubt("nic.receive", "0 ns", "165 ns", "base-latency stays within 15 %"),
             doubt("nic.receive_ack", "40 ns", "1150 ns", "gap-over-send stays within 15 %"),
+            doubt("nic.gather", "17 ns", "23 ns", "the published o_nsnd of 20 ns, within 15 %"),
             doubt("cpu.cache_miss", "0 ns", "33 ns", "assumed: no misses, or each to the shared cache (70 cycles)"),
             doubt("cpu.queue_pair", "2 KiB", "12 KiB", "assumed: without the buffers of receives, or with them"),
             doubt(
@@ -201,17 +159,6 @@ const DOUBTS: [(&str, &[Doubt]); 3] = [
             doubt("pcie.read", "400 ns", "800 ns", "assumed: what measurements of PCIe show for Xeons"),
             doubt("nic.units", "4", "16", "assumed: no row shows the number"),
             doubt("nic.read", "10 ns", "60 ns", "assumed: no row shows it"),
-        ],
-    ),
-    (
-        T2,
-        &[
-            doubt("pcie.read", "290 ns", "320 ns", "the rows of WRITE of 1 B, eight outstanding, stay within 10 %"),
-            doubt("nic.transmit", "60 ns", "160 ns", "the rows of WRITE stay within 10 %"),
-            doubt("nic.receive", "60 ns", "160 ns", "the rows of WRITE stay within 10 %"),
-            doubt("nic.take_receive", "700 ns", "1100 ns", "the rows of request-response stay within 10 %"),
-            doubt("nic.payload_fetches", "1", "8", "a reading of three rows, see open_points"),
-            doubt("cpu.post_list", "60 ns", "180 ns", "assumed: the CPU is not named"),
         ],
     ),
     (
@@ -239,26 +186,17 @@ pub fn doubts(testbed: &str) -> &'static [Doubt] {
 /// Additional seeds for the intervals.
 const SEEDS: [u64; 2] = [2, 3];
 
-/// Returns all blind rows of a set.
-pub fn rows(set: Set) -> Vec<BlindRow> {
-    match set {
-        Set::First => first::rows(),
-        Set::Second => second::rows(),
-    }
-}
-
 impl BlindRow {
-    /// Simulates the row with `runs` and returns its result in [`Self::unit`]. A search of the highest rate begins near
-    /// `guess`.
+    /// Simulates the row with `runs` and returns its result in [`Self::unit`].
     ///
     /// # Errors
     ///
     /// Returns an error if the run fails.
-    pub fn simulate(&self, runs: &mut Runs<'_>, guess: Option<f64>) -> Result<f64, Lack> {
+    pub fn simulate(&self, runs: &mut Runs<'_>) -> Result<f64, Lack> {
         let load = match &self.workload {
             RowWorkload::Load(load) => load,
             RowWorkload::Far(point) => return self.of_point(&runs.far(point)?),
-            RowWorkload::FillingLine(loads) => return second::filling_line(runs, loads),
+            RowWorkload::FillingLine(loads) => return rows::filling_line(runs, loads),
             RowWorkload::Quotient(points) => {
                 let [one, other] = &**points;
                 return Ok(runs.far(one)?.messages_per_s / runs.far(other)?.messages_per_s);
@@ -269,15 +207,7 @@ impl BlindRow {
                 Err(Lack::Quantity("this quantity for messages of one size"))
             }
             Unit::Microseconds => runs.latency(load).map(|ns| ns / 1e3),
-            Unit::MillionsPerS => {
-                let guess = guess.map(|millions| millions * 1e6);
-                runs.run_near(load, self.is_paced, guess).map(|measured| measured.messages_per_s / 1e6)
-            }
-            Unit::PacketsPerOperation => {
-                let measured = runs.run(load, false)?;
-                let counted = measured.counted[1].ok_or(Lack::Quantity("the counters of the answering host"))?;
-                Ok(counted.rx_vport_rdma_unicast_packets as f64 / measured.messages as f64)
-            }
+            Unit::MillionsPerS => runs.run(load, false).map(|measured| measured.messages_per_s / 1e6),
         }
     }
 
@@ -321,7 +251,7 @@ impl BlindRow {
 
     /// Returns whether quick checks simulate the row.
     pub fn is_quick(&self) -> bool {
-        first::is_quick(self) && second::is_quick(self)
+        rows::is_quick(self)
     }
 }
 
@@ -369,11 +299,11 @@ pub fn predict(
     let variants: Vec<Vec<Variant>> =
         rows.iter().map(|row| variants(row, testbed)).collect::<Result<_, TestbedError>>()?;
     // Simulates a variant of rows that share simulations.
-    let simulate = |indices: &[usize], variant: usize, guesses: &[Option<f64>]| {
+    let simulate = |indices: &[usize], variant: usize| {
         let Variant { testbed, seed, .. } = &variants[indices[0]][variant];
         let mut runs = Runs::new(testbed, effort).with_seed(*seed);
         let found = indices.iter().map(|&index| {
-            let outcome = rows[index].simulate(&mut runs, guesses[index]);
+            let outcome = rows[index].simulate(&mut runs);
             done();
             (index, outcome)
         });
@@ -387,18 +317,15 @@ pub fn predict(
         b.at.1.total_cmp(&a.at.1).then(b.bytes.cmp(&a.bytes))
     });
     let groups = groups(&rows, &order);
-    let without: Vec<Option<f64>> = vec![None; rows.len()];
-    let outcomes = in_parallel(threads, &groups, |indices| simulate(indices.as_slice(), 0, without.as_slice()));
+    let outcomes = in_parallel(threads, &groups, |indices| simulate(indices.as_slice(), 0));
     let mut outcomes: Vec<(usize, Result<f64, Lack>)> = outcomes.into_iter().flatten().collect();
     outcomes.sort_by_key(|(index, _)| *index);
     let own: Vec<Result<f64, Lack>> = outcomes.into_iter().map(|(_, outcome)| outcome).collect();
-    let guesses: Vec<Option<f64>> = own.iter().map(|outcome| outcome.as_ref().ok().copied()).collect();
     let pairs: Vec<(&[usize], usize)> = groups
         .iter()
         .flat_map(|indices| (1..variants[indices[0]].len()).map(move |variant| (indices.as_slice(), variant)))
         .collect();
-    let changed =
-        in_parallel(threads, &pairs, |&(indices, variant)| (variant, simulate(indices, variant, guesses.as_slice())));
+    let changed = in_parallel(threads, &pairs, |&(indices, variant)| (variant, simulate(indices, variant)));
     let mut of_rows: Vec<Vec<(usize, Result<f64, Lack>)>> = rows.iter().map(|_| Vec::new()).collect();
     for (variant, found) in changed {
         for (index, outcome) in found {
@@ -482,5 +409,5 @@ fn in_parallel<T: Sync, R: Send>(threads: usize, items: &[T], work: impl Fn(&T) 
 
 /// Returns the testbeds of the blind rows.
 pub fn testbeds() -> impl Iterator<Item = &'static Testbed> {
-    [T1, T2, T3].into_iter().filter_map(testbed::by_name)
+    [T1, T3].into_iter().filter_map(testbed::by_name)
 }

@@ -127,11 +127,6 @@ impl<'a> Runs<'a> {
     /// Returns the result of a load, from an earlier run if possible. If `is_paced`, the load runs at the highest rate
     /// without RNR NAKs.
     pub(crate) fn run(&mut self, load: &Load, is_paced: bool) -> Result<Measured, Lack> {
-        self.run_near(load, is_paced, None)
-    }
-
-    /// Works as [`Self::run`], and begins a search of the highest rate near `guess`.
-    pub(crate) fn run_near(&mut self, load: &Load, is_paced: bool, guess: Option<f64>) -> Result<Measured, Lack> {
         let load = self.with_extent(load, is_paced);
         let key = format!("{load:?} {is_paced}");
         if let Some(measured) = self.done.get(&key) {
@@ -141,7 +136,7 @@ impl<'a> Runs<'a> {
         let needed = estimate::bytes(HOSTS, &load.parameters, load.bytes, connections).map_err(failed)?;
         MemoryError::check(needed, self.memory).map_err(failed)?;
         let measured = if is_paced {
-            let highest = highest_without_rnr(self.testbed, &load, self.seed, guess).map_err(failed)?;
+            let highest = highest_without_rnr(self.testbed, &load, self.seed).map_err(failed)?;
             highest.ok_or(Lack::Feature("every rate provokes RNR NAKs"))?
         } else {
             measure(self.testbed, &load, self.seed).map_err(failed)?
@@ -358,8 +353,8 @@ fn binding(measured: &Measured) -> Binding {
         Station::Thread => "sending CPU",
         Station::Unit if answers => "receiving NIC's units",
         Station::Unit => "sending NIC's units",
-        Station::Send | Station::Receive if answers => "receiving NIC",
-        Station::Send | Station::Receive => "sending NIC",
+        Station::Send | Station::Gather | Station::Receive if answers => "receiving NIC",
+        Station::Send | Station::Gather | Station::Receive => "sending NIC",
         Station::Fetch | Station::Write if answers => "receiver's PCIe",
         Station::Fetch | Station::Write => "sender's PCIe",
         Station::Port | Station::SwitchPort => "link",

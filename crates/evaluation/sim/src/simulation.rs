@@ -109,6 +109,8 @@ pub struct NodeTimes {
     pub port: Ps,
     /// Busy time of the send stage that all units of the NIC share.
     pub send: Ps,
+    /// Busy time of the stage at which the NIC begins to fetch payloads.
+    pub gather: Ps,
     /// Busy time of the NIC with arriving packets.
     pub receive: Ps,
     /// Busy time of the busiest processing unit.

@@ -17,13 +17,15 @@ fn run(settings: &[&str]) -> Carried {
 }
 
 const SMALL: [&str; 5] = ["size=16", "batch=8", "window=256", "depth=512", "messages=6000"];
+const FETCHED: [&str; 6] = ["size=16", "inline=0", "batch=8", "window=256", "depth=512", "messages=6000"];
 const LARGE: [&str; 2] = ["size=4096", "messages=3000"];
 
 #[test]
 fn a_slowed_station_is_the_bottleneck() {
-    let cases: [(&[&str], &str, Station); 9] = [
+    let cases: [(&[&str], &str, Station); 10] = [
         (&SMALL, "nic.unit_inline=500ns", Station::Unit),
         (&SMALL, "nic.send_packet=500ns", Station::Send),
+        (&FETCHED, "nic.gather=500ns", Station::Gather),
         (&SMALL, "nic.receive_packet=500ns", Station::Receive),
         (&SMALL, "cpu.post_wr=500ns", Station::Thread),
         (&SMALL, "cpu.poll_completion=500ns", Station::Thread),

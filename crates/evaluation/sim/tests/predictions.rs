@@ -1,25 +1,23 @@
-//! The page of each set of blind predictions has each row of the set, with the numbers of the simulator.
+//! The page of blind predictions has each row, with the numbers of the simulator.
 
 use std::path::Path;
 
-use doorbell_sim::predict::{BlindRow, Set, Unit, cells, digits, heading, predict, revision, rows, testbeds};
+use doorbell_sim::predict::{BlindRow, PATH, Unit, cells, digits, heading, predict, revision, rows, testbeds};
 use doorbell_sim::reproduce::{Effort, Runs};
 
-/// Page of a set, and its rows.
+/// The page, and its rows.
 struct Page {
-    set: Set,
     text: String,
     rows: Vec<BlindRow>,
 }
 
 impl Page {
-    fn of(set: Set) -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(set.path());
-        let number = set.number();
+    fn read() -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(PATH);
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
-            panic!("{}: {error}; `doorbell sim predict --set {number} --out {}` makes it", path.display(), set.path())
+            panic!("{}: {error}; `doorbell sim predict --out {PATH}` makes it", path.display())
         });
-        Self { set, text, rows: rows(set) }
+        Self { text, rows: rows() }
     }
 
     /// Returns the rest of a row's line on the page, after the cells that identify the row.
@@ -51,34 +49,30 @@ impl Page {
 
 #[test]
 fn each_row_is_on_the_page_with_an_empty_cell() {
-    for (set, least_rows) in [(Set::First, 300), (Set::Second, 100)] {
-        let page = Page::of(set);
-        let mut count = 0;
-        for row in &page.rows {
-            match page.numbers(row) {
-                Some([value, least, greatest]) => {
-                    assert!(least <= value && value <= greatest && value > 0.0, "{row:?}");
-                    assert!(page.line(row).ends_with("| |"), "{row:?}");
-                    count += 1;
-                }
-                // No message of the sizes may fill the line.
-                None => assert_eq!(row.unit, Unit::Bytes, "no prediction: {row:?}"),
+    let page = Page::read();
+    let mut count = 0;
+    for row in &page.rows {
+        match page.numbers(row) {
+            Some([value, least, greatest]) => {
+                assert!(least <= value && value <= greatest && value > 0.0, "{row:?}");
+                assert!(page.line(row).ends_with("| |"), "{row:?}");
+                count += 1;
             }
+            // No message of the sizes may fill the line.
+            None => assert_eq!(row.unit, Unit::Bytes, "no prediction: {row:?}"),
         }
-        assert!(count > least_rows, "{:?}", page.set);
-        // The page has no rows of an earlier list of rows.
-        let lines = page.text.lines().filter(|line| line.contains(" to ") && line.ends_with("| |"));
-        assert_eq!(lines.count(), count, "{:?}", page.set);
     }
+    assert!(count > 100);
+    // The page has no rows of an earlier list of rows.
+    let lines = page.text.lines().filter(|line| line.contains(" to ") && line.ends_with("| |"));
+    assert_eq!(lines.count(), count);
 }
 
 #[test]
-fn the_pages_name_the_current_testbeds() {
-    for page in Set::ALL.map(Page::of) {
-        for testbed in testbeds().filter(|testbed| page.rows.iter().any(|row| row.testbed == testbed.name)) {
-            let path = page.set.path();
-            assert!(page.text.contains(&revision(testbed)), "{} has changed since {path} was made", testbed.name);
-        }
+fn the_page_names_the_current_testbeds() {
+    let page = Page::read();
+    for testbed in testbeds() {
+        assert!(page.text.contains(&revision(testbed)), "{} has changed since {PATH} was made", testbed.name);
     }
 }
 
@@ -86,24 +80,19 @@ fn the_pages_name_the_current_testbeds() {
 /// of more than 1 % means that the simulator has changed.
 #[test]
 fn quick_rows_equal_the_numbers_on_the_page() {
-    for page in Set::ALL.map(Page::of) {
-        for testbed in testbeds() {
-            let mut runs = Runs::new(testbed, Effort::QUICK);
-            for row in page.rows.iter().filter(|row| row.testbed == testbed.name && row.is_quick()) {
-                let changed = row.on(testbed).unwrap_or_else(|error| panic!("{row:?}: {error}"));
-                let found = if changed.digest() == testbed.digest() {
-                    row.simulate(&mut runs, None)
-                } else {
-                    row.simulate(&mut Runs::new(&changed, Effort::QUICK), None)
-                };
-                let found = found.unwrap_or_else(|lack| panic!("{row:?}: {lack}"));
-                let [value, ..] = page.numbers(row).expect("a prediction");
-                let path = page.set.path();
-                assert!(
-                    (found / value - 1.0).abs() <= 0.01,
-                    "{path} has {value}, the simulator finds {found}: {row:?}"
-                );
-            }
+    let page = Page::read();
+    for testbed in testbeds() {
+        let mut runs = Runs::new(testbed, Effort::QUICK);
+        for row in page.rows.iter().filter(|row| row.testbed == testbed.name && row.is_quick()) {
+            let changed = row.on(testbed).unwrap_or_else(|error| panic!("{row:?}: {error}"));
+            let found = if changed.digest() == testbed.digest() {
+                row.simulate(&mut runs)
+            } else {
+                row.simulate(&mut Runs::new(&changed, Effort::QUICK))
+            };
+            let found = found.unwrap_or_else(|lack| panic!("{row:?}: {lack}"));
+            let [value, ..] = page.numbers(row).expect("a prediction");
+            assert!((found / value - 1.0).abs() <= 0.01, "{PATH} has {value}, the simulator finds {found}: {row:?}");
         }
     }
 }
@@ -112,24 +101,21 @@ fn quick_rows_equal_the_numbers_on_the_page() {
 #[test]
 fn a_row_may_differ_from_its_testbed() {
     let testbed = testbeds().find(|testbed| testbed.name == "connectx5-100g-far").expect("a testbed");
-    let rate = |set, experiment: &str| {
-        let row = rows(set).into_iter().find(|row| row.experiment == experiment && row.at.1 == 20.0).expect("a row");
-        let changed = row.on(testbed).unwrap_or_else(|error| panic!("{error}"));
-        let found = row.simulate(&mut Runs::new(&changed, Effort::QUICK), None);
-        found.unwrap_or_else(|lack| panic!("{lack}"))
-    };
-    let (host, nic) =
-        (rate(Set::First, "CAS on one address"), rate(Set::Second, "CAS on one address in the NIC's memory"));
+    let of = |row: &BlindRow| row.experiment == "CAS on one address in the NIC's memory" && row.at.1 == 20.0;
+    let row = rows().into_iter().find(of).expect("a row");
+    let changed = row.on(testbed).unwrap_or_else(|error| panic!("{error}"));
+    let [host, nic] = [testbed, &changed]
+        .map(|testbed| row.simulate(&mut Runs::new(testbed, Effort::QUICK)).unwrap_or_else(|lack| panic!("{lack}")));
     assert!(nic > 3.0 * host, "{nic} and {host} M/s");
 }
 
 /// The error on similar published rows widens an interval, and does not move the prediction.
 #[test]
-fn the_second_set_adds_the_error_on_similar_rows() {
+fn the_error_on_similar_rows_widens_intervals() {
     let testbed = testbeds().find(|testbed| testbed.name == "connectx5-100g-far").expect("a testbed");
     let effort = Effort { messages: 400, least_each: 100, rounds: 20 };
     let of = |row: &BlindRow| row.experiment == "8 B over 20 queue pairs" && row.at.1 == 48.0;
-    let asked: Vec<BlindRow> = rows(Set::Second).into_iter().filter(of).collect();
+    let asked: Vec<BlindRow> = rows().into_iter().filter(of).collect();
     assert_eq!(asked.len(), 3);
     for one in predict(asked, testbed, effort, 1, || ()).unwrap_or_else(|error| panic!("{error}")) {
         let estimate = one.outcome.as_ref().unwrap_or_else(|lack| panic!("{lack}"));
@@ -138,7 +124,7 @@ fn the_second_set_adds_the_error_on_similar_rows() {
         let (least, greatest) = estimate.interval;
         let moved = error * estimate.value * (1.0 - 1e-9);
         assert!(least <= (estimate.value - moved).max(0.0) && estimate.value + moved <= greatest, "{one:?}");
-        let alone = one.row.simulate(&mut Runs::new(testbed, effort), None).unwrap_or_else(|lack| panic!("{lack}"));
+        let alone = one.row.simulate(&mut Runs::new(testbed, effort)).unwrap_or_else(|lack| panic!("{lack}"));
         assert_eq!(alone, estimate.value);
     }
 }
@@ -146,10 +132,8 @@ fn the_second_set_adds_the_error_on_similar_rows() {
 /// The results depend neither on the number of threads nor on the order of rows, and each value lies in its interval.
 #[test]
 fn intervals_do_not_depend_on_the_number_of_threads() {
-    let of_t2 = || -> Vec<BlindRow> {
-        rows(Set::First).into_iter().filter(|row| row.experiment == "request-response").collect()
-    };
-    let testbed = testbeds().find(|testbed| testbed.name == of_t2()[0].testbed).expect("a testbed");
+    let latencies = || -> Vec<BlindRow> { rows().into_iter().filter(|row| row.experiment == "base latency").collect() };
+    let testbed = testbeds().find(|testbed| testbed.name == latencies()[0].testbed).expect("a testbed");
     let effort = Effort { messages: 400, least_each: 100, rounds: 20 };
     let found = |rows, threads| {
         let predicted = predict(rows, testbed, effort, threads, || ()).unwrap_or_else(|error| panic!("{error}"));
@@ -164,8 +148,8 @@ fn intervals_do_not_depend_on_the_number_of_threads() {
         lines.sort();
         lines
     };
-    let one = found(of_t2(), 1);
-    assert_eq!(one, found(of_t2().into_iter().rev().collect(), 3));
+    let one = found(latencies(), 1);
+    assert_eq!(one, found(latencies().into_iter().rev().collect(), 3));
     // Some values of the testbed move some results.
     assert!(one.iter().any(|line| {
         let words: Vec<&str> = line.rsplit(' ').take(3).collect();

@@ -9,7 +9,6 @@ use doorbell_sim::testbed;
 const BEYOND: &[&str] = &[
     "send-receive/poll-gain",
     "send-receive/inline-receive-size",
-    "direct-write/threads-16",
     "send-receive/batch-wants-window",
     "send-receive/poll-lists-gain",
     "send-receive/srq-thread-hurts",

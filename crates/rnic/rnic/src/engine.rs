@@ -311,7 +311,8 @@ impl Rnic {
         let qp = &mut self.qps[slot as usize];
         let policy = &self.core.policy;
         let ack_is_held = policy.ack_hold_ns > 0;
-        if !ack_is_held && !(policy.acks_follow_requests && qp.has_request_to_send()) {
+        let waits = ack_is_held || policy.acks_follow_requests && qp.has_request_to_send();
+        if !waits {
             qp.resp.release_ack();
         }
         let ready = qp.resp.has_answers() || qp.has_request_to_send();

@@ -29,7 +29,7 @@ pub(crate) enum Sim {
     /// them.
     Sweep(sweep::Sweep),
     /// Predict results that others have measured and this project does not know, with intervals. Prints the page
-    /// docs/blind-predictions.md, or docs/blind-predictions-2.md with --set 2
+    /// docs/blind-predictions-2.md
     Predict(predict::Predict),
 }
 

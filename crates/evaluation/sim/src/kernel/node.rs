@@ -48,7 +48,7 @@ fn late(pcie: &Pcie, arrived: Ps, qpn: Qpn) -> Ps {
         return Ps::ZERO;
     }
     // The product of a time below 2^64 and a number below 2^32, divided by 2^32, fits into 64 bits.
-    Ps((u128::from(pcie.slow_access.0) * u128::from(drawn >> 32) >> 32) as u64)
+    Ps(((u128::from(pcie.slow_access.0) * u128::from(drawn >> 32)) >> 32) as u64)
 }
 
 /// Returns the number of bytes that a packet takes on the line. It is at least that of the shortest Ethernet frame.
@@ -178,6 +178,7 @@ pub(crate) struct Node {
     pub(crate) units: Vec<Unit>,
     next_unit: usize,
     send: Server,
+    gather: Server,
     pub(crate) port: Lane,
     receive: Server,
     bus: PcieBus,
@@ -231,6 +232,7 @@ impl Node {
             units: (0..count(testbed.nic.units)).map(|_| Unit::default()).collect(),
             next_unit: 0,
             send: Server::default(),
+            gather: Server::default(),
             port: Lane::new(testbed.link.rate),
             receive: Server::default(),
             bus: PcieBus::new(&testbed.pcie),
@@ -376,6 +378,7 @@ impl Node {
         at = self.send.serve(at, nic.send_packet);
         if is_fetched {
             if info.first {
+                at = self.gather.serve(at, nic.gather);
                 at = self.queue_pairs[slot].may_fetch_payload(at, nic.payload_fetches);
             }
             at = self.bus.read(at, info.payload_bytes.into());
@@ -512,6 +515,7 @@ impl Node {
         NodeTimes {
             port: self.port.busy(),
             send: self.send.busy(),
+            gather: self.gather.busy(),
             receive: self.receive.busy(),
             unit: self.units.iter().map(|unit| unit.server.busy()).max().unwrap_or_default(),
             fetch,

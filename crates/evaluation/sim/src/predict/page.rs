@@ -2,64 +2,22 @@
 
 use std::fmt::Write;
 
-use super::{BlindRow, Doubt, Estimate, Predicted, SEEDS, Set, doubts};
+use super::{BlindRow, Doubt, Estimate, Predicted, SEEDS, doubts};
 use crate::reproduce::Lack;
 use crate::testbed::Testbed;
 
-/// Introduction of the first set's page.
-const FIRST: &str = "\
-# Blind predictions
+/// Path of the page in the repository.
+pub const PATH: &str = "docs/blind-predictions-2.md";
 
-The simulator predicts the results of experiments that others have published. When this page was made, the authors of the
-simulator and of the testbeds' files had not seen these results. The last column is empty. Later, the published number is
-entered there and compared.
-
-`doorbell sim predict --out docs/blind-predictions.md` makes this page from the testbeds' files. The test
-`crates/evaluation/sim/tests/predictions.rs` fails if the page lacks a row, if values of a file have changed since, or if the simulator
-now gives another number.
-
-## Configuration as published
-
-- T1 (`connectx5-100g`): each list has one work request, one receive and one completion, since the source does not batch
-  here. At most 64 messages are unacknowledged, or 32 with Direct-Read. Each message is signalled.
-- Credits are off in every protocol that works without. Then the N:1 rate is the highest without RNR NAKs. The search for
-  it ends once a rate that is too high is at most 3 % above one that is not.
-- Each protocol has the variants that post different operations for a message. Direct-Read has one variant without a fence,
-  and one that waits for the completion of the fenced WRITE. Buffered-Write has one variant for each way to notify.
-- N:1 is N threads on one host, which share its NIC, and one thread on the other host, which receives from all of them.
-  N:N is N threads on each host, with one connection for each pair.
-- Latency is the median of half a round trip.
-- T2 (`counters-100g`): requests and responses of 1 byte, on one queue pair.
-- T3 (`connectx5-100g-far`): 64 WRITEs of 8 bytes in flight for each queue pair, or 16 READs, which is the NIC's limit. One
-  thread posts for each queue pair.
-- The store on T3: 1,024 keys, values of 1 KiB, and 64 clients on two hosts in a closed loop. Half of the operations are puts
-  and the Zipf exponent is 0.99, unless varied. Between two operations a client pauses for 0.2 us for each client. This time
-  is fitted on the published shares of CASes that succeed (docs/far-memory.md).
-- CAS on one address of T3: each client is on a separate host and has 16 CASes outstanding. Clients reach the address
-  directly, with a queue pair each, or through a middlebox with one queue pair. The middlebox turns CASes into WRITEs or not.
-
-## Source of the intervals
-
-An interval states how far the number moves when uncertain values of the testbed's file move. The tables below name these
-values. Each is set to its minimum and then to its maximum, while all others stay as they are, and the row is simulated
-again. Fitted values move as far as the rows on which they were fitted stay within tolerance. Assumed values move over the
-range that specifications or measurements of similar hardware leave open. Two other seeds count as one more change.
-
-The changes are treated as independent of each other. The lower end of the interval is the prediction minus the root of the
-sum of the squares of all moves downward. The upper end is computed the same way from the moves upward.
-
-The intervals do not cover mechanisms that the simulator does not have.
-";
-
-/// Introduction of the second set's page.
-const SECOND: &str = "\
+/// Introduction of the page.
+const HEAD: &str = "\
 # Blind predictions, second set
 
 These rows were chosen after the published numbers of the [first set](blind-predictions.md) were known. When this page
 was made, the authors of the simulator and of the testbeds' files had not seen the published numbers of these rows.
 The last column is empty. Later, the published number is entered there and compared.
 
-`doorbell sim predict --set 2 --out docs/blind-predictions-2.md` makes this page from the testbeds' files. The test
+`doorbell sim predict --out docs/blind-predictions-2.md` makes this page from the testbeds' files. The test
 `crates/evaluation/sim/tests/predictions.rs` fails if the page lacks a row, if values of a file have changed since, or
 if the simulator now gives another number.
 
@@ -90,31 +48,30 @@ and each message is signalled.
 - **CAS on one address in the NIC's memory (T3)**: each client is on a separate host and has 16 CASes outstanding,
   with a queue pair of its own. The CASes of the address take their turns, each for the time of an access to the NIC's
   memory.
-- **Store (T3)**: 1,024 keys, clients in a closed loop with a pause of 0.2 us for each client, as in the
-  first set. The Zipf exponent is 0.99 and half of the operations are puts, unless varied. With 64 clients, there are
+- **Store (T3)**: 1,024 keys, clients in a closed loop with a pause of 0.2 us for each client, which is
+  fitted on the published shares of CASes that succeed. The Zipf exponent is 0.99 and half of the operations are puts, unless varied. With 64 clients, there are
   two hosts and values of 1 KiB. With 392 clients, there are seven hosts and values of 128 B. The 280 clients over
   skew run on seven hosts with values of 1 KiB. `steered` has a middlebox in the switch, which takes a packet each
   nanosecond. A port of 100 Gb/s delivers at most one packet in 6.7 ns, so the middlebox runs at line rate.
 
 ## Source of the intervals
 
-An interval has the sources of the first set: uncertain values of the testbed's file, each set to its minimum and to
-its maximum, and two other seeds. It has one more move, since the first set showed that these do not cover mechanisms
-that the simulator lacks: the simulator's error on published rows of the same kind. This error is the root mean square
-of the relative deviations of all such rows to which no value of the testbed was fitted. It counts downward and
-upward.
+An interval states how far the number moves when uncertain values of the testbed's file move. The tables below name
+these values. Each is set to its minimum and then to its maximum, while all others stay as they are. Fitted values move
+as far as their rows stay within tolerance. Assumed values move over the range that specifications or measurements of
+similar hardware leave open. Two other seeds count as one more change.
+
+The first set showed that these moves do not cover mechanisms that the simulator lacks. So there is one more: the
+simulator's error on published rows of the same kind. This error is the root mean square of the relative deviations of
+all such rows to which no value of the testbed was fitted. It counts downward and upward.
 
 All moves are treated as independent of each other. An end of the interval is the prediction minus or plus the root of
 the sum of the squares of the moves to its side.
 ";
 
-/// Renders the Markdown page with all predictions of a set.
-pub fn page(set: Set, all: &[(&Testbed, Vec<Predicted>)]) -> String {
-    let head = match set {
-        Set::First => FIRST,
-        Set::Second => SECOND,
-    };
-    let mut text = head.to_owned();
+/// Renders the Markdown page with all predictions.
+pub fn page(all: &[(&Testbed, Vec<Predicted>)]) -> String {
+    let mut text = HEAD.to_owned();
     for (testbed, predicted) in all {
         // Writing to a string does not fail.
         let _ = section(&mut text, testbed, predicted);

@@ -266,6 +266,8 @@ groups! {
         unit_packet: Ps [Time 0, LONG],
         /// time of each sent packet at the stage that all units share
         send_packet: Ps [Time 0, LONG],
+        /// time of a work request whose payload the NIC fetches, at the stage of fetches that all units share
+        gather: Ps [Time 0, LONG],
         /// time of each received packet at the stage that all units share
         receive_packet: Ps [Time 0, LONG],
         /// time from a work request in the NIC to its first bit on the line

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use doorbell_report::write_whole;
-use doorbell_sim::predict::{BlindRow, Predicted, Set, page, predict, rows, testbeds};
+use doorbell_sim::predict::{BlindRow, Predicted, page, predict, rows, testbeds};
 use doorbell_sim::reproduce::Effort;
 use doorbell_sim::testbed::Testbed;
 use serde_json::json;
@@ -15,9 +15,6 @@ use crate::progress::{bar, show};
 
 #[derive(Args)]
 pub(crate) struct Predict {
-    /// Predict the rows of this set; each set has its page
-    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
-    set: u8,
     /// Predict only rows that take less than a minute to simulate
     #[arg(long)]
     quick: bool,
@@ -38,10 +35,8 @@ pub(crate) struct Predict {
 pub(super) fn run(arguments: &Predict) -> Result<(), Failure> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut all = Vec::new();
-    let set = Set::by_number(arguments.set).unwrap_or(Set::First);
-    let of_set = rows(set);
-    let has_rows = |testbed: &&Testbed| of_set.iter().any(|row| row.testbed == testbed.name);
-    let allowed: Vec<&str> = testbeds().filter(has_rows).map(|testbed| testbed.name.as_str()).collect();
+    let of_all = rows();
+    let allowed: Vec<&str> = testbeds().map(|testbed| testbed.name.as_str()).collect();
     if let Some(unknown) = arguments.testbed.iter().find(|name| !allowed.contains(&name.as_str())) {
         return Err(Usage(format!(
             "--testbed is {unknown}, which has no blind rows; allowed is {}",
@@ -50,8 +45,8 @@ pub(super) fn run(arguments: &Predict) -> Result<(), Failure> {
         .into());
     }
     let is_asked = |testbed: &&Testbed| arguments.testbed.is_empty() || arguments.testbed.contains(&testbed.name);
-    for testbed in testbeds().filter(has_rows).filter(is_asked) {
-        let mut rows = of_set.clone();
+    for testbed in testbeds().filter(is_asked) {
+        let mut rows = of_all.clone();
         let is_meant = |name: &str| arguments.experiment.as_deref().is_none_or(|text| name.contains(text));
         rows.retain(|row| {
             row.testbed == testbed.name && (!arguments.quick || row.is_quick()) && is_meant(row.experiment)
@@ -64,7 +59,7 @@ pub(super) fn run(arguments: &Predict) -> Result<(), Failure> {
         all.push((testbed, predicted));
     }
     if let Some(out) = &arguments.out {
-        write_whole(out, &page(set, &all))?;
+        write_whole(out, &page(&all))?;
     }
     if arguments.json {
         let row = |predicted: &Predicted| {
@@ -83,9 +78,9 @@ pub(super) fn run(arguments: &Predict) -> Result<(), Failure> {
             })
         };
         let rows: Vec<_> = all.iter().flat_map(|(_, predicted)| predicted.iter().map(row)).collect();
-        line(json!({ "schema": "doorbell-sim-predict/1", "set": set.number(), "rows": rows }))?;
+        line(json!({ "schema": "doorbell-sim-predict/1", "rows": rows }))?;
     } else if arguments.out.is_none() {
-        line(page(set, &all).trim_end())?;
+        line(page(&all).trim_end())?;
     }
     Ok(())
 }

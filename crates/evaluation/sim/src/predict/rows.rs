@@ -1,27 +1,42 @@
-//! The second set, predicted after the results of the first set were known.
+//! The rows. They were chosen after the published results of the first set were known (docs/blind-predictions.md).
 //!
 //! A protocol that grants or reserves message by message in its publication does so in these rows.
 
 use doorbell_protocols::Protocol;
-use doorbell_record::{FarPoint, HotPoint, Kind, Operation, StorePoint, Strategy, Way};
+use doorbell_record::{FarPoint, HotPoint, Kind, Operation, Parameters, StorePoint, Strategy, Way};
 use doorbell_wire::{MessageKind, OuterKind, Response, Transport, message_cost};
 
-use super::first::{BASE_LATENCY, COUNTS, N_TO_ONE, ON_ONE_ADDRESS, PLAIN, messages, operations};
 use super::store::{CLIENTS, VALUE, published_store};
-use super::{BlindRow, Doubt, RowWorkload, Similar, T3, Unit, doubt};
+use super::{BlindRow, Doubt, RowWorkload, Similar, T1, T3, Unit, doubt};
 use crate::measure::Load;
 use crate::reproduce::{Lack, Runs};
 
+/// Row whose values a row keeps unless it states others: the testbed's own values and doubts, and no similar rows.
+const PLAIN: BlindRow = BlindRow {
+    testbed: T1,
+    experiment: "",
+    subject: "",
+    bytes: 0,
+    at: ("", 0.0),
+    unit: Unit::MillionsPerS,
+    workload: RowWorkload::FillingLine(Vec::new()),
+    changes: &[],
+    doubts: &[],
+    similar: Similar::Nothing,
+};
+
+const N_TO_ONE: &str = "N:1";
 const ONE_TO_ONE: &str = "1:1";
 const LINE: &str = "1:1, smallest message that fills the line";
+const BASE_LATENCY: &str = "base latency";
 const OUTSTANDING: &str = "8 B over 20 queue pairs";
 const ON_NIC: &str = "CAS on one address in the NIC's memory";
 const STORE_64: &str = "store, 64 clients";
 const STORE_392: &str = "store, 392 clients on 7 hosts";
 const STORE_280: &str = "store, 280 clients on 7 hosts, by skew";
 
-/// Sizes of N:1, as in the first set.
 const N_TO_ONE_SIZES: [usize; 3] = [16, 512, 8192];
+const SENDERS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Largest message of 1:1 in bytes.
 const LONGEST: usize = 64 << 10;
 /// Largest message of the latencies in bytes.
@@ -37,6 +52,9 @@ const SMALL_VALUE: usize = 128;
 /// clients for the same number of operations.
 const MEASURE_US: f64 = 2000.0;
 
+/// Number of CASes on one address, of all clients together.
+const ON_ONE_ADDRESS: u64 = 4000;
+
 /// Time of an atomic operation on memory in the NIC. No bus is between the NIC and this memory. The NIC is assumed to
 /// need as much time for an atomic operation as for a packet or a READ at the stages that its queue pairs share.
 const ATOMIC_ON_NIC: (&str, &str) = ("nic.atomic", "20 ns");
@@ -47,16 +65,37 @@ fn doubling(from: usize, to: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(from), |bytes| bytes.checked_mul(2)).take_while(move |&bytes| bytes <= to)
 }
 
+/// Returns the parameters of published message experiments. All lists have one entry, and credits are off if the
+/// protocol works without credits.
+fn messages(protocol: Protocol, bytes: usize) -> Parameters {
+    let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, bytes);
+    parameters.protocol = protocol;
+    parameters.depths_are_defaults = false;
+    parameters.window = 64;
+    parameters.depth = 2 * 64;
+    parameters.credits = !protocol.is_possible_without_credits();
+    parameters.signal_each = true;
+    (parameters.serving.poll_list, parameters.serving.repost_list) = (1, 1);
+    parameters
+}
+
+fn operations(operation: Operation, bytes: usize, window: usize, inline: usize) -> Parameters {
+    let mut parameters = Parameters::plain(Kind::Bandwidth, operation, bytes);
+    parameters.depths_are_defaults = false;
+    (parameters.window, parameters.depth, parameters.inline) = (window, (2 * window).max(128), inline);
+    parameters
+}
+
 fn load(protocol: Protocol, bytes: usize) -> Load {
     Load::new(messages(protocol, bytes), bytes)
 }
 
-/// Returns all rows of the set.
-pub(super) fn rows() -> Vec<BlindRow> {
+/// Returns all blind rows.
+pub fn rows() -> Vec<BlindRow> {
     let mut rows = Vec::new();
     for protocol in [Protocol::DirectWriteEach, Protocol::SharedWriteEach] {
         for bytes in N_TO_ONE_SIZES {
-            for count in COUNTS {
+            for count in SENDERS {
                 let mut load = load(protocol, bytes);
                 load.parameters.connections = count;
                 load.parameters.serving.threads = count;
@@ -245,7 +284,7 @@ fn line_rate(runs: &Runs<'_>, load: &Load) -> Result<f64, Lack> {
     Ok(link.rate.bits_per_s() as f64 / 8.0 / line_bytes as f64)
 }
 
-/// Returns whether quick checks simulate the row, if it is one of this set.
+/// Returns whether quick checks simulate the row.
 pub(super) fn is_quick(row: &BlindRow) -> bool {
     match row.experiment {
         ONE_TO_ONE => [16, 512].contains(&row.bytes),
