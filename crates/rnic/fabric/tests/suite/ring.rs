@@ -2,7 +2,7 @@
 //! arbitrary values.
 
 #[allow(dead_code)] // the models do not use all parts
-#[path = "../src/shm/ring.rs"]
+#[path = "../../src/shm/ring.rs"]
 mod ring;
 
 use std::cell::{Cell, RefCell};

@@ -2,12 +2,12 @@
 //! thread has opened a descriptor, but has not yet put it on the list of descriptors that forked children give up.
 
 #[allow(dead_code)] // the models do not use the child's code
-#[path = "../src/own_process/gate.rs"]
+#[path = "../../src/own_process/gate.rs"]
 mod gate;
 use doorbell_testing::model;
 
 mod sync {
-    pub(super) use crate::model::{AtomicU32, Ordering};
+    pub(super) use doorbell_testing::model::{AtomicU32, Ordering};
 }
 
 use gate::Gate;

@@ -2,7 +2,7 @@
 //! thread must do the work. If all threads sleep, the model checker reports a deadlock.
 
 #[allow(dead_code)] // the models do not use all parts
-#[path = "../src/progress/wake.rs"]
+#[path = "../../src/progress/wake.rs"]
 mod wake;
 
 mod sync {

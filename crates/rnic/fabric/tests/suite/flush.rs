@@ -2,7 +2,7 @@
 //! packets that were held back before the request must be sent, and their records must be written.
 
 #[allow(dead_code)]
-#[path = "../src/progress/flush.rs"]
+#[path = "../../src/progress/flush.rs"]
 mod flush;
 
 mod sync {
