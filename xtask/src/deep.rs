@@ -52,7 +52,7 @@ const LOOM: &[(&str, &[&str])] = &[
     ("doorbell-exchange", &["pool"]),
     ("doorbell-rnic", &["completion"]),
     ("doorbell-rnic", &["shared"]),
-    ("doorbell-counters", &["sequence"]),
+    ("doorbell-counters", &["suite", "--", "sequence::"]),
     ("doorbell-verbs", &["sleepers"]),
 ];
 

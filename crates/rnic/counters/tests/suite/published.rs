@@ -55,7 +55,7 @@ struct Peer {
 impl Peer {
     fn start(test: &str, address: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", test, "--nocapture"]).env(CHILD, address);
+        command.args(["--exact", &format!("published::{test}"), "--nocapture"]).env(CHILD, address);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let commands = child.stdin.take().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
@@ -103,7 +103,8 @@ fn in_own_directory(test: &str, body: impl FnOnce(&Path)) {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("counters");
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture"]).env(DIRECTORY_VARIABLE, &directory).env(INNER, &directory);
+    command.args(["--exact", &format!("published::{test}"), "--nocapture"]);
+    command.env(DIRECTORY_VARIABLE, &directory).env(INNER, &directory);
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));

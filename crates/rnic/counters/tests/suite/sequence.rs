@@ -1,7 +1,7 @@
 //! A model checker runs all interleavings of a process that writes words and a process that reads them. The reader must
 //! get consistent values.
 
-#[path = "../src/sequence.rs"]
+#[path = "../../src/sequence.rs"]
 mod sequence;
 
 mod sync {

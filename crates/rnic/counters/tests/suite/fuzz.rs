@@ -1,8 +1,6 @@
 //! Runs the fuzz bodies over their corpus, and on mutations of it for a bounded time. See also `rnic/tests/fuzz.rs`.
 
-mod common;
-
-use common::fuzz::{fuzz_published, fuzz_sysfs};
+use crate::common::fuzz::{fuzz_published, fuzz_sysfs};
 use doorbell_testing::run_fuzz;
 
 #[test]
