@@ -50,8 +50,7 @@ const LOOM: &[(&str, &[&str])] = &[
     ("doorbell-exchange", &["reports"]),
     ("doorbell-exchange", &["ring"]),
     ("doorbell-exchange", &["pool"]),
-    ("doorbell-rnic", &["completion"]),
-    ("doorbell-rnic", &["shared"]),
+    ("doorbell-rnic", &["suite", "--", "completion::", "shared::", "--skip", "protocol::"]),
     ("doorbell-counters", &["suite", "--", "sequence::"]),
     ("doorbell-verbs", &["sleepers"]),
 ];

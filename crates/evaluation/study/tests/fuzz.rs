@@ -1,4 +1,4 @@
-//! Runs the fuzz functions over a corpus, and over mutated inputs for a limited time. See `rnic/tests/fuzz.rs`.
+//! Runs the fuzz functions over a corpus, and over mutated inputs for a limited time. See `rnic/tests/suite/fuzz.rs`.
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Runs the fuzz functions with the inputs of a corpus, and with mutated inputs for a bounded time: see
-//! `rnic/tests/fuzz.rs`.
+//! `rnic/tests/suite/fuzz.rs`.
 
 mod common;
 

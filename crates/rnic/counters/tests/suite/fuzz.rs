@@ -1,4 +1,5 @@
-//! Runs the fuzz bodies over their corpus, and on mutations of it for a bounded time. See also `rnic/tests/fuzz.rs`.
+//! Runs the fuzz bodies over their corpus, and on mutations of it for a bounded time. See also
+//! `rnic/tests/suite/fuzz.rs`.
 
 use crate::common::fuzz::{fuzz_published, fuzz_sysfs};
 use doorbell_testing::run_fuzz;

@@ -1,7 +1,7 @@
 //! Timers, retries and RNR NAKs (IBTA Vol 1, 9.7.5.1.3, 9.7.5.2.8, 9.7.6).
 
-use super::common::End;
-use super::common::script::{OWN, OWN_PSN, Script};
+use crate::common::End;
+use crate::common::script::{OWN, OWN_PSN, Script};
 use doorbell_verbs_core::{QpState, SendOperation as Op, Status};
 use doorbell_wire::{NakCode, Opcode, Psn, RKey, ack_timeout_ns, rnr_timer_ns};
 

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::common::script::{OWN, PEER_PSN, PEER_QPN, Script};
-use super::common::{End, QKEY};
+use crate::common::script::{OWN, PEER_PSN, PEER_QPN, Script};
+use crate::common::{End, QKEY};
 use doorbell_rnic::SharedReceiveQueue;
 use doorbell_verbs_core::{Access, AsyncEvent, Completion, QpKind, QpState, RecvRequest, SrqId, Status};
 use doorbell_wire::{Opcode, PathMtu, Qpn};

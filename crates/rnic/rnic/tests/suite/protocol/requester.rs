@@ -1,7 +1,7 @@
 //! Packets of the requester, and its handling of answers (IBTA Vol 1, 9.7.3, 9.7.5.1).
 
-use super::common::End;
-use super::common::script::{OWN, OWN_PSN, Script};
+use crate::common::End;
+use crate::common::script::{OWN, OWN_PSN, Script};
 use doorbell_verbs_core::{
     AsyncEvent, CompletionOpcode, QpAttributes, QpKind, QpState, SendFlags, SendOperation as Op, Status,
 };
@@ -259,12 +259,12 @@ fn a_response_of_the_wrong_length_is_a_bad_response() {
 #[test]
 fn a_long_read_is_split_and_repeated_within_its_pieces() {
     // A buffer of 64 kB leads to a window of 16 kB. Pieces then cost up to 4 kB, which is three packets.
-    let link = super::common::Link { buffer_bytes: 64_000, ..Default::default() };
-    let mut world = super::common::World::new(1, 2, 1 << 20, 64, link);
+    let link = crate::common::Link { buffer_bytes: 64_000, ..Default::default() };
+    let mut world = crate::common::World::new(1, 2, 1 << 20, 64, link);
     let end = End { max_rd_atomic: 2, ..End::default() };
     let (a, _) = world.connect(doorbell_verbs_core::QpKind::Rc, PathMtu::Mtu256, (0, &end), (1, &end));
     world.recording = true;
-    let pattern = super::common::workload::pattern(3, 4000);
+    let pattern = crate::common::workload::pattern(3, 4000);
     world.nodes[1].memory.write(0, &pattern);
     let sge = [world.nodes[0].sge(0, 4000)];
     let (remote_address, rkey) = (world.nodes[1].memory.address(), world.nodes[1].region.rkey());
@@ -466,7 +466,7 @@ fn a_new_address_while_drained_moves_remaining_requests() {
     script.sent();
     let qpn = script.qpn;
     script.world.bring_to(OWN, qpn, QpState::SqDrain);
-    let elsewhere = super::common::address_of(9);
+    let elsewhere = crate::common::address_of(9);
     let address = doorbell_verbs_core::AddressVector::to(elsewhere);
     script.world.modify(OWN, qpn, QpAttributes { address: Some(address), ..QpAttributes::default() });
     assert_eq!(script.rnic().in_flight_packets(), 0, "packets to the old address are in flight");
@@ -497,7 +497,7 @@ fn reset_discards_posted_work_and_the_old_connection() {
     script.ack(psn(0));
     assert_eq!(script.counters().rx_foreign_source + script.counters().rx_wrong_state, 1);
     script.world.bring_to_init(OWN, qpn, doorbell_verbs_core::QpKind::Rc, &end);
-    let peer = (super::common::script::PEER, super::common::script::PEER_QPN, super::common::script::PEER_PSN);
+    let peer = (crate::common::script::PEER, crate::common::script::PEER_QPN, crate::common::script::PEER_PSN);
     script.world.bring_to_rtr(OWN, qpn, doorbell_verbs_core::QpKind::Rc, PathMtu::Mtu256, &end, peer);
     script.world.bring_to_rts(OWN, qpn, doorbell_verbs_core::QpKind::Rc, &end);
     script.post(Op::Send, 8);

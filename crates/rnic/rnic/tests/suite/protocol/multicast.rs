@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::common::script::{OWN, PEER, PEER_QPN, Script};
-use super::common::{End, QKEY};
+use crate::common::script::{OWN, PEER, PEER_QPN, Script};
+use crate::common::{End, QKEY};
 use doorbell_rnic::LIMITS;
 use doorbell_verbs_core::{ObjectError, QpKind, RecvRequest};
 use doorbell_wire::{Opcode, Outer, PathMtu, QKey, Qpn};

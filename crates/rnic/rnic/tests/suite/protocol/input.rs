@@ -1,7 +1,7 @@
 //! Invalid packets, which the device silently drops and counts.
 
-use super::common::script::{OWN, PEER, PEER_PSN, PEER_QPN, Script};
-use super::common::{End, QKEY};
+use crate::common::script::{OWN, PEER, PEER_PSN, PEER_QPN, Script};
+use crate::common::{End, QKEY};
 use doorbell_verbs_core::{Counters, QpKind, QpState};
 use doorbell_wire::{Opcode, PartitionKey, PathMtu, Psn, QKey, Qpn};
 
@@ -27,7 +27,7 @@ fn strangers_and_strange_headers_are_dropped() {
     let mut script = Script::new();
     script.receive(0, 64);
     let good = script.say(Opcode::RC_SEND_ONLY).payload(&[1; 8]);
-    let with = |change: &dyn Fn(&mut super::common::script::Say)| {
+    let with = |change: &dyn Fn(&mut crate::common::script::Say)| {
         let mut said = good.clone();
         change(&mut said);
         said.bytes()
@@ -60,7 +60,7 @@ fn packets_from_a_foreign_source_are_dropped() {
         let bytes = script.say(opcode).psn(PEER_PSN).bytes();
         let before = script.counters();
         let mut outer = script.world.outer(PEER, OWN);
-        outer.src = super::common::address_of(77);
+        outer.src = crate::common::address_of(77);
         let now_ns = script.world.now_ns;
         script.rnic().handle_packet(now_ns, &outer, &bytes);
         assert_eq!(counted(&script, &before), [("rx_foreign_source", 1)]);
@@ -180,7 +180,7 @@ fn datagrams_over_ipv6_come_with_the_whole_header() {
     };
     let mut rnic = doorbell_rnic::Rnic::new(config, None);
     let pd = rnic.create_pd();
-    let block = super::common::Block::new(4096);
+    let block = crate::common::Block::new(4096);
     // SAFETY: the block outlives the device's use of it.
     let region =
         unsafe { rnic.register(pd, block.base(), 4096, block.address(), doorbell_verbs_core::Access::all(), None) };

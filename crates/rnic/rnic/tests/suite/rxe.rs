@@ -2,9 +2,6 @@
 //! The RNIC under test takes the place of the software RNIC. It receives the captured packets of rxe, and must send the
 //! captured packets of the software RNIC, byte for byte.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod capture;
 mod replay;
 

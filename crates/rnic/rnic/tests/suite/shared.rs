@@ -1,19 +1,18 @@
 //! Model checks of all interleavings of engines that take receives from a shared receive queue, and of a program that
 //! fills the queue and arms its limit. No receive may be lost or taken twice, and the limit must raise one event.
 
-use doorbell_testing::model;
 #[allow(dead_code, unreachable_pub)] // the models use a part of the queue
-#[path = "../src/shared.rs"]
+#[path = "../../src/shared.rs"]
 mod shared;
 
 mod sync {
-    pub(super) use crate::model::{ArrayQueue, AtomicUsize, Ordering};
+    pub(super) use doorbell_testing::model::{ArrayQueue, AtomicUsize, Ordering};
     pub(super) use loom::sync::Mutex;
     pub(super) use loom::sync::atomic::AtomicBool;
 }
 
 /// Replacement for the receives of the crate: a receive is only a number.
-mod work {
+pub(crate) mod work {
     #[derive(Debug)]
     pub(crate) struct RecvWqe(pub(crate) u64);
 }

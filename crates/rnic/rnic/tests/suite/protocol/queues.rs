@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::common::End;
-use super::common::script::{OWN, PEER_PSN, Script};
+use crate::common::End;
+use crate::common::script::{OWN, PEER_PSN, Script};
 use doorbell_verbs_core::{
     AsyncEvent, Completion, Notifier, Notify, Overrun, PostErrorKind, QpCapacities, QpKind, QpState, RecvRequest,
     SendOperation as Op, Status,

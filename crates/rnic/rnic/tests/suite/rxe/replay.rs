@@ -20,7 +20,7 @@ use doorbell_wire::{
 };
 
 use super::capture::{Connection, Message, OWN, Packet, RXE};
-use super::common::Block;
+use crate::common::Block;
 
 /// Bytes of the routing header before the payload of a datagram (IBTA Vol 1, 11.4.1.2).
 const GRH_LEN: usize = 40;

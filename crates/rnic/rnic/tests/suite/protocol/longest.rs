@@ -1,7 +1,7 @@
 //! The longest messages (IBTA Vol 1, 9.4.1: 2^31 bytes).
 
-use super::common::End;
-use super::common::script::{OWN, PEER, PEER_PSN, Script, nak_of};
+use crate::common::End;
+use crate::common::script::{OWN, PEER, PEER_PSN, Script, nak_of};
 use doorbell_verbs_core::{
     MAX_MESSAGE_BYTES, Payload, PostErrorKind, QpKind, QpState, RecvRequest, SendFlags, SendOperation as Op,
     SendRequest, Sge, Status,

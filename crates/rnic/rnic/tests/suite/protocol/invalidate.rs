@@ -1,9 +1,9 @@
 //! SEND with Invalidate. A peer may invalidate only the key of a type 2 window, and only through the queue pair that
 //! bound the window (IBTA Vol 1, 9.4.1.1.3, 9.9.3, 10.6.7.2.6).
 
-use super::common::script::{OWN, PEER_PSN, PEER_QPN, Script, nak_of};
-use super::common::{End, QKEY};
 use super::windows::{Windows, next};
+use crate::common::script::{OWN, PEER_PSN, PEER_QPN, Script, nak_of};
+use crate::common::{End, QKEY};
 use doorbell_verbs_core::{
     Access, AsyncEvent, Completion, QpKind, QpState, RecvRequest, SendOperation as Op, Sge, Status, WindowKind,
 };
@@ -73,7 +73,7 @@ fn receive(own: &mut Windows, offset: usize) {
 }
 
 /// Lets the peer send a message that invalidates `key`. Returns the answer of the RNIC, which must be one packet.
-fn send(own: &mut Windows, key: RKey, packets: u32) -> super::common::world::Sent {
+fn send(own: &mut Windows, key: RKey, packets: u32) -> crate::common::world::Sent {
     let say = |opcode| own.script.say(opcode);
     let (first, last) = match packets {
         1 => (None, say(Opcode::RC_SEND_ONLY_INV)),

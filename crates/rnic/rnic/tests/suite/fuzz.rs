@@ -3,9 +3,7 @@
 //! `cargo xtask fuzz` writes the corpus in `tests/corpus/<body>/` and keeps the smallest set of inputs with the same
 //! code coverage. Each input that once failed is also there, under a name of its own.
 
-mod common;
-
-use common::fuzz::{fuzz_operations, fuzz_packets};
+use crate::common::fuzz::{fuzz_operations, fuzz_packets};
 use doorbell_testing::run_fuzz;
 
 #[test]

@@ -3,10 +3,7 @@
 //! replaced, numbers are reused at once, links are full, and devices vanish and restart.
 //!
 //! `completions` and `finish` hold the checks. The runs count events, and a run of all seeds fails if an event in the
-//! table of [`Tally`](common::tally::Tally) never happened.
-
-#[path = "../common/mod.rs"]
-mod common;
+//! table of [`Tally`] never happened.
 
 mod completions;
 mod finish;
@@ -17,10 +14,10 @@ mod work;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::seeds::{Plan, for_seeds, say};
-use common::tally::Tally;
-use common::world::DEFAULT_BUFFER_BYTES;
-use common::{Acks, Link, Rng, Worst};
+use crate::common::seeds::{Plan, for_seeds, say};
+use crate::common::tally::Tally;
+use crate::common::world::DEFAULT_BUFFER_BYTES;
+use crate::common::{Acks, Link, Rng, Worst};
 use doorbell_testing::seeded_test;
 use finish::run;
 use life::Options;

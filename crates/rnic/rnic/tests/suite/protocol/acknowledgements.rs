@@ -1,7 +1,7 @@
 //! Times at which acknowledgements leave, relative to the completions that a program sees (IBTA Vol 1, 9.7.5).
 
-use super::common::script::{OWN, PEER_PSN, Script};
-use super::common::{Acks, End};
+use crate::common::script::{OWN, PEER_PSN, Script};
+use crate::common::{Acks, End};
 use doorbell_rnic::ACK_HOLD_NS;
 use doorbell_verbs_core::{QpKind, QpState, SendFlags, SendOperation, Status};
 use doorbell_wire::{Opcode, PathMtu, Psn, RKey};

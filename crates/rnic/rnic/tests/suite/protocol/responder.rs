@@ -1,7 +1,7 @@
 //! Answers of the responder (IBTA Vol 1, 9.7.4, 9.7.5.2, 9.7.7).
 
-use super::common::End;
-use super::common::script::{OWN, PEER_PSN, Script, nak_of, syndrome_of};
+use crate::common::End;
+use crate::common::script::{OWN, PEER_PSN, Script, nak_of, syndrome_of};
 use doorbell_verbs_core::{Access, AsyncEvent, Attachment, CompletionOpcode, QpKind, QpState, Status};
 use doorbell_wire::{BTH_LEN, NakCode, Opcode, PathMtu, RKey, SyndromeKind};
 
@@ -286,7 +286,7 @@ fn the_first_packet_raises_communication_established() {
     script.qpn = script.world.create_qp(OWN, QpKind::Rc, &end);
     let qpn = script.qpn;
     script.world.bring_to_init(OWN, qpn, QpKind::Rc, &end);
-    let peer = (super::common::script::PEER, super::common::script::PEER_QPN, PEER_PSN);
+    let peer = (crate::common::script::PEER, crate::common::script::PEER_QPN, PEER_PSN);
     script.world.bring_to_rtr(OWN, qpn, QpKind::Rc, PathMtu::Mtu256, &end, peer);
     script.receive(0, 8);
     script.receive(8, 8);

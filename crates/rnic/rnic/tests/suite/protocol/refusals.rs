@@ -1,7 +1,7 @@
 //! Invalid requests, which the responder rejects with a NAK. The NAK ends the connection (IBTA Vol 1, 9.7.5.2, 9.9.3).
 
-use super::common::End;
-use super::common::script::{OWN, PEER_PSN, Say, Script, nak_of};
+use crate::common::End;
+use crate::common::script::{OWN, PEER_PSN, Say, Script, nak_of};
 use doorbell_verbs_core::{Access, AsyncEvent, QpState, RecvRequest, Sge, Status};
 use doorbell_wire::{NakCode, Opcode, Psn, RKey};
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::common::script::{OWN, PEER_PSN, Script, nak_of};
-use super::common::{End, Link, World};
+use crate::common::script::{OWN, PEER_PSN, Script, nak_of};
+use crate::common::{End, Link, World};
 use doorbell_rnic::{Region, SharedReceiveQueue};
 use doorbell_verbs_core::{
     Access, CompletionOpcode, LKey, ObjectError, Payload, PostErrorKind, QpKind, QpState, SendFlags,
@@ -294,19 +294,19 @@ fn window_operations_take_effect_in_order() {
     let behind = own.script.post(Op::Send, 8);
     assert_eq!(own.script.sent().len(), 1);
     // The requester may still retransmit earlier requests.
-    own.script.nak(super::common::script::OWN_PSN, NakCode::PSN_SEQUENCE_ERROR);
+    own.script.nak(crate::common::script::OWN_PSN, NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(own.script.sent().len(), 1);
     assert!(own.script.reap().is_empty());
-    own.script.ack(super::common::script::OWN_PSN);
-    assert_eq!(own.script.shapes(), [(Opcode::RC_SEND_ONLY, super::common::script::OWN_PSN.next())]);
+    own.script.ack(crate::common::script::OWN_PSN);
+    assert_eq!(own.script.shapes(), [(Opcode::RC_SEND_ONLY, crate::common::script::OWN_PSN.next())]);
     let done = own.script.reap();
     assert_eq!((done[0].wr_id, done[0].status), (before, Status::Success));
     assert_eq!((done[1].wr_id, done[1].opcode), (bind, CompletionOpcode::BindWindow));
     assert!(own.write(bound.rkey, bound.address, 8));
     // A retransmission must not bind the window again.
-    own.script.nak(super::common::script::OWN_PSN.next(), NakCode::PSN_SEQUENCE_ERROR);
+    own.script.nak(crate::common::script::OWN_PSN.next(), NakCode::PSN_SEQUENCE_ERROR);
     assert_eq!(own.script.sent().len(), 1);
-    own.script.ack(super::common::script::OWN_PSN.next());
+    own.script.ack(crate::common::script::OWN_PSN.next());
     assert_eq!(own.script.ends(), [(behind, Status::Success)]);
     let silent = own.script.post_flagged(Op::LocalInvalidate(bound.rkey), 0, SendFlags::empty());
     let last = own.script.post_flagged(Op::Send, 8, SendFlags::SIGNALED);

@@ -2,7 +2,7 @@
 //! must be reaped once, and a program that sleeps until a notification must wake up.
 
 #[allow(dead_code, unreachable_pub)] // the models use a part of the queue
-#[path = "../src/completion.rs"]
+#[path = "../../src/completion.rs"]
 mod completion;
 
 mod sync {

@@ -1,8 +1,8 @@
 //! Windows, turns of queue pairs, runs of packets, and counters.
 
-use super::common::script::{OWN, OWN_PSN, PEER, PEER_PSN, PEER_QPN, Script};
-use super::common::tally::Hit;
-use super::common::{Acks, End, Link, World};
+use crate::common::script::{OWN, OWN_PSN, PEER, PEER_PSN, PEER_QPN, Script};
+use crate::common::tally::Hit;
+use crate::common::{Acks, End, Link, World};
 use doorbell_rnic::{Budget, EngineId, Filter, MAX_RUN_BYTES, TransmitBatch};
 use doorbell_verbs_core::{Payload, QpKind, QpState, SendFlags, SendOperation as Op, SendRequest};
 use doorbell_wire::{Opcode, PathMtu, Psn, Qpn};

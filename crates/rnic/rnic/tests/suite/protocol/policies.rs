@@ -11,7 +11,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{Opcode, Outer, PathMtu, Psn, Qpn};
 
-use super::common::Block;
+use crate::common::Block;
 
 const LENGTH: usize = 1 << 20;
 

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::common::script::{OWN, PEER_PSN, PEER_QPN, Script, nak_of};
-use super::common::{End, QKEY};
+use crate::common::script::{OWN, PEER_PSN, PEER_QPN, Script, nak_of};
+use crate::common::{End, QKEY};
 use doorbell_rnic::Pager;
 use doorbell_verbs_core::{
     Access, Payload, QpKind, RecvRequest, SendFlags, SendOperation as Op, SendRequest, Sge, Status,
@@ -165,7 +165,7 @@ fn a_completion_has_the_time_of_its_acknowledgement() {
     script.post(Op::Send, 8);
     assert_eq!(script.sent().len(), 1);
     script.pass(5_000);
-    script.ack(super::common::script::OWN_PSN);
+    script.ack(crate::common::script::OWN_PSN);
     let now_ns = script.world.now_ns;
     let completions = script.reap();
     assert_eq!(completions.len(), 1);

@@ -1,8 +1,5 @@
 //! Tests of single packets between the RNIC and a scripted peer.
 
-#[path = "../common/mod.rs"]
-mod common;
-
 mod acknowledgements;
 mod datagrams;
 mod flow;

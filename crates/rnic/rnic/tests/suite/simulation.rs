@@ -1,13 +1,11 @@
 //! Thousands of seeded runs of two and more RNICs under faults. A failing seed is printed and replays exactly.
 
-mod common;
-
-use common::fuzz::{check_bounds, stage};
-use common::seeds::{self, Plan};
-use common::tally::Tally;
-use common::workload::{Options, Workload};
-use common::world::DEFAULT_BUFFER_BYTES;
-use common::{Acks, Link, Rng, Worst};
+use crate::common::fuzz::{check_bounds, stage};
+use crate::common::seeds::{self, Plan};
+use crate::common::tally::Tally;
+use crate::common::workload::{Options, Workload};
+use crate::common::world::DEFAULT_BUFFER_BYTES;
+use crate::common::{Acks, Link, Rng, Worst};
 use doorbell_testing::seeded_test;
 
 /// Names of the faults: each fault alone, and "mixed" for all of them.

@@ -1,7 +1,7 @@
 //! Contents of the headers of datagrams.
 
-use super::common::script::{OWN, PEER_QPN, Script};
-use super::common::{End, QKEY};
+use crate::common::script::{OWN, PEER_QPN, Script};
+use crate::common::{End, QKEY};
 use doorbell_verbs_core::{
     Payload, QpAttributes, QpKind, QpState, RecvRequest, SendFlags, SendOperation, SendRequest, UdDestination,
 };

@@ -1,7 +1,7 @@
 //! Limits and errors of objects and work requests.
 
-use super::common::script::{OWN, PEER, PEER_PSN, PEER_QPN, Script};
-use super::common::{Block, End, QKEY, World, address_of};
+use crate::common::script::{OWN, PEER, PEER_PSN, PEER_QPN, Script};
+use crate::common::{Block, End, QKEY, World, address_of};
 use doorbell_rnic::LIMITS;
 use doorbell_verbs_core::{
     Access, AddressVector, CqId, LKey, MemoryError, ModifyError, ObjectError, Payload, PdId, PostErrorKind,

@@ -1,9 +1,7 @@
 //! UC and UD under faults: messages arrive completely or not at all.
 
-mod common;
-
-use common::workload::pattern;
-use common::{End, Link, QKEY, Rng, World};
+use crate::common::workload::pattern;
+use crate::common::{End, Link, QKEY, Rng, World};
 use doorbell_verbs_core::{
     AddressVector, Attachment, CompletionOpcode, Payload, QpKind, RecvRequest, SendFlags, SendOperation, SendRequest,
     Status, UdDestination,

@@ -1,7 +1,7 @@
 //! Probes that the requester sends before the configured timeout when an answer is overdue.
 
-use super::common::End;
-use super::common::script::{OWN_PSN, Script};
+use crate::common::End;
+use crate::common::script::{OWN_PSN, Script};
 use doorbell_verbs_core::{SendOperation as Op, Status};
 use doorbell_wire::{NakCode, Opcode, Psn};
 
