@@ -47,12 +47,10 @@ const ADDRESS: &[&str] = &["doorbell-verbs", "doorbell-exchange", "doorbell-prel
 /// these tests.
 const LOOM: &[(&str, &[&str])] = &[
     ("doorbell-fabric", &["suite", "--", "flush::", "gate::", "ring::", "wake::"]),
-    ("doorbell-exchange", &["reports"]),
-    ("doorbell-exchange", &["ring"]),
-    ("doorbell-exchange", &["pool"]),
+    ("doorbell-exchange", &["suite", "--", "pool::", "reports::", "ring::"]),
     ("doorbell-rnic", &["suite", "--", "completion::", "shared::", "--skip", "protocol::"]),
     ("doorbell-counters", &["suite", "--", "sequence::"]),
-    ("doorbell-verbs", &["sleepers"]),
+    ("doorbell-verbs", &["suite", "--", "sleepers::"]),
 ];
 
 impl Deep {

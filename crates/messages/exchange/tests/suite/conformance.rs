@@ -41,4 +41,4 @@ fn faulty(faults: &str) -> Device {
 
 const PROVIDER: Provider = Provider { works_while_callers_sleep: true, device, lossy };
 
-exchange_suite!(crate::PROVIDER);
+exchange_suite!(crate::conformance::PROVIDER);

@@ -1,21 +1,17 @@
 //! Model checks of all interleavings of threads that give buffers back. Each returned buffer must be reposted if the
 //! peer waits for a receive. The share of an ended connection must become available exactly once.
 
-use doorbell_testing::model;
 #[allow(dead_code)]
-#[path = "../src/connection/receives/reports.rs"]
-mod reports;
-#[allow(dead_code)]
-#[path = "../src/connection/receives/returns.rs"]
+#[path = "../../src/connection/receives/returns.rs"]
 mod returns;
 
 mod sync {
-    pub(super) use crate::model::ArrayQueue;
+    pub(super) use doorbell_testing::model::ArrayQueue;
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     pub(super) use loom::sync::{Mutex, MutexGuard};
 }
 
-mod connection {
+pub(crate) mod connection {
     pub(crate) mod config {
         pub(crate) const MAX_REPOST_LIST: usize = 4;
     }
@@ -24,8 +20,8 @@ mod connection {
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use crate::reports::reports::ReceiveCredits;
 use loom::sync::Mutex;
-use reports::ReceiveCredits;
 use returns::{Granted, Grants, Returns};
 
 /// Maximum number of preemptions in one interleaving.

@@ -2,8 +2,8 @@
 //! must never wait for a credit message that this side will not send.
 
 #[allow(dead_code)] // the models have no grants in data messages
-#[path = "../src/connection/receives/reports.rs"]
-mod reports;
+#[path = "../../src/connection/receives/reports.rs"]
+pub(crate) mod reports;
 
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicU64, Ordering};

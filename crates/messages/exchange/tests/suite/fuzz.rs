@@ -1,9 +1,7 @@
 //! Runs the fuzz functions with the inputs of a corpus, and with mutated inputs for a bounded time: see
 //! `rnic/tests/suite/fuzz.rs`.
 
-mod common;
-
-use common::fuzz::{fuzz_descriptions, fuzz_messages};
+use crate::common::fuzz::{fuzz_descriptions, fuzz_messages};
 use doorbell_testing::run_fuzz;
 
 #[test]

@@ -3,14 +3,11 @@
 //! The test counts packets on a wire between two devices. One thread drives both devices, so the test knows which
 //! packets each end had received at each poll. Keepalives are off, and the ends send no goodbyes.
 
-#[path = "../benches/protocols/wire.rs"]
-#[allow(dead_code, missing_docs, reason = "benches use the rest")]
-mod wire;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::common::wire;
 use doorbell_exchange::direct_write::{DirectWrite, Grants};
 use doorbell_exchange::{Config, Connector, MessageConnection, Submit, with_connector};
 use doorbell_protocols::{End, Protocol, Run, Size, Step, Store};

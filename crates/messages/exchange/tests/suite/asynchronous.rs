@@ -1,7 +1,5 @@
 //! Tests of tasks that wait for connections: deadlines, death of the peer, and shared channels.
 
-mod common;
-
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -10,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use common::bare::config;
-use common::wire;
+use crate::common::bare::config;
+use crate::common::wire;
 use doorbell_exchange::asynchronous::{Async, Waiter};
 use doorbell_exchange::{Config, ConnectionError, Connector, MessageConnection, SendReceive, Submit};
 use doorbell_verbs::{Channel, Device};

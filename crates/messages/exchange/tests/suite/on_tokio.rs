@@ -1,5 +1,4 @@
 //! Tests of the waiter for tokio: cancel safety, deadlines, and connections that share a channel.
-#![cfg(feature = "tokio")]
 
 use std::cell::Cell;
 use std::future::Future;

@@ -4,11 +4,11 @@
 
 use doorbell_testing::model;
 #[allow(dead_code)]
-#[path = "../src/signal/tally.rs"]
+#[path = "../../src/signal/tally.rs"]
 mod tally;
 
 mod sync {
-    pub(super) use crate::model::{AtomicU32, Ordering};
+    pub(super) use doorbell_testing::model::{AtomicU32, Ordering};
 }
 
 use loom::sync::{Arc, Condvar, Mutex};

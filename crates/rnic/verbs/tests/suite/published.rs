@@ -22,7 +22,10 @@ fn in_own_process(test: &str, switch: Option<&str>, body: impl FnOnce(&Path)) {
     }
     let directory = std::env::temp_dir().join(format!("doorbell-{test}-{}", std::process::id()));
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture"]).env(DIRECTORY_VARIABLE, &directory).env(INNER, &directory);
+    command
+        .args(["--exact", &format!("published::{test}"), "--nocapture"])
+        .env(DIRECTORY_VARIABLE, &directory)
+        .env(INNER, &directory);
     command.env_remove(SWITCH_VARIABLE).envs(switch.map(|value| (SWITCH_VARIABLE, value)));
     let output = command.output().unwrap();
     let _ = std::fs::remove_file(&directory).or_else(|_| std::fs::remove_dir_all(&directory));

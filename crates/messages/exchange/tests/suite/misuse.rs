@@ -1,10 +1,8 @@
 //! Tests of invalid calls of programs and invalid descriptions of peers. Each invalid value must cause an error that
 //! contains the given and the allowed value. After an invalid call, the connection must stay usable.
 
-mod common;
-
-use common::bare::{Bare, config, pair};
-use common::wire;
+use crate::common::bare::{Bare, config, pair};
+use crate::common::wire;
 use doorbell_exchange::buffered_write::{self, BufferedWrite, Notification};
 use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence, Placement};
 use doorbell_exchange::direct_write::Grants;

@@ -2,7 +2,7 @@
 //! that write to freed memory. A held message must not be overwritten, and all freed memory must become available.
 
 #[allow(dead_code, unreachable_pub)] // the models use only some functions
-#[path = "../src/connection/ring/units.rs"]
+#[path = "../../src/connection/ring/units.rs"]
 mod units;
 
 mod sync {
