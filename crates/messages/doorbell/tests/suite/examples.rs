@@ -6,17 +6,17 @@
     reason = "each example has a main, which calls the function that these tests call"
 )]
 
-#[path = "../examples/echo_tokio.rs"]
+#[path = "../../examples/echo_tokio.rs"]
 mod echo_tokio;
-#[path = "../examples/key_value.rs"]
+#[path = "../../examples/key_value.rs"]
 mod key_value;
-#[path = "../examples/many_clients.rs"]
+#[path = "../../examples/many_clients.rs"]
 mod many_clients;
-#[path = "../examples/ping_pong.rs"]
+#[path = "../../examples/ping_pong.rs"]
 mod ping_pong;
-#[path = "../examples/replicate.rs"]
+#[path = "../../examples/replicate.rs"]
 mod replicate;
-#[path = "../examples/under_loss.rs"]
+#[path = "../../examples/under_loss.rs"]
 mod under_loss;
 
 use std::error::Error;
