@@ -1,13 +1,11 @@
 //! Thousands of seeded runs with faults, in which many clients share one queue pair of a memory node. A failing run
 //! prints its seed, with which it can be repeated exactly.
 
-mod common;
-
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
-use common::seeds::{self, Plan};
-use common::world::{KEY, NODE, Patience, World, address_of_box};
-use common::{Link, Rng, Tally};
+use crate::common::seeds::{self, Plan};
+use crate::common::world::{KEY, NODE, Patience, World, address_of_box};
+use crate::common::{Link, Rng, Tally};
 use doorbell_steer::{Config, Held, Limits, Steer};
 use doorbell_testing::seeded_test;
 use doorbell_verbs_core::{SendOperation, Status};

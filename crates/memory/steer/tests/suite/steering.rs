@@ -1,13 +1,11 @@
 //! A store of version chains behind a box that steers. The clients never update their caches. At the end, the test
 //! checks the chains, and that each get returned a value that was current at some time during the get.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::seeds::{self, Plan};
-use common::world::{KEY, NODE, Patience, World, address_of_box};
-use common::{Link, Rng, Tally};
+use crate::common::seeds::{self, Plan};
+use crate::common::world::{KEY, NODE, Patience, World, address_of_box};
+use crate::common::{Link, Rng, Tally};
 use doorbell_steer::{Config, Layout, Limits, Steer};
 use doorbell_testing::seeded_test;
 use doorbell_verbs_core::{SendOperation, Status};

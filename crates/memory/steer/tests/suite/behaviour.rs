@@ -1,8 +1,6 @@
 //! Effects of single packets and calls: refusals, error texts, and the fields of rewritten packets.
 
-mod common;
-
-use common::world::{KEY, NODE, Patience, World, address_of, address_of_box};
+use crate::common::world::{KEY, NODE, Patience, World, address_of, address_of_box};
 use doorbell_steer::{ClientEnd, Config, Limits, NodeEnd, Region, SetupError, Steer};
 use doorbell_verbs_core::{Access, SendOperation, Status};
 use doorbell_wire::{
