@@ -1,6 +1,6 @@
 //! Checks that the plot in docs/wire.md shows the results of `message_cost`.
 //!
-//! `DOORBELL_UPDATE_PLOTS=1 cargo test -p doorbell-wire --test efficiency_plot` writes the plot.
+//! `DOORBELL_UPDATE_PLOTS=1 cargo test -p doorbell-wire --test suite efficiency_plot::` writes the plot.
 
 use std::fmt::Write as _;
 use std::path::Path;

@@ -61,12 +61,12 @@ fn packets_of_rxe_parse_and_have_a_valid_icrc() {
         Opcode::UC_WRITE_FIRST,
         Opcode::UD_SEND_ONLY,
     ];
-    check(include_bytes!("data/rxe.pcap"), 300, &wanted);
+    check(include_bytes!("../data/rxe.pcap"), 300, &wanted);
 }
 
 #[test]
 fn rxe_retransmissions_parse() {
-    check(include_bytes!("data/rxe-loss.pcap"), 300, &[Opcode::RC_ACKNOWLEDGE]);
+    check(include_bytes!("../data/rxe-loss.pcap"), 300, &[Opcode::RC_ACKNOWLEDGE]);
 }
 
 #[test]
@@ -80,5 +80,5 @@ fn packets_between_two_rxe_devices_parse() {
         Opcode::UC_WRITE_ONLY_IMM,
         Opcode::UD_SEND_ONLY_IMM,
     ];
-    check(include_bytes!("data/rxe-both.pcap"), 120, &wanted);
+    check(include_bytes!("../data/rxe-both.pcap"), 120, &wanted);
 }
