@@ -1,6 +1,6 @@
 //! Checks that the table of verdicts in docs/study.md has the verdicts of the judge on the stored records.
 //!
-//! `DOORBELL_UPDATE_STUDY=1 cargo test -p doorbell-report --test study_page` rewrites the table.
+//! `DOORBELL_UPDATE_STUDY=1 cargo test -p doorbell-report --test suite study_page::` rewrites the table.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
