@@ -1,14 +1,12 @@
 //! Server whose peer is a bare socket. The peer sends valid, changed, repeated and truncated lines in any order.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::fuzz::{Choices, line};
-use common::{MEMORY_BYTES, Rng, parameters};
+use crate::common::fuzz::{Choices, line};
+use crate::common::{MEMORY_BYTES, Rng, parameters};
 use doorbell_exchange::setup::VERSION;
 use doorbell_study::session::{self, Client, SessionError, Terms};
 use doorbell_verbs::Device;

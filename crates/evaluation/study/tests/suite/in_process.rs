@@ -1,13 +1,11 @@
 //! Sessions with both ends in one process and without TCP. The ends are tasks of one thread, or two threads.
 
-mod common;
-
 use std::cell::Cell;
 use std::net::{TcpListener, TcpStream};
 use std::pin::Pin;
 use std::rc::Rc;
 
-use common::{MEMORY_BYTES, parameters};
+use crate::common::{MEMORY_BYTES, parameters};
 use doorbell_exchange::asynchronous::{Spin, Waiter, yield_now};
 use doorbell_protocols::Protocol;
 use doorbell_record::{Extent, Kind, Operation, Parameters, PointResult, Serving, SharedBy};

@@ -1,12 +1,10 @@
 //! Points on several hosts. Each host is a thread with its own software RNIC and its own control connection.
 
-mod common;
-
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
-use common::MEMORY_BYTES;
+use crate::common::MEMORY_BYTES;
 use doorbell_machine::pinning::ProcessPosition;
 use doorbell_protocols::Protocol;
 use doorbell_record::{Extent, Kind, Operation, Parameters, PointResult, Serving, Transport};

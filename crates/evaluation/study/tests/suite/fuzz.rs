@@ -1,8 +1,6 @@
 //! Runs the fuzz functions over a corpus, and over mutated inputs for a limited time. See `rnic/tests/suite/fuzz.rs`.
 
-mod common;
-
-use common::fuzz::{fuzz_lines, fuzz_records};
+use crate::common::fuzz::{fuzz_lines, fuzz_records};
 use doorbell_testing::run_fuzz;
 
 #[test]

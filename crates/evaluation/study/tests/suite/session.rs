@@ -1,13 +1,11 @@
 //! Server with untrusted clients.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use common::{MEMORY_BYTES, parameters};
+use crate::common::{MEMORY_BYTES, parameters};
 use doorbell_exchange::setup;
 use doorbell_machine::pinning::{Pinning, ProcessPosition};
 use doorbell_machine::{Machine, Root};
