@@ -39,4 +39,4 @@ fn lossy() -> Option<[Device; 2]> {
 /// wake-ups in virtual time.
 const PROVIDER: Provider = Provider { works_while_callers_sleep: false, device, lossy };
 
-exchange_suite!(crate::PROVIDER);
+exchange_suite!(crate::exchange_conformance::PROVIDER);

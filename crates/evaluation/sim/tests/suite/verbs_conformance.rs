@@ -14,5 +14,5 @@ fn pair() -> (Device, Device) {
     (simulation.device(0).clone(), simulation.device(1).clone())
 }
 
-provider!(simulated, doorbell_verbs_conformance::common::as_it_is, crate::pair);
-provider!(@exact simulated_exactly, doorbell_verbs_conformance::common::as_it_is, crate::pair);
+provider!(simulated, doorbell_verbs_conformance::common::as_it_is, crate::verbs_conformance::pair);
+provider!(@exact simulated_exactly, doorbell_verbs_conformance::common::as_it_is, crate::verbs_conformance::pair);

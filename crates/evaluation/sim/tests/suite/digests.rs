@@ -3,7 +3,7 @@
 //!
 //! `tests/digests.txt` stores the digests. `cargo xtask test` checks that the release build of the command finds the
 //! same digests. After an intended change of the simulator or of a testbed, update the file with
-//! `DOORBELL_UPDATE_DIGESTS=1 cargo test -p doorbell-sim --test digests`.
+//! `DOORBELL_UPDATE_DIGESTS=1 cargo test -p doorbell-sim --test suite digests::`.
 
 use std::path::Path;
 

@@ -1,8 +1,6 @@
 //! The time of one message is the sum of the times of its stations, to the picosecond.
 
-mod common;
-
-use common::{completion, connect, destination, end, post, t1};
+use crate::common::{completion, connect, destination, end, post, t1};
 use doorbell_sim::{Ps, Simulation, Testbed, Topology};
 use doorbell_verbs::{Payload, QpKind, RecvRequest, SendOperation};
 

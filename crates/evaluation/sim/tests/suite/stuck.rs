@@ -1,8 +1,6 @@
 //! Reports of simulations that cannot continue, and of turns that took too long.
 
-mod common;
-
-use common::{completion, connect, destination, end, post, t1};
+use crate::common::{completion, connect, destination, end, post, t1};
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_sim::{Ps, Simulation, SimulationError, Summary, Topology};
 use doorbell_verbs::{Payload, QpAttributes, QpKind, QpState, RKey, SendOperation};
