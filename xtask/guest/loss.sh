@@ -18,7 +18,7 @@ suite() {
 }
 suite exchange loss_is_not_seen
 # Unreliable transports do not retransmit, so their tests are skipped.
-suite verbs --ignored system:: --skip unreliable --skip datagram
+suite verbs --ignored conformance::system:: --skip unreliable --skip datagram
 for end in 0 1; do
     tc -s qdisc show dev veth$end | grep "dropped [1-9]" || fail "veth$end lost nothing"
 done

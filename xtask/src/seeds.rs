@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::shell::{cargo, run};
 
 /// Test binary and test of the simulation.
-const SIMULATION: [&str; 2] = ["lifecycle", "completions_stay_true"];
+const SIMULATION: [&str; 2] = ["suite", "lifecycle::completions_stay_true"];
 
 /// Runs consecutive seeds for `hours` hours. The first seed is `from`, or a new seed. Without `hours`, runs only the
 /// seed `from`.

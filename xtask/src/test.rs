@@ -252,15 +252,17 @@ pub(crate) fn left_out() -> StepEnd {
     }
 }
 
-/// Number of conformance suites: one of verbs, and one of the protocols.
-const CONFORMANCE_SUITES: usize = 2;
+/// Folders of the packages with a conformance suite: one of verbs, and one of the protocols.
+const CONFORMANCE_SUITES: [&str; 2] = ["crates/rnic/verbs", "crates/messages/exchange"];
 
 /// Returns the program of a conformance suite and the folder of its package, from a line that cargo prints.
 fn conformance_suite(line: &str) -> Option<(PathBuf, PathBuf)> {
     let artifact: serde_json::Value = serde_json::from_str(line).ok()?;
-    let is_suite = artifact["target"]["name"] == "conformance" && artifact["target"]["kind"][0] == "test";
+    let package = Path::new(artifact["manifest_path"].as_str()?).parent()?.to_owned();
+    let is_tests = artifact["target"]["name"] == "suite" && artifact["target"]["kind"][0] == "test";
+    let is_suite = is_tests && CONFORMANCE_SUITES.iter().any(|folder| package.ends_with(folder));
     let program = artifact["executable"].as_str().filter(|_| is_suite)?;
-    Some((program.into(), Path::new(artifact["manifest_path"].as_str()?).parent()?.to_owned()))
+    Some((program.into(), package))
 }
 
 /// Runs the conformance suites of verbs and of the protocols over UDP. In all other tests, devices of one machine use
@@ -272,11 +274,12 @@ pub(crate) fn over_udp() -> Result<(), String> {
     list.args(["--message-format", "json"]);
     let listed = output_of(list)?;
     let suites: Vec<(PathBuf, PathBuf)> = listed.lines().filter_map(conformance_suite).collect();
-    if suites.len() != CONFORMANCE_SUITES {
-        return Err(format!("cargo built {} conformance suites, must be {CONFORMANCE_SUITES}", suites.len()));
+    if suites.len() != CONFORMANCE_SUITES.len() {
+        let needed = CONFORMANCE_SUITES.len();
+        return Err(format!("cargo built {} conformance suites, must be {needed}", suites.len()));
     }
     for (program, package) in suites {
-        let mut test = command(program, &[]);
+        let mut test = command(program, &["conformance::"]);
         test.current_dir(package).env(programs::LINK_VARIABLE, "udp");
         run_tests(test)?;
     }

@@ -51,7 +51,7 @@ pub(crate) fn capture() -> Result<(), String> {
 
 /// Runs the conformance suite of verbs on the provider `system`.
 pub(crate) fn verbs(guest: Guest) -> StepEnd {
-    suite(guest, "doorbell-verbs", "--ignored system::")
+    suite(guest, "doorbell-verbs", "--ignored conformance::system::")
 }
 
 /// Runs the command on rxe, and compares the sysfs files of rxe and the software RNIC.
@@ -69,7 +69,7 @@ pub(crate) fn commands(guest: Guest) -> StepEnd {
 /// Runs the conformance suite of the protocols. Skips the test with loss, since the loopback of rxe loses no packets.
 /// The step [`loss`] runs this test.
 pub(crate) fn exchange(guest: Guest) -> StepEnd {
-    suite(guest, "doorbell-exchange", "--skip loss_is_not_seen")
+    suite(guest, "doorbell-exchange", "conformance:: --skip loss_is_not_seen")
 }
 
 /// Runs both suites over a network that loses packets.
@@ -86,7 +86,7 @@ fn suite(guest: Guest, package: &str, arguments: &str) -> StepEnd {
     with_test_programs(guest, &[("conformance", package)], &script)
 }
 
-/// Runs a script in a guest with the suites of packages. The script calls each suite by the given name.
+/// Runs a script in a guest with test programs of packages. The script calls each program by the given name.
 fn with_test_programs(guest: Guest, suites: &[(&str, &str)], script: &str) -> StepEnd {
     match with_programs(guest, suites) {
         Ok(guest) => in_guest(&guest, script),
@@ -94,7 +94,7 @@ fn with_test_programs(guest: Guest, suites: &[(&str, &str)], script: &str) -> St
     }
 }
 
-/// Adds suites to a guest. Each pair has the name in the guest and the package of a suite.
+/// Adds test programs to a guest. Each pair has the name in the guest and the package of a test program.
 fn with_programs(mut guest: Guest, suites: &[(&str, &str)]) -> Result<Guest, String> {
     for &(name, package) in suites {
         guest.files.push((name.to_owned(), test_program(package)?));
@@ -109,12 +109,12 @@ fn in_guest(guest: &Guest, script: &str) -> StepEnd {
     guest.run(script).and_then(|ended| ended.passed()).into()
 }
 
-/// Builds the suite of a crate, and returns its path.
+/// Builds the test program with the conformance suite of a crate, and returns its path.
 fn test_program(package: &str) -> Result<PathBuf, String> {
-    let build = ["test", "--no-run", "--package", package, "--test", "conformance", "--message-format=json"];
+    let build = ["test", "--no-run", "--package", package, "--test", "suite", "--message-format=json"];
     let text = output_of(cargo(&build))?;
     let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let programs = messages.filter(|message| message["target"]["name"] == "conformance");
+    let programs = messages.filter(|message| message["target"]["name"] == "suite");
     let program = programs.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back();
-    program.ok_or_else(|| format!("cargo names no program of {package}'s suite"))
+    program.ok_or_else(|| format!("cargo names no program of the tests of {package}"))
 }

@@ -1,4 +1,4 @@
-//! Runs the fuzz bodies on a corpus, and then on mutated inputs for a limited time. See `rnic/tests/fuzz.rs`.
+//! Runs the fuzz bodies on a corpus, and then on mutated inputs for a limited time. See `rnic/tests/suite/fuzz.rs`.
 
 mod bodies;
 

@@ -1,5 +1,8 @@
 //! Points about shared memory on several hosts. Each host is a thread with its own software RNIC and its own control
 //! connection.
+//!
+//! These tests have a process of their own. A middlebox closes the device of its host and binds the device's address
+//! again, so no other test may open a device meanwhile.
 
 mod common;
 
@@ -38,8 +41,7 @@ fn parameters(far: FarPoint, memory_bytes: usize) -> Parameters {
     Parameters { far, memory_bytes, ..Parameters::plain(Kind::Bandwidth, Operation::Write, bytes) }
 }
 
-/// Lock that tests hold while they use devices. A middlebox closes the device of its host and binds the device's
-/// address again. Until then, another test must not bind this address.
+/// Lock that tests hold while they use devices, so that no two tests use devices at the same time.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Measures on `hosts` hosts. Returns the result of the point, and the result of each host that had a part in the

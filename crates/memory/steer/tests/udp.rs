@@ -1,6 +1,9 @@
 //! Clients, box and node over UDP on the loopback interface, all in one process. The test captures the packets on the
 //! box's link, and writes the expected contents to a file next to the capture. `cargo xtask test` compares this file
 //! with the contents that other programs decode from the capture.
+//!
+//! These tests have a process of their own. The simulations of the other tests use all processors, so a packet of these
+//! tests could arrive after its early timeout. The retransmission would then be in the capture.
 
 mod common;
 

@@ -1,4 +1,6 @@
 //! Tests of peers that use verbs correctly but break the message protocol. Connections must reject such peers.
+//!
+//! These tests have a process of their own, since they measure how much its memory grows.
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! Words that one process writes while others read them. A sequence number ensures that a reader gets either all words
 //! of one write or none.
 //!
-//! A model checker in `tests/sequence.rs` checks all interleavings of a writer and a reader.
+//! A model checker in `tests/suite/sequence.rs` checks all interleavings of a writer and a reader.
 
 use super::sync::{AtomicU64, Ordering, fence};
 

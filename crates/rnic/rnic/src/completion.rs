@@ -1,6 +1,7 @@
 //! Completion queues, from which programs reap completions.
 //!
-//! In `tests/completion.rs`, a model checker explores all interleavings of the threads that use a completion queue.
+//! In `tests/suite/completion.rs`, a model checker explores all interleavings of the threads that use a completion
+//! queue.
 
 use std::collections::VecDeque;
 

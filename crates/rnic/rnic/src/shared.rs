@@ -1,6 +1,7 @@
 //! Shared receive queues.
 //!
-//! In `tests/shared.rs`, a model checker explores all interleavings of the threads that use a shared receive queue.
+//! In `tests/suite/shared.rs`, a model checker explores all interleavings of the threads that use a shared receive
+//! queue.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 //! ends no thread inside these calls.
 
 mod tally;
-/// Atomics that [`tally`] uses. `tests/sleepers.rs` compiles `tally` with the atomics of a model checker instead.
+/// Atomics that [`tally`] uses. `tests/suite/sleepers.rs` compiles `tally` with the atomics of a model checker instead.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU32, Ordering};
 }

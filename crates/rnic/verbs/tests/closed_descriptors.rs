@@ -1,5 +1,7 @@
 //! A program that closes all its descriptors also closes those of a device. Requests of the device end in bounded time,
 //! even if all threads of the program sleep.
+//!
+//! This test has a process of its own, since it closes descriptors by their numbers.
 
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;

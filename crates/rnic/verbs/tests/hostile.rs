@@ -1,4 +1,6 @@
 //! Devices that share memory with a hostile peer or with another user, and devices that lack resources.
+//!
+//! These tests have a process of their own, since they count its shared mappings.
 
 use doorbell_verbs_conformance::common;
 

@@ -1,6 +1,9 @@
 //! Captures packets of each operation. Beside each capture, the test writes the contents that other programs must find
 //! in the capture, and `cargo xtask test` runs these programs. If `DOORBELL_PCAP_DIR` is not set, only this process
 //! checks the captures.
+//!
+//! These tests have a process of their own. A device takes the first free address, which a closed device of another
+//! test may have had. Late retransmissions to that device would be in the capture.
 
 use doorbell_verbs_conformance::common;
 

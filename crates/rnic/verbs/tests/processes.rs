@@ -1,5 +1,7 @@
 //! Devices in two processes behave as in one process. After one process dies, the other process keeps no resources of
 //! it.
+//!
+//! These tests have a process of their own, since they count its shared mappings and its descriptors.
 
 use doorbell_verbs_conformance::common;
 

@@ -43,7 +43,7 @@ pub trait Tally: Default + Send {
 pub struct Test {
     /// Package of the test.
     pub package: &'static str,
-    /// File name of the integration test, without extension.
+    /// Name of the test program.
     pub file: &'static str,
     /// Name of the test function.
     pub name: &'static str,

@@ -18,8 +18,8 @@ was made, the authors of the simulator and of the testbeds' files had not seen t
 The last column is empty. Later, the published number is entered there and compared.
 
 `doorbell sim predict --out docs/blind-predictions-2.md` makes this page from the testbeds' files. The test
-`crates/evaluation/sim/tests/predictions.rs` fails if the page lacks a row, if values of a file have changed since, or
-if the simulator now gives another number.
+`crates/evaluation/sim/tests/suite/predictions.rs` fails if the page lacks a row, if values of a file have changed
+since, or if the simulator now gives another number.
 
 ## Configuration as published
 

@@ -7,7 +7,7 @@
 //! regardless of the number of other messages that were freed.
 
 mod units;
-/// Atomics and the lock that [`units`] uses. `tests/ring.rs` replaces them by the types of a model checker.
+/// Atomics and the lock that [`units`] uses. `tests/suite/ring.rs` replaces them by the types of a model checker.
 mod sync {
     pub(super) use std::sync::Mutex;
     pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -3,8 +3,8 @@
 //! listing.
 //!
 //! A thread first increments the counter of its own action, and then reads the counter of the other action. So of an
-//! opening and a forking thread that race, at least one sees the other and waits. In `tests/gate.rs`, a model checker
-//! runs all interleavings.
+//! opening and a forking thread that race, at least one sees the other and waits. In `tests/suite/gate.rs`, a model
+//! checker runs all interleavings.
 
 use super::sync::{AtomicU32, Ordering};
 

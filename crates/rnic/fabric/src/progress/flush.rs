@@ -1,7 +1,7 @@
 //! Requests of callers to a port's thread: to send held-back packets and to write the link's records. The thread
 //! reports when it has met a request.
 //!
-//! In `tests/flush.rs`, a model checker runs all interleavings of requesting threads and the port's thread.
+//! In `tests/suite/flush.rs`, a model checker runs all interleavings of requesting threads and the port's thread.
 
 use super::sync::{AtomicU64, Ordering};
 

@@ -1,6 +1,6 @@
 //! Decides for each entry of a list whether to wake a sleeping thread or to count the entry in the list's eventfd.
 //!
-//! A model checker in `tests/sleepers.rs` checks all interleavings of the threads that use a [`Tally`].
+//! A model checker in `tests/suite/sleepers.rs` checks all interleavings of the threads that use a [`Tally`].
 
 use super::sync::{AtomicU32, Ordering};
 

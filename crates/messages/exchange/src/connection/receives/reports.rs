@@ -1,7 +1,7 @@
 //! State of the reports of grants to the peer. At most one credit message may be unanswered at a time.
 //!
-//! The connection counts arrivals while other threads drop messages. In `tests/reports.rs`, a model checker runs all
-//! interleavings of these threads.
+//! The connection counts arrivals while other threads drop messages. In `tests/suite/reports.rs`, a model checker runs
+//! all interleavings of these threads.
 
 use super::sync::{AtomicU64, Ordering};
 

@@ -1,7 +1,7 @@
 //! Buffers that the program has given back, reposting of these buffers, and the grants that increase with each repost.
 //!
 //! Several threads give buffers back at the same time. One of these threads reposts the buffers, and the other threads
-//! do not wait for it. In `tests/pool.rs`, a model checker runs all interleavings of these threads.
+//! do not wait for it. In `tests/suite/pool.rs`, a model checker runs all interleavings of these threads.
 
 use std::sync::{Arc, TryLockError};
 

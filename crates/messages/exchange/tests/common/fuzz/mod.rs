@@ -1,4 +1,4 @@
-//! Fuzz functions, whose input is a slice of bytes. `tests/fuzz.rs` runs these functions with a corpus, and with
+//! Fuzz functions, whose input is a slice of bytes. `tests/suite/fuzz.rs` runs these functions with a corpus, and with
 //! mutated inputs for a bounded time. cargo-fuzz runs them without a time limit.
 
 mod descriptions;

@@ -1,0 +1,22 @@
+//! Integration tests of the crate that can share a process. Each module has one subject.
+
+mod common;
+
+mod bottlenecks;
+mod digests;
+mod exchange;
+mod exchange_conformance;
+mod far;
+mod far_points;
+mod fitted;
+mod halves;
+mod many_to_one;
+mod middlebox;
+mod predictions;
+mod reproduction;
+mod sessions;
+mod stations;
+mod stuck;
+mod topologies;
+mod unacknowledged;
+mod verbs_conformance;

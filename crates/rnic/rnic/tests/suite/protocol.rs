@@ -1,0 +1,20 @@
+//! Tests of single packets between the RNIC and a scripted peer.
+
+mod acknowledgements;
+mod datagrams;
+mod flow;
+mod input;
+mod invalidate;
+mod longest;
+mod multicast;
+mod objects;
+mod paging;
+mod policies;
+mod probes;
+mod queues;
+mod recovery;
+mod refusals;
+mod requester;
+mod responder;
+mod shared;
+mod windows;

@@ -1,0 +1,12 @@
+//! Integration tests of the crate that can share a process. Each module has one subject.
+
+mod acknowledgements;
+mod channels;
+mod conformance;
+mod faults;
+mod link;
+mod progress;
+mod published;
+mod scribbled;
+mod sleepers;
+mod system;
