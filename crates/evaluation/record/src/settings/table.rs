@@ -315,6 +315,7 @@ settings! {
     TIMEOUT = Setting {
         about: "Acknowledgement timeout: 4.096 us times two to the power of N; 0 disables it",
         option: option!(CONNECTIONS_OF, Some('u'), "qp-timeout", Some("N"), Some("14"), ""),
+        sweep: Some("timeout"),
         ..field!("the timeout", "", 0, 31, timeout)
     };
     /// [`Parameters::retry_count`].
