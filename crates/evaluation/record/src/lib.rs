@@ -25,7 +25,7 @@ pub use doorbell_analyze::explain::Rates;
 pub use environment::{Environment, SimulatedTestbed, adapter_of};
 pub use far::{FarPoint, Figure, Figures, HotPoint, OrderPoint, ScopePoint, StorePoint, Strategy, TearingPoint, Way};
 pub use link::{Carried, CarriedBy, Link};
-pub use memory::stride;
+pub use memory::{receiving_bytes, stride};
 pub use parameters::{Fitted, Parameters, most_queued};
 pub use point::{PointRecord, RecordError};
 pub use prediction::Predicted;

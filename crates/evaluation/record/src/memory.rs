@@ -13,9 +13,9 @@ pub(crate) fn bytes_behind(protocol: Protocol) -> usize {
     with_connector!(protocol, connector => connector.bytes_behind())
 }
 
-/// Returns the maximum number of bytes that a connection needs for receiving: a fixed part, and a part for each waiting
-/// message.
-pub(crate) fn receiving_bytes(protocol: Protocol, bytes: usize, window: usize) -> (usize, usize) {
+/// Returns the maximum number of bytes that a connection needs to receive messages of `bytes` each: a fixed part, and a
+/// part for each waiting message. `window` is the maximum number of unacknowledged messages.
+pub fn receiving_bytes(protocol: Protocol, bytes: usize, window: usize) -> (usize, usize) {
     const REQUEST: usize = 128;
     let description = protocol.description();
     match description.received_into {

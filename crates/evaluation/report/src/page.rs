@@ -178,6 +178,7 @@ fn section(section: &Section) -> Markup {
             }
             p.question { (section.question) }
             p.setting { (section.setting) }
+            @if let Some(page) = section.page { p.setting { "More in the guide: " code { (page) } } }
             @for (prefix, summary) in &section.summaries { p.summary { b { (prefix) } (summary) } }
             (plot(&section.plot))
             (judged(&section.verdicts))

@@ -17,6 +17,7 @@ pub(crate) mod table;
 pub(crate) mod tests;
 
 use doorbell_claims::{Finding, Testbed, Verdict};
+use doorbell_protocols::Protocol;
 use doorbell_record::PointRecord;
 use doorbell_study::experiment::{Experiment, FAR_MEMORY};
 use serde_json::Value;
@@ -93,6 +94,8 @@ pub(crate) struct Section {
     pub(crate) name: String,
     pub(crate) question: &'static str,
     pub(crate) setting: &'static str,
+    /// Path of the guide's page about the protocol, or about all protocols, from the root of the repository.
+    pub(crate) page: Option<&'static str>,
     /// Testbeds on which the experiment was simulated.
     pub(crate) testbeds: Vec<String>,
     /// Prefix of a run, and the summary of the experiment in the run.
@@ -213,6 +216,15 @@ impl Judged {
     }
 }
 
+/// Returns the page about the protocol of an experiment, or about all protocols if the experiment compares them.
+fn page_about(experiment: &str) -> Option<&'static str> {
+    let (family, _) = experiment.split_once('/')?;
+    if family == comparison::ALL {
+        return Some(Protocol::PAGES);
+    }
+    Protocol::ALL.into_iter().find(|protocol| protocol.description().family == family).map(Protocol::page)
+}
+
 impl Section {
     fn new(
         runs: &[Run],
@@ -231,6 +243,7 @@ impl Section {
             name: experiment.name.clone(),
             question: experiment.question,
             setting: experiment.setting,
+            page: page_about(&experiment.name),
             testbeds,
             summaries: runs.iter().filter_map(summary).collect(),
             plot: plot::data(runs, experiment, model, published),

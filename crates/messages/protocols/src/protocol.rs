@@ -28,6 +28,9 @@ impl Protocol {
         names
     };
 
+    /// Path of the page that lists the pages of all protocols, from the root of the repository.
+    pub const PAGES: &'static str = "docs/protocols/README.md";
+
     /// Returns the row of the protocol in the table of all protocols.
     pub const fn description(self) -> &'static Description {
         &DESCRIPTIONS[self as usize]
@@ -41,6 +44,11 @@ impl Protocol {
     /// Returns the name of the variant within its family.
     pub const fn variant(self) -> &'static str {
         self.description().variant
+    }
+
+    /// Returns the path of the page about the protocol and its variants, from the root of the repository.
+    pub const fn page(self) -> &'static str {
+        self.description().page
     }
 
     /// Returns the protocol with this [`name`](Self::name).

@@ -104,6 +104,8 @@ pub struct Description {
     pub family: &'static str,
     /// Name of the variant within its family.
     pub variant: &'static str,
+    /// Path of the family's page in the guide, from the root of the repository.
+    pub page: &'static str,
     /// Id of the protocol in connection set-up.
     pub wire_id: WireId,
     /// Whether the protocol places received messages in the program's memory without a copy.
@@ -140,6 +142,7 @@ pub(crate) const DESCRIPTIONS: [Description; 17] = [
         title: "Send-Receive",
         family: "send-receive",
         variant: "send-receive",
+        page: "docs/protocols/send-receive.md",
         wire_id: WireId::new(1),
         zero_copy: ZeroCopy::No,
         shared_buffers: true, // with a shared receive queue
@@ -327,6 +330,7 @@ pub(crate) const DESCRIPTIONS: [Description; 17] = [
         title: "Buffered-Read",
         family: "buffered-read",
         variant: "buffered-read",
+        page: "docs/protocols/buffered-read.md",
         wire_id: WireId::new(13),
         zero_copy: ZeroCopy::No,
         shared_buffers: false,
@@ -369,6 +373,7 @@ const fn direct_read(
         title,
         family: "direct-read",
         variant,
+        page: "docs/protocols/direct-read.md",
         wire_id,
         zero_copy: ZeroCopy::Yes,
         shared_buffers: true,
@@ -392,6 +397,7 @@ const fn direct_write(
         title,
         family: "direct-write",
         variant,
+        page: "docs/protocols/direct-write.md",
         wire_id,
         zero_copy: ZeroCopy::Partly,
         shared_buffers: false,
@@ -415,6 +421,7 @@ const fn shared_write(
         title,
         family: "shared-write",
         variant,
+        page: "docs/protocols/shared-write.md",
         wire_id: WireId::new(12),
         zero_copy: ZeroCopy::No,
         shared_buffers: true,
@@ -438,6 +445,7 @@ const fn buffered_write(
         title,
         family: "buffered-write",
         variant,
+        page: "docs/protocols/buffered-write.md",
         wire_id,
         zero_copy: ZeroCopy::No,
         shared_buffers: false,

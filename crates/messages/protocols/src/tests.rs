@@ -19,6 +19,23 @@ fn names_are_unique_and_found_again() {
     assert_eq!(titles.len(), Protocol::ALL.len());
 }
 
+/// Each page names all variants of its protocol, and the list of pages links to the page.
+#[test]
+fn every_protocol_has_a_page() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    let read = |page: &str| std::fs::read_to_string(root.join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
+    let list = read(Protocol::PAGES);
+    for protocol in Protocol::ALL {
+        let family = protocol.description().family;
+        assert_eq!(protocol.page(), format!("docs/protocols/{family}.md"));
+        assert!(list.contains(&format!("({family}.md)")), "{} has no link to {}", Protocol::PAGES, protocol.page());
+        let option = format!("`--protocol {protocol}`");
+        // The default protocol needs no option.
+        let is_named = protocol == Protocol::default() || read(protocol.page()).contains(&option);
+        assert!(is_named, "{} does not name {option}", protocol.page());
+    }
+}
+
 /// The ids on the wire must never change, since peers of different releases connect to each other.
 #[test]
 fn wire_ids_stay_as_they_are() {

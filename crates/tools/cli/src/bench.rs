@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use doorbell_exchange::address;
 use doorbell_machine::pinning::{Pinning, ProcessPosition};
+use doorbell_protocols::Protocol;
 use doorbell_record::{Environment, Extent, Kind, Parameters, PointResult, RunRecord};
 use doorbell_sim::reproduce::SEED;
 use doorbell_sim::{Testbed, session as sim};
@@ -49,6 +50,13 @@ Examples:
                                             simulated, over a faster link
   DOORBELL_TOKEN=secret doorbell bench bw --listen        the other side, for a client on another machine
   DOORBELL_TOKEN=secret doorbell bench bw 192.0.2.7       ... and that client";
+
+/// Returns the end of the help: the pages about protocols.
+pub(crate) fn pages() -> String {
+    let mut pages = Protocol::ALL.map(Protocol::page).to_vec();
+    pages.dedup();
+    format!("Pages about the protocols, with their uses, variants and costs:\n  {}", pages.join("\n  "))
+}
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {

@@ -44,7 +44,7 @@ struct Cli {
 #[allow(clippy::large_enum_variant)] // there is one of it
 enum Command {
     /// Measure message exchange between two processes, or the limit of the kernel
-    #[command(subcommand)]
+    #[command(subcommand, after_help = bench::pages())]
     Bench(Box<bench::Bench>),
     /// List the RDMA devices of this machine and the embedded software RNIC: ports, GIDs, limits
     Devices(device::Devices),

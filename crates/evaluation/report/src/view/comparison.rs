@@ -9,13 +9,15 @@ use super::table::{Cell, Table};
 use crate::Run;
 use crate::format::{NOTHING, bytes};
 
+/// Family of the experiments that compare all protocols.
+pub(crate) const ALL: &str = "all";
 /// Configuration in which every protocol is measured: 64 unacknowledged messages (32 for Direct-Read), one per post.
 const COMMON: &str = "unbatched";
 
 /// Returns one experiment for latency and one for throughput, each with all protocols in one plot.
 pub(super) fn experiments() -> [Experiment; 2] {
     let of = |what: &str, question, setting, quantities: [Quantity; 2]| Experiment {
-        name: format!("all/{what}"),
+        name: format!("{ALL}/{what}"),
         question,
         setting,
         sweep: "message size, B",
@@ -53,7 +55,7 @@ pub(crate) fn name(record: &PointRecord) -> Option<(String, String)> {
     let is_compared = COMPARED_SIZES.iter().any(|&size| record.x == size as f64);
     let is_only = variant.is_empty() || variant == family || variant == "ping-pong";
     let series = if is_only { family.to_owned() } else { format!("{family}, {variant}") };
-    is_compared.then(|| (format!("all/{what}"), series))
+    is_compared.then(|| (format!("{ALL}/{what}"), series))
 }
 
 /// Returns the runs with the records of the comparison: records of single protocols with other names of the experiment

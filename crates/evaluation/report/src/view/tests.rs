@@ -85,6 +85,22 @@ fn two_runs_have_a_row_for_each_change() {
 }
 
 #[test]
+fn sections_name_the_page_about_their_protocol() {
+    for (experiment, page) in [
+        (WINDOW, Some("docs/protocols/send-receive.md")),
+        ("buffered-write/latency", Some("docs/protocols/buffered-write.md")),
+        ("all/latency", Some("docs/protocols/README.md")),
+        ("one-sided/write", None),
+        ("unknown", None),
+    ] {
+        assert_eq!(page_about(experiment), page, "{experiment}");
+    }
+    let view = View::new(&[run("here", WINDOW, 1e6)], None, None);
+    assert_eq!(view.sections[0].page, page_about(WINDOW));
+    assert!(crate::page::page(&view).contains("<code>docs/protocols/send-receive.md</code>"));
+}
+
+#[test]
 fn tables_without_rows_are_missing() {
     let view = View::new(&[], None, None);
     assert!(view.glance.is_none() && view.shapes.is_none() && view.sections.is_empty());

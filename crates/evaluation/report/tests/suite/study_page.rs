@@ -2,21 +2,16 @@
 //!
 //! `DOORBELL_UPDATE_STUDY=1 cargo test -p doorbell-report --test suite study_page::` rewrites the table.
 
+mod common;
+
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use common::{MEASURED, SIMULATED, root};
 use doorbell_claims::Finding;
+use doorbell_record::PointRecord;
 use doorbell_report::{Found, Run, verdicts};
-use doorbell_study::experiment::RunDirectory;
 
-/// Archive of the records of both runs.
-const RECORDS: &str = "benchmarks/2026-11-23/study.tar.xz";
 const HEADER: &str = "| experiment | published | software RNIC | simulated |\n|---|---|---|---|\n";
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
-}
 
 fn cell(found: &Found) -> String {
     let word = match found.verdict.finding {
@@ -28,16 +23,14 @@ fn cell(found: &Found) -> String {
     format!("{word}: {}", found.verdict.because)
 }
 
+fn run(name: &str, records: Vec<PointRecord>) -> Run {
+    Run { name: name.to_owned(), records }
+}
+
 #[test]
 fn table_of_verdicts_is_that_of_the_judge() {
-    let unpacked = tempfile::tempdir().unwrap();
-    let unpack = Command::new("tar").arg("-xJf").arg(root().join(RECORDS)).arg("-C").arg(unpacked.path()).status();
-    assert!(unpack.unwrap().success(), "tar and xz must be able to unpack {RECORDS}: install tar and xz-utils");
-    let run = |name: &str| {
-        let records = RunDirectory::read(&unpacked.path().join(name)).unwrap();
-        verdicts(&[Run { name: name.to_owned(), records }])
-    };
-    let (soft, sim) = (run("soft"), run("sim"));
+    let [measured, simulated] = common::records();
+    let (soft, sim) = (verdicts(&[run(MEASURED, measured)]), verdicts(&[run(SIMULATED, simulated)]));
 
     let mut table = HEADER.to_owned();
     for soft in &soft {

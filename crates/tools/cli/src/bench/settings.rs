@@ -41,7 +41,7 @@ impl Settings {
 
 /// Returns the help of `--protocol`.
 pub(crate) fn protocol_help() -> String {
-    format!("{}: {}", PROTOCOL.about, Protocol::NAMES.join(", "))
+    format!("{}: {}. {} lists a page for each", PROTOCOL.about, Protocol::NAMES.join(", "), Protocol::PAGES)
 }
 
 /// Returns all settings with an option.

@@ -1,5 +1,7 @@
 //! Arguments: help, wrong usage, and the destinations of output.
 
+use doorbell_protocols::Protocol;
+
 use crate::command::{Running, doorbell, measuring, run};
 
 #[test]
@@ -70,6 +72,14 @@ fn every_command_has_help() {
         "--cpus",
     ] {
         assert!(bw.contains(option), "{option} is missing in:\n{bw}");
+    }
+    for command in ["bench bw", "bench lat", "model predict"] {
+        let help = run(&format!("{command} --help")).stdout;
+        assert!(help.contains(Protocol::PAGES), "{} is missing in:\n{help}", Protocol::PAGES);
+    }
+    let bench = run("bench --help").stdout;
+    for protocol in Protocol::ALL {
+        assert!(bench.contains(protocol.page()), "{} is missing in:\n{bench}", protocol.page());
     }
     assert!(run("--version").expect_status(0).stdout.starts_with("doorbell "));
 }
