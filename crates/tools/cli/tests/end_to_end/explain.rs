@@ -168,7 +168,7 @@ fn atomics_are_explained_by_their_counters() {
 #[test]
 fn the_bench_prints_conclusions_from_its_counters() {
     let _one_at_a_time = measuring();
-    let text = run("bench bw --op write -t 8 -n 2000 -s 64").expect_status(0).stdout;
+    let text = run("bench bw -v --op write -t 8 -n 2000 -s 64").expect_status(0).stdout;
     let (_, conclusions) = text
         .split_once("Conclusions of `doorbell wire explain` from these counters alone\n")
         .expect("the output has the conclusions");
@@ -177,7 +177,7 @@ fn the_bench_prints_conclusions_from_its_counters() {
         assert!(line.contains("WRITE of 61-64 B") && line.contains(who), "{line}");
     }
     // A ping-pong goes both ways.
-    let text = run("bench lat -n 2000 -s 64").expect_status(0).stdout;
+    let text = run("bench lat -v -n 2000 -s 64").expect_status(0).stdout;
     assert_eq!(text.matches("request and response, ").count(), 2, "{text}");
 }
 

@@ -64,6 +64,7 @@ fn every_command_has_help() {
         "--verify",
         "--memory",
         "--json",
+        "-v,",
         "--listen",
         "--no-credits",
         "--bind",
