@@ -339,6 +339,9 @@ pub(super) fn notes(answer: &Answer, hints: &Hints) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if let Some(seen) = &hints.seen {
+        notes.push(format!("The capture shows these messages, and the explanations have no others: {seen}."));
+    }
     if answer.left_out > 0 {
         notes.push(format!("{} less plausible explanations are left out.", answer.left_out));
     }

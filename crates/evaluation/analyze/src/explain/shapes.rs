@@ -106,7 +106,7 @@ impl Shapes<'_> {
         if self.outer.vlan && !self.hints.vlan {
             implausibility += weight::VLAN;
         }
-        if self.outer.ip == IpVersion::V6 && !self.hints.ipv6 {
+        if self.outer.ip == IpVersion::V6 && self.hints.ip.is_none() {
             implausibility += weight::IPV6;
         }
         Explanation {
@@ -131,7 +131,11 @@ impl Shapes<'_> {
         }
     }
 
+    /// Stores an explanation, unless a capture excludes it.
     fn finish(&mut self, mut explanation: Explanation, forth: Flow, back: Flow) {
+        if self.hints.seen.as_ref().is_some_and(|seen| !seen.restrict(&mut explanation)) {
+            return;
+        }
         sentences::describe(&mut explanation, forth.mean(), back.mean(), self.ack);
         self.found.push(explanation);
     }

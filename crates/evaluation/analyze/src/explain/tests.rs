@@ -400,8 +400,8 @@ fn an_unambiguous_operation_is_named_first() {
             [(Requester::ThisHost, OuterKind::IPV4), (Requester::Peer, OuterKind::IPV6.with_vlan())]
         {
             let workload = Workload { bytes, requester, outer, ..base };
-            let hints =
-                Hints { ipv6: requester == Requester::Peer, vlan: requester == Requester::Peer, ..Hints::default() };
+            let is_peer = requester == Requester::Peer;
+            let hints = Hints { ip: is_peer.then_some(IpVersion::V6), vlan: is_peer, ..Hints::default() };
             let answer = explain(&workload.rates(), &hints).unwrap();
             assert_eq!(workload.rank(&answer), Some(0), "{workload:?}\n{}", listed(&answer));
         }

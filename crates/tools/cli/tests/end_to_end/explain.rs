@@ -266,6 +266,14 @@ fn a_capture_of_the_bench_is_explained() {
             && number(it, "/payload_bytes/max") >= 512
     });
     assert!(named, "{answer:#}");
+    // The capture has neither IPv6 nor READs and atomic operations, so no explanation has them.
+    for it in list(&answer, "/explanations") {
+        assert_eq!(number(it, "/ip_version"), 4, "{it:#}");
+        for absent in ["READ", "CAS", "FETCH_ADD"] {
+            assert!(!list(it, "/operations").contains(&absent.into()), "{it:#}");
+        }
+    }
+    run(&format!("wire explain --ipv6 --pcap {file}")).expect_complaint(2, &["cannot be used with"]);
     run(&format!("wire explain --pcap {file} --host 10.9.8.7"))
         .expect_complaint(1, &["--host 10.9.8.7 has no packets", "127."]);
     run(&format!("wire explain --pcap {file} --udp-port 4000"))
