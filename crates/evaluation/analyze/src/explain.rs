@@ -221,6 +221,10 @@ pub struct Explanation {
     pub packets_per_message: Span,
     /// Operations per second; for request-response, pairs of request and response.
     pub operations_per_s: Range,
+    /// For request-response over RC with messages of one packet, operations per second if one operation is outstanding
+    /// at a time. Each message then has its own ACK, so half of all packets are messages. `None` if the counters
+    /// contradict that.
+    pub one_outstanding_per_s: Option<f64>,
     /// Acknowledgements per request packet, if there are any.
     pub acks_per_packet: Option<Range>,
     /// Payload bytes per second in the direction that carries more.

@@ -95,6 +95,8 @@ mod published {
         let place = rank(&answer, MessageKind::SendImm, &[Pattern::RequestResponse], Requester::Both, 1, packets / 2.0)
             .unwrap();
         assert!(place < answer.named, "{}", listed(&answer));
+        let said = &answer.explanations[place].summary;
+        assert!(said.contains("231.6 k if one is outstanding, else 222 k to 482 k round trips/s (RC)"), "{said}");
         assert!(answer.explanations[0].pattern == Pattern::RequestResponse, "{}", listed(&answer));
         // SENDs of 5 to 8 B also have 66 bytes.
         assert!(

@@ -37,6 +37,15 @@ fn counters_are_explained() {
     }
 }
 
+/// The published counters have separators of digits.
+#[test]
+fn requests_and_responses_have_a_rate_with_one_outstanding() {
+    let counted = "--rx-packets 463,272 --rx-bytes 29_649_408 --tx-packets 463_272 --tx-bytes 29,649,408";
+    let text = run(&format!("wire explain {counted}")).expect_status(0).stdout;
+    assert!(text.contains("request and response, 231.6 k if one is outstanding, else 222 k to 482 k"), "{text}");
+    run("wire explain --rx-packets 46,32 --rx-bytes 1 --tx-packets 0 --tx-bytes 0").expect_complaint(2, &["46,32"]);
+}
+
 #[test]
 fn hints_exclude_explanations() {
     let rates = "--tx-packets 1M --tx-bytes 1082M --rx-packets 0 --rx-bytes 0";
