@@ -152,7 +152,10 @@ fn limit(
             Timed::Completion => plain("one operation at a time"),
         };
     }
-    if parameters.rate.is_some_and(|rate| result.messages_per_s >= WHOLE_RATE * rate) {
+    // The rate of a result has only the messages that arrived.
+    let posted = (result.messages + result.lost) as f64 / result.messages.max(1) as f64;
+    let posted_per_s = result.messages_per_s * posted;
+    if parameters.rate.is_some_and(|rate| posted_per_s >= WHOLE_RATE * rate) {
         return plain("the offered rate");
     }
     if !parameters.credits && rnr_naks(result) > 0 {
@@ -162,7 +165,7 @@ fn limit(
         return if busiest.binds() { (station(busiest), Some(busiest.share)) } else { plain("the window") };
     }
     // The CPU time of both ends is per message that the asking end sent.
-    let sent_per_s = result.messages_per_s / if parameters.bidirectional { 2.0 } else { 1.0 };
+    let sent_per_s = posted_per_s / if parameters.bidirectional { 2.0 } else { 1.0 };
     let processors = |cpu: &CpuPerMessage| Some(cpu.useful_us? * 1e-6 * sent_per_s);
     let BothEnds { client, server } = &result.cpu_per_message;
     let (Some(this), Some(other)) = (processors(client), processors(server)) else {
@@ -311,6 +314,8 @@ mod tests {
         has(&plain, &[result(64, [1.0, 0.7])], &here, "the CPU that both sides share (85 % busy) limits");
         has(&Parameters { rate: Some(1e6), ..plain.clone() }, &idle, &MEASURED, "the offered rate limits");
         has(&Parameters { rate: Some(2e6), ..plain.clone() }, &idle, &MEASURED, "the wait of both");
+        let half = PointResult { lost: 1000, ..idle[0].clone() };
+        has(&Parameters { rate: Some(2e6), ..plain.clone() }, &[half], &MEASURED, "the offered rate limits");
         let latency = Parameters::plain(Kind::Latency, Operation::Read, 64);
         has(&latency, &idle, &MEASURED, "one operation at a time limits the rate");
         let mut unknown = idle[0].clone();
