@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use serde_json::Value;
 
-use crate::command::{Running, doorbell, run};
+use crate::command::{Running, doorbell, measuring, run};
 
 #[test]
 fn a_workload_is_simulated_with_several_strategies_and_clients() {
@@ -45,7 +45,10 @@ fn a_workload_runs_here_with_every_part_in_threads() {
 #[test]
 fn a_run_here_has_as_many_clients_as_the_machine_bears() {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let finished = run("far run -d doorbell0 -D 50ms --keys 64 --json").expect_status(0);
+    let finished = {
+        let _one_at_a_time = measuring();
+        run("far run -d doorbell0 -D 50ms --keys 64 --json").expect_status(0)
+    };
     let picked = (2 * cpus).min(64);
     assert_eq!(finished.json()["runs"][0]["clients"], picked, "{}", finished.stdout);
     assert!(finished.stderr.contains(&format!("{picked} clients, since they poll")), "{}", finished.stderr);
