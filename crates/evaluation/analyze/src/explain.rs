@@ -26,6 +26,7 @@
 mod carriers;
 mod check;
 mod classes;
+mod seen;
 pub mod sentences;
 mod shapes;
 mod weight;
@@ -36,6 +37,7 @@ use doorbell_wire::{IpVersion, MessageKind, OuterKind, PathMtu, Transport};
 use serde::{Deserialize, Serialize, Serializer};
 
 pub use check::ExplainError;
+pub use seen::Seen;
 
 /// Schema of an [`Answer`] as JSON.
 pub const SCHEMA: &str = "doorbell-wire-explain/1";
@@ -81,12 +83,14 @@ impl Rates {
 }
 
 /// Facts about the traffic that are known in addition to the counters.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Hints {
     /// Path MTU; with `None`, all path MTUs are considered.
     pub mtu: Option<PathMtu>,
-    /// Whether the traffic is known to be IPv6. If not, both versions are considered, and IPv4 is more plausible.
-    pub ipv6: bool,
+    /// Version of IP. With `None`, both versions are considered, and IPv4 is more plausible.
+    pub ip: Option<IpVersion>,
+    /// Operations that a capture of the traffic shows. With `None`, all operations are considered.
+    pub seen: Option<Seen>,
     /// Whether frames are known to have a VLAN tag. If not, both cases are considered, and untagged frames are more
     /// plausible.
     pub vlan: bool,
@@ -98,13 +102,13 @@ pub struct Hints {
 
 impl Default for Hints {
     fn default() -> Self {
-        Self { mtu: None, ipv6: false, vlan: false, link_bits_per_s: None, tolerance: DEFAULT_TOLERANCE }
+        Self { mtu: None, ip: None, seen: None, vlan: false, link_bits_per_s: None, tolerance: DEFAULT_TOLERANCE }
     }
 }
 
 impl Hints {
     fn outers(&self) -> Vec<OuterKind> {
-        let versions: &[IpVersion] = if self.ipv6 { &[IpVersion::V6] } else { &[IpVersion::V4, IpVersion::V6] };
+        let versions = self.ip.map_or_else(|| vec![IpVersion::V4, IpVersion::V6], |ip| vec![ip]);
         let tags: &[bool] = if self.vlan { &[true] } else { &[false, true] };
         versions.iter().flat_map(|&ip| tags.iter().map(move |&vlan| OuterKind { ip, vlan })).collect()
     }
@@ -217,6 +221,10 @@ pub struct Explanation {
     pub packets_per_message: Span,
     /// Operations per second; for request-response, pairs of request and response.
     pub operations_per_s: Range,
+    /// For request-response over RC with messages of one packet, operations per second if one operation is outstanding
+    /// at a time. Each message then has its own ACK, so half of all packets are messages. `None` if the counters
+    /// contradict that.
+    pub one_outstanding_per_s: Option<f64>,
     /// Acknowledgements per request packet, if there are any.
     pub acks_per_packet: Option<Range>,
     /// Payload bytes per second in the direction that carries more.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use doorbell_analyze::explain::{Explanation, Hints, Pattern, Range, Rates, Requester, Span, explain, sentences};
 use doorbell_verbs::{Counters, LinkCounters};
+use doorbell_wire::IpVersion;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -271,7 +272,7 @@ pub struct Named {
 impl Conclusion {
     /// Returns the conclusion that [`explain`] draws from these rates.
     pub fn of(rates: &Rates, ipv6: bool) -> Self {
-        match explain(rates, &Hints { ipv6, ..Hints::default() }) {
+        match explain(rates, &Hints { ip: ipv6.then_some(IpVersion::V6), ..Hints::default() }) {
             Ok(answer) => {
                 let named = |it: &Explanation| Named {
                     operations: it.operations.iter().map(ToString::to_string).collect(),

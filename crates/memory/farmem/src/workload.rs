@@ -65,6 +65,13 @@ pub const MIXES: [(&str, f64, &str); 4] = [
     ("writes", 100.0, "puts alone"),
 ];
 
+/// Returns the maximum number of clients on a machine with `cpus` processors. Each client polls in a thread of its own.
+/// With two clients per processor, every client and the store's own threads run often enough for the timeouts of their
+/// queue pairs. With 32 per processor, queue pairs exceed their retries.
+pub fn most_clients(cpus: usize) -> usize {
+    2 * cpus.max(1)
+}
+
 impl Load {
     /// Returns the sizes of a store for this number of clients. The store has spare nodes, since each write needs an
     /// additional node for a while.

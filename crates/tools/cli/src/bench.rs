@@ -16,7 +16,7 @@ use doorbell_machine::pinning::{Pinning, ProcessPosition};
 use doorbell_protocols::Protocol;
 use doorbell_record::{Environment, Extent, Kind, Parameters, PointResult, RunRecord};
 use doorbell_sim::reproduce::SEED;
-use doorbell_sim::{Testbed, session as sim};
+use doorbell_sim::{Bottleneck, Testbed, session as sim};
 use doorbell_study::session::{self, Client, SessionError, Terms};
 use doorbell_study::verification::complaints;
 use doorbell_verbs::Device;
@@ -24,7 +24,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::device::Chosen;
 use crate::failure::Failure;
-use crate::output::{note, pretty};
+use crate::output::{line, note, pretty, wrapped};
 use arguments::{Exchange, Role};
 
 const LAT_EXAMPLES: &str = "\
@@ -189,22 +189,24 @@ fn measure(
     let measured = Sizes { kind, exchange, environment, parameters }
         .measure(|bytes, bar| Ok(client.measure(bytes, |done| bar.show(done))?))?;
     client.finish()?;
-    measured.print()
+    measured.print(&[])
 }
 
 /// Runs both ends in this process, in virtual time.
 fn simulate(kind: Kind, exchange: &Exchange, testbed: &Testbed) -> Result<ExitCode, Failure> {
     let parameters = exchange.parameters(kind)?;
     let environment = sim::environment(testbed)?;
-    Sizes { kind, exchange, environment, parameters: parameters.clone() }
-        .measure(|bytes, _| {
-            let point = sim::simulate(testbed, &parameters, bytes, SEED)?;
-            if let Some(long_turns) = point.summary.long_turns() {
-                note!("{bytes} B: {long_turns}");
-            }
-            Ok(point.result)
-        })?
-        .print()
+    let mut busiest = Vec::new();
+    let sizes = Sizes { kind, exchange, environment, parameters: parameters.clone() };
+    let measured = sizes.measure(|bytes, _| {
+        let point = sim::simulate(testbed, &parameters, bytes, SEED)?;
+        if let Some(long_turns) = point.summary.long_turns() {
+            note!("{}", wrapped(&format!("{bytes} B: {long_turns}")));
+        }
+        busiest.push(Bottleneck::of(&point.summary));
+        Ok(point.result)
+    })?;
+    measured.print(&busiest)
 }
 
 /// Sizes to measure.
@@ -229,7 +231,11 @@ impl<'a> Sizes<'a> {
     ) -> Result<Measured<'a>, Failure> {
         let Self { kind, exchange, environment, parameters } = &self;
         if !exchange.json {
-            report::header(*kind, environment, parameters)?;
+            match exchange.verbose {
+                true => report::description(environment, parameters),
+                false => note!("{}", report::short::heading(environment, parameters)),
+            }
+            report::header(*kind, parameters)?;
         }
         let (mut results, mut sound) = (Vec::new(), true);
         for &bytes in &parameters.sizes {
@@ -238,7 +244,7 @@ impl<'a> Sizes<'a> {
             bar.finish();
             let result = result?;
             for complaint in complaints(parameters, exchange.device.fault.as_ref(), &result) {
-                note!("doorbell: {bytes} B: {complaint}");
+                note!("{}", wrapped(&format!("doorbell: {bytes} B: {complaint}")));
                 sound = false;
             }
             if !exchange.json {
@@ -251,15 +257,22 @@ impl<'a> Sizes<'a> {
 }
 
 impl Measured<'_> {
-    fn print(self) -> Result<ExitCode, Failure> {
+    /// Prints everything after the rows of the sizes. `busiest` has the busiest station of each simulated size.
+    fn print(self, busiest: &[Bottleneck]) -> Result<ExitCode, Failure> {
         let Self { sizes: Sizes { exchange, environment, parameters, .. }, results, sound } = self;
         if exchange.json {
             let record = RunRecord { schema: RunRecord::SCHEMA.to_owned(), environment, parameters, results };
             pretty(&record)?;
         } else {
-            report::lost_messages(&parameters, &results)?;
-            report::cpu(&parameters, &results)?;
-            report::packets(&parameters, &results)?;
+            let shared_cpus = matches!(exchange.role(), Role::Both).then_some(environment.cpus);
+            if exchange.verbose {
+                report::lost_messages(&parameters, &results)?;
+                report::cpu(&parameters, &results)?;
+                report::packets(&parameters, &results)?;
+                line("")?;
+            }
+            let facts = report::short::Facts { busiest, shared_cpus, sound, verbose: exchange.verbose };
+            line(report::short::sentence(&parameters, &results, &facts))?;
         }
         Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

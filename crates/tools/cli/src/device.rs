@@ -12,7 +12,7 @@ use doorbell_wire::ROCE_UDP_PORT;
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Usage};
-use crate::output::{line, note, pretty};
+use crate::output::{line, note, pretty, wrapped};
 use crate::quantity;
 
 /// Options that choose the RNIC, with perftest's names.
@@ -112,7 +112,7 @@ impl DeviceChoice {
     pub(crate) fn choose(&self, own: Option<&str>) -> Result<Chosen, Failure> {
         let (chosen, why) = self.choose_quietly(own)?;
         if let Some(why) = why {
-            note!("{why}");
+            note!("{}", wrapped(&why));
         }
         Ok(chosen)
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use doorbell_farmem::assembly::ClientParty;
-use doorbell_farmem::workload::{self, Report, Tally};
+use doorbell_farmem::workload::{self, Report, Tally, most_clients};
 use doorbell_farmem::{HostCache, Strategy};
 use doorbell_machine::pinning::Pinning;
 use doorbell_record::{PointResult, StorePoint};
@@ -35,10 +35,13 @@ const EXAMPLES: &str = "\
 Examples:
   doorbell far run --testbed connectx5-100g-far --clients 64,128
   doorbell far run --testbed connectx5-100g-far --strategy optimistic,backoff,queue-lock,combine,server,steered
-  doorbell far run --mix b --clients 4 -D 2s
+  doorbell far run --mix b -D 2s                on this machine, with two clients per processor
   doorbell far verify --strategy lock --clients 4
   doorbell far verify --replicas 2 --kill-node primary -D 3s --client-time 500us
   doorbell far verify --strategy steered --kill-box --fault drop=0.01,seed=1";
+
+/// Default number of clients in virtual time, and maximum default on a real machine.
+const DEFAULT_CLIENTS: usize = 64;
 
 #[derive(Subcommand)]
 pub(crate) enum Far {
@@ -64,8 +67,9 @@ pub(crate) struct Run {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "optimistic",
           value_parser = arguments::strategy)]
     strategy: Vec<Strategy>,
-    /// Number of clients, each a thread. Runs with several numbers, separated by commas, follow one another
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "64", value_parser = arguments::clients)]
+    /// Number of clients, each a thread. Runs with several numbers, separated by commas, follow one another [default: 64
+    /// in virtual time; on this machine two per processor, and at most 64]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = arguments::clients)]
     clients: Vec<usize>,
     #[command(flatten)]
     workload: Workload,
@@ -140,8 +144,9 @@ impl Run {
             )
             .into());
         }
+        let numbers = self.numbers_of_clients(chosen.as_ref())?;
         let mut rows = Vec::new();
-        for &clients in &self.clients {
+        for &clients in &numbers {
             let load = self.workload.load(clients, testbed.is_some())?;
             if !self.json && rows.is_empty() {
                 let place = match &testbed {
@@ -185,8 +190,38 @@ impl Run {
         if self.json {
             let name = testbed.as_ref().map(|testbed| testbed.name.as_str());
             line(serde_json::to_string_pretty(&table::as_json(name, &self.workload, &rows))?)?;
+        } else {
+            table::print_legend()?;
         }
         Ok(())
+    }
+
+    /// Returns the numbers of clients, each for a run. `chosen` is the device of a run on this machine.
+    fn numbers_of_clients(&self, chosen: Option<&Chosen>) -> Result<Vec<usize>, Usage> {
+        let Some(chosen) = chosen else {
+            return Ok(if self.clients.is_empty() { vec![DEFAULT_CLIENTS] } else { self.clients.clone() });
+        };
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let most = most_clients(cpus);
+        let processors = format!("{cpus} processor{}", if cpus == 1 { "" } else { "s" });
+        if self.clients.is_empty() {
+            let picked = most.min(DEFAULT_CLIENTS);
+            note!("{picked} clients, since they poll and this machine has {processors}; --testbed simulates more");
+            return Ok(vec![picked]);
+        }
+        // A hardware RNIC repeats packets itself, so its queue pairs survive clients that wait for a processor.
+        match self.clients.iter().find(|&&clients| clients > most) {
+            Some(clients) if chosen.is_soft() => {
+                let names: Vec<&str> = self.strategy.iter().map(|strategy| strategy.name()).collect();
+                let command = format!("doorbell far run --strategy {}", names.join(","));
+                Err(Usage(format!(
+                    "--clients is {clients}, allowed is 1 to {most} here: clients poll, and this machine has \
+                     {processors}. Run fewer clients by `{command} --clients {most}`, or simulate them by `{command} \
+                     --testbed connectx5-100g-far --clients {clients}`"
+                )))
+            }
+            _ => Ok(self.clients.clone()),
+        }
     }
 
     /// Runs the workload on this machine, with a thread for the memory node, a thread for the metadata service, and a

@@ -35,6 +35,24 @@ pub(crate) fn widths(rows: &[Vec<String>]) -> Vec<usize> {
     (0..columns).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect()
 }
 
+/// Maximum number of columns of a line of short output.
+const COLUMNS: usize = 100;
+
+/// Breaks a text at its spaces into lines of at most 100 columns. A longer word has a line of its own.
+pub(crate) fn wrapped(text: &str) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= COLUMNS => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
 /// Writes text that consists of lines to stdout.
 pub(crate) fn write_text(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
@@ -90,6 +108,16 @@ pub(crate) fn us(ns: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_texts_are_broken_at_spaces() {
+        assert_eq!(wrapped("two words"), "two words");
+        let word = "x".repeat(49);
+        assert_eq!(wrapped(&format!("{word} {word} z {word}")), format!("{word} {word}\nz {word}"));
+        let long = "y".repeat(120);
+        assert_eq!(wrapped(&format!("a {long} b")), format!("a\n{long}\nb"));
+        assert_eq!(wrapped(&format!("{word}y {word}")), format!("{word}y {word}"), "100 columns are allowed");
+    }
 
     #[test]
     fn json_with_controls_stays_json_of_the_same_value() {

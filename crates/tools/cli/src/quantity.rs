@@ -2,6 +2,8 @@
 //!
 //! Sizes have binary units, as in perftest and `dd`: `K` is 1024. Counts and rates have decimal units. `kB` is
 //! rejected, since many readers expect `kB` to mean 1000 bytes.
+//!
+//! Digits may have separators: `1_000_000` and `1,000,000`. In an option that takes a list, a comma separates values.
 
 use std::time::Duration;
 
@@ -24,7 +26,7 @@ const SECONDS: [(&str, f64); 7] =
 /// Largest number up to which an `f64` can hold every integer: 2^53.
 const MOST_EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// Splits a text into a number, which may have an exponent, and its unit.
+/// Splits a text into a number, which may have an exponent and separators of digits, and its unit.
 fn split(text: &str) -> (&str, &str) {
     let bytes = text.as_bytes();
     let is_exponent = |at: usize| {
@@ -34,20 +36,47 @@ fn split(text: &str) -> (&str, &str) {
     };
     let is_number = |at: usize| {
         let is_sign = matches!(bytes[at], b'+' | b'-') && (at == 0 || is_exponent(at - 1));
-        bytes[at].is_ascii_digit() || bytes[at] == b'.' || is_sign || is_exponent(at)
+        bytes[at].is_ascii_digit() || matches!(bytes[at], b'.' | b'_' | b',') || is_sign || is_exponent(at)
     };
     let end = (0..bytes.len()).find(|&at| !is_number(at)).unwrap_or(bytes.len());
     (&text[..end], text[end..].trim_start())
+}
+
+/// Removes separators of digits from a number. `_` must stand between two digits, and `,` before each group of three
+/// digits of the whole part. Returns `None` if a separator stands elsewhere.
+fn without_separators(number: &str) -> Option<String> {
+    let bytes = number.as_bytes();
+    let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_digit);
+    let mut separators = (0..bytes.len()).filter(|&at| matches!(bytes[at], b'_' | b','));
+    if !separators.all(|at| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1))) {
+        return None;
+    }
+    let whole = number.split(['.', 'e', 'E']).next().unwrap_or_default();
+    if let Some((first, groups)) = whole.split_once(',')
+        && (number.contains('_')
+            || first.trim_start_matches(['+', '-']).len() > 3
+            || groups.split(',').any(|group| group.len() != 3))
+    {
+        return None;
+    }
+    let has_late_comma = number[whole.len()..].contains(',');
+    (!has_late_comma).then(|| number.replace(['_', ','], ""))
+}
+
+/// Parses a real number, which may have separators of digits.
+fn real(number: &str) -> Option<f64> {
+    without_separators(number)?.parse().ok()
 }
 
 /// Parses an integer with one of these units.
 fn whole(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let (number, unit) = split(text);
     let factor = units.iter().find(|(name, _)| *name == unit)?.1;
+    let number = without_separators(number)?;
     if let Ok(number) = number.parse::<u64>() {
         return number.checked_mul(factor);
     }
-    let value = number.parse::<f64>().ok()? * factor as f64;
+    let value = real(&number)? * factor as f64;
     ((0.0..=MOST_EXACT).contains(&value) && value.fract() == 0.0).then_some(value as u64)
 }
 
@@ -91,7 +120,7 @@ pub(crate) fn port(text: &str) -> Result<u16, String> {
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let (number, unit) = split(text);
     let factor = SECONDS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| factor);
-    let value = factor.zip(number.parse::<f64>().ok()).map(|(factor, number)| factor * number);
+    let value = factor.zip(real(number)).map(|(factor, number)| factor * number);
     // Callers convert the value to a `Duration`, which cannot be negative, infinite or longer than 2^64 s.
     value
         .filter(|value| Duration::try_from_secs_f64(*value).is_ok())
@@ -103,7 +132,7 @@ pub(crate) fn rate(text: &str) -> Result<f64, String> {
     let (number, unit) = split(text);
     let factor = DECIMAL.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor as f64);
     factor
-        .zip(number.parse::<f64>().ok())
+        .zip(real(number))
         .map(|(factor, number)| factor * number)
         .ok_or_else(|| format!("{text:?} must be a number, which may end in k, M, G or T, as in 100G"))
 }
@@ -142,6 +171,31 @@ mod tests {
             assert!(why.contains("64K"), "{text}: {why}");
         }
         assert!(bytes("17179869184G").is_err(), "2^64 is one too many");
+    }
+
+    #[test]
+    fn digits_have_separators() {
+        for (text, number) in [
+            ("1_000_000", 1_000_000),
+            ("1,000,000", 1_000_000),
+            ("463,272", 463_272),
+            ("12,345k", 12_345_000),
+            ("1_0", 10),
+            ("+1,000", 1000),
+            ("1,000.5k", 1_000_500),
+        ] {
+            assert_eq!(count(text), Ok(number), "{text}");
+        }
+        assert_eq!(bytes("1_024K"), Ok(1 << 20));
+        assert_eq!(rate("29,649,408"), Ok(29_649_408.0));
+        assert_eq!(rate("-1,000"), Ok(-1000.0));
+        assert_eq!(seconds("1_000ms"), Ok(1.0));
+        for text in
+            ["1,5", "1,00", "1,0000", "1234,567", ",100", "100,", "_1", "1_", "1__0", "1.5_", "1,000_000", "0.1,000"]
+        {
+            assert!(rate(text).is_err(), "{text}");
+            assert!(count::<u64>(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -7,6 +7,11 @@ use super::{Answer, Explanation, Hints, Pattern, Range, Requester, Span};
 
 /// Formats a rate with a unit prefix: `481 k`, `3.13 M`.
 pub fn rate(value: f64) -> String {
+    rounded(value, 0)
+}
+
+/// Formats a rate with a unit prefix and three significant digits, and `more` further digits.
+fn rounded(value: f64, more: usize) -> String {
     let (scaled, unit) = match value {
         v if v >= 999.5e6 => (v / 1e9, " G"),
         v if v >= 999.5e3 => (v / 1e6, " M"),
@@ -14,9 +19,10 @@ pub fn rate(value: f64) -> String {
         v => (v, ""),
     };
     let digits = match scaled {
-        s if s >= 99.95 || s == 0.0 => 0,
-        s if s >= 9.995 => 1,
-        _ => 2,
+        s if s == 0.0 => 0,
+        s if s >= 99.95 => more,
+        s if s >= 9.995 => 1 + more,
+        _ => 2 + more,
     };
     format!("{scaled:.digits$}{unit}")
 }
@@ -238,7 +244,11 @@ fn round_sizes(span: Span) -> String {
 
 /// Returns the requester, the rate and the packets as words.
 fn how(it: &Explanation, operations_per_s: Range) -> String {
-    let rate = rate_range(operations_per_s);
+    let range = rate_range(operations_per_s);
+    let rate = match it.one_outstanding_per_s {
+        Some(one) => format!("{} if one is outstanding, else {range}", rounded(one, 1)),
+        None => range,
+    };
     let who = match it.requester {
         Requester::ThisHost => "by this host",
         Requester::Peer => "by the peer",
@@ -338,6 +348,9 @@ pub(super) fn notes(answer: &Answer, hints: &Hints) -> Vec<String> {
              direction carries messages, or whether both do."
                 .to_owned(),
         );
+    }
+    if let Some(seen) = &hints.seen {
+        notes.push(format!("The capture shows these messages, and the explanations have no others: {seen}."));
     }
     if answer.left_out > 0 {
         notes.push(format!("{} less plausible explanations are left out.", answer.left_out));

@@ -106,7 +106,7 @@ impl Shapes<'_> {
         if self.outer.vlan && !self.hints.vlan {
             implausibility += weight::VLAN;
         }
-        if self.outer.ip == IpVersion::V6 && !self.hints.ipv6 {
+        if self.outer.ip == IpVersion::V6 && self.hints.ip.is_none() {
             implausibility += weight::IPV6;
         }
         Explanation {
@@ -120,6 +120,7 @@ impl Shapes<'_> {
             received_payload_bytes: None,
             packets_per_message: Span { min: 1, max: 1 },
             operations_per_s: Range { min: 0.0, max: 0.0 },
+            one_outstanding_per_s: None,
             acks_per_packet: None,
             goodput_bytes_per_s: Range { min: 0.0, max: 0.0 },
             path_mtu: None,
@@ -131,7 +132,11 @@ impl Shapes<'_> {
         }
     }
 
+    /// Stores an explanation, unless a capture excludes it.
     fn finish(&mut self, mut explanation: Explanation, forth: Flow, back: Flow) {
+        if self.hints.seen.as_ref().is_some_and(|seen| !seen.restrict(&mut explanation)) {
+            return;
+        }
         sentences::describe(&mut explanation, forth.mean(), back.mean(), self.ack);
         self.found.push(explanation);
     }
@@ -460,6 +465,10 @@ impl Shapes<'_> {
             it.implausibility += weight::ANSWERS_LIKE_ACKS;
         }
         it.operations_per_s = Self::operations_per_s(packets, tx_class.packets);
+        // Each direction has a message and an ACK per operation.
+        let one_outstanding = (tx.packets + rx.packets) / 4.0;
+        it.one_outstanding_per_s =
+            (mtu.is_none() && it.operations_per_s.contains(one_outstanding)).then_some(one_outstanding);
         let ratio = |data: f64| (tx.packets.max(rx.packets) / data - 1.0).clamp(0.0, 1.0);
         it.acks_per_packet = Some(Range { min: ratio(packets.max), max: ratio(packets.min) });
         let (sent, received) = (

@@ -95,6 +95,8 @@ mod published {
         let place = rank(&answer, MessageKind::SendImm, &[Pattern::RequestResponse], Requester::Both, 1, packets / 2.0)
             .unwrap();
         assert!(place < answer.named, "{}", listed(&answer));
+        let said = &answer.explanations[place].summary;
+        assert!(said.contains("231.6 k if one is outstanding, else 222 k to 482 k round trips/s (RC)"), "{said}");
         assert!(answer.explanations[0].pattern == Pattern::RequestResponse, "{}", listed(&answer));
         // SENDs of 5 to 8 B also have 66 bytes.
         assert!(
@@ -400,8 +402,8 @@ fn an_unambiguous_operation_is_named_first() {
             [(Requester::ThisHost, OuterKind::IPV4), (Requester::Peer, OuterKind::IPV6.with_vlan())]
         {
             let workload = Workload { bytes, requester, outer, ..base };
-            let hints =
-                Hints { ipv6: requester == Requester::Peer, vlan: requester == Requester::Peer, ..Hints::default() };
+            let is_peer = requester == Requester::Peer;
+            let hints = Hints { ip: is_peer.then_some(IpVersion::V6), vlan: is_peer, ..Hints::default() };
             let answer = explain(&workload.rates(), &hints).unwrap();
             assert_eq!(workload.rank(&answer), Some(0), "{workload:?}\n{}", listed(&answer));
         }

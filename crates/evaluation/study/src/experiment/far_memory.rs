@@ -1,6 +1,7 @@
 //! Experiments on memory that several clients share. The CPU of the memory node takes no part in most of them.
 
 use doorbell_farmem::Strategy;
+use doorbell_farmem::workload::most_clients;
 
 use super::operations::operation;
 use super::sweep::{Effort, Experiment, FAR_MEMORY, Point};
@@ -394,7 +395,7 @@ impl Experiment {
     ///   testbed's rates,
     /// - points with more than a million keys and points that need virtual time are left out.
     pub fn fit_to_machine(&mut self, effort: Effort, cpus: usize) {
-        let most_clients = (2 * cpus).max(2);
+        let most_clients = most_clients(cpus);
         let sweeps_clients = self.name == "far-memory/clients";
         let published = self.name == "far-memory/contention";
         let [fitted_clients, _] = PUBLISHED_CLIENTS;

@@ -109,6 +109,9 @@ pub(crate) struct Exchange {
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
+    /// Also print packets beside their prediction, CPU time, rates of packets, and explanations
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
 
     #[command(flatten)]
     settings: Settings,

@@ -1,5 +1,7 @@
 //! Text output of a bench.
 
+pub(crate) mod short;
+
 use std::collections::BTreeMap;
 use std::io;
 
@@ -35,7 +37,8 @@ impl Fit {
     }
 }
 
-pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Parameters) -> io::Result<()> {
+/// Prints all parameters, the device and the machine.
+pub(crate) fn description(environment: &Environment, parameters: &Parameters) {
     let fitted = Fit::of(parameters);
     let depth = if parameters.operation.is_one_sided() {
         String::new()
@@ -65,9 +68,13 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
         if parameters.credits { "" } else { ", no credits" },
         if parameters.events { ", sleeping on events" } else { "" },
     );
+}
+
+/// Prints the names of the columns of [`row`].
+pub(crate) fn header(kind: Kind, parameters: &Parameters) -> io::Result<()> {
     match kind {
         Kind::Latency => line(format_args!(
-            "{:>9} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}   {}, us",
+            "{:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}   {}, us",
             "bytes",
             "rounds",
             "min",
@@ -127,7 +134,7 @@ pub(crate) fn row(kind: Kind, result: &PointResult) -> io::Result<()> {
     }
     match (kind, result.latency_ns) {
         (Kind::Latency, Some(latency)) => line(format_args!(
-            "{:>9} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            "{:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",
             result.bytes,
             result.messages,
             us(latency.min as f64),

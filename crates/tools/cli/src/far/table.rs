@@ -10,7 +10,7 @@ use doorbell_verbs::LinkCounters;
 use serde_json::{Value, json};
 
 use super::arguments::Workload;
-use crate::output::{line, us};
+use crate::output::{line, us, wrapped};
 
 /// Result of a run.
 pub(super) struct Row {
@@ -52,6 +52,29 @@ pub(super) fn print_head() -> io::Result<()> {
         "x",
         "fair"
     ))
+}
+
+/// Columns of the table with their meanings.
+const LEGEND: [(&str, &str); 5] = [
+    ("get/op, put/op", "attempts per get and per put; each READ of a value and each CAS is an attempt"),
+    ("ok %", "share of the attempts that found the newest node of their key"),
+    ("p50, p99, p99.9", "latency of gets, then of puts, in microseconds"),
+    ("B/op, x", "frame bytes per operation, and their ratio to those of first attempts that succeed"),
+    ("fair", "Jain's index: 1 if all clients complete equally many operations"),
+];
+
+/// Reason for the results of optimistic clients, and the effect of a middlebox.
+const REASON: &str = "Each successful put fails the CASes of all other writers of its key, which try again at once, so \
+                      optimistic clients collapse. A middlebox (--strategy steered) redirects READs and CASes to the \
+                      newest node.";
+
+/// Prints the meaning of each column, and why strategies differ.
+pub(super) fn print_legend() -> io::Result<()> {
+    line("")?;
+    for (columns, meaning) in LEGEND {
+        line(format_args!("{columns:<15} {meaning}"))?;
+    }
+    line(wrapped(REASON))
 }
 
 fn side(side: &Side) -> String {

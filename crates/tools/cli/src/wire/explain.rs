@@ -8,9 +8,9 @@ use std::time::Duration;
 use clap::Args;
 use doorbell_analyze::decode::{self, HostTotals, Summary};
 use doorbell_analyze::explain::sentences::rate;
-use doorbell_analyze::explain::{Answer, Explanation, Hints, Rates, explain};
+use doorbell_analyze::explain::{Answer, Explanation, Hints, Rates, Seen, explain};
 use doorbell_counters::{Monitor, SYSFS};
-use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
+use doorbell_wire::{IpVersion, PathMtu, ROCE_UDP_PORT};
 
 use super::decode::read;
 use super::parse_mtu;
@@ -35,7 +35,7 @@ pub(crate) struct Explain {
     /// Packets sent per second
     #[arg(long, value_name = "RATE", value_parser = quantity::rate, allow_negative_numbers = true)]
     tx_packets: Option<f64>,
-    /// Take the rates from a capture instead of numbers; - is standard input
+    /// Take the rates, the version of IP and the operations from a capture instead of numbers; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rx_bytes", "rx_packets", "tx_bytes", "tx_packets"])]
     pcap: Option<PathBuf>,
     /// Take the rates from the counters of this device, given by its name in `doorbell counters`, its address, or the
@@ -69,8 +69,8 @@ pub(crate) struct Explain {
     /// Path MTU, if known; excludes explanations with another path MTU
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
-    /// The traffic is IPv6
-    #[arg(long)]
+    /// The traffic is IPv6; a capture shows the version of IP by itself
+    #[arg(long, conflicts_with = "pcap")]
     ipv6: bool,
     /// Frames have a VLAN tag
     #[arg(long)]
@@ -96,7 +96,8 @@ const FAR_LESS_PLAUSIBLE: f64 = 2.0;
 pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
     let hints = Hints {
         mtu: arguments.mtu,
-        ipv6: arguments.ipv6,
+        ip: arguments.ipv6.then_some(IpVersion::V6),
+        seen: None,
         vlan: arguments.vlan,
         link_bits_per_s: arguments.link,
         tolerance: arguments.tolerance / 100.0,
@@ -127,6 +128,8 @@ pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
         tx_bytes: per_s(host.tx_bytes),
         tx_packets: per_s(host.tx_packets),
     };
+    let ip = if host.address.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };
+    let hints = Hints { ip: Some(ip), seen: Seen::of(&summary, host.address), ..hints };
     print(&explain(&rates, &hints)?, arguments)
 }
 

@@ -245,7 +245,7 @@ fn a_slow_receiver_without_credits_counts_rnr_naks() {
     assert_eq!(number(result, "/counted/server/rnr_naks"), number(result, "/counters/server/rnr_nak_sent"));
 
     let _one_at_a_time = measuring();
-    let finished = run(&format!("bench {arguments}")).expect_status(0);
+    let finished = run(&format!("bench {arguments} -v")).expect_status(0);
     assert!(finished.stdout.contains("RNR NAKs: without credits"), "{}", finished.stdout);
     // Without credits and without RNR retries, the connection breaks.
     let finished = run(&format!("bench {arguments} --rnr-retry 0")).expect_status(1);
@@ -308,7 +308,7 @@ fn each_link_carries_its_packets_as_recorded() {
     assert!(counted("rx_icrc_encapsulated") > 0 && counted("out_of_sequence") > 0, "{result:#}");
 
     let _one_at_a_time = measuring();
-    let text = run("bench lat -n 100 -s 16 --link shm").expect_status(0).stdout;
+    let text = run("bench lat -n 100 -s 16 --link shm -v").expect_status(0).stdout;
     assert!(text.contains("All packets went through shared memory"), "{text}");
 }
 
@@ -539,7 +539,7 @@ fn unacknowledged_ping_pongs_end() {
         assert_eq!(number(result, "/counted/client/data_packets"), 250);
     }
     let _one_at_a_time = measuring();
-    let finished = run("bench bw -n 300 -s 16 --transport uc").expect_status(0);
+    let finished = run("bench bw -n 300 -s 16 --transport uc --verbose").expect_status(0);
     assert!(finished.stdout.contains("Messages that did not arrive"), "{}", finished.stdout);
     let wrong = [
         ("bw --transport ud -s 8192", "the message size (-s) is 8192 B", "allowed is 0 to 4096 B"),
@@ -556,7 +556,7 @@ fn unacknowledged_ping_pongs_end() {
 #[test]
 fn tables_mark_unpredictable_packet_counts() {
     let _one_at_a_time = measuring();
-    let finished = run("bench bw -n 500 -s 64 --protocol buffered-write-tail-read").expect_status(0);
+    let finished = run("bench bw -v -n 500 -s 64 --protocol buffered-write-tail-read").expect_status(0);
     assert!(finished.stdout.contains("One end asks the other by READ for its progress"), "{}", finished.stdout);
     let (_, spent) = finished.stdout.split_once("CPU time per message, us").expect("what processors were used for");
     let rows: Vec<Vec<&str>> = spent.lines().skip(2).take(2).map(|row| row.split_whitespace().collect()).collect();

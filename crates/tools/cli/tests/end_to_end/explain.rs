@@ -37,6 +37,15 @@ fn counters_are_explained() {
     }
 }
 
+/// The published counters have separators of digits.
+#[test]
+fn requests_and_responses_have_a_rate_with_one_outstanding() {
+    let counted = "--rx-packets 463,272 --rx-bytes 29_649_408 --tx-packets 463_272 --tx-bytes 29,649,408";
+    let text = run(&format!("wire explain {counted}")).expect_status(0).stdout;
+    assert!(text.contains("request and response, 231.6 k if one is outstanding, else 222 k to 482 k"), "{text}");
+    run("wire explain --rx-packets 46,32 --rx-bytes 1 --tx-packets 0 --tx-bytes 0").expect_complaint(2, &["46,32"]);
+}
+
 #[test]
 fn hints_exclude_explanations() {
     let rates = "--tx-packets 1M --tx-bytes 1082M --rx-packets 0 --rx-bytes 0";
@@ -168,7 +177,7 @@ fn atomics_are_explained_by_their_counters() {
 #[test]
 fn the_bench_prints_conclusions_from_its_counters() {
     let _one_at_a_time = measuring();
-    let text = run("bench bw --op write -t 8 -n 2000 -s 64").expect_status(0).stdout;
+    let text = run("bench bw -v --op write -t 8 -n 2000 -s 64").expect_status(0).stdout;
     let (_, conclusions) = text
         .split_once("Conclusions of `doorbell wire explain` from these counters alone\n")
         .expect("the output has the conclusions");
@@ -177,7 +186,7 @@ fn the_bench_prints_conclusions_from_its_counters() {
         assert!(line.contains("WRITE of 61-64 B") && line.contains(who), "{line}");
     }
     // A ping-pong goes both ways.
-    let text = run("bench lat -n 2000 -s 64").expect_status(0).stdout;
+    let text = run("bench lat -v -n 2000 -s 64").expect_status(0).stdout;
     assert_eq!(text.matches("request and response, ").count(), 2, "{text}");
 }
 
@@ -266,6 +275,14 @@ fn a_capture_of_the_bench_is_explained() {
             && number(it, "/payload_bytes/max") >= 512
     });
     assert!(named, "{answer:#}");
+    // The capture has neither IPv6 nor READs and atomic operations, so no explanation has them.
+    for it in list(&answer, "/explanations") {
+        assert_eq!(number(it, "/ip_version"), 4, "{it:#}");
+        for absent in ["READ", "CAS", "FETCH_ADD"] {
+            assert!(!list(it, "/operations").contains(&absent.into()), "{it:#}");
+        }
+    }
+    run(&format!("wire explain --ipv6 --pcap {file}")).expect_complaint(2, &["cannot be used with"]);
     run(&format!("wire explain --pcap {file} --host 10.9.8.7"))
         .expect_complaint(1, &["--host 10.9.8.7 has no packets", "127."]);
     run(&format!("wire explain --pcap {file} --udp-port 4000"))

@@ -4,13 +4,19 @@ use std::net::TcpListener;
 
 use serde_json::Value;
 
-use crate::command::{Running, doorbell, run};
+use crate::command::{Running, doorbell, measuring, run};
 
 #[test]
 fn a_workload_is_simulated_with_several_strategies_and_clients() {
     let arguments = "far run --testbed connectx5-100g-far --strategy optimistic,server --clients 2,4 -D 200us --mix b";
     let text = run(arguments).expect_status(0).stdout;
     assert!(text.contains("1024 keys, Zipf 0.99, 5 % puts, values of 128 B, 2 hosts"), "{text}");
+    let (_, legend) = text.split_once("\n\n").expect("a legend after the table");
+    for column in ["get/op, put/op ", "ok % ", "p50, p99, p99.9 ", "B/op, x ", "fair "] {
+        assert!(legend.lines().any(|line| line.starts_with(column)), "{column:?} is missing in: {legend}");
+    }
+    assert!(legend.lines().all(|line| line.chars().count() <= 100), "{legend}");
+    assert!(legend.replace('\n', " ").contains("optimistic clients collapse. A middlebox"), "{legend}");
     let json = run(&format!("{arguments} --json")).expect_status(0).json();
     assert_eq!((&json["schema"], &json["simulated"]), (&Value::from("doorbell-far/1"), &Value::from(true)));
     let runs = json["runs"].as_array().expect("runs");
@@ -33,6 +39,31 @@ fn a_workload_runs_here_with_every_part_in_threads() {
     assert_eq!(json["simulated"], false);
     assert!(run["gets"]["operations"].as_u64() > Some(10) && run["puts"]["operations"].as_u64() > Some(10), "{run}");
     assert!(run["bytes_per_operation"].as_f64() > run["least_bytes_per_operation"].as_f64().map(|b| b * 0.9), "{run}");
+}
+
+/// Without `--clients` a run starts two clients per processor. With more it names the commands that work.
+#[test]
+fn a_run_here_has_as_many_clients_as_the_machine_bears() {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let finished = {
+        let _one_at_a_time = measuring();
+        run("far run -d doorbell0 -D 50ms --keys 64 --json").expect_status(0)
+    };
+    let picked = (2 * cpus).min(64);
+    assert_eq!(finished.json()["runs"][0]["clients"], picked, "{}", finished.stdout);
+    assert!(finished.stderr.contains(&format!("{picked} clients, since they poll")), "{}", finished.stderr);
+    if 2 * cpus >= 1024 {
+        return eprintln!("left out: this machine bears the maximum number of clients");
+    }
+    let fewer = format!("`doorbell far run --strategy steered --clients {}`", 2 * cpus);
+    run("far run -d doorbell0 --strategy steered --clients 1024").expect_complaint(
+        2,
+        &[
+            "--clients is 1024, allowed is 1 to",
+            &fewer,
+            "`doorbell far run --strategy steered --testbed connectx5-100g-far --clients 1024`",
+        ],
+    );
 }
 
 /// Runs `far verify`, which kills a client, and returns the result. Checks that the history is linearizable and long.

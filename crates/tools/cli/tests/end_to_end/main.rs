@@ -16,6 +16,7 @@ mod launches;
 mod model;
 mod operations;
 mod run;
+mod short;
 mod sim;
 mod steer;
 mod strangers;

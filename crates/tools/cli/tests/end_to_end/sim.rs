@@ -254,7 +254,7 @@ fn bench_simulates_a_testbed_and_says_so() {
     {
         let finished = run(&format!("{other} -n 50 --testbed connectx5-100g")).expect_status(0);
         assert!(finished.stderr.contains("simulated, testbed connectx5-100g in virtual time"), "{}", finished.stderr);
-        assert!(finished.stdout.lines().count() > 3, "{}", finished.stdout);
+        assert!(finished.stdout.lines().count() >= 3, "{}", finished.stdout);
     }
 }
 

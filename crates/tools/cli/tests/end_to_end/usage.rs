@@ -66,6 +66,7 @@ fn every_command_has_help() {
         "--verify",
         "--memory",
         "--json",
+        "-v,",
         "--listen",
         "--no-credits",
         "--bind",

@@ -167,3 +167,18 @@ fn packets_without_a_conversation_are_counted_separately() {
         summary.notes
     );
 }
+
+#[test]
+fn a_summary_has_the_operations_of_each_host() {
+    use crate::explain::Seen;
+    use doorbell_wire::{MessageKind, Transport};
+
+    let summary = read(&pcap(&[send(Opcode::RC_SEND_ONLY, 1, 8), send(Opcode::RC_SEND_ONLY, 2, 8), ack(2)]));
+    let sends = vec![(Transport::Rc, MessageKind::Send)];
+    let of_a = Seen { sent: sends.clone(), received: Vec::new() };
+    assert_eq!(Seen::of(&summary, address(A)), Some(of_a));
+    assert_eq!(Seen::of(&summary, address(B)), Some(Seen { sent: Vec::new(), received: sends }));
+    assert_eq!(Seen::of(&summary, address(9)), None);
+    let more = Summary { other_conversations_packets: 1, ..summary };
+    assert_eq!(Seen::of(&more, address(A)), None);
+}
