@@ -63,8 +63,10 @@ pub struct Path {
     pub protocol: Protocol,
     /// Transport that carries the message.
     pub transport: Transport,
-    /// Bytes of the message.
+    /// Bytes of a message that the end sends, or of a one-sided operation.
     pub bytes: usize,
+    /// Bytes of a message that the end receives, such as a reply, or of a one-sided operation.
+    pub received_bytes: usize,
     /// Path MTU.
     pub mtu: PathMtu,
     /// Whether messages of Send-Receive carry credits.
@@ -79,12 +81,21 @@ pub struct Path {
     pub ipv6: bool,
 }
 
+/// Messages of one direction.
+#[derive(Clone, Copy, Debug)]
+struct Direction {
+    messages: u64,
+    bytes: u64,
+}
+
 impl Path {
-    /// Returns the posts of an end that sends `sent` and receives `received` messages. SENDs without bytes are omitted,
-    /// since they count as control messages.
-    fn posts(&self, sent: u64, received: u64) -> Vec<Posts> {
-        let bytes = self.bytes as u64;
-        let one_sided = |operation| vec![Posts { operation, bytes, all_bytes: None, least: sent, most: Some(sent) }];
+    /// Returns the posts of an end with these sent and received messages. SENDs without bytes are omitted, since they
+    /// count as control messages.
+    fn posts(&self, sent: Direction, received: Direction) -> Vec<Posts> {
+        let one_sided = |operation| {
+            let Direction { messages, bytes } = sent;
+            vec![Posts { operation, bytes, all_bytes: None, least: messages, most: Some(messages) }]
+        };
         match self.operation {
             // Each message carries its number as immediate data.
             Operation::Send if self.transport != Transport::Rc => return one_sided(MessageKind::SendImm),
@@ -95,7 +106,6 @@ impl Path {
             Operation::Send | Operation::RequestResponse => {}
         }
         let run = Run {
-            bytes,
             window: self.window as u64,
             batch: self.batch as u64,
             depth: self.depth as u64,
@@ -103,8 +113,10 @@ impl Path {
             ..Run::default()
         };
         let steps = self.protocol.steps().iter().filter(|step| step.is_part(self.credits));
-        let posts =
-            |step: &Step| step.posts(&Run { messages: if step.by == End::Sender { sent } else { received }, ..run });
+        let posts = |step: &Step| {
+            let Direction { messages, bytes } = if step.by == End::Sender { sent } else { received };
+            step.posts(&Run { messages, bytes, ..run })
+        };
         steps.filter(|step| step.size != Size::Fixed(0)).map(posts).collect()
     }
 
@@ -115,6 +127,8 @@ impl Path {
         let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
         let transport = self.transport.of_packets();
         let cost = |posts: &Posts| message_cost(posts.operation, transport, posts.bytes, self.mtu, outer).ok();
+        let sent = Direction { messages: sent, bytes: self.bytes as u64 };
+        let received = Direction { messages: received, bytes: self.received_bytes as u64 };
         let mut predicted = Predicted::default();
         for posts in &self.posts(sent, received) {
             let Some(cost) = cost(posts) else { continue };
@@ -168,6 +182,7 @@ mod tests {
             protocol,
             transport: Transport::Rc,
             bytes,
+            received_bytes: bytes,
             mtu,
             credits: true,
             window: 8,
@@ -197,6 +212,27 @@ mod tests {
         assert!(asking.predict(20, 0, 0).asks && asking.predict(0, 20, 0).is_asked);
         let pulled = path(Protocol::BufferedRead, 16).predict(20, 0, 0);
         assert_eq!((pulled.data_packets, pulled.ack_packets_max), (0, 40), "the sender posts nothing");
+    }
+
+    /// A request of 200 B is one packet, and a reply of 64 KiB is 16 packets.
+    #[test]
+    fn requests_and_replies_have_their_own_sizes() {
+        for protocol in [Protocol::SendReceive, Protocol::DirectRead] {
+            let asking = Path { received_bytes: 65_536, ..path(protocol, 200) };
+            let answering = Path { bytes: 65_536, received_bytes: 200, ..asking };
+            let (client, server) = (asking.predict(10, 10, 10), answering.predict(10, 10, 10));
+            let alike = [200, 65_536].map(|bytes| path(protocol, bytes));
+            // Each direction costs as much as the same messages one way.
+            let [small, large] = alike.map(|path| (path.predict(10, 0, 10), path.predict(0, 10, 10)));
+            assert_eq!(client.data_packets, small.0.data_packets + large.1.data_packets);
+            assert_eq!(client.data_bytes, small.0.data_bytes + large.1.data_bytes);
+            assert_eq!(client.response_packets, small.0.response_packets + large.1.response_packets);
+            assert_eq!(server.data_packets, large.0.data_packets + small.1.data_packets);
+            assert_eq!(server.data_bytes, large.0.data_bytes + small.1.data_bytes);
+            assert_eq!(server.response_packets, large.0.response_packets + small.1.response_packets);
+        }
+        let answering = Path { bytes: 65_536, received_bytes: 200, ..path(Protocol::SendReceive, 0) };
+        assert_eq!((answering.predict(10, 10, 0).data_packets, answering.predict(0, 10, 0).data_packets), (160, 0));
     }
 
     #[test]

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use doorbell_record::Extent;
 
-pub(crate) use rounds::{Rounds, WARM_UP_ROUNDS, request};
-pub use rounds::{ping, respond};
+pub(crate) use rounds::{Rounds, WARM_UP_ROUNDS};
+pub use rounds::{ping, request, respond};
 pub use streams::stream;
 pub(crate) use streams::{gather, publish};
 
@@ -33,6 +33,9 @@ pub struct Plan {
     pub extent: Extent,
     /// Messages per second, or `None` for the maximum rate.
     pub rate: Option<f64>,
+    /// Time between a reply and the next request of the same slot of the window, in nanoseconds. It has no effect with
+    /// a rate.
+    pub think_ns: u64,
     /// Whether payloads are filled for verification.
     pub verify: bool,
     /// Number of send buffers, which messages use in turn. The distance from one buffer to the next is
@@ -130,10 +133,16 @@ impl Pace {
         self.most - sent
     }
 
+    /// Returns the time at which the next message is due, or `None` if no rate is set. `sent` is the number of messages
+    /// sent so far.
+    pub(crate) fn due_ns(&self, sent: u64) -> Option<u64> {
+        Some(self.began_ns.saturating_add((sent as f64 * self.interval_ns?) as u64))
+    }
+
     /// Returns the time at which the next message is due, or `None` if the message is already due or no rate is set.
     /// `sent` is the number of messages sent so far.
     pub(crate) fn early_until_ns(&self, sent: u64) -> Option<u64> {
-        let due_ns = self.began_ns.saturating_add((sent as f64 * self.interval_ns?) as u64);
+        let due_ns = self.due_ns(sent)?;
         (self.device.now_ns() <= due_ns).then_some(due_ns + 1)
     }
 }

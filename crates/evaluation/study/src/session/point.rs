@@ -48,7 +48,7 @@ pub struct Prepared<'a, P: Connector> {
 }
 
 impl<'a, P: Connector> Prepared<'a, P> {
-    /// Makes the ends of a part for messages of `bytes` bytes. Connections have the parameters' configuration, changed
+    /// Makes the ends of a part for messages of `bytes` bytes and their replies. Connections have the parameters' configuration, changed
     /// by `configure`.
     ///
     /// # Errors
@@ -65,11 +65,12 @@ impl<'a, P: Connector> Prepared<'a, P> {
         let device = pd.device();
         let fitted = parameters.fit(bytes)?;
         let plan = Plan {
-            bytes,
+            bytes: if part.role == Role::Responder { parameters.reply_bytes(bytes) } else { bytes },
             window: fitted.window,
             in_rounds: false,
             extent: parameters.extent,
             rate: parameters.rate.map(|rate| rate / parameters.connections as f64),
+            think_ns: parameters.think_us * 1000,
             verify: parameters.verify,
             buffers: fitted.send_buffers,
         };

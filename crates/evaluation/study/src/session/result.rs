@@ -46,14 +46,18 @@ impl Ways<'_> {
         Counted::of(&end.counters, end.keepalives, is_alike.then_some(end.control_sends), self.ipv6)
     }
 
-    /// Returns the properties that determine the packets of messages over `connections` connections.
-    pub(super) fn path(&self, connections: usize) -> Path {
+    /// Returns the properties that determine the packets of an end with `connections` connections. The asking end sends
+    /// requests, the other end sends replies.
+    pub(super) fn path(&self, connections: usize, asks: bool) -> Path {
         let Self { parameters, bytes, fitted, mtu, ipv6 } = *self;
+        let replied = parameters.reply_bytes(bytes);
+        let (bytes, received_bytes) = if asks { (bytes, replied) } else { (replied, bytes) };
         Path {
             operation: parameters.operation,
             protocol: parameters.protocol,
             transport: parameters.transport,
             bytes,
+            received_bytes,
             mtu,
             credits: parameters.credits,
             window: fitted.window,
@@ -95,10 +99,10 @@ impl Seen<'_> {
         };
         let ways = Ways { parameters, bytes, fitted: &fitted, mtu, ipv6 };
         let counted = BothEnds { client: ways.counted(&own), server: ways.counted(&report) };
-        let path = ways.path(parameters.connections);
+        let path = |asks| ways.path(parameters.connections, asks);
         let mut predicted = BothEnds {
-            client: path.predict(own.sent, own.received, counted.server.data_packets),
-            server: path.predict(report.sent, report.received, counted.client.data_packets),
+            client: path(true).predict(own.sent, own.received, counted.server.data_packets),
+            server: path(false).predict(report.sent, report.received, counted.client.data_packets),
         };
         // The peer may also acknowledge each control message and each retransmitted packet.
         predicted.client.ack_packets_max += acknowledged_besides(&counted.server);
@@ -112,7 +116,7 @@ impl Seen<'_> {
             messages,
             seconds,
             messages_per_s: messages as f64 / seconds,
-            bytes_per_s: messages as f64 * bytes as f64 / seconds,
+            bytes_per_s: messages as f64 * parameters.longest(bytes) as f64 / seconds,
             latency_ns: histogram.as_ref().map(Latency::of),
             timed: parameters.operation.timed(),
             histogram_ns: histogram.as_ref().map(Buckets::of),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use doorbell_exchange::send_receive::Config;
 use doorbell_fabric::FaultPlan;
-use doorbell_record::settings::{BATCH, CONNECTIONS, DEPTH, MEMORY, MESSAGES, OPERATION, SECONDS, SIZE, WINDOW};
+use doorbell_record::settings::{BATCH, CONNECTIONS, DEPTH, MEMORY, MESSAGES, OPERATION, REPLY, SECONDS, SIZE, WINDOW};
 use doorbell_record::{Extent, Kind, Operation, Parameters, Transport, most_queued};
 use doorbell_sim::Testbed;
 use doorbell_verbs::soft::{AckPolicy, LinkChoice, SoftOptions};
@@ -172,6 +172,12 @@ impl Exchange {
         let mut parameters = Parameters::plain(kind, Operation::Send, 0);
         settings.apply(&mut parameters)?;
         let is_given = |setting| settings.values(setting).is_some();
+        if is_given(&REPLY) && !settings.is_explicit(&OPERATION) && parameters.reply != Some(0) {
+            parameters.operation = Operation::RequestResponse;
+        }
+        if parameters.operation != Operation::RequestResponse && parameters.reply == Some(0) {
+            parameters.reply = None;
+        }
         if parameters.operation.is_one_sided() {
             for (option, is_given) in [("-r", is_given(&DEPTH)), ("--no-credits", !parameters.credits)] {
                 if is_given {

@@ -1,6 +1,7 @@
 //! Options of a measurement, from the table of settings.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser, ValueParser};
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use doorbell_exchange::send_receive::Config;
 use doorbell_protocols::Protocol;
@@ -16,6 +17,8 @@ use crate::quantity;
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     given: Vec<(&'static Setting, Vec<Value>)>,
+    /// Settings whose option stands on the command line.
+    explicit: Vec<&'static Setting>,
     /// Whether all powers of two are measured.
     pub(super) all: bool,
     /// Name of a window and a batch.
@@ -26,6 +29,11 @@ impl Settings {
     /// Returns the values of a setting, or `None` if the user gave none and there is no default.
     pub(super) fn values(&self, setting: &Setting) -> Option<&[Value]> {
         self.given.iter().find(|(given, _)| *given == setting).map(|(_, values)| &values[..])
+    }
+
+    /// Returns whether the option of a setting stands on the command line.
+    pub(super) fn is_explicit(&self, setting: &Setting) -> bool {
+        self.explicit.iter().any(|explicit| *explicit == setting)
     }
 
     /// Changes the parameters to the given settings.
@@ -123,7 +131,10 @@ impl FromArgMatches for Settings {
             None => Vec::new(),
         };
         let given = options().map(|(setting, option)| (setting, values(setting, option)));
+        let is_explicit = |option: &CommandOption| matches.value_source(option.long) == Some(ValueSource::CommandLine);
+        let explicit = options().filter(|(_, option)| is_explicit(option)).map(|(setting, _)| setting);
         Ok(Self {
+            explicit: explicit.collect(),
             given: given.filter(|(_, values)| !values.is_empty()).collect(),
             all: matches.get_flag("all"),
             config: matches.get_one("config").cloned(),

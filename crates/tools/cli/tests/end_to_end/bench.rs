@@ -156,6 +156,32 @@ fn bw_runs_threads_shared_receives_and_a_single_receiver() {
 }
 
 #[test]
+fn replies_have_a_size_of_their_own() {
+    let record_of_one = |arguments: &str| {
+        let record = record(arguments);
+        assert_eq!(record["parameters"]["operation"], "request_response", "{arguments}");
+        list(&record, "/results")[0].clone()
+    };
+    let result = record_of_one("bw -s 200 --reply 64K -t 4 -n 200 --verify");
+    assert_eq!((number(&result, "/bytes"), number(&result, "/messages")), (200, 200));
+    // A request has one packet, and a reply has 16 packets of at most 4096 B.
+    let [client, server] =
+        ENDS.map(|end| ["packets", "bytes"].map(|unit| number(&result, &format!("/counted/{end}/data_{unit}"))));
+    assert_eq!(client, [200, 200 * (58 + 4 + 200)]);
+    assert_eq!(server, [200 * 16, 200 * (16 * 58 + 4 + 65_536)]);
+    let payload = positive(&result, "/bytes_per_s") / positive(&result, "/messages_per_s");
+    assert!((payload - 65_536.0).abs() < 1.0, "{payload}");
+    let timed: u64 = list(&result, "/histogram_ns").iter().map(|bucket| number(bucket, "/1")).sum();
+    assert_eq!(timed, 200, "each request has a latency");
+
+    let result = record_of_one("lat -s 200 --reply 5000 -n 100 --verify");
+    assert_eq!((&result["timed"], number(&result, "/messages")), (&json!("round_trip"), 100));
+    let result = record_of_one("bw -s 64 --reply 1000 --threads 3 --server-threads 1 -n 100 --think 100 --verify");
+    assert_eq!(number(&result, "/messages"), 300);
+    assert!(list(&record("bw -s 64 --reply 0 -n 100"), "/results").iter().all(|it| it["latency_ns"].is_null()));
+}
+
+#[test]
 fn sleeping_on_events_loses_nothing() {
     for kind in ["bw", "lat", "bw -q 4 -b"] {
         let record = record(&format!("{kind} -e -n 300 -s 0,16,65536 --verify"));
@@ -469,6 +495,7 @@ fn every_protocol_carries_messages_intact() {
             }
         }
         record(&format!("bw --op request-response -n 500 --protocol {protocol} -s 64 --verify"));
+        record(&format!("bw -n 300 -t 8 --protocol {protocol} -s 200 --reply 20000 --verify"));
     }
     // These counts are exact: a read request for each message, and two packets of data.
     let record = record("bw -n 100 --protocol direct-read -s 8192");
