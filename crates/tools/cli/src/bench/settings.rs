@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use doorbell_exchange::send_receive::Config;
 use doorbell_protocols::Protocol;
 use doorbell_record::settings::{
-    CommandOption, MESSAGES, PROTOCOL, Range, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, Value,
+    CONNECTIONS, CommandOption, MESSAGES, PROTOCOL, Range, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, Value,
 };
 use doorbell_record::{Parameters, SETTINGS, Setting};
 
@@ -19,6 +19,10 @@ pub(crate) struct Settings {
     given: Vec<(&'static Setting, Vec<Value>)>,
     /// Settings whose option stands on the command line.
     explicit: Vec<&'static Setting>,
+    /// Whether the sizes are those of requests.
+    pub(super) are_requests: bool,
+    /// Number of clients, each with a connection and a thread.
+    pub(super) clients: Option<usize>,
     /// Whether all powers of two are measured.
     pub(super) all: bool,
     /// Name of a window and a batch.
@@ -105,7 +109,16 @@ impl Args for Settings {
             let own = |id| Arg::new(id).long(id).help_heading(option.heading);
             if *setting == SIZE {
                 let help = "Measure all powers of two from 2 B to 8 MiB; over ud, up to the MTU of -m, or 1024 B";
-                command.arg(own("all").short('a').action(ArgAction::SetTrue).help(help))
+                let all = own("all").short('a').action(ArgAction::SetTrue).help(help);
+                let help = "Request sizes in bytes, as -s; implies --op request-response, unless --reply is 0";
+                let request = own("request").value_name("BYTES").value_parser(parser(setting, "BYTES")).help(help);
+                let request = request.value_delimiter(',').action(ArgAction::Append);
+                command.arg(all).arg(request.conflicts_with_all(["size", "all"]))
+            } else if *setting == CONNECTIONS {
+                let help = "Clients, each with a connection and a thread: -q N --threads N. Unless --server-threads \
+                            says otherwise, the answering side has as many threads";
+                let clients = own("clients").value_name("N").value_parser(ValueParser::new(quantity::count::<usize>));
+                command.arg(clients.help(help).conflicts_with("connections"))
             } else if *setting == SINGLE_RECEIVER {
                 let help = "Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by one), \
                             batched (256, eight per post)";
@@ -130,11 +143,18 @@ impl FromArgMatches for Settings {
             None if matches.get_flag(option.long) => vec![Value::On((setting.get)(&plain) == [Value::On(false)])],
             None => Vec::new(),
         };
-        let given = options().map(|(setting, option)| (setting, values(setting, option)));
+        let requests: Vec<Value> = matches.get_many("request").into_iter().flatten().copied().collect();
+        let are_requests = !requests.is_empty();
+        let given = options().map(|(setting, option)| match setting {
+            setting if are_requests && *setting == SIZE => (setting, requests.clone()),
+            setting => (setting, values(setting, option)),
+        });
         let is_explicit = |option: &CommandOption| matches.value_source(option.long) == Some(ValueSource::CommandLine);
         let explicit = options().filter(|(_, option)| is_explicit(option)).map(|(setting, _)| setting);
         Ok(Self {
             explicit: explicit.collect(),
+            are_requests,
+            clients: matches.get_one("clients").copied(),
             given: given.filter(|(_, values)| !values.is_empty()).collect(),
             all: matches.get_flag("all"),
             config: matches.get_one("config").cloned(),

@@ -174,11 +174,39 @@ fn replies_have_a_size_of_their_own() {
     let timed: u64 = list(&result, "/histogram_ns").iter().map(|bucket| number(bucket, "/1")).sum();
     assert_eq!(timed, 200, "each request has a latency");
 
-    let result = record_of_one("lat -s 200 --reply 5000 -n 100 --verify");
+    let result = record_of_one("lat --request 200 --reply 5000 -n 100 --verify");
     assert_eq!((&result["timed"], number(&result, "/messages")), (&json!("round_trip"), 100));
     let result = record_of_one("bw -s 64 --reply 1000 --threads 3 --server-threads 1 -n 100 --think 100 --verify");
     assert_eq!(number(&result, "/messages"), 300);
     assert!(list(&record("bw -s 64 --reply 0 -n 100"), "/results").iter().all(|it| it["latency_ns"].is_null()));
+}
+
+#[test]
+fn load_has_clients_with_a_connection_and_a_thread_each() {
+    let record = record("--request 200 --reply 64K --clients 2 --server-threads 1 -n 100 --verify");
+    let parameters = &record["parameters"];
+    let serving = &parameters["serving"];
+    assert_eq!((number(parameters, "/connections"), number(parameters, "/window")), (2, 1));
+    assert_eq!((number(serving, "/threads"), number(serving, "/server_threads")), (2, 1));
+    let result = &list(&record, "/results")[0];
+    assert_eq!((number(result, "/bytes"), number(result, "/messages")), (200, 200));
+    assert!(number(result, "/latency_ns/p50") > 0, "{result:#}");
+
+    let load = "bench --request 200 --reply 64K --clients 24 -n 50 --testbed connectx5-100g";
+    let finished = run(load).expect_status(0);
+    for said in ["24 connections on 24 threads, replies of 65536 B, closed loop", "window 1,"] {
+        assert!(finished.stderr.contains(said), "{said}: {}", finished.stderr);
+    }
+    let table: Vec<&str> = finished.stdout.lines().take(2).collect();
+    assert!(table.iter().all(|line| line.chars().count() <= 100), "{table:?}");
+    let cells: Vec<&str> = table[1].split_whitespace().collect();
+    assert_eq!(cells[..3], ["200", "65536", "1200"]);
+    // 24 clients share the line, on which a reply takes 5.2 us.
+    let median_us: f64 = cells[5].parse().expect("a number");
+    assert!(median_us > 12.0 * 5.2, "{table:?}");
+    let finished = run(&format!("{load} --rate 50k")).expect_status(0);
+    assert!(finished.stderr.contains("open loop of 50000 requests/s"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("window 8,"), "the window of 64 KiB: {}", finished.stderr);
 }
 
 #[test]
