@@ -467,6 +467,7 @@ mod tests {
             (&["transport=ud", "size=5000"], "at transport=ud, size=5000: "),
             (&["transport=uc", "protocol=direct-read"], "rc for protocols, since messages"),
             (&["transport=uc", "reply=16"], "reply=16: the transport is uc, allowed is rc for operations"),
+            (&["transport=ud", "server_threads=1"], "only acknowledged messages share receiving threads"),
             (&["think_us=5"], "at think_us=5: the think time is 5 us, allowed is 0 us unless the operation"),
         ] {
             let found = refused(axes);
@@ -496,6 +497,6 @@ mod tests {
         for setting in base.settings() {
             base.set(setting.name, &setting.value).unwrap_or_else(|error| panic!("{error}"));
         }
-        assert_eq!(base.settings().len(), 17);
+        assert_eq!(base.settings().len(), 18);
     }
 }

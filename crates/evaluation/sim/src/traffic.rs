@@ -68,7 +68,9 @@ impl Pattern {
     }
 }
 
-/// Messages of one size over connections, which may have replies. Each connection has a separate thread at both ends.
+/// Messages of one size over connections, which may have replies. Each connection has a separate thread at both ends,
+/// unless [`Serving::server_threads`](doorbell_record::Serving::server_threads) sets the number of threads of each
+/// receiving node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
     /// Pattern of senders and receivers.
@@ -202,6 +204,9 @@ impl Traffic {
         }
         if parameters.kind == Kind::Latency && pattern.pairs(*n).len() > 1 {
             return Err(TrafficError::Latency(pattern.name()));
+        }
+        if parameters.transport != Transport::Rc && parameters.serving.server_threads > 0 {
+            return Err(MeasureError::Feature("only acknowledged messages share receiving threads").into());
         }
         Ok(MemoryError::check(self.memory(topology)?, memory)?)
     }

@@ -258,6 +258,7 @@ settings! {
         about: "Threads on the answering side; 0: as many as on the asking side",
         option: option!(CONNECTIONS_OF, None, "server-threads", Some("N"), Some("0"), ". With 1, one thread serves all \
             connections (bw --op send or request-response)"),
+        sweep: Some("server_threads"),
         unmodelled: Some("its answering side had a number of threads of its own"),
         ..field!("the number of server threads", "", 0, MAX_THREADS, serving.server_threads)
     };

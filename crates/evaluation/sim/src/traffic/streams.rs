@@ -1,6 +1,8 @@
-//! Threads of a run: a sender and a receiver for each connection.
+//! Threads of a run: a sender and a receiver for each connection, or a few receivers for all connections of a node.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -9,6 +11,8 @@ use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::{Config, ConnectionError, Connector, Group};
 use doorbell_protocols::Protocol;
 use doorbell_record::{Buckets, Fitted, Kind, Operation, Timed, Transport, jain, stride};
+use doorbell_study::executor::hands;
+use doorbell_study::threads::{OneThread, Threads};
 use doorbell_study::unacknowledged::{self, Listener};
 use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
 use doorbell_verbs::MemoryKind;
@@ -20,7 +24,8 @@ use crate::simulation::{Returned, Simulation};
 use crate::threads::VirtualWaiter;
 use crate::time::Ps;
 
-type Tallied = Returned<Result<Tally, ConnectionError>>;
+/// Results of the connections of one thread.
+type Tallied = Returned<Vec<Result<Tally, ConnectionError>>>;
 
 /// Interval at which a receiver checks for packets in flight after its sender has finished.
 const LOOK: Ps = Ps(1_000_000);
@@ -102,6 +107,8 @@ impl<'a> Streams<'a> {
         let config = traffic.parameters.config(plan.bytes, &self.fitted).keepalive(std::time::Duration::ZERO);
         let reception = Reception { verify: plan.verify, pause_ns: 0 };
         let pairs = traffic.pattern.pairs(traffic.n);
+        let threads = traffic.parameters.serving.server_threads;
+        let mut sharing_threads = BTreeMap::<usize, Vec<_>>::new();
         let mut sharing = sharing_receivers(simulation, &pairs, protocol, &config)?.into_iter();
         for (from, to) in pairs {
             let end = |node: usize, made: Option<C::Endpoint>| -> Result<_, MeasureError> {
@@ -122,23 +129,42 @@ impl<'a> Streams<'a> {
             let (own, its, latencies) = (self.waiter.clone(), self.waiter.clone(), Rc::clone(&self.latencies));
             let (answered, tell) = (self.teller(), self.teller());
             self.sent.push(simulation.spawn(from, format!("sender {from} to {to}"), async move {
-                let (tally, times) = if is_latency {
-                    workload::ping(a, own, sender, plan, memory, divisor, &|_| {}).await?
+                let timed = if is_latency {
+                    workload::ping(a, own, sender, plan, memory, divisor, &|_| {}).await
                 } else if is_answered {
-                    workload::request(a, own, sender, plan, memory, &answered).await?
+                    workload::request(a, own, sender, plan, memory, &answered).await
                 } else {
-                    return workload::stream(a, own, sender, Some((plan, memory)), Reception::default(), &|_| {}).await;
+                    let (messages, reception) = (Some((plan, memory)), Reception::default());
+                    return vec![workload::stream(a, own, sender, messages, reception, &|_| {}).await];
                 };
-                collect(&latencies, &Buckets::of(&times));
-                Ok(tally)
+                vec![timed.map(|(tally, times)| {
+                    collect(&latencies, &Buckets::of(&times));
+                    tally
+                })]
             }));
-            self.received.push(simulation.spawn(to, format!("receiver {from} to {to}"), async move {
+            let receiving = async move {
                 if is_latency || is_answered {
                     workload::respond(b, its, receiver, replies, of_b, reception).await
                 } else {
                     workload::stream(b, its, receiver, None, reception, &tell).await
                 }
-            }));
+            };
+            if threads > 0 {
+                sharing_threads.entry(to).or_default().push(receiving);
+            } else {
+                let receiver = format!("receiver {from} to {to}");
+                self.received.push(simulation.spawn(to, receiver, async move { vec![receiving.await] }));
+            }
+        }
+        for (node, tasks) in sharing_threads {
+            let threads = threads.min(tasks.len());
+            for (number, tasks) in hands(threads, tasks).into_iter().enumerate() {
+                let waiter = self.waiter.clone();
+                self.received.push(simulation.spawn(node, format!("receiver {number} on {node}"), async move {
+                    let Ok(ended) = OneThread(waiter.clone()).run(&waiter, tasks, || Ok::<_, Infallible>(())).await;
+                    ended
+                }));
+            }
         }
         Ok(())
     }
@@ -172,11 +198,11 @@ impl<'a> Streams<'a> {
                     unacknowledged::stream(&a, batch, plan, own, &|_| {}).await
                 };
                 sent.tell(result.as_ref().map_or(0, |tally| tally.sent));
-                result
+                vec![result]
             }));
             let tell = self.teller();
             self.received.push(simulation.spawn(to, format!("receiver {from} to {to}"), async move {
-                listen(Listener::new(&b, &plan, is_latency), &its, &heard, tell).await
+                vec![listen(Listener::new(&b, &plan, is_latency), &its, &heard, tell).await]
             }));
         }
         Ok(())
@@ -185,7 +211,8 @@ impl<'a> Streams<'a> {
     /// Returns the error of a connection that broke, if there is one. The thread at the other end of such a connection
     /// never ends.
     fn broken(&self) -> Option<ConnectionError> {
-        self.sent.iter().chain(&self.received).find_map(|returned| returned.take()?.err())
+        let ended = self.sent.iter().chain(&self.received).filter_map(Returned::take);
+        ended.flatten().find_map(Result::err)
     }
 
     pub(super) fn run(self, simulation: &mut Simulation<'a>) -> Result<Carried, MeasureError> {
@@ -194,7 +221,8 @@ impl<'a> Streams<'a> {
             Err(error) => return Err(self.broken().map_or_else(|| error.into(), MeasureError::from)),
         };
         let taken = |all: &[Tallied]| -> Result<Vec<Tally>, MeasureError> {
-            all.iter().map(|returned| Ok(returned.take().ok_or(MeasureError::Unfinished)??)).collect()
+            let ended: Result<Vec<_>, _> = all.iter().map(|it| it.take().ok_or(MeasureError::Unfinished)).collect();
+            Ok(ended?.into_iter().flatten().collect::<Result<_, _>>()?)
         };
         let (tallies, received) = (taken(&self.sent)?, taken(&self.received)?);
         let began_ns = tallies.iter().map(|tally| tally.began_ns).min().unwrap_or(0);
