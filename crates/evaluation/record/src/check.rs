@@ -3,13 +3,13 @@
 mod far;
 
 use doorbell_exchange::MAX_WINDOW;
-use doorbell_protocols::Protocol;
+use doorbell_protocols::{Protocol, Size};
 use doorbell_verbs::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
 use crate::parameters::Parameters;
 use crate::settings::{
-    ADDRESSES, BIDIRECTIONAL, CREDITS, DEPTH, EVENTS, MAX_MESSAGE, PROTOCOL, ParametersError, REPLICATE, REPLY,
+    ADDRESSES, BIDIRECTIONAL, CREDITS, DEPTH, EVENTS, MAX_MESSAGE, MIX, PROTOCOL, ParametersError, REPLICATE, REPLY,
     SERVER_THREADS, SETTINGS, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, SIZES, SLOW_RECEIVER, THINK, THREADS, TRANSPORT,
     within,
 };
@@ -43,6 +43,7 @@ impl Parameters {
             return Err(SLOW_RECEIVER.refuse(format!("{} us", self.slow_receiver_us), allowed));
         }
         self.check_replies()?;
+        self.check_mix()?;
         self.check_protocol()?;
         self.check_transport()?;
         self.check_serving()?;
@@ -79,6 +80,28 @@ impl Parameters {
             _ => return Ok(()),
         };
         Err(THINK.refuse(format!("{} us", self.think_us), allowed))
+    }
+
+    /// Checks the mix of sizes. Packets are predicted only if each operation carries one message at most.
+    fn check_mix(&self) -> Result<(), ParametersError> {
+        let Some(mix) = &self.mix else { return Ok(()) };
+        mix.check().map_err(|(given, allowed)| MIX.refuse(given, allowed))?;
+        let carries_several = |size| matches!(size, Size::AllNew { .. });
+        let others = [
+            (self.sizes != [mix.longest()], "one size without a mix, and with a mix its longest size"),
+            (self.operation.is_one_sided(), "one size for one-sided operations"),
+            (self.transport != Transport::Rc, "one size for transports other than rc"),
+            (self.bidirectional, "one size for messages in both directions"),
+            (self.replicate, "one size for one source for all connections"),
+            (
+                self.protocol.steps().iter().any(|step| carries_several(step.size)),
+                "one size for a protocol whose READs carry several messages",
+            ),
+        ];
+        match others.into_iter().find(|(is_wrong, _)| *is_wrong) {
+            Some((_, allowed)) => Err(MIX.refuse(format!("{} sizes", mix.0.len()), allowed)),
+            None => Ok(()),
+        }
     }
 
     /// Checks the settings for unacknowledged transports. They support bare SENDs, one way or as a ping-pong, by one

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::far::FarPoint;
 use crate::link::Link;
 use crate::memory::{bytes_behind, stride};
+use crate::mix::SizeMix;
 use crate::serving::Serving;
 use crate::words::{Extent, Kind, Operation, Transport};
 
@@ -31,6 +32,9 @@ pub struct Parameters {
     pub replicate: bool,
     /// Message sizes in bytes. Each size is one point.
     pub sizes: Vec<usize>,
+    /// Mix of message sizes. With a mix, [`sizes`](Self::sizes) has the longest of its sizes alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mix: Option<SizeMix>,
     /// Bytes of a reply. `None` means that a reply has the size of its request. 0 means that messages have no reply,
     /// as [`Operation::Send`] requires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,6 +131,7 @@ impl Parameters {
             transport: Transport::Rc,
             replicate: false,
             sizes: vec![bytes],
+            mix: None,
             reply: None,
             think_us: 0,
             extent: Extent::Seconds(1.0),

@@ -4,11 +4,13 @@ mod buffers;
 mod rounds;
 mod streams;
 
+use std::sync::Arc;
+
 use doorbell_exchange::MessageConnection;
 use doorbell_verbs::{Device, Region};
 use serde::{Deserialize, Serialize};
 
-use doorbell_record::Extent;
+use doorbell_record::{Extent, SizeSequence};
 
 pub(crate) use rounds::{Rounds, WARM_UP_ROUNDS};
 pub use rounds::{ping, request, respond};
@@ -22,7 +24,7 @@ pub type Progress<'a> = &'a dyn Fn(u64);
 /// Plan of the messages that one side of one connection sends.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Bytes per message.
+    /// Bytes per message. With other [`SendMemory::sizes`], bytes of the longest message.
     pub bytes: usize,
     /// Maximum number of unacknowledged messages or unanswered requests.
     pub window: usize,
@@ -43,13 +45,26 @@ pub struct Plan {
     pub buffers: usize,
 }
 
-/// Registered memory with the send buffers of a plan.
+/// Registered memory with the send buffers of a plan, and the sizes of the messages.
 #[derive(Clone, Debug)]
 pub struct SendMemory {
     /// The registered memory.
     pub region: Region,
     /// Distance from one buffer to the next in bytes.
     pub stride: usize,
+    /// Sizes of the messages.
+    pub sizes: Sizes,
+}
+
+/// Sizes of the messages that an end sends.
+#[derive(Clone, Debug)]
+pub enum Sizes {
+    /// Each message has [`Plan::bytes`].
+    Planned,
+    /// The sizes of a sequence, from the message with this number.
+    Mixed(Arc<SizeSequence>, u64),
+    /// Each reply has the size of its request.
+    AsReceived,
 }
 
 /// Counters of one side of one connection.
@@ -73,6 +88,9 @@ pub struct Tally {
     pub keepalives: u64,
     /// Messages without data.
     pub control_sends: u64,
+    /// Number of the first message in the sequence of sizes, if the messages have a mix of sizes.
+    #[serde(default)]
+    pub sequence_from: u64,
 }
 
 impl Tally {

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use common::{MEMORY_BYTES, parameters};
 use doorbell_exchange::asynchronous::{Spin, Waiter, yield_now};
 use doorbell_protocols::Protocol;
-use doorbell_record::{Extent, Kind, Operation, Parameters, PointResult, Serving, SharedBy};
+use doorbell_record::{Extent, Kind, Operation, Parameters, PointResult, Serving, SharedBy, SizeMix};
 use doorbell_study::executor::{self, Idle, block_on};
 use doorbell_study::session::{self, Asking, Client, SessionError, Terms, answer, local_pair};
 use doorbell_study::threads::{OneThread, OsThreads, Threads};
@@ -198,6 +198,26 @@ fn replies_of_another_size_cross_every_protocol() {
     let serving = Serving { threads: 3, server_threads: 1, ..Serving::default() };
     let parameters = Parameters { connections: 3, serving, reply: Some(5000), sizes: vec![200], ..answered };
     check(&parameters, &on_two_threads(&parameters).unwrap(), "three clients and one server thread");
+}
+
+/// Messages of several sizes, one way and with replies of the same sizes.
+#[test]
+fn a_mix_of_sizes_crosses_every_protocol_with_one_message_per_operation() {
+    let mix = SizeMix(vec![(64, 0.9), (5000, 0.1)]);
+    for protocol in Protocol::ALL {
+        for operation in [Operation::Send, Operation::RequestResponse] {
+            let sizes = vec![5000];
+            let parameters = Parameters { protocol, operation, sizes, mix: Some(mix.clone()), ..parameters() };
+            if protocol == Protocol::BufferedRead {
+                assert!(parameters.check().is_err(), "a READ has several messages");
+                continue;
+            }
+            let results = on_one_thread(&parameters).unwrap_or_else(|error| panic!("{protocol}: {error}"));
+            check(&parameters, &results, "mix");
+            let payload = results[0].bytes_per_s / results[0].messages_per_s;
+            assert!((100.0..2000.0).contains(&payload), "{payload} B per message");
+        }
+    }
 }
 
 /// A client that thinks sends no request before it has thought.

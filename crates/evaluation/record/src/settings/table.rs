@@ -392,5 +392,11 @@ settings! {
     };
 }
 
+/// [`Parameters::mix`].
+pub static MIX: Setting = Setting {
+    option: option!(WORKLOAD, None, "sizes", Some("BYTES:WEIGHT"), None, ""),
+    ..Setting::named("the mix of sizes", "")
+};
+
 /// Number of [`Parameters::sizes`].
 pub static SIZES: Setting = Setting { option: SIZE_OPTION, ..Setting::named("the number of message sizes", "") };

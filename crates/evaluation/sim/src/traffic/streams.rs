@@ -14,7 +14,7 @@ use doorbell_record::{Buckets, Fitted, Kind, Operation, Timed, Transport, jain, 
 use doorbell_study::executor::hands;
 use doorbell_study::threads::{OneThread, Threads};
 use doorbell_study::unacknowledged::{self, Listener};
-use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
+use doorbell_study::workload::{self, Plan, Reception, SendMemory, Sizes, Tally};
 use doorbell_verbs::MemoryKind;
 
 use super::{Carried, Traffic};
@@ -119,7 +119,7 @@ impl<'a> Streams<'a> {
                     Some(endpoint) => endpoint,
                     None => protocol.endpoint(&pd, &config, None)?,
                 };
-                Ok((endpoint, SendMemory { region, stride }))
+                Ok((endpoint, SendMemory { region, stride, sizes: Sizes::Planned }))
             };
             let ((a, memory), (b, of_b)) = (end(from, None)?, end(to, sharing.next())?);
             let (told_a, told_b) = (protocol.describe(&a), protocol.describe(&b));

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
-use doorbell_exchange::{ConnectionError, MessageConnection};
+use doorbell_exchange::{ConnectionError, MessageConnection, Received};
 use doorbell_verbs::Device;
 use hdrhistogram::Histogram;
 
@@ -158,6 +158,7 @@ pub async fn respond<C: MessageConnection, W: Waiter + Clone>(
                 }
             }
         };
+        source.size_reply(message.len());
         receiver.receive(message, &mut tally);
         if receiver.is_slow() {
             yield_now().await;

@@ -220,7 +220,10 @@ impl Exchange {
         // Every link carries datagrams of 1024 B. With -m, the maximum is the given path MTU.
         let is_datagram = parameters.transport == Transport::Ud;
         let most = if is_datagram { parameters.mtu.unwrap_or(1024) } else { usize::MAX };
-        parameters.sizes = if settings.all {
+        parameters.mix = settings.mix()?;
+        parameters.sizes = if let Some(mix) = &parameters.mix {
+            vec![mix.longest()]
+        } else if settings.all {
             (1..=23).map(|exponent| 1 << exponent).filter(|&bytes| bytes <= most).collect()
         } else if let Some(sizes) = settings.values(&SIZE) {
             sizes.iter().map(|size| size.whole() as usize).collect()

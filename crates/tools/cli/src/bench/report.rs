@@ -93,10 +93,14 @@ pub(crate) fn header(kind: Kind, environment: &Environment, parameters: &Paramet
     }
 }
 
-/// Returns a text about the replies and the loop of a workload with requests.
+/// Returns a text about the mix of sizes, the replies and the loop of a workload with requests.
 fn asked(parameters: &Parameters) -> String {
+    let mix = parameters
+        .mix
+        .as_ref()
+        .map_or_else(String::new, |mix| format!(", a mix of {} sizes (the table has the longest)", mix.0.len()));
     if parameters.operation != Operation::RequestResponse {
-        return String::new();
+        return mix;
     }
     let replies = parameters.reply.map_or_else(String::new, |reply| format!(", replies of {reply} B"));
     let load = match (parameters.rate, parameters.think_us) {
@@ -104,7 +108,7 @@ fn asked(parameters: &Parameters) -> String {
         (None, 0) => "closed loop".to_owned(),
         (None, think_us) => format!("closed loop with {think_us} us of think time"),
     };
-    format!("{replies}, {load}")
+    format!("{mix}{replies}, {load}")
 }
 
 /// Returns a text about the threads that serve connections. The text is empty for one thread that polls each

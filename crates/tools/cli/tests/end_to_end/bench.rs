@@ -209,6 +209,37 @@ fn load_has_clients_with_a_connection_and_a_thread_each() {
     assert!(finished.stderr.contains("window 8,"), "the window of 64 KiB: {}", finished.stderr);
 }
 
+/// A mix of sizes is one point, whose packets are predicted from the sequence of sizes.
+#[test]
+fn a_mix_of_sizes_is_one_point() {
+    let mean = |record: &Value| {
+        let [result] = list(record, "/results") else { panic!("one point: {record:#}") };
+        assert_eq!((number(result, "/bytes"), number(result, "/messages")), (5000, 900));
+        positive(result, "/bytes_per_s") / positive(result, "/messages_per_s")
+    };
+    for protocol in ["send-receive", "direct-read", "direct-write", "buffered-write-tail-send", "shared-write"] {
+        let one_way = record(&format!("bw --sizes 64:0.9,5000:0.1 -q 3 -n 300 --protocol {protocol} --verify"));
+        let expected = 0.9 * 64.0 + 0.1 * 5000.0;
+        assert!((mean(&one_way) - expected).abs() < 0.4 * expected, "{}", mean(&one_way));
+    }
+    let answered = record("load --sizes 0:1,5000:1 --reply 64 -q 3 -n 300 -t 4 --verify");
+    assert_eq!(answered["parameters"]["operation"], "request_response");
+    assert!((mean(&answered) - 2500.0).abs() < 400.0, "{}", mean(&answered));
+
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "bytes,weight\n64,9\n5000,1\n").expect("the file is written");
+    let path = file.path().display();
+    // Each reply has the size of its request.
+    let alike = record(&format!("bw --op request-response --sizes-from {path} -q 3 -n 300 --verify"));
+    assert_eq!(alike["parameters"]["mix"], json!([[64, 9.0], [5000, 1.0]]));
+    let alike = &list(&alike, "/results")[0];
+    let [asked, replied] = ENDS.map(|end| number(alike, &format!("/counted/{end}/data_bytes")));
+    assert_eq!(asked, replied);
+    std::fs::write(file.path(), "64;9\n").expect("the file is written");
+    let said = format!("{path}, line 1: \"64;9\" is no row: must be BYTES,WEIGHT, as in 4096,0.25");
+    run(&format!("bench bw --sizes-from {path}")).expect_complaint(2, &[&said]);
+}
+
 #[test]
 fn sleeping_on_events_loses_nothing() {
     for kind in ["bw", "lat", "bw -q 4 -b"] {
