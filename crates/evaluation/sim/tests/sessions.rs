@@ -226,6 +226,17 @@ fn think_time_and_rate_determine_the_load() {
     assert!(reached < 1.05 * alone && twice.max > 50 * latency.p50, "{reached} of {alone}, {twice:?}");
 }
 
+/// Four clients at a fixed rate send in turn, so no request waits for that of another client.
+#[test]
+fn requests_of_an_open_loop_are_spread_over_the_clients() {
+    let serving = Serving { threads: 4, server_threads: 1, ..Serving::default() };
+    let plain = Parameters { operation: Operation::RequestResponse, window: 1, ..stream(16, 100) };
+    let latency = |parameters: &Parameters| point(parameters).result.latency_ns.expect("requests have latencies");
+    let alone = latency(&plain);
+    let spread = latency(&Parameters { connections: 4, serving, rate: Some(400_000.0), ..plain });
+    assert!((spread.p50 as f64) < 1.2 * alone.p50 as f64, "{spread:?} {alone:?}");
+}
+
 #[test]
 fn an_offered_rate_is_kept_with_few_turns() {
     let paced = Parameters { rate: Some(1000.0), ..stream(16, 200) };

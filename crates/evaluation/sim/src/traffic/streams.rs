@@ -119,7 +119,7 @@ impl<'a> Streams<'a> {
                     Some(endpoint) => endpoint,
                     None => protocol.endpoint(&pd, &config, None)?,
                 };
-                Ok((endpoint, SendMemory { region, stride, sizes: Sizes::Planned }))
+                Ok((endpoint, SendMemory { region, stride, sizes: Sizes::Planned, phase: 0.0 }))
             };
             let ((a, memory), (b, of_b)) = (end(from, None)?, end(to, sharing.next())?);
             let (told_a, told_b) = (protocol.describe(&a), protocol.describe(&b));

@@ -122,7 +122,7 @@ impl<'a, P: Connector> Prepared<'a, P> {
                     Sizes::Mixed(sequence, _) => Sizes::Mixed(sequence.clone(), number as u64 * SEQUENCE_STEP),
                     sizes => sizes.clone(),
                 };
-                Ok((endpoint, SendMemory { region, stride, sizes }))
+                Ok((endpoint, SendMemory { region, stride, sizes, phase: number as f64 / connections as f64 }))
             };
             let ends = protocol.endpoints(&group, &configure(parameters.config(bytes, &fitted)))?;
             let ends: Result<_, SessionError> = ends.into_iter().enumerate().map(with_memory).collect();

@@ -83,7 +83,7 @@ pub async fn request<C: MessageConnection, W: Waiter + Clone>(
     let mut connection = Async::new(connection, waiter.clone());
     let mut receiver = Receiver::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
     let window = plan.window as u64;
-    let mut pace = Pace::start(&device, &plan);
+    let mut pace = Pace::start(&device, &plan).delayed(memory.phase);
     let mut slots = Slots::new(&plan, pace.began_ns());
     let mut source = Source::new(plan, memory);
     let mut tally = Tally { first_ns: pace.began_ns(), began_ns: pace.began_ns(), ..Tally::default() };
