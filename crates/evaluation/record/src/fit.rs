@@ -12,8 +12,8 @@ const CACHED_BYTES: usize = 2 << 20;
 const LEAST_DEFAULT_WINDOW: usize = 2;
 
 impl Parameters {
-    /// Returns the sizes of queues and buffers for messages of `size` bytes and their replies, such that all buffers fit
-    /// into the memory cap.
+    /// Returns the sizes of queues and buffers for messages of `size` bytes and their replies, such that all buffers
+    /// fit into the memory cap.
     ///
     /// # Errors
     ///

@@ -37,7 +37,8 @@ impl MemoryError {
     }
 }
 
-/// Estimates the bytes of memory of a run with `connections` connections, messages of `message` bytes and their replies.
+/// Estimates the bytes of memory of a run with `connections` connections, and messages of `message` bytes with their
+/// replies.
 pub(crate) fn bytes(
     topology: Topology,
     parameters: &Parameters,

@@ -214,8 +214,8 @@ fn measure(
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     if threads > cpus {
         note!(
-            "{threads} threads of this side share {cpus} processor{}, so latencies include the time in which a thread \
-             waits for a processor: --threads limits the threads, and --testbed simulates a machine with enough of them",
+            "{threads} threads of this side share {cpus} processor{}, so latencies include waits for a processor. \
+             --threads limits the threads, and --testbed simulates a machine with enough processors",
             if cpus == 1 { "" } else { "s" }
         );
     }
