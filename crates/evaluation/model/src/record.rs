@@ -320,6 +320,9 @@ fn unfit(record: &Record<'_>, result: &PointResult) -> Option<String> {
     if asked.operation == Operation::RequestResponse {
         return Some(not_predicted("request_response"));
     }
+    if asked.mix.is_some() {
+        return Some("its messages had a mix of sizes".to_owned());
+    }
     let sum = |of: fn(&Counted) -> u64| of(&result.counted.client) as f64 + of(&result.counted.server) as f64;
     let repeated = sum(|counted| counted.retransmitted_packets) / sum(|counted| counted.data_packets).max(1.0);
     if repeated > MOST_REPEATED {

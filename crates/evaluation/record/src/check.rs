@@ -3,14 +3,15 @@
 mod far;
 
 use doorbell_exchange::MAX_WINDOW;
-use doorbell_protocols::Protocol;
+use doorbell_protocols::{Protocol, Size};
 use doorbell_verbs::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
 use crate::parameters::Parameters;
 use crate::settings::{
-    ADDRESSES, BIDIRECTIONAL, CREDITS, DEPTH, EVENTS, MAX_MESSAGE, PROTOCOL, ParametersError, REPLICATE, SETTINGS,
-    SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, SIZES, SLOW_RECEIVER, THREADS, TRANSPORT, within,
+    ADDRESSES, BIDIRECTIONAL, CREDITS, DEPTH, EVENTS, MAX_MESSAGE, MIX, PROTOCOL, ParametersError, REPLICATE, REPLY,
+    SERVER_THREADS, SETTINGS, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, SIZES, SLOW_RECEIVER, THINK, THREADS, TRANSPORT,
+    within,
 };
 use crate::words::{Kind, Operation, Transport};
 
@@ -41,6 +42,8 @@ impl Parameters {
             let allowed = "0 us for one-sided operations, which have no receiver";
             return Err(SLOW_RECEIVER.refuse(format!("{} us", self.slow_receiver_us), allowed));
         }
+        self.check_replies()?;
+        self.check_mix()?;
         self.check_protocol()?;
         self.check_transport()?;
         self.check_serving()?;
@@ -57,6 +60,50 @@ impl Parameters {
         Ok(())
     }
 
+    /// Checks the settings of replies.
+    fn check_replies(&self) -> Result<(), ParametersError> {
+        let is_answered = self.operation == Operation::RequestResponse;
+        match self.reply {
+            Some(0) if is_answered => {
+                let allowed = format!("1 to {MAX_MESSAGE} B with request-response; send has no reply");
+                return Err(REPLY.refuse("0 B", allowed));
+            }
+            Some(reply @ 1..) if !is_answered => {
+                return Err(REPLY.refuse(format!("{reply} B"), "0 B unless the operation is request-response"));
+            }
+            _ => {}
+        }
+        let thinks = self.think_us > 0;
+        let allowed = match self.rate {
+            _ if thinks && !is_answered => "0 us unless the operation is request-response",
+            Some(_) if thinks => "0 us with a rate, which fixes the time of each request",
+            _ => return Ok(()),
+        };
+        Err(THINK.refuse(format!("{} us", self.think_us), allowed))
+    }
+
+    /// Checks the mix of sizes. Packets are predicted only if each operation carries one message at most.
+    fn check_mix(&self) -> Result<(), ParametersError> {
+        let Some(mix) = &self.mix else { return Ok(()) };
+        mix.check().map_err(|(given, allowed)| MIX.refuse(given, allowed))?;
+        let carries_several = |size| matches!(size, Size::AllNew { .. });
+        let others = [
+            (self.sizes != [mix.longest()], "one size without a mix, and with a mix its longest size"),
+            (self.operation.is_one_sided(), "one size for one-sided operations"),
+            (self.transport != Transport::Rc, "one size for transports other than rc"),
+            (self.bidirectional, "one size for messages in both directions"),
+            (self.replicate, "one size for one source for all connections"),
+            (
+                self.protocol.steps().iter().any(|step| carries_several(step.size)),
+                "one size for a protocol whose READs carry several messages",
+            ),
+        ];
+        match others.into_iter().find(|(is_wrong, _)| *is_wrong) {
+            Some((_, allowed)) => Err(MIX.refuse(format!("{} sizes", mix.0.len()), allowed)),
+            None => Ok(()),
+        }
+    }
+
     /// Checks the settings for unacknowledged transports. They support bare SENDs, one way or as a ping-pong, by one
     /// polling thread.
     fn check_transport(&self) -> Result<(), ParametersError> {
@@ -70,7 +117,7 @@ impl Parameters {
             (self.bidirectional, "messages in both directions"),
             (self.events, "ends that sleep until an event"),
             (self.slow_receiver_us > 0, "a slow receiver"),
-            (serving.threads > 1, "several threads"),
+            (serving.threads > 1 || serving.server_threads > 1, "several threads"),
             (serving.single_receiver, "a single receiver"),
             (serving.shared_receives.is_some(), "shared receive buffers"),
         ];
@@ -127,10 +174,17 @@ impl Parameters {
         let serving = &self.serving;
         let is_stream = self.kind == Kind::Bandwidth && self.operation == Operation::Send;
         let goes = is_stream && !self.bidirectional && !self.events;
-        let is_one_sided = self.kind == Kind::Bandwidth && self.operation.is_one_sided();
-        if serving.threads > 1 && !goes && (!is_one_sided || self.events) {
-            let allowed = "1 unless messages are sent one way, or operations are one-sided, by programs that poll";
+        let is_polled = self.kind == Kind::Bandwidth && !self.events;
+        let is_answered = is_polled && self.operation == Operation::RequestResponse;
+        if serving.threads > 1 && !goes && !is_answered && !(is_polled && self.operation.is_one_sided()) {
+            let allowed = "1 unless messages are sent one way, or have replies, or operations are one-sided, by \
+                           programs that poll, not for lat";
             return Err(THREADS.refuse(serving.threads.to_string(), allowed));
+        }
+        if serving.server_threads > 1 && !(goes && !serving.single_receiver && !self.replicate || is_answered) {
+            let allowed = "0 or 1 unless messages are sent one way, or have replies, by programs that poll, not for \
+                           lat, not to a single receiver";
+            return Err(SERVER_THREADS.refuse(serving.server_threads.to_string(), allowed));
         }
         if serving.single_receiver && !goes {
             return Err(SINGLE_RECEIVER.refuse("on", "off unless messages go one way, to a receiver that polls"));

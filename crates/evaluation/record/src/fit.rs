@@ -12,13 +12,14 @@ const CACHED_BYTES: usize = 2 << 20;
 const LEAST_DEFAULT_WINDOW: usize = 2;
 
 impl Parameters {
-    /// Returns the sizes of queues and buffers for messages of `size` bytes, such that all buffers fit into the memory
-    /// cap.
+    /// Returns the sizes of queues and buffers for messages of `size` bytes and their replies, such that all buffers
+    /// fit into the memory cap.
     ///
     /// # Errors
     ///
     /// Connections exceed the memory cap even with the smallest window and depth.
     pub fn fit(&self, size: usize) -> Result<Fitted, ParametersError> {
+        let size = self.longest(size);
         let stride = self.stride(size);
         let connections = self.connections.max(1);
         let one_sided = self.operation.is_one_sided();

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::far::FarPoint;
 use crate::link::Link;
 use crate::memory::{bytes_behind, stride};
+use crate::mix::SizeMix;
 use crate::serving::Serving;
 use crate::words::{Extent, Kind, Operation, Transport};
 
@@ -31,6 +32,16 @@ pub struct Parameters {
     pub replicate: bool,
     /// Message sizes in bytes. Each size is one point.
     pub sizes: Vec<usize>,
+    /// Mix of message sizes. With a mix, [`sizes`](Self::sizes) has the longest of its sizes alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mix: Option<SizeMix>,
+    /// Bytes of a reply. `None` means that a reply has the size of its request. 0 means that messages have no reply,
+    /// as [`Operation::Send`] requires.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reply: Option<usize>,
+    /// Time between a reply and the next request of the same slot of the window, in microseconds.
+    #[serde(default)]
+    pub think_us: u64,
     /// Extent of each point.
     pub extent: Extent,
     /// Maximum number of unacknowledged messages, unanswered requests or incomplete operations per connection.
@@ -120,6 +131,9 @@ impl Parameters {
             transport: Transport::Rc,
             replicate: false,
             sizes: vec![bytes],
+            mix: None,
+            reply: None,
+            think_us: 0,
             extent: Extent::Seconds(1.0),
             window: if kind == Kind::Latency { 1 } else { 64 },
             depth: 128,
@@ -146,9 +160,23 @@ impl Parameters {
         }
     }
 
-    /// Returns the distance in bytes from one send buffer to the next.
+    /// Returns the bytes of the reply to a message of `size` bytes. The replies of a ping-pong have the size of its
+    /// messages.
+    pub fn reply_bytes(&self, size: usize) -> usize {
+        match self.reply {
+            Some(reply) if self.operation == Operation::RequestResponse => reply,
+            _ => size,
+        }
+    }
+
+    /// Returns the bytes of the longer one of a message of `size` bytes and its reply. All buffers have space for it.
+    pub fn longest(&self, size: usize) -> usize {
+        size.max(self.reply_bytes(size))
+    }
+
+    /// Returns the distance in bytes from one send buffer to the next, if messages have `size` bytes.
     pub fn stride(&self, size: usize) -> usize {
-        stride(size + bytes_behind(self.protocol) + self.transport.bytes_before())
+        stride(self.longest(size) + bytes_behind(self.protocol) + self.transport.bytes_before())
     }
 
     /// Returns the requested path MTU.
@@ -166,7 +194,7 @@ impl Parameters {
             .repost_list(self.serving.repost_list)
             .signal_each(self.signal_each)
             .inline(self.inline)
-            .max_message(size)
+            .max_message(self.longest(size))
             .send_buffers(0) // workloads send from memory that they register themselves
             .credits(self.credits)
             .path_mtu(self.path_mtu())

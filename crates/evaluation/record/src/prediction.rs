@@ -1,6 +1,6 @@
 //! Predicted packets of a point, computed from the operations that each message consists of.
 
-use doorbell_protocols::{End, Posts, Protocol, Run, Size, Step};
+use doorbell_protocols::{End, Posts, Protocol, Run, Size, When};
 use doorbell_wire::{MessageKind, OuterKind, PathMtu, Response, message_cost};
 use serde::{Deserialize, Serialize};
 
@@ -63,8 +63,10 @@ pub struct Path {
     pub protocol: Protocol,
     /// Transport that carries the message.
     pub transport: Transport,
-    /// Bytes of the message.
+    /// Bytes of a message that the end sends, or of a one-sided operation.
     pub bytes: usize,
+    /// Bytes of a message that the end receives, such as a reply, or of a one-sided operation.
+    pub received_bytes: usize,
     /// Path MTU.
     pub mtu: PathMtu,
     /// Whether messages of Send-Receive carry credits.
@@ -79,12 +81,32 @@ pub struct Path {
     pub ipv6: bool,
 }
 
+/// Messages of one direction.
+#[derive(Clone, Copy, Debug)]
+struct Direction<'a> {
+    /// Bytes and number of the messages of each size.
+    sizes: &'a [(u64, u64)],
+}
+
+impl Direction<'_> {
+    fn messages(self) -> u64 {
+        self.sizes.iter().fold(0, |sum: u64, &(_, messages)| sum.saturating_add(messages))
+    }
+
+    /// Returns the bytes of the first size, for operations whose bytes do not depend on the sizes of messages.
+    fn first_bytes(self) -> u64 {
+        self.sizes.first().map_or(0, |&(bytes, _)| bytes)
+    }
+}
+
 impl Path {
-    /// Returns the posts of an end that sends `sent` and receives `received` messages. SENDs without bytes are omitted,
-    /// since they count as control messages.
-    fn posts(&self, sent: u64, received: u64) -> Vec<Posts> {
-        let bytes = self.bytes as u64;
-        let one_sided = |operation| vec![Posts { operation, bytes, all_bytes: None, least: sent, most: Some(sent) }];
+    /// Returns the posts of an end with these sent and received messages. SENDs without bytes are omitted, since they
+    /// count as control messages.
+    fn posts(&self, sent: Direction<'_>, received: Direction<'_>) -> Vec<Posts> {
+        let one_sided = |operation| {
+            let (messages, bytes) = (sent.messages(), sent.first_bytes());
+            vec![Posts { operation, bytes, all_bytes: None, least: messages, most: Some(messages) }]
+        };
         match self.operation {
             // Each message carries its number as immediate data.
             Operation::Send if self.transport != Transport::Rc => return one_sided(MessageKind::SendImm),
@@ -95,7 +117,6 @@ impl Path {
             Operation::Send | Operation::RequestResponse => {}
         }
         let run = Run {
-            bytes,
             window: self.window as u64,
             batch: self.batch as u64,
             depth: self.depth as u64,
@@ -103,18 +124,37 @@ impl Path {
             ..Run::default()
         };
         let steps = self.protocol.steps().iter().filter(|step| step.is_part(self.credits));
-        let posts =
-            |step: &Step| step.posts(&Run { messages: if step.by == End::Sender { sent } else { received }, ..run });
-        steps.filter(|step| step.size != Size::Fixed(0)).map(posts).collect()
+        let mut all = Vec::new();
+        for step in steps.filter(|step| step.size != Size::Fixed(0)) {
+            let direction = if step.by == End::Sender { sent } else { received };
+            // Steps of single messages have the bytes of each message. Other steps have the same bytes for all sizes.
+            if step.when == When::Message && step.size.carries_messages() {
+                let of_size = |&(bytes, messages): &(u64, u64)| step.posts(&Run { messages, bytes, ..run });
+                all.extend(direction.sizes.iter().map(of_size));
+            } else {
+                let (messages, bytes) = (direction.messages(), direction.first_bytes());
+                all.push(step.posts(&Run { messages, bytes, ..run }));
+            }
+        }
+        all
     }
 
     /// Returns the predicted packets of an end. `sent` is the number of messages that the end sent, or of one-sided
     /// operations that it posted. `received` is the number of messages that it received, or of operations that it
     /// served. `requests` is the number of request packets that the other end sent.
     pub fn predict(&self, sent: u64, received: u64, requests: u64) -> Predicted {
+        let (sent, received) = ([(self.bytes as u64, sent)], [(self.received_bytes as u64, received)]);
+        self.predict_sizes(&sent, &received, requests)
+    }
+
+    /// Returns the predicted packets of an end that sent and received messages of several sizes, given as bytes and
+    /// number of messages of each size. [`bytes`](Self::bytes) and [`received_bytes`](Self::received_bytes) have no
+    /// effect.
+    pub fn predict_sizes(&self, sent: &[(u64, u64)], received: &[(u64, u64)], requests: u64) -> Predicted {
         let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
         let transport = self.transport.of_packets();
         let cost = |posts: &Posts| message_cost(posts.operation, transport, posts.bytes, self.mtu, outer).ok();
+        let (sent, received) = (Direction { sizes: sent }, Direction { sizes: received });
         let mut predicted = Predicted::default();
         for posts in &self.posts(sent, received) {
             let Some(cost) = cost(posts) else { continue };
@@ -168,6 +208,7 @@ mod tests {
             protocol,
             transport: Transport::Rc,
             bytes,
+            received_bytes: bytes,
             mtu,
             credits: true,
             window: 8,
@@ -197,6 +238,42 @@ mod tests {
         assert!(asking.predict(20, 0, 0).asks && asking.predict(0, 20, 0).is_asked);
         let pulled = path(Protocol::BufferedRead, 16).predict(20, 0, 0);
         assert_eq!((pulled.data_packets, pulled.ack_packets_max), (0, 40), "the sender posts nothing");
+    }
+
+    /// A request of 200 B is one packet, and a reply of 64 KiB is 16 packets.
+    #[test]
+    fn requests_and_replies_have_their_own_sizes() {
+        for protocol in [Protocol::SendReceive, Protocol::DirectRead] {
+            let asking = Path { received_bytes: 65_536, ..path(protocol, 200) };
+            let answering = Path { bytes: 65_536, received_bytes: 200, ..asking };
+            let (client, server) = (asking.predict(10, 10, 10), answering.predict(10, 10, 10));
+            let alike = [200, 65_536].map(|bytes| path(protocol, bytes));
+            // Each direction costs as much as the same messages one way.
+            let [small, large] = alike.map(|path| (path.predict(10, 0, 10), path.predict(0, 10, 10)));
+            assert_eq!(client.data_packets, small.0.data_packets + large.1.data_packets);
+            assert_eq!(client.data_bytes, small.0.data_bytes + large.1.data_bytes);
+            assert_eq!(client.response_packets, small.0.response_packets + large.1.response_packets);
+            assert_eq!(server.data_packets, large.0.data_packets + small.1.data_packets);
+            assert_eq!(server.data_bytes, large.0.data_bytes + small.1.data_bytes);
+            assert_eq!(server.response_packets, large.0.response_packets + small.1.response_packets);
+        }
+        let answering = Path { bytes: 65_536, received_bytes: 200, ..path(Protocol::SendReceive, 0) };
+        assert_eq!((answering.predict(10, 10, 0).data_packets, answering.predict(0, 10, 0).data_packets), (160, 0));
+    }
+
+    #[test]
+    fn messages_of_several_sizes_add_up() {
+        for protocol in [Protocol::SendReceive, Protocol::DirectRead, Protocol::BufferedWriteTailSend] {
+            let mixed = path(protocol, 0).predict_sizes(&[(64, 90), (8192, 10)], &[], 0);
+            let [small, large] =
+                [(64, 90), (8192, 10)].map(|(bytes, count)| path(protocol, bytes).predict(count, 0, 0));
+            assert_eq!(mixed.data_packets_max, small.data_packets_max + large.data_packets_max, "{protocol}");
+            assert_eq!(mixed.data_bytes_max, small.data_bytes_max + large.data_bytes_max, "{protocol}");
+            assert_eq!(mixed.response_packets, small.response_packets + large.response_packets, "{protocol}");
+            // One post has messages of both sizes, so the number of offsets of Buffered-Write is at least that of all.
+            assert!(mixed.data_packets <= small.data_packets + large.data_packets, "{protocol}");
+            assert!(mixed.data_packets >= large.data_packets && mixed.data_packets > small.data_packets, "{protocol}");
+        }
     }
 
     #[test]

@@ -40,7 +40,7 @@ impl RunRecord {
 /// Result of one point.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PointResult {
-    /// Bytes per message.
+    /// Bytes per message. Of request-response, bytes of a request.
     pub bytes: usize,
     /// Number of measured messages of all connections. In bidirectional measurements, messages of both directions
     /// count.
@@ -49,14 +49,15 @@ pub struct PointResult {
     pub seconds: f64,
     /// Messages per second.
     pub messages_per_s: f64,
-    /// Payload bytes per second.
+    /// Payload bytes per second. Of requests and replies, only the longer one counts.
     pub bytes_per_s: f64,
-    /// Latency figures, only for latency measurements. [`timed`](Self::timed) names the measured interval.
+    /// Latency figures of latency measurements and of request-response. [`timed`](Self::timed) names the measured
+    /// interval. With a rate, the interval begins when the message was due.
     pub latency_ns: Option<Latency>,
     /// Interval that the latency measures.
     #[serde(default)]
     pub timed: Timed,
-    /// All times from which `latency_ns` was computed, only for latency measurements.
+    /// All times from which `latency_ns` was computed.
     #[serde(default)]
     pub histogram_ns: Option<Buckets>,
     /// Window, depth and number of buffers after the fit into the memory cap.

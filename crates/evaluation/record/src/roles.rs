@@ -20,7 +20,7 @@ pub enum Role {
     Receiver,
     /// Sends requests and waits for their answers. A ping-pong is this role with one request at a time.
     Requester,
-    /// Answers each message with one of the same size.
+    /// Answers each message with a reply.
     Responder,
     /// Posts one-sided operations.
     Initiator,
@@ -122,7 +122,11 @@ impl Parameters {
             asking: part(asking),
             answering: Part {
                 answers: true,
-                threads: if serving.single_receiver { 1 } else { serving.threads },
+                threads: match serving.server_threads {
+                    _ if serving.single_receiver => 1,
+                    0 => serving.threads,
+                    threads => threads.min(self.connections),
+                },
                 single_receiver: serving.single_receiver,
                 shared_receives: serving.shared_receives,
                 pause_ns,
@@ -177,5 +181,16 @@ mod tests {
         assert_eq!((asking.single_receiver, asking.shared_receives), (false, None));
         assert_eq!((answering.connections, answering.threads, answering.pause_ns), (5, 1, 2000));
         assert_eq!((answering.single_receiver, answering.shared_receives), (true, Some(SharedBy::Thread)));
+    }
+
+    #[test]
+    fn the_answering_end_has_threads_of_its_own() {
+        let threads = |server_threads| {
+            let serving = Serving { threads: 4, server_threads, ..Serving::default() };
+            let plain = Parameters::plain(Kind::Bandwidth, Operation::RequestResponse, 16);
+            let Cast { asking, answering } = Parameters { serving, connections: 4, ..plain }.cast();
+            (asking.threads, answering.threads)
+        };
+        assert_eq!([0, 1, 3, 9].map(threads), [(4, 4), (4, 1), (4, 3), (4, 4)]);
     }
 }

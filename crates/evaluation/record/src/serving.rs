@@ -27,9 +27,11 @@ impl From<SharedBy> for Reposting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Serving {
-    /// Number of threads on each side. The connections are distributed over these threads. A single receiver always has
-    /// one thread.
+    /// Number of threads on the asking side. The connections are distributed over these threads.
     pub threads: usize,
+    /// Number of threads on the answering side. 0 means as many as on the asking side. A single receiver always has one
+    /// thread.
+    pub server_threads: usize,
     /// Whether one completion queue serves all connections of the receiving side. Otherwise each connection has its own
     /// queue, and the receiver polls the queues in turn.
     pub single_receiver: bool,
@@ -46,6 +48,7 @@ impl Default for Serving {
     fn default() -> Self {
         Self {
             threads: 1,
+            server_threads: 0,
             single_receiver: false,
             shared_receives: None,
             poll_list: MAX_POLL_LIST,

@@ -27,7 +27,7 @@ pub enum Operation {
     CompareSwap,
     /// Fetch-and-add of 1 to a word at the other end. Each connection has its own word.
     FetchAdd,
-    /// Request that the other end answers with a message of the same size.
+    /// Request that the other end answers with a message, by default of the same size.
     RequestResponse,
 }
 

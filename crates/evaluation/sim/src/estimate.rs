@@ -37,7 +37,8 @@ impl MemoryError {
     }
 }
 
-/// Estimates the bytes of memory of a run with `connections` connections and messages of `message` bytes.
+/// Estimates the bytes of memory of a run with `connections` connections, and messages of `message` bytes with their
+/// replies.
 pub(crate) fn bytes(
     topology: Topology,
     parameters: &Parameters,
@@ -45,6 +46,7 @@ pub(crate) fn bytes(
     connections: usize,
 ) -> Result<u64, ParametersError> {
     let fitted = parameters.fit(message)?;
+    let message = parameters.longest(message);
     let (window, depth) = (fitted.window as u64, fitted.depth as u64);
     let stride = stride(message + 64) as u64;
     let places = 2 * (window + depth) * (PLACE + parameters.inline as u64);

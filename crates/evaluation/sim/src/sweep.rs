@@ -200,6 +200,7 @@ impl Base {
         let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, 16);
         // Show the window and the depth in the settings, even if the user has not set them.
         parameters.depths_are_defaults = false;
+        parameters.reply = Some(0);
         parameters.extent = Extent::Messages(20_000);
         let traffic = Traffic { pattern: Pattern::OneToOne, n: 1, parameters, bytes: 16 };
         let (between, leaf_nodes, oversubscription) = (Between::Switch, 16, 1);
@@ -244,6 +245,7 @@ impl Base {
             return Err(refused(setting.allowed(None)));
         }
         *bytes = parameters.sizes[0];
+        parameters.operation = if parameters.reply == Some(0) { Operation::Send } else { Operation::RequestResponse };
         Ok(())
     }
 
@@ -333,9 +335,10 @@ impl Point {
         }
     }
 
-    /// Returns the size of each message in bytes.
+    /// Returns the size of each message in bytes. Of a message and its reply, the longer one counts.
     pub fn bytes(&self) -> usize {
-        self.base.traffic.bytes
+        let Traffic { parameters, bytes, .. } = &self.base.traffic;
+        parameters.longest(*bytes)
     }
 
     /// Returns the nodes and the network between them.
@@ -463,6 +466,9 @@ mod tests {
             (&["transport=tcp"], "transport: the value is tcp, allowed is one of rc, uc, ud"),
             (&["transport=ud", "size=5000"], "at transport=ud, size=5000: "),
             (&["transport=uc", "protocol=direct-read"], "rc for protocols, since messages"),
+            (&["transport=uc", "reply=16"], "reply=16: the transport is uc, allowed is rc for operations"),
+            (&["transport=ud", "server_threads=1"], "only acknowledged messages share receiving threads"),
+            (&["think_us=5"], "at think_us=5: the think time is 5 us, allowed is 0 us unless the operation"),
         ] {
             let found = refused(axes);
             assert!(found.contains(words), "{words:?} is missing in: {found}");
@@ -491,6 +497,6 @@ mod tests {
         for setting in base.settings() {
             base.set(setting.name, &setting.value).unwrap_or_else(|error| panic!("{error}"));
         }
-        assert_eq!(base.settings().len(), 15);
+        assert_eq!(base.settings().len(), 18);
     }
 }

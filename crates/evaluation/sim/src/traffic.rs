@@ -68,7 +68,9 @@ impl Pattern {
     }
 }
 
-/// Messages of one size over connections. Each connection has a separate thread at both ends.
+/// Messages of one size over connections, which may have replies. Each connection has a separate thread at both ends,
+/// unless [`Serving::server_threads`](doorbell_record::Serving::server_threads) sets the number of threads of each
+/// receiving node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
     /// Pattern of senders and receivers.
@@ -78,7 +80,7 @@ pub struct Traffic {
     /// Parameters of each connection: protocol or transport, window, batch, number of messages. The pattern
     /// determines the numbers of connections and threads.
     pub parameters: Parameters,
-    /// Size of each message in bytes.
+    /// Size of each message in bytes, without its reply.
     pub bytes: usize,
 }
 
@@ -148,7 +150,8 @@ impl std::fmt::Debug for Run<'_> {
 pub struct Carried {
     /// Messages per second, of all connections.
     pub messages_per_s: f64,
-    /// For a latency, its median in nanoseconds: half a round trip.
+    /// Median latency in nanoseconds: for a latency half a round trip, for messages with replies the time from a
+    /// message to its reply.
     pub latency_ns: Option<u64>,
     /// Jain's fairness index of the rates of all connections, each over the time from its first message to the end of
     /// its last. `None` if no message arrived.
@@ -201,6 +204,9 @@ impl Traffic {
         }
         if parameters.kind == Kind::Latency && pattern.pairs(*n).len() > 1 {
             return Err(TrafficError::Latency(pattern.name()));
+        }
+        if parameters.transport != Transport::Rc && parameters.serving.server_threads > 0 {
+            return Err(MeasureError::Feature("only acknowledged messages share receiving threads").into());
         }
         Ok(MemoryError::check(self.memory(topology)?, memory)?)
     }

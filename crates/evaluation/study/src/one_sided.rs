@@ -419,7 +419,7 @@ pub(crate) async fn time<W: Waiter>(
             break;
         }
         initiator.waiter.breathe().await;
-        while let Some(until_ns) = rounds.early_until_ns(began_ns) {
+        while let Some(until_ns) = rounds.early_until_ns() {
             initiator.waiter.wait(None, Some(until_ns)).await;
         }
     }

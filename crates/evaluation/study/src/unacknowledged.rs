@@ -417,7 +417,8 @@ pub async fn ping<W: Waiter>(
     loop {
         let number = [outbox.posted as u32];
         outbox.prepare(&number);
-        let began_ns = rounds.begin();
+        let since_ns = rounds.begin();
+        let lost_at_ns = device.now_ns() + LOST_AFTER_NS;
         while outbox.room() == 0 && outbox.reap()? == 0 {
             waiter.wait(None, None).await;
         }
@@ -431,21 +432,21 @@ pub async fn ping<W: Waiter>(
             countdown -= 1;
             if countdown == 0 {
                 countdown = LOOKS_BETWEEN;
-                if device.now_ns() >= began_ns + LOST_AFTER_NS {
+                if device.now_ns() >= lost_at_ns {
                     break;
                 }
             }
-            waiter.wait(None, Some(began_ns + LOST_AFTER_NS)).await;
+            waiter.wait(None, Some(lost_at_ns)).await;
         }
         lost_in_a_row = if is_answered { 0 } else { lost_in_a_row + 1 };
         if lost_in_a_row == MOST_LOST_IN_A_ROW {
             return Err(ConnectionError::PeerUnreachable(Status::RetryExceeded));
         }
-        if if is_answered { rounds.end(began_ns, progress) } else { rounds.lost() } {
+        if if is_answered { rounds.end(since_ns, progress) } else { rounds.lost() } {
             break;
         }
         waiter.breathe().await;
-        while let Some(until_ns) = rounds.early_until_ns(began_ns) {
+        while let Some(until_ns) = rounds.early_until_ns() {
             waiter.wait(None, Some(until_ns)).await;
         }
     }

@@ -4,14 +4,16 @@ mod buffers;
 mod rounds;
 mod streams;
 
+use std::sync::Arc;
+
 use doorbell_exchange::MessageConnection;
 use doorbell_verbs::{Device, Region};
 use serde::{Deserialize, Serialize};
 
-use doorbell_record::Extent;
+use doorbell_record::{Extent, SizeSequence};
 
-pub(crate) use rounds::{Rounds, WARM_UP_ROUNDS, request};
-pub use rounds::{ping, respond};
+pub(crate) use rounds::{Rounds, WARM_UP_ROUNDS};
+pub use rounds::{ping, request, respond};
 pub use streams::stream;
 pub(crate) use streams::{gather, publish};
 
@@ -22,7 +24,7 @@ pub type Progress<'a> = &'a dyn Fn(u64);
 /// Plan of the messages that one side of one connection sends.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Bytes per message.
+    /// Bytes per message. With other [`SendMemory::sizes`], bytes of the longest message.
     pub bytes: usize,
     /// Maximum number of unacknowledged messages or unanswered requests.
     pub window: usize,
@@ -33,6 +35,9 @@ pub struct Plan {
     pub extent: Extent,
     /// Messages per second, or `None` for the maximum rate.
     pub rate: Option<f64>,
+    /// Time between a reply and the next request of the same slot of the window, in nanoseconds. It has no effect with
+    /// a rate.
+    pub think_ns: u64,
     /// Whether payloads are filled for verification.
     pub verify: bool,
     /// Number of send buffers, which messages use in turn. The distance from one buffer to the next is
@@ -40,13 +45,29 @@ pub struct Plan {
     pub buffers: usize,
 }
 
-/// Registered memory with the send buffers of a plan.
+/// Registered memory with the send buffers of a plan, and the sizes of the messages.
 #[derive(Clone, Debug)]
 pub struct SendMemory {
     /// The registered memory.
     pub region: Region,
     /// Distance from one buffer to the next in bytes.
     pub stride: usize,
+    /// Sizes of the messages.
+    pub sizes: Sizes,
+    /// Delay of the first request if a rate is set, as a share of the time from one request to the next. Connections
+    /// with different delays spread their requests evenly.
+    pub phase: f64,
+}
+
+/// Sizes of the messages that an end sends.
+#[derive(Clone, Debug)]
+pub enum Sizes {
+    /// Each message has [`Plan::bytes`].
+    Planned,
+    /// The sizes of a sequence, from the message with this number.
+    Mixed(Arc<SizeSequence>, u64),
+    /// Each reply has the size of its request.
+    AsReceived,
 }
 
 /// Counters of one side of one connection.
@@ -70,6 +91,9 @@ pub struct Tally {
     pub keepalives: u64,
     /// Messages without data.
     pub control_sends: u64,
+    /// Number of the first message in the sequence of sizes, if the messages have a mix of sizes.
+    #[serde(default)]
+    pub sequence_from: u64,
 }
 
 impl Tally {
@@ -99,6 +123,8 @@ pub(crate) struct Pace {
     ends_ns: u64,
     countdown: u32,
     interval_ns: Option<f64>,
+    /// Time from the start until the first message is due.
+    delay_ns: u64,
 }
 
 impl Pace {
@@ -109,7 +135,12 @@ impl Pace {
             Extent::Seconds(seconds) => (u64::MAX, began_ns.saturating_add((seconds * 1e9) as u64)),
         };
         let interval_ns = plan.rate.map(|rate| 1e9 / rate);
-        Self { device: device.clone(), began_ns, most, ends_ns, countdown: 0, interval_ns }
+        Self { device: device.clone(), began_ns, most, ends_ns, countdown: 0, interval_ns, delay_ns: 0 }
+    }
+
+    /// Delays all messages by a share of the time from one message to the next, if a rate is set.
+    pub(crate) fn delayed(self, phase: f64) -> Self {
+        Self { delay_ns: self.interval_ns.map_or(0, |interval_ns| (phase * interval_ns) as u64), ..self }
     }
 
     pub(crate) fn began_ns(&self) -> u64 {
@@ -130,10 +161,46 @@ impl Pace {
         self.most - sent
     }
 
+    /// Returns the time at which the next message is due, or `None` if no rate is set. `sent` is the number of messages
+    /// sent so far.
+    pub(crate) fn due_ns(&self, sent: u64) -> Option<u64> {
+        let after_first_ns = (sent as f64 * self.interval_ns?) as u64;
+        Some(self.began_ns.saturating_add(self.delay_ns).saturating_add(after_first_ns))
+    }
+
     /// Returns the time at which the next message is due, or `None` if the message is already due or no rate is set.
     /// `sent` is the number of messages sent so far.
     pub(crate) fn early_until_ns(&self, sent: u64) -> Option<u64> {
-        let due_ns = self.began_ns.saturating_add((sent as f64 * self.interval_ns?) as u64);
+        let due_ns = self.due_ns(sent)?;
         (self.device.now_ns() <= due_ns).then_some(due_ns + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_verbs::soft::{self, SoftOptions};
+
+    use super::*;
+
+    #[test]
+    fn connections_with_a_phase_take_turns() {
+        let device = soft::open(&SoftOptions::default()).unwrap();
+        let plan = Plan {
+            bytes: 16,
+            window: 1,
+            in_rounds: false,
+            extent: Extent::Messages(10),
+            rate: Some(1000.0),
+            think_ns: 0,
+            verify: false,
+            buffers: 1,
+        };
+        let due = |plan: &Plan, phase: f64, message: u64| {
+            let pace = Pace::start(&device, plan).delayed(phase);
+            pace.due_ns(message).map(|due_ns| due_ns - pace.began_ns())
+        };
+        assert_eq!([0.0, 0.25, 0.75].map(|phase| due(&plan, phase, 0)), [0, 250_000, 750_000].map(Some));
+        assert_eq!(due(&plan, 0.25, 3), Some(3_250_000));
+        assert_eq!(due(&Plan { rate: None, ..plan }, 0.25, 3), None);
     }
 }

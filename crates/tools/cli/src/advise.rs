@@ -28,7 +28,7 @@ pub(crate) struct Advise {
     /// Message sizes in bytes, separated by commas. A size may have its share of the messages after a colon, as in
     /// 64:9,8K:1 [default share: 1]
     #[arg(short, long, value_name = "BYTES[:SHARE]", value_delimiter = ',', required_unless_present = "shared_memory",
-          value_parser = parse_size)]
+          value_parser = quantity::weighted_bytes)]
     size: Vec<(u64, f64)>,
     /// Required messages per second over all connections, as in 2.5M [default: unlimited]
     #[arg(long, value_name = "N", value_parser = quantity::rate)]
@@ -76,13 +76,6 @@ pub(crate) struct Advise {
 enum First {
     Latency,
     Throughput,
-}
-
-fn parse_size(text: &str) -> Result<(u64, f64), String> {
-    let (bytes, share) = text.split_once(':').unwrap_or((text, "1"));
-    let share =
-        share.parse().map_err(|_| "must be BYTES or BYTES:SHARE, as in 64:9, with a number as share".to_owned());
-    Ok((quantity::bytes(bytes)?, share?))
 }
 
 pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {

@@ -7,6 +7,7 @@ mod report;
 pub(crate) mod settings;
 
 use std::cell::Cell;
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::process::ExitCode;
 
@@ -51,6 +52,19 @@ Examples:
   DOORBELL_TOKEN=secret doorbell bench bw --listen        the other side, for a client on another machine
   DOORBELL_TOKEN=secret doorbell bench bw 192.0.2.7       ... and that client";
 
+const LOAD_EXAMPLES: &str = "\
+Examples:
+  doorbell bench --request 200 --reply 64K --clients 24 --testbed connectx5-100g
+                                            24 clients that wait for each reply, simulated (bench means bench load)
+  doorbell bench --request 200 --reply 64K --clients 24 --server-threads 1 --testbed connectx5-100g
+                                            ... of which one server thread answers all
+  doorbell bench --request 64 --clients 2 --rate 20k
+                                            20000 requests a second, answered or not (open loop)
+  doorbell bench --request 64 --clients 2 --think 50
+                                            50 us between a reply and the next request
+  DOORBELL_TOKEN=secret doorbell bench load --listen      the other side, for clients on another machine
+  DOORBELL_TOKEN=secret doorbell bench load 192.0.2.7 --request 64 --clients 8     ... and these clients";
+
 /// Returns the end of the help: the pages about protocols.
 pub(crate) fn pages() -> String {
     let mut pages = Protocol::ALL.map(Protocol::page).to_vec();
@@ -66,6 +80,10 @@ pub(crate) enum Bench {
     /// Measure bandwidth: messages per second, and the packets that they cost
     #[command(after_help = BW_EXAMPLES)]
     Bw(Exchange),
+    /// Measure requests of clients: their rate, and the latency of each request with that load. `doorbell bench` with
+    /// options but without a command is this command
+    #[command(after_help = LOAD_EXAMPLES)]
+    Load(Exchange),
     /// Measure the limit of this kernel: the datagrams of a software RNIC between two processes, without an RNIC
     Limit(limit::Limit),
 }
@@ -74,7 +92,9 @@ impl Bench {
     /// Returns whether this is the second process of a measurement on one machine.
     pub(crate) fn is_second(&self) -> bool {
         match self {
-            Bench::Lat(exchange) | Bench::Bw(exchange) => matches!(exchange.role(), Role::ServeBack(_)),
+            Bench::Lat(exchange) | Bench::Bw(exchange) | Bench::Load(exchange) => {
+                matches!(exchange.role(), Role::ServeBack(_))
+            }
             Bench::Limit(limit) => limit.is_second(),
         }
     }
@@ -84,8 +104,23 @@ pub(crate) fn run(bench: Bench) -> Result<ExitCode, Failure> {
     match bench {
         Bench::Lat(exchange) => run_exchange(Kind::Latency, &exchange),
         Bench::Bw(exchange) => run_exchange(Kind::Bandwidth, &exchange),
+        Bench::Load(mut exchange) => {
+            exchange.is_load = true;
+            run_exchange(Kind::Bandwidth, &exchange)
+        }
         Bench::Limit(limit) => limit::run(&limit),
     }
+}
+
+/// Returns the arguments of the process, with the command `load` if `bench` has options but no command.
+pub(crate) fn with_command(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = arguments.collect();
+    let is_option = |text: &str| text.starts_with('-') && !["-h", "--help"].contains(&text);
+    let text = |index: usize| arguments.get(index).and_then(|argument| argument.to_str());
+    if text(1) == Some("bench") && text(2).is_some_and(is_option) {
+        arguments.insert(2, "load".into());
+    }
+    arguments
 }
 
 fn open(exchange: &Exchange, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
@@ -183,6 +218,15 @@ fn measure(
     (pinning, place): (&Pinning, ProcessPosition),
 ) -> Result<ExitCode, Failure> {
     let parameters = exchange.parameters(kind)?;
+    let threads = parameters.cast().asking.threads;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    if threads > cpus {
+        note!(
+            "{threads} threads of this side share {cpus} processor{}, so latencies include waits for a processor. \
+             --threads limits the threads, and --testbed simulates a machine with enough processors",
+            if cpus == 1 { "" } else { "s" }
+        );
+    }
     let recorded = Some(parameters.pinning(pinning));
     let environment = Environment { pinning: recorded, ..Environment::of(&device.attributes()) };
     let mut client = client.pinned(pinning.share(place));
@@ -248,7 +292,7 @@ impl<'a> Sizes<'a> {
                 sound = false;
             }
             if !exchange.json {
-                report::row(*kind, &result)?;
+                report::row(parameters, &result)?;
             }
             results.push(result);
         }
@@ -316,5 +360,24 @@ impl Bar {
 
     fn finish(self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_without_a_command_belong_to_load() {
+        let given = |text: &str| {
+            let arguments = with_command(text.split_whitespace().map(OsString::from));
+            let words: Vec<_> = arguments.iter().map(|argument| argument.to_string_lossy()).collect();
+            words.join(" ")
+        };
+        assert_eq!(given("doorbell bench --request 200"), "doorbell bench load --request 200");
+        assert_eq!(given("doorbell bench -s 64"), "doorbell bench load -s 64");
+        for same in ["doorbell bench bw -s 64", "doorbell bench", "doorbell bench --help", "doorbell sim --help"] {
+            assert_eq!(given(same), same);
+        }
     }
 }

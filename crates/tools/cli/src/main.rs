@@ -108,7 +108,7 @@ impl Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(bench::with_command(std::env::args_os())) {
         Ok(cli) => cli,
         // The error may quote untrusted file names, which `write_note` escapes. Texts of help and version contain none.
         Err(error) if error.use_stderr() => {

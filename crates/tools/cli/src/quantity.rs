@@ -93,6 +93,14 @@ pub(crate) fn memory_bytes(text: &str) -> Result<usize, String> {
     usize::try_from(bytes(text)?).map_err(|_| "must not exceed the address space of this machine".to_owned())
 }
 
+/// Parses a size in bytes with its weight, which is 1 by default: `64:0.9`, `64K`.
+pub(crate) fn weighted_bytes(text: &str) -> Result<(u64, f64), String> {
+    let (size, weight) = text.split_once(':').unwrap_or((text, "1"));
+    let weight =
+        weight.parse().map_err(|_| "must be BYTES or BYTES:SHARE, as in 64:9, with a number as share".to_owned());
+    Ok((bytes(size)?, weight?))
+}
+
 /// Parses an amount of memory and returns it in MiB; a number without a unit is a number of MiB.
 pub(crate) fn mebibytes(text: &str) -> Result<usize, String> {
     let given = if split(text).1.is_empty() { format!("{text}M") } else { text.to_owned() };

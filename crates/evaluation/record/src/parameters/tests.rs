@@ -48,6 +48,25 @@ fn fit_keeps_the_memory_cap_or_fails() {
 }
 
 #[test]
+fn buffers_have_space_for_request_and_reply() {
+    let of = |operation, reply| Parameters { reply, ..Parameters::plain(Kind::Bandwidth, operation, 200) };
+    let answered = of(Operation::RequestResponse, Some(65_536));
+    answered.check().unwrap();
+    assert_eq!(
+        (answered.reply_bytes(200), answered.longest(200), answered.longest(1 << 20)),
+        (65_536, 65_536, 1 << 20)
+    );
+    // The window shrinks as for messages of the longer size.
+    let long = of(Operation::RequestResponse, None);
+    assert_eq!(answered.fit(200), long.fit(65_536));
+    assert_eq!(answered.stride(200), long.stride(65_536));
+    for alike in [of(Operation::RequestResponse, None), of(Operation::Send, Some(0)), of(Operation::Send, None)] {
+        alike.check().unwrap();
+        assert_eq!((alike.reply_bytes(200), alike.longest(200)), (200, 200));
+    }
+}
+
+#[test]
 fn each_setting_has_bounds() {
     let good = parameters;
     good().check().unwrap();
@@ -78,6 +97,13 @@ fn each_setting_has_bounds() {
         (Parameters { bidirectional: true, operation: Operation::Read, ..good() }, &BIDIRECTIONAL),
         (Parameters { bidirectional: true, operation: Operation::RequestResponse, ..good() }, &BIDIRECTIONAL),
         (Parameters { operation: Operation::FetchAdd, ..good() }, &SIZE),
+        (Parameters { reply: Some(usize::MAX), operation: Operation::RequestResponse, ..good() }, &REPLY),
+        (Parameters { reply: Some(0), operation: Operation::RequestResponse, ..good() }, &REPLY),
+        (Parameters { reply: Some(64), ..good() }, &REPLY),
+        (Parameters { reply: Some(1 << 30), operation: Operation::RequestResponse, ..good() }, &MEMORY),
+        (Parameters { think_us: 5, ..good() }, &THINK),
+        (Parameters { think_us: 5, rate: Some(1.0), operation: Operation::RequestResponse, ..good() }, &THINK),
+        (Parameters { think_us: u64::MAX, operation: Operation::RequestResponse, ..good() }, &THINK),
         (Parameters { operation: Operation::Write, slow_receiver_us: 1, ..good() }, &SLOW_RECEIVER),
         (Parameters { protocol: Protocol::DirectRead, operation: Operation::Write, ..good() }, &PROTOCOL),
         (Parameters { protocol: Protocol::SharedWrite, credits: false, ..good() }, &CREDITS),
@@ -101,6 +127,16 @@ fn each_setting_has_bounds() {
         (served(Serving { threads: 2, ..Serving::default() }), &THREADS),
         (Parameters { bidirectional: true, connections: 2, ..served(threads) }, &THREADS),
         (Parameters { events: true, ..served(single) }, &SINGLE_RECEIVER),
+        (served(Serving { server_threads: 65, ..Serving::default() }), &SERVER_THREADS),
+        (served(Serving { server_threads: 2, ..single }), &SERVER_THREADS),
+        (
+            Parameters {
+                operation: Operation::Read,
+                connections: 2,
+                ..served(Serving { server_threads: 2, ..threads })
+            },
+            &SERVER_THREADS,
+        ),
         (Parameters { operation: Operation::Write, ..served(shared) }, &SHARED_RECEIVES),
         (Parameters { connections: 200, ..served(shared) }, &DEPTH),
         (served(Serving { poll_list: 33, ..Serving::default() }), &POLL_LIST),

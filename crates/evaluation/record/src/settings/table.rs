@@ -110,7 +110,7 @@ settings! {
         about: "Operation of a message: send, write, read, cas, fetch-add or request-response",
         option: option!(WORKLOAD, None, "op", Some("NAME"), Some("send"), ". The operations write, read, cas and \
             fetch-add are one-sided, on the other side's memory. With request-response, the other side answers each \
-            send with a send of the same size"),
+            send with a send: see --reply"),
         ..field!("the operation", OPERATIONS, || vec!["send", "write", "read", "cas", "fetch-add", "request-response"],
             operation)
     };
@@ -148,6 +148,27 @@ settings! {
         get: |all| all.sizes.iter().map(|&size| Value::Whole(size as u64)).collect(),
         put: |all, value| all.sizes = vec![value.whole() as usize],
         ..Setting::named("the message size", " B")
+    };
+    /// [`Parameters::reply`].
+    REPLY = Setting {
+        field: "reply",
+        about: "Size of a reply in bytes; 0 for messages without reply",
+        range: Range::Whole(0, MAX_MESSAGE as u64),
+        option: option!(WORKLOAD, None, "reply", Some("BYTES"), None, ". Without --op, a size above 0 implies --op \
+            request-response [default: the size of the request]"),
+        sweep: Some("reply"),
+        unmodelled: Some("its replies had a size of their own"),
+        get: |all| all.reply.map(|reply| Value::Whole(reply as u64)).into_iter().collect(),
+        put: |all, value| all.reply = Some(value.whole() as usize),
+        ..Setting::named("the reply size", " B")
+    };
+    /// [`Parameters::think_us`].
+    THINK = Setting {
+        about: "Microseconds between a reply and the next request of the same slot of the window",
+        option: option!(WORKLOAD, None, "think", Some("MICROSECONDS"), Some("0"), " (closed loop of request-response)"),
+        sweep: Some("think_us"),
+        unmodelled: Some("its clients paused between a reply and the next request"),
+        ..field!("the think time", " us", 0, 1_000_000, think_us)
     };
     /// [`Extent::Messages`].
     MESSAGES = Setting {
@@ -188,7 +209,8 @@ settings! {
         field: "rate",
         about: "Offered messages per second over all connections",
         range: Range::Real(0.001, 1e9),
-        option: option!(WORKLOAD, None, "rate", Some("N"), None, ", as in 2.5M [default: unlimited]"),
+        option: option!(WORKLOAD, None, "rate", Some("N"), None, ", as in 2.5M. Latencies then count from the time at \
+            which a message was due (open loop) [default: unlimited]"),
         unmodelled: Some("its rate was given"),
         get: |all| all.rate.map(Value::Real).into_iter().collect(),
         put: |all, value| all.rate = Some(value.number()),
@@ -228,8 +250,17 @@ settings! {
     THREADS = Setting {
         about: "Threads on each side, among which the connections are distributed",
         bound: Some(|all| all.connections as u64),
-        option: option!(CONNECTIONS_OF, None, "threads", Some("N"), Some("1"), " (bw --op send)"),
+        option: option!(CONNECTIONS_OF, None, "threads", Some("N"), Some("1"), " (not lat)"),
         ..field!("the number of threads", "", 1, MAX_THREADS, serving.threads)
+    };
+    /// [`Serving::server_threads`](crate::Serving::server_threads).
+    SERVER_THREADS = Setting {
+        about: "Threads on the answering side; 0: as many as on the asking side",
+        option: option!(CONNECTIONS_OF, None, "server-threads", Some("N"), Some("0"), ". With 1, one thread serves all \
+            connections (bw --op send or request-response)"),
+        sweep: Some("server_threads"),
+        unmodelled: Some("its answering side had a number of threads of its own"),
+        ..field!("the number of server threads", "", 0, MAX_THREADS, serving.server_threads)
     };
     /// [`Serving::shared_receives`](crate::Serving::shared_receives).
     SHARED_RECEIVES = Setting {
@@ -361,6 +392,12 @@ settings! {
         ..Setting::named("the link", "")
     };
 }
+
+/// [`Parameters::mix`].
+pub static MIX: Setting = Setting {
+    option: option!(WORKLOAD, None, "sizes", Some("BYTES:WEIGHT"), None, ""),
+    ..Setting::named("the mix of sizes", "")
+};
 
 /// Number of [`Parameters::sizes`].
 pub static SIZES: Setting = Setting { option: SIZE_OPTION, ..Setting::named("the number of message sizes", "") };

@@ -1,6 +1,8 @@
-//! Threads of a run: a sender and a receiver for each connection.
+//! Threads of a run: a sender and a receiver for each connection, or a few receivers for all connections of a node.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -8,9 +10,11 @@ use std::task::{Poll, Waker};
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::{Config, ConnectionError, Connector, Group};
 use doorbell_protocols::Protocol;
-use doorbell_record::{Fitted, Kind, Transport, jain, stride};
+use doorbell_record::{Buckets, Fitted, Kind, Operation, Timed, Transport, jain, stride};
+use doorbell_study::executor::hands;
+use doorbell_study::threads::{OneThread, Threads};
 use doorbell_study::unacknowledged::{self, Listener};
-use doorbell_study::workload::{self, Plan, Reception, SendMemory, Tally};
+use doorbell_study::workload::{self, Plan, Reception, SendMemory, Sizes, Tally};
 use doorbell_verbs::MemoryKind;
 
 use super::{Carried, Traffic};
@@ -20,7 +24,8 @@ use crate::simulation::{Returned, Simulation};
 use crate::threads::VirtualWaiter;
 use crate::time::Ps;
 
-type Tallied = Returned<Result<Tally, ConnectionError>>;
+/// Results of the connections of one thread.
+type Tallied = Returned<Vec<Result<Tally, ConnectionError>>>;
 
 /// Interval at which a receiver checks for packets in flight after its sender has finished.
 const LOOK: Ps = Ps(1_000_000);
@@ -31,11 +36,12 @@ pub(super) struct Streams<'a> {
     plan: Plan,
     transport: Transport,
     is_latency: bool,
+    is_answered: bool,
     progress: Option<&'a dyn Fn(u64)>,
     /// Number of messages received on all connections.
     arrived: Rc<Cell<u64>>,
-    /// Median of half a round trip in nanoseconds, and the number of rounds.
-    rounds: Rc<Cell<Option<(u64, u64)>>>,
+    /// Latencies of all connections; empty if they are not measured.
+    latencies: Rc<RefCell<Buckets>>,
     sent: Vec<Tallied>,
     received: Vec<Tallied>,
 }
@@ -54,6 +60,7 @@ impl<'a> Streams<'a> {
             in_rounds: false,
             extent: parameters.extent,
             rate: parameters.rate,
+            think_ns: parameters.think_us * 1000,
             verify: parameters.verify,
             buffers: fitted.send_buffers,
         };
@@ -63,9 +70,10 @@ impl<'a> Streams<'a> {
             plan,
             transport: parameters.transport,
             is_latency: parameters.kind == Kind::Latency,
+            is_answered: parameters.operation == Operation::RequestResponse,
             progress,
             arrived: Rc::default(),
-            rounds: Rc::default(),
+            latencies: Rc::default(),
             sent: Vec::new(),
             received: Vec::new(),
         })
@@ -93,44 +101,70 @@ impl<'a> Streams<'a> {
     where
         C::Connection: 'static,
     {
-        let (plan, is_latency) = (self.plan, self.is_latency);
+        let (plan, is_latency, is_answered) = (self.plan, self.is_latency, self.is_answered);
+        let divisor = if traffic.parameters.operation.timed() == Timed::HalfRoundTrip { 2 } else { 1 };
+        let replies = Plan { bytes: traffic.parameters.reply_bytes(plan.bytes), ..plan };
         let config = traffic.parameters.config(plan.bytes, &self.fitted).keepalive(std::time::Duration::ZERO);
         let reception = Reception { verify: plan.verify, pause_ns: 0 };
         let pairs = traffic.pattern.pairs(traffic.n);
+        let threads = traffic.parameters.serving.server_threads;
+        let mut sharing_threads = BTreeMap::<usize, Vec<_>>::new();
         let mut sharing = sharing_receivers(simulation, &pairs, protocol, &config)?.into_iter();
         for (from, to) in pairs {
             let end = |node: usize, made: Option<C::Endpoint>| -> Result<_, MeasureError> {
                 let pd = simulation.device(node).create_pd()?;
-                let stride = stride(plan.bytes + 64);
+                let stride = stride(traffic.parameters.longest(plan.bytes) + 64);
                 let region = pd.allocate(plan.buffers * stride, protocol.source_access(), MemoryKind::Plain)?;
                 let endpoint = match made {
                     Some(endpoint) => endpoint,
                     None => protocol.endpoint(&pd, &config, None)?,
                 };
-                Ok((endpoint, SendMemory { region, stride }))
+                Ok((endpoint, SendMemory { region, stride, sizes: Sizes::Planned, phase: 0.0 }))
             };
             let ((a, memory), (b, of_b)) = (end(from, None)?, end(to, sharing.next())?);
             let (told_a, told_b) = (protocol.describe(&a), protocol.describe(&b));
             let (a, b) = (protocol.connect(a, &told_b)?, protocol.connect(b, &told_a)?);
             let device = |node| simulation.device(node).clone();
             let (sender, receiver) = (device(from), device(to));
-            let (own, its, rounds) = (self.waiter.clone(), self.waiter.clone(), Rc::clone(&self.rounds));
+            let (own, its, latencies) = (self.waiter.clone(), self.waiter.clone(), Rc::clone(&self.latencies));
+            let (answered, tell) = (self.teller(), self.teller());
             self.sent.push(simulation.spawn(from, format!("sender {from} to {to}"), async move {
-                if !is_latency {
-                    return workload::stream(a, own, sender, Some((plan, memory)), Reception::default(), &|_| {}).await;
-                }
-                let (tally, times) = workload::ping(a, own, sender, plan, memory, 2, &|_| {}).await?;
-                rounds.set(Some((times.value_at_quantile(0.5), times.len())));
-                Ok(tally)
+                let timed = if is_latency {
+                    workload::ping(a, own, sender, plan, memory, divisor, &|_| {}).await
+                } else if is_answered {
+                    workload::request(a, own, sender, plan, memory, &answered).await
+                } else {
+                    let (messages, reception) = (Some((plan, memory)), Reception::default());
+                    return vec![workload::stream(a, own, sender, messages, reception, &|_| {}).await];
+                };
+                vec![timed.map(|(tally, times)| {
+                    collect(&latencies, &Buckets::of(&times));
+                    tally
+                })]
             }));
-            let tell = self.teller();
-            self.received.push(simulation.spawn(to, format!("receiver {from} to {to}"), async move {
-                if is_latency {
-                    workload::respond(b, its, receiver, plan, of_b, reception).await
+            let receiving = async move {
+                if is_latency || is_answered {
+                    workload::respond(b, its, receiver, replies, of_b, reception).await
                 } else {
                     workload::stream(b, its, receiver, None, reception, &tell).await
                 }
-            }));
+            };
+            if threads > 0 {
+                sharing_threads.entry(to).or_default().push(receiving);
+            } else {
+                let receiver = format!("receiver {from} to {to}");
+                self.received.push(simulation.spawn(to, receiver, async move { vec![receiving.await] }));
+            }
+        }
+        for (node, tasks) in sharing_threads {
+            let threads = threads.min(tasks.len());
+            for (number, tasks) in hands(threads, tasks).into_iter().enumerate() {
+                let waiter = self.waiter.clone();
+                self.received.push(simulation.spawn(node, format!("receiver {number} on {node}"), async move {
+                    let Ok(ended) = OneThread(waiter.clone()).run(&waiter, tasks, || Ok::<_, Infallible>(())).await;
+                    ended
+                }));
+            }
         }
         Ok(())
     }
@@ -151,24 +185,24 @@ impl<'a> Streams<'a> {
             let (of_a, of_b) = (a.description(), b.description());
             a.connect(&of_b)?;
             b.connect(&of_a)?;
-            let (own, its, rounds) = (self.waiter.clone(), self.waiter.clone(), Rc::clone(&self.rounds));
+            let (own, its, latencies) = (self.waiter.clone(), self.waiter.clone(), Rc::clone(&self.latencies));
             let sent = Rc::new(FinishedSender::default());
             let heard = Rc::clone(&sent);
             self.sent.push(simulation.spawn(from, format!("sender {from} to {to}"), async move {
                 let result = if is_latency {
                     unacknowledged::ping(&a, plan, own, &|_| {}).await.map(|(tally, times)| {
-                        rounds.set(Some((times.value_at_quantile(0.5), times.len())));
+                        collect(&latencies, &Buckets::of(&times));
                         tally
                     })
                 } else {
                     unacknowledged::stream(&a, batch, plan, own, &|_| {}).await
                 };
                 sent.tell(result.as_ref().map_or(0, |tally| tally.sent));
-                result
+                vec![result]
             }));
             let tell = self.teller();
             self.received.push(simulation.spawn(to, format!("receiver {from} to {to}"), async move {
-                listen(Listener::new(&b, &plan, is_latency), &its, &heard, tell).await
+                vec![listen(Listener::new(&b, &plan, is_latency), &its, &heard, tell).await]
             }));
         }
         Ok(())
@@ -177,7 +211,8 @@ impl<'a> Streams<'a> {
     /// Returns the error of a connection that broke, if there is one. The thread at the other end of such a connection
     /// never ends.
     fn broken(&self) -> Option<ConnectionError> {
-        self.sent.iter().chain(&self.received).find_map(|returned| returned.take()?.err())
+        let ended = self.sent.iter().chain(&self.received).filter_map(Returned::take);
+        ended.flatten().find_map(Result::err)
     }
 
     pub(super) fn run(self, simulation: &mut Simulation<'a>) -> Result<Carried, MeasureError> {
@@ -186,7 +221,8 @@ impl<'a> Streams<'a> {
             Err(error) => return Err(self.broken().map_or_else(|| error.into(), MeasureError::from)),
         };
         let taken = |all: &[Tallied]| -> Result<Vec<Tally>, MeasureError> {
-            all.iter().map(|returned| Ok(returned.take().ok_or(MeasureError::Unfinished)??)).collect()
+            let ended: Result<Vec<_>, _> = all.iter().map(|it| it.take().ok_or(MeasureError::Unfinished)).collect();
+            Ok(ended?.into_iter().flatten().collect::<Result<_, _>>()?)
         };
         let (tallies, received) = (taken(&self.sent)?, taken(&self.received)?);
         let began_ns = tallies.iter().map(|tally| tally.began_ns).min().unwrap_or(0);
@@ -194,10 +230,12 @@ impl<'a> Streams<'a> {
         let lasted_ns = ended_ns.saturating_sub(began_ns).max(1);
         let sent: u64 = tallies.iter().map(|tally| tally.sent).sum();
         let arrived = |tallies: &[Tally]| -> u64 { tallies.iter().map(|tally| tally.received).sum() };
-        let (messages, lost) = match (self.transport, self.rounds.get()) {
+        let latencies = self.latencies.take();
+        let rounds: u64 = latencies.0.iter().map(|&(_, count)| count).sum();
+        let (messages, lost) = match (self.transport, self.is_latency) {
             (Transport::Rc, _) => (sent, 0),
-            (_, Some((_, rounds))) => (rounds, sent.saturating_sub(arrived(&tallies))),
-            (_, None) => (arrived(&received), sent.saturating_sub(arrived(&received))),
+            (_, true) => (rounds, sent.saturating_sub(arrived(&tallies))),
+            (_, false) => (arrived(&received), sent.saturating_sub(arrived(&received))),
         };
         let rates = tallies.iter().zip(&received).map(|(sender, receiver)| {
             let messages = if self.transport == Transport::Rc { sender.sent } else { receiver.received };
@@ -210,7 +248,7 @@ impl<'a> Streams<'a> {
         });
         Ok(Carried {
             messages_per_s: messages as f64 * 1e9 / lasted_ns as f64,
-            latency_ns: self.rounds.get().map(|(median_ns, _)| median_ns),
+            latency_ns: (rounds > 0).then(|| latencies.to_histogram().value_at_quantile(0.5)),
             fairness,
             rnr_naks,
             retransmitted,
@@ -222,6 +260,14 @@ impl<'a> Streams<'a> {
             summary,
         })
     }
+}
+
+/// Adds the latencies of a connection to those of all connections.
+fn collect(all: &RefCell<Buckets>, times: &Buckets) {
+    let mut sum = all.borrow().to_histogram();
+    // The histogram grows automatically, so adding values cannot fail.
+    let _ = sum.add(times.to_histogram());
+    all.replace(Buckets::of(&sum));
 }
 
 /// Makes the ends of receivers that share memory: those of Shared-Write, whose senders write into one ring of their

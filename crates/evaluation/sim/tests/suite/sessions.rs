@@ -9,6 +9,7 @@ use doorbell_sim::{Ps, Simulation, SimulationError, Summary, Testbed, Topology, 
 use doorbell_study::experiment::{Effort, all};
 use doorbell_study::session::SessionError;
 use doorbell_study::threads::Threads;
+use doorbell_study::verification::complaints;
 
 fn t1() -> &'static Testbed {
     testbed::by_name("connectx5-100g").expect("a built-in testbed")
@@ -176,6 +177,66 @@ fn a_receiver_that_pauses_spends_its_own_time() {
     assert!(cpu.useful_ns().is_some_and(|ns| ns > 500 * 10_000), "{cpu:?}");
 }
 
+/// 24 clients send requests of 200 B and get replies of 64 KiB, from as many server threads as clients or from one.
+#[test]
+fn clients_wait_for_replies_of_another_size() {
+    const LINE_NS: f64 = 65_536.0 * 8.0 / 100.0;
+    let with = |server_threads| {
+        let parameters = Parameters {
+            operation: Operation::RequestResponse,
+            reply: Some(65_536),
+            connections: 24,
+            serving: Serving { threads: 24, server_threads, ..Serving::default() },
+            window: 1,
+            verify: true,
+            ..stream(200, 40)
+        };
+        let Point { result, summary } = point(&parameters);
+        assert_eq!((result.messages, result.damaged), (24 * 40, 0));
+        assert_eq!(complaints(&parameters, None, &result), [""; 0]);
+        let answering = summary.threads.iter().filter(|thread| thread.name.starts_with("answering, thread"));
+        assert_eq!(answering.count(), if server_threads == 1 { 0 } else { 24 });
+        let latency = result.latency_ns.expect("requests have latencies");
+        // All replies leave over one line, so a client waits for the replies of the other clients.
+        assert!(result.messages_per_s < 1e9 / LINE_NS, "{}", result.messages_per_s);
+        assert!(latency.p50 as f64 > 12.0 * LINE_NS && latency.min as f64 > LINE_NS, "{latency:?}");
+        // In a closed loop, the number of clients is the rate times the mean latency (Little's law).
+        let clients = result.messages_per_s * latency.mean / 1e9;
+        assert!((20.0..24.5).contains(&clients), "{clients}");
+        result.messages_per_s
+    };
+    let (many, one) = (with(0), with(1));
+    assert!(one < 1.05 * many, "{one} with one server thread, {many} with 24");
+}
+
+#[test]
+fn think_time_and_rate_determine_the_load() {
+    let asked = Parameters { operation: Operation::RequestResponse, window: 1, ..stream(16, 200) };
+    let of = |parameters: &Parameters| {
+        let result = point(parameters).result;
+        (result.messages_per_s, result.latency_ns.expect("requests have latencies"))
+    };
+    let (alone, latency) = of(&asked);
+    let (thinking, _) = of(&Parameters { think_us: 100, ..asked.clone() });
+    assert!((thinking * (100_000.0 + latency.mean) / 1e9 - 1.0).abs() < 0.05, "{thinking} {latency:?}");
+    // At half of the highest rate, a request waits for nothing. At twice that rate, requests wait longer and longer.
+    let (_, half) = of(&Parameters { rate: Some(alone / 2.0), ..asked.clone() });
+    let (reached, twice) = of(&Parameters { rate: Some(2.0 * alone), ..asked });
+    assert!((half.p50 as f64) < 1.2 * latency.p50 as f64, "{half:?} {latency:?}");
+    assert!(reached < 1.05 * alone && twice.max > 50 * latency.p50, "{reached} of {alone}, {twice:?}");
+}
+
+/// Four clients at a fixed rate send in turn, so no request waits for that of another client.
+#[test]
+fn requests_of_an_open_loop_are_spread_over_the_clients() {
+    let serving = Serving { threads: 4, server_threads: 1, ..Serving::default() };
+    let plain = Parameters { operation: Operation::RequestResponse, window: 1, ..stream(16, 100) };
+    let latency = |parameters: &Parameters| point(parameters).result.latency_ns.expect("requests have latencies");
+    let alone = latency(&plain);
+    let spread = latency(&Parameters { connections: 4, serving, rate: Some(400_000.0), ..plain });
+    assert!((spread.p50 as f64) < 1.2 * alone.p50 as f64, "{spread:?} {alone:?}");
+}
+
 #[test]
 fn an_offered_rate_is_kept_with_few_turns() {
     let paced = Parameters { rate: Some(1000.0), ..stream(16, 200) };
@@ -208,7 +269,8 @@ fn every_experiment_of_the_study_is_simulated() {
                 .result;
             let both_ways = if parameters.bidirectional { 2 } else { 1 };
             assert_eq!(result.messages, 60 * both_ways * parameters.connections as u64, "{}", experiment.name);
-            assert_eq!((result.damaged, result.latency_ns.is_some()), (0, parameters.kind == Kind::Latency));
+            let is_timed = parameters.kind == Kind::Latency || parameters.operation == Operation::RequestResponse;
+            assert_eq!((result.damaged, result.latency_ns.is_some()), (0, is_timed));
             // The number of counted packets equals the prediction.
             for (counted, predicted) in
                 [(&result.counted.client, &result.predicted.client), (&result.counted.server, &result.predicted.server)]

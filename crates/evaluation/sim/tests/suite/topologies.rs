@@ -52,6 +52,45 @@ fn queues_that_overflow_drop_and_connections_recover() {
     assert_eq!((carried.messages, counts.pauses), (1200, 0));
 }
 
+/// N:1 has as many receiving threads as senders, or the given number. All threads of a node share its RNIC.
+#[test]
+fn receiving_threads_of_a_node_are_the_senders_or_a_given_number() {
+    let with = |server_threads, reply| {
+        let mut asked = traffic(Pattern::ManyToOne, 6, 16, 1000);
+        asked.parameters.serving.server_threads = server_threads;
+        asked.parameters.reply = reply;
+        if reply.is_some() {
+            asked.parameters.operation = Operation::RequestResponse;
+        }
+        let carried = run(&t1(), Topology::Star { nodes: 7 }, &asked);
+        let receiving = if server_threads == 0 { 6 } else { server_threads };
+        assert_eq!((carried.messages, carried.summary.threads.len()), (6000, 6 + receiving));
+        carried.messages_per_s
+    };
+    for reply in [None, Some(64)] {
+        let [each, one, two] = [0, 1, 2].map(|threads| with(threads, reply));
+        assert!(one < 0.8 * each && one < 0.9 * two, "{each} {one} {two}");
+    }
+}
+
+/// The replies of 64 KiB to three senders leave their node over one line.
+#[test]
+fn replies_of_another_size_return_to_each_sender() {
+    let mut asked = traffic(Pattern::ManyToOne, 3, 200, 50);
+    asked.parameters.operation = Operation::RequestResponse;
+    asked.parameters.reply = Some(65_536);
+    let carried = run(&t1(), Topology::Star { nodes: 4 }, &asked);
+    let line_ns = 65_536.0 * 8e9 / t1().link.rate.bits_per_s() as f64;
+    assert_eq!((carried.messages, carried.lost), (150, 0));
+    assert!(carried.messages_per_s < 1e9 / line_ns, "{}", carried.messages_per_s);
+    assert!(carried.latency_ns.is_some_and(|ns| ns as f64 > line_ns), "{:?}", carried.latency_ns);
+    asked.parameters.kind = Kind::Latency;
+    asked.pattern = Pattern::OneToOne;
+    let alone = run(&t1(), Topology::Star { nodes: 2 }, &asked);
+    assert!(alone.latency_ns.is_some_and(|ns| ns as f64 > line_ns), "a whole round trip: {:?}", alone.latency_ns);
+    assert!(alone.latency_ns < carried.latency_ns);
+}
+
 #[test]
 fn pauses_hold_senders_up_and_nothing_is_dropped() {
     let values = [("resume_at", "32KiB"), ("pause_at", "64KiB"), ("queue", "256KiB")];

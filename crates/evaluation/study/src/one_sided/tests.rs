@@ -43,6 +43,7 @@ fn damage(operation: Operation, tamper: impl Fn(&Region)) -> (u64, u64, u64) {
         in_rounds: false,
         extent: parameters.extent,
         rate: None,
+        think_ns: 0,
         verify: true,
         buffers: fitted.send_buffers,
     };
@@ -101,6 +102,7 @@ fn a_target_allows_only_its_operation() {
         in_rounds: false,
         extent: given.extent,
         rate: None,
+        think_ns: 0,
         verify: true,
         buffers: fitted.send_buffers,
     };

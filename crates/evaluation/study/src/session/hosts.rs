@@ -29,6 +29,7 @@ use crate::executor::block_on;
 use crate::layout::{Lane, Layout, Share};
 use crate::one_sided::RemoteMemory;
 use doorbell_machine::pinning::ProcessPosition;
+use doorbell_record::settings::MIX;
 use doorbell_record::{Extent, Parameters, PointResult, Transport};
 use together::{SeenBy, Together};
 
@@ -245,6 +246,10 @@ pub fn measure_on(
 ) -> Result<PointResult, HostError> {
     let shares = dealt.shares();
     assert_eq!(streams.len(), shares.len(), "one stream for each host that has a share");
+    if parameters.mix.is_some() {
+        let host = streams.first().map_or_else(String::new, |(name, _, _)| name.clone());
+        return Err(HostError { host, error: MIX.refuse("given", "one size on several hosts").into() });
+    }
     let (mut hosts, clocks) = Hosts::meet(streams, introduction, parameters)?;
     let joined = hosts.connect(dealt, bytes)?;
     let start_ns = hosts.go(dealt, &clocks, &joined)?;

@@ -1,5 +1,7 @@
 //! One point, at either end: its connections and memory, and the performance of its part.
 
+use std::sync::Arc;
+
 use doorbell_exchange::send_receive::{Endpoint, Hub, SharedOptions, SharedReceives};
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_exchange::{Config, Connector, Group, Replication};
@@ -13,7 +15,7 @@ pub use super::work::{Done, End, Work, Worked};
 use crate::one_sided::{self, RemoteMemory};
 use crate::threads::Threads;
 use crate::unacknowledged;
-use crate::workload::{Plan, Progress, SendMemory};
+use crate::workload::{Plan, Progress, SendMemory, Sizes};
 use doorbell_record::{Parameters, Part, Role, SharedBy, Transport, stride};
 
 /// Point whose connections are established.
@@ -48,8 +50,8 @@ pub struct Prepared<'a, P: Connector> {
 }
 
 impl<'a, P: Connector> Prepared<'a, P> {
-    /// Makes the ends of a part for messages of `bytes` bytes. Connections have the parameters' configuration, changed
-    /// by `configure`.
+    /// Makes the ends of a part for messages of `bytes` bytes and their replies. Connections have the parameters'
+    /// configuration, changed by `configure`.
     ///
     /// # Errors
     ///
@@ -65,11 +67,12 @@ impl<'a, P: Connector> Prepared<'a, P> {
         let device = pd.device();
         let fitted = parameters.fit(bytes)?;
         let plan = Plan {
-            bytes,
+            bytes: if part.role == Role::Responder { parameters.reply_bytes(bytes) } else { bytes },
             window: fitted.window,
             in_rounds: false,
             extent: parameters.extent,
             rate: parameters.rate.map(|rate| rate / parameters.connections as f64),
+            think_ns: parameters.think_us * 1000,
             verify: parameters.verify,
             buffers: fitted.send_buffers,
         };
@@ -110,13 +113,19 @@ impl<'a, P: Connector> Prepared<'a, P> {
                 shared: shared.as_ref(),
                 one_thread: part.answers && part.threads == 1,
             };
-            let with_memory = |endpoint| {
+            let sizes = sizes(parameters, part.role);
+            let with_memory = |(number, endpoint): (usize, P::Endpoint)| {
                 let length = fitted.send_buffers * stride;
                 let region = pd.allocate(length, protocol.source_access(), MemoryKind::Plain)?;
-                Ok((endpoint, SendMemory { region, stride }))
+                let sizes = match &sizes {
+                    // Connections begin at different places of the sequence, so that long messages do not coincide.
+                    Sizes::Mixed(sequence, _) => Sizes::Mixed(sequence.clone(), number as u64 * SEQUENCE_STEP),
+                    sizes => sizes.clone(),
+                };
+                Ok((endpoint, SendMemory { region, stride, sizes, phase: number as f64 / connections as f64 }))
             };
             let ends = protocol.endpoints(&group, &configure(parameters.config(bytes, &fitted)))?;
-            let ends: Result<_, SessionError> = ends.into_iter().map(with_memory).collect();
+            let ends: Result<_, SessionError> = ends.into_iter().enumerate().map(with_memory).collect();
             Unconnected::Messages(ends?)
         };
         let replicates = part.role == Role::Source;
@@ -247,6 +256,19 @@ impl<C: Connector<Connection: Send>> Point<C> {
         let failed = |error| SessionError::Connection { bytes: work.plan.bytes, error };
         let done = Done::gather(peer.watched(reposting).await?).map_err(failed)?;
         Ok((done, threads.cpu_time().since(cpu_before)))
+    }
+}
+
+/// Distance in the sequence of sizes from one connection to the next. The golden ratio of the period spreads any number
+/// of connections evenly.
+const SEQUENCE_STEP: u64 = 40_503;
+
+/// Returns the sizes of the messages of an end.
+fn sizes(parameters: &Parameters, role: Role) -> Sizes {
+    match (&parameters.mix, role) {
+        (Some(mix), Role::Requester | Role::Sender) => Sizes::Mixed(Arc::new(mix.sequence()), 0),
+        (Some(_), Role::Responder) if parameters.reply.is_none() => Sizes::AsReceived,
+        _ => Sizes::Planned,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Result of a point, computed from the reports of both ends.
 
+use std::collections::BTreeMap;
+
 use doorbell_protocols::Protocol;
 use doorbell_verbs::PathMtu;
 use hdrhistogram::Histogram;
@@ -7,8 +9,8 @@ use hdrhistogram::Histogram;
 use super::report::Report;
 use crate::workload::{self, Tally};
 use doorbell_record::{
-    BothEnds, Buckets, Conclusion, Counted, Figures, Fitted, Kind, Latency, Parameters, PointResult, Rates, Transport,
-    prediction::Path,
+    BothEnds, Buckets, Conclusion, Counted, Figures, Fitted, Kind, Latency, Parameters, PointResult, Rates, Role,
+    SizeMix, Transport, prediction::Path,
 };
 
 /// Point with the reports of both ends.
@@ -42,18 +44,24 @@ impl Ways<'_> {
     pub(super) fn counted(&self, end: &Report) -> Counted {
         // Messages of Send-Receive without payload look like control messages. For such messages, use the connections'
         // own count of control messages.
-        let is_alike = self.bytes == 0 && self.parameters.protocol == Protocol::SendReceive;
+        let mix = self.parameters.mix.as_ref();
+        let has_empty = mix.map_or(self.bytes == 0, |mix| mix.0.iter().any(|&(bytes, _)| bytes == 0));
+        let is_alike = has_empty && self.parameters.protocol == Protocol::SendReceive;
         Counted::of(&end.counters, end.keepalives, is_alike.then_some(end.control_sends), self.ipv6)
     }
 
-    /// Returns the properties that determine the packets of messages over `connections` connections.
-    pub(super) fn path(&self, connections: usize) -> Path {
+    /// Returns the properties that determine the packets of an end with `connections` connections. The asking end sends
+    /// requests, the other end sends replies.
+    pub(super) fn path(&self, connections: usize, asks: bool) -> Path {
         let Self { parameters, bytes, fitted, mtu, ipv6 } = *self;
+        let replied = parameters.reply_bytes(bytes);
+        let (bytes, received_bytes) = if asks { (bytes, replied) } else { (replied, bytes) };
         Path {
             operation: parameters.operation,
             protocol: parameters.protocol,
             transport: parameters.transport,
             bytes,
+            received_bytes,
             mtu,
             credits: parameters.credits,
             window: fitted.window,
@@ -62,6 +70,36 @@ impl Ways<'_> {
             ipv6,
         }
     }
+}
+
+/// Bytes and number of the messages of each size.
+type Sizes = Vec<(u64, u64)>;
+
+/// Returns the sizes of the messages that connections with these tallies sent, and of their replies. One-way messages
+/// have no replies.
+fn mixed(mix: &SizeMix, parameters: &Parameters, tallies: &[Tally]) -> (Sizes, Sizes) {
+    let sequence = mix.sequence();
+    let mut sum: BTreeMap<u64, u64> = BTreeMap::new();
+    for (bytes, count) in tallies.iter().flat_map(|tally| sequence.counts(tally.sequence_from, tally.sent)) {
+        let sum = sum.entry(bytes).or_default();
+        *sum = sum.saturating_add(count);
+    }
+    let asked: Sizes = sum.into_iter().collect();
+    let replied = match (parameters.cast().asking.role, parameters.reply) {
+        (Role::Requester, Some(reply @ 1..)) => {
+            vec![(reply as u64, asked.iter().fold(0, |sum: u64, &(_, count)| sum.saturating_add(count)))]
+        }
+        (Role::Requester, _) => asked.clone(),
+        _ => Sizes::new(),
+    };
+    (asked, replied)
+}
+
+/// Returns the mean bytes of messages with these sizes.
+fn mean(sizes: &[(u64, u64)]) -> f64 {
+    let messages: f64 = sizes.iter().map(|&(_, count)| count as f64).sum();
+    let bytes: f64 = sizes.iter().map(|&(bytes, count)| bytes as f64 * count as f64).sum();
+    if messages > 0.0 { bytes / messages } else { 0.0 }
 }
 
 /// Returns the number of packets other than data packets that the peer may acknowledge.
@@ -95,11 +133,20 @@ impl Seen<'_> {
         };
         let ways = Ways { parameters, bytes, fitted: &fitted, mtu, ipv6 };
         let counted = BothEnds { client: ways.counted(&own), server: ways.counted(&report) };
-        let path = ways.path(parameters.connections);
-        let mut predicted = BothEnds {
-            client: path.predict(own.sent, own.received, counted.server.data_packets),
-            server: path.predict(report.sent, report.received, counted.client.data_packets),
+        let mixed = parameters.mix.as_ref().map(|mix| mixed(mix, parameters, tallies));
+        let path = |asks| ways.path(parameters.connections, asks);
+        let mut predicted = match &mixed {
+            Some((asked, replied)) => BothEnds {
+                client: path(true).predict_sizes(asked, replied, counted.server.data_packets),
+                server: path(false).predict_sizes(replied, asked, counted.client.data_packets),
+            },
+            None => BothEnds {
+                client: path(true).predict(own.sent, own.received, counted.server.data_packets),
+                server: path(false).predict(report.sent, report.received, counted.client.data_packets),
+            },
         };
+        let longest = parameters.longest(bytes) as f64;
+        let payload = mixed.as_ref().map_or(longest, |(asked, replied)| mean(asked).max(mean(replied)));
         // The peer may also acknowledge each control message and each retransmitted packet.
         predicted.client.ack_packets_max += acknowledged_besides(&counted.server);
         predicted.server.ack_packets_max += acknowledged_besides(&counted.client);
@@ -112,7 +159,7 @@ impl Seen<'_> {
             messages,
             seconds,
             messages_per_s: messages as f64 / seconds,
-            bytes_per_s: messages as f64 * bytes as f64 / seconds,
+            bytes_per_s: messages as f64 * payload / seconds,
             latency_ns: histogram.as_ref().map(Latency::of),
             timed: parameters.operation.timed(),
             histogram_ns: histogram.as_ref().map(Buckets::of),

@@ -4,13 +4,15 @@ use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_exchange::{Backpressure, ConnectionError, MessageConnection, Received, Submit};
 use doorbell_verbs::Device;
 
-use super::{Plan, Reception, SendMemory, Tally};
+use super::{Plan, Reception, SendMemory, Sizes, Tally};
 use crate::payload;
 
 /// Source of the messages of a plan.
 pub(super) struct Source {
     pub(super) plan: Plan,
     pub(super) memory: SendMemory,
+    /// Bytes of the next message.
+    pub(super) bytes: usize,
     slot: usize,
     is_filled: bool,
     pub(super) sent: u64,
@@ -21,7 +23,25 @@ pub(super) struct Source {
 impl Source {
     pub(super) fn new(plan: Plan, memory: SendMemory) -> Self {
         let scratch = vec![0; if plan.verify { plan.bytes } else { 0 }];
-        Self { plan, memory, slot: 0, is_filled: false, sent: 0, stalled_on_credits: 0, scratch }
+        let bytes = plan.bytes;
+        let mut source =
+            Self { plan, memory, bytes, slot: 0, is_filled: false, sent: 0, stalled_on_credits: 0, scratch };
+        source.size_next();
+        source
+    }
+
+    /// Sets the bytes of the next message if the messages have a mix of sizes.
+    fn size_next(&mut self) {
+        if let Sizes::Mixed(sequence, from) = &self.memory.sizes {
+            self.bytes = sequence.bytes(from.wrapping_add(self.sent));
+        }
+    }
+
+    /// Sets the bytes of the reply to a request of `bytes` bytes.
+    pub(super) fn size_reply(&mut self, bytes: usize) {
+        if matches!(self.memory.sizes, Sizes::AsReceived) {
+            self.bytes = bytes.min(self.plan.bytes);
+        }
     }
 
     pub(super) fn offset(&self) -> usize {
@@ -39,8 +59,9 @@ impl Source {
     /// Writes the payload of the next message. The caller ensures that the next buffer is free.
     pub(super) fn write(&mut self) {
         if self.plan.verify && !self.is_filled {
-            payload::fill(self.sent, &mut self.scratch);
-            self.memory.region.copy_in(self.offset(), &self.scratch);
+            let message = &mut self.scratch[..self.bytes];
+            payload::fill(self.sent, message);
+            self.memory.region.copy_in(self.slot * self.memory.stride, message);
             self.is_filled = true;
         }
     }
@@ -48,7 +69,7 @@ impl Source {
     /// Sends the next message. Returns whether the connection accepted it.
     pub(super) fn offer(&mut self, connection: &mut impl MessageConnection) -> Result<bool, ConnectionError> {
         self.fill(connection);
-        let submit = connection.send_from(&self.memory.region, self.offset(), self.plan.bytes)?;
+        let submit = connection.send_from(&self.memory.region, self.offset(), self.bytes)?;
         Ok(self.note(submit))
     }
 
@@ -62,6 +83,7 @@ impl Source {
         self.is_filled = false;
         self.sent += 1;
         self.slot = if self.slot + 1 == self.plan.buffers { 0 } else { self.slot + 1 };
+        self.size_next();
         true
     }
 
@@ -69,6 +91,9 @@ impl Source {
     pub(super) fn close(&self, tally: &mut Tally) {
         tally.sent = self.sent;
         tally.stalled_on_credits = self.stalled_on_credits;
+        if let Sizes::Mixed(_, from) = self.memory.sizes {
+            tally.sequence_from = from;
+        }
     }
 }
 

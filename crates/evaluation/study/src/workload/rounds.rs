@@ -1,7 +1,9 @@
 //! Workloads in which each message has an answer.
 
+use std::collections::VecDeque;
+
 use doorbell_exchange::asynchronous::{Async, Waiter, yield_now};
-use doorbell_exchange::{ConnectionError, MessageConnection};
+use doorbell_exchange::{ConnectionError, MessageConnection, Received};
 use doorbell_verbs::Device;
 use hdrhistogram::Histogram;
 
@@ -10,23 +12,79 @@ use super::streams::close;
 use super::{Pace, Plan, Progress, Reception, SendMemory, Tally};
 use doorbell_record::{Buckets, Extent};
 
-/// Runs the asking side: sends requests by a plan, with at most [`Plan::window`] unanswered requests.
+/// Slots of a window of requests, and the latencies of answered requests.
+struct Slots {
+    /// Times from which the latencies of unanswered requests count, oldest first.
+    unanswered: VecDeque<u64>,
+    /// Times at which the idle slots have thought, earliest first. Replies arrive in order, so their slots follow in
+    /// order too.
+    idle: VecDeque<u64>,
+    think_ns: u64,
+    /// Time from which the latency of the next request counts, once the connection has refused that request.
+    refused_since_ns: Option<u64>,
+    histogram: Histogram<u64>,
+}
+
+impl Slots {
+    /// Makes the slots of a plan that begins at `began_ns`.
+    fn new(plan: &Plan, began_ns: u64) -> Self {
+        Self {
+            unanswered: VecDeque::with_capacity(plan.window),
+            idle: vec![began_ns; plan.window].into(),
+            think_ns: if plan.rate.is_some() { 0 } else { plan.think_ns },
+            refused_since_ns: None,
+            histogram: Buckets::empty_histogram(),
+        }
+    }
+
+    /// Returns the time until which the next slot thinks, or `None` if a slot is ready or all slots have requests.
+    fn thinks_until_ns(&self, device: &Device) -> Option<u64> {
+        let until_ns = *self.idle.front().filter(|_| self.think_ns > 0)?;
+        (device.now_ns() < until_ns).then_some(until_ns)
+    }
+
+    /// Records that the connection has accepted a request.
+    fn sent(&mut self, since_ns: u64) {
+        self.refused_since_ns = None;
+        self.idle.pop_front();
+        self.unanswered.push_back(since_ns);
+    }
+
+    /// Records that the `count` oldest requests were answered by now.
+    fn answered(&mut self, count: usize, device: &Device) {
+        if count == 0 {
+            return;
+        }
+        let now_ns = device.now_ns();
+        for since_ns in self.unanswered.drain(..count.min(self.unanswered.len())) {
+            // The histogram grows automatically, so recording a value cannot fail.
+            let _ = self.histogram.record(now_ns.saturating_sub(since_ns));
+            self.idle.push_back(now_ns.saturating_add(self.think_ns));
+        }
+    }
+}
+
+/// Runs the asking side: sends requests by a plan, with at most [`Plan::window`] unanswered requests. The histogram
+/// records the time of each request until its reply was received. Without a rate, the time begins when the connection
+/// was first asked to send the request (closed loop). With a rate, it begins when the request was due, even if the
+/// request was sent later (open loop).
 ///
 /// # Errors
 ///
 /// The connection ended before every request was answered and both sides had closed.
-pub(crate) async fn request<C: MessageConnection, W: Waiter + Clone>(
+pub async fn request<C: MessageConnection, W: Waiter + Clone>(
     connection: C,
     waiter: W,
     device: Device,
     plan: Plan,
     memory: SendMemory,
     progress: Progress<'_>,
-) -> Result<Tally, ConnectionError> {
+) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let mut connection = Async::new(connection, waiter.clone());
     let mut receiver = Receiver::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
     let window = plan.window as u64;
-    let mut pace = Pace::start(&device, &plan);
+    let mut pace = Pace::start(&device, &plan).delayed(memory.phase);
+    let mut slots = Slots::new(&plan, pace.began_ns());
     let mut source = Source::new(plan, memory);
     let mut tally = Tally { first_ns: pace.began_ns(), began_ns: pace.began_ns(), ..Tally::default() };
     let mut is_answering = false;
@@ -37,18 +95,24 @@ pub(crate) async fn request<C: MessageConnection, W: Waiter + Clone>(
             break;
         }
         is_answering = plan.in_rounds && (unanswered == window || is_answering && unanswered > 0);
-        let early_until_ns = pace.early_until_ns(source.sent).filter(|_| left > 0);
-        if left > 0
-            && unanswered < window
-            && !is_answering
-            && early_until_ns.is_none()
-            && source.offer(connection.get_mut())?
-        {
-            waiter.breathe().await;
-            continue;
+        let early_until_ns = pace.early_until_ns(source.sent).or_else(|| slots.thinks_until_ns(&device));
+        let early_until_ns = early_until_ns.filter(|_| left > 0);
+        if left > 0 && unanswered < window && !is_answering && early_until_ns.is_none() {
+            let due_ns = slots.refused_since_ns.or_else(|| pace.due_ns(source.sent));
+            let since_ns = due_ns.unwrap_or_else(|| device.now_ns());
+            if source.offer(connection.get_mut())? {
+                slots.sent(since_ns);
+                waiter.breathe().await;
+                continue;
+            }
+            slots.refused_since_ns = Some(since_ns);
+        }
+        if early_until_ns.is_some() {
+            connection.get_mut().flush()?; // post deferred requests
         }
         let moved = connection.get_mut().poll()?;
         let taken = receiver.take_all(connection.get_mut(), &waiter, &mut tally).await;
+        slots.answered(taken, &device);
         if moved || taken > 0 {
             progress(tally.received);
             yield_now().await;
@@ -61,10 +125,10 @@ pub(crate) async fn request<C: MessageConnection, W: Waiter + Clone>(
     tally.ended_ns = device.now_ns();
     source.close(&mut tally);
     close(&mut connection, &waiter, &mut receiver, &mut tally, progress).await?;
-    Ok(tally)
+    Ok((tally, slots.histogram))
 }
 
-/// Runs the answering side: answers each message with one of the same size.
+/// Runs the answering side: answers each message with one of [`Plan::bytes`].
 ///
 /// # Errors
 ///
@@ -94,6 +158,7 @@ pub async fn respond<C: MessageConnection, W: Waiter + Clone>(
                 }
             }
         };
+        source.size_reply(message.len());
         receiver.receive(message, &mut tally);
         if receiver.is_slow() {
             yield_now().await;
@@ -120,6 +185,8 @@ pub(crate) struct Rounds {
     /// Number of rounds so far, warm-up included.
     count: u64,
     ends_ns: u64,
+    /// Time at which the last round ended.
+    last_ns: u64,
     pub(crate) tally: Tally,
     pub(crate) histogram: Histogram<u64>,
 }
@@ -128,10 +195,12 @@ impl Rounds {
     /// Starts to count rounds. The histogram records the time of each round divided by `divisor`.
     pub(crate) fn new(device: &Device, plan: Plan, divisor: u64) -> Self {
         let histogram = Buckets::empty_histogram();
-        Self { device: device.clone(), plan, divisor, count: 0, ends_ns: u64::MAX, tally: Tally::default(), histogram }
+        let (device, tally) = (device.clone(), Tally::default());
+        Self { device, plan, divisor, count: 0, ends_ns: u64::MAX, last_ns: 0, tally, histogram }
     }
 
-    /// Begins a round and returns its start time.
+    /// Begins a round and returns the time from which its latency counts: now, or with a rate the time at which the
+    /// round was due.
     pub(crate) fn begin(&mut self) -> u64 {
         let now_ns = self.device.now_ns();
         if self.count == 0 {
@@ -143,7 +212,13 @@ impl Rounds {
                 self.ends_ns = now_ns.saturating_add((seconds * 1e9) as u64);
             }
         }
-        now_ns
+        self.due_ns().map_or(now_ns, |due_ns| due_ns.min(now_ns))
+    }
+
+    /// Returns the time at which the next round is due, or `None` if no rate is set. The first round was due when it
+    /// began.
+    fn due_ns(&self) -> Option<u64> {
+        Some(self.tally.first_ns.saturating_add((self.count as f64 * 1e9 / self.plan.rate?) as u64))
     }
 
     /// Ends a round and records its time. Returns `true` if this round was the last.
@@ -168,16 +243,18 @@ impl Rounds {
 
     fn count_one(&mut self, now_ns: u64) -> bool {
         self.count += 1;
+        self.last_ns = now_ns;
         self.tally.sent = self.count;
         let Some(measured @ 1..) = self.count.checked_sub(WARM_UP_ROUNDS) else { return false };
         self.tally.ended_ns = now_ns;
         now_ns >= self.ends_ns || matches!(self.plan.extent, Extent::Messages(messages) if measured >= messages)
     }
 
-    /// Returns the time at which the next round is due, or `None` if that round is already due or no rate is set. The
-    /// current round began at `began_ns`.
-    pub(crate) fn early_until_ns(&self, began_ns: u64) -> Option<u64> {
-        let due_ns = began_ns.saturating_add((1e9 / self.plan.rate?) as u64);
+    /// Returns the time at which the next round begins, or `None` if that round may begin at once. A round begins when
+    /// it is due, or without a rate after the think time.
+    pub(crate) fn early_until_ns(&self) -> Option<u64> {
+        let thought_ns = || (self.plan.think_ns > 0).then(|| self.last_ns.saturating_add(self.plan.think_ns));
+        let due_ns = self.due_ns().or_else(thought_ns)?;
         (self.device.now_ns() < due_ns).then_some(due_ns)
     }
 }
@@ -215,7 +292,7 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
         if is_last {
             break;
         }
-        while let Some(until_ns) = rounds.early_until_ns(began_ns) {
+        while let Some(until_ns) = rounds.early_until_ns() {
             connection.get_mut().poll()?;
             waiter.wait(None, Some(until_ns)).await;
         }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use crate::common::{MEMORY_BYTES, parameters};
 use doorbell_exchange::asynchronous::{Spin, Waiter, yield_now};
 use doorbell_protocols::Protocol;
-use doorbell_record::{Extent, Kind, Operation, Parameters, PointResult, Serving, SharedBy};
+use doorbell_record::{Extent, Kind, Operation, Parameters, PointResult, Serving, SharedBy, SizeMix};
 use doorbell_study::executor::{self, Idle, block_on};
 use doorbell_study::session::{self, Asking, Client, SessionError, Terms, answer, local_pair};
 use doorbell_study::threads::{OneThread, OsThreads, Threads};
@@ -103,7 +103,8 @@ fn check(parameters: &Parameters, results: &[PointResult], how: &str) {
         let both_ways = if parameters.bidirectional { 2 } else { 1 };
         let expected = 100 * parameters.connections as u64 * both_ways;
         assert_eq!((result.messages, result.damaged), (expected, 0), "{what}");
-        assert_eq!(result.histogram_ns.is_some(), parameters.kind == Kind::Latency, "{what}");
+        let is_timed = parameters.kind == Kind::Latency || parameters.operation == Operation::RequestResponse;
+        assert_eq!(result.histogram_ns.is_some(), is_timed, "{what}");
         for (counted, predicted) in
             [(&result.counted.client, &result.predicted.client), (&result.counted.server, &result.predicted.server)]
         {
@@ -157,6 +158,7 @@ fn every_role_is_performed_by_tasks_of_one_thread() {
     for parameters in [
         Parameters { operation: Operation::RequestResponse, ..stream.clone() },
         Parameters { operation: Operation::RequestResponse, kind: Kind::Latency, ..stream.clone() },
+        Parameters { operation: Operation::RequestResponse, ..serve(threads) },
         Parameters { bidirectional: true, ..stream.clone() },
         Parameters { events: true, ..stream.clone() },
         Parameters { operation: Operation::Write, ..one_size(5000) },
@@ -172,6 +174,91 @@ fn every_role_is_performed_by_tasks_of_one_thread() {
         let results = on_one_thread(&parameters).unwrap_or_else(|error| panic!("{error}: {parameters:?}"));
         check(&parameters, &results, "tasks");
     }
+}
+
+/// Replies may be longer or shorter than their requests. Payloads of both sizes are checked.
+#[test]
+fn replies_of_another_size_cross_every_protocol() {
+    let answered = Parameters { operation: Operation::RequestResponse, ..parameters() };
+    for protocol in Protocol::ALL {
+        for (request, reply) in [(200, 20_000), (20_000, 200)] {
+            for kind in [Kind::Bandwidth, Kind::Latency] {
+                let sizes = vec![request];
+                let parameters = Parameters { protocol, kind, sizes, reply: Some(reply), ..answered.clone() };
+                let results = on_one_thread(&parameters).unwrap_or_else(|error| panic!("{protocol}: {error}"));
+                check(&parameters, &results, "replies");
+                let [result] = &results[..] else { panic!("one size has one result") };
+                let payload = result.bytes_per_s / result.messages_per_s;
+                assert!((payload - 20_000.0).abs() < 1.0, "{payload} B per message in the longer direction");
+            }
+        }
+    }
+    let serving = Serving { threads: 3, server_threads: 1, ..Serving::default() };
+    let parameters = Parameters { connections: 3, serving, reply: Some(5000), sizes: vec![200], ..answered };
+    check(&parameters, &on_two_threads(&parameters).unwrap(), "three clients and one server thread");
+}
+
+/// Messages of several sizes, one way and with replies of the same sizes.
+#[test]
+fn a_mix_of_sizes_crosses_every_protocol_with_one_message_per_operation() {
+    let mix = SizeMix(vec![(64, 0.9), (5000, 0.1)]);
+    for protocol in Protocol::ALL {
+        for operation in [Operation::Send, Operation::RequestResponse] {
+            let sizes = vec![5000];
+            let parameters = Parameters { protocol, operation, sizes, mix: Some(mix.clone()), ..parameters() };
+            if protocol == Protocol::BufferedRead {
+                assert!(parameters.check().is_err(), "a READ has several messages");
+                continue;
+            }
+            let results = on_one_thread(&parameters).unwrap_or_else(|error| panic!("{protocol}: {error}"));
+            check(&parameters, &results, "mix");
+            let payload = results[0].bytes_per_s / results[0].messages_per_s;
+            assert!((100.0..2000.0).contains(&payload), "{payload} B per message");
+        }
+    }
+}
+
+/// A client that thinks sends no request before it has thought.
+#[test]
+fn clients_think_between_a_reply_and_the_next_request() {
+    for kind in [Kind::Bandwidth, Kind::Latency] {
+        let parameters = Parameters {
+            kind,
+            operation: Operation::RequestResponse,
+            sizes: vec![64],
+            extent: Extent::Messages(50),
+            window: 1,
+            connections: 1,
+            think_us: 500,
+            ..parameters()
+        };
+        let results = on_one_thread(&parameters).unwrap();
+        assert_eq!((results[0].messages, results[0].damaged), (50, 0));
+        // 49 pauses of 500 us lie between 50 requests.
+        assert!(results[0].seconds >= 49.0 * 500e-6, "{kind:?}: {} s", results[0].seconds);
+    }
+}
+
+/// With a rate, a latency counts from the time at which the request was due. A receiver that needs 200 us for each
+/// request cannot keep up with one request per 100 us, so the last of 100 requests is answered 10 ms late.
+#[test]
+fn latencies_of_an_open_loop_count_from_the_time_at_which_a_request_was_due() {
+    let parameters = |rate| Parameters {
+        operation: Operation::RequestResponse,
+        sizes: vec![64],
+        window: 1,
+        connections: 1,
+        slow_receiver_us: 200,
+        rate,
+        ..parameters()
+    };
+    let longest = |rate| {
+        let results = on_one_thread(&parameters(rate)).unwrap();
+        results[0].latency_ns.expect("requests have latencies")
+    };
+    let (closed, open) = (longest(None), longest(Some(10_000.0)));
+    assert!(open.max >= 9_000_000, "{open:?}");
+    assert!(open.p50 >= 2 * closed.p50, "{open:?} {closed:?}");
 }
 
 /// Waiter that counts the calls of `breathe`.

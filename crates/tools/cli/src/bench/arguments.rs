@@ -1,4 +1,4 @@
-//! Arguments of `doorbell bench lat` and `bw`, and their combined meaning.
+//! Arguments of `doorbell bench lat`, `bw` and `load`, and their combined meaning.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::Args;
 use doorbell_exchange::send_receive::Config;
 use doorbell_fabric::FaultPlan;
-use doorbell_record::settings::{BATCH, CONNECTIONS, DEPTH, MEMORY, MESSAGES, OPERATION, SECONDS, SIZE, WINDOW};
+use doorbell_record::settings::{
+    BATCH, CONNECTIONS, DEPTH, MEMORY, MESSAGES, OPERATION, REPLY, SECONDS, SIZE, THREADS, WINDOW,
+};
 use doorbell_record::{Extent, Kind, Operation, Parameters, Transport, most_queued};
 use doorbell_sim::Testbed;
 use doorbell_verbs::soft::{AckPolicy, LinkChoice, SoftOptions};
@@ -96,7 +98,7 @@ impl DeviceArguments {
     }
 }
 
-/// Common arguments of `lat` and `bw`.
+/// Common arguments of `lat`, `bw` and `load`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Exchange {
     /// Measure with a `doorbell bench --listen` at HOST or HOST:PORT. Without HOST and --listen, both sides run on this
@@ -123,6 +125,9 @@ pub(crate) struct Exchange {
     pub(crate) meeting: Meeting,
     #[command(flatten)]
     simulated: Simulated,
+    /// Whether the command is `load`, whose defaults are those of clients: requests with replies, one at a time.
+    #[arg(skip)]
+    pub(crate) is_load: bool,
 }
 
 /// Role of this process.
@@ -175,6 +180,13 @@ impl Exchange {
         let mut parameters = Parameters::plain(kind, Operation::Send, 0);
         settings.apply(&mut parameters)?;
         let is_given = |setting| settings.values(setting).is_some();
+        let is_answered = self.is_load || settings.are_requests || is_given(&REPLY);
+        if is_answered && !settings.is_explicit(&OPERATION) && parameters.reply != Some(0) {
+            parameters.operation = Operation::RequestResponse;
+        }
+        if parameters.operation != Operation::RequestResponse && parameters.reply == Some(0) {
+            parameters.reply = None;
+        }
         if parameters.operation.is_one_sided() {
             for (option, is_given) in [("-r", is_given(&DEPTH)), ("--no-credits", !parameters.credits)] {
                 if is_given {
@@ -189,7 +201,16 @@ impl Exchange {
             parameters.window = if is_given(&WINDOW) { parameters.window } else { named.window };
             parameters.batch = if is_given(&BATCH) { parameters.batch } else { named.batch };
         }
-        if !is_given(&CONNECTIONS) {
+        let is_closed = parameters.operation == Operation::RequestResponse && parameters.rate.is_none();
+        if self.is_load && is_closed && settings.config.is_none() && !is_given(&WINDOW) {
+            parameters.window = 1;
+        }
+        if let Some(clients) = settings.clients {
+            parameters.connections = clients;
+            if !settings.is_explicit(&THREADS) {
+                parameters.serving.threads = clients;
+            }
+        } else if !is_given(&CONNECTIONS) {
             parameters.connections = parameters.serving.threads;
         }
         if !is_given(&DEPTH) {
@@ -202,7 +223,10 @@ impl Exchange {
         // Every link carries datagrams of 1024 B. With -m, the maximum is the given path MTU.
         let is_datagram = parameters.transport == Transport::Ud;
         let most = if is_datagram { parameters.mtu.unwrap_or(1024) } else { usize::MAX };
-        parameters.sizes = if settings.all {
+        parameters.mix = settings.mix()?;
+        parameters.sizes = if let Some(mix) = &parameters.mix {
+            vec![mix.longest()]
+        } else if settings.all {
             (1..=23).map(|exponent| 1 << exponent).filter(|&bytes| bytes <= most).collect()
         } else if let Some(sizes) = settings.values(&SIZE) {
             sizes.iter().map(|size| size.whole() as usize).collect()

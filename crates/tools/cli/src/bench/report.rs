@@ -54,7 +54,7 @@ pub(crate) fn description(environment: &Environment, parameters: &Parameters) {
     };
     note!(
         "{} over {} ({} provider), MTU {}, window {}, batch {}{depth}, inline up to {} B, \
-         {} connection{}{}{}{}; {place}",
+         {} connection{}{}{}{}{}; {place}",
         name(parameters),
         environment.device,
         environment.provider,
@@ -65,6 +65,7 @@ pub(crate) fn description(environment: &Environment, parameters: &Parameters) {
         parameters.connections,
         if parameters.connections == 1 { "" } else { "s" },
         served(&parameters.serving),
+        asked(parameters),
         if parameters.credits { "" } else { ", no credits" },
         if parameters.events { ", sleeping on events" } else { "" },
     );
@@ -89,18 +90,41 @@ pub(crate) fn header(kind: Kind, parameters: &Parameters) -> io::Result<()> {
                 Timed::Completion => "post to completion",
             }
         )),
+        Kind::Bandwidth if parameters.operation == Operation::RequestResponse => line(format_args!(
+            "{:>9} {:>9} {:>11} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9}   us",
+            "bytes", "reply", "requests", "requests/s", "Gb/s", "median", "mean", "99 %", "99.9 %"
+        )),
         Kind::Bandwidth => {
             line(format_args!("{:>9} {:>12} {:>14} {:>12} {:>10}", "bytes", "messages", "messages/s", "MiB/s", "Gb/s"))
         }
     }
 }
 
+/// Returns a text about the mix of sizes, the replies and the loop of a workload with requests.
+fn asked(parameters: &Parameters) -> String {
+    let mix = parameters
+        .mix
+        .as_ref()
+        .map_or_else(String::new, |mix| format!(", a mix of {} sizes (the table has the longest)", mix.0.len()));
+    if parameters.operation != Operation::RequestResponse {
+        return mix;
+    }
+    let replies = parameters.reply.map_or_else(String::new, |reply| format!(", replies of {reply} B"));
+    let load = match (parameters.rate, parameters.think_us) {
+        (Some(rate), _) => format!("open loop of {rate} requests/s: latency from the time at which a request was due"),
+        (None, 0) => "closed loop".to_owned(),
+        (None, think_us) => format!("closed loop with {think_us} us of think time"),
+    };
+    format!("{mix}{replies}, {load}")
+}
+
 /// Returns a text about the threads that serve connections. The text is empty for one thread that polls each
 /// connection.
 fn served(serving: &Serving) -> String {
-    let threads = match serving.threads {
-        1 => String::new(),
-        threads => format!(" on {threads} threads"),
+    let threads = match (serving.threads, serving.server_threads) {
+        (1, 0) => String::new(),
+        (threads, 0) => format!(" on {threads} threads"),
+        (threads, servers) => format!(" on {threads} and {servers} threads"),
     };
     let receiver = if serving.single_receiver { ", a single receiver" } else { "" };
     let shared = match serving.shared_receives {
@@ -128,11 +152,11 @@ fn name(parameters: &Parameters) -> String {
     }
 }
 
-pub(crate) fn row(kind: Kind, result: &PointResult) -> io::Result<()> {
+pub(crate) fn row(parameters: &Parameters, result: &PointResult) -> io::Result<()> {
     for note in &result.fitted.notes {
         note!("{} B: {note}", result.bytes);
     }
-    match (kind, result.latency_ns) {
+    match (parameters.kind, result.latency_ns) {
         (Kind::Latency, Some(latency)) => line(format_args!(
             "{:>8} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",
             result.bytes,
@@ -143,6 +167,18 @@ pub(crate) fn row(kind: Kind, result: &PointResult) -> io::Result<()> {
             us(latency.p99 as f64),
             us(latency.p999 as f64),
             us(latency.max as f64),
+        )),
+        (Kind::Bandwidth, Some(latency)) => line(format_args!(
+            "{:>9} {:>9} {:>11} {:>12.0} {:>9.3} {:>9} {:>9} {:>9} {:>9}",
+            result.bytes,
+            parameters.reply_bytes(result.bytes),
+            result.messages,
+            result.messages_per_s,
+            result.bytes_per_s * 8.0 / 1e9,
+            us(latency.p50 as f64),
+            us(latency.mean),
+            us(latency.p99 as f64),
+            us(latency.p999 as f64),
         )),
         _ => line(format_args!(
             "{:>9} {:>12} {:>14.0} {:>12.2} {:>10.3}",

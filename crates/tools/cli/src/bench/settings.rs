@@ -1,21 +1,39 @@
 //! Options of a measurement, from the table of settings.
 
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+
 use clap::builder::{PossibleValuesParser, TypedValueParser, ValueParser};
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use doorbell_exchange::send_receive::Config;
 use doorbell_protocols::Protocol;
 use doorbell_record::settings::{
-    CommandOption, MESSAGES, PROTOCOL, Range, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, Value,
+    CONNECTIONS, CommandOption, MESSAGES, PROTOCOL, Range, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, Value,
 };
-use doorbell_record::{Parameters, SETTINGS, Setting};
+use doorbell_record::{Parameters, SETTINGS, Setting, SizeMix};
 
 use crate::failure::Usage;
 use crate::quantity;
+
+/// Maximum bytes of a file with a histogram of sizes.
+const MAX_HISTOGRAM: u64 = 1 << 20;
 
 /// Settings that the user gave, or that have a default.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     given: Vec<(&'static Setting, Vec<Value>)>,
+    /// Settings whose option stands on the command line.
+    explicit: Vec<&'static Setting>,
+    /// Whether the sizes are those of requests.
+    pub(super) are_requests: bool,
+    /// Sizes of a mix, each with its weight.
+    sizes: Vec<(u64, f64)>,
+    /// File with the histogram of a mix.
+    sizes_from: Option<PathBuf>,
+    /// Number of clients, each with a connection and a thread.
+    pub(super) clients: Option<usize>,
     /// Whether all powers of two are measured.
     pub(super) all: bool,
     /// Name of a window and a batch.
@@ -26,6 +44,29 @@ impl Settings {
     /// Returns the values of a setting, or `None` if the user gave none and there is no default.
     pub(super) fn values(&self, setting: &Setting) -> Option<&[Value]> {
         self.given.iter().find(|(given, _)| *given == setting).map(|(_, values)| &values[..])
+    }
+
+    /// Returns whether the option of a setting stands on the command line.
+    pub(super) fn is_explicit(&self, setting: &Setting) -> bool {
+        self.explicit.iter().any(|explicit| *explicit == setting)
+    }
+
+    /// Returns the mix of sizes, if the user gave one.
+    pub(super) fn mix(&self) -> Result<Option<SizeMix>, Usage> {
+        let Some(file) = &self.sizes_from else {
+            let sizes =
+                self.sizes.iter().map(|&(bytes, weight)| (usize::try_from(bytes).unwrap_or(usize::MAX), weight));
+            let mix = SizeMix(sizes.collect());
+            return Ok((!mix.0.is_empty()).then_some(mix));
+        };
+        let shown = file.display().to_string();
+        let mut text = String::new();
+        let read = File::open(file).and_then(|opened| opened.take(MAX_HISTOGRAM + 1).read_to_string(&mut text));
+        read.map_err(|error| Usage(format!("--sizes-from {shown}: {error}")))?;
+        if text.len() as u64 > MAX_HISTOGRAM {
+            return Err(Usage(format!("--sizes-from {shown}: the file is longer than {MAX_HISTOGRAM} B, the maximum")));
+        }
+        SizeMix::from_csv(&shown, &text).map(Some).map_err(Usage)
     }
 
     /// Changes the parameters to the given settings.
@@ -90,6 +131,27 @@ fn argument(setting: &'static Setting, option: CommandOption) -> Arg {
     }
 }
 
+/// Adds the options of a mix of sizes.
+fn with_mix(command: Command, heading: &'static str) -> Command {
+    let sizes = Arg::new("sizes")
+        .long("sizes")
+        .value_name("BYTES:WEIGHT")
+        .value_parser(ValueParser::new(quantity::weighted_bytes))
+        .value_delimiter(',')
+        .action(ArgAction::Append)
+        .conflicts_with_all(["size", "all", "request"])
+        .help("Mix of sizes with weights, as in 64:0.9,64K:0.1: one point with messages of all sizes")
+        .help_heading(heading);
+    let from = Arg::new("sizes-from")
+        .long("sizes-from")
+        .value_name("FILE")
+        .value_parser(ValueParser::path_buf())
+        .conflicts_with_all(["size", "all", "request", "sizes"])
+        .help("Mix of sizes from a histogram in CSV, with rows BYTES,WEIGHT")
+        .help_heading(heading);
+    command.arg(sizes).arg(from)
+}
+
 impl Args for Settings {
     fn augment_args(command: Command) -> Command {
         options().fold(command, |command, (setting, option)| {
@@ -97,7 +159,16 @@ impl Args for Settings {
             let own = |id| Arg::new(id).long(id).help_heading(option.heading);
             if *setting == SIZE {
                 let help = "Measure all powers of two from 2 B to 8 MiB; over ud, up to the MTU of -m, or 1024 B";
-                command.arg(own("all").short('a').action(ArgAction::SetTrue).help(help))
+                let all = own("all").short('a').action(ArgAction::SetTrue).help(help);
+                let help = "Request sizes in bytes, as -s; implies --op request-response, unless --reply is 0";
+                let request = own("request").value_name("BYTES").value_parser(parser(setting, "BYTES")).help(help);
+                let request = request.value_delimiter(',').action(ArgAction::Append);
+                with_mix(command.arg(all).arg(request.conflicts_with_all(["size", "all"])), option.heading)
+            } else if *setting == CONNECTIONS {
+                let help = "Clients, each with a connection and a thread: -q N --threads N. Unless --server-threads \
+                            says otherwise, the answering side has as many threads";
+                let clients = own("clients").value_name("N").value_parser(ValueParser::new(quantity::count::<usize>));
+                command.arg(clients.help(help).conflicts_with("connections"))
             } else if *setting == SINGLE_RECEIVER {
                 let help = "Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by one), \
                             batched (256, eight per post)";
@@ -122,8 +193,20 @@ impl FromArgMatches for Settings {
             None if matches.get_flag(option.long) => vec![Value::On((setting.get)(&plain) == [Value::On(false)])],
             None => Vec::new(),
         };
-        let given = options().map(|(setting, option)| (setting, values(setting, option)));
+        let requests: Vec<Value> = matches.get_many("request").into_iter().flatten().copied().collect();
+        let are_requests = !requests.is_empty();
+        let given = options().map(|(setting, option)| match setting {
+            setting if are_requests && *setting == SIZE => (setting, requests.clone()),
+            setting => (setting, values(setting, option)),
+        });
+        let is_explicit = |option: &CommandOption| matches.value_source(option.long) == Some(ValueSource::CommandLine);
+        let explicit = options().filter(|(_, option)| is_explicit(option)).map(|(setting, _)| setting);
         Ok(Self {
+            explicit: explicit.collect(),
+            are_requests,
+            sizes: matches.get_many("sizes").into_iter().flatten().copied().collect(),
+            sizes_from: matches.get_one("sizes-from").cloned(),
+            clients: matches.get_one("clients").copied(),
             given: given.filter(|(_, values)| !values.is_empty()).collect(),
             all: matches.get_flag("all"),
             config: matches.get_one("config").cloned(),

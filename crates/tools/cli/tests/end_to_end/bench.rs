@@ -469,6 +469,7 @@ fn every_protocol_carries_messages_intact() {
             }
         }
         record(&format!("bw --op request-response -n 500 --protocol {protocol} -s 64 --verify"));
+        record(&format!("bw -n 300 -t 8 --protocol {protocol} -s 200 --reply 20000 --verify"));
     }
     // These counts are exact: a read request for each message, and two packets of data.
     let record = record("bw -n 100 --protocol direct-read -s 8192");

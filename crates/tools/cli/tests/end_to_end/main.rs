@@ -13,6 +13,7 @@ mod failures;
 mod far;
 mod hosts;
 mod launches;
+mod load;
 mod model;
 mod operations;
 mod run;

@@ -70,13 +70,9 @@ pub(in crate::session) fn in_common(intervals: &[Option<Interval>]) -> Result<(u
 pub(in crate::session) fn of_common_time(all: PointResult, common_ns: u64, within: f64) -> PointResult {
     let (seconds, messages) = (common_ns as f64 / 1e9, all.messages as f64 * within);
     let messages_per_s = messages / seconds;
-    PointResult {
-        messages: messages.round() as u64,
-        seconds,
-        messages_per_s,
-        bytes_per_s: messages_per_s * all.bytes as f64,
-        ..all
-    }
+    let per_message = if all.messages_per_s > 0.0 { all.bytes_per_s / all.messages_per_s } else { 0.0 };
+    let bytes_per_s = messages_per_s * per_message;
+    PointResult { messages: messages.round() as u64, seconds, messages_per_s, bytes_per_s, ..all }
 }
 
 impl Together<'_> {
@@ -136,7 +132,8 @@ impl Together<'_> {
             let requests = peers.clone().fold(0, |sum: u64, peer| sum.saturating_add(peer.data_packets));
             let besides = peers.fold(0, |sum: u64, peer| sum.saturating_add(acknowledged_besides(peer)));
             let report = seen.report();
-            let mut predicted = ways.path(share.lanes.len()).predict(report.sent, report.received, requests);
+            let mut predicted =
+                ways.path(share.lanes.len(), share.asks).predict(report.sent, report.received, requests);
             predicted.ack_packets_max = predicted.ack_packets_max.saturating_add(besides);
             let part = if share.asks { cast.asking } else { cast.answering };
             let host = HostResult {
