@@ -12,6 +12,7 @@
 //! policy of the page forbids to load anything.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod beside;
 pub mod choice;
 mod directories;

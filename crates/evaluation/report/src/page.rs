@@ -3,10 +3,10 @@
 use doorbell_claims::Finding;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::matrix;
 use crate::table::{self, anchor};
 use crate::view::table::Table;
 use crate::view::{Common, Judged, ModelOfRun, Overview, Published, Quality, Section, View};
+use crate::{answers, matrix};
 
 const STYLE: &str = include_str!("../assets/style.css");
 pub(crate) const SCRIPT: &str = include_str!("../assets/script.js");
@@ -48,6 +48,8 @@ pub(crate) fn page(view: &View) -> String {
     let body = html! {
         (header(view))
         main {
+            @if let Some(found) = &view.answers { (answers::draw(found)) }
+            @if let Some(sentence) = view.unanswered { p.summary { (sentence) } }
             @if let Some(changes) = &view.changes { (overview(changes)) }
             @if let Some(table) = &view.glance { (glance(table)) }
             @if !view.links.is_empty() { (matrix::links(&view.links)) (judged(&view.goals)) }
@@ -83,6 +85,7 @@ fn header(view: &View) -> Markup {
                     }
                 }
             }
+            @for (prefix, sentence) in &view.quiet { p.quiet { (prefix) (sentence) } }
             ul.tiles {
                 @if let Some((points, times)) = view.tiles.measured {
                     li { b { (points) } " points, measured " (times) " times" }
@@ -194,8 +197,13 @@ fn section(section: &Section) -> Markup {
 
 /// Renders a plot, which the script draws.
 pub(crate) fn plot(data: &serde_json::Value) -> Markup {
+    plot_of("plot", data)
+}
+
+/// Renders a plot with these classes.
+pub(crate) fn plot_of(classes: &str, data: &serde_json::Value) -> Markup {
     html! {
-        figure.plot {
+        figure class=(classes) {
             script type="application/json" { (in_script(data)) }
             noscript { "The plot needs JavaScript; the table below has all its numbers." }
         }

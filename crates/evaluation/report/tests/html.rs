@@ -9,7 +9,7 @@ use doorbell_record::{
     Environment, FarPoint, Figure, HostResult, Kind, Latency, PointRecord, PointResult, Quantity, Strategy,
 };
 use doorbell_report::{Account, Fitted, Model, Prediction, Run, changes, html, verdicts};
-use doorbell_study::experiment::{Effort, Experiment, all};
+use doorbell_study::experiment::{COMPARED_SIZES, Effort, Experiment, all};
 use serde_json::Value;
 
 fn environment() -> Environment {
@@ -74,14 +74,23 @@ fn every_point_is_in_a_plot_and_in_a_table() {
     let plots = plots(&page);
     let (compared, plots) = plots.split_at(2);
     assert_eq!(plots.len(), all(Effort::Quick).len());
-    for plot in compared {
+    for (plot, variant) in compared.iter().zip(["fenced, awaited", "fenced, awaited, unbatched"]) {
         let series = plot["series"].as_array().unwrap();
-        assert!(series.iter().any(|series| series["name"] == "send-receive"));
-        assert!(series.iter().any(|series| series["name"] == "direct-read, fenced, awaited"));
-        // The first variant of a protocol has all sizes. In a quick study, the other variants have two of them.
-        let count =
-            |name: &str| series.iter().find(|one| one["name"] == name).unwrap()["points"].as_array().unwrap().len();
-        assert_eq!([count("send-receive"), count("direct-read, fenced, awaited")], [5, 2], "{plot}");
+        let named = |name: &str| series.iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("no {name}"));
+        let sizes = |name: &str| -> Vec<u64> {
+            named(name)["points"].as_array().unwrap().iter().map(|it| it["x"].as_f64().unwrap() as u64).collect()
+        };
+        // One curve for each protocol and run is shown, and has all sizes. The variants are hidden.
+        let shown: Vec<_> = series.iter().filter(|one| one["hidden"] == false).map(|one| &one["name"]).collect();
+        let families =
+            ["buffered-read", "buffered-write", "direct-read", "direct-write", "send-receive", "shared-write"];
+        assert_eq!(shown, [families, families].concat(), "{plot}");
+        for family in families {
+            assert!(COMPARED_SIZES.iter().all(|size| sizes(family).contains(&(*size as u64))), "{family}: {plot}");
+        }
+        let variant = format!("direct-read, {variant}");
+        assert_eq!(named(&variant)["hidden"], true, "{plot}");
+        assert!(sizes(&variant).len() < sizes("direct-read").len(), "{plot}");
     }
     let points: usize = plots
         .iter()
@@ -91,12 +100,18 @@ fn every_point_is_in_a_plot_and_in_a_table() {
     assert_eq!(points, runs.iter().map(|run| run.records.len()).sum::<usize>());
     let first = &plots[0]["series"][0]["points"][0]["y"][0];
     assert_eq!((&first["median"], first["values"].as_array().unwrap().len()), (&Value::from(2.001), 3));
-    assert_eq!(page.matches("<section id=").count(), 2 + plots.len());
+    assert_eq!(page.matches("<section id=").count(), 1 + plots.len());
     assert!(page.matches("<tr>").count() > points, "each has a row");
     assert!(
         page.contains("The lowest median latency is 2.00 us (ping-pong; message size 1 B)"),
         "sentences are computed"
     );
+    let answers = between(&page, "id=\"answers\"", "</section>");
+    for text in ["lowest latency", "highest throughput", "4 KiB", "window 1, batch 1", "best of 6 protocols; next "] {
+        assert!(answers.contains(text), "{text}");
+    }
+    assert!(!answers.contains("not measured"), "every study has these sizes");
+    assert!(page.find("id=\"answers\"") < page.find("id=\"glance\""), "the answers come first");
     for text in ["Protocols at a glance", "here: ", "there: ", "a processor on 2 CPUs", "1970-01-01"] {
         assert!(page.contains(text), "{text}");
     }

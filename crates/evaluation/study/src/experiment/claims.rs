@@ -10,7 +10,7 @@ use super::goals::{self, Goal};
 use super::measured::Measured;
 use super::rows;
 use super::sweep::Experiment;
-use super::view::View;
+use super::view::{QUIET_SPAN, View};
 
 /// Claim about an experiment: a published shape, a published number, or a goal of Doorbell.
 #[derive(Clone, Copy, Debug)]
@@ -30,9 +30,6 @@ enum Source {
     /// Goal of Doorbell, which no publication states.
     Goal(&'static Goal),
 }
-
-/// Maximum spread of a typical point's repetitions, as a share of their median, that a verdict does not mention.
-const RESTLESS: f64 = 0.5;
 
 impl Experiment {
     /// Returns all published claims and goals of the experiment.
@@ -69,7 +66,7 @@ impl Claim {
             verdict = missing();
         }
         if let Some(span) = experiment.quantities.first().and_then(|quantity| view.span(&experiment.name, *quantity))
-            && span > RESTLESS
+            && span > QUIET_SPAN
         {
             let noise = format!("; but repetitions differ by {:.0} %: the machine was not quiet", span * 100.0);
             verdict.because.push_str(&noise);

@@ -2,6 +2,10 @@
 
 use doorbell_record::{PointRecord, Quantity, Spread};
 
+/// Maximum spread of the repetitions of a typical point, as a share of their median, on a quiet machine. Beyond it, a
+/// verdict states that the machine was not quiet.
+pub const QUIET_SPAN: f64 = 0.5;
+
 /// Records of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
@@ -29,7 +33,7 @@ impl<'a> View<'a> {
     }
 
     /// Returns the spread of the repetitions of a typical point, as a share of their median.
-    pub(super) fn span(self, experiment: &str, quantity: Quantity) -> Option<f64> {
+    pub fn span(self, experiment: &str, quantity: Quantity) -> Option<f64> {
         let spreads = self.of(experiment).filter(|record| record.repetitions.len() > 1);
         let shares = spreads.filter_map(|record| record.spread(quantity)?.share()).collect();
         Some(Spread::of(shares)?.median)
