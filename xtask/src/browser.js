@@ -54,6 +54,9 @@
 
   const first = document.querySelector("main > *");
   check(first.id === "answers" && first.querySelectorAll("figure").length === 2, "the page does not begin with its answers");
+  const verdicts = document.querySelector("#verdicts");
+  const isBefore = (node) => node.compareDocumentPosition(verdicts) & Node.DOCUMENT_POSITION_FOLLOWING;
+  check(verdicts && figures.every(isBefore), "a plot comes after the verdicts");
   check(document.querySelectorAll(".others button").length > 0, "no plot hides a variant");
   for (const answer of first.querySelectorAll("tbody td")) {
     check(/window \d+, batch \d+|not measured/.test(answer.textContent), `"${answer.textContent}" is no answer`);

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use doorbell_claims::{Finding, Testbed};
+use doorbell_claims::Testbed;
 use doorbell_output::files;
 use doorbell_study::experiment::RunDirectory;
 use doorbell_study::failure::{Failure, Usage};
 use serde_json::{Value, json};
 
-use crate::{Fitted, Run};
+use crate::{Fitted, Run, Tally};
 
 /// A report that was written.
 #[derive(Debug)]
@@ -21,8 +21,8 @@ pub struct Written {
     pub verdicts: Vec<Value>,
     /// Changes between two runs, one for each experiment that both runs have.
     pub changes: Vec<Value>,
-    /// Numbers of verdicts with each outcome: first those on published shapes, then those on goals.
-    pub counts: [Vec<(Finding, usize)>; 2],
+    /// Numbers of verdicts: first those on published shapes, then those on goals.
+    pub counts: [Tally; 2],
     /// Runs of the report.
     pub runs: Vec<Run>,
 }
@@ -95,11 +95,8 @@ pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &
     let verdicts = crate::verdicts(&runs);
     let html = crate::html(&runs, Some(&Fitted::new(&runs)), published);
     write_whole(out, &html)?;
-    let counts = [false, true].map(|is_goal| {
-        let those = || verdicts.iter().filter(|found| found.claim.is_goal() == is_goal);
-        let count = |outcome| (outcome, those().filter(|found| found.verdict.finding == outcome).count());
-        Finding::ALL.into_iter().map(count).filter(|(_, count)| *count > 0).collect()
-    });
+    let counts =
+        [false, true].map(|is_goal| Tally::of(verdicts.iter().filter(|found| found.claim.is_goal() == is_goal)));
     let changes = crate::changes(&runs).into_iter().map(|it| {
         json!({
             "experiment": it.experiment,
@@ -122,6 +119,7 @@ pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &
                 if found.claim.is_goal() { "goal" } else { "published" }: found.claim.says,
                 "outcome": found.verdict.finding.name(),
                 "because": found.verdict.because,
+                "quiet": !found.is_restless,
             })
         })
         .collect();

@@ -6,7 +6,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use crate::table::{self, anchor};
 use crate::view::table::Table;
 use crate::view::{Common, Judged, ModelOfRun, Overview, Published, Quality, Section, View};
-use crate::{answers, matrix};
+use crate::{Tally, answers, matrix};
 
 const STYLE: &str = include_str!("../assets/style.css");
 pub(crate) const SCRIPT: &str = include_str!("../assets/script.js");
@@ -52,11 +52,11 @@ pub(crate) fn page(view: &View) -> String {
             @if let Some(sentence) = view.unanswered { p.summary { (sentence) } }
             @if let Some(changes) = &view.changes { (overview(changes)) }
             @if let Some(table) = &view.glance { (glance(table)) }
-            @if !view.links.is_empty() { (matrix::links(&view.links)) (judged(&view.goals)) }
+            @if !view.links.is_empty() { (matrix::links(&view.links)) }
             @if !view.strategies.is_empty() { (matrix::strategies(&view.strategies)) }
-            @if let Some(table) = &view.shapes { (shapes(table)) }
             (contents(&view.sections))
             @for one in &view.sections { (section(one)) }
+            (verdicts(view))
             @if let Some(models) = &view.models { (quality(models)) }
             h2 #environment { "Environment" }
             (table::draw(&view.environments, "scroll", None, None))
@@ -86,14 +86,9 @@ fn header(view: &View) -> Markup {
                 }
             }
             @for (prefix, sentence) in &view.quiet { p.quiet { (prefix) (sentence) } }
-            ul.tiles {
-                @if let Some((points, times)) = view.tiles.measured {
-                    li { b { (points) } " points, measured " (times) " times" }
-                }
-                @if view.tiles.simulated > 0 { li.simulated { b { (view.tiles.simulated) } " points, simulated" } }
-                @for (finding, count) in &view.tiles.findings {
-                    li class=(table::class(*finding)) { b { (count) } " " (tile(*finding)) }
-                }
+            p.where {
+                @if let Some((points, times)) = view.tiles.measured { b { (points) } " points, measured " (times) " times. " }
+                @if view.tiles.simulated > 0 { b { (view.tiles.simulated) } " points, simulated." }
             }
         }
     }
@@ -136,15 +131,26 @@ fn glance(table: &Table) -> Markup {
     }
 }
 
-/// Renders all verdicts on published shapes.
-fn shapes(table: &Table) -> Markup {
+/// Renders all verdicts on published shapes and on goals.
+fn verdicts(view: &View) -> Markup {
+    let Tally { findings, restless } = &view.tiles.verdicts;
     html! {
-        h2 #verdicts { "Published shapes, and what the data say" }
-        p {
-            "Shapes of an evaluation on ConnectX-5 RNICs over 100 Gb/s Ethernet; each verdict is computed from the "
-            "best repetition of each point, since other programs can only slow one down."
+        @if let Some(table) = &view.shapes {
+            h2 #verdicts { "Published shapes, and what the data say" }
+            ul.tiles {
+                @for (finding, count) in findings {
+                    li class=(table::class(*finding)) { b { (count) } " " (tile(*finding)) }
+                }
+                @if *restless > 0 { li class=(table::RESTLESS) { b { (restless) } " " (Tally::RESTLESS) } }
+            }
+            p {
+                "Shapes of an evaluation on ConnectX-5 RNICs over 100 Gb/s Ethernet; each verdict is computed from the "
+                "best repetition of each point, since other programs can only slow one down. Verdicts of experiments in "
+                "which repetitions differ much are grey: the machine was not quiet."
+            }
+            (table::draw(table, "scroll cards", Some("sortable"), None))
         }
-        (table::draw(table, "scroll cards", Some("sortable"), None))
+        @if !view.goals.is_empty() { h2 #goals { "Goals of shared memory" } (judged(&view.goals)) }
     }
 }
 
@@ -153,9 +159,9 @@ fn judged(verdicts: &[Judged]) -> Markup {
     html! {
         @if !verdicts.is_empty() {
             ul.verdicts {
-                @for Judged { prefix, says, verdict } in verdicts {
+                @for Judged { prefix, says, verdict, is_restless } in verdicts {
                     li {
-                        (table::badge(verdict.finding)) " " b { (says) } " " span { (prefix) (verdict.because) }
+                        (table::badge(verdict.finding, *is_restless)) " " b { (says) } " " span { (prefix) (verdict.because) }
                     }
                 }
             }

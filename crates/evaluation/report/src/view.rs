@@ -17,7 +17,7 @@ pub(crate) mod table;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use doorbell_claims::{Finding, Testbed, Verdict};
+use doorbell_claims::{Testbed, Verdict};
 use doorbell_record::PointRecord;
 use doorbell_study::experiment::{Experiment, FAR_MEMORY};
 use serde_json::Value;
@@ -31,7 +31,7 @@ pub(crate) use published::Published;
 pub(crate) use strategies::{Figures, StrategiesOfRun};
 
 use crate::format::date;
-use crate::{Found, Model, Run, experiments, verdicts_of};
+use crate::{Found, Model, Run, Tally, experiments, verdicts_of};
 use table::{Cell, Table};
 
 /// All data of the page.
@@ -84,7 +84,8 @@ pub(crate) struct Tiles {
     /// Measured points and their repetitions, or `None` if all points were simulated.
     pub(crate) measured: Option<(usize, usize)>,
     pub(crate) simulated: usize,
-    pub(crate) findings: Vec<(Finding, usize)>,
+    /// Verdicts on published shapes.
+    pub(crate) verdicts: Tally,
 }
 
 /// Verdict in a list.
@@ -93,6 +94,8 @@ pub(crate) struct Judged {
     pub(crate) prefix: String,
     pub(crate) says: &'static str,
     pub(crate) verdict: Verdict,
+    /// Whether the machine was not quiet.
+    pub(crate) is_restless: bool,
 }
 
 /// Section of an experiment.
@@ -177,7 +180,7 @@ fn shapes_table(runs: &[Run], found: &[&Found]) -> Option<Table> {
         cells.extend([
             Cell::Experiment(found.experiment.clone()),
             Cell::text(found.claim.says),
-            Cell::Verdict(found.verdict.finding),
+            Cell::Verdict(found.verdict.finding, found.is_restless),
             Cell::text(&found.verdict.because),
         ]);
         cells
@@ -208,18 +211,22 @@ impl Tiles {
         let points: usize = of(false).map(|run| run.records.len()).sum();
         let times: usize = of(false).flat_map(|run| &run.records).map(|record| record.repetitions.len()).sum();
         let simulated: usize = of(true).map(|run| run.records.len()).sum();
-        let count = |outcome| (outcome, found.iter().filter(|found| found.verdict.finding == outcome).count());
         Self {
             measured: (points > 0 || simulated == 0).then_some((points, times)),
             simulated,
-            findings: Finding::ALL.into_iter().map(count).filter(|(_, count)| *count > 0).collect(),
+            verdicts: Tally::of(found.iter().copied()),
         }
     }
 }
 
 impl Judged {
     fn new(runs: &[Run], found: &Found) -> Self {
-        Self { prefix: prefix(runs, &found.run), says: found.claim.says, verdict: found.verdict.clone() }
+        Self {
+            prefix: prefix(runs, &found.run),
+            says: found.claim.says,
+            verdict: found.verdict.clone(),
+            is_restless: found.is_restless,
+        }
     }
 }
 

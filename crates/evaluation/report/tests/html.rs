@@ -308,8 +308,10 @@ fn table_compares_links_and_names_stray_packets() {
     }
     let stray = "READ, shared memory (links/rate, 1): shared memory (27 packets) and UDP (3 packets)";
     assert!(section.contains(stray), "{section}");
-    // Verdicts on goals are next to the table of links, and not in the table of published shapes.
-    assert!(section.contains("at most half as long") && section.contains("5.00 times (send-receive)"), "{section}");
+    // Verdicts on goals come after the plots, and are not in the table of published shapes.
+    let goals = between(&page, "id=\"goals\"", "<h2");
+    assert!(goals.contains("at most half as long") && goals.contains("5.00 times (send-receive)"), "{goals}");
+    assert!(!section.contains("at most half as long"), "{section}");
     assert!(!between(&page, "id=\"verdicts\"", "</table>").contains("half as long"));
     let rate = between(&page, "id=\"x-links-rate\"", "</section>");
     assert!(rate.contains("carried by") && rate.contains("shared memory (27 packets) and UDP (3 packets)"), "{rate}");
@@ -570,6 +572,29 @@ fn odd_numbers_yield_no_nan_or_infinity() {
     assert!(!tables.contains("NaN") && !tables.contains("inf "));
     html(&[Run { name: String::new(), records: Vec::new() }], None, None);
     html(&[], None, None);
+}
+
+#[test]
+fn verdicts_come_after_plots_and_are_grey_if_the_machine_was_not_quiet() {
+    let mut run = small("here");
+    run.records.retain(|it| ["send-receive/window", "send-receive/batch"].contains(&it.experiment.as_str()));
+    let page = html(&[run.clone()], None, None);
+    assert!(page.rfind("<figure") < page.find("id=\"verdicts\""), "a plot comes after the verdicts");
+    assert!(!page.contains("badge restless") && !page.contains("measured on a machine that was not quiet"));
+    let quiet = verdicts(&[run.clone()]);
+    for record in run.records.iter_mut().filter(|it| it.experiment == "send-receive/window") {
+        record.repetitions[2].messages_per_s *= 3.0;
+    }
+    let found = verdicts(&[run.clone()]);
+    let restless: Vec<_> = found.iter().filter(|found| found.is_restless).collect();
+    assert!(restless.iter().all(|found| found.verdict.because.contains("the machine was not quiet")), "{restless:?}");
+    assert!(restless.iter().all(|found| found.experiment == "send-receive/window"), "{restless:?}");
+    assert!(!restless.is_empty() && restless.len() < found.len() && found.len() == quiet.len());
+    let page = html(&[run], None, None);
+    let verdicts = between(&page, "id=\"verdicts\"", "</table>");
+    assert_eq!(verdicts.matches("badge restless").count(), restless.len(), "{verdicts}");
+    let tile = format!("<b>{}</b> measured on a machine that was not quiet", restless.len());
+    assert!(verdicts.contains(&tile), "{verdicts}");
 }
 
 #[test]

@@ -60,9 +60,8 @@ pub(crate) fn print(written: &Written) -> Result<(), Failure> {
         links::table(run).iter().for_each(|line| note!("{line}"));
     }
     for (what, counts) in ["published shapes", "goals"].into_iter().zip(&written.counts) {
-        let counts: Vec<_> = counts.iter().map(|(outcome, count)| format!("{} {count}", outcome.name())).collect();
         if !counts.is_empty() {
-            note!("{what}: {}", counts.join(", "));
+            note!("{what}: {counts}");
         }
     }
     Ok(line(written.path.display())?)

@@ -10,7 +10,7 @@ use super::goals::{self, Goal};
 use super::measured::Measured;
 use super::rows;
 use super::sweep::Experiment;
-use super::view::{QUIET_SPAN, View};
+use super::view::View;
 
 /// Claim about an experiment: a published shape, a published number, or a goal of Doorbell.
 #[derive(Clone, Copy, Debug)]
@@ -63,11 +63,9 @@ impl Claim {
             Source::Goal(goal) => goal.judge(view).unwrap_or_else(missing),
         };
         if verdict.finding == Finding::NoValues {
-            verdict = missing();
+            return missing();
         }
-        if let Some(span) = experiment.quantities.first().and_then(|quantity| view.span(&experiment.name, *quantity))
-            && span > QUIET_SPAN
-        {
+        if let Some(span) = view.restlessness(experiment) {
             let noise = format!("; but repetitions differ by {:.0} %: the machine was not quiet", span * 100.0);
             verdict.because.push_str(&noise);
         }
