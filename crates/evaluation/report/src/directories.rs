@@ -61,13 +61,13 @@ fn have_something_in_common(
     Ok(())
 }
 
-/// Writes the report of the runs in these directories.
+/// Reads the runs in directories of records. A directory has a run for its measurements, and one for each simulated
+/// testbed.
 ///
 /// # Errors
 ///
-/// A directory has no records, two directories are the same or have no experiment in common, or the report cannot be
-/// written.
-pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &Path) -> Result<Written, Failure> {
+/// A directory has no records, or two directories are the same.
+pub fn read_runs(directories: &[PathBuf]) -> Result<Vec<Vec<Run>>, Failure> {
     let (mut runs, mut names, mut places) = (Vec::new(), Vec::new(), Vec::new());
     for path in directories {
         if !path.is_dir() {
@@ -88,6 +88,17 @@ pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &
         places.push(place);
         runs.push(Run::of(&name, RunDirectory::read(path)?));
     }
+    Ok(runs)
+}
+
+/// Writes the report of the runs in these directories.
+///
+/// # Errors
+///
+/// A directory has no records, two directories are the same or have no experiment in common, or the report cannot be
+/// written.
+pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &Path) -> Result<Written, Failure> {
+    let runs = read_runs(directories)?;
     if let [one, other] = directories {
         have_something_in_common((one, &runs[0]), (other, &runs[1]))?;
     }

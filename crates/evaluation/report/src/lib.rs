@@ -15,6 +15,7 @@
 mod answers;
 mod beside;
 pub mod choice;
+mod csv;
 mod directories;
 mod fitted;
 mod format;
@@ -34,7 +35,8 @@ use doorbell_record::{PointRecord, Quantity};
 use doorbell_study::experiment::{self, Claim, Effort, Experiment};
 use doorbell_study::layout::Layout;
 
-pub use directories::{Written, write_report, write_whole};
+pub use csv::{COLUMNS, csv};
+pub use directories::{Written, read_runs, write_report, write_whole};
 pub use fitted::Fitted;
 pub use records::read_observations;
 pub use reproduction::{Reproduction, reproduction_html};

@@ -22,11 +22,12 @@ use doorbell_record::PointRecord;
 use doorbell_study::experiment::{Experiment, FAR_MEMORY};
 use serde_json::Value;
 
-pub(crate) use answers::{Answer, Answers, Question};
+pub(crate) use answers::{Answer, Answers, Question, window_and_batch};
 pub use changes::Changed;
 pub(crate) use changes::{Common, Overview, pair};
 pub(crate) use links::LinksOfRun;
 pub(crate) use model::{ModelOfRun, Quality};
+pub(crate) use points::ordered;
 pub(crate) use published::Published;
 pub(crate) use strategies::{Figures, StrategiesOfRun};
 

@@ -93,17 +93,21 @@ fn answer(run: &Run, experiment: &Experiment, size: usize) -> Option<Answer> {
             if do_overlap(best, next, quantity) { ", within the spread of repetitions" } else { "" }
         ),
     };
-    let fitted = best.repetitions.first().map(|result| &result.fitted).filter(|fitted| fitted.window > 0);
-    let (window, batch) = match fitted {
-        Some(fitted) => (fitted.window, fitted.batch),
-        None => (best.parameters.window, best.parameters.batch),
-    };
+    let (window, batch) = window_and_batch(best);
     Some(Answer {
         figure: figure(best, quantity)?,
         protocol: title(best),
         configuration: format!("window {window}, batch {batch}"),
         others,
     })
+}
+
+/// Returns the window and the batch of a point, after the fit into the memory.
+pub(crate) fn window_and_batch(record: &PointRecord) -> (usize, usize) {
+    match record.repetitions.first().map(|result| &result.fitted).filter(|fitted| fitted.window > 0) {
+        Some(fitted) => (fitted.window, fitted.batch),
+        None => (record.parameters.window, record.parameters.batch),
+    }
 }
 
 fn title(record: &PointRecord) -> &'static str {

@@ -15,7 +15,7 @@ pub(crate) fn environment() -> Environment {
 }
 
 /// Returns a run with two repetitions of each point of an experiment. Its rates are multiples of `rate`.
-fn run(name: &str, experiment: &str, rate: f64) -> Run {
+pub(crate) fn run(name: &str, experiment: &str, rate: f64) -> Run {
     let experiment = all(Effort::Quick).into_iter().find(|it| it.name == experiment).expect("an experiment");
     let record = |point: &Point| {
         let mut record = point.record(&experiment, environment());
