@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use crate::page::plot_of;
+use crate::figure;
 use crate::view::{Answer, Answers, Question};
 
 /// Columns of the table after the size.
@@ -50,7 +50,7 @@ fn question(one: &Question) -> Markup {
     html! {
         div {
             h3 { (one.question) }
-            (plot_of("plot small", &one.plot))
+            (figure::small_plot(&one.plot))
             p.setting { (one.setting) }
         }
     }

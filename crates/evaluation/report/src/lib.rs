@@ -17,6 +17,7 @@ mod beside;
 pub mod choice;
 mod csv;
 mod directories;
+mod figure;
 mod fitted;
 mod format;
 mod matrix;

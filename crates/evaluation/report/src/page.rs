@@ -6,7 +6,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use crate::table::{self, anchor};
 use crate::view::table::Table;
 use crate::view::{Common, Judged, ModelOfRun, Overview, Published, Quality, Section, View};
-use crate::{Tally, answers, matrix};
+use crate::{Tally, answers, figure, matrix};
 
 const STYLE: &str = include_str!("../assets/style.css");
 pub(crate) const SCRIPT: &str = include_str!("../assets/script.js");
@@ -188,7 +188,7 @@ fn section(section: &Section) -> Markup {
             p.question { (section.question) }
             p.setting { (section.setting) }
             @for (prefix, summary) in &section.summaries { p.summary { b { (prefix) } (summary) } }
-            (plot(&section.plot))
+            (figure::plot(&section.plot))
             (judged(&section.verdicts))
             @if let Some(changes) = &section.changes { (common(changes)) }
             (table::sortable(&section.points))
@@ -197,21 +197,6 @@ fn section(section: &Section) -> Markup {
                 (table::draw(cpu, "scroll", Some("sortable hosts"), None))
             }
             @if let Some(published) = &section.published { (figures(published)) }
-        }
-    }
-}
-
-/// Renders a plot, which the script draws.
-pub(crate) fn plot(data: &serde_json::Value) -> Markup {
-    plot_of("plot", data)
-}
-
-/// Renders a plot with these classes.
-pub(crate) fn plot_of(classes: &str, data: &serde_json::Value) -> Markup {
-    html! {
-        figure class=(classes) {
-            script type="application/json" { (in_script(data)) }
-            noscript { "The plot needs JavaScript; the table below has all its numbers." }
         }
     }
 }
@@ -280,13 +265,6 @@ fn quality(models: &[ModelOfRun]) -> Markup {
     }
 }
 
-/// Returns JSON as the text of a `script` element. HTML does not unescape this text, so `<`, `>` and `&` are escaped as
-/// in JSON, and the text can neither end the element nor begin a comment.
-fn in_script(value: &serde_json::Value) -> PreEscaped<String> {
-    let text = value.to_string();
-    PreEscaped(text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"))
-}
-
 fn reading() -> Markup {
     html! {
         h2 #reading { "How to read this" }
@@ -313,18 +291,5 @@ fn reading() -> Markup {
             }
             li { "This file contains all text and pictures; it loads nothing." }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn json_ends_no_element() {
-        let value = serde_json::json!({ "name": "</script><!-- & -->" });
-        let PreEscaped(text) = in_script(&value);
-        assert!(!text.contains(['<', '>', '&']), "{text}");
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 }

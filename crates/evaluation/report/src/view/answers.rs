@@ -140,8 +140,8 @@ fn best_of_each_family(compared: &[Run], experiment: &Experiment, model: Option<
             let variants: BTreeSet<&str> = own.iter().map(|record| record.series.as_str()).collect();
             let of = |variant: &str| own.iter().copied().filter(|record| record.series == variant).collect::<Vec<_>>();
             if variants.len() > 1 {
-                let hidden = |variant: &&str| Curve {
-                    name: (*variant).to_owned(),
+                let hidden = |&variant: &&str| Curve {
+                    name: variant.to_owned(),
                     style,
                     run,
                     records: of(variant),
@@ -160,7 +160,7 @@ fn best_of_each_family(compared: &[Run], experiment: &Experiment, model: Option<
 /// Returns the best record at each position. The records are in the order of positions.
 fn best_at_each_place<'a>(records: &[&'a PointRecord], quantity: Quantity) -> Vec<&'a PointRecord> {
     let of_place = records.chunk_by(|one, other| one.x == other.x);
-    let cost_of = |record: &PointRecord| cost(record, quantity).unwrap_or(f64::INFINITY);
+    let cost_of = |record: &&PointRecord| cost(record, quantity).unwrap_or(f64::INFINITY);
     of_place.filter_map(|all| all.iter().copied().min_by(|a, b| cost_of(a).total_cmp(&cost_of(b)))).collect()
 }
 
