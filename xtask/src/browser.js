@@ -9,12 +9,22 @@
   for (const figure of figures) {
     const name = figure.closest("section").id;
     const data = JSON.parse(figure.querySelector("script").textContent);
-    const expected = data.series.flatMap((series) => series.points).filter((point) => point.y.some((y) => y)).length;
+    const points = (all) => all.flatMap((series) => series.points).filter((point) => point.y.some((y) => y)).length;
+    const shown = data.series.filter((series) => !series.hidden);
     const drawn = () => figure.querySelectorAll("svg path.median").length;
-    check(expected > 0 && drawn() === expected, `${name}: ${drawn()} points are drawn of ${expected}`);
-    check(figure.querySelectorAll("svg path.curve").length === data.series.length, `${name}: a curve is missing`);
-    const modelled = data.series.filter((series) => series.points.some((point) => point.y[0]?.model != null)).length;
+    const curves = () => figure.querySelectorAll("svg path.curve").length;
+    check(points(shown) > 0 && drawn() === points(shown), `${name}: ${drawn()} points are drawn of ${points(shown)}`);
+    check(curves() === shown.length, `${name}: a curve is missing`);
+    const modelled = shown.filter((series) => series.points.some((point) => point.y[0]?.model != null)).length;
     check(figure.querySelectorAll("svg path.model").length === modelled, `${name}: ${modelled} curves have a model`);
+    const note = figure.querySelector(".legend .note");
+    check(note.checkVisibility() === (modelled > 0), `${name}: the legend does not say what dotted lines are`);
+    const others = [...figure.querySelectorAll(".others button")];
+    check(others.length === data.series.length - shown.length, `${name}: a variant cannot be chosen`);
+    others.forEach(press);
+    check(curves() === data.series.length && drawn() === points(data.series), `${name}: a chosen variant is not drawn`);
+    others.forEach(press);
+    check(curves() === shown.length, `${name}: a variant that was switched off is still there`);
     if (/window|batch$/.test(name)) check(modelled > 0, `${name}: there is no model`);
     check(!/NaN|Infinity/.test(figure.innerHTML), `${name}: something is drawn nowhere`);
     for (const button of figure.querySelectorAll(".controls button")) {
@@ -42,12 +52,47 @@
     check(inside.left >= figure.getBoundingClientRect().left - 1 && inside.right <= innerWidth + 1, `${name}: the tip is outside`);
   }
 
+  const first = document.querySelector("main > *");
+  check(first.id === "answers" && first.querySelectorAll("figure").length === 2, "the page does not begin with its answers");
+  const verdicts = document.querySelector("#verdicts");
+  const isBefore = (node) => node.compareDocumentPosition(verdicts) & Node.DOCUMENT_POSITION_FOLLOWING;
+  check(verdicts && figures.every(isBefore), "a plot comes after the verdicts");
+  check(document.querySelectorAll(".others button").length > 0, "no plot hides a variant");
+  for (const answer of first.querySelectorAll("tbody td")) {
+    check(/window \d+, batch \d+|not measured/.test(answer.textContent), `"${answer.textContent}" is no answer`);
+  }
+  if (innerWidth > 1000) {
+    const end = first.querySelector("table").getBoundingClientRect().bottom + scrollY;
+    check(end <= innerHeight, `the answers end at ${end}, the first screen at ${innerHeight}`);
+  }
+  // Contrast of text by WCAG 2.2, 1.4.3.
+  const channels = (color) => color.match(/^rgba?\(([^)]*)\)$/)?.[1].split(",").map(Number);
+  const luminance = (rgb) => rgb.slice(0, 3).map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (node) => {
+    const color = node ? channels(getComputedStyle(node).backgroundColor) : [255, 255, 255];
+    return color?.[3] === 0 ? behind(node.parentElement) : color;
+  };
+  for (const node of document.querySelectorAll("body, a, h1, .kicker, .where, .setting, .badge, .tiles li, .legend button, small, td, th")) {
+    const [front, back] = [channels(getComputedStyle(node).color), behind(node)];
+    if (!front || !back) continue;
+    const [dark, light] = [luminance(front), luminance(back)].sort((a, b) => a - b);
+    const contrast = (light + 0.05) / (dark + 0.05);
+    check(contrast >= 4.5, `${node.tagName}.${node.className}: the contrast is ${contrast.toFixed(2)}`);
+  }
+
   check(figures.some((figure) => figure.querySelector("svg text.limit")), "no plot has the rate of a link");
   check(document.querySelector("#changed") && document.querySelector("#differences"), "the runs are not compared");
   check(document.querySelectorAll("table.changes").length > 0, "no experiment has its changes");
   check(document.querySelector("#parameters") && document.querySelector("#interventions"), "there is no model");
   const tables = [...document.querySelectorAll("table.sortable")];
   check(tables.length > figures.length, "a table is missing");
+  for (const table of document.querySelectorAll("table")) {
+    const frame = table.parentElement;
+    const { left, right } = frame.getBoundingClientRect();
+    check(frame.classList.contains("scroll") && left >= 0 && right <= innerWidth, "a table does not scroll within its frame");
+  }
   for (const table of tables) {
     const rows = table.tBodies[0].rows.length;
     [...table.tHead.rows[0].cells].forEach((heading, column) => {

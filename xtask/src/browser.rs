@@ -14,8 +14,8 @@ use crate::test::StepEnd;
 /// Text of a record that a page must show as text, not as markup.
 const HOSTILE: &str = "</script><script>window.owned=1</script><img src=x onerror=owned=1> & 'quoted'";
 
-/// Measures a few experiments, and opens their report at the width of a desktop and of a phone. A script that this
-/// check adds to the page presses every button.
+/// Measures a few experiments, and opens their report at the width of a desktop and of a phone, light and dark. A script
+/// that this check adds to the page presses every button.
 pub(crate) fn report() -> StepEnd {
     let Some(browser) = chromium() else {
         return StepEnd::LeftOut("there is no chromium".to_owned());
@@ -24,7 +24,9 @@ pub(crate) fn report() -> StepEnd {
     measure(&directory)
         .and_then(|()| {
             let page = directory.join("report.html");
-            [(1280, 900), (390, 844)].iter().try_for_each(|size| open(browser, &page, *size))
+            let sizes = [(1300, 900), (420, 900)].into_iter();
+            let mut all = sizes.flat_map(|size| Scheme::ALL.map(|scheme| (size, scheme)));
+            all.try_for_each(|(size, scheme)| open(browser, &page, size, scheme))
         })
         .into()
 }
@@ -43,6 +45,8 @@ fn measure(directory: &Path) -> Result<(), String> {
             "send-receive/rnr",
             "send-receive/window",
             "send-receive/batch",
+            "send-receive/bandwidth",
+            "direct-read/latency",
             "--out",
         ],
     );
@@ -64,7 +68,27 @@ fn measure(directory: &Path) -> Result<(), String> {
     run(report)
 }
 
-fn open(browser: &str, page: &Path, (width, height): (u32, u32)) -> Result<(), String> {
+/// Colours that the reader prefers.
+#[derive(Clone, Copy, Debug)]
+enum Scheme {
+    Light,
+    Dark,
+}
+
+impl Scheme {
+    const ALL: [Self; 2] = [Self::Light, Self::Dark];
+
+    /// Returns the option of Chromium. Its numbers are those of `blink::mojom::PreferredColorScheme`.
+    fn option(self) -> String {
+        let number = match self {
+            Self::Dark => 0,
+            Self::Light => 1,
+        };
+        format!("--blink-settings=preferredColorScheme={number}")
+    }
+}
+
+fn open(browser: &str, page: &Path, (width, height): (u32, u32), scheme: Scheme) -> Result<(), String> {
     let text = fs::read_to_string(page).map_err(|error| format!("{}: {error}", page.display()))?;
     let before = "<script>window.problems = []; addEventListener(\"error\", (event) => problems.push(event.message));\
                   </script><meta charset";
@@ -86,17 +110,17 @@ fn open(browser: &str, page: &Path, (width, height): (u32, u32)) -> Result<(), S
         ],
     );
     let profile = page.with_extension("profile");
-    chromium.arg(format!("--user-data-dir={}", profile.display()));
+    chromium.arg(format!("--user-data-dir={}", profile.display())).arg(scheme.option());
     chromium.arg(format!("--window-size={width},{height}")).arg(format!("file://{}", tested.display()));
     let (dom, said) = Running::start(chromium)?.finish(Duration::from_secs(300))?;
     if let Some(line) = said.lines().find(|line| line.contains("CONSOLE")) {
-        return Err(format!("at {width} pixels the console has: {line}"));
+        return Err(format!("at {width} pixels, {scheme:?}, the console has: {line}"));
     }
     let (_, found) = dom.split_once("<pre id=\"result\">").ok_or("the page did not run its scripts")?;
     let found = found.split_once("</pre>").map_or(found, |(found, _)| found);
     if !found.starts_with("sound: ") {
-        return Err(format!("at {width} pixels, {found}"));
+        return Err(format!("at {width} pixels, {scheme:?}, {found}"));
     }
-    println!("{width} x {height}: {found}");
+    println!("{width} x {height}, {scheme:?}: {found}");
     Ok(())
 }

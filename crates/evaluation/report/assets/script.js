@@ -1,8 +1,9 @@
 "use strict";
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
-  const HEIGHT = 360;
+  // Only the model is dotted.
+  const DASHES = ["", "7 4", "14 4", "9 3 2 3"];
+  const DOTS = { "stroke-width": 1.5, "stroke-dasharray": "1 4", "stroke-linecap": "round" };
 
   // Text from records becomes only text or attribute values, never markup.
   const make = (name, attributes = {}, ...children) => {
@@ -83,14 +84,18 @@
       : simulated(series) ? `${series.name} (simulated)` : series.name);
     // Markers of simulated points are hollow.
     const ink = (series, color) => (simulated(series) ? { fill: "var(--card)", stroke: color, "stroke-width": 1.5 } : { fill: color });
-    const shown = data.series.map(() => true);
+    const shown = data.series.map((series) => !series.hidden);
     const usable = data.quantities.map((_, q) => data.series.some((s) => s.points.some((p) => p.y[q])));
     let quantity = Math.max(0, usable.indexOf(true));
     let log = data.quantities[quantity]?.log ?? false;
 
+    const key = (line, ...more) => make("svg", { width: 30, height: 12, viewBox: "0 0 30 12", "aria-hidden": "true", style: "width:30px" },
+      make("line", { x1: 0, x2: 30, y1: 6, y2: 6, ...line }), ...more);
+
     const controls = make("div", { class: "controls" });
     const stage = make("div");
     const legend = make("div", { class: "legend" });
+    const others = make("div", { class: "legend" });
     const tip = make("div", { class: "tip", hidden: "" });
     figure.append(controls, stage, legend, tip);
 
@@ -107,17 +112,20 @@
 
     data.series.forEach((series, index) => {
       const { color, shape, dash } = style(series);
-      const key = make("svg", { width: 30, height: 12, viewBox: "0 0 30 12", "aria-hidden": "true", style: "width:30px" },
-        make("line", { x1: 0, x2: 30, y1: 6, y2: 6, stroke: color, "stroke-width": 2, "stroke-dasharray": dash }),
-        make("path", { d: marker(shape, 15, 6, 4), ...ink(series, color) }));
-      const button = make("button", { type: "button", "aria-pressed": "true" }, key, label(series));
+      const line = { stroke: color, "stroke-width": 2, "stroke-dasharray": dash };
+      const button = make("button", { type: "button", "aria-pressed": shown[index] },
+        key(line, make("path", { d: marker(shape, 15, 6, 4), ...ink(series, color) })), label(series));
       button.addEventListener("click", () => {
         shown[index] = !shown[index];
         button.setAttribute("aria-pressed", shown[index]);
         draw();
       });
-      legend.append(button);
+      (series.hidden ? others : legend).append(button);
     });
+    const dotted = make("span", { class: "note" }, key({ stroke: "currentColor", ...DOTS }), "dotted: the model\u2019s prediction");
+    legend.append(dotted);
+    const count = others.childElementCount;
+    if (count > 0) legend.after(make("details", { class: "others" }, make("summary", {}, `other variants: ${count}`), others));
 
     let width = 0;
     function draw() {
@@ -128,6 +136,7 @@
       }
       const live = data.series.filter((_, index) => shown[index]);
       const points = live.flatMap((s) => s.points.filter((p) => p.y[quantity]));
+      dotted.hidden = !points.some((p) => p.y[quantity].model != null);
       if (!q || points.length === 0) {
         stage.replaceChildren(make("p", {}, "Nothing is shown: choose something below."));
         return;
@@ -144,7 +153,8 @@
       if (isLog) { least /= 1.15; most *= 1.15; } else { least = Math.min(0, least); most = most * 1.06 || 1; }
       const xs = [...new Set(points.map((p) => p.x))].sort((a, b) => a - b);
       const logX = xs[0] > 0 && xs[xs.length - 1] / xs[0] > 8;
-      const [m, h] = [{ left: 58, right: 14, top: 12, bottom: 44 }, HEIGHT];
+      const m = { left: 58, right: 14, top: 12, bottom: 44 };
+      const h = figure.classList.contains("small") ? 240 : 360;
       const along = (v, low, high, isLog) => high === low ? 0.5 : isLog ? Math.log(v / low) / Math.log(high / low) : (v - low) / (high - low);
       const px = (v) => m.left + 12 + along(v, xs[0], xs[xs.length - 1], logX) * (width - m.left - m.right - 24);
       const py = (v) => h - m.bottom - along(v, least, most, isLog) * (h - m.top - m.bottom);
@@ -185,8 +195,7 @@
         const group = make("g", { style: `color:${color}` });
         const modelled = at.filter((p) => p.y[quantity].model != null);
         if (modelled.length > 0) {
-          group.append(make("path", { class: "model", d: path((y) => y.model, modelled), fill: "none", stroke: "currentColor", "stroke-width": 1.5,
-            "stroke-dasharray": "1 4", "stroke-linecap": "round" }));
+          group.append(make("path", { class: "model", d: path((y) => y.model, modelled), fill: "none", stroke: "currentColor", ...DOTS }));
         }
         group.append(make("path", { class: "curve", d: path((y) => y.median), fill: "none", stroke: "currentColor",
           "stroke-width": 2, "stroke-dasharray": dash, "stroke-linejoin": "round" }));

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use doorbell_claims::{Finding, Testbed};
+use doorbell_claims::Testbed;
 use doorbell_output::files;
 use doorbell_study::experiment::RunDirectory;
 use doorbell_study::failure::{Failure, Usage};
 use serde_json::{Value, json};
 
-use crate::{Fitted, Run};
+use crate::{Fitted, Run, Tally};
 
 /// A report that was written.
 #[derive(Debug)]
@@ -21,8 +21,8 @@ pub struct Written {
     pub verdicts: Vec<Value>,
     /// Changes between two runs, one for each experiment that both runs have.
     pub changes: Vec<Value>,
-    /// Numbers of verdicts with each outcome: first those on published shapes, then those on goals.
-    pub counts: [Vec<(Finding, usize)>; 2],
+    /// Numbers of verdicts: first those on published shapes, then those on goals.
+    pub counts: [Tally; 2],
     /// Runs of the report.
     pub runs: Vec<Run>,
 }
@@ -61,13 +61,13 @@ fn have_something_in_common(
     Ok(())
 }
 
-/// Writes the report of the runs in these directories.
+/// Reads the runs in directories of records. A directory has a run for its measurements, and one for each simulated
+/// testbed.
 ///
 /// # Errors
 ///
-/// A directory has no records, two directories are the same or have no experiment in common, or the report cannot be
-/// written.
-pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &Path) -> Result<Written, Failure> {
+/// A directory has no records, or two directories are the same.
+pub fn read_runs(directories: &[PathBuf]) -> Result<Vec<Vec<Run>>, Failure> {
     let (mut runs, mut names, mut places) = (Vec::new(), Vec::new(), Vec::new());
     for path in directories {
         if !path.is_dir() {
@@ -88,6 +88,17 @@ pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &
         places.push(place);
         runs.push(Run::of(&name, RunDirectory::read(path)?));
     }
+    Ok(runs)
+}
+
+/// Writes the report of the runs in these directories.
+///
+/// # Errors
+///
+/// A directory has no records, two directories are the same or have no experiment in common, or the report cannot be
+/// written.
+pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &Path) -> Result<Written, Failure> {
+    let runs = read_runs(directories)?;
     if let [one, other] = directories {
         have_something_in_common((one, &runs[0]), (other, &runs[1]))?;
     }
@@ -95,11 +106,8 @@ pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &
     let verdicts = crate::verdicts(&runs);
     let html = crate::html(&runs, Some(&Fitted::new(&runs)), published);
     write_whole(out, &html)?;
-    let counts = [false, true].map(|is_goal| {
-        let those = || verdicts.iter().filter(|found| found.claim.is_goal() == is_goal);
-        let count = |outcome| (outcome, those().filter(|found| found.verdict.finding == outcome).count());
-        Finding::ALL.into_iter().map(count).filter(|(_, count)| *count > 0).collect()
-    });
+    let counts =
+        [false, true].map(|is_goal| Tally::of(verdicts.iter().filter(|found| found.claim.is_goal() == is_goal)));
     let changes = crate::changes(&runs).into_iter().map(|it| {
         json!({
             "experiment": it.experiment,
@@ -122,6 +130,7 @@ pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &
                 if found.claim.is_goal() { "goal" } else { "published" }: found.claim.says,
                 "outcome": found.verdict.finding.name(),
                 "because": found.verdict.because,
+                "quiet": !found.is_restless,
             })
         })
         .collect();

@@ -12,9 +12,12 @@
 //! policy of the page forbids to load anything.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod beside;
 pub mod choice;
+mod csv;
 mod directories;
+mod figure;
 mod fitted;
 mod format;
 mod matrix;
@@ -23,20 +26,23 @@ mod records;
 mod reproduction;
 mod sweep;
 mod table;
+mod tally;
 mod view;
 
 use std::collections::BTreeMap;
 
-use doorbell_claims::{Testbed, Verdict};
+use doorbell_claims::{Finding, Testbed, Verdict};
 use doorbell_record::{PointRecord, Quantity};
 use doorbell_study::experiment::{self, Claim, Effort, Experiment};
 use doorbell_study::layout::Layout;
 
-pub use directories::{Written, write_report, write_whole};
+pub use csv::{COLUMNS, csv};
+pub use directories::{Written, read_runs, write_report, write_whole};
 pub use fitted::Fitted;
 pub use records::read_observations;
 pub use reproduction::{Reproduction, reproduction_html};
 pub use sweep::{Sweep, SweepPoint, sweep_html};
+pub use tally::Tally;
 pub use view::Changed;
 use view::{curves, published};
 
@@ -165,6 +171,8 @@ pub struct Found {
     pub claim: Claim,
     /// The verdict.
     pub verdict: Verdict,
+    /// Whether the verdict is from a machine that was not quiet while the experiment was measured.
+    pub is_restless: bool,
 }
 
 /// Returns the verdicts of each run on the experiments of which the run has points.
@@ -181,11 +189,11 @@ pub fn verdicts(runs: &[Run]) -> Vec<Found> {
 fn verdicts_of<'a>(run: &'a Run, experiment: &'a Experiment) -> impl Iterator<Item = Found> + 'a {
     let view = experiment::View::new(&run.records);
     let is_there = run.records_of(&experiment.name).next().is_some();
-    experiment.claims().into_iter().filter(move |_| is_there).map(move |claim| Found {
-        run: run.name.clone(),
-        experiment: experiment.name.clone(),
-        claim,
-        verdict: claim.judge(view, experiment),
+    let is_restless = view.restlessness(experiment).is_some();
+    experiment.claims().into_iter().filter(move |_| is_there).map(move |claim| {
+        let verdict = claim.judge(view, experiment);
+        let is_restless = is_restless && verdict.finding != Finding::NoValues;
+        Found { run: run.name.clone(), experiment: experiment.name.clone(), claim, verdict, is_restless }
     })
 }
 

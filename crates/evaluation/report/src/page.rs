@@ -3,10 +3,10 @@
 use doorbell_claims::Finding;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::matrix;
 use crate::table::{self, anchor};
 use crate::view::table::Table;
 use crate::view::{Common, Judged, ModelOfRun, Overview, Published, Quality, Section, View};
+use crate::{Tally, answers, figure, matrix};
 
 const STYLE: &str = include_str!("../assets/style.css");
 pub(crate) const SCRIPT: &str = include_str!("../assets/script.js");
@@ -48,13 +48,15 @@ pub(crate) fn page(view: &View) -> String {
     let body = html! {
         (header(view))
         main {
+            @if let Some(found) = &view.answers { (answers::draw(found)) }
+            @if let Some(sentence) = view.unanswered { p.summary { (sentence) } }
             @if let Some(changes) = &view.changes { (overview(changes)) }
             @if let Some(table) = &view.glance { (glance(table)) }
-            @if !view.links.is_empty() { (matrix::links(&view.links)) (judged(&view.goals)) }
+            @if !view.links.is_empty() { (matrix::links(&view.links)) }
             @if !view.strategies.is_empty() { (matrix::strategies(&view.strategies)) }
-            @if let Some(table) = &view.shapes { (shapes(table)) }
             (contents(&view.sections))
             @for one in &view.sections { (section(one)) }
+            (verdicts(view))
             @if let Some(models) = &view.models { (quality(models)) }
             h2 #environment { "Environment" }
             (table::draw(&view.environments, "scroll", None, None))
@@ -83,14 +85,10 @@ fn header(view: &View) -> Markup {
                     }
                 }
             }
-            ul.tiles {
-                @if let Some((points, times)) = view.tiles.measured {
-                    li { b { (points) } " points, measured " (times) " times" }
-                }
-                @if view.tiles.simulated > 0 { li.simulated { b { (view.tiles.simulated) } " points, simulated" } }
-                @for (finding, count) in &view.tiles.findings {
-                    li class=(table::class(*finding)) { b { (count) } " " (tile(*finding)) }
-                }
+            @for (prefix, sentence) in &view.quiet { p.quiet { (prefix) (sentence) } }
+            p.where {
+                @if let Some((points, times)) = view.tiles.measured { b { (points) } " points, measured " (times) " times. " }
+                @if view.tiles.simulated > 0 { b { (view.tiles.simulated) } " points, simulated." }
             }
         }
     }
@@ -133,15 +131,26 @@ fn glance(table: &Table) -> Markup {
     }
 }
 
-/// Renders all verdicts on published shapes.
-fn shapes(table: &Table) -> Markup {
+/// Renders all verdicts on published shapes and on goals.
+fn verdicts(view: &View) -> Markup {
+    let Tally { findings, restless } = &view.tiles.verdicts;
     html! {
-        h2 #verdicts { "Published shapes, and what the data say" }
-        p {
-            "Shapes of an evaluation on ConnectX-5 RNICs over 100 Gb/s Ethernet; each verdict is computed from the "
-            "best repetition of each point, since other programs can only slow one down."
+        @if let Some(table) = &view.shapes {
+            h2 #verdicts { "Published shapes, and what the data say" }
+            ul.tiles {
+                @for (finding, count) in findings {
+                    li class=(table::class(*finding)) { b { (count) } " " (tile(*finding)) }
+                }
+                @if *restless > 0 { li class=(table::RESTLESS) { b { (restless) } " " (Tally::RESTLESS) } }
+            }
+            p {
+                "Shapes of an evaluation on ConnectX-5 RNICs over 100 Gb/s Ethernet; each verdict is computed from the "
+                "best repetition of each point, since other programs can only slow one down. Verdicts of experiments in "
+                "which repetitions differ much are grey: the machine was not quiet."
+            }
+            (table::draw(table, "scroll cards", Some("sortable"), None))
         }
-        (table::draw(table, "scroll cards", Some("sortable"), None))
+        @if !view.goals.is_empty() { h2 #goals { "Goals of shared memory" } (judged(&view.goals)) }
     }
 }
 
@@ -150,9 +159,9 @@ fn judged(verdicts: &[Judged]) -> Markup {
     html! {
         @if !verdicts.is_empty() {
             ul.verdicts {
-                @for Judged { prefix, says, verdict } in verdicts {
+                @for Judged { prefix, says, verdict, is_restless } in verdicts {
                     li {
-                        (table::badge(verdict.finding)) " " b { (says) } " " span { (prefix) (verdict.because) }
+                        (table::badge(verdict.finding, *is_restless)) " " b { (says) } " " span { (prefix) (verdict.because) }
                     }
                 }
             }
@@ -180,7 +189,7 @@ fn section(section: &Section) -> Markup {
             p.setting { (section.setting) }
             @if let Some(page) = section.page { p.setting { "More in the guide: " code { (page) } } }
             @for (prefix, summary) in &section.summaries { p.summary { b { (prefix) } (summary) } }
-            (plot(&section.plot))
+            (figure::plot(&section.plot))
             (judged(&section.verdicts))
             @if let Some(changes) = &section.changes { (common(changes)) }
             (table::sortable(&section.points))
@@ -189,16 +198,6 @@ fn section(section: &Section) -> Markup {
                 (table::draw(cpu, "scroll", Some("sortable hosts"), None))
             }
             @if let Some(published) = &section.published { (figures(published)) }
-        }
-    }
-}
-
-/// Renders a plot, which the script draws.
-pub(crate) fn plot(data: &serde_json::Value) -> Markup {
-    html! {
-        figure.plot {
-            script type="application/json" { (in_script(data)) }
-            noscript { "The plot needs JavaScript; the table below has all its numbers." }
         }
     }
 }
@@ -267,13 +266,6 @@ fn quality(models: &[ModelOfRun]) -> Markup {
     }
 }
 
-/// Returns JSON as the text of a `script` element. HTML does not unescape this text, so `<`, `>` and `&` are escaped as
-/// in JSON, and the text can neither end the element nor begin a comment.
-fn in_script(value: &serde_json::Value) -> PreEscaped<String> {
-    let text = value.to_string();
-    PreEscaped(text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"))
-}
-
 fn reading() -> Markup {
     html! {
         h2 #reading { "How to read this" }
@@ -300,18 +292,5 @@ fn reading() -> Markup {
             }
             li { "This file contains all text and pictures; it loads nothing." }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn json_ends_no_element() {
-        let value = serde_json::json!({ "name": "</script><!-- & -->" });
-        let PreEscaped(text) = in_script(&value);
-        assert!(!text.contains(['<', '>', '&']), "{text}");
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 }

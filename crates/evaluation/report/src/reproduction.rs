@@ -10,8 +10,9 @@ use serde_json::Value;
 
 use crate::beside::{self, Beside, PUBLISHED, SIMULATED};
 use crate::curves::{Curve, curve_beside};
+use crate::figure;
 use crate::format::{bytes, number};
-use crate::page::{self, SCRIPT, head};
+use crate::page::{SCRIPT, head};
 use crate::published::drawn;
 use crate::sweep::{Sweep, SweepCurve, SweepPoint, plot};
 use crate::table::{heading, text, value};
@@ -136,7 +137,7 @@ impl Reproduction<'_> {
             @for Beside { over, data } in beside::plots([&simulated, &published], &self.rows) {
                 section {
                     h3 { "Published curves over " (over) " " span.badge.simulated { "simulated: " (self.testbed) } }
-                    (page::plot(&data))
+                    (figure::plot(&data))
                 }
             }
         }
@@ -192,7 +193,7 @@ impl Reproduction<'_> {
         html! {
             section {
                 h3 { (experiment) " " span.badge.simulated { "simulated: " (self.testbed) } }
-                @if let Some(data) = self.plot(experiment, &sweep) { (page::plot(&data)) }
+                @if let Some(data) = self.plot(experiment, &sweep) { (figure::plot(&data)) }
                 @if !rows.is_empty() {
                     div.scroll tabindex="0" { table.sortable {
                         thead { tr {

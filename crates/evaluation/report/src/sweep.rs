@@ -3,8 +3,9 @@
 use maud::{Markup, html};
 use serde_json::{Value, json};
 
+use crate::figure;
 use crate::format::{NOTHING, with_unit};
-use crate::page::{self, document};
+use crate::page::document;
 use crate::table;
 use crate::view::table::{Cell, Table};
 
@@ -159,7 +160,7 @@ pub fn sweep_html(sweep: &Sweep) -> String {
         main {
             section #sweep {
                 @for sentence in &sweep.setting { p.setting { (sentence) } }
-                @if let Some(data) = sweep.plot() { (page::plot(&data)) }
+                @if let Some(data) = sweep.plot() { (figure::plot(&data)) }
                 (sweep.table())
             }
         }

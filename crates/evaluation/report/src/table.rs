@@ -52,7 +52,7 @@ fn cell(cell: &Cell) -> Markup {
             td.number.bar data-value=(value) { span style=(format_args!("--share:{percent:.1}%")) { (number(*value)) } }
         },
         Cell::Experiment(name) => html! { td { a href={ "#" (anchor(name)) } { (name) } } },
-        Cell::Verdict(finding) => html! { td { (badge(*finding)) } },
+        Cell::Verdict(finding, is_restless) => html! { td { (badge(*finding, *is_restless)) } },
     }
 }
 
@@ -62,9 +62,14 @@ pub(crate) fn anchor(name: &str) -> String {
     std::iter::once('x').chain(std::iter::once('-')).chain(plain).collect()
 }
 
-pub(crate) fn badge(finding: Finding) -> Markup {
-    html! { span class={ "badge " (class(finding)) } { (mark(finding)) " " (finding.name()) } }
+/// Renders the outcome of a verdict. An outcome from a machine that was not quiet is grey.
+pub(crate) fn badge(finding: Finding, is_restless: bool) -> Markup {
+    let (class, mark) = if is_restless { (RESTLESS, "\u{2248}") } else { (class(finding), mark(finding)) };
+    html! { span class={ "badge " (class) } { (mark) " " (finding.name()) } }
 }
+
+/// Class of verdicts from a machine that was not quiet.
+pub(crate) const RESTLESS: &str = "restless";
 
 pub(crate) fn class(finding: Finding) -> &'static str {
     match finding {

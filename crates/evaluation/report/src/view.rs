@@ -1,5 +1,6 @@
 //! View of the report: all data of the page, computed once from the records. Drawing computes nothing.
 
+mod answers;
 mod changes;
 pub(crate) mod comparison;
 pub(crate) mod curves;
@@ -16,21 +17,23 @@ pub(crate) mod table;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use doorbell_claims::{Finding, Testbed, Verdict};
+use doorbell_claims::{Testbed, Verdict};
 use doorbell_protocols::Protocol;
 use doorbell_record::PointRecord;
 use doorbell_study::experiment::{Experiment, FAR_MEMORY};
 use serde_json::Value;
 
+pub(crate) use answers::{Answer, Answers, Question, window_and_batch};
 pub use changes::Changed;
 pub(crate) use changes::{Common, Overview, pair};
 pub(crate) use links::LinksOfRun;
 pub(crate) use model::{ModelOfRun, Quality};
+pub(crate) use points::ordered;
 pub(crate) use published::Published;
 pub(crate) use strategies::{Figures, StrategiesOfRun};
 
 use crate::format::date;
-use crate::{Found, Model, Run, experiments, verdicts_of};
+use crate::{Found, Model, Run, Tally, experiments, verdicts_of};
 use table::{Cell, Table};
 
 /// All data of the page.
@@ -41,6 +44,12 @@ pub(crate) struct View {
     /// Question that the page answers.
     pub(crate) question: &'static str,
     pub(crate) origins: Vec<Origin>,
+    /// Sentences on how quiet the machine of each run was, with the prefix of the run.
+    pub(crate) quiet: Vec<(String, String)>,
+    /// Best protocol, window and batch for each size.
+    pub(crate) answers: Option<Answers>,
+    /// Sentence on the lack of answers.
+    pub(crate) unanswered: Option<&'static str>,
     pub(crate) tiles: Tiles,
     /// Changes between two runs.
     pub(crate) changes: Option<Overview>,
@@ -77,7 +86,8 @@ pub(crate) struct Tiles {
     /// Measured points and their repetitions, or `None` if all points were simulated.
     pub(crate) measured: Option<(usize, usize)>,
     pub(crate) simulated: usize,
-    pub(crate) findings: Vec<(Finding, usize)>,
+    /// Verdicts on published shapes.
+    pub(crate) verdicts: Tally,
 }
 
 /// Verdict in a list.
@@ -86,6 +96,8 @@ pub(crate) struct Judged {
     pub(crate) prefix: String,
     pub(crate) says: &'static str,
     pub(crate) verdict: Verdict,
+    /// Whether the machine was not quiet.
+    pub(crate) is_restless: bool,
 }
 
 /// Section of an experiment.
@@ -121,17 +133,20 @@ impl View {
             verdicts.iter().flatten().partition(|found| found.claim.is_goal());
         let (goals, tiles) = (goals.into_iter().map(|it| Judged::new(runs, it)).collect(), Tiles::new(runs, &shapes));
         let shapes = shapes_table(runs, &shapes);
-        let compared = comparison::runs(runs);
-        let is_there = |it: &Experiment| compared.iter().any(|run| run.records_of(&it.name).next().is_some());
-        let comparisons = comparison::experiments();
-        let comparisons = comparisons.iter().filter(|it| is_there(it));
-        let comparisons = comparisons.map(|experiment| Section::new(&compared, experiment, &[], model, None));
-        let known = experiments.iter().zip(&verdicts);
-        let known = known.map(|(experiment, found)| Section::new(runs, experiment, found, model, published));
+        let sections = experiments.iter().zip(&verdicts);
+        let sections = sections.map(|(experiment, found)| Section::new(runs, experiment, found, model, published));
+        let (question, answers) = (question(runs), answers::answers(runs, model));
+        let is_unanswered = question == PROTOCOLS && answers.is_none() && !experiments.is_empty();
         Self {
             names: runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", "),
-            question: question(runs),
+            question,
             origins: runs.iter().map(|run| Origin::new(runs, run)).collect(),
+            quiet: answers::quiet(runs, &experiments),
+            answers,
+            unanswered: is_unanswered.then_some(
+                "No experiment of this page measures a protocol over the message size, so no protocol is best: \
+                 `doorbell study` without names of experiments does.",
+            ),
             tiles,
             changes: pair(runs).map(|pair| pair.overview(&experiments)),
             glance: comparison::table(runs),
@@ -139,7 +154,7 @@ impl View {
             goals,
             strategies: strategies::strategies(runs),
             shapes,
-            sections: comparisons.chain(known).collect(),
+            sections: sections.collect(),
             models: model.map(|model| model::models(runs, model)),
             environments: environment::environments(runs),
             hosts: hosts::hosts(runs),
@@ -152,15 +167,14 @@ fn prefix(runs: &[Run], name: &str) -> String {
     if runs.len() > 1 { format!("{name}: ") } else { String::new() }
 }
 
+/// Question of a page on protocols.
+const PROTOCOLS: &str = "Which protocol, with which parameters?";
+
 fn question(runs: &[Run]) -> &'static str {
     let is_far = |record: &PointRecord| record.experiment.starts_with(FAR_MEMORY);
     let mut records = runs.iter().flat_map(|run| &run.records).peekable();
     let is_about_memory = records.peek().is_some() && records.all(is_far);
-    if is_about_memory {
-        "How much does sharing memory cost, and which strategy avoids it?"
-    } else {
-        "Which protocol, with which parameters?"
-    }
+    if is_about_memory { "How much does sharing memory cost, and which strategy avoids it?" } else { PROTOCOLS }
 }
 
 /// Returns all verdicts on published shapes.
@@ -170,7 +184,7 @@ fn shapes_table(runs: &[Run], found: &[&Found]) -> Option<Table> {
         cells.extend([
             Cell::Experiment(found.experiment.clone()),
             Cell::text(found.claim.says),
-            Cell::Verdict(found.verdict.finding),
+            Cell::Verdict(found.verdict.finding, found.is_restless),
             Cell::text(&found.verdict.because),
         ]);
         cells
@@ -201,18 +215,22 @@ impl Tiles {
         let points: usize = of(false).map(|run| run.records.len()).sum();
         let times: usize = of(false).flat_map(|run| &run.records).map(|record| record.repetitions.len()).sum();
         let simulated: usize = of(true).map(|run| run.records.len()).sum();
-        let count = |outcome| (outcome, found.iter().filter(|found| found.verdict.finding == outcome).count());
         Self {
             measured: (points > 0 || simulated == 0).then_some((points, times)),
             simulated,
-            findings: Finding::ALL.into_iter().map(count).filter(|(_, count)| *count > 0).collect(),
+            verdicts: Tally::of(found.iter().copied()),
         }
     }
 }
 
 impl Judged {
     fn new(runs: &[Run], found: &Found) -> Self {
-        Self { prefix: prefix(runs, &found.run), says: found.claim.says, verdict: found.verdict.clone() }
+        Self {
+            prefix: prefix(runs, &found.run),
+            says: found.claim.says,
+            verdict: found.verdict.clone(),
+            is_restless: found.is_restless,
+        }
     }
 }
 

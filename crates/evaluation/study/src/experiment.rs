@@ -28,4 +28,4 @@ pub use far_memory::COMPARING;
 pub use links::{Compared, LINK_FIGURES, LinkFigure, compared, subject_and_link};
 pub use sweep::{Effort, Experiment, FAR_MEMORY, Point};
 pub use sweeps::all;
-pub use view::View;
+pub use view::{QUIET_SPAN, View};

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_claims::Testbed;
-use doorbell_report::{Written, write_report};
+use doorbell_report::{Fitted, Written, csv, read_runs, write_report};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::links;
-use crate::output::{line, note, pretty};
+use crate::output::{line, note, pretty, write_text};
 
 /// Write one self-contained HTML file with plots, tables and verdicts.
 #[derive(Args)]
@@ -28,9 +28,17 @@ pub(crate) struct Report {
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
+    /// Print all curves as CSV, and write no report. docs/record.md describes the columns
+    #[arg(long, conflicts_with_all = ["json", "published", "out"])]
+    csv: bool,
 }
 
 pub(crate) fn run(report: &Report) -> Result<ExitCode, Failure> {
+    if report.csv {
+        let runs = read_runs(&report.directories)?.concat();
+        write_text(&csv(&runs, Some(&Fitted::new(&runs))))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let written = write_report(&report.directories, report.published, &report.out)?;
     if report.json {
         pretty(&json!({
@@ -60,9 +68,8 @@ pub(crate) fn print(written: &Written) -> Result<(), Failure> {
         links::table(run).iter().for_each(|line| note!("{line}"));
     }
     for (what, counts) in ["published shapes", "goals"].into_iter().zip(&written.counts) {
-        let counts: Vec<_> = counts.iter().map(|(outcome, count)| format!("{} {count}", outcome.name())).collect();
         if !counts.is_empty() {
-            note!("{what}: {}", counts.join(", "));
+            note!("{what}: {counts}");
         }
     }
     Ok(line(written.path.display())?)

@@ -29,14 +29,14 @@ pub(super) fn experiments() -> [Experiment; 2] {
         of(
             "latency",
             "How long does one message take, by protocol?",
-            "the points of each protocol's own experiment at the sizes that all are measured at",
+            "the best variant of each protocol at each size; one connection, one message at a time, half a round trip",
             [Quantity::MedianLatency, Quantity::TailLatency],
         ),
         of(
             "bandwidth",
             "How much goes through, by protocol?",
-            "the points of each protocol's own experiment with 64 messages unacknowledged (Direct-Read: 32), one per post; for large \
-             messages window and depth shrink to what a cache holds",
+            "the best variant and configuration of each protocol at each size; one connection. For large messages window \
+             and depth shrink to the size of a cache",
             [Quantity::Throughput, Quantity::MessageRate],
         ),
     ]
@@ -46,16 +46,15 @@ pub(super) fn experiments() -> [Experiment; 2] {
 /// `None` if the comparison does not use the record.
 pub(crate) fn name(record: &PointRecord) -> Option<(String, String)> {
     let (family, what) = record.experiment.split_once('/')?;
-    let variant = match what {
-        "latency" => record.series.as_str(),
-        "bandwidth" if record.series == COMMON => "",
-        "bandwidth" => record.series.strip_suffix(COMMON)?.strip_suffix(", ")?,
-        _ => return None,
+    if what != "latency" && what != "bandwidth" {
+        return None;
+    }
+    let series = match record.series.as_str() {
+        "ping-pong" => family.to_owned(),
+        own if own == family || own.starts_with(&format!("{family}, ")) => own.to_owned(),
+        own => format!("{family}, {own}"),
     };
-    let is_compared = COMPARED_SIZES.iter().any(|&size| record.x == size as f64);
-    let is_only = variant.is_empty() || variant == family || variant == "ping-pong";
-    let series = if is_only { family.to_owned() } else { format!("{family}, {variant}") };
-    is_compared.then(|| (format!("{ALL}/{what}"), series))
+    Some((format!("{ALL}/{what}"), series))
 }
 
 /// Returns the runs with the records of the comparison: records of single protocols with other names of the experiment

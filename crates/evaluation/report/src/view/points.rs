@@ -53,7 +53,7 @@ pub(super) fn points(runs: &[Run], experiment: &Experiment, model: Option<&dyn M
 
 /// Returns the points of a run in an experiment, sorted by curve and position. The curves have the order of the
 /// experiment's points.
-pub(super) fn ordered<'a>(run: &'a Run, experiment: &Experiment) -> Vec<&'a PointRecord> {
+pub(crate) fn ordered<'a>(run: &'a Run, experiment: &Experiment) -> Vec<&'a PointRecord> {
     let mut records: Vec<&PointRecord> = run.records_of(&experiment.name).collect();
     let order = |record: &PointRecord| experiment.points.iter().position(|point| point.series == record.series);
     records.sort_by(|a, b| (order(a), &a.series).cmp(&(order(b), &b.series)).then(a.x.total_cmp(&b.x)));

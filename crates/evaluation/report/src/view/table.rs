@@ -27,7 +27,8 @@ pub(crate) enum Cell {
     Bar(f64, f64),
     /// Name of an experiment, with a link to its section.
     Experiment(String),
-    Verdict(Finding),
+    /// Outcome of a verdict, and whether the machine was not quiet.
+    Verdict(Finding, bool),
 }
 
 impl Table {

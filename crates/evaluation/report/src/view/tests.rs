@@ -15,7 +15,7 @@ pub(crate) fn environment() -> Environment {
 }
 
 /// Returns a run with two repetitions of each point of an experiment. Its rates are multiples of `rate`.
-fn run(name: &str, experiment: &str, rate: f64) -> Run {
+pub(crate) fn run(name: &str, experiment: &str, rate: f64) -> Run {
     let experiment = all(Effort::Quick).into_iter().find(|it| it.name == experiment).expect("an experiment");
     let record = |point: &Point| {
         let mut record = point.record(&experiment, environment());
@@ -58,6 +58,107 @@ fn each_record_is_one_row_and_one_point() {
     let points: usize = series.iter().map(|one| one["points"].as_array().map_or(0, Vec::len)).sum();
     assert_eq!(points, here.records.len());
     assert_eq!(section.verdicts.len(), view.shapes.map_or(0, |table| table.rows.len()));
+}
+
+/// Returns a run of Send-Receive and Direct-Write, of which the latter is twice as fast.
+fn two_protocols() -> Run {
+    let [one, other] =
+        [("send-receive/bandwidth", 1e6), ("direct-write/bandwidth", 2e6)].map(|(name, rate)| run("here", name, rate));
+    Run { name: "here".to_owned(), records: [one.records, other.records].concat() }
+}
+
+#[test]
+fn first_screen_has_the_best_protocol_of_each_size() {
+    let mut here = two_protocols();
+    here.records.retain(|record| record.bytes() != 512);
+    // Send-Receive in lists is the fastest at 64 KiB.
+    for record in here.records.iter_mut().filter(|it| it.series == "batched" && it.x == 65_536.0) {
+        record.repetitions.iter_mut().for_each(|result| result.bytes_per_s *= 10.0);
+    }
+    let view = View::new(&[here], None, None);
+    assert_eq!(view.unanswered, None);
+    let answers = view.answers.expect("answers");
+    let [of] = answers.runs.as_slice() else { panic!("{answers:?}") };
+    assert_eq!(of.run, None);
+    let sizes: Vec<&str> = of.rows.iter().map(|row| row.0.as_str()).collect();
+    assert_eq!(sizes, ["64 B", "512 B", "4 KiB", "64 KiB", "1 MiB"]);
+    assert!(of.rows.iter().all(|row| row.1[0].is_none()), "no latency was measured");
+    let found = |size: usize| of.rows[size].1[1].as_ref();
+    let answer = |figure: &str, protocol, configuration: &str, others: &str| Answer {
+        figure: figure.to_owned(),
+        protocol,
+        configuration: configuration.to_owned(),
+        others: others.to_owned(),
+    };
+    // 2.5 million messages per second of 64 B, and 12.5 million of 64 KiB.
+    let next = "best of 2 protocols; next Send-Receive, 0.640 Gb/s";
+    assert_eq!(found(0), Some(&answer("1.28 Gb/s", "Direct-Write", "window 64, batch 1", next)));
+    assert_eq!(found(1), None);
+    let next = "best of 2 protocols; next Direct-Write, 1311 Gb/s";
+    assert_eq!(found(3), Some(&answer("6554 Gb/s", "Send-Receive", "window 256, batch 8", next)));
+
+    let [Question { plot, .. }] = answers.plots.as_slice() else { panic!("{answers:?}") };
+    let series = plot["series"].as_array().expect("series");
+    let are_hidden = |wanted: bool| -> Vec<(&str, usize)> {
+        let of = series.iter().filter(|one| one["hidden"] == wanted);
+        let points = |one: &Value| one["points"].as_array().map_or(0, Vec::len);
+        of.map(|one| (one["name"].as_str().unwrap_or_default(), points(one))).collect()
+    };
+    assert_eq!(are_hidden(false), [("direct-write", 4), ("send-receive", 6)]);
+    let variants = ["batched", "sequential", "unbatched"].map(|variant| format!("send-receive, {variant}"));
+    assert_eq!(are_hidden(true), variants.each_ref().map(|variant| (variant.as_str(), 6)));
+}
+
+#[test]
+fn equal_protocols_are_within_the_spread() {
+    let mut here = two_protocols();
+    for result in here.records.iter_mut().flat_map(|record| &mut record.repetitions) {
+        result.bytes_per_s = result.messages_per_s.min(1.5e6) * 64.0;
+    }
+    let answers = View::new(&[here], None, None).answers.expect("answers");
+    let best = answers.runs[0].rows[0].1[1].as_ref().expect("an answer");
+    assert!(best.others.ends_with(", within the spread of repetitions"), "{best:?}");
+}
+
+#[test]
+fn page_without_sizes_says_that_no_protocol_is_best() {
+    let view = View::new(&[run("here", WINDOW, 1e6)], None, None);
+    assert!(view.answers.is_none() && view.unanswered.is_some());
+    assert!(View::new(&[], None, None).unanswered.is_none());
+}
+
+#[test]
+fn sentence_states_how_quiet_the_machine_was() {
+    let said = |run: &Run| View::new(std::slice::from_ref(run), None, None).quiet;
+    let mut here = two_protocols();
+    let quiet = said(&here);
+    assert!(
+        quiet[0].1.contains("was quiet: the repetitions of a typical point span 40 % of their median"),
+        "{quiet:?}"
+    );
+    for record in here.records.iter_mut().filter(|it| it.experiment == "direct-write/bandwidth") {
+        record.repetitions[1].bytes_per_s *= 3.0;
+    }
+    let restless = said(&here);
+    assert!(restless[0].1.contains("not quiet in 1 of 2 experiments"), "{restless:?}");
+    here.records.iter_mut().for_each(|record| record.repetitions.truncate(1));
+    assert!(said(&here)[0].1.contains("is unknown"));
+    assert_eq!(View::new(&[], None, None).quiet, []);
+}
+
+#[test]
+fn plot_shows_the_best_variant_of_a_protocol() {
+    let mut here = run("here", "direct-read/bandwidth", 1e6);
+    let is_best = |record: &PointRecord| record.parameters.protocol.name() == "direct-read-send";
+    for record in here.records.iter_mut().filter(|record| is_best(record)) {
+        record.repetitions.iter_mut().for_each(|result| result.bytes_per_s *= 2.0);
+    }
+    let view = View::new(&[here.clone()], None, None);
+    let series = view.sections[0].plot["series"].as_array().expect("series");
+    let shown: Vec<_> = series.iter().filter(|one| one["hidden"] == false).map(|one| &one["name"]).collect();
+    let best = here.records.iter().find(|record| is_best(record)).expect("the variant");
+    assert_eq!(shown, [&best.series]);
+    assert_eq!(series.len(), 3, "the other variants can be chosen");
 }
 
 #[test]

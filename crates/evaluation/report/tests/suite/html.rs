@@ -9,7 +9,7 @@ use doorbell_record::{
     Environment, FarPoint, Figure, HostResult, Kind, Latency, PointRecord, PointResult, Quantity, Strategy,
 };
 use doorbell_report::{Account, Fitted, Model, Prediction, Run, changes, html, verdicts};
-use doorbell_study::experiment::{Effort, Experiment, all};
+use doorbell_study::experiment::{COMPARED_SIZES, Effort, Experiment, all};
 use serde_json::Value;
 
 fn environment() -> Environment {
@@ -74,11 +74,23 @@ fn every_point_is_in_a_plot_and_in_a_table() {
     let plots = plots(&page);
     let (compared, plots) = plots.split_at(2);
     assert_eq!(plots.len(), all(Effort::Quick).len());
-    for plot in compared {
+    for (plot, variant) in compared.iter().zip(["fenced, awaited", "fenced, awaited, unbatched"]) {
         let series = plot["series"].as_array().unwrap();
-        assert!(series.iter().any(|series| series["name"] == "send-receive"));
-        assert!(series.iter().any(|series| series["name"] == "direct-read, fenced, awaited"));
-        assert!(series.iter().all(|series| series["points"].as_array().unwrap().len() == 4), "{plot}");
+        let named = |name: &str| series.iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("no {name}"));
+        let sizes = |name: &str| -> Vec<u64> {
+            named(name)["points"].as_array().unwrap().iter().map(|it| it["x"].as_f64().unwrap() as u64).collect()
+        };
+        // One curve for each protocol and run is shown, and has all sizes. The variants are hidden.
+        let shown: Vec<_> = series.iter().filter(|one| one["hidden"] == false).map(|one| &one["name"]).collect();
+        let families =
+            ["buffered-read", "buffered-write", "direct-read", "direct-write", "send-receive", "shared-write"];
+        assert_eq!(shown, [families, families].concat(), "{plot}");
+        for family in families {
+            assert!(COMPARED_SIZES.iter().all(|size| sizes(family).contains(&(*size as u64))), "{family}: {plot}");
+        }
+        let variant = format!("direct-read, {variant}");
+        assert_eq!(named(&variant)["hidden"], true, "{plot}");
+        assert!(sizes(&variant).len() < sizes("direct-read").len(), "{plot}");
     }
     let points: usize = plots
         .iter()
@@ -88,12 +100,18 @@ fn every_point_is_in_a_plot_and_in_a_table() {
     assert_eq!(points, runs.iter().map(|run| run.records.len()).sum::<usize>());
     let first = &plots[0]["series"][0]["points"][0]["y"][0];
     assert_eq!((&first["median"], first["values"].as_array().unwrap().len()), (&Value::from(2.001), 3));
-    assert_eq!(page.matches("<section id=").count(), 2 + plots.len());
+    assert_eq!(page.matches("<section id=").count(), 1 + plots.len());
     assert!(page.matches("<tr>").count() > points, "each has a row");
     assert!(
         page.contains("The lowest median latency is 2.00 us (ping-pong; message size 1 B)"),
         "sentences are computed"
     );
+    let answers = between(&page, "id=\"answers\"", "</section>");
+    for text in ["lowest latency", "highest throughput", "4 KiB", "window 1, batch 1", "best of 6 protocols; next "] {
+        assert!(answers.contains(text), "{text}");
+    }
+    assert!(!answers.contains("not measured"), "every study has these sizes");
+    assert!(page.find("id=\"answers\"") < page.find("id=\"glance\""), "the answers come first");
     for text in ["Protocols at a glance", "here: ", "there: ", "a processor on 2 CPUs", "1970-01-01"] {
         assert!(page.contains(text), "{text}");
     }
@@ -290,8 +308,10 @@ fn table_compares_links_and_names_stray_packets() {
     }
     let stray = "READ, shared memory (links/rate, 1): shared memory (27 packets) and UDP (3 packets)";
     assert!(section.contains(stray), "{section}");
-    // Verdicts on goals are next to the table of links, and not in the table of published shapes.
-    assert!(section.contains("at most half as long") && section.contains("5.00 times (send-receive)"), "{section}");
+    // Verdicts on goals come after the plots, and are not in the table of published shapes.
+    let goals = between(&page, "id=\"goals\"", "<h2");
+    assert!(goals.contains("at most half as long") && goals.contains("5.00 times (send-receive)"), "{goals}");
+    assert!(!section.contains("at most half as long"), "{section}");
     assert!(!between(&page, "id=\"verdicts\"", "</table>").contains("half as long"));
     let rate = between(&page, "id=\"x-links-rate\"", "</section>");
     assert!(rate.contains("carried by") && rate.contains("shared memory (27 packets) and UDP (3 packets)"), "{rate}");
@@ -552,6 +572,29 @@ fn odd_numbers_yield_no_nan_or_infinity() {
     assert!(!tables.contains("NaN") && !tables.contains("inf "));
     html(&[Run { name: String::new(), records: Vec::new() }], None, None);
     html(&[], None, None);
+}
+
+#[test]
+fn verdicts_come_after_plots_and_are_grey_if_the_machine_was_not_quiet() {
+    let mut run = small("here");
+    run.records.retain(|it| ["send-receive/window", "send-receive/batch"].contains(&it.experiment.as_str()));
+    let page = html(&[run.clone()], None, None);
+    assert!(page.rfind("<figure") < page.find("id=\"verdicts\""), "a plot comes after the verdicts");
+    assert!(!page.contains("badge restless") && !page.contains("measured on a machine that was not quiet"));
+    let quiet = verdicts(&[run.clone()]);
+    for record in run.records.iter_mut().filter(|it| it.experiment == "send-receive/window") {
+        record.repetitions[2].messages_per_s *= 3.0;
+    }
+    let found = verdicts(&[run.clone()]);
+    let restless: Vec<_> = found.iter().filter(|found| found.is_restless).collect();
+    assert!(restless.iter().all(|found| found.verdict.because.contains("the machine was not quiet")), "{restless:?}");
+    assert!(restless.iter().all(|found| found.experiment == "send-receive/window"), "{restless:?}");
+    assert!(!restless.is_empty() && restless.len() < found.len() && found.len() == quiet.len());
+    let page = html(&[run], None, None);
+    let verdicts = between(&page, "id=\"verdicts\"", "</table>");
+    assert_eq!(verdicts.matches("badge restless").count(), restless.len(), "{verdicts}");
+    let tile = format!("<b>{}</b> measured on a machine that was not quiet", restless.len());
+    assert!(verdicts.contains(&tile), "{verdicts}");
 }
 
 #[test]

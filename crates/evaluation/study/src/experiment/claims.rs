@@ -31,9 +31,6 @@ enum Source {
     Goal(&'static Goal),
 }
 
-/// Maximum spread of a typical point's repetitions, as a share of their median, that a verdict does not mention.
-const RESTLESS: f64 = 0.5;
-
 impl Experiment {
     /// Returns all published claims and goals of the experiment.
     pub fn claims(&self) -> Vec<Claim> {
@@ -66,11 +63,9 @@ impl Claim {
             Source::Goal(goal) => goal.judge(view).unwrap_or_else(missing),
         };
         if verdict.finding == Finding::NoValues {
-            verdict = missing();
+            return missing();
         }
-        if let Some(span) = experiment.quantities.first().and_then(|quantity| view.span(&experiment.name, *quantity))
-            && span > RESTLESS
-        {
+        if let Some(span) = view.restlessness(experiment) {
             let noise = format!("; but repetitions differ by {:.0} %: the machine was not quiet", span * 100.0);
             verdict.because.push_str(&noise);
         }

@@ -7,8 +7,11 @@ use crate::layout::Layout;
 use doorbell_record::Quantity::{self, Fairness, MedianLatency, MessageRate, TailLatency, Throughput};
 use doorbell_record::{Kind, Operation, Parameters, Serving};
 
-/// Sizes at which protocols are compared, in bytes.
-pub const COMPARED_SIZES: [usize; 4] = [16, 512, 8192, 1 << 20];
+/// Sizes at which every study measures latency and throughput of every protocol, in bytes. Reports answer for these.
+pub const COMPARED_SIZES: [usize; 5] = [64, 512, 4096, 64 << 10, 1 << 20];
+
+/// Sizes of the further variants of a protocol in a study that is not full, in bytes. A quick study has two of them.
+const VARIANT_SIZES: [usize; 3] = [64, 4096, 1 << 20];
 
 /// Maximum bytes of a message for which, according to the publication, shared receives cost nothing.
 pub(super) const MOST_FREE_SHARED: usize = 32;
@@ -78,21 +81,26 @@ impl Family {
         if self.is_direct_read() { 32 } else { 64 }
     }
 
-    /// Returns the sizes of latency experiments. For Direct-Read, they include 1024 B. According to the publication,
-    /// messages up to this size take as long as the shortest.
-    fn latency_sizes(&self, effort: Effort) -> Vec<usize> {
-        let mut sizes = self.sizes(effort, 1);
-        if self.is_direct_read() && !sizes.contains(&1024) {
-            sizes.push(1024);
+    /// Returns the sizes of latency experiments for the variant with this index. For Direct-Read, they include 16 B, at
+    /// which its variants are published. They also include 1024 B for the first variant. According to the publication,
+    /// its messages up to this size take as long as the shortest.
+    fn latency_sizes(&self, effort: Effort, variant: usize) -> Vec<usize> {
+        let mut sizes = self.sizes(effort, 1, variant);
+        if self.is_direct_read() {
+            sizes.push(16);
+            sizes.extend((variant == 0).then_some(1024));
             sizes.sort_unstable();
+            sizes.dedup();
         }
         sizes
     }
 
-    fn sizes(&self, effort: Effort, least: usize) -> Vec<usize> {
+    fn sizes(&self, effort: Effort, least: usize, variant: usize) -> Vec<usize> {
         match effort {
-            Effort::Quick | Effort::Usual if !self.is_send_receive() => COMPARED_SIZES.to_vec(),
-            _ => sizes(effort, least),
+            Effort::Full => sizes(effort, least),
+            _ if self.is_send_receive() => sizes(effort, least),
+            _ if variant == 0 => COMPARED_SIZES.to_vec(),
+            _ => VARIANT_SIZES[..effort.pick(2, 3, 3)].to_vec(),
         }
     }
 
@@ -112,9 +120,9 @@ impl Family {
 
     pub(super) fn latency(&self, effort: Effort) -> Experiment {
         let mut points = Vec::new();
-        for bytes in self.latency_sizes(effort) {
-            for &protocol in self.variants(effort) {
-                let series = if self.is_send_receive() { "ping-pong" } else { protocol.variant() };
+        for (index, &protocol) in self.variants(effort).iter().enumerate() {
+            let series = if self.is_send_receive() { "ping-pong" } else { protocol.variant() };
+            for bytes in self.latency_sizes(effort, index) {
                 points.push(Point::new(series, bytes, Self::parameters(effort, Kind::Latency, protocol, bytes)));
             }
         }
@@ -131,14 +139,14 @@ impl Family {
     pub(super) fn bandwidth(&self, effort: Effort) -> Experiment {
         let mut points = Vec::new();
         let configurations = [("sequential", 1, 1), ("unbatched", self.window(), 1), ("batched", 256, 8)];
-        for bytes in self.sizes(effort, 16) {
-            for (index, &protocol) in self.variants(effort).iter().enumerate() {
-                let configurations = match effort {
-                    _ if self.is_send_receive() => &configurations[..],
-                    Effort::Full => &configurations[..],
-                    Effort::Usual if index == 0 => &configurations[1..],
-                    _ => &configurations[1..2],
-                };
+        for (index, &protocol) in self.variants(effort).iter().enumerate() {
+            let configurations = match effort {
+                _ if self.is_send_receive() => &configurations[..],
+                Effort::Full => &configurations[..],
+                Effort::Usual if index == 0 => &configurations[1..],
+                _ => &configurations[1..2],
+            };
+            for bytes in self.sizes(effort, 16, index) {
                 for &(configuration, window, batch) in configurations {
                     let series = match self.is_send_receive() {
                         true => configuration.to_owned(),
@@ -282,8 +290,8 @@ impl Family {
 /// `least`.
 fn sizes(effort: Effort, least: usize) -> Vec<usize> {
     let mut sizes: Vec<usize> = match effort {
-        Effort::Quick => vec![1, 64, 65_536],
-        Effort::Usual => vec![1, 64, 256, 1024, 2048, 4096, 16_384, 65_536, 262_144],
+        Effort::Quick => vec![1, 16, 8192],
+        Effort::Usual => vec![1, 16, 256, 1024, 2048, 8192, 16_384, 262_144],
         Effort::Full => (0..=20).map(|exponent| 1 << exponent).collect(),
     };
     sizes.extend(COMPARED_SIZES);

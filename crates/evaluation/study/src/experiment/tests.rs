@@ -58,6 +58,24 @@ fn studies_fit_their_time() {
     }
 }
 
+/// The first screen of a report answers for these sizes.
+#[test]
+fn every_study_measures_every_protocol_at_the_compared_sizes() {
+    let families: BTreeSet<&str> = doorbell_protocols::Protocol::ALL.iter().map(|it| it.description().family).collect();
+    for effort in EFFORTS {
+        let experiments = all(effort);
+        for (family, what) in families.iter().flat_map(|family| [(family, "latency"), (family, "bandwidth")]) {
+            let name = format!("{family}/{what}");
+            let experiment = experiments.iter().find(|it| it.name == name).unwrap_or_else(|| panic!("no {name}"));
+            assert!(!experiment.has_to_be_named(2), "{name} is no part of the default study");
+            let first = experiment.points[0].parameters.protocol;
+            let points = experiment.points.iter().filter(|point| point.parameters.protocol == first);
+            let sizes: BTreeSet<usize> = points.map(|point| point.parameters.sizes[0]).collect();
+            assert!(COMPARED_SIZES.iter().all(|size| sizes.contains(size)), "{name}, {effort:?}: {sizes:?}");
+        }
+    }
+}
+
 /// Returns the record of a point with the rate, latency and counters of `measured`.
 fn record(experiment: &Experiment, point: &Point, environment: Environment, measured: &PointResult) -> PointRecord {
     let mut record = point.record(experiment, environment);

@@ -2,6 +2,12 @@
 
 use doorbell_record::{PointRecord, Quantity, Spread};
 
+use super::sweep::Experiment;
+
+/// Maximum spread of the repetitions of a typical point, as a share of their median, on a quiet machine. Beyond it, a
+/// verdict states that the machine was not quiet.
+pub const QUIET_SPAN: f64 = 0.5;
+
 /// Records of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
@@ -29,10 +35,16 @@ impl<'a> View<'a> {
     }
 
     /// Returns the spread of the repetitions of a typical point, as a share of their median.
-    pub(super) fn span(self, experiment: &str, quantity: Quantity) -> Option<f64> {
+    pub fn span(self, experiment: &str, quantity: Quantity) -> Option<f64> {
         let spreads = self.of(experiment).filter(|record| record.repetitions.len() > 1);
         let shares = spreads.filter_map(|record| record.spread(quantity)?.share()).collect();
         Some(Spread::of(shares)?.median)
+    }
+
+    /// Returns the spread of a typical point's repetitions in the first quantity of an experiment, as a share of their
+    /// median, if it exceeds [`QUIET_SPAN`]. The machine was then not quiet.
+    pub fn restlessness(self, experiment: &Experiment) -> Option<f64> {
+        self.span(&experiment.name, *experiment.quantities.first()?).filter(|span| *span > QUIET_SPAN)
     }
 
     /// Returns the number of usable processors of the machine.

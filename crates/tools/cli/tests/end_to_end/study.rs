@@ -105,6 +105,15 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     assert_eq!(json["verdicts"].as_array().unwrap().len(), 2);
     assert_eq!(files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>(), before);
 
+    // A line of CSV has the names of columns, and each quantity of a point has one: rate, throughput, and CPU times if the
+    // kernel counts them.
+    let curves = run(&format!("report --csv {}", scratch.path())).expect_status(0).stdout;
+    let mut lines = curves.lines();
+    assert!(lines.next().is_some_and(|names| names.starts_with("run,testbed,experiment,curve,axis,x,")), "{curves}");
+    let rates = lines.filter(|line| line.contains("send-receive/receive-batching,") && line.contains(",message rate,"));
+    assert_eq!(rates.count(), 6, "{curves}");
+    run(&format!("report --csv --json {}", scratch.path())).expect_complaint(2, &["cannot be used with"]);
+
     let both = scratch.0.join("both.html");
     let report = |other: &Scratch| run(&format!("report {} {} --out {}", scratch.path(), other.path(), both.display()));
     report(&scratch).expect_complaint(2, &["are the same directory", "name each run once"]);
