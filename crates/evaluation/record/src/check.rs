@@ -176,12 +176,14 @@ impl Parameters {
         let goes = is_stream && !self.bidirectional && !self.events;
         let is_polled = self.kind == Kind::Bandwidth && !self.events;
         let is_answered = is_polled && self.operation == Operation::RequestResponse;
-        if serving.threads > 1 && !goes && !is_answered && !(is_polled && self.operation.is_one_sided()) {
+        let may_share = goes || is_answered || is_polled && self.operation.is_one_sided();
+        if serving.threads > 1 && !may_share {
             let allowed = "1 unless messages are sent one way, or have replies, or operations are one-sided, by \
                            programs that poll, not for lat";
             return Err(THREADS.refuse(serving.threads.to_string(), allowed));
         }
-        if serving.server_threads > 1 && !(goes && !serving.single_receiver && !self.replicate || is_answered) {
+        let may_serve = is_answered || goes && !serving.single_receiver && !self.replicate;
+        if serving.server_threads > 1 && !may_serve {
             let allowed = "0 or 1 unless messages are sent one way, or have replies, by programs that poll, not for \
                            lat, not to a single receiver";
             return Err(SERVER_THREADS.refuse(serving.server_threads.to_string(), allowed));

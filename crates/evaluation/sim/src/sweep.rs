@@ -497,6 +497,6 @@ mod tests {
         for setting in base.settings() {
             base.set(setting.name, &setting.value).unwrap_or_else(|error| panic!("{error}"));
         }
-        assert_eq!(base.settings().len(), 18);
+        assert_eq!(base.settings().len(), 19);
     }
 }

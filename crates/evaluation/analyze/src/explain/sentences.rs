@@ -19,7 +19,7 @@ fn rounded(value: f64, more: usize) -> String {
         v => (v, ""),
     };
     let digits = match scaled {
-        s if s == 0.0 => 0,
+        0.0 => 0,
         s if s >= 99.95 => more,
         s if s >= 9.995 => 1 + more,
         _ => 2 + more,

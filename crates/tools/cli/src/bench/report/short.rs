@@ -194,6 +194,7 @@ fn station(busiest: Bottleneck) -> String {
         Station::Thread => "the thread",
         Station::Unit => "a processing unit",
         Station::Send => "the NIC's send stage",
+        Station::Gather => "the NIC's fetches of payloads",
         Station::Receive => "the NIC's receive stage",
         Station::Fetch => "PCIe towards the NIC",
         Station::Write => "PCIe towards memory",
