@@ -255,9 +255,10 @@ impl Parameters {
         Self::of_testbed("t1").unwrap_or_else(|| unreachable!("it is one of the testbeds"))
     }
 
-    /// Returns the parameters of a published testbed by its name, independent of case.
+    /// Returns the parameters of a published testbed by its short or long name, independent of case.
     pub fn of_testbed(name: &str) -> Option<Self> {
-        let file = doorbell_data::PARAMETERS.iter().find(|file| name.eq_ignore_ascii_case(file.name))?;
+        let short = doorbell_data::names(name)?.short;
+        let file = doorbell_data::PARAMETERS.iter().find(|file| file.name == short)?;
         let parameters = Self::from_toml(file.path, file.text);
         Some(parameters.unwrap_or_else(|error| unreachable!("tests read the built-in files: {error}")))
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
+use doorbell_claims::UnknownTestbed;
 use doorbell_model::operation::{Posted, PostedOperation};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::{Peers, Workload, WorkloadError};
@@ -22,9 +23,10 @@ const DEFAULT_SIZES: [u64; 5] = [16, 512, 4096, 65_536, 1 << 20];
 /// Source of the parameters.
 #[derive(Args)]
 pub(crate) struct ParametersArgument {
-    /// Parameter file, as `model fit --out` writes it, or a published testbed: t1 (messages over ConnectX-5 NICs at
-    /// 100 Gb/s), t2 or t3 (single operations)
-    #[arg(long = "params", value_name = "t1|t2|t3|FILE", default_value = "t1")]
+    /// Parameters of a published testbed, or a file, as `model fit --out` writes it. The testbeds are t1
+    /// (connectx5-100g: messages over ConnectX-5 NICs at 100 Gb/s), t2 (counters-100g) and t3 (connectx5-100g-far), both
+    /// with single operations
+    #[arg(long = "params", value_name = "TESTBED|FILE", default_value = "t1")]
     name: String,
 }
 
@@ -34,10 +36,13 @@ impl ParametersArgument {
     }
 }
 
-/// Returns the parameters of this name or file.
+/// Returns the parameters of the testbed with this name, or those in the file at this path.
 pub(crate) fn parameters(name: &str) -> Result<Parameters, Failure> {
     if let Some(parameters) = Parameters::of_testbed(name) {
         return Ok(parameters);
+    }
+    if !name.contains('/') && !Path::new(name).exists() {
+        return Err(Usage(format!("--params: {}, or a file", UnknownTestbed::new(name))).into());
     }
     Ok(Parameters::from_toml(name, &files::read_text(Path::new(name), MOST_PARAMETERS_BYTES)?)?)
 }

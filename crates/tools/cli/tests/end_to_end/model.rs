@@ -79,13 +79,32 @@ fn published_rows_are_compared_with_predictions() {
 }
 
 #[test]
+fn a_testbed_has_the_same_names_in_all_commands() {
+    let of = |arguments: &str| run(arguments).expect_status(0).stdout;
+    for (command, short, long) in [
+        ("model predict -s 16 --params", "t1", "connectx5-100g"),
+        ("model predict --op write -s 16 --params", "T2", "counters-100g"),
+        ("model check --testbed", "t3", "connectx5-100g-far"),
+        ("sim testbeds", "t3", "connectx5-100g-far"),
+        ("bench lat -s 64 -n 20 --testbed", "t1", "ConnectX5-100G"),
+    ] {
+        assert_eq!(of(&format!("{command} {short}")), of(&format!("{command} {long}")), "{command}");
+    }
+}
+
+#[test]
 fn all_testbeds_are_compared_and_unknown_ones_rejected() {
     let all = run("model check --json").expect_status(0).json();
     let testbeds = all["testbeds"].as_array().expect("testbeds");
     assert_eq!(testbeds.len(), 3);
     assert!(testbeds.iter().all(|testbed| testbed["parameters"].is_object() && testbed["summary"]["within"] != 0));
     let refused = run("model check --testbed t9").expect_status(2).stderr;
-    assert!(refused.contains("must be a published testbed: T1, T2, T3"), "{refused}");
+    assert!(
+        refused.contains(
+            "there is no testbed t9; allowed is connectx5-100g (t1), counters-100g (t2), connectx5-100g-far (t3)"
+        ),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -181,6 +200,8 @@ fn damaged_files_are_rejected_and_existing_files_stay() {
         let path = folder.with("wrong.toml", &t1.replacen(from, to, 1));
         with_paths("model predict --params", &[&path]).expect_complaint(1, words);
     }
+    let unknown = "--params: there is no testbed connectx5; allowed is connectx5-100g (t1), ";
+    run("model predict --params connectx5").expect_complaint(2, &[unknown, ", or a file"]);
     run("model predict --params /no/such/file").expect_complaint(1, &["/no/such/file cannot be read"]);
     run("model predict --params /").expect_complaint(1, &["/ cannot be read"]);
 
