@@ -327,6 +327,17 @@ impl Parameters {
         Ok(parameters)
     }
 
+    /// Returns a sentence about sizes beyond the range for which the slope of latency is published. Returns `None` if
+    /// messages of `longest` bytes are within the range.
+    pub fn beyond_published(&self, longest: u64) -> Option<String> {
+        let most = self.limits.slopes_up_to_bytes.filter(|most| longest > *most)?;
+        let gap = self.gap_bandwidth_ns_per_byte;
+        Some(format!(
+            "The slope of latency is known up to {most} B. Beyond, each byte is assumed to add the time of the line, \
+             {gap} ns."
+        ))
+    }
+
     /// Returns the text of a parameter file with this set.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| unreachable!("all of it can be written: {error}"))

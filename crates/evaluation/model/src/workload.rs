@@ -42,6 +42,16 @@ impl Peers {
     }
 }
 
+/// Writes the pattern: `24:1 (24 sending threads, 1 receiving thread, 24 connections)`.
+impl std::fmt::Display for Peers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { senders, receivers, connections } = *self;
+        let counted = |count: u32, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let (sending, receiving) = (counted(senders, "sending thread"), counted(receivers, "receiving thread"));
+        write!(f, "{senders}:{receivers} ({sending}, {receiving}, {})", counted(connections, "connection"))
+    }
+}
+
 /// A workload to predict: messages of one size in one direction or in both.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
@@ -169,4 +179,16 @@ pub struct WorkloadError {
     pub least: u64,
     /// Largest allowed value.
     pub most: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_name_their_threads() {
+        assert_eq!(Peers::ONE_TO_ONE.to_string(), "1:1 (1 sending thread, 1 receiving thread, 1 connection)");
+        let many = "24:1 (24 sending threads, 1 receiving thread, 24 connections)";
+        assert_eq!(Peers::many_to_one(24).to_string(), many);
+    }
 }

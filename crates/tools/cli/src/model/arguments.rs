@@ -24,8 +24,8 @@ const DEFAULT_SIZES: [u64; 5] = [16, 512, 4096, 65_536, 1 << 20];
 #[derive(Args)]
 pub(crate) struct ParametersArgument {
     /// Parameters of a published testbed, or a file, as `model fit --out` writes it. The testbeds are t1
-    /// (connectx5-100g: messages over ConnectX-5 NICs at 100 Gb/s), t2 (counters-100g) and t3 (connectx5-100g-far), both
-    /// with single operations
+    /// (connectx5-100g: messages over ConnectX-5 NICs at 100 Gb/s), t2 (counters-100g) and t3 (connectx5-100g-far),
+    /// both with single operations
     #[arg(long = "params", value_name = "TESTBED|FILE", default_value = "t1")]
     name: String,
 }
@@ -103,6 +103,10 @@ pub(crate) struct Load {
     /// Send from both sides
     #[arg(short, long)]
     bidirectional: bool,
+    /// Answer each message with a reply of this size, in a closed loop: -t requests of each connection are outstanding.
+    /// The latency ends when the reply arrives
+    #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, conflicts_with = "bidirectional")]
+    reply: Option<u64>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the path MTU of the parameters]
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
@@ -115,8 +119,8 @@ pub(crate) struct Load {
 }
 
 /// Options of messages that do not apply to operations of bare queue pairs.
-const NOT_OF_OPERATIONS: [&str; 8] =
-    ["protocol", "depth", "peers", "use_srq", "srq_thread", "no_credits", "bidirectional", "config"];
+const NOT_OF_OPERATIONS: [&str; 9] =
+    ["protocol", "depth", "peers", "use_srq", "srq_thread", "no_credits", "bidirectional", "reply", "config"];
 
 fn parse_operation(name: &str) -> Result<PostedOperation, String> {
     PostedOperation::by_name(name).ok_or_else(|| {
@@ -154,6 +158,11 @@ impl Load {
             }
             _ => sizes.iter().map(|&bytes| posted(bytes)).collect(),
         })
+    }
+
+    /// Returns the size of replies, if messages have replies.
+    pub(crate) fn reply_bytes(&self) -> Option<u64> {
+        self.reply
     }
 
     fn outer(&self) -> OuterKind {
@@ -204,6 +213,7 @@ impl Load {
 pub(crate) fn wrong(error: &WorkloadError) -> Usage {
     let option = match error.what {
         "the message size" | "an operation of the protocol" => "-s",
+        "the reply size" => "--reply",
         "the window" => "-t",
         "the batch" | "the batch that one READ fetches" => "-l",
         "the receive batch" | "the list of receives" => "--receive-batch",
