@@ -269,18 +269,6 @@ pub fn predict(parameters: &Parameters, workload: &Workload) -> Result<Predictio
     Ok(Prediction::of(&forms, parameters, workload.bytes as f64))
 }
 
-/// Predicts latency and throughput of a mix of messages of several kinds, each with its share. The latency and each
-/// bound are means over all messages.
-///
-/// # Errors
-///
-/// Returns the error of [`Workload::check`] if one of the workloads is impossible.
-pub fn predict_mix(parameters: &Parameters, mix: &[(f64, Workload)]) -> Result<Prediction, WorkloadError> {
-    let predictions: Result<Vec<(f64, Prediction)>, WorkloadError> =
-        mix.iter().map(|(share, workload)| Ok((*share, predict(parameters, workload)?))).collect();
-    Ok(Prediction::mean(predictions?))
-}
-
 /// Returns the latency and the bounds of a workload as linear forms of the parameters.
 pub(crate) fn forms(setting: &Setting, workload: &Workload) -> Result<Forms, WorkloadError> {
     workload.check()?;

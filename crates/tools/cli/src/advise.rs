@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use doorbell_model::advise::{Advice, AdviseError, Goal, Need, advise};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::{Peers, WorkloadError};
-use doorbell_sim::session::PointError;
+use doorbell_sim::advise::SimulateError;
 use doorbell_sim::{Testbed, advise as simulate};
 use doorbell_wire::{OuterKind, PathMtu};
 use serde_json::{Value, json};
@@ -27,9 +27,23 @@ pub(crate) struct Advise {
     parameters: ParametersArgument,
     /// Message sizes in bytes, separated by commas. A size may have its share of the messages after a colon, as in
     /// 64:9,8K:1 [default share: 1]
-    #[arg(short, long, value_name = "BYTES[:SHARE]", value_delimiter = ',', required_unless_present = "shared_memory",
-          value_parser = parse_size)]
+    #[arg(short, long, visible_alias = "request", value_name = "BYTES[:SHARE]", value_delimiter = ',',
+          required_unless_present = "shared_memory", value_parser = parse_size)]
     size: Vec<(u64, f64)>,
+    /// Answer each request with a reply of this size, as in 64K; 0 means one-way messages [default: 0]
+    #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, conflicts_with = "bidirectional")]
+    reply: Option<u64>,
+    /// Number of clients, each a sending thread with its own connection; with --shared-memory at most 1024 [default: 1,
+    /// with --shared-memory 64]
+    #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, conflicts_with = "peers")]
+    clients: Option<u32>,
+    /// Number of threads that serve the clients [default: 1]
+    #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, requires = "clients")]
+    server_threads: Option<u32>,
+    /// Number of requests without reply, or of messages without acknowledgement, of each connection [default: the
+    /// advice chooses this window]
+    #[arg(long, value_name = "N", value_parser = quantity::count::<u32>)]
+    outstanding: Option<u32>,
     /// Required messages per second over all connections, as in 2.5M [default: unlimited]
     #[arg(long, value_name = "N", value_parser = quantity::rate)]
     rate: Option<f64>,
@@ -85,18 +99,31 @@ fn parse_size(text: &str) -> Result<(u64, f64), String> {
     Ok((quantity::bytes(bytes)?, share?))
 }
 
+impl Advise {
+    /// Returns the threads and connections that --clients or --peers request.
+    fn peers(&self) -> Peers {
+        let threads = self.clients.map_or(self.peers, |clients| {
+            let servers = self.server_threads.unwrap_or(1);
+            Peers { senders: clients, receivers: servers, connections: clients.max(servers) }
+        });
+        Peers { connections: self.connections.unwrap_or(threads.connections), ..threads }
+    }
+}
+
 pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
     if arguments.shared.shared_memory {
         let testbed = arguments.simulated.read(&[])?;
         let by_rate = matches!(arguments.first, First::Throughput);
-        arguments.shared.advise(&arguments.size, testbed, (by_rate, arguments.json))?;
+        arguments.shared.advise(&arguments.size, arguments.clients, testbed, (by_rate, arguments.json))?;
         return Ok(ExitCode::SUCCESS);
     }
     let parameters = arguments.parameters.read()?;
     let need = Need {
         sizes: arguments.size.clone(),
+        reply_bytes: arguments.reply.filter(|bytes| *bytes > 0),
+        window: arguments.outstanding,
         messages_per_s: arguments.rate,
-        peers: Peers { connections: arguments.connections.unwrap_or(arguments.peers.connections), ..arguments.peers },
+        peers: arguments.peers(),
         bidirectional: arguments.bidirectional,
         receiver_places: arguments.place,
         receiver_sleeps: arguments.sleep,
@@ -109,7 +136,7 @@ pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
         path_mtu: arguments.mtu,
         outer: if arguments.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 },
     };
-    let all = advise(&parameters, &need).map_err(usage)?;
+    let all = advise(&parameters, &need).map_err(|error| usage(arguments, error))?;
     let Some(testbed) = arguments.simulated.read(&[("--ipv6", arguments.ipv6)])? else {
         return print(arguments, &parameters, &all);
     };
@@ -157,10 +184,10 @@ fn print(arguments: &Advise, parameters: &Parameters, all: &[Advice]) -> Result<
 fn print_simulated(
     arguments: &Advise,
     testbed: &Testbed,
-    tried: &[(Result<simulate::Simulated, PointError>, Advice)],
+    tried: &[(Result<simulate::Simulated, SimulateError>, Advice)],
 ) -> Result<ExitCode, Failure> {
     if arguments.json {
-        let with_result = |(simulated, advice): &(Result<simulate::Simulated, PointError>, Advice)| {
+        let with_result = |(simulated, advice): &(Result<simulate::Simulated, SimulateError>, Advice)| {
             let mut object = object(advice);
             object["simulated"] = match simulated {
                 Ok(simulated) => {
@@ -202,13 +229,19 @@ fn print_simulated(
 }
 
 /// Converts an error of an advice to [`Usage`], because only wrong arguments cause such errors.
-fn usage(error: AdviseError) -> Usage {
+fn usage(arguments: &Advise, error: AdviseError) -> Usage {
     let option = match &error {
         AdviseError::Need { what: "the rate", .. } => "--rate",
+        AdviseError::Need { what: "the number of outstanding messages", .. } => "--outstanding",
         AdviseError::Need { .. } => "-s",
         AdviseError::Memory { .. } => "--memory",
         AdviseError::Workload(WorkloadError { what: "the message size" | "an operation of the protocol", .. }) => "-s",
+        AdviseError::Workload(WorkloadError { what: "the reply size", .. }) => "--reply",
         AdviseError::Workload(WorkloadError { what: "the number of connections", .. }) => "-q",
+        AdviseError::Workload(WorkloadError { what: "the number of receivers", .. }) if arguments.clients.is_some() => {
+            "--server-threads"
+        }
+        AdviseError::Workload(_) if arguments.clients.is_some() => "--clients",
         AdviseError::Workload(_) => "--peers",
         _ => return Usage(error.to_string()),
     };
@@ -223,6 +256,7 @@ fn object(advice: &Advice) -> Value {
         "depth": advice.depth,
         "srq": advice.srq,
         "latency_ns": advice.latency_ns,
+        "loaded_ns": advice.loaded_ns,
         "messages_per_s": advice.messages_per_s,
         "sender_bytes": advice.sender_bytes,
         "receiver_bytes": advice.receiver_bytes,

@@ -65,6 +65,30 @@ fn advice_is_tried_on_a_testbed() {
 }
 
 #[test]
+fn requests_with_replies_from_clients_are_advised() {
+    let arguments = "--request 200 --reply 64K --clients 24";
+    let advice = first(&format!("{arguments} --outstanding 16"));
+    assert_eq!((advice["window"].as_u64(), advice["bottleneck"].as_str()), (Some(16), Some("link, backward")));
+    // Little's law for 16 outstanding requests of each client.
+    let in_flight = positive(&advice, "/loaded_ns") * positive(&advice, "/messages_per_s") / 1e9;
+    assert!((in_flight / 384.0 - 1.0).abs() < 1e-9, "{advice:#}");
+    assert!(positive(&advice, "/loaded_ns") > 10.0 * positive(&advice, "/latency_ns"), "{advice:#}");
+    // The advice chooses the window, if the need states none.
+    assert!(positive(&first(arguments), "/window") >= 1.0);
+    // More threads of the server help where its CPU binds.
+    let rate = |more: &str| positive(&first(&format!("-s 64 --reply 64 --clients 24 {more}")), "/messages_per_s");
+    assert!(rate("--first throughput --server-threads 4") > 1.5 * rate("--first throughput"));
+}
+
+#[test]
+fn many_senders_to_one_thread_are_simulated() {
+    let json = run("advise --json -s 200 --clients 8 --hold --sleep --testbed t1").expect_status(2).stderr;
+    assert!(json.contains("8 sending and 1 receiving threads cannot be simulated"), "{json}");
+    let simulated = first("-s 200 --clients 8 --hold --memory 64 --testbed t1");
+    assert!(positive(&simulated, "/simulated/messages_per_s") > 1e6, "{simulated:#}");
+}
+
+#[test]
 fn impossible_needs_are_wrong_usage() {
     for (arguments, words) in [
         ("advise", &["--size"][..]),
@@ -75,7 +99,15 @@ fn impossible_needs_are_wrong_usage() {
         ("advise -s 16 --memory 0", &["--memory: the memory of a thread is 0 B, and the least"]),
         ("advise -s 16 --peers 0:3", &["--peers: the number of senders is 0"]),
         ("advise -s 16 --peers 4:1 -q 2", &["-q: the number of connections is 2, allowed is 4 to"]),
-        ("advise -s 16 --peers 4:1 --testbed connectx5-100g", &["--peers 4:1 does not go with --testbed"]),
+        ("advise -s 16 --peers 4:1 -b --testbed t1", &["4 sending and 1 receiving threads cannot be simulated"]),
+        ("advise -s 16 --reply 16 --testbed t1", &["messages with replies cannot be simulated here"]),
+        ("advise -s 16 --reply 16 -b", &["--reply", "--bidirectional"]),
+        ("advise -s 16 --reply 2147483648", &["--reply: the reply size is 2147483648, allowed is 0 to"]),
+        ("advise -s 16 --clients 0", &["--clients: the number of senders is 0"]),
+        ("advise -s 16 --clients 4 --peers 4:1", &["--clients", "--peers"]),
+        ("advise -s 16 --clients 4 --server-threads 0", &["--server-threads: the number of receivers is 0"]),
+        ("advise -s 16 --server-threads 2", &["--clients"]),
+        ("advise -s 16 --outstanding 0", &["--outstanding: the number of outstanding messages is 0"]),
         ("advise -s 16 --ipv6 --testbed connectx5-100g", &["--ipv6 does not go with --testbed"]),
         ("advise -s 16 --set link.rate=1Gb/s", &["add --testbed"]),
         ("advise -s 16 --first cost", &["latency, throughput"]),
