@@ -5,6 +5,7 @@
 //! predictions are not more accurate. Among equal settings, the setting with less memory wins. The ranking ignores
 //! costs for which the model has no parameter, mainly copies.
 
+mod answer;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +16,8 @@ use crate::observation::srq_slow_sizes;
 use crate::parameters::Parameters;
 use crate::predict::{BoundKind, Prediction, Requests, predict, predict_requests};
 use crate::workload::{Peers, Workload, WorkloadError};
+
+pub use answer::{Answer, Change, LeftOut, Row, answer, with_options};
 
 /// Quantity that decides the ranking first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,12 +180,35 @@ const SAME: f64 = 1.05;
 /// A value of the need is out of its range, or no candidate fits into the memory of the need.
 pub fn advise(parameters: &Parameters, need: &Need) -> Result<Vec<Advice>, AdviseError> {
     check(need)?;
-    let mut candidates: Vec<Advice> = Vec::new();
-    for protocol in Protocol::ALL.into_iter().filter(|&protocol| suits(protocol, need)) {
-        for (window, batch, shares) in settings(protocol, need) {
+    ranked(parameters, need, candidates(parameters, need, Receives::Any)?)
+}
+
+/// Receive buffers of candidates.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Receives {
+    /// Buffers of each connection, or a shared queue where it may pay.
+    Any,
+    /// Only a shared receive queue, which Send-Receive alone has.
+    Shared,
+}
+
+/// Returns all settings of the protocols that suit the need, each with its prediction.
+fn candidates(parameters: &Parameters, need: &Need, receives: Receives) -> Result<Vec<Advice>, AdviseError> {
+    let is_meant = |protocol: &Protocol| receives == Receives::Any || *protocol == Protocol::SendReceive;
+    let mut candidates = Vec::new();
+    for protocol in Protocol::ALL.into_iter().filter(is_meant) {
+        if misfit(protocol, need).is_some() {
+            continue;
+        }
+        for (window, batch, shares) in settings(protocol, need, receives) {
             candidates.push(candidate(parameters, need, protocol, window, batch, shares)?);
         }
     }
+    Ok(candidates)
+}
+
+/// Ranks candidates, and keeps the best one of each protocol.
+fn ranked(parameters: &Parameters, need: &Need, mut candidates: Vec<Advice>) -> Result<Vec<Advice>, AdviseError> {
     if let Some(given) = need.memory_bytes {
         let least = candidates.iter().map(Advice::memory_bytes).min().unwrap_or(0);
         candidates.retain(|advice| advice.memory_bytes() <= given);
@@ -230,18 +256,24 @@ fn check(need: &Need) -> Result<(), AdviseError> {
     }
 }
 
-/// Returns whether the protocol can meet the need.
-fn suits(protocol: Protocol, need: &Need) -> bool {
+/// Returns the reason for which the protocol does not suit the need, as a clause; `None` if it suits. Words in
+/// parentheses are options of `doorbell advise`.
+fn misfit(protocol: Protocol, need: &Need) -> Option<&'static str> {
     let properties = protocol.properties();
+    let is_shared = matches!(protocol, Protocol::SharedWrite | Protocol::SharedWriteEach);
     let several = need.peers.connections > need.peers.receivers;
-    // Protocols that deliver into the final place need a receiver that chooses the place.
-    (!places(protocol) || need.receiver_places)
-        && (!need.receiver_sleeps || properties.receiver_sleeps)
-        && (!need.receiver_holds || !properties.slow_message_blocks)
-        && (protocol != Protocol::SharedWrite || several)
+    [
         // These variants are never better than the other variant of their family; they exist for comparison.
-        && !protocol.is_fenced()
-        && !matches!(protocol, Protocol::DirectWriteEach | Protocol::SharedWriteEach)
+        (protocol.is_fenced(), "its fence lets one READ wait for another, so the variant without a fence is better"),
+        (protocol == Protocol::DirectWriteEach, "it grants buffers one by one, so direct-write is better"),
+        (protocol == Protocol::SharedWriteEach, "it reserves space message by message, so shared-write is better"),
+        (places(protocol) && !need.receiver_places, "its receiver must choose the place of each message (--place)"),
+        (need.receiver_sleeps && !properties.receiver_sleeps, "its receiver polls memory and cannot sleep (--sleep)"),
+        (need.receiver_holds && properties.slow_message_blocks, "a message that is kept blocks later ones (--hold)"),
+        (is_shared && !several, "senders share a ring, and each receiving thread has one sender"),
+    ]
+    .into_iter()
+    .find_map(|(is_misfit, reason)| is_misfit.then_some(reason))
 }
 
 /// Returns whether the protocol delivers messages directly into their final place.
@@ -250,10 +282,13 @@ fn places(protocol: Protocol) -> bool {
 }
 
 /// Returns the candidates: window, batch, and whether the connections share the receive buffers.
-fn settings(protocol: Protocol, need: &Need) -> Vec<(u32, u32, bool)> {
+fn settings(protocol: Protocol, need: &Need, receives: Receives) -> Vec<(u32, u32, bool)> {
     let sharing: &[bool] = match protocol {
+        _ if receives == Receives::Shared => &[true],
         Protocol::SharedWrite => &[true],
-        Protocol::SendReceive if need.peers.connections > SHARED_BY * need.peers.receivers => &[false, true],
+        Protocol::SendReceive if need.peers.connections > SHARED_BY.saturating_mul(need.peers.receivers) => {
+            &[false, true]
+        }
         _ => &[false],
     };
     let fits = |batch: u32| Workload { protocol, ..Workload::new(need.longest(), batch, batch) }.check().is_ok();

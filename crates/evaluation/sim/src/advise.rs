@@ -27,6 +27,14 @@ const ROUND_TRIPS: u64 = 200;
 /// Share of the required rate that suffices in a simulation, because the start and the end of a stream are slower.
 const CARRIES: f64 = 0.98;
 
+/// Ratio of two figures beyond which the model departs from a simulation.
+const AGREES: f64 = 1.25;
+
+/// Returns whether a figure of the model and a simulated figure differ by more than 25 %.
+pub fn departs(model: f64, simulated: f64) -> bool {
+    !(1.0 / AGREES..=AGREES).contains(&(model / simulated))
+}
+
 /// Simulated figures of an advice.
 #[derive(Clone, Copy, Debug)]
 pub struct Simulated {

@@ -25,14 +25,24 @@ const DEFAULT_SIZES: [u64; 5] = [16, 512, 4096, 65_536, 1 << 20];
 pub(crate) struct ParametersArgument {
     /// Parameters of a published testbed, or a file, as `model fit --out` writes it. The testbeds are t1
     /// (connectx5-100g: messages over ConnectX-5 NICs at 100 Gb/s), t2 (counters-100g) and t3 (connectx5-100g-far),
-    /// both with single operations
-    #[arg(long = "params", value_name = "TESTBED|FILE", default_value = "t1")]
-    name: String,
+    /// both with single operations [default: those of a testbed that is simulated, else t1]
+    #[arg(long = "params", value_name = "TESTBED|FILE")]
+    name: Option<String>,
 }
 
 impl ParametersArgument {
     pub(crate) fn read(&self) -> Result<Parameters, Failure> {
-        parameters(&self.name)
+        self.read_for(None)
+    }
+
+    /// Returns the parameters for predictions beside a simulation of `testbed`.
+    pub(crate) fn read_for(&self, testbed: Option<&str>) -> Result<Parameters, Failure> {
+        let of_testbed = testbed.and_then(Parameters::of_testbed);
+        match (&self.name, of_testbed) {
+            (Some(name), _) => parameters(name),
+            (None, Some(of_testbed)) => Ok(of_testbed),
+            (None, None) => Ok(Parameters::t1()),
+        }
     }
 }
 

@@ -30,20 +30,50 @@ fn advice_follows_from_the_need() {
 }
 
 #[test]
-fn table_and_json_have_the_same_ranking() {
-    let arguments = "-s 64:9,8192:1 --rate 100000";
-    let table = run(&format!("advise {arguments}")).expect_status(0);
+fn text_and_json_have_the_same_answer() {
+    let arguments = "-s 64:9,8192:1 --rate 100000 --clients 2";
+    let text = run(&format!("advise {arguments}")).expect_status(0);
     let json = run(&format!("advise --json {arguments}")).expect_status(0).json();
+    // The first sentence says what to take.
+    let answer = json["answer"].as_str().expect("an answer");
+    assert!(answer.starts_with("Take ") && answer.contains(" us alone"), "{answer}");
+    assert_eq!(text.stdout.lines().next(), Some(answer));
     let ranked = json["ranked"].as_array().expect("a list");
-    assert!(ranked.len() >= 5, "{json:#}");
-    let rows: Vec<&str> = table.stdout.lines().skip(1).collect();
-    assert_eq!(rows.len(), ranked.len());
+    let protocols: usize = ranked.iter().map(|row| 1 + row["ties"].as_array().expect("a list").len()).sum();
+    assert!(protocols >= 5, "{json:#}");
+    let rows: Vec<&str> = text.stdout.lines().filter(|line| line.contains("times the rate")).collect();
+    assert_eq!(rows.len(), ranked.len(), "{}", text.stdout);
     for (row, advice) in rows.iter().zip(ranked) {
         assert_eq!(row.split_whitespace().next(), advice["protocol"].as_str());
         assert!(row.ends_with(advice["reason"].as_str().expect("a reason")), "{row}");
-        assert!(row.contains("times the rate"), "{row}");
     }
-    assert!(table.stderr.starts_with("Parameters of T1"), "{}", table.stderr);
+    let left_out = json["left_out"].as_array().expect("a list");
+    assert!(left_out.iter().any(|left| left["protocol"] == "direct-read"), "{json:#}");
+    assert!(text.stdout.contains("  direct-read: its receiver must choose the place"), "{}", text.stdout);
+    for change in ["twice the size", "twice the senders (4:1)", "a link of 400 Gb/s", "with an SRQ"] {
+        assert!(text.stdout.contains(&format!("\n  {change} ")), "{change} is missing in: {}", text.stdout);
+    }
+    assert_eq!(json["changes"].as_array().map(Vec::len), Some(5));
+    assert_eq!(json["pattern"], "2:1 (2 sending threads, 1 receiving thread, 2 connections)");
+    assert!(text.stderr.starts_with("Parameters of T1"), "{}", text.stderr);
+}
+
+#[test]
+fn the_first_three_advices_are_checked_by_simulation() {
+    let arguments = "advise -s 512 --clients 2 --first throughput --simulate";
+    let json = run(&format!("{arguments} --json")).expect_status(0).json();
+    assert_eq!(json["testbed"], "connectx5-100g");
+    let ranked = json["ranked"].as_array().expect("a list");
+    for (index, row) in ranked.iter().enumerate() {
+        assert_eq!(row["departs_in"].is_array(), index < 3, "{row:#}");
+        if index < 3 {
+            assert!(positive(row, "/simulated/messages_per_s") > 1e5, "{row:#}");
+        }
+    }
+    let text = run(arguments).expect_status(0).stdout;
+    assert!(text.contains("Simulated on connectx5-100g, with the same pattern:"), "{text}");
+    assert!(text.contains("the model agrees within 25 %") || text.contains("the model's "), "{text}");
+    run("advise -s 512 --simulate --ipv6").expect_complaint(2, &["--ipv6 does not go with --simulate"]);
 }
 
 #[test]
@@ -57,8 +87,9 @@ fn advice_is_tried_on_a_testbed() {
     assert!(rates.is_sorted_by(|one, other| one >= other), "{rates:?}");
     assert!(ranked.iter().all(|advice| positive(advice, "/simulated/latency_ns") > 500.0), "{json:#}");
     let table = run(&format!("advise {arguments}")).expect_status(0);
-    let first = table.stdout.lines().nth(1).and_then(|row| row.split_whitespace().next());
+    let first = table.stdout.lines().nth(3).and_then(|row| row.split_whitespace().next());
     assert_eq!(first, ranked[0]["protocol"].as_str());
+    assert_eq!(table.stdout.lines().next(), json["answer"].as_str());
     // The simulated testbed determines the ranking: with a slow link, all rates are low.
     let slow = run(&format!("advise --json {arguments} --set link.rate=100Mb/s")).expect_status(0).json();
     assert!(positive(&slow["ranked"][0], "/simulated/messages_per_s") < rates[0] / 10.0, "{slow:#}");
