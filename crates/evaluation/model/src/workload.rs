@@ -3,7 +3,7 @@
 use doorbell_protocols::{Protocol, Store};
 use doorbell_wire::{OuterKind, PathMtu};
 
-/// Threads and connections of a workload.
+/// Threads and connections of a workload. The section "Terms" of `docs/model.md` defines patterns such as N:1.
 ///
 /// Each sending and receiving thread has its own CPU. All connections share one link, because they leave by one port
 /// or arrive at one port.
