@@ -38,5 +38,26 @@ pub const HARDWARE: &[File] = files!("hardware": "connectx5", "counters-rnic", "
 /// Parameters of the performance model, one file per published testbed. `doorbell-model` documents the layout.
 pub const PARAMETERS: &[File] = files!("parameters": "t1", "t2", "t3");
 
+/// Names of a testbed. Each command accepts both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// Short name, which its files in `published/` and `parameters/` have: `t1`.
+    pub short: &'static str,
+    /// Long name, which its file in `testbeds/` has: `connectx5-100g`.
+    pub long: &'static str,
+}
+
+/// Names of all testbeds.
+pub const NAMES: &[Names] = &[
+    Names { short: "t1", long: "connectx5-100g" },
+    Names { short: "t2", long: "counters-100g" },
+    Names { short: "t3", long: "connectx5-100g-far" },
+];
+
+/// Returns both names of the testbed with this short or long name, independent of case.
+pub fn names(name: &str) -> Option<&'static Names> {
+    NAMES.iter().find(|names| [names.short, names.long].iter().any(|own| own.eq_ignore_ascii_case(name)))
+}
+
 /// Reasons why the performance model makes no prediction for some published figures.
 pub const LACKS: File = File { name: "lacks", path: "data/lacks.toml", text: include_str!("../lacks.toml") };

@@ -63,6 +63,20 @@ fn copies_and_links_are_found() {
 }
 
 #[test]
+fn each_testbed_has_a_short_and_a_long_name() {
+    let named = |files: &[doorbell_data::File], of: fn(&doorbell_data::Names) -> &'static str| {
+        let files: BTreeSet<&str> = files.iter().map(|file| file.name).collect();
+        assert_eq!(files, doorbell_data::NAMES.iter().map(of).collect());
+    };
+    named(doorbell_data::PUBLISHED, |names| names.short);
+    named(doorbell_data::PARAMETERS, |names| names.short);
+    named(doorbell_data::TESTBEDS, |names| names.long);
+    let t1 = doorbell_data::names("T1").unwrap();
+    assert_eq!((t1, t1.long), (doorbell_data::names("ConnectX5-100g").unwrap(), "connectx5-100g"));
+    assert_eq!(doorbell_data::names("t9"), None);
+}
+
+#[test]
 fn every_file_of_the_folders_is_built_in() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (folder, files) in [

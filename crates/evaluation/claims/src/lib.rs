@@ -10,12 +10,14 @@
 #![forbid(unsafe_code)]
 
 mod judge;
+mod names;
 mod published;
 mod source;
 pub mod tolerance;
 mod verdict;
 
 pub use judge::judge;
+pub use names::UnknownTestbed;
 pub use published::*;
 pub use source::{Cause, Load, Setting, Source};
 pub use tolerance::Noise;

@@ -29,6 +29,8 @@ pub use configuration::{
 pub use load::{LoadError, SCHEMA};
 pub use quantity::{Dimension, Quantity, Relation, Unit, Value};
 
+use crate::names::UnknownTestbed;
+
 /// Published figures of one testbed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Testbed {
@@ -138,9 +140,19 @@ pub fn all() -> &'static [Testbed] {
     &ALL
 }
 
-/// Returns the testbed with this name, independent of case.
+/// Returns the testbed with this short or long name, independent of case.
 pub fn testbed(name: &str) -> Option<&'static Testbed> {
-    all().iter().find(|testbed| testbed.name.eq_ignore_ascii_case(name))
+    let short = doorbell_data::names(name)?.short;
+    all().iter().find(|testbed| testbed.name.eq_ignore_ascii_case(short))
+}
+
+/// Returns the testbed with this short or long name, independent of case.
+///
+/// # Errors
+///
+/// Returns an error with the names of all testbeds if none has this name.
+pub fn known_testbed(name: &str) -> Result<&'static Testbed, UnknownTestbed> {
+    testbed(name).ok_or_else(|| UnknownTestbed::new(name))
 }
 
 /// Returns the published number with this id.

@@ -5,13 +5,19 @@
 //! predictions are not more accurate. Among equal settings, the setting with less memory wins. The ranking ignores
 //! costs for which the model has no parameter, mainly copies.
 
+mod answer;
+#[cfg(test)]
+mod tests;
+
 use doorbell_protocols::{End, Protocol, Store, ZeroCopy};
 use doorbell_wire::{OuterKind, PathMtu};
 
 use crate::observation::srq_slow_sizes;
 use crate::parameters::Parameters;
-use crate::predict::{BoundKind, predict_mix};
+use crate::predict::{BoundKind, Prediction, Requests, predict, predict_requests};
 use crate::workload::{Peers, Workload, WorkloadError};
+
+pub use answer::{Answer, Change, LeftOut, Row, answer, with_options};
 
 /// Quantity that decides the ranking first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +34,11 @@ pub enum Goal {
 pub struct Need {
     /// Message sizes, each with its share of the messages. The shares need not add up to one.
     pub sizes: Vec<(u64, f64)>,
+    /// Bytes of the reply to each message, in a closed loop. `None` means that messages have no replies.
+    pub reply_bytes: Option<u64>,
+    /// Number of messages without acknowledgement, or of requests without reply, of each connection. `None` means that
+    /// the advice chooses the window.
+    pub window: Option<u32>,
     /// Offered messages per second over all connections; `None` means the maximum.
     pub messages_per_s: Option<f64>,
     /// Threads and connections of the workload.
@@ -56,6 +67,8 @@ impl Need {
     pub fn new(bytes: u64, goal: Goal) -> Self {
         Self {
             sizes: vec![(bytes, 1.0)],
+            reply_bytes: None,
+            window: None,
             messages_per_s: None,
             peers: Peers::ONE_TO_ONE,
             bidirectional: false,
@@ -68,6 +81,11 @@ impl Need {
             outer: OuterKind::IPV4,
         }
     }
+
+    /// Returns the size of the longest message, replies included.
+    fn longest(&self) -> u64 {
+        self.sizes.iter().map(|(bytes, _)| *bytes).chain(self.reply_bytes).max().unwrap_or(0)
+    }
 }
 
 /// Proposal for a need.
@@ -75,7 +93,7 @@ impl Need {
 pub struct Advice {
     /// Proposed protocol.
     pub protocol: Protocol,
-    /// Maximum number of unacknowledged messages per connection.
+    /// Maximum number of messages without acknowledgement, or of requests without reply, per connection.
     pub window: u32,
     /// Messages per post; for Buffered-Read, messages per READ.
     pub batch: u32,
@@ -84,9 +102,13 @@ pub struct Advice {
     pub depth: u32,
     /// Whether the connections of a receiver share a receive queue.
     pub srq: bool,
-    /// Mean latency of a message if no other message is in flight.
+    /// Mean latency of a message if no other message is in flight. The latency of a request ends when its reply
+    /// arrives.
     pub latency_ns: f64,
-    /// Predicted messages per second.
+    /// Mean latency while all windows are full ([`Prediction::loaded_ns`]). `None` if the offered rate is reached,
+    /// since windows are not full then.
+    pub loaded_ns: Option<f64>,
+    /// Predicted messages per second. A request counts together with its reply.
     pub messages_per_s: f64,
     /// Bytes of message memory of a sending thread.
     pub sender_bytes: u64,
@@ -134,6 +156,8 @@ pub enum AdviseError {
 
 /// Candidate windows.
 const WINDOWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+/// Maximum of [`Need::window`].
+const MOST_WINDOW: u32 = 1 << 16;
 /// Candidate batches.
 const BATCHES: [u32; 3] = [1, 8, 32];
 /// Number of connections for whose windows a shared queue or ring has space.
@@ -156,12 +180,35 @@ const SAME: f64 = 1.05;
 /// A value of the need is out of its range, or no candidate fits into the memory of the need.
 pub fn advise(parameters: &Parameters, need: &Need) -> Result<Vec<Advice>, AdviseError> {
     check(need)?;
-    let mut candidates: Vec<Advice> = Vec::new();
-    for protocol in Protocol::ALL.into_iter().filter(|&protocol| suits(protocol, need)) {
-        for (window, batch, shares) in settings(protocol, need) {
+    ranked(parameters, need, candidates(parameters, need, Receives::Any)?)
+}
+
+/// Receive buffers of candidates.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Receives {
+    /// Buffers of each connection, or a shared queue where it may pay.
+    Any,
+    /// Only a shared receive queue, which Send-Receive alone has.
+    Shared,
+}
+
+/// Returns all settings of the protocols that suit the need, each with its prediction.
+fn candidates(parameters: &Parameters, need: &Need, receives: Receives) -> Result<Vec<Advice>, AdviseError> {
+    let is_meant = |protocol: &Protocol| receives == Receives::Any || *protocol == Protocol::SendReceive;
+    let mut candidates = Vec::new();
+    for protocol in Protocol::ALL.into_iter().filter(is_meant) {
+        if misfit(protocol, need).is_some() {
+            continue;
+        }
+        for (window, batch, shares) in settings(protocol, need, receives) {
             candidates.push(candidate(parameters, need, protocol, window, batch, shares)?);
         }
     }
+    Ok(candidates)
+}
+
+/// Ranks candidates, and keeps the best one of each protocol.
+fn ranked(parameters: &Parameters, need: &Need, mut candidates: Vec<Advice>) -> Result<Vec<Advice>, AdviseError> {
     if let Some(given) = need.memory_bytes {
         let least = candidates.iter().map(Advice::memory_bytes).min().unwrap_or(0);
         candidates.retain(|advice| advice.memory_bytes() <= given);
@@ -193,6 +240,14 @@ fn check(need: &Need) -> Result<(), AdviseError> {
             return refuse("the share of a message size", share.to_string(), "0.000000001 to 1000000000");
         }
     }
+    if need.reply_bytes.is_some() && need.bidirectional {
+        return refuse("sending from both sides", "on".to_owned(), "off for messages with replies");
+    }
+    if let Some(window) = need.window
+        && !(1..=MOST_WINDOW).contains(&window)
+    {
+        return refuse("the number of outstanding messages", window.to_string(), "1 to 65536");
+    }
     match need.messages_per_s {
         Some(rate) if !(1e-3..=1e12).contains(&rate) => {
             refuse("the rate", format!("{rate} messages/s"), "0.001 to 1000000000000 messages/s")
@@ -201,18 +256,24 @@ fn check(need: &Need) -> Result<(), AdviseError> {
     }
 }
 
-/// Returns whether the protocol can meet the need.
-fn suits(protocol: Protocol, need: &Need) -> bool {
+/// Returns the reason for which the protocol does not suit the need, as a clause; `None` if it suits. Words in
+/// parentheses are options of `doorbell advise`.
+fn misfit(protocol: Protocol, need: &Need) -> Option<&'static str> {
     let properties = protocol.properties();
+    let is_shared = matches!(protocol, Protocol::SharedWrite | Protocol::SharedWriteEach);
     let several = need.peers.connections > need.peers.receivers;
-    // Protocols that deliver into the final place need a receiver that chooses the place.
-    (!places(protocol) || need.receiver_places)
-        && (!need.receiver_sleeps || properties.receiver_sleeps)
-        && (!need.receiver_holds || !properties.slow_message_blocks)
-        && (protocol != Protocol::SharedWrite || several)
+    [
         // These variants are never better than the other variant of their family; they exist for comparison.
-        && !protocol.is_fenced()
-        && !matches!(protocol, Protocol::DirectWriteEach | Protocol::SharedWriteEach)
+        (protocol.is_fenced(), "its fence lets one READ wait for another, so the variant without a fence is better"),
+        (protocol == Protocol::DirectWriteEach, "it grants buffers one by one, so direct-write is better"),
+        (protocol == Protocol::SharedWriteEach, "it reserves space message by message, so shared-write is better"),
+        (places(protocol) && !need.receiver_places, "its receiver must choose the place of each message (--place)"),
+        (need.receiver_sleeps && !properties.receiver_sleeps, "its receiver polls memory and cannot sleep (--sleep)"),
+        (need.receiver_holds && properties.slow_message_blocks, "a message that is kept blocks later ones (--hold)"),
+        (is_shared && !several, "senders share a ring, and each receiving thread has one sender"),
+    ]
+    .into_iter()
+    .find_map(|(is_misfit, reason)| is_misfit.then_some(reason))
 }
 
 /// Returns whether the protocol delivers messages directly into their final place.
@@ -221,16 +282,19 @@ fn places(protocol: Protocol) -> bool {
 }
 
 /// Returns the candidates: window, batch, and whether the connections share the receive buffers.
-fn settings(protocol: Protocol, need: &Need) -> Vec<(u32, u32, bool)> {
+fn settings(protocol: Protocol, need: &Need, receives: Receives) -> Vec<(u32, u32, bool)> {
     let sharing: &[bool] = match protocol {
+        _ if receives == Receives::Shared => &[true],
         Protocol::SharedWrite => &[true],
-        Protocol::SendReceive if need.peers.connections > SHARED_BY * need.peers.receivers => &[false, true],
+        Protocol::SendReceive if need.peers.connections > SHARED_BY.saturating_mul(need.peers.receivers) => {
+            &[false, true]
+        }
         _ => &[false],
     };
-    let longest = need.sizes.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
-    let fits = |batch: u32| Workload { protocol, ..Workload::new(longest, batch, batch) }.check().is_ok();
+    let fits = |batch: u32| Workload { protocol, ..Workload::new(need.longest(), batch, batch) }.check().is_ok();
+    let windows = need.window.map_or_else(|| WINDOWS.to_vec(), |window| vec![window]);
     let mut settings = Vec::new();
-    for window in WINDOWS {
+    for window in windows {
         for batch in BATCHES.into_iter().filter(|&batch| batch == 1 || batch <= window && fits(batch)) {
             settings.extend(sharing.iter().map(|&shares| (window, batch, shares)));
         }
@@ -248,9 +312,10 @@ fn candidate(
 ) -> Result<Advice, AdviseError> {
     let Peers { senders, receivers, connections } = need.peers;
     // If the connections share a queue, the depth of a connection is its part of the queue.
-    let (pool, depth) = match ((2 * window).max(LEAST_DEPTH), shares) {
+    let (pool, depth) = match (window.saturating_mul(2).max(LEAST_DEPTH), shares) {
         (depth, true) => {
-            (depth * SHARED_BY, (depth * SHARED_BY / connections.div_ceil(receivers.max(1)).max(1)).max(1))
+            let pool = depth.saturating_mul(SHARED_BY);
+            (pool, (pool / connections.div_ceil(receivers.max(1)).max(1)).max(1))
         }
         (depth, false) => (depth, depth),
     };
@@ -265,16 +330,25 @@ fn candidate(
         peers: need.peers,
         ..Workload::new(bytes, window, batch)
     };
-    let mix: Vec<(f64, Workload)> = need.sizes.iter().map(|&(bytes, share)| (share, workload(bytes))).collect();
-    let prediction = predict_mix(parameters, &mix)?;
+    let prediction = prediction(parameters, need, workload)?;
+    let reached = need.messages_per_s.is_some_and(|rate| prediction.messages_per_s >= rate);
+    let directions = if need.bidirectional { 2.0 } else { 1.0 };
+    let in_flight = directions * f64::from(connections) * f64::from(window);
     let per_thread = |threads: u32| u64::from(connections.div_ceil(threads.max(1)));
-    let [sending, receiving] = memory(protocol, need, window.into(), pool.into());
-    let sending = sending.saturating_mul(per_thread(senders));
-    let receiving = receiving.saturating_mul(if shares { 1 } else { per_thread(receivers) });
-    let (sender_bytes, receiver_bytes) = if need.bidirectional {
-        (sending.saturating_add(receiving), sending.saturating_add(receiving))
-    } else {
-        (sending, receiving)
+    // The memory of messages in one direction, at the thread that sends them and at the thread that receives them.
+    let of = |sizes: &[(u64, f64)], [from, to]: [u32; 2], shares: bool| {
+        let [sending, receiving] = memory(protocol, sizes, window.into(), pool.into());
+        let receiving = receiving.saturating_mul(if shares { 1 } else { per_thread(to) });
+        [sending.saturating_mul(per_thread(from)), receiving]
+    };
+    let [sending, receiving] = of(&need.sizes, [senders, receivers], shares);
+    let (sender_bytes, receiver_bytes) = match need.reply_bytes {
+        Some(reply_bytes) => {
+            let [replying, hearing] = of(&[(reply_bytes, 1.0)], [receivers, senders], false);
+            (sending.saturating_add(hearing), receiving.saturating_add(replying))
+        }
+        None if need.bidirectional => (sending.saturating_add(receiving), sending.saturating_add(receiving)),
+        None => (sending, receiving),
     };
     Ok(Advice {
         protocol,
@@ -283,6 +357,7 @@ fn candidate(
         depth: pool,
         srq,
         latency_ns: prediction.latency_ns,
+        loaded_ns: (!reached).then(|| prediction.loaded_ns(in_flight)),
         messages_per_s: prediction.messages_per_s,
         sender_bytes,
         receiver_bytes,
@@ -291,17 +366,36 @@ fn candidate(
     })
 }
 
-/// Returns the bytes of message memory that a connection needs at the sender and at the receiver.
-fn memory(protocol: Protocol, need: &Need, window: u64, depth: u64) -> [u64; 2] {
-    let longest = need.sizes.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
+/// Predicts the messages of a need, or its requests with their replies.
+fn prediction(
+    parameters: &Parameters,
+    need: &Need,
+    workload: impl Fn(u64) -> Workload,
+) -> Result<Prediction, WorkloadError> {
+    let of = |&(bytes, share): &(u64, f64)| {
+        let request = workload(bytes);
+        let prediction = match need.reply_bytes {
+            Some(reply_bytes) => predict_requests(parameters, &Requests { request, reply_bytes })?,
+            None => predict(parameters, &request)?,
+        };
+        Ok((share, prediction))
+    };
+    let predictions: Result<Vec<(f64, Prediction)>, WorkloadError> = need.sizes.iter().map(of).collect();
+    Ok(Prediction::mean(predictions?))
+}
+
+/// Returns the bytes of message memory that a connection needs at the sender and at the receiver, for messages of these
+/// sizes with their shares.
+fn memory(protocol: Protocol, sizes: &[(u64, f64)], window: u64, depth: u64) -> [u64; 2] {
+    let longest = sizes.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
     let slot = longest.next_multiple_of(REQUEST_SLOT_BYTES).max(REQUEST_SLOT_BYTES);
-    let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
-    let mean = need.sizes.iter().map(|(bytes, share)| *bytes as f64 * share).sum::<f64>() / shares;
+    let shares: f64 = sizes.iter().map(|(_, share)| share).sum();
+    let mean = sizes.iter().map(|(bytes, share)| *bytes as f64 * share).sum::<f64>() / shares;
     // A ring has space for `depth` messages of the mean size, and at least for two messages of the largest size.
     let ring = (depth.saturating_mul(mean.ceil() as u64 + 16)).max(2 * slot).next_multiple_of(PAGE_BYTES);
     let of = |store, slots| match store {
-        Store::Slots => slots * slot,
-        Store::Announcements => slots * REQUEST_SLOT_BYTES,
+        Store::Slots => slots.saturating_mul(slot),
+        Store::Announcements => slots.saturating_mul(REQUEST_SLOT_BYTES),
         Store::Ring => ring,
     };
     let description = protocol.description();
@@ -408,221 +502,4 @@ fn held_by_sharing(parameters: &Parameters, need: &Need) -> Option<f64> {
     let is_slow = |bytes: u64| above < bytes && bytes < below;
     let several = need.peers.connections > need.peers.receivers;
     (several && need.sizes.iter().all(|(bytes, _)| is_slow(*bytes))).then_some(1e9 / parameters.o_srq_ns)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::workload::MAX_BYTES;
-
-    fn names(all: &[Advice]) -> Vec<&str> {
-        all.iter().map(|advice| advice.protocol.name()).collect()
-    }
-
-    fn on_t1(need: &Need) -> Vec<Advice> {
-        advise(&Parameters::t1(), need).unwrap()
-    }
-
-    #[test]
-    fn only_large_messages_are_placed_by_the_receiver() {
-        let small = on_t1(&Need { receiver_places: true, ..Need::new(16, Goal::Latency) });
-        assert!(!places(small[0].protocol), "{small:#?}");
-        let direct = small.iter().find(|advice| advice.protocol.name() == "direct-read").unwrap();
-        assert!(direct.latency_ns > 2.0 * small[0].latency_ns);
-        assert!(direct.reason.contains("times the latency of the first"), "{}", direct.reason);
-
-        let large = on_t1(&Need { receiver_places: true, ..Need::new(1 << 20, Goal::Throughput) });
-        assert!(places(large[0].protocol), "{:?}", names(&large));
-        assert_eq!(large[0].binding, BoundKind::Link);
-        assert!(large[0].reason.contains("lands where it belongs"), "{}", large[0].reason);
-        assert!(large[0].receiver_bytes < 1 << 20, "requests only");
-        // A receiver that chooses no destinations cannot use Direct-Read.
-        assert!(
-            !names(&on_t1(&Need::new(1 << 20, Goal::Throughput))).iter().any(|name| name.starts_with("direct-read"))
-        );
-    }
-
-    #[test]
-    fn throughput_advice_uses_batches_and_latency_advice_none() {
-        let of = |goal| {
-            let all = on_t1(&Need { receiver_holds: true, receiver_sleeps: true, ..Need::new(64, goal) });
-            assert_eq!(names(&all), ["send-receive"]);
-            all[0].clone()
-        };
-        let (fast, quick) = (of(Goal::Throughput), of(Goal::Latency));
-        assert!(fast.batch > 1 && fast.window >= 32, "{fast:?}");
-        assert_eq!(quick.batch, 1);
-        assert!(fast.messages_per_s > 1.5 * quick.messages_per_s);
-        // A window of one message suffices for the offered rate, since 100 k messages/s are one message per 10 us.
-        let need = Need {
-            messages_per_s: Some(1e5),
-            receiver_holds: true,
-            receiver_sleeps: true,
-            ..Need::new(64, Goal::Throughput)
-        };
-        let slow = &on_t1(&need)[0];
-        assert_eq!((slow.window, slow.batch), (1, 1), "{slow:?}");
-        assert!(slow.reason.contains("times the rate"), "{}", slow.reason);
-    }
-
-    #[test]
-    fn protocols_below_the_rate_come_last_with_the_reason() {
-        let all =
-            on_t1(&Need { messages_per_s: Some(30e6), peers: Peers::many_to_one(16), ..Need::new(64, Goal::Latency) });
-        let fails: Vec<bool> = all.iter().map(|advice| advice.messages_per_s < 30e6).collect();
-        assert!(fails.is_sorted() && fails.contains(&true) && !fails[0], "{fails:?}");
-        let last = all.last().unwrap();
-        let share = format!("reaches only {:.0} % of the rate: {} binds", last.messages_per_s / 3e5, last.binding);
-        assert!(last.reason.contains(&share), "{}", last.reason);
-    }
-
-    #[test]
-    fn slow_shared_receive_queues_are_not_advised() {
-        let of = |bytes, connections, memory_bytes| {
-            let peers = Peers { senders: 16, receivers: 1, connections };
-            let need = Need { peers, memory_bytes, receiver_holds: true, ..Need::new(bytes, Goal::Throughput) };
-            on_t1(&need).into_iter().find(|advice| advice.protocol == Protocol::SendReceive).unwrap()
-        };
-        for bytes in [33, 512, 4096] {
-            let advice = of(bytes, 16, None);
-            assert!(!advice.srq, "{bytes}: {advice:?}");
-            assert!(advice.reason.contains("it would hold messages of this size to 2.00 M/s"), "{}", advice.reason);
-        }
-        for bytes in [16, 32, 6085, 65_536] {
-            assert!(!of(bytes, 16, None).reason.contains("messages of this size"), "{bytes}");
-        }
-        // If the memory suffices only for a shared queue, the reason states the rate limit of the queue.
-        let forced = of(4096, 1024, Some(1 << 20));
-        assert!(forced.srq && forced.messages_per_s <= 2e6 * 1.001, "{forced:?}");
-        assert!(forced.reason.contains("the shared receive queue holds messages of this size"), "{}", forced.reason);
-    }
-
-    #[test]
-    fn small_messages_in_batches_are_bound_by_the_nic() {
-        let of = |peers| {
-            let need = Need { peers, receiver_holds: true, receiver_sleeps: true, ..Need::new(16, Goal::Throughput) };
-            on_t1(&need)[0].clone()
-        };
-        let one = of(Peers::ONE_TO_ONE);
-        assert_eq!((one.protocol, one.binding), (Protocol::SendReceive, BoundKind::SendingUnits), "{one:?}");
-        let many = of(Peers::pairs(16));
-        assert_eq!((many.protocol, many.binding), (Protocol::SendReceive, BoundKind::SendingCeiling), "{many:?}");
-        assert!(many.reason.contains("sending NIC's ceiling binds"), "{}", many.reason);
-    }
-
-    #[test]
-    fn little_memory_shares_receive_queues_or_shrinks_windows() {
-        let need = Need { receiver_holds: true, peers: Peers::many_to_one(64), ..Need::new(16_384, Goal::Throughput) };
-        let plenty = on_t1(&need);
-        let of = |all: &[Advice]| all.iter().find(|advice| advice.protocol == Protocol::SendReceive).unwrap().clone();
-        let largest = plenty.iter().map(|advice| advice.receiver_bytes).max().unwrap();
-        // Without a shared queue, 64 receives of 16 KiB for each of 64 senders would need 64 MiB.
-        let little = on_t1(&Need { memory_bytes: Some(8 << 20), ..need.clone() });
-        assert!(of(&little).srq && of(&little).reason.contains("does not grow with connections"), "{little:#?}");
-        assert!(little.iter().all(|advice| advice.sender_bytes.max(advice.receiver_bytes) <= 8 << 20));
-        assert!(largest > 4 << 20);
-        let none = advise(&Parameters::t1(), &Need { memory_bytes: Some(1 << 10), ..need });
-        let text = none.expect_err("1 KiB is too little").to_string();
-        assert!(
-            text.starts_with("the memory of a thread is 1024 B, and the least that any protocol needs is "),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_mix_of_sizes_lies_between_them() {
-        let rate = |sizes: Vec<(u64, f64)>| {
-            let need = Need { sizes, receiver_holds: true, ..Need::new(0, Goal::Throughput) };
-            let advice = on_t1(&need).into_iter().find(|advice| advice.protocol == Protocol::SendReceive).unwrap();
-            (advice.latency_ns, advice.messages_per_s)
-        };
-        let (small, mixed, large) =
-            (rate(vec![(64, 1.0)]), rate(vec![(64, 9.0), (8192, 1.0)]), rate(vec![(8192, 3.0)]));
-        assert!(small.0 < mixed.0 && mixed.0 < large.0);
-        assert!(small.1 > mixed.1 && mixed.1 > large.1);
-        assert!((mixed.0 - (0.9 * small.0 + 0.1 * large.0)).abs() < 1e-6);
-    }
-
-    #[test]
-    fn zero_copy_protocols_come_first_among_equals() {
-        for goal in [Goal::Latency, Goal::Throughput] {
-            let all = on_t1(&Need { receiver_places: true, ..Need::new(1 << 20, goal) });
-            let copies: Vec<bool> = all.iter().map(|advice| !places(advice.protocol)).collect();
-            assert!(copies.is_sorted() && !copies[0], "{:?}", names(&all));
-            assert!(all[0].window <= 4, "consecutive READs of 1 MiB need no window: {:?}", all[0]);
-        }
-    }
-
-    #[test]
-    fn the_longest_messages_have_protocols_too() {
-        let all = on_t1(&Need { receiver_places: true, ..Need::new(MAX_BYTES, Goal::Throughput) });
-        assert!(names(&all).contains(&"buffered-read"));
-        // Such a message takes so long that one at a time nearly fills the link.
-        let most = all.iter().map(|advice| advice.messages_per_s).fold(0.0, f64::max);
-        let fills = |advice: &Advice| {
-            (advice.binding == BoundKind::Link || advice.window == 1) && advice.messages_per_s > 0.999 * most
-        };
-        assert!(all.iter().all(fills), "{all:#?}");
-    }
-
-    #[test]
-    fn needs_that_make_no_sense_are_refused() {
-        let refused = |need: &Need| advise(&Parameters::t1(), need).expect_err("no sense").to_string();
-        let good = Need::new(16, Goal::Latency);
-        assert_eq!(
-            refused(&Need { sizes: vec![], ..good.clone() }),
-            "the number of message sizes is 0, allowed is 1 to 1024"
-        );
-        assert!(
-            refused(&Need { sizes: vec![(1, f64::NAN)], ..good.clone() }).contains("share of a message size is NaN")
-        );
-        assert!(refused(&Need { messages_per_s: Some(-1.0), ..good.clone() }).contains("the rate is -1 messages/s"));
-        assert!(
-            refused(&Need { sizes: vec![(1 << 40, 1.0)], ..good.clone() })
-                .contains("the message size is 1099511627776")
-        );
-        let peers = Peers { senders: 0, receivers: 0, connections: 0 };
-        assert!(refused(&Need { peers, ..good }).contains("the number of senders is 0"));
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-
-        /// Any need has a ranking within its memory, or an error.
-        #[test]
-        fn any_need_is_answered(
-            sizes in prop::collection::vec((0..=MAX_BYTES, 0.01..100.0_f64), 1..4),
-            rate in prop::option::of(1.0..1e9_f64),
-            (senders, receivers, more) in (1..300_u32, 1..300_u32, 0..300_u32),
-            (both, places, sleeps, holds, throughput) in any::<(bool, bool, bool, bool, bool)>(),
-            memory in prop::option::of(0..1_u64 << 34),
-        ) {
-            let goal = if throughput { Goal::Throughput } else { Goal::Latency };
-            let need = Need {
-                sizes,
-                messages_per_s: rate,
-                peers: Peers { senders, receivers, connections: senders.max(receivers) + more },
-                bidirectional: both,
-                receiver_places: places,
-                receiver_sleeps: sleeps,
-                receiver_holds: holds,
-                memory_bytes: memory,
-                ..Need::new(0, goal)
-            };
-            match advise(&Parameters::t1(), &need) {
-                Ok(all) => {
-                    prop_assert!(!all.is_empty());
-                    for advice in &all {
-                        prop_assert!(memory.is_none_or(|most| advice.memory_bytes() <= most));
-                        prop_assert!(advice.latency_ns > 0.0 && advice.messages_per_s > 0.0 && !advice.reason.is_empty());
-                        prop_assert!(advice.batch <= advice.window);
-                    }
-                }
-                Err(AdviseError::Memory { given, least }) => prop_assert!(given < least),
-                Err(other) => prop_assert!(false, "{}", other),
-            }
-        }
-    }
 }

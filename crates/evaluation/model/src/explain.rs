@@ -2,7 +2,7 @@
 
 use crate::operation::{Posted, predict_operation};
 use crate::parameters::Parameters;
-use crate::predict::{Bottleneck, Bound, BoundKind, Prediction, predict};
+use crate::predict::{Bottleneck, Bound, BoundKind, Prediction, Requests, predict, predict_requests};
 use crate::workload::{MAX_COUNT, Workload, WorkloadError};
 
 /// Bottleneck of a workload, and remedies.
@@ -61,18 +61,34 @@ pub fn explain(parameters: &Parameters, workload: &Workload) -> Result<Explanati
 pub fn explain_operation(parameters: &Parameters, posted: &Posted) -> Result<Explanation, WorkloadError> {
     let prediction = predict_operation(parameters, posted)?;
     let bottleneck = prediction.bottleneck();
-    let Bottleneck { binding, next, factor } = &bottleneck;
-    let (name, rate) = (posted.operation.name(), millions(prediction.messages_per_s));
-    let mut sentence = format!(
-        "{name} of {} B, {} outstanding: {} ({rate} M operations/s)",
-        posted.workload().bytes,
-        posted.window,
-        binding.kind
-    );
+    let what = format!("{} of {} B, {} outstanding", posted.operation.name(), posted.workload().bytes, posted.window);
+    let sentence = without_remedy(&what, "operations", &prediction, &bottleneck);
+    Ok(Explanation { prediction, bottleneck, sentence, remedies: Vec::new() })
+}
+
+/// Predicts requests with replies and explains their bottleneck. The model has remedies for one-way messages only.
+///
+/// # Errors
+///
+/// Returns the error of [`Requests::check`] if the requests are impossible.
+pub fn explain_requests(parameters: &Parameters, requests: &Requests) -> Result<Explanation, WorkloadError> {
+    let prediction = predict_requests(parameters, requests)?;
+    let bottleneck = prediction.bottleneck();
+    let Requests { request, reply_bytes } = requests;
+    let what =
+        format!("requests of {} B with replies of {reply_bytes} B, {} outstanding", request.bytes, request.window);
+    let sentence = without_remedy(&what, "requests", &prediction, &bottleneck);
+    Ok(Explanation { prediction, bottleneck, sentence, remedies: Vec::new() })
+}
+
+/// Returns a sentence with the bottleneck and the next bound of `what`, whose rate counts `units`.
+fn without_remedy(what: &str, units: &str, prediction: &Prediction, bottleneck: &Bottleneck) -> String {
+    let Bottleneck { binding, next, factor } = bottleneck;
+    let mut sentence = format!("{what}: {} ({} M {units}/s)", binding.kind, millions(prediction.messages_per_s));
     if let Some(Bound { kind, .. }) = next {
         sentence += &format!("; next is the {kind}, at {factor:.2} times as much");
     }
-    Ok(Explanation { prediction, bottleneck, sentence, remedies: Vec::new() })
+    sentence
 }
 
 fn sentence(workload: &Workload, prediction: &Prediction, bottleneck: &Bottleneck, remedies: &[Remedy]) -> String {

@@ -79,6 +79,18 @@
 //! costs the CPU of each end `o_run`.
 //! For other RNICs `o_run` is 0.
 //!
+//! # Requests with replies
+//!
+//! [`predict_requests`](predict::predict_requests) predicts requests of one size with replies of another size. Each
+//! connection has O requests outstanding, and its client sends the next request when a reply arrives. The costs of a
+//! request and of its reply add up in CPUs, NICs and the link. The round trip is
+//!
+//! ```text
+//! round trip      n O / (t(request) + t(reply))
+//! ```
+//!
+//! The latency with this load follows from Little's law: `n O / throughput`.
+//!
 //! # Single operations
 //!
 //! [`operation`] predicts WRITEs, READs, atomics, SENDs and request-response of bare queue pairs with the same forms.

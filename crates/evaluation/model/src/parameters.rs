@@ -255,9 +255,10 @@ impl Parameters {
         Self::of_testbed("t1").unwrap_or_else(|| unreachable!("it is one of the testbeds"))
     }
 
-    /// Returns the parameters of a published testbed by its name, independent of case.
+    /// Returns the parameters of a published testbed by its short or long name, independent of case.
     pub fn of_testbed(name: &str) -> Option<Self> {
-        let file = doorbell_data::PARAMETERS.iter().find(|file| name.eq_ignore_ascii_case(file.name))?;
+        let short = doorbell_data::names(name)?.short;
+        let file = doorbell_data::PARAMETERS.iter().find(|file| file.name == short)?;
         let parameters = Self::from_toml(file.path, file.text);
         Some(parameters.unwrap_or_else(|error| unreachable!("tests read the built-in files: {error}")))
     }
@@ -324,6 +325,17 @@ impl Parameters {
         })?;
         parameters.check(file)?;
         Ok(parameters)
+    }
+
+    /// Returns a sentence about sizes beyond the range for which the slope of latency is published. Returns `None` if
+    /// messages of `longest` bytes are within the range.
+    pub fn beyond_published(&self, longest: u64) -> Option<String> {
+        let most = self.limits.slopes_up_to_bytes.filter(|most| longest > *most)?;
+        let gap = self.gap_bandwidth_ns_per_byte;
+        Some(format!(
+            "The slope of latency is known up to {most} B. Beyond, each byte is assumed to add the time of the line, \
+             {gap} ns."
+        ))
     }
 
     /// Returns the text of a parameter file with this set.

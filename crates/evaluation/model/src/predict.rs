@@ -1,5 +1,7 @@
 //! Prediction of latency, throughput and bottleneck from parameters and a workload.
 
+mod requests;
+
 use doorbell_protocols::{End, Noticed, Protocol, Release, Role, Size, When};
 use doorbell_wire::Transport;
 
@@ -9,6 +11,8 @@ use crate::parameters::{Parameters, RnicKind};
 use crate::setting::{Setting, out_of_completion, traffic};
 use crate::steps::{Charged, charged, is_pulled};
 use crate::workload::{Peers, Workload, WorkloadError};
+
+pub use requests::{Requests, predict_requests};
 
 /// Resources that can limit throughput.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -181,8 +185,43 @@ impl Prediction {
 
     fn of_bounds(latency_ns: f64, latency_parts: Vec<Part>, mut bounds: Vec<Bound>, bytes: f64) -> Self {
         bounds.sort_by(|a, b| b.ns_per_message.total_cmp(&a.ns_per_message));
+        // Requests and replies may have bounds of the same kind. The smaller one limits the throughput.
+        let mut kinds = Vec::new();
+        bounds.retain(|bound| {
+            let is_new = !kinds.contains(&bound.kind);
+            kinds.push(bound.kind);
+            is_new
+        });
         let messages_per_s = bounds.first().map_or(f64::INFINITY, Bound::messages_per_s);
         Self { latency_ns, latency_parts, messages_per_s, bytes_per_s: messages_per_s * bytes, bounds }
+    }
+
+    /// Returns the mean of predictions, each with its share. The latency and each bound are means over all messages.
+    pub(crate) fn mean(all: Vec<(f64, Self)>) -> Self {
+        let shares: f64 = all.iter().map(|(share, _)| share).sum();
+        let mut bounds: Vec<Bound> = Vec::new();
+        let mut parts: Vec<Part> = Vec::new();
+        let (mut latency_ns, mut bytes) = (0.0, 0.0);
+        for (share, prediction) in all {
+            let share = share / shares;
+            latency_ns += share * prediction.latency_ns;
+            bytes += share * prediction.bytes_per_s / prediction.messages_per_s;
+            for part in prediction.latency_parts {
+                let ns = share * part.ns;
+                match parts.iter_mut().find(|other| other.name == part.name) {
+                    Some(other) => other.ns += ns,
+                    None => parts.push(Part { ns, ..part }),
+                }
+            }
+            for Bound { kind, ns_per_message } in prediction.bounds {
+                let ns_per_message = share * ns_per_message;
+                match bounds.iter_mut().find(|bound| bound.kind == kind) {
+                    Some(bound) => bound.ns_per_message += ns_per_message,
+                    None => bounds.push(Bound { kind, ns_per_message }),
+                }
+            }
+        }
+        Self::of_bounds(latency_ns, parts, bounds, bytes)
     }
 
     /// Returns the bound that allows the lowest throughput. If this bound is a NIC and the bound of the link differs by
@@ -206,6 +245,14 @@ impl Prediction {
         Bottleneck { binding, next, factor }
     }
 
+    /// Returns the mean time, in nanoseconds, that a message takes under load: from the start of its send until its
+    /// place in the window is free. Exactly `in_flight` messages of all connections are in flight.
+    ///
+    /// By Little's law, the time is the number of messages in flight, divided by the throughput.
+    pub fn loaded_ns(&self, in_flight: f64) -> f64 {
+        in_flight * 1e9 / self.messages_per_s
+    }
+
     /// Returns the bound of a kind, if the workload has it.
     pub fn bound(&self, kind: BoundKind) -> Option<Bound> {
         self.bounds.iter().find(|bound| bound.kind == kind).copied()
@@ -220,40 +267,6 @@ impl Prediction {
 pub fn predict(parameters: &Parameters, workload: &Workload) -> Result<Prediction, WorkloadError> {
     let forms = forms(&Setting::of(parameters), workload)?;
     Ok(Prediction::of(&forms, parameters, workload.bytes as f64))
-}
-
-/// Predicts latency and throughput of a mix of messages of several kinds, each with its share. The latency and each
-/// bound are means over all messages.
-///
-/// # Errors
-///
-/// Returns the error of [`Workload::check`] if one of the workloads is impossible.
-pub fn predict_mix(parameters: &Parameters, mix: &[(f64, Workload)]) -> Result<Prediction, WorkloadError> {
-    let all: f64 = mix.iter().map(|(share, _)| share).sum();
-    let mut bounds: Vec<Bound> = Vec::new();
-    let mut parts: Vec<Part> = Vec::new();
-    let (mut latency_ns, mut bytes) = (0.0, 0.0);
-    for (share, workload) in mix {
-        let share = share / all;
-        let prediction = predict(parameters, workload)?;
-        latency_ns += share * prediction.latency_ns;
-        bytes += share * workload.bytes as f64;
-        for part in prediction.latency_parts {
-            let ns = share * part.ns;
-            match parts.iter_mut().find(|other| other.name == part.name) {
-                Some(other) => other.ns += ns,
-                None => parts.push(Part { ns, ..part }),
-            }
-        }
-        for Bound { kind, ns_per_message } in prediction.bounds {
-            let ns_per_message = share * ns_per_message;
-            match bounds.iter_mut().find(|bound| bound.kind == kind) {
-                Some(bound) => bound.ns_per_message += ns_per_message,
-                None => bounds.push(Bound { kind, ns_per_message }),
-            }
-        }
-    }
-    Ok(Prediction::of_bounds(latency_ns, parts, bounds, bytes))
 }
 
 /// Returns the latency and the bounds of a workload as linear forms of the parameters.
@@ -363,9 +376,17 @@ impl Tally {
     }
 
     fn bounds(&self, setting: &Setting, workload: &Workload) -> Vec<Form> {
-        let connections = f64::from(workload.peers.connections);
         let mut bounds = Vec::with_capacity(10);
         let mut push = |kind, cost: Cost| bounds.push(Form { kind, cost });
+        self.flow(setting, workload, &mut push);
+        self.resources(setting, workload, &mut push);
+        shared(setting, workload, &mut push);
+        bounds
+    }
+
+    /// Pushes the bounds of windows, of the receiver's space, and of READs that wait for others.
+    fn flow(&self, setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
+        let connections = f64::from(workload.peers.connections);
         // Windows and fences limit each direction separately.
         let directions = if workload.bidirectional { 2.0 } else { 1.0 };
         let cycles = connections * directions;
@@ -385,10 +406,6 @@ impl Tally {
             push(BoundKind::Fence, self.read.scaled(1.0 / cycles));
         }
         push(BoundKind::ReadsInFlight, self.read.scaled(1.0 / (cycles * f64::from(setting.limits.reads_in_flight))));
-
-        self.resources(setting, workload, &mut push);
-        shared(setting, workload, &mut push);
-        bounds
     }
 
     /// Pushes the bounds of CPUs, NICs and the link.

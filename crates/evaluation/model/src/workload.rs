@@ -3,7 +3,7 @@
 use doorbell_protocols::{Protocol, Store};
 use doorbell_wire::{OuterKind, PathMtu};
 
-/// Threads and connections of a workload.
+/// Threads and connections of a workload. The section "Terms" of `docs/model.md` defines patterns such as N:1.
 ///
 /// Each sending and receiving thread has its own CPU. All connections share one link, because they leave by one port
 /// or arrive at one port.
@@ -39,6 +39,16 @@ impl Peers {
     /// Returns one sending and one receiving thread with `count` connections between them.
     pub const fn connections(count: u32) -> Peers {
         Peers { senders: 1, receivers: 1, connections: count }
+    }
+}
+
+/// Writes the pattern: `24:1 (24 sending threads, 1 receiving thread, 24 connections)`.
+impl std::fmt::Display for Peers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { senders, receivers, connections } = *self;
+        let counted = |count: u32, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let (sending, receiving) = (counted(senders, "sending thread"), counted(receivers, "receiving thread"));
+        write!(f, "{senders}:{receivers} ({sending}, {receiving}, {})", counted(connections, "connection"))
     }
 }
 
@@ -169,4 +179,16 @@ pub struct WorkloadError {
     pub least: u64,
     /// Largest allowed value.
     pub most: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_name_their_threads() {
+        assert_eq!(Peers::ONE_TO_ONE.to_string(), "1:1 (1 sending thread, 1 receiving thread, 1 connection)");
+        let many = "24:1 (24 sending threads, 1 receiving thread, 24 connections)";
+        assert_eq!(Peers::many_to_one(24).to_string(), many);
+    }
 }

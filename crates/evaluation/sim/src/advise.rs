@@ -3,10 +3,13 @@
 use std::cmp::Ordering;
 
 use doorbell_model::advise::{Advice, Goal, Need};
+use doorbell_model::workload::Peers;
+use doorbell_protocols::Protocol;
 use doorbell_record::{Extent, Kind, Operation, Parameters, Serving, SharedBy};
 use doorbell_study::failure::Usage;
 
 use crate::Testbed;
+use crate::measure::{Load, MeasureError, measure};
 use crate::reproduce::SEED;
 use crate::session::{self, PointError};
 
@@ -24,6 +27,14 @@ const ROUND_TRIPS: u64 = 200;
 /// Share of the required rate that suffices in a simulation, because the start and the end of a stream are slower.
 const CARRIES: f64 = 0.98;
 
+/// Ratio of two figures beyond which the model departs from a simulation.
+const AGREES: f64 = 1.25;
+
+/// Returns whether a figure of the model and a simulated figure differ by more than 25 %.
+pub fn departs(model: f64, simulated: f64) -> bool {
+    !(1.0 / AGREES..=AGREES).contains(&(model / simulated))
+}
+
 /// Simulated figures of an advice.
 #[derive(Clone, Copy, Debug)]
 pub struct Simulated {
@@ -33,20 +44,35 @@ pub struct Simulated {
     pub messages_per_s: f64,
 }
 
-/// Rejects a need that cannot be simulated: the two hosts of a simulated session have the same number of threads.
+/// Error of a simulated advice.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SimulateError {
+    /// A point of a session failed.
+    #[error(transparent)]
+    Point(#[from] PointError),
+    /// A stream between different numbers of threads failed.
+    #[error(transparent)]
+    Measure(#[from] MeasureError),
+}
+
+/// Rejects a need that cannot be simulated.
 ///
 /// # Errors
 ///
-/// The need has different numbers of senders and receivers.
+/// The messages have replies. Or senders and receivers differ in number, although both sides send or a receiver sleeps.
 pub fn check(need: &Need) -> Result<(), Usage> {
-    let peers = &need.peers;
-    if peers.senders == peers.receivers {
-        return Ok(());
+    let Peers { senders, receivers, .. } = need.peers;
+    if need.reply_bytes.is_some() {
+        return Err(Usage("messages with replies cannot be simulated here: drop --testbed or --reply".to_owned()));
     }
-    Err(Usage(format!(
-        "--peers {}:{} does not go with --testbed, which needs equal numbers of senders and receivers: give N:N",
-        peers.senders, peers.receivers
-    )))
+    if senders != receivers && (need.bidirectional || need.receiver_sleeps) {
+        return Err(Usage(format!(
+            "{senders} sending and {receivers} receiving threads cannot be simulated if both sides send or the \
+             receiver sleeps: give N:N"
+        )));
+    }
+    Ok(())
 }
 
 /// Simulates an advice for each size of the need.
@@ -54,7 +80,7 @@ pub fn check(need: &Need) -> Result<(), Usage> {
 /// # Errors
 ///
 /// A point of the advice could not be simulated.
-pub fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simulated, PointError> {
+pub fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simulated, SimulateError> {
     let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
     let (mut latency_ns, mut seconds) = (0.0, 0.0);
     for &(bytes, share) in &need.sizes {
@@ -62,10 +88,21 @@ pub fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simul
         let share = share / shares;
         let alone = session::simulate(testbed, &alone(need, advice, bytes), bytes, SEED)?.result;
         latency_ns += share * alone.latency_ns.ok_or(PointError::Unfinished)?.mean;
-        let stream = session::simulate(testbed, &stream(need, advice, bytes), bytes, SEED)?.result;
-        seconds += share / stream.messages_per_s;
+        seconds += share / rate(testbed, need, advice, bytes)?;
     }
     Ok(Simulated { latency_ns, messages_per_s: 1.0 / seconds })
+}
+
+/// Returns the messages per second of a stream. As in the model, a receiving thread serves all connections that are
+/// distributed to it.
+fn rate(testbed: &Testbed, need: &Need, advice: &Advice, bytes: usize) -> Result<f64, SimulateError> {
+    let parameters = stream(need, advice, bytes);
+    let Peers { senders, receivers, .. } = need.peers;
+    if senders == receivers {
+        return Ok(session::simulate(testbed, &parameters, bytes, SEED)?.result.messages_per_s);
+    }
+    let load = Load { receiver_threads: Some(receivers as usize), ..Load::new(parameters, bytes) };
+    Ok(measure(testbed, &load, SEED)?.messages_per_s)
 }
 
 /// Returns the parameters of one message at a time between one sender and one receiver.
@@ -93,12 +130,20 @@ fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
         rate: need.messages_per_s,
         serving: Serving {
             threads: need.peers.senders as usize,
+            // One completion queue serves all connections of a single thread.
+            single_receiver: is_single_receiver(need, advice.protocol),
             shared_receives: advice.srq.then_some(SharedBy::Lock),
             ..Serving::default()
         },
         kind: Kind::Bandwidth,
         ..alone(need, advice, bytes)
     }
+}
+
+/// Returns whether one completion queue serves all connections: if one thread receives from several senders by
+/// Send-Receive.
+fn is_single_receiver(need: &Need, protocol: Protocol) -> bool {
+    need.peers.receivers == 1 && need.peers.senders > 1 && protocol == Protocol::SendReceive
 }
 
 /// Compares how well two simulations suit the need. Failed simulations come last.
@@ -139,10 +184,25 @@ mod tests {
     }
 
     #[test]
-    fn unequal_senders_and_receivers_are_rejected() {
-        let need = Need::new(16, Goal::Latency);
+    fn needs_without_a_simulation_are_rejected() {
+        let need = Need { peers: Peers::many_to_one(4), ..Need::new(16, Goal::Latency) };
         assert!(check(&need).is_ok());
-        let peers = doorbell_model::workload::Peers { senders: 4, receivers: 1, connections: 4 };
-        assert!(check(&Need { peers, ..need }).is_err());
+        assert!(check(&Need { bidirectional: true, ..need.clone() }).is_err());
+        assert!(check(&Need { reply_bytes: Some(16), ..need }).is_err());
+    }
+
+    #[test]
+    fn one_receiving_thread_serves_all_senders() {
+        let testbed = crate::testbed::by_name("t1").expect("a built-in testbed");
+        let need = Need { peers: Peers::many_to_one(4), ..Need::new(64, Goal::Throughput) };
+        let pairs = Need { peers: Peers::pairs(4), ..need.clone() };
+        let parameters = doorbell_model::parameters::Parameters::t1();
+        for advice in doorbell_model::advise::advise(&parameters, &need).expect("advice") {
+            if !["send-receive", "buffered-write-tail-send"].contains(&advice.protocol.name()) {
+                continue;
+            }
+            let [one, many] = [&need, &pairs].map(|need| simulate(testbed, need, &advice).expect("a simulation"));
+            assert!(one.messages_per_s < many.messages_per_s, "{advice:?}: {one:?}, {many:?}");
+        }
     }
 }

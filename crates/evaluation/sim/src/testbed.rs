@@ -19,6 +19,7 @@ mod unit;
 use std::path::Path;
 use std::sync::LazyLock;
 
+use doorbell_claims::UnknownTestbed;
 use doorbell_output::files;
 use doorbell_study::failure::{Failure, Usage};
 
@@ -233,9 +234,10 @@ pub fn all() -> &'static [Testbed] {
     &ALL
 }
 
-/// Returns the built-in testbed with this name.
+/// Returns the built-in testbed with this short or long name, independent of case.
 pub fn by_name(name: &str) -> Option<&'static Testbed> {
-    all().iter().find(|testbed| testbed.name == name)
+    let long = doorbell_data::names(name)?.long;
+    all().iter().find(|testbed| testbed.name == long)
 }
 
 /// Returns the testbed with this name, or the testbed in the file at this path.
@@ -248,9 +250,7 @@ pub fn read(name: &str) -> Result<Testbed, Failure> {
         return Ok(testbed.clone());
     }
     if !name.contains('/') && !Path::new(name).exists() {
-        let names: Vec<&str> = all().iter().map(|testbed| testbed.name.as_str()).collect();
-        let problem = format!("there is no testbed {name}; allowed is {}, or a file", names.join(", "));
-        return Err(Usage(problem).into());
+        return Err(Usage(format!("{}, or a file", UnknownTestbed::new(name))).into());
     }
     Ok(Testbed::from_toml(name, &files::read_text(Path::new(name), MOST_BYTES)?)?)
 }

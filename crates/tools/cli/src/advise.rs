@@ -1,25 +1,27 @@
 //! `doorbell advise`: the protocol, window, batch and receive queue for a need, and the strategy for clients that
 //! share memory.
 
+mod print;
 mod shared;
 
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use doorbell_model::advise::{Advice, AdviseError, Goal, Need, advise};
+use doorbell_model::advise::{Advice, AdviseError, Answer, Goal, Need, answer};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::{Peers, WorkloadError};
-use doorbell_sim::session::PointError;
-use doorbell_sim::{Testbed, advise as simulate};
+use doorbell_sim::{Testbed, advise as simulate, testbed};
 use doorbell_wire::{OuterKind, PathMtu};
-use serde_json::{Value, json};
 
 use crate::failure::{Failure, Usage};
-use crate::model::{ParametersArgument, about, parse_peers};
-use crate::output::{line, note, us};
+use crate::model::{ParametersArgument, parse_peers};
+use crate::output::note;
 use crate::quantity;
 use crate::sim::arguments::Simulated;
 use crate::wire::parse_mtu;
+
+/// Number of advices that --simulate checks.
+const SIMULATED: usize = 3;
 
 #[derive(Args)]
 pub(crate) struct Advise {
@@ -27,9 +29,23 @@ pub(crate) struct Advise {
     parameters: ParametersArgument,
     /// Message sizes in bytes, separated by commas. A size may have its share of the messages after a colon, as in
     /// 64:9,8K:1 [default share: 1]
-    #[arg(short, long, value_name = "BYTES[:SHARE]", value_delimiter = ',', required_unless_present = "shared_memory",
-          value_parser = quantity::weighted_bytes)]
+    #[arg(short, long, visible_alias = "request", value_name = "BYTES[:SHARE]", value_delimiter = ',',
+          required_unless_present = "shared_memory", value_parser = quantity::weighted_bytes)]
     size: Vec<(u64, f64)>,
+    /// Answer each request with a reply of this size, as in 64K; 0 means one-way messages [default: 0]
+    #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, conflicts_with = "bidirectional")]
+    reply: Option<u64>,
+    /// Number of clients, each a sending thread with its own connection; with --shared-memory at most 1024 [default: 1,
+    /// with --shared-memory 64]
+    #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, conflicts_with = "peers")]
+    clients: Option<u32>,
+    /// Number of threads that serve the clients [default: 1]
+    #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, requires = "clients")]
+    server_threads: Option<u32>,
+    /// Number of requests without reply, or of messages without acknowledgement, of each connection [default: the
+    /// advice chooses this window]
+    #[arg(long, value_name = "N", value_parser = quantity::count::<u32>)]
+    outstanding: Option<u32>,
     /// Required messages per second over all connections, as in 2.5M [default: unlimited]
     #[arg(long, value_name = "N", value_parser = quantity::rate)]
     rate: Option<f64>,
@@ -63,7 +79,11 @@ pub(crate) struct Advise {
     /// Use IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
-    /// Print one JSON object instead of a table
+    /// Check the first three advices by simulation, on --testbed or on the testbed of the parameters. Without this
+    /// option, --testbed simulates all advices and ranks them by the simulated figures
+    #[arg(long, conflicts_with = "shared_memory")]
+    simulate: bool,
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -78,18 +98,32 @@ enum First {
     Throughput,
 }
 
+impl Advise {
+    /// Returns the threads and connections that --clients or --peers request.
+    fn peers(&self) -> Peers {
+        let threads = self.clients.map_or(self.peers, |clients| {
+            let servers = self.server_threads.unwrap_or(1);
+            Peers { senders: clients, receivers: servers, connections: clients.max(servers) }
+        });
+        Peers { connections: self.connections.unwrap_or(threads.connections), ..threads }
+    }
+}
+
 pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
     if arguments.shared.shared_memory {
         let testbed = arguments.simulated.read(&[])?;
         let by_rate = matches!(arguments.first, First::Throughput);
-        arguments.shared.advise(&arguments.size, testbed, (by_rate, arguments.json))?;
+        arguments.shared.advise(&arguments.size, arguments.clients, testbed, (by_rate, arguments.json))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let parameters = arguments.parameters.read()?;
+    let testbed = arguments.simulated.read(&[("--ipv6", arguments.ipv6)])?;
+    let parameters = arguments.parameters.read_for(testbed.as_ref().map(|testbed| testbed.name.as_str()))?;
     let need = Need {
         sizes: arguments.size.clone(),
+        reply_bytes: arguments.reply.filter(|bytes| *bytes > 0),
+        window: arguments.outstanding,
         messages_per_s: arguments.rate,
-        peers: Peers { connections: arguments.connections.unwrap_or(arguments.peers.connections), ..arguments.peers },
+        peers: arguments.peers(),
         bidirectional: arguments.bidirectional,
         receiver_places: arguments.place,
         receiver_sleeps: arguments.sleep,
@@ -102,124 +136,79 @@ pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
         path_mtu: arguments.mtu,
         outer: if arguments.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 },
     };
-    let all = advise(&parameters, &need).map_err(usage)?;
-    let Some(testbed) = arguments.simulated.read(&[("--ipv6", arguments.ipv6)])? else {
-        return print(arguments, &parameters, &all);
-    };
-    simulate::check(&need)?;
+    let answer = answer(&parameters, &need).map_err(|error| usage(arguments, error))?;
+    match testbed {
+        Some(testbed) if !arguments.simulate => rank_by_simulation(arguments, &testbed, &need, answer)?,
+        testbed => print(arguments, &parameters, &need, &answer, testbed)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Simulates all advices, and prints them in the order of their simulated figures.
+fn rank_by_simulation(arguments: &Advise, testbed: &Testbed, need: &Need, answer: Answer) -> Result<(), Failure> {
+    simulate::check(need)?;
+    let all = answer.rows.into_iter().flat_map(|row| std::iter::once(row.best).chain(row.ties));
+    let all: Vec<Advice> = all.collect();
     note!("simulating {} advices on {}: {}", all.len(), testbed.name, testbed.about);
     let mut tried: Vec<_> =
-        all.into_iter().map(|advice| (simulate::simulate(&testbed, &need, &advice), advice)).collect();
-    tried.sort_by(|(one, _), (other, _)| simulate::compare(&need, one, other));
-    print_simulated(arguments, &testbed, &tried)
+        all.into_iter().map(|advice| (simulate::simulate(testbed, need, &advice), advice)).collect();
+    tried.sort_by(|(one, _), (other, _)| simulate::compare(need, one, other));
+    Ok(print::by_simulation(arguments.json, testbed, need, &tried)?)
 }
 
-/// Prints the figures of the model alone.
-fn print(arguments: &Advise, parameters: &Parameters, all: &[Advice]) -> Result<ExitCode, Failure> {
-    if arguments.json {
-        let ranked: Vec<Value> = all.iter().map(object).collect();
-        line(json!({ "schema": "doorbell-advise/1", "parameters": parameters, "ranked": ranked }))?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    about(parameters);
-    note!("Not in these figures: copies between rings and the destinations of messages, waking up, loss.");
-    line(format_args!(
-        "{:<33} {:>6} {:>5} {:>5} {:>4} {:>11} {:>12} {:>11} {:>11}   reason",
-        "protocol", "window", "batch", "depth", "SRQ", "latency, us", "messages/s", "sender KiB", "receiver KiB"
-    ))?;
-    for advice in all {
-        let kib = |bytes: u64| bytes.div_ceil(1024);
-        line(format_args!(
-            "{:<33} {:>6} {:>5} {:>5} {:>4} {:>11} {:>12.0} {:>11} {:>12}   {}",
-            advice.protocol,
-            advice.window,
-            advice.batch,
-            advice.depth,
-            if advice.srq { "yes" } else { "-" },
-            us(advice.latency_ns),
-            advice.messages_per_s,
-            kib(advice.sender_bytes),
-            kib(advice.receiver_bytes),
-            advice.reason
-        ))?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Prints the figures of the model beside the simulated figures.
-fn print_simulated(
+/// Prints an answer of the model. If --simulate is given, simulates the first advices to check the answer.
+fn print(
     arguments: &Advise,
-    testbed: &Testbed,
-    tried: &[(Result<simulate::Simulated, PointError>, Advice)],
-) -> Result<ExitCode, Failure> {
+    parameters: &Parameters,
+    need: &Need,
+    answer: &Answer,
+    testbed: Option<Testbed>,
+) -> Result<(), Failure> {
+    let testbed = match testbed {
+        None if arguments.simulate => Some(testbed_of(parameters, arguments.ipv6)?),
+        testbed => testbed,
+    };
+    let mut checked = None;
+    if let Some(testbed) = &testbed {
+        simulate::check(need)?;
+        let first = answer.rows.iter().take(SIMULATED);
+        let tried = first.map(|row| simulate::simulate(testbed, need, &row.best)).collect();
+        checked = Some((testbed, tried));
+    }
     if arguments.json {
-        let with_result = |(simulated, advice): &(Result<simulate::Simulated, PointError>, Advice)| {
-            let mut object = object(advice);
-            object["simulated"] = match simulated {
-                Ok(simulated) => {
-                    json!({ "latency_ns": simulated.latency_ns, "messages_per_s": simulated.messages_per_s })
-                }
-                Err(error) => json!({ "failed": error.to_string() }),
-            };
-            object
-        };
-        let ranked: Vec<Value> = tried.iter().map(with_result).collect();
-        line(json!({ "schema": "doorbell-advise/1", "testbed": testbed.name, "ranked": ranked }))?;
-        return Ok(ExitCode::SUCCESS);
+        print::json(parameters, need, answer, &checked)?;
+    } else {
+        print::text(parameters, need, answer, &checked)?;
     }
-    note!("Simulated figures are of {} in virtual time; the model's stand beside them.", testbed.name);
-    line(format_args!(
-        "{:<33} {:>6} {:>5} {:>5} {:>4} {:>13} {:>13} {:>13} {:>13}",
-        "protocol", "window", "batch", "depth", "SRQ", "simulated, us", "simulated/s", "model, us", "model/s"
-    ))?;
-    for (simulated, advice) in tried {
-        let (latency, rate) = match simulated {
-            Ok(simulated) => (us(simulated.latency_ns), format!("{:.0}", simulated.messages_per_s)),
-            Err(error) => {
-                note!("{} could not be simulated: {error}", advice.protocol);
-                ("-".to_owned(), "-".to_owned())
-            }
-        };
-        line(format_args!(
-            "{:<33} {:>6} {:>5} {:>5} {:>4} {latency:>13} {rate:>13} {:>13} {:>13.0}",
-            advice.protocol,
-            advice.window,
-            advice.batch,
-            advice.depth,
-            if advice.srq { "yes" } else { "-" },
-            us(advice.latency_ns),
-            advice.messages_per_s
-        ))?;
+    Ok(())
+}
+
+/// Returns the testbed that the parameters describe.
+fn testbed_of(parameters: &Parameters, ipv6: bool) -> Result<Testbed, Usage> {
+    if ipv6 {
+        return Err(Usage("--ipv6 does not go with --simulate: drop one option".to_owned()));
     }
-    Ok(ExitCode::SUCCESS)
+    testbed::by_name(&parameters.name)
+        .cloned()
+        .ok_or_else(|| Usage(format!("--simulate needs a testbed, and {} is none: add --testbed", parameters.name)))
 }
 
 /// Converts an error of an advice to [`Usage`], because only wrong arguments cause such errors.
-fn usage(error: AdviseError) -> Usage {
+fn usage(arguments: &Advise, error: AdviseError) -> Usage {
     let option = match &error {
         AdviseError::Need { what: "the rate", .. } => "--rate",
+        AdviseError::Need { what: "the number of outstanding messages", .. } => "--outstanding",
         AdviseError::Need { .. } => "-s",
         AdviseError::Memory { .. } => "--memory",
         AdviseError::Workload(WorkloadError { what: "the message size" | "an operation of the protocol", .. }) => "-s",
+        AdviseError::Workload(WorkloadError { what: "the reply size", .. }) => "--reply",
         AdviseError::Workload(WorkloadError { what: "the number of connections", .. }) => "-q",
+        AdviseError::Workload(WorkloadError { what: "the number of receivers", .. }) if arguments.clients.is_some() => {
+            "--server-threads"
+        }
+        AdviseError::Workload(_) if arguments.clients.is_some() => "--clients",
         AdviseError::Workload(_) => "--peers",
         _ => return Usage(error.to_string()),
     };
     Usage(format!("{option}: {error}"))
-}
-
-fn object(advice: &Advice) -> Value {
-    json!({
-        "protocol": advice.protocol.name(),
-        "window": advice.window,
-        "batch": advice.batch,
-        "depth": advice.depth,
-        "srq": advice.srq,
-        "latency_ns": advice.latency_ns,
-        "messages_per_s": advice.messages_per_s,
-        "sender_bytes": advice.sender_bytes,
-        "receiver_bytes": advice.receiver_bytes,
-        "bottleneck": advice.binding.name(),
-        "reason": advice.reason,
-    })
 }

@@ -10,11 +10,11 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use doorbell_model::cost::Part;
-use doorbell_model::explain::{Explanation, explain, explain_operation};
+use doorbell_model::explain::{Explanation, explain, explain_operation, explain_requests};
 use doorbell_model::operation::Posted;
 use doorbell_model::parameters::Parameters;
-use doorbell_model::predict::{Bound, Prediction};
-use doorbell_model::workload::{Workload, WorkloadError};
+use doorbell_model::predict::{Bound, Prediction, Requests};
+use doorbell_model::workload::{Peers, Workload, WorkloadError};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -67,9 +67,10 @@ pub(crate) fn run(model: Model) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Subject of a prediction: messages of a protocol, or operations of bare queue pairs.
+/// Subject of a prediction: messages of a protocol, with or without replies, or operations of bare queue pairs.
 enum Subject {
     Messages(Workload),
+    Requests(Requests),
     Operations(Posted),
 }
 
@@ -77,7 +78,25 @@ impl Subject {
     fn bytes(&self) -> u64 {
         match self {
             Self::Messages(workload) => workload.bytes,
+            Self::Requests(requests) => requests.request.bytes,
             Self::Operations(posted) => posted.bytes,
+        }
+    }
+
+    /// Returns the size of the longest message.
+    fn longest(&self) -> u64 {
+        match self {
+            Self::Requests(requests) => self.bytes().max(requests.reply_bytes),
+            _ => self.bytes(),
+        }
+    }
+
+    /// Returns the threads and connections of messages. Queue pairs of operations have a thread each.
+    fn peers(&self) -> Option<Peers> {
+        match self {
+            Self::Messages(workload) => Some(workload.peers),
+            Self::Requests(requests) => Some(requests.request.peers),
+            Self::Operations(_) => None,
         }
     }
 }
@@ -96,7 +115,13 @@ fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Res
             .load
             .workloads()?
             .into_iter()
-            .map(|workload| Ok((Subject::Messages(workload), explain(&parameters, &workload)?)))
+            .map(|workload| match arguments.load.reply_bytes() {
+                Some(reply_bytes) => {
+                    let requests = Requests { request: workload, reply_bytes };
+                    Ok((Subject::Requests(requests), explain_requests(&parameters, &requests)?))
+                }
+                None => Ok((Subject::Messages(workload), explain(&parameters, &workload)?)),
+            })
             .collect(),
     };
     let explained = explained.map_err(|error| wrong(&error))?;
@@ -106,6 +131,13 @@ fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Res
         return Ok(());
     }
     about(&parameters);
+    if let Some(peers) = explained.first().and_then(|(subject, _)| subject.peers()) {
+        note!("Pattern: {peers}. Latencies are of a message alone, rates of full windows.");
+    }
+    let longest = explained.iter().map(|(subject, _)| subject.longest()).max().unwrap_or(0);
+    if let Some(sentence) = parameters.beyond_published(longest) {
+        note!("{sentence}");
+    }
     print(&explained)?;
     Ok(())
 }
@@ -149,6 +181,7 @@ fn sentences(explained: &[Explained]) -> io::Result<()> {
         line(&explanation.sentence)?;
         let what = match subject {
             Subject::Messages(_) => "a message",
+            Subject::Requests(_) => "a request and its reply",
             Subject::Operations(_) => "an operation",
         };
         line(format_args!("{:>16} us latency of {what} alone, of which", us(explanation.prediction.latency_ns)))?;
@@ -198,8 +231,8 @@ fn result(subject: &Subject, explanation: &Explanation) -> Value {
         "sentence": sentence,
         "remedies": remedies,
     });
-    let asked = match subject {
-        Subject::Messages(workload) => json!({
+    let of_messages = |workload: &Workload| {
+        json!({
             "protocol": workload.protocol.name(),
             "bytes": workload.bytes,
             "window": workload.window,
@@ -208,7 +241,16 @@ fn result(subject: &Subject, explanation: &Explanation) -> Value {
             "senders": workload.peers.senders,
             "receivers": workload.peers.receivers,
             "connections": workload.peers.connections,
-        }),
+        })
+    };
+    let asked = match subject {
+        Subject::Messages(workload) => of_messages(workload),
+        Subject::Requests(requests) => {
+            let mut asked = of_messages(&requests.request);
+            asked["reply_bytes"] = json!(requests.reply_bytes);
+            asked["loaded_ns"] = json!(prediction.loaded_ns(requests.in_flight()));
+            asked
+        }
         Subject::Operations(posted) => json!({
             "operation": posted.operation.name(),
             "bytes": posted.bytes,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use doorbell_claims::Testbed;
+use doorbell_claims::{Testbed, known_testbed};
 use doorbell_report::{Fitted, Written, csv, read_runs, write_report};
 use serde_json::{Value, json};
 
@@ -19,8 +19,9 @@ pub(crate) struct Report {
     /// runs also the changes from the first run to the second
     #[arg(value_name = "DIR", required = true)]
     directories: Vec<PathBuf>,
-    /// Draw the published figures of this testbed beside the measured figures: T1, T2 or T3
-    #[arg(long, value_name = "TESTBED", value_parser = testbed)]
+    /// Draw the published figures of this testbed beside the measured figures: t1 (connectx5-100g), t2
+    /// (counters-100g) or t3 (connectx5-100g-far)
+    #[arg(long, value_name = "TESTBED", value_parser = known_testbed)]
     published: Option<&'static Testbed>,
     /// File to write
     #[arg(long, value_name = "FILE", default_value = "report.html")]
@@ -52,14 +53,6 @@ pub(crate) fn run(report: &Report) -> Result<ExitCode, Failure> {
         print(&written)?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns a testbed by its name.
-fn testbed(name: &str) -> Result<&'static Testbed, String> {
-    doorbell_claims::testbed(name).ok_or_else(|| {
-        let names: Vec<&str> = doorbell_claims::all().iter().map(|testbed| testbed.name.as_str()).collect();
-        format!("must be a published testbed: {}", names.join(", "))
-    })
 }
 
 /// Prints the path, the verdicts on published shapes and goals, and the compared links.

@@ -26,6 +26,7 @@ fn each_value_of_a_testbed_has_a_source() {
             assert!(parameter.source.len() > 8, "{} of {}", parameter.path, testbed.name);
         }
         assert_eq!(by_name(&testbed.name), Some(testbed));
+        assert_eq!(by_name(testbed.published.as_deref().unwrap()), Some(testbed));
     }
     assert_eq!(by_name("connectx9"), None);
 }

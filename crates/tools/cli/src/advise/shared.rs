@@ -11,12 +11,15 @@ use doorbell_study::experiment::{COMPARING, RunDirectory};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Usage};
-use crate::far::arguments::{clients, percent, skew};
+use crate::far::arguments::{clients as far_clients, percent, skew};
 use crate::output::{line, note, us};
 use crate::{progress, quantity};
 
 /// Default testbed of a simulation.
 const TESTBED: &str = "connectx5-100g-far";
+
+/// Default number of clients.
+const CLIENTS: usize = 64;
 
 /// Workload of memory that clients share.
 #[derive(Args, Clone, Debug)]
@@ -39,24 +42,25 @@ pub(super) struct SharedMemory {
     /// Number of keys; all of them exist
     #[arg(long, value_name = "N", default_value = "1024", requires = "shared_memory", value_parser = quantity::count::<u64>)]
     keys: u64,
-    /// Number of clients, each a thread
-    #[arg(long, value_name = "N", default_value = "64", requires = "shared_memory", value_parser = clients)]
-    clients: usize,
     /// Number of hosts among which the clients are distributed
-    #[arg(long, value_name = "N", default_value = "2", requires = "shared_memory", value_parser = clients)]
+    #[arg(long, value_name = "N", default_value = "2", requires = "shared_memory", value_parser = far_clients)]
     hosts: usize,
 }
 
 impl SharedMemory {
-    fn workload(&self, sizes: &[(u64, f64)]) -> Result<StorePoint, Failure> {
+    fn workload(&self, sizes: &[(u64, f64)], clients: Option<u32>) -> Result<StorePoint, Failure> {
+        let clients = match clients {
+            Some(clients) => far_clients(&clients.to_string()).map_err(|error| Usage(format!("--clients: {error}")))?,
+            None => CLIENTS,
+        };
         let value_bytes = match sizes {
             [] => StorePoint::default().value_bytes,
             [(bytes, _)] => usize::try_from(*bytes).unwrap_or(usize::MAX),
             _ => return Err(Usage("-s: with --shared-memory all values have one size".to_owned()).into()),
         };
         let workload = StorePoint {
-            clients: self.clients,
-            hosts: self.hosts.min(self.clients),
+            clients,
+            hosts: self.hosts.min(clients),
             keys: self.keys,
             zipf: self.zipf,
             write_percent: self.writes,
@@ -71,10 +75,11 @@ impl SharedMemory {
     pub(super) fn advise(
         &self,
         sizes: &[(u64, f64)],
+        clients: Option<u32>,
         testbed: Option<Testbed>,
         (by_rate, as_json): (bool, bool),
     ) -> Result<(), Failure> {
-        let workload = self.workload(sizes)?;
+        let workload = self.workload(sizes, clients)?;
         let (workload, source, found) = match &self.records {
             Some(directory) => from_records(directory, &workload)?,
             None => simulated(testbed, workload)?,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
+use doorbell_claims::UnknownTestbed;
 use doorbell_model::operation::{Posted, PostedOperation};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::{Peers, Workload, WorkloadError};
@@ -22,22 +23,36 @@ const DEFAULT_SIZES: [u64; 5] = [16, 512, 4096, 65_536, 1 << 20];
 /// Source of the parameters.
 #[derive(Args)]
 pub(crate) struct ParametersArgument {
-    /// Parameter file, as `model fit --out` writes it, or a published testbed: t1 (messages over ConnectX-5 NICs at
-    /// 100 Gb/s), t2 or t3 (single operations)
-    #[arg(long = "params", value_name = "t1|t2|t3|FILE", default_value = "t1")]
-    name: String,
+    /// Parameters of a published testbed, or a file, as `model fit --out` writes it. The testbeds are t1
+    /// (connectx5-100g: messages over ConnectX-5 NICs at 100 Gb/s), t2 (counters-100g) and t3 (connectx5-100g-far),
+    /// both with single operations [default: those of a testbed that is simulated, else t1]
+    #[arg(long = "params", value_name = "TESTBED|FILE")]
+    name: Option<String>,
 }
 
 impl ParametersArgument {
     pub(crate) fn read(&self) -> Result<Parameters, Failure> {
-        parameters(&self.name)
+        self.read_for(None)
+    }
+
+    /// Returns the parameters for predictions beside a simulation of `testbed`.
+    pub(crate) fn read_for(&self, testbed: Option<&str>) -> Result<Parameters, Failure> {
+        let of_testbed = testbed.and_then(Parameters::of_testbed);
+        match (&self.name, of_testbed) {
+            (Some(name), _) => parameters(name),
+            (None, Some(of_testbed)) => Ok(of_testbed),
+            (None, None) => Ok(Parameters::t1()),
+        }
     }
 }
 
-/// Returns the parameters of this name or file.
+/// Returns the parameters of the testbed with this name, or those in the file at this path.
 pub(crate) fn parameters(name: &str) -> Result<Parameters, Failure> {
     if let Some(parameters) = Parameters::of_testbed(name) {
         return Ok(parameters);
+    }
+    if !name.contains('/') && !Path::new(name).exists() {
+        return Err(Usage(format!("--params: {}, or a file", UnknownTestbed::new(name))).into());
     }
     Ok(Parameters::from_toml(name, &files::read_text(Path::new(name), MOST_PARAMETERS_BYTES)?)?)
 }
@@ -98,6 +113,10 @@ pub(crate) struct Load {
     /// Send from both sides
     #[arg(short, long)]
     bidirectional: bool,
+    /// Answer each message with a reply of this size, in a closed loop: -t requests of each connection are outstanding.
+    /// The latency ends when the reply arrives
+    #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, conflicts_with = "bidirectional")]
+    reply: Option<u64>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the path MTU of the parameters]
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
@@ -110,8 +129,8 @@ pub(crate) struct Load {
 }
 
 /// Options of messages that do not apply to operations of bare queue pairs.
-const NOT_OF_OPERATIONS: [&str; 8] =
-    ["protocol", "depth", "peers", "use_srq", "srq_thread", "no_credits", "bidirectional", "config"];
+const NOT_OF_OPERATIONS: [&str; 9] =
+    ["protocol", "depth", "peers", "use_srq", "srq_thread", "no_credits", "bidirectional", "reply", "config"];
 
 fn parse_operation(name: &str) -> Result<PostedOperation, String> {
     PostedOperation::by_name(name).ok_or_else(|| {
@@ -149,6 +168,11 @@ impl Load {
             }
             _ => sizes.iter().map(|&bytes| posted(bytes)).collect(),
         })
+    }
+
+    /// Returns the size of replies, if messages have replies.
+    pub(crate) fn reply_bytes(&self) -> Option<u64> {
+        self.reply
     }
 
     fn outer(&self) -> OuterKind {
@@ -199,6 +223,7 @@ impl Load {
 pub(crate) fn wrong(error: &WorkloadError) -> Usage {
     let option = match error.what {
         "the message size" | "an operation of the protocol" => "-s",
+        "the reply size" => "--reply",
         "the window" => "-t",
         "the batch" | "the batch that one READ fetches" => "-l",
         "the receive batch" | "the list of receives" => "--receive-batch",

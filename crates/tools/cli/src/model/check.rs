@@ -3,7 +3,7 @@
 use std::io;
 
 use clap::Args;
-use doorbell_claims::{CheckedShape, Finding, Testbed, Value as Published, Verdict, tolerance};
+use doorbell_claims::{CheckedShape, Finding, Testbed, Value as Published, Verdict, known_testbed, tolerance};
 use doorbell_model::check::{Analytic, Checked, Lack, Status, check, check_shapes, lack_of};
 use doorbell_model::parameters::Parameters;
 use serde_json::{Value, json};
@@ -15,8 +15,9 @@ use crate::output::line;
 
 #[derive(Args)]
 pub(crate) struct Check {
-    /// Check only this published testbed: t1, t2 or t3; may be given several times [default: all]
-    #[arg(long, value_name = "NAME", value_parser = testbed)]
+    /// Check only this published testbed: t1 (connectx5-100g), t2 (counters-100g) or t3 (connectx5-100g-far); may be
+    /// given several times [default: all]
+    #[arg(long, value_name = "NAME", value_parser = known_testbed)]
     testbed: Vec<&'static Testbed>,
     /// Print one JSON object instead of text
     #[arg(long)]
@@ -55,13 +56,6 @@ pub(super) fn run(arguments: &Check) -> Result<(), Failure> {
         report.print()?;
     }
     Ok(())
-}
-
-fn testbed(name: &str) -> Result<&'static Testbed, String> {
-    doorbell_claims::testbed(name).ok_or_else(|| {
-        let names: Vec<&str> = doorbell_claims::all().iter().map(|testbed| testbed.name.as_str()).collect();
-        format!("must be a published testbed: {}", names.join(", "))
-    })
 }
 
 /// Returns the word for a verdict on a shape in tables and JSON.

@@ -26,9 +26,9 @@ pub(crate) struct Fit {
     /// Records of `doorbell bench --json` and `doorbell study`, and directories of `doorbell study`
     #[arg(required = true, value_name = "RECORD|DIR")]
     records: Vec<PathBuf>,
-    /// Initial parameters: t1 or a file. The fit keeps their limits, path MTU and batch [default: plausible numbers for
-    /// the provider of the records]
-    #[arg(long, value_name = "t1|FILE")]
+    /// Initial parameters: a testbed, such as t1, or a file. The fit keeps their limits, path MTU and batch [default:
+    /// plausible numbers for the provider of the records]
+    #[arg(long, value_name = "TESTBED|FILE")]
     params: Option<String>,
     /// Fit only to every Nth result, and print how well the other results are predicted
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]

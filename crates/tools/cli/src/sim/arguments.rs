@@ -15,7 +15,7 @@ use crate::quantity::mebibytes;
 #[command(next_help_heading = "In virtual time")]
 pub(crate) struct Simulated {
     /// Simulate this testbed, with both ends in this process, instead of measuring: a name that `doorbell sim testbeds`
-    /// lists, or a file
+    /// lists, a short name such as t1, or a file
     #[arg(long, value_name = "NAME|FILE")]
     testbed: Option<String>,
     #[command(flatten)]

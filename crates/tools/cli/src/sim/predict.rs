@@ -6,7 +6,7 @@ use clap::Args;
 use doorbell_report::write_whole;
 use doorbell_sim::predict::{BlindRow, Predicted, page, predict, rows, testbeds};
 use doorbell_sim::reproduce::Effort;
-use doorbell_sim::testbed::Testbed;
+use doorbell_sim::testbed::{Testbed, by_name};
 use serde_json::json;
 
 use crate::failure::{Failure, Usage};
@@ -37,14 +37,16 @@ pub(super) fn run(arguments: &Predict) -> Result<(), Failure> {
     let mut all = Vec::new();
     let of_all = rows();
     let allowed: Vec<&str> = testbeds().map(|testbed| testbed.name.as_str()).collect();
-    if let Some(unknown) = arguments.testbed.iter().find(|name| !allowed.contains(&name.as_str())) {
+    let long = |name: &String| by_name(name).map_or(name.clone(), |testbed| testbed.name.clone());
+    let asked: Vec<String> = arguments.testbed.iter().map(long).collect();
+    if let Some(unknown) = asked.iter().find(|name| !allowed.contains(&name.as_str())) {
         return Err(Usage(format!(
             "--testbed is {unknown}, which has no blind rows; allowed is {}",
             allowed.join(", ")
         ))
         .into());
     }
-    let is_asked = |testbed: &&Testbed| arguments.testbed.is_empty() || arguments.testbed.contains(&testbed.name);
+    let is_asked = |testbed: &&Testbed| asked.is_empty() || asked.contains(&testbed.name);
     for testbed in testbeds().filter(is_asked) {
         let mut rows = of_all.clone();
         let is_meant = |name: &str| arguments.experiment.as_deref().is_none_or(|text| name.contains(text));

@@ -30,20 +30,50 @@ fn advice_follows_from_the_need() {
 }
 
 #[test]
-fn table_and_json_have_the_same_ranking() {
-    let arguments = "-s 64:9,8192:1 --rate 100000";
-    let table = run(&format!("advise {arguments}")).expect_status(0);
+fn text_and_json_have_the_same_answer() {
+    let arguments = "-s 64:9,8192:1 --rate 100000 --clients 2";
+    let text = run(&format!("advise {arguments}")).expect_status(0);
     let json = run(&format!("advise --json {arguments}")).expect_status(0).json();
+    // The first sentence says what to take.
+    let answer = json["answer"].as_str().expect("an answer");
+    assert!(answer.starts_with("Take ") && answer.contains(" us alone"), "{answer}");
+    assert_eq!(text.stdout.lines().next(), Some(answer));
     let ranked = json["ranked"].as_array().expect("a list");
-    assert!(ranked.len() >= 5, "{json:#}");
-    let rows: Vec<&str> = table.stdout.lines().skip(1).collect();
-    assert_eq!(rows.len(), ranked.len());
+    let protocols: usize = ranked.iter().map(|row| 1 + row["ties"].as_array().expect("a list").len()).sum();
+    assert!(protocols >= 5, "{json:#}");
+    let rows: Vec<&str> = text.stdout.lines().filter(|line| line.contains("times the rate")).collect();
+    assert_eq!(rows.len(), ranked.len(), "{}", text.stdout);
     for (row, advice) in rows.iter().zip(ranked) {
         assert_eq!(row.split_whitespace().next(), advice["protocol"].as_str());
         assert!(row.ends_with(advice["reason"].as_str().expect("a reason")), "{row}");
-        assert!(row.contains("times the rate"), "{row}");
     }
-    assert!(table.stderr.starts_with("Parameters of T1"), "{}", table.stderr);
+    let left_out = json["left_out"].as_array().expect("a list");
+    assert!(left_out.iter().any(|left| left["protocol"] == "direct-read"), "{json:#}");
+    assert!(text.stdout.contains("  direct-read: its receiver must choose the place"), "{}", text.stdout);
+    for change in ["twice the size", "twice the senders (4:1)", "a link of 400 Gb/s", "with an SRQ"] {
+        assert!(text.stdout.contains(&format!("\n  {change} ")), "{change} is missing in: {}", text.stdout);
+    }
+    assert_eq!(json["changes"].as_array().map(Vec::len), Some(5));
+    assert_eq!(json["pattern"], "2:1 (2 sending threads, 1 receiving thread, 2 connections)");
+    assert!(text.stderr.starts_with("Parameters of T1"), "{}", text.stderr);
+}
+
+#[test]
+fn the_first_three_advices_are_checked_by_simulation() {
+    let arguments = "advise -s 512 --clients 2 --first throughput --simulate";
+    let json = run(&format!("{arguments} --json")).expect_status(0).json();
+    assert_eq!(json["testbed"], "connectx5-100g");
+    let ranked = json["ranked"].as_array().expect("a list");
+    for (index, row) in ranked.iter().enumerate() {
+        assert_eq!(row["departs_in"].is_array(), index < 3, "{row:#}");
+        if index < 3 {
+            assert!(positive(row, "/simulated/messages_per_s") > 1e5, "{row:#}");
+        }
+    }
+    let text = run(arguments).expect_status(0).stdout;
+    assert!(text.contains("Simulated on connectx5-100g, with the same pattern:"), "{text}");
+    assert!(text.contains("the model agrees within 25 %") || text.contains("the model's "), "{text}");
+    run("advise -s 512 --simulate --ipv6").expect_complaint(2, &["--ipv6 does not go with --simulate"]);
 }
 
 #[test]
@@ -57,11 +87,36 @@ fn advice_is_tried_on_a_testbed() {
     assert!(rates.is_sorted_by(|one, other| one >= other), "{rates:?}");
     assert!(ranked.iter().all(|advice| positive(advice, "/simulated/latency_ns") > 500.0), "{json:#}");
     let table = run(&format!("advise {arguments}")).expect_status(0);
-    let first = table.stdout.lines().nth(1).and_then(|row| row.split_whitespace().next());
+    let first = table.stdout.lines().nth(3).and_then(|row| row.split_whitespace().next());
     assert_eq!(first, ranked[0]["protocol"].as_str());
+    assert_eq!(table.stdout.lines().next(), json["answer"].as_str());
     // The simulated testbed determines the ranking: with a slow link, all rates are low.
     let slow = run(&format!("advise --json {arguments} --set link.rate=100Mb/s")).expect_status(0).json();
     assert!(positive(&slow["ranked"][0], "/simulated/messages_per_s") < rates[0] / 10.0, "{slow:#}");
+}
+
+#[test]
+fn requests_with_replies_from_clients_are_advised() {
+    let arguments = "--request 200 --reply 64K --clients 24";
+    let advice = first(&format!("{arguments} --outstanding 16"));
+    assert_eq!((advice["window"].as_u64(), advice["bottleneck"].as_str()), (Some(16), Some("link, backward")));
+    // Little's law for 16 outstanding requests of each client.
+    let in_flight = positive(&advice, "/loaded_ns") * positive(&advice, "/messages_per_s") / 1e9;
+    assert!((in_flight / 384.0 - 1.0).abs() < 1e-9, "{advice:#}");
+    assert!(positive(&advice, "/loaded_ns") > 10.0 * positive(&advice, "/latency_ns"), "{advice:#}");
+    // The advice chooses the window, if the need states none.
+    assert!(positive(&first(arguments), "/window") >= 1.0);
+    // More threads of the server help where its CPU binds.
+    let rate = |more: &str| positive(&first(&format!("-s 64 --reply 64 --clients 24 {more}")), "/messages_per_s");
+    assert!(rate("--first throughput --server-threads 4") > 1.5 * rate("--first throughput"));
+}
+
+#[test]
+fn many_senders_to_one_thread_are_simulated() {
+    let json = run("advise --json -s 200 --clients 8 --hold --sleep --testbed t1").expect_status(2).stderr;
+    assert!(json.contains("8 sending and 1 receiving threads cannot be simulated"), "{json}");
+    let simulated = first("-s 200 --clients 8 --hold --memory 64 --testbed t1");
+    assert!(positive(&simulated, "/simulated/messages_per_s") > 1e6, "{simulated:#}");
 }
 
 #[test]
@@ -75,7 +130,15 @@ fn impossible_needs_are_wrong_usage() {
         ("advise -s 16 --memory 0", &["--memory: the memory of a thread is 0 B, and the least"]),
         ("advise -s 16 --peers 0:3", &["--peers: the number of senders is 0"]),
         ("advise -s 16 --peers 4:1 -q 2", &["-q: the number of connections is 2, allowed is 4 to"]),
-        ("advise -s 16 --peers 4:1 --testbed connectx5-100g", &["--peers 4:1 does not go with --testbed"]),
+        ("advise -s 16 --peers 4:1 -b --testbed t1", &["4 sending and 1 receiving threads cannot be simulated"]),
+        ("advise -s 16 --reply 16 --testbed t1", &["messages with replies cannot be simulated here"]),
+        ("advise -s 16 --reply 16 -b", &["--reply", "--bidirectional"]),
+        ("advise -s 16 --reply 2147483648", &["--reply: the reply size is 2147483648, allowed is 0 to"]),
+        ("advise -s 16 --clients 0", &["--clients: the number of senders is 0"]),
+        ("advise -s 16 --clients 4 --peers 4:1", &["--clients", "--peers"]),
+        ("advise -s 16 --clients 4 --server-threads 0", &["--server-threads: the number of receivers is 0"]),
+        ("advise -s 16 --server-threads 2", &["--clients"]),
+        ("advise -s 16 --outstanding 0", &["--outstanding: the number of outstanding messages is 0"]),
         ("advise -s 16 --ipv6 --testbed connectx5-100g", &["--ipv6 does not go with --testbed"]),
         ("advise -s 16 --set link.rate=1Gb/s", &["add --testbed"]),
         ("advise -s 16 --first cost", &["latency, throughput"]),

@@ -79,13 +79,32 @@ fn published_rows_are_compared_with_predictions() {
 }
 
 #[test]
+fn a_testbed_has_the_same_names_in_all_commands() {
+    let of = |arguments: &str| run(arguments).expect_status(0).stdout;
+    for (command, short, long) in [
+        ("model predict -s 16 --params", "t1", "connectx5-100g"),
+        ("model predict --op write -s 16 --params", "T2", "counters-100g"),
+        ("model check --testbed", "t3", "connectx5-100g-far"),
+        ("sim testbeds", "t3", "connectx5-100g-far"),
+        ("bench lat -s 64 -n 20 --testbed", "t1", "ConnectX5-100G"),
+    ] {
+        assert_eq!(of(&format!("{command} {short}")), of(&format!("{command} {long}")), "{command}");
+    }
+}
+
+#[test]
 fn all_testbeds_are_compared_and_unknown_ones_rejected() {
     let all = run("model check --json").expect_status(0).json();
     let testbeds = all["testbeds"].as_array().expect("testbeds");
     assert_eq!(testbeds.len(), 3);
     assert!(testbeds.iter().all(|testbed| testbed["parameters"].is_object() && testbed["summary"]["within"] != 0));
     let refused = run("model check --testbed t9").expect_status(2).stderr;
-    assert!(refused.contains("must be a published testbed: T1, T2, T3"), "{refused}");
+    assert!(
+        refused.contains(
+            "there is no testbed t9; allowed is connectx5-100g (t1), counters-100g (t2), connectx5-100g-far (t3)"
+        ),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -129,6 +148,23 @@ fn predictions_are_tables_and_json_of_the_same_numbers() {
 }
 
 #[test]
+fn requests_with_replies_are_predicted_in_a_closed_loop() {
+    let arguments = "model predict -s 200 --reply 64K -t 16 --peers 24:1";
+    let json = run(&format!("{arguments} --json")).expect_status(0).json();
+    let at = |field: &str| positive(&json, &format!("/results/0/{field}"));
+    assert_eq!((at("reply_bytes"), &json["results"][0]["bottleneck"]), (65_536.0, &Value::from("link, backward")));
+    // Little's law for 16 outstanding requests of each of 24 clients.
+    assert!((at("loaded_ns") * at("messages_per_s") / 1e9 / 384.0 - 1.0).abs() < 1e-9, "{json:#}");
+    assert!(at("loaded_ns") > at("latency_ns"));
+    let notes = run(arguments).expect_status(0).stderr;
+    for words in ["24:1 (24 sending threads, 1 receiving thread, 24 connections)", "is known up to 8192 B"] {
+        assert!(notes.contains(words), "{words} is missing in: {notes}");
+    }
+    let explained = run("model explain -s 200 --reply 64K -t 16").expect_status(0).stdout;
+    assert!(explained.contains("requests of 200 B with replies of 65536 B, 16 outstanding"), "{explained}");
+}
+
+#[test]
 fn options_change_predictions() {
     let base = "model predict --json -s 4096";
     let rate = |more: &str| positive(&run(&format!("{base} {more}")).expect_status(0).json(), "/results/0/latency_ns");
@@ -148,6 +184,8 @@ fn impossible_workloads_are_wrong_usage() {
         ("model predict -t 4 -l 5", &["the batch (-l) is 5, allowed is 1 to 4"]),
         ("model predict -r 0", &["the receive depth (-r) is 0"]),
         ("model predict -s 1073741825", &["the message size (-s) is 1073741825, allowed is 0 to 1073741824"]),
+        ("model predict -s 16 --reply 2147483648", &["the reply size (--reply) is 2147483648, allowed is 0 to"]),
+        ("model predict -s 16 --reply 16 -b", &["--reply", "--bidirectional"]),
         ("model predict -s -5", &["-5"]),
         ("model predict --peers 0:1", &["the number of senders (--peers) is 0"]),
         ("model predict --peers 3:1 -q 2", &["the number of connections (-q) is 2, allowed is 3 to"]),
@@ -181,6 +219,8 @@ fn damaged_files_are_rejected_and_existing_files_stay() {
         let path = folder.with("wrong.toml", &t1.replacen(from, to, 1));
         with_paths("model predict --params", &[&path]).expect_complaint(1, words);
     }
+    let unknown = "--params: there is no testbed connectx5; allowed is connectx5-100g (t1), ";
+    run("model predict --params connectx5").expect_complaint(2, &[unknown, ", or a file"]);
     run("model predict --params /no/such/file").expect_complaint(1, &["/no/such/file cannot be read"]);
     run("model predict --params /").expect_complaint(1, &["/ cannot be read"]);
 

@@ -35,7 +35,7 @@ fn values_are_replaced_and_invalid_ones_rejected() {
         ("connectx5-100g --set link.rate=-1", "link.rate: the value is -1 Gb/s, which is negative; allowed is"),
         ("connectx5-100g --set link.rat=1", "the nearest is link.rate"),
         ("connectx5-100g --set link.rate", "as in link.rate=25Gb/s"),
-        ("connectx9", "there is no testbed connectx9; allowed is connectx5-100g"),
+        ("connectx9", "there is no testbed connectx9; allowed is connectx5-100g (t1), "),
         ("--set link.rate=1", "--set must be given with a testbed: name one"),
     ] {
         let finished = run(&format!("sim testbeds {arguments}")).expect_status(2);
@@ -273,7 +273,7 @@ fn options_incompatible_with_a_simulation_are_rejected() {
         ("bench lat --fault drop=0.1 --testbed connectx5-100g", "--fault does not go with --testbed"),
         ("study --ack strict --testbed connectx5-100g", "--ack does not go with --testbed"),
         ("bench bw --set link.rate=1Gb/s", "--set changes a parameter of a testbed: add --testbed"),
-        ("bench bw --testbed connectx9", "there is no testbed connectx9; allowed is connectx5-100g"),
+        ("bench bw --testbed connectx9", "there is no testbed connectx9; allowed is connectx5-100g (t1), "),
         ("study --testbed connectx5-100g --set link.rate=-1", "link.rate: the value is -1 Gb/s, which is negative"),
     ] {
         let finished = run(arguments).expect_status(2);

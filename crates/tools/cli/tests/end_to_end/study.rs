@@ -355,7 +355,7 @@ fn advice_on_shared_memory_simulates_the_given_workload() {
         ("advise", &["--size"][..]),
         ("advise --shared-memory -s 1,2", &["all values have one size"]),
         ("advise --shared-memory --zipf 7", &["no exponent of Zipf's law"]),
-        ("advise -s 16 --clients 4", &["--shared-memory"]),
+        ("advise -s 16 --keys 4", &["--shared-memory"]),
         ("advise --shared-memory --keys 0", &["the number of keys is 0, allowed is 1 to"]),
     ] {
         run(arguments).expect_complaint(2, words);

@@ -1,0 +1,266 @@
+//! Output of advices: text and JSON.
+
+use std::fmt::Write as _;
+use std::io;
+
+use doorbell_model::advise::{Advice, Answer, Change, LeftOut, Need, Row, with_options};
+use doorbell_model::explain::millions;
+use doorbell_model::parameters::Parameters;
+use doorbell_sim::Testbed;
+use doorbell_sim::advise::{SimulateError, Simulated, departs};
+use serde_json::{Value, json};
+
+use crate::model::about;
+use crate::output::{line, note, us};
+
+/// Result of the simulation of an advice.
+pub(super) type Tried = Result<Simulated, SimulateError>;
+
+/// Testbed on which the first advices were simulated, with their results.
+pub(super) type Checked<'a> = Option<(&'a Testbed, Vec<Tried>)>;
+
+/// Prints an answer: its sentence first, then all protocols, the ones left out, and changes.
+pub(super) fn text(parameters: &Parameters, need: &Need, answer: &Answer, checked: &Checked<'_>) -> io::Result<()> {
+    about(parameters);
+    note!("Pattern of all figures: {}.", need.peers);
+    note!("Not in these figures: copies between rings and the destinations of messages, waking up, loss.");
+    let longest = need.sizes.iter().map(|(bytes, _)| *bytes).chain(need.reply_bytes).max().unwrap_or(0);
+    if let Some(sentence) = parameters.beyond_published(longest) {
+        note!("{sentence}");
+    }
+    line(&answer.sentence)?;
+    line("")?;
+    rows(&answer.rows)?;
+    if let Some((testbed, tried)) = checked {
+        line(format_args!("\nSimulated on {}, with the same pattern:", testbed.name))?;
+        for (row, tried) in answer.rows.iter().zip(tried) {
+            line(format_args!("  {}: {}", row.best.protocol, judged(need, &row.best, tried)))?;
+        }
+    }
+    if !answer.left_out.is_empty() {
+        line("\nLeft out:")?;
+        answer
+            .left_out
+            .iter()
+            .try_for_each(|LeftOut { protocol, reason }| line(format_args!("  {protocol}: {reason}")))?;
+    }
+    line("\nWhat would change the answer:")?;
+    answer.changes.iter().try_for_each(|change| line(format_args!("  {}", changed(need, answer, change))))
+}
+
+fn rows(rows: &[Row]) -> io::Result<()> {
+    line(format_args!(
+        "{:<33} {:>6} {:>5} {:>5} {:>4} {:>9} {:>10} {:>12} {:>11} {:>12}   reason",
+        "protocol",
+        "window",
+        "batch",
+        "depth",
+        "SRQ",
+        "alone, us",
+        "loaded, us",
+        "messages/s",
+        "sender KiB",
+        "receiver KiB"
+    ))?;
+    for Row { best, ties } in rows {
+        let kib = |bytes: u64| bytes.div_ceil(1024);
+        line(format_args!(
+            "{:<33} {:>6} {:>5} {:>5} {:>4} {:>9} {:>10} {:>12.0} {:>11} {:>12}   {}",
+            best.protocol,
+            best.window,
+            best.batch,
+            best.depth,
+            if best.srq { "yes" } else { "-" },
+            us(best.latency_ns),
+            best.loaded_ns.map_or("-".to_owned(), us),
+            best.messages_per_s,
+            kib(best.sender_bytes),
+            kib(best.receiver_bytes),
+            best.reason
+        ))?;
+        if !ties.is_empty() {
+            let names: Vec<String> = ties
+                .iter()
+                .map(|tie| format!("{} (window {}, batch {})", tie.protocol, tie.window, tie.batch))
+                .collect();
+            line(format_args!("  equal within 5 %: {}", names.join(", ")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the throughput of an advice that a simulation of the need can reach.
+fn offered(need: &Need, advice: &Advice) -> f64 {
+    need.messages_per_s.map_or(advice.messages_per_s, |rate| rate.min(advice.messages_per_s))
+}
+
+/// Returns the figures of the model that depart from the simulated ones, each with its name and both values.
+fn departures(need: &Need, advice: &Advice, simulated: &Simulated) -> Vec<(&'static str, f64, f64)> {
+    let rate = ("rate", offered(need, advice), simulated.messages_per_s);
+    let latency = ("latency alone", advice.latency_ns, simulated.latency_ns);
+    [rate, latency].into_iter().filter(|(_, model, simulated)| departs(*model, *simulated)).collect()
+}
+
+/// Returns the simulated figures of an advice, and whether the model agrees.
+fn judged(need: &Need, advice: &Advice, tried: &Tried) -> String {
+    let simulated = match tried {
+        Ok(simulated) => simulated,
+        Err(error) => return format!("could not be simulated: {error}"),
+    };
+    let (rate, time) = (millions(simulated.messages_per_s), us(simulated.latency_ns));
+    let mut text = format!("{rate} M messages/s, {time} us alone; ");
+    let departures = departures(need, advice, simulated);
+    if departures.is_empty() {
+        text += "the model agrees within 25 %";
+    }
+    for (index, (what, model, simulated)) in departures.into_iter().enumerate() {
+        let percent = 100.0 * (model / simulated - 1.0);
+        let side = if percent > 0.0 { "above" } else { "below" };
+        let and = if index > 0 { ", and " } else { "" };
+        let _ = write!(text, "{and}the model's {what} is {:.0} % {side}", percent.abs());
+    }
+    text
+}
+
+/// Returns a change with its first advice, and whether the protocol differs.
+fn changed(need: &Need, answer: &Answer, change: &Change) -> String {
+    let Change { what, peers, first } = change;
+    let pattern =
+        if *peers == need.peers { String::new() } else { format!(" ({}:{})", peers.senders, peers.receivers) };
+    let what = format!("{what}{pattern}");
+    match first {
+        Ok(first) => {
+            let is_same = answer.rows.first().is_some_and(|row| row.best.protocol == first.protocol);
+            let word = if is_same { "" } else { "; another protocol" };
+            let rate = millions(first.messages_per_s);
+            let binds = first.binding;
+            format!("{what:<26} {}: {rate} M messages/s, {binds}{word}", with_options(first))
+        }
+        Err(error) => format!("{what:<26} no advice: {error}"),
+    }
+}
+
+/// Prints an answer as one JSON object.
+pub(super) fn json(parameters: &Parameters, need: &Need, answer: &Answer, checked: &Checked<'_>) -> io::Result<()> {
+    let tried = checked.as_ref().map_or(&[][..], |(_, tried)| tried.as_slice());
+    let row = |(index, row): (usize, &Row)| {
+        let mut value = object(&row.best);
+        value["ties"] = row.ties.iter().map(object).collect();
+        if let Some(tried) = tried.get(index) {
+            value["simulated"] = simulated(tried);
+            if let Ok(simulated) = tried {
+                let names = departures(need, &row.best, simulated).into_iter().map(|(what, ..)| what);
+                value["departs_in"] = names.collect();
+            }
+        }
+        value
+    };
+    let change = |Change { what, peers, first }: &Change| {
+        let mut value = json!({ "what": what, "pattern": peers.to_string() });
+        match first {
+            Ok(first) => value["first"] = object(first),
+            Err(error) => value["failed"] = json!(error.to_string()),
+        }
+        value
+    };
+    let left_out = |LeftOut { protocol, reason }: &LeftOut| json!({ "protocol": protocol.name(), "reason": reason });
+    let mut value = json!({
+        "schema": "doorbell-advise/1",
+        "answer": answer.sentence,
+        "pattern": need.peers.to_string(),
+        "parameters": parameters,
+        "ranked": answer.rows.iter().enumerate().map(row).collect::<Vec<_>>(),
+        "left_out": answer.left_out.iter().map(left_out).collect::<Vec<_>>(),
+        "changes": answer.changes.iter().map(change).collect::<Vec<_>>(),
+    });
+    if let Some((testbed, _)) = checked {
+        value["testbed"] = json!(testbed.name);
+    }
+    line(value)
+}
+
+/// Prints advices in the order of their simulated figures, with the figures of the model beside them.
+pub(super) fn by_simulation(
+    as_json: bool,
+    testbed: &Testbed,
+    need: &Need,
+    tried: &[(Tried, Advice)],
+) -> io::Result<()> {
+    let sentence = match tried.first() {
+        Some((Ok(simulated), advice)) => format!(
+            "Take {}: {} M messages/s and {} us alone, simulated on {}.",
+            with_options(advice),
+            millions(simulated.messages_per_s),
+            us(simulated.latency_ns),
+            testbed.name
+        ),
+        _ => format!("No advice could be simulated on {}.", testbed.name),
+    };
+    if as_json {
+        let with_result = |(tried, advice): &(Tried, Advice)| {
+            let mut value = object(advice);
+            value["simulated"] = simulated(tried);
+            value
+        };
+        let ranked: Vec<Value> = tried.iter().map(with_result).collect();
+        return line(json!({
+            "schema": "doorbell-advise/1",
+            "answer": sentence,
+            "pattern": need.peers.to_string(),
+            "testbed": testbed.name,
+            "ranked": ranked,
+        }));
+    }
+    note!("Pattern of all figures: {}.", need.peers);
+    note!("Simulated figures are of {} in virtual time; the model's stand beside them.", testbed.name);
+    line(sentence)?;
+    line("")?;
+    line(format_args!(
+        "{:<33} {:>6} {:>5} {:>5} {:>4} {:>13} {:>13} {:>13} {:>13}",
+        "protocol", "window", "batch", "depth", "SRQ", "simulated, us", "simulated/s", "model, us", "model/s"
+    ))?;
+    for (tried, advice) in tried {
+        let (latency, rate) = match tried {
+            Ok(simulated) => (us(simulated.latency_ns), format!("{:.0}", simulated.messages_per_s)),
+            Err(error) => {
+                note!("{} could not be simulated: {error}", advice.protocol);
+                ("-".to_owned(), "-".to_owned())
+            }
+        };
+        line(format_args!(
+            "{:<33} {:>6} {:>5} {:>5} {:>4} {latency:>13} {rate:>13} {:>13} {:>13.0}",
+            advice.protocol,
+            advice.window,
+            advice.batch,
+            advice.depth,
+            if advice.srq { "yes" } else { "-" },
+            us(advice.latency_ns),
+            advice.messages_per_s
+        ))?;
+    }
+    Ok(())
+}
+
+fn simulated(tried: &Tried) -> Value {
+    match tried {
+        Ok(simulated) => json!({ "latency_ns": simulated.latency_ns, "messages_per_s": simulated.messages_per_s }),
+        Err(error) => json!({ "failed": error.to_string() }),
+    }
+}
+
+fn object(advice: &Advice) -> Value {
+    json!({
+        "protocol": advice.protocol.name(),
+        "window": advice.window,
+        "batch": advice.batch,
+        "depth": advice.depth,
+        "srq": advice.srq,
+        "latency_ns": advice.latency_ns,
+        "loaded_ns": advice.loaded_ns,
+        "messages_per_s": advice.messages_per_s,
+        "sender_bytes": advice.sender_bytes,
+        "receiver_bytes": advice.receiver_bytes,
+        "bottleneck": advice.binding.name(),
+        "reason": advice.reason,
+    })
+}
