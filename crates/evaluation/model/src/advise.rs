@@ -393,7 +393,7 @@ fn memory(protocol: Protocol, sizes: &[(u64, f64)], window: u64, depth: u64) -> 
     let mean = sizes.iter().map(|(bytes, share)| *bytes as f64 * share).sum::<f64>() / shares;
     // A ring has space for `depth` messages of the mean size, and at least for two messages of the largest size.
     let ring = (depth.saturating_mul(mean.ceil() as u64 + 16)).max(2 * slot).next_multiple_of(PAGE_BYTES);
-    let of = |store, slots| match store {
+    let of = |store, slots: u64| match store {
         Store::Slots => slots.saturating_mul(slot),
         Store::Announcements => slots.saturating_mul(REQUEST_SLOT_BYTES),
         Store::Ring => ring,

@@ -1,4 +1,6 @@
 //! Integration tests of the crate. Each module has one subject.
 
+mod common;
 mod html;
+mod protocol_pages;
 mod study_page;

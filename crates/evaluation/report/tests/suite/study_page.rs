@@ -2,14 +2,13 @@
 //!
 //! `DOORBELL_UPDATE_STUDY=1 cargo test -p doorbell-report --test suite study_page::` rewrites the table.
 
-mod common;
-
 use std::fmt::Write as _;
 
-use common::{MEASURED, SIMULATED, root};
 use doorbell_claims::Finding;
 use doorbell_record::PointRecord;
 use doorbell_report::{Found, Run, verdicts};
+
+use crate::common::{self, MEASURED, SIMULATED, root};
 
 const HEADER: &str = "| experiment | published | software RNIC | simulated |\n|---|---|---|---|\n";
 

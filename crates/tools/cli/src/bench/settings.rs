@@ -48,7 +48,7 @@ impl Settings {
 
     /// Returns whether the option of a setting stands on the command line.
     pub(super) fn is_explicit(&self, setting: &Setting) -> bool {
-        self.explicit.iter().any(|explicit| *explicit == setting)
+        self.explicit.contains(&setting)
     }
 
     /// Returns the mix of sizes, if the user gave one.

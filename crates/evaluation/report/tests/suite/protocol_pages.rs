@@ -1,22 +1,21 @@
 //! Generated parts of the pages in docs/protocols: costs from the table of protocols, and curves from stored records.
 //!
-//! `DOORBELL_UPDATE_PROTOCOLS=1 cargo test -p doorbell-report --test protocol_pages` rewrites them. The records are
-//! those of [`common::RECORDS`].
+//! `DOORBELL_UPDATE_PROTOCOLS=1 cargo test -p doorbell-report --test suite protocol_pages::` rewrites them. The records are
+//! those of [`crate::common::RECORDS`].
 
-#[path = "../common/mod.rs"]
-mod common;
 mod costs;
 mod curves;
 
 use std::fs;
 use std::path::PathBuf;
 
-use common::root;
 use curves::Figure;
 use doorbell_protocols::Protocol;
 
+use crate::common::{self, root};
+
 const BEGIN: &str =
-    "<!-- generated: `DOORBELL_UPDATE_PROTOCOLS=1 cargo test -p doorbell-report --test protocol_pages` -->\n";
+    "<!-- generated: `DOORBELL_UPDATE_PROTOCOLS=1 cargo test -p doorbell-report --test suite protocol_pages::` -->\n";
 const END: &str = "<!-- end of generated part -->\n";
 
 /// Returns the variants of each protocol, in the order of the table of protocols.
