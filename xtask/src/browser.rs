@@ -14,8 +14,8 @@ use crate::test::StepEnd;
 /// Text of a record that a page must show as text, not as markup.
 const HOSTILE: &str = "</script><script>window.owned=1</script><img src=x onerror=owned=1> & 'quoted'";
 
-/// Measures a few experiments, and opens their report at the width of a desktop and of a phone, light and dark. A script
-/// that this check adds to the page presses every button.
+/// Measures a few experiments, and opens their report at the width of a desktop and of a phone, light and dark. This
+/// check adds a script to the page that presses every button.
 pub(crate) fn report() -> StepEnd {
     let Some(browser) = chromium() else {
         return StepEnd::LeftOut("there is no chromium".to_owned());

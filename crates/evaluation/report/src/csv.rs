@@ -6,7 +6,7 @@ use doorbell_study::experiment::{Experiment, View};
 use crate::view::{ordered, window_and_batch};
 use crate::{Model, Run, experiments};
 
-/// Names of the columns of [`csv`], in their order. docs/record.md describes them.
+/// Names of the columns of [`csv()`], in their order. docs/record.md describes them.
 pub const COLUMNS: [&str; 20] = [
     "run",
     "testbed",
@@ -30,8 +30,8 @@ pub const COLUMNS: [&str; 20] = [
     "quiet",
 ];
 
-/// Returns the curves of all experiments of these runs as CSV: a line with the names of the columns, and a line for each
-/// quantity of each point. Fields are quoted as in RFC 4180, section 2. Lines end with LF.
+/// Returns the curves of all experiments of these runs as CSV. The first line has the names of the columns, and each
+/// further line is one quantity of one point. Fields are quoted as in RFC 4180, section 2. Lines end with LF.
 pub fn csv(runs: &[Run], model: Option<&dyn Model>) -> String {
     let mut text = line(&COLUMNS.map(str::to_owned));
     for experiment in &experiments(runs) {

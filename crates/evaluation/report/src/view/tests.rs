@@ -147,6 +147,30 @@ fn sentence_states_how_quiet_the_machine_was() {
 }
 
 #[test]
+fn verdicts_come_after_plots_and_are_grey_if_the_machine_was_not_quiet() {
+    let [window, batch] = [WINDOW, "send-receive/batch"].map(|name| run("here", name, 1e6).records);
+    let mut here = Run { name: "here".to_owned(), records: [window, batch].concat() };
+    let page = crate::html(&[here.clone()], None, None);
+    assert!(page.rfind("<figure") < page.find("id=\"verdicts\""), "a plot comes after the verdicts");
+    assert!(!page.contains("badge restless") && !page.contains(Tally::RESTLESS));
+    let quiet = crate::verdicts(&[here.clone()]);
+    assert!(quiet.iter().all(|found| !found.is_restless), "{quiet:?}");
+
+    here.records.iter_mut().filter(|it| it.experiment == WINDOW).for_each(|it| it.repetitions[1].messages_per_s *= 3.0);
+    let found = crate::verdicts(&[here.clone()]);
+    let restless: Vec<&Found> = found.iter().filter(|found| found.is_restless).collect();
+    let is_noisy = |it: &&Found| it.experiment == WINDOW && it.verdict.because.contains("the machine was not quiet");
+    assert!(restless.iter().all(is_noisy), "{restless:?}");
+    assert!(!restless.is_empty() && restless.len() < found.len() && found.len() == quiet.len(), "{found:?}");
+    assert_eq!(View::new(&[here.clone()], None, None).tiles.verdicts, Tally::of(&found));
+    let page = crate::html(&[here], None, None);
+    let (_, verdicts) = page.split_once("id=\"verdicts\"").expect("verdicts");
+    let verdicts = verdicts.split("</table>").next().unwrap_or_default();
+    assert_eq!(verdicts.matches("badge restless").count(), restless.len(), "{verdicts}");
+    assert!(verdicts.contains(&format!("<b>{}</b> {}", restless.len(), Tally::RESTLESS)), "{verdicts}");
+}
+
+#[test]
 fn plot_shows_the_best_variant_of_a_protocol() {
     let mut here = run("here", "direct-read/bandwidth", 1e6);
     let is_best = |record: &PointRecord| record.parameters.protocol.name() == "direct-read-send";

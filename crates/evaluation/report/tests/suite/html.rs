@@ -575,29 +575,6 @@ fn odd_numbers_yield_no_nan_or_infinity() {
 }
 
 #[test]
-fn verdicts_come_after_plots_and_are_grey_if_the_machine_was_not_quiet() {
-    let mut run = small("here");
-    run.records.retain(|it| ["send-receive/window", "send-receive/batch"].contains(&it.experiment.as_str()));
-    let page = html(&[run.clone()], None, None);
-    assert!(page.rfind("<figure") < page.find("id=\"verdicts\""), "a plot comes after the verdicts");
-    assert!(!page.contains("badge restless") && !page.contains("measured on a machine that was not quiet"));
-    let quiet = verdicts(&[run.clone()]);
-    for record in run.records.iter_mut().filter(|it| it.experiment == "send-receive/window") {
-        record.repetitions[2].messages_per_s *= 3.0;
-    }
-    let found = verdicts(&[run.clone()]);
-    let restless: Vec<_> = found.iter().filter(|found| found.is_restless).collect();
-    assert!(restless.iter().all(|found| found.verdict.because.contains("the machine was not quiet")), "{restless:?}");
-    assert!(restless.iter().all(|found| found.experiment == "send-receive/window"), "{restless:?}");
-    assert!(!restless.is_empty() && restless.len() < found.len() && found.len() == quiet.len());
-    let page = html(&[run], None, None);
-    let verdicts = between(&page, "id=\"verdicts\"", "</table>");
-    assert_eq!(verdicts.matches("badge restless").count(), restless.len(), "{verdicts}");
-    let tile = format!("<b>{}</b> measured on a machine that was not quiet", restless.len());
-    assert!(verdicts.contains(&tile), "{verdicts}");
-}
-
-#[test]
 fn verdicts_cover_measured_experiments_only() {
     let mut run = run("here");
     run.records.retain(|record| record.experiment == "send-receive/window");

@@ -105,8 +105,7 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     assert_eq!(json["verdicts"].as_array().unwrap().len(), 2);
     assert_eq!(files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>(), before);
 
-    // A line of CSV has the names of columns, and each quantity of a point has one: rate, throughput, and CPU times if the
-    // kernel counts them.
+    // The first line of the CSV has the names of columns, and each quantity of a point has a line.
     let curves = run(&format!("report --csv {}", scratch.path())).expect_status(0).stdout;
     let mut lines = curves.lines();
     assert!(lines.next().is_some_and(|names| names.starts_with("run,testbed,experiment,curve,axis,x,")), "{curves}");
