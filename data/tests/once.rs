@@ -66,7 +66,7 @@ fn copies_and_links_are_found() {
 fn each_testbed_has_a_short_and_a_long_name() {
     let named = |files: &[doorbell_data::File], of: fn(&doorbell_data::Names) -> &'static str| {
         let files: BTreeSet<&str> = files.iter().map(|file| file.name).collect();
-        assert_eq!(files, doorbell_data::NAMES.iter().map(of).collect());
+        assert_eq!(files, doorbell_data::NAMES.iter().map(of).collect::<BTreeSet<&str>>());
     };
     named(doorbell_data::PUBLISHED, |names| names.short);
     named(doorbell_data::PARAMETERS, |names| names.short);
