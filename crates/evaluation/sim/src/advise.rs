@@ -9,7 +9,6 @@ use doorbell_record::{Extent, Kind, Operation, Parameters, Serving, SharedBy};
 use doorbell_study::failure::Usage;
 
 use crate::Testbed;
-use crate::measure::{Load, MeasureError, measure};
 use crate::reproduce::SEED;
 use crate::session::{self, PointError};
 
@@ -38,34 +37,21 @@ pub fn departs(model: f64, simulated: f64) -> bool {
 /// Simulated figures of an advice.
 #[derive(Clone, Copy, Debug)]
 pub struct Simulated {
-    /// Mean latency of a single message.
+    /// Mean latency of a single message. The latency of a request ends when its reply arrives.
     pub latency_ns: f64,
+    /// Mean latency of requests with full windows; `None` for messages without replies.
+    pub loaded_ns: Option<f64>,
     /// Messages per second.
     pub messages_per_s: f64,
-}
-
-/// Error of a simulated advice.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SimulateError {
-    /// A point of a session failed.
-    #[error(transparent)]
-    Point(#[from] PointError),
-    /// A stream between different numbers of threads failed.
-    #[error(transparent)]
-    Measure(#[from] MeasureError),
 }
 
 /// Rejects a need that cannot be simulated.
 ///
 /// # Errors
 ///
-/// The messages have replies. Or senders and receivers differ in number, although both sides send or a receiver sleeps.
+/// Senders and receivers differ in number, although both sides send or a receiver sleeps.
 pub fn check(need: &Need) -> Result<(), Usage> {
     let Peers { senders, receivers, .. } = need.peers;
-    if need.reply_bytes.is_some() {
-        return Err(Usage("messages with replies cannot be simulated here: drop --testbed or --reply".to_owned()));
-    }
     if senders != receivers && (need.bidirectional || need.receiver_sleeps) {
         return Err(Usage(format!(
             "{senders} sending and {receivers} receiving threads cannot be simulated if both sides send or the \
@@ -80,45 +66,39 @@ pub fn check(need: &Need) -> Result<(), Usage> {
 /// # Errors
 ///
 /// A point of the advice could not be simulated.
-pub fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simulated, SimulateError> {
+pub fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simulated, PointError> {
     let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
-    let (mut latency_ns, mut seconds) = (0.0, 0.0);
+    let (mut latency_ns, mut loaded_ns, mut seconds) = (0.0, need.reply_bytes.map(|_| 0.0), 0.0);
     for &(bytes, share) in &need.sizes {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let share = share / shares;
         let alone = session::simulate(testbed, &alone(need, advice, bytes), bytes, SEED)?.result;
         latency_ns += share * alone.latency_ns.ok_or(PointError::Unfinished)?.mean;
-        seconds += share / rate(testbed, need, advice, bytes)?;
+        let stream = session::simulate(testbed, &stream(need, advice, bytes), bytes, SEED)?.result;
+        seconds += share / stream.messages_per_s;
+        loaded_ns = loaded_ns.zip(stream.latency_ns).map(|(sum, latency)| sum + share * latency.mean);
     }
-    Ok(Simulated { latency_ns, messages_per_s: 1.0 / seconds })
-}
-
-/// Returns the messages per second of a stream. As in the model, a receiving thread serves all connections that are
-/// distributed to it.
-fn rate(testbed: &Testbed, need: &Need, advice: &Advice, bytes: usize) -> Result<f64, SimulateError> {
-    let parameters = stream(need, advice, bytes);
-    let Peers { senders, receivers, .. } = need.peers;
-    if senders == receivers {
-        return Ok(session::simulate(testbed, &parameters, bytes, SEED)?.result.messages_per_s);
-    }
-    let load = Load { receiver_threads: Some(receivers as usize), ..Load::new(parameters, bytes) };
-    Ok(measure(testbed, &load, SEED)?.messages_per_s)
+    Ok(Simulated { latency_ns, loaded_ns, messages_per_s: 1.0 / seconds })
 }
 
 /// Returns the parameters of one message at a time between one sender and one receiver.
 fn alone(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
+    let operation = if need.reply_bytes.is_some() { Operation::RequestResponse } else { Operation::Send };
     Parameters {
+        reply: need.reply_bytes.map(|reply| usize::try_from(reply).unwrap_or(usize::MAX)),
         protocol: advice.protocol,
         extent: Extent::Messages(ROUND_TRIPS),
         events: need.receiver_sleeps,
         mtu: need.path_mtu.map(doorbell_wire::PathMtu::bytes),
-        ..Parameters::plain(Kind::Latency, Operation::Send, bytes)
+        ..Parameters::plain(Kind::Latency, operation, bytes)
     }
 }
 
 /// Returns the parameters of a stream at the required rate, or at the maximum.
 fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
-    let messages = (STREAM_BYTES / bytes.max(1) as u64).min(STREAM_MESSAGES) / u64::from(need.peers.connections).max(1);
+    let longest = need.reply_bytes.unwrap_or(0).max(bytes as u64).max(1);
+    let messages = (STREAM_BYTES / longest).min(STREAM_MESSAGES) / u64::from(need.peers.connections).max(1);
+    let Peers { senders, receivers, .. } = need.peers;
     Parameters {
         extent: Extent::Messages(messages.max(LEAST_WINDOWS * u64::from(advice.window))),
         window: advice.window as usize,
@@ -129,7 +109,9 @@ fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
         bidirectional: need.bidirectional,
         rate: need.messages_per_s,
         serving: Serving {
-            threads: need.peers.senders as usize,
+            threads: senders as usize,
+            // 0 means the number of senders.
+            server_threads: if senders == receivers { 0 } else { receivers as usize },
             // One completion queue serves all connections of a single thread.
             single_receiver: is_single_receiver(need, advice.protocol),
             shared_receives: advice.srq.then_some(SharedBy::Lock),
@@ -141,9 +123,10 @@ fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
 }
 
 /// Returns whether one completion queue serves all connections: if one thread receives from several senders by
-/// Send-Receive.
+/// Send-Receive, without replies.
 fn is_single_receiver(need: &Need, protocol: Protocol) -> bool {
-    need.peers.receivers == 1 && need.peers.senders > 1 && protocol == Protocol::SendReceive
+    let is_many_to_one = need.peers.receivers == 1 && need.peers.senders > 1;
+    is_many_to_one && need.reply_bytes.is_none() && protocol == Protocol::SendReceive
 }
 
 /// Compares how well two simulations suit the need. Failed simulations come last.
@@ -167,7 +150,9 @@ mod tests {
     use super::*;
 
     fn best(need: &Need, all: &[(f64, f64)]) -> usize {
-        let all = all.iter().map(|&(latency_ns, messages_per_s)| Ok(Simulated { latency_ns, messages_per_s }));
+        let all = all
+            .iter()
+            .map(|&(latency_ns, messages_per_s)| Ok(Simulated { latency_ns, loaded_ns: None, messages_per_s }));
         let mut all: Vec<(usize, Result<Simulated, ()>)> = all.chain([Err(())]).enumerate().collect();
         all.sort_by(|(_, one), (_, other)| compare(need, one, other));
         assert!(all.last().is_some_and(|(_, last)| last.is_err()), "failed simulations come last");
@@ -187,8 +172,29 @@ mod tests {
     fn needs_without_a_simulation_are_rejected() {
         let need = Need { peers: Peers::many_to_one(4), ..Need::new(16, Goal::Latency) };
         assert!(check(&need).is_ok());
-        assert!(check(&Need { bidirectional: true, ..need.clone() }).is_err());
-        assert!(check(&Need { reply_bytes: Some(16), ..need }).is_err());
+        assert!(check(&Need { reply_bytes: Some(16), ..need.clone() }).is_ok());
+        assert!(check(&Need { bidirectional: true, ..need }).is_err());
+    }
+
+    #[test]
+    fn requests_have_a_latency_alone_and_with_load() {
+        let testbed = crate::testbed::by_name("t1").expect("a built-in testbed");
+        let need = Need {
+            peers: Peers::many_to_one(4),
+            reply_bytes: Some(4096),
+            window: Some(8),
+            receiver_holds: true,
+            ..Need::new(64, Goal::Throughput)
+        };
+        let parameters = doorbell_model::parameters::Parameters::t1();
+        let all = doorbell_model::advise::advise(&parameters, &need).expect("advice");
+        let advice = all.iter().find(|advice| advice.protocol == Protocol::SendReceive).expect("Send-Receive");
+        let simulated = simulate(testbed, &need, advice).expect("a simulation");
+        let loaded_ns = simulated.loaded_ns.expect("full windows");
+        assert!(loaded_ns > simulated.latency_ns && simulated.latency_ns > 3000.0, "{simulated:?}");
+        // Little's law for 32 requests in flight, which are fewer at the end of the run.
+        let in_flight = loaded_ns * simulated.messages_per_s / 1e9;
+        assert!((24.0..=33.0).contains(&in_flight), "{in_flight}: {simulated:?}");
     }
 
     #[test]

@@ -7,14 +7,15 @@ use doorbell_model::advise::{Advice, Answer, Change, LeftOut, Need, Row, with_op
 use doorbell_model::explain::millions;
 use doorbell_model::parameters::Parameters;
 use doorbell_sim::Testbed;
-use doorbell_sim::advise::{SimulateError, Simulated, departs};
+use doorbell_sim::advise::{Simulated, departs};
+use doorbell_sim::session::PointError;
 use serde_json::{Value, json};
 
 use crate::model::about;
 use crate::output::{line, note, us};
 
 /// Result of the simulation of an advice.
-pub(super) type Tried = Result<Simulated, SimulateError>;
+pub(super) type Tried = Result<Simulated, PointError>;
 
 /// Testbed on which the first advices were simulated, with their results.
 pub(super) type Checked<'a> = Option<(&'a Testbed, Vec<Tried>)>;
@@ -98,7 +99,10 @@ fn offered(need: &Need, advice: &Advice) -> f64 {
 fn departures(need: &Need, advice: &Advice, simulated: &Simulated) -> Vec<(&'static str, f64, f64)> {
     let rate = ("rate", offered(need, advice), simulated.messages_per_s);
     let latency = ("latency alone", advice.latency_ns, simulated.latency_ns);
-    [rate, latency].into_iter().filter(|(_, model, simulated)| departs(*model, *simulated)).collect()
+    let loaded =
+        advice.loaded_ns.zip(simulated.loaded_ns).map(|(model, simulated)| ("latency loaded", model, simulated));
+    let figures = [rate, latency].into_iter().chain(loaded);
+    figures.filter(|(_, model, simulated)| departs(*model, *simulated)).collect()
 }
 
 /// Returns the simulated figures of an advice, and whether the model agrees.
@@ -108,7 +112,8 @@ fn judged(need: &Need, advice: &Advice, tried: &Tried) -> String {
         Err(error) => return format!("could not be simulated: {error}"),
     };
     let (rate, time) = (millions(simulated.messages_per_s), us(simulated.latency_ns));
-    let mut text = format!("{rate} M messages/s, {time} us alone; ");
+    let loaded = simulated.loaded_ns.map_or_else(String::new, |ns| format!(", {} us loaded", us(ns)));
+    let mut text = format!("{rate} M messages/s, {time} us alone{loaded}; ");
     let departures = departures(need, advice, simulated);
     if departures.is_empty() {
         text += "the model agrees within 25 %";
@@ -243,7 +248,11 @@ pub(super) fn by_simulation(
 
 fn simulated(tried: &Tried) -> Value {
     match tried {
-        Ok(simulated) => json!({ "latency_ns": simulated.latency_ns, "messages_per_s": simulated.messages_per_s }),
+        Ok(simulated) => json!({
+            "latency_ns": simulated.latency_ns,
+            "loaded_ns": simulated.loaded_ns,
+            "messages_per_s": simulated.messages_per_s,
+        }),
         Err(error) => json!({ "failed": error.to_string() }),
     }
 }

@@ -117,6 +117,11 @@ fn many_senders_to_one_thread_are_simulated() {
     assert!(json.contains("8 sending and 1 receiving threads cannot be simulated"), "{json}");
     let simulated = first("-s 200 --clients 8 --hold --memory 64 --testbed t1");
     assert!(positive(&simulated, "/simulated/messages_per_s") > 1e6, "{simulated:#}");
+    // Requests with replies have a latency with load.
+    let requests = "--request 200 --reply 4K --clients 4 --outstanding 4 --hold --simulate";
+    let simulated = first(requests);
+    assert!(positive(&simulated, "/simulated/loaded_ns") > positive(&simulated, "/simulated/latency_ns"));
+    assert!(run(&format!("advise {requests}")).expect_status(0).stdout.contains(" us loaded; "));
 }
 
 #[test]
@@ -131,7 +136,6 @@ fn impossible_needs_are_wrong_usage() {
         ("advise -s 16 --peers 0:3", &["--peers: the number of senders is 0"]),
         ("advise -s 16 --peers 4:1 -q 2", &["-q: the number of connections is 2, allowed is 4 to"]),
         ("advise -s 16 --peers 4:1 -b --testbed t1", &["4 sending and 1 receiving threads cannot be simulated"]),
-        ("advise -s 16 --reply 16 --testbed t1", &["messages with replies cannot be simulated here"]),
         ("advise -s 16 --reply 16 -b", &["--reply", "--bidirectional"]),
         ("advise -s 16 --reply 2147483648", &["--reply: the reply size is 2147483648, allowed is 0 to"]),
         ("advise -s 16 --clients 0", &["--clients: the number of senders is 0"]),
