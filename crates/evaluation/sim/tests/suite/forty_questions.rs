@@ -1,7 +1,7 @@
 //! The model, the simulator and `advise` answer the same 40 questions on testbed T1: which rate, and which latency
 //! alone, do messages of this size have from N sending threads to one receiving thread?
 //!
-//! `DOORBELL_UPDATE_QUESTIONS=1 cargo test -p doorbell-sim --test forty_questions -- --nocapture` prints the answers
+//! `DOORBELL_UPDATE_QUESTIONS=1 cargo test -p doorbell-sim --test suite forty_questions:: -- --nocapture` prints the answers
 //! and writes them to docs/model.md.
 
 use std::fmt::Write as _;
@@ -183,7 +183,7 @@ const HEAD: &str = "\
 | protocol | bytes | pattern | window / batch | model, M/s / us | simulator | `advise` | differs by more than 25 % in |
 |---|---|---|---|---|---|---|---|
 ";
-const BEGIN: &str = "<!-- questions: `crates/evaluation/sim/tests/forty_questions.rs` writes this table -->\n\n";
+const BEGIN: &str = "<!-- questions: `crates/evaluation/sim/tests/suite/forty_questions.rs` writes this table -->\n\n";
 const END: &str = "\n<!-- end of questions -->";
 
 fn page() -> PathBuf {
