@@ -221,11 +221,12 @@ fn measure(
     let threads = parameters.cast().asking.threads;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     if threads > cpus {
-        note!(
+        let text = format!(
             "{threads} threads of this side share {cpus} processor{}, so latencies include waits for a processor. \
              --threads limits the threads, and --testbed simulates a machine with enough processors",
             if cpus == 1 { "" } else { "s" }
         );
+        note!("{}", wrapped(&text));
     }
     let recorded = Some(parameters.pinning(pinning));
     let environment = Environment { pinning: recorded, ..Environment::of(&device.attributes()) };

@@ -138,7 +138,7 @@ impl Run {
             Some(_) => None,
             None => Some(self.device.choose(None)?),
         };
-        if self.other.addresses().is_some() && self.clients.len() * self.strategy.len() > 1 {
+        if self.other.addresses().is_some() && self.clients.len().max(1) * self.strategy.len() > 1 {
             return Err(Usage(
                 "--through must be given with one strategy and one number of clients, for one store".to_owned(),
             )

@@ -140,7 +140,7 @@ fn another_process_sees_published_counters() {
         let sample = only(read(&mut source).0);
         assert_eq!(sample.identity.label, "doorbell0@127.0.0.9");
         assert_eq!(sample.identity.pid, Some(peer.child.id()));
-        assert!(sample.identity.program.as_ref().unwrap().starts_with("published"));
+        assert!(sample.identity.program.as_ref().unwrap().starts_with("suite"));
         assert_eq!(sample.identity.gid, Some("::ffff:127.0.0.9".parse().unwrap()));
         assert_eq!(value(&sample, "of_a_newer_version"), 0);
         peer.tell("publish 7", "done");

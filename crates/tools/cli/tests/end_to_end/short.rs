@@ -26,6 +26,7 @@ fn short_output_has_a_line_per_size_and_a_sentence() {
         ("bw -n 500 -s 16,4096,65536", 3),
         ("bw -n 200 --op request-response -s 64,4096", 2),
         ("lat -n 200 --op request-response -s 64", 1),
+        ("load --request 200 --reply 4K --clients 3 --server-threads 1 -n 100", 1),
         ("lat -n 200 --op write -s 64", 1),
         ("bw -n 200 --op read -s 64,65536", 2),
         ("bw -n 200 --op fetch-add", 1),
@@ -49,6 +50,7 @@ fn short_output_of_a_simulation_names_its_testbed() {
         ("lat -n 100 -s 64", 1),
         ("bw -n 300 -q 8 --single-receiver -s 16", 1),
         ("bw -n 300 --op request-response -s 200", 1),
+        ("load --request 200 --reply 64K --clients 24 -n 50", 1),
         ("lat -n 100 --op read -s 64", 1),
     ] {
         let finished = run(&format!("bench {arguments} --testbed connectx5-100g")).expect_status(0);

@@ -76,7 +76,7 @@ fn published_rows_are_simulated_and_compared() {
     assert_eq!(status_of("far-memory/one-address-is-slow"), Some(&Value::from("holds")));
     assert_eq!(status_of("far-memory/long-reads-tear"), Some(&Value::from("not simulated")));
     assert!(
-        text.contains("far-memory/one-address-is-slow               holds         2.90 M/s on one address at most"),
+        text.contains("far-memory/one-address-is-slow               holds         2.68 M/s on one address at most"),
         "{text}"
     );
 

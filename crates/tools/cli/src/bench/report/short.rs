@@ -6,7 +6,7 @@ use doorbell_record::{
 };
 use doorbell_sim::{Bottleneck, Station};
 
-use super::{Fit, NO_LOSS, name, served};
+use super::{Fit, NO_LOSS, asked, name, served};
 use crate::output::wrapped;
 
 /// Minimum share of its time for which a thread works if it limits the rate. A thread below this share also waits.
@@ -37,7 +37,7 @@ pub(crate) fn heading(environment: &Environment, parameters: &Parameters) -> Str
         None => String::new(),
     };
     let text = format!(
-        "{} over {} ({} provider), window {}, batch {}, {} connection{}{}",
+        "{} over {} ({} provider), window {}, batch {}, {} connection{}{}{}",
         name(parameters),
         environment.device,
         environment.provider,
@@ -46,6 +46,7 @@ pub(crate) fn heading(environment: &Environment, parameters: &Parameters) -> Str
         parameters.connections,
         if parameters.connections == 1 { "" } else { "s" },
         served(&parameters.serving),
+        asked(parameters),
     );
     simulated + &wrapped(&text)
 }
@@ -177,7 +178,11 @@ fn limit(
         return ("the CPU that both sides share".to_owned(), Some((this + other) / cpus as f64));
     }
     let senders = parameters.serving.threads.max(1);
-    let receivers = if parameters.serving.single_receiver { 1 } else { senders };
+    let receivers = match parameters.serving.server_threads {
+        _ if parameters.serving.single_receiver => 1,
+        0 => senders,
+        servers => servers,
+    };
     let ends = [("this side", senders, this), ("the other side", receivers, other)];
     let [this, other] = ends.map(|(side, threads, processors)| (side, threads, processors / threads as f64));
     let (side, threads, share) = if this.2 >= other.2 { this } else { other };
