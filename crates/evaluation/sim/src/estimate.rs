@@ -5,7 +5,7 @@ use doorbell_record::{Kind, Parameters, ParametersError, stride};
 use crate::topology::Topology;
 
 /// Bytes of the simulator itself, with its tables.
-const PROGRAM: u64 = 4 << 20;
+const PROGRAM: u64 = 5 << 20;
 /// Bytes of a node: RNIC, stations and tables.
 const NODE: u64 = 64 << 10;
 /// Bytes of one end of a connection without queues and buffers: connection, thread and queue pair.
