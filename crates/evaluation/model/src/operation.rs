@@ -96,8 +96,8 @@ pub struct Posted {
     pub bytes: u64,
     /// Maximum number of outstanding operations per queue pair.
     pub window: u32,
-    /// Maximum number of outstanding operations of all queue pairs together; `None` means the windows of all. Some queue
-    /// pairs then have one more than the others.
+    /// Maximum number of outstanding operations of all queue pairs together; `None` means the windows of all. Some
+    /// queue pairs then have one more than the others.
     pub outstanding: Option<u32>,
     /// Whether requests are posted in rounds: a window of requests once the window before is answered.
     pub in_rounds: bool,

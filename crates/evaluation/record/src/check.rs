@@ -7,11 +7,11 @@ use doorbell_protocols::{Protocol, Size};
 use doorbell_verbs::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
+use crate::memory::MAX_MESSAGE;
 use crate::parameters::Parameters;
 use crate::settings::{
-    ADDRESSES, BIDIRECTIONAL, CREDITS, DEPTH, EVENTS, MAX_MESSAGE, MIX, PROTOCOL, ParametersError, REPLICATE, REPLY,
-    SERVER_THREADS, SETTINGS, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, SIZES, SLOW_RECEIVER, THINK, THREADS, TRANSPORT,
-    within,
+    ADDRESSES, BIDIRECTIONAL, CREDITS, DEPTH, EVENTS, MIX, PROTOCOL, ParametersError, REPLICATE, REPLY, SERVER_THREADS,
+    SETTINGS, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, SIZES, SLOW_RECEIVER, THINK, THREADS, TRANSPORT, within,
 };
 use crate::words::{Kind, Operation, Transport};
 

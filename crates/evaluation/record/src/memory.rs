@@ -3,6 +3,9 @@
 use doorbell_exchange::{Connector, send_receive, with_connector};
 use doorbell_protocols::{Protocol, Store};
 
+/// Bytes of the longest message.
+pub(crate) const MAX_MESSAGE: usize = 1 << 30;
+
 /// Returns the distance in bytes from one buffer to the next.
 pub fn stride(bytes: usize) -> usize {
     bytes.next_multiple_of(64).max(64)

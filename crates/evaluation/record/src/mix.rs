@@ -3,7 +3,7 @@
 use doorbell_wire::split_mix;
 use serde::{Deserialize, Serialize};
 
-use crate::settings::MAX_MESSAGE;
+use crate::memory::MAX_MESSAGE;
 
 /// Maximum number of sizes of a mix.
 const MAX_ROWS: usize = 1024;

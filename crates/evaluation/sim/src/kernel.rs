@@ -69,7 +69,6 @@ pub(crate) enum Leaves {
 }
 
 /// Maximum number of packets that a unit takes at once from a queue pair while no other queue pair waits for the unit.
-/// A queue pair that begins to wait afterwards has to wait until the unit has sent these packets.
 const REQUESTS_AT_ONCE: usize = 4;
 
 /// Maximum number of response packets of a READ that a NIC sends before other queue pairs have their turn.
@@ -78,8 +77,7 @@ const ANSWERS_AT_ONCE: usize = 8;
 /// Size in bytes of the buffer for the packets of one `Rnic::pull`.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// Virtual time that passes when a caller outside all simulated threads polls and finds nothing. The time is short, so
-/// that one caller can act for two hosts before a timer expires.
+/// Virtual time, shorter than any timer, that passes when a caller outside all simulated threads polls without result.
 const OUTSIDE_STEP: Ps = Ps(1_000_000);
 
 /// Maximum virtual time that passes when a caller outside all simulated threads is about to sleep on a descriptor. This

@@ -485,8 +485,8 @@ impl raw::Srq for SimSrq {
 
     unsafe fn post_recv(&self, list: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let mut world = lock(&self.shared.world);
-        // The entries of a shared queue are a linked list, since messages return them in any order. Each entry is read at
-        // the head of the list when it is posted, and was written at the tail when its message completed.
+        // The entries of a shared queue are a linked list, since messages return them in any order. Each entry is read
+        // at the head of the list when it is posted, and was written at the tail when its message completed.
         let links = world.testbed.cpu.memory_access.times(2 * list.len() as u64);
         charge_receives(&mut world, &self.post_lock, list.len(), links);
         let clock = world.clock();

@@ -10,16 +10,16 @@ pub const ACK_HOLD_NS: u64 = 20_000;
 /// exists for UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Maximum time in nanoseconds for which the device holds back a due acknowledgement. One acknowledgement then covers
-    /// all requests that arrive meanwhile. The device does not hold back an acknowledgement that must leave before the
-    /// program sees the completion of a receive ([`completions_await_acks`](Self::completions_await_acks)).
+    /// Maximum time in nanoseconds for which the device holds back a due acknowledgement. One acknowledgement then
+    /// covers all requests that arrive meanwhile. The device does not hold back an acknowledgement that must leave
+    /// before the program sees the completion of a receive ([`completions_await_acks`](Self::completions_await_acks)).
     pub ack_hold_ns: u64,
     /// Whether the acknowledgement of a message must leave before the program sees the completion of its receive. A
     /// software device needs this order, since it ends together with its program. A device of hardware sends the
     /// acknowledgement even after the program has ended.
     pub completions_await_acks: bool,
-    /// Whether a due acknowledgement waits while its queue pair has a request to send, and leaves after that request. It
-    /// then covers all requests of the peer that arrive meanwhile.
+    /// Whether a due acknowledgement waits while its queue pair has a request to send, and leaves after that request.
+    /// It then covers all requests of the peer that arrive meanwhile.
     pub acks_follow_requests: bool,
     /// Maximum number of packets between two acknowledgement requests of a requester. The last packet of each message
     /// also requests an acknowledgement.

@@ -67,8 +67,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "optimistic",
           value_parser = arguments::strategy)]
     strategy: Vec<Strategy>,
-    /// Number of clients, each a thread. Runs with several numbers, separated by commas, follow one another [default: 64
-    /// in virtual time; on this machine two per processor, and at most 64]
+    /// Number of clients, each a thread. Runs with several numbers, separated by commas, follow one another [default:
+    /// 64 in virtual time; on this machine two per processor, and at most 64]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = arguments::clients)]
     clients: Vec<usize>,
     #[command(flatten)]

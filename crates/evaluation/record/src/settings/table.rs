@@ -6,6 +6,7 @@ use doorbell_protocols::Protocol;
 
 use super::{CommandOption, Range, Setting, Value};
 use crate::link::Link;
+use crate::memory::MAX_MESSAGE;
 #[cfg(doc)]
 use crate::parameters::Parameters;
 use crate::parameters::most_queued;
@@ -14,8 +15,6 @@ use crate::words::{Extent, Kind, Operation, Transport};
 
 /// Maximum number of threads on each side.
 const MAX_THREADS: u64 = 64;
-/// Bytes of the longest message.
-pub(crate) const MAX_MESSAGE: usize = 1 << 30;
 /// Maximum number of messages per connection.
 const MAX_MESSAGES: u64 = 1_000_000_000_000_000;
 

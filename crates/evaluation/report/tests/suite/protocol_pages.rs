@@ -1,7 +1,7 @@
 //! Generated parts of the pages in docs/protocols: costs from the table of protocols, and curves from stored records.
 //!
-//! `DOORBELL_UPDATE_PROTOCOLS=1 cargo test -p doorbell-report --test suite protocol_pages::` rewrites them. The records are
-//! those of [`crate::common::RECORDS`].
+//! `DOORBELL_UPDATE_PROTOCOLS=1 cargo test -p doorbell-report --test suite protocol_pages::` rewrites them. The records
+//! are those of [`crate::common::RECORDS`].
 
 mod costs;
 mod curves;

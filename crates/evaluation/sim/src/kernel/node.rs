@@ -37,8 +37,8 @@ const LINE_OVERHEAD: u64 = (outer::PREAMBLE_LEN
     + outer::FCS_LEN
     + outer::GAP_LEN) as u64;
 
-/// Returns the delay of one access of a peer to memory: a uniform random time for a slow access, and zero for any other.
-/// The random number is a hash of the time of arrival and the queue pair number.
+/// Returns the delay of one access of a peer to memory: a uniform random time for a slow access, and zero for any
+/// other. The random number is a hash of the time of arrival and the queue pair number.
 fn late(pcie: &Pcie, arrived: Ps, qpn: Qpn) -> Ps {
     if pcie.slow_every == 0 {
         return Ps::ZERO;
@@ -97,7 +97,7 @@ pub(crate) struct QueuePair {
     last_delivery: Ps,
     /// Time of the last memory access that a request of the peer made. Such accesses of one queue pair happen in order.
     last_access: Ps,
-    /// Time between the earliest response to the last packet and its delivery. The RNIC takes note of a packet at its
+    /// Time between the earliest response to the last packet and its delivery. The RNIC handles a packet at its
     /// delivery, so the acknowledgements that it holds leave earlier by this time.
     pub(crate) answers_before: Ps,
     /// Time at which the NIC sends more responses of a READ; `None` if no READ has remaining responses.

@@ -21,7 +21,9 @@ pub const MANY_TO_ONE: Preset = Preset {
         ("pattern", "N:1"),
         ("network", "clos"),
         ("size", "512"),
-        ("total_messages", "200000"),
+        ("total_messages", "50000"),
+        // Loss is found after 4 ms. Senders of Shared-Write read the ring's state all the time while they wait.
+        ("timeout", "10"),
         ("switch.resume_at", "64KiB"),
         ("switch.pause_at", "128KiB"),
         ("switch.queue", "512KiB"),
@@ -72,7 +74,7 @@ mod tests {
         assert_eq!(last.values, ["shared-write", "drop", "1023"]);
         assert_eq!(last.topology(), Topology::Clos { nodes: 1024, hosts: 16, spines: 16 });
         for point in sweep.points() {
-            assert!((199_000..=200_000).contains(&point.messages()), "{:?}: {}", point.values, point.messages());
+            assert!((49_000..=50_000).contains(&point.messages()), "{:?}: {}", point.values, point.messages());
         }
     }
 

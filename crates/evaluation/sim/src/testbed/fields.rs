@@ -280,7 +280,7 @@ groups! {
         ack_every: u64 [Count 1, MANY],
         /// time at which a responder sends a due acknowledgement
         acks: Acks [Choice 0, 0],
-        /// time for which a responder holds a due acknowledgement, which then covers all messages that arrived meanwhile
+        /// time for which a responder holds a due acknowledgement, which then covers all messages that came meanwhile
         ack_delay: Ps [Time 0, LONG],
         /// maximum payload that the NIC puts into the completion instead of the receive's buffer
         inline_receive: u64 [Size 0, SMALL],

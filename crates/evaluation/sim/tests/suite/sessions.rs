@@ -219,7 +219,7 @@ fn think_time_and_rate_determine_the_load() {
     let (alone, latency) = of(&asked);
     let (thinking, _) = of(&Parameters { think_us: 100, ..asked.clone() });
     assert!((thinking * (100_000.0 + latency.mean) / 1e9 - 1.0).abs() < 0.05, "{thinking} {latency:?}");
-    // At half of the highest rate, a request waits for nothing. At twice that rate, requests wait longer and longer.
+    // At half of the highest rate, a request waits for no other. At twice that rate, requests wait longer and longer.
     let (_, half) = of(&Parameters { rate: Some(alone / 2.0), ..asked.clone() });
     let (reached, twice) = of(&Parameters { rate: Some(2.0 * alone), ..asked });
     assert!((half.p50 as f64) < 1.2 * latency.p50 as f64, "{half:?} {latency:?}");

@@ -20,8 +20,8 @@ const PAIRS: usize = 20;
 
 /// Numbers of clients in the published runs.
 const PUBLISHED_CLIENTS: [usize; 2] = [64, 128];
-/// Pause of a client between two operations in the published runs, in microseconds for each client: the threads of a host
-/// share its processors. The pause is fitted to the published shares of CASes that succeed.
+/// Pause of a client between two operations in the published runs, in microseconds for each client: the threads of a
+/// host share its processors. The pause is fitted to the published shares of CASes that succeed.
 const FITTED_US_PER_CLIENT: f64 = 0.2;
 /// Assumed bytes of a value in the published runs.
 const PUBLISHED_VALUE: usize = 1024;

@@ -23,9 +23,9 @@ const DEFAULT_SIZES: [u64; 5] = [16, 512, 4096, 65_536, 1 << 20];
 /// Source of the parameters.
 #[derive(Args)]
 pub(crate) struct ParametersArgument {
-    /// Parameters of a published testbed, or a file, as `model fit --out` writes it. The testbeds are t1
-    /// (connectx5-100g: messages over ConnectX-5 NICs at 100 Gb/s), t2 (counters-100g) and t3 (connectx5-100g-far),
-    /// both with single operations [default: those of a testbed that is simulated, else t1]
+    /// Parameters of a published testbed, or a file, as `model fit --out` writes it. The testbed t1 (connectx5-100g)
+    /// has messages over ConnectX-5 NICs at 100 Gb/s; t2 (counters-100g) and t3 (connectx5-100g-far) have single
+    /// operations [default: those of a testbed that is simulated, else t1]
     #[arg(long = "params", value_name = "TESTBED|FILE")]
     name: Option<String>,
 }

@@ -1,7 +1,7 @@
 //! The state of a ring in units of [`UNIT`] bytes: the messages that begin at each unit, and the head.
 //!
-//! Threads that drop messages and connections that move the head use [`Units`] at the same time. In `tests/suite/ring.rs`,
-//! a model checker runs all interleavings of these threads.
+//! Threads that drop messages and connections that move the head use [`Units`] at the same time. In
+//! `tests/suite/ring.rs`, a model checker runs all interleavings of these threads.
 
 use std::sync::TryLockError;
 

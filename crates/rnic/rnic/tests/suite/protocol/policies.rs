@@ -293,7 +293,8 @@ fn the_policy_decides_whether_a_write_ack_is_held() {
     }
 }
 
-/// A device of hardware: completions do not wait, and an acknowledgement leaves after the next request of its queue pair.
+/// A device of hardware: completions do not wait, and an acknowledgement leaves after the next request of its queue
+/// pair.
 const HARDWARE: Policy = Policy { completions_await_acks: false, acks_follow_requests: true, ..RUNG };
 
 /// Posts, rings and pulls a SEND of 16 bytes.
