@@ -2,7 +2,7 @@
 //!
 //! `doorbell bench` measures wall time, once with each build in each round. Wall times vary by 5 to 10 %, so the result
 //! is an interval of the ratio. valgrind's callgrind counts instructions per message, with both ends in one thread. The
-//! counted program is `benchmarks/instructions`, built with the crates of each revision. It runs with two lengths, and
+//! counted program is `benchmarks/instructions` of each revision, with the same workloads. It runs with two lengths, and
 //! the difference of both counts excludes the start of the program.
 
 use std::fs;
@@ -15,7 +15,6 @@ use crate::place;
 use crate::programs;
 use crate::regressions::{check_out, git};
 use crate::shell::{Running, cargo, command, output_of, root, run, target};
-use crate::workspace::{self, Package};
 use crate::{figures, fuzz, peers};
 
 /// Minimum number of rounds. With fewer rounds, differences of a few per cent cannot be seen.
@@ -206,10 +205,8 @@ impl Timed {
 /// Counts instructions per message of both builds.
 fn count(home: &Path, other: &Revision) -> Result<Vec<Value>, String> {
     peers::install_for_counting()?;
-    let ours = counting_program(home, &root(), &root(), "this")?;
-    let copy = home.join("counting");
-    copy_sources(&other.tree, &copy)?;
-    let theirs = counting_program(home, &other.tree, &copy, "other")?;
+    let ours = counting_program(home, &root(), "this")?;
+    let theirs = counting_program(home, &other.tree, "other")?;
     println!("\ninstructions per message, the other being {}", other.id.get(..7).unwrap_or(&other.id));
     println!("{:<20} {:>12} {:>12} {:>8}  spread", "", "this", "other", "ratio");
     let mut rows = Vec::new();
@@ -232,68 +229,25 @@ fn count(home: &Path, other: &Revision) -> Result<Vec<Value>, String> {
     Ok(rows)
 }
 
-/// Folders with the sources of the counting program.
-const SOURCES: &[&str] = &["benchmarks/instructions", "crates/rnic/rnic/benches", "crates/messages/exchange/benches"];
-
-/// Copies the counting program to `copy`, with the crates of `tree` as its dependencies. So the same program counts
-/// both revisions. The copy lies outside of `tree`, where a workspace would count its folders as crates.
-fn copy_sources(tree: &Path, copy: &Path) -> Result<(), String> {
-    let cannot = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
-    if copy.exists() {
-        fs::remove_dir_all(copy).map_err(|error| cannot(copy, error))?;
-    }
-    for source in SOURCES {
-        let to = copy.join(source);
-        let above = to.parent().unwrap_or(copy);
-        fs::create_dir_all(above).map_err(|error| cannot(above, error))?;
-        let mut copying = command("cp", &["--recursive"]);
-        copying.arg(root().join(source)).arg(&to);
-        run(copying)?;
-    }
-    let manifest = copy.join("benchmarks").join("instructions").join("Cargo.toml");
-    let text = fs::read_to_string(&manifest).map_err(|error| cannot(&manifest, error))?;
-    let text = with_folders_of(&text, &workspace::packages(tree)?);
-    fs::write(&manifest, text).map_err(|error| cannot(&manifest, error))
-}
-
-/// Returns the manifest with the paths of its dependencies replaced by the folders of `packages`. In another revision,
-/// crates may lie in other folders.
-fn with_folders_of(manifest: &str, packages: &[Package]) -> String {
-    let line = |line: &str| {
-        let (Some((name, _)), Some((before, rest))) = (line.split_once(" = "), line.split_once("path = \"")) else {
-            return format!("{line}\n");
-        };
-        let package = packages.iter().find(|package| package.name == name);
-        match (package, rest.split_once('"')) {
-            (Some(package), Some((_, after))) => {
-                format!("{before}path = \"{}\"{after}\n", package.folder().display())
-            }
-            _ => format!("{line}\n"),
-        }
-    };
-    manifest.lines().map(line).collect()
-}
-
-/// Copies the lock file of `tree` to the counting program below `copy`, so that the program uses the same versions of
-/// dependencies.
-fn take_versions(tree: &Path, copy: &Path) -> Result<(), String> {
-    let lock = copy.join("benchmarks").join("instructions").join("Cargo.lock");
+/// Copies the lock file of `tree` to its counting program, so that the program uses the same versions of dependencies.
+fn take_versions(tree: &Path) -> Result<(), String> {
+    let lock = tree.join("benchmarks").join("instructions").join("Cargo.lock");
     fs::copy(tree.join("Cargo.lock"), &lock).map(drop).map_err(|error| format!("{}: {error}", lock.display()))
 }
 
 /// Checks that the counting program compiles with the current crates.
 pub(crate) fn check() -> Result<(), String> {
-    take_versions(&root(), &root())?;
+    take_versions(&root())?;
     let mut check = cargo(&["check", "--quiet"]);
     check.current_dir(root().join("benchmarks").join("instructions")).env("CARGO_TARGET_DIR", fuzz::check_target());
     run(check)
 }
 
-/// Builds the counting program below `copy` with the crates of `tree`. Returns the path of the program.
-fn counting_program(home: &Path, tree: &Path, copy: &Path, name: &str) -> Result<PathBuf, String> {
-    let folder = copy.join("benchmarks").join("instructions");
+/// Builds the counting program of `tree`. Returns the path of the program.
+fn counting_program(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, String> {
+    let folder = tree.join("benchmarks").join("instructions");
     let cannot = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
-    take_versions(tree, copy)?;
+    take_versions(tree)?;
     let built = home.join("instructions");
     let mut build = cargo(&["build", "--release"]);
     build.current_dir(&folder).env("CARGO_TARGET_DIR", &built);
@@ -356,18 +310,5 @@ mod tests {
         let values: Vec<f64> = (1..=25).map(f64::from).collect();
         assert_eq!(interval(&values), [8.0, 18.0]);
         assert_eq!(interval(&[7.0, 8.0]), [7.0, 8.0]);
-    }
-
-    #[test]
-    fn dependencies_get_the_folders_of_the_other_revision() {
-        let package = Package {
-            name: "doorbell-wire".to_owned(),
-            manifest_path: PathBuf::from("/clone/crates/wire/Cargo.toml"),
-            dependencies: Vec::new(),
-            publish: None,
-        };
-        let manifest = "doorbell-wire = { path = \"../../crates/rnic/wire\", features = [\"std\"] }\nnix = \"0.31\"\n";
-        let expected = "doorbell-wire = { path = \"/clone/crates/wire\", features = [\"std\"] }\nnix = \"0.31\"\n";
-        assert_eq!(with_folders_of(manifest, &[package]), expected);
     }
 }

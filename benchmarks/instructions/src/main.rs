@@ -18,7 +18,7 @@ use std::process::ExitCode;
 // calls are methods of Send-Receive's connection itself, and the import of the trait is unused.
 use doorbell_exchange::{Config, MessageConnection, Submit, send_receive};
 use doorbell_study::executor::{self, Idle};
-use doorbell_study::workload::{Plan, Reception, SendMemory, ping, respond, stream};
+use doorbell_study::workload::{Plan, Reception, SendMemory, Sizes, ping, respond, stream};
 use doorbell_verbs::{Access, Device, MemoryKind, Pd};
 use serde::de::DeserializeOwned;
 
@@ -102,7 +102,16 @@ fn exchange(bytes: usize, batch: usize, messages: u64) {
 }
 
 fn plan(bytes: usize, window: usize, messages: u64) -> Plan {
-    Plan { bytes, window, extent: extent(messages), rate: None, verify: false, buffers: window }
+    Plan {
+        bytes,
+        window,
+        in_rounds: false,
+        extent: extent(messages),
+        rate: None,
+        think_ns: 0,
+        verify: false,
+        buffers: window,
+    }
 }
 
 /// Returns the extent of a plan. Its type is found by inference, since it lies in different crates in different revisions.
@@ -112,7 +121,7 @@ fn extent<E: DeserializeOwned>(messages: u64) -> E {
 
 fn memory(end: &End, plan: &Plan) -> SendMemory {
     let region = end.pd.allocate(plan.bytes * plan.buffers, Access::empty(), MemoryKind::Plain).expect("room");
-    SendMemory { region, stride: plan.bytes }
+    SendMemory { region, stride: plan.bytes, sizes: Sizes::Planned, phase: 0.0 }
 }
 
 fn bench_lat(bytes: usize, messages: u64) {
