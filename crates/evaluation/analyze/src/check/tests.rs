@@ -211,6 +211,19 @@ fn a_conversation_with_recovery_has_no_finding() {
     }
 }
 
+#[test]
+fn the_documentation_has_the_table_of_rules() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/wire.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, rest) = text.split_once("<!-- rules of wire check -->").unwrap();
+    let (table, _) = rest.split_once("<!-- end of rules -->").unwrap();
+    let rows = RULES.iter().map(|rule| {
+        let severity = rule.severity.to_string();
+        format!("| `{}` | {} | {severity} | {} |", rule.name, rule.section, rule.sentence)
+    });
+    assert_eq!(table.lines().filter(|line| line.starts_with("| `")).collect::<Vec<_>>(), rows.collect::<Vec<_>>());
+}
+
 type Mutation = (&'static str, fn(&mut Script));
 
 /// Two mutations of the clean conversation per rule.
