@@ -1,12 +1,14 @@
 //! `doorbell wire check`: judgement of the RoCE v2 packets of captures.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use doorbell_analyze::check::{Event, Finding, Limits, QueuePair, Report, Severity, check};
+use doorbell_analyze::check::{Event, EventKind, Finding, Limits, QueuePair, Report, Severity, check};
 use doorbell_analyze::decode::Options;
+use doorbell_report::{JudgedCapture, Timeline, TimelinePoint, judged_captures_html, write_whole};
 use doorbell_wire::{ROCE_UDP_PORT, ack_timeout_ns};
 use serde_json::json;
 
@@ -44,6 +46,9 @@ pub(crate) struct Check {
     /// Also judge packets with a wrong ICRC, which an RNIC drops
     #[arg(long)]
     ignore_icrc: bool,
+    /// Also write a page with the findings and a picture of each timeline
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Print one JSON object per file
     #[arg(long)]
     json: bool,
@@ -65,7 +70,7 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
         cnp_interval_ns: arguments.cnp_interval.map(|seconds| (seconds * 1e9) as u64),
     };
     let mut status = ExitCode::SUCCESS;
-    let mut stopped = Vec::new();
+    let (mut stopped, mut pages) = (Vec::new(), Vec::new());
     for path in &arguments.files {
         let report = open(path, |input| check(input, &options, &limits))?;
         if arguments.json {
@@ -75,15 +80,64 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
         } else {
             print(path, &report, arguments.top)?;
         }
+        if arguments.html.is_some() {
+            pages.push(page(path, &report));
+        }
         if report.has_errors() {
             status = ExitCode::FAILURE;
         }
         stopped.extend(report.stopped.map(|why| format!("{} {why}", path.display())));
     }
+    if let Some(out) = &arguments.html {
+        write_whole(out, &judged_captures_html(&pages))?;
+    }
     if stopped.is_empty() {
         Ok(status)
     } else {
         Err(format!("{}; only the packets before are judged", stopped.join("; ")).into())
+    }
+}
+
+/// Returns the time of the first packet of the timelines.
+fn start_ns(report: &Report) -> Option<u64> {
+    report.queue_pairs.iter().flat_map(|it| &it.events).filter_map(|event| event.at_ns).min()
+}
+
+/// Returns the contents of the page about one capture.
+fn page(path: &Path, report: &Report) -> JudgedCapture {
+    let start_ns = start_ns(report).unwrap_or(0);
+    let timeline = |(at, queue_pair): (usize, &QueuePair)| {
+        let own = report.findings.iter().filter(|finding| finding.queue_pair == Some(at));
+        let mut violations: BTreeMap<u64, Option<u64>> = own.map(|finding| (finding.packet, finding.at_ns)).collect();
+        let seconds = |at_ns: Option<u64>| at_ns.unwrap_or(start_ns).saturating_sub(start_ns) as f64 / 1e9;
+        let point = |event: &Event| TimelinePoint {
+            packet: event.packet,
+            at_s: seconds(event.at_ns),
+            psn: (event.kind != EventKind::Cnp).then_some(event.psn),
+            kind: event.kind.name(),
+            is_finding: violations.remove(&event.packet).is_some(),
+        };
+        let mut points: Vec<_> = queue_pair.events.iter().map(point).collect();
+        // The events are a sample, which may lack the packets of findings.
+        points.extend(violations.into_iter().map(|(packet, at_ns)| TimelinePoint {
+            packet,
+            at_s: seconds(at_ns),
+            psn: None,
+            kind: "finding",
+            is_finding: true,
+        }));
+        Timeline { title: direction(queue_pair), remark: remarks(queue_pair), points }
+    };
+    let cells = |finding: &Finding| {
+        let rule = format!("{} (IBTA {})", finding.rule, finding.section);
+        let (expected, found) = (finding.expected.clone(), finding.found.clone());
+        [finding.packet.to_string(), finding.severity.to_string(), rule, expected, found]
+    };
+    JudgedCapture {
+        file: path.display().to_string(),
+        remarks: vec![format!("{} frames, {} RoCE v2 packets", report.frames, report.packets)],
+        findings: report.findings.iter().map(cells).collect(),
+        timelines: report.queue_pairs.iter().enumerate().map(timeline).collect(),
     }
 }
 
@@ -102,7 +156,7 @@ fn print(path: &Path, report: &Report, top: usize) -> io::Result<()> {
         (0, 0) => "no finding".to_owned(),
         _ => format!("findings: errors {errors}, warnings {warnings}"),
     })?;
-    let start_ns = report.queue_pairs.iter().flat_map(|it| &it.events).filter_map(|event| event.at_ns).min();
+    let start_ns = start_ns(report);
     for finding in report.findings.iter().take(top) {
         print_finding(report, finding, start_ns)?;
     }
@@ -130,6 +184,17 @@ fn direction(queue_pair: &QueuePair) -> String {
     format!("{} QP {from} to {} QP 0x{:06x}", queue_pair.from, queue_pair.to, queue_pair.to_qpn)
 }
 
+fn remarks(queue_pair: &QueuePair) -> String {
+    let mut remarks = vec![format!("{} packets, {} repeated requests", queue_pair.packets, queue_pair.repeated)];
+    if queue_pair.opposite.is_none() {
+        remarks.push("no packets of the opposite direction".to_owned());
+    }
+    if !queue_pair.complete {
+        remarks.push("requests are missing".to_owned());
+    }
+    remarks.join(", ")
+}
+
 fn after(start_ns: Option<u64>, at_ns: Option<u64>) -> String {
     match (start_ns, at_ns) {
         (Some(start_ns), Some(at_ns)) => format!("{:>12.6} s", at_ns.saturating_sub(start_ns) as f64 / 1e9),
@@ -155,14 +220,7 @@ fn print_finding(report: &Report, finding: &Finding, start_ns: Option<u64>) -> i
 
 /// Prints the ends of a stream, its rare events and its findings.
 fn print_timeline(report: &Report, at: usize, queue_pair: &QueuePair, start_ns: Option<u64>) -> io::Result<()> {
-    let mut remarks = vec![format!("{} packets, {} repeated requests", queue_pair.packets, queue_pair.repeated)];
-    if queue_pair.opposite.is_none() {
-        remarks.push("no packets of the opposite direction".to_owned());
-    }
-    if !queue_pair.complete {
-        remarks.push("requests are missing".to_owned());
-    }
-    line(format_args!("\n{}: {}", direction(queue_pair), remarks.join(", ")))?;
+    line(format_args!("\n{}: {}", direction(queue_pair), remarks(queue_pair)))?;
     let last = queue_pair.events.len().saturating_sub(1);
     let shown = queue_pair
         .events

@@ -59,6 +59,18 @@ fn a_changed_packet_is_found_and_ends_with_status_1() {
 }
 
 #[test]
+fn a_page_has_a_picture_of_each_direction() {
+    let _one_at_a_time = measuring();
+    let (scratch, page) = (Scratch::new("check-page.pcap"), Scratch::new("check.html"));
+    run(&format!("bench bw -n 100 -s 64 --json --pcap {}", scratch.path())).expect_status(0);
+    run(&format!("wire check {} --html {}", scratch.path(), page.path())).expect_status(0);
+    let text = std::fs::read_to_string(page.path()).expect("the page was written");
+    for words in ["Doorbell wire check", "<svg", "PSN 0x", "RoCE v2 packets"] {
+        assert!(text.contains(words), "{words:?} is missing in the page");
+    }
+}
+
+#[test]
 fn wrong_arguments_are_rejected() {
     run("wire check").expect_complaint(2, &["FILE"]);
     run("wire check x --timeout 32").expect_complaint(2, &["--timeout"]);
