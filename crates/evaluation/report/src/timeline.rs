@@ -79,8 +79,8 @@ fn section(capture: &JudgedCapture) -> Markup {
     }
 }
 
-/// Returns the number of PSNs from the first PSN to another one, modulo 2^24. The result is negative for PSNs in the half
-/// before.
+/// Returns the number of PSNs from the first PSN to another one, modulo 2^24. The result is negative for PSNs in the
+/// half before.
 fn offset(first: u32, psn: u32) -> f64 {
     const NUMBERS: u32 = 1 << 24;
     let ahead = psn.wrapping_sub(first) % NUMBERS;

@@ -129,7 +129,13 @@ impl Answers {
             SyndromeKind::RnrNak { timer } => {
                 self.message_number(psn.sub(1), &aeth, packet.place, requests, drafts);
                 requests.answered(psn);
-                requests.rnr(psn, timer, packet.place, packet.inbound);
+                // The network may lose an RNR NAK after the responder has captured it. The requester then repeats the
+                // request after its own timeout.
+                if packet.is_outbound {
+                    drafts.unjudged(RuleId::Rnr);
+                } else {
+                    requests.rnr(psn, timer, packet.place);
+                }
             }
             _ => requests.answered(psn),
         }

@@ -23,8 +23,8 @@ pub(super) struct Packet<'a> {
     /// Bytes from the BTH to the ICRC, as the IP header states them.
     pub(super) whole_bytes: usize,
     pub(super) faults: FaultMarks,
-    /// Whether the capturing host received the frame.
-    pub(super) inbound: bool,
+    /// Whether the capturing host sent the frame. The network may have lost the frame afterwards.
+    pub(super) is_outbound: bool,
 }
 
 impl Packet<'_> {

@@ -184,10 +184,10 @@ impl Requests {
         }
     }
 
-    /// Records an RNR NAK. `inbound` means that the capturing host is the requester.
-    pub(super) fn rnr(&mut self, psn: Psn, timer: u8, place: Place, inbound: bool) {
+    /// Records an RNR NAK.
+    pub(super) fn rnr(&mut self, psn: Psn, timer: u8, place: Place) {
         // A second transmission may have been on its way before the NAK arrived.
-        let is_clear = self.exactly(psn).is_some_and(|sent| inbound || sent.times == 1);
+        let is_clear = self.exactly(psn).is_some_and(|sent| sent.times == 1);
         self.rnr = is_clear.then_some(Awaited { psn, place, delay_ns: rnr_timer_ns(timer) });
     }
 

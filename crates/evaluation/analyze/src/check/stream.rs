@@ -28,6 +28,9 @@ const MAX_FINDINGS: usize = 10_000;
 /// Maximum number of sampled events, and of rare events, per stream.
 const MAX_EVENTS: usize = 256;
 
+/// Direction of frames that the capturing host sent, in pcapng's flags.
+const OUTBOUND: u8 = 2;
+
 /// Sample of events with equal distances.
 #[derive(Debug)]
 struct Timeline {
@@ -311,8 +314,8 @@ impl Checker {
             self.unfollowed += 1;
             return;
         };
-        let inbound = frame.direction == 1;
-        let packet = Packet { place, bth, rest, whole_bytes, faults: frame.faults, inbound };
+        let is_outbound = frame.direction == OUTBOUND;
+        let packet = Packet { place, bth, rest, whole_bytes, faults: frame.faults, is_outbound };
         self.packet(at, &packet, is_cnp);
     }
 
