@@ -9,10 +9,10 @@
 
 mod assigned;
 pub mod capture;
-mod copies;
-mod layers;
-mod packets;
-mod reasons;
+pub(crate) mod copies;
+pub(crate) mod layers;
+pub(crate) mod packets;
+pub(crate) mod reasons;
 mod stream;
 mod summary;
 mod tracker;
@@ -68,4 +68,4 @@ pub fn decode(from: impl Read, options: &Options) -> Result<Summary, CaptureErro
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

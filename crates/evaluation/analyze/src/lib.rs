@@ -13,9 +13,10 @@
 //! ```
 //!
 //! [`explain`](mod@explain) derives the probable operations of an application from four rates of an RNIC's counters.
-//! [`decode`](mod@decode) reports the contents of a capture. Both modules need no device and
-//! no connection.
+//! [`decode`](mod@decode) reports the contents of a capture, and [`check`](mod@check) judges its packets by the rules of
+//! IBTA. The modules need no device and no connection.
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod decode;
 pub mod explain;

@@ -27,6 +27,7 @@ mod reproduction;
 mod sweep;
 mod table;
 mod tally;
+mod timeline;
 mod view;
 
 use std::collections::BTreeMap;
@@ -43,6 +44,7 @@ pub use records::read_observations;
 pub use reproduction::{Reproduction, reproduction_html};
 pub use sweep::{Sweep, SweepPoint, sweep_html};
 pub use tally::Tally;
+pub use timeline::{JudgedCapture, Timeline, TimelinePoint, judged_captures_html};
 pub use view::Changed;
 use view::{curves, published};
 

@@ -1,5 +1,7 @@
-//! `doorbell wire`: packets of given messages, probable messages of given packets, and the contents of captures.
+//! `doorbell wire`: packets of given messages, probable messages of given packets, and the contents and the
+//! judgement of captures.
 
+mod check;
 mod cost;
 mod decode;
 mod explain;
@@ -19,6 +21,8 @@ pub(crate) enum Wire {
     Explain(explain::Explain),
     /// Summarize RoCE v2 in a capture: conversations, operations, retransmissions, times
     Decode(decode::Decode),
+    /// Judge the packets of captures by the rules of IBTA
+    Check(check::Check),
 }
 
 pub(crate) fn run(wire: Wire) -> Result<ExitCode, Failure> {
@@ -26,6 +30,7 @@ pub(crate) fn run(wire: Wire) -> Result<ExitCode, Failure> {
         Wire::Cost(cost) => cost::run(&cost),
         Wire::Explain(explain) => explain::run(&explain),
         Wire::Decode(decode) => decode::run(&decode),
+        Wire::Check(check) => check::run(&check),
     }
 }
 

@@ -24,11 +24,11 @@ const CONGESTION_BYTE: usize = 4;
 
 /// A point of observation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Point(u64);
+pub(crate) struct Point(u64);
 
 impl Point {
     /// Returns the point that captured a frame with this hop limit, and with these layers between link and IP header.
-    pub(super) fn new(frame: &CapturedFrame<'_>, layers: impl Hash, hop_limit: u8) -> Self {
+    pub(crate) fn new(frame: &CapturedFrame<'_>, layers: impl Hash, hop_limit: u8) -> Self {
         let mut hasher = FxHasher::default();
         (frame.interface, frame.direction, frame.link_type.0, hop_limit).hash(&mut hasher);
         layers.hash(&mut hasher);
@@ -46,7 +46,7 @@ impl Point {
 
 /// Returns a digest of those fields of a packet that are the same at every point of observation. `bytes` are the
 /// captured bytes from the BTH on.
-pub(super) fn identity(datagram: &Datagram<'_>, bytes: &[u8], whole_bytes: usize) -> u64 {
+pub(crate) fn identity(datagram: &Datagram<'_>, bytes: &[u8], whole_bytes: usize) -> u64 {
     let mut hasher = FxHasher::default();
     (datagram.outer.src, datagram.outer.dst, datagram.src_port, whole_bytes).hash(&mut hasher);
     let mut bth = [0; BTH_LEN];
@@ -73,7 +73,7 @@ struct Seen {
 
 /// Recent packets.
 #[derive(Debug, Default)]
-pub(super) struct Copies {
+pub(crate) struct Copies {
     seen: HashMap<u64, Seen, FxBuildHasher>,
     /// Identities in the order in which they were first seen.
     order: VecDeque<u64>,
@@ -81,7 +81,7 @@ pub(super) struct Copies {
 
 impl Copies {
     /// Counts a packet at a point. Returns whether another point has already seen this transmission.
-    pub(super) fn is_second(&mut self, identity: u64, point: Point) -> bool {
+    pub(crate) fn is_second(&mut self, identity: u64, point: Point) -> bool {
         if !self.seen.contains_key(&identity) {
             if self.order.len() == WINDOW
                 && let Some(oldest) = self.order.pop_front()

@@ -18,7 +18,7 @@ const PORT_GRE: u16 = 4754;
 
 /// A VLAN tag or a tunnel around a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Layer {
+pub(crate) enum Layer {
     /// The identifier of a VLAN tag.
     Vlan(u16),
     /// An outer IP packet.
@@ -34,7 +34,7 @@ pub(super) enum Layer {
 
 /// Kinds of tunnels that are decoded.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(super) enum TunnelKind {
+pub(crate) enum TunnelKind {
     Vxlan,
     Geneve,
     /// GRE with IP or Ethernet in it, NVGRE included.
@@ -47,7 +47,7 @@ pub(super) enum TunnelKind {
 }
 
 impl TunnelKind {
-    pub(super) const ALL: [TunnelKind; 7] = [
+    pub(crate) const ALL: [TunnelKind; 7] = [
         TunnelKind::Vxlan,
         TunnelKind::Geneve,
         TunnelKind::Gre,
@@ -57,7 +57,7 @@ impl TunnelKind {
         TunnelKind::Ip,
     ];
 
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             TunnelKind::Vxlan => "VXLAN",
             TunnelKind::Geneve => "GENEVE",
@@ -72,7 +72,7 @@ impl TunnelKind {
 
 /// VLAN tags and tunnels of a frame, the outermost first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Layers {
+pub(crate) struct Layers {
     list: [Layer; MAX_LAYERS],
     count: u8,
 }
@@ -80,7 +80,7 @@ pub(super) struct Layers {
 impl Layers {
     const NONE: Layers = Layers { list: [Layer::Vlan(0); MAX_LAYERS], count: 0 };
 
-    pub(super) fn as_slice(&self) -> &[Layer] {
+    pub(crate) fn as_slice(&self) -> &[Layer] {
         &self.list[..usize::from(self.count)]
     }
 
@@ -93,13 +93,13 @@ impl Layers {
 
 /// A frame that carries UDP to the port of RoCE v2.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct UdpFrame<'a> {
+pub(crate) struct UdpFrame<'a> {
     /// The innermost datagram; its `outer` has the hop limit.
-    pub(super) datagram: Datagram<'a>,
+    pub(crate) datagram: Datagram<'a>,
     /// Bytes of the innermost Ethernet frame, as counters of a NIC show them.
-    pub(super) frame_bytes: usize,
+    pub(crate) frame_bytes: usize,
     /// VLAN tags and tunnels around the innermost datagram.
-    pub(super) layers: Layers,
+    pub(crate) layers: Layers,
 }
 
 /// The unread rest of a frame.
@@ -112,7 +112,7 @@ enum Next<'a> {
 }
 
 /// Finds the datagram to the UDP port `roce_port` in a frame. If the frame has none, `Err` names the frame's content.
-pub(super) fn udp_frame<'a>(frame: &CapturedFrame<'a>, roce_port: u16) -> Result<UdpFrame<'a>, OtherFrame> {
+pub(crate) fn udp_frame<'a>(frame: &CapturedFrame<'a>, roce_port: u16) -> Result<UdpFrame<'a>, OtherFrame> {
     let mut layers = Layers::NONE;
     // Bytes of VLAN tags in the innermost Ethernet frame.
     let mut tag_bytes = 0;

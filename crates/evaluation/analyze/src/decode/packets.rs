@@ -9,7 +9,7 @@ use doorbell_wire::{ATOMIC_ETH_LEN, BTH_LEN, Check, Datagram, Flow, ICRC_LEN, Op
 const LONGEST_PACKET: usize = BTH_LEN + XRCETH_LEN + ATOMIC_ETH_LEN + PathMtu::Mtu4096.bytes() + ICRC_LEN;
 
 /// Returns whether a UDP payload is longer than one packet. `payload` may be only its captured beginning.
-pub(super) fn longer_than_a_packet(payload: &[u8], payload_len: usize) -> bool {
+pub(crate) fn longer_than_a_packet(payload: &[u8], payload_len: usize) -> bool {
     let extension = payload.first().map_or(0, |opcode| Opcode(*opcode).extension_len());
     payload_len > BTH_LEN + extension + PathMtu::Mtu4096.bytes() + ICRC_LEN
 }
@@ -20,7 +20,7 @@ const MAX_TRIES: usize = 64;
 
 /// Result of the ICRC check of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Found {
+pub(crate) enum Found {
     /// One packet with a correct ICRC.
     Right,
     /// One packet with a wrong ICRC, or no packet.
@@ -39,12 +39,12 @@ type FlowKey = (IpAddr, IpAddr, u16, u16);
 
 /// Flows whose ICRC registers were computed recently.
 #[derive(Debug)]
-pub(super) struct Flows {
+pub(crate) struct Flows {
     recent: [Option<(FlowKey, Flow)>; 8],
 }
 
 impl Flows {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { recent: [None; 8] }
     }
 
@@ -68,7 +68,7 @@ impl Flows {
 
     /// Checks the ICRC of a frame. If the ICRC is wrong, checks whether the frame holds several consecutive packets, as
     /// a sender passes them to the kernel or NIC for segmentation (UDP_SEGMENT).
-    pub(super) fn look(&mut self, datagram: &Datagram<'_>) -> Found {
+    pub(crate) fn look(&mut self, datagram: &Datagram<'_>) -> Found {
         let payload = datagram.payload;
         if payload.len() < datagram.payload_len {
             return Found::Cut;
@@ -95,7 +95,7 @@ impl Flows {
     }
 
     /// Returns whether the ICRC of one segment is correct for any IPv4 identification.
-    pub(super) fn segment_is_right(&mut self, datagram: &Datagram<'_>, index: usize, segment: &[u8]) -> bool {
+    pub(crate) fn segment_is_right(&mut self, datagram: &Datagram<'_>, index: usize, segment: &[u8]) -> bool {
         let identification = datagram.outer.identification.unwrap_or(0).wrapping_add(index as u16);
         self.get(datagram).check(identification, segment) != Check::Invalid
     }

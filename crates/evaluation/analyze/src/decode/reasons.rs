@@ -11,13 +11,13 @@ use super::assigned::{
 use super::capture::LinkType;
 
 /// Maximum number of VLAN tags and tunnels of a decoded frame.
-pub(super) const MAX_LAYERS: usize = 8;
+pub(crate) const MAX_LAYERS: usize = 8;
 
 const PORT_MPLS: u16 = 6635;
 
 /// Kinds of frames without a RoCE v2 packet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(super) enum OtherFrame {
+pub(crate) enum OtherFrame {
     /// Link type that is not decoded.
     LinkType(u16),
     EtherType(u16),
@@ -36,7 +36,7 @@ pub(super) enum OtherFrame {
 
 impl OtherFrame {
     /// Returns whether such a frame may hold RDMA that is not decoded.
-    pub(super) fn may_be_rdma(self) -> bool {
+    pub(crate) fn may_be_rdma(self) -> bool {
         match self {
             OtherFrame::EtherType(ethertype) => matches!(
                 ethertype,
@@ -124,7 +124,7 @@ impl From<Error> for OtherFrame {
 
 /// Reasons for which a datagram to the port of RoCE v2 holds no packet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(super) enum Malformed {
+pub(crate) enum Malformed {
     /// Datagram shorter than a BTH.
     ShortBth,
     /// Transport header version other than 0.
@@ -144,14 +144,14 @@ impl std::fmt::Display for Malformed {
 }
 
 /// Returns the counts by reason, the most frequent first.
-pub(super) fn by_count<T: Copy + Ord>(counts: &BTreeMap<T, u64>) -> Vec<(T, u64)> {
+pub(crate) fn by_count<T: Copy + Ord>(counts: &BTreeMap<T, u64>) -> Vec<(T, u64)> {
     let mut counts: Vec<_> = counts.iter().map(|(reason, count)| (*reason, *count)).collect();
     counts.sort_by_key(|(reason, count)| (std::cmp::Reverse(*count), *reason));
     counts
 }
 
 /// Returns the first counts as words of a sentence.
-pub(super) fn listed(counts: impl ExactSizeIterator<Item = (String, u64)>) -> String {
+pub(crate) fn listed(counts: impl ExactSizeIterator<Item = (String, u64)>) -> String {
     const SHOWN: usize = 6;
     let more = counts.len().saturating_sub(SHOWN);
     let mut words: Vec<_> = counts.take(SHOWN).map(|(what, count)| format!("{count} {what}")).collect();
@@ -166,12 +166,12 @@ const FLUSH: u8 = 0x1c;
 const ATOMIC_WRITE: u8 = 0x1d;
 
 /// Returns whether the opcode is a request that takes a sequence number, but whose contents are not followed.
-pub(super) fn is_unfollowed_request(opcode: Opcode) -> bool {
+pub(crate) fn is_unfollowed_request(opcode: Opcode) -> bool {
     matches!(opcode.transport(), Transport::Rc | Transport::Xrc) && matches!(opcode.0 & 0x1f, FLUSH | ATOMIC_WRITE)
 }
 
 /// Returns the name of an opcode, also of one that is not followed.
-pub(super) fn opcode_name(opcode: Opcode) -> String {
+pub(crate) fn opcode_name(opcode: Opcode) -> String {
     let extension = match opcode.0 & 0x1f {
         _ if !is_unfollowed_request(opcode) => return opcode.to_string(),
         FLUSH => "FLUSH",

@@ -34,7 +34,7 @@ fn transport_packet(opcode: Opcode, qpn: u32, psn: u32, extension: &[u8], payloa
 }
 
 /// Returns an Ethernet frame from one host to another.
-fn frame_of(from: u8, to: u8, vlan: Option<u16>, udp_payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame_of(from: u8, to: u8, vlan: Option<u16>, udp_payload: &[u8]) -> Vec<u8> {
     let outer = Outer {
         src: address(from),
         dst: address(to),
@@ -51,7 +51,7 @@ fn frame_of(from: u8, to: u8, vlan: Option<u16>, udp_payload: &[u8]) -> Vec<u8> 
     frame
 }
 
-fn seal(from: u8, to: u8, identification: u16, mut packet: Vec<u8>) -> Vec<u8> {
+pub(crate) fn seal(from: u8, to: u8, identification: u16, mut packet: Vec<u8>) -> Vec<u8> {
     let flow = Flow::new(address(from), address(to), ROCE_UDP_PORT, ROCE_UDP_PORT);
     let icrc = flow.icrc(identification, true, &packet).to_le_bytes();
     packet.extend(icrc);
@@ -89,7 +89,7 @@ fn ack(psn: u32) -> Vec<u8> {
 }
 
 /// Returns a pcap file of a little-endian machine with times in nanoseconds, and one frame per microsecond.
-fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
+pub(crate) fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     pcap_of(1, true, false, usize::MAX, frames)
 }
 

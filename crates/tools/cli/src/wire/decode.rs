@@ -1,11 +1,12 @@
 //! `doorbell wire decode`: RoCE v2 in a capture.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use doorbell_analyze::decode::capture::CaptureError;
 use doorbell_analyze::decode::{Conversation, Direction, Options, Summary, Times, decode};
 use doorbell_analyze::explain::sentences::rate;
 use doorbell_wire::ROCE_UDP_PORT;
@@ -43,23 +44,33 @@ const MOST_CONVERSATIONS: usize = 65_536;
 /// Maximum number of kinds of other frames in the text output. The output of --json has all kinds.
 const OTHER_KINDS: usize = 6;
 
-/// Reads a capture, or standard input for `-`.
-pub(super) fn read(path: &Path, options: &Options) -> Result<Summary, Failure> {
-    let (name, summary) = if path == Path::new("-") {
-        ("standard input".to_owned(), decode(io::stdin().lock(), options))
+/// Opens a capture, or standard input for `-`, and reads it with `with`.
+pub(super) fn open<T>(path: &Path, with: impl FnOnce(Box<dyn Read>) -> Result<T, CaptureError>) -> Result<T, Failure> {
+    let (name, input): (String, Box<dyn Read>) = if path == Path::new("-") {
+        ("standard input".to_owned(), Box::new(io::stdin().lock()))
     } else {
         let name = path.display().to_string();
         let file = File::open(path).map_err(|error| format!("{name} cannot be opened: {error}"))?;
-        (name, decode(file, options))
+        (name, Box::new(file))
     };
-    summary.map_err(|error| format!("{name} {error}").into())
+    with(input).map_err(|error| format!("{name} {error}").into())
+}
+
+/// Reads a capture, or standard input for `-`.
+pub(super) fn read(path: &Path, options: &Options) -> Result<Summary, Failure> {
+    open(path, |input| decode(input, options))
+}
+
+/// Checks the value of --max-conversations.
+pub(super) fn check_conversations(given: usize) -> Result<(), Usage> {
+    if (1..=MOST_CONVERSATIONS).contains(&given) {
+        return Ok(());
+    }
+    Err(Usage(format!("--max-conversations is {given}, allowed is 1 to {MOST_CONVERSATIONS}")))
 }
 
 pub(crate) fn run(arguments: &Decode) -> Result<ExitCode, Failure> {
-    if !(1..=MOST_CONVERSATIONS).contains(&arguments.max_conversations) {
-        let given = arguments.max_conversations;
-        return Err(Usage(format!("--max-conversations is {given}, allowed is 1 to {MOST_CONVERSATIONS}")).into());
-    }
+    check_conversations(arguments.max_conversations)?;
     let options = Options {
         udp_port: arguments.udp_port,
         max_conversations: arguments.max_conversations,

@@ -4,6 +4,7 @@
 mod advise;
 mod bench;
 mod captures;
+mod check;
 mod command;
 mod counters;
 mod ending;

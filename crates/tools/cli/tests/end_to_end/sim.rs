@@ -95,6 +95,8 @@ fn published_rows_are_simulated_and_compared() {
     assert!(html.contains("far-memory/cas-one-pair") && html.contains("nothing here was measured"), "{page:?}");
     let decoded = run(&format!("wire decode {file}")).expect_status(0).stdout;
     assert!(decoded.contains("CmpSwap"), "{}", decoded.lines().take(5).collect::<Vec<_>>().join("\n"));
+    let judged = run(&format!("wire check --json {file}")).expect_status(0).json();
+    assert_eq!(judged["findings"], Value::Array(Vec::new()), "{file}");
     let refused = run(&format!("{arguments} --memory 4")).expect_status(0).stdout;
     assert!(refused.contains("MiB of memory, allowed are 4 MiB"), "{refused}");
 
@@ -170,6 +172,8 @@ fn a_sweep_gives_a_table_json_plots_and_captures() {
         // ends.
         assert!(decoded["packets"].as_u64() >= point["packets"].as_u64(), "{capture}");
         assert_eq!(decoded["icrc"]["right"], decoded["packets"], "{capture}");
+        let judged = run(&format!("wire check --json {capture}")).expect_status(0).json();
+        assert_eq!(judged["findings"], Value::Array(Vec::new()), "{capture}");
     }
     let again = run(&format!("{sweep} --json")).expect_status(0).json();
     let digests = |json: &Value| {

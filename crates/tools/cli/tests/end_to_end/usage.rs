@@ -26,6 +26,7 @@ fn every_command_has_help() {
         "wire cost",
         "wire explain",
         "wire decode",
+        "wire check",
         "model",
         "model predict",
         "model explain",

@@ -1,0 +1,546 @@
+//! Requests of one queue pair: order, contents of messages, and recovery from loss.
+
+use std::collections::VecDeque;
+
+use doorbell_wire::{Opcode, PacketOperation, Psn, Transport, rnr_timer_ns};
+
+use super::Limits;
+use super::findings::{Draft, Drafts, Needs, Settled};
+use super::packet::{Packet, Place};
+use super::rules::RuleId;
+
+/// Maximum number of request packets that are remembered.
+const MAX_SENT: usize = 1024;
+/// Maximum number of repeated READ requests that are remembered.
+const MAX_REREADS: usize = 64;
+/// Maximum jump of a PSN. A larger jump is a new connection, or a wrong PSN.
+const MAX_STRIDE: u32 = 1 << 17;
+/// Maximum distance of the PSNs of remembered packets, so that their order is distinct.
+const MAX_SPAN: u32 = 1 << 22;
+/// Path MTU with which a READ response has the most packets.
+const SHORTEST_MTU: u32 = 256;
+
+/// Request packet that was sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub(super) psn: Psn,
+    pub(super) opcode: Opcode,
+    /// Bytes of payload.
+    payload: u32,
+    /// Address and length of the RETH, or address and operand of the AtomicETH.
+    pub(super) target: Option<(u64, u64)>,
+    /// Messages that end with this packet or before it, counted from the first captured packet.
+    messages: u32,
+    /// Number of transmissions, up to 255.
+    pub(super) times: u8,
+    pub(super) place: Place,
+    last_ns: Option<u64>,
+    /// Value in the response to this atomic.
+    pub(super) answer: Option<u64>,
+}
+
+/// Position within the messages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Message {
+    /// Unknown, at the start of the capture or after a missing packet.
+    #[default]
+    Unknown,
+    /// Between two messages.
+    Between,
+    /// Within a message, of which `left` bytes follow if the RETH was captured.
+    Within { operation: PacketOperation, left: Option<u32> },
+}
+
+/// NAK that asks for a retransmission.
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    psn: Psn,
+    place: Place,
+    /// Delay that an RNR NAK asks for.
+    delay_ns: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    sent: VecDeque<Sent>,
+    /// PSN of the next new request.
+    next: Option<Psn>,
+    /// Number of PSNs that the last READ may have used beyond its first one.
+    slack: u32,
+    /// PSN of the previous packet of the stream.
+    previous: Option<Psn>,
+    message: Message,
+    messages: u32,
+    /// Number of skips of PSNs.
+    holes: u64,
+    /// Packet with a PSN far from those before.
+    jump: Option<Place>,
+    /// Finding about a repeated PSN with other contents. Two in a row are a new connection.
+    suspect: Option<Draft>,
+    /// Number of connections that ended.
+    generation: u32,
+    mtu: Settled<u32>,
+    rereads: VecDeque<Psn>,
+    nak: Option<Awaited>,
+    /// PSN at which a retransmission began that skipped the PSN of the NAK.
+    skipping: Option<Place>,
+    rnr: Option<Awaited>,
+    /// PSN after the newest acknowledged one.
+    acknowledged: Option<Psn>,
+    /// Transmissions of the oldest unacknowledged request since the last answer.
+    unanswered: u32,
+    /// Path MTU that the responses to READs show.
+    read_mtu: Option<u32>,
+    /// Whether READs or atomics were sent, whose lost responses are repeated without a NAK.
+    has_reads: bool,
+}
+
+impl Requests {
+    /// Returns whether PSNs are missing, so that messages cannot be counted.
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.holes > 0
+    }
+
+    /// Returns whether the requester has sent a PSN near its newest one.
+    pub(super) fn has_sent(&self, psn: Psn) -> bool {
+        let (Some(first), Some(next)) = (self.sent.front(), self.next) else { return false };
+        psn.distance_from(first.psn) < next.add(self.slack).distance_from(first.psn)
+    }
+
+    /// Returns by how much a PSN exceeds the newest sent one, or `None` if it was sent.
+    pub(super) fn beyond(&self, psn: Psn) -> Option<u32> {
+        let end = self.next?.add(self.slack);
+        let beyond = psn.distance_from(end);
+        (beyond < 1 << 23).then_some(beyond)
+    }
+
+    fn index(&self, psn: Psn) -> Option<usize> {
+        let first = self.sent.front()?.psn;
+        let distance = psn.distance_from(first);
+        if distance >= 1 << 23 {
+            return None;
+        }
+        self.sent.partition_point(|sent| sent.psn.distance_from(first) <= distance).checked_sub(1)
+    }
+
+    /// Returns the request whose PSNs contain `psn`, if it is remembered.
+    pub(super) fn covering(&mut self, psn: Psn) -> Option<&mut Sent> {
+        let at = self.index(psn)?;
+        self.sent.get_mut(at)
+    }
+
+    /// Returns the request packet with exactly this PSN.
+    pub(super) fn exactly(&self, psn: Psn) -> Option<&Sent> {
+        self.index(psn).and_then(|at| self.sent.get(at)).filter(|sent| sent.psn == psn)
+    }
+
+    /// Returns the number of messages up to the SEND or WRITE packet with this PSN, if no packet is missing.
+    pub(super) fn messages_up_to(&self, psn: Psn) -> Option<u32> {
+        let sent = self.exactly(psn).filter(|_| self.holes == 0)?;
+        matches!(sent.opcode.operation(), Some(PacketOperation::Send | PacketOperation::Write)).then_some(sent.messages)
+    }
+
+    /// Returns whether a READ request was repeated from this PSN on.
+    pub(super) fn is_reread(&self, psn: Psn) -> bool {
+        self.rereads.contains(&psn)
+    }
+
+    /// Records an answer of the responder that acknowledges everything before `end`.
+    pub(super) fn answered(&mut self, end: Psn) {
+        self.unanswered = 0;
+        if self.acknowledged.is_none_or(|known| known.is_before(end)) {
+            self.acknowledged = Some(end);
+        }
+    }
+
+    /// Returns whether the newest packet may begin a new connection.
+    pub(super) fn is_jumping(&self) -> bool {
+        self.jump.is_some()
+    }
+
+    /// Returns the number of connections with this queue pair that ended.
+    pub(super) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Records the path MTU that the responses to READs show. It determines the PSNs of the newest READ.
+    pub(super) fn learn_mtu(&mut self, mtu: Option<u32>) {
+        self.read_mtu = mtu.filter(|mtu| *mtu > 0);
+        if self.slack > 0
+            && let (Some(mtu), Some(sent)) = (self.read_mtu, self.sent.back())
+            && let Some((_, length)) = sent.target
+        {
+            self.next = Some(sent.psn.add(response_packets(length, mtu)));
+            self.slack = 0;
+        }
+    }
+
+    /// Records a NAK for a missing packet.
+    pub(super) fn nak(&mut self, psn: Psn, place: Place) {
+        // If the missing packet was not captured, the capture is behind the loss and may lose retransmissions too.
+        if self.exactly(psn).is_some() {
+            self.nak = Some(Awaited { psn, place, delay_ns: 0 });
+            self.skipping = None;
+        }
+    }
+
+    /// Records an RNR NAK.
+    pub(super) fn rnr(&mut self, psn: Psn, timer: u8, place: Place) {
+        // A second transmission may have been on its way before the NAK arrived.
+        let is_clear = self.exactly(psn).is_some_and(|sent| sent.times == 1);
+        self.rnr = is_clear.then_some(Awaited { psn, place, delay_ns: rnr_timer_ns(timer) });
+    }
+
+    /// Judges a request packet. Returns whether its PSN was sent before.
+    pub(super) fn add(&mut self, packet: &Packet<'_>, limits: &Limits, drafts: &mut Drafts) -> bool {
+        let psn = packet.bth.psn;
+        self.length_of_payload(packet, drafts);
+        let Some(next) = self.next else {
+            self.push_new(packet, drafts);
+            return false;
+        };
+        let ahead = psn.distance_from(next);
+        let behind = next.distance_from(psn);
+        if ahead < MAX_STRIDE || behind < MAX_STRIDE {
+            if let Some(place) = self.jump.take() {
+                let expected = format!("PSN {next}, or one sent before");
+                drafts.add(RuleId::Psn, place, expected, "a PSN far from those before and after".to_owned());
+            }
+            drafts.judged(RuleId::Psn);
+        } else if self.jump.is_none() {
+            self.jump = Some(packet.place);
+            return false;
+        } else {
+            // Two packets in a row are far from the last connection: a new connection has the number of the queue pair.
+            self.start_anew();
+            self.push_new(packet, drafts);
+            return false;
+        }
+        let is_repeated = ahead >= MAX_STRIDE || self.slack > 0 && ahead <= self.slack && self.is_rest_of_read(packet);
+        if is_repeated {
+            self.repeat(packet, limits, drafts);
+        } else {
+            self.confirm(drafts);
+            self.skipping = None;
+            if ahead > self.slack {
+                self.holes += 1;
+                self.message = Message::Unknown;
+                drafts.unjudged(RuleId::Psn);
+                drafts.unjudged(RuleId::Order);
+            }
+            self.push_new(packet, drafts);
+        }
+        self.previous = Some(psn);
+        is_repeated
+    }
+
+    /// Reports the finding that waited for the next packet.
+    pub(super) fn confirm(&mut self, drafts: &mut Drafts) {
+        if let Some(draft) = self.suspect.take() {
+            drafts.push(draft);
+        }
+    }
+
+    fn start_anew(&mut self) {
+        *self = Self { holes: self.holes, generation: self.generation + 1, ..Self::default() };
+    }
+
+    fn push_new(&mut self, packet: &Packet<'_>, drafts: &mut Drafts) {
+        let opcode = packet.bth.opcode;
+        self.follow(packet, drafts);
+        if opcode.is_last() {
+            self.messages = self.messages.wrapping_add(1);
+        }
+        let is_far = |sent: &Sent| packet.bth.psn.distance_from(sent.psn) >= MAX_SPAN;
+        while self.sent.len() == MAX_SENT || self.sent.front().is_some_and(is_far) {
+            self.sent.pop_front();
+        }
+        let target = target(packet);
+        self.sent.push_back(Sent {
+            psn: packet.bth.psn,
+            opcode,
+            payload: packet.payload_bytes(),
+            target,
+            messages: self.messages,
+            times: 1,
+            place: packet.place,
+            last_ns: packet.place.at_ns,
+            answer: None,
+        });
+        self.next = Some(packet.bth.psn.next());
+        self.previous = Some(packet.bth.psn);
+        self.slack = 0;
+        match packet.operation() {
+            Some(PacketOperation::ReadRequest) => {
+                self.has_reads = true;
+                match (target, self.read_mtu) {
+                    (Some((_, length)), Some(mtu)) => {
+                        self.next = Some(packet.bth.psn.add(response_packets(length, mtu)));
+                    }
+                    (target, _) => {
+                        let length = target.map_or(u64::MAX, |(_, length)| length);
+                        self.slack = (response_packets(length, SHORTEST_MTU) - 1).min(MAX_STRIDE - 1);
+                    }
+                }
+            }
+            Some(PacketOperation::CompareSwap | PacketOperation::FetchAdd) => self.has_reads = true,
+            _ => {}
+        }
+    }
+
+    /// Judges the place of a new packet within its message.
+    fn follow(&mut self, packet: &Packet<'_>, drafts: &mut Drafts) {
+        let opcode = packet.bth.opcode;
+        let Some(operation) = packet.operation() else {
+            self.message = Message::Unknown;
+            return;
+        };
+        let expected = match self.message {
+            Message::Within { operation: was, .. } if opcode.is_first() || was != operation => {
+                Some(format!("a middle or last packet of the {}", name(was)))
+            }
+            Message::Between if !opcode.is_first() => Some("the first packet of a message".to_owned()),
+            _ => None,
+        };
+        if self.message != Message::Unknown {
+            drafts.judged(RuleId::Order);
+        }
+        let is_in_order = expected.is_none();
+        if let Some(expected) = expected {
+            drafts.add(RuleId::Order, packet.place, expected, opcode.to_string());
+        }
+        let left = match self.message {
+            _ if opcode.is_first() && operation == PacketOperation::Write => packet.reth().map(|reth| reth.dma_length),
+            Message::Within { left, .. } if is_in_order && !opcode.is_first() => left,
+            _ => None,
+        };
+        let payload = packet.payload_bytes();
+        if let Some(left) = left {
+            drafts.judged(RuleId::Length);
+            let fits = if opcode.is_last() { payload == left } else { payload < left };
+            if !fits {
+                let expected = if opcode.is_last() { format!("{left} bytes") } else { format!("below {left} bytes") };
+                drafts.add(RuleId::Length, packet.place, expected, format!("{payload} bytes in {opcode}"));
+            }
+        }
+        self.message = if opcode.is_last() {
+            Message::Between
+        } else {
+            Message::Within { operation, left: left.and_then(|left| left.checked_sub(payload)) }
+        };
+    }
+
+    fn length_of_payload(&mut self, packet: &Packet<'_>, drafts: &mut Drafts) {
+        if matches!(packet.operation(), Some(PacketOperation::Send | PacketOperation::Write)) {
+            payload_of_path(&mut self.mtu, packet, drafts);
+        }
+    }
+
+    /// Returns whether the packet asks for the rest of the newest READ.
+    fn is_rest_of_read(&self, packet: &Packet<'_>) -> bool {
+        self.sent.back().is_some_and(|sent| is_rest(sent, packet))
+    }
+
+    /// Judges a request whose PSN was sent before.
+    fn repeat(&mut self, packet: &Packet<'_>, limits: &Limits, drafts: &mut Drafts) {
+        let psn = packet.bth.psn;
+        let previous = self.previous;
+        let Some(at) = self.index(psn) else {
+            drafts.unjudged(RuleId::Repeated);
+            return;
+        };
+        let sent = self.sent[at];
+        let is_read = packet.operation() == Some(PacketOperation::ReadRequest);
+        if is_read {
+            if self.rereads.len() == MAX_REREADS {
+                self.rereads.pop_front();
+            }
+            self.rereads.push_back(psn);
+        }
+        if sent.psn != psn {
+            // The rest of a READ, or a packet that was not captured when it was first sent.
+            self.confirm(drafts);
+            if !is_rest(&sent, packet) {
+                drafts.unjudged(RuleId::Repeated);
+            }
+            return self.recover(packet, previous, drafts);
+        }
+        drafts.judged(RuleId::Repeated);
+        if let Some(difference) = difference(&sent, packet) {
+            let is_second = self.suspect.take().is_some();
+            if is_second {
+                // A new connection repeats the PSNs of the last one.
+                self.start_anew();
+                self.push_new(packet, drafts);
+                return;
+            }
+            self.suspect = Some(Draft {
+                rule: RuleId::Repeated,
+                place: packet.place,
+                related: Some(sent.place.packet),
+                needs: Needs::Nothing,
+                expected: format!("PSN {psn} as in packet {}", sent.place.packet),
+                found: difference,
+            });
+            return;
+        }
+        self.confirm(drafts);
+        self.wait(packet, &sent, limits, drafts);
+        let sent = &mut self.sent[at];
+        sent.times = sent.times.saturating_add(1);
+        sent.last_ns = packet.place.at_ns;
+        self.recover(packet, previous, drafts);
+    }
+
+    /// Judges the times of a retransmission.
+    fn wait(&mut self, packet: &Packet<'_>, sent: &Sent, limits: &Limits, drafts: &mut Drafts) {
+        let psn = packet.bth.psn;
+        if let Some(rnr) = self.rnr.filter(|rnr| rnr.psn == psn) {
+            self.rnr = None;
+            match (rnr.place.at_ns, packet.place.at_ns) {
+                (Some(nak_ns), Some(now_ns)) => {
+                    drafts.judged(RuleId::Rnr);
+                    let waited_ns = now_ns.saturating_sub(nak_ns);
+                    // Half of the delay allows for the times of captures.
+                    if waited_ns < rnr.delay_ns / 2 {
+                        let expected = format!("PSN {psn} at least {} us after the RNR NAK", rnr.delay_ns / 1000);
+                        let found = format!("{} us", waited_ns / 1000);
+                        drafts.relate(RuleId::Rnr, (packet.place, rnr.place.packet), Needs::Nothing, expected, found);
+                    }
+                }
+                _ => drafts.unjudged(RuleId::Rnr),
+            }
+            return;
+        }
+        if self.acknowledged != Some(psn) || self.has_reads {
+            return;
+        }
+        self.unanswered += 1;
+        if let Some(most) = limits.retry_count {
+            drafts.judged(RuleId::Retry);
+            if self.unanswered > most {
+                let found = format!("repetition {} of PSN {psn} without an answer", self.unanswered);
+                let places = (packet.place, sent.place.packet);
+                drafts.relate(RuleId::Retry, places, Needs::Nothing, format!("at most {most} repetitions"), found);
+            }
+        }
+        if let (Some(least_ns), Some(last_ns), Some(now_ns)) = (limits.timeout_ns, sent.last_ns, packet.place.at_ns)
+            && self.nak.is_none()
+        {
+            drafts.judged(RuleId::Timeout);
+            let waited_ns = now_ns.saturating_sub(last_ns);
+            if waited_ns < least_ns {
+                let expected = format!("PSN {psn} again after {} us or more", least_ns / 1000);
+                let places = (packet.place, sent.place.packet);
+                drafts.relate(RuleId::Timeout, places, Needs::Nothing, expected, format!("{} us", waited_ns / 1000));
+            }
+        }
+    }
+
+    /// Judges whether retransmissions start at the PSN of a NAK.
+    fn recover(&mut self, packet: &Packet<'_>, previous: Option<Psn>, drafts: &mut Drafts) {
+        let psn = packet.bth.psn;
+        let Some(nak) = self.nak else { return };
+        if !nak.psn.is_before(psn) {
+            drafts.judged(RuleId::GoBackN);
+            self.nak = None;
+            self.skipping = None;
+            return;
+        }
+        let continues = previous.is_some_and(|previous| previous.next() == psn);
+        match self.skipping {
+            // One repeated packet alone may be a probe, and a run that began before the NAK goes on for a while.
+            None if !continues => self.skipping = Some(packet.place),
+            Some(place) if continues => {
+                drafts.judged(RuleId::GoBackN);
+                let expected = format!("retransmission from PSN {} on", nak.psn);
+                let found = format!("retransmission that skips it, up to PSN {psn}");
+                drafts.relate(RuleId::GoBackN, (place, nak.place.packet), Needs::Requests, expected, found);
+                self.nak = None;
+                self.skipping = None;
+            }
+            _ => self.skipping = None,
+        }
+    }
+}
+
+/// Returns the number of response packets of a READ, at least 1.
+fn response_packets(length: u64, mtu: u32) -> u32 {
+    u32::try_from(length.div_ceil(u64::from(mtu)).max(1)).unwrap_or(u32::MAX)
+}
+
+/// Returns the address and the length or operand that a request names.
+fn target(packet: &Packet<'_>) -> Option<(u64, u64)> {
+    let reth = packet.reth().map(|reth| (reth.virtual_address, u64::from(reth.dma_length)));
+    reth.or_else(|| packet.atomic().map(|atomic| (atomic.virtual_address, atomic.swap_or_add)))
+}
+
+/// Returns whether a READ request asks for the rest of an earlier one.
+fn is_rest(sent: &Sent, packet: &Packet<'_>) -> bool {
+    let both = [sent.opcode.operation(), packet.operation()] == [Some(PacketOperation::ReadRequest); 2];
+    match (sent.target, target(packet)) {
+        (Some((from, length)), Some((again, rest))) => {
+            both && rest < length && again.wrapping_add(rest) == from.wrapping_add(length)
+        }
+        _ => false,
+    }
+}
+
+/// Returns how a repeated request differs from the first transmission.
+fn difference(sent: &Sent, packet: &Packet<'_>) -> Option<String> {
+    let opcode = packet.bth.opcode;
+    if opcode != sent.opcode {
+        return Some(format!("{opcode} instead of {}", sent.opcode));
+    }
+    if packet.payload_bytes() != sent.payload {
+        return Some(format!("{} bytes of payload instead of {}", packet.payload_bytes(), sent.payload));
+    }
+    match (sent.target, target(packet)) {
+        (Some(first), Some(again)) if first != again && !is_rest(sent, packet) => Some(format!(
+            "address 0x{:x} and length or operand {} instead of 0x{:x} and {}",
+            again.0, again.1, first.0, first.1
+        )),
+        _ => None,
+    }
+}
+
+/// Judges the payload of a packet against the path MTU of its stream.
+pub(super) fn payload_of_path(mtu: &mut Settled<u32>, packet: &Packet<'_>, drafts: &mut Drafts) {
+    let (opcode, payload) = (packet.bth.opcode, packet.payload_bytes());
+    drafts.judged(RuleId::Mtu);
+    if !opcode.is_last() {
+        if let Some((settled, odd, place)) = mtu.see(payload, packet.place) {
+            let expected = format!("{settled} bytes, the path MTU of the queue pair");
+            drafts.add(RuleId::Mtu, place, expected, format!("{odd} bytes"));
+        }
+        return;
+    }
+    if let Some(most) = mtu.get()
+        && payload > most
+    {
+        drafts.add(RuleId::Mtu, packet.place, format!("at most {most} bytes"), format!("{payload} bytes in {opcode}"));
+    }
+    if payload == 0 && !opcode.is_first() {
+        drafts.add(RuleId::Mtu, packet.place, "at least 1 byte".to_owned(), format!("no payload in {opcode}"));
+    }
+}
+
+/// Returns the name of an operation in sentences.
+pub(super) fn name(operation: PacketOperation) -> &'static str {
+    match operation {
+        PacketOperation::Send => "SEND",
+        PacketOperation::Write => "WRITE",
+        PacketOperation::ReadRequest => "READ request",
+        PacketOperation::ReadResponse => "READ response",
+        PacketOperation::Acknowledge => "acknowledgement",
+        PacketOperation::AtomicAcknowledge => "atomic response",
+        PacketOperation::CompareSwap => "CompareSwap",
+        PacketOperation::FetchAdd => "FetchAdd",
+        PacketOperation::Cnp => "CNP",
+    }
+}
+
+/// Returns whether the rules follow the PSNs of a transport.
+pub(super) fn is_followed(opcode: Opcode) -> bool {
+    matches!(opcode.transport(), Transport::Rc | Transport::Uc)
+}

@@ -1,0 +1,447 @@
+use doorbell_wire::{
+    AethRepr, AtomicAckEthRepr, AtomicEthRepr, BTH_LEN, BthRepr, CNP_RESERVED_LEN, Msn, NakCode, Opcode, PartitionKey,
+    Psn, Qpn, RKey, RethRepr, Syndrome,
+};
+use proptest::prelude::*;
+
+use super::*;
+use crate::decode::tests::{frame_of, pcap, seal};
+
+const A: u8 = 1;
+const B: u8 = 2;
+const MTU: usize = 1024;
+/// First PSN, so that the PSNs wrap within the script.
+const FIRST: u32 = 0xff_fffa;
+
+#[derive(Clone, Debug)]
+struct Sent {
+    from: u8,
+    bth: BthRepr,
+    extension: Vec<u8>,
+    /// Payload and padding.
+    body: Vec<u8>,
+    /// Whether the ICRC is wrong.
+    is_damaged: bool,
+}
+
+impl Sent {
+    fn frame(&self) -> Vec<u8> {
+        let to = if self.from == A { B } else { A };
+        let mut packet = vec![0; BTH_LEN];
+        self.bth.write((&mut packet[..]).try_into().unwrap());
+        packet.extend(&self.extension);
+        packet.extend(&self.body);
+        let mut packet = seal(self.from, to, 0, packet);
+        if self.is_damaged {
+            *packet.last_mut().unwrap() ^= 1;
+        }
+        frame_of(self.from, to, None, &packet)
+    }
+}
+
+/// Conversation of queue pair 0xa of A with queue pair 0xb of B. A sends the requests.
+struct Script {
+    packets: Vec<Sent>,
+    psn: Psn,
+    msn: u32,
+}
+
+impl Script {
+    fn new() -> Self {
+        Self { packets: Vec::new(), psn: Psn::new(FIRST), msn: 0 }
+    }
+
+    fn push(&mut self, from: u8, opcode: Opcode, psn: Psn, extension: &[u8], bytes: usize) {
+        assert_eq!(extension.len(), opcode.extension_len(), "{opcode}");
+        let padded = bytes.next_multiple_of(4);
+        let bth = BthRepr {
+            opcode,
+            psn,
+            dest_qpn: Qpn::new(if from == A { 0xb } else { 0xa }),
+            pad_count: (padded - bytes) as u8,
+            ack_request: from == A,
+            becn: opcode == Opcode::CNP,
+            ..BthRepr::default()
+        };
+        let body = vec![0x5a; padded];
+        self.packets.push(Sent { from, bth, extension: extension.to_vec(), body, is_damaged: false });
+    }
+
+    /// Adds a new request that takes `psns` PSNs, and returns its PSN.
+    fn request(&mut self, opcode: Opcode, extension: &[u8], bytes: usize, psns: u32) -> Psn {
+        let psn = self.psn;
+        self.push(A, opcode, psn, extension, bytes);
+        self.psn = psn.add(psns);
+        psn
+    }
+
+    fn send(&mut self) -> Psn {
+        self.request(Opcode::RC_SEND_ONLY, &[], 62, 1)
+    }
+
+    fn answer(&mut self, psn: Psn, syndrome: Syndrome) {
+        let extension = aeth(syndrome, self.msn);
+        self.push(B, Opcode::RC_ACKNOWLEDGE, psn, &extension, 0);
+    }
+
+    /// Acknowledges one more message.
+    fn ack(&mut self, psn: Psn) {
+        self.msn += 1;
+        self.answer(psn, Syndrome::ACK_UNLIMITED);
+    }
+
+    fn write(&mut self) {
+        self.request(Opcode::RC_WRITE_FIRST, &reth(2548), MTU, 1);
+        self.request(Opcode::RC_WRITE_MIDDLE, &[], MTU, 1);
+        let last = self.request(Opcode::RC_WRITE_LAST, &[], 500, 1);
+        self.ack(last);
+    }
+
+    fn read(&mut self) {
+        let psn = self.request(Opcode::RC_READ_REQUEST, &reth(2500), 0, 3);
+        self.msn += 1;
+        let aeth = aeth(Syndrome::ACK_UNLIMITED, self.msn);
+        self.push(B, Opcode::RC_READ_RESPONSE_FIRST, psn, &aeth, MTU);
+        self.push(B, Opcode::RC_READ_RESPONSE_MIDDLE, psn.add(1), &[], MTU);
+        self.push(B, Opcode::RC_READ_RESPONSE_LAST, psn.add(2), &aeth, 2500 - 2 * MTU);
+    }
+
+    fn atomic_answer(&mut self, psn: Psn) {
+        let mut original = [0; 8];
+        AtomicAckEthRepr { original: 77 }.write(&mut original);
+        let extension = [&aeth(Syndrome::ACK_UNLIMITED, self.msn)[..], &original].concat();
+        self.push(B, Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, &extension, 0);
+    }
+
+    fn notify(&mut self) {
+        self.push(B, Opcode::CNP, Psn::new(0), &[0; CNP_RESERVED_LEN], 0);
+    }
+
+    fn check(&self, limits: &Limits) -> Report {
+        let frames: Vec<_> = self.packets.iter().map(Sent::frame).collect();
+        check(&pcap(&frames)[..], &Options::default(), limits).unwrap()
+    }
+
+    /// Returns the packet with this opcode that comes `nth`, from 0.
+    fn nth(&mut self, opcode: Opcode, nth: usize) -> &mut Sent {
+        self.packets.iter_mut().filter(|packet| packet.bth.opcode == opcode).nth(nth).unwrap()
+    }
+
+    fn remove(&mut self, opcode: Opcode, nth: usize) {
+        let mut all = self.packets.iter().enumerate().filter(|(_, packet)| packet.bth.opcode == opcode);
+        let at = all.nth(nth).unwrap().0;
+        self.packets.remove(at);
+    }
+}
+
+fn aeth(syndrome: Syndrome, msn: u32) -> [u8; 4] {
+    let mut out = [0; 4];
+    AethRepr { syndrome, msn: Msn::new(msn) }.write(&mut out);
+    out
+}
+
+fn reth(bytes: u32) -> [u8; 16] {
+    let mut out = [0; 16];
+    RethRepr { virtual_address: 0x1000, rkey: RKey::new(7), dma_length: bytes }.write(&mut out);
+    out
+}
+
+/// ACKs before the loss.
+const ACKS_BEFORE_LOSS: usize = 8;
+/// SENDs before the loss.
+const SENDS_BEFORE_LOSS: usize = 6;
+
+/// Returns a conversation with every kind of recovery that IBTA allows.
+fn clean() -> Script {
+    let mut script = Script::new();
+    for _ in 0..4 {
+        let psn = script.send();
+        script.ack(psn);
+    }
+    script.write();
+    script.write();
+    script.read();
+    script.read();
+    for _ in 0..2 {
+        let psn = script.send();
+        script.ack(psn);
+    }
+    // A lost packet: NAK and go-back-N.
+    let sent: Vec<_> = (0..4).map(|_| script.send()).collect();
+    script.msn += 1;
+    script.answer(sent[1], Syndrome::nak(NakCode::PSN_SEQUENCE_ERROR));
+    for psn in &sent[1..] {
+        script.push(A, Opcode::RC_SEND_ONLY, *psn, &[], 62);
+    }
+    script.msn += 2;
+    script.ack(sent[3]);
+    // No receive: an RNR NAK of 10 us, and CNPs of one per microsecond meanwhile.
+    let psn = script.send();
+    script.answer(psn, Syndrome::rnr_nak(1));
+    (0..12).for_each(|_| script.notify());
+    script.push(A, Opcode::RC_SEND_ONLY, psn, &[], 62);
+    script.ack(psn);
+    // A lost response of an atomic.
+    let mut atomic = [0; 28];
+    AtomicEthRepr { virtual_address: 0x2000, rkey: RKey::new(7), swap_or_add: 1, compare: 0 }.write(&mut atomic);
+    let psn = script.request(Opcode::RC_FETCH_ADD, &atomic, 0, 1);
+    script.msn += 1;
+    script.atomic_answer(psn);
+    script.push(A, Opcode::RC_FETCH_ADD, psn, &atomic, 0);
+    script.atomic_answer(psn);
+    for _ in 0..4 {
+        let psn = script.send();
+        script.ack(psn);
+    }
+    script
+}
+
+#[test]
+fn a_conversation_with_recovery_has_no_finding() {
+    let report = clean().check(&Limits::default());
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    assert_eq!((report.queue_pairs.len(), report.more_findings, report.unfollowed_packets), (2, 0, 0));
+    assert_eq!((report.queue_pairs[0].opposite, report.queue_pairs[1].opposite), (Some(1), Some(0)));
+    assert_eq!((report.queue_pairs[0].from_qpn, report.queue_pairs[0].to_qpn), (Some(0xa), 0xb));
+    assert_eq!(report.queue_pairs[0].repeated, 3 + 1 + 1);
+    assert!(report.queue_pairs[0].complete && !report.has_errors());
+    let needs_limits = ["timeout", "retry-count", "cnp-rate"];
+    for count in &report.rules {
+        assert_eq!(count.judged == 0, needs_limits.contains(&count.rule.name), "{count:?}");
+    }
+}
+
+#[test]
+fn the_documentation_has_the_table_of_rules() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/wire.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, rest) = text.split_once("<!-- rules of wire check -->").unwrap();
+    let (table, _) = rest.split_once("<!-- end of rules -->").unwrap();
+    let rows = RULES.iter().map(|rule| {
+        let severity = rule.severity.to_string();
+        format!("| `{}` | {} | {severity} | {} |", rule.name, rule.section, rule.sentence)
+    });
+    assert_eq!(table.lines().filter(|line| line.starts_with("| `")).collect::<Vec<_>>(), rows.collect::<Vec<_>>());
+}
+
+type Mutation = (&'static str, fn(&mut Script));
+
+/// Two mutations of the clean conversation per rule.
+const MUTATIONS: &[Mutation] = &[
+    ("icrc", |it| it.nth(Opcode::RC_SEND_ONLY, 1).is_damaged = true),
+    ("icrc", |it| it.nth(Opcode::RC_ACKNOWLEDGE, 2).is_damaged = true),
+    ("padding", |it| it.nth(Opcode::RC_SEND_ONLY, 1).body.push(0)),
+    ("padding", |it| it.nth(Opcode::RC_ACKNOWLEDGE, 1).body.extend([0; 4])),
+    ("padding", |it| it.nth(Opcode::RC_READ_REQUEST, 0).bth.pad_count = 2),
+    ("mtu", |it| it.nth(Opcode::RC_WRITE_FIRST, 1).body.truncate(MTU - 4)),
+    ("mtu", |it| it.nth(Opcode::RC_SEND_ONLY, 5).body.resize(2 * MTU, 0)),
+    ("mtu", |it| it.nth(Opcode::RC_WRITE_FIRST, 1).body.truncate(MTU / 2)),
+    ("opcode-order", |it| it.nth(Opcode::RC_WRITE_MIDDLE, 0).bth.opcode = Opcode::RC_WRITE_LAST),
+    ("opcode-order", |it| it.nth(Opcode::RC_SEND_ONLY, 2).bth.opcode = Opcode::RC_SEND_LAST),
+    ("opcode-order", |it| it.nth(Opcode::RC_WRITE_LAST, 1).bth.opcode = Opcode::RC_SEND_LAST),
+    ("dma-length", |it| it.nth(Opcode::RC_WRITE_FIRST, 0).extension[15] ^= 1),
+    ("dma-length", |it| it.nth(Opcode::RC_WRITE_LAST, 1).body.truncate(496)),
+    ("psn-order", |it| move_psn(it.nth(Opcode::RC_SEND_ONLY, 2), 1 << 22)),
+    ("psn-order", |it| move_psn(it.nth(Opcode::RC_WRITE_MIDDLE, 1), 3 << 20)),
+    ("retransmission", |it| it.nth(Opcode::RC_SEND_ONLY, SENDS_BEFORE_LOSS + 5).body.truncate(40)),
+    ("retransmission", |it| it.nth(Opcode::RC_FETCH_ADD, 1).extension[19] ^= 4),
+    ("retransmission", |it| move_psn(it.nth(Opcode::RC_WRITE_MIDDLE, 1), Psn::MASK)),
+    ("go-back-n", |it| it.remove(Opcode::RC_SEND_ONLY, SENDS_BEFORE_LOSS + 4)),
+    ("go-back-n", |it| move_psn(it.nth(Opcode::RC_ACKNOWLEDGE, ACKS_BEFORE_LOSS), Psn::MASK)),
+    ("rnr-timer", |it| (0..9).for_each(|_| it.remove(Opcode::CNP, 0))),
+    ("rnr-timer", |it| it.nth(Opcode::RC_ACKNOWLEDGE, ACKS_BEFORE_LOSS + 2).extension[0] = Syndrome::rnr_nak(31).0),
+    ("unsent-psn", |it| move_psn(it.nth(Opcode::RC_ACKNOWLEDGE, 5), 1000)),
+    ("unsent-psn", |it| move_psn(it.nth(Opcode::RC_ACKNOWLEDGE, ACKS_BEFORE_LOSS + 3), 200)),
+    ("unsent-psn", early_ack),
+    ("nak-sequence", |it| it.nth(Opcode::RC_ACKNOWLEDGE, ACKS_BEFORE_LOSS).bth.psn = Psn::new(FIRST)),
+    ("nak-sequence", |it| {
+        let ack = it.nth(Opcode::RC_ACKNOWLEDGE, 3);
+        ack.extension[0] = 0x60;
+        move_psn(ack, Psn::MASK);
+    }),
+    ("syndrome", |it| it.nth(Opcode::RC_ACKNOWLEDGE, 1).extension[0] = 0x40),
+    ("syndrome", |it| it.nth(Opcode::RC_ACKNOWLEDGE, ACKS_BEFORE_LOSS).extension[0] = 0x69),
+    ("syndrome", |it| it.nth(Opcode::RC_READ_RESPONSE_LAST, 0).extension[0] = 0x61),
+    ("msn", |it| it.nth(Opcode::RC_ACKNOWLEDGE, 3).extension[3] += 1),
+    ("msn", |it| it.nth(Opcode::RC_ACKNOWLEDGE, 5).extension[3] -= 1),
+    ("msn", |it| it.nth(Opcode::RC_ACKNOWLEDGE, ACKS_BEFORE_LOSS).extension[3] += 1),
+    ("credits", |it| it.nth(Opcode::RC_ACKNOWLEDGE, 3).extension[0] = Syndrome::ack(5).0),
+    ("credits", |it| it.nth(Opcode::RC_READ_RESPONSE_FIRST, 1).extension[0] = Syndrome::ack(0).0),
+    ("read-response", |it| it.nth(Opcode::RC_READ_RESPONSE_LAST, 1).body.truncate(448)),
+    ("read-response", |it| it.nth(Opcode::RC_READ_RESPONSE_MIDDLE, 1).bth.opcode = Opcode::RC_READ_RESPONSE_LAST),
+    ("read-response", |it| move_psn(it.nth(Opcode::RC_READ_RESPONSE_LAST, 0), Psn::MASK)),
+    ("atomic-replay", |it| it.nth(Opcode::RC_ATOMIC_ACKNOWLEDGE, 1).extension[11] ^= 1),
+    ("atomic-replay", |it| move_psn(it.nth(Opcode::RC_ATOMIC_ACKNOWLEDGE, 0), Psn::MASK)),
+    ("solicited", |it| it.nth(Opcode::RC_READ_REQUEST, 1).bth.solicited = true),
+    ("solicited", |it| it.nth(Opcode::RC_ACKNOWLEDGE, 1).bth.solicited = true),
+    ("solicited", |it| it.nth(Opcode::RC_WRITE_LAST, 1).bth.solicited = true),
+    ("ack-request", |it| it.nth(Opcode::RC_ACKNOWLEDGE, 1).bth.ack_request = true),
+    ("ack-request", |it| it.nth(Opcode::RC_READ_RESPONSE_MIDDLE, 1).bth.ack_request = true),
+    ("migration", |it| it.nth(Opcode::RC_SEND_ONLY, 3).bth.migrated = true),
+    ("migration", |it| it.nth(Opcode::RC_ACKNOWLEDGE, 4).bth.migrated = true),
+    ("partition-key", |it| it.nth(Opcode::RC_SEND_ONLY, 3).bth.partition_key = PartitionKey::new(0x7fff)),
+    ("partition-key", |it| it.nth(Opcode::RC_ACKNOWLEDGE, 4).bth.partition_key = PartitionKey::new(0x8001)),
+    ("cnp-format", |it| it.nth(Opcode::CNP, 0).bth.becn = false),
+    ("cnp-format", |it| it.nth(Opcode::CNP, 3).extension[7] = 1),
+];
+
+fn move_psn(packet: &mut Sent, by: u32) {
+    packet.bth.psn = packet.bth.psn.add(by);
+}
+
+/// Moves an ACK a little beyond the newest request, and lets the responder acknowledge that request afterwards.
+fn early_ack(script: &mut Script) {
+    let mut acks = script.packets.iter().enumerate().filter(|(_, it)| it.bth.opcode == Opcode::RC_ACKNOWLEDGE);
+    let at = acks.nth(2).unwrap().0;
+    let copy = script.packets[at].clone();
+    move_psn(&mut script.packets[at], 3);
+    script.packets.insert(at + 1, copy);
+}
+
+#[test]
+fn every_mutation_is_found() {
+    for (number, (rule, mutate)) in MUTATIONS.iter().enumerate() {
+        let mut script = clean();
+        mutate(&mut script);
+        let report = script.check(&Limits::default());
+        let found = report.findings.iter().any(|finding| finding.rule == *rule);
+        assert!(found, "mutation {number} of {rule}: {:#?}", report.findings);
+        let count = report.rules.iter().find(|count| count.rule.name == *rule).unwrap();
+        assert!(count.findings > 0, "{count:?}");
+    }
+}
+
+#[test]
+fn each_rule_has_two_mutations_or_needs_a_setting() {
+    for rule in RULES {
+        let mutations = MUTATIONS.iter().filter(|(name, _)| *name == rule.name).count();
+        let needs_setting = rule.sentence.contains("(--");
+        assert!(mutations >= 2 || needs_setting, "{}: {mutations}", rule.name);
+    }
+}
+
+#[test]
+fn timeouts_and_retries_need_the_settings_of_the_queue_pair() {
+    let mut script = Script::new();
+    let psn = script.send();
+    script.ack(psn);
+    let psn = script.send();
+    (0..4).for_each(|_| script.push(A, Opcode::RC_SEND_ONLY, psn, &[], 62));
+    script.ack(psn);
+    let findings = |limits: Limits| {
+        let report = script.check(&limits);
+        report.findings.iter().map(|finding| (finding.rule, finding.packet)).collect::<Vec<_>>()
+    };
+    assert!(findings(Limits::default()).is_empty());
+    // The frames have a distance of 1 us.
+    let timeout = |ns| Limits { timeout_ns: Some(ns), ..Limits::default() };
+    assert!(findings(timeout(1000)).is_empty());
+    assert_eq!(findings(timeout(1500)), [4_u64, 5, 6, 7].map(|packet| ("timeout", packet)));
+    let retries = |count| Limits { retry_count: Some(count), ..Limits::default() };
+    assert!(findings(retries(4)).is_empty());
+    assert_eq!(findings(retries(2)), [6_u64, 7].map(|packet| ("retry-count", packet)));
+}
+
+#[test]
+fn the_rate_of_cnps_needs_an_interval() {
+    let interval = |ns| Limits { cnp_interval_ns: Some(ns), ..Limits::default() };
+    assert!(clean().check(&interval(1000)).findings.is_empty());
+    let report = clean().check(&interval(1001));
+    assert_eq!(report.findings.iter().filter(|finding| finding.rule == "cnp-rate").count(), 11);
+    assert!(!report.has_errors(), "a warning is no error");
+}
+
+/// The capturer may lose any packet, or begin at any packet. Neither is the fault of a queue pair.
+#[test]
+fn packets_that_the_capturer_lost_cause_no_finding() {
+    let whole = clean().packets;
+    for lost in 0..whole.len() {
+        let mut packets = whole.clone();
+        packets.remove(lost);
+        let script = Script { packets, ..Script::new() };
+        let report = script.check(&Limits::default());
+        // Without the first retransmission, a complete capture would show a violation.
+        let is_retransmission = whole[..lost].iter().any(|sent| {
+            sent.from == A && (sent.bth.psn, sent.bth.opcode) == (whole[lost].bth.psn, whole[lost].bth.opcode)
+        });
+        let findings = report.findings.iter().filter(|finding| finding.rule != "go-back-n" || !is_retransmission);
+        assert_eq!(findings.count(), 0, "without packet {}: {:#?}", lost + 1, report.findings);
+    }
+    for start in 0..whole.len() {
+        let script = Script { packets: whole[start..].to_vec(), ..Script::new() };
+        let report = script.check(&Limits::default());
+        assert!(report.findings.is_empty(), "from packet {}: {:#?}", start + 1, report.findings);
+    }
+}
+
+#[test]
+fn one_direction_alone_has_no_finding() {
+    for from in [A, B] {
+        let packets = clean().packets.into_iter().filter(|packet| packet.from == from).collect();
+        let report = Script { packets, ..Script::new() }.check(&Limits::default());
+        assert!(report.findings.is_empty(), "{:#?}", report.findings);
+        assert_eq!(report.queue_pairs[0].opposite, None);
+    }
+}
+
+#[test]
+fn a_new_connection_with_the_same_numbers_has_no_finding() {
+    let mut script = clean();
+    let again = clean().packets.into_iter().map(|mut packet| {
+        move_psn(&mut packet, 5_000_000);
+        packet
+    });
+    script.packets.extend(again);
+    let report = script.check(&Limits::default());
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+}
+
+#[test]
+fn wrong_icrcs_everywhere_are_the_capture_before_the_nic() {
+    let mut script = clean();
+    script.packets.iter_mut().for_each(|packet| packet.is_damaged = true);
+    let report = script.check(&Limits::default());
+    assert!(report.findings.is_empty());
+    let kept = Options { drop_bad_icrc: false, ..Options::default() };
+    let frames: Vec<_> = script.packets.iter().map(Sent::frame).collect();
+    let report = check(&pcap(&frames)[..], &kept, &Limits::default()).unwrap();
+    assert_eq!((report.findings.len(), report.queue_pairs.len()), (0, 2));
+}
+
+#[test]
+fn memory_does_not_grow_with_the_capture() {
+    let mut script = Script::new();
+    for _ in 0..20_000 {
+        let psn = script.send();
+        script.ack(psn);
+    }
+    let report = script.check(&Limits::default());
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    for queue_pair in &report.queue_pairs {
+        assert_eq!(queue_pair.packets, 20_000);
+        assert!((100..=256).contains(&queue_pair.events.len()), "{}", queue_pair.events.len());
+    }
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_are_judged_without_panic(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..40),
+        only in any::<prop::sample::Index>(),
+        drop_bad_icrc in any::<bool>(),
+    ) {
+        let frames: Vec<_> = clean().packets.iter().map(Sent::frame).collect();
+        let mut file = pcap(&frames);
+        for (at, value) in changes {
+            let at = at.index(file.len());
+            file[at] = value;
+        }
+        let options = Options { drop_bad_icrc, ..Options::default() };
+        let limits = Limits { timeout_ns: Some(1), retry_count: Some(1), cnp_interval_ns: Some(1) };
+        for bytes in [&file[..], &file[..only.index(file.len())]] {
+            if let Ok(report) = check(bytes, &options, &limits) {
+                prop_assert!(serde_json::to_string(&report).is_ok());
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! `doorbell wire check`.
+
+use crate::captures::Scratch;
+use crate::command::{list, measuring, number, run};
+
+/// Judges a capture of our RNIC, which must have no finding.
+fn expect_clean(file: &str) -> serde_json::Value {
+    let found = run(&format!("wire check --json {file}")).json();
+    assert!(list(&found, "/findings").is_empty(), "{:#}", found["findings"]);
+    run(&format!("wire check {file}")).expect_status(0);
+    found
+}
+
+#[test]
+fn captures_of_our_rnic_are_clean() {
+    let _one_at_a_time = measuring();
+    for arguments in ["bw -n 500 -s 64,5000 -m 1024", "lat -n 200 -s 64"] {
+        let scratch = Scratch::new("check.pcap");
+        let file = scratch.path();
+        run(&format!("bench {arguments} --json --pcap {file}")).expect_status(0);
+        let found = expect_clean(&file);
+        assert_eq!(found["schema"], "doorbell-wire-check/1");
+        assert!(list(&found, "/queue_pairs").iter().any(|it| !it["opposite"].is_null()), "{found:#}");
+        let msn = list(&found, "/rules").iter().find(|rule| rule["name"] == "msn").expect("the rule of MSNs");
+        assert!(number(msn, "/judged") > 0, "{msn:#}");
+    }
+}
+
+#[test]
+fn recovery_from_loss_and_reordering_is_clean() {
+    let _one_at_a_time = measuring();
+    for fault in ["drop=0.02,seed=3", "reorder=0.02,seed=5", "duplicate=0.02,seed=7", "corrupt=0.02,seed=11"] {
+        let scratch = Scratch::new("check-faults.pcap");
+        let file = scratch.path();
+        run(&format!("bench bw -n 2000 -s 256 --fault {fault} --json --pcap {file}")).expect_status(0);
+        expect_clean(&file);
+    }
+}
+
+#[test]
+fn a_changed_packet_is_found_and_ends_with_status_1() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("check-changed.pcap");
+    let file = scratch.path();
+    run(&format!("bench bw -n 200 -s 64 --json --pcap {file}")).expect_status(0);
+    let mut bytes = std::fs::read(&file).expect("the capture was written");
+    // The destination port, length and checksum of UDP, and the BTH up to its partition key.
+    let is_packet = |window: &[u8]| window[..2] == 4791_u16.to_be_bytes() && window[8..] == [0xff, 0xff];
+    let at = bytes.windows(10).position(is_packet).expect("a packet of RoCE v2");
+    // A byte after the BTH, which has 12 bytes.
+    bytes[at + 6 + 12 + 1] ^= 1;
+    std::fs::write(&file, &bytes).expect("the capture can be written");
+    let found = run(&format!("wire check --json {file}")).expect_status(1).json();
+    assert!(list(&found, "/findings").iter().any(|finding| finding["rule"] == "icrc"), "{found:#}");
+    let text = run(&format!("wire check {file}")).expect_status(1).stdout;
+    for words in ["error icrc (IBTA A17)", "findings: errors 1, warnings 0", "not judged"] {
+        assert!(text.contains(words), "{words:?} is missing in:\n{text}");
+    }
+}
+
+#[test]
+fn a_page_has_a_picture_of_each_direction() {
+    let _one_at_a_time = measuring();
+    let (scratch, page) = (Scratch::new("check-page.pcap"), Scratch::new("check.html"));
+    run(&format!("bench bw -n 100 -s 64 --json --pcap {}", scratch.path())).expect_status(0);
+    run(&format!("wire check {} --html {}", scratch.path(), page.path())).expect_status(0);
+    let text = std::fs::read_to_string(page.path()).expect("the page was written");
+    for words in ["Doorbell wire check", "<svg", "PSN 0x", "RoCE v2 packets"] {
+        assert!(text.contains(words), "{words:?} is missing in the page");
+    }
+}
+
+#[test]
+fn wrong_arguments_are_rejected() {
+    run("wire check").expect_complaint(2, &["FILE"]);
+    run("wire check x --timeout 32").expect_complaint(2, &["--timeout"]);
+    run("wire check x --retry-count 8").expect_complaint(2, &["--retry-count"]);
+    run("wire check x --max-conversations 0").expect_complaint(2, &["--max-conversations is 0"]);
+    run("wire check /no/such/file").expect_complaint(1, &["/no/such/file cannot be opened"]);
+}
