@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod causes;
 mod completion;
 mod counters;
 mod event;
@@ -24,6 +25,7 @@ mod qp;
 mod work;
 
 pub use address::AddressVector;
+pub use causes::Cause;
 pub use completion::{Attachment, Completion, CompletionOpcode, Notifier, Notify, Overrun, Status};
 pub use counters::{Counters, LinkCounters, QpCounters};
 pub use doorbell_wire::cost::MAX_MESSAGE_BYTES;
