@@ -7,8 +7,9 @@
 //! ```
 //! use doorbell_audit::{Given, Verdict, audit, read};
 //!
-//! let text = " #bytes  #iterations  BW peak[MB/sec]  BW average[MB/sec]  MsgRate[Mpps]\n 65536  5000  0.00  11000.00  0.176000\n";
-//! let audit = audit(&read(text, &[]), None, &Given { link_bits_per_s: Some(10e9), ..Given::default() });
+//! let heading = " #bytes  #iterations  BW peak[MB/sec]  BW average[MB/sec]  MsgRate[Mpps]";
+//! let text = format!("{heading}\n 65536  5000  0.00  11000.00  0.176000\n");
+//! let audit = audit(&read(&text, &[]), None, &Given { link_bits_per_s: Some(10e9), ..Given::default() });
 //! assert_eq!(audit.verdict, Verdict::Contradicted);
 //! ```
 #![forbid(unsafe_code)]
