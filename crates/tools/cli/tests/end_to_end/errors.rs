@@ -42,8 +42,9 @@ fn compare(page: &Path, text: &str) {
 const COMPLETIONS: &str = "# Errors explained
 
 A test of the command writes this page (`crates/tools/cli/tests/end_to_end/errors.rs`) from the table in
-`crates/rnic/verbs-core/src/causes.rs`. `doorbell run --explain` prints the first causes of a failed completion, and
-`doorbell audit` those of a status that a benchmark printed.
+`crates/rnic/verbs-core/src/causes.rs`. `doorbell run --explain` prints the first causes of a failed completion,
+`doorbell wire decode` those of a request that failed in a capture, and `doorbell audit` those of a status that a benchmark
+printed.
 
 A failed completion names an effect. Each section has the number that programs print, the causes with the most frequent
 one first, and a check for each. Only the first failed completion of a queue pair has a cause: all later ones are flushed.
