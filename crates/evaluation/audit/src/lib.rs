@@ -1,6 +1,6 @@
 //! Figures that RDMA benchmarks print, compared with counters, packets and limits.
 //!
-//! - [`read`] reads the output of perftest, `ucx_perftest`, qperf, fio and OSU-style tables into an [`Output`].
+//! - [`read()`] reads the output of perftest, `ucx_perftest`, qperf, fio and OSU-style tables into an [`Output`].
 //! - [`Counted`] has the growth of a device's counters during the benchmark.
 //! - [`audit`] compares both with the arithmetic of packets, and returns a [`Verdict`] with its reasons.
 //!

@@ -131,5 +131,4 @@ fn found(output: &mut Output, tool: Tool) {
 }
 
 #[cfg(test)]
-#[path = "read/tests.rs"]
 mod tests;

@@ -238,6 +238,9 @@ fn compare_with_link(audit: &mut Audit, claim: &Claim) {
     let (Some(link), Some(average)) = (audit.given.link_bits_per_s, &claim.average) else { return };
     let share = audit.arithmetic.as_ref().map_or(1.0, |arithmetic| arithmetic.goodput_share);
     let limit = link / 8.0 * share;
+    if limit <= 0.0 {
+        return; // a message without payload
+    }
     let claimed = audit.one_way(average);
     let slack = 1.0 + 0.005 + average.error_bytes_per_s() / average.bytes_per_s().max(1.0);
     let link_text = format!("a link of {}b/s", rate(link));
@@ -368,5 +371,4 @@ fn share_of_packets(counted: &Counted, common: Common) -> Option<(u64, f64)> {
 }
 
 #[cfg(test)]
-#[path = "verdict/tests.rs"]
 mod tests;
