@@ -6,8 +6,8 @@ use super::{MIB, figure, found, is_cut, option, value_of};
 use crate::claim::{Claim, Figure, Output, Tool};
 use crate::numbers::whole;
 
-/// Numbers of a row: iterations, four of latency or overhead, two of bandwidth, and two of message rate. Without the
-/// percentile, three are of latency.
+/// Numbers of a row: iterations, three of latency or overhead, two of bandwidth, and two of message rate. A cut row has
+/// one less.
 const NUMBERS: usize = 8;
 
 pub(super) fn table(text: &str, command: &[&str], output: &mut Output) {

@@ -1,6 +1,5 @@
 //! Output on standard error: the sentences of `--explain`, and a line for each queue pair that dies. The library writes
-//! each sentence once. Each line names the program and the
-//! process id, since several programs may run.
+//! each sentence once. Each line names the program and the process id, since several programs may run.
 
 use std::ffi::{CStr, c_char};
 use std::fmt::{self, Write};
