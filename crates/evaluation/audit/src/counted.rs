@@ -55,6 +55,24 @@ impl Counted {
         self.packet_rates.extend(packets.into_iter().flatten().reduce(f64::max));
     }
 
+    /// Adds the growth of another device during the same time, so that the result concerns both devices.
+    pub fn merge(&mut self, other: &Self) {
+        self.device = format!("{} and {}", self.device, other.device);
+        self.seconds = self.seconds.max(other.seconds);
+        for (sum, &more) in self.deltas.iter_mut().zip(&other.deltas) {
+            *sum = sum.zip(more).map(|(sum, more)| sum.saturating_add(more)).or(*sum).or(more);
+        }
+        // The last intervals of both devices are the same ones, since a device may be opened later than another.
+        let intervals = self.packet_rates.len().max(other.packet_rates.len());
+        let at = |rates: &[f64], index: usize| {
+            (index + rates.len()).checked_sub(intervals).map_or(0.0, |index| rates[index])
+        };
+        let rate = |index| at(&self.packet_rates, index) + at(&other.packet_rates, index);
+        self.packet_rates = (0..intervals).map(rate).collect();
+        self.is_given_rate &= other.is_given_rate;
+        self.remarks.extend(other.remarks.iter().cloned());
+    }
+
     /// Returns the growth of a counter.
     pub fn delta(&self, common: Common) -> Option<u64> {
         self.deltas[common as usize]
@@ -186,6 +204,22 @@ mod tests {
         assert_eq!((counted.packets(), counted.steady_packets_per_s()), (Some(1500), Some(1000.0)));
         counted.add(&Rates { seconds: 0.5, ..Rates::default() });
         assert_eq!(counted.packets(), None);
+    }
+
+    #[test]
+    fn devices_that_share_the_traffic_add_up() {
+        let device = |name: &str, packets: Option<u64>, rates: &[f64]| {
+            let mut counted = Counted::new(name);
+            counted.deltas[Common::TxPackets as usize] = packets;
+            counted.packet_rates = rates.to_vec();
+            counted
+        };
+        let mut both = device("a", Some(5), &[1.0, 2.0, 3.0]);
+        both.merge(&device("b", Some(7), &[10.0]));
+        assert_eq!((both.device.as_str(), both.packets()), ("a and b", Some(12)));
+        assert_eq!(both.packet_rates, [1.0, 2.0, 13.0]);
+        both.merge(&device("c", None, &[]));
+        assert_eq!(both.packets(), Some(12));
     }
 
     #[test]

@@ -14,6 +14,8 @@ use crate::counted::Counted;
 const TOLERANCE: f64 = 0.01;
 /// Share of the needed packets below which counters contradict a claim. Counters are read some milliseconds late.
 const LEAST_COUNTED: f64 = 0.98;
+/// Share of the needed packets below which the messages went past the device.
+const ELSEWHERE: f64 = 0.1;
 /// Relative difference between a claimed and a steady rate of packets from which on they contradict each other.
 const RATE_TOLERANCE: f64 = 0.1;
 
@@ -303,6 +305,13 @@ fn compare_with_counters(audit: &mut Audit, claim: &Claim) {
             );
             if (packets as f64) < LEAST_COUNTED * needed as f64 {
                 audit.contradictions.push(sentence);
+                if (packets as f64) < ELSEWHERE * needed as f64 {
+                    let sentence =
+                        "nearly no packet went through the device: memory of one machine, or another device, \
+                                    carried the data"
+                            .to_owned();
+                    audit.find("another-path", 80, sentence);
+                }
                 audit.find(
                     "counters",
                     60,

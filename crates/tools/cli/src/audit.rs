@@ -51,7 +51,7 @@ pub(crate) struct Audit {
     /// Run the command on the software RNIC, with the settings of `doorbell run`
     #[arg(long, conflicts_with = "from")]
     software: bool,
-    /// Compare with the counters of this device [default: the one that the output names, else the busiest]
+    /// Compare with the counters of this device [default: the one that the output names, else all]
     #[arg(short, long, value_name = "NAME")]
     device: Option<String>,
     /// Rate of the link in bit/s and direction, as in 100G [default: the rate that the kernel reports for the device]
@@ -118,7 +118,8 @@ fn read_file(file: &Path) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns the device with this name, else the one with most packets.
+/// Returns the device with this name. Without the name, all devices with packets may have carried a part of the messages,
+/// so the result is their sum.
 fn chosen(counted: Vec<Counted>, name: Option<&str>) -> Option<Counted> {
     // A label has the name of the device before the port or the address.
     let is_meant = |counted: &Counted, name: &str| {
@@ -130,7 +131,15 @@ fn chosen(counted: Vec<Counted>, name: Option<&str>) -> Option<Counted> {
     {
         of_name.retain(|counted| is_meant(counted, name));
     }
-    of_name.into_iter().max_by_key(Counted::packets)
+    // Without the packets of one device, the sum would be too small. That device has the reason.
+    if let Some(unknown) = of_name.iter().position(|counted| counted.packets().is_none()) {
+        return Some(of_name.swap_remove(unknown));
+    }
+    of_name.sort_by_key(|counted| std::cmp::Reverse(counted.packets()));
+    let mut devices = of_name.into_iter();
+    let mut sum = devices.next()?;
+    devices.filter(|device| device.packets().is_some_and(|packets| packets > 0)).for_each(|device| sum.merge(&device));
+    Some(sum)
 }
 
 /// Returns the rate of a device's port in bits per second, from the kernel's file with a text such as
@@ -191,13 +200,16 @@ mod tests {
     }
 
     #[test]
-    fn the_named_device_is_chosen_before_the_busiest() {
+    fn the_named_device_is_chosen_else_the_sum_of_all() {
         let devices = || vec![counted("mlx5_0/1", 5), counted("mlx5_1/1", 7), counted("mlx5_10/1", 9)];
         let label = |name: Option<&str>| chosen(devices(), name).map(|counted| counted.device);
         assert_eq!(label(Some("mlx5_1")).as_deref(), Some("mlx5_1/1"));
         assert_eq!(label(Some("mlx5_0/1")).as_deref(), Some("mlx5_0/1"));
-        assert_eq!(label(Some("other")).as_deref(), Some("mlx5_10/1"));
-        assert_eq!(label(None).as_deref(), Some("mlx5_10/1"));
+        assert_eq!(label(Some("other")).as_deref(), Some("mlx5_10/1 and mlx5_1/1 and mlx5_0/1"));
+        assert_eq!(chosen(devices(), None).and_then(|counted| counted.packets()), Some(21));
+        let mut with_reset = devices();
+        with_reset.push(Counted::new("mlx5_2/1"));
+        assert_eq!(chosen(with_reset, None).and_then(|counted| counted.packets()), None);
         assert!(chosen(Vec::new(), None).is_none());
     }
 

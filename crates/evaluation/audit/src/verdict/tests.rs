@@ -84,6 +84,7 @@ fn counters_below_the_needed_packets_contradict() {
     let low = audit(16 * 1_000_000);
     assert_eq!((low.verdict, causes(&low)), (Verdict::Contradicted, vec!["counters"]));
     assert!(low.contradictions[0].contains("enough for 1000000 messages"), "{:?}", low.contradictions);
+    assert_eq!(causes(&audit(100)), ["another-path", "counters"]);
 }
 
 #[test]
