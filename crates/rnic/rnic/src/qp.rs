@@ -11,8 +11,8 @@ mod responder;
 use std::sync::Arc;
 
 use doorbell_verbs_core::{
-    Access, AddressVector, AsyncEvent, Completion, CompletionOpcode, PdId, QpAttributes, QpCounters, QpInit, QpKind,
-    QpState, SendFlags, SendOperation, Status,
+    Access, AddressVector, AsyncEvent, Completion, CompletionOpcode, DeathReason, PdId, QP_DEATHS, QpAttributes,
+    QpCounters, QpDeath, QpInit, QpKind, QpState, SendFlags, SendOperation, Status,
 };
 use doorbell_wire::{BthRepr, Opcode, PartitionKey, PathMtu, Psn, QKey, Qpn};
 
@@ -200,6 +200,16 @@ impl Qp {
             ..Completion::default()
         };
         self.complete_receive(core, completion);
+    }
+
+    /// Logs that this queue pair will enter the error state because of the request with this PSN.
+    #[cold]
+    pub(crate) fn log_death(&self, core: &Commons, psn: Psn, reason: DeathReason) {
+        if self.state != QpState::Error {
+            let destination = self.destination.and_then(|index| core.destinations.get(index));
+            let peer = destination.map(|destination| destination.address);
+            tracing::info!(target: QP_DEATHS, "{}", QpDeath { qpn: self.qpn, psn, peer, reason });
+        }
     }
 
     /// Enters the error state and flushes all posted work requests in order.

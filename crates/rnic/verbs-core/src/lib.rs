@@ -15,8 +15,10 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod causes;
 mod completion;
 mod counters;
+mod death;
 mod event;
 mod memory;
 mod object;
@@ -24,8 +26,10 @@ mod qp;
 mod work;
 
 pub use address::AddressVector;
+pub use causes::Cause;
 pub use completion::{Attachment, Completion, CompletionOpcode, Notifier, Notify, Overrun, Status};
 pub use counters::{Counters, LinkCounters, QpCounters};
+pub use death::{DeathReason, QP_DEATHS, QpDeath};
 pub use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 pub use event::{AsyncEvent, EventQueue, EventSource};
 pub use memory::{Access, LKey, MemoryError, PdId, Sge, WindowBinding, WindowKind};

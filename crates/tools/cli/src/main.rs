@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod advise;
+mod audit;
 mod bench;
 mod control;
 mod counters;
@@ -55,6 +56,9 @@ enum Command {
     Counters(counters::Counters),
     /// Rank protocols, windows and batches for a need
     Advise(advise::Advise),
+    /// Compare the figures of another benchmark with packets, counters, link and model
+    #[command(after_help = audit::EXAMPLES)]
+    Audit(audit::Audit),
     /// Predict the cost and the bottleneck of message exchange, and fit the model's parameters
     #[command(subcommand)]
     Model(Box<model::Model>),
@@ -132,6 +136,7 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Counters(counters) => counters::run(&counters),
         Command::Advise(advise) => advise::run(&advise),
+        Command::Audit(audit) => audit::run(&audit),
         Command::Model(model) => model::run(*model),
         Command::Sim(sim) => sim::run(*sim),
         Command::Steer(steer) => steer::run(&steer),

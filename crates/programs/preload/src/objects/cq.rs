@@ -19,6 +19,7 @@ use crate::objects::context::Context;
 use crate::objects::device::Device;
 use crate::objects::event::{Element, Source};
 use crate::objects::handle::{Kind, Object, Users, object};
+use crate::process::explain::{explain, is_wanted};
 use crate::process::wait::{
     NUMBER, STATUS, Sleep, Step, Turn, Unacknowledged, as_if_asleep, cancellation_point, expect_waiting, in_steps,
 };
@@ -327,6 +328,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places:
             return -1;
         };
         for completion in &chunk[..found] {
+            explain_failure(completion.status);
             // SAFETY: the caller has memory for `room` completions.
             unsafe { places.add(done).write(work_completion(completion, own)) };
             done += 1;
@@ -346,6 +348,22 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut c::ibv_cq, solicited_only
         own.raw.arm(if solicited_only != 0 { Notify::Solicited } else { Notify::Next });
         Ok(())
     })
+}
+
+/// Maximum number of causes that [`explain_failure`] prints for a status. The page docs/errors-explained.md has all.
+const MOST_CAUSES: usize = 3;
+
+/// Explains the status of a failed completion by its most frequent causes. A flushed request has no cause of its own.
+#[inline]
+pub(crate) fn explain_failure(status: Status) {
+    if !matches!(status, Status::Success | Status::WorkRequestFlushed) && is_wanted() {
+        for cause in &status.causes()[..status.causes().len().min(MOST_CAUSES)] {
+            explain(
+                &format_args!("a completion has status {} ({})", status.number(), status.text()),
+                &format_args!("perhaps {}; to check: {}", cause.cause, cause.check),
+            );
+        }
+    }
 }
 
 pub(crate) fn wc_status(status: Status) -> c::ibv_wc_status {
@@ -431,5 +449,17 @@ fn work_completion(completion: &Completion, cq: &Cq) -> c::ibv_wc {
         slid: 0,
         sl: wc_sl(completion, cq),
         dlid_path_bits: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_statuses_are_those_of_libibverbs() {
+        for status in Status::FAILED.into_iter().chain([Status::Success]) {
+            assert_eq!(wc_status(status), status.number(), "{status:?}");
+        }
     }
 }

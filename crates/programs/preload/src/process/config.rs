@@ -76,6 +76,11 @@ pub(crate) fn wants_stats() -> bool {
     variable("DOORBELL_STATS").is_some_and(|value| value != "0")
 }
 
+/// Returns whether the library reports queue pairs that die on standard error.
+pub(crate) fn reports_deaths() -> bool {
+    variable("DOORBELL_LOG").is_none_or(|level| level != "off")
+}
+
 /// Returns whether the library explains refused requests on standard error.
 pub(crate) fn explains() -> bool {
     let quiet = ["off", "error", "warn"].map(OsString::from);

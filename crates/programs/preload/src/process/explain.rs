@@ -1,14 +1,15 @@
-//! Output of `--explain` on standard error. The library writes each sentence once. Each line names the program and the
-//! process id, since several programs may run.
+//! Output on standard error: the sentences of `--explain`, and a line for each queue pair that dies. The library writes
+//! each sentence once. Each line names the program and the process id, since several programs may run.
 
 use std::ffi::{CStr, c_char};
 use std::fmt::{self, Write};
 use std::num::NonZeroUsize;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use doorbell_output::write_escaped;
+use doorbell_verbs::QP_DEATHS;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -85,26 +86,49 @@ pub(crate) fn hint(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
     }
 }
 
-/// Also explains the messages that the software RNIC logs from now on, for example its packet path and the losses of
-/// its link.
+/// Maximum number of dead queue pairs that a process reports.
+const MOST_DEATHS: usize = 64;
+
+/// Reports the death of a queue pair, even without `--explain`.
+fn report_death(what: &dyn fmt::Display) {
+    static REPORTED: AtomicUsize = AtomicUsize::new(0);
+    match REPORTED.fetch_add(1, Ordering::Relaxed) {
+        earlier if earlier < MOST_DEATHS => line(format_args!("{what}")),
+        MOST_DEATHS => line(format_args!("{MOST_DEATHS} queue pairs have died: further ones are omitted")),
+        _ => {}
+    }
+}
+
+/// Reports from now on each queue pair that dies. If the user requested explanations, also explains the messages that
+/// the software RNIC logs, for example its packet path and the losses of its link.
 pub(crate) fn explain_device() {
     static ONCE: Once = Once::new();
-    if is_wanted() {
+    let reports_deaths = config::reports_deaths();
+    if is_wanted() || reports_deaths {
         // No other code sets the default subscriber: this library has its own copy of `tracing`.
         ONCE.call_once(|| {
-            drop(tracing::subscriber::set_global_default(SentenceSubscriber(|what: &dyn fmt::Display| {
-                explain(&"the device", what);
-            })))
+            drop(tracing::subscriber::set_global_default(SentenceSubscriber {
+                all: is_wanted(),
+                say: |target: &str, what: &dyn fmt::Display| match target {
+                    QP_DEATHS => report_death(what),
+                    _ => explain(&"the device", what),
+                },
+            }))
         });
     }
 }
 
-/// A `tracing` subscriber that passes the sentence of each event to a function. The subscriber ignores spans.
-struct SentenceSubscriber<F>(F);
+/// A `tracing` subscriber that passes the target and the sentence of each event to a function. The subscriber ignores
+/// spans.
+struct SentenceSubscriber<F> {
+    /// Whether events other than [`QP_DEATHS`] are passed too.
+    all: bool,
+    say: F,
+}
 
-impl<F: Fn(&dyn fmt::Display) + Send + Sync + 'static> Subscriber for SentenceSubscriber<F> {
+impl<F: Fn(&str, &dyn fmt::Display) + Send + Sync + 'static> Subscriber for SentenceSubscriber<F> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= LevelFilter::INFO
+        *metadata.level() <= LevelFilter::INFO && (self.all || metadata.target() == QP_DEATHS)
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
@@ -120,7 +144,7 @@ impl<F: Fn(&dyn fmt::Display) + Send + Sync + 'static> Subscriber for SentenceSu
                 }
             }
         }
-        event.record(&mut Sentences(&self.0));
+        event.record(&mut Sentences(&|what: &dyn fmt::Display| (self.say)(event.metadata().target(), what)));
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -268,13 +292,28 @@ mod tests {
     fn messages_of_the_device_are_explained() {
         let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let also = std::sync::Arc::clone(&said);
-        let sayings = SentenceSubscriber(move |what: &dyn fmt::Display| also.lock().unwrap().push(what.to_string()));
+        let say = move |_: &str, what: &dyn fmt::Display| also.lock().unwrap().push(what.to_string());
+        let sayings = SentenceSubscriber { all: true, say };
         tracing::subscriber::with_default(sayings, || {
             tracing::info!("{} goes over {}", 1, "UDP");
             tracing::debug!("a detail");
             tracing::error!("the link failed: {}", 5);
         });
         assert_eq!(*said.lock().unwrap(), ["1 goes over UDP", "the link failed: 5"]);
+    }
+
+    #[test]
+    fn only_deaths_are_reported_without_explanations() {
+        let said = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let also = std::sync::Arc::clone(&said);
+        let say = move |target: &str, what: &dyn fmt::Display| {
+            also.lock().unwrap().push(format!("{target} {what}"));
+        };
+        tracing::subscriber::with_default(SentenceSubscriber { all: false, say }, || {
+            tracing::error!("the link failed");
+            tracing::info!(target: QP_DEATHS, "QP {}", 5);
+        });
+        assert_eq!(*said.lock().unwrap(), ["doorbell::queue_pair QP 5"]);
     }
 
     #[test]

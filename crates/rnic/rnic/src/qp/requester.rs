@@ -7,7 +7,7 @@ mod transmit;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use doorbell_verbs_core::{QpKind, QpState, SendOperation, Status};
+use doorbell_verbs_core::{DeathReason, QpKind, QpState, SendOperation, Status};
 use doorbell_wire::{Psn, ack_timeout_ns};
 
 use super::Qp;
@@ -88,6 +88,8 @@ pub(crate) struct Requester {
     rnr_until_ns: Option<u64>,
     /// Start of the configured timeout: usually the time of the most recent answer.
     progress_ns: u64,
+    /// Time of the most recent answer before the configured timeout first expired.
+    unanswered_since_ns: u64,
     /// Start of the early timeout: usually the time of the most recent answer, probe or rewind.
     sent_ns: u64,
     early_timeout_ns: u64,
@@ -127,6 +129,7 @@ impl Requester {
             rnr_left: 0,
             rnr_until_ns: None,
             progress_ns: 0,
+            unanswered_since_ns: 0,
             sent_ns: 0,
             early_timeout_ns: policy.least_early_timeout_ns.unwrap_or(u64::MAX),
             round_trip_ns: 0,
@@ -319,6 +322,9 @@ impl Qp {
         if self.sq.head == self.sq.tail {
             return self.enter_error(core);
         }
+        if self.kind == QpKind::Rc {
+            self.log_death(core, self.req.una, self.reason_of_death(core, status));
+        }
         let wqe = self.sq.pop();
         self.complete_send(core, &wqe, status);
         if self.kind == QpKind::Rc {
@@ -326,6 +332,18 @@ impl Qp {
         } else {
             self.state = QpState::SqError;
             self.flush_sends(core);
+        }
+    }
+
+    fn reason_of_death(&self, core: &Commons, status: Status) -> DeathReason {
+        let tries = |retries: u8| u32::from(retries) + 1;
+        match status {
+            Status::RetryExceeded => DeathReason::Unanswered {
+                for_ns: core.now_ns.saturating_sub(self.req.unanswered_since_ns),
+                expirations: tries(self.settings.retry_count),
+            },
+            Status::RnrRetryExceeded => DeathReason::NotReady { refusals: tries(self.settings.rnr_retry) },
+            status => DeathReason::Failed(status),
         }
     }
 
@@ -382,6 +400,9 @@ impl Qp {
             && core.now_ns >= self.req.progress_ns + timeout_ns
         {
             core.counters.local_ack_timeout_err += 1;
+            if self.req.retry_left == self.settings.retry_count {
+                self.req.unanswered_since_ns = self.req.progress_ns;
+            }
             if self.req.retry_left == 0 {
                 return self.fail_oldest(core, Status::RetryExceeded);
             }

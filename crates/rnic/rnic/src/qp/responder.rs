@@ -6,7 +6,7 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
-use doorbell_verbs_core::{Access, AsyncEvent, Attachment, Completion, QpKind};
+use doorbell_verbs_core::{Access, AsyncEvent, Attachment, Completion, DeathReason, QpKind};
 use doorbell_wire::{
     ATOMIC_ETH_LEN, AtomicEthRepr, BthRepr, IETH_LEN, IMM_DT_LEN, IethRepr, ImmDtRepr, Msn, NakCode, PacketOperation,
     Psn, RETH_LEN, RKey, RethRepr, Syndrome,
@@ -336,20 +336,21 @@ impl Qp {
 
     /// Sends a NAK to the peer and enters the error state.
     fn refuse(&mut self, core: &mut Commons, psn: Psn, code: NakCode) {
-        let event = match code {
+        let (event, why) = match code {
             NakCode::INVALID_REQUEST => {
                 core.counters.resp_invalid_request += 1;
-                AsyncEvent::QpRequestError(self.qpn)
+                (AsyncEvent::QpRequestError(self.qpn), "it is invalid")
             }
             NakCode::REMOTE_ACCESS_ERROR => {
                 core.counters.resp_remote_access_errors += 1;
-                AsyncEvent::QpAccessError(self.qpn)
+                (AsyncEvent::QpAccessError(self.qpn), "it may not access the memory")
             }
             _ => {
                 core.counters.resp_remote_operational_errors += 1;
-                AsyncEvent::QpFatal(self.qpn)
+                (AsyncEvent::QpFatal(self.qpn), "it could not be executed")
             }
         };
+        self.log_death(core, psn, DeathReason::Refused(why));
         self.resp.push_nak(psn, Syndrome::nak(code));
         core.await_link(); // the NAK must leave before the program sees flushed completions and perhaps ends
         core.events.push(event);

@@ -9,7 +9,8 @@ use clap::Args;
 use doorbell_analyze::decode::capture::CaptureError;
 use doorbell_analyze::decode::{Conversation, Direction, Options, Summary, Times, decode};
 use doorbell_analyze::explain::sentences::rate;
-use doorbell_wire::ROCE_UDP_PORT;
+use doorbell_verbs::Status;
+use doorbell_wire::{NakCode, ROCE_UDP_PORT};
 
 use crate::failure::{Failure, Usage};
 use crate::output::{line, us};
@@ -166,13 +167,51 @@ fn print_conversation(conversation: &Conversation) -> io::Result<()> {
     let end = |address, number| format!("{address} QP {}", qpn(number));
     let (a, b) = (end(conversation.a, conversation.a_qpn), end(conversation.b, conversation.b_qpn));
     line(format_args!("\n{a} and {b}"))?;
-    for (from, direction) in [(&a, &conversation.from_a), (&b, &conversation.from_b)] {
+    let (from_a, from_b) = (&conversation.from_a, &conversation.from_b);
+    for (from, direction, answers) in [(&a, from_a, from_b), (&b, from_b, from_a)] {
         if direction.packets > 0 {
             line(format_args!("  from {from}: {} packets, {} frame bytes", direction.packets, direction.frame_bytes))?;
             print_direction(direction)?;
+            failures(direction, answers).into_iter().try_for_each(print_failure)?;
         }
     }
     Ok(())
+}
+
+/// Maximum number of causes of a failure in the output. The page docs/errors-explained.md has all.
+const MOST_CAUSES: usize = 3;
+
+/// Returns the statuses with which requests of one direction failed, as far as the answers show them.
+fn failures(requests: &Direction, answers: &Direction) -> Vec<Status> {
+    let mut failures = Vec::new();
+    let is_reliable = requests.operations.iter().any(|operation| operation.transport == "RC");
+    let is_answered = answers.acks > 0
+        || answers.cut_acks > 0
+        || answers.rnr_naks > 0
+        || answers.read_response_packets > 0
+        || answers.atomic_responses > 0
+        || !answers.naks.is_empty();
+    // A capture that ends soon after its first request has no acknowledgement either, but no repetition.
+    if is_reliable && !is_answered && requests.retransmitted_packets > 0 {
+        failures.push(Status::RetryExceeded);
+    }
+    failures.extend(answers.naks.iter().filter_map(|nak| match NakCode(nak.code) {
+        NakCode::INVALID_REQUEST => Some(Status::RemoteInvalidRequest),
+        NakCode::REMOTE_ACCESS_ERROR => Some(Status::RemoteAccess),
+        NakCode::REMOTE_OPERATIONAL_ERROR => Some(Status::RemoteOperation),
+        _ => None,
+    }));
+    failures
+}
+
+fn print_failure(status: Status) -> io::Result<()> {
+    let seen = match status {
+        Status::RetryExceeded => "no request was ever acknowledged, or the capture lacks the answers",
+        _ => "the peer refused a request",
+    };
+    line(format_args!("    {seen}: the request ends with status {} ({})", status.number(), status.text()))?;
+    let causes = status.causes().iter().take(MOST_CAUSES);
+    causes.map(|it| format!("      perhaps {}; to check: {}", it.cause, it.check)).try_for_each(line)
 }
 
 fn print_direction(direction: &Direction) -> io::Result<()> {
@@ -213,4 +252,46 @@ fn print_direction(direction: &Direction) -> io::Result<()> {
     let mut answers: Vec<_> = answers.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
     answers.extend(direction.naks.iter().map(|nak| format!("{} NAKs ({})", nak.naks, nak.name)));
     if answers.is_empty() { Ok(()) } else { line(format_args!("    {}", answers.join(", "))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_analyze::decode::{NakCount, OperationCount};
+
+    use super::*;
+
+    fn requests(transport: &str, retransmitted_packets: u64) -> Direction {
+        let operation = OperationCount {
+            transport: transport.to_owned(),
+            operation: "SEND".to_owned(),
+            messages: 1,
+            payload_bytes: 8,
+            min_bytes: Some(8),
+            max_bytes: Some(8),
+            sizes: Vec::new(),
+            other_sizes: 0,
+            unknown_sizes: 0,
+        };
+        Direction { operations: vec![operation], retransmitted_packets, ..Direction::default() }
+    }
+
+    #[test]
+    fn repeated_requests_without_any_answer_end_with_a_retry_error() {
+        let silent = Direction::default();
+        assert_eq!(failures(&requests("RC", 3), &silent), [Status::RetryExceeded]);
+        let answers = Direction { acks: 1, ..Direction::default() };
+        for (requests, answers) in
+            [(requests("RC", 0), &silent), (requests("UC", 3), &silent), (requests("RC", 3), &answers)]
+        {
+            assert!(failures(&requests, answers).is_empty(), "{requests:?}");
+        }
+    }
+
+    #[test]
+    fn refusals_have_the_status_of_their_code() {
+        let nak = |code: NakCode| NakCount { code: code.0, name: code.to_string(), naks: 1 };
+        let naks = vec![nak(NakCode::PSN_SEQUENCE_ERROR), nak(NakCode::REMOTE_ACCESS_ERROR)];
+        let answers = Direction { naks, ..Direction::default() };
+        assert_eq!(failures(&requests("RC", 3), &answers), [Status::RemoteAccess]);
+    }
 }

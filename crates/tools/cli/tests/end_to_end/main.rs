@@ -2,6 +2,7 @@
 //! output and the exit status. No test checks the speed of a measurement.
 
 mod advise;
+mod audit;
 mod bench;
 mod captures;
 mod check;

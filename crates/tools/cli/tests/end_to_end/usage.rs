@@ -9,6 +9,7 @@ fn every_command_has_help() {
     for command in [
         "",
         "advise",
+        "audit",
         "bench",
         "bench lat",
         "bench bw",

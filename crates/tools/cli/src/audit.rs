@@ -1,0 +1,231 @@
+//! `doorbell audit`: whether the figures of a benchmark agree with packets, counters and limits.
+
+mod command;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use doorbell_audit::{Counted, Given, Output, Predicted, Verdict, audit, json, read, text};
+use doorbell_claims::UnknownTestbed;
+use doorbell_counters::SYSFS;
+use doorbell_model::operation::{Posted, PostedOperation, predict_operation};
+use doorbell_model::parameters::Parameters;
+use doorbell_output::files;
+use doorbell_wire::{MessageKind, PathMtu, Transport};
+
+use crate::failure::{Failure, Usage};
+use crate::output::{line, note, pretty};
+use crate::quantity;
+use crate::wire::parse_mtu;
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  doorbell audit -- ib_write_bw -d mlx5_0 -D 10 HOST     run a benchmark, and compare it with the device's counters
+  doorbell audit --software -- ib_send_bw 127.0.0.1      the same on the software RNIC
+  doorbell audit --from output.txt --link 100G           judge an output from elsewhere
+  doorbell audit --from - --counters readings.json       with lines of `doorbell counters --json` from its time
+
+The output of the command appears on standard error. The exit status is 1 if the claim is contradicted, or if the command
+failed. The audit reads outputs of perftest, ucx_perftest, qperf, fio and OSU's benchmarks.";
+
+/// Maximum bytes of a file with an output or counters.
+const MOST_BYTES: u64 = 64 << 20;
+/// Window of a prediction if the output does not show it: perftest's default.
+const DEFAULT_DEPTH: u64 = 128;
+
+/// Compare the figures that a benchmark prints with its own numbers, the packets of its messages, the counters of the
+/// device, the link and the model, and rank probable causes of a contradiction
+#[derive(Args)]
+pub(crate) struct Audit {
+    /// Read the output of a benchmark from this file instead of running a command; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "command")]
+    from: Option<PathBuf>,
+    /// With --from: readings of the counters, as `doorbell counters --json` prints them. Two lines or more are the
+    /// readings before and after the benchmark; one line has the rates during the benchmark
+    #[arg(long, value_name = "FILE", requires = "from")]
+    counters: Option<PathBuf>,
+    /// Run the command on the software RNIC, with the settings of `doorbell run`
+    #[arg(long, conflicts_with = "from")]
+    software: bool,
+    /// Compare with the counters of this device [default: the one that the output names, else all]
+    #[arg(short, long, value_name = "NAME")]
+    device: Option<String>,
+    /// Rate of the link in bit/s and direction, as in 100G [default: the rate that the kernel reports for the device]
+    #[arg(long, value_name = "RATE", value_parser = quantity::link)]
+    link: Option<f64>,
+    /// Path MTU, if the output does not show it
+    #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
+    mtu: Option<PathMtu>,
+    /// Also compare with the model's prediction for this published testbed
+    #[arg(long, value_name = "NAME")]
+    testbed: Option<String>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+    /// Sysfs directory with the kernel's devices.
+    #[arg(long, hide = true, value_name = "ROOT", default_value = SYSFS)]
+    sysfs: PathBuf,
+    /// Benchmark and its arguments, after `--`
+    #[arg(trailing_var_arg = true, required_unless_present = "from", value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(arguments: &Audit) -> Result<ExitCode, Failure> {
+    let parameters = arguments.testbed.as_deref().map(parameters).transpose()?;
+    let words: Vec<String> = arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let mut given = Given { link_bits_per_s: arguments.link, path_mtu: arguments.mtu, ..Given::default() };
+    let (output, counted, has_failed) = match &arguments.from {
+        Some(file) => {
+            let output = read(&read_file(file)?, &words);
+            let counters = arguments.counters.as_deref().map(read_file).transpose()?;
+            let counted = counters.map(|text| Counted::from_json(&text)).transpose()?.unwrap_or_default();
+            (output, counted, false)
+        }
+        None => {
+            let ran = command::run(&arguments.command, arguments.software, &arguments.sysfs)?;
+            let mut output = read(&ran.output, &words);
+            output.notes.extend(ran.notes);
+            given.busy_cpus = ran.busy_cpus;
+            (output, ran.counted, !ran.succeeded)
+        }
+    };
+    let counted = chosen(counted, arguments.device.as_deref().or(output.setup.device.as_deref()));
+    if given.link_bits_per_s.is_none() && arguments.from.is_none() {
+        let device = counted.as_ref().map(|counted| counted.device.as_str());
+        given.link_bits_per_s = device.and_then(|device| link_rate(&arguments.sysfs, device));
+    }
+    given.predicted = parameters.and_then(|parameters| predicted(&parameters, &output, arguments.mtu));
+    let audit = audit(&output, counted.as_ref(), &given);
+    if arguments.json {
+        pretty(&json(&audit))?;
+    } else {
+        text(&audit).into_iter().try_for_each(line)?;
+    }
+    let is_wrong = has_failed || matches!(audit.verdict, Verdict::Contradicted | Verdict::Failed);
+    Ok(if is_wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn read_file(file: &Path) -> Result<String, Failure> {
+    if file != Path::new("-") {
+        return Ok(files::read_text(file, MOST_BYTES)?);
+    }
+    let mut bytes = Vec::new();
+    io::stdin().lock().take(MOST_BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Returns the device with this name. Without the name, all devices with packets may have carried a part of the messages,
+/// so the result is their sum.
+fn chosen(counted: Vec<Counted>, name: Option<&str>) -> Option<Counted> {
+    // A label has the name of the device before the port or the address.
+    let is_meant = |counted: &Counted, name: &str| {
+        counted.device.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '@']))
+    };
+    let mut of_name = counted;
+    if let Some(name) = name
+        && of_name.iter().any(|counted| is_meant(counted, name))
+    {
+        of_name.retain(|counted| is_meant(counted, name));
+    }
+    // Without the packets of one device, the sum would be too small. That device has the reason.
+    if let Some(unknown) = of_name.iter().position(|counted| counted.packets().is_none()) {
+        return Some(of_name.swap_remove(unknown));
+    }
+    of_name.sort_by_key(|counted| std::cmp::Reverse(counted.packets()));
+    let mut devices = of_name.into_iter();
+    let mut sum = devices.next()?;
+    devices.filter(|device| device.packets().is_some_and(|packets| packets > 0)).for_each(|device| sum.merge(&device));
+    Some(sum)
+}
+
+/// Returns the rate of a device's port in bits per second, from the kernel's file with a text such as
+/// `100 Gb/sec (4X EDR)`.
+fn link_rate(sysfs: &Path, label: &str) -> Option<f64> {
+    let (name, port) = label.split_once('/').unwrap_or((label, "1"));
+    let file = sysfs.join("class/infiniband").join(name).join("ports").join(port).join("rate");
+    let text = fs::read_to_string(file).ok()?;
+    let gigabits: f64 = text.split_once(" Gb/sec")?.0.trim().parse().ok()?;
+    (gigabits.is_finite() && gigabits > 0.0).then_some(gigabits * 1e9)
+}
+
+fn parameters(testbed: &str) -> Result<Parameters, Failure> {
+    let unknown = || Usage(format!("--testbed: {}", UnknownTestbed::new(testbed)));
+    Ok(Parameters::of_testbed(testbed).ok_or_else(unknown)?)
+}
+
+/// Predicts the rate of the output's largest claim. Returns `None` with a note if the model does not cover it.
+fn predicted(parameters: &Parameters, output: &Output, path_mtu: Option<PathMtu>) -> Option<Predicted> {
+    let setup = &output.setup;
+    let bytes = output.main_claim()?.bytes?;
+    let operation = match setup.operation {
+        Some(MessageKind::Read) => PostedOperation::Read,
+        Some(MessageKind::CompareSwap) => PostedOperation::CompareSwap,
+        Some(MessageKind::FetchAdd) => PostedOperation::FetchAdd,
+        Some(MessageKind::Send) if setup.transport == Some(Transport::Ud) => PostedOperation::UdSend,
+        Some(MessageKind::Send) => PostedOperation::Send,
+        _ => PostedOperation::Write,
+    };
+    let whole = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    let posted = Posted {
+        connections: whole(setup.queue_pairs.unwrap_or(1)),
+        inline_bytes: setup.inline.unwrap_or(0),
+        path_mtu: path_mtu.or(setup.path_mtu),
+        ..Posted::new(operation, bytes, whole(setup.depth.unwrap_or(DEFAULT_DEPTH)))
+    };
+    match predict_operation(parameters, &posted) {
+        Ok(prediction) => Some(Predicted {
+            testbed: parameters.name.clone(),
+            bytes_per_s: prediction.bytes_per_s,
+            messages_per_s: prediction.messages_per_s,
+        }),
+        Err(error) => {
+            note!("the model has no prediction: {error}");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(device: &str, packets: u64) -> Counted {
+        let mut counted = Counted::new(device);
+        counted.deltas[doorbell_counters::Common::TxPackets as usize] = Some(packets);
+        counted
+    }
+
+    #[test]
+    fn the_named_device_is_chosen_else_the_sum_of_all() {
+        let devices = || vec![counted("mlx5_0/1", 5), counted("mlx5_1/1", 7), counted("mlx5_10/1", 9)];
+        let label = |name: Option<&str>| chosen(devices(), name).map(|counted| counted.device);
+        assert_eq!(label(Some("mlx5_1")).as_deref(), Some("mlx5_1/1"));
+        assert_eq!(label(Some("mlx5_0/1")).as_deref(), Some("mlx5_0/1"));
+        assert_eq!(label(Some("other")).as_deref(), Some("mlx5_10/1 and mlx5_1/1 and mlx5_0/1"));
+        assert_eq!(chosen(devices(), None).and_then(|counted| counted.packets()), Some(21));
+        let mut with_reset = devices();
+        with_reset.push(Counted::new("mlx5_2/1"));
+        assert_eq!(chosen(with_reset, None).and_then(|counted| counted.packets()), None);
+        assert!(chosen(Vec::new(), None).is_none());
+    }
+
+    #[test]
+    fn the_kernel_reports_the_rate_of_a_port() {
+        let sysfs = tempfile::tempdir().unwrap();
+        let port = sysfs.path().join("class/infiniband/mlx5_0/ports/1");
+        fs::create_dir_all(&port).unwrap();
+        fs::write(port.join("rate"), "100 Gb/sec (4X EDR)\n").unwrap();
+        assert_eq!(link_rate(sysfs.path(), "mlx5_0/1"), Some(100e9));
+        fs::write(port.join("rate"), "2.5 Gb/sec (1X SDR)\n").unwrap();
+        assert_eq!(link_rate(sysfs.path(), "mlx5_0"), Some(2.5e9));
+        for text in ["", "fast\n", "-1 Gb/sec\n", "inf Gb/sec\n"] {
+            fs::write(port.join("rate"), text).unwrap();
+            assert_eq!(link_rate(sysfs.path(), "mlx5_0/1"), None, "{text}");
+        }
+        assert_eq!(link_rate(sysfs.path(), "doorbell0@127.0.0.1"), None);
+    }
+}
