@@ -2,8 +2,8 @@
 //!
 //! `doorbell bench` measures wall time, once with each build in each round. Wall times vary by 5 to 10 %, so the result
 //! is an interval of the ratio. valgrind's callgrind counts instructions per message, with both ends in one thread. The
-//! counted program is `benchmarks/instructions` of each revision, with the same workloads. It runs with two lengths, and
-//! the difference of both counts excludes the start of the program.
+//! counted program is `benchmarks/instructions` of each revision, with the same workloads. It runs with two lengths,
+//! and the difference of both counts excludes the start of the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};

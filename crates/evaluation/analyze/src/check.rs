@@ -1,8 +1,8 @@
 //! Judgement of the RoCE v2 packets of a capture by the rules of IBTA.
 //!
-//! [`check`](fn@check) reads a capture packet by packet and keeps a bounded state per queue pair. Each rule is one entry of
-//! [`RULES`] and one function. A rule reports only packets that no loss, no reordering and no capturer can explain. The
-//! packets that a rule could not judge are counted.
+//! [`check`](fn@check) reads a capture packet by packet and keeps a bounded state per queue pair. Each rule is one
+//! entry of [`RULES`] and one function. A rule reports only packets that no loss, no reordering and no capturer can
+//! explain. The packets that a rule could not judge are counted.
 
 mod answers;
 mod findings;

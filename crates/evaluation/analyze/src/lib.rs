@@ -13,7 +13,7 @@
 //! ```
 //!
 //! [`explain`](mod@explain) derives the probable operations of an application from four rates of an RNIC's counters.
-//! [`decode`](mod@decode) reports the contents of a capture, and [`check`](mod@check) judges its packets by the rules of
+//! [`decode`](mod@decode) reports the contents of a capture, and [`check`](mod@check) judges its packets by rules of
 //! IBTA. The modules need no device and no connection.
 #![forbid(unsafe_code)]
 

@@ -230,7 +230,7 @@ fn compare_with_duration(audit: &mut Audit, claim: &Claim) {
             60,
             format!(
                 "{iterations} messages at this rate are {seconds:.1} s, half of the requested {duration_s} s: perftest \
-                 leaves out a margin of a quarter at each end, so divide the messages by {seconds:.1} s"
+                 counts no messages in a margin of a quarter at each end"
             ),
         );
     }

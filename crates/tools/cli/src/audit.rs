@@ -37,8 +37,8 @@ const MOST_BYTES: u64 = 64 << 20;
 /// Window of a prediction if the output does not show it: perftest's default.
 const DEFAULT_DEPTH: u64 = 128;
 
-/// Compare the figures that a benchmark prints with its own numbers, the packets of its messages, the counters of the
-/// device, the link and the model, and rank probable causes of a contradiction
+/// Compare the figures that a benchmark prints with packets, counters, link and model, and rank probable causes of a
+/// contradiction
 #[derive(Args)]
 pub(crate) struct Audit {
     /// Read the output of a benchmark from this file instead of running a command; - is standard input
@@ -118,8 +118,8 @@ fn read_file(file: &Path) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns the device with this name. Without the name, all devices with packets may have carried a part of the messages,
-/// so the result is their sum.
+/// Returns the device with this name. Without the name, all devices with packets may have carried a part of the
+/// messages, so the result is their sum.
 fn chosen(counted: Vec<Counted>, name: Option<&str>) -> Option<Counted> {
     // A label has the name of the device before the port or the address.
     let is_meant = |counted: &Counted, name: &str| {

@@ -49,8 +49,8 @@ pub(crate) struct Settings {
     /// uses inline data and ibv_wr_* with 0x2c9:4119
     #[arg(long, value_name = "VENDOR[:PART]", value_parser = parse_vendor)]
     vendor_id: Option<String>,
-    /// Report on standard error, each only once: calls and files of RDMA devices that a program requests and the device
-    /// does not support, probable causes of failed completions, and started programs that cannot be reached
+    /// Report on standard error, each only once: requested calls and files of RDMA devices that are not supported,
+    /// probable causes of failed completions, and started programs that cannot be reached
     #[arg(long)]
     explain: bool,
     /// Time at which the device acknowledges a message. With `strict`, the device acknowledges a message before the
