@@ -200,8 +200,8 @@ mod tests {
     #[test]
     fn one_receiving_thread_serves_all_senders() {
         let testbed = crate::testbed::by_name("t1").expect("a built-in testbed");
-        let need = Need { peers: Peers::many_to_one(4), ..Need::new(64, Goal::Throughput) };
-        let pairs = Need { peers: Peers::pairs(4), ..need.clone() };
+        let need = Need { peers: Peers::many_to_one(16), ..Need::new(64, Goal::Throughput) };
+        let pairs = Need { peers: Peers::pairs(16), ..need.clone() };
         let parameters = doorbell_model::parameters::Parameters::t1();
         for advice in doorbell_model::advise::advise(&parameters, &need).expect("advice") {
             if !["send-receive", "buffered-write-tail-send"].contains(&advice.protocol.name()) {

@@ -3,14 +3,16 @@
 
 use std::ffi::{CStr, c_char};
 use std::fmt::{self, Write};
+use std::mem::MaybeUninit;
 use std::num::NonZeroUsize;
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Once, OnceLock};
 
 use doorbell_output::write_escaped;
 use doorbell_verbs::QP_DEATHS;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, pthread_sigmask};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -89,14 +91,72 @@ pub(crate) fn hint(subject: &dyn fmt::Display, why: &dyn fmt::Display) {
 /// Maximum number of dead queue pairs that a process reports.
 const MOST_DEATHS: usize = 64;
 
-/// Reports the death of a queue pair, even without `--explain`.
+/// File that was standard error when the program opened its first device.
+static STANDARD_ERROR: OnceLock<Option<(u64, u64)>> = OnceLock::new();
+
+/// Returns device and inode of standard error, or `None` if it is closed.
+fn standard_error() -> Option<(u64, u64)> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `fstat` fills the structure if it succeeds. The call bypasses this library's own `fstat`.
+    let status = unsafe {
+        match libc::syscall(libc::SYS_fstat, libc::STDERR_FILENO, status.as_mut_ptr()) {
+            0 => status.assume_init(),
+            _ => return None,
+        }
+    };
+    Some((status.st_dev, status.st_ino))
+}
+
+/// Returns whether standard error is open, and is this file.
+fn is_standard_error(file: Option<(u64, u64)>) -> bool {
+    file.is_some() && standard_error() == file
+}
+
+/// Reports the death of a queue pair, even without `--explain`. The program did not ask for this line, so the line must
+/// not harm it. It goes only into the file that was standard error at the start, and neither waits nor raises SIGPIPE.
 fn report_death(what: &dyn fmt::Display) {
     static REPORTED: AtomicUsize = AtomicUsize::new(0);
+    if !is_standard_error(STANDARD_ERROR.get().copied().flatten()) {
+        return;
+    }
     match REPORTED.fetch_add(1, Ordering::Relaxed) {
-        earlier if earlier < MOST_DEATHS => line(format_args!("{what}")),
-        MOST_DEATHS => line(format_args!("{MOST_DEATHS} queue pairs have died: further ones are omitted")),
+        earlier if earlier < MOST_DEATHS => without_sigpipe(|| line_at_once(format_args!("{what}"))),
+        MOST_DEATHS => without_sigpipe(|| {
+            line_at_once(format_args!("{MOST_DEATHS} queue pairs have died: further ones are omitted"));
+        }),
         _ => {}
     }
+}
+
+/// Writes a line if standard error has room for it now.
+fn line_at_once(text: fmt::Arguments<'_>) {
+    let mut ready = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: `ready` is one valid element. A pipe that is ready has room for `PIPE_BUF` bytes, more than a line has.
+    let found = unsafe { libc::poll(&mut ready, 1, 0) };
+    if found == 1 && ready.revents == libc::POLLOUT {
+        line(text);
+    }
+}
+
+/// Calls `write` while this thread blocks SIGPIPE, and takes the signal that `write` has raised.
+fn without_sigpipe(write: impl FnOnce()) {
+    let sigpipe = SigSet::from(Signal::SIGPIPE);
+    let mut before = SigSet::empty();
+    if pthread_sigmask(SigmaskHow::SIG_BLOCK, Some(&sigpipe), Some(&mut before)).is_err() {
+        return;
+    }
+    // SAFETY: `sigpending` fills the set if it succeeds.
+    let was_pending = unsafe {
+        let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
+        libc::sigpending(pending.as_mut_ptr()) != 0 || libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1
+    };
+    write();
+    if !was_pending {
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: set and time are valid. The call returns at once if no signal is pending.
+        unsafe { libc::sigtimedwait(sigpipe.as_ref(), ptr::null_mut(), &now) };
+    }
+    let _ = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None);
 }
 
 /// Reports from now on each queue pair that dies. If the user requested explanations, also explains the messages that
@@ -107,6 +167,7 @@ pub(crate) fn explain_device() {
     if is_wanted() || reports_deaths {
         // No other code sets the default subscriber: this library has its own copy of `tracing`.
         ONCE.call_once(|| {
+            STANDARD_ERROR.get_or_init(standard_error);
             drop(tracing::subscriber::set_global_default(SentenceSubscriber {
                 all: is_wanted(),
                 say: |target: &str, what: &dyn fmt::Display| match target {
@@ -314,6 +375,79 @@ mod tests {
             tracing::info!(target: QP_DEATHS, "QP {}", 5);
         });
         assert_eq!(*said.lock().unwrap(), ["doorbell::queue_pair QP 5"]);
+    }
+
+    /// Runs `body` in a child whose standard error is a pipe, and returns its exit status and what it wrote. The reader
+    /// closes the pipe before `body` if `is_closed`.
+    fn in_child(is_closed: bool, body: fn()) -> (i32, String) {
+        let mut ends = [0; 2];
+        // SAFETY: the array has room for two descriptors.
+        assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+        // SAFETY: the child calls only `body` and functions that are safe after a fork, and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the descriptors are open. SIGPIPE gets its default action, as in C programs.
+            unsafe {
+                libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+                libc::dup2(ends[1], libc::STDERR_FILENO);
+                libc::close(ends[0]);
+                libc::close(ends[1]);
+                if is_closed {
+                    // Wait until the parent has closed the other end.
+                    let mut end = libc::pollfd { fd: libc::STDERR_FILENO, events: 0, revents: 0 };
+                    libc::poll(&mut end, 1, 10_000);
+                }
+            }
+            body();
+            // SAFETY: the child ends without destructors of its parent's threads.
+            unsafe { libc::_exit(7) };
+        }
+        // SAFETY: the parent owns the descriptors.
+        unsafe { libc::close(ends[1]) };
+        let mut text = String::new();
+        // SAFETY: nothing else owns this descriptor.
+        let mut reader = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(ends[0]) };
+        if is_closed {
+            drop(reader);
+        } else {
+            std::io::Read::read_to_string(&mut reader, &mut text).unwrap();
+        }
+        let mut status = 0;
+        // SAFETY: `child` is a child of this process.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        (status, text)
+    }
+
+    #[test]
+    fn a_death_is_reported_on_standard_error() {
+        let (status, text) = in_child(false, || {
+            assert!(is_standard_error(standard_error()));
+            without_sigpipe(|| line_at_once(format_args!("QP 0x000005: gone")));
+        });
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status}");
+        assert!(text.ends_with("]: QP 0x000005: gone\n"), "{text}");
+    }
+
+    #[test]
+    fn a_death_whose_report_has_no_reader_does_not_end_the_program() {
+        let (status, _) = in_child(true, || {
+            line_at_once(format_args!("QP 0x000005: gone"));
+            // The reader may also leave between the look and the write.
+            without_sigpipe(|| line(format_args!("to no reader")));
+        });
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status}");
+    }
+
+    #[test]
+    fn another_file_at_the_place_of_standard_error_gets_no_line() {
+        assert!(!is_standard_error(None));
+        let (status, _) = in_child(false, || {
+            let before = standard_error();
+            // SAFETY: the path ends with a zero byte, and the descriptors are this child's.
+            unsafe { libc::dup2(libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY), libc::STDERR_FILENO) };
+            assert!(before.is_some() && !is_standard_error(before));
+        });
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status}");
     }
 
     #[test]
