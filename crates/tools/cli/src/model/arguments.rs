@@ -31,11 +31,6 @@ pub(crate) struct ParametersArgument {
 }
 
 impl ParametersArgument {
-    /// Returns whether the user gave parameters.
-    pub(crate) fn is_given(&self) -> bool {
-        self.name.is_some()
-    }
-
     pub(crate) fn read(&self) -> Result<Parameters, Failure> {
         self.read_for(None)
     }
@@ -119,7 +114,7 @@ pub(crate) struct Load {
     #[arg(short, long)]
     bidirectional: bool,
     /// Answer each message with a reply of this size, in a closed loop: -t requests of each connection are outstanding.
-    /// The latency ends when the reply arrives. 0 means one-way messages
+    /// The latency ends when the reply arrives
     #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, conflicts_with = "bidirectional")]
     reply: Option<u64>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the path MTU of the parameters]
@@ -177,7 +172,7 @@ impl Load {
 
     /// Returns the size of replies, if messages have replies.
     pub(crate) fn reply_bytes(&self) -> Option<u64> {
-        self.reply.filter(|bytes| *bytes > 0)
+        self.reply
     }
 
     fn outer(&self) -> OuterKind {
