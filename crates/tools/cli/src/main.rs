@@ -14,7 +14,6 @@ mod doctor;
 mod ending;
 mod failure;
 mod far;
-mod faults;
 mod links;
 mod model;
 mod output;

@@ -13,7 +13,6 @@ mod errors;
 mod explain;
 mod failures;
 mod far;
-mod faults;
 mod hosts;
 mod launches;
 mod load;
