@@ -40,7 +40,7 @@ pub(super) struct Streams<'a> {
     progress: Option<&'a dyn Fn(u64)>,
     /// Number of messages received on all connections.
     arrived: Rc<Cell<u64>>,
-    /// Latencies of all connections; empty if they are not measured.
+    /// Latencies of each connection in turn; empty if they are not measured.
     latencies: Rc<RefCell<Buckets>>,
     sent: Vec<Tallied>,
     received: Vec<Tallied>,
@@ -138,7 +138,7 @@ impl<'a> Streams<'a> {
                     return vec![workload::stream(a, own, sender, messages, reception, &|_| {}).await];
                 };
                 vec![timed.map(|(tally, times)| {
-                    collect(&latencies, &Buckets::of(&times));
+                    latencies.borrow_mut().0.extend(Buckets::of(&times).0);
                     tally
                 })]
             }));
@@ -191,7 +191,7 @@ impl<'a> Streams<'a> {
             self.sent.push(simulation.spawn(from, format!("sender {from} to {to}"), async move {
                 let result = if is_latency {
                     unacknowledged::ping(&a, plan, own, &|_| {}).await.map(|(tally, times)| {
-                        collect(&latencies, &Buckets::of(&times));
+                        latencies.borrow_mut().0.extend(Buckets::of(&times).0);
                         tally
                     })
                 } else {
@@ -260,14 +260,6 @@ impl<'a> Streams<'a> {
             summary,
         })
     }
-}
-
-/// Adds the latencies of a connection to those of all connections.
-fn collect(all: &RefCell<Buckets>, times: &Buckets) {
-    let mut sum = all.borrow().to_histogram();
-    // The histogram grows automatically, so adding values cannot fail.
-    let _ = sum.add(times.to_histogram());
-    all.replace(Buckets::of(&sum));
 }
 
 /// Makes the ends of receivers that share memory: those of Shared-Write, whose senders write into one ring of their
