@@ -117,6 +117,8 @@ pub struct Setup {
     pub duration_s: Option<f64>,
     /// GIDs of the two ends as printed, this end first.
     pub gids: Vec<String>,
+    /// Kind of messages whose packets differ from those of RC, UC and UD queue pairs with one receiver.
+    pub other_packets: Option<&'static str>,
     /// Whether the tool reported a CPU below its maximum frequency.
     pub cpu_is_slow: bool,
 }

@@ -1,6 +1,6 @@
 //! Growth of the counters of a device during a benchmark.
 
-use doorbell_counters::{COMMON, Common, Rates};
+use doorbell_counters::{COMMON, Change, Common, Rates, change};
 use serde_json::Value;
 
 /// Number of intervals at nearly the largest rate from which on a rate counts as steady.
@@ -99,7 +99,7 @@ impl Counted {
     }
 
     /// Reads lines of `doorbell counters --json`. Several lines are the readings before, during and after a benchmark,
-    /// of which the totals are subtracted. One line has the growth in its interval.
+    /// of which the changes of the totals are added. One line has the growth in its interval.
     ///
     /// # Errors
     ///
@@ -119,16 +119,16 @@ impl Counted {
             _ => 0.0,
         };
         let is_one = looks.len() == 1;
-        let named = |devices: &[Value], name: &str| {
-            devices.iter().find(|device| device.get("device").and_then(Value::as_str) == Some(name)).cloned()
-        };
+        let is_named = |device: &Value, name: &str| device.get("device").and_then(Value::as_str) == Some(name);
         let mut found = Vec::new();
         for after in &last {
             let name = after.get("device").and_then(Value::as_str).unwrap_or("?");
             if is_one {
                 found.push(Self::of_interval(name, after));
-            } else if let Some(before) = named(&first, name) {
-                found.push(Self::of_totals(name, seconds, &before, after));
+            } else if first.iter().any(|before| is_named(before, name)) {
+                let reading = |look| devices(look)?.into_iter().find(|device| is_named(device, name));
+                let readings: Vec<Option<Value>> = looks.iter().map(reading).collect();
+                found.push(Self::of_totals(name, seconds, &readings));
             }
         }
         let is_used = |counted: &Self| counted.packets().is_some() || counted.steady_packets_per_s().is_some();
@@ -150,22 +150,54 @@ impl Counted {
         counted
     }
 
-    fn of_totals(name: &str, seconds: f64, before: &Value, after: &Value) -> Self {
-        let total = |device: &Value, common: Common| {
-            device.pointer(&format!("/totals/{}", common.name())).and_then(Value::as_u64)
-        };
+    /// Adds the changes between consecutive readings. `None` is a reading without the device.
+    fn of_totals(name: &str, seconds: f64, readings: &[Option<Value>]) -> Self {
         let mut counted = Self { seconds, ..Self::new(name) };
-        let pairs = Common::ALL.map(|common| total(before, common).zip(total(after, common)));
-        if let Some(place) = pairs.iter().position(|pair| pair.is_some_and(|(before, after)| after < before)) {
-            counted.remarks.push(format!(
-                "{} of {name} decreased, so the counters were reset or wrapped: they are not used",
-                Common::ALL[place].name()
-            ));
-            return counted;
+        let mut was_reset = false;
+        counted.deltas = Common::ALL.map(|common| {
+            let total = |device: &Option<Value>| {
+                device.as_ref()?.pointer(&format!("/totals/{}", common.name())).and_then(Value::as_u64)
+            };
+            let mut sum = Some(0_u64);
+            for pair in readings.windows(2) {
+                let grown = match (total(&pair[0]), total(&pair[1])) {
+                    (Some(before), Some(after)) => match change_of_total(before, after) {
+                        Change::Grew(grown) => Some(grown),
+                        Change::WentBack => {
+                            was_reset = true;
+                            let name = format!("{} of {name}", common.name());
+                            counted.remarks.push(format!(
+                                "{name} decreased, so the counters were reset or wrapped: they are not used"
+                            ));
+                            None
+                        }
+                        Change::Saturated => {
+                            let name = format!("{} of {name}", common.name());
+                            counted.remarks.push(format!("{name} has reached its maximum: the counter is not used"));
+                            None
+                        }
+                    },
+                    _ => None,
+                };
+                sum = sum.zip(grown).and_then(|(sum, grown)| sum.checked_add(grown));
+                if sum.is_none() {
+                    break;
+                }
+            }
+            sum
+        });
+        if was_reset {
+            // The other counters were reset too, so none of them has a known growth.
+            counted.deltas = [None; COMMON];
         }
-        counted.deltas = pairs.map(|pair| pair.map(|(before, after)| after - before));
         counted
     }
+}
+
+/// Returns the change of a total, which has 64 bits. Counters of ports stay at their maximum.
+fn change_of_total(before: u64, after: u64) -> Change {
+    let is_maximum = after == u64::from(u32::MAX) || after == u64::MAX;
+    if before == after && is_maximum { Change::Saturated } else { change(u64::BITS, before, after) }
 }
 
 #[cfg(test)]
@@ -186,6 +218,20 @@ mod tests {
         assert_eq!((counted[0].device.as_str(), counted[0].seconds), ("mlx5_0/1", 2.5));
         assert_eq!((counted[0].packets(), counted[0].delta(Common::RxPackets)), (Some(4000), None));
         assert_eq!(counted[0].bytes_per_packet(), Some(4154.0));
+    }
+
+    #[test]
+    fn changes_between_all_lines_are_added() {
+        let of = |packets: &[u64]| {
+            let lines = packets.iter().enumerate().map(|(second, packets)| look(second as f64, *packets));
+            Counted::from_json(&lines.collect::<String>()).unwrap().remove(0)
+        };
+        assert_eq!(of(&[100, 250, 900]).packets(), Some(800));
+        let reset = of(&[5000, 10, 9000]);
+        assert_eq!((reset.packets(), reset.remarks.len()), (None, 2));
+        let full = of(&[100, u64::from(u32::MAX), u64::from(u32::MAX)]);
+        assert_eq!(full.packets(), None);
+        assert!(full.remarks[0].contains("tx_packets of mlx5_0/1 has reached its maximum"), "{:?}", full.remarks);
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub fn text(audit: &Audit) -> Vec<String> {
     let lists = [
         ("contradicted", audit.contradictions.clone()),
         ("holds", audit.comparisons.clone()),
+        ("model", audit.predictions.clone()),
         ("cause", audit.findings.iter().map(|finding| finding.sentence.clone()).collect()),
         ("status", statuses(audit)),
         ("note", audit.arithmetic.iter().flat_map(|arithmetic| arithmetic.assumed.clone()).collect()),
@@ -70,7 +71,7 @@ fn claimed(audit: &Audit, claim: &Claim) -> String {
 fn statuses(audit: &Audit) -> Vec<String> {
     let causes = audit.output.failures.iter().flat_map(|status| {
         let sentence = |cause: &doorbell_verbs_core::Cause| {
-            format!("{} ({}): perhaps {}; to check: {}", status.number(), status.text(), cause.cause, cause.check)
+            format!("{} ({}): perhaps {}. Check: {}", status.number(), status.text(), cause.cause, cause.check)
         };
         status.causes().iter().map(sentence).collect::<Vec<_>>()
     });
@@ -143,6 +144,7 @@ pub fn json(audit: &Audit) -> Value {
         "predicted": predicted,
         "contradictions": audit.contradictions,
         "comparisons": audit.comparisons,
+        "predictions": audit.predictions,
         "findings": findings.collect::<Vec<_>>(),
         "failures": failures.collect::<Vec<_>>(),
         "notes": audit.notes,

@@ -18,6 +18,8 @@ const LEAST_COUNTED: f64 = 0.98;
 const ELSEWHERE: f64 = 0.1;
 /// Relative difference between a claimed and a steady rate of packets from which on they contradict each other.
 const RATE_TOLERANCE: f64 = 0.1;
+/// Relative difference between the time of the counted messages and a duration without margins.
+const MARGIN_TOLERANCE: f64 = 0.1;
 
 /// Result of an audit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +100,8 @@ pub struct Audit {
     pub contradictions: Vec<String>,
     /// Comparisons that hold, and limits, as sentences.
     pub comparisons: Vec<String>,
+    /// Ratios to predictions, as sentences. They do not decide the verdict.
+    pub predictions: Vec<String>,
     /// Probable causes, the most probable one first.
     pub findings: Vec<Finding>,
     /// Remarks on parts that could not be used, as sentences.
@@ -135,19 +139,25 @@ pub fn audit(output: &Output, counted: Option<&Counted>, given: &Given) -> Audit
         verdict: Verdict::Unknown,
         contradictions: Vec::new(),
         comparisons: Vec::new(),
+        predictions: Vec::new(),
         findings: Vec::new(),
         notes: output.notes.clone(),
     };
     for claim in &output.claims {
         agrees_with_itself(&mut audit, claim);
     }
+    if let Some(kind) = output.setup.other_packets {
+        audit.note(format!("the messages are {kind}: link, counters and model are not compared"));
+    }
     if let Some(claim) = audit.claim.clone() {
+        compare_with_duration(&mut audit, &claim);
+    }
+    if let Some(claim) = audit.claim.clone().filter(|_| output.setup.other_packets.is_none()) {
         match claim.bytes.map(|bytes| Arithmetic::of(&output.setup, given.path_mtu, bytes)) {
             Some(Ok(arithmetic)) => audit.arithmetic = Some(arithmetic),
             Some(Err(why)) => audit.note(why),
             None => audit.note("the output does not show the size of a message: packets are unknown".to_owned()),
         }
-        compare_with_duration(&mut audit, &claim);
         compare_with_link(&mut audit, &claim);
         compare_with_counters(&mut audit, &claim);
         compare_with_prediction(&mut audit, &claim);
@@ -216,21 +226,25 @@ fn compare_with_duration(audit: &mut Audit, claim: &Claim) {
     else {
         return;
     };
-    let seconds = iterations as f64 / messages_per_s;
+    // The rate counts both directions, the iterations one.
+    let is_bidirectional = audit.output.setup.is_bidirectional;
+    let seconds = iterations as f64 / messages_per_s * if is_bidirectional { 2.0 } else { 1.0 };
     if seconds < causes::SHORTEST_S {
         let sentence =
             format!("the run took {:.2} ms: caches, clocks and the first round trips dominate it", 1e3 * seconds);
         audit.find("short-run", 70, sentence);
     }
     let Some(duration_s) = audit.output.setup.duration_s else { return };
-    let share = seconds / duration_s;
-    if (0.45..0.55).contains(&share) {
+    // perftest's margin is a quarter of the duration in whole seconds.
+    let margin_s = (duration_s / 4.0).floor();
+    let counted_s = duration_s - 2.0 * margin_s;
+    if margin_s > 0.0 && (seconds / counted_s - 1.0).abs() < MARGIN_TOLERANCE {
         audit.find(
             "margin",
             60,
             format!(
-                "{iterations} messages at this rate are {seconds:.1} s, half of the requested {duration_s} s: perftest \
-                 counts no messages in a margin of a quarter at each end"
+                "{iterations} messages at this rate are {seconds:.1} s of the requested {duration_s} s: perftest counts \
+                 no messages in a margin of {margin_s} s at each end"
             ),
         );
     }
@@ -288,14 +302,19 @@ fn compare_with_counters(audit: &mut Audit, claim: &Claim) {
     for remark in &counted.remarks {
         audit.note(remark.clone());
     }
-    let Some(packets) = counted.packets() else {
+    if audit.output.claims.len() > 1 {
+        return compare_all_rows(audit, &counted);
+    }
+    // The growth in one interval may cover a part of the benchmark only.
+    let packets = counted.packets().filter(|_| !counted.is_given_rate);
+    let Some(packets) = packets else {
         if counted.steady_packets_per_s().is_none() {
             audit.note(format!("the packets that {} counted are unknown: counters are not compared", counted.device));
             return;
         }
         return compare_rates(audit, claim, &counted, &arithmetic);
     };
-    match claim.iterations.filter(|_| !audit.output.setup.is_bidirectional && audit.output.claims.len() == 1) {
+    match claim.iterations.filter(|_| !audit.output.setup.is_bidirectional) {
         Some(iterations) => {
             let needed = iterations.saturating_mul(arithmetic.packets);
             let allowed = packets / arithmetic.packets;
@@ -305,24 +324,48 @@ fn compare_with_counters(audit: &mut Audit, claim: &Claim) {
             );
             if (packets as f64) < LEAST_COUNTED * needed as f64 {
                 audit.contradictions.push(sentence);
-                if (packets as f64) < ELSEWHERE * needed as f64 {
-                    let sentence =
-                        "nearly no packet went through the device: memory of one machine, or another device, \
-                                    carried the data"
-                            .to_owned();
-                    audit.find("another-path", 80, sentence);
-                }
-                audit.find(
-                    "counters",
-                    60,
-                    "the counters are of another device or port, or the observer misses packets".to_owned(),
-                );
+                lacks_packets(audit, packets, needed);
             } else {
                 audit.comparisons.push(sentence);
             }
         }
         None => compare_rates(audit, claim, &counted, &arithmetic),
     }
+}
+
+/// Compares the packets of all rows with the counters, since rates of counters do not belong to one row.
+fn compare_all_rows(audit: &mut Audit, counted: &Counted) {
+    let rows = audit.output.claims.len();
+    let is_whole = !counted.is_given_rate && !audit.output.setup.is_bidirectional;
+    let needed_packets = |claim: &Claim| {
+        let arithmetic = Arithmetic::of(&audit.output.setup, audit.given.path_mtu, claim.bytes?).ok()?;
+        claim.iterations?.checked_mul(arithmetic.packets)
+    };
+    let needed = audit.output.claims.iter().map(needed_packets).try_fold(0_u64, |sum, row| sum.checked_add(row?));
+    let (Some(needed), Some(packets)) = (needed, counted.packets().filter(|_| is_whole)) else {
+        let device = &counted.device;
+        audit.note(format!("the output has {rows} rows: the counters of {device} are not compared with one of them"));
+        return;
+    };
+    let sentence =
+        format!("the messages of all {rows} rows need {needed} packets; {} counted {packets}", counted.device);
+    if (packets as f64) < LEAST_COUNTED * needed as f64 {
+        audit.contradictions.push(sentence);
+        lacks_packets(audit, packets, needed);
+    } else {
+        audit.comparisons.push(sentence);
+    }
+}
+
+/// Adds the causes of counters below the needed packets.
+fn lacks_packets(audit: &mut Audit, packets: u64, needed: u64) {
+    if (packets as f64) < ELSEWHERE * needed as f64 {
+        let sentence = "nearly no packet went through the device: memory of one machine, or another device, carried \
+                        the data";
+        audit.find("another-path", 80, sentence.to_owned());
+    }
+    let sentence = "the counters are of another device or port, or the observer misses packets";
+    audit.find("counters", 60, sentence.to_owned());
 }
 
 /// Compares the claimed rate of packets with the steady rate of the counters.
@@ -363,7 +406,7 @@ fn compare_rates(audit: &mut Audit, claim: &Claim, counted: &Counted, arithmetic
 fn compare_with_prediction(audit: &mut Audit, claim: &Claim) {
     let (Some(predicted), Some(average)) = (&audit.given.predicted, &claim.average) else { return };
     if predicted.bytes_per_s > 0.0 {
-        audit.comparisons.push(format!(
+        audit.predictions.push(format!(
             "the model predicts {}B/s for {}; the claim is {:.0} % of that",
             rate(predicted.bytes_per_s),
             predicted.testbed,

@@ -32,7 +32,7 @@ pub enum Goal {
 /// Requirements of an application.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Need {
-    /// Message sizes, each with its share of the messages. The shares need not add up to one.
+    /// Message sizes, each with its weight. The weights are shares of the messages, and need not add up to one.
     pub sizes: Vec<(u64, f64)>,
     /// Bytes of the reply to each message, in a closed loop. `None` means that messages have no replies.
     pub reply_bytes: Option<u64>,
@@ -105,8 +105,8 @@ pub struct Advice {
     /// Mean latency of a message if no other message is in flight. The latency of a request ends when its reply
     /// arrives.
     pub latency_ns: f64,
-    /// Mean latency while all windows are full ([`Prediction::loaded_ns`]). `None` if the offered rate is reached,
-    /// since windows are not full then.
+    /// Mean latency while all windows are full ([`Prediction::loaded_ns`]). `None` if the need has an offered rate,
+    /// which determines how full the windows are.
     pub loaded_ns: Option<f64>,
     /// Predicted messages per second. A request counts together with its reply.
     pub messages_per_s: f64,
@@ -156,8 +156,8 @@ pub enum AdviseError {
 
 /// Candidate windows.
 const WINDOWS: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
-/// Maximum of [`Need::window`].
-const MOST_WINDOW: u32 = 1 << 16;
+/// Maximum of [`Need::window`] and of the depth of a connection: the maximum window of Doorbell's connections.
+const MOST_WINDOW: u32 = 1 << 14;
 /// Candidate batches.
 const BATCHES: [u32; 3] = [1, 8, 32];
 /// Number of connections for whose windows a shared queue or ring has space.
@@ -235,9 +235,9 @@ fn check(need: &Need) -> Result<(), AdviseError> {
     if !(1..=MOST_SIZES).contains(&need.sizes.len()) {
         return refuse("the number of message sizes", need.sizes.len().to_string(), "1 to 1024");
     }
-    for &(_, share) in &need.sizes {
-        if !(1e-9..=1e9).contains(&share) {
-            return refuse("the share of a message size", share.to_string(), "0.000000001 to 1000000000");
+    for &(_, weight) in &need.sizes {
+        if !(1e-9..=1e9).contains(&weight) {
+            return refuse("the weight of a message size", weight.to_string(), "0.000000001 to 1000000000");
         }
     }
     if need.reply_bytes.is_some() && need.bidirectional {
@@ -246,7 +246,7 @@ fn check(need: &Need) -> Result<(), AdviseError> {
     if let Some(window) = need.window
         && !(1..=MOST_WINDOW).contains(&window)
     {
-        return refuse("the number of outstanding messages", window.to_string(), "1 to 65536");
+        return refuse("the number of outstanding messages", window.to_string(), "1 to 16384");
     }
     match need.messages_per_s {
         Some(rate) if !(1e-3..=1e12).contains(&rate) => {
@@ -281,12 +281,20 @@ fn places(protocol: Protocol) -> bool {
     protocol.properties().zero_copy == ZeroCopy::Yes
 }
 
+/// Returns whether the connections of a receiver can share a receive queue. Doorbell shares the receives of one-way
+/// messages only.
+fn may_share(need: &Need) -> bool {
+    need.reply_bytes.is_none() && need.peers.connections > need.peers.receivers
+}
+
 /// Returns the candidates: window, batch, and whether the connections share the receive buffers.
 fn settings(protocol: Protocol, need: &Need, receives: Receives) -> Vec<(u32, u32, bool)> {
     let sharing: &[bool] = match protocol {
         _ if receives == Receives::Shared => &[true],
         Protocol::SharedWrite => &[true],
-        Protocol::SendReceive if need.peers.connections > SHARED_BY.saturating_mul(need.peers.receivers) => {
+        Protocol::SendReceive
+            if may_share(need) && need.peers.connections > SHARED_BY.saturating_mul(need.peers.receivers) =>
+        {
             &[false, true]
         }
         _ => &[false],
@@ -311,13 +319,14 @@ fn candidate(
     shares: bool,
 ) -> Result<Advice, AdviseError> {
     let Peers { senders, receivers, connections } = need.peers;
-    // If the connections share a queue, the depth of a connection is its part of the queue.
-    let (pool, depth) = match (window.saturating_mul(2).max(LEAST_DEPTH), shares) {
-        (depth, true) => {
-            let pool = depth.saturating_mul(SHARED_BY);
-            (pool, (pool / connections.div_ceil(receivers.max(1)).max(1)).max(1))
-        }
-        (depth, false) => (depth, depth),
+    let own_depth = window.saturating_mul(2).clamp(LEAST_DEPTH, MOST_WINDOW);
+    // If the connections share a queue, the depth of a connection is its part of the queue, and at least one buffer.
+    let (pool, depth) = if shares {
+        let sharing = connections.div_ceil(receivers.max(1)).max(1);
+        let pool = own_depth.saturating_mul(SHARED_BY).min(MOST_WINDOW).max(sharing);
+        (pool, pool / sharing)
+    } else {
+        (own_depth, own_depth)
     };
     let srq = shares && protocol == Protocol::SendReceive;
     let workload = |bytes| Workload {
@@ -331,20 +340,20 @@ fn candidate(
         ..Workload::new(bytes, window, batch)
     };
     let prediction = prediction(parameters, need, workload)?;
-    let reached = need.messages_per_s.is_some_and(|rate| prediction.messages_per_s >= rate);
     let directions = if need.bidirectional { 2.0 } else { 1.0 };
     let in_flight = directions * f64::from(connections) * f64::from(window);
     let per_thread = |threads: u32| u64::from(connections.div_ceil(threads.max(1)));
     // The memory of messages in one direction, at the thread that sends them and at the thread that receives them.
-    let of = |sizes: &[(u64, f64)], [from, to]: [u32; 2], shares: bool| {
-        let [sending, receiving] = memory(protocol, sizes, window.into(), pool.into());
+    let of = |sizes: &[(u64, f64)], [from, to]: [u32; 2], depth: u32, shares: bool| {
+        let [sending, receiving] = memory(protocol, sizes, window.into(), depth.into());
         let receiving = receiving.saturating_mul(if shares { 1 } else { per_thread(to) });
         [sending.saturating_mul(per_thread(from)), receiving]
     };
-    let [sending, receiving] = of(&need.sizes, [senders, receivers], shares);
+    let [sending, receiving] = of(&need.sizes, [senders, receivers], pool, shares);
     let (sender_bytes, receiver_bytes) = match need.reply_bytes {
         Some(reply_bytes) => {
-            let [replying, hearing] = of(&[(reply_bytes, 1.0)], [receivers, senders], false);
+            // A client shares no buffers for replies.
+            let [replying, hearing] = of(&[(reply_bytes, 1.0)], [receivers, senders], own_depth, false);
             (sending.saturating_add(hearing), receiving.saturating_add(replying))
         }
         None if need.bidirectional => (sending.saturating_add(receiving), sending.saturating_add(receiving)),
@@ -357,7 +366,7 @@ fn candidate(
         depth: pool,
         srq,
         latency_ns: prediction.latency_ns,
-        loaded_ns: (!reached).then(|| prediction.loaded_ns(in_flight)),
+        loaded_ns: need.messages_per_s.is_none().then(|| prediction.loaded_ns(in_flight)),
         messages_per_s: prediction.messages_per_s,
         sender_bytes,
         receiver_bytes,
@@ -439,7 +448,7 @@ impl Yardstick {
 }
 
 /// Returns the predicted messages per second, limited to the offered rate.
-fn useful(need: &Need, advice: &Advice) -> f64 {
+pub fn useful(need: &Need, advice: &Advice) -> f64 {
     need.messages_per_s.map_or(advice.messages_per_s, |rate| rate.min(advice.messages_per_s))
 }
 
@@ -500,6 +509,5 @@ fn reason(parameters: &Parameters, need: &Need, advice: &Advice, first: &Advice)
 fn held_by_sharing(parameters: &Parameters, need: &Need) -> Option<f64> {
     let (above, below) = srq_slow_sizes(parameters)?;
     let is_slow = |bytes: u64| above < bytes && bytes < below;
-    let several = need.peers.connections > need.peers.receivers;
-    (several && need.sizes.iter().all(|(bytes, _)| is_slow(*bytes))).then_some(1e9 / parameters.o_srq_ns)
+    (may_share(need) && need.sizes.iter().all(|(bytes, _)| is_slow(*bytes))).then_some(1e9 / parameters.o_srq_ns)
 }

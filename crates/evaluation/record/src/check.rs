@@ -95,11 +95,14 @@ impl Parameters {
             (self.replicate, "one size for one source for all connections"),
             (
                 self.protocol.steps().iter().any(|step| carries_several(step.size)),
-                "one size for a protocol whose READs carry several messages",
+                "one size (-s) with buffered-read, whose READs carry several messages",
             ),
         ];
         match others.into_iter().find(|(is_wrong, _)| *is_wrong) {
-            Some((_, allowed)) => Err(MIX.refuse(format!("{} sizes", mix.0.len()), allowed)),
+            Some((_, allowed)) => {
+                let count = mix.0.len();
+                Err(MIX.refuse(format!("{count} size{}", if count == 1 { "" } else { "s" }), allowed))
+            }
             None => Ok(()),
         }
     }
@@ -178,14 +181,11 @@ impl Parameters {
         let is_answered = is_polled && self.operation == Operation::RequestResponse;
         let may_share = goes || is_answered || is_polled && self.operation.is_one_sided();
         if serving.threads > 1 && !may_share {
-            let allowed = "1 unless messages are sent one way, or have replies, or operations are one-sided, by \
-                           programs that poll, not for lat";
-            return Err(THREADS.refuse(serving.threads.to_string(), allowed));
+            return Err(THREADS.refuse(serving.threads.to_string(), "1 with lat, -e or -b"));
         }
         let may_serve = is_answered || goes && !serving.single_receiver && !self.replicate;
         if serving.server_threads > 1 && !may_serve {
-            let allowed = "0 or 1 unless messages are sent one way, or have replies, by programs that poll, not for \
-                           lat, not to a single receiver";
+            let allowed = "0 or 1 with lat, -e, -b, --single-receiver, --replicate or one-sided operations";
             return Err(SERVER_THREADS.refuse(serving.server_threads.to_string(), allowed));
         }
         if serving.single_receiver && !goes {

@@ -20,18 +20,21 @@ const SEED: u64 = 0x5152_5354;
 pub struct SizeMix(pub Vec<(usize, f64)>);
 
 impl SizeMix {
-    /// Parses a histogram in CSV: one row `bytes,weight` for each size. Empty lines, lines that begin with `#`, and a
-    /// first line `bytes,weight` are skipped. `file` is the name of the file in errors.
+    /// Parses a histogram in CSV: one row `bytes,weight` for each size. Empty lines, lines that begin with `#`, a first
+    /// row `bytes,weight`, and a byte order mark are skipped. `file` is the name of the file in errors.
     ///
     /// # Errors
     ///
     /// A row is malformed, or a size or weight is out of range. The error names the file and the line.
     pub fn from_csv(file: &str, text: &str) -> Result<Self, String> {
-        let mut rows = Vec::new();
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let (mut rows, mut is_first) = (Vec::new(), true);
         for (index, line) in text.lines().enumerate() {
             let row = line.trim();
-            let is_heading = index == 0 && row.replace(' ', "").eq_ignore_ascii_case("bytes,weight");
-            if row.is_empty() || row.starts_with('#') || is_heading {
+            if row.is_empty() || row.starts_with('#') {
+                continue;
+            }
+            if std::mem::take(&mut is_first) && row.replace(' ', "").eq_ignore_ascii_case("bytes,weight") {
                 continue;
             }
             let refuse = |problem: String| format!("{file}, line {}: {problem}", index + 1);
@@ -167,6 +170,9 @@ mod tests {
         let read = |text: &str| SizeMix::from_csv("sizes.csv", text);
         let mix = read("bytes,weight\n# small ones\n64, 9\n\n4096,1\n").unwrap();
         assert_eq!(mix, SizeMix(vec![(64, 9.0), (4096, 1.0)]));
+        assert_eq!(read("\u{feff}# sizes\n\nBytes, Weight\n64,9\n4096,1\n").unwrap(), mix);
+        assert_eq!(read("\u{feff}64,9\n4096,1\n").unwrap(), mix);
+        assert!(read("64,9\nbytes,weight\n").unwrap_err().contains("line 2: \"bytes,weight\" is no row"));
         let many = "1,1\n".repeat(MAX_ROWS + 1);
         let allowed = "must be 0 to 1073741824 B with a weight of 0.000000001 to 1000000000";
         for (text, said) in [

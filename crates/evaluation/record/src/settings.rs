@@ -161,7 +161,7 @@ impl<P> Setting<P> {
     }
 
     /// Returns whether the range contains a value. Without `all`, bounds that depend on other settings do not matter.
-    fn allows(&self, value: Value, all: Option<&P>) -> bool {
+    pub fn allows(&self, value: Value, all: Option<&P>) -> bool {
         match (self.range, value) {
             (Range::Whole(least, most), Value::Whole(number)) => (least..=self.bounded(most, all)).contains(&number),
             // NaN is in no range.

@@ -144,8 +144,8 @@ impl View {
             quiet: answers::quiet(runs, &experiments),
             answers,
             unanswered: is_unanswered.then_some(
-                "No experiment of this page measures a protocol over the message size, so no protocol is best. A \
-                 study without names of experiments does.",
+                "This page ranks no protocols, since none of its experiments varies the message size of a protocol. \
+                 `doorbell study` without names of experiments measures them.",
             ),
             tiles,
             changes: pair(runs).map(|pair| pair.overview(&experiments)),

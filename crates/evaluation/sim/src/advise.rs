@@ -5,8 +5,10 @@ use std::cmp::Ordering;
 use doorbell_model::advise::{Advice, Goal, Need};
 use doorbell_model::workload::Peers;
 use doorbell_protocols::Protocol;
-use doorbell_record::{Extent, Kind, Operation, Parameters, Serving, SharedBy};
+use doorbell_record::settings::{SERVER_THREADS, THREADS, Value};
+use doorbell_record::{Extent, Kind, Operation, Parameters, Serving, SharedBy, SizeMix};
 use doorbell_study::failure::Usage;
+use doorbell_wire::PathMtu;
 
 use crate::Testbed;
 use crate::reproduce::SEED;
@@ -19,6 +21,12 @@ const STREAM_BYTES: u64 = 16 << 20;
 
 /// Minimum number of windows that each connection sends, so that the stream is longer than its start.
 const LEAST_WINDOWS: u64 = 4;
+
+/// Maximum number of packets of a stream. A stream that reaches it may be shorter than [`LEAST_WINDOWS`].
+const STREAM_PACKETS: u64 = 1 << 20;
+
+/// Maximum message memory of a simulated end, in bytes. A stream that needs more has a smaller window or depth.
+const MOST_MEMORY: usize = 2 << 30;
 
 /// Number of round trips of a ping-pong. In virtual time, round trips differ only by the effects of caches and timers.
 const ROUND_TRIPS: u64 = 200;
@@ -35,23 +43,31 @@ pub fn departs(model: f64, simulated: f64) -> bool {
 }
 
 /// Simulated figures of an advice.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Simulated {
     /// Mean latency of a single message. The latency of a request ends when its reply arrives.
     pub latency_ns: f64,
-    /// Mean latency of requests with full windows; `None` for messages without replies.
+    /// Mean latency of requests with full windows; `None` for messages without replies, and with an offered rate.
     pub loaded_ns: Option<f64>,
     /// Messages per second.
     pub messages_per_s: f64,
+    /// Notes about values of the advice that the simulation reduced, and about short streams.
+    pub notes: Vec<String>,
 }
 
 /// Rejects a need that cannot be simulated.
 ///
 /// # Errors
 ///
-/// Senders and receivers differ in number, although both sides send or a receiver sleeps.
+/// An end has too many threads. Senders and receivers differ in number, although both sides send or a receiver sleeps.
 pub fn check(need: &Need) -> Result<(), Usage> {
     let Peers { senders, receivers, .. } = need.peers;
+    for (setting, threads, what) in [(&THREADS, senders, "sending"), (&SERVER_THREADS, receivers, "receiving")] {
+        if !setting.allows(Value::Whole(threads.into()), None) {
+            let allowed = setting.allowed(None);
+            return Err(Usage(format!("{threads} {what} threads cannot be simulated: must be {allowed}")));
+        }
+    }
     if senders != receivers && (need.bidirectional || need.receiver_sleeps) {
         return Err(Usage(format!(
             "{senders} sending and {receivers} receiving threads cannot be simulated if both sides send or the \
@@ -68,17 +84,47 @@ pub fn check(need: &Need) -> Result<(), Usage> {
 /// A point of the advice could not be simulated.
 pub fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simulated, PointError> {
     let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
-    let (mut latency_ns, mut loaded_ns, mut seconds) = (0.0, need.reply_bytes.map(|_| 0.0), 0.0);
+    let has_loaded = need.reply_bytes.is_some() && need.messages_per_s.is_none();
+    let (mut latency_ns, mut loaded_ns, mut seconds) = (0.0, has_loaded.then_some(0.0), 0.0);
+    let mut notes = Vec::new();
     for &(bytes, share) in &need.sizes {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let share = share / shares;
-        let alone = session::simulate(testbed, &alone(need, advice, bytes), bytes, SEED)?.result;
+        let alone = session::simulate(testbed, &with_memory(alone(need, advice, bytes), bytes), bytes, SEED)?.result;
         latency_ns += share * alone.latency_ns.ok_or(PointError::Unfinished)?.mean;
-        let stream = session::simulate(testbed, &stream(need, advice, bytes), bytes, SEED)?.result;
+        let (messages, note) = messages(need, advice, bytes);
+        let stream = Parameters { extent: Extent::Messages(messages), ..stream(need, advice, bytes) };
+        let stream = session::simulate(testbed, &with_memory(stream, bytes), bytes, SEED)?.result;
+        notes.extend(stream.fitted.notes.iter().cloned().chain(note).map(|note| format!("{bytes} B: {note}")));
         seconds += share / stream.messages_per_s;
         loaded_ns = loaded_ns.zip(stream.latency_ns).map(|(sum, latency)| sum + share * latency.mean);
     }
-    Ok(Simulated { latency_ns, loaded_ns, messages_per_s: 1.0 / seconds })
+    Ok(Simulated { latency_ns, loaded_ns, messages_per_s: 1.0 / seconds, notes })
+}
+
+/// Returns the parameters with enough memory for their window and depth, or with [`MOST_MEMORY`].
+fn with_memory(mut parameters: Parameters, bytes: usize) -> Parameters {
+    let has_enough = |parameters: &Parameters| parameters.fit(bytes).is_ok_and(|fitted| fitted.notes.is_empty());
+    while parameters.memory_bytes < MOST_MEMORY && !has_enough(&parameters) {
+        parameters.memory_bytes = parameters.memory_bytes.saturating_mul(2).min(MOST_MEMORY);
+    }
+    parameters
+}
+
+/// Returns the number of messages of each connection in a stream, and a note if they are less than [`LEAST_WINDOWS`].
+fn messages(need: &Need, advice: &Advice, bytes: usize) -> (u64, Option<String>) {
+    let (bytes, reply_bytes) = (bytes as u64, need.reply_bytes.unwrap_or(0));
+    let connections = u64::from(need.peers.connections).max(1);
+    let long = (STREAM_BYTES / reply_bytes.max(bytes).max(1)).min(STREAM_MESSAGES) / connections;
+    let least = LEAST_WINDOWS * u64::from(advice.window);
+    let mtu = need.path_mtu.unwrap_or(PathMtu::Mtu4096).bytes() as u64;
+    let packets = bytes.div_ceil(mtu).max(1) + reply_bytes.div_ceil(mtu);
+    let most = (STREAM_PACKETS / packets / connections).max(1);
+    let note = format!(
+        "the simulation has {most} messages per connection instead of {least}, which would be more than \
+         {STREAM_PACKETS} packets, so the start and the end of the stream lower its rate"
+    );
+    (long.max(least).min(most), (least > most).then_some(note))
 }
 
 /// Returns the parameters of one message at a time between one sender and one receiver.
@@ -89,21 +135,20 @@ fn alone(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
         protocol: advice.protocol,
         extent: Extent::Messages(ROUND_TRIPS),
         events: need.receiver_sleeps,
-        mtu: need.path_mtu.map(doorbell_wire::PathMtu::bytes),
+        mtu: need.path_mtu.map(PathMtu::bytes),
         ..Parameters::plain(Kind::Latency, operation, bytes)
     }
 }
 
-/// Returns the parameters of a stream at the required rate, or at the maximum.
+/// Returns the parameters of a stream at the required rate, or at the maximum. The caller sets the number of messages.
 fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
-    let longest = need.reply_bytes.unwrap_or(0).max(bytes as u64).max(1);
-    let messages = (STREAM_BYTES / longest).min(STREAM_MESSAGES) / u64::from(need.peers.connections).max(1);
     let Peers { senders, receivers, .. } = need.peers;
+    // The advice has the depth of the queue of one receiver, and the parameters that of all queues together.
+    let queues = if advice.srq { receivers as usize } else { 1 };
     Parameters {
-        extent: Extent::Messages(messages.max(LEAST_WINDOWS * u64::from(advice.window))),
         window: advice.window as usize,
         batch: advice.batch as usize,
-        depth: advice.depth as usize,
+        depth: (advice.depth as usize).saturating_mul(queues),
         depths_are_defaults: false,
         connections: need.peers.connections as usize,
         bidirectional: need.bidirectional,
@@ -120,6 +165,18 @@ fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
         kind: Kind::Bandwidth,
         ..alone(need, advice, bytes)
     }
+}
+
+/// Returns the parameters of a measurement of an advice, or `None` if `bench` cannot measure it, for example with more
+/// than 64 threads. The caller sets the number of messages.
+pub fn measured(need: &Need, advice: &Advice) -> Option<Parameters> {
+    let rows = need.sizes.iter().map(|&(bytes, weight)| (usize::try_from(bytes).unwrap_or(usize::MAX), weight));
+    let mix = SizeMix(rows.collect());
+    let longest = mix.longest();
+    let mut parameters = with_memory(stream(need, advice, longest), longest);
+    parameters.serving.single_receiver = false;
+    parameters.mix = (mix.0.len() > 1).then_some(mix);
+    parameters.check().is_ok().then_some(parameters)
 }
 
 /// Returns whether one completion queue serves all connections: if one thread receives from several senders by
@@ -150,9 +207,9 @@ mod tests {
     use super::*;
 
     fn best(need: &Need, all: &[(f64, f64)]) -> usize {
-        let all = all
-            .iter()
-            .map(|&(latency_ns, messages_per_s)| Ok(Simulated { latency_ns, loaded_ns: None, messages_per_s }));
+        let all = all.iter().map(|&(latency_ns, messages_per_s)| {
+            Ok(Simulated { latency_ns, loaded_ns: None, messages_per_s, notes: Vec::new() })
+        });
         let mut all: Vec<(usize, Result<Simulated, ()>)> = all.chain([Err(())]).enumerate().collect();
         all.sort_by(|(_, one), (_, other)| compare(need, one, other));
         assert!(all.last().is_some_and(|(_, last)| last.is_err()), "failed simulations come last");
@@ -173,7 +230,54 @@ mod tests {
         let need = Need { peers: Peers::many_to_one(4), ..Need::new(16, Goal::Latency) };
         assert!(check(&need).is_ok());
         assert!(check(&Need { reply_bytes: Some(16), ..need.clone() }).is_ok());
-        assert!(check(&Need { bidirectional: true, ..need }).is_err());
+        assert!(check(&Need { bidirectional: true, ..need.clone() }).is_err());
+        let refused = check(&Need { peers: Peers::many_to_one(100), ..need }).expect_err("too many threads");
+        assert_eq!(refused.0, "100 sending threads cannot be simulated: must be 1 to 64");
+    }
+
+    /// Returns the advice on Send-Receive for a need.
+    fn send_receive(need: &Need) -> Advice {
+        let parameters = doorbell_model::parameters::Parameters::t1();
+        let all = doorbell_model::advise::advise(&parameters, need).expect("advice");
+        all.into_iter().find(|advice| advice.protocol == Protocol::SendReceive).expect("Send-Receive")
+    }
+
+    #[test]
+    fn a_stream_has_the_window_and_depth_of_its_advice() {
+        let need = Need {
+            peers: Peers::many_to_one(4),
+            window: Some(32),
+            receiver_holds: true,
+            ..Need::new(1 << 20, Goal::Throughput)
+        };
+        let advice = send_receive(&need);
+        let plain = stream(&need, &advice, 1 << 20);
+        assert!(!plain.fit(1 << 20).expect("space for a message").notes.is_empty(), "{plain:?}");
+        let fitted = with_memory(plain, 1 << 20).fit(1 << 20).expect("space for all messages");
+        assert_eq!((fitted.window, fitted.depth, fitted.notes), (32, advice.depth as usize, vec![]));
+    }
+
+    #[test]
+    fn measurements_have_the_threads_of_the_need() {
+        let need = Need { peers: Peers::many_to_one(8), receiver_holds: true, ..Need::new(64, Goal::Throughput) };
+        let advice = send_receive(&need);
+        let measured = |need: &Need| super::measured(need, &advice);
+        let serving = measured(&need).expect("parameters").serving;
+        assert_eq!((serving.threads, serving.server_threads, serving.single_receiver), (8, 1, false));
+        let mixed = Need { sizes: vec![(64, 9.0), (512, 1.0)], ..need.clone() };
+        assert_eq!(measured(&mixed).expect("parameters").sizes, [512]);
+        assert_eq!(measured(&Need { peers: Peers::many_to_one(65), ..need }), None);
+    }
+
+    #[test]
+    fn long_streams_are_cut_with_a_note() {
+        let need = Need { window: Some(16), receiver_holds: true, ..Need::new(64, Goal::Throughput) };
+        assert_eq!(messages(&need, &send_receive(&need), 64), (STREAM_MESSAGES, None));
+        let many = Need { window: Some(1 << 14), peers: Peers::many_to_one(32), ..need };
+        let (each, note) = messages(&many, &send_receive(&many), 64);
+        assert_eq!(each, STREAM_PACKETS / 32);
+        let note = note.expect("a note about the short stream");
+        assert!(note.starts_with("the simulation has 32768 messages per connection instead of 65536"), "{note}");
     }
 
     #[test]

@@ -113,14 +113,14 @@ const REMOTE_OPERATION: &[Cause] = &[
         "a receive at the peer failed, for example since its lkey was wrong",
         "read the failed completions of the peer; local protection error is the usual one",
     ),
-    cause("the memory of the peer's region is gone", "check that the peer has not unmapped or truncated it"),
+    cause("the memory of the peer's region is gone", "verify that the peer has not unmapped or truncated it"),
     cause("the peer's completion queue overran", "read the asynchronous events of the peer"),
 ];
 
 const RETRY_EXCEEDED: &[Cause] = &[
     cause(
         "the peer ended, or destroyed its queue pair",
-        "check that the peer's process runs; a flushed completion there precedes its end",
+        "verify that the peer's process runs; a flushed completion there precedes its end",
     ),
     cause(
         "the GID indexes of the two ends are of different kinds, such as RoCE v1 and v2, or IPv4 and link-local",
@@ -128,7 +128,7 @@ const RETRY_EXCEEDED: &[Cause] = &[
     ),
     cause(
         "the path MTU exceeds the MTU of an interface or switch, so that only small messages arrive",
-        "send messages of 256 B; then `ping -M do -s 4200`, and compare active_mtu of both ends",
+        "send messages of 256 B; then `ping -M do -s 4128 PEER`, and compare active_mtu of both ends",
     ),
     cause(
         "a firewall or a network drops UDP port 4791",
@@ -153,7 +153,7 @@ const RNR_RETRY_EXCEEDED: &[Cause] = &[
         "the peer posts receives more slowly than this end sends",
         "`doorbell counters`: RNR NAKs sent at the peer; post more receives, or use credits",
     ),
-    cause("the peer posts no receive at all", "check that receives are posted before the first SEND"),
+    cause("the peer posts no receive at all", "verify that receives are posted before the first SEND"),
     cause(
         "the shared receive queue of the peer is empty",
         "set its limit, and refill it on IBV_EVENT_SRQ_LIMIT_REACHED",
@@ -224,7 +224,7 @@ impl Status {
             Self::LocalQpOperation => "local QP operation error",
             Self::LocalProtection => "local protection error",
             Self::WorkRequestFlushed => "Work Request Flushed Error",
-            Self::MemoryWindowBind => "memory bind operation error",
+            Self::MemoryWindowBind => "memory management operation error",
             Self::BadResponse => "bad response error",
             Self::LocalAccess => "local access error",
             Self::RemoteInvalidRequest => "remote invalid request error",

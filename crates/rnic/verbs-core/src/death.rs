@@ -57,8 +57,10 @@ impl fmt::Display for QpDeath {
                 write!(f, "PSN {psn} unanswered by ")?;
                 peer(f)?;
                 let seconds = for_ns as f64 / 1e9;
-                let times = if expirations == 1 { "once".to_owned() } else { format!("{expirations} times") };
-                write!(f, " for {seconds:.2} s, timer expired {times}")
+                match expirations {
+                    1 => write!(f, " for {seconds:.2} s, timer expired once"),
+                    _ => write!(f, " for {seconds:.2} s, timer expired {expirations} times"),
+                }
             }
             DeathReason::NotReady { refusals } => {
                 write!(f, "PSN {psn} refused by ")?;

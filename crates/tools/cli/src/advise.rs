@@ -20,16 +20,16 @@ use crate::quantity;
 use crate::sim::arguments::Simulated;
 use crate::wire::parse_mtu;
 
-/// Number of advices that --simulate checks.
+/// Number of recommendations that --simulate checks.
 const SIMULATED: usize = 3;
 
 #[derive(Args)]
 pub(crate) struct Advise {
     #[command(flatten)]
     parameters: ParametersArgument,
-    /// Message sizes in bytes, separated by commas. A size may have its share of the messages after a colon, as in
-    /// 64:9,8K:1 [default share: 1]
-    #[arg(short, long, visible_alias = "request", value_name = "BYTES[:SHARE]", value_delimiter = ',',
+    /// Message sizes in bytes, separated by commas. A size may have a weight, its share of the messages, after a colon,
+    /// as in 64:9,8K:1 [default weight: 1]
+    #[arg(short, long, visible_alias = "request", value_name = "BYTES[:WEIGHT]", value_delimiter = ',',
           required_unless_present = "shared_memory", value_parser = quantity::weighted_bytes)]
     size: Vec<(u64, f64)>,
     /// Answer each request with a reply of this size, as in 64K; 0 means one-way messages [default: 0]
@@ -42,8 +42,8 @@ pub(crate) struct Advise {
     /// Number of threads that serve the clients [default: 1]
     #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, requires = "clients")]
     server_threads: Option<u32>,
-    /// Number of requests without reply, or of messages without acknowledgement, of each connection [default: the
-    /// advice chooses this window]
+    /// Window of each connection: maximum number of requests without a reply, or of messages without an acknowledgement
+    /// [default: `advise` chooses it]
     #[arg(long, value_name = "N", value_parser = quantity::count::<u32>)]
     outstanding: Option<u32>,
     /// Required messages per second over all connections, as in 2.5M [default: unlimited]
@@ -79,8 +79,8 @@ pub(crate) struct Advise {
     /// Use IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
-    /// Check the first three advices by simulation, on --testbed or on the testbed of the parameters. Without this
-    /// option, --testbed simulates all advices and ranks them by the simulated figures
+    /// Check the first three recommendations by simulation, on --testbed or on the testbed of the parameters. Without
+    /// this option, --testbed simulates all recommendations and ranks them by the simulated figures
     #[arg(long, conflicts_with = "shared_memory")]
     simulate: bool,
     /// Print one JSON object instead of text
@@ -117,6 +117,9 @@ pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let testbed = arguments.simulated.read(&[("--ipv6", arguments.ipv6)])?;
+    if let Some(testbed) = testbed.as_ref().filter(|_| arguments.simulate && !arguments.parameters.is_given()) {
+        check_parameters_of(testbed)?;
+    }
     let parameters = arguments.parameters.read_for(testbed.as_ref().map(|testbed| testbed.name.as_str()))?;
     let need = Need {
         sizes: arguments.size.clone(),
@@ -144,19 +147,27 @@ pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Simulates all advices, and prints them in the order of their simulated figures.
+/// Simulates all recommendations, and prints them in the order of their simulated figures.
 fn rank_by_simulation(arguments: &Advise, testbed: &Testbed, need: &Need, answer: Answer) -> Result<(), Failure> {
     simulate::check(need)?;
     let all = answer.rows.into_iter().flat_map(|row| std::iter::once(row.best).chain(row.ties));
     let all: Vec<Advice> = all.collect();
-    note!("simulating {} advices on {}: {}", all.len(), testbed.name, testbed.about);
-    let mut tried: Vec<_> =
-        all.into_iter().map(|advice| (simulate::simulate(testbed, need, &advice), advice)).collect();
+    note!("simulating {} recommendations on {}: {}", all.len(), testbed.name, testbed.about);
+    let mut tried: Vec<_> = all.into_iter().map(|advice| (tried(testbed, need, &advice), advice)).collect();
     tried.sort_by(|(one, _), (other, _)| simulate::compare(need, one, other));
     Ok(print::by_simulation(arguments.json, testbed, need, &tried)?)
 }
 
-/// Prints an answer of the model. If --simulate is given, simulates the first advices to check the answer.
+/// Simulates an advice, and prints the notes about values that the simulation reduced.
+fn tried(testbed: &Testbed, need: &Need, advice: &Advice) -> print::Tried {
+    let tried = simulate::simulate(testbed, need, advice);
+    for note in tried.iter().flat_map(|simulated| &simulated.notes) {
+        note!("{}, simulated: {note}", advice.protocol);
+    }
+    tried
+}
+
+/// Prints an answer of the model. If --simulate is given, simulates the first recommendations to check the answer.
 fn print(
     arguments: &Advise,
     parameters: &Parameters,
@@ -172,7 +183,7 @@ fn print(
     if let Some(testbed) = &testbed {
         simulate::check(need)?;
         let first = answer.rows.iter().take(SIMULATED);
-        let tried = first.map(|row| simulate::simulate(testbed, need, &row.best)).collect();
+        let tried = first.map(|row| tried(testbed, need, &row.best)).collect();
         checked = Some((testbed, tried));
     }
     if arguments.json {
@@ -181,6 +192,19 @@ fn print(
         print::text(parameters, need, answer, &checked)?;
     }
     Ok(())
+}
+
+/// Checks that the model has parameters of a testbed, which a simulation can check.
+fn check_parameters_of(testbed: &Testbed) -> Result<(), Usage> {
+    let is_known = testbed::by_name(&testbed.name).is_some_and(|known| known.digest() == testbed.digest());
+    if is_known && Parameters::of_testbed(&testbed.name).is_some() {
+        return Ok(());
+    }
+    Err(Usage(format!(
+        "--simulate would compare {} with a model of another testbed, since the model has no parameters of a testbed \
+         with --set or from a file: add --params, or drop --simulate",
+        testbed.name
+    )))
 }
 
 /// Returns the testbed that the parameters describe.

@@ -87,15 +87,18 @@ pub(crate) fn run(arguments: &Audit) -> Result<ExitCode, Failure> {
         }
         None => {
             let ran = command::run(&arguments.command, arguments.software, &arguments.sysfs)?;
-            let mut output = read(&ran.output, &words);
+            let mut output = of_both(&ran.output, &ran.errors, &words);
             output.notes.extend(ran.notes);
             given.busy_cpus = ran.busy_cpus;
             (output, ran.counted, !ran.succeeded)
         }
     };
-    let counted = chosen(counted, arguments.device.as_deref().or(output.setup.device.as_deref()));
+    let name = arguments.device.as_deref().or(output.setup.device.as_deref());
+    let counted = chosen(counted, name);
     if given.link_bits_per_s.is_none() && arguments.from.is_none() {
-        let device = counted.as_ref().map(|counted| counted.device.as_str());
+        // Without a name and packets, the device may not be that of the benchmark.
+        let is_used = |counted: &&Counted| name.is_some() || counted.packets().is_some();
+        let device = counted.as_ref().filter(is_used).map(|counted| counted.device.as_str());
         given.link_bits_per_s = device.and_then(|device| link_rate(&arguments.sysfs, device));
     }
     given.predicted = parameters.and_then(|parameters| predicted(&parameters, &output, arguments.mtu));
@@ -109,12 +112,29 @@ pub(crate) fn run(arguments: &Audit) -> Result<ExitCode, Failure> {
     Ok(if is_wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
+/// Reads the figures in the standard output of a command, else those in its standard error. Failures and remarks on
+/// CPUs may be in both.
+fn of_both(standard: &str, errors: &str, words: &[String]) -> Output {
+    let (mut output, mut other) = (read(standard, words), read(errors, words));
+    if output.claims.is_empty() && !other.claims.is_empty() {
+        std::mem::swap(&mut output, &mut other);
+    }
+    let more = other.failures.into_iter().filter(|failure| !output.failures.contains(failure));
+    let more: Vec<_> = more.collect();
+    output.failures.extend(more);
+    output.setup.cpu_is_slow |= errors.contains("CPU Frequency is not max");
+    output
+}
+
 fn read_file(file: &Path) -> Result<String, Failure> {
     if file != Path::new("-") {
         return Ok(files::read_text(file, MOST_BYTES)?);
     }
     let mut bytes = Vec::new();
-    io::stdin().lock().take(MOST_BYTES).read_to_end(&mut bytes)?;
+    io::stdin().lock().take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(format!("standard input has more than {MOST_BYTES} B, the allowed maximum").into());
+    }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -142,14 +162,28 @@ fn chosen(counted: Vec<Counted>, name: Option<&str>) -> Option<Counted> {
     Some(sum)
 }
 
-/// Returns the rate of a device's port in bits per second, from the kernel's file with a text such as
-/// `100 Gb/sec (4X EDR)`.
+/// Returns the rate of a device's port in bits per second, or `None` if the kernel does not know the rate.
+///
+/// For a port with network devices, `ports/N/rate` may have a default, so the result is the speed of the network device.
+/// On InfiniBand, the result is the rate in a text such as `100 Gb/sec (4X EDR)`, without the encoding of the signal.
 fn link_rate(sysfs: &Path, label: &str) -> Option<f64> {
     let (name, port) = label.split_once('/').unwrap_or((label, "1"));
-    let file = sysfs.join("class/infiniband").join(name).join("ports").join(port).join("rate");
-    let text = fs::read_to_string(file).ok()?;
+    let port = sysfs.join("class/infiniband").join(name).join("ports").join(port);
+    let first_line = |file: &Path| Some(fs::read_to_string(file).ok()?.lines().next()?.trim().to_owned());
+    if first_line(&port.join("link_layer")).as_deref() != Some("InfiniBand") {
+        let netdevs = fs::read_dir(port.join("gid_attrs/ndevs")).ok()?;
+        // The files of unused GIDs cannot be read.
+        let netdev = netdevs.flatten().find_map(|entry| first_line(&entry.path()))?;
+        let megabits: f64 = first_line(&sysfs.join("class/net").join(netdev).join("speed"))?.parse().ok()?;
+        return (megabits.is_finite() && megabits > 0.0).then_some(megabits * 1e6);
+    }
+    let text = first_line(&port.join("rate"))?;
     let gigabits: f64 = text.split_once(" Gb/sec")?.0.trim().parse().ok()?;
-    (gigabits.is_finite() && gigabits > 0.0).then_some(gigabits * 1e9)
+    // Up to QDR, 10 bits of the signal carry 8 bits of data. The rates of later generations exclude the encoding. The
+    // kernel appends no name for SDR.
+    let is_later = ["FDR", "EDR", "HDR", "NDR", "XDR"].iter().any(|generation| text.contains(generation));
+    let share = if is_later { 1.0 } else { 0.8 };
+    (gigabits.is_finite() && gigabits > 0.0).then_some(gigabits * share * 1e9)
 }
 
 fn parameters(testbed: &str) -> Result<Parameters, Failure> {
@@ -214,18 +248,57 @@ mod tests {
     }
 
     #[test]
+    fn figures_and_failures_may_be_in_both_outputs() {
+        let table =
+            " #bytes #iterations BW peak[MB/sec] BW average[MB/sec] MsgRate[Mpps]\n 65536 5000 0.00 9375.00 0.15\n";
+        let errors = "CPU Frequency is not max.\nFailed status 12: wr_id 0\n";
+        for (standard, errors) in [(table.to_owned(), errors.to_owned()), (String::new(), table.to_owned() + errors)] {
+            let output = of_both(&standard, &errors, &[]);
+            assert_eq!((output.claims.len(), output.failures.len()), (1, 1), "{output:?}");
+            assert!(output.setup.cpu_is_slow);
+        }
+    }
+
+    #[test]
     fn the_kernel_reports_the_rate_of_a_port() {
         let sysfs = tempfile::tempdir().unwrap();
         let port = sysfs.path().join("class/infiniband/mlx5_0/ports/1");
         fs::create_dir_all(&port).unwrap();
-        fs::write(port.join("rate"), "100 Gb/sec (4X EDR)\n").unwrap();
-        assert_eq!(link_rate(sysfs.path(), "mlx5_0/1"), Some(100e9));
-        fs::write(port.join("rate"), "2.5 Gb/sec (1X SDR)\n").unwrap();
-        assert_eq!(link_rate(sysfs.path(), "mlx5_0"), Some(2.5e9));
-        for text in ["", "fast\n", "-1 Gb/sec\n", "inf Gb/sec\n"] {
+        fs::write(port.join("link_layer"), "InfiniBand\n").unwrap();
+        for (text, bits_per_s) in [
+            ("100 Gb/sec (4X EDR)\n", Some(100e9)),
+            ("56 Gb/sec (4X FDR)\n", Some(56e9)),
+            ("40 Gb/sec (4X QDR)\n", Some(32e9)),
+            ("20 Gb/sec (4X DDR)\n", Some(16e9)),
+            ("2.5 Gb/sec (1X SDR)\n", Some(2e9)),
+            ("10 Gb/sec (4X)\n", Some(8e9)),
+            ("", None),
+            ("fast\n", None),
+            ("-1 Gb/sec\n", None),
+            ("inf Gb/sec\n", None),
+        ] {
             fs::write(port.join("rate"), text).unwrap();
-            assert_eq!(link_rate(sysfs.path(), "mlx5_0/1"), None, "{text}");
+            assert_eq!(link_rate(sysfs.path(), "mlx5_0/1"), bits_per_s, "{text}");
+            assert_eq!(link_rate(sysfs.path(), "mlx5_0"), bits_per_s, "{text}");
         }
         assert_eq!(link_rate(sysfs.path(), "doorbell0@127.0.0.1"), None);
+    }
+
+    #[test]
+    fn a_port_with_a_network_device_has_its_speed() {
+        let sysfs = tempfile::tempdir().unwrap();
+        let port = sysfs.path().join("class/infiniband/rxe0/ports/1");
+        let netdev = sysfs.path().join("class/net/ens1");
+        fs::create_dir_all(port.join("gid_attrs/ndevs")).unwrap();
+        fs::create_dir_all(&netdev).unwrap();
+        fs::write(port.join("link_layer"), "Ethernet\n").unwrap();
+        fs::write(port.join("rate"), "2.5 Gb/sec (1X SDR)\n").unwrap();
+        assert_eq!(link_rate(sysfs.path(), "rxe0/1"), None, "no network device");
+        fs::write(port.join("gid_attrs/ndevs/0"), "ens1\n").unwrap();
+        assert_eq!(link_rate(sysfs.path(), "rxe0/1"), None, "no speed");
+        for (text, bits_per_s) in [("25000\n", Some(25e9)), ("-1\n", None), ("\n", None)] {
+            fs::write(netdev.join("speed"), text).unwrap();
+            assert_eq!(link_rate(sysfs.path(), "rxe0/1"), bits_per_s, "{text}");
+        }
     }
 }

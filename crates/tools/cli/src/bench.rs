@@ -57,7 +57,7 @@ Examples:
   doorbell bench --request 200 --reply 64K --clients 24 --testbed connectx5-100g
                                             24 clients that wait for each reply, simulated (bench means bench load)
   doorbell bench --request 200 --reply 64K --clients 24 --server-threads 1 --testbed connectx5-100g
-                                            ... of which one server thread answers all
+                                            ... all answered by one server thread
   doorbell bench --request 64 --clients 2 --rate 20k
                                             20000 requests a second, answered or not (open loop)
   doorbell bench --request 64 --clients 2 --think 50

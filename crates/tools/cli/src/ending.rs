@@ -8,7 +8,7 @@
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -16,6 +16,8 @@ use std::time::Duration;
 use doorbell_sync::IgnorePoison;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{LeaveAlternateScreen, disable_raw_mode};
@@ -25,6 +27,22 @@ use signal_hook::low_level;
 /// Time after which the process ends even if its terminal is not restored. Writes to a stopped terminal block.
 const RESTORING: Duration = Duration::from_millis(500);
 
+/// Process id of the program that this process runs and waits for; 0 without one.
+static PROGRAM: AtomicI32 = AtomicI32::new(0);
+
+/// Sets the program to terminate before this process ends; 0 after the program has ended.
+pub(crate) fn set_program(id: i32) {
+    PROGRAM.store(id, Ordering::Relaxed);
+}
+
+fn terminate_program() {
+    let id = PROGRAM.load(Ordering::Relaxed);
+    if id > 0 {
+        // The program may have ended meanwhile.
+        let _ = kill(Pid::from_raw(id), Signal::SIGTERM);
+    }
+}
+
 /// Ends the process once the reader of its standard output has gone.
 pub(crate) fn with_output() -> io::Result<()> {
     let stdout = io::stdout();
@@ -32,6 +50,7 @@ pub(crate) fn with_output() -> io::Result<()> {
     let is_terminal = stdout.is_terminal();
     spawn(move || {
         wait(&mut [PollFd::new(stdout.as_fd(), PollFlags::empty())]);
+        terminate_program();
         if is_terminal {
             end_as_by(SIGHUP);
         }
@@ -57,7 +76,7 @@ pub(crate) fn with_input() -> io::Result<()> {
 /// Ends this process when its parent, such as a launcher, ends or is killed.
 pub(crate) fn with_parent() -> io::Result<()> {
     let parent = std::os::unix::process::parent_id();
-    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)?;
+    nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
     if std::os::unix::process::parent_id() != parent {
         end_as_by(SIGTERM); // the parent ended before `set_pdeathsig`
     }

@@ -30,8 +30,8 @@ pub(crate) enum Model {
     Explain(Predict),
     /// Compare the model with published numbers, row by row
     ///
-    /// A row is `within` if the prediction is at most 15 % off for a latency, and 20 % for a throughput or a number
-    /// derived from throughputs; otherwise it is `beyond`. If the published number is a bound that the prediction
+    /// A row is `within` if the prediction is at most 15 % off, or 10 % for rates of operations and packets; otherwise
+    /// it is `beyond`. docs/reproduction.md has the tolerances of other quantities. If the published number is a bound that the prediction
     /// keeps, the deviation is shown as `kept`. A row is `no model` if the model lacks a required part. For each row
     /// that is beyond or has no model, a sentence states the missing part.
     ///

@@ -97,7 +97,7 @@ pub(crate) fn memory_bytes(text: &str) -> Result<usize, String> {
 pub(crate) fn weighted_bytes(text: &str) -> Result<(u64, f64), String> {
     let (size, weight) = text.split_once(':').unwrap_or((text, "1"));
     let weight =
-        weight.parse().map_err(|_| "must be BYTES or BYTES:SHARE, as in 64:9, with a number as share".to_owned());
+        weight.parse().map_err(|_| "must be BYTES or BYTES:WEIGHT, as in 64:9, with a number as weight".to_owned());
     Ok((bytes(size)?, weight?))
 }
 

@@ -1,5 +1,7 @@
 //! Answers of one queue pair, judged with the requests of the opposite stream.
 
+use std::collections::VecDeque;
+
 use doorbell_wire::{AethRepr, NakCode, PacketOperation, Psn, SyndromeKind};
 
 use super::findings::{Draft, Drafts, Needs, Settled};
@@ -7,9 +9,11 @@ use super::packet::{Packet, Place};
 use super::requests::{Requests, Sent, name, payload_of_path};
 use super::rules::RuleId;
 
-/// Distance beyond the newest request from which an answer has a PSN that was never sent. Capturers may hold back a few
-/// requests, but not that many.
+/// Distance beyond the newest request from which an answer probably has a PSN that was never sent. Capturers may hold
+/// back a few requests, but not that many, unless the file has the directions one after the other.
 const FAR_BEYOND: u32 = 64;
+/// Maximum number of answers far beyond the newest request that wait for that request.
+const MAX_FAR: usize = 256;
 
 /// READ response packet that came last.
 #[derive(Clone, Copy, Debug)]
@@ -18,12 +22,41 @@ struct LastResponse {
     is_end: bool,
 }
 
+/// MSNs minus the numbers of messages that the captured requests had ended. The difference is constant.
+#[derive(Debug, Default)]
+struct MessageNumbers {
+    base: Option<u32>,
+    /// Difference of the newest answer, if it is not `base`.
+    odd: Option<u32>,
+    /// Difference of the newest deviating answer to a repeated request, which may belong to a new connection.
+    repeated: Option<u32>,
+    /// Finding that waits for the next answer. A new connection drops it.
+    pending: Option<Draft>,
+}
+
+impl MessageNumbers {
+    /// Records the difference of an answer. Returns the change since the answers before, modulo 2^24. The second answer
+    /// in a row with the same deviation makes it the base.
+    fn see(&mut self, base: u32) -> Option<u32> {
+        let known = *self.base.get_or_insert(base);
+        if base == known {
+            self.odd = None;
+            return None;
+        }
+        if self.odd == Some(base) || self.repeated == Some(base) {
+            (self.base, self.odd) = (Some(base), None);
+            return None;
+        }
+        self.odd = Some(base);
+        Some(base.wrapping_sub(known) & Psn::MASK)
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     /// [`Requests::generation`] of the judged answers.
     generation: u32,
-    /// MSN minus the number of messages that the captured requests had ended.
-    msn_base: Settled<u32>,
+    message_numbers: MessageNumbers,
     credits_limited: Settled<bool>,
     mtu: Settled<u32>,
     last: Option<LastResponse>,
@@ -31,14 +64,13 @@ pub(super) struct Answers {
     acknowledged: Option<Psn>,
     /// ACK of a PSN that was not captured before.
     early: Option<(Psn, Place)>,
+    /// Answers far beyond the newest request, whose requests may come later in the file.
+    far: VecDeque<(Psn, Place)>,
 }
 
 impl Answers {
     /// Judges the fields that need no request.
     pub(super) fn look(&mut self, packet: &Packet<'_>, drafts: &mut Drafts) {
-        if packet.operation() == Some(PacketOperation::ReadResponse) {
-            payload_of_path(&mut self.mtu, packet, drafts);
-        }
         drafts.judged(RuleId::AckRequest);
         if packet.bth.ack_request {
             let found = format!("the bit is set in {}", packet.bth.opcode);
@@ -70,17 +102,40 @@ impl Answers {
         }
     }
 
+    /// Forgets the answers to another stream of requests.
+    pub(super) fn start_anew(&mut self, generation: u32) {
+        let credits_limited = self.credits_limited;
+        *self = Self { generation, credits_limited, ..Self::default() };
+    }
+
+    /// Returns whether an answer with this PSN probably belongs to other requests.
+    pub(super) fn is_foreign(requests: &Requests, psn: Psn) -> bool {
+        !requests.has_sent(psn) && requests.beyond(psn).is_none_or(|beyond| beyond >= FAR_BEYOND)
+    }
+
+    /// Judges the length of an answer.
+    pub(super) fn length(&mut self, packet: &Packet<'_>, drafts: &mut Drafts) {
+        if packet.operation() == Some(PacketOperation::ReadResponse) {
+            payload_of_path(&mut self.mtu, packet, drafts);
+        }
+    }
+
     /// Judges an answer with the requests that it belongs to.
     pub(super) fn judge(&mut self, packet: &Packet<'_>, requests: &mut Requests, drafts: &mut Drafts) {
         let psn = packet.bth.psn;
         let generation = requests.generation();
         if self.generation != generation {
-            let Self { credits_limited, mtu, .. } = *self;
-            *self = Self { generation, credits_limited, mtu, ..Self::default() };
+            self.start_anew(generation);
+        }
+        if requests.is_jumping() {
+            drafts.unjudged(RuleId::Mtu);
+        } else {
+            self.length(packet, drafts);
         }
         let Some(beyond) = requests.beyond(psn) else {
             drafts.judged(RuleId::Unsent);
             self.settle_early(psn, requests, drafts);
+            self.settle_far(Some(psn), requests, drafts);
             match packet.operation() {
                 Some(PacketOperation::Acknowledge) => self.acknowledge(packet, requests, drafts),
                 Some(PacketOperation::ReadResponse) => self.read_response(packet, requests, drafts),
@@ -92,7 +147,11 @@ impl Answers {
         if requests.is_jumping() {
             drafts.unjudged(RuleId::Unsent);
         } else if beyond >= FAR_BEYOND {
-            drafts.push(unsent(psn, packet.place));
+            if self.far.len() == MAX_FAR {
+                self.far.pop_front();
+                drafts.unjudged(RuleId::Unsent);
+            }
+            self.far.push_back((psn, packet.place));
         } else {
             self.early = Some((psn, packet.place));
         }
@@ -107,6 +166,22 @@ impl Answers {
             drafts.push(unsent(early, place));
             self.early = None;
         }
+    }
+
+    /// Drops answers far beyond the newest request if their requests came later. Reports them once a later answer with
+    /// the smaller PSN `psn` shows that the responder was not that far, and at the end of the capture.
+    fn settle_far(&mut self, psn: Option<Psn>, requests: &Requests, drafts: &mut Drafts) {
+        self.far.retain(|&(far, place)| {
+            if requests.beyond(far).is_none() || requests.is_out_of_order(place) {
+                drafts.unjudged(RuleId::Unsent);
+                return false;
+            }
+            let is_unsent = psn.is_none_or(|psn| psn.is_before(far) && requests.is_later(place));
+            if is_unsent {
+                drafts.push(unsent(far, place));
+            }
+            !is_unsent
+        });
     }
 
     fn acknowledge(&mut self, packet: &Packet<'_>, requests: &mut Requests, drafts: &mut Drafts) {
@@ -131,10 +206,10 @@ impl Answers {
                 requests.answered(psn);
                 // The network may lose an RNR NAK after the responder has captured it. The requester then repeats the
                 // request after its own timeout.
-                if packet.is_outbound {
+                if packet.is_outbound == Some(true) {
                     drafts.unjudged(RuleId::Rnr);
                 } else {
-                    requests.rnr(psn, timer, packet.place);
+                    requests.rnr(psn, timer, packet.place, packet.is_outbound == Some(false));
                 }
             }
             _ => requests.answered(psn),
@@ -147,20 +222,41 @@ impl Answers {
             drafts.unjudged(RuleId::Msn);
             return;
         };
-        drafts.judged(RuleId::Msn);
+        self.confirm_message_number(drafts);
         let base = aeth.msn.get().wrapping_sub(messages) & Psn::MASK;
-        if let Some((settled, odd, place)) = self.msn_base.see(base, place) {
-            let off = odd.wrapping_sub(settled) & Psn::MASK;
+        let numbers = &mut self.message_numbers;
+        let is_repeated = requests.exactly(psn).is_some_and(|sent| sent.times > 1);
+        if is_repeated && numbers.base.is_some_and(|known| known != base) {
+            // A new connection that repeats the requests of the last one counts from 0 again.
+            numbers.repeated = Some(base);
+            drafts.unjudged(RuleId::Msn);
+            return;
+        }
+        drafts.judged(RuleId::Msn);
+        if let Some(off) = numbers.see(base) {
             let off = if off < 1 << 23 { i64::from(off) } else { i64::from(off) - (1 << 24) };
-            let expected = "the count of messages that the answers before and after have".to_owned();
-            drafts.push(Draft {
+            numbers.pending = Some(Draft {
                 rule: RuleId::Msn,
                 place,
                 related: None,
                 needs: Needs::PeerRequests,
-                expected,
+                expected: "the count of messages that the answers before have".to_owned(),
                 found: format!("an MSN that differs by {off}"),
             });
+        }
+    }
+
+    fn confirm_message_number(&mut self, drafts: &mut Drafts) {
+        if let Some(draft) = self.message_numbers.pending.take() {
+            drafts.push(draft);
+        }
+    }
+
+    /// Reports the findings that waited for further packets.
+    pub(super) fn finish(&mut self, requests: &Requests, drafts: &mut Drafts) {
+        if self.generation == requests.generation() {
+            self.confirm_message_number(drafts);
+            self.settle_far(None, requests, drafts);
         }
     }
 
@@ -188,7 +284,8 @@ impl Answers {
         requests.learn_mtu(self.mtu.get());
         let sent = requests.covering(psn).filter(|_| !is_incomplete).copied();
         let is_read = |sent: &Sent| sent.opcode.operation() == Some(PacketOperation::ReadRequest);
-        let Some(sent) = sent.filter(|sent| sent.target.is_some() || !is_read(sent)) else {
+        let is_judgeable = |sent: &Sent| packet.has_known_payload() && sent.target.is_some() || !is_read(sent);
+        let Some(sent) = sent.filter(is_judgeable) else {
             drafts.unjudged(RuleId::ReadResponse);
             return;
         };

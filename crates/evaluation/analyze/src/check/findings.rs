@@ -3,8 +3,8 @@
 use super::packet::Place;
 use super::rules::{COUNT, RuleId};
 
-/// Maximum number of findings per stream that are kept. Further findings are counted.
-const MAX_DRAFTS: usize = 256;
+/// Maximum number of findings per stream, rule and evidence that are kept. Further findings are counted.
+const MAX_DRAFTS: u64 = 64;
 
 /// Evidence without which a finding is dropped at the end of the capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,6 +17,10 @@ pub(super) enum Needs {
     PeerRequests,
     /// The source computes correct ICRCs in other packets.
     RightIcrcs,
+}
+
+impl Needs {
+    pub(super) const ALL: [Needs; 4] = [Needs::Nothing, Needs::Requests, Needs::PeerRequests, Needs::RightIcrcs];
 }
 
 #[derive(Clone, Debug)]
@@ -34,8 +38,8 @@ pub(super) struct Draft {
 #[derive(Debug)]
 pub(super) struct Drafts {
     pub(super) list: Vec<Draft>,
-    /// Findings beyond the maximum.
-    pub(super) more: u64,
+    /// Findings of each rule and evidence, with those beyond the maximum.
+    pub(super) found: [[u64; Needs::ALL.len()]; COUNT],
     /// Packets that each rule judged.
     pub(super) judged: [u32; COUNT],
     /// Packets that each rule could not judge, because evidence was missing.
@@ -44,7 +48,7 @@ pub(super) struct Drafts {
 
 impl Drafts {
     pub(super) fn new() -> Self {
-        Self { list: Vec::new(), more: 0, judged: [0; COUNT], unjudged: [0; COUNT] }
+        Self { list: Vec::new(), found: [[0; Needs::ALL.len()]; COUNT], judged: [0; COUNT], unjudged: [0; COUNT] }
     }
 
     /// Counts a judged packet.
@@ -60,10 +64,10 @@ impl Drafts {
     }
 
     pub(super) fn push(&mut self, draft: Draft) {
-        if self.list.len() < MAX_DRAFTS {
+        let found = &mut self.found[draft.rule as usize][draft.needs as usize];
+        *found += 1;
+        if *found <= MAX_DRAFTS {
             self.list.push(draft);
-        } else {
-            self.more += 1;
         }
     }
 
@@ -98,8 +102,8 @@ impl<T: Copy + PartialEq> Settled<T> {
         self.value.filter(|_| self.seen >= 2 && self.odd.is_none())
     }
 
-    /// Records the value of a packet. Returns the settled value, and value and place of the packet before, if that
-    /// packet alone deviated. Two deviating packets in a row with one value change the settled value.
+    /// Records the value of a packet. Returns the settled value, and value and place of the last deviating packet, if
+    /// no other packet had its value. Two deviating packets in a row with one value change the settled value.
     pub(super) fn see(&mut self, value: T, place: Place) -> Option<(T, T, Place)> {
         let Some(settled) = self.value else {
             self.value = Some(value);
@@ -112,9 +116,14 @@ impl<T: Copy + PartialEq> Settled<T> {
             return (self.seen >= 3).then_some((settled, odd, place));
         }
         match self.odd {
-            Some((odd, _)) if odd == value => *self = Self { value: Some(value), seen: 2, odd: None },
-            _ => self.odd = Some((value, place)),
+            Some((odd, _)) if odd == value => {
+                *self = Self { value: Some(value), seen: 2, odd: None };
+                None
+            }
+            _ => {
+                let (odd, place) = self.odd.replace((value, place))?;
+                (self.seen >= 2).then_some((settled, odd, place))
+            }
         }
-        None
     }
 }

@@ -22,14 +22,22 @@ pub(super) struct Packet<'a> {
     pub(super) rest: &'a [u8],
     /// Bytes from the BTH to the ICRC, as the IP header states them.
     pub(super) whole_bytes: usize,
+    /// Whether the end of the frame was not captured. Such a frame may hold several packets before segmentation.
+    pub(super) is_cut: bool,
     pub(super) faults: FaultMarks,
-    /// Whether the capturing host sent the frame. The network may have lost the frame afterwards.
-    pub(super) is_outbound: bool,
+    /// Whether the capturing host sent the frame, if the capture shows that. The network may have lost the frame
+    /// afterwards.
+    pub(super) is_outbound: Option<bool>,
 }
 
 impl Packet<'_> {
     pub(super) fn operation(&self) -> Option<PacketOperation> {
         self.bth.opcode.operation()
+    }
+
+    /// Returns whether the frame has the payload of one packet.
+    pub(super) fn has_known_payload(&self) -> bool {
+        !self.is_cut || !self.bth.opcode.has_payload()
     }
 
     /// Returns the bytes between the last extension header and the ICRC, padding included. Returns `None` if the packet

@@ -31,6 +31,10 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Findings beyond the maximum, which are only counted.
     pub more_findings: u64,
+    /// Findings of severity error, with those beyond the maximum.
+    pub errors: u64,
+    /// Findings of severity warning, with those beyond the maximum.
+    pub warnings: u64,
     /// Streams of packets to one queue pair, in the order of their first packets.
     pub queue_pairs: Vec<QueuePair>,
 }
@@ -38,7 +42,7 @@ pub struct Report {
 impl Report {
     /// Returns whether a finding is an error.
     pub fn has_errors(&self) -> bool {
-        self.findings.iter().any(|finding| finding.severity == Severity::Error)
+        self.errors > 0
     }
 }
 

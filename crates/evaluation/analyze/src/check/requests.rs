@@ -17,6 +17,8 @@ const MAX_REREADS: usize = 64;
 const MAX_STRIDE: u32 = 1 << 17;
 /// Maximum distance of the PSNs of remembered packets, so that their order is distinct.
 const MAX_SPAN: u32 = 1 << 22;
+/// Round trips within which a retransmission shows that a NAK has arrived. The timeout of a queue pair is longer.
+const FEW_ROUND_TRIPS: u64 = 16;
 /// Path MTU with which a READ response has the most packets.
 const SHORTEST_MTU: u32 = 256;
 
@@ -25,8 +27,8 @@ const SHORTEST_MTU: u32 = 256;
 pub(super) struct Sent {
     pub(super) psn: Psn,
     pub(super) opcode: Opcode,
-    /// Bytes of payload.
-    payload: u32,
+    /// Bytes of payload, if the frame was captured up to its end.
+    payload: Option<u32>,
     /// Address and length of the RETH, or address and operand of the AtomicETH.
     pub(super) target: Option<(u64, u64)>,
     /// Messages that end with this packet or before it, counted from the first captured packet.
@@ -58,6 +60,8 @@ struct Awaited {
     place: Place,
     /// Delay that an RNR NAK asks for.
     delay_ns: u64,
+    /// Maximum time until a retransmission that the NAK can have caused, if the network may have lost the NAK.
+    most_ns: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +73,8 @@ pub(super) struct Requests {
     slack: u32,
     /// PSN of the previous packet of the stream.
     previous: Option<Psn>,
+    /// Newest packet of the stream.
+    last: Option<Place>,
     message: Message,
     messages: u32,
     /// Number of skips of PSNs.
@@ -84,6 +90,8 @@ pub(super) struct Requests {
     nak: Option<Awaited>,
     /// PSN at which a retransmission began that skipped the PSN of the NAK.
     skipping: Option<Place>,
+    /// Finding about a skipped retransmission. If the retransmission still comes, the network has swapped packets.
+    skipped: Option<Draft>,
     rnr: Option<Awaited>,
     /// PSN after the newest acknowledged one.
     acknowledged: Option<Psn>,
@@ -158,6 +166,16 @@ impl Requests {
         self.jump.is_some()
     }
 
+    /// Returns whether the newest request comes later in the file than an answer, but has an earlier time.
+    pub(super) fn is_out_of_order(&self, answer: Place) -> bool {
+        self.last.is_some_and(|last| last.packet > answer.packet && last.at_ns < answer.at_ns)
+    }
+
+    /// Returns whether the newest request comes after an answer, in the file and in time.
+    pub(super) fn is_later(&self, answer: Place) -> bool {
+        self.last.is_some_and(|last| last.packet > answer.packet && last.at_ns >= answer.at_ns)
+    }
+
     /// Returns the number of connections with this queue pair that ended.
     pub(super) fn generation(&self) -> u32 {
         self.generation
@@ -179,22 +197,26 @@ impl Requests {
     pub(super) fn nak(&mut self, psn: Psn, place: Place) {
         // If the missing packet was not captured, the capture is behind the loss and may lose retransmissions too.
         if self.exactly(psn).is_some() {
-            self.nak = Some(Awaited { psn, place, delay_ns: 0 });
+            self.nak = Some(Awaited { psn, place, delay_ns: 0, most_ns: None });
             self.skipping = None;
         }
     }
 
-    /// Records an RNR NAK.
-    pub(super) fn rnr(&mut self, psn: Psn, timer: u8, place: Place) {
+    /// Records an RNR NAK. `has_arrived` is whether the capturing host received the NAK.
+    pub(super) fn rnr(&mut self, psn: Psn, timer: u8, place: Place, has_arrived: bool) {
         // A second transmission may have been on its way before the NAK arrived.
-        let is_clear = self.exactly(psn).is_some_and(|sent| sent.times == 1);
-        self.rnr = is_clear.then_some(Awaited { psn, place, delay_ns: rnr_timer_ns(timer) });
+        let sent = self.exactly(psn).filter(|sent| sent.times == 1);
+        self.rnr = sent.map(|sent| {
+            let most_ns = passed_ns(sent.last_ns, place.at_ns).unwrap_or(0).saturating_mul(FEW_ROUND_TRIPS);
+            let most_ns = (!has_arrived).then_some(most_ns);
+            Awaited { psn, place, delay_ns: rnr_timer_ns(timer), most_ns }
+        });
     }
 
     /// Judges a request packet. Returns whether its PSN was sent before.
     pub(super) fn add(&mut self, packet: &Packet<'_>, limits: &Limits, drafts: &mut Drafts) -> bool {
         let psn = packet.bth.psn;
-        self.length_of_payload(packet, drafts);
+        self.last = Some(packet.place);
         let Some(next) = self.next else {
             self.push_new(packet, drafts);
             return false;
@@ -209,6 +231,7 @@ impl Requests {
             drafts.judged(RuleId::Psn);
         } else if self.jump.is_none() {
             self.jump = Some(packet.place);
+            drafts.unjudged(RuleId::Mtu);
             return false;
         } else {
             // Two packets in a row are far from the last connection: a new connection has the number of the queue pair.
@@ -221,8 +244,10 @@ impl Requests {
             self.repeat(packet, limits, drafts);
         } else {
             self.confirm(drafts);
+            self.confirm_skip(drafts);
             self.skipping = None;
-            if ahead > self.slack {
+            // After a READ of unknown length, a message that does not start with its first packet has lost that one.
+            if ahead > self.slack || ahead > 0 && !packet.bth.opcode.is_first() {
                 self.holes += 1;
                 self.message = Message::Unknown;
                 drafts.unjudged(RuleId::Psn);
@@ -241,12 +266,21 @@ impl Requests {
         }
     }
 
+    /// Reports a skipped retransmission that has not come.
+    pub(super) fn confirm_skip(&mut self, drafts: &mut Drafts) {
+        if let Some(draft) = self.skipped.take() {
+            drafts.push(draft);
+            self.nak = None;
+        }
+    }
+
     fn start_anew(&mut self) {
-        *self = Self { holes: self.holes, generation: self.generation + 1, ..Self::default() };
+        *self = Self { holes: self.holes, generation: self.generation + 1, last: self.last, ..Self::default() };
     }
 
     fn push_new(&mut self, packet: &Packet<'_>, drafts: &mut Drafts) {
         let opcode = packet.bth.opcode;
+        self.length_of_payload(packet, drafts);
         self.follow(packet, drafts);
         if opcode.is_last() {
             self.messages = self.messages.wrapping_add(1);
@@ -259,7 +293,7 @@ impl Requests {
         self.sent.push_back(Sent {
             psn: packet.bth.psn,
             opcode,
-            payload: packet.payload_bytes(),
+            payload: packet.has_known_payload().then(|| packet.payload_bytes()),
             target,
             messages: self.messages,
             times: 1,
@@ -314,6 +348,10 @@ impl Requests {
             Message::Within { left, .. } if is_in_order && !opcode.is_first() => left,
             _ => None,
         };
+        if left.is_some() && !packet.has_known_payload() {
+            drafts.unjudged(RuleId::Length);
+        }
+        let left = left.filter(|_| packet.has_known_payload());
         let payload = packet.payload_bytes();
         if let Some(left) = left {
             drafts.judged(RuleId::Length);
@@ -346,6 +384,7 @@ impl Requests {
         let psn = packet.bth.psn;
         let previous = self.previous;
         let Some(at) = self.index(psn) else {
+            self.length_of_payload(packet, drafts);
             drafts.unjudged(RuleId::Repeated);
             return;
         };
@@ -360,20 +399,32 @@ impl Requests {
         if sent.psn != psn {
             // The rest of a READ, or a packet that was not captured when it was first sent.
             self.confirm(drafts);
+            self.length_of_payload(packet, drafts);
             if !is_rest(&sent, packet) {
                 drafts.unjudged(RuleId::Repeated);
             }
             return self.recover(packet, previous, drafts);
         }
-        drafts.judged(RuleId::Repeated);
+        // The responder has acknowledged a later request, so the first transmission has arrived.
+        let is_done = self.acknowledged.is_some_and(|end| psn.is_before(end));
+        if is_done {
+            // The repeated atomic of a new connection has another value in its response.
+            self.sent[at].answer = None;
+        }
+        if sent.payload.is_some() && packet.has_known_payload() {
+            drafts.judged(RuleId::Repeated);
+        } else {
+            drafts.unjudged(RuleId::Repeated);
+        }
         if let Some(difference) = difference(&sent, packet) {
             let is_second = self.suspect.take().is_some();
-            if is_second {
+            if is_second || is_done {
                 // A new connection repeats the PSNs of the last one.
                 self.start_anew();
                 self.push_new(packet, drafts);
                 return;
             }
+            drafts.unjudged(RuleId::Mtu);
             self.suspect = Some(Draft {
                 rule: RuleId::Repeated,
                 place: packet.place,
@@ -385,6 +436,7 @@ impl Requests {
             return;
         }
         self.confirm(drafts);
+        self.length_of_payload(packet, drafts);
         self.wait(packet, &sent, limits, drafts);
         let sent = &mut self.sent[at];
         sent.times = sent.times.saturating_add(1);
@@ -397,10 +449,9 @@ impl Requests {
         let psn = packet.bth.psn;
         if let Some(rnr) = self.rnr.filter(|rnr| rnr.psn == psn) {
             self.rnr = None;
-            match (rnr.place.at_ns, packet.place.at_ns) {
-                (Some(nak_ns), Some(now_ns)) => {
+            match passed_ns(rnr.place.at_ns, packet.place.at_ns) {
+                Some(waited_ns) if rnr.most_ns.is_none_or(|most_ns| waited_ns <= most_ns) => {
                     drafts.judged(RuleId::Rnr);
-                    let waited_ns = now_ns.saturating_sub(nak_ns);
                     // Half of the delay allows for the times of captures.
                     if waited_ns < rnr.delay_ns / 2 {
                         let expected = format!("PSN {psn} at least {} us after the RNR NAK", rnr.delay_ns / 1000);
@@ -412,7 +463,9 @@ impl Requests {
             }
             return;
         }
-        if self.acknowledged != Some(psn) || self.has_reads {
+        // A recovery from an earlier PSN goes on with this request.
+        let continues = self.previous.is_some_and(|previous| previous.next() == psn);
+        if self.acknowledged != Some(psn) || self.has_reads || continues {
             return;
         }
         self.unanswered += 1;
@@ -424,16 +477,16 @@ impl Requests {
                 drafts.relate(RuleId::Retry, places, Needs::Nothing, format!("at most {most} repetitions"), found);
             }
         }
-        if let (Some(least_ns), Some(last_ns), Some(now_ns)) = (limits.timeout_ns, sent.last_ns, packet.place.at_ns)
-            && self.nak.is_none()
-        {
+        let Some(least_ns) = limits.timeout_ns.filter(|_| self.nak.is_none()) else { return };
+        if let Some(waited_ns) = passed_ns(sent.last_ns, packet.place.at_ns) {
             drafts.judged(RuleId::Timeout);
-            let waited_ns = now_ns.saturating_sub(last_ns);
             if waited_ns < least_ns {
                 let expected = format!("PSN {psn} again after {} us or more", least_ns / 1000);
                 let places = (packet.place, sent.place.packet);
                 drafts.relate(RuleId::Timeout, places, Needs::Nothing, expected, format!("{} us", waited_ns / 1000));
             }
+        } else {
+            drafts.unjudged(RuleId::Timeout);
         }
     }
 
@@ -442,7 +495,11 @@ impl Requests {
         let psn = packet.bth.psn;
         let Some(nak) = self.nak else { return };
         if !nak.psn.is_before(psn) {
-            drafts.judged(RuleId::GoBackN);
+            if self.skipped.take().is_some() {
+                drafts.unjudged(RuleId::GoBackN);
+            } else {
+                drafts.judged(RuleId::GoBackN);
+            }
             self.nak = None;
             self.skipping = None;
             return;
@@ -451,17 +508,26 @@ impl Requests {
         match self.skipping {
             // One repeated packet alone may be a probe, and a run that began before the NAK goes on for a while.
             None if !continues => self.skipping = Some(packet.place),
-            Some(place) if continues => {
+            Some(place) if continues && self.skipped.is_none() => {
                 drafts.judged(RuleId::GoBackN);
-                let expected = format!("retransmission from PSN {} on", nak.psn);
-                let found = format!("retransmission that skips it, up to PSN {psn}");
-                drafts.relate(RuleId::GoBackN, (place, nak.place.packet), Needs::Requests, expected, found);
-                self.nak = None;
+                self.skipped = Some(Draft {
+                    rule: RuleId::GoBackN,
+                    place,
+                    related: Some(nak.place.packet),
+                    needs: Needs::Requests,
+                    expected: format!("retransmission from PSN {} on", nak.psn),
+                    found: format!("retransmission that skips it, up to PSN {psn}"),
+                });
                 self.skipping = None;
             }
             _ => self.skipping = None,
         }
     }
+}
+
+/// Returns the time between two packets; `None` if a packet has no time, or if the times go back.
+pub(super) fn passed_ns(before_ns: Option<u64>, now_ns: Option<u64>) -> Option<u64> {
+    now_ns?.checked_sub(before_ns?)
 }
 
 /// Returns the number of response packets of a READ, at least 1.
@@ -492,8 +558,10 @@ fn difference(sent: &Sent, packet: &Packet<'_>) -> Option<String> {
     if opcode != sent.opcode {
         return Some(format!("{opcode} instead of {}", sent.opcode));
     }
-    if packet.payload_bytes() != sent.payload {
-        return Some(format!("{} bytes of payload instead of {}", packet.payload_bytes(), sent.payload));
+    if let Some(payload) = sent.payload.filter(|_| packet.has_known_payload())
+        && packet.payload_bytes() != payload
+    {
+        return Some(format!("{} bytes of payload instead of {payload}", packet.payload_bytes()));
     }
     match (sent.target, target(packet)) {
         (Some(first), Some(again)) if first != again && !is_rest(sent, packet) => Some(format!(
@@ -507,6 +575,10 @@ fn difference(sent: &Sent, packet: &Packet<'_>) -> Option<String> {
 /// Judges the payload of a packet against the path MTU of its stream.
 pub(super) fn payload_of_path(mtu: &mut Settled<u32>, packet: &Packet<'_>, drafts: &mut Drafts) {
     let (opcode, payload) = (packet.bth.opcode, packet.payload_bytes());
+    if !packet.has_known_payload() {
+        drafts.unjudged(RuleId::Mtu);
+        return;
+    }
     drafts.judged(RuleId::Mtu);
     if !opcode.is_last() {
         if let Some((settled, odd, place)) = mtu.see(payload, packet.place) {

@@ -49,15 +49,19 @@ macro_rules! rules {
 }
 
 rules! {
-    Icrc "icrc" "A17" Error "The ICRC is that of the packet.";
+    Icrc "icrc" "A17" Error "The ICRC matches the packet.";
     Padding "padding" "9.2" Error "The pad count fills the payload to a multiple of 4 bytes.";
-    Mtu "mtu" "9.7.4.1.6" Error "First and middle packets have one path MTU of payload, others no more.";
-    Order "opcode-order" "9.7.4.1" Error "A message is one only packet, or a first, middle and a last packet.";
+    Mtu "mtu" "9.7.4.1.6" Error
+        "First and middle packets carry exactly one path MTU of payload, and no packet carries more.";
+    Order "opcode-order" "9.7.4.1" Error
+        "A message is one only packet, or a first packet, any number of middle packets and a last packet.";
     Length "dma-length" "9.7.4.1.6" Error "The packets of a WRITE carry the bytes that its RETH announces.";
     Psn "psn-order" "9.7.3" Error "Each new request packet takes the next PSN, modulo 2^24.";
-    Repeated "retransmission" "9.7.3" Error "A PSN that is sent again has the opcode, headers and length of before.";
+    Repeated "retransmission" "9.7.3" Error
+        "A retransmitted PSN has the opcode, headers and length of its first transmission.";
     GoBackN "go-back-n" "9.7.5" Error "After a NAK for a missing packet, requests start again at the PSN of the NAK.";
-    Rnr "rnr-timer" "9.7.5.2.8" Error "After an RNR NAK, the request stays away for the time in the NAK.";
+    Rnr "rnr-timer" "9.7.5.2.8" Error
+        "After an RNR NAK, the requester waits for the time in the NAK before it repeats the request.";
     Timeout "timeout" "9.7.6" Error "Without a NAK, a request is repeated after the timeout only (--timeout).";
     Retry "retry-count" "9.7.6" Error "An unanswered request is repeated only up to the retry count (--retry-count).";
     Unsent "unsent-psn" "9.7.5" Error "An answer has a PSN that the requester has sent.";

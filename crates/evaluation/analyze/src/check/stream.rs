@@ -13,10 +13,10 @@ use super::answers::Answers;
 use super::findings::{Draft, Drafts, Needs, Settled};
 use super::packet::{Packet, Place};
 use super::report::{Event, EventKind, Finding, QueuePair, Report, RuleCount, SCHEMA};
-use super::requests::{Requests, is_followed};
-use super::rules::{COUNT, RULES, RuleId};
+use super::requests::{Requests, is_followed, passed_ns};
+use super::rules::{COUNT, RULES, RuleId, Severity};
 use crate::decode::Options;
-use crate::decode::capture::CapturedFrame;
+use crate::decode::capture::{CapturedFrame, LinkType};
 use crate::decode::copies::{Copies, Point, identity};
 use crate::decode::layers::udp_frame;
 use crate::decode::packets::{Flows, Found, longer_than_a_packet};
@@ -28,8 +28,20 @@ const MAX_FINDINGS: usize = 10_000;
 /// Maximum number of sampled events, and of rare events, per stream.
 const MAX_EVENTS: usize = 256;
 
-/// Direction of frames that the capturing host sent, in pcapng's flags.
-const OUTBOUND: u8 = 2;
+/// Returns whether the capturing host sent a frame, from pcapng's flags or from the packet type of a Linux cooked
+/// header: 0 to 2 are received frames, 4 are sent ones.
+fn is_outbound(frame: &CapturedFrame<'_>) -> Option<bool> {
+    let cooked = match frame.link_type {
+        LinkType::LINUX_SLL => frame.bytes.get(1),
+        LinkType::LINUX_SLL2 => frame.bytes.get(10),
+        _ => None,
+    };
+    match (frame.direction, cooked) {
+        (1, _) | (0, Some(0..=2)) => Some(false),
+        (2, _) | (0, Some(4)) => Some(true),
+        _ => None,
+    }
+}
 
 /// Sample of events with equal distances.
 #[derive(Debug)]
@@ -79,6 +91,8 @@ struct Stream {
     to: IpAddr,
     to_qpn: Qpn,
     opposite: Option<usize>,
+    /// Whether requests are missing in an earlier opposite direction.
+    lacks_earlier_requests: bool,
     searches: u32,
     packets: u64,
     repeated: u64,
@@ -98,6 +112,7 @@ impl Stream {
             to,
             to_qpn,
             opposite: None,
+            lacks_earlier_requests: false,
             searches: 0,
             packets: 0,
             repeated: 0,
@@ -154,16 +169,16 @@ impl Stream {
         }
         let last = self.last_cnp.replace(packet.place);
         let Some(least_ns) = limits.cnp_interval_ns else { return };
-        if let Some(last) = last
-            && let (Some(before_ns), Some(now_ns)) = (last.at_ns, packet.place.at_ns)
-        {
-            drafts.judged(RuleId::CnpRate);
-            let passed_ns = now_ns.saturating_sub(before_ns);
-            if passed_ns < least_ns {
-                let places = (packet.place, last.packet);
-                let expected = format!("at least {least_ns} ns after the last CNP");
-                drafts.relate(RuleId::CnpRate, places, Needs::Nothing, expected, format!("{passed_ns} ns"));
-            }
+        let Some(last) = last else { return };
+        let Some(passed_ns) = passed_ns(last.at_ns, packet.place.at_ns) else {
+            drafts.unjudged(RuleId::CnpRate);
+            return;
+        };
+        drafts.judged(RuleId::CnpRate);
+        if passed_ns < least_ns {
+            let places = (packet.place, last.packet);
+            let expected = format!("at least {least_ns} ns after the last CNP");
+            drafts.relate(RuleId::CnpRate, places, Needs::Nothing, expected, format!("{passed_ns} ns"));
         }
     }
 }
@@ -172,6 +187,10 @@ impl Stream {
 fn padding(packet: &Packet<'_>, drafts: &mut Drafts) {
     let opcode = packet.bth.opcode;
     let pad = usize::from(packet.bth.pad_count);
+    if !packet.has_known_payload() {
+        drafts.unjudged(RuleId::Padding);
+        return;
+    }
     drafts.judged(RuleId::Padding);
     let Some(body) = packet.body_bytes() else {
         let found = format!("{} bytes, too short for {opcode}", packet.whole_bytes);
@@ -203,6 +222,7 @@ struct Sighting<'a> {
     point: Point,
     bytes: &'a [u8],
     whole_bytes: usize,
+    is_cut: bool,
     /// Whether the ICRC is right, if it could be checked.
     is_right: Option<bool>,
 }
@@ -252,13 +272,13 @@ impl Checker {
         let datagram = &udp.datagram;
         let point = Point::new(frame, udp.layers, datagram.outer.hop_limit);
         let (bytes, whole_bytes) = (datagram.payload, datagram.payload_len);
-        let sighting = |is_right| Sighting { datagram, point, bytes, whole_bytes, is_right };
+        let sighting = |is_right| Sighting { datagram, point, bytes, whole_bytes, is_cut: false, is_right };
         match self.flows.look(datagram) {
             Found::Right => self.sighted(frame, &sighting(Some(true))),
             Found::Wrong => self.sighted(frame, &sighting(Some(false))),
             Found::Undefined => self.sighted(frame, &sighting(None)),
             Found::Cut if longer_than_a_packet(bytes, whole_bytes) => self.unfollowed += 1,
-            Found::Cut => self.sighted(frame, &sighting(None)),
+            Found::Cut => self.sighted(frame, &Sighting { is_cut: true, ..sighting(None) }),
             Found::Segments(length) => {
                 for (index, segment) in bytes.chunks(length).enumerate() {
                     let is_right = Some(self.flows.segment_is_right(datagram, index, segment));
@@ -270,7 +290,7 @@ impl Checker {
     }
 
     fn sighted(&mut self, frame: &CapturedFrame<'_>, sighting: &Sighting<'_>) {
-        let Sighting { datagram, point, bytes, whole_bytes, is_right } = *sighting;
+        let Sighting { datagram, point, bytes, whole_bytes, is_cut, is_right } = *sighting;
         self.packets += 1;
         let is_duplicate = frame.faults.has(FaultMarks::DUPLICATE);
         if is_duplicate || self.copies.is_second(identity(datagram, bytes, whole_bytes), point) {
@@ -314,8 +334,8 @@ impl Checker {
             self.unfollowed += 1;
             return;
         };
-        let is_outbound = frame.direction == OUTBOUND;
-        let packet = Packet { place, bth, rest, whole_bytes, faults: frame.faults, is_outbound };
+        let is_outbound = is_outbound(frame);
+        let packet = Packet { place, bth, rest, whole_bytes, is_cut, faults: frame.faults, is_outbound };
         self.packet(at, &packet, is_cnp);
     }
 
@@ -344,7 +364,9 @@ impl Checker {
             };
             stream.answers.look(packet, &mut stream.drafts);
             // The requester never received an answer that an injected fault dropped.
-            if !packet.faults.has(FaultMarks::DROPPED) {
+            if packet.faults.has(FaultMarks::DROPPED) {
+                stream.answers.length(packet, &mut stream.drafts);
+            } else {
                 self.answer(at, packet);
             }
         }
@@ -355,7 +377,9 @@ impl Checker {
     fn answer(&mut self, at: usize, packet: &Packet<'_>) {
         let opposite = self.opposite(at, packet);
         let Some(opposite) = opposite.filter(|opposite| *opposite != at) else {
-            self.streams[at].drafts.unjudged(RuleId::Unsent);
+            let stream = &mut self.streams[at];
+            stream.answers.length(packet, &mut stream.drafts);
+            stream.drafts.unjudged(RuleId::Unsent);
             return;
         };
         if let Ok([own, other]) = self.streams.get_disjoint_mut([at, opposite]) {
@@ -385,21 +409,30 @@ impl Checker {
     }
 
     /// Returns the stream with the requests that the answers of stream `at` belong to. PSNs start at random, so usually
-    /// only one stream has sent the PSN of the answer.
+    /// only one stream has sent the PSN of the answer. A queue pair may get another peer in a later connection.
     fn opposite(&mut self, at: usize, packet: &Packet<'_>) -> Option<usize> {
+        let psn = packet.bth.psn;
+        let known = self.streams[at].opposite;
+        let is_settled = known.is_some_and(|known| !Answers::is_foreign(&self.streams[known].requests, psn));
         let stream = &mut self.streams[at];
-        if stream.opposite.is_some() || stream.searches >= MAX_SEARCHES {
-            return stream.opposite;
+        if is_settled || stream.searches >= MAX_SEARCHES {
+            return known;
         }
         stream.searches += 1;
         let (from, to) = (stream.from, stream.to);
-        let mut fitting = self
-            .alone
-            .get(&(to, from))?
-            .iter()
-            .copied()
-            .filter(|&other| other != at && self.streams[other].requests.has_sent(packet.bth.psn));
-        let (Some(other), None) = (fitting.next(), fitting.next()) else { return None };
+        let alone = self.alone.get(&(to, from)).map_or(&[][..], Vec::as_slice);
+        let mut fitting =
+            alone.iter().copied().filter(|&other| other != at && self.streams[other].requests.has_sent(psn));
+        let (Some(other), None) = (fitting.next(), fitting.next()) else { return known };
+        if let Some(known) = known {
+            let before = &mut self.streams[known];
+            before.opposite = None;
+            let lacks_requests = before.requests.is_incomplete();
+            self.alone.entry((before.from, before.to)).or_default().push(known);
+            let generation = self.streams[other].requests.generation();
+            self.streams[at].lacks_earlier_requests |= lacks_requests;
+            self.streams[at].answers.start_anew(generation);
+        }
         for (one, another) in [(at, other), (other, at)] {
             let key = (self.streams[one].from, self.streams[one].to);
             if let Some(alone) = self.alone.get_mut(&key) {
@@ -411,35 +444,42 @@ impl Checker {
     }
 
     pub(super) fn finish(mut self, format: &'static str, stopped: Option<String>) -> Report {
-        for stream in &mut self.streams {
+        for at in 0..self.streams.len() {
+            let stream = &mut self.streams[at];
             stream.requests.confirm(&mut stream.drafts);
+            stream.requests.confirm_skip(&mut stream.drafts);
+            if let Some(opposite) = stream.opposite
+                && let Ok([own, other]) = self.streams.get_disjoint_mut([at, opposite])
+            {
+                own.answers.finish(&other.requests, &mut own.drafts);
+            }
         }
-        let mut counts = [(0, 0, 0); COUNT];
+        let mut counts = [(0_u64, 0_u64, 0_u64); COUNT];
         let mut findings = Vec::new();
-        let mut more_findings = 0;
         let is_incomplete: Vec<_> = self.streams.iter().map(|stream| stream.requests.is_incomplete()).collect();
         let has_right_icrcs = self.right_icrcs > self.wrong_icrcs;
-        let all = self.streams.iter().enumerate().map(|(at, stream)| (Some(at), stream.opposite, &stream.drafts));
+        let all = self.streams.iter().enumerate().map(|(at, stream)| {
+            let opposite = stream.opposite.filter(|_| !stream.lacks_earlier_requests);
+            (Some(at), opposite, &stream.drafts)
+        });
         for (at, opposite, drafts) in all.chain([(None, None, &self.damaged)]) {
             for (index, count) in counts.iter_mut().enumerate() {
                 count.1 += u64::from(drafts.judged[index]);
                 count.2 += u64::from(drafts.unjudged[index]);
             }
-            let before = findings.len();
-            for draft in &drafts.list {
-                let is_complete = |at: Option<usize>| at.is_some_and(|at| !is_incomplete[at]);
-                let holds = match draft.needs {
-                    Needs::Nothing => true,
-                    Needs::Requests => is_complete(at),
-                    Needs::PeerRequests => is_complete(opposite),
-                    Needs::RightIcrcs => has_right_icrcs,
-                };
-                let count = &mut counts[draft.rule as usize];
-                if !holds {
-                    count.2 += 1;
-                    continue;
+            let is_complete = |at: Option<usize>| at.is_some_and(|at| !is_incomplete[at]);
+            let holds = |needs| match needs {
+                Needs::Nothing => true,
+                Needs::Requests => is_complete(at),
+                Needs::PeerRequests => is_complete(opposite),
+                Needs::RightIcrcs => has_right_icrcs,
+            };
+            for (count, found) in counts.iter_mut().zip(&drafts.found) {
+                for (needs, found) in Needs::ALL.into_iter().zip(found) {
+                    *(if holds(needs) { &mut count.0 } else { &mut count.2 }) += found;
                 }
-                count.0 += 1;
+            }
+            for draft in drafts.list.iter().filter(|draft| holds(draft.needs)) {
                 let rule = draft.rule.rule();
                 findings.push(Finding {
                     packet: draft.place.packet,
@@ -453,12 +493,14 @@ impl Checker {
                     found: draft.found.clone(),
                 });
             }
-            // If no kept finding holds, those beyond the maximum hold neither.
-            more_findings += if findings.len() > before { drafts.more } else { 0 };
         }
         findings.sort_by_key(|finding| finding.packet);
-        more_findings += findings.len().saturating_sub(MAX_FINDINGS) as u64;
         findings.truncate(MAX_FINDINGS);
+        let of_severity = |severity| {
+            let of_rules = RULES.iter().zip(&counts).filter(move |(rule, _)| rule.severity == severity);
+            of_rules.map(|(_, count)| count.0).sum::<u64>()
+        };
+        let (errors, warnings) = (of_severity(Severity::Error), of_severity(Severity::Warning));
         let rules = RULES.iter().zip(counts);
         let rules =
             rules.map(|(rule, (findings, judged, unjudged))| RuleCount { rule: *rule, findings, judged, unjudged });
@@ -483,8 +525,10 @@ impl Checker {
             packets: self.packets,
             unfollowed_packets: self.unfollowed,
             rules: rules.collect(),
+            more_findings: errors + warnings - findings.len() as u64,
             findings,
-            more_findings,
+            errors,
+            warnings,
             queue_pairs: self.streams.into_iter().zip(from_qpns).map(queue_pair).collect(),
         }
     }

@@ -5,7 +5,7 @@ use doorbell_wire::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::decode::tests::{frame_of, pcap, seal};
+use crate::decode::tests::{frame_of, pcap, pcap_of, seal};
 
 const A: u8 = 1;
 const B: u8 = 2;
@@ -343,12 +343,151 @@ fn timeouts_and_retries_need_the_settings_of_the_queue_pair() {
 }
 
 #[test]
+fn a_recovery_from_an_earlier_request_is_no_timeout() {
+    let mut script = Script::new();
+    let psn = script.send();
+    let next = script.send();
+    // The timeout expires while the ACK of the first request is on its way.
+    script.push(A, Opcode::RC_SEND_ONLY, psn, &[], 62);
+    script.ack(psn);
+    script.push(A, Opcode::RC_SEND_ONLY, next, &[], 62);
+    script.ack(next);
+    let report = script.check(&Limits { timeout_ns: Some(2500), retry_count: Some(0), cnp_interval_ns: None });
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+}
+
+#[test]
+fn an_rnr_nak_may_be_lost_after_its_capture() {
+    let mut script = Script::new();
+    let psn = script.send();
+    script.ack(psn);
+    let psn = script.send();
+    // A timer of 491.52 ms.
+    script.answer(psn, Syndrome::rnr_nak(31));
+    script.notify();
+    script.push(A, Opcode::RC_SEND_ONLY, psn, &[], 62);
+    script.ack(psn);
+    let frames: Vec<_> = script.packets.iter().map(Sent::frame).collect();
+    let findings = |file: &[u8]| check(file, &Options::default(), &Limits::default()).unwrap().findings.len();
+    assert_eq!(findings(&pcap(&frames)), 1, "a few round trips after the NAK");
+    // Linux cooked headers with the packet type: 4 is outgoing, 0 is incoming.
+    let cooked = |type_of_answer: u8| {
+        let cook = |(packet, frame): (&Sent, &Vec<u8>)| {
+            let own = if packet.from == B { type_of_answer } else { 4 - type_of_answer };
+            let mut cooked = vec![0, own, 0, 1, 0, 6, 2, 2, 2, 2, 2, 2, 0, 0];
+            cooked.extend(&frame[12..]);
+            cooked
+        };
+        let frames: Vec<_> = script.packets.iter().zip(&frames).map(cook).collect();
+        pcap_of(113, true, false, usize::MAX, &frames)
+    };
+    assert_eq!((findings(&cooked(0)), findings(&cooked(4))), (1, 0));
+    // The request is repeated after many round trips.
+    let cnp = script.packets[4].clone();
+    (0..20).for_each(|_| script.packets.insert(4, cnp.clone()));
+    assert!(script.check(&Limits::default()).findings.is_empty());
+}
+
+#[test]
+fn times_that_go_back_are_not_judged() {
+    let mut script = Script::new();
+    let psn = script.send();
+    script.ack(psn);
+    let psn = script.send();
+    script.push(A, Opcode::RC_SEND_ONLY, psn, &[], 62);
+    script.notify();
+    script.notify();
+    let frames: Vec<_> = script.packets.iter().map(Sent::frame).collect();
+    let mut file = pcap(&frames);
+    // The seconds of all frames are different, in descending order.
+    let mut at = 24;
+    for (index, frame) in frames.iter().enumerate() {
+        file[at..at + 4].copy_from_slice(&(1_700_000_000 - index as u32).to_le_bytes());
+        at += 16 + frame.len();
+    }
+    let limits = Limits { timeout_ns: Some(1000), retry_count: None, cnp_interval_ns: Some(1000) };
+    let report = check(&file[..], &Options::default(), &limits).unwrap();
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    for rule in ["timeout", "cnp-rate"] {
+        let count = report.rules.iter().find(|count| count.rule.name == rule).unwrap();
+        assert_eq!((count.judged, count.unjudged), (0, 1), "{count:?}");
+    }
+}
+
+#[test]
+fn swapped_retransmissions_are_no_finding() {
+    let mut script = Script::new();
+    let sent: Vec<_> = (0..4).map(|_| script.send()).collect();
+    script.msn = 1;
+    script.answer(sent[1], Syndrome::nak(NakCode::PSN_SEQUENCE_ERROR));
+    for at in [2, 3, 1] {
+        script.push(A, Opcode::RC_SEND_ONLY, sent[at], &[], 62);
+    }
+    script.msn = 3;
+    script.ack(sent[3]);
+    let psn = script.send();
+    script.ack(psn);
+    let report = script.check(&Limits::default());
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    // Without the first retransmission, the requester has skipped a packet.
+    script.remove(Opcode::RC_SEND_ONLY, 6);
+    let report = script.check(&Limits::default());
+    assert!(report.findings.iter().any(|finding| finding.rule == "go-back-n"), "{:#?}", report.rules);
+}
+
+#[test]
 fn the_rate_of_cnps_needs_an_interval() {
     let interval = |ns| Limits { cnp_interval_ns: Some(ns), ..Limits::default() };
     assert!(clean().check(&interval(1000)).findings.is_empty());
     let report = clean().check(&interval(1001));
     assert_eq!(report.findings.iter().filter(|finding| finding.rule == "cnp-rate").count(), 11);
     assert!(!report.has_errors(), "a warning is no error");
+}
+
+#[test]
+fn an_msn_that_is_always_wrong_is_found() {
+    let wrong = |change: fn(u8) -> u8| -> Vec<_> {
+        let mut script = Script::new();
+        for _ in 0..6 {
+            let psn = script.send();
+            script.ack(psn);
+            let msn = &mut script.packets.last_mut().unwrap().extension[3];
+            *msn = change(*msn);
+        }
+        script.check(&Limits::default()).findings.into_iter().map(|finding| (finding.rule, finding.packet)).collect()
+    };
+    let all = wrong(|_| 0);
+    assert_eq!(all, [4_u64, 6, 8, 10, 12].map(|packet| ("msn", packet)));
+    assert_eq!(wrong(|msn| 2 * msn), all);
+    assert_eq!(wrong(|msn| msn + u8::from(msn > 3)), [("msn", 8)]);
+}
+
+#[test]
+fn two_deviations_in_a_row_are_found() {
+    let mut script = Script::new();
+    for key in [0x8000, 0x8000, 0x8001, 0x8002, 0x8000] {
+        script.send();
+        script.packets.last_mut().unwrap().bth.partition_key = PartitionKey::new(key);
+    }
+    let found: Vec<_> = script.check(&Limits::default()).findings.iter().map(|finding| finding.packet).collect();
+    assert_eq!(found, [3, 4]);
+}
+
+#[test]
+fn warnings_beyond_the_maximum_hide_no_error() {
+    let mut script = Script::new();
+    for _ in 0..500 {
+        let psn = script.send();
+        script.ack(psn);
+        script.packets.last_mut().unwrap().bth.ack_request = true;
+    }
+    script.nth(Opcode::RC_SEND_ONLY, 490).body.push(0);
+    let report = script.check(&Limits::default());
+    assert!(report.has_errors() && report.findings.iter().any(|finding| finding.rule == "padding"));
+    assert_eq!((report.errors, report.warnings), (1, 500));
+    assert_eq!(report.more_findings, 501 - report.findings.len() as u64);
+    let of_rule = |name| report.rules.iter().find(|count| count.rule.name == name).unwrap().findings;
+    assert_eq!((of_rule("ack-request"), of_rule("padding")), (500, 1));
 }
 
 /// The capturer may lose any packet, or begin at any packet. Neither is the fault of a queue pair.
@@ -375,6 +514,54 @@ fn packets_that_the_capturer_lost_cause_no_finding() {
 }
 
 #[test]
+fn a_loss_after_a_read_without_responses_is_no_finding() {
+    let mut script = Script::new();
+    let psn = script.send();
+    script.ack(psn);
+    script.request(Opcode::RC_READ_REQUEST, &reth(2500), 0, 3);
+    script.write();
+    script.remove(Opcode::RC_WRITE_FIRST, 0);
+    let report = script.check(&Limits::default());
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    assert!(!report.queue_pairs[0].complete);
+}
+
+#[test]
+fn frames_that_are_cut_may_hold_several_packets() {
+    let mut script = Script::new();
+    // The first frame has the packets before segmentation.
+    let first = script.request(Opcode::RC_WRITE_FIRST, &reth(1000), 800, 3);
+    let last = script.request(Opcode::RC_WRITE_LAST, &[], 232, 1);
+    script.push(A, Opcode::RC_WRITE_FIRST, first, &reth(1000), 256);
+    script.ack(last);
+    let frames: Vec<_> = script.packets.iter().map(Sent::frame).collect();
+    let report = check(&pcap_of(1, true, false, 100, &frames)[..], &Options::default(), &Limits::default()).unwrap();
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    for rule in ["padding", "mtu", "dma-length", "retransmission"] {
+        let count = report.rules.iter().find(|count| count.rule.name == rule).unwrap();
+        assert!(count.unjudged > 0, "{count:?}");
+    }
+}
+
+#[test]
+fn directions_may_come_one_after_the_other() {
+    let mut script = Script::new();
+    for _ in 0..300 {
+        let psn = script.send();
+        script.ack(psn);
+    }
+    let (requests, answers): (Vec<_>, Vec<_>) = script.packets.into_iter().partition(|packet| packet.from == A);
+    let (first, rest) = requests.split_at(10);
+    let packets = [first, &answers[..], rest].concat();
+    let report = Script { packets, ..Script::new() }.check(&Limits::default());
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    // Without the requests, the responder has answered PSNs that were never sent.
+    let packets = [first, &answers[..]].concat();
+    let report = Script { packets, ..Script::new() }.check(&Limits::default());
+    assert!(report.findings.iter().any(|finding| finding.rule == "unsent-psn"), "{:#?}", report.rules);
+}
+
+#[test]
 fn one_direction_alone_has_no_finding() {
     for from in [A, B] {
         let packets = clean().packets.into_iter().filter(|packet| packet.from == from).collect();
@@ -394,6 +581,70 @@ fn a_new_connection_with_the_same_numbers_has_no_finding() {
     script.packets.extend(again);
     let report = script.check(&Limits::default());
     assert!(report.findings.is_empty(), "{:#?}", report.findings);
+}
+
+#[test]
+fn a_new_connection_may_start_at_the_same_psn() {
+    let mut script = Script::new();
+    let mut atomic = [0; 28];
+    AtomicEthRepr { virtual_address: 0x2000, rkey: RKey::new(7), swap_or_add: 1, compare: 0 }.write(&mut atomic);
+    for bytes in [62, 40] {
+        (script.psn, script.msn) = (Psn::new(FIRST), 0);
+        let psn = script.request(Opcode::RC_FETCH_ADD, &atomic, 0, 1);
+        script.msn += 1;
+        script.atomic_answer(psn);
+        script.packets.last_mut().unwrap().extension[11] = bytes as u8;
+        for _ in 0..4 {
+            let psn = script.request(Opcode::RC_SEND_ONLY, &[], bytes, 1);
+            script.ack(psn);
+        }
+    }
+    let report = script.check(&Limits::default());
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+}
+
+#[test]
+fn a_new_connection_may_have_a_larger_path_mtu() {
+    let mut script = Script::new();
+    for _ in 0..3 {
+        script.request(Opcode::RC_SEND_FIRST, &[], 256, 1);
+        let last = script.request(Opcode::RC_SEND_LAST, &[], 200, 1);
+        script.ack(last);
+        let psn = script.request(Opcode::RC_READ_REQUEST, &reth(700), 0, 3);
+        script.msn += 1;
+        let aeth = aeth(Syndrome::ACK_UNLIMITED, script.msn);
+        script.push(B, Opcode::RC_READ_RESPONSE_FIRST, psn, &aeth, 256);
+        script.push(B, Opcode::RC_READ_RESPONSE_MIDDLE, psn.add(1), &[], 256);
+        script.push(B, Opcode::RC_READ_RESPONSE_LAST, psn.add(2), &aeth, 188);
+    }
+    script.psn = script.psn.add(5_000_000);
+    script.msn = 0;
+    script.read();
+    script.read();
+    for _ in 0..2 {
+        let psn = script.request(Opcode::RC_SEND_ONLY, &[], MTU, 1);
+        script.ack(psn);
+        script.write();
+    }
+    let report = script.check(&Limits::default());
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+}
+
+#[test]
+fn a_queue_pair_may_get_another_peer() {
+    let mut script = clean();
+    let again = clean().packets.into_iter().map(|mut packet| {
+        move_psn(&mut packet, 5_000_000);
+        if packet.from == A {
+            packet.bth.dest_qpn = Qpn::new(0xc);
+        }
+        packet
+    });
+    script.packets.extend(again);
+    let report = script.check(&Limits::default());
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    let opposites: Vec<_> = report.queue_pairs.iter().map(|queue_pair| queue_pair.opposite).collect();
+    assert_eq!(opposites, [None, Some(2), Some(1)]);
 }
 
 #[test]

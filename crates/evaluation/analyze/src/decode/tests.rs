@@ -93,7 +93,7 @@ pub(crate) fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
     pcap_of(1, true, false, usize::MAX, frames)
 }
 
-fn pcap_of(link_type: u32, nanoseconds: bool, big_endian: bool, snap: usize, frames: &[Vec<u8>]) -> Vec<u8> {
+pub(crate) fn pcap_of(link_type: u32, nanoseconds: bool, big_endian: bool, snap: usize, frames: &[Vec<u8>]) -> Vec<u8> {
     let number = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
     let magic = if nanoseconds { 0xa1b2_3c4d } else { 0xa1b2_c3d4 };
     let mut file = Vec::new();

@@ -20,6 +20,16 @@ enum Column {
     Other,
 }
 
+const MULTICAST: &str = "multicast";
+const RAW_ETHERNET: &str = "raw Ethernet";
+
+/// End of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Local,
+    Remote,
+}
+
 /// Beginnings of the labels of columns.
 const LABELS: [(&str, Column); 14] = [
     ("#bytes", Column::Bytes),
@@ -60,6 +70,7 @@ pub(super) fn table(text: &str, command: &[&str], output: &mut Output) {
     found(output, Tool::Perftest);
     setup_of_command(command, output);
     let mut heading = None;
+    let mut side = None;
     let last = text.lines().count();
     for (index, line) in text.lines().enumerate() {
         if line.trim_start().starts_with("#bytes") {
@@ -69,7 +80,8 @@ pub(super) fn table(text: &str, command: &[&str], output: &mut Output) {
         {
             row(line, bytes, columns, *unit, index + 1 == last && is_cut(text), output);
         } else {
-            setup(line, output);
+            side = side_of(line).or(side);
+            setup(line, side, output);
         }
     }
 }
@@ -117,13 +129,30 @@ fn row(line: &str, bytes: u64, columns: &[Column], unit: Option<&str>, is_cut: b
 }
 
 fn setup_of_command(command: &[&str], output: &mut Output) {
+    // In other programs than ib_send_bw and ib_send_lat, -g has another meaning.
+    let is_send = command.iter().any(|word| word.contains("send_"));
+    if is_send && command.iter().any(|word| matches!(*word, "-g" | "--mcg") || word.starts_with("--mcg=")) {
+        output.setup.other_packets = Some(MULTICAST);
+    }
+    if command.iter().any(|word| word.contains("raw_ethernet_")) {
+        output.setup.other_packets = Some(RAW_ETHERNET);
+    }
     let duration = option(command, "-D", "--duration").and_then(|text| text.parse().ok());
     if let Some(duration_s) = duration.filter(|seconds: &f64| seconds.is_finite() && *seconds > 0.0) {
         output.setup.duration_s = Some(duration_s);
     }
 }
 
-fn setup(line: &str, output: &mut Output) {
+/// Returns the end that a line with an address concerns.
+fn side_of(line: &str) -> Option<Side> {
+    let line = line.trim_start();
+    if line.starts_with("local address") {
+        return Some(Side::Local);
+    }
+    line.starts_with("remote address").then_some(Side::Remote)
+}
+
+fn setup(line: &str, side: Option<Side>, output: &mut Output) {
     if line.contains("CPU Frequency is not max") {
         output.setup.cpu_is_slow = true;
     }
@@ -152,13 +181,23 @@ fn setup(line: &str, output: &mut Output) {
         Some("RC") => setup.transport = Some(Transport::Rc),
         Some("UC") => setup.transport = Some(Transport::Uc),
         Some("UD") => setup.transport = Some(Transport::Ud),
+        Some("RawEth") => setup.other_packets = Some(RAW_ETHERNET),
         _ => {}
+    }
+    if line.contains("MultiCast") || line.contains("Multicast") {
+        setup.other_packets = Some(MULTICAST);
     }
     if let Some(device) = value_of(line, "Device").filter(|device| !device.is_empty()) {
         setup.device = Some(device.to_owned());
     }
+    // Each queue pair has a line. All of one end have the same GID.
+    let gids = match side {
+        Some(Side::Local) => 0,
+        Some(Side::Remote) => 1,
+        None => setup.gids.len().min(1),
+    };
     if let Some(gid) = line.trim_start().strip_prefix("GID:")
-        && setup.gids.len() < 2
+        && setup.gids.len() == gids
     {
         setup.gids.push(gid.trim().to_owned());
     }

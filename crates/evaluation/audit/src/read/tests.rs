@@ -53,6 +53,27 @@ fn perftest_has_its_settings_and_rows() {
 }
 
 #[test]
+fn each_end_has_one_gid_with_several_queue_pairs() {
+    let lines =
+        |side: &str, gid: &str| format!(" {side} address: LID 0000 QPN 0x0108 PSN 0x63ad7d\n GID: {gid}\n").repeat(2);
+    let (before, rest) = PERFTEST.split_once(" local address").unwrap();
+    let (_, table) = rest.split_once("10:00:00:04\n").unwrap();
+    let output = read(&format!("{before}{}{}{table}", lines("local", "00:01"), lines("remote", "00:02")), &[]);
+    assert_eq!(output.setup.gids, ["00:01", "00:02"]);
+}
+
+#[test]
+fn multicast_and_raw_ethernet_are_recognized() {
+    let kind = |text: &str, command: &str| {
+        read(text, &command.split(' ').map(str::to_owned).collect::<Vec<_>>()).setup.other_packets
+    };
+    assert_eq!(kind(PERFTEST, "ib_read_bw -d mlx5_0"), None);
+    assert_eq!(kind(PERFTEST, "ib_send_bw -c UD -g 2"), Some("multicast"));
+    assert_eq!(kind(PERFTEST, "raw_ethernet_bw --client"), Some("raw Ethernet"));
+    assert_eq!(kind(&PERFTEST.replace("type : RC", "type : RawEth"), ""), Some("raw Ethernet"));
+}
+
+#[test]
 fn rows_of_latency_have_no_bandwidth() {
     let text = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]\n 2       1000          1.02           3.67         1.05     \t       1.06        \t0.05   \t\t1.25    \t\t3.67\n";
     let output = read(text, &[]);

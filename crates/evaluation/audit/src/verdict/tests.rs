@@ -88,6 +88,35 @@ fn counters_below_the_needed_packets_contradict() {
 }
 
 #[test]
+fn one_interval_of_counters_has_a_rate_and_no_total() {
+    // An interval of one second in a benchmark of ten seconds.
+    let mut counted = counted(16 * 150_000, 4155);
+    counted.is_given_rate = true;
+    counted.packet_rates = vec![16.0 * 150_000.0];
+    assert_eq!(audit(&plain(), Some(&counted), &Given::default()).verdict, Verdict::Consistent);
+    counted.packet_rates = vec![16.0 * 50_000.0];
+    assert_eq!(audit(&plain(), Some(&counted), &Given::default()).verdict, Verdict::Contradicted);
+}
+
+#[test]
+fn several_rows_are_compared_by_their_sum() {
+    let mut rows = plain();
+    // 64 B at 6.4 million messages/s.
+    rows.claims.push(output(390.625, 64, 6_400_000.0, 1_000_000).claims.remove(0));
+    let needed = 16 * 1_500_000 + 1_000_000;
+    let of = |rows: &Output, packets| audit(rows, Some(&counted(packets, 4155)), &Given::default());
+    let whole = of(&rows, needed);
+    assert_eq!(whole.verdict, Verdict::Consistent);
+    let sentence = format!("the messages of all 2 rows need {needed} packets");
+    assert!(whole.comparisons.iter().any(|it| it.starts_with(&sentence)), "{:?}", whole.comparisons);
+    assert_eq!(of(&rows, needed / 2).verdict, Verdict::Contradicted);
+    rows.claims[1].iterations = None;
+    let unknown = of(&rows, needed / 2);
+    assert_eq!(unknown.verdict, Verdict::Consistent);
+    assert!(unknown.notes.iter().any(|note| note.contains("2 rows")), "{:?}", unknown.notes);
+}
+
+#[test]
 fn counters_that_were_reset_lead_to_no_verdict_of_theirs() {
     let mut reset = Counted::new("mlx5_0/1");
     reset.seconds = 10.0;
@@ -124,12 +153,39 @@ fn a_low_rate_has_causes_from_the_settings() {
 }
 
 #[test]
+fn margins_have_whole_seconds() {
+    let of = |duration_s: f64, seconds: u64, is_bidirectional: bool| {
+        let mut output = output(9375.0, 65_536, 150_000.0, 150_000 * seconds);
+        output.setup.duration_s = Some(duration_s);
+        output.setup.is_bidirectional = is_bidirectional;
+        causes(&audit(&output, None, &Given::default())).contains(&"margin")
+    };
+    // A quarter of 10 s has 2 whole seconds, a quarter of 3 s has none.
+    assert!(of(10.0, 6, false) && !of(10.0, 5, false) && !of(10.0, 10, false) && !of(3.0, 3, false));
+    assert!(of(10.0, 3, true) && !of(10.0, 6, true));
+}
+
+#[test]
+fn packets_of_another_kind_are_not_compared() {
+    let mut multicast = plain();
+    multicast.setup.other_packets = Some("multicast");
+    let given = Given { link_bits_per_s: Some(10e9), ..Given::default() };
+    let audit = audit(&multicast, Some(&counted(5, 4155)), &given);
+    assert_eq!((audit.verdict, audit.arithmetic), (Verdict::Consistent, None));
+    assert!(audit.notes.iter().any(|note| note.starts_with("the messages are multicast")), "{:?}", audit.notes);
+}
+
+#[test]
 fn short_runs_and_predictions_are_reported() {
     let predicted = Predicted { testbed: "connectx5-100g".to_owned(), bytes_per_s: 10e9, messages_per_s: 152_000.0 };
     let given = Given { predicted: Some(predicted), ..Given::default() };
     let audit = audit(&output(9375.0, 65_536, 150_000.0, 1000), None, &given);
     assert_eq!(causes(&audit), ["short-run"]);
-    assert!(audit.comparisons.iter().any(|sentence| sentence.contains("98 %")), "{:?}", audit.comparisons);
+    assert!(audit.predictions.iter().any(|sentence| sentence.contains("98 %")), "{:?}", audit.predictions);
+    let mut alone = output(9375.0, 65_536, 150_000.0, 1000);
+    alone.claims[0].messages_per_s = None;
+    let audit = super::audit(&alone, None, &given);
+    assert_eq!((audit.verdict, audit.predictions.len()), (Verdict::Unknown, 1));
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use doorbell_protocols::Protocol;
 
-use super::{Advice, AdviseError, Need, Receives, SAME, advise, candidates, check, misfit, places, ranked, useful};
+use super::{
+    Advice, AdviseError, Need, Receives, SAME, advise, candidates, check, may_share, misfit, places, ranked, useful,
+};
 use crate::explain::millions;
 use crate::parameters::{Parameters, RnicKind};
 use crate::predict::BoundKind;
@@ -13,20 +15,20 @@ use crate::workload::Peers;
 pub struct Answer {
     /// The first protocol, its figures, its bottleneck, and the next best protocol, in at most two sentences.
     pub sentence: String,
-    /// Advices in their order, in groups of equal ones.
+    /// Recommendations in their order, in groups of equal ones.
     pub rows: Vec<Row>,
     /// Protocols without a row.
     pub left_out: Vec<LeftOut>,
-    /// First advices after changes of the need or of the testbed.
+    /// First recommendations after changes of the need or of the testbed.
     pub changes: Vec<Change>,
 }
 
-/// Group of advices with the same latency and throughput within 5 %.
+/// Group of recommendations with the same latency and throughput within 5 %.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// The first advice of the group.
     pub best: Advice,
-    /// The other advices of the group.
+    /// The other recommendations of the group.
     pub ties: Vec<Advice>,
 }
 
@@ -76,7 +78,7 @@ pub fn answer(parameters: &Parameters, need: &Need) -> Result<Answer, AdviseErro
     Ok(Answer { sentence: sentence(need, &rows), rows, left_out, changes: changes(parameters, need) })
 }
 
-/// Returns whether two advices are equal: within 5 % in latency and throughput, and in copies.
+/// Returns whether two recommendations are equal: within 5 % in latency and throughput, and in copies.
 fn is_tie(need: &Need, one: &Advice, other: &Advice) -> bool {
     let is_near = |one: f64, other: f64| (1.0 / SAME..=SAME).contains(&(one / other));
     let fails = |advice: &Advice| need.messages_per_s.is_some_and(|rate| advice.messages_per_s < rate);
@@ -174,7 +176,14 @@ fn compared(need: &Need, first: &Advice, next: &Advice) -> String {
         _ => {}
     }
     if clauses.is_empty() {
-        clauses.push("copies each message at the receiver".to_owned());
+        clauses.push(match need.messages_per_s {
+            _ if places(first.protocol) && !places(next.protocol) => "copies each message at the receiver".to_owned(),
+            Some(rate) if next.messages_per_s < rate => {
+                let share = (100.0 * next.messages_per_s / rate).floor();
+                format!("reaches only {share:.0} % of the rate")
+            }
+            _ => "copies no message at the receiver".to_owned(),
+        });
     }
     clauses.join(" and ")
 }
@@ -189,7 +198,7 @@ fn short_us(ns: f64) -> String {
     }
 }
 
-/// Returns the first advices after changes that a user may plan.
+/// Returns the first recommendations after changes that a user may plan.
 fn changes(parameters: &Parameters, need: &Need) -> Vec<Change> {
     let first = |parameters: &Parameters, need: &Need| -> Result<Option<Advice>, AdviseError> {
         Ok(advise(parameters, need)?.into_iter().next())
@@ -214,8 +223,7 @@ fn changes(parameters: &Parameters, need: &Need) -> Vec<Change> {
     for gbps in OTHER_LINKS_GBPS.into_iter().filter(|_| parameters.rnic == RnicKind::Hardware) {
         add(format!("a link of {gbps} Gb/s"), need.peers, first(&with_link(parameters, gbps), need));
     }
-    let is_shareable = connections > receivers && misfit(Protocol::SendReceive, need).is_none();
-    if is_shareable {
+    if may_share(need) && misfit(Protocol::SendReceive, need).is_none() {
         let shared = || -> Result<Option<Advice>, AdviseError> {
             check(need)?;
             let all = ranked(parameters, need, candidates(parameters, need, Receives::Shared)?)?;
@@ -268,6 +276,7 @@ mod tests {
         assert!(!slow.sentence.contains("with this load"), "{}", slow.sentence);
         let fast = on_t1(&Need { messages_per_s: Some(1e9), ..need });
         assert!(fast.sentence.contains(": only ") && fast.sentence.contains(" M of 1000 M messages/s; "));
+        assert!(!fast.sentence.contains("with this load"), "{}", fast.sentence);
     }
 
     #[test]
@@ -285,7 +294,23 @@ mod tests {
     }
 
     #[test]
-    fn equal_advices_have_one_row() {
+    fn nearly_equal_recommendations_differ_in_the_rate_or_in_copies() {
+        let need = Need { messages_per_s: Some(1e6), receiver_places: true, ..Need::new(64, Goal::Throughput) };
+        let of = |protocol: Protocol, messages_per_s: f64| {
+            let all = advise(&Parameters::t1(), &need).unwrap();
+            let found = all.into_iter().find(|advice| advice.protocol == protocol).unwrap();
+            Advice { latency_ns: 3000.0, messages_per_s, ..found }
+        };
+        let reaching = of(Protocol::SendReceive, 1e6);
+        let below = of(Protocol::SendReceive, 0.979e6);
+        assert_eq!(compared(&need, &reaching, &below), "reaches only 97 % of the rate");
+        let placing = of(Protocol::DirectRead, 1e6);
+        assert_eq!(compared(&need, &placing, &below), "copies each message at the receiver");
+        assert_eq!(compared(&need, &reaching, &placing), "copies no message at the receiver");
+    }
+
+    #[test]
+    fn equal_recommendations_have_one_row() {
         let need = Need { peers: Peers::pairs(4), ..Need::new(1 << 20, Goal::Throughput) };
         let (all, answer) = (advise(&Parameters::t1(), &need).unwrap(), on_t1(&need));
         let rows: usize = answer.rows.iter().map(|row| 1 + row.ties.len()).sum();

@@ -78,8 +78,9 @@ fn slow_shared_receive_queues_are_not_advised() {
         assert!(!of(bytes, 16, None).reason.contains("messages of this size"), "{bytes}");
     }
     // If the memory suffices only for a shared queue, the reason states the rate limit of the queue.
-    let forced = of(4096, 1024, Some(1 << 20));
+    let forced = of(4096, 1024, Some(6 << 20));
     assert!(forced.srq && forced.messages_per_s <= 2e6 * 1.001, "{forced:?}");
+    assert!(forced.depth >= 1024, "each connection has a buffer of the queue: {forced:?}");
     assert!(forced.reason.contains("the shared receive queue holds messages of this size"), "{}", forced.reason);
 }
 
@@ -110,6 +111,45 @@ fn little_memory_shares_receive_queues_or_shrinks_windows() {
     let none = advise(&Parameters::t1(), &Need { memory_bytes: Some(1 << 10), ..need });
     let text = none.expect_err("1 KiB is too little").to_string();
     assert!(text.starts_with("the memory of a thread is 1024 B, and the least that any protocol needs is "), "{text}");
+}
+
+#[test]
+fn requests_with_replies_share_no_receive_queue() {
+    let one_way = Need { receiver_holds: true, peers: Peers::many_to_one(64), ..Need::new(16_384, Goal::Throughput) };
+    let shared = |need: &Need| {
+        let candidates = candidates(&Parameters::t1(), need, Receives::Any).unwrap();
+        candidates.into_iter().filter(|advice| advice.srq).count()
+    };
+    assert!(shared(&one_way) > 0);
+    let answered = Need { reply_bytes: Some(64), ..one_way };
+    assert_eq!(shared(&answered), 0);
+    let answer = answer(&Parameters::t1(), &answered).unwrap();
+    assert!(answer.changes.iter().all(|change| change.what != "with an SRQ"), "{:#?}", answer.changes);
+}
+
+#[test]
+fn clients_have_buffers_for_replies_of_their_own() {
+    let need = Need {
+        reply_bytes: Some(4096),
+        peers: Peers::many_to_one(2),
+        window: Some(16),
+        ..Need::new(4096, Goal::Throughput)
+    };
+    let of = |protocol: Protocol, shares: bool| {
+        candidate(&Parameters::t1(), &need, protocol, 16, 1, shares).unwrap().sender_bytes
+    };
+    // The shared ring of the server has other sizes than the ring that a client has for its replies.
+    assert_eq!(of(Protocol::SharedWrite, true), of(Protocol::SharedWrite, false));
+}
+
+#[test]
+fn windows_are_those_of_connections() {
+    assert_eq!(MOST_WINDOW as usize, doorbell_record::most_queued(1));
+    let need = Need { window: Some(MOST_WINDOW), peers: Peers::many_to_one(8), ..Need::new(64, Goal::Throughput) };
+    assert!(on_t1(&need).iter().all(|advice| advice.depth <= MOST_WINDOW));
+    let more = Need { window: Some(MOST_WINDOW + 1), ..need };
+    let error = advise(&Parameters::t1(), &more).expect_err("too many").to_string();
+    assert_eq!(error, "the number of outstanding messages is 16385, allowed is 1 to 16384");
 }
 
 #[test]
@@ -155,14 +195,14 @@ fn needs_that_make_no_sense_are_refused() {
         refused(&Need { sizes: vec![], ..good.clone() }),
         "the number of message sizes is 0, allowed is 1 to 1024"
     );
-    assert!(refused(&Need { sizes: vec![(1, f64::NAN)], ..good.clone() }).contains("share of a message size is NaN"));
+    assert!(refused(&Need { sizes: vec![(1, f64::NAN)], ..good.clone() }).contains("weight of a message size is NaN"));
     assert!(refused(&Need { messages_per_s: Some(-1.0), ..good.clone() }).contains("the rate is -1 messages/s"));
     assert!(
         refused(&Need { sizes: vec![(1 << 40, 1.0)], ..good.clone() }).contains("the message size is 1099511627776")
     );
     assert!(
         refused(&Need { window: Some(0), ..good.clone() })
-            .contains("the number of outstanding messages is 0, allowed is 1 to 65536")
+            .contains("the number of outstanding messages is 0, allowed is 1 to 16384")
     );
     let both = Need { bidirectional: true, reply_bytes: Some(1), ..good.clone() };
     assert!(refused(&both).contains("sending from both sides is on, allowed is off for messages with replies"));
@@ -190,9 +230,11 @@ fn replies_to_many_clients_are_bound_by_the_link_from_the_server() {
     let send_receive = all.iter().find(|advice| advice.protocol == Protocol::SendReceive).unwrap();
     assert!(send_receive.receiver_bytes >= 24 * 16 * 65_536, "{send_receive:#?}");
     assert!(send_receive.sender_bytes < send_receive.receiver_bytes);
-    // A rate below the maximum leaves the windows empty.
-    let slow = on_t1(&Need { messages_per_s: Some(1000.0), ..need });
-    assert_eq!(slow[0].loaded_ns, None);
+    // With a rate, the windows are not always full.
+    for rate in [1000.0, 1e9] {
+        let paced = on_t1(&Need { messages_per_s: Some(rate), ..need.clone() });
+        assert!(paced.iter().all(|advice| advice.loaded_ns.is_none()), "{paced:#?}");
+    }
 }
 
 proptest! {

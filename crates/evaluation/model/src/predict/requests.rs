@@ -69,7 +69,8 @@ impl Requests {
 /// Returns the error of [`Requests::check`] if the requests are impossible.
 pub fn predict_requests(parameters: &Parameters, requests: &Requests) -> Result<Prediction, WorkloadError> {
     let forms = forms(&Setting::of(parameters), requests)?;
-    Ok(Prediction::of(&forms, parameters, (requests.request.bytes + requests.reply_bytes) as f64))
+    // Results of measurements count the payload of the longer direction too.
+    Ok(Prediction::of(&forms, parameters, requests.request.bytes.max(requests.reply_bytes) as f64))
 }
 
 fn forms(setting: &Setting, requests: &Requests) -> Result<Forms, WorkloadError> {
@@ -138,6 +139,20 @@ mod tests {
         assert!(is_near(prediction.latency_ns, alone(200) + alone(65_536)));
         assert_eq!(prediction.bottleneck().binding.kind, BoundKind::RoundTrip);
         assert!(is_near(prediction.loaded_ns(requests.in_flight()), prediction.latency_ns), "{prediction:#?}");
+    }
+
+    #[test]
+    fn payload_is_that_of_the_longer_direction_as_in_results() {
+        use doorbell_record::{Kind, Operation, Parameters as Measured};
+        for (bytes, reply_bytes) in [(200, 65_536), (65_536, 200)] {
+            let (_, prediction) = of(Workload::sequential(bytes), reply_bytes);
+            let measured = Measured {
+                reply: Some(reply_bytes as usize),
+                ..Measured::plain(Kind::Bandwidth, Operation::RequestResponse, bytes as usize)
+            };
+            let payload = measured.longest(bytes as usize) as f64;
+            assert!(is_near(prediction.bytes_per_s, prediction.messages_per_s * payload), "{prediction:#?}");
+        }
     }
 
     #[test]

@@ -109,7 +109,7 @@ settings! {
         about: "Operation of a message: send, write, read, cas, fetch-add or request-response",
         option: option!(WORKLOAD, None, "op", Some("NAME"), Some("send"), ". The operations write, read, cas and \
             fetch-add are one-sided, on the other side's memory. With request-response, the other side answers each \
-            send with a send: see --reply"),
+            send with a send: see --reply. `load` has request-response by default, unless --reply is 0"),
         ..field!("the operation", OPERATIONS, || vec!["send", "write", "read", "cas", "fetch-add", "request-response"],
             operation)
     };
@@ -288,7 +288,7 @@ settings! {
             connection",
         bound: Some(|all| most_queued(all.connections) as u64),
         option: option!(CONNECTIONS_OF, Some('t'), "window", Some("N"), None, " [default: 64, or the number that fits \
-            into 512 KiB, at least 2; lat: 1]"),
+            into 512 KiB, at least 2; lat: 1; load without --rate: 1]"),
         sweep: Some("window"),
         ..field!("the window", "", 1, MAX_WINDOW, window)
     };

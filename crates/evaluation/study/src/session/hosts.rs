@@ -309,7 +309,7 @@ impl Hosts {
         self.say(|index| {
             let connections = shares[index].lanes.len();
             match shares[index].asks {
-                true => ToServer::Ask { bytes, connections },
+                true => ToServer::Ask { bytes, connections, numbers: shares[index].lanes.clone() },
                 false => ToServer::Point { bytes, connections: Some(connections) },
             }
         })?;

@@ -44,6 +44,9 @@ pub enum ToServer {
         bytes: usize,
         /// Number of connections.
         connections: usize,
+        /// Numbers of these connections among those of all hosts. Empty means 0, 1, and so on.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        numbers: Vec<usize>,
     },
     /// Request for the time of the device's clock.
     Clock,

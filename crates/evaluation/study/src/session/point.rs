@@ -133,6 +133,19 @@ impl<'a, P: Connector> Prepared<'a, P> {
         Ok(Self { protocol, ends, replicates, work, channel, before, shared })
     }
 
+    /// Sets the numbers of the connections among those of all hosts, so that requests at a rate are due in turn on the
+    /// connections of all hosts. Without numbers, only the connections of this host take turns.
+    #[must_use]
+    pub(super) fn numbered(mut self, numbers: &[usize]) -> Self {
+        let all = self.work.parameters.connections as f64;
+        if let Unconnected::Messages(ends) = &mut self.ends {
+            for ((_, memory), &number) in ends.iter_mut().zip(numbers) {
+                memory.phase = number as f64 / all;
+            }
+        }
+        self
+    }
+
     /// Returns the descriptions of all ends for the other end.
     pub fn descriptions(&self) -> Vec<EndpointDescription> {
         match &self.ends {
@@ -283,4 +296,33 @@ fn replicated<P: Connector>(ends: Vec<(P::Connection, SendMemory)>) -> Result<En
     }
     let source = source.ok_or_else(|| SessionError::Unexpected("a source of messages without readers".to_owned()))?;
     Ok(End::Replicated(replication, count, source))
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_exchange::with_connector;
+    use doorbell_record::{Kind, Operation};
+    use doorbell_verbs::soft::{self, SoftOptions};
+
+    use super::*;
+
+    /// Returns the delays of the connections of a host that has two of eight connections.
+    fn phases<P: Connector>(protocol: &P, parameters: &Parameters, numbers: &[usize]) -> Vec<f64> {
+        let pd = soft::open(&SoftOptions::default()).unwrap().create_pd().unwrap();
+        let part = parameters.cast().asking.share(2);
+        let prepared = Prepared::new(protocol, &pd, parameters, 16, &part, |config| config).unwrap().numbered(numbers);
+        match &prepared.ends {
+            Unconnected::Messages(ends) => ends.iter().map(|(_, memory)| memory.phase).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn connections_of_all_hosts_take_turns() {
+        let plain = Parameters::plain(Kind::Bandwidth, Operation::RequestResponse, 16);
+        let parameters = Parameters { connections: 8, rate: Some(1000.0), ..plain };
+        let of = |numbers: &[usize]| with_connector!(parameters.protocol, connector => phases(&connector, &parameters, numbers));
+        assert_eq!(of(&[1, 5]), [0.125, 0.625]);
+        assert_eq!(of(&[]), [0.0, 0.5]);
+    }
 }

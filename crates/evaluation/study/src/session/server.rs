@@ -173,11 +173,11 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
     let (cast, cpus) = (parameters.cast(), parameters.pinning(&terms.pinning.share(place)).cpus);
     peer.send(FromServer::Accepted).await?;
     loop {
-        let (bytes, part, connections) = match peer.receive(Patience::Endless).await? {
+        let (bytes, part, connections, numbers) = match peer.receive(Patience::Endless).await? {
             ToServer::Point { bytes, connections } => {
-                (bytes, cast.answering, connections.unwrap_or(parameters.connections))
+                (bytes, cast.answering, connections.unwrap_or(parameters.connections), Vec::new())
             }
-            ToServer::Ask { bytes, connections } => (bytes, cast.asking, connections),
+            ToServer::Ask { bytes, connections, numbers } => (bytes, cast.asking, connections, numbers),
             ToServer::Clock => {
                 peer.send(FromServer::Clock { now_ns: device.now_ns() }).await?;
                 continue;
@@ -197,9 +197,10 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
             return Err(SessionError::UnknownSize(bytes));
         }
         let part = share(part, connections)?;
+        check_numbers(&numbers, &parameters)?;
         let _pinned = threads.pin(&cpus)?;
         let report = with_connector!(parameters.protocol, connector =>
-            perform_part(connector, &pd, peer, threads, &parameters, bytes, part).await?);
+            perform_part(connector, &pd, peer, threads, &parameters, bytes, (part, &numbers)).await?);
         peer.send(report).await?;
     }
 }
@@ -213,8 +214,17 @@ fn share(part: Part, connections: usize) -> Result<Part, SessionError> {
     Ok(part.share(connections))
 }
 
+/// Checks the numbers of connections among those of all hosts.
+fn check_numbers(numbers: &[usize], parameters: &Parameters) -> Result<(), SessionError> {
+    let connections = parameters.connections;
+    numbers.iter().find(|&&number| number >= connections).map_or(Ok(()), |number| {
+        let what = format!("connection number {number}: must be 0 to {}", connections.saturating_sub(1));
+        Err(SessionError::Unexpected(what))
+    })
+}
+
 /// Makes the connections of a point and performs a part of it. Returns the report for the peer. An asking part begins
-/// at the common start time of all hosts.
+/// at the common start time of all hosts. `numbers` are those of [`ToServer::Ask`].
 async fn perform_part<C: Connector<Connection: Send>, P: Peer<Says = FromServer, Hears = ToServer>>(
     protocol: C,
     pd: &Pd,
@@ -222,10 +232,10 @@ async fn perform_part<C: Connector<Connection: Send>, P: Peer<Says = FromServer,
     threads: &impl Threads,
     parameters: &Parameters,
     bytes: usize,
-    part: Part,
+    (part, numbers): (Part, &[usize]),
 ) -> Result<FromServer, SessionError> {
     let device = pd.device();
-    let prepared = Prepared::new(&protocol, pd, parameters, bytes, &part, |config| config)?;
+    let prepared = Prepared::new(&protocol, pd, parameters, bytes, &part, |config| config)?.numbered(numbers);
     peer.send(FromServer::Accepted).await?;
     let mut point = prepared.connect_to(peer).await?;
     let (before, mut cpu_before) = (point.before, threads.cpu_time());

@@ -108,7 +108,7 @@ impl Work {
         Self {
             parameters: parameters.clone(),
             part: *part,
-            fitted: Fitted { window, ..fitted.clone() },
+            fitted: Fitted { window, batch: fitted.batch.min(window), ..fitted.clone() },
             plan: Plan { window, extent, ..*plan },
             device: device.clone(),
         }

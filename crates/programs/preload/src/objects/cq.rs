@@ -360,7 +360,7 @@ pub(crate) fn explain_failure(status: Status) {
         for cause in &status.causes()[..status.causes().len().min(MOST_CAUSES)] {
             explain(
                 &format_args!("a completion has status {} ({})", status.number(), status.text()),
-                &format_args!("perhaps {}; to check: {}", cause.cause, cause.check),
+                &format_args!("perhaps {}. Check: {}", cause.cause, cause.check),
             );
         }
     }

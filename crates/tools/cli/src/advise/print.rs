@@ -1,13 +1,14 @@
-//! Output of advices: text and JSON.
+//! Output of recommendations: text and JSON.
 
 use std::fmt::Write as _;
 use std::io;
 
-use doorbell_model::advise::{Advice, Answer, Change, LeftOut, Need, Row, with_options};
+use doorbell_model::advise::{Advice, Answer, Change, LeftOut, Need, Row, useful, with_options};
 use doorbell_model::explain::millions;
 use doorbell_model::parameters::Parameters;
+use doorbell_record::{Parameters as Measured, SizeMix};
 use doorbell_sim::Testbed;
-use doorbell_sim::advise::{Simulated, departs};
+use doorbell_sim::advise::{Simulated, departs, measured};
 use doorbell_sim::session::PointError;
 use serde_json::{Value, json};
 
@@ -17,7 +18,7 @@ use crate::output::{line, note, us};
 /// Result of the simulation of an advice.
 pub(super) type Tried = Result<Simulated, PointError>;
 
-/// Testbed on which the first advices were simulated, with their results.
+/// Testbed on which the first recommendations were simulated, with their results.
 pub(super) type Checked<'a> = Option<(&'a Testbed, Vec<Tried>)>;
 
 /// Prints an answer: its sentence first, then all protocols, the ones left out, and changes.
@@ -45,8 +46,47 @@ pub(super) fn text(parameters: &Parameters, need: &Need, answer: &Answer, checke
             .iter()
             .try_for_each(|LeftOut { protocol, reason }| line(format_args!("  {protocol}: {reason}")))?;
     }
-    line("\nWhat would change the answer:")?;
-    answer.changes.iter().try_for_each(|change| line(format_args!("  {}", changed(need, answer, change))))
+    line("\nAfter a change of the need:")?;
+    answer.changes.iter().try_for_each(|change| line(format_args!("  {}", changed(need, answer, change))))?;
+    match answer.rows.first().and_then(|row| measured(need, &row.best)) {
+        Some(parameters) => line(format_args!("\nMeasure the first protocol here:\n  {}", command(&parameters))),
+        None => Ok(()),
+    }
+}
+
+/// Returns the command that measures a stream with these parameters.
+fn command(parameters: &Measured) -> String {
+    let Measured { protocol, window, batch, depth, connections, serving, .. } = parameters;
+    let sizes = match &parameters.mix {
+        Some(SizeMix(rows)) => {
+            let rows: Vec<String> = rows.iter().map(|(bytes, weight)| format!("{bytes}:{weight}")).collect();
+            format!("--sizes {}", rows.join(","))
+        }
+        None => format!("-s {}", parameters.sizes.first().copied().unwrap_or(0)),
+    };
+    let mut text = format!("doorbell bench bw {sizes}");
+    if let Some(reply) = parameters.reply {
+        let _ = write!(text, " --reply {reply}");
+    }
+    let _ = write!(text, " --protocol {protocol} -t {window} -l {batch} -r {depth} -q {connections}");
+    let _ = write!(text, " --threads {}", serving.threads);
+    if serving.server_threads > 0 {
+        let _ = write!(text, " --server-threads {}", serving.server_threads);
+    }
+    let plain = Measured::plain(parameters.kind, parameters.operation, 0);
+    let others = [
+        (serving.shared_receives.is_some(), " --use-srq".to_owned()),
+        (parameters.events, " -e".to_owned()),
+        (parameters.bidirectional, " -b".to_owned()),
+        (parameters.mtu.is_some(), format!(" -m {}", parameters.mtu.unwrap_or(0))),
+        (parameters.rate.is_some(), format!(" --rate {}", parameters.rate.unwrap_or(0.0))),
+        (
+            parameters.memory_bytes != plain.memory_bytes,
+            format!(" --memory {}", parameters.memory_bytes.div_ceil(1 << 20)),
+        ),
+    ];
+    text.extend(others.into_iter().filter_map(|(is_given, option)| is_given.then_some(option)));
+    text
 }
 
 fn rows(rows: &[Row]) -> io::Result<()> {
@@ -90,14 +130,9 @@ fn rows(rows: &[Row]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the throughput of an advice that a simulation of the need can reach.
-fn offered(need: &Need, advice: &Advice) -> f64 {
-    need.messages_per_s.map_or(advice.messages_per_s, |rate| rate.min(advice.messages_per_s))
-}
-
 /// Returns the figures of the model that depart from the simulated ones, each with its name and both values.
 fn departures(need: &Need, advice: &Advice, simulated: &Simulated) -> Vec<(&'static str, f64, f64)> {
-    let rate = ("rate", offered(need, advice), simulated.messages_per_s);
+    let rate = ("rate", useful(need, advice), simulated.messages_per_s);
     let latency = ("latency alone", advice.latency_ns, simulated.latency_ns);
     let loaded =
         advice.loaded_ns.zip(simulated.loaded_ns).map(|(model, simulated)| ("latency loaded", model, simulated));
@@ -184,7 +219,7 @@ pub(super) fn json(parameters: &Parameters, need: &Need, answer: &Answer, checke
     line(value)
 }
 
-/// Prints advices in the order of their simulated figures, with the figures of the model beside them.
+/// Prints recommendations in the order of their simulated figures, with the figures of the model beside them.
 pub(super) fn by_simulation(
     as_json: bool,
     testbed: &Testbed,
@@ -252,6 +287,7 @@ fn simulated(tried: &Tried) -> Value {
             "latency_ns": simulated.latency_ns,
             "loaded_ns": simulated.loaded_ns,
             "messages_per_s": simulated.messages_per_s,
+            "notes": simulated.notes,
         }),
         Err(error) => json!({ "failed": error.to_string() }),
     }

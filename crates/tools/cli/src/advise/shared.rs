@@ -27,7 +27,7 @@ const CLIENTS: usize = 64;
 pub(super) struct SharedMemory {
     /// Advise on clients that share passive memory: rank the strategies for values of -s bytes [default: 128],
     /// simulated on --testbed [default: connectx5-100g-far]
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["reply", "outstanding", "server_threads"])]
     pub(super) shared_memory: bool,
     /// Take the figures from the records of `doorbell study far-memory` in DIR instead of simulating. The figures are
     /// those of the recorded workload that is closest to the given workload

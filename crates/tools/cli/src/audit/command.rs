@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
-use std::thread::{JoinHandle, sleep, spawn};
+use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use doorbell_audit::Counted;
@@ -16,23 +18,31 @@ use doorbell_sync::IgnorePoison;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeValLike;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpgrp, tcgetpgrp};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::ending;
 use crate::failure::{Failure, Usage};
-use crate::output::note;
+use crate::output::Log;
 
 /// Interval between two readings of the counters.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Interval between two checks whether the command has ended, or a signal has arrived.
 const CHECK: Duration = Duration::from_millis(20);
-/// Maximum bytes of the output that are kept.
+/// Maximum bytes of standard output, and of standard error, that are kept.
 const MOST_BYTES: usize = 16 << 20;
+/// Bytes that are read and written at once.
+const CHUNK_BYTES: usize = 16 << 10;
+/// Time after the end of the command in which the rest of its output is read. Programs that the command has started may
+/// keep its output open for longer.
+const REST: Duration = Duration::from_secs(1);
 
 /// Results of a command.
 pub(super) struct Ran {
-    /// Copy of the output, of both standard output and standard error.
+    /// Copy of the standard output.
     pub(super) output: String,
+    /// Copy of the standard error.
+    pub(super) errors: String,
     pub(super) counted: Vec<Counted>,
     /// CPUs that the command used on average.
     pub(super) busy_cpus: Option<f64>,
@@ -41,7 +51,7 @@ pub(super) struct Ran {
 }
 
 /// Runs a command to its end. The command keeps the standard input of this process, and its output appears on standard
-/// error. Signals that would end this process go to the command.
+/// error. Signals that would end this process go to the command until its end.
 pub(super) fn run(words: &[OsString], software: bool, sysfs: &Path) -> Result<Ran, Failure> {
     let [program, arguments @ ..] = words else {
         return Err(Usage("no command is given: use doorbell audit -- COMMAND".to_owned()).into());
@@ -51,8 +61,10 @@ pub(super) fn run(words: &[OsString], software: bool, sysfs: &Path) -> Result<Ra
     if software {
         command.env("LD_PRELOAD", doorbell_reach::preloaded(doorbell_reach::library()?));
     }
-    let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGHUP, SIGINT, SIGTERM] {
+    let (signal, has_ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    // A parent such as nohup ignores a signal also for the command.
+    for number in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|number| !is_ignored(*number)) {
+        signal_hook::flag::register_conditional_default(number, Arc::clone(&has_ended))?;
         signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)?;
     }
     let mut monitor = Monitor::new(sysfs);
@@ -61,29 +73,35 @@ pub(super) fn run(words: &[OsString], software: bool, sysfs: &Path) -> Result<Ra
     let name = program.to_string_lossy();
     let (started, cpu_before_s) = (Instant::now(), cpu_of_children_s());
     let mut child = command.spawn().map_err(|error| format!("{name} could not be started: {error}"))?;
-    let copy = Arc::new(Mutex::new(Vec::new()));
-    let readers = [
-        child.stdout.take().map(|pipe| relay(pipe, Arc::clone(&copy))),
-        child.stderr.take().map(|pipe| relay(pipe, Arc::clone(&copy))),
-    ];
-    let status = wait(&mut child, &signal, || counters.add(monitor.look()))?;
+    ending::set_program(i32::try_from(child.id()).unwrap_or(0));
+    let (output, errors) = (child.stdout.take().map(relay), child.stderr.take().map(relay));
+    let status = wait(&mut child, &signal, || counters.add(monitor.look()));
+    ending::set_program(0);
+    has_ended.store(true, Ordering::SeqCst);
+    let status = status?;
     counters.add(monitor.look());
     let seconds = started.elapsed().as_secs_f64();
     let busy_cpus = cpu_before_s.zip(cpu_of_children_s()).map(|(before, after)| (after - before) / seconds);
-    for reader in readers.into_iter().flatten() {
-        // A reader that panicked has written its message already.
-        let _ = reader.join();
-    }
-    let bytes = std::mem::take(&mut *copy.lock().ignore_poison());
     let mut notes = counters.notes;
-    if bytes.len() >= MOST_BYTES {
-        notes.push(format!("only the first {MOST_BYTES} bytes of the output are used"));
-    }
+    let deadline = Instant::now() + REST;
+    let [output, errors] = [output, errors].map(|relayed| {
+        let Some(relayed) = relayed else { return String::new() };
+        let rest = deadline.saturating_duration_since(Instant::now());
+        if relayed.is_open.recv_timeout(rest) == Err(RecvTimeoutError::Timeout) {
+            notes.push(format!("a program that {name} has started keeps the output open: the rest is not used"));
+        }
+        let bytes = std::mem::take(&mut *relayed.copy.lock().ignore_poison());
+        if bytes.len() >= MOST_BYTES {
+            notes.push(format!("only the first {MOST_BYTES} bytes of the output are used"));
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    });
     if !status.success() {
         notes.push(format!("{name} ended with {status}"));
     }
     Ok(Ran {
-        output: String::from_utf8_lossy(&bytes).into_owned(),
+        output,
+        errors,
         counted: counters.devices.into_values().collect(),
         busy_cpus,
         succeeded: status.success(),
@@ -98,8 +116,9 @@ fn wait(child: &mut Child, signal: &AtomicUsize, mut look: impl FnMut()) -> Resu
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        let number = signal.swap(0, Ordering::Relaxed);
-        if let Ok(signal) = Signal::try_from(number as i32)
+        let number = signal.swap(0, Ordering::Relaxed) as i32;
+        if let Ok(signal) = Signal::try_from(number)
+            && !(number == SIGINT && is_foreground())
             && let Ok(id) = i32::try_from(child.id())
         {
             // The command may have ended meanwhile.
@@ -113,19 +132,50 @@ fn wait(child: &mut Child, signal: &AtomicUsize, mut look: impl FnMut()) -> Resu
     }
 }
 
-/// Copies the lines of a pipe, and writes them to standard error.
-fn relay(pipe: impl Read + Send + 'static, copy: Arc<Mutex<Vec<u8>>>) -> JoinHandle<()> {
+/// Returns whether this process ignores a signal, from the mask in `/proc/self/status`.
+fn is_ignored(number: i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & (1 << (number - 1)) != 0
+}
+
+/// Returns whether the terminal sends its signals to the process group of this process, which is also that of the
+/// command.
+fn is_foreground() -> bool {
+    File::open("/dev/tty").is_ok_and(|terminal| tcgetpgrp(&terminal) == Ok(getpgrp()))
+}
+
+/// Pipe whose contents are copied.
+struct Relayed {
+    copy: Arc<Mutex<Vec<u8>>>,
+    /// Disconnected after the end of the pipe.
+    is_open: Receiver<()>,
+}
+
+/// Copies the contents of a pipe, and writes them to standard error.
+fn relay(mut pipe: impl Read + Send + 'static) -> Relayed {
+    let copy = Arc::new(Mutex::new(Vec::new()));
+    let (open, is_open) = channel();
+    let relayed = Relayed { copy: Arc::clone(&copy), is_open };
     spawn(move || {
-        let mut pipe = BufReader::new(pipe);
-        let mut line = Vec::new();
-        while pipe.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-            note!("{}", String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(&line)));
+        let _open = open;
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            let read = match pipe.read(&mut chunk) {
+                Ok(0) => return,
+                Ok(read) => read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(_) => return,
+            };
+            // Standard error may have no reader.
+            let _ = Log.write_all(&chunk[..read]);
             let mut copy = copy.lock().ignore_poison();
             let room = MOST_BYTES - copy.len();
-            copy.extend_from_slice(&line[..line.len().min(room)]);
-            line.clear();
+            copy.extend_from_slice(&chunk[..read.min(room)]);
         }
-    })
+    });
+    relayed
 }
 
 /// Returns the CPU time of all ended child processes in seconds.

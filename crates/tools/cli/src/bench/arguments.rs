@@ -7,7 +7,7 @@ use clap::Args;
 use doorbell_exchange::send_receive::Config;
 use doorbell_fabric::FaultPlan;
 use doorbell_record::settings::{
-    BATCH, CONNECTIONS, DEPTH, MEMORY, MESSAGES, OPERATION, REPLY, SECONDS, SIZE, THREADS, WINDOW,
+    BATCH, CONNECTIONS, DEPTH, MEMORY, MESSAGES, OPERATION, REPLY, Range, SECONDS, SIZE, THREADS, WINDOW,
 };
 use doorbell_record::{Extent, Kind, Operation, Parameters, Transport, most_queued};
 use doorbell_sim::Testbed;
@@ -208,6 +208,14 @@ impl Exchange {
         if let Some(clients) = settings.clients {
             parameters.connections = clients;
             if !settings.is_explicit(&THREADS) {
+                if let Range::Whole(_, most) = THREADS.range
+                    && clients as u64 > most
+                {
+                    return Err(Usage(format!(
+                        "--clients {clients}: must be at most {most}, since each client has a thread: \
+                         use -q {clients} --threads {most}"
+                    )));
+                }
                 parameters.serving.threads = clients;
             }
         } else if !is_given(&CONNECTIONS) {

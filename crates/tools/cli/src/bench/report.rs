@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use doorbell_record::{
-    BothEnds, Carried, CarriedBy, Environment, Kind, Operation, Parameters, PointResult, Serving, SharedBy, Timed,
+    BothEnds, Carried, CarriedBy, Cast, Environment, Kind, Operation, Parameters, PointResult, SharedBy, Timed,
     Transport,
 };
 use doorbell_study::verification::range;
@@ -64,7 +64,7 @@ pub(crate) fn description(environment: &Environment, parameters: &Parameters) {
         parameters.inline,
         parameters.connections,
         if parameters.connections == 1 { "" } else { "s" },
-        served(&parameters.serving),
+        served(parameters),
         asked(parameters),
         if parameters.credits { "" } else { ", no credits" },
         if parameters.events { ", sleeping on events" } else { "" },
@@ -120,10 +120,13 @@ fn asked(parameters: &Parameters) -> String {
 
 /// Returns a text about the threads that serve connections. The text is empty for one thread that polls each
 /// connection.
-fn served(serving: &Serving) -> String {
-    let threads = match (serving.threads, serving.server_threads) {
-        (1, 0) => String::new(),
-        (threads, 0) => format!(" on {threads} threads"),
+fn served(parameters: &Parameters) -> String {
+    let Parameters { serving, .. } = parameters;
+    let Cast { asking, answering } = parameters.cast();
+    let threads = match (asking.threads, answering.threads) {
+        (1, 1) => String::new(),
+        (threads, _) if serving.single_receiver => format!(" on {threads} threads"),
+        (threads, servers) if threads == servers => format!(" on {threads} threads"),
         (threads, servers) => format!(" on {threads} and {servers} threads"),
     };
     let receiver = if serving.single_receiver { ", a single receiver" } else { "" };
@@ -458,6 +461,20 @@ mod tests {
     use doorbell_verbs::LinkCounters;
 
     use super::*;
+
+    #[test]
+    fn threads_of_the_answering_side_have_connections() {
+        let mut parameters = Parameters::plain(Kind::Bandwidth, Operation::Send, 64);
+        let mut with = |connections, threads, server_threads| {
+            parameters.connections = connections;
+            (parameters.serving.threads, parameters.serving.server_threads) = (threads, server_threads);
+            served(&parameters)
+        };
+        assert_eq!(with(1, 1, 0), "");
+        assert_eq!(with(4, 4, 0), " on 4 threads");
+        assert_eq!(with(4, 4, 1), " on 4 and 1 threads");
+        assert_eq!(with(4, 2, 9), " on 2 and 4 threads");
+    }
 
     #[test]
     fn first_line_shows_windows_of_large_messages() {

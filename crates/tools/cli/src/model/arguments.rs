@@ -31,6 +31,11 @@ pub(crate) struct ParametersArgument {
 }
 
 impl ParametersArgument {
+    /// Returns whether the user gave parameters.
+    pub(crate) fn is_given(&self) -> bool {
+        self.name.is_some()
+    }
+
     pub(crate) fn read(&self) -> Result<Parameters, Failure> {
         self.read_for(None)
     }
@@ -114,7 +119,7 @@ pub(crate) struct Load {
     #[arg(short, long)]
     bidirectional: bool,
     /// Answer each message with a reply of this size, in a closed loop: -t requests of each connection are outstanding.
-    /// The latency ends when the reply arrives
+    /// The latency ends when the reply arrives. 0 means one-way messages
     #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, conflicts_with = "bidirectional")]
     reply: Option<u64>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the path MTU of the parameters]
@@ -172,7 +177,7 @@ impl Load {
 
     /// Returns the size of replies, if messages have replies.
     pub(crate) fn reply_bytes(&self) -> Option<u64> {
-        self.reply
+        self.reply.filter(|bytes| *bytes > 0)
     }
 
     fn outer(&self) -> OuterKind {

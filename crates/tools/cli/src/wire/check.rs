@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use doorbell_analyze::check::{Event, EventKind, Finding, Limits, QueuePair, Report, Severity, check};
+use doorbell_analyze::check::{Event, EventKind, Finding, Limits, QueuePair, Report, check};
 use doorbell_analyze::decode::Options;
 use doorbell_report::{JudgedCapture, Timeline, TimelinePoint, judged_captures_html, write_whole};
 use doorbell_wire::{ROCE_UDP_PORT, ack_timeout_ns};
@@ -19,7 +19,7 @@ use crate::quantity;
 
 /// Read the same files as `doorbell wire decode`. A rule whose evidence is missing reports nothing: packets of one
 /// direction, packets cut by the snap length, and captures that lack packets are only counted. End with status 1 if a
-/// finding is an error.
+/// finding is an error, or if a file has no RoCE v2 packet.
 #[derive(Args)]
 pub(crate) struct Check {
     /// Capture files; - is standard input
@@ -37,7 +37,7 @@ pub(crate) struct Check {
     /// The UDP port of RoCE v2
     #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
     udp_port: u16,
-    /// Maximum number of findings, and of queue pairs with a timeline, to print (--json has all)
+    /// Maximum number of findings, and of queue pairs with a timeline, to print (--json has up to 10,000 findings)
     #[arg(long, value_name = "N", default_value = "10", value_parser = quantity::count::<usize>)]
     top: usize,
     /// Maximum number of conversations to follow
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
         cnp_interval_ns: arguments.cnp_interval.map(|seconds| (seconds * 1e9) as u64),
     };
     let mut status = ExitCode::SUCCESS;
-    let (mut stopped, mut pages) = (Vec::new(), Vec::new());
+    let (mut stopped, mut pages, mut empty) = (Vec::new(), Vec::new(), Vec::new());
     for path in &arguments.files {
         let report = open(path, |input| check(input, &options, &limits))?;
         if arguments.json {
@@ -86,16 +86,22 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
         if report.has_errors() {
             status = ExitCode::FAILURE;
         }
+        if report.packets == 0 && report.stopped.is_none() {
+            empty.push(format!("{} has no RoCE v2 packet among {} frames", path.display(), report.frames));
+        }
         stopped.extend(report.stopped.map(|why| format!("{} {why}", path.display())));
     }
     if let Some(out) = &arguments.html {
         write_whole(out, &judged_captures_html(&pages))?;
     }
-    if stopped.is_empty() {
-        Ok(status)
-    } else {
-        Err(format!("{}; only the packets before are judged", stopped.join("; ")).into())
+    if !stopped.is_empty() {
+        return Err(format!("{}; only the packets before are judged", stopped.join("; ")).into());
     }
+    if !empty.is_empty() {
+        let ports = "--udp-port states another port than that of RoCE v2";
+        return Err(format!("{}: no rule was judged; {ports}", empty.join("; ")).into());
+    }
+    Ok(status)
 }
 
 /// Returns the time of the first packet of the timelines.
@@ -150,11 +156,10 @@ fn print(path: &Path, report: &Report, top: usize) -> io::Result<()> {
         report.packets,
         report.unfollowed_packets
     ))?;
-    let count = |severity| report.findings.iter().filter(|finding| finding.severity == severity).count();
-    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
-    line(match (errors, warnings) {
+    line(match (report.errors, report.warnings) {
+        (0, 0) if report.packets == 0 => "no packet to judge".to_owned(),
         (0, 0) => "no finding".to_owned(),
-        _ => format!("findings: errors {errors}, warnings {warnings}"),
+        (errors, warnings) => format!("findings: errors {errors}, warnings {warnings}"),
     })?;
     let start_ns = start_ns(report);
     for finding in report.findings.iter().take(top) {

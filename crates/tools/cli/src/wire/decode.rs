@@ -211,7 +211,7 @@ fn print_failure(status: Status) -> io::Result<()> {
     };
     line(format_args!("    {seen}: the request ends with status {} ({})", status.number(), status.text()))?;
     let causes = status.causes().iter().take(MOST_CAUSES);
-    causes.map(|it| format!("      perhaps {}; to check: {}", it.cause, it.check)).try_for_each(line)
+    causes.map(|it| format!("      perhaps {}. Check: {}", it.cause, it.check)).try_for_each(line)
 }
 
 fn print_direction(direction: &Direction) -> io::Result<()> {

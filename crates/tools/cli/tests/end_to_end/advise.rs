@@ -59,7 +59,7 @@ fn text_and_json_have_the_same_answer() {
 }
 
 #[test]
-fn the_first_three_advices_are_checked_by_simulation() {
+fn the_first_three_recommendations_are_checked_by_simulation() {
     let arguments = "advise -s 512 --clients 2 --first throughput --simulate";
     let json = run(&format!("{arguments} --json")).expect_status(0).json();
     assert_eq!(json["testbed"], "connectx5-100g");
@@ -112,6 +112,20 @@ fn requests_with_replies_from_clients_are_advised() {
 }
 
 #[test]
+fn the_last_line_measures_the_advice() {
+    for (arguments, options) in [
+        ("--request 200 --reply 4K --clients 2", "--reply 4096"),
+        ("--request 200 --reply 4K --clients 2", "-q 2 --threads 2 --server-threads 1"),
+        ("-s 64:9,512:1 --clients 2 --server-threads 2 --hold", "--sizes 64:9,512:1"),
+    ] {
+        let text = run(&format!("advise {arguments}")).expect_status(0).stdout;
+        let command = text.lines().last().and_then(|line| line.trim().strip_prefix("doorbell ")).expect("a command");
+        assert!(command.starts_with("bench bw ") && command.contains(options), "{command}");
+        run(&format!("{command} --testbed t1 -n 10")).expect_status(0);
+    }
+}
+
+#[test]
 fn many_senders_to_one_thread_are_simulated() {
     let json = run("advise --json -s 200 --clients 8 --hold --sleep --testbed t1").expect_status(2).stderr;
     assert!(json.contains("8 sending and 1 receiving threads cannot be simulated"), "{json}");
@@ -128,8 +142,8 @@ fn many_senders_to_one_thread_are_simulated() {
 fn impossible_needs_are_wrong_usage() {
     for (arguments, words) in [
         ("advise", &["--size"][..]),
-        ("advise -s 16:much", &["BYTES:SHARE"]),
-        ("advise -s 16:-1", &["-s: the share of a message size is -1"]),
+        ("advise -s 16:much", &["BYTES:WEIGHT"]),
+        ("advise -s 16:-1", &["-s: the weight of a message size is -1"]),
         ("advise -s 2000000000", &["-s: the message size is 2000000000, allowed is 0 to 1073741824"]),
         ("advise -s 16 --rate 0", &["--rate: the rate is 0 messages/s, allowed is"]),
         ("advise -s 16 --memory 0", &["--memory: the memory of a thread is 0 B, and the least"]),
@@ -145,7 +159,13 @@ fn impossible_needs_are_wrong_usage() {
         ("advise -s 16 --outstanding 0", &["--outstanding: the number of outstanding messages is 0"]),
         ("advise -s 16 --ipv6 --testbed connectx5-100g", &["--ipv6 does not go with --testbed"]),
         ("advise -s 16 --set link.rate=1Gb/s", &["add --testbed"]),
+        ("advise --shared-memory --reply 64", &["--shared-memory", "--reply"]),
+        ("advise --shared-memory --outstanding 4", &["--shared-memory", "--outstanding"]),
+        ("advise --shared-memory --clients 8 --server-threads 2", &["--shared-memory", "--server-threads"]),
         ("advise -s 16 --first cost", &["latency, throughput"]),
+        ("advise -s 16 --simulate --testbed t1 --set link.rate=25Gb/s", &["add --params, or drop --simulate"]),
+        ("advise -s 16 --clients 100 --simulate", &["100 sending threads cannot be simulated: must be 1 to 64"]),
+        ("bench --clients 100", &["--clients 100: must be at most 64", "use -q 100 --threads 64"]),
     ] {
         run(arguments).expect_complaint(2, words);
     }

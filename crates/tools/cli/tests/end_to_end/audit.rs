@@ -83,6 +83,23 @@ fn a_command_is_run_and_its_output_is_read() {
     assert!(list(&failed, "/notes").iter().any(ended), "{failed:#}");
 }
 
+/// The command leaves a program that keeps its output open.
+#[test]
+fn the_audit_ends_with_its_command() {
+    let world = World::new();
+    let mut command = world.command("audit --json --sysfs");
+    let script = format!("sleep 600 & echo $! >&2; printf '%s' '{TABLE}'");
+    command.arg(world.root()).args(["--", "sh", "-c", &script]);
+    let finished = Running::start(command).finish().expect_status(0);
+    let id = finished.stderr.lines().find_map(|line| line.trim().parse::<u32>().ok()).expect("the program's id");
+    let kill = format!("kill {id}");
+    std::process::Command::new("sh").args(["-c", &kill]).status().expect("a shell can be started");
+    let report = finished.json();
+    let is_open = |note: &serde_json::Value| note.as_str().is_some_and(|note| note.contains("keeps the output open"));
+    assert!(list(&report, "/notes").iter().any(is_open), "{report:#}");
+    assert_eq!(number(&report, "/claim/iterations"), 5000);
+}
+
 #[test]
 fn wrong_usage_and_missing_programs_have_a_sentence() {
     run("audit").expect_complaint(2, &["COMMAND"]);

@@ -71,6 +71,17 @@ fn a_page_has_a_picture_of_each_direction() {
 }
 
 #[test]
+fn a_capture_without_packets_is_no_success() {
+    let scratch = Scratch::new("check-empty.pcap");
+    // The header of a pcap file of Ethernet frames.
+    let header = [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1].map(u32::to_le_bytes).concat();
+    std::fs::write(scratch.path(), header).expect("a file can be written");
+    let finished = run(&format!("wire check {}", scratch.path())).expect_status(1);
+    assert!(finished.stderr.contains("no RoCE v2 packet among 0 frames"), "{}", finished.stderr);
+    assert!(!finished.stdout.contains("no finding"), "{}", finished.stdout);
+}
+
+#[test]
 fn wrong_arguments_are_rejected() {
     run("wire check").expect_complaint(2, &["FILE"]);
     run("wire check x --timeout 32").expect_complaint(2, &["--timeout"]);

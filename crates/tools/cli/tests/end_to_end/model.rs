@@ -148,6 +148,13 @@ fn predictions_are_tables_and_json_of_the_same_numbers() {
 }
 
 #[test]
+fn replies_of_no_bytes_mean_one_way_messages() {
+    let of =
+        |more: &str| run(&format!("model predict -s 200 --json {more}")).expect_status(0).json()["results"].clone();
+    assert_eq!(of("--reply 0"), of(""));
+}
+
+#[test]
 fn requests_with_replies_are_predicted_in_a_closed_loop() {
     let arguments = "model predict -s 200 --reply 64K -t 16 --peers 24:1";
     let json = run(&format!("{arguments} --json")).expect_status(0).json();

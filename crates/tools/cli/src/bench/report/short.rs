@@ -2,7 +2,7 @@
 
 use doorbell_machine::cpu::CpuPerMessage;
 use doorbell_record::{
-    BothEnds, Carried, CarriedBy, Counted, Environment, Kind, Parameters, PointResult, Timed, Transport,
+    BothEnds, Carried, CarriedBy, Cast, Counted, Environment, Kind, Parameters, PointResult, Timed, Transport,
 };
 use doorbell_sim::{Bottleneck, Station};
 
@@ -45,7 +45,7 @@ pub(crate) fn heading(environment: &Environment, parameters: &Parameters) -> Str
         parameters.batch,
         parameters.connections,
         if parameters.connections == 1 { "" } else { "s" },
-        served(&parameters.serving),
+        served(parameters),
         asked(parameters),
     );
     simulated + &wrapped(&text)
@@ -147,6 +147,7 @@ fn limit(
     shared_cpus: Option<usize>,
 ) -> (String, Option<f64>) {
     let plain = |subject: &str| (subject.to_owned(), None);
+    let idle = |cause: &str| plain(if parameters.think_us > 0 { "the think time of the clients" } else { cause });
     if parameters.kind == Kind::Latency {
         return match parameters.operation.timed() {
             Timed::HalfRoundTrip | Timed::RoundTrip => plain("one round trip at a time"),
@@ -163,7 +164,7 @@ fn limit(
         return plain("the receiver, which had no receive posted,");
     }
     if let Some(busiest) = busiest {
-        return if busiest.binds() { (station(busiest), Some(busiest.share)) } else { plain("the window") };
+        return if busiest.binds() { (station(busiest), Some(busiest.share)) } else { idle("the window") };
     }
     // The CPU time of both ends is per message that the asking end sent.
     let sent_per_s = posted_per_s / if parameters.bidirectional { 2.0 } else { 1.0 };
@@ -177,17 +178,12 @@ fn limit(
     {
         return ("the CPU that both sides share".to_owned(), Some((this + other) / cpus as f64));
     }
-    let senders = parameters.serving.threads.max(1);
-    let receivers = match parameters.serving.server_threads {
-        _ if parameters.serving.single_receiver => 1,
-        0 => senders,
-        servers => servers,
-    };
-    let ends = [("this side", senders, this), ("the other side", receivers, other)];
+    let Cast { asking, answering } = parameters.cast();
+    let ends = [("this side", asking.threads.max(1), this), ("the other side", answering.threads.max(1), other)];
     let [this, other] = ends.map(|(side, threads, processors)| (side, threads, processors / threads as f64));
     let (side, threads, share) = if this.2 >= other.2 { this } else { other };
     match threads {
-        _ if share < BUSY => plain("the wait of both sides for each other"),
+        _ if share < BUSY => idle("the wait of both sides for each other"),
         1 => (format!("the thread of {side}"), Some(share)),
         _ => (format!("the work of {threads} threads of {side}"), Some(share)),
     }
@@ -332,11 +328,24 @@ mod tests {
         has(&threads, &[result(64, [3.6, 0.2])], &MEASURED, "the work of 4 threads of this side (90 % busy)");
         threads.serving.single_receiver = true;
         has(&threads, &[result(64, [2.0, 0.9])], &MEASURED, "the thread of the other side (90 % busy)");
+        threads.serving.single_receiver = false;
+        // Each server thread has at least one of four connections.
+        (threads.connections, threads.serving.server_threads) = (4, 8);
+        has(&threads, &[result(64, [2.0, 3.6])], &MEASURED, "the work of 4 threads of the other side (90 % busy)");
+        let thinking = Parameters { think_us: 50, ..plain.clone() };
+        has(&thinking, &idle, &MEASURED, "the think time of the clients limits the rate");
+        has(&thinking, &[result(64, [0.97, 0.5])], &MEASURED, "the thread of this side (97 % busy) limits the rate");
         let line = [Bottleneck { station: Station::Port, node: Some(0), share: 0.99 }];
         let simulated = Facts { busiest: &line, ..MEASURED };
         has(&plain, &idle, &simulated, "the line of this side (99 % busy) limits the rate");
         let idle_line = [Bottleneck { share: 0.5, ..line[0] }];
         has(&plain, &idle, &Facts { busiest: &idle_line, ..MEASURED }, "the window limits the rate");
+        has(
+            &thinking,
+            &idle,
+            &Facts { busiest: &idle_line, ..MEASURED },
+            "the think time of the clients limits the rate",
+        );
     }
 
     #[test]
