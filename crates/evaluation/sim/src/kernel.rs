@@ -7,6 +7,7 @@ mod cache;
 pub(crate) mod capture;
 mod counts;
 mod events;
+mod faults;
 mod frames;
 pub(crate) mod locks;
 mod middlebox;
@@ -28,6 +29,7 @@ use cache::Caches;
 use capture::Capture;
 pub use counts::Counts;
 use events::{Event, EventKind, Events};
+pub(crate) use faults::InjectedFaults;
 use frames::Frames;
 pub(crate) use middlebox::Middlebox;
 use network::{Arrival, Forwarded, Network, Paused};
@@ -120,6 +122,8 @@ pub(crate) struct World {
     pub(crate) middlebox: Option<Box<Middlebox>>,
     pub(crate) counts: Counts,
     pub(crate) capture: Option<Capture>,
+    /// Injected faults of each node; empty without a plan.
+    pub(crate) faults: Vec<InjectedFaults>,
     digest: u64,
     /// Least latency between two threads.
     pub(crate) least_latency: Ps,
@@ -153,6 +157,7 @@ impl World {
             batch: None,
             counts: Counts::default(),
             capture: None,
+            faults: Vec::new(),
             digest: 0xcbf2_9ce4_8422_2325,
             moved_at: Ps::ZERO,
             testbed,
@@ -171,7 +176,7 @@ impl World {
 
     /// Returns whether no packet is in flight.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.frames.is_empty()
+        self.frames.is_empty() && self.faults.iter().all(InjectedFaults::is_empty)
     }
 
     /// Returns a digest of all events. A change of the time, order or target of any event changes the digest.
@@ -238,6 +243,7 @@ impl World {
             EventKind::Steer { frame } => self.steer(frame as usize),
             EventKind::SteerTimeout => self.time_out_box(),
             EventKind::Delivery { frame } => self.deliver(frame as usize),
+            EventKind::Released { node } => self.release(node as usize),
             EventKind::Timeout { node } => self.time_out(node as usize),
         }
         self.counts.events += 1;
@@ -567,11 +573,32 @@ impl World {
         let what = (frame.bytes.len() as u64) << 32 | u64::from(qpn);
         let host = &mut self.nodes[to];
         host.ring_receives(now);
-        host.rnic.handle_packet(now.as_ns(), &frame.outer(), &frame.bytes);
+        let due = match self.faults.get_mut(to) {
+            None => {
+                host.rnic.handle_packet(now.as_ns(), &frame.outer(), &frame.bytes);
+                None
+            }
+            Some(faults) => faults.receive(now, frame, &mut host.rnic),
+        };
+        if let Some(due) = due {
+            self.push(due, EventKind::Released { node: to as u32 });
+        }
         self.frames.give_back(number);
         self.mix(now.0);
         self.mix(what);
         self.pump(to, Leaves::At(answer_at));
+    }
+
+    /// Delivers the packets of a node that an injected fault has held back until now.
+    fn release(&mut self, node: usize) {
+        let now = self.now;
+        let host = &mut self.nodes[node];
+        host.ring_receives(now);
+        if let Some(due) = self.faults[node].release(now, &mut host.rnic) {
+            self.push(due, EventKind::Released { node: node as u32 });
+        }
+        self.moved_at = now;
+        self.pump(node, Leaves::Now);
     }
 
     fn time_out(&mut self, node: usize) {

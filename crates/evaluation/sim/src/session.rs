@@ -5,6 +5,7 @@
 
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::setup::{EndpointDescription, SetupError};
+use doorbell_fabric::FaultPlan;
 use doorbell_machine::Machine;
 use doorbell_record::{Environment, Parameters, PointResult, SimulatedTestbed};
 use doorbell_study::session::{
@@ -107,8 +108,27 @@ pub struct Point {
 /// Returns an error if the parameters are not allowed, a connection breaks (as may happen without credits), or the
 /// simulation ends early.
 pub fn simulate(testbed: &Testbed, parameters: &Parameters, bytes: usize, seed: u64) -> Result<Point, PointError> {
+    Ok(simulate_under(testbed, parameters, bytes, seed, None)?.0)
+}
+
+/// Works as [`simulate`], and injects the faults of a plan into the packets of both hosts. Also returns the number of
+/// firings of each rule of the plan.
+///
+/// # Errors
+///
+/// Returns the errors of [`simulate`]. A connection may also break because of the faults.
+pub fn simulate_under(
+    testbed: &Testbed,
+    parameters: &Parameters,
+    bytes: usize,
+    seed: u64,
+    faults: Option<&FaultPlan>,
+) -> Result<(Point, Vec<u64>), PointError> {
     parameters.check().map_err(SessionError::from)?;
     let mut simulation = Simulation::new(testbed, HOSTS, seed)?;
+    if let Some(plan) = faults {
+        simulation.inject(plan);
+    }
     let (server, client) = virtual_pair(&simulation);
     let (threads, device) = (simulation.threads(ASKING), simulation.device(ASKING).clone());
     let asked = Parameters { sizes: vec![bytes], ..parameters.clone() };
@@ -127,7 +147,7 @@ pub fn simulate(testbed: &Testbed, parameters: &Parameters, bytes: usize, seed: 
     // Check the asking end first, because it reports the errors of both ends.
     let result = measured.take().ok_or(PointError::Unfinished)??;
     answered.take().ok_or(PointError::Unfinished)??;
-    Ok(Point { result, summary })
+    Ok((Point { result, summary }, simulation.fired()))
 }
 
 /// Returns the environment of simulated points for records.

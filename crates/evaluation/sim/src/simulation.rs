@@ -9,12 +9,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
+use doorbell_fabric::FaultPlan;
 use doorbell_steer::Steer;
 use doorbell_verbs::{Device, Error};
 
 use crate::kernel::capture::Capture;
 use crate::kernel::watch::{Change, Changes, ThreadId, lock};
-use crate::kernel::{Counts, Middlebox, Node, Step, ThreadState, World};
+use crate::kernel::{Counts, InjectedFaults, Middlebox, Node, Step, ThreadState, World};
 use crate::provider::{SharedWorld, SimDevice};
 use crate::testbed::Testbed;
 use crate::threads::{VirtualThreads, VirtualWaiter};
@@ -249,6 +250,24 @@ impl<'a> Simulation<'a> {
     pub fn capture(&mut self, to: impl io::Write + Send + 'static) -> io::Result<()> {
         lock(&self.shared.world).capture = Some(Capture::new(to)?);
         Ok(())
+    }
+
+    /// Injects the faults of a plan into the packets that arrive at each node, from now on. A time of the plan is
+    /// virtual time. Packets have no ICRC, so a corrupted packet is lost unless its rule has `icrc=valid`.
+    pub fn inject(&mut self, plan: &FaultPlan) {
+        let mut world = lock(&self.shared.world);
+        world.faults = world.nodes.iter().map(|_| InjectedFaults::new(plan)).collect();
+    }
+
+    /// Returns the number of firings of each rule of the injected plan at all nodes, in the order of the plan.
+    pub fn fired(&self) -> Vec<u64> {
+        let world = lock(&self.shared.world);
+        let mut counts = Vec::new();
+        for (number, count) in world.faults.iter().flat_map(InjectedFaults::fired) {
+            counts.resize(counts.len().max(number), 0);
+            counts[number - 1] += count;
+        }
+        counts
     }
 
     /// Adds a middlebox to the switch.

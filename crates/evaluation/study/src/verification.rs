@@ -26,7 +26,7 @@ pub fn complaints(parameters: &Parameters, fault: Option<&FaultPlan>, result: &P
     let all_known = is_known == [true, true];
     let undisturbed =
         all_known && fault.is_none() && parameters.credits && ends.iter().all(|(_, counted, _)| quiet(counted));
-    let duplicated = fault.is_some_and(|plan| plan.duplicate > 0.0);
+    let duplicated = fault.is_some_and(FaultPlan::duplicates);
     for ((name, counted, predicted), is_known) in ends.into_iter().zip(is_known) {
         if !is_known {
             continue; // the counters of that device are in the kernel, and include packets of all programs

@@ -88,6 +88,7 @@ pub struct DeviceBuilder {
     udp_port: Option<u16>,
     publish: bool,
     faults: Option<FaultPlan>,
+    fault_journal: Option<PathBuf>,
     seed: Option<[u8; 32]>,
     capture: Option<PathBuf>,
 }
@@ -134,8 +135,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Makes the software RNIC drop, duplicate, reorder, delay or corrupt arriving packets. The seed of the plan
-    /// decides which packets are affected.
+    /// Makes the software RNIC drop, duplicate, reorder, delay or corrupt arriving packets. Shares of the plan affect
+    /// packets that its seed chooses. Rules, such as `drop opcode=ack nth=1`, affect the packets that they match.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -145,6 +146,13 @@ impl DeviceBuilder {
     /// ```
     pub fn faults(mut self, plan: FaultPlan) -> Self {
         self.faults = Some(plan);
+        self
+    }
+
+    /// Appends one line of JSON to this file for each rule of the fault plan that fires. At the end,
+    /// [`FaultPlan::unfired`] finds the rules that had no effect.
+    pub fn fault_journal(mut self, path: impl Into<PathBuf>) -> Self {
+        self.fault_journal = Some(path.into());
         self
     }
 
@@ -177,6 +185,7 @@ impl DeviceBuilder {
                     (self.udp_port.is_some(), "a UDP port"),
                     (self.publish, "the publication of counters"),
                     (self.faults.is_some(), "a plan of faults"),
+                    (self.fault_journal.is_some(), "a journal of faults"),
                     (self.seed.is_some(), "a seed"),
                     (self.capture.is_some(), "a capture"),
                 ];
@@ -193,6 +202,7 @@ impl DeviceBuilder {
                     port: self.udp_port.unwrap_or(default.port),
                     pcap: self.capture,
                     faults: self.faults,
+                    fault_journal: self.fault_journal,
                     publish: self.publish,
                     seed: self.seed,
                     ..default

@@ -1,35 +1,42 @@
 //! Injection of network faults into inbound packets. With the same plan, which includes a seed, the same packets suffer
 //! the same faults.
+//!
+//! [`engine`] decides which faults strike a packet. This module carries them out, and [`journal`] writes down the rules
+//! that fired.
 
+mod engine;
+mod file;
+mod journal;
 mod plan;
+mod rule;
+mod shares;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Write};
 
 use doorbell_rnic::TransmitBatch;
 use doorbell_verbs_core::LinkCounters;
-use doorbell_wire::{FaultMarks, Outer};
-use rand_chacha::ChaCha8Rng;
-use rand_core::{Rng, SeedableRng};
+use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer};
 
 pub use plan::{FaultPlan, FaultPlanError};
+pub use rule::{FAULT_FIELDS, FaultRule};
+pub use shares::FaultShares;
+
+use engine::{Engine, Fate};
+use journal::Journal;
 
 use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
-
-/// Maximum number of later packets that pass a reordered packet. Later packets that are held back too do not count.
-const REORDER_DISTANCE_MAX: u32 = 4;
-
-/// Maximum time that a reordered packet waits for later packets. Without this limit, the final packet of a burst could
-/// wait forever.
-const REORDER_WAIT_NS: u64 = 50_000;
 
 /// Maximum total bytes of packets that are held back. If there are more, the oldest packet passes early.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
 /// Maximum number of packets that are held back. If there are more, the oldest packet passes early.
 const HELD_PACKETS_MAX: usize = 1 << 17;
+
+/// ECN field of a traffic class: "congestion experienced" (RFC 3168).
+const CONGESTION_EXPERIENCED: u8 = 0b11;
 
 /// Number of occurrences of each fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +54,8 @@ pub struct FaultCounters {
     pub corrupted: u64,
     /// Packets delayed.
     pub delayed: u64,
+    /// Packets whose IP header was marked with "congestion experienced".
+    pub ecn_marked: u64,
     /// Packets that passed early because too many were held back.
     pub overfull: u64,
 }
@@ -55,29 +64,42 @@ pub struct FaultCounters {
 ///
 /// The link first drops, corrupts or duplicates a packet. Packets that were not dropped then wait for the delay. After
 /// the delay, reordered packets wait until later packets have passed them. Packets without a fault stay in their runs.
-/// For each kind of fault, the link draws once per packet from a separate random stream. So each kind strikes the same
-/// packets, whatever the plan says about other kinds.
+/// For each kind of fault and each rule, the link draws once per packet from a separate random stream. So each kind
+/// strikes the same packets, independent of the other kinds.
 #[derive(Debug)]
 pub struct Faults<L> {
     inner: L,
-    state: State,
+    filter: FaultFilter,
 }
 
 impl<L: Link> Faults<L> {
     /// Injects the faults of a plan into the packets that `inner` receives.
     pub fn new(inner: L, plan: FaultPlan) -> Self {
         let sealed = inner.properties().sealed;
-        Self { inner, state: State::new(plan, sealed) }
+        Self { inner, filter: FaultFilter::new(plan, sealed) }
+    }
+
+    /// Writes one line of JSON to `to` for each rule that fires.
+    #[must_use]
+    pub fn with_journal(mut self, to: impl Write + Send + 'static) -> Self {
+        self.filter.engine.record();
+        self.filter.journal = Some(Journal::new(to));
+        self
+    }
+
+    /// Returns a sentence for each rule that has not fired on this link, unless the rule is optional.
+    pub fn unfired(&self) -> Vec<String> {
+        self.filter.plan.unfired_by(|rule| self.filter.fired().any(|(number, count)| number == rule && count > 0))
     }
 
     /// Returns the plan.
     pub fn plan(&self) -> &FaultPlan {
-        &self.state.plan
+        &self.filter.plan
     }
 
     /// Returns the number of occurrences of each fault.
     pub fn counters(&self) -> FaultCounters {
-        self.state.counters
+        self.filter.counters
     }
 
     /// Returns the wrapped link.
@@ -104,20 +126,23 @@ impl<L: Link> Link for Faults<L> {
     }
 
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
-        let Self { inner, state } = self;
+        let Self { inner, filter } = self;
         let mut out = Out { sink, packets: 0 };
-        state.release_due(now_ns, &mut out);
-        inner.receive(now_ns, &mut |run: ReceivedRun<'_>| state.take(now_ns, run, &mut out))?;
-        Ok(out.packets)
+        filter.release_due(now_ns, &mut out);
+        let received = inner.receive(now_ns, &mut |run: ReceivedRun<'_>| filter.take(now_ns, run, &mut out));
+        let packets = out.packets;
+        filter.write_journal();
+        received?;
+        Ok(packets)
     }
 
     fn poll_timeout(&self) -> Option<u64> {
-        let own = self.state.next_due();
+        let own = self.filter.next_due();
         own.into_iter().chain(self.inner.poll_timeout()).min()
     }
 
     fn link_counters(&self) -> LinkCounters {
-        let counted = &self.state.counters;
+        let counted = &self.filter.counters;
         self.inner.link_counters().plus(&LinkCounters {
             fault_dropped: counted.dropped,
             fault_duplicated: counted.duplicated,
@@ -159,6 +184,8 @@ struct Held {
     bytes: Vec<u8>,
     /// Time at which the packet is passed on at the latest.
     due_ns: u64,
+    /// Maximum time for which a reordered packet waits for others.
+    wait_ns: u64,
     /// Number of other packets that still have to pass this packet.
     distance: u32,
     marks: FaultMarks,
@@ -172,30 +199,15 @@ impl Held {
     }
 }
 
-/// Faults of one packet.
-struct Fate {
-    dropped: bool,
-    corrupted_bit: Option<u64>,
-    duplicated: bool,
-    /// Number of other packets that have to pass this packet; 0 if the packet is not reordered.
-    distance: u32,
-}
-
-impl Fate {
-    fn is_plain(&self) -> bool {
-        !self.dropped && self.corrupted_bit.is_none() && !self.duplicated && self.distance == 0
-    }
-}
-
+/// The faults of one device, without a link: for a network that a simulator runs. The caller passes each arriving run
+/// to [`receive`](Self::receive), and calls [`release`](Self::release) at [`poll_timeout`](Self::poll_timeout).
 #[derive(Debug)]
-struct State {
+pub struct FaultFilter {
     plan: FaultPlan,
     sealed: bool,
-    drop: Dice,
-    corrupt: Dice,
-    duplicate: Dice,
-    reorder: Dice,
-    /// Packets that wait for the delay, in the order in which they are due.
+    engine: Engine,
+    journal: Option<Journal>,
+    /// Packets that wait for their delay, in the order in which they are due.
     delayed: VecDeque<Held>,
     /// Reordered packets that wait until later packets have passed them.
     waiting: Vec<Held>,
@@ -203,19 +215,49 @@ struct State {
     counters: FaultCounters,
 }
 
-impl State {
-    fn new(plan: FaultPlan, sealed: bool) -> Self {
+impl FaultFilter {
+    /// Creates the filter. `sealed` says whether packets end in an ICRC.
+    pub fn new(plan: FaultPlan, sealed: bool) -> Self {
         Self {
+            engine: Engine::new(&plan, if sealed { ICRC_LEN } else { 0 }),
             plan,
             sealed,
-            drop: Dice::new(plan.seed, 0, plan.drop),
-            corrupt: Dice::new(plan.seed, 1, plan.corrupt),
-            duplicate: Dice::new(plan.seed, 2, plan.duplicate),
-            reorder: Dice::new(plan.seed, 3, plan.reorder),
+            journal: None,
             delayed: VecDeque::new(),
             waiting: Vec::new(),
             held_bytes: 0,
             counters: FaultCounters::default(),
+        }
+    }
+
+    /// Takes a run that arrives at `now_ns`, and passes the packets that are not lost or held back to the sink.
+    pub fn receive(&mut self, now_ns: u64, run: ReceivedRun<'_>, sink: &mut dyn Sink) {
+        self.take(now_ns, run, &mut Out { sink, packets: 0 });
+        self.write_journal();
+    }
+
+    /// Passes the packets to the sink that were held back until `now_ns`.
+    pub fn release(&mut self, now_ns: u64, sink: &mut dyn Sink) {
+        self.release_due(now_ns, &mut Out { sink, packets: 0 });
+    }
+
+    /// Returns the time of the next call of [`release`](Self::release). `None` if no packet is held back.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.next_due()
+    }
+
+    /// Returns the number of firings of each rule, with the number of the rule in the plan, from 1.
+    pub fn fired(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.engine.fired()
+    }
+
+    fn write_journal(&mut self) {
+        let Some(journal) = &mut self.journal else { return };
+        let firings = self.engine.take_firings();
+        if !firings.is_empty() {
+            let rules = self.plan.rules();
+            let named: Vec<_> = firings.into_iter().map(|firing| (firing, &rules[firing.rule - 1])).collect();
+            journal.write(&named);
         }
     }
 
@@ -232,12 +274,12 @@ impl State {
         let mut at = 0;
         for packet in run.segments() {
             self.counters.packets += 1;
-            let fate = self.decide();
+            let fate = self.engine.judge(now_ns, &run.outer, packet);
             let from = at;
             at += packet.len();
             // If reordered packets wait, each packet is passed on separately, since a waiting packet may have to follow
             // it.
-            if fate.is_plain() && self.plan.delay_ns == 0 && self.waiting.is_empty() {
+            if fate.is_plain() && self.waiting.is_empty() {
                 continue;
             }
             if plain_from < from {
@@ -251,71 +293,80 @@ impl State {
         }
     }
 
-    fn decide(&mut self) -> Fate {
-        Fate {
-            dropped: self.drop.roll().is_some(),
-            corrupted_bit: self.corrupt.roll(),
-            duplicated: self.duplicate.roll().is_some(),
-            distance: match self.reorder.roll() {
-                Some(random) => 1 + (random % u64::from(REORDER_DISTANCE_MAX)) as u32,
-                None => 0,
-            },
-        }
-    }
-
     fn suffer(&mut self, now_ns: u64, run: &ReceivedRun<'_>, packet: &[u8], fate: &Fate, out: &mut Out<'_>) {
         let lost = |marks: FaultMarks| {
             let run = ReceivedRun { bytes: packet, segment_bytes: packet.len(), ..*run };
             (run, marks.and(FaultMarks::DROPPED))
         };
-        if fate.dropped {
+        if fate.is_dropped {
             self.counters.dropped += 1;
             let (run, marks) = lost(FaultMarks::NONE);
             return out.give_marked(run, marks);
         }
         let mut bytes = packet.to_vec();
-        if let Some(random) = fate.corrupted_bit {
-            self.counters.corrupted += 1;
-            // Without an ICRC, the RNIC would accept the altered packet, which a real RNIC would reject. So the packet
-            // is dropped.
-            if !self.sealed || bytes.is_empty() {
-                let (run, marks) = lost(FaultMarks::CORRUPTED);
-                return out.give_marked(run, marks);
-            }
-            let bit = (random % (bytes.len() as u64 * 8)) as usize;
-            bytes[bit / 8] ^= 1 << (bit % 8);
-        }
-        let copy = fate.duplicated.then(|| bytes.clone());
-        self.counters.duplicated += u64::from(fate.duplicated);
+        let Some(is_corrupted) = self.corrupt(&run.outer, &mut bytes, fate) else {
+            let (run, marks) = lost(FaultMarks::CORRUPTED);
+            return out.give_marked(run, marks);
+        };
+        self.counters.duplicated += u64::from(fate.copies);
         self.counters.reordered += u64::from(fate.distance > 0);
-        let due_ns = now_ns.saturating_add(self.plan.delay_ns);
-        let (outer, source_port) = (run.outer, run.source_port);
-        let corrupted = FaultMarks::CORRUPTED.when(fate.corrupted_bit.is_some());
-        let marks = corrupted.and(FaultMarks::DELAYED.when(self.plan.delay_ns > 0));
-        let reordered = FaultMarks::REORDERED.when(fate.distance > 0);
-        let held = Held { outer, source_port, bytes, due_ns, distance: fate.distance, marks: marks.and(reordered) };
+        self.counters.ecn_marked += u64::from(fate.has_congestion);
+        let due_ns = now_ns.saturating_add(fate.delay_ns);
+        let (mut outer, source_port, wait_ns) = (run.outer, run.source_port, fate.reorder_wait_ns);
+        if fate.has_congestion {
+            outer.traffic_class |= CONGESTION_EXPERIENCED;
+        }
+        let corrupted = FaultMarks::CORRUPTED.when(is_corrupted);
+        let delayed = FaultMarks::DELAYED.when(fate.delay_ns > 0);
+        let common = corrupted.and(delayed).and(FaultMarks::ECN_MARKED.when(fate.has_congestion));
+        let copy = (fate.copies > 0).then(|| bytes.clone());
+        let marks = common.and(FaultMarks::REORDERED.when(fate.distance > 0));
+        let held = Held { outer, source_port, bytes, due_ns, wait_ns, distance: fate.distance, marks };
         self.delay(now_ns, held, out);
-        // The copy is not reordered, even if the original is.
-        if let Some(bytes) = copy {
-            let marks = marks.and(FaultMarks::DUPLICATE);
-            self.delay(now_ns, Held { outer, source_port, bytes, due_ns, distance: 0, marks }, out);
+        // A copy is not reordered, even if the original is.
+        for bytes in copy.iter().cycle().take(fate.copies as usize) {
+            let (bytes, marks) = (bytes.clone(), common.and(FaultMarks::DUPLICATE));
+            let due_ns = due_ns.saturating_add(fate.copy_delay_ns);
+            self.delay(now_ns, Held { outer, source_port, bytes, due_ns, wait_ns, distance: 0, marks }, out);
         }
     }
 
+    /// Corrupts a packet. Returns whether a byte has changed, or `None` if the packet is lost: without an ICRC, the
+    /// RNIC would accept the altered packet, which a real RNIC would reject.
+    fn corrupt(&mut self, outer: &Outer, bytes: &mut [u8], fate: &Fate) -> Option<bool> {
+        let trailer_bytes = if self.sealed { ICRC_LEN } else { 0 };
+        let mut is_corrupted = false;
+        for (corruption, random) in &fate.corruptions {
+            let old = corruption.reseals.then(|| bytes.to_vec());
+            let has_changed = corruption.apply(bytes, trailer_bytes, *random);
+            let is_lost = bytes.is_empty() || (!self.sealed && !corruption.reseals);
+            self.counters.corrupted += u64::from(has_changed || is_lost);
+            if is_lost {
+                return None;
+            }
+            if let Some(old) = old.filter(|_| self.sealed) {
+                reseal(outer, &old, bytes);
+            }
+            is_corrupted |= has_changed;
+        }
+        Some(is_corrupted)
+    }
+
     fn delay(&mut self, now_ns: u64, held: Held, out: &mut Out<'_>) {
-        if self.plan.delay_ns == 0 {
+        if held.due_ns <= now_ns {
             return self.reorder(now_ns, held, out);
         }
         self.counters.delayed += 1;
         self.held_bytes += held.bytes.len();
-        self.delayed.push_back(held);
+        let at = self.delayed.partition_point(|earlier| earlier.due_ns <= held.due_ns);
+        self.delayed.insert(at, held);
         self.keep_bounded(now_ns, out);
     }
 
     /// Runs the last stage: passes a packet to the sink, or holds the packet back until later packets have passed it.
     fn reorder(&mut self, now_ns: u64, mut held: Held, out: &mut Out<'_>) {
         if held.distance > 0 {
-            held.due_ns = now_ns.saturating_add(REORDER_WAIT_NS);
+            held.due_ns = now_ns.saturating_add(held.wait_ns);
             self.held_bytes += held.bytes.len();
             self.waiting.push(held);
             return self.keep_bounded(now_ns, out);
@@ -368,28 +419,14 @@ impl State {
     }
 }
 
-/// Random generator that decides for each packet whether one kind of fault strikes it.
-#[derive(Debug)]
-struct Dice {
-    random: ChaCha8Rng,
-    /// The fault strikes a packet if a random number of 64 bits is below this threshold. At 2^64, the fault strikes
-    /// every packet.
-    threshold: u128,
-}
-
-impl Dice {
-    fn new(seed: u64, stream: u64, probability: f64) -> Self {
-        let mut random = ChaCha8Rng::seed_from_u64(seed);
-        random.set_stream(stream);
-        Self { random, threshold: (probability.clamp(0.0, 1.0) * 2_f64.powi(64)) as u128 }
-    }
-
-    /// Decides whether the fault strikes the next packet. If so, returns a random number for the details of the fault,
-    /// such as which bit to flip.
-    fn roll(&mut self) -> Option<u64> {
-        if self.threshold == 0 {
-            return None;
-        }
-        (u128::from(self.random.next_u64()) < self.threshold).then(|| self.random.next_u64())
+/// Corrects the ICRC of a changed packet. The CRC is linear: the difference of two CRCs depends only on the difference
+/// of the packets. So the correction needs neither the IPv4 identification nor the ports, and a wrong ICRC stays wrong.
+fn reseal(outer: &Outer, old: &[u8], new: &mut [u8]) {
+    let flow = Flow::new(outer.src, outer.dst, 0, 0);
+    if let (Some((old, _)), Some((new, icrc))) =
+        (old.split_last_chunk::<ICRC_LEN>(), new.split_last_chunk_mut::<ICRC_LEN>())
+    {
+        let difference = flow.icrc(0, true, old) ^ flow.icrc(0, true, new);
+        *icrc = (u32::from_le_bytes(*icrc) ^ difference).to_le_bytes();
     }
 }

@@ -30,6 +30,8 @@
 //! - [`Pcap`], [`Faults`] and [`Counted`] each wrap another link, which may also be a [`Pcap`], [`Faults`] or
 //!   [`Counted`].
 //!
+//! A [`FaultPlan`] says which faults [`Faults`] injects. [`FaultFilter`] injects them without a link, for a simulator.
+//!
 //! [`Sealer`] and [`Checker`] compute and check the ICRC between the RNIC and a sealed link.
 #![deny(unsafe_code)]
 
@@ -60,7 +62,7 @@ const MEETING_THREAD: &str = "doorbell-meet";
 
 pub use counted::{Counted, PacketClass, Traffic, TrafficByClass};
 pub use driver::{Acks, Driver};
-pub use faults::{FaultCounters, FaultPlan, FaultPlanError, Faults};
+pub use faults::{FAULT_FIELDS, FaultCounters, FaultFilter, FaultPlan, FaultPlanError, FaultRule, FaultShares, Faults};
 pub use guard::{
     Action, CopyMethod, OwnMemory, bring_in, can_bring_in, copy_by_kernel, exchange_action, guard_memory, has_handlers,
     spawn_without_signals, unblocked,

@@ -5,6 +5,7 @@ mod queues;
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
+use std::fs::OpenOptions;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -53,6 +54,9 @@ pub struct SoftOptions {
     pub pcap: Option<PathBuf>,
     /// Faults to inject into arriving packets.
     pub faults: Option<FaultPlan>,
+    /// File to which the device appends one line of JSON for each rule of `faults` that fires. Several devices may
+    /// share a file.
+    pub fault_journal: Option<PathBuf>,
     /// Size of the receive buffer to request, as the kernel counts it; `None` requests a large buffer.
     pub receive_buffer_bytes: Option<usize>,
     /// Whether a bad scatter-gather element ends its work request with an error completion, as on hardware RNICs.
@@ -85,6 +89,7 @@ impl Default for SoftOptions {
             port: ROCE_UDP_PORT,
             pcap: None,
             faults: None,
+            fault_journal: None,
             receive_buffer_bytes: None,
             check_elements_late: false,
             guards_memory: false,
@@ -322,7 +327,15 @@ fn unused(path: &Path) -> PathBuf {
 /// capture is the outermost layer, so it records the packets after the faults.
 fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
     if let Some(plan) = &options.faults {
-        link = Box::new(Faults::new(link, *plan));
+        let faults = Faults::new(link, plan.clone());
+        link = match &options.fault_journal {
+            Some(path) => {
+                let what = "the journal of faults could not be opened";
+                let file = OpenOptions::new().append(true).create(true).open(path);
+                Box::new(faults.with_journal(file.and_then(files::GuardedFile::new).map_err(Error::os(what))?))
+            }
+            None => Box::new(faults),
+        };
     }
     if let Some(path) = &options.pcap {
         let what = "the pcap file could not be created";

@@ -26,13 +26,17 @@ impl FaultMarks {
     /// The injector delayed the frame until later frames had passed.
     pub const REORDERED: Self = Self(1 << 4);
 
+    /// The injector set the frame's ECN field to "congestion experienced".
+    pub const ECN_MARKED: Self = Self(1 << 5);
+
     /// Each mark and its word in the text form.
-    const WORDS: [(Self, &'static str); 5] = [
+    const WORDS: [(Self, &'static str); 6] = [
         (Self::DROPPED, "dropped"),
         (Self::DUPLICATE, "duplicate"),
         (Self::CORRUPTED, "corrupted"),
         (Self::DELAYED, "delayed"),
         (Self::REORDERED, "reordered"),
+        (Self::ECN_MARKED, "ecn-marked"),
     ];
 
     /// Returns these marks and those of `other`.

@@ -25,6 +25,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::device::Chosen;
 use crate::failure::Failure;
+use crate::faults::FaultCheck;
 use crate::output::{line, note, pretty, wrapped};
 use arguments::{Exchange, Role};
 
@@ -133,6 +134,19 @@ fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
     if let Some(testbed) = exchange.testbed()? {
         return simulate(kind, exchange, &testbed);
     }
+    if matches!(exchange.role(), Role::ServeBack(_)) {
+        return run_role(kind, exchange); // the first process checks which rules fired on both sides
+    }
+    let mut exchange = exchange.clone();
+    let device = &mut exchange.device;
+    let check = FaultCheck::begin(device.faults(), device.fault_files.fault_journal.as_deref())?;
+    device.fault_files.fault_journal = check.as_ref().map(|check| check.journal().to_owned());
+    let status = run_role(kind, &exchange)?;
+    let all_fired = check.map_or(Ok(true), FaultCheck::finish)?;
+    Ok(if all_fired { status } else { ExitCode::FAILURE })
+}
+
+fn run_role(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
     let role = exchange.role();
     if !matches!(role, Role::ServeBack(_)) {
         exchange.device.udp.note_if_other();
@@ -242,16 +256,24 @@ fn simulate(kind: Kind, exchange: &Exchange, testbed: &Testbed) -> Result<ExitCo
     let parameters = exchange.parameters(kind)?;
     let environment = sim::environment(testbed)?;
     let mut busiest = Vec::new();
+    let faults = exchange.device.faults();
+    let mut fired = Vec::new();
     let sizes = Sizes { kind, exchange, environment, parameters: parameters.clone() };
     let measured = sizes.measure(|bytes, _| {
-        let point = sim::simulate(testbed, &parameters, bytes, SEED)?;
+        let (point, of_size) = sim::simulate_under(testbed, &parameters, bytes, SEED, faults)?;
+        fired.extend((1..).zip(of_size).filter(|(_, count)| *count > 0).map(|(rule, _)| rule));
         if let Some(long_turns) = point.summary.long_turns() {
             note!("{}", wrapped(&format!("{bytes} B: {long_turns}")));
         }
         busiest.push(Bottleneck::of(&point.summary));
         Ok(point.result)
     })?;
-    measured.print(&busiest)
+    let status = measured.print(&busiest)?;
+    let unfired = faults.map(|plan| plan.unfired_by(|rule| fired.contains(&rule))).unwrap_or_default();
+    for sentence in &unfired {
+        note!("{}", wrapped(&format!("doorbell: {sentence}")));
+    }
+    Ok(if unfired.is_empty() { status } else { ExitCode::FAILURE })
 }
 
 /// Sizes to measure.
@@ -288,7 +310,7 @@ impl<'a> Sizes<'a> {
             let result = measure(bytes, &bar);
             bar.finish();
             let result = result?;
-            for complaint in complaints(parameters, exchange.device.fault.as_ref(), &result) {
+            for complaint in complaints(parameters, exchange.device.faults(), &result) {
                 note!("{}", wrapped(&format!("doorbell: {bytes} B: {complaint}")));
                 sound = false;
             }

@@ -14,6 +14,7 @@ mod doctor;
 mod ending;
 mod failure;
 mod far;
+mod faults;
 mod links;
 mod model;
 mod output;

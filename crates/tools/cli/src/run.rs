@@ -12,6 +12,7 @@ use doorbell_fabric::FaultPlan;
 use doorbell_verbs::soft::{ACK_VARIABLE, AckPolicy, LINK_VARIABLE, LinkChoice};
 
 use crate::failure::{Failure, Usage};
+use crate::faults::{FaultCheck, FaultFiles};
 use crate::output::{line, note, pretty};
 
 pub(crate) const EXAMPLES: &str = "\
@@ -39,9 +40,12 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     /// Faults of arriving packets, separated by commas: any of drop=P, duplicate=P, reorder=P, corrupt=P (a share, 0
-    /// to 1), delay=T (such as 5us), seed=N
+    /// to 1), delay=T (such as 5us), seed=N. Or rules, separated by semicolons, such as 'drop opcode=ack nth=1' (see
+    /// docs/faults.md)
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultPlan>,
+    #[command(flatten)]
+    fault_files: FaultFiles,
     /// Print counters of each process to standard error when it ends
     #[arg(long)]
     stats: bool,
@@ -71,8 +75,8 @@ pub(crate) struct Run {
     settings: Settings,
     /// List the processes of this user (for root, of all users) that have a device open, with the addresses and the
     /// traffic of the device
-    #[arg(long, conflicts_with_all = ["program", "bind", "udp_port", "pcap", "fault", "stats", "vendor_id", "explain",
-        "ack", "link"])]
+    #[arg(long, conflicts_with_all = ["program", "bind", "udp_port", "pcap", "fault", "fault_plan",
+        "fault_journal", "stats", "vendor_id", "explain", "ack", "link"])]
     processes: bool,
     /// Print the list as one JSON object
     #[arg(long, requires = "processes", conflicts_with = "program")]
@@ -136,12 +140,19 @@ impl Settings {
         let mut set = |name, value: Option<String>| variables.extend(value.map(|value| (name, value.into())));
         set("DOORBELL_BIND", self.bind.map(|address| address.to_string()));
         set("DOORBELL_PORT", self.udp_port.map(|port| port.to_string()));
-        set("DOORBELL_FAULT", self.fault.map(|plan| plan.to_string()));
+        let faults = self.fault.as_ref().or(self.fault_files.fault_plan.as_ref());
+        set("DOORBELL_FAULT", faults.map(|plan| plan.to_string()));
         set("DOORBELL_STATS", self.stats.then(|| "1".to_owned()));
         set("DOORBELL_VENDOR_ID", self.vendor_id.clone());
         set("DOORBELL_LOG", self.explain.then(|| "debug".to_owned()));
         set(ACK_VARIABLE, self.ack.map(|policy| policy.to_string()));
         set(LINK_VARIABLE, self.link.map(|link| link.to_string()));
+        if let Some(path) = &self.fault_files.fault_journal {
+            // The processes of the program append to the journal, each what fires in its device.
+            if let Some(check) = FaultCheck::begin(faults, Some(path))? {
+                variables.push(("DOORBELL_FAULT_JOURNAL", check.journal().into()));
+            }
+        }
         if let Some(pcap) = &self.pcap {
             // The program may change its directory before it opens the device.
             variables.push(("DOORBELL_PCAP", std::path::absolute(pcap)?.into_os_string()));

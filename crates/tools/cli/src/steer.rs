@@ -2,6 +2,7 @@
 
 mod report;
 
+use std::fs::OpenOptions;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::control::DEFAULT_TCP_PORT;
 use crate::device::UdpPort;
 use crate::failure::{Failure, Usage};
+use crate::faults::{FaultCheck, FaultFiles};
 use crate::output::print_note;
 use crate::{ending, quantity};
 
@@ -94,9 +96,12 @@ pub(crate) struct Steer {
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     /// Faults of packets that arrive at the box, separated by commas: any of drop=P, duplicate=P, reorder=P,
-    /// corrupt=P (a share, 0 to 1), delay=T (such as 5us), seed=N
+    /// corrupt=P (a share, 0 to 1), delay=T (such as 5us), seed=N. Or rules, separated by semicolons, such as
+    /// 'drop opcode=ack nth=1' (see docs/faults.md)
     #[arg(long, value_name = "PLAN")]
     fault: Option<FaultPlan>,
+    #[command(flatten)]
+    fault_files: FaultFiles,
     /// End after this number of seconds, or after a time with a unit, as in 500ms
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = quantity::seconds)]
     duration: Option<f64>,
@@ -153,6 +158,8 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
         return Err(Usage(format!("--patience is {} s, allowed is 10ms to an hour", arguments.patience)).into());
     }
     arguments.udp.note_if_other();
+    let plan = arguments.fault.as_ref().or(arguments.fault_files.fault_plan.as_ref());
+    let check = FaultCheck::begin(plan, arguments.fault_files.fault_journal.as_deref())?;
     let signals = Signals::take()?;
     let node = with_port(&arguments.node, arguments.port);
     let mode = match (arguments.perftest, arguments.relay) {
@@ -186,17 +193,19 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     let listen = arguments.listen.as_deref().map_or_else(|| address.to_string(), str::to_owned);
     let is_relay = matches!(mode, Mode::Relay);
     let service = Service::start(settings, mode, &with_port(&listen, arguments.port), print_note)?;
-    let mut driver = Driver::new(doorbell_steer::Steer::new(config), stack(udp, arguments)?, arguments.udp.port);
+    let mut driver =
+        Driver::new(doorbell_steer::Steer::new(config), stack(udp, arguments, check.as_ref())?, arguments.udp.port);
     let begun = Instant::now();
     let during = arguments.duration.map(Duration::from_secs_f64);
     service.forward(&mut driver, &readable, during, || signals.came().is_some())?;
     report::print(&driver, &service, is_relay, begun.elapsed(), arguments.json)?;
     // Close the capture file, so that its readers find all packets.
     drop(driver);
+    let all_fired = check.map_or(Ok(true), FaultCheck::finish)?;
     if let Some(number) = signals.came() {
         ending::end_as_by(number);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if all_fired { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Returns the store of these sizes, whose requests the box steers.
@@ -209,12 +218,20 @@ fn steered(sizes: Geometry, writes_only: bool) -> SteeredStore {
 }
 
 /// Wraps the link in the requested faults and capture.
-fn stack(udp: doorbell_fabric::UdpLink, arguments: &Steer) -> Result<Box<dyn Link>, Failure> {
+fn stack(
+    udp: doorbell_fabric::UdpLink,
+    arguments: &Steer,
+    check: Option<&FaultCheck>,
+) -> Result<Box<dyn Link>, Failure> {
     let (address, port) = (udp.local_address(), udp.port());
     let mut link: Box<dyn Link> = Box::new(udp);
     // The capture wraps the faults, so it records the packets after the faults.
-    if let Some(plan) = &arguments.fault {
-        link = Box::new(Faults::new(link, *plan));
+    if let Some(plan) = arguments.fault.as_ref().or(arguments.fault_files.fault_plan.as_ref()) {
+        let faults = Faults::new(link, plan.clone());
+        link = match check {
+            Some(check) => Box::new(faults.with_journal(OpenOptions::new().append(true).open(check.journal())?)),
+            None => Box::new(faults),
+        };
     }
     if let Some(path) = &arguments.pcap {
         let unwritable = |error: io::Error| format!("{} cannot be written: {error}", path.display());

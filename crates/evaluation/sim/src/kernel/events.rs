@@ -29,6 +29,8 @@ pub(super) enum EventKind {
     SteerTimeout,
     /// A packet reaches its destination.
     Delivery { frame: u32 },
+    /// A packet that an injected fault has held back reaches its destination.
+    Released { node: u32 },
     /// A timer of an RNIC expires.
     Timeout { node: u32 },
     /// A thread gets its turn, unless it has had another turn since this event was created.

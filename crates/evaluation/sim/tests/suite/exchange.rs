@@ -113,6 +113,39 @@ fn the_same_seed_gives_the_same_result() {
     assert_eq!(one, other);
 }
 
+/// Sends messages between two nodes under a fault plan. Returns the number of firings of each rule, too.
+fn under_faults(plan: &str) -> (Summary, Vec<u64>) {
+    let mut simulation = Simulation::new(&t1(), Topology::Pair, 1).expect("a simulation");
+    simulation.inject(&plan.parse().expect("a plan"));
+    let (waiter, config) = (simulation.polling(), quiet(Config::unbatched()));
+    let (a, b) = join(&simulation, &SendReceive, [1, 0], &config);
+    simulation.spawn(1, format!("sender under {plan}"), send_all(a, waiter.clone(), 300, 512));
+    let received = simulation.spawn(0, format!("receiver under {plan}"), receive_all(b, waiter.clone(), 512));
+    let summary = simulation.run().unwrap_or_else(|error| panic!("{plan}: {error}"));
+    assert_eq!(received.take(), Some(300), "{plan}");
+    (summary, simulation.fired())
+}
+
+#[test]
+fn messages_survive_the_rules_of_a_fault_plan() {
+    let (quiet_run, none) = under_faults("seed=1");
+    assert_eq!(none, Vec::<u64>::new());
+    for plan in [
+        "drop opcode=ack nth=1",
+        "drop opcode=send nth=10",
+        "duplicate opcode=send nth=20 copies=2 for=3us",
+        "delay opcode=send nth=30 for=50us",
+        "reorder opcode=send nth=40 behind=2",
+        "black-hole opcode=send nth=50 count=3",
+        "drop opcode=send nth=10;delay opcode=ack nth=2 for=20us",
+    ] {
+        let (summary, fired) = under_faults(plan);
+        assert!(fired.iter().all(|count| *count >= 1), "{plan}: {fired:?}");
+        assert_ne!(summary, quiet_run, "{plan}");
+        assert_eq!(under_faults(plan), (summary, fired), "{plan}");
+    }
+}
+
 #[test]
 fn threads_that_sleep_are_woken_by_notifications() {
     let mut simulation = Simulation::new(&t1(), Topology::Pair, 1).expect("a simulation");

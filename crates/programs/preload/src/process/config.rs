@@ -34,6 +34,7 @@ pub(crate) fn options() -> Answer<SoftOptions> {
         address: address()?,
         pcap: variable("DOORBELL_PCAP").map(per_process),
         faults: parsed::<FaultPlan>("DOORBELL_FAULT")?,
+        fault_journal: fault_journal(),
         check_elements_late: true,
         guards_memory: true,
         ..SoftOptions::default()
@@ -69,6 +70,11 @@ pub(crate) fn vendor() -> Answer<(u32, u32)> {
             "DOORBELL_VENDOR_ID is {text:?}; allowed is VENDOR or VENDOR:PART, such as 0x2c9:4119"
         ))
     })
+}
+
+/// Returns the file to which the processes of a program append the rules of the fault plan that fire.
+pub(crate) fn fault_journal() -> Option<PathBuf> {
+    variable("DOORBELL_FAULT_JOURNAL").map(PathBuf::from)
 }
 
 /// Returns whether the library prints counters when the process ends.

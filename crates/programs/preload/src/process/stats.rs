@@ -69,10 +69,11 @@ fn try_total() -> Option<Counted> {
     Some(if closed.0 == fork::generation() { plus(&closed.1, &now) } else { now })
 }
 
-/// Prints the counters when the process ends, if the environment requests them.
+/// When the process ends, prints the counters if the environment requests them, and the rules of the fault plan that
+/// never fired if there is a journal.
 pub(crate) fn print_at_exit() {
     static ONCE: Once = Once::new();
-    if config::wants_stats() {
+    if config::wants_stats() || config::fault_journal().is_some() {
         ONCE.call_once(|| {
             // SAFETY: the handler has the required type, and stays loaded for as long as the library.
             let failed = unsafe { libc::atexit(at_exit) };
@@ -106,6 +107,13 @@ pub(crate) fn keep(device: &Device) {
     closed.1 = plus(&closed.1, &counted(device));
 }
 
+/// Returns a sentence for each required rule of the fault plan that no process has fired so far.
+fn unfired_rules() -> Vec<String> {
+    let plan = config::options().ok().and_then(|options| Some((options.faults?, options.fault_journal?)));
+    let Some((plan, journal)) = plan else { return Vec::new() };
+    std::fs::read_to_string(journal).map(|journal| plan.unfired(&journal)).unwrap_or_default()
+}
+
 extern "C" fn at_exit() {
     // When the process ends, a locked mutex may stay locked forever. Print nothing instead of waiting.
     let Ok(closed) = CLOSED.try_lock() else { return };
@@ -117,6 +125,15 @@ extern "C" fn at_exit() {
         std::mem::forget(device);
     }
     let process = std::process::id();
+    // A forked child may have used no device of its own.
+    if sum != NOTHING {
+        for sentence in unfired_rules() {
+            say(&format!("doorbell[{process}]: {sentence}"));
+        }
+    }
+    if !config::wants_stats() {
+        return;
+    }
     for (name, value) in names().zip(sum).filter(|&(_, value)| value > 0) {
         say(&format!("doorbell[{process}]: {name} {value}"));
     }

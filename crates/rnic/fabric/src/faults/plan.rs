@@ -1,38 +1,103 @@
 //! Plans of injected faults, and their text form.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// Maximum delay of packets in a plan, in nanoseconds: one minute.
-const MAX_DELAY_NS: u64 = 60_000_000_000;
+use super::rule::{ACTIONS, FaultAction, FaultRule, RuleParser, RuleProblem};
+use super::shares::FaultShares;
+use super::{file, journal};
 
-/// Plan of the faults that a link injects into inbound packets.
+/// Maximum number of rules in a plan.
+const RULES_MAX: usize = 256;
+
+/// Plan of the faults that a link injects into inbound packets: shares of all packets, and rules for chosen packets.
 ///
-/// The text form is `drop=0.01,duplicate=0.001,reorder=0.01,delay=5us,corrupt=0.001,seed=7`. Options may have any
-/// order, and each is allowed once. Omitted options are 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// The text form has parts that are separated by semicolons. A part is either a list of shares, as
+/// `drop=0.01,seed=7`, or a rule, as `drop opcode=ack nth=1`. Files have the form of [`from_toml`](Self::from_toml).
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct FaultPlan {
-    /// The share of packets that are dropped.
-    pub drop: f64,
-    /// The share of packets that arrive twice.
-    pub duplicate: f64,
-    /// The share of packets that are held back until one to four later packets have passed them.
-    pub reorder: f64,
-    /// The share of packets in which one bit is flipped.
-    pub corrupt: f64,
-    /// Additional latency of each packet.
-    pub delay_ns: u64,
-    /// Seed of the random decisions. With the same plan, the same sequence of packets suffers the same faults.
-    pub seed: u64,
+    pub(super) shares: FaultShares,
+    pub(super) rules: Vec<FaultRule>,
 }
 
 impl FaultPlan {
+    /// Returns the faults of shares of all packets.
+    pub fn shares(&self) -> &FaultShares {
+        &self.shares
+    }
+
+    /// Returns the rules, in the order of the plan.
+    pub fn rules(&self) -> &[FaultRule] {
+        &self.rules
+    }
+
     /// Returns whether the plan injects no faults.
     pub fn is_empty(&self) -> bool {
-        Self { seed: 0, ..*self } == Self::default()
+        self.shares.is_empty() && self.rules.is_empty()
     }
+
+    /// Returns whether the plan may add copies of packets.
+    pub fn duplicates(&self) -> bool {
+        self.shares.duplicate > 0.0 || self.rules.iter().any(FaultRule::duplicates)
+    }
+
+    /// Parses a plan in TOML. `file` is the name of the file in errors.
+    ///
+    /// # Errors
+    ///
+    /// The text is no TOML, a field is unknown or has a value that is not allowed, or rules contradict each other. The
+    /// error names file, line and field.
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, FaultPlanError> {
+        file::parse(file, text)
+    }
+
+    /// Returns a sentence for each rule that never fired, unless the rule is optional. `journals` has the journals of
+    /// all links that used the plan ([`Faults::with_journal`](super::Faults::with_journal)).
+    pub fn unfired(&self, journals: &str) -> Vec<String> {
+        let fired: BTreeSet<usize> = journals.lines().filter_map(journal::rule_of).collect();
+        self.unfired_by(|number| fired.contains(&number))
+    }
+
+    /// Returns the sentences of [`unfired`](Self::unfired). `fired` says whether a rule fired, by its number from 1.
+    pub fn unfired_by(&self, fired: impl Fn(usize) -> bool) -> Vec<String> {
+        let silent = (1..).zip(&self.rules).filter(|(number, rule)| !rule.optional && !fired(*number));
+        silent.map(|(number, rule)| never_fired(number, rule)).collect()
+    }
+
+    /// Adds a rule. Rejects a rule that contradicts an earlier rule.
+    pub(super) fn push(&mut self, rule: FaultRule) -> Result<(), RuleProblem> {
+        let refuse = |field: &str, problem: String| Err(RuleProblem { field: field.to_owned(), problem });
+        if self.rules.len() == RULES_MAX {
+            return refuse("action", format!("the plan has more than {RULES_MAX} rules, allowed are {RULES_MAX}"));
+        }
+        if let Some(name) = rule.name()
+            && self.rules.iter().any(|earlier| earlier.name() == Some(name))
+        {
+            return refuse("name", format!("two rules have the name {name}, allowed is one"));
+        }
+        let same = |earlier: &&FaultRule| earlier.packets == rule.packets && rule.packets.share.is_none();
+        if let Some(earlier) = self.rules.iter().find(same) {
+            let (one, other) = (earlier.action_name(), rule.action_name());
+            let is_final = |action: &FaultAction| matches!(action, FaultAction::Drop | FaultAction::BlackHole(_));
+            if is_final(&earlier.action) || is_final(&rule.action) {
+                let problem = format!(
+                    "two rules with the actions {one} and {other} match the same packets, and a dropped packet allows \
+                     no other action"
+                );
+                return refuse("action", problem);
+            }
+        }
+        self.rules.push(rule);
+        Ok(())
+    }
+}
+
+/// Returns the sentence about a rule that never fired.
+fn never_fired(number: usize, rule: &FaultRule) -> String {
+    format!("fault rule {number} never fired: {rule}; a rule that may remain without effect has optional=true")
 }
 
 /// Error in a plan's text.
@@ -68,6 +133,29 @@ pub enum FaultPlanError {
     /// A value that is no seed.
     #[error("fault option seed is {0:?}; allowed is a whole number from 0 to 2^64 - 1")]
     Seed(String),
+    /// Shares that are given twice.
+    #[error("fault plan has two lists of shares; allowed is one list and any number of rules, separated by semicolons")]
+    TwoLists,
+    /// An invalid field of a rule in an inline plan.
+    #[error("fault rule {rule:?}: {field}: {problem}")]
+    Rule {
+        /// Text of the rule.
+        rule: String,
+        /// Name of the field.
+        field: String,
+        /// The problem and the allowed values.
+        problem: String,
+    },
+    /// An invalid field in a file.
+    #[error("{place}: {field}: {problem}")]
+    File {
+        /// File and line.
+        place: String,
+        /// Name of the field.
+        field: String,
+        /// The problem and the allowed values.
+        problem: String,
+    },
 }
 
 impl FromStr for FaultPlan {
@@ -75,27 +163,33 @@ impl FromStr for FaultPlan {
 
     fn from_str(text: &str) -> Result<Self, FaultPlanError> {
         let mut plan = Self::default();
-        let mut seen: Vec<&str> = Vec::new();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let Some((option, value)) = part.split_once('=') else {
-                return Err(FaultPlanError::NoValue(part.into()));
-            };
-            let (option, value) = (option.trim(), value.trim());
-            match option {
-                "drop" => plan.drop = parse_probability(option, value)?,
-                "duplicate" => plan.duplicate = parse_probability(option, value)?,
-                "reorder" => plan.reorder = parse_probability(option, value)?,
-                "corrupt" => plan.corrupt = parse_probability(option, value)?,
-                "delay" => plan.delay_ns = parse_delay(value)?,
-                "seed" => {
-                    plan.seed = value.parse().map_err(|_| FaultPlanError::Seed(value.into()))?;
+        let mut has_shares = false;
+        for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
+            let mut words = part.split_whitespace();
+            // A list of shares has no action without a value. A single word is a list too: the action `drop` without
+            // any condition would strike every packet.
+            let action = words.next().filter(|word| ACTIONS.contains(word) && part.contains(char::is_whitespace));
+            let Some(action) = action else {
+                if has_shares {
+                    return Err(FaultPlanError::TwoLists);
                 }
-                _ => return Err(FaultPlanError::UnknownOption(option.into())),
+                has_shares = true;
+                plan.shares = part.parse()?;
+                continue;
+            };
+            let refuse =
+                |RuleProblem { field, problem }| FaultPlanError::Rule { rule: part.to_owned(), field, problem };
+            let mut parser = RuleParser::default();
+            parser.set("action", action).map_err(refuse)?;
+            for word in words {
+                let pair = if word == "optional" { Some(("optional", "true")) } else { word.split_once('=') };
+                let (field, value) = pair.ok_or_else(|| {
+                    let problem = "the field has no value, allowed is FIELD=VALUE".to_owned();
+                    refuse(RuleProblem { field: word.to_owned(), problem })
+                })?;
+                parser.set(field, value).map_err(refuse)?;
             }
-            if seen.contains(&option) {
-                return Err(FaultPlanError::Repeated(option.into()));
-            }
-            seen.push(option);
+            parser.finish().and_then(|rule| plan.push(rule)).map_err(refuse)?;
         }
         Ok(plan)
     }
@@ -105,150 +199,7 @@ impl FromStr for FaultPlan {
 /// plan.
 impl fmt::Display for FaultPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shares =
-            [("drop", self.drop), ("duplicate", self.duplicate), ("reorder", self.reorder), ("corrupt", self.corrupt)];
-        for (option, share) in shares {
-            if share != 0.0 {
-                write!(f, "{option}={share},")?;
-            }
-        }
-        if self.delay_ns != 0 {
-            let (unit, unit_ns) =
-                UNITS_NS.into_iter().find(|(_, unit_ns)| self.delay_ns.is_multiple_of(*unit_ns)).unwrap_or(("ns", 1));
-            write!(f, "delay={}{unit},", self.delay_ns / unit_ns)?;
-        }
-        write!(f, "seed={}", self.seed)
-    }
-}
-
-/// The units of a delay, the largest first.
-const UNITS_NS: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
-
-fn parse_probability(option: &str, value: &str) -> Result<f64, FaultPlanError> {
-    match value.parse::<f64>() {
-        // The addition of 0.0 turns -0.0 into 0.0.
-        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share + 0.0),
-        _ => Err(FaultPlanError::Probability { option: option.into(), value: value.into() }),
-    }
-}
-
-fn parse_delay(value: &str) -> Result<u64, FaultPlanError> {
-    let digits = value.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(value.len());
-    let (number, unit) = value.split_at(digits);
-    let unit_ns = UNITS_NS.iter().find(|(name, _)| *name == unit.trim()).map(|(_, ns)| *ns);
-    unit_ns
-        .and_then(|unit_ns| parse_decimal(number, unit_ns))
-        .filter(|delay_ns| *delay_ns <= MAX_DELAY_NS)
-        .ok_or_else(|| FaultPlanError::Delay(value.into()))
-}
-
-/// Parses a decimal number of units and returns nanoseconds. Returns `None` if the text is no number, or if the result
-/// is no whole number.
-fn parse_decimal(number: &str, unit_ns: u64) -> Option<u64> {
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if whole.is_empty() && fraction.is_empty() {
-        return None;
-    }
-    let fraction = fraction.trim_end_matches('0');
-    let parse = |digits: &str| -> Option<u64> { if digits.is_empty() { Some(0) } else { digits.parse().ok() } };
-    let scale = 10_u64.checked_pow(fraction.len() as u32)?;
-    let fraction_ns = parse(fraction)?.checked_mul(unit_ns)?;
-    if !fraction_ns.is_multiple_of(scale) {
-        return None;
-    }
-    parse(whole)?.checked_mul(unit_ns)?.checked_add(fraction_ns / scale)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn parse(text: &str) -> Result<FaultPlan, FaultPlanError> {
-        text.parse()
-    }
-
-    #[test]
-    fn a_plan_is_read_and_printed() {
-        let text = "drop=0.01,duplicate=0.001,reorder=0.01,delay=5us,corrupt=0.001,seed=7";
-        let plan = parse(text).unwrap();
-        let expected =
-            FaultPlan { drop: 0.01, duplicate: 0.001, reorder: 0.01, corrupt: 0.001, delay_ns: 5_000, seed: 7 };
-        assert_eq!(plan, expected);
-        let printed = "drop=0.01,duplicate=0.001,reorder=0.01,corrupt=0.001,delay=5us,seed=7";
-        assert_eq!(plan.to_string(), printed);
-        assert!(parse("").unwrap().is_empty() && parse(" seed = 9 ,").unwrap().is_empty());
-        assert!(!plan.is_empty());
-    }
-
-    #[test]
-    fn delays_have_units() {
-        let table = [
-            ("0ns", 0),
-            ("17ns", 17),
-            ("1.5us", 1_500),
-            ("2ms", 2_000_000),
-            (".25s", 250_000_000),
-            ("1.s", 1_000_000_000),
-            ("60s", 60_000_000_000),
-            ("1.0000000000000000000000000s", 1_000_000_000),
-        ];
-        for (text, delay_ns) in table {
-            assert_eq!(parse(&format!("delay={text}")).unwrap().delay_ns, delay_ns, "{text}");
-        }
-        let wrong = ["", "5", "us", ".us", "1.5ns", "5m", "-1us", "1e3us", "61s", "1.2.3us", "5 µs"];
-        for text in wrong {
-            let error = parse(&format!("delay={text}")).unwrap_err();
-            assert_eq!(error, FaultPlanError::Delay(text.into()));
-            assert!(error.to_string().contains(&format!("{text:?}")));
-        }
-    }
-
-    #[test]
-    fn errors_name_option_value_and_allowed_range() {
-        let table = [
-            ("drop=1.5", "drop", "\"1.5\"", "from 0 to 1"),
-            ("reorder=-0.1", "reorder", "\"-0.1\"", "from 0 to 1"),
-            ("corrupt=NaN", "corrupt", "\"NaN\"", "from 0 to 1"),
-            ("duplicate=often", "duplicate", "\"often\"", "from 0 to 1"),
-            ("seed=-1", "seed", "\"-1\"", "whole number"),
-            ("loss=0.1", "\"loss\"", "unknown", "drop, duplicate"),
-            ("drop", "\"drop\"", "no value", "drop=0.01"),
-            ("drop=0.1,seed=1,drop=0.2", "\"drop\"", "twice", "once"),
-        ];
-        for (text, option, value, allowed) in table {
-            let error = parse(text).unwrap_err().to_string();
-            for part in [option, value, allowed] {
-                assert!(error.contains(part), "{text}: {error}");
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn printed_plans_parse_back(
-            shares in prop::array::uniform4(0.0..=1.0_f64),
-            delay_ns in 0..=MAX_DELAY_NS,
-            magnitude in 0..10_u32,
-            seed: u64,
-        ) {
-            let [drop, duplicate, reorder, corrupt] = shares;
-            let delay_ns = delay_ns / 10_u64.pow(magnitude) * 10_u64.pow(magnitude);
-            let plan = FaultPlan { drop, duplicate, reorder, corrupt, delay_ns, seed };
-            prop_assert_eq!(parse(&plan.to_string()), Ok(plan));
-        }
-
-        #[test]
-        fn no_text_panics(text in "[a-z0-9=.,µ -]{0,40}") {
-            if let Ok(plan) = parse(&text) {
-                prop_assert_eq!(parse(&plan.to_string()), Ok(plan));
-            }
-        }
-
-        #[test]
-        fn no_value_panics(option in "drop|duplicate|reorder|corrupt|delay|seed", value in ".{0,30}") {
-            let _ = parse(&format!("{option}={value}"));
-        }
+        write!(f, "{}", self.shares)?;
+        self.rules.iter().try_for_each(|rule| write!(f, ";{rule}"))
     }
 }

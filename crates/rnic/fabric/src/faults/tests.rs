@@ -1,5 +1,8 @@
+mod rules;
+
 use std::net::IpAddr;
 
+use super::engine::{REORDER_DISTANCE_MAX, REORDER_WAIT_NS};
 use super::*;
 use crate::memory::{MemoryLink, MemoryNetwork, MemoryOptions};
 use crate::testing::{OwnedRun, batch_of, packet, packets_of, receive_all, transmit_all};
@@ -36,7 +39,7 @@ fn run(plan: &str, packets: usize) -> (Vec<Vec<u8>>, FaultCounters) {
         now_ns = now_ns.max(due_ns);
         runs.extend(receive_all(&mut b, now_ns));
     }
-    assert_eq!(b.state.held_bytes, 0);
+    assert_eq!(b.filter.held_bytes, 0);
     (packets_of(&runs, 4), b.counters())
 }
 
@@ -164,7 +167,7 @@ fn held_bytes_are_bounded_and_the_oldest_leave_early() {
         while b.inner().poll_timeout().is_some() {
             early += packets_of(&receive_all(&mut b, 0), 0).len();
         }
-        assert!(b.state.held_bytes <= HELD_BYTES_MAX);
+        assert!(b.filter.held_bytes <= HELD_BYTES_MAX);
     }
     assert!(early > 0);
     assert_eq!(b.counters().overfull, early as u64);

@@ -8,7 +8,7 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use super::file::mac_of;
 use super::*;
 use crate::counted::Counted;
-use crate::faults::{FaultPlan, Faults};
+use crate::faults::Faults;
 use crate::memory::{MemoryLink, MemoryNetwork, MemoryOptions};
 use crate::testing::{batch_of, packet, packets_of, receive_all, transmit_all};
 
@@ -166,7 +166,7 @@ fn the_identification_of_a_received_packet_is_found() {
     let file = BoundedFile::new(usize::MAX);
     // Half of the packets are dropped, so the position of a packet in a received run differs from the index with which
     // its ICRC was computed.
-    let plan = FaultPlan { drop: 0.5, seed: 1, ..FaultPlan::default() };
+    let plan = "drop=0.5,seed=1".parse().unwrap();
     let mut b = capture(Faults::new(b, plan), 2, &file);
     let mut batch = batch_of(address(2), &[32; 64]);
     Sealer::new(address(1), PORT).seal(&mut batch);
@@ -208,7 +208,7 @@ fn records_are_written_when_the_driver_asks() {
     let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
     let file = BoundedFile::new(usize::MAX);
     // Each wrapper calls `write_records` of the link that it wraps.
-    let plan = FaultPlan { seed: 1, ..FaultPlan::default() };
+    let plan = "seed=1".parse().unwrap();
     let mut b: Box<dyn Link> = Box::new(Counted::new(Faults::new(capture(b, 2, &file), plan)));
     assert!(!b.holds_records());
     transmit_all(&mut a, 0, &batch_of(address(2), &[32]));

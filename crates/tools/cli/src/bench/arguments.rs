@@ -19,6 +19,7 @@ use crate::control::Meeting;
 use crate::cpus::Cpus;
 use crate::device::{Chosen, DeviceChoice, UdpPort};
 use crate::failure::{Failure, Usage};
+use crate::faults::FaultFiles;
 use crate::quantity;
 use crate::sim::arguments::Simulated;
 
@@ -50,9 +51,12 @@ pub(crate) struct DeviceArguments {
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
     /// Faults of arriving packets, separated by commas: drop=P, duplicate=P, reorder=P, corrupt=P (a share, 0 to 1),
-    /// delay=T (such as 5us), seed=N. Applies to both sides if both run here
+    /// delay=T (such as 5us), seed=N. Or rules, separated by semicolons, such as 'drop opcode=ack nth=1' (see
+    /// docs/faults.md). Applies to both sides if both run here
     #[arg(long, value_name = "PLAN")]
     pub(crate) fault: Option<FaultPlan>,
+    #[command(flatten)]
+    pub(crate) fault_files: FaultFiles,
     /// Time at which the receiver acknowledges a message. With `strict`, the receiver acknowledges a message before the
     /// program sees it. `answer` does the same, unless the program has answered the last eight messages. Applies to
     /// both sides if both run here [default: DOORBELL_ACK, else answer]
@@ -66,6 +70,11 @@ pub(crate) struct DeviceArguments {
 }
 
 impl DeviceArguments {
+    /// Returns the fault plan, if one was given.
+    pub(crate) fn faults(&self) -> Option<&FaultPlan> {
+        self.fault.as_ref().or(self.fault_files.fault_plan.as_ref())
+    }
+
     /// Returns the chosen device. Each option of the embedded RNIC selects the embedded RNIC.
     pub(crate) fn chosen(&self) -> Result<Chosen, Failure> {
         let own = [
@@ -74,6 +83,8 @@ impl DeviceArguments {
             ("--receive-buffer", self.receive_buffer.is_some()),
             ("--pcap", self.pcap.is_some()),
             ("--fault", self.fault.is_some()),
+            ("--fault-plan", self.fault_files.fault_plan.is_some()),
+            ("--fault-journal", self.fault_files.fault_journal.is_some()),
             ("--ack", self.ack.is_some()),
             ("--link", self.link.is_some()),
         ];
@@ -89,7 +100,8 @@ impl DeviceArguments {
             address: if is_second { None } else { self.bind.or(toward) },
             port: self.udp.port,
             pcap: if is_second { None } else { self.pcap.clone() },
-            faults: self.fault,
+            faults: self.faults().cloned(),
+            fault_journal: self.fault_files.fault_journal.clone(),
             receive_buffer_bytes: self.receive_buffer,
             ack: self.ack,
             link: self.link,
@@ -157,7 +169,7 @@ impl Exchange {
             ("-d", device.choice.name.is_some()),
             ("--receive-buffer", device.receive_buffer.is_some()),
             ("--pcap", device.pcap.is_some()),
-            ("--fault", device.fault.is_some()),
+            ("--fault-journal", device.fault_files.fault_journal.is_some()),
             ("--ack", device.ack.is_some()),
             ("--cpus", self.cpus.is_given()),
         ])

@@ -39,8 +39,11 @@ pub(crate) fn spawn(
     }
     command.arg("--memory").arg(memory_mib.to_string());
     command.arg("--cpus").arg(argument_of(pinning));
-    if let Some(plan) = &device.fault {
+    if let Some(plan) = device.faults() {
         command.arg("--fault").arg(plan.to_string());
+    }
+    if let Some(journal) = &device.fault_files.fault_journal {
+        command.arg("--fault-journal").arg(journal);
     }
     if let Some(ack) = device.ack {
         command.arg("--ack").arg(ack.to_string());

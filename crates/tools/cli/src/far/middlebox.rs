@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::output::{note, print_note};
 
 /// Options of a box.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct BoxOptions {
     pub(super) strategy: Strategy,
     pub(super) geometry: Geometry,

@@ -127,7 +127,7 @@ impl Verify {
             1 => (Memories::Here(vec![open()?]), None),
             _ => (Memories::There(&memory), arguments::lease_ns(replicas)),
         };
-        let (plan, apart) = (Plan { lease_ns, ..plan }, (self.fault, self.other));
+        let (plan, apart) = (Plan { lease_ns, ..plan }, (self.fault.clone(), self.other));
         let mut store = Store::start((memories, of_metadata), plan, apart, &Pinning::default())?;
         let mut processes = Vec::new();
         let mut readers = Vec::new();

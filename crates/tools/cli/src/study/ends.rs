@@ -17,6 +17,7 @@ use crate::bench::arguments::DeviceArguments;
 use crate::bench::peer;
 use crate::failure::Failure;
 use crate::far::measure_point;
+use crate::faults::FaultFiles;
 use crate::output::{note, print_note};
 
 /// The two ends of a study.
@@ -150,6 +151,7 @@ impl<'a> Ends<'a> {
             receive_buffer: None,
             pcap: None,
             fault: None,
+            fault_files: FaultFiles::default(),
             ack: study.ack,
             link,
         };

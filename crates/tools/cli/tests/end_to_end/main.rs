@@ -13,6 +13,7 @@ mod errors;
 mod explain;
 mod failures;
 mod far;
+mod faults;
 mod hosts;
 mod launches;
 mod load;

@@ -55,6 +55,15 @@ fn a_program_gets_its_environment_and_gives_its_status() {
 }
 
 #[test]
+fn a_program_gets_the_rules_of_a_fault_plan() {
+    let library = Library::new("plan");
+    let mut command = library.with(doorbell("run --fault-plan lost-ack --"));
+    command.args(["sh", "-c", "echo $DOORBELL_FAULT"]);
+    let finished = Running::start(command).finish().expect_status(0);
+    assert_eq!(finished.stdout, "seed=0;drop name=lost-ack opcode=ack nth=1\n");
+}
+
+#[test]
 fn a_program_needs_no_dashes_before_it() {
     let library = Library::new("dashes");
     for options in ["run", "run --", "run --stats", "run --stats --"] {

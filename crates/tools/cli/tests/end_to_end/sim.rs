@@ -274,7 +274,7 @@ fn options_incompatible_with_a_simulation_are_rejected() {
         ("bench bw 192.0.2.7 --testbed connectx5-100g", "a HOST does not go with --testbed"),
         ("bench bw --listen --testbed connectx5-100g", "--listen does not go with --testbed"),
         ("bench lat -d doorbell0 --testbed connectx5-100g", "-d does not go with --testbed"),
-        ("bench lat --fault drop=0.1 --testbed connectx5-100g", "--fault does not go with --testbed"),
+        ("bench lat --fault-journal x --testbed connectx5-100g", "--fault-journal does not go with --testbed"),
         ("study --ack strict --testbed connectx5-100g", "--ack does not go with --testbed"),
         ("bench bw --set link.rate=1Gb/s", "--set changes a parameter of a testbed: add --testbed"),
         ("bench bw --testbed connectx9", "there is no testbed connectx9; allowed is connectx5-100g (t1), "),

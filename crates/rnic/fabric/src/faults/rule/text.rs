@@ -1,0 +1,530 @@
+//! Text form of rules. Inline rules and files of plans use the same fields.
+
+use std::fmt;
+
+use doorbell_wire::{Opcode, Psn};
+
+use super::super::shares::{parse_delay, write_delay};
+use super::{Corruption, FaultAction, FaultRule, HoleEnd, PacketField, PacketKind, PacketMatch, Place, Position, Span};
+
+/// Names of the actions.
+pub(in super::super) const ACTIONS: [&str; 7] =
+    ["drop", "duplicate", "delay", "reorder", "corrupt", "black-hole", "ecn"];
+
+/// Fields of a rule and their allowed values.
+pub const FAULT_FIELDS: [(&str, &str); 25] = [
+    ("name", "1 to 64 letters, digits, dashes, dots and underscores"),
+    ("optional", "true or false"),
+    ("peer", "an IP address"),
+    (
+        "opcode",
+        "a class (ack, nak, rnr-nak, send, write, read-request, read-response, atomic-request, atomic-response, cnp, \
+         request, response), an opcode such as rc-send-only, or its number, such as 0x11",
+    ),
+    ("position", "first, middle, last or only"),
+    ("qp", "the number of a queue pair, 0 to 16777215"),
+    ("qp-order", "a number from 1, or a range such as 2..4"),
+    ("psn", "a number from 0 to 16777215, or a range such as 2..4"),
+    ("psn-offset", "a number from 0 to 16777215, or a range such as 2..4"),
+    ("retransmission", "a number from 0, or a range such as 1..3"),
+    ("message-offset", "a number of bytes, or a range such as 4096..8191"),
+    ("after", "a time with its unit, up to 60s, such as 5ms"),
+    ("before", "a time with its unit, up to 60s, such as 5ms"),
+    ("nth", "a number from 1, or a range such as 2..4"),
+    ("every", "a number from 1"),
+    ("share", "a share of packets, above 0 and up to 1"),
+    ("copies", "a number from 1 to 16"),
+    ("for", "a time with its unit, up to 60s, such as 5ms"),
+    ("count", "a number from 1"),
+    ("behind", "a number from 1 to 64"),
+    (
+        "field",
+        "opcode, solicited, pad-count, version, pkey, dest-qp, ack-request, psn, syndrome, msn, remote-address, rkey, \
+         length, immediate or icrc",
+    ),
+    ("byte", "an offset in the payload, in bytes"),
+    ("value", "a number that the field or byte can hold"),
+    ("icrc", "stale or valid"),
+    ("action", "drop, duplicate, delay, reorder, corrupt, black-hole or ecn"),
+];
+
+/// Fields that belong to an action, and their actions.
+const OF_ACTIONS: [(&str, &[&str]); 8] = [
+    ("copies", &["duplicate"]),
+    ("for", &["delay", "duplicate", "black-hole"]),
+    ("count", &["black-hole"]),
+    ("behind", &["reorder"]),
+    ("field", &["corrupt"]),
+    ("byte", &["corrupt"]),
+    ("value", &["corrupt"]),
+    ("icrc", &["corrupt"]),
+];
+
+/// Largest PSN and number of a queue pair.
+const MAX_24_BITS: u64 = Psn::MASK as u64;
+
+/// Problem of one field of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) struct RuleProblem {
+    pub(in super::super) field: String,
+    /// The problem and the allowed values.
+    pub(in super::super) problem: String,
+}
+
+/// Collects the fields of a rule.
+#[derive(Debug, Default)]
+pub(in super::super) struct RuleParser {
+    given: Vec<String>,
+    action: Option<String>,
+    name: Option<String>,
+    optional: bool,
+    packets: PacketMatch,
+    copies: Option<u64>,
+    for_ns: Option<u64>,
+    count: Option<u64>,
+    behind: Option<u64>,
+    place: Option<Place>,
+    value: Option<u64>,
+    reseals: Option<bool>,
+}
+
+fn allowed(field: &str) -> &'static str {
+    FAULT_FIELDS.iter().find(|(name, _)| *name == field).map_or("another field", |(_, allowed)| *allowed)
+}
+
+fn problem(field: &str, problem: impl Into<String>) -> RuleProblem {
+    RuleProblem { field: field.to_owned(), problem: problem.into() }
+}
+
+fn wrong(field: &str, value: &str) -> RuleProblem {
+    problem(field, format!("the value is {value:?}, allowed is {}", allowed(field)))
+}
+
+fn number(field: &str, value: &str, span: Span) -> Result<u64, RuleProblem> {
+    parse_number(value).filter(|number| span.has(*number)).ok_or_else(|| wrong(field, value))
+}
+
+fn parse_number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok().filter(|_| !text.starts_with('+')),
+    }
+}
+
+/// Parses `3`, `3..7` (with both ends) or `3..`.
+fn span(field: &str, value: &str, within: Span) -> Result<Span, RuleProblem> {
+    let Some((from, to)) = value.split_once("..") else {
+        let number = number(field, value, within)?;
+        return Ok(Span { from: number, to: number });
+    };
+    let end = |text| parse_number(text).filter(|number| within.has(*number)).ok_or_else(|| wrong(field, value));
+    let span = Span { from: end(from)?, to: if to.is_empty() { within.to } else { end(to)? } };
+    if span.from > span.to {
+        let (from, to) = (span.from, span.to);
+        return Err(problem(field, format!("the range {from}..{to} is empty, allowed is a range that ascends")));
+    }
+    Ok(span)
+}
+
+const ANY: Span = Span { from: 0, to: u64::MAX };
+const FROM_ONE: Span = Span { from: 1, to: u64::MAX };
+const BITS_24: Span = Span { from: 0, to: MAX_24_BITS };
+
+/// Returns the name of an opcode in rules, such as `rc-send-only`.
+fn opcode_name(opcode: Opcode) -> String {
+    opcode.name().to_ascii_lowercase().replace(' ', "-")
+}
+
+fn kind(value: &str) -> Option<PacketKind> {
+    if let Some((_, class)) = PacketKind::CLASSES.iter().find(|(name, _)| *name == value) {
+        return Some(*class);
+    }
+    let by_name = Opcode::KNOWN.iter().copied().find(|opcode| opcode_name(*opcode) == value);
+    let by_number = || parse_number(value).and_then(|number| u8::try_from(number).ok()).map(Opcode);
+    by_name.or_else(by_number).map(PacketKind::Exactly)
+}
+
+impl RuleParser {
+    /// Takes one field.
+    pub(in super::super) fn set(&mut self, field: &str, value: &str) -> Result<(), RuleProblem> {
+        if self.given.iter().any(|given| given == field) {
+            return Err(problem(field, "the field is given twice, allowed is once"));
+        }
+        let packets = &mut self.packets;
+        match field {
+            "action" => {
+                if !ACTIONS.contains(&value) {
+                    return Err(wrong(field, value));
+                }
+                self.action = Some(value.to_owned());
+            }
+            "name" => {
+                let plain = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
+                if value.is_empty() || value.len() > 64 || !value.chars().all(plain) {
+                    return Err(wrong(field, value));
+                }
+                self.name = Some(value.to_owned());
+            }
+            "optional" => self.optional = value.parse().map_err(|_| wrong(field, value))?,
+            "peer" => packets.peer = Some(value.parse().map_err(|_| wrong(field, value))?),
+            "opcode" => packets.opcode = Some(kind(value).ok_or_else(|| wrong(field, value))?),
+            "position" => {
+                let named = Position::NAMES.iter().find(|(name, _)| *name == value);
+                packets.position = Some(named.ok_or_else(|| wrong(field, value))?.1);
+            }
+            "qp" => packets.qp = Some(number(field, value, BITS_24)? as u32),
+            "qp-order" => packets.qp_order = Some(span(field, value, FROM_ONE)?),
+            "psn" => packets.psn = Some(span(field, value, BITS_24)?),
+            "psn-offset" => packets.psn_offset = Some(span(field, value, BITS_24)?),
+            "retransmission" => packets.retransmission = Some(span(field, value, ANY)?),
+            "message-offset" => packets.message_offset = Some(span(field, value, ANY)?),
+            "after" => packets.after_ns = Some(parse_delay(value).ok_or_else(|| wrong(field, value))?),
+            "before" => packets.before_ns = Some(parse_delay(value).ok_or_else(|| wrong(field, value))?),
+            "nth" => packets.nth = Some(span(field, value, FROM_ONE)?),
+            "every" => packets.every = Some(number(field, value, FROM_ONE)?),
+            "share" => {
+                let share = value.parse::<f64>().ok().filter(|share| *share > 0.0 && *share <= 1.0);
+                packets.share = Some(share.ok_or_else(|| wrong(field, value))?);
+            }
+            "copies" => self.copies = Some(number(field, value, Span { from: 1, to: 16 })?),
+            "for" => self.for_ns = Some(parse_delay(value).ok_or_else(|| wrong(field, value))?),
+            "count" => self.count = Some(number(field, value, FROM_ONE)?),
+            "behind" => self.behind = Some(number(field, value, Span { from: 1, to: 64 })?),
+            "field" => {
+                let index = PacketField::ALL.iter().position(|known| known.name == value);
+                self.set_place(field, Place::Field(index.ok_or_else(|| wrong(field, value))?))?;
+            }
+            "byte" => {
+                let offset = number(field, value, ANY)?;
+                self.set_place(field, Place::PayloadByte(offset))?;
+            }
+            "value" => self.value = Some(number(field, value, ANY)?),
+            "icrc" => {
+                self.reseals = Some(match value {
+                    "stale" => false,
+                    "valid" => true,
+                    _ => return Err(wrong(field, value)),
+                });
+            }
+            _ => {
+                let names: Vec<&str> = FAULT_FIELDS.iter().map(|(name, _)| *name).collect();
+                return Err(problem(field, format!("the field is unknown, allowed are {}", names.join(", "))));
+            }
+        }
+        self.given.push(field.to_owned());
+        Ok(())
+    }
+
+    fn set_place(&mut self, field: &str, place: Place) -> Result<(), RuleProblem> {
+        if self.place.is_some() {
+            return Err(problem(field, "field and byte are both given, allowed is one of them"));
+        }
+        self.place = Some(place);
+        Ok(())
+    }
+
+    /// Returns the rule, or the first contradiction in it.
+    pub(in super::super) fn finish(self) -> Result<FaultRule, RuleProblem> {
+        let Some(name) = self.action.as_deref() else {
+            return Err(problem("action", format!("the field is missing, allowed is {}", allowed("action"))));
+        };
+        let strange = OF_ACTIONS
+            .iter()
+            .find(|(field, actions)| self.given.iter().any(|given| given == field) && !actions.contains(&name));
+        if let Some((field, actions)) = strange {
+            return Err(problem(field, format!("the action is {name}, allowed is {}", actions.join(" or "))));
+        }
+        let action = self.action_named(name)?;
+        let packets = self.packets;
+        let is_bare = PacketMatch { share: packets.share, ..PacketMatch::default() } == packets;
+        if is_bare && packets.share.is_none() {
+            let needed = "the rule matches every packet; allowed is a rule with a condition, such as nth=1.. for all";
+            return Err(problem("action", needed));
+        }
+        if let (Some(after), Some(before)) = (packets.after_ns, packets.before_ns)
+            && after >= before
+        {
+            return Err(problem("before", "the time is not later than after, so no packet matches"));
+        }
+        if let (Some(nth), Some(every)) = (packets.nth, packets.every)
+            && nth.to - nth.from < every - 1
+        {
+            let ranks = nth.to - nth.from + 1;
+            return Err(problem("every", format!("nth allows {ranks} packets, of which none is number {every}")));
+        }
+        let mut opcodes = Opcode::KNOWN.iter().copied().filter(|opcode| packets.allows(*opcode)).peekable();
+        let is_odd = matches!(packets.opcode, Some(PacketKind::Exactly(opcode)) if opcode.operation().is_none());
+        if opcodes.peek().is_none() && !(is_odd && packets.position.is_none() && packets.message_offset.is_none()) {
+            let field = if packets.position.is_some() { "position" } else { "message-offset" };
+            return Err(problem(field, "no packet of this opcode has this position in a message with payload"));
+        }
+        if let FaultAction::Corrupt(corruption) = action
+            && !is_odd
+            && !opcodes.any(|opcode| corruption.place.is_in(opcode))
+        {
+            return Err(problem("field", "no packet that the rule matches has this field"));
+        }
+        Ok(FaultRule { name: self.name, packets, action, optional: self.optional })
+    }
+
+    fn action_named(&self, name: &str) -> Result<FaultAction, RuleProblem> {
+        Ok(match name {
+            "drop" => FaultAction::Drop,
+            "duplicate" => {
+                FaultAction::Duplicate { copies: self.copies.unwrap_or(1) as u32, delay_ns: self.for_ns.unwrap_or(0) }
+            }
+            "delay" => match self.for_ns {
+                Some(delay_ns) if delay_ns > 0 => FaultAction::Delay { delay_ns },
+                _ => return Err(problem("for", "the delay is missing or 0, allowed is a time such as for=5ms")),
+            },
+            "reorder" => FaultAction::Reorder { behind: self.behind.map(|behind| behind as u32) },
+            "corrupt" => FaultAction::Corrupt(self.corruption()?),
+            "black-hole" => FaultAction::BlackHole(match (self.for_ns, self.count) {
+                (Some(for_ns), None) if for_ns > 0 => HoleEnd::After(for_ns),
+                (None, Some(count)) => HoleEnd::Packets(count),
+                _ => return Err(problem("for", "a black hole needs an end: either for=TIME above 0 or count=PACKETS")),
+            }),
+            "ecn" => FaultAction::MarkEcn,
+            _ => return Err(wrong("action", name)),
+        })
+    }
+
+    fn corruption(&self) -> Result<Corruption, RuleProblem> {
+        let place = self.place.unwrap_or(Place::AnyBit);
+        let max = match place {
+            Place::AnyBit => None,
+            Place::Field(index) => Some(PacketField::ALL[index].max()),
+            Place::PayloadByte(_) => Some(u64::from(u8::MAX)),
+        };
+        let is_icrc = matches!(place, Place::Field(index) if PacketField::ALL[index].name == "icrc");
+        if is_icrc && self.reseals == Some(true) {
+            return Err(problem("icrc", "the rule corrupts the ICRC and keeps it valid, allowed is one of both"));
+        }
+        match (self.value, max) {
+            (Some(_), None) => Err(problem("value", "the place is drawn, allowed is a value with field or byte")),
+            (Some(value), Some(max)) if value > max => {
+                Err(problem("value", format!("the value is {value}, allowed is 0 to {max}")))
+            }
+            _ => Ok(Corruption { place, value: self.value, reseals: self.reseals.unwrap_or(false) }),
+        }
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.from == self.to { write!(f, "{}", self.from) } else { write!(f, "{}..{}", self.from, self.to) }
+    }
+}
+
+impl fmt::Display for PacketKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((name, _)) = Self::CLASSES.iter().find(|(_, class)| class == self) {
+            return f.write_str(name);
+        }
+        match self {
+            Self::Exactly(opcode) if opcode.operation().is_some() => f.write_str(&opcode_name(*opcode)),
+            Self::Exactly(opcode) => write!(f, "{:#04x}", opcode.0),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Writes the rule in the form that the parser reads.
+impl fmt::Display for FaultRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.action_name())?;
+        let packets = &self.packets;
+        let mut field = |name: &str, value: Option<&dyn fmt::Display>| match value {
+            Some(value) => write!(f, " {name}={value}"),
+            None => Ok(()),
+        };
+        field("name", self.name.as_ref().map(|name| name as _))?;
+        field("optional", self.optional.then_some(&true as _))?;
+        field("peer", packets.peer.as_ref().map(|peer| peer as _))?;
+        field("opcode", packets.opcode.as_ref().map(|kind| kind as _))?;
+        let position = packets.position.and_then(|own| Position::NAMES.iter().find(|(_, position)| *position == own));
+        field("position", position.map(|(name, _)| name as _))?;
+        field("qp", packets.qp.as_ref().map(|qp| qp as _))?;
+        let spans = [
+            ("qp-order", &packets.qp_order),
+            ("psn", &packets.psn),
+            ("psn-offset", &packets.psn_offset),
+            ("retransmission", &packets.retransmission),
+            ("message-offset", &packets.message_offset),
+            ("nth", &packets.nth),
+        ];
+        for (name, span) in spans {
+            field(name, span.as_ref().map(|span| span as _))?;
+        }
+        field("every", packets.every.as_ref().map(|every| every as _))?;
+        field("share", packets.share.as_ref().map(|share| share as _))?;
+        for (name, time_ns) in [("after", packets.after_ns), ("before", packets.before_ns)] {
+            field(name, time_ns.map(TimeText).as_ref().map(|time| time as _))?;
+        }
+        match self.action {
+            FaultAction::Drop | FaultAction::MarkEcn | FaultAction::Reorder { behind: None } => Ok(()),
+            FaultAction::Duplicate { copies, delay_ns } => {
+                field("copies", Some(&copies))?;
+                field("for", (delay_ns > 0).then_some(TimeText(delay_ns)).as_ref().map(|time| time as _))
+            }
+            FaultAction::Reorder { behind: Some(behind) } => field("behind", Some(&behind)),
+            FaultAction::Delay { delay_ns } => field("for", Some(&TimeText(delay_ns))),
+            FaultAction::BlackHole(HoleEnd::After(for_ns)) => field("for", Some(&TimeText(for_ns))),
+            FaultAction::BlackHole(HoleEnd::Packets(count)) => field("count", Some(&count)),
+            FaultAction::Corrupt(Corruption { place, value, reseals }) => {
+                match place {
+                    Place::AnyBit => {}
+                    Place::Field(index) => field("field", Some(&PacketField::ALL[index].name))?,
+                    Place::PayloadByte(offset) => field("byte", Some(&offset))?,
+                }
+                field("value", value.as_ref().map(|value| value as _))?;
+                field("icrc", reseals.then_some(&"valid" as _))
+            }
+        }
+    }
+}
+
+impl FaultRule {
+    /// Returns the name of the action.
+    pub(in super::super) fn action_name(&self) -> &'static str {
+        match self.action {
+            FaultAction::Drop => "drop",
+            FaultAction::Duplicate { .. } => "duplicate",
+            FaultAction::Delay { .. } => "delay",
+            FaultAction::Reorder { .. } => "reorder",
+            FaultAction::Corrupt(_) => "corrupt",
+            FaultAction::BlackHole(_) => "black-hole",
+            FaultAction::MarkEcn => "ecn",
+        }
+    }
+}
+
+/// A time with the largest unit that divides it.
+struct TimeText(u64);
+
+impl fmt::Display for TimeText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_delay(f, self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::super::{FaultPlan, FaultPlanError};
+    use super::*;
+
+    fn error(text: &str) -> String {
+        text.parse::<FaultPlan>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn rules_print_as_they_are_read() {
+        for rule in [
+            "drop opcode=ack nth=1",
+            "duplicate nth=2 copies=1 for=1s",
+            "duplicate name=a.b-c_1 opcode=read-response position=middle psn-offset=2..4 copies=2",
+            "delay optional=true peer=10.0.0.1 nth=1..18446744073709551615 for=5ms",
+            "reorder qp=18 behind=3",
+            "reorder qp-order=2 every=3",
+            "corrupt opcode=send share=0.25",
+            "corrupt opcode=write byte=3 value=255 icrc=valid",
+            "corrupt opcode=rc-acknowledge field=syndrome value=96",
+            "black-hole after=1ms before=2ms for=1s",
+            "black-hole opcode=0x1f retransmission=1..3 count=7",
+            "ecn message-offset=4096",
+        ] {
+            let plan: FaultPlan = rule.parse().unwrap();
+            assert_eq!(plan.to_string(), format!("seed=0;{rule}"));
+            assert_eq!(plan.to_string().parse(), Ok(plan));
+        }
+        let plan: FaultPlan = "drop=0.1,seed=3; drop nth=3.. optional; ecn qp=0x12".parse().unwrap();
+        assert_eq!(plan.rules().len(), 2);
+        assert!(plan.rules()[0].is_optional() && plan.shares().seed == 3);
+    }
+
+    #[test]
+    fn contradictions_are_refused_with_a_sentence() {
+        for (text, parts) in [
+            ("drop nth=5..2", ["nth", "range 5..2 is empty"]),
+            ("drop nth=0", ["nth", "a number from 1"]),
+            ("drop opcode=acks", ["\"acks\"", "a class (ack, nak"]),
+            ("drop opcode=ack position=middle", ["position", "no packet"]),
+            ("drop opcode=read-request message-offset=1", ["message-offset", "no packet"]),
+            ("drop nth=2..3 every=3", ["every", "none is number 3"]),
+            ("drop after=2ms before=1ms", ["before", "not later"]),
+            ("drop optional", ["action", "matches every packet"]),
+            ("drop nth=1 copies=2", ["copies", "duplicate"]),
+            ("drop nth=1 nth=2", ["nth", "twice"]),
+            ("drop first", ["first", "no value"]),
+            ("drop where=1", ["where", "unknown"]),
+            ("delay nth=1", ["for", "missing"]),
+            ("black-hole nth=1", ["for", "count=PACKETS"]),
+            ("black-hole nth=1 for=1s count=2", ["for", "either"]),
+            ("corrupt nth=1 field=speed", ["field", "syndrome"]),
+            ("corrupt nth=1 field=psn byte=1", ["byte", "one of them"]),
+            ("corrupt nth=1 field=syndrome value=256", ["value", "0 to 255"]),
+            ("corrupt nth=1 field=icrc icrc=valid", ["icrc", "valid"]),
+            ("corrupt nth=1 value=1", ["value", "drawn"]),
+            ("corrupt opcode=send field=syndrome", ["field", "no packet"]),
+            ("drop opcode=ack nth=1; duplicate opcode=ack nth=1", ["drop and duplicate", "same packets"]),
+            ("drop name=a nth=1; drop name=a nth=2", ["name", "two rules"]),
+            ("drop=0.1; drop=0.2", ["two lists", "one list"]),
+        ] {
+            let error = error(text);
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn files_have_the_same_rules_and_errors_name_the_line() {
+        let head = "schema = \"doorbell-fault-plan/1\"\nseed = 7\n";
+        let text = format!("{head}[[rule]]\naction = \"drop\"\nopcode = \"ack\"\nnth = 1\noptional = true\n");
+        let plan = FaultPlan::from_toml("a.toml", &text).unwrap();
+        assert_eq!(plan.to_string(), "seed=7;drop optional=true opcode=ack nth=1");
+        for (tail, expected) in [
+            ("[[rule]]\naction = \"drop\"\nnth = 0\n", "a.toml:5: rule.nth: the value is \"0\", allowed is a number"),
+            ("[[rule]]\naction = \"melt\"\n", "a.toml:4: rule.action: the value is \"melt\", allowed is drop"),
+            ("[[rule]]\nnth = 1\n", "a.toml:3: rule.action: the field is missing"),
+            ("[[rule]]\naction = \"drop\"\nnth = [1]\n", "a.toml:5: rule.nth: the value is of type array"),
+            ("speed = 1\n", "a.toml:3: speed: the field is unknown"),
+            ("", "a.toml:1: rule: the plan has no rule"),
+            ("rule = 1 2\n", "a.toml:3: the file: the text is no TOML"),
+        ] {
+            let error = FaultPlan::from_toml("a.toml", &format!("{head}{tail}")).unwrap_err();
+            assert!(matches!(error, FaultPlanError::File { .. }));
+            assert!(error.to_string().starts_with(expected), "{tail:?}: {error}");
+        }
+        let error = FaultPlan::from_toml("a.toml", "seed = 1\n").unwrap_err().to_string();
+        assert!(error.starts_with("a.toml:1: schema: the field is missing"), "{error}");
+    }
+
+    #[test]
+    fn the_fields_list_all_names() {
+        let lists = |field: &str, name: &str| {
+            let is_separator = |letter: char| !letter.is_ascii_alphanumeric() && letter != '-';
+            assert!(allowed(field).split(is_separator).any(|word| word == name), "{name} is missing at {field}");
+        };
+        PacketKind::CLASSES.iter().for_each(|(name, _)| lists("opcode", name));
+        PacketField::ALL.iter().for_each(|known| lists("field", known.name));
+        Position::NAMES.iter().for_each(|(name, _)| lists("position", name));
+        ACTIONS.iter().for_each(|name| lists("action", name));
+    }
+
+    proptest! {
+        #[test]
+        fn no_rule_panics(field in "[a-z-]{1,10}|nth|psn|for|value|byte|opcode", value in "[a-z0-9.x+-]{0,20}") {
+            for action in ACTIONS {
+                if let Ok(plan) = format!("{action} {field}={value} nth=1").parse::<FaultPlan>() {
+                    prop_assert_eq!(plan.to_string().parse(), Ok(plan));
+                }
+            }
+        }
+
+        #[test]
+        fn no_file_panics(text in ".{0,80}") {
+            let _ = FaultPlan::from_toml("a.toml", &format!("schema = \"doorbell-fault-plan/1\"\n{text}"));
+        }
+    }
+}

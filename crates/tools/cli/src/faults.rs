@@ -1,0 +1,137 @@
+//! Fault plans of commands: files, built-in plans, and the check that each rule fired.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use doorbell_fabric::FaultPlan;
+use doorbell_output::files;
+
+use crate::failure::{Failure, Usage};
+use crate::output::{note, wrapped};
+
+/// Maximum size of a plan in bytes.
+const PLAN_BYTES_MAX: u64 = 1 << 20;
+
+/// Maximum size of a journal that is read back, in bytes. The first firing of each rule is early in a journal.
+const JOURNAL_BYTES_MAX: u64 = 1 << 30;
+
+/// Files of fault plans, beside an inline plan.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct FaultFiles {
+    /// Fault plan in a TOML file, or a built-in plan such as lost-ack. `list` prints the names of the built-in plans
+    #[arg(long, value_name = "FILE|NAME", conflicts_with = "fault", value_parser = read_plan)]
+    pub(crate) fault_plan: Option<FaultPlan>,
+    /// Write one line of JSON for each rule of the fault plan that fires
+    #[arg(long, value_name = "FILE")]
+    pub(crate) fault_journal: Option<PathBuf>,
+}
+
+/// Reads a plan from a file, or returns the built-in plan with this name.
+pub(crate) fn read_plan(text: &str) -> Result<FaultPlan, String> {
+    let built_in = doorbell_data::FAULT_PLANS;
+    if let Some(file) = built_in.iter().find(|file| file.name == text) {
+        return FaultPlan::from_toml(file.path, file.text).map_err(|error| error.to_string());
+    }
+    if !Path::new(text).exists() {
+        let names: Vec<&str> = built_in.iter().map(|file| file.name).collect();
+        return Err(format!("there is no such file; the built-in plans are {}", names.join(", ")));
+    }
+    let contents = files::read_text(Path::new(text), PLAN_BYTES_MAX).map_err(|error| error.to_string())?;
+    FaultPlan::from_toml(text, &contents).map_err(|error| error.to_string())
+}
+
+/// The journal of a plan, and the check at the end that each rule fired.
+#[derive(Debug)]
+pub(crate) struct FaultCheck {
+    plan: FaultPlan,
+    journal: PathBuf,
+    /// Whether the journal is a temporary file of this command.
+    is_temporary: bool,
+}
+
+impl FaultCheck {
+    /// Creates the journal. Returns `None` if the plan has no rules and no journal is requested.
+    pub(crate) fn begin(plan: Option<&FaultPlan>, journal: Option<&Path>) -> Result<Option<Self>, Failure> {
+        let Some(plan) = plan else {
+            return match journal {
+                Some(_) => Err(Usage("--fault-journal needs a plan: add --fault or --fault-plan".to_owned()).into()),
+                None => Ok(None),
+            };
+        };
+        let (journal, is_temporary) = match journal {
+            Some(path) => {
+                let unwritable = |error: io::Error| format!("{} cannot be written: {error}", path.display());
+                files::create(path).map_err(unwritable)?;
+                // Other processes may have another working directory.
+                (std::path::absolute(path)?, false)
+            }
+            None if plan.rules().is_empty() => return Ok(None),
+            None => {
+                let path = std::env::temp_dir().join(format!("doorbell-faults-{}", files::random_name()?));
+                files::create_new(&path, 0o600)?;
+                (path, true)
+            }
+        };
+        Ok(Some(Self { plan: plan.clone(), journal, is_temporary }))
+    }
+
+    /// Returns the path of the journal.
+    pub(crate) fn journal(&self) -> &Path {
+        &self.journal
+    }
+
+    /// Prints a sentence for each rule that never fired. Returns whether all required rules fired.
+    pub(crate) fn finish(self) -> Result<bool, Failure> {
+        // A journal that is a pipe or a device cannot be read back.
+        if !self.journal.is_file() {
+            return Ok(true);
+        }
+        let unfired = self.plan.unfired(&files::read_text(&self.journal, JOURNAL_BYTES_MAX)?);
+        for sentence in &unfired {
+            note!("{}", wrapped(&format!("doorbell: {sentence}")));
+        }
+        Ok(unfired.is_empty())
+    }
+}
+
+impl Drop for FaultCheck {
+    fn drop(&mut self) {
+        if self.is_temporary {
+            let _ = fs::remove_file(&self.journal); // the file may be gone already
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_in_plans_and_files_are_read() {
+        assert!(!read_plan("lost-ack").unwrap().rules().is_empty());
+        let error = read_plan("list").unwrap_err();
+        assert!(error.contains("built-in plans are") && error.contains("lost-ack"), "{error}");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plan.toml");
+        fs::write(&path, "schema = \"doorbell-fault-plan/1\"\n[[rule]]\naction = \"drop\"\nnth = 0\n").unwrap();
+        let text = path.to_str().unwrap();
+        let error = read_plan(text).unwrap_err();
+        assert!(error.starts_with(&format!("{text}:4: rule.nth:")), "{error}");
+    }
+
+    #[test]
+    fn rules_that_never_fired_fail_the_check() {
+        let plan: FaultPlan = "drop nth=1;drop nth=2 optional".parse().unwrap();
+        let check = FaultCheck::begin(Some(&plan), None).unwrap().unwrap();
+        let journal = check.journal().to_owned();
+        assert!(!check.finish().unwrap());
+        assert!(!journal.exists(), "the temporary journal is left");
+        let check = FaultCheck::begin(Some(&plan), None).unwrap().unwrap();
+        fs::write(check.journal(), "{\"rule\":1,\"action\":\"drop\"}\n").unwrap();
+        assert!(check.finish().unwrap());
+        assert!(FaultCheck::begin(Some(&"drop=0.5".parse().unwrap()), None).unwrap().is_none());
+        assert!(FaultCheck::begin(None, Some(Path::new("x"))).is_err());
+    }
+}

@@ -1,0 +1,99 @@
+//! Fault plans of `doorbell bench`.
+
+use std::fs;
+use std::path::Path;
+
+use doorbell_data::FAULT_PLANS;
+use doorbell_fabric::FAULT_FIELDS;
+use serde_json::Value;
+
+use crate::bench::record;
+use crate::command::{measuring, run};
+
+#[test]
+fn built_in_plans_fire_over_both_links() {
+    let of_messages = [
+        "lost-first",
+        "lost-middle",
+        "lost-last",
+        "lost-ack",
+        "lost-nak",
+        "duplicate-requests",
+        "rnr-then-success",
+        "late-ack",
+        "corrupted-icrc",
+        "psn-wrap",
+        "black-hole",
+        "ghost-packets",
+    ];
+    for link in ["udp", "shm"] {
+        for plan in of_messages {
+            record(&format!("bw -n 300 -s 70000 --verify --link {link} --fault-plan {plan}"));
+        }
+        record(&format!("bw --op read -n 300 -s 70000 --verify --link {link} --fault-plan lost-read-response"));
+        record(&format!("bw --op fetch-add -n 300 --verify --link {link} --fault-plan atomic-replay"));
+    }
+}
+
+#[test]
+fn a_journal_has_the_rules_that_fired_on_both_sides() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal");
+    record(&format!("bw -n 300 -s 70000 --fault-plan lost-nak --fault-journal {}", journal.display()));
+    let text = fs::read_to_string(&journal).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of_rule = |rule: u64| lines.iter().find(|line| line["rule"] == rule).unwrap_or_else(|| panic!("{text}"));
+    // The request is lost at one side, and the NAK about it at the other side.
+    let (request, nak) = (of_rule(1), of_rule(2));
+    assert_eq!(request["name"], "lost-nak-1");
+    assert_eq!((&request["from"], &request["to"]), (&nak["to"], &nak["from"]));
+    assert_eq!(nak["opcode"], "RC Acknowledge");
+}
+
+#[test]
+fn the_page_has_all_fields_and_plans() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/faults.md");
+    let page = fs::read_to_string(page).unwrap();
+    let rows = |after: &str| {
+        let table = page.split_once(after).expect("the table").1.lines().skip_while(|line| !line.starts_with('|'));
+        table.take_while(|line| line.starts_with('|')).skip(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let fields = rows("<!-- fields:");
+    assert_eq!(fields.len(), FAULT_FIELDS.len());
+    for ((name, allowed), row) in FAULT_FIELDS.iter().zip(fields) {
+        assert!(row.starts_with(&format!("| `{name}` | {allowed} | ")), "{row}");
+    }
+    let plans = rows("<!-- plans:");
+    assert_eq!(plans.len(), FAULT_PLANS.len());
+    for (file, row) in FAULT_PLANS.iter().zip(plans) {
+        assert!(row.starts_with(&format!("| `{}` | ", file.name)), "{row}");
+        let facts = row.split(" | ").skip(1).map(|fact| fact.trim_end_matches(" |"));
+        facts.for_each(|fact| assert!(file.text.contains(&format!("= \"{fact}\"")), "{fact:?} of {}", file.path));
+    }
+}
+
+#[test]
+fn a_rule_that_never_fires_is_an_error() {
+    let _one_at_a_time = measuring();
+    let finished = run("bench bw -n 100 -s 16 --fault-plan lost-read-response").expect_status(1);
+    assert!(finished.stderr.contains("fault rule 1 never fired"), "{}", finished.stderr);
+}
+
+#[test]
+fn simulated_hosts_take_plans() {
+    let run_with = |plan: &str| run(&format!("bench bw -n 300 -s 64K --testbed connectx5-100g --fault-plan {plan}"));
+    run_with("lost-middle").expect_status(0);
+    let finished = run_with("lost-read-response").expect_status(1);
+    assert!(finished.stderr.contains("fault rule 1 never fired"), "{}", finished.stderr);
+}
+
+#[test]
+fn errors_of_plans_name_the_place() {
+    run("bench bw --fault-plan lost-parcel").expect_complaint(2, &["--fault-plan", "lost-parcel", "lost-ack"]);
+    run("bench bw --fault-journal x").expect_complaint(2, &["--fault-journal", "--fault-plan"]);
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.toml");
+    fs::write(&plan, "schema = \"doorbell-fault-plan/1\"\n[[rule]]\naction = \"drop\"\nqp = -1\n").unwrap();
+    let path = plan.display().to_string();
+    run(&format!("bench bw --fault-plan {path}")).expect_complaint(2, &["plan.toml:4", "rule.qp", "0 to 16777215"]);
+}
