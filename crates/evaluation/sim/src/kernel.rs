@@ -243,7 +243,7 @@ impl World {
             EventKind::Steer { frame } => self.steer(frame as usize),
             EventKind::SteerTimeout => self.time_out_box(),
             EventKind::Delivery { frame } => self.deliver(frame as usize),
-            EventKind::Released { node } => self.release(node as usize),
+            EventKind::Released { node } => self.release_delayed(node as usize),
             EventKind::Timeout { node } => self.time_out(node as usize),
         }
         self.counts.events += 1;
@@ -590,7 +590,7 @@ impl World {
     }
 
     /// Delivers the packets of a node that an injected fault has held back until now.
-    fn release(&mut self, node: usize) {
+    fn release_delayed(&mut self, node: usize) {
         let now = self.now;
         let host = &mut self.nodes[node];
         host.ring_receives(now);
