@@ -9,11 +9,13 @@
 //! - `peer.rs`: writing and reading packets in the rings of one peer.
 //! - `idle.rs`: the release of the memory of idle rings.
 //! - `datagrams.rs`: the datagrams on the UDP socket that carry messages of this module instead of packets.
+//! - `bind.rs`: the choice of an address whose name is free.
 //! - `link.rs`: the link that combines rings and UDP.
 //!
 //! A sleeping reader waits on its UDP socket. The writer of its ring wakes it by a datagram without a packet. The
 //! processes share neither locks nor semaphores, so no process can block another.
 
+mod bind;
 mod datagrams;
 mod idle;
 mod link;

@@ -136,15 +136,6 @@ impl SoftOptions {
     }
 }
 
-/// Adds shared memory to a UDP link, unless `choice` is UDP.
-fn with_shared_memory(udp: UdpLink, choice: LinkChoice) -> Result<Box<dyn Link>, Error> {
-    if choice == LinkChoice::Udp {
-        return Ok(Box::new(udp));
-    }
-    let link = SharedMemoryLink::start(udp, choice).map_err(Error::os("memory cannot be shared with other devices"))?;
-    Ok(Box::new(link))
-}
-
 /// Opens a software RNIC.
 ///
 /// # Errors
@@ -162,19 +153,15 @@ pub fn open(options: &SoftOptions) -> Result<Device, Error> {
 ///
 /// As [`open`].
 pub fn open_provider(options: &SoftOptions) -> Result<Arc<Soft>, Error> {
-    let udp = bind(BindRequest {
+    let request = BindRequest {
         address: options.address,
         port: options.port,
         receive_buffer_bytes: options.receive_buffer_bytes,
         ..BindRequest::default()
-    })?;
-    let end = LinkEnd {
-        readable: udp.readable().map_err(Error::os("the socket could not be cloned"))?,
-        address: udp.local_address(),
-        port: udp.port(),
-        active_mtu: active_mtu(udp.local_address()).map_err(Error::os("the interface's MTU could not be read"))?,
-        receive_buffer_bytes: udp.receive_buffer_bytes(),
-        link: with_shared_memory(udp, options.effective()?.0)?,
+    };
+    let end = match options.effective()?.0 {
+        LinkChoice::Udp => LinkEnd::of(bind(request)?, |link| link)?,
+        choice => LinkEnd::of(SharedMemoryLink::bind(request, choice)?, SharedMemoryLink::udp)?,
     };
     let (address, port) = (end.address, end.port);
     let soft = start(end, options)?;
@@ -198,6 +185,22 @@ pub struct LinkEnd {
     pub active_mtu: PathMtu,
     /// Size of the receive buffer of the link; 0 if the link has none.
     pub receive_buffer_bytes: usize,
+}
+
+impl LinkEnd {
+    /// Describes the end of a link over the UDP socket that `udp` returns.
+    fn of<L: Link + 'static>(link: L, udp: impl Fn(&L) -> &UdpLink) -> Result<Self, Error> {
+        let socket = udp(&link);
+        let address = socket.local_address();
+        Ok(Self {
+            readable: socket.readable().map_err(Error::os("the socket could not be cloned"))?,
+            address,
+            port: socket.port(),
+            active_mtu: active_mtu(address).map_err(Error::os("the interface's MTU could not be read"))?,
+            receive_buffer_bytes: socket.receive_buffer_bytes(),
+            link: Box::new(link),
+        })
+    }
 }
 
 impl std::fmt::Debug for LinkEnd {

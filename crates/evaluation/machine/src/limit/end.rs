@@ -85,11 +85,12 @@ impl End {
     ///
     /// The port cannot be bound, or the operating system lacks a feature that shared memory needs.
     pub(super) fn open(port: u16, shared: bool) -> io::Result<Self> {
-        let udp = bind(BindRequest { port, ..BindRequest::default() }).map_err(io::Error::other)?;
+        let request = BindRequest { port, ..BindRequest::default() };
         let carrier = match shared {
-            false => Carrier::Udp(Box::new(udp)),
-            true => Carrier::Shared(Box::new(SharedMemoryLink::start(udp, LinkChoice::Shm)?)),
+            false => bind(request).map(|udp| Carrier::Udp(Box::new(udp))),
+            true => SharedMemoryLink::bind(request, LinkChoice::Shm).map(|shared| Carrier::Shared(Box::new(shared))),
         };
+        let carrier = carrier.map_err(io::Error::other)?;
         Ok(Self { carrier, start: Instant::now(), buffer: vec![0; MAX_RUN_BYTES].into() })
     }
 

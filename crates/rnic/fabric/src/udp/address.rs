@@ -31,6 +31,8 @@ const UNLIKELY_ADDRESSES: [Ipv4Addr; 3] =
 pub struct BindRequest {
     /// The address; `None` means the first free loopback address.
     pub address: Option<IpAddr>,
+    /// The loopback address behind which the search begins if `address` is `None`. `None` means the first of all.
+    pub search_after: Option<Ipv4Addr>,
     /// The UDP port of the device and its peers.
     pub port: u16,
     /// The size of the receive buffer in bytes, as `getsockopt` should show it. `None` means
@@ -44,7 +46,7 @@ pub struct BindRequest {
 
 impl Default for BindRequest {
     fn default() -> Self {
-        Self { address: None, port: ROCE_UDP_PORT, receive_buffer_bytes: None, segmentation: true }
+        Self { address: None, search_after: None, port: ROCE_UDP_PORT, receive_buffer_bytes: None, segmentation: true }
     }
 }
 
@@ -133,7 +135,7 @@ pub fn bind(request: BindRequest) -> Result<UdpLink, BindError> {
     }
     let socket = match request.address {
         Some(address) => bind_to(address.to_canonical(), port)?,
-        None => bind_to_free_loopback(port)?,
+        None => bind_to_free_loopback(port, request.search_after)?,
     };
     equip(socket, &request)
 }
@@ -151,9 +153,10 @@ fn bind_to(address: IpAddr, port: u16) -> Result<Bound, BindError> {
     })
 }
 
-fn bind_to_free_loopback(port: u16) -> Result<Bound, BindError> {
+fn bind_to_free_loopback(port: u16, search_after: Option<Ipv4Addr>) -> Result<Bound, BindError> {
     let mut tried = 0;
-    for address in loopback_addresses().take(LOOPBACK_TRIES) {
+    let candidates = loopback_addresses().filter(|&address| Some(address) > search_after);
+    for address in candidates.take(LOOPBACK_TRIES) {
         match try_bind(address.into(), port) {
             Ok(bound) => return Ok(bound),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {

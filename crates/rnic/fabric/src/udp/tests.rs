@@ -188,7 +188,8 @@ fn unsendable_packets_are_dropped_and_counted() {
 #[test]
 fn a_full_receive_buffer_shows_as_overflows() {
     let mut a = link();
-    let request = BindRequest { port: PORT, receive_buffer_bytes: Some(212_992), segmentation: false, address: None };
+    let request =
+        BindRequest { port: PORT, receive_buffer_bytes: Some(212_992), segmentation: false, ..BindRequest::default() };
     let mut b = bind(request).unwrap();
     assert_eq!(b.receive_buffer_bytes(), 212_992);
     for _ in 0..40 {

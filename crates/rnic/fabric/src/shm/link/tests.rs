@@ -163,6 +163,22 @@ fn a_device_with_a_taken_name_invites_others_and_retries() {
 }
 
 #[test]
+fn a_device_skips_an_address_whose_name_outlived_its_socket() {
+    // No other test may use this port, since the test takes the first free loopback address.
+    let request = BindRequest { port: PORT + 7, ..BindRequest::default() };
+    let udp = bind(request).unwrap();
+    let (first, name) = (udp.local_address(), crate::shm::meet::silent_host(udp.local_socket_address()));
+    drop(udp);
+    let device = SharedMemoryLink::bind(request, LinkChoice::Shm).unwrap();
+    assert_ne!(device.udp().local_address(), first);
+    let error = SharedMemoryLink::bind(BindRequest { address: Some(first), ..request }, LinkChoice::Shm).unwrap_err();
+    assert!(error.to_string().contains("another process has the name"), "{error}");
+    drop(name);
+    let device = SharedMemoryLink::bind(request, LinkChoice::Shm).unwrap();
+    assert_eq!(device.udp().local_address(), first);
+}
+
+#[test]
 fn udp_reaches_devices_without_shared_memory_if_allowed() {
     let mut plain = bind(BindRequest { port: PORT, ..BindRequest::default() }).unwrap();
     let destination = plain.local_address();
