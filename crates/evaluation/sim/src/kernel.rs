@@ -589,18 +589,6 @@ impl World {
         self.pump(to, Leaves::At(answer_at));
     }
 
-    /// Delivers the packets of a node that an injected fault has held back until now.
-    fn release_delayed(&mut self, node: usize) {
-        let now = self.now;
-        let host = &mut self.nodes[node];
-        host.ring_receives(now);
-        if let Some(due) = self.faults[node].release(now, &mut host.rnic) {
-            self.push(due, EventKind::Released { node: node as u32 });
-        }
-        self.moved_at = now;
-        self.pump(node, Leaves::Now);
-    }
-
     fn time_out(&mut self, node: usize) {
         let now = self.now;
         let host = &mut self.nodes[node];

@@ -5,6 +5,7 @@
 //! that fired.
 
 mod engine;
+mod error;
 mod file;
 mod journal;
 mod plan;
@@ -20,7 +21,8 @@ use doorbell_rnic::TransmitBatch;
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer};
 
-pub use plan::{FaultPlan, FaultPlanError};
+pub use error::FaultPlanError;
+pub use plan::FaultPlan;
 pub use rule::{FAULT_FIELDS, FaultRule};
 pub use shares::FaultShares;
 

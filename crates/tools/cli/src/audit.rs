@@ -164,8 +164,9 @@ fn chosen(counted: Vec<Counted>, name: Option<&str>) -> Option<Counted> {
 
 /// Returns the rate of a device's port in bits per second, or `None` if the kernel does not know the rate.
 ///
-/// For a port with network devices, `ports/N/rate` may have a default, so the result is the speed of the network device.
-/// On InfiniBand, the result is the rate in a text such as `100 Gb/sec (4X EDR)`, without the encoding of the signal.
+/// For a port with network devices, `ports/N/rate` may have a default, so the result is the speed of the network
+/// device. On InfiniBand, the result is the rate in a text such as `100 Gb/sec (4X EDR)`, without the encoding of the
+/// signal.
 fn link_rate(sysfs: &Path, label: &str) -> Option<f64> {
     let (name, port) = label.split_once('/').unwrap_or((label, "1"));
     let port = sysfs.join("class/infiniband").join(name).join("ports").join(port);

@@ -31,9 +31,9 @@ pub(crate) enum Model {
     /// Compare the model with published numbers, row by row
     ///
     /// A row is `within` if the prediction is at most 15 % off, or 10 % for rates of operations and packets; otherwise
-    /// it is `beyond`. docs/reproduction.md has the tolerances of other quantities. If the published number is a bound that the prediction
-    /// keeps, the deviation is shown as `kept`. A row is `no model` if the model lacks a required part. For each row
-    /// that is beyond or has no model, a sentence states the missing part.
+    /// it is `beyond`. docs/reproduction.md has the tolerances of other quantities. If the published number is a bound
+    /// that the prediction keeps, the deviation is shown as `kept`. A row is `no model` if the model lacks a required
+    /// part. For each row that is beyond or has no model, a sentence states the missing part.
     ///
     /// Each row is compared as published: without credits, and in lists of one if the source does not batch. A row
     /// to which a parameter was `fitted` is no test of the model. Each published sentence has a verdict too, which

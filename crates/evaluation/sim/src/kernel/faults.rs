@@ -4,6 +4,7 @@ use doorbell_fabric::{FaultFilter, FaultPlan, ReceivedRun};
 use doorbell_rnic::Rnic;
 
 use super::node::Frame;
+use super::{EventKind, Leaves, World};
 use crate::time::Ps;
 
 /// Injected faults of one node.
@@ -61,5 +62,19 @@ impl InjectedFaults {
 fn handle(now: Ps, run: &ReceivedRun<'_>, rnic: &mut Rnic) {
     for packet in run.segments() {
         rnic.handle_packet(now.as_ns(), &run.outer, packet);
+    }
+}
+
+impl World {
+    /// Delivers the packets of a node that an injected fault has held back until now.
+    pub(super) fn release_delayed(&mut self, node: usize) {
+        let now = self.now;
+        let host = &mut self.nodes[node];
+        host.ring_receives(now);
+        if let Some(due) = self.faults[node].release(now, &mut host.rnic) {
+            self.push(due, EventKind::Released { node: node as u32 });
+        }
+        self.moved_at = now;
+        self.pump(node, Leaves::Now);
     }
 }

@@ -3,7 +3,8 @@
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::plan::{FaultPlan, FaultPlanError};
+use super::error::FaultPlanError;
+use super::plan::FaultPlan;
 use super::rule::{RuleParser, RuleProblem};
 use super::shares::FaultShares;
 
@@ -82,45 +83,61 @@ impl Reader<'_> {
     }
 }
 
-pub(super) fn parse(file: &str, text: &str) -> Result<FaultPlan, FaultPlanError> {
-    let reader = Reader { file, text };
-    if text.len() > LONGEST {
-        let problem = format!("the size is {} bytes, allowed are {LONGEST}", text.len());
-        return Err(reader.refuse(0, "the file", problem));
-    }
-    let table = DeTable::parse(text).map_err(|error| {
-        let at = error.span().map_or(0, |span| span.start);
-        reader.refuse(at, "the file", format!("the text is no TOML: {}", error.message()))
-    })?;
-    let fields = Reader::fields(table.get_ref());
-    let mut plan = FaultPlan::default();
-    if !fields.iter().any(|(_, name, _)| *name == "schema") {
-        return Err(reader.refuse(0, "schema", format!("the field is missing, allowed is \"{SCHEMA}\"")));
-    }
-    for (at, name, value) in fields {
-        match name {
-            "schema" => {
-                let given = reader.plain(name, value)?;
-                if given != SCHEMA {
-                    return Err(reader.refuse(at, name, format!("the value is {given:?}, allowed is \"{SCHEMA}\"")));
+impl FaultPlan {
+    /// Parses a plan in TOML. `file` is the name of the file in errors.
+    ///
+    /// # Errors
+    ///
+    /// The text is no TOML, a field is unknown or has a value that is not allowed, or rules contradict each other. The
+    /// error names file, line and field.
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, FaultPlanError> {
+        let reader = Reader { file, text };
+        if text.len() > LONGEST {
+            let problem = format!("the size is {} bytes, allowed are {LONGEST}", text.len());
+            return Err(reader.refuse(0, "the file", problem));
+        }
+        let table = DeTable::parse(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            reader.refuse(at, "the file", format!("the text is no TOML: {}", error.message()))
+        })?;
+        let fields = Reader::fields(table.get_ref());
+        let mut plan = Self::default();
+        if !fields.iter().any(|(_, name, _)| *name == "schema") {
+            return Err(reader.refuse(0, "schema", format!("the field is missing, allowed is \"{SCHEMA}\"")));
+        }
+        for (at, name, value) in fields {
+            match name {
+                "schema" => {
+                    let given = reader.plain(name, value)?;
+                    if given != SCHEMA {
+                        return Err(reader.refuse(
+                            at,
+                            name,
+                            format!("the value is {given:?}, allowed is \"{SCHEMA}\""),
+                        ));
+                    }
+                }
+                "about" | "ibta" => drop(reader.plain(name, value)?),
+                "seed" => plan.shares = FaultShares { seed: reader.seed(value)?, ..plan.shares },
+                "rule" => {
+                    let Some(rules) = value.get_ref().as_array() else {
+                        return Err(reader.refuse(
+                            at,
+                            name,
+                            "the value is no list, allowed is [[rule]] before each rule",
+                        ));
+                    };
+                    rules.iter().try_for_each(|rule| reader.rule(&mut plan, rule))?;
+                }
+                _ => {
+                    let problem = format!("the field is unknown, allowed are {}", FIELDS.join(", "));
+                    return Err(reader.refuse(at, name, problem));
                 }
             }
-            "about" | "ibta" => drop(reader.plain(name, value)?),
-            "seed" => plan.shares = FaultShares { seed: reader.seed(value)?, ..plan.shares },
-            "rule" => {
-                let Some(rules) = value.get_ref().as_array() else {
-                    return Err(reader.refuse(at, name, "the value is no list, allowed is [[rule]] before each rule"));
-                };
-                rules.iter().try_for_each(|rule| reader.rule(&mut plan, rule))?;
-            }
-            _ => {
-                let problem = format!("the field is unknown, allowed are {}", FIELDS.join(", "));
-                return Err(reader.refuse(at, name, problem));
-            }
         }
+        if plan.rules.is_empty() {
+            return Err(reader.refuse(0, "rule", "the plan has no rule, allowed are 1 to 256"));
+        }
+        Ok(plan)
     }
-    if plan.rules.is_empty() {
-        return Err(reader.refuse(0, "rule", "the plan has no rule, allowed are 1 to 256"));
-    }
-    Ok(plan)
 }

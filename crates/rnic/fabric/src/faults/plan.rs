@@ -4,11 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use thiserror::Error;
-
+use super::error::FaultPlanError;
+use super::journal;
 use super::rule::{ACTIONS, FaultAction, FaultRule, RuleParser, RuleProblem};
 use super::shares::FaultShares;
-use super::{file, journal};
 
 /// Maximum number of rules in a plan.
 const RULES_MAX: usize = 256;
@@ -42,16 +41,6 @@ impl FaultPlan {
     /// Returns whether the plan may add copies of packets.
     pub fn duplicates(&self) -> bool {
         self.shares.duplicate > 0.0 || self.rules.iter().any(FaultRule::duplicates)
-    }
-
-    /// Parses a plan in TOML. `file` is the name of the file in errors.
-    ///
-    /// # Errors
-    ///
-    /// The text is no TOML, a field is unknown or has a value that is not allowed, or rules contradict each other. The
-    /// error names file, line and field.
-    pub fn from_toml(file: &str, text: &str) -> Result<Self, FaultPlanError> {
-        file::parse(file, text)
     }
 
     /// Returns a sentence for each rule that never fired, unless the rule is optional. `journals` has the journals of
@@ -98,64 +87,6 @@ impl FaultPlan {
 /// Returns the sentence about a rule that never fired.
 fn never_fired(number: usize, rule: &FaultRule) -> String {
     format!("fault rule {number} never fired: {rule}; a rule that may remain without effect has optional=true")
-}
-
-/// Error in a plan's text.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum FaultPlanError {
-    /// An option that does not exist.
-    #[error(
-        "fault option {0:?} is unknown; allowed are drop, duplicate, reorder, corrupt, delay and \
-         seed"
-    )]
-    UnknownOption(String),
-    /// An option without a value.
-    #[error("fault option {0:?} has no value; an option and its value are written as drop=0.01")]
-    NoValue(String),
-    /// An option that appears twice.
-    #[error("fault option {0:?} is given twice; each is allowed once")]
-    Repeated(String),
-    /// A value that is no probability.
-    #[error("fault option {option} is {value:?}; allowed is a share of packets from 0 to 1")]
-    Probability {
-        /// The option.
-        option: String,
-        /// Its value.
-        value: String,
-    },
-    /// A value that is no delay.
-    #[error(
-        "fault option delay is {0:?}; allowed is a number with its unit (ns, us, ms or s), in \
-         whole nanoseconds up to 60s, such as 5us or 1.5ms"
-    )]
-    Delay(String),
-    /// A value that is no seed.
-    #[error("fault option seed is {0:?}; allowed is a whole number from 0 to 2^64 - 1")]
-    Seed(String),
-    /// Shares that are given twice.
-    #[error("fault plan has two lists of shares; allowed is one list and any number of rules, separated by semicolons")]
-    TwoLists,
-    /// An invalid field of a rule in an inline plan.
-    #[error("fault rule {rule:?}: {field}: {problem}")]
-    Rule {
-        /// Text of the rule.
-        rule: String,
-        /// Name of the field.
-        field: String,
-        /// The problem and the allowed values.
-        problem: String,
-    },
-    /// An invalid field in a file.
-    #[error("{place}: {field}: {problem}")]
-    File {
-        /// File and line.
-        place: String,
-        /// Name of the field.
-        field: String,
-        /// The problem and the allowed values.
-        problem: String,
-    },
 }
 
 impl FromStr for FaultPlan {

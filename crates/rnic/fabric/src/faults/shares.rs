@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::plan::FaultPlanError;
+use super::error::FaultPlanError;
 use super::rule::{Corruption, FaultAction, Place};
 
 /// Maximum delay of packets in a plan, in nanoseconds: one minute.
