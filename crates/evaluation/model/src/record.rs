@@ -2,9 +2,12 @@
 //!
 //! Fields of later releases are ignored. Results with a word of a later release are left out.
 
+mod requests;
+
 use doorbell_record::settings::replace_unknown_word;
 use doorbell_record::{
-    Counted, Environment, Kind, Operation, Parameters, PointRecord, PointResult, RunRecord, SETTINGS, SharedBy,
+    Cast, Counted, Environment, Kind, Operation, Parameters, PointRecord, PointResult, RunRecord, SETTINGS, Setting,
+    SharedBy,
 };
 use doorbell_wire::PathMtu;
 use serde::Deserialize;
@@ -15,6 +18,8 @@ use crate::observation::{Load, Observation};
 use crate::operation::{Posted, PostedOperation};
 use crate::parameters::RnicKind;
 use crate::workload::{Peers, Workload};
+
+pub use requests::requests_of;
 
 /// Schemas of readable records.
 pub const SCHEMAS: [&str; 2] = ["doorbell-bench/1", STUDY];
@@ -219,10 +224,9 @@ fn observation(
     if let Some(reason) = unfit(record, result) {
         return Ok(Err(reason));
     }
-    let (connections, inline_bytes) = (count(asked.connections), asked.inline as u64);
-    let fitted = &result.fitted;
-    let [window, batch, depth] = [fitted.window, fitted.batch, fitted.depth].map(count);
     if let Some(operation) = one_sided(asked.operation) {
+        let connections = count(asked.connections);
+        let [window, batch] = [result.fitted.window, result.fitted.batch].map(count);
         return Ok(Ok(measured(file, place, record, result, |path_mtu| {
             Load::Operations(Posted {
                 batch,
@@ -231,31 +235,39 @@ fn observation(
                 connections,
                 // Without a number of addresses in the record, each queue pair changes a word of its own.
                 addresses: asked.addresses.map_or(connections, count),
-                inline_bytes,
+                inline_bytes: asked.inline as u64,
                 path_mtu: Some(path_mtu),
                 ..Posted::new(operation, result.bytes as u64, window)
             })
         })?));
     }
-    let serving = &asked.serving;
-    let threads = count(serving.threads);
-    let workload = |path_mtu| Workload {
+    measured(file, place, record, result, |path_mtu| Load::Messages(workload(asked, result, path_mtu))).map(Ok)
+}
+
+/// Returns the messages of the asking end.
+fn workload(asked: &Parameters, result: &PointResult, path_mtu: PathMtu) -> Workload {
+    let (serving, fitted) = (&asked.serving, &result.fitted);
+    let Cast { asking, answering } = asked.cast();
+    Workload {
         protocol: asked.protocol,
         receive_batch: count(serving.poll_list).min(MOST_POLLED),
         repost_batch: count(serving.repost_list).min(MOST_POLLED),
-        window,
-        batch,
-        depth,
-        inline_bytes,
+        window: count(fitted.window),
+        batch: count(fitted.batch),
+        depth: count(fitted.depth),
+        inline_bytes: asked.inline as u64,
         credits: asked.credits,
         srq: serving.shared_receives.is_some(),
         repost_thread: serving.shared_receives == Some(SharedBy::Thread),
         bidirectional: asked.bidirectional,
         path_mtu: Some(path_mtu),
-        peers: Peers { senders: threads, receivers: if serving.single_receiver { 1 } else { threads }, connections },
+        peers: Peers {
+            senders: count(asking.threads),
+            receivers: count(answering.threads),
+            connections: count(asked.connections),
+        },
         ..Workload::sequential(result.bytes as u64)
-    };
-    measured(file, place, record, result, |path_mtu| Load::Messages(workload(path_mtu))).map(Ok)
+    }
 }
 
 /// Converts a number of a record. A number that is too large for the model is too large for its checks too.
@@ -310,7 +322,7 @@ fn measured(
 
 /// Returns the reason why the model cannot predict a result, if there is one.
 fn unfit(record: &Record<'_>, result: &PointResult) -> Option<String> {
-    let Record { environment, parameters: asked, unknown, .. } = record;
+    let Record { parameters: asked, unknown, .. } = record;
     if asked.far.is_some() {
         return Some(SHARED_MEMORY.to_owned());
     }
@@ -320,6 +332,13 @@ fn unfit(record: &Record<'_>, result: &PointResult) -> Option<String> {
     if asked.operation == Operation::RequestResponse {
         return Some(not_predicted("request_response"));
     }
+    uncovered(record, result, &[])
+}
+
+/// Returns the condition of a result that the model lacks, if there is one. The settings of `covered` may have any
+/// value.
+fn uncovered(record: &Record<'_>, result: &PointResult, covered: &[&Setting]) -> Option<String> {
+    let Record { environment, parameters: asked, .. } = record;
     if asked.mix.is_some() {
         return Some("its messages had a mix of sizes".to_owned());
     }
@@ -342,8 +361,8 @@ fn unfit(record: &Record<'_>, result: &PointResult) -> Option<String> {
     if asked.kind == Kind::Latency && asked.connections > 1 {
         return Some("ping-pongs of several connections share a CPU".to_owned());
     }
-    let unmodelled = SETTINGS.iter().find(|setting| setting.unmodelled.is_some() && setting.differs(asked))?;
-    unmodelled.unmodelled.map(str::to_owned)
+    let mut differing = SETTINGS.iter().filter(|setting| !covered.contains(*setting) && setting.differs(asked));
+    differing.find_map(|setting| setting.unmodelled).map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Curves of runs as one CSV.
 
-use doorbell_record::{PointRecord, Quantity, Spread};
+use doorbell_record::{Operation, PointRecord, Quantity, Spread};
 use doorbell_study::experiment::{Experiment, View};
 
 use crate::view::{ordered, window_and_batch};
 use crate::{Model, Run, experiments};
 
 /// Names of the columns of [`csv()`], in their order. docs/record.md describes them.
-pub const COLUMNS: [&str; 20] = [
+pub const COLUMNS: [&str; 21] = [
     "run",
     "testbed",
     "experiment",
@@ -17,6 +17,7 @@ pub const COLUMNS: [&str; 20] = [
     "operation",
     "protocol",
     "bytes",
+    "reply",
     "window",
     "batch",
     "connections",
@@ -76,6 +77,7 @@ fn fields(
         if is_far { String::new() } else { operation(record) },
         if has_protocol { parameters.protocol.name().to_owned() } else { String::new() },
         record.bytes().to_string(),
+        reply(record),
         of_messages(window),
         of_messages(batch),
         of_messages(parameters.connections),
@@ -94,6 +96,15 @@ fn fields(
 fn operation(record: &PointRecord) -> String {
     let name = serde_json::to_value(record.parameters.operation).ok();
     name.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// Returns the bytes of a reply, or an empty text unless messages are requests.
+fn reply(record: &PointRecord) -> String {
+    let parameters = &record.parameters;
+    match parameters.operation {
+        Operation::RequestResponse => parameters.reply_bytes(record.bytes()).to_string(),
+        _ => String::new(),
+    }
 }
 
 /// Returns a number with a decimal point or an exponent, so that readers that guess the type of a column find a real
@@ -119,6 +130,8 @@ fn quoted(field: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+
+    use doorbell_study::experiment::REQUESTS;
 
     use super::*;
     use crate::view::tests::run;
@@ -164,6 +177,7 @@ mod tests {
             "send",
             "send-receive",
             "16",
+            "",
             "1",
             "1",
             "1",
@@ -177,9 +191,13 @@ mod tests {
             "false",
         ];
         assert_eq!(lines[1], expected);
-        assert_eq!(lines[3][14..17], ["1.5", "5.25", "9.0"]);
+        assert_eq!(lines[3][15..18], ["1.5", "5.25", "9.0"]);
         here.records.truncate(1);
-        assert_eq!(parsed(&csv(&[here], None))[1][19], "true", "one point differs by 40 %");
+        assert_eq!(parsed(&csv(&[here], None))[1][20], "true", "one point differs by 40 %");
+        let asked = parsed(&csv(&[run("here", REQUESTS, 1e5)], None));
+        let of_rates = asked.iter().filter(|line| line[13] == "message rate");
+        let shown: Vec<[&str; 3]> = of_rates.map(|line| [8, 9, 12].map(|column| line[column].as_str())).collect();
+        assert_eq!(shown, [["200", "65536", "1"], ["200", "65536", "16"]], "request, reply and connections");
     }
 
     #[test]

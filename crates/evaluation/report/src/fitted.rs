@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use doorbell_model::fit::{Fit, fit};
 use doorbell_model::observation::{Load, Observation, median_and_p90, residuals};
 use doorbell_model::parameters::{Parameters, RnicKind};
-use doorbell_model::predict::predict;
-use doorbell_model::record::observations_of;
+use doorbell_model::predict::{Requests, predict, predict_requests};
+use doorbell_model::record::{observations_of, requests_of};
 use doorbell_model::workload::Workload;
 use doorbell_record::{PointRecord, Quantity};
 
@@ -56,6 +56,9 @@ impl Fitted {
 impl Model for Fitted {
     fn predict(&self, run: &Run, record: &PointRecord, quantity: Quantity) -> Option<Prediction> {
         let of_run = self.runs.get(&run.name)?.as_ref().ok()?;
+        if let Some(requests) = requests_of(record) {
+            return of_requests(&of_run.parameters, &requests, quantity);
+        }
         let prediction = of_run.loads.get(&place(record))?.predict(&of_run.parameters).ok()?;
         let is_latency = matches!(record.parameters.kind, doorbell_record::Kind::Latency);
         let value = match (quantity, is_latency) {
@@ -78,6 +81,19 @@ impl Model for Fitted {
             None => Err("the model was not fitted to this run"),
         }
     }
+}
+
+/// Returns the prediction for requests with replies. Fits leave them out. The predicted latency is the mean with this
+/// load.
+fn of_requests(parameters: &Parameters, requests: &Requests, quantity: Quantity) -> Option<Prediction> {
+    let prediction = predict_requests(parameters, requests).ok()?;
+    let value = match quantity {
+        Quantity::MeanLatency => prediction.loaded_ns(requests.in_flight()) / 1e3,
+        Quantity::MessageRate => prediction.messages_per_s / 1e6,
+        Quantity::Throughput => prediction.bytes_per_s * 8.0 / 1e9,
+        _ => return None,
+    };
+    Some(Prediction { value, bottleneck: bottleneck(&prediction) })
 }
 
 /// Returns the bottleneck and the distance of the next bottleneck.
@@ -209,4 +225,35 @@ fn interventions(parameters: &Parameters, observations: &[Observation]) -> Vec<I
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_study::experiment::REQUESTS;
+
+    use super::*;
+    use crate::view::tests::run;
+
+    /// Returns the last point of requests, which has 16 clients.
+    fn asked() -> PointRecord {
+        let mut record = run("here", REQUESTS, 1e5).records.pop().expect("a point");
+        for result in &mut record.repetitions {
+            (result.bytes, result.mtu) = (200, 4096);
+            (result.fitted.window, result.fitted.batch, result.fitted.depth) = (1, 1, 16);
+        }
+        record
+    }
+
+    #[test]
+    fn requests_are_predicted_with_their_load() {
+        let requests = requests_of(&asked()).expect("requests");
+        let of = |quantity| of_requests(&Parameters::t1(), &requests, quantity).map(|it| it.value);
+        let [mean_us, rate, gbps] = [Quantity::MeanLatency, Quantity::MessageRate, Quantity::Throughput]
+            .map(|it| of(it).expect("a prediction"));
+        // Little's law for 16 clients with one request each. Replies have 64 KiB.
+        assert!((mean_us * rate - 16.0).abs() < 1e-9, "{mean_us} us, {rate} M/s");
+        assert!((gbps - rate * 65_536.0 * 8.0 / 1e3).abs() < 1e-6, "{gbps} Gb/s, {rate} M/s");
+        assert!(mean_us > 60.0, "16 replies of 64 KiB take 84 us on the line: {mean_us}");
+        assert_eq!(of(Quantity::MedianLatency), None, "the model has means");
+    }
 }

@@ -115,7 +115,7 @@ pub struct Account {
     pub fitted: Errors,
     /// Errors at the other points.
     pub predicted: Errors,
-    /// Numbers of points that the model does not cover, by reason.
+    /// Numbers of points that the fit leaves out, by reason.
     pub left_out: BTreeMap<String, usize>,
     /// Parameters, and sums of parameters.
     pub parameters: Vec<Parameter>,

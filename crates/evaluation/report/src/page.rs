@@ -52,6 +52,7 @@ pub(crate) fn page(view: &View) -> String {
             @if let Some(sentence) = view.unanswered { p.summary { (sentence) } }
             @if let Some(changes) = &view.changes { (overview(changes)) }
             @if let Some(table) = &view.glance { (glance(table)) }
+            @if let Some(table) = &view.requests { (requests(table)) }
             @if !view.links.is_empty() { (matrix::links(&view.links)) }
             @if !view.strategies.is_empty() { (matrix::strategies(&view.strategies)) }
             (contents(&view.sections))
@@ -128,6 +129,18 @@ fn glance(table: &Table) -> Markup {
             "Direct-Read), one per post. Each figure is that of the fastest variant."
         }
         (table::draw(table, "scroll", Some("sortable"), Some("comparison")))
+    }
+}
+
+fn requests(table: &Table) -> Markup {
+    html! {
+        h2 #requests { "Requests with replies" }
+        p {
+            "Each client has one request outstanding, and one thread of each side polls all connections. The latency of one "
+            "client is that of a request alone; with more clients, a request waits for those of the others. Gb/s count the "
+            "longer one of request and reply."
+        }
+        (table::sortable(table))
     }
 }
 
@@ -282,7 +295,10 @@ fn reading() -> Markup {
                 "With shared memory, each CAS and each READ of a value is an attempt. It succeeds if it finds the newest node. "
                 "Bytes are frame bytes, relative to a run in which each first attempt succeeds."
             }
-            li { "Latency is half a round trip of a ping-pong. Gb/s are 10" sup { "9" } " bits of payload per second." }
+            li {
+                "Latency is half a round trip of a ping-pong, or the time from a request to its reply. Gb/s are 10"
+                sup { "9" } " bits of payload per second."
+            }
             li {
                 "Data packets are counted by the RNICs of both ends and predicted by the arithmetic of packets; "
                 "\u{2260} marks differences. " i { "Repeated" } " packets are retransmissions, of all repetitions."

@@ -11,6 +11,7 @@ mod model;
 mod plot;
 mod points;
 pub(crate) mod published;
+mod requests;
 mod sentence;
 mod strategies;
 pub(crate) mod table;
@@ -20,7 +21,7 @@ pub(crate) mod tests;
 use doorbell_claims::{Testbed, Verdict};
 use doorbell_protocols::Protocol;
 use doorbell_record::PointRecord;
-use doorbell_study::experiment::{Experiment, FAR_MEMORY};
+use doorbell_study::experiment::{Experiment, FAR_MEMORY, REQUESTS};
 use serde_json::Value;
 
 pub(crate) use answers::{Answer, Answers, Question, window_and_batch};
@@ -55,6 +56,8 @@ pub(crate) struct View {
     pub(crate) changes: Option<Overview>,
     /// Protocols at a glance.
     pub(crate) glance: Option<Table>,
+    /// Requests with replies, by the number of clients.
+    pub(crate) requests: Option<Table>,
     pub(crate) links: Vec<LinksOfRun>,
     /// Verdicts on goals.
     pub(crate) goals: Vec<Judged>,
@@ -136,6 +139,7 @@ impl View {
         let sections = experiments.iter().zip(&verdicts);
         let sections = sections.map(|(experiment, found)| Section::new(runs, experiment, found, model, published));
         let (question, answers) = (question(runs), answers::answers(runs, model));
+        let asked = experiments.iter().find(|experiment| experiment.name == REQUESTS);
         let is_unanswered = question == PROTOCOLS && answers.is_none() && !experiments.is_empty();
         Self {
             names: runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", "),
@@ -150,6 +154,7 @@ impl View {
             tiles,
             changes: pair(runs).map(|pair| pair.overview(&experiments)),
             glance: comparison::table(runs),
+            requests: asked.and_then(|experiment| requests::table(runs, experiment, model)),
             links: links::links(runs),
             goals,
             strategies: strategies::strategies(runs),

@@ -110,6 +110,23 @@ fn first_screen_has_the_best_protocol_of_each_size() {
 }
 
 #[test]
+fn requests_have_a_latency_alone_and_loaded() {
+    let mut here = run("here", REQUESTS, 1e5);
+    for record in &mut here.records {
+        let clients = record.parameters.connections;
+        for result in &mut record.repetitions {
+            (result.fitted.window, result.sent_by_connection) = (1, vec![10; clients]);
+        }
+    }
+    let table = View::new(&[here], None, None).requests.expect("a table");
+    assert_eq!(column(&table, "clients"), [&Cell::count(1), &Cell::count(16)]);
+    assert_eq!(column(&table, "reply"), [&Cell::shown(65_536.0, "64 KiB"); 2]);
+    // Both points have the same rate. By Little's law, 16 clients then wait 16 times as long as one client.
+    assert_eq!(column(&table, "mean, times alone"), [&Cell::number(1.0), &Cell::number(16.0)]);
+    assert!(View::new(&[run("here", WINDOW, 1e6)], None, None).requests.is_none());
+}
+
+#[test]
 fn equal_protocols_are_within_the_spread() {
     let mut here = two_protocols();
     for result in here.records.iter_mut().flat_map(|record| &mut record.repetitions) {

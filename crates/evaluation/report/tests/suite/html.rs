@@ -548,6 +548,7 @@ fn fit_to_a_quarter_predicts_the_rest() {
     for text in ["id=\"parameters\"", "id=\"interventions\"", "its rate was given", "There is none of this run: "] {
         assert!(page.contains(text), "{text}");
     }
+    assert!(between(&page, "id=\"requests\"", "</table>").contains("mean of the model, us"));
     let is_drawn = |plot: &Value| !plot["series"][0]["points"][0]["y"][0]["model"].is_null();
     assert!(plots(&page).iter().take(2).all(is_drawn), "also where protocols are compared");
 }

@@ -6,7 +6,7 @@ use super::families::{
     FAMILIES, Family, GATHERED, LATENCY, MOST_FREE_SHARED, RATE, THROUGHPUT, sender_counts, thread_counts,
 };
 use super::sweep::{Effort, Experiment, Point, doubling};
-use super::{far_memory, hosts, links, operations};
+use super::{far_memory, hosts, links, operations, requests};
 use crate::layout::Layout;
 use doorbell_record::Quantity::{self, MessageRate, RnrNaks, Throughput};
 use doorbell_record::{Kind, Operation, Parameters, Serving, SharedBy};
@@ -35,6 +35,7 @@ pub fn all(effort: Effort) -> Vec<Experiment> {
         table.extend([family.n_to_1(effort), n_to_1_srq(effort), rnr(effort)]);
     }
     table.extend(operations::experiments(effort));
+    table.push(requests::experiment(effort));
     table.extend(far_memory::experiments(effort));
     table.extend(hosts::experiments(effort));
     table.extend(links::experiments(effort));
