@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::hosts::Others;
 use crate::launch::{Announcement, Launch, Rendezvous};
 use crate::{MEMORY_BYTES, OwnDevice};
-use doorbell_study::failure::{Failure, Usage};
 use doorbell_study::session::{self, Call, CallOpening, Caller, SessionError, Terms, Token, call};
+use doorbell_study::{Failure, Usage};
 
 /// Time within which all processes must start and call. A cluster starts processes slowly.
 const FIRST_CALL: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@ use doorbell_verbs::Device;
 use crate::hosts::{fits, same_host};
 use doorbell_machine::doctor::{self, Finding, Severity};
 use doorbell_record::Environment;
-use doorbell_study::failure::Failure;
+use doorbell_study::Failure;
 use doorbell_study::path;
 use doorbell_study::session::{Client, Introduced, Introduction, SessionError};
 
@@ -121,7 +121,7 @@ impl Examination<'_> {
         let introduction = &self.introduction;
         let short = path::probe_control(introduction, connect_with)?;
         // If the path drops long packets, connect with short TCP segments, so that the rest can still be examined.
-        let connect = || connect_with(short.as_ref().map(|_| path::SHORT_SEGMENT_BYTES));
+        let connect = || connect_with(short.as_ref().map(|(_, segment)| *segment));
         let stream = connect()?;
         let toward = address::address_toward(&stream);
         let Introduced { environment, mut findings, process, .. } = Client::meet(stream, introduction.clone())?;
@@ -141,7 +141,7 @@ impl Examination<'_> {
             path::probe::<Failure>(&device, environment.active_mtu, introduction, connect)
                 .unwrap_or_else(not_found_out),
         );
-        findings.extend(short);
+        findings.extend(short.map(|(finding, _)| finding));
         Ok(Examined { name: host.to_owned(), environment: Some(environment), process, findings })
     }
 }

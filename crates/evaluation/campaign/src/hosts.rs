@@ -13,14 +13,13 @@ use crate::{MEMORY_BYTES, OwnDevice, THERE};
 use doorbell_machine::doctor::Severity;
 use doorbell_machine::pinning::{Pinning, ProcessPosition};
 use doorbell_record::{Environment, Parameters, PointResult};
-use doorbell_study::experiment::Experiment;
-use doorbell_study::failure::{Failure, Usage};
-use doorbell_study::layout::Layout;
+use doorbell_study::experiment::{Experiment, Layout};
 use doorbell_study::path;
 use doorbell_study::session::{
     self, Client, Dealt, HostError, Introduced, Introduction, Parties, SessionError, Terms, Token, measure_on,
     measure_parties,
 };
+use doorbell_study::{Failure, Usage};
 
 /// Name of this machine among the hosts of a study.
 const HERE: &str = "this machine";

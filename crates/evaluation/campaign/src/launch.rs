@@ -18,8 +18,8 @@ use nix::fcntl::OFlag;
 use nix::unistd::AccessFlags;
 use serde_json::{Value, json};
 
-use doorbell_study::failure::{Failure, Usage};
 use doorbell_study::session::Token;
+use doorbell_study::{Failure, Usage};
 
 /// Launch that this process belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use doorbell_verbs::{Device, DeviceAttributes};
 
 use doorbell_machine::pinning::Pinning;
 use doorbell_record::Environment;
-use doorbell_study::failure::{Failure, Usage};
+use doorbell_study::{Failure, Usage};
 
 /// Command that starts the other side on another machine.
 pub const THERE: &str = "doorbell study --listen";

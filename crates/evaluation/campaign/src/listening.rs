@@ -7,7 +7,7 @@ use doorbell_exchange::address::address_toward;
 use doorbell_exchange::admission::{Client, Clients, Note};
 use doorbell_verbs::Device;
 
-use doorbell_study::failure::Failure;
+use doorbell_study::Failure;
 use doorbell_study::session::{AdmittedClient, SessionError, SessionOpening, Terms};
 
 /// Serves one client after another until the process ends. `open` opens the device for a client. The argument of `open`

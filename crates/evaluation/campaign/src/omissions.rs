@@ -3,8 +3,8 @@
 use doorbell_exchange::admission::Note;
 
 use doorbell_record::FarPoint;
+use doorbell_study::Usage;
 use doorbell_study::experiment::{Experiment, Point};
-use doorbell_study::failure::Usage;
 
 /// Reason why links cannot be compared between machines, as the end of a sentence.
 pub const BETWEEN_MACHINES: &str = "here each host opens its own device, with the link of its own options";

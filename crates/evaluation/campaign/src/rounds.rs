@@ -1,9 +1,8 @@
 //! Measurement of all points of a study.
 
 use doorbell_record::{Environment, PointResult};
-use doorbell_study::environment;
+use doorbell_study::Failure;
 use doorbell_study::experiment::{Experiment, Point, RunDirectory};
-use doorbell_study::failure::Failure;
 
 /// Number of consecutive failed measurements after which the study ends.
 const MAX_FAILURES_IN_A_ROW: usize = 3;
@@ -69,7 +68,7 @@ pub fn measure_all<P: Progress>(
     let environment = source.environment();
     let mut done = Vec::new();
     for &(experiment, point) in &points {
-        let environment = environment::of_point(environment, &point.parameters);
+        let environment = point.environment(environment);
         done.push(directory.get(experiment, point, &environment)?.map_or(0, |record| record.repetitions.len()));
     }
     let already: usize = done.iter().map(|&count| count.min(repetitions)).sum();
@@ -85,7 +84,7 @@ pub fn measure_all<P: Progress>(
             progress.show(&format!("{}, {}, {}", experiment.name, point.series, point.x));
             match source.measure(experiment, point) {
                 Ok(result) => {
-                    let environment = environment::of_point(environment, &point.parameters);
+                    let environment = point.environment(environment);
                     let environment = Environment { unix_time_s: Environment::now_s(), ..environment };
                     directory.add(experiment, point, &environment, result)?;
                     *done += 1;

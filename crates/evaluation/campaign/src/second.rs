@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_exchange::admission::{Client, Clients, Note};
 
-use doorbell_study::failure::Failure;
+use doorbell_study::Failure;
 use doorbell_study::session::{Call, CallOpening, Caller, Token, call};
 
 /// Time within which the second process must call back, and must later end. An emulated or busy machine starts

@@ -51,6 +51,16 @@ pub struct Predicted {
     pub is_asked: bool,
 }
 
+/// Formats the range from `least` to `most`: one number if both are equal, only the lower end if the range has no upper
+/// bound.
+pub fn range(least: u64, most: u64, is_open: bool) -> String {
+    match (least, most) {
+        _ if is_open || most == u64::MAX => format!("{least}.."),
+        _ if least == most => least.to_string(),
+        _ => format!("{least}..{most}"),
+    }
+}
+
 /// Bytes of an ACK extended transport header.
 const AETH_BYTES: u64 = 4;
 

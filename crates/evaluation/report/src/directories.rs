@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use doorbell_claims::Testbed;
 use doorbell_output::files;
 use doorbell_study::experiment::RunDirectory;
-use doorbell_study::failure::{Failure, Usage};
+use doorbell_study::{Failure, Usage};
 use serde_json::{Value, json};
 
 use crate::{Fitted, Run, Tally};

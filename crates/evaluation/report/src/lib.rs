@@ -34,8 +34,7 @@ use std::collections::BTreeMap;
 
 use doorbell_claims::{Finding, Testbed, Verdict};
 use doorbell_record::{PointRecord, Quantity};
-use doorbell_study::experiment::{self, Claim, Effort, Experiment};
-use doorbell_study::layout::Layout;
+use doorbell_study::experiment::{self, Claim, Effort, Experiment, Layout};
 
 pub use csv::{COLUMNS, csv};
 pub use directories::{Written, read_runs, write_report, write_whole};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use doorbell_model::record::{Observed, observations, observations_of};
 use doorbell_output::files;
 use doorbell_study::experiment::RunDirectory;
-use doorbell_study::failure::{Failure, Usage};
+use doorbell_study::{Failure, Usage};
 
 /// Maximum size of a record.
 const MOST_RECORD_BYTES: u64 = 256 << 20;

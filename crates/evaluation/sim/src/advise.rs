@@ -7,7 +7,7 @@ use doorbell_model::workload::Peers;
 use doorbell_protocols::Protocol;
 use doorbell_record::settings::{SERVER_THREADS, THREADS, Value};
 use doorbell_record::{Extent, Kind, Operation, Parameters, Serving, SharedBy, SizeMix};
-use doorbell_study::failure::Usage;
+use doorbell_study::Usage;
 use doorbell_wire::PathMtu;
 
 use crate::Testbed;

@@ -21,7 +21,7 @@ use std::sync::LazyLock;
 
 use doorbell_claims::UnknownTestbed;
 use doorbell_output::files;
-use doorbell_study::failure::{Failure, Usage};
+use doorbell_study::{Failure, Usage};
 
 pub use fields::{Acks, Cpu, Dimension, Forwarding, Link, LockScope, Nic, Pcie, Switch, WhenFull};
 use fields::{FIELDS, Field, Groups};

@@ -6,8 +6,7 @@ use doorbell_record::{Environment, Parameters};
 use crate::session::Parties;
 
 /// Returns the environment with the pinning that applies while a point is measured.
-#[must_use]
-pub fn of_point(environment: &Environment, parameters: &Parameters) -> Environment {
+pub(crate) fn of_point(environment: &Environment, parameters: &Parameters) -> Environment {
     let hosts = 1 + environment.others().count();
     let pinned = |number: usize, all: &Pinning| match &parameters.far {
         Some(point) if hosts > 1 => {

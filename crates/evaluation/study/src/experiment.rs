@@ -22,6 +22,7 @@ pub(crate) mod tests;
 
 mod view;
 
+pub use crate::layout::{Layout, Share};
 pub use claims::Claim;
 pub use directory::{DirectoryError, RunDirectory};
 pub use families::COMPARED_SIZES;

@@ -33,8 +33,8 @@
 //! # }
 //! ```
 //!
-//! [`workload`] contains workloads over connections of any protocol, as `async fn`. [`one_sided`] and
-//! [`unacknowledged`] contain workloads that use verbs directly. [`executor`] runs workloads on a polling thread.
+//! [`workload`] contains workloads over connections of any protocol, as `async fn`. [`unacknowledged`] contains workloads
+//! that use verbs directly. [`executor`] runs workloads on a polling thread.
 //!
 //! [`session`] lets two ends measure one point after the other. The ends are two processes joined by TCP, or
 //! both ends are in one process. `doorbell_record` contains the results. [`far`] contains workloads in which several
@@ -44,19 +44,22 @@
 //! [`measure`] times single calls to determine parameters of the performance model.
 #![forbid(unsafe_code)]
 
-pub mod environment;
+mod environment;
 pub mod executor;
 pub mod experiment;
-pub mod failure;
+mod failure;
 pub mod far;
-pub mod layout;
+mod layout;
 pub mod measure;
-pub mod one_sided;
+mod one_sided;
 pub mod path;
 mod patience;
 mod payload;
 pub mod session;
 pub mod threads;
 pub mod unacknowledged;
-pub mod verification;
+mod verification;
 pub mod workload;
+
+pub use failure::{Failure, Usage};
+pub use verification::complaints;

@@ -52,7 +52,7 @@ const _: () = assert!(
     "more requests would be transmitted at once, or find no posted receive"
 );
 /// Allowed numbers of rounds.
-pub const ROUNDS: std::ops::RangeInclusive<usize> = 10..=1_000_000;
+const ROUNDS: std::ops::RangeInclusive<usize> = 10..=1_000_000;
 /// Maximum factor by which the number of rounds grows while a quantity has no usable sample. After a long round trip, a
 /// software RNIC defers no post for some time.
 const MOST_ROUNDS: usize = 100;
@@ -106,7 +106,7 @@ pub struct Gap {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeasureError {
-    /// The number of rounds is outside [`ROUNDS`].
+    /// The number of rounds is out of range.
     #[error("the number of rounds is {given}: must be {} to {}", ROUNDS.start(), ROUNDS.end())]
     Rounds {
         /// Requested number of rounds.

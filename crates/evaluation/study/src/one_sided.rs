@@ -41,6 +41,12 @@ pub struct RemoteMemory {
     pub bytes: u64,
 }
 
+impl From<&Region> for RemoteMemory {
+    fn from(region: &Region) -> Self {
+        Self { address: region.address(), rkey: region.rkey().get(), bytes: region.len() as u64 }
+    }
+}
+
 /// One end of a connection for one-sided operations.
 #[derive(Debug)]
 pub struct End {
@@ -130,8 +136,7 @@ impl End {
 
     /// Returns the description of the memory for the peer.
     pub(crate) fn memory(&self) -> RemoteMemory {
-        let region = &self.region;
-        RemoteMemory { address: region.address(), rkey: region.rkey().get(), bytes: region.len() as u64 }
+        RemoteMemory::from(&self.region)
     }
 
     /// Polls once, so that a software RNIC can process packets. A target has no completions.

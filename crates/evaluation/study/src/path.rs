@@ -26,13 +26,13 @@ const RETRIES: u8 = 3;
 const BALLAST_BYTES: usize = 16 << 10;
 
 /// Bytes of the TCP payload that fits every path of IPv4 (RFC 9293, 3.7.1).
-pub const SHORT_SEGMENT_BYTES: u32 = 536;
+const SHORT_SEGMENT_BYTES: u32 = 536;
 
 /// Checks whether packets of full length pass on the control connection. Call this function before steps with a longer
 /// timeout. `connect` opens a control connection; its argument is the maximum TCP segment size.
 ///
-/// Returns a finding if only short segments pass. TCP retransmits a dropped long segment forever. A connection that
-/// carries short messages therefore stalls at the first long message.
+/// If only short segments pass, returns a finding and the maximum size of such a segment in bytes. TCP retransmits a
+/// dropped long segment forever. A connection that carries short messages therefore stalls at the first long message.
 ///
 /// # Errors
 ///
@@ -40,7 +40,7 @@ pub const SHORT_SEGMENT_BYTES: u32 = 536;
 pub fn probe_control<E: From<SessionError>>(
     introduction: &Introduction,
     mut connect: impl FnMut(Option<u32>) -> Result<TcpStream, E>,
-) -> Result<Option<Finding>, E> {
+) -> Result<Option<(Finding, u32)>, E> {
     let introduction = Introduction { examine: false, ballast: "x".repeat(BALLAST_BYTES), ..introduction.clone() };
     let mut attempt = |segment| {
         let stream = connect(segment)?;
@@ -62,16 +62,15 @@ pub fn probe_control<E: From<SessionError>>(
     match attempt(Some(SHORT_SEGMENT_BYTES))? {
         // A third attempt with full segments passed, so the first attempt failed because the other end was slow.
         Ok(_) if attempt(None)?.is_ok() => Ok(None),
-        Ok(_) => Ok(Some(Finding::new(
-            "control",
-            Severity::Spoils,
-            format!(
+        Ok(_) => {
+            let dropped = format!(
                 "long packets are dropped on the way: on the control connection, {BALLAST_BYTES} B pass both ways in packets with \
                  {SHORT_SEGMENT_BYTES} B, but not in packets of full length"
-            ),
-            "a device on the path has a smaller MTU than both interfaces and sends no ICMP: raise its MTU, or lower the MTU of \
-             both interfaces. `ping -M do -s 1472 HOST` shows whether 1500 B pass",
-        ))),
+            );
+            let remedy = "a device on the path has a smaller MTU than both interfaces and sends no ICMP: raise its MTU, or \
+                          lower the MTU of both interfaces. `ping -M do -s 1472 HOST` shows whether 1500 B pass";
+            Ok(Some((Finding::new("control", Severity::Spoils, dropped, remedy), SHORT_SEGMENT_BYTES)))
+        }
         Err(_) => Err(SessionError::Control(io::Error::new(
             io::ErrorKind::TimedOut,
             format!(

@@ -19,7 +19,7 @@ mod messages;
 mod opening;
 mod parties;
 mod peer;
-pub mod point;
+mod point;
 mod report;
 mod result;
 mod server;
@@ -40,7 +40,7 @@ use doorbell_record::ParametersError;
 pub use calling::{Call, CallOpening, Caller, call};
 pub use client::{Asking, Client};
 pub use hosts::{Dealt, HostError, measure_on};
-pub use introduction::{Introduced, Introduction, Terms, Token, TokenError};
+pub use introduction::{Introduced, Introduction, Terms, Token};
 pub use local::{LocalPeer, local_pair};
 #[doc(hidden)]
 pub use messages::judge_line;
@@ -48,9 +48,11 @@ pub use messages::{ClientsDone, Duties, FromServer, Seat, ToServer};
 pub use opening::SessionOpening;
 pub use parties::{Parties, measure_parties};
 pub use peer::{Patience, Peer, Presence};
+pub use point::{Point, Prepared};
 pub use report::Report;
 pub use server::{AdmittedClient, answer, refuse, serve};
 use tcp::TcpPeer;
+pub use work::{Done, End, Work, Worked};
 
 /// Reason why a session ended early.
 #[derive(Debug, thiserror::Error)]

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use doorbell_fabric::FaultPlan;
 use doorbell_protocols::Protocol;
 
+use doorbell_record::prediction::range;
 use doorbell_record::{Counted, Parameters, PointResult};
 
 /// Returns sentences about damaged payloads, and about counted packets that do not match the prediction.
@@ -73,14 +74,4 @@ pub fn complaints(parameters: &Parameters, fault: Option<&FaultPlan>, result: &P
 /// Returns the range from `least` to `most`, or without an upper bound if `is_open`.
 fn open(least: u64, most: u64, is_open: bool) -> RangeInclusive<u64> {
     least..=if is_open { u64::MAX } else { most }
-}
-
-/// Formats the range from `least` to `most`: one number if both are equal, only the lower end if the range has no upper
-/// bound.
-pub fn range(least: u64, most: u64, is_open: bool) -> String {
-    match (least, most) {
-        _ if is_open || most == u64::MAX => format!("{least}.."),
-        _ if least == most => least.to_string(),
-        _ => format!("{least}..{most}"),
-    }
 }

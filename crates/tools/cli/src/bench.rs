@@ -18,8 +18,8 @@ use doorbell_protocols::Protocol;
 use doorbell_record::{Environment, Extent, Kind, Parameters, PointResult, RunRecord};
 use doorbell_sim::reproduce::SEED;
 use doorbell_sim::{Bottleneck, Testbed, session as sim};
+use doorbell_study::complaints;
 use doorbell_study::session::{self, Client, SessionError, Terms};
-use doorbell_study::verification::complaints;
 use doorbell_verbs::Device;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 

@@ -1,8 +1,7 @@
 //! Protocols at a glance: figures of each protocol at the sizes at which all protocols are measured.
 
 use doorbell_record::{PointRecord, Quantity};
-use doorbell_study::experiment::{COMPARED_SIZES, Experiment};
-use doorbell_study::layout::Layout;
+use doorbell_study::experiment::{COMPARED_SIZES, Experiment, Layout};
 
 use super::points::run_cell;
 use super::table::{Cell, Table};

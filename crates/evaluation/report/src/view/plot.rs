@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use doorbell_claims::Testbed;
 use doorbell_record::{Link, PointRecord, Quantity};
-use doorbell_study::experiment::{Experiment, View, subject_and_link};
-use doorbell_study::layout::Layout;
+use doorbell_study::experiment::{Experiment, Layout, View, subject_and_link};
 use serde_json::{Value, json};
 
 use super::published;

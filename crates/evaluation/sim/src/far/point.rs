@@ -12,8 +12,8 @@ use doorbell_record::{
     FarPoint, Figures, HotPoint, OrderPoint, PointResult, ScopePoint, StorePoint, TearingPoint, Way,
 };
 use doorbell_steer::{ClientEnd, Config, Limits, NodeEnd, Region as Opened, SetupError, Steer, Tap};
-use doorbell_study::far::{order_figures, store_result, words};
-use doorbell_study::one_sided::RemoteMemory;
+use doorbell_study::far::words::{self, RemoteMemory};
+use doorbell_study::far::{order_figures, store_result};
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs::{Access, PathMtu, RKey, Region};
 use doorbell_wire::{Psn, to_gid};
@@ -163,8 +163,8 @@ fn order(testbed: &Testbed, point: &OrderPoint, seed: u64) -> Result<Point, Poin
     // keeps the order of arrival, so the captured order is the order at the switch.
     let captured = Captured::default();
     bench.simulation.capture(captured.clone()).map_err(SimulationError::Capture)?;
-    let mut tap = Tap::new(bench.pairs.iter().map(|(own, other)| (own.qpn(), other.qpn())));
-    let memory = words::remote(&bench.memory);
+    let mut tap = Tap::new(bench.pairs.iter().map(|(own, other)| (own.description().qpn, other.description().qpn)));
+    let memory = RemoteMemory::from(&bench.memory);
     let (all, summary) = bench.run(|number, pair, simulation| {
         let (point, waiter) = (point.clone(), simulation.polling());
         async move { words::request(&pair, memory, &point, (number as u64, seed), &waiter).await }
@@ -181,7 +181,7 @@ fn order(testbed: &Testbed, point: &OrderPoint, seed: u64) -> Result<Point, Poin
 
 fn tearing(testbed: &Testbed, point: &TearingPoint, seed: u64) -> Result<Point, PointError> {
     let bench = Bench::new(testbed, seed, point.bytes, [1, 1], (point.bytes, PathMtu::from_bytes(point.mtu)))?;
-    let (memory, is_over) = (words::remote(&bench.memory), Rc::new(Cell::new(false)));
+    let (memory, is_over) = (RemoteMemory::from(&bench.memory), Rc::new(Cell::new(false)));
     let (all, summary) = bench.run(|number, pair, simulation| {
         let (point, waiter, is_over) = (point.clone(), simulation.polling(), Rc::clone(&is_over));
         async move {
@@ -193,14 +193,14 @@ fn tearing(testbed: &Testbed, point: &TearingPoint, seed: u64) -> Result<Point, 
         }
     })?;
     let torn = all.iter().find_map(|(_, torn)| *torn).ok_or(PointError::Unfinished)?;
-    Ok(Point { result: words::result(point.bytes, &[all[0].0], torn.figures()), summary })
+    Ok(Point { result: words::result(point.bytes, &[all[0].0], torn.into()), summary })
 }
 
 fn scope(testbed: &Testbed, point: &ScopePoint, seed: u64) -> Result<Point, PointError> {
     let memory_bytes = point.distance as usize + words::WORD_STRIDE;
     let slots = std::iter::once(1).chain(std::iter::repeat_n(point.outstanding, point.others));
     let bench = Bench::new(testbed, seed, memory_bytes, slots, (8, None))?;
-    let (memory, is_over) = (words::remote(&bench.memory), Rc::new(Cell::new(false)));
+    let (memory, is_over) = (RemoteMemory::from(&bench.memory), Rc::new(Cell::new(false)));
     let (all, summary) = bench.run(|number, pair, simulation| {
         let (point, waiter, is_over) = (point.clone(), simulation.polling(), Rc::clone(&is_over));
         async move {
@@ -236,7 +236,7 @@ fn hot(testbed: &Testbed, point: &HotPoint, seed: u64) -> Result<Point, PointErr
                 client.connect(&end.description())?;
                 node.push(end);
             }
-            words::remote(&region)
+            RemoteMemory::from(&region)
         }
         Way::Box | Way::BoxToWrite => {
             let end = words::Pair::new(&of_memory, 1, 8, None)?;
@@ -285,7 +285,7 @@ fn through_box(
             ..NodeEnd::at(own.gid.to_canonical(), own.path_mtu)
         };
         steer.attach(node)?;
-        let memory = words::remote(region);
+        let memory = RemoteMemory::from(region);
         let (address, length, node_rkey) = (memory.address, memory.bytes, RKey::new(memory.rkey));
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let exclusive = point.way == Way::BoxToWrite;

@@ -6,10 +6,10 @@ use doorbell_exchange::asynchronous::Waiter;
 use doorbell_record::{Extent, Kind, Operation, Parameters, PointResult, Serving, SharedBy};
 use doorbell_sim::session::{Point, PointError, simulate};
 use doorbell_sim::{Ps, Simulation, SimulationError, Summary, Testbed, Topology, testbed};
+use doorbell_study::complaints;
 use doorbell_study::experiment::{Effort, all};
 use doorbell_study::session::SessionError;
 use doorbell_study::threads::Threads;
-use doorbell_study::verification::complaints;
 
 fn t1() -> &'static Testbed {
     testbed::by_name("connectx5-100g").expect("a built-in testbed")

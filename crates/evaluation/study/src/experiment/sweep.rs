@@ -1,5 +1,6 @@
 //! Types that make up an experiment.
 
+use crate::environment::of_point;
 use crate::layout::Layout;
 use doorbell_record::{Environment, Extent, Kind, Operation, Parameters, PointRecord, Quantity};
 
@@ -123,6 +124,12 @@ impl Point {
     /// Creates the record of the point in an experiment, without repetitions.
     pub fn record(&self, experiment: &Experiment, environment: Environment) -> PointRecord {
         PointRecord::new(&experiment.name, &self.series, self.x, environment, self.parameters.clone())
+    }
+
+    /// Returns the environment with the pinning that applies while the point is measured.
+    #[must_use]
+    pub fn environment(&self, all: &Environment) -> Environment {
+        of_point(all, &self.parameters)
     }
 
     /// Returns the parameters of one plain connection for messages of this size. The caller then changes the fields

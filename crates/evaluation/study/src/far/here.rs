@@ -140,7 +140,7 @@ pub(crate) fn run_pairs<E>(
     Ok(match point {
         FarPoint::Tearing(point) => {
             let torn = ended.iter().find_map(|(_, torn)| *torn).unwrap_or_default();
-            words::result(point.bytes, &done[..1], torn.figures())
+            words::result(point.bytes, &done[..1], torn.into())
         }
         FarPoint::Scope(_) => words::scope_result(&done[0], &done[1..]),
         _ => words::result(8, &done, Figures::new()),
@@ -176,7 +176,7 @@ pub fn measure([clients, memory]: [&Device; 2], point: &FarPoint, pinning: &Pinn
     };
     let pairs: Vec<_> = shape.slots.iter().map(join).collect::<Result<_, HereError>>()?;
     let (own, _others): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
-    let mut result = run_pairs(&own, words::remote(&region), point, || Ok(()), HereError::Connection)?;
+    let mut result = run_pairs(&own, RemoteMemory::from(&region), point, || Ok(()), HereError::Connection)?;
     if let Some(relays) = relays {
         result.far.extend(order_figures(&relays.end()?));
     }

@@ -14,7 +14,7 @@ use doorbell_verbs::{
     Region, SendFlags, SendOperation, SendRequest, Status,
 };
 
-use crate::one_sided::RemoteMemory;
+pub use crate::one_sided::RemoteMemory;
 use doorbell_record::{Figure, Figures, HotPoint, Operation, OrderPoint, PointResult, ScopePoint, TearingPoint};
 use doorbell_wire::to_gid;
 
@@ -38,11 +38,6 @@ const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Acc
 /// The device cannot register `bytes` bytes.
 pub fn memory(pd: &Pd, bytes: usize) -> Result<Region, ConnectError> {
     Ok(pd.allocate(bytes, REMOTE | Access::LOCAL_WRITE, MemoryKind::Plain)?)
-}
-
-/// Returns the address and key of a region for its peers.
-pub fn remote(region: &Region) -> RemoteMemory {
-    RemoteMemory { address: region.address(), rkey: region.rkey().get(), bytes: region.len() as u64 }
 }
 
 /// One end of a connection to memory, with buffers for the operands of operations.
@@ -129,11 +124,6 @@ impl Pair {
     pub fn description(&self) -> EndpointDescription {
         let own = EndpointDescription::bare(&self.qp, self.psn);
         EndpointDescription { path_mtu: self.path_mtu.unwrap_or(own.path_mtu), ..own }
-    }
-
-    /// Returns the number of the queue pair.
-    pub fn qpn(&self) -> Qpn {
-        self.qp.qpn()
     }
 
     /// Returns the offset of the buffer for the operation with this number.
@@ -364,14 +354,13 @@ pub struct Torn {
     pub newest: u64,
 }
 
-impl Torn {
-    /// Returns the figures for a record.
-    pub fn figures(&self) -> Figures {
-        let mut figures = Figures::from([(Figure::Torn, 100.0 * self.torn as f64 / self.reads.max(1) as f64)]);
-        if self.torn > 0 {
-            let torn = self.torn as f64;
-            figures.insert(Figure::TornAt, self.offsets as f64 / torn);
-            figures.insert(Figure::TornAtPackets, 100.0 * self.at_packets as f64 / torn);
+impl From<Torn> for Figures {
+    fn from(found: Torn) -> Self {
+        let torn = found.torn as f64;
+        let mut figures = Self::from([(Figure::Torn, 100.0 * torn / found.reads.max(1) as f64)]);
+        if found.torn > 0 {
+            figures.insert(Figure::TornAt, found.offsets as f64 / torn);
+            figures.insert(Figure::TornAtPackets, 100.0 * found.at_packets as f64 / torn);
         }
         figures
     }

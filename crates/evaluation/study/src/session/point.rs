@@ -11,7 +11,7 @@ use doorbell_verbs::{Channel, MemoryKind, PathMtu, Pd};
 use super::SessionError;
 use super::peer::{Peer, Watch};
 use super::report::Before;
-pub use super::work::{Done, End, Work, Worked};
+use super::work::{Done, End, Work};
 use crate::one_sided::{self, RemoteMemory};
 use crate::threads::Threads;
 use crate::unacknowledged;

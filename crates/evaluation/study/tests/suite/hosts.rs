@@ -8,7 +8,7 @@ use crate::common::MEMORY_BYTES;
 use doorbell_machine::pinning::ProcessPosition;
 use doorbell_protocols::Protocol;
 use doorbell_record::{Extent, Kind, Operation, Parameters, PointResult, Serving, Transport};
-use doorbell_study::layout::Layout;
+use doorbell_study::experiment::Layout;
 use doorbell_study::session::{self, Dealt, HostError, Introduction, SessionError, Terms, measure_on};
 use doorbell_verbs::soft::{self, SoftOptions};
 

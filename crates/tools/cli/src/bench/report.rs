@@ -5,11 +5,11 @@ pub(crate) mod short;
 use std::collections::BTreeMap;
 use std::io;
 
+use doorbell_record::prediction::range;
 use doorbell_record::{
     BothEnds, Carried, CarriedBy, Cast, Environment, Kind, Operation, Parameters, PointResult, SharedBy, Timed,
     Transport,
 };
-use doorbell_study::verification::range;
 
 use crate::output::{line, note, us};
 

@@ -8,8 +8,7 @@ use doorbell_exchange::address::{address_toward, connect};
 use doorbell_machine::pinning::{Pinning, ProcessPosition};
 use doorbell_record::{Environment, FarPoint, Link, Parameters, PointResult};
 use doorbell_sim::reproduce::SEED;
-use doorbell_study::experiment::Point;
-use doorbell_study::layout::Layout;
+use doorbell_study::experiment::{Layout, Point};
 use doorbell_study::session::{Client, Introduction};
 
 use super::{Own, open_with};
