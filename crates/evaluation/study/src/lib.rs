@@ -33,8 +33,8 @@
 //! # }
 //! ```
 //!
-//! [`workload`] contains workloads over connections of any protocol, as `async fn`. [`unacknowledged`] contains workloads
-//! that use verbs directly. [`executor`] runs workloads on a polling thread.
+//! [`workload`] contains workloads over connections of any protocol, as `async fn`. [`unacknowledged`] contains
+//! workloads that use verbs directly. [`executor`] runs workloads on a polling thread.
 //!
 //! [`session`] lets two ends measure one point after the other. The ends are two processes joined by TCP, or
 //! both ends are in one process. `doorbell_record` contains the results. [`far`] contains workloads in which several
