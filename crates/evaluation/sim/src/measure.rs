@@ -30,14 +30,12 @@ pub struct Load {
     /// Maximum number of outstanding one-sided operations of all queue pairs together, if it differs from the sum of
     /// their windows. Some queue pairs have one more than the others.
     pub outstanding: Option<usize>,
-    /// Number of threads of the answering host, if it differs from the number of threads of the asking host.
-    pub receiver_threads: Option<usize>,
 }
 
 impl Load {
-    /// Returns the load of these parameters with all windows full and equally many threads on both hosts.
+    /// Returns the load of these parameters with all windows full.
     pub fn new(parameters: Parameters, bytes: usize) -> Self {
-        Self { parameters, bytes, in_rounds: false, outstanding: None, receiver_threads: None }
+        Self { parameters, bytes, in_rounds: false, outstanding: None }
     }
 
     /// Sets the size of the messages.
@@ -118,7 +116,7 @@ pub(crate) enum Stop {
     AtRnrNak,
 }
 
-/// Measures messages of one size between two hosts, with `parameters.serving.threads` threads on each host.
+/// Measures messages of one size between two hosts, with the threads of `parameters.serving` on each host.
 ///
 /// # Errors
 ///
@@ -256,9 +254,7 @@ fn perform<C: Connector<Connection: 'static> + 'static>(
     if parameters.transport != Transport::Rc {
         return Err(MeasureError::Feature("simulations of two hosts have acknowledged messages only"));
     }
-    let mut cast = parameters.cast();
-    cast.answering.threads = load.receiver_threads.unwrap_or(cast.answering.threads);
-    let [mut asking, answering] = points(&bench, protocol, &cast)?;
+    let [mut asking, answering] = points(&bench, protocol, &parameters.cast())?;
     if load.in_rounds {
         asking.work = asking.work.in_rounds();
     }

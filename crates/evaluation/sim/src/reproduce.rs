@@ -195,15 +195,10 @@ impl<'a> Runs<'a> {
             serving.shared_receives = Some(if workload.repost_thread { SharedBy::Thread } else { SharedBy::Lock });
         }
         serving.single_receiver = manner.one_queue && workload.protocol == Protocol::SendReceive;
-        let receivers = workload.peers.receivers;
-        let differ = receivers != workload.peers.senders && !serving.single_receiver;
-        Load {
-            parameters,
-            bytes,
-            in_rounds: false,
-            outstanding: None,
-            receiver_threads: differ.then_some(receivers as usize),
+        if workload.peers.receivers != workload.peers.senders && !serving.single_receiver {
+            serving.server_threads = workload.peers.receivers as usize;
         }
+        Load::new(parameters, bytes)
     }
 
     /// Converts operations on bare queue pairs.
@@ -232,7 +227,7 @@ impl<'a> Runs<'a> {
         parameters.addresses =
             posted.operation.is_atomic().then_some((posted.addresses as usize).clamp(1, parameters.connections));
         let outstanding = posted.outstanding.map(|all| all as usize);
-        Ok(Load { parameters, bytes, in_rounds: posted.in_rounds, outstanding, receiver_threads: None })
+        Ok(Load { parameters, bytes, in_rounds: posted.in_rounds, outstanding })
     }
 
     fn rated(measured: &Measured) -> Rated {

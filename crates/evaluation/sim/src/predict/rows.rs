@@ -99,7 +99,7 @@ pub fn rows() -> Vec<BlindRow> {
                 let mut load = load(protocol, bytes);
                 load.parameters.connections = count;
                 load.parameters.serving.threads = count;
-                load.receiver_threads = Some(1);
+                load.parameters.serving.server_threads = 1;
                 rows.push(BlindRow {
                     experiment: N_TO_ONE,
                     subject: protocol.name(),
