@@ -309,11 +309,11 @@ impl Mailbox {
     }
 }
 
-/// Yields the CPU of a polling thread, at once after [`PATIENCE`] polls without work.
+/// Number of consecutive polls without work. After [`PATIENCE`] of them, the polling thread yields its CPU at each poll.
 #[derive(Default)]
-struct Patience(u32);
+struct IdlePolls(u32);
 
-impl Patience {
+impl IdlePolls {
     fn after(&mut self, happened: bool) {
         self.0 = if happened { 0 } else { self.0.saturating_add(1) };
         if self.0 > PATIENCE {
@@ -325,7 +325,7 @@ impl Patience {
 impl MemoryParty {
     /// Serves until the store ends. `note` shows messages that the memory node rejects.
     pub fn serve(&mut self, mailbox: &mut Mailbox, device: &Device, note: Note) {
-        let mut patience = Patience::default();
+        let mut idle = IdlePolls::default();
         loop {
             let now_ns = device.now_ns();
             let mut happened = self.poll(now_ns);
@@ -340,7 +340,7 @@ impl MemoryParty {
             while let Some(message) = self.next_message() {
                 mailbox.send(message, now_ns);
             }
-            patience.after(happened);
+            idle.after(happened);
         }
     }
 }
@@ -359,7 +359,7 @@ impl MetadataParty {
         is_over: &AtomicBool,
         note: Note,
     ) -> Result<(), AssemblyError> {
-        let (mut patience, mut is_checking) = (Patience::default(), false);
+        let (mut idle, mut is_checking) = (IdlePolls::default(), false);
         loop {
             let now_ns = device.now_ns();
             let mut happened = self.poll(now_ns);
@@ -381,7 +381,7 @@ impl MetadataParty {
                 self.begin_check()?;
                 is_checking = true;
             }
-            patience.after(happened);
+            idle.after(happened);
         }
     }
 }
