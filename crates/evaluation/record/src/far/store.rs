@@ -62,7 +62,25 @@ impl Default for StorePoint {
     }
 }
 
+/// Pause of a client between two operations in the published runs, in microseconds for each client: the threads of a
+/// host share its processors. The pause is fitted to the published shares of CASes that succeed.
+const FITTED_US_PER_CLIENT: f64 = 0.2;
+
 impl StorePoint {
+    /// Assumed bytes of a value in the published runs.
+    pub const PUBLISHED_VALUE: usize = 1024;
+
+    /// Returns the published workload of `clients` clients, with the pauses that are fitted to it.
+    pub fn published(strategy: Strategy, clients: usize) -> Self {
+        Self {
+            strategy,
+            clients,
+            client_us: FITTED_US_PER_CLIENT * clients as f64,
+            value_bytes: Self::PUBLISHED_VALUE,
+            ..Self::default()
+        }
+    }
+
     /// Returns the load of each client.
     pub fn load(&self) -> Load {
         let ns = |us: f64| (us * 1e3) as u64;

@@ -6,7 +6,7 @@ use doorbell_protocols::Protocol;
 use doorbell_record::{FarPoint, HotPoint, Kind, Operation, Parameters, StorePoint, Strategy, Way};
 use doorbell_wire::{MessageKind, OuterKind, Response, Transport, message_cost};
 
-use super::store::{CLIENTS, VALUE, published_store};
+use super::store::{CLIENTS, published_store};
 use super::{BlindRow, Doubt, RowWorkload, Similar, T1, T3, Unit, doubt};
 use crate::measure::Load;
 use crate::reproduce::{Lack, Runs};
@@ -205,7 +205,7 @@ fn stores() -> Vec<BlindRow> {
     };
     let strategies = [Strategy::Steered, Strategy::Optimistic];
     let mut rows = Vec::new();
-    for (experiment, bytes) in [(STORE_64, VALUE), (STORE_392, SMALL_VALUE)] {
+    for (experiment, bytes) in [(STORE_64, StorePoint::PUBLISHED_VALUE), (STORE_392, SMALL_VALUE)] {
         for write_percent in [5.0, 50.0, 100.0] {
             let point = |strategy| {
                 let store = if experiment == STORE_64 {
@@ -240,12 +240,12 @@ fn stores() -> Vec<BlindRow> {
     }
     for strategy in strategies {
         for zipf in [0.0, 0.3, 0.6, 0.9, 0.99, 1.2, 1.5] {
-            let point = FarPoint::Store(StorePoint { zipf, ..many(strategy, 280, VALUE) });
+            let point = FarPoint::Store(StorePoint { zipf, ..many(strategy, 280, StorePoint::PUBLISHED_VALUE) });
             rows.push(BlindRow {
                 testbed: T3,
                 experiment: STORE_280,
                 subject: strategy.name(),
-                bytes: VALUE,
+                bytes: StorePoint::PUBLISHED_VALUE,
                 at: ("Zipf exponent", zipf),
                 workload: RowWorkload::Far(point),
                 similar: Similar::StoreBytes,

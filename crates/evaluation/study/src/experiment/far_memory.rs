@@ -20,11 +20,6 @@ const PAIRS: usize = 20;
 
 /// Numbers of clients in the published runs.
 const PUBLISHED_CLIENTS: [usize; 2] = [64, 128];
-/// Pause of a client between two operations in the published runs, in microseconds for each client: the threads of a
-/// host share its processors. The pause is fitted to the published shares of CASes that succeed.
-const FITTED_US_PER_CLIENT: f64 = 0.2;
-/// Assumed bytes of a value in the published runs.
-const PUBLISHED_VALUE: usize = 1024;
 
 const RATE: &[Quantity] = &[MessageRate, MeanLatency];
 const ORDER: &[Quantity] = &[Far(InOrder), Far(LargestGap), Far(MeanGap), Far(SameAddressOutOfOrder), MessageRate];
@@ -260,14 +255,7 @@ fn contention(effort: Effort) -> Experiment {
     for clients in PUBLISHED_CLIENTS {
         for strategy in [Strategy::Optimistic, Strategy::Steered] {
             for write_percent in effort.pick(vec![50.0], vec![5.0, 50.0, 100.0], vec![5.0, 25.0, 50.0, 75.0, 100.0]) {
-                let load = StorePoint {
-                    strategy,
-                    clients,
-                    client_us: FITTED_US_PER_CLIENT * clients as f64,
-                    write_percent,
-                    value_bytes: PUBLISHED_VALUE,
-                    ..StorePoint::default()
-                };
+                let load = StorePoint { write_percent, ..StorePoint::published(strategy, clients) };
                 points.push(store(effort, format!("{}, {clients} clients", strategy.name()), write_percent, load));
             }
         }
