@@ -10,6 +10,7 @@
 mod assigned;
 pub mod capture;
 pub(crate) mod copies;
+pub(crate) mod directions;
 pub(crate) mod layers;
 pub(crate) mod packets;
 pub(crate) mod reasons;

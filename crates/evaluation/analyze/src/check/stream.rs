@@ -1,10 +1,7 @@
-//! Assignment of packets to streams, and of streams to each other.
-
-use std::collections::HashMap;
-use std::net::IpAddr;
+//! Assignment of packets to streams.
 
 use doorbell_wire::{
-    BTH_LEN, BthRepr, CNP_RESERVED_LEN, Datagram, FaultMarks, Opcode, PacketOperation, PartitionKey, PathMtu, Qpn,
+    BTH_LEN, BthRepr, CNP_RESERVED_LEN, Datagram, FaultMarks, Opcode, PacketOperation, PartitionKey, PathMtu,
     SyndromeKind,
 };
 
@@ -18,11 +15,10 @@ use super::rules::{COUNT, RULES, RuleId, Severity};
 use crate::decode::Options;
 use crate::decode::capture::{CapturedFrame, LinkType};
 use crate::decode::copies::{Copies, Point, identity};
+use crate::decode::directions::{Directions, Joined, Key};
 use crate::decode::layers::udp_frame;
 use crate::decode::packets::{Flows, Found, longer_than_a_packet};
 
-/// Maximum number of searches for the opposite direction of a stream.
-const MAX_SEARCHES: u32 = 1000;
 /// Maximum number of findings of a report.
 const MAX_FINDINGS: usize = 10_000;
 /// Maximum number of sampled events, and of rare events, per stream.
@@ -87,13 +83,8 @@ impl Timeline {
 
 #[derive(Debug)]
 struct Stream {
-    from: IpAddr,
-    to: IpAddr,
-    to_qpn: Qpn,
-    opposite: Option<usize>,
     /// Whether requests are missing in an earlier opposite direction.
     lacks_earlier_requests: bool,
-    searches: u32,
     packets: u64,
     repeated: u64,
     requests: Requests,
@@ -106,14 +97,9 @@ struct Stream {
 }
 
 impl Stream {
-    fn new(from: IpAddr, to: IpAddr, to_qpn: Qpn) -> Self {
+    fn new() -> Self {
         Self {
-            from,
-            to,
-            to_qpn,
-            opposite: None,
             lacks_earlier_requests: false,
-            searches: 0,
             packets: 0,
             repeated: 0,
             requests: Requests::default(),
@@ -213,8 +199,6 @@ fn padding(packet: &Packet<'_>, drafts: &mut Drafts) {
     }
 }
 
-type Key = (IpAddr, IpAddr, Qpn);
-
 /// Parts of a packet that the ICRC check found.
 #[derive(Clone, Copy)]
 struct Sighting<'a> {
@@ -232,11 +216,9 @@ pub(super) struct Checker {
     limits: Limits,
     flows: Flows,
     copies: Copies,
+    /// Streams by the numbers of their directions.
     streams: Vec<Stream>,
-    by_key: HashMap<Key, usize>,
-    /// Streams without an opposite direction, by source and destination.
-    alone: HashMap<(IpAddr, IpAddr), Vec<usize>>,
-    last: usize,
+    directions: Directions,
     frames: u64,
     packets: u64,
     unfollowed: u64,
@@ -254,9 +236,7 @@ impl Checker {
             flows: Flows::new(),
             copies: Copies::default(),
             streams: Vec::new(),
-            by_key: HashMap::new(),
-            alone: HashMap::new(),
-            last: 0,
+            directions: Directions::default(),
             frames: 0,
             packets: 0,
             unfollowed: 0,
@@ -330,7 +310,8 @@ impl Checker {
             self.unfollowed += 1;
             return;
         }
-        let Some(at) = self.stream((datagram.outer.src, datagram.outer.dst, bth.dest_qpn)) else {
+        let key = Key { from: datagram.outer.src, to: datagram.outer.dst, to_qpn: bth.dest_qpn };
+        let Some(at) = self.stream(key) else {
             self.unfollowed += 1;
             return;
         };
@@ -389,58 +370,31 @@ impl Checker {
 
     /// Returns the stream of a packet, and creates the stream if the number of streams is below the limit.
     fn stream(&mut self, key: Key) -> Option<usize> {
-        let is = |stream: &Stream| (stream.from, stream.to, stream.to_qpn) == key;
-        if self.streams.get(self.last).is_some_and(is) {
-            return Some(self.last);
-        }
-        if let Some(&at) = self.by_key.get(&key) {
-            self.last = at;
+        if let Some(at) = self.directions.find(key) {
             return Some(at);
         }
         if self.streams.len() >= 2 * self.options.max_conversations {
             return None;
         }
-        let at = self.streams.len();
-        self.streams.push(Stream::new(key.0, key.1, key.2));
-        self.by_key.insert(key, at);
-        self.alone.entry((key.0, key.1)).or_default().push(at);
-        self.last = at;
-        Some(at)
+        self.streams.push(Stream::new());
+        Some(self.directions.add(key))
     }
 
-    /// Returns the stream with the requests that the answers of stream `at` belong to. PSNs start at random, so usually
-    /// only one stream has sent the PSN of the answer. A queue pair may get another peer in a later connection.
+    /// Returns the stream with the requests that the answers of stream `at` belong to. A queue pair may get another peer
+    /// in a later connection.
     fn opposite(&mut self, at: usize, packet: &Packet<'_>) -> Option<usize> {
         let psn = packet.bth.psn;
-        let known = self.streams[at].opposite;
-        let is_settled = known.is_some_and(|known| !Answers::is_foreign(&self.streams[known].requests, psn));
-        let stream = &mut self.streams[at];
-        if is_settled || stream.searches >= MAX_SEARCHES {
-            return known;
+        let Self { directions, streams, .. } = self;
+        let known = directions.opposite(at);
+        let is_settled = known.is_some_and(|known| !Answers::is_foreign(&streams[known].requests, psn));
+        let joined = directions.join(at, is_settled, |other| streams[other].requests.has_sent(psn));
+        if let Joined { opposite: Some(opposite), before: Some(before) } = joined {
+            let lacks_requests = streams[before].requests.is_incomplete();
+            let generation = streams[opposite].requests.generation();
+            streams[at].lacks_earlier_requests |= lacks_requests;
+            streams[at].answers.start_anew(generation);
         }
-        stream.searches += 1;
-        let (from, to) = (stream.from, stream.to);
-        let alone = self.alone.get(&(to, from)).map_or(&[][..], Vec::as_slice);
-        let mut fitting =
-            alone.iter().copied().filter(|&other| other != at && self.streams[other].requests.has_sent(psn));
-        let (Some(other), None) = (fitting.next(), fitting.next()) else { return known };
-        if let Some(known) = known {
-            let before = &mut self.streams[known];
-            before.opposite = None;
-            let lacks_requests = before.requests.is_incomplete();
-            self.alone.entry((before.from, before.to)).or_default().push(known);
-            let generation = self.streams[other].requests.generation();
-            self.streams[at].lacks_earlier_requests |= lacks_requests;
-            self.streams[at].answers.start_anew(generation);
-        }
-        for (one, another) in [(at, other), (other, at)] {
-            let key = (self.streams[one].from, self.streams[one].to);
-            if let Some(alone) = self.alone.get_mut(&key) {
-                alone.retain(|&stream| stream != one);
-            }
-            self.streams[one].opposite = Some(another);
-        }
-        Some(other)
+        joined.opposite
     }
 
     pub(super) fn finish(mut self, format: &'static str, stopped: Option<String>) -> Report {
@@ -448,7 +402,7 @@ impl Checker {
             let stream = &mut self.streams[at];
             stream.requests.confirm(&mut stream.drafts);
             stream.requests.confirm_skip(&mut stream.drafts);
-            if let Some(opposite) = stream.opposite
+            if let Some(opposite) = self.directions.opposite(at)
                 && let Ok([own, other]) = self.streams.get_disjoint_mut([at, opposite])
             {
                 own.answers.finish(&other.requests, &mut own.drafts);
@@ -459,7 +413,7 @@ impl Checker {
         let is_incomplete: Vec<_> = self.streams.iter().map(|stream| stream.requests.is_incomplete()).collect();
         let has_right_icrcs = self.right_icrcs > self.wrong_icrcs;
         let all = self.streams.iter().enumerate().map(|(at, stream)| {
-            let opposite = stream.opposite.filter(|_| !stream.lacks_earlier_requests);
+            let opposite = self.directions.opposite(at).filter(|_| !stream.lacks_earlier_requests);
             (Some(at), opposite, &stream.drafts)
         });
         for (at, opposite, drafts) in all.chain([(None, None, &self.damaged)]) {
@@ -504,18 +458,20 @@ impl Checker {
         let rules = RULES.iter().zip(counts);
         let rules =
             rules.map(|(rule, (findings, judged, unjudged))| RuleCount { rule: *rule, findings, judged, unjudged });
-        let from_qpns: Vec<_> =
-            self.streams.iter().map(|it| it.opposite.map(|at| self.streams[at].to_qpn.get())).collect();
-        let queue_pair = |(stream, from_qpn): (Stream, Option<u32>)| QueuePair {
-            from: stream.from,
-            from_qpn,
-            to: stream.to,
-            to_qpn: stream.to_qpn.get(),
-            opposite: stream.opposite,
-            packets: stream.packets,
-            repeated: stream.repeated,
-            complete: !stream.requests.is_incomplete(),
-            events: stream.timeline.all(),
+        let directions = &self.directions;
+        let queue_pair = |(at, stream): (usize, Stream)| {
+            let (Key { from, to, to_qpn }, opposite) = (directions.key(at), directions.opposite(at));
+            QueuePair {
+                from,
+                from_qpn: opposite.map(|other| directions.key(other).to_qpn.get()),
+                to,
+                to_qpn: to_qpn.get(),
+                opposite,
+                packets: stream.packets,
+                repeated: stream.repeated,
+                complete: !stream.requests.is_incomplete(),
+                events: stream.timeline.all(),
+            }
         };
         Report {
             schema: SCHEMA,
@@ -529,7 +485,7 @@ impl Checker {
             findings,
             errors,
             warnings,
-            queue_pairs: self.streams.into_iter().zip(from_qpns).map(queue_pair).collect(),
+            queue_pairs: self.streams.into_iter().enumerate().map(queue_pair).collect(),
         }
     }
 }

@@ -2,10 +2,9 @@
 //! other direction.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 
 use doorbell_wire::{
-    AethRepr, MessageKind, NakCode, Opcode, PacketOperation, PathMtu, Psn, Qpn, RethRepr, SyndromeKind, Transport,
+    AethRepr, MessageKind, NakCode, Opcode, PacketOperation, PathMtu, Psn, RethRepr, SyndromeKind, Transport,
 };
 use hdrhistogram::Histogram;
 
@@ -56,37 +55,13 @@ pub(super) fn time_histogram() -> TimeHistogram {
     Histogram::new_with_bounds(1, MAX_TIME_NS, 2).expect("these bounds are allowed")
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Stream {
-    pub(super) src: IpAddr,
-    pub(super) dst: IpAddr,
-    pub(super) dest_qpn: Qpn,
-    /// Index of the stream of the other direction between the same queue pairs.
-    pub(super) peer: Option<usize>,
     pub(super) packets: u64,
     pub(super) frame_bytes: u64,
     pub(super) bad_icrc_packets: u64,
     pub(super) requests: Requests,
     pub(super) answers: Answers,
-    /// Number of searches for `peer` so far.
-    pub(super) searches: u32,
-}
-
-impl Stream {
-    pub(super) fn new(src: IpAddr, dst: IpAddr, dest_qpn: Qpn) -> Self {
-        Self {
-            src,
-            dst,
-            dest_qpn,
-            peer: None,
-            packets: 0,
-            frame_bytes: 0,
-            bad_icrc_packets: 0,
-            requests: Requests::default(),
-            answers: Answers::default(),
-            searches: 0,
-        }
-    }
 }
 
 /// Request packets of a stream.

@@ -10,6 +10,7 @@ use doorbell_wire::{
 use super::Options;
 use super::capture::{CapturedFrame, LinkType};
 use super::copies::{Copies, Point, identity};
+use super::directions::{Directions, Key};
 use super::layers::{Layer, TunnelKind, udp_frame};
 use super::packets::{Flows, Found, longer_than_a_packet};
 use super::reasons::{Malformed, OtherFrame, by_count, is_unfollowed_request, listed, opcode_name};
@@ -18,9 +19,6 @@ use super::summary::{
     Conversation, Direction, FaultCounts, HostTotals, Icrc, KindCount, MalformedCount, OpcodeCount, SCHEMA, Summary,
     SuperPackets, Times, TunnelCount,
 };
-
-/// Maximum number of searches for the peer of a stream, which is the stream with the requests of its answers.
-const MAX_SEARCHES: u32 = 1000;
 
 /// ECN: congestion experienced (RFC 3168).
 const CONGESTION_EXPERIENCED: u8 = 0b11;
@@ -56,12 +54,9 @@ struct Sighting<'a> {
 pub(super) struct Tracker {
     options: Options,
     flows: Flows,
+    /// Streams by the numbers of their directions.
     streams: Vec<Stream>,
-    by_key: HashMap<(IpAddr, IpAddr, Qpn), usize>,
-    /// Streams without a peer, by source and destination.
-    alone: HashMap<(IpAddr, IpAddr), Vec<usize>>,
-    /// The stream of the previous packet, since most packets arrive in runs.
-    last: usize,
+    directions: Directions,
     frames: u64,
     /// Numbers of frames without a RoCE v2 packet, by kind. The numbers of EtherTypes, protocols, ports and link types
     /// limit the number of kinds.
@@ -100,9 +95,7 @@ impl Tracker {
             options: *options,
             flows: Flows::new(),
             streams: Vec::new(),
-            by_key: HashMap::new(),
-            alone: HashMap::new(),
-            last: 0,
+            directions: Directions::default(),
             frames: 0,
             others: BTreeMap::new(),
             tunnels: [0; TunnelKind::ALL.len()],
@@ -280,51 +273,23 @@ impl Tracker {
 
     /// Returns the stream of a packet, and creates the stream if the number of streams is below the limit.
     fn stream(&mut self, datagram: &Datagram<'_>, dest_qpn: Qpn, right: bool) -> Option<usize> {
-        let key = (datagram.outer.src, datagram.outer.dst, dest_qpn);
-        let is = |stream: &Stream| (stream.src, stream.dst, stream.dest_qpn) == key;
-        if self.streams.get(self.last).is_some_and(is) {
-            return Some(self.last);
-        }
-        if let Some(&at) = self.by_key.get(&key) {
-            self.last = at;
+        let key = Key { from: datagram.outer.src, to: datagram.outer.dst, to_qpn: dest_qpn };
+        if let Some(at) = self.directions.find(key) {
             return Some(at);
         }
         // The queue pair number of a damaged packet may be wrong, so damaged packets create no stream.
         if self.streams.len() >= 2 * self.options.max_conversations || !right && self.options.drop_bad_icrc {
             return None;
         }
-        let at = self.streams.len();
-        self.streams.push(Stream::new(key.0, key.1, key.2));
-        self.by_key.insert(key, at);
-        self.alone.entry((key.0, key.1)).or_default().push(at);
-        self.last = at;
-        Some(at)
+        self.streams.push(Stream::default());
+        Some(self.directions.add(key))
     }
 
     /// Returns the stream with the requests that the answer `packet` in stream `at` belongs to.
     fn peer(&mut self, at: usize, packet: &Packet) -> Option<usize> {
-        let stream = &mut self.streams[at];
-        if stream.peer.is_some() || stream.searches >= MAX_SEARCHES {
-            return stream.peer;
-        }
-        stream.searches += 1;
-        let (src, dst) = (stream.src, stream.dst);
-        let mut fitting = self
-            .alone
-            .get(&(dst, src))?
-            .iter()
-            .copied()
-            .filter(|&other| other != at && self.streams[other].requests.has_sent(packet.psn));
-        // Sequence numbers start at random, so usually only one stream has sent the sequence number of the answer.
-        let (Some(peer), None) = (fitting.next(), fitting.next()) else { return None };
-        for (one, other) in [(at, peer), (peer, at)] {
-            let key = (self.streams[one].src, self.streams[one].dst);
-            if let Some(alone) = self.alone.get_mut(&key) {
-                alone.retain(|&stream| stream != one);
-            }
-            self.streams[one].peer = Some(other);
-        }
-        Some(peer)
+        let Self { directions, streams, .. } = self;
+        let is_settled = directions.opposite(at).is_some();
+        directions.join(at, is_settled, |other| streams[other].requests.has_sent(packet.psn)).opposite
     }
 
     pub(super) fn finish(self, format: &'static str, stopped: Option<String>) -> Summary {
@@ -401,21 +366,23 @@ impl Tracker {
     fn conversations(&self) -> Vec<Conversation> {
         let mut conversations = Vec::new();
         for (at, stream) in self.streams.iter().enumerate() {
-            let peer = stream.peer.map(|peer| &self.streams[peer]);
+            let peer_at = self.directions.opposite(at);
+            let peer = peer_at.map(|peer| &self.streams[peer]);
             // Report each pair of streams once, from the requesting side. If both sides send requests, use the stream
             // that was seen first.
             let asks = |stream: &Stream| stream.requests.packets > 0;
-            if let (Some(peer_at), Some(peer)) = (stream.peer, peer) {
+            if let (Some(peer_at), Some(peer)) = (peer_at, peer) {
                 let first = if asks(stream) == asks(peer) { at < peer_at } else { asks(stream) };
                 if !first {
                     continue;
                 }
             }
+            let Key { from, to, to_qpn } = self.directions.key(at);
             conversations.push(Conversation {
-                a: stream.src,
-                b: stream.dst,
-                a_qpn: peer.map(|peer| peer.dest_qpn.get()),
-                b_qpn: Some(stream.dest_qpn.get()),
+                a: from,
+                b: to,
+                a_qpn: peer_at.map(|peer| self.directions.key(peer).to_qpn.get()),
+                b_qpn: Some(to_qpn.get()),
                 from_a: direction(stream, peer),
                 from_b: peer.map_or_else(Direction::default, |peer| direction(peer, Some(stream))),
             });
@@ -426,12 +393,13 @@ impl Tracker {
 
     fn hosts(&self) -> Vec<HostTotals> {
         let mut hosts: HashMap<IpAddr, HostTotals> = HashMap::new();
-        for stream in &self.streams {
+        for (at, stream) in self.streams.iter().enumerate() {
+            let Key { from, to, .. } = self.directions.key(at);
             let new = |address| HostTotals { address, rx_packets: 0, rx_bytes: 0, tx_packets: 0, tx_bytes: 0 };
-            let sender = hosts.entry(stream.src).or_insert_with(|| new(stream.src));
+            let sender = hosts.entry(from).or_insert_with(|| new(from));
             sender.tx_packets += stream.packets;
             sender.tx_bytes += stream.frame_bytes;
-            let receiver = hosts.entry(stream.dst).or_insert_with(|| new(stream.dst));
+            let receiver = hosts.entry(to).or_insert_with(|| new(to));
             receiver.rx_packets += stream.packets;
             receiver.rx_bytes += stream.frame_bytes;
         }
