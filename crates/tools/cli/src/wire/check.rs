@@ -7,12 +7,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_analyze::check::{Event, EventKind, Finding, Limits, QueuePair, Report, check};
-use doorbell_analyze::decode::Options;
 use doorbell_report::{JudgedCapture, Timeline, TimelinePoint, judged_captures_html, write_whole};
-use doorbell_wire::{ROCE_UDP_PORT, ack_timeout_ns};
+use doorbell_wire::ack_timeout_ns;
 use serde_json::json;
 
-use super::decode::{check_conversations, open};
+use super::decode::{Reading, open};
 use crate::failure::Failure;
 use crate::output::line;
 use crate::quantity;
@@ -34,18 +33,11 @@ pub(crate) struct Check {
     /// Minimum time between two CNPs to one queue pair, as in 4us
     #[arg(long, value_name = "SECONDS", value_parser = quantity::seconds)]
     cnp_interval: Option<f64>,
-    /// The UDP port of RoCE v2
-    #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
-    udp_port: u16,
+    #[command(flatten)]
+    reading: Reading,
     /// Maximum number of findings, and of queue pairs with a timeline, to print (--json has up to 10,000 findings)
     #[arg(long, value_name = "N", default_value = "10", value_parser = quantity::count::<usize>)]
     top: usize,
-    /// Maximum number of conversations to follow
-    #[arg(long, value_name = "N", default_value = "1024", value_parser = quantity::count::<usize>)]
-    max_conversations: usize,
-    /// Also judge packets with a wrong ICRC, which an RNIC drops
-    #[arg(long)]
-    ignore_icrc: bool,
     /// Also write a page with the findings and a picture of each timeline
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -58,12 +50,7 @@ pub(crate) struct Check {
 const TIMELINE_LINES: usize = 20;
 
 pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
-    check_conversations(arguments.max_conversations)?;
-    let options = Options {
-        udp_port: arguments.udp_port,
-        max_conversations: arguments.max_conversations,
-        drop_bad_icrc: !arguments.ignore_icrc,
-    };
+    let options = arguments.reading.options()?;
     let limits = Limits {
         timeout_ns: arguments.timeout.and_then(ack_timeout_ns),
         retry_count: arguments.retry_count.map(u32::from),

@@ -22,21 +22,41 @@ use crate::quantity;
 pub(crate) struct Decode {
     /// Capture file; - is standard input
     file: PathBuf,
-    /// The UDP port of RoCE v2
-    #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
-    udp_port: u16,
+    #[command(flatten)]
+    reading: Reading,
     /// Maximum number of conversations to print, those with the most bytes first (--json has all)
     #[arg(long, value_name = "N", default_value = "10", value_parser = quantity::count::<usize>)]
     top: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options for reading a capture.
+#[derive(Args)]
+pub(super) struct Reading {
+    /// The UDP port of RoCE v2
+    #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
+    udp_port: u16,
     /// Maximum number of conversations to follow. Packets of further conversations are only counted
     #[arg(long, value_name = "N", default_value = "1024", value_parser = quantity::count::<usize>)]
     max_conversations: usize,
     /// Also follow packets with a wrong ICRC, which an RNIC drops
     #[arg(long)]
     ignore_icrc: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+}
+
+impl Reading {
+    /// Returns the options, or an error about --max-conversations.
+    pub(super) fn options(&self) -> Result<Options, Usage> {
+        let Self { udp_port, max_conversations, ignore_icrc } = *self;
+        if !(1..=MOST_CONVERSATIONS).contains(&max_conversations) {
+            return Err(Usage(format!(
+                "--max-conversations is {max_conversations}, allowed is 1 to {MOST_CONVERSATIONS}"
+            )));
+        }
+        Ok(Options { udp_port, max_conversations, drop_bad_icrc: !ignore_icrc })
+    }
 }
 
 /// Maximum value of --max-conversations. More conversations would need gigabytes of memory.
@@ -62,22 +82,8 @@ pub(super) fn read(path: &Path, options: &Options) -> Result<Summary, Failure> {
     open(path, |input| decode(input, options))
 }
 
-/// Checks the value of --max-conversations.
-pub(super) fn check_conversations(given: usize) -> Result<(), Usage> {
-    if (1..=MOST_CONVERSATIONS).contains(&given) {
-        return Ok(());
-    }
-    Err(Usage(format!("--max-conversations is {given}, allowed is 1 to {MOST_CONVERSATIONS}")))
-}
-
 pub(crate) fn run(arguments: &Decode) -> Result<ExitCode, Failure> {
-    check_conversations(arguments.max_conversations)?;
-    let options = Options {
-        udp_port: arguments.udp_port,
-        max_conversations: arguments.max_conversations,
-        drop_bad_icrc: !arguments.ignore_icrc,
-    };
-    let summary = read(&arguments.file, &options)?;
+    let summary = read(&arguments.file, &arguments.reading.options()?)?;
     if arguments.json {
         line(serde_json::to_string(&summary)?)?;
     } else {
