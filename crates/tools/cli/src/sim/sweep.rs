@@ -256,7 +256,6 @@ fn carried_as_json(point: &Point, carried: &Carried) -> Value {
         "pauses": counts.pauses,
         "paused_ps": counts.paused_ps,
         "marked": counts.marked,
-        "longest_queue_bytes": counts.longest_queue_bytes(),
         "longest_queues_bytes": { "to_nodes": to_nodes, "to_spines": to_spines, "to_leaves": to_leaves },
         "rnr_naks": carried.rnr_naks,
         "messages_lost": carried.lost,
