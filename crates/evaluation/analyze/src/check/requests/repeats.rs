@@ -1,0 +1,190 @@
+//! Repeated requests: their contents, their times, and recovery from a NAK.
+
+use doorbell_wire::{PacketOperation, Psn};
+
+use super::super::Limits;
+use super::super::findings::{Draft, Drafts, Needs};
+use super::super::packet::Packet;
+use super::super::rules::RuleId;
+use super::{Requests, Sent, passed_ns, target};
+
+/// Maximum number of repeated READ requests that are remembered.
+const MAX_REREADS: usize = 64;
+
+impl Requests {
+    /// Judges a request whose PSN was sent before.
+    pub(super) fn repeat(&mut self, packet: &Packet<'_>, limits: &Limits, drafts: &mut Drafts) {
+        let psn = packet.bth.psn;
+        let previous = self.previous;
+        let Some(at) = self.index(psn) else {
+            self.length_of_payload(packet, drafts);
+            drafts.unjudged(RuleId::Repeated);
+            return;
+        };
+        let sent = self.sent[at];
+        let is_read = packet.operation() == Some(PacketOperation::ReadRequest);
+        if is_read {
+            if self.rereads.len() == MAX_REREADS {
+                self.rereads.pop_front();
+            }
+            self.rereads.push_back(psn);
+        }
+        if sent.psn != psn {
+            // The rest of a READ, or a packet that was not captured when it was first sent.
+            self.confirm(drafts);
+            self.length_of_payload(packet, drafts);
+            if !is_rest(&sent, packet) {
+                drafts.unjudged(RuleId::Repeated);
+            }
+            return self.recover(packet, previous, drafts);
+        }
+        // The responder has acknowledged a later request, so the first transmission has arrived.
+        let is_done = self.acknowledged.is_some_and(|end| psn.is_before(end));
+        if is_done {
+            // The repeated atomic of a new connection has another value in its response.
+            self.sent[at].answer = None;
+        }
+        if sent.payload.is_some() && packet.has_known_payload() {
+            drafts.judged(RuleId::Repeated);
+        } else {
+            drafts.unjudged(RuleId::Repeated);
+        }
+        if let Some(difference) = difference(&sent, packet) {
+            let is_second = self.suspect.take().is_some();
+            if is_second || is_done {
+                // A new connection repeats the PSNs of the last one.
+                self.start_anew();
+                self.push_new(packet, drafts);
+                return;
+            }
+            drafts.unjudged(RuleId::Mtu);
+            self.suspect = Some(Draft {
+                rule: RuleId::Repeated,
+                place: packet.place,
+                related: Some(sent.place.packet),
+                needs: Needs::Nothing,
+                expected: format!("PSN {psn} as in packet {}", sent.place.packet),
+                found: difference,
+            });
+            return;
+        }
+        self.confirm(drafts);
+        self.length_of_payload(packet, drafts);
+        self.wait(packet, &sent, limits, drafts);
+        let sent = &mut self.sent[at];
+        sent.times = sent.times.saturating_add(1);
+        sent.last_ns = packet.place.at_ns;
+        self.recover(packet, previous, drafts);
+    }
+
+    /// Judges the times of a retransmission.
+    fn wait(&mut self, packet: &Packet<'_>, sent: &Sent, limits: &Limits, drafts: &mut Drafts) {
+        let psn = packet.bth.psn;
+        if let Some(rnr) = self.rnr.filter(|rnr| rnr.psn == psn) {
+            self.rnr = None;
+            match passed_ns(rnr.place.at_ns, packet.place.at_ns) {
+                Some(waited_ns) if rnr.most_ns.is_none_or(|most_ns| waited_ns <= most_ns) => {
+                    drafts.judged(RuleId::Rnr);
+                    // Half of the delay allows for the times of captures.
+                    if waited_ns < rnr.delay_ns / 2 {
+                        let expected = format!("PSN {psn} at least {} us after the RNR NAK", rnr.delay_ns / 1000);
+                        let found = format!("{} us", waited_ns / 1000);
+                        drafts.relate(RuleId::Rnr, (packet.place, rnr.place.packet), Needs::Nothing, expected, found);
+                    }
+                }
+                _ => drafts.unjudged(RuleId::Rnr),
+            }
+            return;
+        }
+        // A recovery from an earlier PSN goes on with this request.
+        let continues = self.previous.is_some_and(|previous| previous.next() == psn);
+        if self.acknowledged != Some(psn) || self.has_reads || continues {
+            return;
+        }
+        self.unanswered += 1;
+        if let Some(most) = limits.retry_count {
+            drafts.judged(RuleId::Retry);
+            if self.unanswered > most {
+                let found = format!("repetition {} of PSN {psn} without an answer", self.unanswered);
+                let places = (packet.place, sent.place.packet);
+                drafts.relate(RuleId::Retry, places, Needs::Nothing, format!("at most {most} repetitions"), found);
+            }
+        }
+        let Some(least_ns) = limits.timeout_ns.filter(|_| self.nak.is_none()) else { return };
+        if let Some(waited_ns) = passed_ns(sent.last_ns, packet.place.at_ns) {
+            drafts.judged(RuleId::Timeout);
+            if waited_ns < least_ns {
+                let expected = format!("PSN {psn} again after {} us or more", least_ns / 1000);
+                let places = (packet.place, sent.place.packet);
+                drafts.relate(RuleId::Timeout, places, Needs::Nothing, expected, format!("{} us", waited_ns / 1000));
+            }
+        } else {
+            drafts.unjudged(RuleId::Timeout);
+        }
+    }
+
+    /// Judges whether retransmissions start at the PSN of a NAK.
+    fn recover(&mut self, packet: &Packet<'_>, previous: Option<Psn>, drafts: &mut Drafts) {
+        let psn = packet.bth.psn;
+        let Some(nak) = self.nak else { return };
+        if !nak.psn.is_before(psn) {
+            if self.skipped.take().is_some() {
+                drafts.unjudged(RuleId::GoBackN);
+            } else {
+                drafts.judged(RuleId::GoBackN);
+            }
+            self.nak = None;
+            self.skipping = None;
+            return;
+        }
+        let continues = previous.is_some_and(|previous| previous.next() == psn);
+        match self.skipping {
+            // One repeated packet alone may be a probe, and a run that began before the NAK goes on for a while.
+            None if !continues => self.skipping = Some(packet.place),
+            Some(place) if continues && self.skipped.is_none() => {
+                drafts.judged(RuleId::GoBackN);
+                self.skipped = Some(Draft {
+                    rule: RuleId::GoBackN,
+                    place,
+                    related: Some(nak.place.packet),
+                    needs: Needs::Requests,
+                    expected: format!("retransmission from PSN {} on", nak.psn),
+                    found: format!("retransmission that skips it, up to PSN {psn}"),
+                });
+                self.skipping = None;
+            }
+            _ => self.skipping = None,
+        }
+    }
+}
+
+/// Returns whether a READ request asks for the rest of an earlier one.
+pub(super) fn is_rest(sent: &Sent, packet: &Packet<'_>) -> bool {
+    let both = [sent.opcode.operation(), packet.operation()] == [Some(PacketOperation::ReadRequest); 2];
+    match (sent.target, target(packet)) {
+        (Some((from, length)), Some((again, rest))) => {
+            both && rest < length && again.wrapping_add(rest) == from.wrapping_add(length)
+        }
+        _ => false,
+    }
+}
+
+/// Returns how a repeated request differs from the first transmission.
+fn difference(sent: &Sent, packet: &Packet<'_>) -> Option<String> {
+    let opcode = packet.bth.opcode;
+    if opcode != sent.opcode {
+        return Some(format!("{opcode} instead of {}", sent.opcode));
+    }
+    if let Some(payload) = sent.payload.filter(|_| packet.has_known_payload())
+        && packet.payload_bytes() != payload
+    {
+        return Some(format!("{} bytes of payload instead of {payload}", packet.payload_bytes()));
+    }
+    match (sent.target, target(packet)) {
+        (Some(first), Some(again)) if first != again && !is_rest(sent, packet) => Some(format!(
+            "address 0x{:x} and length or operand {} instead of 0x{:x} and {}",
+            again.0, again.1, first.0, first.1
+        )),
+        _ => None,
+    }
+}
