@@ -4,12 +4,13 @@ use std::time::{Duration, Instant};
 use doorbell_rnic::MAX_RUN_BYTES;
 use doorbell_wire::{Check, ICRC_LEN};
 
+use super::newcomers::DATAGRAM_BYTES_MIN;
 use super::*;
 use crate::link::{ReceivedRun, SharedRun};
 use crate::seal::{Checker, Sealer};
 use crate::shm::ring::{Header, Memory as _, Reader, Writer};
 use crate::shm::routes::OTHERS_WAIT_NS;
-use crate::shm::sys::{Mapping, Ring};
+use crate::shm::sys::{Mapping, RING_BYTES, Ring};
 use crate::testing::{OwnedRun, batch_of, info, packet, packets_of, path, receive_once};
 use crate::{BindRequest, bind};
 
