@@ -20,9 +20,10 @@ pub(crate) mod watch;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use doorbell_fabric::ReceivedRun;
 use doorbell_rnic::{Budget, Part, TransmitBatch, TransmitInfo};
 use doorbell_verbs_core::QpKind;
-use doorbell_wire::Qpn;
+use doorbell_wire::{Outer, Qpn};
 use slab::Slab;
 
 use cache::Caches;
@@ -497,11 +498,25 @@ impl World {
                 let places = self.nodes.len() + usize::from(self.middlebox.is_some());
                 let to = node_of(run.path.destination).filter(|&to| to < places);
                 let Some(to) = to else { continue }; // no such node: the packet is lost
+                let source_port = dest_qpn(bytes).map_or(0, |peer| source_port(info.qpn, peer));
+                if self.faults.get(from).is_some_and(InjectedFaults::strike_leaving) {
+                    let outer = Outer {
+                        src: address_of(from),
+                        dst: run.path.destination,
+                        traffic_class: run.path.traffic_class,
+                        hop_limit: run.path.hop_limit,
+                        identification: None,
+                        dont_fragment: None,
+                    };
+                    let packet = ReceivedRun { outer, source_port, bytes, segment_bytes: bytes.len() };
+                    self.send_under_faults(from, leaves, packet);
+                    continue;
+                }
                 let number = self.frames.take(bytes);
                 let frame = &mut self.frames[number];
                 (frame.from, frame.to, frame.opcode) = (from, to, info.opcode);
                 (frame.payload, frame.traffic_class) = (info.payload_bytes.into(), run.path.traffic_class);
-                frame.source_port = dest_qpn(bytes).map_or(0, |peer| source_port(info.qpn, peer));
+                frame.source_port = source_port;
                 self.launch(number, leaves);
             }
         }

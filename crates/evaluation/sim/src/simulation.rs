@@ -252,8 +252,8 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Injects the faults of a plan into the packets that arrive at each node, from now on. A time of the plan is
-    /// virtual time. Packets have no ICRC, so a corrupted packet is lost unless its rule has `icrc=valid`.
+    /// Injects the faults of a plan into the packets of each node, from now on. A time of the plan is virtual time.
+    /// Packets have no ICRC, so a corrupted packet is lost unless its rule has `icrc=valid`.
     pub fn inject(&mut self, plan: &FaultPlan) {
         let mut world = lock(&self.shared.world);
         world.faults = world.nodes.iter().map(|_| InjectedFaults::new(plan)).collect();

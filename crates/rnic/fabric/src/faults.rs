@@ -1,13 +1,14 @@
-//! Injection of network faults into inbound packets. With the same plan, which includes a seed, the same packets suffer
-//! the same faults.
+//! Injection of network faults into the packets of a device. With the same plan, which includes a seed, the same
+//! packets suffer the same faults.
 //!
 //! [`engine`] decides which faults strike a packet. This module carries them out, and [`journal`] writes down the rules
-//! that fired.
+//! that fired. [`outbound`] sends the packets of a device that the faults left over.
 
 mod engine;
 mod error;
 mod file;
 mod journal;
+mod outbound;
 mod plan;
 mod rule;
 mod shares;
@@ -16,10 +17,11 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr};
 
 use doorbell_rnic::TransmitBatch;
 use doorbell_verbs_core::LinkCounters;
-use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer};
+use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer, ROCE_UDP_PORT};
 
 pub use error::FaultPlanError;
 pub use plan::FaultPlan;
@@ -28,8 +30,10 @@ pub use shares::FaultShares;
 
 use engine::{Engine, Fate};
 use journal::Journal;
+use outbound::Outbound;
+use rule::Direction;
 
-use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkProperties, ReceivedRun, SentPacket, Sink};
 
 /// Maximum total bytes of packets that are held back. If there are more, the oldest packet passes early.
 const HELD_BYTES_MAX: usize = 64 << 20;
@@ -43,7 +47,7 @@ const CONGESTION_EXPERIENCED: u8 = 0b11;
 /// Number of occurrences of each fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounters {
-    /// Packets that arrived.
+    /// Packets that arrived, and packets that left under a plan with rules for them.
     pub packets: u64,
     /// Packets dropped on purpose.
     pub dropped: u64,
@@ -62,7 +66,24 @@ pub struct FaultCounters {
     pub overfull: u64,
 }
 
-/// A link that injects faults into its inbound packets.
+impl FaultCounters {
+    /// Returns the sums of these counters and those of `other`.
+    #[must_use]
+    fn plus(&self, other: &Self) -> Self {
+        Self {
+            packets: self.packets + other.packets,
+            dropped: self.dropped + other.dropped,
+            duplicated: self.duplicated + other.duplicated,
+            reordered: self.reordered + other.reordered,
+            corrupted: self.corrupted + other.corrupted,
+            delayed: self.delayed + other.delayed,
+            ecn_marked: self.ecn_marked + other.ecn_marked,
+            overfull: self.overfull + other.overfull,
+        }
+    }
+}
+
+/// A link that injects faults into its packets: those that arrive, and those that leave if a rule has `direction=out`.
 ///
 /// The link first drops, corrupts or duplicates a packet. Packets that were not dropped then wait for the delay. After
 /// the delay, reordered packets wait until later packets have passed them. Packets without a fault stay in their runs.
@@ -71,27 +92,44 @@ pub struct FaultCounters {
 #[derive(Debug)]
 pub struct Faults<L> {
     inner: L,
+    /// Address and UDP port of the device.
+    local: (IpAddr, u16),
     filter: FaultFilter,
+    /// Faults of the packets that leave; `None` without rules for them.
+    outbound: Option<Outbound>,
+    journal: Option<Journal>,
 }
 
 impl<L: Link> Faults<L> {
-    /// Injects the faults of a plan into the packets that `inner` receives.
+    /// Injects the faults of a plan into the packets of `inner`.
     pub fn new(inner: L, plan: FaultPlan) -> Self {
         let sealed = inner.properties().sealed;
-        Self { inner, filter: FaultFilter::new(plan, sealed) }
+        let outbound = FaultFilter::outbound(&plan, sealed).map(|filter| Outbound::new(filter, sealed));
+        let local = (Ipv4Addr::UNSPECIFIED.into(), ROCE_UDP_PORT);
+        Self { inner, local, filter: FaultFilter::new(plan, sealed), outbound, journal: None }
+    }
+
+    /// Sets the address and UDP port of the device, as the sender of packets that leave.
+    #[must_use]
+    pub fn of_device(mut self, address: IpAddr, port: u16) -> Self {
+        self.local = (address, port);
+        self
     }
 
     /// Writes one line of JSON to `to` for each rule that fires.
     #[must_use]
     pub fn with_journal(mut self, to: impl Write + Send + 'static) -> Self {
-        self.filter.engine.record();
-        self.filter.journal = Some(Journal::new(to));
+        let outbound = self.outbound.as_mut().map(|outbound| &mut outbound.filter);
+        [Some(&mut self.filter), outbound].into_iter().flatten().for_each(|filter| filter.engine.record());
+        self.journal = Some(Journal::new(to));
         self
     }
 
     /// Returns a sentence for each rule that has not fired on this link, unless the rule is optional.
     pub fn unfired(&self) -> Vec<String> {
-        self.filter.plan.unfired_by(|rule| self.filter.fired().any(|(number, count)| number == rule && count > 0))
+        let outbound = self.outbound.as_ref().map(|outbound| &outbound.filter);
+        let fired = || [Some(&self.filter), outbound].into_iter().flatten().flat_map(FaultFilter::fired);
+        self.filter.plan.unfired_by(|rule| fired().any(|(number, count)| number == rule && count > 0))
     }
 
     /// Returns the plan.
@@ -101,12 +139,26 @@ impl<L: Link> Faults<L> {
 
     /// Returns the number of occurrences of each fault.
     pub fn counters(&self) -> FaultCounters {
-        self.filter.counters
+        let outbound = self.outbound.as_ref().map(|outbound| outbound.filter.counters);
+        self.filter.counters.plus(&outbound.unwrap_or_default())
     }
 
     /// Returns the wrapped link.
     pub fn inner(&self) -> &L {
         &self.inner
+    }
+
+    fn write_journal(&mut self) {
+        let Some(journal) = &mut self.journal else { return };
+        let outbound = self.outbound.as_mut().map(|outbound| &mut outbound.filter);
+        for filter in [Some(&mut self.filter), outbound].into_iter().flatten() {
+            let firings = filter.engine.take_firings();
+            if !firings.is_empty() {
+                let rules = filter.plan.rules();
+                let named: Vec<_> = firings.into_iter().map(|firing| (firing, &rules[firing.rule - 1])).collect();
+                journal.write(&named);
+            }
+        }
     }
 }
 
@@ -124,27 +176,52 @@ impl<L: Link> Link for Faults<L> {
     }
 
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
-        self.inner.transmit(now_ns, batch, next)
+        let Some(outbound) = &mut self.outbound else { return self.inner.transmit(now_ns, batch, next) };
+        let result = outbound.transmit(now_ns, self.local, &mut self.inner, batch, next);
+        self.write_journal();
+        result
     }
 
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
-        let Self { inner, filter } = self;
+        let Self { inner, filter, .. } = self;
         let mut out = Out { sink, packets: 0 };
         filter.release_due(now_ns, &mut out);
         let received = inner.receive(now_ns, &mut |run: ReceivedRun<'_>| filter.take(now_ns, run, &mut out));
         let packets = out.packets;
-        filter.write_journal();
-        received?;
+        let released = match &mut self.outbound {
+            Some(outbound) => outbound.release(now_ns, self.local, inner),
+            None => Ok(()),
+        };
+        self.write_journal();
+        received.and(released)?;
         Ok(packets)
     }
 
     fn poll_timeout(&self) -> Option<u64> {
-        let own = self.filter.next_due();
-        own.into_iter().chain(self.inner.poll_timeout()).min()
+        let outbound = self.outbound.as_ref().and_then(Outbound::poll_timeout);
+        let own = self.filter.next_due().into_iter().chain(outbound);
+        own.chain(self.inner.poll_timeout()).min()
+    }
+
+    fn report_sent(&mut self) -> bool {
+        match &mut self.outbound {
+            Some(outbound) => {
+                outbound.report();
+                true
+            }
+            None => self.inner.report_sent(),
+        }
+    }
+
+    fn take_sent(&mut self) -> Vec<SentPacket> {
+        match &mut self.outbound {
+            Some(outbound) => outbound.take_sent(),
+            None => self.inner.take_sent(),
+        }
     }
 
     fn link_counters(&self) -> LinkCounters {
-        let counted = &self.filter.counters;
+        let counted = self.counters();
         self.inner.link_counters().plus(&LinkCounters {
             fault_dropped: counted.dropped,
             fault_duplicated: counted.duplicated,
@@ -201,14 +278,15 @@ impl Held {
     }
 }
 
-/// The faults of one device, without a link: for a network that a simulator runs. The caller passes each arriving run
-/// to [`receive`](Self::receive), and calls [`release`](Self::release) at [`poll_timeout`](Self::poll_timeout).
+/// The faults of one device in one direction, without a link: for a network that a simulator runs. The caller passes
+/// each run to [`pass`](Self::pass), and calls [`release`](Self::release) at [`poll_timeout`](Self::poll_timeout).
 #[derive(Debug)]
 pub struct FaultFilter {
     plan: FaultPlan,
     sealed: bool,
+    /// Mark of every struck packet.
+    marks: FaultMarks,
     engine: Engine,
-    journal: Option<Journal>,
     /// Packets that wait for their delay, in the order in which they are due.
     delayed: VecDeque<Held>,
     /// Reordered packets that wait until later packets have passed them.
@@ -218,13 +296,24 @@ pub struct FaultFilter {
 }
 
 impl FaultFilter {
-    /// Creates the filter. `sealed` says whether packets end in an ICRC.
+    /// Creates the filter of the packets that arrive at a device. `sealed` says whether packets end in an ICRC.
     pub fn new(plan: FaultPlan, sealed: bool) -> Self {
+        Self::of(plan, sealed, Direction::In)
+    }
+
+    /// Creates the filter of the packets that leave a device, if the plan has rules for them.
+    pub fn outbound(plan: &FaultPlan, sealed: bool) -> Option<Self> {
+        let strikes = plan.rules.iter().any(|rule| rule.packets.direction == Direction::Out);
+        strikes.then(|| Self::of(plan.clone(), sealed, Direction::Out))
+    }
+
+    fn of(plan: FaultPlan, sealed: bool, direction: Direction) -> Self {
+        let marks = FaultMarks::OUTBOUND.when(direction == Direction::Out);
         Self {
-            engine: Engine::new(&plan, if sealed { ICRC_LEN } else { 0 }),
+            engine: Engine::new(&plan, direction, if sealed { ICRC_LEN } else { 0 }),
             plan,
             sealed,
-            journal: None,
+            marks,
             delayed: VecDeque::new(),
             waiting: Vec::new(),
             held_bytes: 0,
@@ -232,10 +321,9 @@ impl FaultFilter {
         }
     }
 
-    /// Takes a run that arrives at `now_ns`, and passes the packets that are not lost or held back to the sink.
-    pub fn receive(&mut self, now_ns: u64, run: ReceivedRun<'_>, sink: &mut dyn Sink) {
+    /// Takes a run at `now_ns`, and passes the packets that are not lost or held back to the sink.
+    pub fn pass(&mut self, now_ns: u64, run: ReceivedRun<'_>, sink: &mut dyn Sink) {
         self.take(now_ns, run, &mut Out { sink, packets: 0 });
-        self.write_journal();
     }
 
     /// Passes the packets to the sink that were held back until `now_ns`.
@@ -248,19 +336,9 @@ impl FaultFilter {
         self.next_due()
     }
 
-    /// Returns the number of firings of each rule, with the number of the rule in the plan, from 1.
+    /// Returns the number of firings of each rule of this direction, with the number of the rule in the plan, from 1.
     pub fn fired(&self) -> impl Iterator<Item = (usize, u64)> {
         self.engine.fired()
-    }
-
-    fn write_journal(&mut self) {
-        let Some(journal) = &mut self.journal else { return };
-        let firings = self.engine.take_firings();
-        if !firings.is_empty() {
-            let rules = self.plan.rules();
-            let named: Vec<_> = firings.into_iter().map(|firing| (firing, &rules[firing.rule - 1])).collect();
-            journal.write(&named);
-        }
     }
 
     fn next_due(&self) -> Option<u64> {
@@ -268,7 +346,7 @@ impl FaultFilter {
         waiting.into_iter().chain(self.delayed.front().map(|held| held.due_ns)).min()
     }
 
-    /// Handles a run that has just arrived.
+    /// Handles a run that has just arrived, or is about to leave.
     fn take(&mut self, now_ns: u64, run: ReceivedRun<'_>, out: &mut Out<'_>) {
         // Offset of the first packet that has not been passed on. The packets from there to `at` have no fault and are
         // passed on together.
@@ -296,9 +374,10 @@ impl FaultFilter {
     }
 
     fn suffer(&mut self, now_ns: u64, run: &ReceivedRun<'_>, packet: &[u8], fate: &Fate, out: &mut Out<'_>) {
+        let own_marks = self.marks;
         let lost = |marks: FaultMarks| {
             let run = ReceivedRun { bytes: packet, segment_bytes: packet.len(), ..*run };
-            (run, marks.and(FaultMarks::DROPPED))
+            (run, marks.and(FaultMarks::DROPPED).and(own_marks))
         };
         if fate.is_dropped {
             self.counters.dropped += 1;
@@ -323,11 +402,12 @@ impl FaultFilter {
         let common = corrupted.and(delayed).and(FaultMarks::ECN_MARKED.when(fate.has_congestion));
         let copy = (fate.copies > 0).then(|| bytes.clone());
         let marks = common.and(FaultMarks::REORDERED.when(fate.distance > 0));
+        let marks = if marks.is_empty() { marks } else { marks.and(own_marks) };
         let held = Held { outer, source_port, bytes, due_ns, wait_ns, distance: fate.distance, marks };
         self.delay(now_ns, held, out);
         // A copy is not reordered, even if the original is.
         for bytes in copy.iter().cycle().take(fate.copies as usize) {
-            let (bytes, marks) = (bytes.clone(), common.and(FaultMarks::DUPLICATE));
+            let (bytes, marks) = (bytes.clone(), common.and(FaultMarks::DUPLICATE).and(own_marks));
             let due_ns = due_ns.saturating_add(fate.copy_delay_ns);
             self.delay(now_ns, Held { outer, source_port, bytes, due_ns, wait_ns, distance: 0, marks }, out);
         }

@@ -66,6 +66,17 @@ impl<'a> SharedRun<'a> {
     }
 }
 
+/// A packet that a link sent, or dropped because of an injected fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SentPacket {
+    /// Outer headers of the packet. Its identification is the one with which the ICRC was computed.
+    pub outer: Outer,
+    /// The packet: BTH to padding, then the ICRC if the link is sealed.
+    pub bytes: Vec<u8>,
+    /// Faults that struck the packet.
+    pub marks: FaultMarks,
+}
+
 /// Receiver of the runs that arrive over a link.
 pub trait Sink {
     /// Takes one run.
@@ -186,6 +197,18 @@ pub trait Link: Send {
         if let Some(inner) = self.inner_mut() {
             inner.leave(group);
         }
+    }
+
+    /// Asks the link to report the packets that it sends, for [`take_sent`](Self::take_sent). Returns false if each
+    /// packet is sent as [`transmit`](Self::transmit) gets it, so that there is nothing to report.
+    fn report_sent(&mut self) -> bool {
+        self.inner_mut().is_some_and(|inner| inner.report_sent())
+    }
+
+    /// Returns the packets that left since the last call, in order, with those that an injected fault dropped. Returns
+    /// none unless [`report_sent`](Self::report_sent) returned true.
+    fn take_sent(&mut self) -> Vec<SentPacket> {
+        self.inner_mut().map(|inner| inner.take_sent()).unwrap_or_default()
     }
 
     /// Returns whether the link holds records, such as captured packets, that it has not written to their file yet.

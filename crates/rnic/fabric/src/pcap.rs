@@ -13,7 +13,7 @@ use doorbell_wire::{Check, FaultMarks, Outer};
 
 pub use file::{FrameDirection, FrameNotes, PcapFile};
 
-use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkProperties, ReceivedRun, SentPacket, Sink};
 use crate::seal::{Checker, Sealer};
 
 /// Maximum time from the capture of a packet until it is written to the file, if a processor is free. If the process is
@@ -36,6 +36,8 @@ const FLUSH_INTERVAL_NS: u64 = 10_000_000;
 pub struct Pcap<L> {
     inner: L,
     capture: Capture,
+    /// Whether the link sends other packets than it gets, because of injected faults, and reports them.
+    reports_sent: bool,
 }
 
 impl<L: Link> Pcap<L> {
@@ -49,7 +51,7 @@ impl<L: Link> Pcap<L> {
     ///
     /// The file's header cannot be written.
     pub fn new(
-        inner: L,
+        mut inner: L,
         local: IpAddr,
         port: u16,
         to: impl Write + Send + 'static,
@@ -70,7 +72,8 @@ impl<L: Link> Pcap<L> {
         };
         // Write the header now, so that a file that cannot be written is reported as an error.
         capture.file.flush()?;
-        Ok(Self { inner, capture })
+        let reports_sent = inner.report_sent();
+        Ok(Self { inner, capture, reports_sent })
     }
 
     /// Returns the number of captured packets.
@@ -103,14 +106,22 @@ impl<L: Link> Link for Pcap<L> {
         // packets after the send, so that writing the file does not delay them.
         let at = self.capture.moment(now_ns);
         let result = self.inner.transmit(now_ns, batch, next);
-        self.capture.sent(at, batch, from..*next);
+        if self.reports_sent {
+            self.capture.reported(at, self.inner.take_sent());
+        } else {
+            self.capture.sent(at, batch, from..*next);
+        }
         self.capture.flush_if_due(now_ns);
         result
     }
 
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
-        let Self { inner, capture } = self;
+        let Self { inner, capture, reports_sent } = self;
         let result = inner.receive(now_ns, &mut Captured { capture, now_ns, above: sink });
+        if *reports_sent {
+            // Packets that a fault delayed may have left.
+            capture.reported(capture.moment(now_ns), inner.take_sent());
+        }
         capture.flush_if_due(now_ns);
         result
     }
@@ -141,7 +152,7 @@ impl<L> Drop for Pcap<L> {
 
 impl<L: std::fmt::Debug> std::fmt::Debug for Pcap<L> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { inner, capture } = self;
+        let Self { inner, capture, .. } = self;
         f.debug_struct("Pcap").field("inner", inner).field("packets", &capture.packets).finish()
     }
 }
@@ -220,6 +231,21 @@ impl Capture {
                     let icrc = flow.icrc(index as u16, true, packet).to_le_bytes();
                     self.write(at.now_ns, &notes, &outer, self.port, packet, &icrc);
                 }
+            }
+        }
+    }
+
+    /// Captures packets as they left.
+    fn reported(&mut self, at: Moment, sent: Vec<SentPacket>) {
+        for SentPacket { outer, bytes, marks } in sent {
+            let notes = FrameNotes { at: at.since_1970, direction: FrameDirection::Outbound, faults: marks };
+            let outer = Outer { src: self.local, dont_fragment: Some(true), ..outer };
+            if self.sealed {
+                self.write(at.now_ns, &notes, &outer, self.port, &bytes, &[]);
+            } else {
+                let flow = self.sealer.flow_to(outer.dst);
+                let icrc = flow.icrc(outer.identification.unwrap_or_default(), true, &bytes).to_le_bytes();
+                self.write(at.now_ns, &notes, &outer, self.port, &bytes, &icrc);
             }
         }
     }

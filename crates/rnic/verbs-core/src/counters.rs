@@ -151,16 +151,15 @@ counters! {
         tx_shared_memory_packets,
         /// Packets received through memory shared with the sender.
         rx_shared_memory_packets,
-        /// Received packets dropped by fault injection.
+        /// Packets dropped by fault injection.
         fault_dropped,
-        /// Received packets that fault injection duplicated.
+        /// Packets that fault injection duplicated.
         fault_duplicated,
-        /// Received packets that fault injection delayed until later packets had passed.
+        /// Packets that fault injection delayed until later packets had passed.
         fault_reordered,
-        /// Received packets in which fault injection flipped a bit. A link without ICRC drops these packets.
+        /// Packets in which fault injection flipped a bit. A link without ICRC drops these packets.
         fault_corrupted,
-        /// Received packets that fault injection delayed by a fixed time, including delayed copies of duplicated
-        /// packets.
+        /// Packets that fault injection delayed by a fixed time, including delayed copies of duplicated packets.
         fault_delayed,
     }
 }

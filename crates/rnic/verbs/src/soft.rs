@@ -52,7 +52,7 @@ pub struct SoftOptions {
     /// example because it reopens a device, the next capture is called `NAME-2.pcap`, and so on. A process never
     /// overwrites its own captures.
     pub pcap: Option<PathBuf>,
-    /// Faults to inject into arriving packets.
+    /// Faults to inject into packets.
     pub faults: Option<FaultPlan>,
     /// File to which the device appends one line of JSON for each rule of `faults` that fires. Several devices may
     /// share a file.
@@ -330,7 +330,7 @@ fn unused(path: &Path) -> PathBuf {
 /// capture is the outermost layer, so it records the packets after the faults.
 fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
     if let Some(plan) = &options.faults {
-        let faults = Faults::new(link, plan.clone());
+        let faults = Faults::new(link, plan.clone()).of_device(local, port);
         link = match &options.fault_journal {
             Some(path) => {
                 let what = "the journal of faults could not be opened";

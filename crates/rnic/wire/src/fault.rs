@@ -28,15 +28,18 @@ impl FaultMarks {
 
     /// The injector set the frame's ECN field to "congestion experienced".
     pub const ECN_MARKED: Self = Self(1 << 5);
+    /// The device that sent the frame injected the faults. Without this mark, the device that received the frame did.
+    pub const OUTBOUND: Self = Self(1 << 6);
 
     /// Each mark and its word in the text form.
-    const WORDS: [(Self, &'static str); 6] = [
+    const WORDS: [(Self, &'static str); 7] = [
         (Self::DROPPED, "dropped"),
         (Self::DUPLICATE, "duplicate"),
         (Self::CORRUPTED, "corrupted"),
         (Self::DELAYED, "delayed"),
         (Self::REORDERED, "reordered"),
         (Self::ECN_MARKED, "ecn-marked"),
+        (Self::OUTBOUND, "outbound"),
     ];
 
     /// Returns these marks and those of `other`.

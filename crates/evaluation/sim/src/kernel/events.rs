@@ -29,7 +29,7 @@ pub(super) enum EventKind {
     SteerTimeout,
     /// A packet reaches its destination.
     Delivery { frame: u32 },
-    /// A packet that an injected fault has held back reaches its destination.
+    /// A packet that an injected fault has held back reaches its destination, or leaves its node.
     Released { node: u32 },
     /// A timer of an RNIC expires.
     Timeout { node: u32 },

@@ -1,34 +1,62 @@
 //! Faults that a plan injects into the packets of a node.
 
+use std::iter;
+
 use doorbell_fabric::{FaultFilter, FaultPlan, ReceivedRun};
 use doorbell_rnic::Rnic;
+use doorbell_wire::{BTH_LEN, BthRepr, Outer};
 
-use super::node::Frame;
+use super::node::{Frame, node_of};
 use super::{EventKind, Leaves, World};
 use crate::time::Ps;
 
 /// Injected faults of one node.
 #[derive(Debug)]
 pub(crate) struct InjectedFaults {
-    filter: FaultFilter,
+    arriving: FaultFilter,
+    /// Faults of the packets that leave; `None` without rules for them.
+    leaving: Option<FaultFilter>,
     /// Time of the earliest event that releases held packets.
     release_at: Option<Ps>,
+}
+
+/// A packet that leaves a node.
+struct Leaving {
+    outer: Outer,
+    source_port: u16,
+    bytes: Vec<u8>,
+}
+
+impl Leaving {
+    fn new(run: &ReceivedRun<'_>) -> Self {
+        Self { outer: run.outer, source_port: run.source_port, bytes: run.bytes.to_vec() }
+    }
 }
 
 impl InjectedFaults {
     pub(crate) fn new(plan: &FaultPlan) -> Self {
         // Simulated packets have no ICRC.
-        Self { filter: FaultFilter::new(plan.clone(), false), release_at: None }
+        let (arriving, leaving) = (FaultFilter::new(plan.clone(), false), FaultFilter::outbound(plan, false));
+        Self { arriving, leaving, release_at: None }
+    }
+
+    fn filters(&self) -> impl Iterator<Item = &FaultFilter> {
+        iter::once(&self.arriving).chain(&self.leaving)
     }
 
     /// Returns whether no packet is held back.
     pub(crate) fn is_empty(&self) -> bool {
-        self.filter.poll_timeout().is_none()
+        self.filters().all(|filter| filter.poll_timeout().is_none())
     }
 
     /// Returns the number of firings of each rule, with the number of the rule in the plan, from 1.
     pub(crate) fn fired(&self) -> impl Iterator<Item = (usize, u64)> {
-        self.filter.fired()
+        self.filters().flat_map(FaultFilter::fired)
+    }
+
+    /// Returns whether the plan has rules for packets that leave.
+    pub(super) fn strike_leaving(&self) -> bool {
+        self.leaving.is_some()
     }
 
     /// Passes an arriving frame to the RNIC, unless a fault strikes it. Returns the time of a new event that must
@@ -36,21 +64,33 @@ impl InjectedFaults {
     pub(super) fn receive(&mut self, now: Ps, frame: &Frame, rnic: &mut Rnic) -> Option<Ps> {
         let (outer, source_port, bytes) = (frame.outer(), frame.source_port, &frame.bytes[..]);
         let run = ReceivedRun { outer, source_port, bytes, segment_bytes: bytes.len() };
-        self.filter.receive(now.as_ns(), run, &mut |run: ReceivedRun<'_>| handle(now, &run, rnic));
+        self.arriving.pass(now.as_ns(), run, &mut |run: ReceivedRun<'_>| handle(now, &run, rnic));
         self.next_release()
     }
 
-    /// Passes the packets to the RNIC that were held back until now. Returns the time of the next release.
-    pub(super) fn release(&mut self, now: Ps, rnic: &mut Rnic) -> Option<Ps> {
+    /// Passes a packet that leaves at the time `leaves` through the faults, and adds the remaining packets to `left`.
+    /// Returns the time of a new event that must release held packets.
+    fn send(&mut self, leaves: Ps, run: ReceivedRun<'_>, left: &mut Vec<Leaving>) -> Option<Ps> {
+        let filter = self.leaving.as_mut()?;
+        filter.pass(leaves.as_ns(), run, &mut |run: ReceivedRun<'_>| left.push(Leaving::new(&run)));
+        self.next_release()
+    }
+
+    /// Passes the arriving packets to the RNIC that were held back until now, and adds the leaving ones to `left`.
+    /// Returns the time of the next release.
+    fn release(&mut self, now: Ps, rnic: &mut Rnic, left: &mut Vec<Leaving>) -> Option<Ps> {
         if self.release_at.is_some_and(|at| at <= now) {
             self.release_at = None;
         }
-        self.filter.release(now.as_ns(), &mut |run: ReceivedRun<'_>| handle(now, &run, rnic));
+        self.arriving.release(now.as_ns(), &mut |run: ReceivedRun<'_>| handle(now, &run, rnic));
+        if let Some(filter) = &mut self.leaving {
+            filter.release(now.as_ns(), &mut |run: ReceivedRun<'_>| left.push(Leaving::new(&run)));
+        }
         self.next_release()
     }
 
     fn next_release(&mut self) -> Option<Ps> {
-        let due = self.filter.poll_timeout().map(Ps::from_ns)?;
+        let due = self.filters().filter_map(FaultFilter::poll_timeout).min().map(Ps::from_ns)?;
         if self.release_at.is_some_and(|at| at <= due) {
             return None;
         }
@@ -66,15 +106,46 @@ fn handle(now: Ps, run: &ReceivedRun<'_>, rnic: &mut Rnic) {
 }
 
 impl World {
-    /// Delivers the packets of a node that an injected fault has held back until now.
+    /// Puts a packet on the line that leaves a node at the time `leaves`, unless an injected fault strikes it.
+    pub(super) fn send_under_faults(&mut self, node: usize, leaves: Ps, run: ReceivedRun<'_>) {
+        let mut left = Vec::new();
+        let due = self.faults[node].send(leaves, run, &mut left);
+        self.launch_all(node, leaves, left);
+        if let Some(due) = due {
+            self.push(due, EventKind::Released { node: node as u32 });
+        }
+    }
+
+    /// Delivers and sends the packets of a node that an injected fault has held back until now.
     pub(super) fn release_delayed(&mut self, node: usize) {
         let now = self.now;
         let host = &mut self.nodes[node];
         host.ring_receives(now);
-        if let Some(due) = self.faults[node].release(now, &mut host.rnic) {
+        let mut left = Vec::new();
+        let due = self.faults[node].release(now, &mut host.rnic, &mut left);
+        // The packets of the port that have not left yet go first.
+        let leaves = host.port.free().max(now);
+        self.launch_all(node, leaves, left);
+        if let Some(due) = due {
             self.push(due, EventKind::Released { node: node as u32 });
         }
         self.moved_at = now;
         self.pump(node, Leaves::Now);
+    }
+
+    fn launch_all(&mut self, from: usize, leaves: Ps, packets: Vec<Leaving>) {
+        let places = self.nodes.len() + usize::from(self.middlebox.is_some());
+        for Leaving { outer, source_port, bytes } in packets {
+            let to = node_of(outer.dst).filter(|&to| to < places);
+            let Some(to) = to else { continue }; // no such node: the packet is lost
+            let header = bytes.first_chunk::<BTH_LEN>().map(BthRepr::read).unwrap_or_default();
+            let others = BTH_LEN + header.opcode.extension_len() + usize::from(header.pad_count);
+            let number = self.frames.take(&bytes);
+            let frame = &mut self.frames[number];
+            (frame.from, frame.to, frame.opcode) = (from, to, header.opcode);
+            (frame.payload, frame.traffic_class) = (bytes.len().saturating_sub(others) as u64, outer.traffic_class);
+            frame.source_port = source_port;
+            self.launch(number, leaves);
+        }
     }
 }

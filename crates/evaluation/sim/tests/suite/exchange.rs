@@ -138,6 +138,11 @@ fn messages_survive_the_rules_of_a_fault_plan() {
         "reorder opcode=send nth=40 behind=2",
         "black-hole opcode=send nth=50 count=3",
         "drop opcode=send nth=10;delay opcode=ack nth=2 for=20us",
+        "drop direction=out opcode=ack nth=1",
+        "duplicate direction=out opcode=send nth=20 copies=2 for=3us",
+        "delay direction=out opcode=send nth=30 for=50us",
+        "reorder direction=out opcode=send nth=40 behind=2",
+        "drop direction=out opcode=send nth=10;drop opcode=send nth=50",
     ] {
         let (summary, fired) = under_faults(plan);
         assert!(fired.iter().all(|count| *count >= 1), "{plan}: {fired:?}");

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 
 use super::journal::Firing;
 use super::plan::FaultPlan;
-use super::rule::{Corruption, FaultAction, HoleEnd, PacketMatch};
+use super::rule::{Corruption, Direction, FaultAction, HoleEnd, PacketMatch};
 
 /// Maximum number of later packets that pass a packet, if the distance is drawn. Later packets that are held back too
 /// do not count.
@@ -56,9 +56,10 @@ impl Fate {
     }
 }
 
-/// The state machine that applies the rules of a plan to the packets of one link.
+/// The state machine that applies the rules of a plan to the packets of one link in one direction.
 #[derive(Debug)]
 pub(super) struct Engine {
+    direction: Direction,
     armed: Vec<Armed>,
     reads_headers: bool,
     memory: Option<Memory>,
@@ -90,9 +91,11 @@ enum Hole {
 }
 
 impl Engine {
-    /// Creates the engine of a link whose packets end in `trailer_bytes` of ICRC.
-    pub(super) fn new(plan: &FaultPlan, trailer_bytes: usize) -> Self {
-        let shares = plan.shares.actions().map(|(stream, share, action)| Armed {
+    /// Creates the engine for one direction of a link whose packets end in `trailer_bytes` of ICRC. The shares of a
+    /// plan strike arriving packets.
+    pub(super) fn new(plan: &FaultPlan, direction: Direction, trailer_bytes: usize) -> Self {
+        let shares = plan.shares.actions().filter(|_| direction == Direction::In);
+        let shares = shares.map(|(stream, share, action)| Armed {
             rule: None,
             packets: PacketMatch { share, ..PacketMatch::default() },
             action,
@@ -101,7 +104,10 @@ impl Engine {
             fired: 0,
             hole: None,
         });
-        let rules = plan.rules.iter().enumerate().map(|(index, rule)| Armed {
+        // The random stream of a rule depends on its place in the plan, not on the rules of the other direction.
+        let numbered = plan.rules.iter().enumerate();
+        let own: Vec<_> = numbered.filter(|(_, rule)| rule.packets.direction == direction).collect();
+        let rules = own.iter().map(|&(index, rule)| Armed {
             rule: Some(index + 1),
             packets: rule.packets.clone(),
             action: rule.action,
@@ -111,9 +117,10 @@ impl Engine {
             hole: None,
         });
         Self {
+            direction,
             armed: shares.chain(rules).collect(),
-            reads_headers: !plan.rules.is_empty(),
-            memory: plan.rules.iter().any(|rule| rule.packets.tracks()).then(|| Memory::new(trailer_bytes)),
+            reads_headers: !own.is_empty(),
+            memory: own.iter().any(|(_, rule)| rule.packets.tracks()).then(|| Memory::new(trailer_bytes)),
             begun_ns: None,
             firings: Vec::new(),
             records: false,
@@ -130,17 +137,21 @@ impl Engine {
         std::mem::take(&mut self.firings)
     }
 
-    /// Returns the number of firings of each rule of the plan, in its order.
+    /// Returns the number of firings of each rule of this direction, in the order of the plan.
     pub(super) fn fired(&self) -> impl Iterator<Item = (usize, u64)> {
         self.armed.iter().filter_map(|armed| Some((armed.rule?, armed.fired)))
     }
 
-    /// Decides on the faults of a packet that arrives at `now_ns`.
+    /// Decides on the faults of a packet that crosses the link at `now_ns`.
     pub(super) fn judge(&mut self, now_ns: u64, outer: &Outer, packet: &[u8]) -> Fate {
         let since_ns = now_ns.saturating_sub(*self.begun_ns.get_or_insert(now_ns));
+        let peer = match self.direction {
+            Direction::In => outer.src,
+            Direction::Out => outer.dst,
+        };
         let bth = if self.reads_headers { packet.first_chunk::<BTH_LEN>().map(BthRepr::read) } else { None };
         let past = match (&mut self.memory, &bth) {
-            (Some(memory), Some(bth)) => memory.note(outer.src, bth, packet),
+            (Some(memory), Some(bth)) => memory.note(peer, bth, packet),
             _ => Past::default(),
         };
         let mut fate = Fate::default();
@@ -153,7 +164,7 @@ impl Engine {
             armed.fired += 1;
             fired.extend(armed.rule.map(|rule| (rule, armed.fired)));
         } else {
-            let seen = Seen { since_ns, outer, bth, packet, past };
+            let seen = Seen { since_ns, peer, bth, packet, past };
             for armed in &mut self.armed {
                 if !armed.packets_match(&seen) {
                     continue;
@@ -165,8 +176,8 @@ impl Engine {
             }
         }
         if self.records {
-            let (from, to) = (outer.src, outer.dst);
-            let firing = |(rule, count)| Firing { rule, at_ns: now_ns, from, to, bth, count };
+            let (direction, from, to) = (self.direction, outer.src, outer.dst);
+            let firing = |(rule, count)| Firing { rule, at_ns: now_ns, direction, from, to, bth, count };
             self.firings.extend(fired.into_iter().map(firing));
         }
         fate
@@ -231,7 +242,7 @@ impl Armed {
 /// A packet and the facts that rules ask for.
 struct Seen<'a> {
     since_ns: u64,
-    outer: &'a Outer,
+    peer: IpAddr,
     bth: Option<BthRepr>,
     packet: &'a [u8],
     past: Past,
@@ -240,7 +251,7 @@ struct Seen<'a> {
 impl Seen<'_> {
     /// Returns whether the packet meets all conditions that do not count packets.
     fn meets(&self, packets: &PacketMatch) -> bool {
-        if packets.peer.is_some_and(|peer| peer.to_canonical() != self.outer.src.to_canonical())
+        if packets.peer.is_some_and(|peer| peer.to_canonical() != self.peer.to_canonical())
             || packets.after_ns.is_some_and(|after_ns| self.since_ns < after_ns)
             || packets.before_ns.is_some_and(|before_ns| self.since_ns >= before_ns)
         {
@@ -273,7 +284,7 @@ struct Past {
     repeats: u64,
 }
 
-/// Packets of one kind from one device to one queue pair. Requests and responses have separate sequences of PSNs.
+/// Packets of one kind, to one queue pair, from or to one peer. Requests and responses have separate sequences of PSNs.
 type FlowKey = (IpAddr, Qpn, bool);
 
 /// State of a flow.

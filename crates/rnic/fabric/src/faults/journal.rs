@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use doorbell_wire::BthRepr;
 
-use super::rule::FaultRule;
+use super::rule::{Direction, FaultRule};
 
 /// Maximum number of lines of a journal. The first firing of each rule is written in any case.
 const LINES_MAX: u64 = 1_000_000;
@@ -17,6 +17,7 @@ pub(super) struct Firing {
     /// Number of the rule in its plan, from 1.
     pub(super) rule: usize,
     pub(super) at_ns: u64,
+    pub(super) direction: Direction,
     pub(super) from: IpAddr,
     pub(super) to: IpAddr,
     /// Headers of the packet; `None` if it is too short.
@@ -72,7 +73,8 @@ pub(super) fn rule_of(line: &str) -> Option<usize> {
 
 /// Returns a line. All texts in it are names and addresses, which need no escapes.
 fn line(firing: &Firing, rule: &FaultRule) -> String {
-    let Firing { rule: number, at_ns, from, to, bth, count } = firing;
+    let Firing { rule: number, at_ns, direction, from, to, bth, count } = firing;
+    let direction = direction.name();
     let mut line = format!("{PREFIX}{number},\"action\":\"{}\"", rule.action_name());
     let mut add = |text: std::fmt::Arguments<'_>| {
         let _ = line.write_fmt(text); // writing to a string cannot fail
@@ -80,7 +82,8 @@ fn line(firing: &Firing, rule: &FaultRule) -> String {
     if let Some(name) = rule.name() {
         add(format_args!(",\"name\":\"{name}\""));
     }
-    add(format_args!(",\"count\":{count},\"at_ns\":{at_ns},\"from\":\"{from}\",\"to\":\"{to}\""));
+    add(format_args!(",\"count\":{count},\"at_ns\":{at_ns},\"direction\":\"{direction}\""));
+    add(format_args!(",\"from\":\"{from}\",\"to\":\"{to}\""));
     if let Some(bth) = bth {
         let (opcode, qp, psn) = (bth.opcode, bth.dest_qpn.get(), bth.psn.get());
         add(format_args!(",\"opcode\":\"{opcode}\",\"qp\":{qp},\"psn\":{psn}"));
@@ -99,10 +102,12 @@ mod tests {
         let plan: FaultPlan = "drop name=lost-ack opcode=ack nth=1".parse().unwrap();
         let bth = BthRepr { opcode: doorbell_wire::Opcode::RC_ACKNOWLEDGE, ..BthRepr::default() };
         let [from, to] = [1, 2].map(|host| IpAddr::from([10, 0, 0, host]));
-        let firing = Firing { rule: 1, at_ns: 7, from, to, bth: Some(bth), count: 1 };
+        let direction = Direction::Out;
+        let firing = Firing { rule: 1, at_ns: 7, direction, from, to, bth: Some(bth), count: 1 };
         let line = line(&firing, &plan.rules()[0]);
         let expected = "{\"rule\":1,\"action\":\"drop\",\"name\":\"lost-ack\",\"count\":1,\"at_ns\":7,\
-                        \"from\":\"10.0.0.1\",\"to\":\"10.0.0.2\",\"opcode\":\"RC Acknowledge\",\"qp\":0,\"psn\":0}\n";
+                        \"direction\":\"out\",\"from\":\"10.0.0.1\",\"to\":\"10.0.0.2\",\
+                        \"opcode\":\"RC Acknowledge\",\"qp\":0,\"psn\":0}\n";
         assert_eq!(line, expected);
         assert_eq!(rule_of(&line), Some(1));
         assert_eq!(rule_of("{\"other\":1}"), None);

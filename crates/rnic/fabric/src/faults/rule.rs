@@ -43,12 +43,14 @@ impl FaultRule {
 /// Conditions of a rule. A packet must meet all of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PacketMatch {
+    pub(super) direction: Direction,
+    /// Sender of an arriving packet, or destination of a leaving packet.
     pub(super) peer: Option<IpAddr>,
     pub(super) opcode: Option<PacketKind>,
     pub(super) position: Option<Position>,
     /// Number of the destination queue pair.
     pub(super) qp: Option<u32>,
-    /// Rank of the destination queue pair, in the order in which their first packets arrive. The first has rank 1.
+    /// Rank of the destination queue pair, in the order of their first packets. The first has rank 1.
     pub(super) qp_order: Option<Span>,
     pub(super) psn: Option<Span>,
     /// PSN minus the first PSN of the flow.
@@ -88,6 +90,25 @@ impl PacketMatch {
                 (opcode.is_request() || opcode.is_response()) && position == Position::of(opcode)
             })
             && (self.message_offset.is_none() || opcode.has_payload())
+    }
+}
+
+/// Direction of packets, as the device sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// The packet arrives at the device.
+    #[default]
+    In,
+    /// The packet leaves the device.
+    Out,
+}
+
+impl Direction {
+    /// Directions and their names.
+    pub(super) const NAMES: [(&'static str, Self); 2] = [("in", Self::In), ("out", Self::Out)];
+
+    pub(super) fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
     }
 }
 

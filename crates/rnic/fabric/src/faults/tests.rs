@@ -1,3 +1,4 @@
+mod outbound;
 mod rules;
 
 use std::net::IpAddr;

@@ -219,6 +219,35 @@ fn records_are_written_when_the_driver_asks() {
 }
 
 #[test]
+fn a_capture_of_the_sender_has_the_packets_as_they_left() {
+    let own = |marks: FaultMarks| marks.and(FaultMarks::OUTBOUND);
+    let none = FaultMarks::NONE;
+    for (plan, expected) in [
+        ("drop direction=out nth=2", [none, own(FaultMarks::DROPPED), none].to_vec()),
+        ("duplicate direction=out nth=2", [none, none, own(FaultMarks::DUPLICATE), none].to_vec()),
+        ("delay direction=out nth=1 for=5us", [none, none, own(FaultMarks::DELAYED)].to_vec()),
+        ("reorder direction=out nth=2 behind=1", [none, none, own(FaultMarks::REORDERED)].to_vec()),
+        ("corrupt direction=out nth=1", [own(FaultMarks::CORRUPTED), none, none].to_vec()),
+    ] {
+        let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
+        let file = BoundedFile::new(usize::MAX);
+        let mut b = capture(Faults::new(b, plan.parse().unwrap()).of_device(address(2), PORT), 2, &file);
+        let mut batch = batch_of(address(1), &[32; 3]);
+        Sealer::new(address(2), PORT).seal(&mut batch);
+        transmit_all(&mut b, 0, &batch);
+        receive_all(&mut b, 5_000);
+        drop(b);
+        let frames = file.read();
+        assert_eq!(frames.iter().map(|frame| frame.marks).collect::<Vec<_>>(), expected, "{plan}");
+        assert!(frames.iter().all(|frame| frame.flags == 2), "{plan}");
+        let whole = frames.iter().filter(|frame| !frame.marks.has(FaultMarks::CORRUPTED));
+        let captured: Vec<_> = whole.filter(|frame| !frame.marks.has(FaultMarks::DROPPED)).collect();
+        let arrived = packets_of(&receive_all(&mut a, 5_000), 4);
+        assert!(captured.iter().all(|frame| arrived.contains(&packet_in(&frame.bytes).1)), "{plan}");
+    }
+}
+
+#[test]
 fn captured_frames_show_their_direction_and_faults() {
     let delayed = FaultMarks::DELAYED;
     let cases = [

@@ -69,7 +69,8 @@ impl End {
         let memory = Block::new(MEMORY_BYTES);
         // SAFETY: the block lives as long as the end, and no reference to it is made.
         let region = unsafe { rnic.register(pd, memory.base(), memory.len(), memory.address(), Access::all(), None) };
-        let link = Faults::new(network.attach(address), plan.clone()).with_journal(journal.clone());
+        let link = Faults::new(network.attach(address), plan.clone()).of_device(address, ROCE_UDP_PORT);
+        let link = link.with_journal(journal.clone());
         let driver = Driver::new(rnic, link, ROCE_UDP_PORT);
         Self { driver, qpn, queue, memory, region: region.unwrap() }
     }
@@ -294,6 +295,28 @@ fn an_rnr_nak_delays_the_requester() {
     assert_eq!(pair.requester.counters().rnr_nak_received, 1);
     assert_eq!(pair.responder.counters().rnr_nak_sent, 0, "the NAK is the plan's");
     assert!(pair.now_ns >= 640_000, "the requester waited for {} ns only", pair.now_ns);
+}
+
+#[test]
+fn packets_that_leave_are_struck_once() {
+    let text = "drop direction=out opcode=ack nth=1;drop direction=out opcode=send position=middle nth=1;\
+                corrupt direction=out opcode=write field=icrc nth=1;duplicate direction=out opcode=read-response nth=1";
+    let plan: FaultPlan = text.parse().unwrap();
+    let mut pair = Pair::new(&plan);
+    pair.post_all();
+    pair.run_until(u64::MAX);
+    pair.assert_done(text);
+    pair.assert_fired(text, &plan);
+    // Each kind of packet leaves one end only.
+    let journal = String::from_utf8(pair.journal.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(journal.lines().count(), 4, "{journal}");
+    assert!(journal.lines().all(|line| line.contains("\"direction\":\"out\"")), "{journal}");
+    let sender = |rule: usize| {
+        let line = journal.lines().find(|line| line.starts_with(&format!("{{\"rule\":{rule},"))).unwrap();
+        line.split("\"from\":\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap().to_owned()
+    };
+    assert_eq!([1, 2, 3, 4].map(sender), ["10.0.0.2", "10.0.0.1", "10.0.0.1", "10.0.0.2"]);
+    assert_eq!(pair.responder.counters().rx_icrc_encapsulated, 1);
 }
 
 #[test]

@@ -36,6 +36,24 @@ fn built_in_plans_fire_over_both_links() {
 }
 
 #[test]
+fn packets_that_leave_are_struck_over_both_links() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.toml");
+    let rule = |action: &str, more: &str| format!("[[rule]]\naction = \"{action}\"\ndirection = \"out\"\n{more}\n");
+    let rules = [
+        rule("drop", "opcode = \"ack\"\nnth = 1"),
+        rule("drop", "opcode = \"send\"\nnth = 5"),
+        rule("corrupt", "opcode = \"send\"\nnth = 9"),
+        rule("duplicate", "opcode = \"send\"\nnth = 20"),
+        rule("delay", "opcode = \"send\"\nnth = 30\nfor = \"2ms\""),
+    ];
+    fs::write(&plan, format!("schema = \"doorbell-fault-plan/1\"\n{}", rules.concat())).unwrap();
+    for link in ["udp", "shm"] {
+        record(&format!("bw -n 300 -s 70000 --verify --link {link} --fault-plan {}", plan.display()));
+    }
+}
+
+#[test]
 fn a_journal_has_the_rules_that_fired_on_both_sides() {
     let folder = tempfile::tempdir().unwrap();
     let journal = folder.path().join("journal");

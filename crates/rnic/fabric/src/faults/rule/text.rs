@@ -5,16 +5,19 @@ use std::fmt;
 use doorbell_wire::{Opcode, Psn};
 
 use super::super::shares::{parse_delay, write_delay};
-use super::{Corruption, FaultAction, FaultRule, HoleEnd, PacketField, PacketKind, PacketMatch, Place, Position, Span};
+use super::{
+    Corruption, Direction, FaultAction, FaultRule, HoleEnd, PacketField, PacketKind, PacketMatch, Place, Position, Span,
+};
 
 /// Names of the actions.
 pub(in super::super) const ACTIONS: [&str; 7] =
     ["drop", "duplicate", "delay", "reorder", "corrupt", "black-hole", "ecn"];
 
 /// Fields of a rule and their allowed values.
-pub const FAULT_FIELDS: [(&str, &str); 25] = [
+pub const FAULT_FIELDS: [(&str, &str); 26] = [
     ("name", "1 to 64 letters, digits, dashes, dots and underscores"),
     ("optional", "true or false"),
+    ("direction", "in or out"),
     ("peer", "an IP address"),
     (
         "opcode",
@@ -166,6 +169,10 @@ impl RuleParser {
                 self.name = Some(value.to_owned());
             }
             "optional" => self.optional = value.parse().map_err(|_| wrong(field, value))?,
+            "direction" => {
+                let named = Direction::NAMES.iter().find(|(name, _)| *name == value);
+                packets.direction = named.ok_or_else(|| wrong(field, value))?.1;
+            }
             "peer" => packets.peer = Some(value.parse().map_err(|_| wrong(field, value))?),
             "opcode" => packets.opcode = Some(kind(value).ok_or_else(|| wrong(field, value))?),
             "position" => {
@@ -236,7 +243,8 @@ impl RuleParser {
         }
         let action = self.action_named(name)?;
         let packets = self.packets;
-        let is_bare = PacketMatch { share: packets.share, ..PacketMatch::default() } == packets;
+        let (share, direction) = (packets.share, packets.direction);
+        let is_bare = PacketMatch { share, direction, ..PacketMatch::default() } == packets;
         if is_bare && packets.share.is_none() {
             let needed = "the rule matches every packet; allowed is a rule with a condition, such as nth=1.. for all";
             return Err(problem("action", needed));
@@ -340,6 +348,10 @@ impl fmt::Display for FaultRule {
         };
         field("name", self.name.as_ref().map(|name| name as _))?;
         field("optional", self.optional.then_some(&true as _))?;
+        field(
+            "direction",
+            (packets.direction != Direction::In).then(|| packets.direction.name()).as_ref().map(|name| name as _),
+        )?;
         field("peer", packets.peer.as_ref().map(|peer| peer as _))?;
         field("opcode", packets.opcode.as_ref().map(|kind| kind as _))?;
         let position = packets.position.and_then(|own| Position::NAMES.iter().find(|(_, position)| *position == own));
@@ -423,6 +435,7 @@ mod tests {
     fn rules_print_as_they_are_read() {
         for rule in [
             "drop opcode=ack nth=1",
+            "drop name=own direction=out opcode=ack nth=1",
             "duplicate nth=2 copies=1 for=1s",
             "duplicate name=a.b-c_1 opcode=read-response position=middle psn-offset=2..4 copies=2",
             "delay optional=true peer=10.0.0.1 nth=1..18446744073709551615 for=5ms",
@@ -455,6 +468,8 @@ mod tests {
             ("drop nth=2..3 every=3", ["every", "none is number 3"]),
             ("drop after=2ms before=1ms", ["before", "not later"]),
             ("drop optional", ["action", "matches every packet"]),
+            ("drop direction=out", ["action", "matches every packet"]),
+            ("drop direction=sideways nth=1", ["direction", "in or out"]),
             ("drop nth=1 copies=2", ["copies", "duplicate"]),
             ("drop nth=1 nth=2", ["nth", "twice"]),
             ("drop first", ["first", "no value"]),
@@ -509,6 +524,7 @@ mod tests {
         PacketKind::CLASSES.iter().for_each(|(name, _)| lists("opcode", name));
         PacketField::ALL.iter().for_each(|known| lists("field", known.name));
         Position::NAMES.iter().for_each(|(name, _)| lists("position", name));
+        Direction::NAMES.iter().for_each(|(name, _)| lists("direction", name));
         ACTIONS.iter().for_each(|name| lists("action", name));
     }
 

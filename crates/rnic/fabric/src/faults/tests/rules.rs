@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use doorbell_wire::{BTH_LEN, BthRepr, Check, Opcode, Psn, Qpn};
 
+use super::outbound::leaving;
 use super::*;
 
 /// Writer whose text the test can read.
@@ -54,8 +55,8 @@ fn pass(plan: &str, packets: &[Vec<u8>]) -> (Vec<Vec<u8>>, Faults<MemoryLink>) {
     (packets_of(&runs, 4), b)
 }
 
-/// Returns the numbers of the packets that arrive, out of SENDs of one message with PSNs from 0xffffff on.
-fn arriving(plan: &str) -> Vec<u8> {
+/// Returns SENDs of one message with PSNs from 0xffffff on, and a WRITE. Each has its number as payload.
+pub(super) fn message() -> Vec<Vec<u8>> {
     let opcodes = [
         Opcode::RC_SEND_FIRST,
         Opcode::RC_SEND_MIDDLE,
@@ -65,9 +66,12 @@ fn arriving(plan: &str) -> Vec<u8> {
         Opcode::RC_WRITE_ONLY,
     ];
     let psns = [0xff_ffff, 0, 1, 2, 2, 3];
-    let packets: Vec<_> =
-        (0..).zip(opcodes).zip(psns).map(|((number, opcode), psn)| with_header(opcode, 17, psn, number)).collect();
-    let (arrived, link) = pass(plan, &packets);
+    (0..).zip(opcodes).zip(psns).map(|((number, opcode), psn)| with_header(opcode, 17, psn, number)).collect()
+}
+
+/// Returns the numbers of the packets of a message that arrive under a plan.
+fn arriving(plan: &str) -> Vec<u8> {
+    let (arrived, link) = pass(plan, &message());
     assert_eq!(link.unfired(), Vec::<String>::new(), "{plan}");
     arrived.iter().map(|packet| packet[packet.len() - 1]).collect()
 }
@@ -98,6 +102,7 @@ fn each_condition_chooses_its_packets() {
         ("share=1", vec![]),
     ] {
         assert_eq!(arriving(&format!("drop {conditions}")), expected, "{conditions}");
+        assert_eq!(leaving(&format!("drop direction=out {conditions}")), expected, "{conditions}");
     }
 }
 
@@ -115,6 +120,7 @@ fn each_action_has_its_effect() {
         ("ecn nth=1", vec![0, 1, 2, 3, 4, 5]),
     ] {
         assert_eq!(arriving(plan), expected, "{plan}");
+        assert_eq!(leaving(&plan.replace(" nth", " direction=out nth")), expected, "{plan}");
     }
 }
 
@@ -168,8 +174,8 @@ fn the_journal_shows_each_firing_and_the_rules_that_never_fired() {
     transmit_all(&mut a, 3, &batch);
     receive_all(&mut b, 3);
     let lines = journal.text();
-    let expected = "{\"rule\":1,\"action\":\"drop\",\"name\":\"second\",\"count\":1,\"at_ns\":3,\"from\":\"10.0.0.1\",\
-                    \"to\":\"10.0.0.2\",\"opcode\":\"RC SEND Only\",\"qp\":17,\"psn\":2}\n";
+    let expected = "{\"rule\":1,\"action\":\"drop\",\"name\":\"second\",\"count\":1,\"at_ns\":3,\"direction\":\"in\",\
+                    \"from\":\"10.0.0.1\",\"to\":\"10.0.0.2\",\"opcode\":\"RC SEND Only\",\"qp\":17,\"psn\":2}\n";
     assert_eq!(lines, expected);
     let unfired = b.unfired();
     assert_eq!((unfired.len(), &unfired), (1, &b.plan().unfired(&lines)));
