@@ -17,8 +17,8 @@ use doorbell_verbs::raw::{
 };
 use doorbell_verbs::{
     Access, AsyncEvent, Completion, CompletionOpcode, Counters, CqId, Error, LKey, Limits, ModifyError, Notifier,
-    Notify, ObjectError, Overrun, PathMtu, Payload, PdId, PostError, PostErrorKind, Psn, QpAttributes, QpInfo, QpInit,
-    QpState, Qpn, RKey, RecvRequest, SendRequest, SrqId, WindowKind,
+    Notify, ObjectError, Overrun, PathMtu, Payload, PdId, PortState, PostError, PostErrorKind, Psn, QpAttributes,
+    QpInfo, QpInit, QpState, Qpn, RKey, RecvRequest, SendRequest, SrqId, WindowKind,
 };
 use doorbell_verbs_core::EventQueue;
 use doorbell_wire::to_gid;
@@ -304,6 +304,11 @@ impl Provider for SimDevice {
         let mut world = lock(&self.shared.world);
         world.go_on_for_outside();
         Some(*world.nodes[self.node].rnic.counters())
+    }
+
+    /// Returns that the port is active, since cables of simulated networks are never pulled out.
+    fn port_state(&self) -> Result<PortState, Error> {
+        Ok(PortState::Active)
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {

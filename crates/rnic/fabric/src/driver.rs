@@ -3,10 +3,12 @@
 use std::io;
 
 use doorbell_rnic::{Budget, Filter, Rnic, TransmitBatch};
+use doorbell_verbs_core::{AsyncEvent, LinkCounters, PortError, PortOrder, PortState};
 use doorbell_wire::ICRC_LEN;
 
 use crate::link::{Link, ReceivedRun, SharedRun, Sink};
 use crate::observe::{Observation, Observer};
+use crate::port::{Lost, PORT, Port, PortView};
 use crate::seal::{Checker, Sealer};
 
 /// Size of a batch in bytes. A batch has room for two runs of maximum length, and stays in the processor's cache
@@ -40,6 +42,7 @@ pub struct Driver<L> {
     observation: Option<Observation>,
     /// Time by which the next pump must send the packets that [`defer_transmit`](Self::defer_transmit) deferred.
     deferred_until_ns: Option<u64>,
+    port: Port,
 }
 
 impl<L> Drop for Driver<L> {
@@ -68,6 +71,7 @@ impl<L: Link> Driver<L> {
             encapsulation: sealed.then(|| (Sealer::new(address, port), Checker::new(address, port))),
             observation: None,
             deferred_until_ns: None,
+            port: Port::default(),
             rnic,
             link,
         }
@@ -97,6 +101,53 @@ impl<L: Link> Driver<L> {
     /// Returns the link, to join and leave multicast groups.
     pub fn link_mut(&mut self) -> &mut L {
         &mut self.link
+    }
+
+    /// Returns the counters of the link, and of the packets that the port lost while it was down.
+    pub fn link_counters(&self) -> LinkCounters {
+        self.port.counters(&self.link.link_counters())
+    }
+
+    /// Returns the state of the port.
+    ///
+    /// # Errors
+    ///
+    /// The device has failed.
+    pub fn port_state(&self) -> Result<PortState, PortError> {
+        self.port.view().state()
+    }
+
+    /// Returns the state of the port for threads that do not hold the driver.
+    pub(crate) fn port_view(&self) -> PortView {
+        self.port.view().clone()
+    }
+
+    /// Changes the state of the port, and raises the events of the change. While the port is down, the driver loses and
+    /// counts all packets in both directions. Queue pairs keep their state: their timers run, and requests fail once
+    /// their retries are spent. After [`PortOrder::DeviceFatal`], all queue pairs are in the error state.
+    ///
+    /// # Errors
+    ///
+    /// The port has the ordered state already, or the device has failed.
+    pub fn order_port(&mut self, now_ns: u64, order: PortOrder) -> Result<(), PortError> {
+        self.port.obey(order)?;
+        let events = self.rnic.events();
+        match order {
+            PortOrder::Down => events.push(AsyncEvent::PortError(PORT)),
+            PortOrder::Up => {
+                events.push(AsyncEvent::PortActive(PORT));
+                // The kernel removes the GIDs of an interface that is down, and enters them again.
+                events.push(AsyncEvent::GidChange(PORT));
+            }
+            PortOrder::DeviceFatal => self.rnic.fail(),
+        }
+        if !self.port.is_up() {
+            self.port.lost_sent += self.discard_ready(now_ns);
+        }
+        if let Some(observation) = &mut self.observation {
+            observation.note(now_ns);
+        }
+        Ok(())
     }
 
     /// Receives, handles expired timers and sends. Returns the number of packets received.
@@ -136,13 +187,7 @@ impl<L: Link> Driver<L> {
     pub fn time_out(&mut self, now_ns: u64) {
         self.handle_timeout(now_ns);
         self.rnic.release_acks();
-        loop {
-            self.batch.clear();
-            if self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0 {
-                break;
-            }
-        }
-        self.drop_batch();
+        self.discard_ready(now_ns);
     }
 
     /// Handles expired timers. Returns whether a timer has expired.
@@ -157,6 +202,12 @@ impl<L: Link> Driver<L> {
 
     /// Receives the packets that have arrived.
     fn receive(&mut self, now_ns: u64) -> io::Result<usize> {
+        if !self.port.is_up() {
+            let mut lost = Lost::default();
+            let received = self.link.receive(now_ns, &mut lost);
+            self.port.lost_received += lost.packets;
+            return received;
+        }
         let Self { rnic, link, encapsulation, .. } = self;
         match encapsulation {
             None => link.receive(now_ns, &mut |run: ReceivedRun<'_>| {
@@ -198,6 +249,10 @@ impl<L: Link> Driver<L> {
     /// The link is broken: [`Link::transmit`] failed. The remaining packets are lost, as in a network.
     pub fn transmit(&mut self, now_ns: u64) -> io::Result<()> {
         self.deferred_until_ns = None;
+        if !self.port.is_up() {
+            self.port.lost_sent += self.discard_ready(now_ns);
+            return Ok(());
+        }
         loop {
             if self.next_run == self.batch.runs().len() {
                 self.batch.clear();
@@ -232,6 +287,25 @@ impl<L: Link> Driver<L> {
                 return Ok(());
             }
         }
+    }
+
+    /// Drops the unsent runs of the batch and all packets that are ready, as a network that loses them. Returns the
+    /// number of packets.
+    fn discard_ready(&mut self, now_ns: u64) -> u64 {
+        let mut packets = 0;
+        loop {
+            let unsent = &self.batch.runs()[self.next_run..];
+            packets += unsent.iter().map(|run| run.segments().count() as u64).sum::<u64>();
+            self.batch.clear();
+            self.next_run = 0;
+            if !self.rnic.wants_transmit()
+                || self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0
+            {
+                break;
+            }
+        }
+        self.drop_batch();
+        packets
     }
 
     /// Drops the unsent runs of the batch, as if the network had lost them. While a batch waits, the RNIC does not

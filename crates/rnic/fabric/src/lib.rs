@@ -46,6 +46,7 @@ mod observe;
 mod own_event;
 mod own_process;
 mod pcap;
+mod port;
 mod progress;
 mod seal;
 mod shm;

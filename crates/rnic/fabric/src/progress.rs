@@ -55,7 +55,8 @@ use crate::link::Link;
 use crate::observe::Observer;
 use crate::own_event::OwnEvent;
 use crate::own_process::OwnProcess;
-use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
+use crate::port::PortView;
+use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun, PortError, PortOrder, PortState};
 pub use exit::flush_before_exit;
 use flush::Flushes;
 use habits::{HABITS, Lingering};
@@ -120,6 +121,7 @@ struct Joined {
 pub struct DrivenRnic {
     shared: Arc<ThreadState>,
     thread: Option<JoinHandle<()>>,
+    port: PortView,
 }
 
 impl std::fmt::Debug for DrivenRnic {
@@ -136,8 +138,10 @@ impl DrivenRnic {
     ///
     /// The operating system provides no eventfd or no thread, or cannot block the signals of the new thread.
     pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnProcess, port: u16) -> io::Result<Self> {
+        let driver = Driver::new(rnic, link, port);
+        let view = driver.port_view();
         let shared = Arc::new(ThreadState {
-            driver: Mutex::new(Driver::new(rnic, link, port)),
+            driver: Mutex::new(driver),
             waiting: AtomicUsize::new(0),
             epoch: Instant::now(),
             kick: OwnEvent::new()?,
@@ -159,12 +163,33 @@ impl DrivenRnic {
             guard::spawn_without_signals(crate::DRIVER_THREAD, move || shared.run(&readable))?
         };
         exit::add(&shared);
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, thread: Some(thread), port: view })
     }
 
     /// Passes the RNIC's counters to `observer` from now on, as [`Driver::observe`] does.
     pub fn observe(&self, observer: Observer, within_ns: u64) {
         self.shared.lock().observe(observer, within_ns);
+    }
+
+    /// Returns the state of the port, without a lock.
+    ///
+    /// # Errors
+    ///
+    /// The device has failed.
+    pub fn port_state(&self) -> Result<PortState, PortError> {
+        self.port.state()
+    }
+
+    /// Changes the state of the port, as [`Driver::order_port`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::order_port`].
+    pub fn order_port(&self, order: PortOrder) -> Result<(), PortError> {
+        let mut driver = self.shared.lock();
+        let done = driver.order_port(self.shared.now_ns(), order);
+        self.shared.leave(driver);
+        done
     }
 
     /// Returns the nanoseconds since [`start`](Self::start) was called.
@@ -304,7 +329,7 @@ impl DrivenRnic {
 
     /// Returns the counters of the link.
     pub fn link_counters(&self) -> LinkCounters {
-        self.shared.lock().link().link_counters()
+        self.shared.lock().link_counters()
     }
 
     /// Returns the counters of the RNIC and the link. Returns `None` if another thread holds the engine's lock.
@@ -314,7 +339,7 @@ impl DrivenRnic {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some((*driver.rnic().counters(), driver.link().link_counters()))
+        Some((*driver.rnic().counters(), driver.link_counters()))
     }
 }
 

@@ -1,0 +1,97 @@
+//! The port of a driver. While the port is down, the driver loses all packets in both directions, as an RNIC whose cable
+//! was pulled out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use doorbell_verbs_core::{LinkCounters, PortError, PortOrder, PortState};
+
+use crate::link::{ReceivedRun, SharedRun, Sink};
+
+/// Number of the only port.
+pub(crate) const PORT: u8 = 1;
+
+/// State of a port that other threads read without the lock of its driver.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PortView(Arc<AtomicU8>);
+
+const ACTIVE: u8 = 0;
+const DOWN: u8 = 1;
+const FAILED: u8 = 2;
+
+impl PortView {
+    /// Returns the state of the port.
+    ///
+    /// # Errors
+    ///
+    /// The device has failed.
+    pub(crate) fn state(&self) -> Result<PortState, PortError> {
+        match self.0.load(Ordering::Relaxed) {
+            ACTIVE => Ok(PortState::Active),
+            DOWN => Ok(PortState::Down),
+            _ => Err(PortError::DeviceFatal),
+        }
+    }
+}
+
+/// Port of a driver.
+#[derive(Debug, Default)]
+pub(crate) struct Port {
+    view: PortView,
+    /// Number of packets that the port lost instead of sending them.
+    pub(crate) lost_sent: u64,
+    /// Number of arrived packets that the port lost.
+    pub(crate) lost_received: u64,
+}
+
+impl Port {
+    pub(crate) fn view(&self) -> &PortView {
+        &self.view
+    }
+
+    /// Returns whether packets pass.
+    #[inline]
+    pub(crate) fn is_up(&self) -> bool {
+        self.view.0.load(Ordering::Relaxed) == ACTIVE
+    }
+
+    /// Changes the state as `order` says.
+    ///
+    /// # Errors
+    ///
+    /// The port has the ordered state already, or the device has failed.
+    pub(crate) fn obey(&mut self, order: PortOrder) -> Result<(), PortError> {
+        let next = match (self.view.state()?, order) {
+            (PortState::Active, PortOrder::Up) => return Err(PortError::AlreadyUp),
+            (PortState::Down, PortOrder::Down) => return Err(PortError::AlreadyDown),
+            (_, PortOrder::Up) => ACTIVE,
+            (_, PortOrder::Down) => DOWN,
+            (_, PortOrder::DeviceFatal) => FAILED,
+        };
+        self.view.0.store(next, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Returns the counters of a link with those of the port.
+    pub(crate) fn counters(&self, link: &LinkCounters) -> LinkCounters {
+        let own = LinkCounters { tx_port_down: self.lost_sent, rx_port_down: self.lost_received, ..Default::default() };
+        link.plus(&own)
+    }
+}
+
+/// Sink of a port that is down. Counts the packets and drops them.
+#[derive(Debug, Default)]
+pub(crate) struct Lost {
+    pub(crate) packets: u64,
+}
+
+impl Sink for Lost {
+    fn receive(&mut self, run: ReceivedRun<'_>) {
+        self.packets += run.segments().len() as u64;
+    }
+
+    fn receive_shared(&mut self, run: &SharedRun<'_>) -> bool {
+        self.packets += run.packets().count() as u64;
+        true
+    }
+}
