@@ -109,6 +109,42 @@ struct ThreadState {
     lingering: Mutex<Lingering>,
     /// Multicast groups, whose descriptors the thread watches in addition to the socket.
     groups: Mutex<Vec<Arc<Joined>>>,
+    /// State of the port.
+    port: PortView,
+    /// Callback that the thread calls each time that it wakes up.
+    port_service: Mutex<Option<PortService>>,
+}
+
+/// Callback that carries out the orders of other processes to the port of an RNIC.
+pub type PortService = Box<dyn FnMut(&PortHandle<'_>) + Send>;
+
+/// Port of an RNIC, as a [`PortService`] gets it.
+pub struct PortHandle<'a>(&'a ThreadState);
+
+impl std::fmt::Debug for PortHandle<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("PortHandle").field(&self.0.port).finish()
+    }
+}
+
+impl PortHandle<'_> {
+    /// Returns the state of the port.
+    ///
+    /// # Errors
+    ///
+    /// The device has failed.
+    pub fn state(&self) -> Result<PortState, PortError> {
+        self.0.port.state()
+    }
+
+    /// Changes the state of the port, as [`Driver::order_port`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::order_port`].
+    pub fn order(&self, order: PortOrder) -> Result<(), PortError> {
+        self.0.order_port(order)
+    }
 }
 
 /// A multicast group, and the descriptor that becomes readable when a packet for it arrives.
@@ -121,7 +157,6 @@ struct Joined {
 pub struct DrivenRnic {
     shared: Arc<ThreadState>,
     thread: Option<JoinHandle<()>>,
-    port: PortView,
 }
 
 impl std::fmt::Debug for DrivenRnic {
@@ -139,8 +174,9 @@ impl DrivenRnic {
     /// The operating system provides no eventfd or no thread, or cannot block the signals of the new thread.
     pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnProcess, port: u16) -> io::Result<Self> {
         let driver = Driver::new(rnic, link, port);
-        let view = driver.port_view();
         let shared = Arc::new(ThreadState {
+            port: driver.port_view(),
+            port_service: Mutex::default(),
             driver: Mutex::new(driver),
             waiting: AtomicUsize::new(0),
             epoch: Instant::now(),
@@ -163,7 +199,7 @@ impl DrivenRnic {
             guard::spawn_without_signals(crate::DRIVER_THREAD, move || shared.run(&readable))?
         };
         exit::add(&shared);
-        Ok(Self { shared, thread: Some(thread), port: view })
+        Ok(Self { shared, thread: Some(thread) })
     }
 
     /// Passes the RNIC's counters to `observer` from now on, as [`Driver::observe`] does.
@@ -177,7 +213,7 @@ impl DrivenRnic {
     ///
     /// The device has failed.
     pub fn port_state(&self) -> Result<PortState, PortError> {
-        self.port.state()
+        self.shared.port.state()
     }
 
     /// Changes the state of the port, as [`Driver::order_port`] does.
@@ -186,10 +222,13 @@ impl DrivenRnic {
     ///
     /// As [`Driver::order_port`].
     pub fn order_port(&self, order: PortOrder) -> Result<(), PortError> {
-        let mut driver = self.shared.lock();
-        let done = driver.order_port(self.shared.now_ns(), order);
-        self.shared.leave(driver);
-        done
+        self.shared.order_port(order)
+    }
+
+    /// Calls `service` from now on each time that the thread wakes up. The thread sleeps for at most 3 ms while callers
+    /// poll, and otherwise until a packet or another datagram arrives, but at most for 5 s.
+    pub fn serve_port(&self, service: PortService) {
+        *self.shared.port_service.lock().ignore_poison() = Some(service);
     }
 
     /// Returns the nanoseconds since [`start`](Self::start) was called.
@@ -384,6 +423,20 @@ impl ThreadState {
         guard
     }
 
+    fn order_port(&self, order: PortOrder) -> Result<(), PortError> {
+        let mut driver = self.lock();
+        let done = driver.order_port(self.now_ns(), order);
+        self.leave(driver);
+        done
+    }
+
+    /// Lets the callback of the port look for orders.
+    fn serve_port(&self) {
+        if let Some(service) = &mut *self.port_service.lock().ignore_poison() {
+            service(&PortHandle(self));
+        }
+    }
+
     /// Locks the engine for the thread, after callers that are already waiting. While packets arrive, the thread takes
     /// the lock again and again, so callers might otherwise wait for a long time.
     fn lock_behind_callers(&self) -> Guard<'_> {
@@ -568,6 +621,7 @@ impl ThreadState {
         self.wakeups.start_napping(briefly);
         self.sleep_on(readable, None, until_ns);
         self.wakeups.wake_up();
+        self.serve_port();
     }
 
     /// Sleeps until kicked, until `until_ns`, or until the socket is ready. Returns true if the socket is ready.
@@ -581,6 +635,7 @@ impl ThreadState {
             None => false,
         };
         self.wakeups.wake_up();
+        self.serve_port();
         woken
     }
 

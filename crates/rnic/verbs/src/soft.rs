@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
+use doorbell_counters::{PUBLISH_WITHIN_NS, PortReply, PortRequest, Published, PublishedPort, Publisher};
 use doorbell_fabric::{
-    BindRequest, DrivenRnic, Faults, Link, OwnMemory, OwnProcess, Pcap, SharedMemoryLink, UdpLink, active_mtu, bind,
-    guard_memory,
+    BindRequest, DrivenRnic, Faults, Link, OwnMemory, OwnProcess, Pcap, PortHandle, SharedMemoryLink, UdpLink,
+    active_mtu, bind, guard_memory,
 };
 pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice};
 use doorbell_output::files;
@@ -290,11 +290,30 @@ fn publish(soft: &Soft, address: IpAddr, udp_port: u16) {
     }
     match Publisher::new(&Published { name: &soft.name, address, udp_port, counters: Counters::NAMES }) {
         Ok(mut publisher) => {
+            let mut requests = publisher.port_requests();
+            soft.rnic.serve_port(Box::new(move |port: &PortHandle<'_>| requests.serve(|request| obey(port, request))));
             let observer = move |counters: &Counters| publisher.publish(&counters.values());
             soft.rnic.observe(Box::new(observer), PUBLISH_WITHIN_NS);
         }
         Err(error) => SAID.call_once(|| tracing::debug!(%error, "counters are not published")),
     }
+}
+
+/// Carries out a request of another process to the port.
+fn obey(port: &PortHandle<'_>, request: PortRequest) -> PortReply {
+    let order = match request {
+        PortRequest::State => None,
+        PortRequest::Down => Some(PortOrder::Down),
+        PortRequest::Up => Some(PortOrder::Up),
+        PortRequest::DeviceFatal => Some(PortOrder::DeviceFatal),
+    };
+    let was_refused = order.is_some_and(|order| port.order(order).is_err());
+    let state = match port.state() {
+        Ok(PortState::Active) => PublishedPort::Active,
+        Ok(PortState::Down) => PublishedPort::Down,
+        Err(_) => PublishedPort::Failed,
+    };
+    PortReply { state, was_refused }
 }
 
 /// Returns a path for a capture that this process has not used yet.
