@@ -497,6 +497,9 @@ impl World {
                 let places = self.nodes.len() + usize::from(self.middlebox.is_some());
                 let to = node_of(run.path.destination).filter(|&to| to < places);
                 let Some(to) = to else { continue }; // no such node: the packet is lost
+                if self.faults.get(from).is_some_and(|faults| !faults.is_up()) {
+                    continue; // the port of the node is down: the packet is lost
+                }
                 let number = self.frames.take(bytes);
                 let frame = &mut self.frames[number];
                 (frame.from, frame.to, frame.opcode) = (from, to, info.opcode);

@@ -26,7 +26,7 @@ use rustc_hash::FxHashMap;
 
 use crate::kernel::locks::Lock;
 use crate::kernel::watch::{Watch, lock};
-use crate::kernel::{Leaves, World};
+use crate::kernel::{InjectedFaults, Leaves, World};
 use crate::time::Ps;
 
 /// Name of the provider in the attributes of a simulated device.
@@ -306,9 +306,10 @@ impl Provider for SimDevice {
         Some(*world.nodes[self.node].rnic.counters())
     }
 
-    /// Returns that the port is active, since cables of simulated networks are never pulled out.
     fn port_state(&self) -> Result<PortState, Error> {
-        Ok(PortState::Active)
+        let mut world = lock(&self.shared.world);
+        world.go_on_for_outside();
+        Ok(world.faults.get(self.node).map_or(Ok(PortState::Active), InjectedFaults::port_state)?)
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {

@@ -6,7 +6,7 @@ use doorbell_rnic::{Budget, Filter, Rnic, TransmitBatch};
 use doorbell_verbs_core::{AsyncEvent, LinkCounters, PortError, PortOrder, PortState};
 use doorbell_wire::ICRC_LEN;
 
-use crate::link::{Link, ReceivedRun, SharedRun, Sink};
+use crate::link::{Link, PlannedOrder, ReceivedRun, SharedRun, Sink};
 use crate::observe::{Observation, Observer};
 use crate::port::{Lost, PORT, Port, PortView};
 use crate::seal::{Checker, Sealer};
@@ -43,6 +43,8 @@ pub struct Driver<L> {
     /// Time by which the next pump must send the packets that [`defer_transmit`](Self::defer_transmit) deferred.
     deferred_until_ns: Option<u64>,
     port: Port,
+    /// Whether the link may give orders to the port.
+    link_orders_port: bool,
 }
 
 impl<L> Drop for Driver<L> {
@@ -72,6 +74,7 @@ impl<L: Link> Driver<L> {
             observation: None,
             deferred_until_ns: None,
             port: Port::default(),
+            link_orders_port: link.orders_port(),
             rnic,
             link,
         }
@@ -150,6 +153,27 @@ impl<L: Link> Driver<L> {
         Ok(())
     }
 
+    /// Carries out the orders of a fault plan to the port.
+    #[inline]
+    fn obey_link(&mut self, now_ns: u64) {
+        if !self.link_orders_port {
+            return;
+        }
+        while let Some(planned) = self.link.take_port_order() {
+            // If the port is down already, or the device has failed, the order has no effect.
+            match planned {
+                PlannedOrder::Down { for_ns } => {
+                    if self.order_port(now_ns, PortOrder::Down).is_ok() {
+                        self.port.up_at_ns = Some(now_ns.saturating_add(for_ns));
+                    }
+                }
+                PlannedOrder::DeviceFatal => {
+                    let _ = self.order_port(now_ns, PortOrder::DeviceFatal);
+                }
+            }
+        }
+    }
+
     /// Receives, handles expired timers and sends. Returns the number of packets received.
     ///
     /// # Errors
@@ -157,8 +181,13 @@ impl<L: Link> Driver<L> {
     /// The link is broken: [`Link::receive`] or [`Link::transmit`] failed. The driver has handled expired timers
     /// nevertheless, so work requests continue to time out.
     pub fn pump(&mut self, now_ns: u64, acks: Acks) -> io::Result<usize> {
+        if self.port.up_at_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+            // The call cannot fail: an order that changes the port clears the time.
+            let _ = self.order_port(now_ns, PortOrder::Up);
+        }
         // If the link fails here, return the error only at the end, so that work requests still time out.
         let received = self.receive(now_ns);
+        self.obey_link(now_ns);
         let timed_out = self.handle_timeout(now_ns);
         // If this pump received no packets, the program has nothing to reply to, so acknowledgements do not wait for a
         // reply.
@@ -278,6 +307,10 @@ impl<L: Link> Driver<L> {
                 self.drop_batch();
                 return Err(error);
             }
+            self.obey_link(now_ns);
+            if !self.port.is_up() {
+                return Ok(());
+            }
             if self.is_link_full() {
                 if let Some(destination) = self.link.awaits()
                     && self.rnic.wants_transmit_beside(destination)
@@ -329,7 +362,8 @@ impl<L: Link> Driver<L> {
     /// Returns the deadline of the next call of [`pump`](Self::pump).
     pub fn poll_timeout(&self) -> Option<u64> {
         let observation = self.observation.as_ref().and_then(Observation::poll_timeout);
-        let deadlines = [self.rnic.poll_timeout(), self.link.poll_timeout(), observation, self.deferred_until_ns];
+        let link = self.link.poll_timeout();
+        let deadlines = [self.rnic.poll_timeout(), link, observation, self.deferred_until_ns, self.port.up_at_ns];
         deadlines.into_iter().flatten().min()
     }
 }

@@ -29,7 +29,7 @@ pub use shares::FaultShares;
 use engine::{Engine, Fate};
 use journal::Journal;
 
-use crate::link::{Link, LinkProperties, ReceivedRun, Sink};
+use crate::link::{Link, LinkProperties, PlannedOrder, ReceivedRun, Sink};
 
 /// Maximum total bytes of packets that are held back. If there are more, the oldest packet passes early.
 const HELD_BYTES_MAX: usize = 64 << 20;
@@ -138,6 +138,14 @@ impl<L: Link> Link for Faults<L> {
         Ok(packets)
     }
 
+    fn orders_port(&self) -> bool {
+        self.filter.plan.orders_port() || self.inner.orders_port()
+    }
+
+    fn take_port_order(&mut self) -> Option<PlannedOrder> {
+        self.filter.take_order().or_else(|| self.inner.take_port_order())
+    }
+
     fn poll_timeout(&self) -> Option<u64> {
         let own = self.filter.next_due();
         own.into_iter().chain(self.inner.poll_timeout()).min()
@@ -214,6 +222,8 @@ pub struct FaultFilter {
     /// Reordered packets that wait until later packets have passed them.
     waiting: Vec<Held>,
     held_bytes: usize,
+    /// Orders that the driver has not taken yet. Until it has, packets that arrive are lost.
+    orders: VecDeque<PlannedOrder>,
     counters: FaultCounters,
 }
 
@@ -228,8 +238,14 @@ impl FaultFilter {
             delayed: VecDeque::new(),
             waiting: Vec::new(),
             held_bytes: 0,
+            orders: VecDeque::new(),
             counters: FaultCounters::default(),
         }
+    }
+
+    /// Takes the oldest order of the plan to the port of the device.
+    pub fn take_order(&mut self) -> Option<PlannedOrder> {
+        self.orders.pop_front()
     }
 
     /// Takes a run that arrives at `now_ns`, and passes the packets that are not lost or held back to the sink.
@@ -276,7 +292,12 @@ impl FaultFilter {
         let mut at = 0;
         for packet in run.segments() {
             self.counters.packets += 1;
-            let fate = self.engine.judge(now_ns, &run.outer, packet);
+            // The port is down from the packet on that took it down.
+            let fate = match self.orders.is_empty() {
+                true => self.engine.judge(now_ns, &run.outer, packet),
+                false => Fate::lost(),
+            };
+            self.orders.extend(fate.order);
             let from = at;
             at += packet.len();
             // If reordered packets wait, each packet is passed on separately, since a waiting packet may have to follow

@@ -68,7 +68,7 @@ pub use guard::{
     Action, CopyMethod, OwnMemory, bring_in, can_bring_in, copy_by_kernel, exchange_action, guard_memory, has_handlers,
     spawn_without_signals, unblocked,
 };
-pub use link::{Link, LinkProperties, ReceivedRun, SharedRun, Sink};
+pub use link::{Link, LinkProperties, PlannedOrder, ReceivedRun, SharedRun, Sink};
 pub use memory::{MemoryCounters, MemoryLink, MemoryNetwork, MemoryOptions};
 pub use names::{AbstractName, abstract_names, beside, beside_prefix, plain};
 pub use observe::Observer;

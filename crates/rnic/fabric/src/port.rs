@@ -38,6 +38,8 @@ impl PortView {
 #[derive(Debug, Default)]
 pub(crate) struct Port {
     view: PortView,
+    /// Time at which a port comes up again that a fault plan took down.
+    pub(crate) up_at_ns: Option<u64>,
     /// Number of packets that the port lost instead of sending them.
     pub(crate) lost_sent: u64,
     /// Number of arrived packets that the port lost.
@@ -69,6 +71,7 @@ impl Port {
             (_, PortOrder::DeviceFatal) => FAILED,
         };
         self.view.0.store(next, Ordering::Relaxed);
+        self.up_at_ns = None;
         Ok(())
     }
 

@@ -138,6 +138,7 @@ fn messages_survive_the_rules_of_a_fault_plan() {
         "reorder opcode=send nth=40 behind=2",
         "black-hole opcode=send nth=50 count=3",
         "drop opcode=send nth=10;delay opcode=ack nth=2 for=20us",
+        "port-down opcode=send nth=60 for=100us",
     ] {
         let (summary, fired) = under_faults(plan);
         assert!(fired.iter().all(|count| *count >= 1), "{plan}: {fired:?}");

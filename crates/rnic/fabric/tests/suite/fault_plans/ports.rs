@@ -1,4 +1,4 @@
-//! Ports that go down and come up again, and devices that fail, without a plan.
+//! Ports that go down and come up again, and devices that fail, by calls and by plans.
 
 use doorbell_verbs_core::{AsyncEvent, LinkCounters, PortError, PortOrder, PortState};
 
@@ -106,4 +106,59 @@ fn an_order_without_effect_is_refused() {
     assert_eq!(driver.order_port(2, PortOrder::Down), Err(PortError::AlreadyDown));
     assert_eq!(driver.order_port(2, PortOrder::Up), Ok(()));
     assert_eq!(pair.requester.events().len(), 3);
+}
+
+#[test]
+fn a_plan_takes_the_port_down_and_up() {
+    let mut pair = under("port-flap");
+    let expected = [AsyncEvent::PortError(1), AsyncEvent::PortActive(1), AsyncEvent::GidChange(1)];
+    assert_eq!(pair.responder.events(), expected);
+    assert_eq!(pair.requester.events(), []);
+    assert!(pair.now_ns >= FLAP_NS);
+    assert!(pair.responder.lost().fault_dropped >= 2, "{:?}", pair.responder.lost());
+    let journal = String::from_utf8(pair.journal.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(journal.lines().count(), 1, "{journal}");
+    assert!(journal.contains("\"action\":\"port-down\",\"name\":\"port-flap\""), "{journal}");
+}
+
+#[test]
+fn packets_behind_the_one_that_takes_the_port_down_are_lost_too() {
+    let plan: FaultPlan = "port-down opcode=send position=first nth=1 for=1ms".parse().unwrap();
+    let mut pair = Pair::new(&plan);
+    pair.post_all();
+    // All packets of the first message arrive with one call.
+    pair.run_until(500_000);
+    assert_eq!(pair.responder.counters().rx_vport_rdma_unicast_packets, 0);
+    assert!(pair.responder.lost().fault_dropped >= 3, "{:?}", pair.responder.lost());
+    pair.run_until(u64::MAX);
+    pair.assert_done("a port that goes down within a run");
+}
+
+#[test]
+fn an_order_ends_the_time_of_a_plan() {
+    let plan: FaultPlan = "port-down opcode=request nth=1 for=60s".parse().unwrap();
+    let mut pair = Pair::new(&plan);
+    pair.post_all();
+    pair.run_until(10_000_000);
+    pair.now_ns = 10_000_000;
+    assert_eq!(pair.responder.driver.port_state(), Ok(PortState::Down));
+    let now_ns = pair.now_ns;
+    pair.responder.order(now_ns, PortOrder::Up);
+    pair.run_until(u64::MAX);
+    pair.assert_done("a port that an order brings up");
+    assert!(pair.now_ns < 60_000_000_000, "the plan's time is still waited for");
+    assert_eq!(pair.responder.events().len(), 3);
+}
+
+#[test]
+fn a_plan_lets_the_device_fail() {
+    let plan: FaultPlan = "device-fatal opcode=request nth=4".parse().unwrap();
+    let mut pair = Pair::new(&plan);
+    pair.post_all();
+    pair.run_until(u64::MAX);
+    assert_eq!(pair.responder.events(), [AsyncEvent::DeviceFatal]);
+    assert_eq!(pair.responder.driver.port_state(), Err(PortError::DeviceFatal));
+    let statuses = statuses(&pair.requester);
+    assert!(statuses.contains(&Status::RetryExceeded), "{statuses:?}");
+    pair.assert_fired("device-fatal", &plan);
 }
