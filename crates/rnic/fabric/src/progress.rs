@@ -34,6 +34,7 @@ mod exit;
 mod flush;
 mod habits;
 mod policy;
+mod port;
 mod wake;
 
 use std::io;
@@ -56,11 +57,12 @@ use crate::observe::Observer;
 use crate::own_event::OwnEvent;
 use crate::own_process::OwnProcess;
 use crate::port::PortView;
-use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun, PortError, PortOrder, PortState};
+use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
 use flush::Flushes;
 use habits::{HABITS, Lingering};
 use policy::{Action, Event, Glance, Policy};
+pub use port::{PortHandle, PortService};
 use wake::{NEVER, Wakeups};
 
 /// Atomics of `wake.rs` and `flush.rs`. The tests with the model checker replace them by those of loom.
@@ -113,38 +115,6 @@ struct ThreadState {
     port: PortView,
     /// Callback that the thread calls each time that it wakes up.
     port_service: Mutex<Option<PortService>>,
-}
-
-/// Callback that carries out the orders of other processes to the port of an RNIC.
-pub type PortService = Box<dyn FnMut(&PortHandle<'_>) + Send>;
-
-/// Port of an RNIC, as a [`PortService`] gets it.
-pub struct PortHandle<'a>(&'a ThreadState);
-
-impl std::fmt::Debug for PortHandle<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("PortHandle").field(&self.0.port).finish()
-    }
-}
-
-impl PortHandle<'_> {
-    /// Returns the state of the port.
-    ///
-    /// # Errors
-    ///
-    /// The device has failed.
-    pub fn state(&self) -> Result<PortState, PortError> {
-        self.0.port.state()
-    }
-
-    /// Changes the state of the port, as [`Driver::order_port`] does.
-    ///
-    /// # Errors
-    ///
-    /// As [`Driver::order_port`].
-    pub fn order(&self, order: PortOrder) -> Result<(), PortError> {
-        self.0.order_port(order)
-    }
 }
 
 /// A multicast group, and the descriptor that becomes readable when a packet for it arrives.
@@ -205,30 +175,6 @@ impl DrivenRnic {
     /// Passes the RNIC's counters to `observer` from now on, as [`Driver::observe`] does.
     pub fn observe(&self, observer: Observer, within_ns: u64) {
         self.shared.lock().observe(observer, within_ns);
-    }
-
-    /// Returns the state of the port, without a lock.
-    ///
-    /// # Errors
-    ///
-    /// The device has failed.
-    pub fn port_state(&self) -> Result<PortState, PortError> {
-        self.shared.port.state()
-    }
-
-    /// Changes the state of the port, as [`Driver::order_port`] does.
-    ///
-    /// # Errors
-    ///
-    /// As [`Driver::order_port`].
-    pub fn order_port(&self, order: PortOrder) -> Result<(), PortError> {
-        self.shared.order_port(order)
-    }
-
-    /// Calls `service` from now on each time that the thread wakes up. The thread sleeps for at most 3 ms while callers
-    /// poll, and otherwise until a packet or another datagram arrives, but at most for 5 s.
-    pub fn serve_port(&self, service: PortService) {
-        *self.shared.port_service.lock().ignore_poison() = Some(service);
     }
 
     /// Returns the nanoseconds since [`start`](Self::start) was called.
@@ -421,20 +367,6 @@ impl ThreadState {
         let guard = self.driver.lock().ignore_poison();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         guard
-    }
-
-    fn order_port(&self, order: PortOrder) -> Result<(), PortError> {
-        let mut driver = self.lock();
-        let done = driver.order_port(self.now_ns(), order);
-        self.leave(driver);
-        done
-    }
-
-    /// Lets the callback of the port look for orders.
-    fn serve_port(&self) {
-        if let Some(service) = &mut *self.port_service.lock().ignore_poison() {
-            service(&PortHandle(self));
-        }
     }
 
     /// Locks the engine for the thread, after callers that are already waiting. While packets arrive, the thread takes
