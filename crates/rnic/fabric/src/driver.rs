@@ -234,7 +234,7 @@ impl<L: Link> Driver<L> {
         if !self.port.is_up() {
             let mut lost = Lost::default();
             let received = self.link.receive(now_ns, &mut lost);
-            self.port.lost_received += lost.packets;
+            self.port.note_lost(now_ns, &lost);
             return received;
         }
         let Self { rnic, link, encapsulation, .. } = self;
@@ -362,7 +362,7 @@ impl<L: Link> Driver<L> {
     /// Returns the deadline of the next call of [`pump`](Self::pump).
     pub fn poll_timeout(&self) -> Option<u64> {
         let observation = self.observation.as_ref().and_then(Observation::poll_timeout);
-        let link = self.link.poll_timeout();
+        let link = self.link.poll_timeout().map(|at_ns| self.port.paced(at_ns));
         let deadlines = [self.rnic.poll_timeout(), link, observation, self.deferred_until_ns, self.port.up_at_ns];
         deadlines.into_iter().flatten().min()
     }

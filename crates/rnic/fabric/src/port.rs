@@ -8,6 +8,9 @@ use doorbell_verbs_core::{LinkCounters, PortError, PortOrder, PortState};
 
 use crate::link::{ReceivedRun, SharedRun, Sink};
 
+/// Time between two looks at the link while the port is down, if the link has a deadline that only a send would change.
+const LOOK_NS: u64 = 1_000_000;
+
 /// Number of the only port.
 pub(crate) const PORT: u8 = 1;
 
@@ -40,10 +43,12 @@ pub(crate) struct Port {
     view: PortView,
     /// Time at which a port comes up again that a fault plan took down.
     pub(crate) up_at_ns: Option<u64>,
+    /// Time of the last receive while the port was down.
+    looked_ns: u64,
     /// Number of packets that the port lost instead of sending them.
     pub(crate) lost_sent: u64,
     /// Number of arrived packets that the port lost.
-    pub(crate) lost_received: u64,
+    lost_received: u64,
 }
 
 impl Port {
@@ -75,6 +80,20 @@ impl Port {
         Ok(())
     }
 
+    /// Records that packets were received while the port was down.
+    pub(crate) fn note_lost(&mut self, now_ns: u64, lost: &Lost) {
+        self.looked_ns = now_ns;
+        self.lost_received += lost.packets;
+    }
+
+    /// Returns the time at which the driver must look at its link, which has the deadline `at_ns`. While the port is
+    /// down, the driver sends nothing. A deadline that only a send changes, such as that of a route, would then stay in
+    /// the past, and the driver would not sleep.
+    #[inline]
+    pub(crate) fn paced(&self, at_ns: u64) -> u64 {
+        if self.is_up() || at_ns > self.looked_ns { at_ns } else { self.looked_ns + LOOK_NS }
+    }
+
     /// Returns the counters of a link with those of the port.
     pub(crate) fn counters(&self, link: &LinkCounters) -> LinkCounters {
         let own = LinkCounters { tx_port_down: self.lost_sent, rx_port_down: self.lost_received, ..Default::default() };
@@ -96,5 +115,36 @@ impl Sink for Lost {
     fn receive_shared(&mut self, run: &SharedRun<'_>) -> bool {
         self.packets += run.packets().count() as u64;
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_deadline_is_looked_at_from_time_to_time_while_the_port_is_down() {
+        let mut port = Port::default();
+        assert_eq!(port.paced(0), 0);
+        port.obey(PortOrder::Down).unwrap();
+        port.note_lost(50, &Lost { packets: 3 });
+        assert_eq!((port.paced(20), port.paced(51)), (50 + LOOK_NS, 51));
+        assert_eq!(port.counters(&LinkCounters::default()).rx_port_down, 3);
+        port.obey(PortOrder::Up).unwrap();
+        assert_eq!(port.paced(20), 20);
+    }
+
+    #[test]
+    fn each_order_without_effect_has_its_error() {
+        let mut port = Port::default();
+        let errors = [(PortOrder::Up, PortError::AlreadyUp), (PortOrder::Down, PortError::AlreadyDown)];
+        assert_eq!(port.obey(errors[0].0), Err(errors[0].1));
+        port.obey(PortOrder::Down).unwrap();
+        assert_eq!(port.obey(errors[1].0), Err(errors[1].1));
+        port.obey(PortOrder::DeviceFatal).unwrap();
+        assert_eq!(port.view().state(), Err(PortError::DeviceFatal));
+        for order in [PortOrder::Down, PortOrder::Up, PortOrder::DeviceFatal] {
+            assert_eq!(port.obey(order), Err(PortError::DeviceFatal));
+        }
     }
 }
