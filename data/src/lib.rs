@@ -43,7 +43,7 @@ pub const PARAMETERS: &[File] = files!("parameters": "t1", "t2", "t3");
 pub const FAULT_PLANS: &[File] = files!("fault-plans":
     "lost-first", "lost-middle", "lost-last", "lost-ack", "lost-nak",
     "lost-read-response", "duplicate-requests", "rnr-then-success", "late-ack", "corrupted-icrc",
-    "psn-wrap", "atomic-replay", "black-hole", "ghost-packets"
+    "psn-wrap", "atomic-replay", "black-hole", "ghost-packets", "port-flap"
 );
 
 /// Names of a testbed. Each command accepts both.

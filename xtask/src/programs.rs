@@ -12,6 +12,7 @@ use crate::shell::{cargo, command, output_of, root, run, target};
 
 mod captures;
 mod compare;
+mod flap;
 pub(crate) mod middlebox;
 pub(crate) mod page;
 pub(crate) mod ports;
@@ -139,16 +140,7 @@ pub(crate) fn show() -> Result<(), String> {
         }
     }
     sysfs()?;
-    // ibv_asyncwatch waits for events until it is killed.
-    let mut watch = start(on_doorbell(&[], &["stdbuf", "-oL", "ibv_asyncwatch"]))?;
-    let until = Instant::now() + PATIENCE;
-    while !watch.said().contains("doorbell0: async event FD") {
-        if watch.has_ended() || Instant::now() > until {
-            return Err(format!("ibv_asyncwatch does not watch: {}", watch.said()));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
+    flap::all()
 }
 
 /// Runs programs that read sysfs, and checks their output.

@@ -498,6 +498,9 @@ impl World {
                 let places = self.nodes.len() + usize::from(self.middlebox.is_some());
                 let to = node_of(run.path.destination).filter(|&to| to < places);
                 let Some(to) = to else { continue }; // no such node: the packet is lost
+                if self.faults.get(from).is_some_and(|faults| !faults.is_up()) {
+                    continue; // the port of the node is down: the packet is lost
+                }
                 let source_port = dest_qpn(bytes).map_or(0, |peer| source_port(info.qpn, peer));
                 if self.faults.get(from).is_some_and(InjectedFaults::strike_leaving) {
                     let outer = Outer {

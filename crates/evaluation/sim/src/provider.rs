@@ -17,8 +17,8 @@ use doorbell_verbs::raw::{
 };
 use doorbell_verbs::{
     Access, AsyncEvent, Completion, CompletionOpcode, Counters, CqId, Error, LKey, Limits, ModifyError, Notifier,
-    Notify, ObjectError, Overrun, PathMtu, Payload, PdId, PostError, PostErrorKind, Psn, QpAttributes, QpInfo, QpInit,
-    QpState, Qpn, RKey, RecvRequest, SendRequest, SrqId, WindowKind,
+    Notify, ObjectError, Overrun, PathMtu, Payload, PdId, PortState, PostError, PostErrorKind, Psn, QpAttributes,
+    QpInfo, QpInit, QpState, Qpn, RKey, RecvRequest, SendRequest, SrqId, WindowKind,
 };
 use doorbell_verbs_core::EventQueue;
 use doorbell_wire::to_gid;
@@ -26,7 +26,7 @@ use rustc_hash::FxHashMap;
 
 use crate::kernel::locks::Lock;
 use crate::kernel::watch::{Watch, lock};
-use crate::kernel::{Leaves, World};
+use crate::kernel::{InjectedFaults, Leaves, World};
 use crate::time::Ps;
 
 /// Name of the provider in the attributes of a simulated device.
@@ -304,6 +304,12 @@ impl Provider for SimDevice {
         let mut world = lock(&self.shared.world);
         world.go_on_for_outside();
         Some(*world.nodes[self.node].rnic.counters())
+    }
+
+    fn port_state(&self) -> Result<PortState, Error> {
+        let mut world = lock(&self.shared.world);
+        world.go_on_for_outside();
+        Ok(world.faults.get(self.node).map_or(Ok(PortState::Active), InjectedFaults::port_state)?)
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {

@@ -12,7 +12,8 @@
 //! }
 //! ```
 //!
-//! - [`Publisher`] publishes the counters of a software RNIC for other processes of the same user.
+//! - [`Publisher`] publishes the counters of a software RNIC for other processes of the same user. These processes can
+//!   also order its port to go down and up ([`PublishedSource::ask_port`]).
 //! - A [`Source`] reads devices: [`PublishedSource`] reads software RNICs, [`SysfsSource`] reads the kernel's
 //!   devices, with the statistics of their network interfaces ([`ethtool`]).
 //! - [`TABLE`] lists the vendors' names of the common counters ([`Common`]), and the exact meaning of each.
@@ -43,8 +44,9 @@ pub use monitor::{Interval, Look, MAX_DEVICES, Monitor, Traffic, TrafficError, U
 pub use news::News;
 pub use pace::Pace;
 pub use publish::{
-    DIRECTORY_VARIABLE, MAX_FILES, PUBLISH_WITHIN_NS, PublishError, Published, Publisher, SWITCH_VARIABLE, is_wanted,
+    DIRECTORY_VARIABLE, MAX_FILES, PUBLISH_WITHIN_NS, PortReply, PortRequest, PortRequests, PublishError, Published,
+    PublishedPort, Publisher, SWITCH_VARIABLE, is_wanted,
 };
 pub use rate::{Change, Rates, change};
 pub use sample::{Identity, Kind, Note, Reading, Sample, Subject, monotonic_ns};
-pub use source::{PublishedSource, SYSFS, Source, SysfsSource, ethtool};
+pub use source::{Answered, AskError, PublishedSource, SYSFS, Source, SysfsSource, ethtool};

@@ -9,11 +9,13 @@ mod directory;
 pub(crate) mod layout;
 #[allow(unsafe_code)]
 mod mapping;
+mod orders;
 mod process;
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use directory::candidates;
@@ -22,6 +24,7 @@ pub(crate) use directory::{Directory, DirectoryError, readable};
 use layout::{Header, MAX_FILE_BYTES};
 use mapping::Mapping;
 use nix::sys::resource::{Resource, getrlimit};
+pub use orders::{PortReply, PortRequest, PortRequests, PublishedPort};
 pub(crate) use process::{Life, command};
 
 use crate::sample::monotonic_ns;
@@ -64,7 +67,7 @@ pub struct Published<'a> {
 pub struct Publisher {
     directory: Directory,
     file_name: String,
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     pid: u32,
 }
 
@@ -133,7 +136,12 @@ impl Publisher {
             directory.remove(&temporary);
             os("the file cannot be created", error)
         })?;
-        Ok(Self { directory, file_name, mapping, pid })
+        Ok(Self { directory, file_name, mapping: Arc::new(mapping), pid })
+    }
+
+    /// Returns the requests of other processes of this user to the port of the device.
+    pub fn port_requests(&self) -> PortRequests {
+        PortRequests::new(&self.mapping)
     }
 
     /// Publishes values, which must be in the order of the counter names. A call costs some tens of nanoseconds and a

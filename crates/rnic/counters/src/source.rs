@@ -4,7 +4,7 @@ pub mod ethtool;
 mod published;
 mod sysfs;
 
-pub use published::PublishedSource;
+pub use published::{Answered, AskError, PublishedSource};
 pub use sysfs::{SYSFS, SysfsSource};
 
 use std::fs::{File, OpenOptions};

@@ -3,10 +3,12 @@
 use std::io;
 
 use doorbell_rnic::{Budget, Filter, Rnic, TransmitBatch};
+use doorbell_verbs_core::{AsyncEvent, LinkCounters, PortError, PortOrder, PortState};
 use doorbell_wire::ICRC_LEN;
 
-use crate::link::{Link, ReceivedRun, SharedRun, Sink};
+use crate::link::{Link, PlannedOrder, ReceivedRun, SharedRun, Sink};
 use crate::observe::{Observation, Observer};
+use crate::port::{Lost, PORT, Port, PortView};
 use crate::seal::{Checker, Sealer};
 
 /// Size of a batch in bytes. A batch has room for two runs of maximum length, and stays in the processor's cache
@@ -40,6 +42,9 @@ pub struct Driver<L> {
     observation: Option<Observation>,
     /// Time by which the next pump must send the packets that [`defer_transmit`](Self::defer_transmit) deferred.
     deferred_until_ns: Option<u64>,
+    port: Port,
+    /// Whether the link may give orders to the port.
+    link_orders_port: bool,
 }
 
 impl<L> Drop for Driver<L> {
@@ -68,6 +73,8 @@ impl<L: Link> Driver<L> {
             encapsulation: sealed.then(|| (Sealer::new(address, port), Checker::new(address, port))),
             observation: None,
             deferred_until_ns: None,
+            port: Port::default(),
+            link_orders_port: link.orders_port(),
             rnic,
             link,
         }
@@ -99,6 +106,74 @@ impl<L: Link> Driver<L> {
         &mut self.link
     }
 
+    /// Returns the counters of the link, and of the packets that the port lost while it was down.
+    pub fn link_counters(&self) -> LinkCounters {
+        self.port.counters(&self.link.link_counters())
+    }
+
+    /// Returns the state of the port.
+    ///
+    /// # Errors
+    ///
+    /// The device has failed.
+    pub fn port_state(&self) -> Result<PortState, PortError> {
+        self.port.view().state()
+    }
+
+    /// Returns the state of the port for threads that do not hold the driver.
+    pub(crate) fn port_view(&self) -> PortView {
+        self.port.view().clone()
+    }
+
+    /// Changes the state of the port, and raises the events of the change. While the port is down, the driver loses and
+    /// counts all packets in both directions. Queue pairs keep their state: their timers run, and requests fail once
+    /// their retries are spent. After [`PortOrder::DeviceFatal`], all queue pairs are in the error state.
+    ///
+    /// # Errors
+    ///
+    /// The port has the ordered state already, or the device has failed.
+    pub fn order_port(&mut self, now_ns: u64, order: PortOrder) -> Result<(), PortError> {
+        self.port.obey(order)?;
+        let events = self.rnic.events();
+        match order {
+            PortOrder::Down => events.push(AsyncEvent::PortError(PORT)),
+            PortOrder::Up => {
+                events.push(AsyncEvent::PortActive(PORT));
+                // The kernel removes the GIDs of an interface that is down, and enters them again.
+                events.push(AsyncEvent::GidChange(PORT));
+            }
+            PortOrder::DeviceFatal => self.rnic.fail(),
+        }
+        if !self.port.is_up() {
+            self.port.lost_sent += self.discard_ready(now_ns);
+        }
+        if let Some(observation) = &mut self.observation {
+            observation.note(now_ns);
+        }
+        Ok(())
+    }
+
+    /// Carries out the orders of a fault plan to the port.
+    #[inline]
+    fn obey_link(&mut self, now_ns: u64) {
+        if !self.link_orders_port {
+            return;
+        }
+        while let Some(planned) = self.link.take_port_order() {
+            // If the port is down already, or the device has failed, the order has no effect.
+            match planned {
+                PlannedOrder::Down { for_ns } => {
+                    if self.order_port(now_ns, PortOrder::Down).is_ok() {
+                        self.port.up_at_ns = Some(now_ns.saturating_add(for_ns));
+                    }
+                }
+                PlannedOrder::DeviceFatal => {
+                    let _ = self.order_port(now_ns, PortOrder::DeviceFatal);
+                }
+            }
+        }
+    }
+
     /// Receives, handles expired timers and sends. Returns the number of packets received.
     ///
     /// # Errors
@@ -106,8 +181,13 @@ impl<L: Link> Driver<L> {
     /// The link is broken: [`Link::receive`] or [`Link::transmit`] failed. The driver has handled expired timers
     /// nevertheless, so work requests continue to time out.
     pub fn pump(&mut self, now_ns: u64, acks: Acks) -> io::Result<usize> {
+        if self.port.up_at_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+            // The call cannot fail: an order that changes the port clears the time.
+            let _ = self.order_port(now_ns, PortOrder::Up);
+        }
         // If the link fails here, return the error only at the end, so that work requests still time out.
         let received = self.receive(now_ns);
+        self.obey_link(now_ns);
         let timed_out = self.handle_timeout(now_ns);
         // If this pump received no packets, the program has nothing to reply to, so acknowledgements do not wait for a
         // reply.
@@ -136,13 +216,7 @@ impl<L: Link> Driver<L> {
     pub fn time_out(&mut self, now_ns: u64) {
         self.handle_timeout(now_ns);
         self.rnic.release_acks();
-        loop {
-            self.batch.clear();
-            if self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0 {
-                break;
-            }
-        }
-        self.drop_batch();
+        self.discard_ready(now_ns);
     }
 
     /// Handles expired timers. Returns whether a timer has expired.
@@ -157,6 +231,12 @@ impl<L: Link> Driver<L> {
 
     /// Receives the packets that have arrived.
     fn receive(&mut self, now_ns: u64) -> io::Result<usize> {
+        if !self.port.is_up() {
+            let mut lost = Lost::default();
+            let received = self.link.receive(now_ns, &mut lost);
+            self.port.note_lost(now_ns, &lost);
+            return received;
+        }
         let Self { rnic, link, encapsulation, .. } = self;
         match encapsulation {
             None => link.receive(now_ns, &mut |run: ReceivedRun<'_>| {
@@ -198,6 +278,10 @@ impl<L: Link> Driver<L> {
     /// The link is broken: [`Link::transmit`] failed. The remaining packets are lost, as in a network.
     pub fn transmit(&mut self, now_ns: u64) -> io::Result<()> {
         self.deferred_until_ns = None;
+        if !self.port.is_up() {
+            self.port.lost_sent += self.discard_ready(now_ns);
+            return Ok(());
+        }
         loop {
             if self.next_run == self.batch.runs().len() {
                 self.batch.clear();
@@ -223,6 +307,10 @@ impl<L: Link> Driver<L> {
                 self.drop_batch();
                 return Err(error);
             }
+            self.obey_link(now_ns);
+            if !self.port.is_up() {
+                return Ok(());
+            }
             if self.is_link_full() {
                 if let Some(destination) = self.link.awaits()
                     && self.rnic.wants_transmit_beside(destination)
@@ -232,6 +320,25 @@ impl<L: Link> Driver<L> {
                 return Ok(());
             }
         }
+    }
+
+    /// Drops the unsent runs of the batch and all packets that are ready, as a network that loses them. Returns the
+    /// number of packets.
+    fn discard_ready(&mut self, now_ns: u64) -> u64 {
+        let mut packets = 0;
+        loop {
+            let unsent = &self.batch.runs()[self.next_run..];
+            packets += unsent.iter().map(|run| run.segments().count() as u64).sum::<u64>();
+            self.batch.clear();
+            self.next_run = 0;
+            if !self.rnic.wants_transmit()
+                || self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0
+            {
+                break;
+            }
+        }
+        self.drop_batch();
+        packets
     }
 
     /// Drops the unsent runs of the batch, as if the network had lost them. While a batch waits, the RNIC does not
@@ -255,7 +362,8 @@ impl<L: Link> Driver<L> {
     /// Returns the deadline of the next call of [`pump`](Self::pump).
     pub fn poll_timeout(&self) -> Option<u64> {
         let observation = self.observation.as_ref().and_then(Observation::poll_timeout);
-        let deadlines = [self.rnic.poll_timeout(), self.link.poll_timeout(), observation, self.deferred_until_ns];
+        let link = self.link.poll_timeout().map(|at_ns| self.port.paced(at_ns));
+        let deadlines = [self.rnic.poll_timeout(), link, observation, self.deferred_until_ns, self.port.up_at_ns];
         deadlines.into_iter().flatten().min()
     }
 }

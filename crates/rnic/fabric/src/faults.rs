@@ -33,7 +33,7 @@ use journal::Journal;
 use outbound::Outbound;
 use rule::Direction;
 
-use crate::link::{Link, LinkProperties, ReceivedRun, SentPacket, Sink};
+use crate::link::{Link, LinkProperties, PlannedOrder, ReceivedRun, SentPacket, Sink};
 
 /// Maximum total bytes of packets that are held back. If there are more, the oldest packet passes early.
 const HELD_BYTES_MAX: usize = 64 << 20;
@@ -197,6 +197,16 @@ impl<L: Link> Link for Faults<L> {
         Ok(packets)
     }
 
+    fn orders_port(&self) -> bool {
+        self.filter.plan.orders_port() || self.inner.orders_port()
+    }
+
+    fn take_port_order(&mut self) -> Option<PlannedOrder> {
+        let outbound = self.outbound.as_mut().map(|outbound| &mut outbound.filter);
+        let mut filters = [Some(&mut self.filter), outbound].into_iter().flatten();
+        filters.find_map(FaultFilter::take_order).or_else(|| self.inner.take_port_order())
+    }
+
     fn poll_timeout(&self) -> Option<u64> {
         let outbound = self.outbound.as_ref().and_then(Outbound::poll_timeout);
         let own = self.filter.next_due().into_iter().chain(outbound);
@@ -292,6 +302,8 @@ pub struct FaultFilter {
     /// Reordered packets that wait until later packets have passed them.
     waiting: Vec<Held>,
     held_bytes: usize,
+    /// Orders that the driver has not taken yet. Until it has, packets that arrive are lost.
+    orders: VecDeque<PlannedOrder>,
     counters: FaultCounters,
 }
 
@@ -317,8 +329,14 @@ impl FaultFilter {
             delayed: VecDeque::new(),
             waiting: Vec::new(),
             held_bytes: 0,
+            orders: VecDeque::new(),
             counters: FaultCounters::default(),
         }
+    }
+
+    /// Takes the oldest order of the plan to the port of the device.
+    pub fn take_order(&mut self) -> Option<PlannedOrder> {
+        self.orders.pop_front()
     }
 
     /// Takes a run at `now_ns`, and passes the packets that are not lost or held back to the sink.
@@ -354,7 +372,12 @@ impl FaultFilter {
         let mut at = 0;
         for packet in run.segments() {
             self.counters.packets += 1;
-            let fate = self.engine.judge(now_ns, &run.outer, packet);
+            // The port is down from the packet on that took it down.
+            let fate = match self.orders.is_empty() {
+                true => self.engine.judge(now_ns, &run.outer, packet),
+                false => Fate::lost(),
+            };
+            self.orders.extend(fate.order);
             let from = at;
             at += packet.len();
             // If reordered packets wait, each packet is passed on separately, since a waiting packet may have to follow

@@ -46,6 +46,7 @@ mod observe;
 mod own_event;
 mod own_process;
 mod pcap;
+mod port;
 mod progress;
 mod seal;
 mod shm;
@@ -67,15 +68,15 @@ pub use guard::{
     Action, CopyMethod, OwnMemory, bring_in, can_bring_in, copy_by_kernel, exchange_action, guard_memory, has_handlers,
     spawn_without_signals, unblocked,
 };
-pub use link::{Link, LinkProperties, ReceivedRun, SentPacket, SharedRun, Sink};
+pub use link::{Link, LinkProperties, PlannedOrder, ReceivedRun, SentPacket, SharedRun, Sink};
 pub use memory::{MemoryCounters, MemoryLink, MemoryNetwork, MemoryOptions};
 pub use names::{AbstractName, abstract_names, beside, beside_prefix, plain};
 pub use observe::Observer;
 pub use own_event::{EventIdentity, OwnEvent};
 pub use own_process::{Opening, OwnProcess};
 pub use pcap::{FrameDirection, FrameNotes, Pcap, PcapFile};
-pub use progress::{DrivenRnic, flush_before_exit};
+pub use progress::{DrivenRnic, PortHandle, PortService, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};
-pub use shm::{LinkChoice, SharedMemoryCounters, SharedMemoryLink};
+pub use shm::{LinkChoice, SharedMemoryCounters, SharedMemoryLink, wake_device};
 pub use time_slice::shorten_time_slices;
 pub use udp::{BindError, BindRequest, UdpCounters, UdpLink, active_mtu, bind};

@@ -104,6 +104,18 @@ impl<F: FnMut(ReceivedRun<'_>)> Sink for F {
     }
 }
 
+/// Order of a fault plan to the port of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlannedOrder {
+    /// The port goes down, and comes up again.
+    Down {
+        /// Time until the port comes up, in nanoseconds.
+        for_ns: u64,
+    },
+    /// The device fails.
+    DeviceFatal,
+}
+
 /// Medium that carries packets. Some links wrap another link, to inject faults or to count or capture packets.
 pub trait Link: Send {
     /// Returns the link that this link wraps. Methods that a wrapper does not implement call the same method of the
@@ -221,6 +233,16 @@ pub trait Link: Send {
         if let Some(inner) = self.inner_mut() {
             inner.write_records();
         }
+    }
+
+    /// Returns whether the link may give orders to the port of the device. The driver asks once.
+    fn orders_port(&self) -> bool {
+        self.inner().is_some_and(Link::orders_port)
+    }
+
+    /// Takes the oldest order to the port of the device. The driver asks after it has received or sent packets.
+    fn take_port_order(&mut self) -> Option<PlannedOrder> {
+        self.inner_mut()?.take_port_order()
     }
 
     /// Returns the counters of the link, for example of the packets that it lost, by cause.

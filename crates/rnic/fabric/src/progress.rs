@@ -34,6 +34,7 @@ mod exit;
 mod flush;
 mod habits;
 mod policy;
+mod port;
 mod wake;
 
 use std::io;
@@ -55,11 +56,13 @@ use crate::link::Link;
 use crate::observe::Observer;
 use crate::own_event::OwnEvent;
 use crate::own_process::OwnProcess;
+use crate::port::PortView;
 use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
 use flush::Flushes;
 use habits::{HABITS, Lingering};
 use policy::{Action, Event, Glance, Policy};
+pub use port::{PortHandle, PortService};
 use wake::{NEVER, Wakeups};
 
 /// Atomics of `wake.rs` and `flush.rs`. The tests with the model checker replace them by those of loom.
@@ -108,6 +111,10 @@ struct ThreadState {
     lingering: Mutex<Lingering>,
     /// Multicast groups, whose descriptors the thread watches in addition to the socket.
     groups: Mutex<Vec<Arc<Joined>>>,
+    /// State of the port.
+    port: PortView,
+    /// Callback that the thread calls each time that it wakes up.
+    port_service: Mutex<Option<PortService>>,
 }
 
 /// A multicast group, and the descriptor that becomes readable when a packet for it arrives.
@@ -136,8 +143,11 @@ impl DrivenRnic {
     ///
     /// The operating system provides no eventfd or no thread, or cannot block the signals of the new thread.
     pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnProcess, port: u16) -> io::Result<Self> {
+        let driver = Driver::new(rnic, link, port);
         let shared = Arc::new(ThreadState {
-            driver: Mutex::new(Driver::new(rnic, link, port)),
+            port: driver.port_view(),
+            port_service: Mutex::default(),
+            driver: Mutex::new(driver),
             waiting: AtomicUsize::new(0),
             epoch: Instant::now(),
             kick: OwnEvent::new()?,
@@ -304,7 +314,7 @@ impl DrivenRnic {
 
     /// Returns the counters of the link.
     pub fn link_counters(&self) -> LinkCounters {
-        self.shared.lock().link().link_counters()
+        self.shared.lock().link_counters()
     }
 
     /// Returns the counters of the RNIC and the link. Returns `None` if another thread holds the engine's lock.
@@ -314,7 +324,7 @@ impl DrivenRnic {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some((*driver.rnic().counters(), driver.link().link_counters()))
+        Some((*driver.rnic().counters(), driver.link_counters()))
     }
 }
 
@@ -543,6 +553,7 @@ impl ThreadState {
         self.wakeups.start_napping(briefly);
         self.sleep_on(readable, None, until_ns);
         self.wakeups.wake_up();
+        self.serve_port();
     }
 
     /// Sleeps until kicked, until `until_ns`, or until the socket is ready. Returns true if the socket is ready.
@@ -556,6 +567,7 @@ impl ThreadState {
             None => false,
         };
         self.wakeups.wake_up();
+        self.serve_port();
         woken
     }
 

@@ -26,10 +26,26 @@ mod ring;
 mod routes;
 mod sys;
 
-use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::str::FromStr;
+use std::{fmt, io};
 
 pub use link::{SharedMemoryCounters, SharedMemoryLink};
+
+/// Wakes the sleeping thread of a device of this machine by a datagram without a packet. A device that is not asleep
+/// ignores the datagram. A device without shared memory counts it as malformed.
+///
+/// # Errors
+///
+/// The operating system provides no socket, or no route leads to the device.
+pub fn wake_device(address: IpAddr, port: u16) -> io::Result<()> {
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    UdpSocket::bind((any, 0))?.send_to(&message::Datagram::Wake.to_bytes(), (address, port))?;
+    Ok(())
+}
 
 /// Medium for packets to devices of this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -441,9 +441,13 @@ pub const IBV_EVENT_QP_REQ_ERR: ibv_event_type = 2;
 pub const IBV_EVENT_QP_ACCESS_ERR: ibv_event_type = 3;
 pub const IBV_EVENT_COMM_EST: ibv_event_type = 4;
 pub const IBV_EVENT_SQ_DRAINED: ibv_event_type = 5;
+pub const IBV_EVENT_DEVICE_FATAL: ibv_event_type = 8;
+pub const IBV_EVENT_PORT_ACTIVE: ibv_event_type = 9;
+pub const IBV_EVENT_PORT_ERR: ibv_event_type = 10;
 pub const IBV_EVENT_SRQ_ERR: ibv_event_type = 14;
 pub const IBV_EVENT_SRQ_LIMIT_REACHED: ibv_event_type = 15;
 pub const IBV_EVENT_QP_LAST_WQE_REACHED: ibv_event_type = 16;
+pub const IBV_EVENT_GID_CHANGE: ibv_event_type = 18;
 pub type ibv_event_type = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Copy, Clone)]

@@ -300,6 +300,18 @@ impl Rnic {
         self.qpn_rng = stream_of(&self.config, 1);
     }
 
+    /// Puts all queue pairs into the error state, as a fatal error of the device does (IBTA Vol 1, 11.6.3). Raises
+    /// [`AsyncEvent::DeviceFatal`].
+    pub fn fail(&mut self) {
+        self.core.events.push(AsyncEvent::DeviceFatal);
+        let slots: Vec<u32> = self.qps.iter().map(|(slot, _)| slot as u32).collect();
+        for slot in slots {
+            self.qps[slot as usize].enter_error(&mut self.core);
+            self.settle(slot);
+        }
+        self.publish();
+    }
+
     fn slot(&self, qpn: Qpn) -> Option<u32> {
         self.by_number.get(&qpn.get()).copied()
     }

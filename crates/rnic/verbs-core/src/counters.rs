@@ -142,6 +142,10 @@ counters! {
         tx_refused,
         /// Packets dropped because the memory shared with the destination was full.
         tx_ring_full,
+        /// Packets not sent because the port was down.
+        tx_port_down,
+        /// Received packets dropped because the port was down.
+        rx_port_down,
         /// Failed attempts to share memory: another device of this machine declined, or this device could not offer
         /// shared memory.
         shared_memory_refused,

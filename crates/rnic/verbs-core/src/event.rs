@@ -9,7 +9,7 @@ use doorbell_wire::Qpn;
 use crate::completion::Notifier;
 use crate::object::{CqId, SrqId};
 
-/// Event that belongs to a queue pair, completion queue or shared receive queue, but to no single work request.
+/// Event that belongs to an object, a port or the device, but to no single work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
@@ -29,6 +29,14 @@ pub enum AsyncEvent {
     CqError(u32),
     /// A shared receive queue has fewer receives than its limit.
     SrqLimitReached(u32),
+    /// The port with this number went down.
+    PortError(u8),
+    /// The port with this number came up.
+    PortActive(u8),
+    /// The table of GIDs of the port with this number changed.
+    GidChange(u8),
+    /// The device failed. All queue pairs are in the error state, and further calls fail.
+    DeviceFatal,
 }
 
 /// Object that an event belongs to.
@@ -40,6 +48,10 @@ pub enum EventSource {
     Cq(CqId),
     /// A shared receive queue.
     Srq(SrqId),
+    /// A port, by its number.
+    Port(u8),
+    /// The device.
+    Device,
 }
 
 impl AsyncEvent {
@@ -54,6 +66,8 @@ impl AsyncEvent {
             | Self::QpLastWqeReached(qpn) => EventSource::Qp(qpn),
             Self::CqError(cq) => EventSource::Cq(CqId(cq)),
             Self::SrqLimitReached(srq) => EventSource::Srq(SrqId(srq)),
+            Self::PortError(port) | Self::PortActive(port) | Self::GidChange(port) => EventSource::Port(port),
+            Self::DeviceFatal => EventSource::Device,
         }
     }
 }

@@ -22,6 +22,7 @@ mod death;
 mod event;
 mod memory;
 mod object;
+mod port;
 mod qp;
 mod work;
 
@@ -34,6 +35,7 @@ pub use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 pub use event::{AsyncEvent, EventQueue, EventSource};
 pub use memory::{Access, LKey, MemoryError, PdId, Sge, WindowBinding, WindowKind};
 pub use object::{CqId, Limits, ObjectError, SrqId, check_range};
+pub use port::{PortError, PortOrder, PortState};
 pub use qp::{
     AttributeMask, ModifyError, QpAttributes, QpCapacities, QpInfo, QpInit, QpKind, QpState, Transition,
     check_transition, transition,

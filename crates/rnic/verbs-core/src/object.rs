@@ -54,6 +54,9 @@ pub enum ObjectError {
     /// The objects belong to different protection domains.
     #[error("the {0} belongs to another protection domain than the queue pair, but must belong to the same one")]
     ForeignPd(&'static str),
+    /// The device has failed.
+    #[error("the device has failed, so its objects can only be destroyed: open the device again")]
+    DeviceFatal,
 }
 
 /// Number of a completion queue of a device.

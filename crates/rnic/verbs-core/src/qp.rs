@@ -248,6 +248,9 @@ pub enum ModifyError {
         /// Address of the device.
         own: IpAddr,
     },
+    /// The device has failed.
+    #[error("the device has failed, so its queue pairs can only be destroyed: open the device again")]
+    DeviceFatal,
 }
 
 fn span(least: usize, most: usize) -> String {

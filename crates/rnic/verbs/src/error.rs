@@ -1,7 +1,7 @@
 use std::io;
 
 use crate::system::SystemError;
-use doorbell_verbs_core::{ModifyError, ObjectError, Overrun, PostError};
+use doorbell_verbs_core::{ModifyError, ObjectError, Overrun, PortError, PostError};
 
 /// Errors of verbs calls.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +32,9 @@ pub enum Error {
     /// The completion queue overran, so completions were lost.
     #[error(transparent)]
     Overrun(#[from] Overrun),
+    /// The port has the ordered state already, or the device has failed.
+    #[error(transparent)]
+    Port(#[from] PortError),
     /// An object belongs to another device.
     #[error("the {0} belongs to another device: all objects of a call must belong to the same device")]
     ForeignDevice(&'static str),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use doorbell_verbs_core::{
-    Access, AsyncEvent, Completion, Counters, CqId, LinkCounters, ModifyError, Notify, Overrun, PdId, PostError,
-    QpAttributes, QpCapacities, QpInfo, QpInit, QpKind, RecvRequest, SendRequest, SrqId,
+    Access, AsyncEvent, Completion, Counters, CqId, LinkCounters, ModifyError, Notify, Overrun, PdId, PortOrder,
+    PortState, PostError, QpAttributes, QpCapacities, QpInfo, QpInit, QpKind, RecvRequest, SendRequest, SrqId,
 };
 use doorbell_wire::{Psn, Qpn};
 
@@ -105,6 +105,34 @@ impl Device {
     /// the device sent them.
     pub fn link_counters(&self) -> LinkCounters {
         self.provider.link_counters()
+    }
+
+    /// Returns the state of the port.
+    ///
+    /// # Errors
+    ///
+    /// The device has failed ([`PortError::DeviceFatal`](crate::PortError::DeviceFatal)), or the driver refuses.
+    pub fn port_state(&self) -> Result<PortState, Error> {
+        self.provider.port_state()
+    }
+
+    /// Changes the state of the port. Only the software RNIC supports orders.
+    ///
+    /// While the port is down, the device loses all packets in both directions, and counts them in `tx_port_down` and
+    /// `rx_port_down` of its [`link_counters`](Self::link_counters). Requests on reliable connections end with
+    /// [`Status::RetryExceeded`](crate::Status::RetryExceeded) once their retries are spent. If the port comes up
+    /// before that, the connections go on. The device raises [`AsyncEvent::PortError`], and later
+    /// [`AsyncEvent::PortActive`] and [`AsyncEvent::GidChange`].
+    ///
+    /// After [`PortOrder::DeviceFatal`], all queue pairs are in the error state, and calls that create or modify objects
+    /// fail. The device raises [`AsyncEvent::DeviceFatal`].
+    ///
+    /// # Errors
+    ///
+    /// The port has the ordered state already, or the device has failed ([`Error::Port`]). The provider cannot change
+    /// its port ([`Error::Os`]).
+    pub fn order_port(&self, order: PortOrder) -> Result<(), Error> {
+        self.provider.order_port(order)
     }
 
     /// Takes the oldest asynchronous event.

@@ -64,9 +64,9 @@ mod window;
 pub use doorbell_verbs_core::{
     Access, AddressVector, AsyncEvent, Attachment, AttributeMask, Cause, Completion, CompletionOpcode, Counters, CqId,
     LKey, Limits, LinkCounters, MAX_MESSAGE_BYTES, MemoryError, ModifyError, Notifier, Notify, ObjectError, Overrun,
-    Payload, PdId, PostError, PostErrorKind, QP_DEATHS, QpAttributes, QpCapacities, QpCounters, QpInfo, QpInit, QpKind,
-    QpState, RecvRequest, SendFlags, SendOperation, SendRequest, Sge, SrqId, Status, UdDestination, WindowBinding,
-    WindowKind, check_inline, transition,
+    Payload, PdId, PortError, PortOrder, PortState, PostError, PostErrorKind, QP_DEATHS, QpAttributes, QpCapacities,
+    QpCounters, QpInfo, QpInit, QpKind, QpState, RecvRequest, SendFlags, SendOperation, SendRequest, Sge, SrqId,
+    Status, UdDestination, WindowBinding, WindowKind, check_inline, transition,
 };
 pub use doorbell_wire::{PathMtu, Psn, QKey, Qpn, RKey};
 pub use error::Error;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use doorbell_verbs_core::{
     Access, AsyncEvent, Completion, Counters, CqId, LKey, Limits, LinkCounters, ModifyError, Notify, Overrun, PdId,
-    PostError, QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, SrqId, WindowKind,
+    PortOrder, PortState, PostError, QpAttributes, QpInfo, QpInit, RecvRequest, SendRequest, SrqId, WindowKind,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, RKey};
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -232,6 +232,22 @@ pub trait Provider: Send + Sync {
     /// Returns the counters of packets that this device's link lost; all are 0 if the provider does not drive the link.
     fn link_counters(&self) -> LinkCounters {
         LinkCounters::default()
+    }
+
+    /// Returns the state of the port.
+    ///
+    /// # Errors
+    ///
+    /// The device has failed, or the driver refuses.
+    fn port_state(&self) -> Result<PortState, Error>;
+
+    /// Changes the state of the port, as [`crate::Device::order_port`] describes.
+    ///
+    /// # Errors
+    ///
+    /// The port has the ordered state already, the device has failed, or the provider cannot change its port.
+    fn order_port(&self, _order: PortOrder) -> Result<(), Error> {
+        lacking("orders to the port")
     }
 
     /// Takes the oldest asynchronous event.

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use doorbell_counters::{PUBLISH_WITHIN_NS, Published, Publisher};
+use doorbell_counters::{PUBLISH_WITHIN_NS, PortReply, PortRequest, Published, PublishedPort, Publisher};
 use doorbell_fabric::{
-    BindRequest, DrivenRnic, Faults, Link, OwnMemory, OwnProcess, Pcap, SharedMemoryLink, UdpLink, active_mtu, bind,
-    guard_memory,
+    BindRequest, DrivenRnic, Faults, Link, OwnMemory, OwnProcess, Pcap, PortHandle, SharedMemoryLink, UdpLink,
+    active_mtu, bind, guard_memory,
 };
 pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice};
 use doorbell_output::files;
@@ -24,8 +24,8 @@ use doorbell_rnic::{Config, Policy, Region, Rnic};
 pub use doorbell_rnic::{LIMITS, Objects};
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{
-    Access, AsyncEvent, Counters, EventQueue, LKey, LinkCounters, MemoryError, Notifier, ObjectError, PdId, QpInit,
-    Sge, WindowKind,
+    Access, AsyncEvent, Counters, EventQueue, LKey, LinkCounters, MemoryError, Notifier, ObjectError, PdId, PortOrder,
+    PortState, QpInit, Sge, WindowKind,
 };
 use doorbell_wire::{PathMtu, Psn, RKey, ROCE_UDP_PORT, to_gid};
 
@@ -290,11 +290,30 @@ fn publish(soft: &Soft, address: IpAddr, udp_port: u16) {
     }
     match Publisher::new(&Published { name: &soft.name, address, udp_port, counters: Counters::NAMES }) {
         Ok(mut publisher) => {
+            let mut requests = publisher.port_requests();
+            soft.rnic.serve_port(Box::new(move |port: &PortHandle<'_>| requests.serve(|request| obey(port, request))));
             let observer = move |counters: &Counters| publisher.publish(&counters.values());
             soft.rnic.observe(Box::new(observer), PUBLISH_WITHIN_NS);
         }
         Err(error) => SAID.call_once(|| tracing::debug!(%error, "counters are not published")),
     }
+}
+
+/// Carries out a request of another process to the port.
+fn obey(port: &PortHandle<'_>, request: PortRequest) -> PortReply {
+    let order = match request {
+        PortRequest::State => None,
+        PortRequest::Down => Some(PortOrder::Down),
+        PortRequest::Up => Some(PortOrder::Up),
+        PortRequest::DeviceFatal => Some(PortOrder::DeviceFatal),
+    };
+    let was_refused = order.is_some_and(|order| port.order(order).is_err());
+    let state = match port.state() {
+        Ok(PortState::Active) => PublishedPort::Active,
+        Ok(PortState::Down) => PublishedPort::Down,
+        Err(_) => PublishedPort::Failed,
+    };
+    PortReply { state, was_refused }
 }
 
 /// Returns a path for a capture that this process has not used yet.
@@ -385,6 +404,7 @@ impl Soft {
     ///
     /// The protection domain does not exist, or the device has no free region.
     pub fn register_null(&self, pd: PdId) -> Result<Keys, Error> {
+        self.expect_working()?;
         let region = self.rnic.with(|rnic| rnic.register_null(pd))?;
         Ok(self.enter(region))
     }
@@ -413,6 +433,14 @@ impl Soft {
     /// Returns how many objects of each kind the device has. A long run compares these numbers to find leaked objects.
     pub fn objects(&self) -> Objects {
         self.rnic.with(|rnic| rnic.objects())
+    }
+
+    /// Checks that the device has not failed.
+    fn expect_working(&self) -> Result<(), ObjectError> {
+        match self.rnic.port_state() {
+            Ok(_) => Ok(()),
+            Err(_) => Err(ObjectError::DeviceFatal),
+        }
     }
 
     fn enter(&self, region: Arc<Region>) -> Keys {
@@ -445,6 +473,7 @@ impl Provider for Soft {
     }
 
     fn create_pd(&self) -> Result<PdId, Error> {
+        self.expect_working()?;
         Ok(self.rnic.with(Rnic::create_pd))
     }
 
@@ -461,6 +490,7 @@ impl Provider for Soft {
         access: Access,
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error> {
+        self.expect_working()?;
         if self.guards_memory {
             guard_memory(); // again, since the program may have replaced the signal handlers
         }
@@ -480,6 +510,7 @@ impl Provider for Soft {
         address: u64,
         access: Access,
     ) -> Result<(), Error> {
+        self.expect_working()?;
         let mut regions = self.regions.lock().ignore_poison();
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         *region = self.rnic.with(|rnic| {
@@ -498,6 +529,7 @@ impl Provider for Soft {
     }
 
     fn create_window(&self, pd: PdId, kind: WindowKind) -> Result<RKey, Error> {
+        self.expect_working()?;
         Ok(self.rnic.with(|rnic| rnic.create_window(pd, kind))?)
     }
 
@@ -506,18 +538,22 @@ impl Provider for Soft {
     }
 
     fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {
+        self.expect_working()?;
         Ok(Arc::new(SoftChannel::new(&self.rnic)?))
     }
 
     fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn raw::Channel>>) -> Result<Box<dyn raw::Cq>, Error> {
+        self.expect_working()?;
         Ok(Box::new(SoftCq::create(&self.rnic, depth, channel)?))
     }
 
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
+        self.expect_working()?;
         Ok(Box::new(SoftSrq::create(&self.rnic, pd, depth, max_sges)?))
     }
 
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
+        self.expect_working()?;
         Ok(Box::new(SoftQp::create(&self.rnic, &self.groups, init)?))
     }
 
@@ -531,6 +567,14 @@ impl Provider for Soft {
 
     fn link_counters(&self) -> LinkCounters {
         self.rnic.link_counters()
+    }
+
+    fn port_state(&self) -> Result<PortState, Error> {
+        Ok(self.rnic.port_state()?)
+    }
+
+    fn order_port(&self, order: PortOrder) -> Result<(), Error> {
+        Ok(self.rnic.order_port(order)?)
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {

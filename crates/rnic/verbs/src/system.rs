@@ -26,7 +26,8 @@ use std::time::Instant;
 use doorbell_ibverbs_sys::*;
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{
-    Access, AddressVector, AsyncEvent, Counters, CqId, LKey, Limits, ObjectError, PdId, QpInit, SrqId, check_range,
+    Access, AddressVector, AsyncEvent, Counters, CqId, LKey, Limits, ObjectError, PdId, PortState, QpInit, SrqId,
+    check_range,
 };
 use doorbell_wire::{Psn, RKey, ROCE_UDP_PORT, to_gid};
 
@@ -439,6 +440,15 @@ impl Provider for System {
 
     fn counters(&self) -> Option<Counters> {
         None
+    }
+
+    fn port_state(&self) -> Result<PortState, Error> {
+        let mut port = ibv_port_attr::default();
+        let context = &self.context;
+        // SAFETY: the device is open, and `port` has room for the result.
+        let result = unsafe { (context.library().query_port)(context.raw(), context.port, &mut port) };
+        SystemError::check("querying the port", result)?;
+        Ok(if port.state == IBV_PORT_ACTIVE { PortState::Active } else { PortState::Down })
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {

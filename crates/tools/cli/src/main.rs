@@ -18,6 +18,7 @@ mod faults;
 mod links;
 mod model;
 mod output;
+mod port;
 mod progress;
 mod quantity;
 mod report;
@@ -55,6 +56,9 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Show rates of RDMA devices: packets, bytes, retransmissions, RNR and congestion per second
     Counters(counters::Counters),
+    /// Take the port of a running program's software RNIC down or up, or let the device fail
+    #[command(after_help = port::EXAMPLES)]
+    Port(port::Port),
     /// Rank protocols, windows and batches for a need
     Advise(advise::Advise),
     /// Compare the figures of another benchmark with packets, counters, link and model
@@ -136,6 +140,7 @@ fn main() -> ExitCode {
         Command::Devices(devices) => device::run(&devices),
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Counters(counters) => counters::run(&counters),
+        Command::Port(port) => port::run(&port),
         Command::Advise(advise) => advise::run(&advise),
         Command::Audit(audit) => audit::run(&audit),
         Command::Model(model) => model::run(*model),

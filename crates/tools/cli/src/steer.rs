@@ -227,6 +227,10 @@ fn stack(
     let mut link: Box<dyn Link> = Box::new(udp);
     // The capture wraps the faults, so it records the packets after the faults.
     if let Some(plan) = arguments.fault.as_ref().or(arguments.fault_files.fault_plan.as_ref()) {
+        if plan.orders_port() {
+            let why = "the fault plan has port-down or device-fatal, but a middlebox has no port: drop these rules";
+            return Err(Usage(why.to_owned()).into());
+        }
         let faults = Faults::new(link, plan.clone()).of_device(address, port);
         link = match check {
             Some(check) => Box::new(faults.with_journal(OpenOptions::new().append(true).open(check.journal())?)),

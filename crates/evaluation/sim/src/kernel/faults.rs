@@ -2,13 +2,17 @@
 
 use std::iter;
 
-use doorbell_fabric::{FaultFilter, FaultPlan, ReceivedRun};
+use doorbell_fabric::{FaultFilter, FaultPlan, PlannedOrder, ReceivedRun};
 use doorbell_rnic::Rnic;
+use doorbell_verbs::{AsyncEvent, PortError, PortState};
 use doorbell_wire::{BTH_LEN, BthRepr, Outer};
 
 use super::node::{Frame, node_of};
 use super::{EventKind, Leaves, World};
 use crate::time::Ps;
+
+/// Number of the only port of a node.
+const PORT: u8 = 1;
 
 /// Injected faults of one node.
 #[derive(Debug)]
@@ -16,6 +20,9 @@ pub(crate) struct InjectedFaults {
     arriving: FaultFilter,
     /// Faults of the packets that leave; `None` without rules for them.
     leaving: Option<FaultFilter>,
+    port: Result<PortState, PortError>,
+    /// Time at which the port comes up again.
+    up_at: Option<Ps>,
     /// Time of the earliest event that releases held packets.
     release_at: Option<Ps>,
 }
@@ -37,7 +44,21 @@ impl InjectedFaults {
     pub(crate) fn new(plan: &FaultPlan) -> Self {
         // Simulated packets have no ICRC.
         let (arriving, leaving) = (FaultFilter::new(plan.clone(), false), FaultFilter::outbound(plan, false));
-        Self { arriving, leaving, release_at: None }
+        Self { arriving, leaving, port: Ok(PortState::Active), up_at: None, release_at: None }
+    }
+
+    /// Returns the state of the node's port.
+    ///
+    /// # Errors
+    ///
+    /// The device has failed.
+    pub(crate) fn port_state(&self) -> Result<PortState, PortError> {
+        self.port
+    }
+
+    /// Returns whether packets pass the port of the node.
+    pub(super) fn is_up(&self) -> bool {
+        self.port == Ok(PortState::Active)
     }
 
     fn filters(&self) -> impl Iterator<Item = &FaultFilter> {
@@ -60,37 +81,80 @@ impl InjectedFaults {
     }
 
     /// Passes an arriving frame to the RNIC, unless a fault strikes it. Returns the time of a new event that must
-    /// release held packets.
+    /// release held packets, or bring the port up.
     pub(super) fn receive(&mut self, now: Ps, frame: &Frame, rnic: &mut Rnic) -> Option<Ps> {
         let (outer, source_port, bytes) = (frame.outer(), frame.source_port, &frame.bytes[..]);
         let run = ReceivedRun { outer, source_port, bytes, segment_bytes: bytes.len() };
-        self.arriving.pass(now.as_ns(), run, &mut |run: ReceivedRun<'_>| handle(now, &run, rnic));
+        let is_up = self.is_up();
+        self.arriving.pass(now.as_ns(), run, &mut |run: ReceivedRun<'_>| {
+            if is_up {
+                handle(now, &run, rnic);
+            }
+        });
+        while let Some(order) = self.arriving.take_order() {
+            self.obey(now, order, rnic);
+        }
         self.next_release()
     }
 
     /// Passes a packet that leaves at the time `leaves` through the faults, and adds the remaining packets to `left`.
-    /// Returns the time of a new event that must release held packets.
-    fn send(&mut self, leaves: Ps, run: ReceivedRun<'_>, left: &mut Vec<Leaving>) -> Option<Ps> {
+    /// Returns the time of a new event that must release held packets, or bring the port up.
+    fn send(&mut self, leaves: Ps, run: ReceivedRun<'_>, rnic: &mut Rnic, left: &mut Vec<Leaving>) -> Option<Ps> {
         let filter = self.leaving.as_mut()?;
         filter.pass(leaves.as_ns(), run, &mut |run: ReceivedRun<'_>| left.push(Leaving::new(&run)));
+        while let Some(order) = self.leaving.as_mut().and_then(FaultFilter::take_order) {
+            self.obey(leaves, order, rnic);
+        }
         self.next_release()
     }
 
+    /// Carries out an order of the plan to the port. An order to a port that is down has no effect.
+    fn obey(&mut self, now: Ps, order: PlannedOrder, rnic: &mut Rnic) {
+        match (self.port, order) {
+            (Ok(PortState::Active), PlannedOrder::Down { for_ns }) => {
+                self.port = Ok(PortState::Down);
+                self.up_at = Some(now + Ps::from_ns(for_ns));
+                rnic.events().push(AsyncEvent::PortError(PORT));
+            }
+            (Ok(_), PlannedOrder::DeviceFatal) => {
+                self.port = Err(PortError::DeviceFatal);
+                self.up_at = None;
+                rnic.fail();
+            }
+            _ => {}
+        }
+    }
+
     /// Passes the arriving packets to the RNIC that were held back until now, and adds the leaving ones to `left`.
-    /// Returns the time of the next release.
+    /// Brings the port up if it is time. Returns the time of the next call.
     fn release(&mut self, now: Ps, rnic: &mut Rnic, left: &mut Vec<Leaving>) -> Option<Ps> {
         if self.release_at.is_some_and(|at| at <= now) {
             self.release_at = None;
         }
-        self.arriving.release(now.as_ns(), &mut |run: ReceivedRun<'_>| handle(now, &run, rnic));
+        if self.up_at.is_some_and(|at| at <= now) {
+            (self.port, self.up_at) = (Ok(PortState::Active), None);
+            rnic.events().push(AsyncEvent::PortActive(PORT));
+            rnic.events().push(AsyncEvent::GidChange(PORT));
+        }
+        let is_up = self.is_up();
+        self.arriving.release(now.as_ns(), &mut |run: ReceivedRun<'_>| {
+            if is_up {
+                handle(now, &run, rnic);
+            }
+        });
         if let Some(filter) = &mut self.leaving {
-            filter.release(now.as_ns(), &mut |run: ReceivedRun<'_>| left.push(Leaving::new(&run)));
+            filter.release(now.as_ns(), &mut |run: ReceivedRun<'_>| {
+                if is_up {
+                    left.push(Leaving::new(&run));
+                }
+            });
         }
         self.next_release()
     }
 
     fn next_release(&mut self) -> Option<Ps> {
-        let due = self.filters().filter_map(FaultFilter::poll_timeout).min().map(Ps::from_ns)?;
+        let held = self.filters().filter_map(FaultFilter::poll_timeout).min().map(Ps::from_ns);
+        let due = held.into_iter().chain(self.up_at).min()?;
         if self.release_at.is_some_and(|at| at <= due) {
             return None;
         }
@@ -109,7 +173,7 @@ impl World {
     /// Puts a packet on the line that leaves a node at the time `leaves`, unless an injected fault strikes it.
     pub(super) fn send_under_faults(&mut self, node: usize, leaves: Ps, run: ReceivedRun<'_>) {
         let mut left = Vec::new();
-        let due = self.faults[node].send(leaves, run, &mut left);
+        let due = self.faults[node].send(leaves, run, &mut self.nodes[node].rnic, &mut left);
         self.launch_all(node, leaves, left);
         if let Some(due) = due {
             self.push(due, EventKind::Released { node: node as u32 });

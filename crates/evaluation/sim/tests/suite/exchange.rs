@@ -143,6 +143,7 @@ fn messages_survive_the_rules_of_a_fault_plan() {
         "delay direction=out opcode=send nth=30 for=50us",
         "reorder direction=out opcode=send nth=40 behind=2",
         "drop direction=out opcode=send nth=10;drop opcode=send nth=50",
+        "port-down opcode=send nth=60 for=100us",
     ] {
         let (summary, fired) = under_faults(plan);
         assert!(fired.iter().all(|count| *count >= 1), "{plan}: {fired:?}");

@@ -3,3 +3,4 @@
 mod connections;
 mod examples;
 mod on_tokio;
+mod ports;

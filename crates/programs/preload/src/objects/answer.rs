@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-use doorbell_verbs::{Error, ModifyError, ObjectError, PostErrorKind};
+use doorbell_verbs::{Error, ModifyError, ObjectError, PortError, PostErrorKind};
 
 use crate::process::explain::{explain, hint, is_wanted};
 use crate::process::fork::Inside;
@@ -67,6 +67,7 @@ impl From<ObjectError> for Refused {
         let errno = match error {
             ObjectError::Exhausted(_) => libc::ENOMEM,
             ObjectError::Busy { .. } => libc::EBUSY,
+            ObjectError::DeviceFatal => libc::EIO,
             _ => libc::EINVAL,
         };
         Self::new(errno, error.to_string())
@@ -75,7 +76,14 @@ impl From<ObjectError> for Refused {
 
 impl From<ModifyError> for Refused {
     fn from(error: ModifyError) -> Self {
-        Self::invalid(error.to_string())
+        let errno = if matches!(error, ModifyError::DeviceFatal) { libc::EIO } else { libc::EINVAL };
+        Self::new(errno, error.to_string())
+    }
+}
+
+impl From<PortError> for Refused {
+    fn from(error: PortError) -> Self {
+        Self::new(libc::EIO, error.to_string())
     }
 }
 
@@ -84,6 +92,7 @@ impl From<Error> for Refused {
         match error {
             Error::Object(error) => error.into(),
             Error::Modify(error) => error.into(),
+            Error::Port(error) => error.into(),
             error => {
                 let errno = match &error {
                     Error::Os { error, .. } if error.kind() == ErrorKind::Unsupported => libc::EOPNOTSUPP,

@@ -95,6 +95,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *
             say(&format!("doorbell: the software RNIC could not be opened: {refused}"));
         })?;
         let events = Arc::new(Events::new()?);
+        opened.tell(&events);
         let mut c = tables(&events);
         c.context.device = device;
         // The mutexes in the C structure are zero, as after initialisation by the C library.

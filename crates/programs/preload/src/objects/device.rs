@@ -12,10 +12,10 @@ use doorbell_ibverbs_sys as c;
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs::raw::{DeviceAttributes, Provider};
 use doorbell_verbs::soft::{self, Soft, SoftOptions};
-use doorbell_verbs::{AsyncEvent, CqId, Qpn, SrqId};
+use doorbell_verbs::{AsyncEvent, CqId, PortState, Qpn, SrqId};
 
 use crate::objects::answer::{Answer, Refused};
-use crate::objects::event::Source;
+use crate::objects::event::{Element, Events, Source};
 use crate::paths;
 use crate::process::fork::Inside;
 use crate::process::static_value::StaticValue;
@@ -85,6 +85,15 @@ pub(crate) struct Sources {
     pub(crate) qps: HashMap<Qpn, Source>,
     pub(crate) cqs: HashMap<CqId, Source>,
     pub(crate) srqs: HashMap<SrqId, Source>,
+    /// Events of all open contexts. Each context gets the events of the port and of the device.
+    contexts: Vec<Weak<Events>>,
+}
+
+impl Sources {
+    /// Adds an event of the port or of the device to each open context.
+    fn raise_for_all(&self, element: Element, kind: c::ibv_event_type) {
+        self.contexts.iter().filter_map(Weak::upgrade).for_each(|events| events.raise(element, kind));
+    }
 }
 
 impl Device {
@@ -115,6 +124,22 @@ impl Device {
         self.sources.lock().ignore_poison()
     }
 
+    /// Passes the events of the port and of the device to a new context from now on.
+    pub(crate) fn tell(&self, context: &Arc<Events>) {
+        let mut sources = self.sources();
+        sources.contexts.retain(|events| events.strong_count() > 0);
+        sources.contexts.push(Arc::downgrade(context));
+    }
+
+    /// Returns the state of the port.
+    ///
+    /// # Errors
+    ///
+    /// The device has failed. As in the kernel, each call that queries the device or creates objects then ends with EIO.
+    pub(crate) fn port_state(&self) -> Answer<PortState> {
+        Ok(self.provider.port_state()?)
+    }
+
     /// Passes events to the contexts of their objects. The RNIC calls this function, so this function calls no function
     /// of the RNIC except `poll_event`.
     fn dispatch(&self) {
@@ -130,6 +155,22 @@ impl Device {
                 E::QpLastWqeReached(qpn) => (sources.qps.get(&qpn), c::IBV_EVENT_QP_LAST_WQE_REACHED),
                 E::CqError(cq) => (sources.cqs.get(&CqId(cq)), c::IBV_EVENT_CQ_ERR),
                 E::SrqLimitReached(srq) => (sources.srqs.get(&SrqId(srq)), c::IBV_EVENT_SRQ_LIMIT_REACHED),
+                E::PortError(port) => {
+                    sources.raise_for_all(Element::Port(port.into()), c::IBV_EVENT_PORT_ERR);
+                    continue;
+                }
+                E::PortActive(port) => {
+                    sources.raise_for_all(Element::Port(port.into()), c::IBV_EVENT_PORT_ACTIVE);
+                    continue;
+                }
+                E::GidChange(port) => {
+                    sources.raise_for_all(Element::Port(port.into()), c::IBV_EVENT_GID_CHANGE);
+                    continue;
+                }
+                E::DeviceFatal => {
+                    sources.raise_for_all(Element::Device, c::IBV_EVENT_DEVICE_FATAL);
+                    continue;
+                }
                 _ => continue,
             };
             if let Some(source) = source {

@@ -18,12 +18,14 @@ use crate::objects::qp::Qp;
 use crate::objects::srq::Srq;
 use crate::process::wait::{NUMBER, Sleep, Step, Unacknowledged, cancellation_point, expect_waiting, in_steps};
 
-/// C pointer of the object to which an event refers.
+/// C pointer of the object to which an event refers, or the number of the port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Element {
     Qp(*mut c::ibv_qp),
     Cq(*mut c::ibv_cq),
     Srq(*mut c::ibv_srq),
+    Port(c_int),
+    Device,
 }
 
 // SAFETY: this module passes on the pointer without using it. Only the thread that retrieves the event uses the
@@ -47,13 +49,18 @@ impl Events {
         self.waiting.fd().as_raw_fd()
     }
 
+    /// Adds an event.
+    pub(crate) fn raise(&self, element: Element, kind: c::ibv_event_type) {
+        self.waiting.lock().push((element, kind));
+    }
+
     fn take(&self) -> Option<(Element, c::ibv_event_type)> {
         let mut waiting = self.waiting.lock();
         let event = waiting.pop()?;
         // Increment under the lock. A call that destroys the object therefore either removes the event or waits for its
         // acknowledgement.
         // SAFETY: the object exists while the list contains events of it.
-        if let Ok(unacknowledged) = unsafe { unacknowledged(event.0) } {
+        if let Ok(Some(unacknowledged)) = unsafe { unacknowledged(event.0) } {
             unacknowledged.add();
         }
         Some(event)
@@ -74,16 +81,19 @@ fn expect_own<T>(own: &T, device: impl FnOnce(&T) -> &Device) -> Answer<&T> {
     device(own).expect_own().map(|()| own)
 }
 
+/// Returns the count of retrieved events of an object. Returns `None` for a port or device, which outlives its events.
+///
 /// # Safety
 ///
 /// The object to which `element` refers exists.
-unsafe fn unacknowledged<'a>(element: Element) -> Answer<&'a Unacknowledged> {
+unsafe fn unacknowledged<'a>(element: Element) -> Answer<Option<&'a Unacknowledged>> {
     // SAFETY: the caller guarantees that the object exists.
     unsafe {
         Ok(match element {
-            Element::Qp(qp) => &expect_own(object::<Qp>(qp)?, |own| &own.device)?.unacknowledged,
-            Element::Cq(cq) => &expect_own(object::<Cq>(cq)?, |own| &own.device)?.unacknowledged,
-            Element::Srq(srq) => &expect_own(object::<Srq>(srq)?, |own| &own.device)?.unacknowledged,
+            Element::Qp(qp) => Some(&expect_own(object::<Qp>(qp)?, |own| &own.device)?.unacknowledged),
+            Element::Cq(cq) => Some(&expect_own(object::<Cq>(cq)?, |own| &own.device)?.unacknowledged),
+            Element::Srq(srq) => Some(&expect_own(object::<Srq>(srq)?, |own| &own.device)?.unacknowledged),
+            Element::Port(_) | Element::Device => None,
         })
     }
 }
@@ -101,7 +111,7 @@ impl Source {
     }
 
     pub(crate) fn raise(&self, kind: c::ibv_event_type) {
-        self.events.waiting.lock().push((self.element, kind));
+        self.events.raise(self.element, kind);
     }
 
     /// Removes the events of this source's object that the program has not retrieved. Before this call, the caller has
@@ -132,6 +142,8 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
             Element::Qp(qp) => c::ibv_async_event__bindgen_ty_1 { qp },
             Element::Cq(cq) => c::ibv_async_event__bindgen_ty_1 { cq },
             Element::Srq(srq) => c::ibv_async_event__bindgen_ty_1 { srq },
+            Element::Port(port_num) => c::ibv_async_event__bindgen_ty_1 { port_num },
+            Element::Device => c::ibv_async_event__bindgen_ty_1::default(),
         };
         // SAFETY: the caller provides memory for the event.
         unsafe { event.write(c::ibv_async_event { element, event_type }) };
@@ -147,9 +159,13 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut c::ibv_async_eve
             let element = match event.event_type {
                 c::IBV_EVENT_CQ_ERR => Element::Cq(event.element.cq),
                 c::IBV_EVENT_SRQ_LIMIT_REACHED | c::IBV_EVENT_SRQ_ERR => Element::Srq(event.element.srq),
+                c::IBV_EVENT_PORT_ERR | c::IBV_EVENT_PORT_ACTIVE | c::IBV_EVENT_GID_CHANGE => {
+                    Element::Port(event.element.port_num)
+                }
+                c::IBV_EVENT_DEVICE_FATAL => Element::Device,
                 _ => Element::Qp(event.element.qp),
             };
-            unacknowledged(element).map(|unacknowledged| unacknowledged.acknowledge(1))
+            unacknowledged(element).map(|unacknowledged| unacknowledged.map(|own| own.acknowledge(1)))
         })
     };
 }

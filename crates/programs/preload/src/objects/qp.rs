@@ -227,6 +227,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         // SAFETY: by the C contract of this function, the program passes valid arguments.
         let own = unsafe { object::<Qp>(qp) }?;
         own.device.expect_own()?;
+        own.device.port_state()?;
         let info = own.raw.query();
         let known = qp_attr::to_c(&info);
         // SAFETY: the queue pair exists, and the caller provides memory for the attributes.

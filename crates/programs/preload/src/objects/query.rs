@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::ptr;
 
 use doorbell_ibverbs_sys as c;
-use doorbell_verbs::MAX_MESSAGE_BYTES;
 use doorbell_verbs::raw::{DeviceAttributes, Provider};
+use doorbell_verbs::{MAX_MESSAGE_BYTES, PortState};
 
 use crate::objects::answer::{Answer, Refused, number, status};
 use crate::objects::context::Context;
@@ -105,7 +105,10 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
 unsafe extern "C" fn ibv_query_device(context: *mut c::ibv_context, attributes: *mut c::ibv_device_attr) -> c_int {
     status("ibv_query_device", || {
         // SAFETY: by the C contract of this function, the program passes valid arguments.
-        unsafe { attributes.write(device_attributes(Context::of(context)?)) };
+        let context = unsafe { Context::of(context) }?;
+        context.device.port_state()?;
+        // SAFETY: the caller provides memory for the attributes.
+        unsafe { attributes.write(device_attributes(context)) };
         Ok(())
     })
 }
@@ -122,6 +125,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         if input.is_some_and(|input| input.comp_mask != 0) {
             return Err(Refused::invalid("the input's comp_mask must be 0"));
         }
+        context.device.port_state()?;
         let orig_attr = device_attributes(context);
         let own = c::ibv_device_attr_ex {
             device_cap_flags_ex: orig_attr.device_cap_flags.into(),
@@ -170,9 +174,25 @@ unsafe fn copy_grown<T>(from: &T, to: *mut T, size: usize) {
     }
 }
 
-fn port_attributes(own: &DeviceAttributes) -> c::ibv_port_attr {
+/// Physical state of a port, as `phys_state` shows it (IBTA Vol 1, 14.2.5.6, PortPhysicalState).
+pub(crate) fn physical_state(state: PortState) -> (u8, &'static str) {
+    match state {
+        PortState::Active => (5, "LinkUp"),
+        PortState::Down => (3, "Disabled"), // the kernel's value for an interface that is down
+    }
+}
+
+/// Logical state of a port, as `state` shows it.
+pub(crate) fn logical_state(state: PortState) -> (c::ibv_port_state, &'static str) {
+    match state {
+        PortState::Active => (c::IBV_PORT_ACTIVE, "ACTIVE"),
+        PortState::Down => (c::IBV_PORT_DOWN, "DOWN"),
+    }
+}
+
+fn port_attributes(own: &DeviceAttributes, state: PortState) -> c::ibv_port_attr {
     c::ibv_port_attr {
-        state: c::IBV_PORT_ACTIVE,
+        state: logical_state(state).0,
         max_mtu: c::IBV_MTU_4096,
         active_mtu: own.active_mtu.code().into(),
         gid_tbl_len: 1,
@@ -182,7 +202,7 @@ fn port_attributes(own: &DeviceAttributes) -> c::ibv_port_attr {
         max_vl_num: 1,
         active_width: WIDTH_4X,
         active_speed: SPEED_EDR,
-        phys_state: 5, // the state LinkUp
+        phys_state: physical_state(state).0,
         link_layer: c::IBV_LINK_LAYER_ETHERNET as u8,
         ..c::ibv_port_attr::default()
     }
@@ -198,8 +218,9 @@ pub(crate) unsafe extern "C" fn query_port(
         // SAFETY: by the C contract of this function, the program passes valid arguments.
         let context = unsafe { Context::of(context) }?;
         expect_port(port.into())?;
+        let own = port_attributes(&context.device.attributes, context.device.port_state()?);
         // SAFETY: the caller's structure has `size` bytes.
-        unsafe { copy_grown(&port_attributes(&context.device.attributes), attributes, size) };
+        unsafe { copy_grown(&own, attributes, size) };
         Ok(())
     })
 }

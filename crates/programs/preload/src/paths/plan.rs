@@ -6,11 +6,15 @@
 use std::ffi::CString;
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use doorbell_verbs::PortState;
+use doorbell_verbs::raw::Provider;
 
 use super::sys;
 use crate::objects::{ah, device, query};
+use crate::process::fork::Inside;
 use crate::process::static_value::StaticValue;
 use crate::process::wait::Uncancelled;
 use crate::process::{config, stats};
@@ -72,6 +76,8 @@ pub(super) enum Live {
     Guid,
     Gid,
     Netdev,
+    State,
+    PhysicalState,
     /// A counter of the port.
     Port(&'static PortCounter),
     /// A counter of the device, with its index.
@@ -287,8 +293,8 @@ impl Builder {
             self.folder(&below(folder));
         }
         self.folder(&below("/hw_counters"));
-        self.fixed(&below("/state"), "4: ACTIVE");
-        self.fixed(&below("/phys_state"), "5: LinkUp");
+        self.live(&below("/state"), Live::State);
+        self.live(&below("/phys_state"), Live::PhysicalState);
         self.fixed(&below("/rate"), query::RATE);
         self.fixed(&below("/link_layer"), "Ethernet");
         self.fixed(&below("/lid"), "0x0");
@@ -411,6 +417,21 @@ fn address() -> Option<IpAddr> {
     address
 }
 
+/// Returns the state of the port. The port of a device that has failed is down. A device that is not open has an active
+/// port, since it would be active after opening.
+fn port_state() -> PortState {
+    let inside = Inside::try_new();
+    let Some(Ok(device)) = inside.as_ref().map(|_| device::try_current()) else {
+        return if WAS_DOWN.load(Ordering::Relaxed) { PortState::Down } else { PortState::Active };
+    };
+    let state = device.map_or(PortState::Active, |device| device.provider.port_state().unwrap_or(PortState::Down));
+    WAS_DOWN.store(state == PortState::Down, Ordering::Relaxed);
+    state
+}
+
+/// Whether the port was down when its state was last read. Used while another thread opens the device.
+static WAS_DOWN: AtomicBool = AtomicBool::new(false);
+
 fn gid(address: IpAddr) -> Ipv6Addr {
     // SAFETY: all bytes are a valid GID.
     Ipv6Addr::from(unsafe { ah::gid(address).raw })
@@ -435,6 +456,14 @@ pub(super) fn text(content: &Content) -> Text {
             Some((interface, _)) => writeln!(text, "{interface}"),
             None => Ok(()),
         },
+        Content::Live(Live::State) => {
+            let (number, name) = query::logical_state(port_state());
+            writeln!(text, "{number}: {name}")
+        }
+        Content::Live(Live::PhysicalState) => {
+            let (number, name) = query::physical_state(port_state());
+            writeln!(text, "{number}: {name}")
+        }
         Content::Live(Live::Port(counter)) => {
             let counted = stats::total();
             let is_part = |name: &str| counter.sum_of.contains(&name);

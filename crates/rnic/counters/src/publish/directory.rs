@@ -143,7 +143,16 @@ impl Directory {
     /// Opens a file for reading. The file must be regular, must belong to the owner of the directory, and must not be a
     /// symbolic link.
     pub(crate) fn open_file(&self, name: &str) -> Result<File, String> {
-        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        self.open_with(name, OFlag::O_RDONLY)
+    }
+
+    /// Opens a file as [`open_file`](Self::open_file) does, also for writing.
+    pub(crate) fn open_to_write(&self, name: &str) -> Result<File, String> {
+        self.open_with(name, OFlag::O_RDWR)
+    }
+
+    fn open_with(&self, name: &str, access: OFlag) -> Result<File, String> {
+        let flags = access | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
         let file = File::from(openat(&self.fd, name, flags, Mode::empty()).map_err(|errno| errno.to_string())?);
         let found = file.metadata().map_err(|error| error.to_string())?;
         if !found.is_file() {

@@ -7,6 +7,7 @@
 //! word 3  pid of the publisher     word 7  number of values
 //! text    lines "key value"; "counter NAME" once for each value, in their order
 //! values  a sequence number, the time of publication, then the values
+//! orders  with the line "port_orders 1" in the text: a request to the port, and the reply
 //! ```
 //!
 //! The text holds the names of the counters, so a reader needs no list of counters. A reader ignores unknown keys. The
@@ -23,6 +24,12 @@ const HEADER_WORDS: usize = 8;
 const WORD: usize = size_of::<u64>();
 /// Number of words before the values: the sequence number and the time of publication.
 pub(crate) const VALUES_START: usize = 2;
+/// Words after the values: a request to the port, and the reply.
+pub(crate) const REQUEST_WORD: usize = 0;
+pub(super) const REPLY_WORD: usize = 1;
+pub(super) const ORDER_WORDS: usize = 2;
+/// Key of a file with these words.
+const ORDERS: &str = "port_orders";
 /// Maximum length of a file in bytes.
 pub(crate) const MAX_FILE_BYTES: usize = 64 << 10;
 /// Maximum number of counters of a device.
@@ -40,6 +47,8 @@ pub(crate) struct Header {
     pub(crate) counters: Vec<String>,
     /// Offset of the sequence number in bytes. The time and the values follow.
     pub(crate) values_at: usize,
+    /// Offset of the request in bytes. The reply follows. `None` if the device takes no orders.
+    pub(crate) orders_at: Option<usize>,
     pub(crate) file_bytes: usize,
 }
 
@@ -58,12 +67,13 @@ pub(crate) fn encode(pid: u32, keys: &[(&str, String)], counters: &[&str]) -> Op
     for (key, value) in keys {
         text.push_str(&format!("{key} {}\n", line_safe(value)));
     }
+    text.push_str(&format!("{ORDERS} 1\n"));
     for name in counters {
         text.push_str(&format!("counter {}\n", line_safe(name)));
     }
     let text_at = HEADER_WORDS * WORD;
     let values_at = (text_at + text.len()).next_multiple_of(WORD);
-    let file_bytes = values_at + (VALUES_START + counters.len()) * WORD;
+    let file_bytes = values_at + (VALUES_START + counters.len() + ORDER_WORDS) * WORD;
     if file_bytes > MAX_FILE_BYTES {
         return None;
     }
@@ -123,7 +133,12 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Header, String> {
             names.len()
         ));
     }
-    Ok(Header { pid, text: keys, counters: names, values_at: values_at as usize, file_bytes: bytes.len() })
+    let orders_at = keys.contains_key(ORDERS).then(|| values_at + values_bytes);
+    if let Some(at) = orders_at {
+        range(at, (ORDER_WORDS * WORD) as u64).ok_or("the words for orders lie outside the file")?;
+    }
+    let (values_at, orders_at) = (values_at as usize, orders_at.map(|at| at as usize));
+    Ok(Header { pid, text: keys, counters: names, values_at, orders_at, file_bytes: bytes.len() })
 }
 
 #[cfg(test)]
@@ -146,7 +161,8 @@ mod tests {
         assert_eq!(header.text["name"], "doorbell0");
         assert_eq!(header.text["program"], "a b?c", "a control character must be replaced");
         assert_eq!((header.values_at, header.file_bytes), (values_at, bytes.len()));
-        assert_eq!(bytes.len() - values_at, 4 * WORD);
+        assert_eq!(header.orders_at, Some(values_at + 4 * WORD));
+        assert_eq!(bytes.len() - values_at, 6 * WORD);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Software RNICs of this user's processes. For root, software RNICs of the processes of all users.
 
+mod ask;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::IpAddr;
@@ -17,6 +19,8 @@ use crate::publish::{
 use crate::sample::{Identity, Kind, Reading, Sample, Subject, monotonic_ns};
 use crate::sequence;
 use crate::source::Source;
+
+pub use ask::{Answered, AskError};
 
 /// UDP port of RoCE v2 (IBTA annex A17).
 const ROCE_UDP_PORT: u16 = 4791;

@@ -4,9 +4,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use doorbell_counters::{
-    Common, DIRECTORY_VARIABLE, Monitor, Name, Published, PublishedSource, Publisher, Reading, Sample, Set, Source,
+    AskError, Common, DIRECTORY_VARIABLE, Monitor, Name, PortReply, PortRequest, Published, PublishedPort,
+    PublishedSource, Publisher, Reading, Sample, Set, Source,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -345,6 +347,57 @@ fn a_monitor_follows_devices_that_come_and_go() {
         assert_eq!(monitor.look().devices.len(), 1);
         monitor.select("127.0.0.9").unwrap();
         assert_eq!(monitor.look().devices.len(), 1);
+    });
+}
+
+#[test]
+fn a_request_to_a_port_gets_the_reply_of_its_device() {
+    in_own_directory("a_request_to_a_port_gets_the_reply_of_its_device", |_| {
+        let own = publisher("127.0.0.9");
+        let mut requests = own.port_requests();
+        let is_over = AtomicBool::new(false);
+        let (served, answers) = std::thread::scope(|scope| {
+            let device = scope.spawn(|| {
+                let mut seen = Vec::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    requests.serve(|request| {
+                        seen.push(request);
+                        PortReply { state: PublishedPort::Down, was_refused: seen.len() > 1 }
+                    });
+                    std::thread::yield_now();
+                }
+                seen
+            });
+            let mut source = PublishedSource::new();
+            let mut ask = |selector: &str, request| source.ask_port(selector, request, |_, _| {});
+            let answers = [ask("doorbell0", PortRequest::Down), ask("127.0.0.9", PortRequest::Down)];
+            is_over.store(true, Ordering::Relaxed);
+            (device.join().unwrap(), answers)
+        });
+        assert_eq!(served, [PortRequest::Down; 2]);
+        for (answer, was_refused) in answers.into_iter().zip([false, true]) {
+            let answer = answer.unwrap();
+            assert_eq!((answer.label.as_str(), answer.pid), ("doorbell0@127.0.0.9", std::process::id()));
+            assert_eq!(answer.reply, PortReply { state: PublishedPort::Down, was_refused });
+        }
+    });
+}
+
+#[test]
+fn a_request_to_no_port_or_to_several_is_refused() {
+    in_own_directory("a_request_to_no_port_or_to_several_is_refused", |_| {
+        let ask = |selector: &str| {
+            let refused = PublishedSource::new().ask_port(selector, PortRequest::State, |_, _| {});
+            refused.unwrap_err()
+        };
+        assert!(ask("doorbell0").to_string().ends_with("none is open at all"));
+        let _own = [publisher("127.0.0.9"), publisher("127.0.0.10")];
+        let error = ask("doorbell0").to_string();
+        let expected = "\"doorbell0\" is the name of 2 devices: name one of ";
+        assert!(error.starts_with(expected) && error.contains("doorbell0@127.0.0.10"), "{error}");
+        let error = ask("doorbell1");
+        assert!(matches!(error, AskError::Unknown { .. }), "{error}");
+        assert!(error.to_string().contains("open are doorbell0@127.0.0."), "{error}");
     });
 }
 

@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 use super::journal::Firing;
 use super::plan::FaultPlan;
 use super::rule::{Corruption, Direction, FaultAction, HoleEnd, PacketMatch};
+use crate::link::PlannedOrder;
 
 /// Maximum number of later packets that pass a packet, if the distance is drawn. Later packets that are held back too
 /// do not count.
@@ -47,9 +48,16 @@ pub(super) struct Fate {
     pub(super) reorder_wait_ns: u64,
     pub(super) delay_ns: u64,
     pub(super) has_congestion: bool,
+    /// Order to the port of the device.
+    pub(super) order: Option<PlannedOrder>,
 }
 
 impl Fate {
+    /// Returns the fate of a packet that is lost without a rule.
+    pub(super) fn lost() -> Self {
+        Self { is_dropped: true, ..Self::default() }
+    }
+
     pub(super) fn is_plain(&self) -> bool {
         let Self { is_dropped, corruptions, copies, distance, delay_ns, has_congestion, .. } = self;
         !(*is_dropped || *has_congestion) && corruptions.is_empty() && *copies == 0 && *distance == 0 && *delay_ns == 0
@@ -235,6 +243,10 @@ impl Armed {
                 });
             }
             FaultAction::MarkEcn => fate.has_congestion = true,
+            FaultAction::Port(order) => {
+                fate.is_dropped = true;
+                fate.order = Some(order);
+            }
         }
     }
 }

@@ -38,6 +38,11 @@ impl FaultPlan {
         self.shares.is_empty() && self.rules.is_empty()
     }
 
+    /// Returns whether the plan may give orders to the port of the device, which only an RNIC can carry out.
+    pub fn orders_port(&self) -> bool {
+        self.rules.iter().any(FaultRule::orders_port)
+    }
+
     /// Returns whether the plan may add copies of packets.
     pub fn duplicates(&self) -> bool {
         self.shares.duplicate > 0.0 || self.rules.iter().any(FaultRule::duplicates)
@@ -70,7 +75,9 @@ impl FaultPlan {
         let same = |earlier: &&FaultRule| earlier.packets == rule.packets && rule.packets.share.is_none();
         if let Some(earlier) = self.rules.iter().find(same) {
             let (one, other) = (earlier.action_name(), rule.action_name());
-            let is_final = |action: &FaultAction| matches!(action, FaultAction::Drop | FaultAction::BlackHole(_));
+            let is_final = |action: &FaultAction| {
+                matches!(action, FaultAction::Drop | FaultAction::BlackHole(_) | FaultAction::Port(_))
+            };
             if is_final(&earlier.action) || is_final(&rule.action) {
                 let problem = format!(
                     "two rules with the actions {one} and {other} match the same packets, and a dropped packet allows \

@@ -9,6 +9,8 @@ use doorbell_wire::{
     PacketOperation, RETH_LEN, SyndromeKind, XRCETH_LEN,
 };
 
+use crate::link::PlannedOrder;
+
 pub use text::FAULT_FIELDS;
 pub(super) use text::{ACTIONS, RuleParser, RuleProblem};
 
@@ -32,6 +34,11 @@ impl FaultRule {
     /// Returns whether the rule may remain without an effect.
     pub fn is_optional(&self) -> bool {
         self.optional
+    }
+
+    /// Returns whether the rule gives an order to the port of the device.
+    pub(super) fn orders_port(&self) -> bool {
+        matches!(self.action, FaultAction::Port(_))
     }
 
     /// Returns whether the rule adds copies of packets.
@@ -239,6 +246,8 @@ pub(super) enum FaultAction {
     BlackHole(HoleEnd),
     /// Sets the ECN field of the IP header to "congestion experienced" (RFC 3168).
     MarkEcn,
+    /// Drops the packet, and gives an order to the port of the device.
+    Port(PlannedOrder),
 }
 
 /// End of a black hole.

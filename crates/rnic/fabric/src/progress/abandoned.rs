@@ -17,6 +17,7 @@ impl ThreadState {
             let mut driver = self.lock_behind_callers();
             driver.time_out(self.now_ns());
             self.leave(driver);
+            self.serve_port();
             std::thread::sleep(LOOK);
         }
     }

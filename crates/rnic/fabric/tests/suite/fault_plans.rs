@@ -1,6 +1,8 @@
 //! The built-in fault plans on two RNICs on a virtual clock. Each test checks the behaviour that IBTA requires, which
 //! the head of the plan's file names.
 
+mod ports;
+
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};

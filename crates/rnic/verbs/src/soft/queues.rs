@@ -168,6 +168,7 @@ impl raw::Cq for SoftCq {
     }
 
     fn resize(&self, depth: usize) -> Result<(), Error> {
+        self.rnic.port_state()?;
         Ok(self.rnic.with(|rnic| rnic.resize_cq(self.id, depth))?)
     }
 }
@@ -264,6 +265,7 @@ impl raw::Qp for SoftQp {
     }
 
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
+        self.rnic.port_state().map_err(|_| ModifyError::DeviceFatal)?;
         // Send a pending acknowledgement now, since the queue pair cannot send it in the new state. Without the
         // acknowledgement, the peer's request would fail, although its message has arrived.
         let ends = matches!(attributes.state, Some(QpState::Error | QpState::Reset));
@@ -275,6 +277,7 @@ impl raw::Qp for SoftQp {
     }
 
     fn attach(&self, group: IpAddr) -> Result<(), Error> {
+        self.rnic.port_state()?;
         let mut groups = self.groups();
         if self.rnic.with(|rnic| rnic.attach(self.qpn, group))? {
             self.rnic.join(group).map_err(|error| {

@@ -91,6 +91,8 @@ impl Events {
         let cq = |event: &ibv_async_event| unsafe { (*event.element.cq).cq_context as usize as u32 };
         // SAFETY: as above.
         let srq = |event: &ibv_async_event| unsafe { (*event.element.srq).srq_context as usize as u32 };
+        // SAFETY: as above.
+        let port = |event: &ibv_async_event| unsafe { event.element.port_num } as u8;
         // This handle of the queue is declared outside the match, so that it is dropped after the acknowledgement. If
         // it is the last handle, the drop destroys the queue, which waits for the acknowledgement.
         let overrun;
@@ -110,8 +112,12 @@ impl Events {
             IBV_EVENT_SQ_DRAINED => Some(AsyncEvent::SqDrained(qpn(&event))),
             IBV_EVENT_QP_LAST_WQE_REACHED => Some(AsyncEvent::QpLastWqeReached(qpn(&event))),
             IBV_EVENT_SRQ_LIMIT_REACHED => Some(AsyncEvent::SrqLimitReached(srq(&event))),
+            IBV_EVENT_PORT_ERR => Some(AsyncEvent::PortError(port(&event))),
+            IBV_EVENT_PORT_ACTIVE => Some(AsyncEvent::PortActive(port(&event))),
+            IBV_EVENT_GID_CHANGE => Some(AsyncEvent::GidChange(port(&event))),
+            IBV_EVENT_DEVICE_FATAL => Some(AsyncEvent::DeviceFatal),
             other => {
-                // Events of the port or the device are only logged: if they matter, work requests end with errors.
+                // Other events are only logged: if they matter, work requests end with errors.
                 tracing::warn!(event = other, "an asynchronous event of the device or its port");
                 None
             }

@@ -5,6 +5,7 @@ mod channels;
 mod conformance;
 mod faults;
 mod link;
+mod ports;
 mod progress;
 mod published;
 mod scribbled;

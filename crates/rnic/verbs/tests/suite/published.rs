@@ -8,9 +8,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::*;
-use doorbell_counters::{DIRECTORY_VARIABLE, Name, PublishedSource, Reading, SWITCH_VARIABLE, Sample, Set, Source};
-use doorbell_verbs::soft::SoftOptions;
-use doorbell_verbs::{Device, SendOperation};
+use doorbell_counters::{
+    DIRECTORY_VARIABLE, Name, PortReply, PortRequest, PublishedPort, PublishedSource, Reading, SWITCH_VARIABLE, Sample,
+    Set, Source,
+};
+use doorbell_verbs::soft::{LinkChoice, SoftOptions};
+use doorbell_verbs::{AsyncEvent, Device, PortState, SendOperation};
 
 /// Environment variable that is set in the separate process that runs the body of a test.
 const INNER: &str = "DOORBELL_TEST_INNER";
@@ -116,6 +119,36 @@ fn an_idle_device_wakes_no_thread_to_publish() {
                 break;
             }
             assert!(Instant::now() < until, "the threads do not go to sleep");
+        }
+    });
+}
+
+#[test]
+fn another_process_orders_the_port_of_an_idle_device() {
+    in_own_process("another_process_orders_the_port_of_an_idle_device", None, |_| {
+        for link in [LinkChoice::Udp, LinkChoice::Shm] {
+            let device = open_soft(SoftOptions { link: Some(link), ..SoftOptions::default() });
+            let address = device.attributes().address.to_string();
+            let ask = |request| {
+                let wake = |address, port| doorbell_fabric::wake_device(address, port).unwrap();
+                PublishedSource::new().ask_port(&address, request, wake).unwrap().reply
+            };
+            let reply = |state, was_refused| PortReply { state, was_refused };
+            assert_eq!(ask(PortRequest::State), reply(PublishedPort::Active, false));
+            assert_eq!(ask(PortRequest::Down), reply(PublishedPort::Down, false));
+            assert_eq!(ask(PortRequest::Down), reply(PublishedPort::Down, true));
+            assert_eq!(device.port_state().unwrap(), PortState::Down);
+            assert_eq!(ask(PortRequest::Up), reply(PublishedPort::Active, false));
+            assert_eq!(ask(PortRequest::DeviceFatal), reply(PublishedPort::Failed, false));
+            assert_eq!(ask(PortRequest::Up), reply(PublishedPort::Failed, true));
+            let events: Vec<_> = std::iter::from_fn(|| device.poll_event()).collect();
+            let expected = [
+                AsyncEvent::PortError(1),
+                AsyncEvent::PortActive(1),
+                AsyncEvent::GidChange(1),
+                AsyncEvent::DeviceFatal,
+            ];
+            assert_eq!(events, expected);
         }
     });
 }

@@ -450,6 +450,8 @@ fn meaning(counter: &str) -> &str {
         "tx_unreachable" => "packets not sent, with no way to their destination (tx_unreachable)",
         "tx_refused" => "packets refused by the peer's host (tx_refused)",
         "tx_ring_full" => "packets dropped, since the memory shared with the peer was full (tx_ring_full)",
+        "tx_port_down" => "packets not sent, since the port was down (tx_port_down)",
+        "rx_port_down" => "packets dropped, since the port was down (rx_port_down)",
         "fault_dropped" => "packets dropped by fault injection (fault_dropped)",
         other => other,
     }

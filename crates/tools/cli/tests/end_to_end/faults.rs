@@ -25,6 +25,7 @@ fn built_in_plans_fire_over_both_links() {
         "psn-wrap",
         "black-hole",
         "ghost-packets",
+        "port-flap",
     ];
     for link in ["udp", "shm"] {
         for plan in of_messages {

@@ -19,6 +19,7 @@ mod launches;
 mod load;
 mod model;
 mod operations;
+mod ports;
 mod run;
 mod short;
 mod sim;

@@ -8,10 +8,11 @@ use super::super::shares::{parse_delay, write_delay};
 use super::{
     Corruption, Direction, FaultAction, FaultRule, HoleEnd, PacketField, PacketKind, PacketMatch, Place, Position, Span,
 };
+use crate::link::PlannedOrder;
 
 /// Names of the actions.
-pub(in super::super) const ACTIONS: [&str; 7] =
-    ["drop", "duplicate", "delay", "reorder", "corrupt", "black-hole", "ecn"];
+pub(in super::super) const ACTIONS: [&str; 9] =
+    ["drop", "duplicate", "delay", "reorder", "corrupt", "black-hole", "ecn", "port-down", "device-fatal"];
 
 /// Fields of a rule and their allowed values.
 pub const FAULT_FIELDS: [(&str, &str); 26] = [
@@ -48,13 +49,13 @@ pub const FAULT_FIELDS: [(&str, &str); 26] = [
     ("byte", "an offset in the payload, in bytes"),
     ("value", "a number that the field or byte can hold"),
     ("icrc", "stale or valid"),
-    ("action", "drop, duplicate, delay, reorder, corrupt, black-hole or ecn"),
+    ("action", "drop, duplicate, delay, reorder, corrupt, black-hole, ecn, port-down or device-fatal"),
 ];
 
 /// Fields that belong to an action, and their actions.
 const OF_ACTIONS: [(&str, &[&str]); 8] = [
     ("copies", &["duplicate"]),
-    ("for", &["delay", "duplicate", "black-hole"]),
+    ("for", &["delay", "duplicate", "black-hole", "port-down"]),
     ("count", &["black-hole"]),
     ("behind", &["reorder"]),
     ("field", &["corrupt"]),
@@ -293,6 +294,11 @@ impl RuleParser {
                 _ => return Err(problem("for", "a black hole needs an end: either for=TIME above 0 or count=PACKETS")),
             }),
             "ecn" => FaultAction::MarkEcn,
+            "port-down" => match self.for_ns {
+                Some(for_ns) if for_ns > 0 => FaultAction::Port(PlannedOrder::Down { for_ns }),
+                _ => return Err(problem("for", "the time is missing or 0, allowed is a time such as for=20ms")),
+            },
+            "device-fatal" => FaultAction::Port(PlannedOrder::DeviceFatal),
             _ => return Err(wrong("action", name)),
         })
     }
@@ -374,7 +380,11 @@ impl fmt::Display for FaultRule {
             field(name, time_ns.map(TimeText).as_ref().map(|time| time as _))?;
         }
         match self.action {
-            FaultAction::Drop | FaultAction::MarkEcn | FaultAction::Reorder { behind: None } => Ok(()),
+            FaultAction::Drop
+            | FaultAction::MarkEcn
+            | FaultAction::Reorder { behind: None }
+            | FaultAction::Port(PlannedOrder::DeviceFatal) => Ok(()),
+            FaultAction::Port(PlannedOrder::Down { for_ns }) => field("for", Some(&TimeText(for_ns))),
             FaultAction::Duplicate { copies, delay_ns } => {
                 field("copies", Some(&copies))?;
                 field("for", (delay_ns > 0).then_some(TimeText(delay_ns)).as_ref().map(|time| time as _))
@@ -407,6 +417,8 @@ impl FaultRule {
             FaultAction::Corrupt(_) => "corrupt",
             FaultAction::BlackHole(_) => "black-hole",
             FaultAction::MarkEcn => "ecn",
+            FaultAction::Port(PlannedOrder::Down { .. }) => "port-down",
+            FaultAction::Port(PlannedOrder::DeviceFatal) => "device-fatal",
         }
     }
 }
@@ -447,6 +459,8 @@ mod tests {
             "black-hole after=1ms before=2ms for=1s",
             "black-hole opcode=0x1f retransmission=1..3 count=7",
             "ecn message-offset=4096",
+            "port-down opcode=request nth=2 for=20ms",
+            "device-fatal opcode=read-request nth=1",
         ] {
             let plan: FaultPlan = rule.parse().unwrap();
             assert_eq!(plan.to_string(), format!("seed=0;{rule}"));
@@ -476,6 +490,9 @@ mod tests {
             ("drop where=1", ["where", "unknown"]),
             ("delay nth=1", ["for", "missing"]),
             ("black-hole nth=1", ["for", "count=PACKETS"]),
+            ("port-down nth=1", ["for", "missing"]),
+            ("device-fatal nth=1 for=1s", ["for", "port-down"]),
+            ("port-down nth=1 for=1s; ecn nth=1", ["port-down and ecn", "same packets"]),
             ("black-hole nth=1 for=1s count=2", ["for", "either"]),
             ("corrupt nth=1 field=speed", ["field", "syndrome"]),
             ("corrupt nth=1 field=psn byte=1", ["byte", "one of them"]),
