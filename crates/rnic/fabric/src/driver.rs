@@ -145,6 +145,9 @@ impl<L: Link> Driver<L> {
             PortOrder::DeviceFatal => self.rnic.fail(),
         }
         if !self.port.is_up() {
+            if self.is_link_full() {
+                self.link.forget_batch();
+            }
             self.port.lost_sent += self.discard_ready(now_ns);
         }
         if let Some(observation) = &mut self.observation {

@@ -183,6 +183,14 @@ pub trait Link: Send {
         }
     }
 
+    /// Forgets a batch of which the link has accepted only a part. The driver calls this when it drops the other runs of
+    /// the batch, because its port went down.
+    fn forget_batch(&mut self) {
+        if let Some(inner) = self.inner_mut() {
+            inner.forget_batch();
+        }
+    }
+
     /// Returns the time by which the link needs the next call of [`transmit`](Self::transmit) or
     /// [`receive`](Self::receive), for example to pass on delayed packets.
     fn poll_timeout(&self) -> Option<u64> {

@@ -462,6 +462,10 @@ impl Link for UdpLink {
         self.transmit_until(batch, next, batch.runs().len())
     }
 
+    fn forget_batch(&mut self) {
+        self.stuck = None;
+    }
+
     fn receive(&mut self, _now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
         let Self { socket, local, buffers, ask, overflows_seen, groups, counters, last_look, .. } = self;
         let mut packets = 0;

@@ -156,3 +156,49 @@ fn requests_time_out_on_a_broken_link() {
     }
     assert_eq!((found[0].wr_id, found[0].status), (3, Status::RetryExceeded));
 }
+
+/// A link that is always full.
+#[derive(Debug, Default)]
+struct Full {
+    forgotten: usize,
+}
+
+impl Link for Full {
+    fn properties(&self) -> LinkProperties {
+        LinkProperties { sealed: false }
+    }
+
+    fn transmit(&mut self, _now_ns: u64, _batch: &TransmitBatch, _next: &mut usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn receive(&mut self, _now_ns: u64, _sink: &mut dyn Sink) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn forget_batch(&mut self) {
+        self.forgotten += 1;
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
+}
+
+#[test]
+fn a_full_link_forgets_its_batch_when_the_port_goes_down() {
+    let (mut driver, qpn, _) = connected(Full::default());
+    let request = SendRequest {
+        wr_id: 1,
+        operation: SendOperation::Send,
+        flags: SendFlags::empty(),
+        payload: Payload::Inline(b"lost"),
+        destination: None,
+    };
+    driver.rnic_mut().post_send(0, qpn, &[request]).unwrap();
+    driver.transmit(0).unwrap();
+    assert!(driver.is_link_full());
+    driver.order_port(1, PortOrder::Down).unwrap();
+    assert_eq!((driver.is_link_full(), driver.link().forgotten), (false, 1));
+    assert_eq!(driver.link_counters().tx_port_down, 1);
+}

@@ -521,6 +521,12 @@ impl Link for SharedMemoryLink {
         self.routes.note_others(true);
     }
 
+    fn forget_batch(&mut self) {
+        (self.awaits, self.others_behind, self.is_within_batch) = (None, false, false);
+        self.gone_within_batch.clear();
+        self.udp.forget_batch();
+    }
+
     fn poll_timeout(&self) -> Option<u64> {
         self.routes.asked_until_ns().into_iter().chain(self.idle.look_at_ns()).min()
     }
