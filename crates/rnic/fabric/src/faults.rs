@@ -197,6 +197,13 @@ impl<L: Link> Link for Faults<L> {
         Ok(packets)
     }
 
+    fn forget_batch(&mut self) {
+        if let Some(outbound) = &mut self.outbound {
+            outbound.forget();
+        }
+        self.inner.forget_batch();
+    }
+
     fn orders_port(&self) -> bool {
         self.filter.plan.orders_port() || self.inner.orders_port()
     }

@@ -113,6 +113,14 @@ impl Outbound {
         self.send(now_ns, local, link)
     }
 
+    /// Forgets the packets that have passed the filter and are not sent, because the driver drops its batch.
+    pub(super) fn forget(&mut self) {
+        self.ready.0.clear();
+        self.batch.clear();
+        self.next_run = 0;
+        self.has_filtered = false;
+    }
+
     fn has_sent_all(&self) -> bool {
         self.ready.0.is_empty() && self.next_run == self.batch.runs().len()
     }
@@ -140,11 +148,7 @@ impl Outbound {
     fn send<L: Link>(&mut self, now_ns: u64, local: (IpAddr, u16), link: &mut L) -> io::Result<()> {
         let result = self.send_ready(now_ns, local, link);
         if result.is_err() {
-            // The link is broken, and the driver drops its batch too.
-            self.ready.0.clear();
-            self.batch.clear();
-            self.next_run = 0;
-            self.has_filtered = false;
+            self.forget(); // the link is broken, and the driver drops its batch too
         }
         let is_unknown_to_driver = !self.has_sent_all() && !self.has_filtered;
         self.retry_at_ns = is_unknown_to_driver.then(|| now_ns.saturating_add(RETRY_NS));
