@@ -225,6 +225,7 @@ const OWN: &[(&str, &[&str])] = &[
     ("paths", &[]),
     ("paths_events", &[]),
     ("both_ports", &[]),
+    ("devices", &["--devices", "3", "--device", "doorbell1:numa=0,pci=0000:fe:00.0,speed=200"]),
 ];
 
 /// Runs programs of this repository. They test errors and guarantees of verbs that foreign programs do not test. `only`
