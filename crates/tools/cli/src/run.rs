@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use clap::Args;
 use doorbell_fabric::FaultPlan;
 use doorbell_verbs::soft::{
-    self, ACK_VARIABLE, AckPolicy, BIND_VARIABLE, DEVICE_VARIABLE, DEVICES_VARIABLE, LINK_VARIABLE, LinkChoice,
-    SoftDevice,
+    self, ACK_VARIABLE, AckPolicy, BIND_VARIABLE, DEVICE_VARIABLE, DEVICES_VARIABLE, DevicesError, LINK_VARIABLE,
+    LinkChoice, SoftDevice,
 };
 
 use crate::failure::{Failure, Usage};
@@ -185,7 +185,7 @@ impl Settings {
     /// Returns the variables of the options that concern the list of devices, and the list that results from them and
     /// from the environment of this process.
     fn devices(&self) -> Result<(Vec<Variable>, Vec<SoftDevice>), Failure> {
-        let mut variables: Vec<Variable> = Vec::new();
+        let (mut variables, mut numbers): (Vec<Variable>, Vec<usize>) = Default::default();
         if !self.bind.is_empty() {
             let addresses: Vec<String> = self.bind.iter().map(IpAddr::to_string).collect();
             variables.push((BIND_VARIABLE, addresses.join(",")));
@@ -199,18 +199,18 @@ impl Settings {
             };
             // The name lives until the program replaces this process.
             let name: &str = format!("{DEVICE_VARIABLE}{number}").leak();
-            if variables.iter().any(|(other, _)| *other == name) {
+            if numbers.contains(&number) {
                 return Err(Usage(format!("--device doorbell{number} is given twice, allowed is once")).into());
             }
             variables.push((name, options.to_owned()));
+            numbers.push(number);
         }
         let given = |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| value.clone());
         let inherited = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
-        let listed = SoftDevice::list_of(|name| given(name).or_else(|| inherited(name)));
-        match listed {
-            Ok(listed) => Ok((variables, listed)),
-            Err(error) => Err(Usage(error.to_string()).into()),
-        }
+        let wrong = |error: DevicesError| Usage(error.to_string());
+        let listed = SoftDevice::list_of(|name| given(name).or_else(|| inherited(name))).map_err(wrong)?;
+        numbers.iter().try_for_each(|&number| SoftDevice::expect(&listed, number)).map_err(wrong)?;
+        Ok((variables, listed))
     }
 }
 

@@ -261,8 +261,8 @@ impl SoftDevice {
         }
         for number in 0..MAX_DEVICES {
             let Some(options) = variable(&format!("{DEVICE_VARIABLE}{number}")) else { continue };
-            let device = devices.get_mut(number);
-            device.ok_or_else(|| unknown(Self::new(number).name(), count))?.configure(&options)?;
+            Self::expect(&devices, number)?;
+            devices[number].configure(&options)?;
         }
         let addresses = devices.iter().filter_map(|device| device.address.map(|address| address.to_canonical()));
         if let Some(address) = repeated(addresses) {
@@ -272,6 +272,20 @@ impl SoftDevice {
             Some(address) => Err(DevicesError::SamePci(address)),
             None => Ok(devices),
         }
+    }
+
+    /// Returns an error if a list has no device of this number.
+    ///
+    /// # Errors
+    ///
+    /// The list has no device of this number.
+    pub fn expect(list: &[Self], number: usize) -> Result<(), DevicesError> {
+        let last = list.len().saturating_sub(1);
+        if number < list.len() {
+            return Ok(());
+        }
+        let known = if last == 0 { format!("{STEM}0") } else { format!("{STEM}0 to {STEM}{last}") };
+        Err(DevicesError::Unknown { name: format!("{STEM}{number}"), known })
     }
 
     /// Returns the name of the device: `doorbell` and its number.
@@ -339,12 +353,6 @@ fn repeated<T: Ord + Copy>(values: impl Iterator<Item = T>) -> Option<T> {
     values.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
-/// Returns the error of a name that a list of `count` devices does not contain.
-fn unknown(name: String, count: usize) -> DevicesError {
-    let known = if count == 1 { format!("{STEM}0") } else { format!("{STEM}0 to {STEM}{}", count - 1) };
-    DevicesError::Unknown { name, known }
-}
-
 /// Returns the software RNICs that the environment of this process describes. The function opens no device.
 ///
 /// # Errors
@@ -368,9 +376,7 @@ pub fn number_of(name: &str) -> Option<usize> {
 /// The list has fewer devices, or a variable has a value that is not allowed.
 pub fn device(number: usize) -> Result<SoftDevice, DevicesError> {
     let mut devices = devices()?;
-    if number >= devices.len() {
-        return Err(unknown(SoftDevice::new(number).name(), devices.len()));
-    }
+    SoftDevice::expect(&devices, number)?;
     Ok(devices.swap_remove(number))
 }
 

@@ -94,6 +94,7 @@ fn wrong_lists_of_devices_are_errors() {
         ("--devices 2 --bind 127.0.0.9,127.0.0.9", "127.0.0.9 is the address of two devices"),
         ("--bind 127.0.0.9,here", "invalid value 'here'"),
         ("--device doorbell1:numa=1", "there is no software RNIC doorbell1, only doorbell0"),
+        ("--devices 2 --device doorbell64:numa=1", "there is no software RNIC doorbell64, only doorbell0 to doorbell1"),
         ("--device mlx5_0:numa=1", "--device mlx5_0:numa=1: must be NAME:OPTIONS"),
         ("--device doorbell0", "--device doorbell0: must be NAME:OPTIONS"),
         ("--device doorbell0:numa=x", "options of doorbell0: numa is \"x\""),
