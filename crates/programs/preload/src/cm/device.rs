@@ -73,7 +73,7 @@ pub(super) fn context_of<'a>(id: &Id) -> Answer<&'a Context> {
 pub(super) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut c::ibv_context {
     pointer("rdma_get_devices", || {
         let numbers = 0..config::devices()?.len();
-        let contexts = numbers.map(|number| Ok(open(number)?.context)).collect::<Answer<Vec<_>>>()?;
+        let contexts = numbers.map(|number| open(number).map(|opened| opened.context)).collect::<Answer<Vec<_>>>()?;
         if !count.is_null() {
             // SAFETY: if the pointer is not null, the caller provides memory for the number.
             unsafe { count.write(contexts.len() as c_int) }
