@@ -1,6 +1,6 @@
 //! The RNIC of a command, and `doorbell devices`.
 
-use std::net::IpAddr;
+use std::net::{AddrParseError, IpAddr};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
@@ -60,6 +60,12 @@ impl UdpPort {
             note!("UDP port {}: not RoCE's 4791, so other devices and dissectors do not know it", self.port);
         }
     }
+}
+
+/// Parses the address of a command that has one device. From a list, as in DOORBELL_BIND, takes the first address, which
+/// is that of doorbell0.
+pub(crate) fn first_address(text: &str) -> Result<IpAddr, AddrParseError> {
+    text.split(',').next().unwrap_or(text).trim().parse()
 }
 
 /// Asks the kernel for short time slices on the first call. Returns whether this process has short time slices.
@@ -319,6 +325,16 @@ fn with_limits(limits: &Limits, mut device: Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_address_of_a_list_is_taken() {
+        for text in ["127.0.0.5", "127.0.0.5,127.0.0.6", " 127.0.0.5 ,::1"] {
+            assert_eq!(first_address(text), Ok(IpAddr::from([127, 0, 0, 5])), "{text:?}");
+        }
+        for bad in ["", ",127.0.0.5", "here"] {
+            assert!(first_address(bad).is_err(), "{bad:?}");
+        }
+    }
 
     #[test]
     fn taken_port_error_names_no_missing_option() {
