@@ -217,6 +217,8 @@ const OWN: &[(&str, &[&str])] = &[
     ("paths", &[]),
     ("paths_events", &[]),
     ("both_ports", &[]),
+    ("devices", &["--devices", "3", "--device", "doorbell1:numa=0,pci=0000:fe:00.0,speed=200"]),
+    ("same_address", &["--devices", "2", "--bind", "127.61.0.1,127.61.0.2"]),
 ];
 
 /// Runs programs of this repository. They test errors and guarantees of verbs that foreign programs do not test. `only`

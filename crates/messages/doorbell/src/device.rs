@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use doorbell_verbs::soft::{self, FaultPlan, SoftOptions};
+use doorbell_verbs::soft::{self, FaultPlan, SoftDevice, SoftOptions};
 use doorbell_verbs::system::{self, SystemOptions};
 use doorbell_verbs::{self as verbs, Access, MemoryKind, Pd, Region};
 
@@ -194,22 +194,58 @@ impl DeviceBuilder {
                 }
                 system::open(options)?
             }
-            None => {
-                let default = SoftOptions::default();
-                soft::open(&SoftOptions {
-                    name: self.name,
-                    address: self.address,
-                    port: self.udp_port.unwrap_or(default.port),
-                    pcap: self.capture,
-                    faults: self.faults,
-                    fault_journal: self.fault_journal,
-                    publish: self.publish,
-                    seed: self.seed,
-                    ..default
-                })?
-            }
+            None => soft::open(&self.soft_options())?,
         };
         Device::of(&device)
+    }
+
+    /// Opens several software RNICs, as for tests of programs that use several rails. The devices have the names
+    /// `doorbell0`, `doorbell1` and so on, and the next free loopback addresses. A name that was set takes the place of
+    /// `doorbell`. All other options apply to each device; with a seed, each device gets another seed made of it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let rails = doorbell::Device::builder().open_several(4)?;
+    /// assert_ne!(rails[0].address(), rails[3].address());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The number of devices is 0 or above [`soft::MAX_DEVICES`]. A hardware device or an address was selected, and
+    /// there is more than one device. A device cannot be opened.
+    pub fn open_several(self, count: usize) -> Result<Vec<Device>, OpenError> {
+        if self.hardware.is_some() {
+            return Err(OpenError::SoftwareOnly { option: "a number of devices" });
+        }
+        let listed = SoftDevice::list(count).map_err(verbs::Error::from)?;
+        let options = |device: &SoftDevice| {
+            let mut options = device.options(self.soft_options());
+            if let Some(stem) = &self.name {
+                options.name = Some(format!("{stem}{}", device.number));
+            }
+            if let Some(seed) = &mut options.seed {
+                seed[0] ^= device.number as u8; // equal seeds would give the devices equal keys
+            }
+            options
+        };
+        listed.iter().map(|device| Device::of(&soft::open(&options(device))?)).collect()
+    }
+
+    fn soft_options(&self) -> SoftOptions {
+        let default = SoftOptions::default();
+        SoftOptions {
+            name: self.name.clone(),
+            address: self.address,
+            port: self.udp_port.unwrap_or(default.port),
+            pcap: self.capture.clone(),
+            faults: self.faults.clone(),
+            fault_journal: self.fault_journal.clone(),
+            publish: self.publish,
+            seed: self.seed,
+            ..default
+        }
     }
 }
 
@@ -226,6 +262,28 @@ mod tests {
             let error = Device::builder().name(bad).open().unwrap_err().to_string();
             assert!(error.contains(&format!("{bad:?}")) && error.contains("1 to 63 letters"), "{error}");
         }
+    }
+
+    #[test]
+    fn several_devices_have_names_and_addresses_of_their_own() {
+        let devices = Device::builder().name("rail").seed([7; 32]).open_several(3).unwrap();
+        let names: Vec<String> = devices.iter().map(|device| device.verbs().attributes().name).collect();
+        assert_eq!(names, ["rail0", "rail1", "rail2"]);
+        let mut addresses: Vec<IpAddr> = devices.iter().map(Device::address).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        assert_eq!(addresses.len(), 3);
+        let default = Device::builder().open_several(1).unwrap();
+        assert_eq!(default[0].verbs().attributes().name, "doorbell0");
+        for count in [0, 65] {
+            let error = Device::builder().open_several(count).unwrap_err().to_string();
+            assert!(error.contains(&format!("\"{count}\", allowed is 1 to 64")), "{error}");
+        }
+        let error = Device::builder().hardware("mlx5_0").open_several(2).unwrap_err().to_string();
+        assert!(error.starts_with("a number of devices applies only to the software RNIC"), "{error}");
+        let address = addresses[0];
+        let error = Device::builder().address(address).open_several(2).unwrap_err().to_string();
+        assert!(error.contains(&format!("{address} is taken")), "{error}");
     }
 
     #[test]

@@ -6,12 +6,12 @@
 //! ```
 //!
 //! When the library is preloaded into a dynamically linked program, it takes precedence over libibverbs. The program
-//! finds one device, `doorbell0`. Each call that takes an object of this device runs in this library. Unsupported calls
+//! finds the devices `doorbell0` and following, one unless the user requests more. Each call that takes an object of this device runs in this library. Unsupported calls
 //! fail with the error that verbs define for them. Such calls never reach the real library, which does not know these
 //! objects.
 //!
 //! Each object of verbs is a C structure at the start of a larger Rust structure (`handle.rs`). The library allocates
-//! and frees objects as `Box`. All contexts of a process share one RNIC and its address (`device.rs`).
+//! and frees objects as `Box`. All contexts of one device share an RNIC and its address (`device.rs`).
 //!
 //! The library also serves the files that programs read without calling libibverbs, such as those in `/dev/infiniband`
 //! and `/sys/class/infiniband` (`paths/`).
@@ -34,8 +34,8 @@ mod process;
 /// number of arguments, and not every processor's calling convention allows this.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod paths {
-    pub(crate) fn dev_name() -> &'static std::ffi::CStr {
-        c"uverbs0"
+    pub(crate) fn dev_name(number: usize) -> std::ffi::CString {
+        std::ffi::CString::new(format!("uverbs{number}")).unwrap_or_default()
     }
 
     pub(crate) fn find_all() {}

@@ -31,7 +31,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub(crate) use next::find_all;
@@ -43,9 +43,9 @@ use sys::Fd;
 use crate::objects::answer::set_errno;
 use crate::process::wait::Uncancelled;
 
-/// Returns the name of the character device.
-pub(crate) fn dev_name() -> &'static CStr {
-    &plan().dev_name
+/// Returns the name of the character device of the device with this number.
+pub(crate) fn dev_name(number: usize) -> CString {
+    plan().dev_name(number)
 }
 
 /// Outcome of a call on a served path.

@@ -17,6 +17,10 @@ pub enum Error {
         "{0:?} is not a name for a device: 1 to 63 letters, digits, dashes, dots and underscores of ASCII are allowed"
     )]
     Name(String),
+    /// The list of software RNICs is not allowed.
+    #[cfg(feature = "soft")]
+    #[error(transparent)]
+    Devices(#[from] crate::soft::DevicesError),
     /// A device of the machine cannot be used as requested.
     #[error(transparent)]
     System(#[from] SystemError),

@@ -1,6 +1,7 @@
 //! The embedded software RNIC as a provider. It speaks RoCE v2 over UDP, and runs in the process of the program.
 //! `queues.rs` implements its queues.
 
+mod devices;
 mod queues;
 
 use std::any::Any;
@@ -35,6 +36,10 @@ use crate::exit;
 use crate::handles::Device;
 use crate::raw::{self, DeviceAttributes, Keys, Provider};
 use crate::signal::EventSignal;
+pub use devices::{
+    BIND_VARIABLE, DEVICE_VARIABLE, DEVICES_VARIABLE, DevicesError, MAX_DEVICES, PciAddress, PortRate, SoftDevice,
+    device, devices, number_of, open_all,
+};
 pub use doorbell_fabric::{bring_in, can_bring_in};
 use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
 
@@ -102,7 +107,7 @@ impl Default for SoftOptions {
     }
 }
 
-/// Default name of the device.
+/// Default name of the device, and the name of the first device of a list ([`devices()`]).
 pub const NAME: &str = "doorbell0";
 
 /// Provider name in the attributes of a software RNIC.

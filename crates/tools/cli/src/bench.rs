@@ -126,7 +126,7 @@ pub(crate) fn with_command(arguments: impl Iterator<Item = OsString>) -> Vec<OsS
 
 fn open(exchange: &Exchange, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
     let is_second = matches!(exchange.role(), Role::ServeBack(_));
-    chosen.open(|| exchange.device.soft_options(is_second, toward))
+    chosen.open(|| exchange.device.soft_options(chosen, is_second, toward))
 }
 
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
@@ -162,7 +162,7 @@ fn run_role(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             let mut device = Some(open(exchange, &chosen, None)?);
             let pinning = |device: &Device| pinning_if_given(exchange, device);
             exchange.meeting.serve_one(exchange.memory_bytes(), pinning, |toward| {
-                if chosen.is_soft() && exchange.device.bind.is_none() && toward.is_some() {
+                if chosen.is_soft() && exchange.device.address(&chosen).is_none() && toward.is_some() {
                     device = None; // a rejected client may have left the device open at this address
                 }
                 match &device {
@@ -191,7 +191,7 @@ fn run_role(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
             measure(kind, exchange, &device, client, (&pinning, ProcessPosition::default()))
         }
         Role::Both => {
-            exchange.check_both_here()?;
+            exchange.check_both_here(&chosen)?;
             let device = open(exchange, &chosen, None)?;
             let pinning = match exchange.cpus.is_given() {
                 true => exchange.cpus.pinning_of_both_ends(&device)?,

@@ -1,11 +1,12 @@
 //! The RNIC of a command, and `doorbell devices`.
 
+use std::net::{AddrParseError, IpAddr};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use clap::Args;
 use doorbell_fabric::{BindError, shorten_time_slices};
-use doorbell_verbs::soft::SoftOptions;
+use doorbell_verbs::soft::{DevicesError, SoftDevice, SoftOptions};
 use doorbell_verbs::system::{self, SystemDevice, SystemError, SystemOptions, SystemPort};
 use doorbell_verbs::{Device, Limits, soft};
 use doorbell_wire::ROCE_UDP_PORT;
@@ -18,8 +19,9 @@ use crate::quantity;
 /// Options that choose the RNIC, with perftest's names.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DeviceChoice {
-    /// RNIC to use; `doorbell devices` lists the RNICs. doorbell0 is the embedded software RNIC. It is the default if
-    /// the machine has no active RNIC, or with an option that only doorbell0 has [default: first active RNIC]
+    /// RNIC to use; `doorbell devices` lists the RNICs. doorbell0 is the embedded software RNIC, and with
+    /// DOORBELL_DEVICES=N there are doorbell1 and more. doorbell0 is the default if the machine has no active RNIC, or
+    /// with an option that only software RNICs have [default: first active RNIC]
     #[arg(short = 'd', long = "device", value_name = "DEVICE")]
     pub(crate) name: Option<String>,
     /// Port of an RNIC of the machine [default: the first active port]
@@ -60,6 +62,12 @@ impl UdpPort {
     }
 }
 
+/// Parses the address of a command that has one device. From a list, as in DOORBELL_BIND, takes the first address, which
+/// is that of doorbell0.
+pub(crate) fn first_address(text: &str) -> Result<IpAddr, AddrParseError> {
+    text.split(',').next().unwrap_or(text).trim().parse()
+}
+
 /// Asks the kernel for short time slices on the first call. Returns whether this process has short time slices.
 pub(crate) fn ask_for_short_time_slices() -> bool {
     static SHORT: OnceLock<bool> = OnceLock::new();
@@ -69,24 +77,32 @@ pub(crate) fn ask_for_short_time_slices() -> bool {
 /// The chosen RNIC.
 #[derive(Clone, Debug)]
 pub(crate) enum Chosen {
-    Soft,
+    Soft(SoftDevice),
     System(SystemOptions),
 }
 
 impl Chosen {
     pub(crate) fn is_soft(&self) -> bool {
-        matches!(self, Self::Soft)
+        matches!(self, Self::Soft(_))
     }
 
-    /// Opens the RNIC. `soft_options` returns the options of the embedded software RNIC.
+    /// Returns the address that the environment gives to the chosen software RNIC.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Soft(device) => device.address,
+            Self::System(_) => None,
+        }
+    }
+
+    /// Opens the RNIC. `soft_options` returns the options of the embedded software RNIC, except its name.
     pub(crate) fn open(&self, soft_options: impl FnOnce() -> SoftOptions) -> Result<Device, Failure> {
         Ok(match self {
             Self::System(options) => system::open(options)?,
-            Self::Soft => {
+            Self::Soft(device) => {
                 // If CPUs are few, the threads of the RNIC and of its peers share them. Long time slices would then
                 // delay each packet.
                 ask_for_short_time_slices();
-                soft::open(&soft_options())?
+                soft::open(&SoftOptions { name: Some(device.name()), ..soft_options() })?
             }
         })
     }
@@ -94,7 +110,7 @@ impl Chosen {
     /// Returns the options that choose the same RNIC in another process.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let options = match self {
-            Self::Soft => return vec!["-d".to_owned(), soft::NAME.to_owned()],
+            Self::Soft(device) => return vec!["-d".to_owned(), device.name()],
             Self::System(options) => options,
         };
         let given = [
@@ -129,7 +145,7 @@ impl DeviceChoice {
                 let options = SystemOptions { device: Some(name), ..SystemOptions::default() };
                 (Chosen::System(options), Some(why))
             }
-            Err(why) => (Chosen::Soft, Some(format!("using {}, the embedded software RNIC: {why}", soft::NAME))),
+            Err(why) => (embedded(0)?, Some(format!("using {}, the embedded software RNIC: {why}", soft::NAME))),
         })
     }
 
@@ -141,27 +157,37 @@ impl DeviceChoice {
             gid_index: self.gid_index,
             ..SystemOptions::default()
         };
-        match (&self.name, own) {
-            (Some(name), _) if name == soft::NAME => {
+        let number = self.name.as_deref().and_then(soft::number_of);
+        match (&self.name, number, own) {
+            (Some(name), Some(number), _) => {
                 let surplus = [("-i", self.ib_port.is_some()), ("-x", self.gid_index.is_some())];
                 match surplus.into_iter().find(|(_, is_given)| *is_given) {
                     Some((option, _)) => Err(Usage(format!(
                         "{option} applies only to hardware devices: {name} has one port and one GID"
                     ))
                     .into()),
-                    None => Ok(Some(Chosen::Soft)),
+                    None => Ok(Some(embedded(number)?)),
                 }
             }
-            (Some(name), Some(own)) => Err(Usage(format!(
+            (Some(name), None, Some(own)) => Err(Usage(format!(
                 "{own} applies only to {}, the embedded software RNIC: drop {own} or -d {name}",
                 soft::NAME
             ))
             .into()),
-            (Some(name), None) => Ok(Some(Chosen::System(options(name.clone())))),
-            (None, Some(_)) => Ok(Some(Chosen::Soft)),
-            (None, None) => Ok(None),
+            (Some(name), None, None) => Ok(Some(Chosen::System(options(name.clone())))),
+            (None, _, Some(_)) => Ok(Some(embedded(0)?)),
+            (None, _, None) => Ok(None),
         }
     }
+}
+
+/// Returns the embedded software RNIC of this number.
+fn embedded(number: usize) -> Result<Chosen, Usage> {
+    soft::device(number).map(Chosen::Soft).map_err(wrong)
+}
+
+fn wrong(error: DevicesError) -> Usage {
+    Usage(error.to_string())
 }
 
 /// Replaces an error that suggests --bind. Commands that choose the addresses of their devices have no --bind.
@@ -192,7 +218,8 @@ fn first_active() -> Result<String, String> {
     }
 }
 
-/// List the RNICs that -d accepts: those of this machine that libibverbs reports, and the embedded software RNIC.
+/// List the RNICs that -d accepts: those of this machine that libibverbs reports, and the embedded software RNIC. With
+/// DOORBELL_DEVICES=N, there are N embedded software RNICs.
 #[derive(Args)]
 pub(crate) struct Devices {
     /// Print one JSON object instead of text
@@ -201,6 +228,7 @@ pub(crate) struct Devices {
 }
 
 pub(crate) fn run(arguments: &Devices) -> Result<ExitCode, Failure> {
+    let embedded = soft::devices().map_err(wrong)?;
     let machine = match system::list(&SystemOptions::default()) {
         Ok(devices) => devices,
         Err(why) => {
@@ -210,7 +238,7 @@ pub(crate) fn run(arguments: &Devices) -> Result<ExitCode, Failure> {
     };
     if arguments.json {
         let mut devices: Vec<Value> = machine.iter().map(as_json).collect();
-        devices.push(embedded_as_json());
+        devices.extend(embedded.iter().map(embedded_as_json));
         pretty(&json!({ "schema": "doorbell-rnics/1", "devices": devices }))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -234,8 +262,10 @@ pub(crate) fn run(arguments: &Devices) -> Result<ExitCode, Failure> {
             }
         }
     }
-    line(format_args!("{}: the embedded software RNIC, RoCE v2 in UDP datagrams of a socket", soft::NAME))?;
-    line(format_args!("  {}", sentence(&soft::LIMITS)))?;
+    for device in &embedded {
+        line(format_args!("{}: the embedded software RNIC, RoCE v2 in UDP datagrams of a socket", device.name()))?;
+        line(format_args!("  {}", sentence(&soft::LIMITS)))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -267,8 +297,8 @@ fn as_json(device: &SystemDevice) -> Value {
     )
 }
 
-fn embedded_as_json() -> Value {
-    with_limits(&soft::LIMITS, json!({ "name": soft::NAME, "provider": soft::PROVIDER, "atomics": true }))
+fn embedded_as_json(device: &SoftDevice) -> Value {
+    with_limits(&soft::LIMITS, json!({ "name": device.name(), "provider": soft::PROVIDER, "atomics": true }))
 }
 
 fn sentence(limits: &Limits) -> String {
@@ -295,6 +325,16 @@ fn with_limits(limits: &Limits, mut device: Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_address_of_a_list_is_taken() {
+        for text in ["127.0.0.5", "127.0.0.5,127.0.0.6", " 127.0.0.5 ,::1"] {
+            assert_eq!(first_address(text), Ok(IpAddr::from([127, 0, 0, 5])), "{text:?}");
+        }
+        for bad in ["", ",127.0.0.5", "here"] {
+            assert!(first_address(bad).is_err(), "{bad:?}");
+        }
+    }
 
     #[test]
     fn taken_port_error_names_no_missing_option() {

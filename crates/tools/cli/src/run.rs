@@ -9,7 +9,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_fabric::FaultPlan;
-use doorbell_verbs::soft::{ACK_VARIABLE, AckPolicy, LINK_VARIABLE, LinkChoice};
+use doorbell_verbs::soft::{
+    self, ACK_VARIABLE, AckPolicy, BIND_VARIABLE, DEVICE_VARIABLE, DEVICES_VARIABLE, DevicesError, LINK_VARIABLE,
+    LinkChoice, SoftDevice,
+};
 
 use crate::failure::{Failure, Usage};
 use crate::faults::{FaultCheck, FaultFiles};
@@ -21,6 +24,7 @@ Examples, in two terminals:
   doorbell run -- ib_send_bw -d doorbell0 127.0.0.1
   doorbell run --pcap /tmp/pingpong.pcap -- ibv_rc_pingpong -g 0
   doorbell run -- make check              programs that the command starts have a device too
+  doorbell run --devices 2 --device doorbell1:numa=1,speed=200 -- ibv_devinfo
   doorbell run --processes                processes with open devices, and their traffic
 
 The program replaces `doorbell` in its process, and so has its terminal, signals and exit status. Programs that the
@@ -30,13 +34,24 @@ linked statically, or setuid, cannot be reached; --explain names each such progr
 /// Settings of the software RNIC that the program finds.
 #[derive(Args, Debug)]
 pub(crate) struct Settings {
-    /// Address of the device [default: next free loopback address]
-    #[arg(long, value_name = "ADDRESS")]
-    bind: Option<IpAddr>,
+    /// Address of the device [default: next free loopback address]. With several devices, the address of each one,
+    /// separated by commas
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    bind: Vec<IpAddr>,
+    /// Number of devices that the program finds, 1 to 64: doorbell0, doorbell1 and so on. A device is opened when the
+    /// program opens it [default: 1]
+    #[arg(long, value_name = "N")]
+    devices: Option<String>,
+    /// Options of one device, such as doorbell1:numa=1,pci=0000:41:00.0,speed=200. numa and pci are the place of the
+    /// device in /sys, speed is the rate of its port in Gb/s, which does not limit it. fault=PLAN, as the last option,
+    /// replaces --fault for this device
+    #[arg(long = "device", value_name = "NAME:OPTIONS")]
+    device_options: Vec<String>,
     /// UDP port of both ends; the port of RoCE is 4791
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     udp_port: Option<u16>,
-    /// Write every packet that a process sends or receives to a pcap file; %p in its name stands for the process ID
+    /// Write every packet that a process sends or receives to a pcap file. In its name, %p stands for the process ID, and
+    /// %d for the name of the device
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     /// Faults of arriving packets, separated by commas: any of drop=P, duplicate=P, reorder=P, corrupt=P (a share, 0
@@ -75,7 +90,7 @@ pub(crate) struct Run {
     settings: Settings,
     /// List the processes of this user (for root, of all users) that have a device open, with the addresses and the
     /// traffic of the device
-    #[arg(long, conflicts_with_all = ["program", "bind", "udp_port", "pcap", "fault", "fault_plan",
+    #[arg(long, conflicts_with_all = ["program", "bind", "devices", "device_options", "udp_port", "pcap", "fault", "fault_plan",
         "fault_journal", "stats", "vendor_id", "explain", "ack", "link"])]
     processes: bool,
     /// Print the list as one JSON object
@@ -138,7 +153,8 @@ impl Settings {
     fn variables(&self) -> Result<Vec<(&'static str, OsString)>, Failure> {
         let mut variables = vec![("LD_PRELOAD", doorbell_reach::preloaded(doorbell_reach::library()?))];
         let mut set = |name, value: Option<String>| variables.extend(value.map(|value| (name, value.into())));
-        set("DOORBELL_BIND", self.bind.map(|address| address.to_string()));
+        let (devices, listed) = self.devices()?;
+        devices.into_iter().for_each(|(name, value)| set(name, Some(value)));
         set("DOORBELL_PORT", self.udp_port.map(|port| port.to_string()));
         let faults = self.fault.as_ref().or(self.fault_files.fault_plan.as_ref());
         set("DOORBELL_FAULT", faults.map(|plan| plan.to_string()));
@@ -148,8 +164,9 @@ impl Settings {
         set(ACK_VARIABLE, self.ack.map(|policy| policy.to_string()));
         set(LINK_VARIABLE, self.link.map(|link| link.to_string()));
         if let Some(path) = &self.fault_files.fault_journal {
+            let of_a_device = || listed.iter().find_map(|device| device.faults.as_ref());
             // The processes of the program append to the journal, each what fires in its device.
-            if let Some(check) = FaultCheck::begin(faults, Some(path))? {
+            if let Some(check) = FaultCheck::begin(faults.or_else(of_a_device), Some(path))? {
                 variables.push(("DOORBELL_FAULT_JOURNAL", check.journal().into()));
             }
         }
@@ -158,6 +175,42 @@ impl Settings {
             variables.push(("DOORBELL_PCAP", std::path::absolute(pcap)?.into_os_string()));
         }
         Ok(variables)
+    }
+}
+
+/// A variable of the program's environment, and its value.
+type Variable = (&'static str, String);
+
+impl Settings {
+    /// Returns the variables of the options that concern the list of devices, and the list that results from them and
+    /// from the environment of this process.
+    fn devices(&self) -> Result<(Vec<Variable>, Vec<SoftDevice>), Failure> {
+        let (mut variables, mut numbers): (Vec<Variable>, Vec<usize>) = Default::default();
+        if !self.bind.is_empty() {
+            let addresses: Vec<String> = self.bind.iter().map(IpAddr::to_string).collect();
+            variables.push((BIND_VARIABLE, addresses.join(",")));
+        }
+        variables.extend(self.devices.clone().map(|count| (DEVICES_VARIABLE, count)));
+        for text in &self.device_options {
+            let parts = text.split_once(':').and_then(|(name, options)| Some((soft::number_of(name)?, options)));
+            let Some((number, options)) = parts else {
+                let form = "must be NAME:OPTIONS, such as doorbell1:numa=1,pci=0000:41:00.0,speed=200";
+                return Err(Usage(format!("--device {text}: {form}")).into());
+            };
+            // The name lives until the program replaces this process.
+            let name: &str = format!("{DEVICE_VARIABLE}{number}").leak();
+            if numbers.contains(&number) {
+                return Err(Usage(format!("--device doorbell{number} is given twice, allowed is once")).into());
+            }
+            variables.push((name, options.to_owned()));
+            numbers.push(number);
+        }
+        let given = |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| value.clone());
+        let inherited = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+        let wrong = |error: DevicesError| Usage(error.to_string());
+        let listed = SoftDevice::list_of(|name| given(name).or_else(|| inherited(name))).map_err(wrong)?;
+        numbers.iter().try_for_each(|&number| SoftDevice::expect(&listed, number)).map_err(wrong)?;
+        Ok((variables, listed))
     }
 }
 

@@ -21,7 +21,7 @@ use doorbell_steer::{Config, Driver, Layout, Limits};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::control::DEFAULT_TCP_PORT;
-use crate::device::UdpPort;
+use crate::device::{UdpPort, first_address};
 use crate::failure::{Failure, Usage};
 use crate::faults::{FaultCheck, FaultFiles};
 use crate::output::print_note;
@@ -51,7 +51,7 @@ pub(crate) struct Steer {
     node: String,
     /// Address of the box for clients and node [default: local address of the TCP connection with the node, or the next
     /// free loopback address for a local node]
-    #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
+    #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true, value_parser = first_address)]
     bind: Option<IpAddr>,
     #[command(flatten)]
     udp: UdpPort,

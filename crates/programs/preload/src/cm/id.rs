@@ -155,11 +155,11 @@ pub(super) fn of_request(listener: IdPointer, line: &Arc<Line>) -> Answer<*mut c
     let id = unsafe { make(channel, context, port_space, |_| Ok(Arc::clone(line))) }?;
     // SAFETY: the id was just created.
     let own = unsafe { object::<Id>(id) }?;
-    let bound = own.bind_device().and_then(|()| {
-        let (local, remote) = {
-            let state = line.state();
-            (state.local, state.remote)
-        };
+    let (local, remote) = {
+        let state = line.state();
+        (state.local, state.remote)
+    };
+    let bound = own.bind_device(local).and_then(|()| {
         own.show_addresses(local, remote);
         own.show_route()
     });
@@ -205,12 +205,12 @@ impl Id {
         unsafe { (*self.c.get()).verbs }
     }
 
-    /// Binds the id to the device, unless the id is already bound.
-    pub(super) fn bind_device(&self) -> Answer<()> {
+    /// Binds the id to the device of its local address, unless the id is already bound.
+    pub(super) fn bind_device(&self, local: Option<SocketAddr>) -> Answer<()> {
         if !self.verbs().is_null() {
             return Ok(());
         }
-        let shared = device::open()?;
+        let shared = device::open_at(local.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |local| local.ip()))?;
         // SAFETY: only calls on the id set its fields, and a program does not make such calls concurrently.
         unsafe {
             let c = &mut *self.c.get();

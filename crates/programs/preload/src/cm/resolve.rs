@@ -17,7 +17,7 @@ use crate::process::fork::say;
 pub(super) fn bind(own: &Id, wanted: SocketAddr) -> Answer<()> {
     let bound = own.line.bind(wanted)?;
     own.show_addresses(Some(bound), None);
-    if bound.ip().is_unspecified() { Ok(()) } else { own.bind_device() }
+    if bound.ip().is_unspecified() { Ok(()) } else { own.bind_device(Some(bound)) }
 }
 
 /// Returns `address` if its IP address is specified. Otherwise returns the IP address of `from` with the port of
@@ -31,18 +31,20 @@ fn placed(address: SocketAddr, mut from: SocketAddr) -> SocketAddr {
 }
 
 /// Resolves the local and the remote address of an id for a destination. Binds the id unless it is already bound.
+///
+/// As in the kernel, the source address decides about the device: the address to which the id is bound, or `source`, or
+/// the address that the kernel would use.
 fn way(own: &Id, source: Option<SocketAddr>, destination: SocketAddr) -> Answer<()> {
     let failed = |error: std::io::Error| {
         let errno = error.raw_os_error().unwrap_or(libc::ENETUNREACH);
         Refused::new(errno, format!("no route to {}: {error}", destination.ip()))
     };
-    own.bind_device()?;
+    let is_group = destination.ip().is_multicast();
+    let routed = if is_group { None } else { Some(address::source_for(destination).map_err(failed)?) };
+    let given = own.line.state().local.or(source).filter(|given| !given.ip().is_unspecified());
+    own.bind_device(given.or(routed))?;
     let rnic = device::context_of(own)?.device.attributes.address;
-    let from = if destination.ip().is_multicast() {
-        SocketAddr::new(rnic, 0) // an id joins groups at the address of the device
-    } else {
-        address::source_for(destination).map_err(failed)?
-    };
+    let from = routed.unwrap_or(SocketAddr::new(rnic, 0)); // an id joins groups at the address of the device
     if !own.line.is_bound() {
         bind(own, source.map_or(from, |source| placed(source, from)))?;
     }

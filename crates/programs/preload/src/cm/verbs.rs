@@ -18,9 +18,11 @@ fn made<T>(what: &str, object: *mut T) -> Answer<*mut T> {
     Err(Refused::new(errno, format!("the {what} could not be created")))
 }
 
-pub(super) fn open_device() -> Answer<*mut c::ibv_context> {
+/// Opens the device of this number.
+pub(super) fn open_device(number: usize) -> Answer<*mut c::ibv_context> {
+    let listed = device::listed(number)?;
     // SAFETY: the listed device always exists.
-    made("context", unsafe { context::ibv_open_device(device::listed()) })
+    made("context", unsafe { context::ibv_open_device(listed) })
 }
 
 /// # Safety

@@ -182,7 +182,7 @@ mod tests {
     fn a_missing_gid_index_gives_a_hint() {
         // SAFETY: the context exists until it is closed.
         unsafe {
-            let context = ibv_open_device(listed());
+            let context = ibv_open_device(listed(0).unwrap());
             let device = &Context::of(context).unwrap().device;
             let good = ah_attributes(&AddressVector::to(device.attributes.address));
             assert!(address_vector(&good, device).is_ok());

@@ -86,13 +86,11 @@ fn tables(events: &Events) -> c::verbs_context {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut c::ibv_device) -> *mut c::ibv_context {
     let open = || {
-        if device.is_null() {
-            return Err(Refused::invalid("the device is null"));
-        }
-        let opened = device::open().inspect_err(|refused| {
+        let number = device::number_of(device)?;
+        let opened = device::open(number).inspect_err(|refused| {
             // The user must correct the settings, and no errno describes the cause. So write the reason to standard
             // error.
-            say(&format!("doorbell: the software RNIC could not be opened: {refused}"));
+            say(&format!("doorbell: the software RNIC doorbell{number} could not be opened: {refused}"));
         })?;
         let events = Arc::new(Events::new()?);
         opened.tell(&events);

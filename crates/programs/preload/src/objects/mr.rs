@@ -340,7 +340,7 @@ mod tests {
         let mut memory = [0_u8; 64];
         // SAFETY: the objects exist until the test destroys them. The memory lives longer.
         unsafe {
-            let contexts = [(); 2].map(|()| ibv_open_device(listed()));
+            let contexts = [(); 2].map(|()| ibv_open_device(listed(0).unwrap()));
             let [own, other] = contexts.map(|context| ibv_alloc_pd(context));
             let sibling = ibv_alloc_pd(contexts[0]);
             let mr = ibv_reg_mr(own, memory.as_mut_ptr().cast(), memory.len(), 0);
@@ -369,7 +369,7 @@ mod tests {
         let on_demand = c::IBV_ACCESS_ON_DEMAND | c::IBV_ACCESS_LOCAL_WRITE;
         // SAFETY: the objects exist until the test destroys them. The memory lives longer.
         unsafe {
-            let context = ibv_open_device(listed());
+            let context = ibv_open_device(listed(0).unwrap());
             let pd = ibv_alloc_pd(context);
             for place in [here, nowhere, ptr::null_mut()] {
                 for flags in [0, c::IBV_ACCESS_LOCAL_WRITE, on_demand] {

@@ -85,6 +85,9 @@ unsafe fn create(pd: *mut c::ibv_pd, init: &c::ibv_qp_init_attr, operations: Opt
     if send_cq.context() != context.as_c() || recv_cq.context() != context.as_c() {
         return Err(Refused::invalid("the completion queues belong to another context than the protection domain"));
     }
+    if srq.is_some_and(|srq| !Arc::ptr_eq(&srq.device, &context.device)) {
+        return Err(Refused::invalid("the shared receive queue belongs to another device than the protection domain"));
+    }
     let cap = init.cap;
     let table = operations.map(|operations| wr::table(kind, operations)).transpose()?;
     let capacities = QpCapacities {

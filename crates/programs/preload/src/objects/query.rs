@@ -11,17 +11,11 @@ use doorbell_verbs::{MAX_MESSAGE_BYTES, PortState};
 
 use crate::objects::answer::{Answer, Refused, number, status};
 use crate::objects::context::Context;
+use crate::objects::device::Device;
 use crate::objects::{device, dm};
 
 /// The only port of the device.
 pub(crate) const PORT: u8 = 1;
-
-/// Width of the port, four lanes, and speed of each lane, 25 Gb/s. The resulting rate is roughly that of loopback.
-const WIDTH_4X: u8 = 2;
-const SPEED_EDR: u8 = 32;
-
-/// Rate of the port in the kernel's format.
-pub(crate) const RATE: &str = "100 Gb/sec (4X EDR)";
 
 const CAPABILITIES: u32 = c::IBV_PORT_IP_BASED_GIDS;
 
@@ -58,9 +52,10 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
     // The link joins only IPv4 multicast groups.
     let groups = if own.address.is_ipv4() { limits.max_groups } else { 0 };
     let version = CString::new(env!("CARGO_PKG_VERSION")).unwrap_or_default();
+    let guid = device::guid(context.device.number);
     let mut attributes = c::ibv_device_attr {
-        node_guid: device::guid(),
-        sys_image_guid: device::guid(),
+        node_guid: guid,
+        sys_image_guid: guid,
         max_mr_size: limits.max_region_bytes,
         page_size_cap: !0xfff,
         vendor_id: context.device.vendor.0,
@@ -190,18 +185,18 @@ pub(crate) fn logical_state(state: PortState) -> (c::ibv_port_state, &'static st
     }
 }
 
-fn port_attributes(own: &DeviceAttributes, state: PortState) -> c::ibv_port_attr {
+fn port_attributes(device: &Device, state: PortState) -> c::ibv_port_attr {
     c::ibv_port_attr {
         state: logical_state(state).0,
         max_mtu: c::IBV_MTU_4096,
-        active_mtu: own.active_mtu.code().into(),
+        active_mtu: device.attributes.active_mtu.code().into(),
         gid_tbl_len: 1,
         port_cap_flags: CAPABILITIES,
         max_msg_sz: MAX_MESSAGE_BYTES as u32,
         pkey_tbl_len: 1,
         max_vl_num: 1,
-        active_width: WIDTH_4X,
-        active_speed: SPEED_EDR,
+        active_width: device.rate.width_code,
+        active_speed: device.rate.speed_code,
         phys_state: physical_state(state).0,
         link_layer: c::IBV_LINK_LAYER_ETHERNET as u8,
         ..c::ibv_port_attr::default()
@@ -218,7 +213,7 @@ pub(crate) unsafe extern "C" fn query_port(
         // SAFETY: by the C contract of this function, the program passes valid arguments.
         let context = unsafe { Context::of(context) }?;
         expect_port(port.into())?;
-        let own = port_attributes(&context.device.attributes, context.device.port_state()?);
+        let own = port_attributes(&context.device, context.device.port_state()?);
         // SAFETY: the caller's structure has `size` bytes.
         unsafe { copy_grown(&own, attributes, size) };
         Ok(())
@@ -412,7 +407,7 @@ mod tests {
         let mut entries = [c::ibv_gid_entry::default(); 2];
         // SAFETY: the context exists until the test closes it, and the arrays have memory for the entries.
         unsafe {
-            let context = ibv_open_device(device::listed());
+            let context = ibv_open_device(device::listed(0).unwrap());
             assert_eq!(_ibv_query_gid_ex(context, 1, 0, &raw mut entries[0], 0, size), 0);
             assert_eq!(_ibv_query_gid_table(context, &raw mut entries[1], 1, 0, size), 1);
             let named = std::fs::read_to_string("/sys/class/infiniband/doorbell0/ports/1/gid_attrs/ndevs/0").unwrap();

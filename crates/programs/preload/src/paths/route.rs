@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::names::NAME_MAX;
-use super::plan::{Kind, Node, Plan, ROOTS, plan};
+use super::plan::{Kind, Node, Plan, plan};
 use super::{names, sys};
 
 /// Maximum length of a path, including the zero byte at its end. The kernel has the same limit.
@@ -12,12 +12,14 @@ const PATH_MAX: usize = libc::PATH_MAX as usize;
 /// Maximum number of links that a path may follow. The kernel has the same limit.
 const MAX_LINKS: usize = 40;
 
-/// The names in each path of [`ROOTS`]. Each path of a program is first compared with these names.
-const PARTS: [&[&[u8]]; 4] = [
+/// The names in the path of each served folder. Each path of a program is first compared with these names. A star
+/// stands for any further letters of a name.
+const PARTS: [&[&[u8]]; 5] = [
     &[b"sys", b"class", b"infiniband"],
     &[b"sys", b"class", b"infiniband_verbs"],
     &[b"dev", b"infiniband"],
-    &[b"sys", b"devices", b"platform", b"doorbell.0"],
+    &[b"sys", b"devices", b"platform", b"doorbell.*"],
+    &[b"sys", b"devices", b"pci*"],
 ];
 
 /// End of the address range that contains no path. Programs sometimes pass numbers in this range that they cast to
@@ -71,7 +73,7 @@ pub(super) unsafe fn may_concern(folder: c_int, path: *const c_char) -> bool {
     }
 }
 
-/// Returns whether an absolute path begins with the path of a root.
+/// Returns whether an absolute path may begin with the path of a served folder.
 unsafe fn concerns(path: *const u8) -> bool {
     // SAFETY: the caller guarantees that `path` is a C string.
     PARTS.iter().any(|parts| unsafe { begins(path, parts) })
@@ -133,6 +135,9 @@ unsafe fn begins(mut path: *const u8, parts: &[&[u8]]) -> bool {
                 }
             }
             for &letter in *part {
+                if letter == b'*' {
+                    return true; // only the last name has a star
+                }
                 if *path != letter {
                     return false;
                 }
@@ -289,7 +294,7 @@ fn begin(folder: c_int, path: &[u8], into: &mut Buffer) -> bool {
 
 /// Returns whether the folder at `path` lies above a root.
 fn is_above(path: &[u8]) -> bool {
-    path.is_empty() || ROOTS.iter().any(|root| root.strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/")))
+    path.is_empty() || plan().is_above_roots(path)
 }
 
 /// Follows a path from the folder in the buffer, as the kernel would. Returns `None` if the path leads out of the
@@ -343,7 +348,7 @@ fn walk<'a>(plan: &'a Plan, path: &[u8], end: End, at: &mut Buffer) -> Result<Op
                 (ahead, next) = (onward, 0);
             }
             Some(_) => {}
-            None if is_above(at.path()) => {}
+            None if plan.is_above_roots(at.path()) => {}
             // A served folder that is not shared contains only nodes of the plan.
             None if here.is_some_and(|node| !node.is_shared()) => {
                 let is_last = behind.iter().all(|&byte| byte == b'/');

@@ -46,6 +46,8 @@ fn paths_resolve_as_in_the_kernel() {
         "/dev/infinibandit",
         "/dev/null",
         "/proc/self/root/sys/class/infiniband",
+        "/sys/devices/platform/doorbell",
+        "/sys/devices/system/cpu",
         "class",
     ] {
         assert_eq!(to(through), "through", "{through:?}");
@@ -73,6 +75,10 @@ fn paths_resolve_as_in_the_kernel() {
     assert_eq!(to("/sys/class/infiniband/mlx5_0/../x"), "elsewhere /sys/class/infiniband/mlx5_0/../x");
     assert_eq!(to("/sys/class/infiniband/.."), "elsewhere /sys/class");
     assert_eq!(to("/sys/class/infiniband/../../.."), "elsewhere /");
+    // Devices of the machine stay as they are. Only their first letters are those of served folders.
+    for machine in ["/sys/devices/pci0000:00/0000:00:01.0/subsystem/../x", "/sys/devices/platform/doorbell.1/x"] {
+        assert_eq!(to(machine), format!("elsewhere {machine}"));
+    }
     assert_eq!(to("/sys/class/infiniband/../../../etc/passwd"), "elsewhere /etc/passwd");
     let node_type = format!("{CLASS}/doorbell0/node_type");
     for (path, errno) in [
@@ -112,7 +118,7 @@ fn served_files_are_read_only() {
     assert!(names.contains(&"doorbell0".into()), "{names:?}");
     let status = fs::metadata(port.join("rate")).unwrap();
     assert_eq!((status.mode(), status.uid(), status.len()), (0o100_444, 0, 4096));
-    let node = fs::symlink_metadata(format!("/dev/infiniband/{}", super::dev_name().to_str().unwrap())).unwrap();
+    let node = fs::symlink_metadata(format!("/dev/infiniband/{}", super::dev_name(0).to_str().unwrap())).unwrap();
     assert!(node.file_type().is_char_device());
     assert_eq!(libc::major(node.rdev()), 231);
     assert_eq!(

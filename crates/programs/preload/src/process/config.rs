@@ -1,13 +1,13 @@
 //! Settings in the environment: `doorbell run` sets them, and `doorbell env` prints them.
 
 use std::ffi::OsString;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use doorbell_fabric::FaultPlan;
-use doorbell_verbs::soft::SoftOptions;
+use doorbell_verbs::soft::{self, DevicesError, SoftDevice, SoftOptions};
 
 use crate::objects::answer::{Answer, Refused};
+use crate::process::static_value::StaticValue;
 
 fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
@@ -19,20 +19,33 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str) -> Answer<Op
     text.parse().map(Some).map_err(|error| Refused::invalid(format!("{name} is {text:?}: {error}")))
 }
 
-fn address() -> Answer<Option<IpAddr>> {
-    parsed("DOORBELL_BIND")
+/// Returns the devices of this process. The first call reads them from the environment, and they never change
+/// afterwards: programs keep pointers to the listed devices.
+///
+/// # Errors
+///
+/// The environment contains a value that is not allowed.
+pub(crate) fn devices() -> Answer<&'static [SoftDevice]> {
+    static DEVICES: StaticValue<Result<Vec<SoftDevice>, DevicesError>> = StaticValue::new();
+    // SAFETY: the value is never freed, and no thread changes it.
+    match unsafe { &*DEVICES.get_or_make(|| Box::new(soft::devices())) } {
+        Ok(devices) => Ok(devices),
+        Err(error) => Err(Refused::invalid(error.to_string())),
+    }
 }
 
-/// Returns whether other machines can reach the RNIC. The default address of the RNIC is a loopback address.
+/// Returns whether other machines can reach an RNIC of this process. The default address of an RNIC is a loopback
+/// address.
 pub(crate) fn is_on_network() -> bool {
-    address().ok().flatten().is_some_and(|address| !address.is_loopback())
+    let devices = devices().unwrap_or_default();
+    devices.iter().any(|device| device.address.is_some_and(|address| !address.is_loopback()))
 }
 
-/// Returns the options for opening the RNIC.
-pub(crate) fn options() -> Answer<SoftOptions> {
+/// Returns the options for opening the RNIC of this number.
+pub(crate) fn options(number: usize) -> Answer<SoftOptions> {
+    let device = soft::device(number).map_err(|error| Refused::invalid(error.to_string()))?;
     let mut options = SoftOptions {
-        address: address()?,
-        pcap: variable("DOORBELL_PCAP").map(per_process),
+        pcap: variable("DOORBELL_PCAP").map(|path| own_file(path, &device)),
         faults: parsed::<FaultPlan>("DOORBELL_FAULT")?,
         fault_journal: fault_journal(),
         check_elements_late: true,
@@ -42,13 +55,20 @@ pub(crate) fn options() -> Answer<SoftOptions> {
     if let Some(port) = parsed("DOORBELL_PORT")? {
         options.port = port;
     }
-    Ok(options)
+    if device.faults.is_some()
+        && let Some(journal) = &mut options.fault_journal
+    {
+        // Journals name rules by their number within a plan, so another plan needs another journal.
+        journal.as_mut_os_string().push(format!(".{}", device.name()));
+    }
+    Ok(device.options(options))
 }
 
-/// Replaces `%p` in a file name by the process id, so that each process writes its own file.
-fn per_process(path: OsString) -> PathBuf {
+/// Replaces `%p` in a file name by the process ID and `%d` by the name of the device, so that each device of each
+/// process writes its own file.
+fn own_file(path: OsString, device: &SoftDevice) -> PathBuf {
     match path.into_string() {
-        Ok(text) => text.replace("%p", &std::process::id().to_string()).into(),
+        Ok(text) => text.replace("%p", &std::process::id().to_string()).replace("%d", &device.name()).into(),
         Err(path) => path.into(),
     }
 }

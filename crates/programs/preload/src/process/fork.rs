@@ -154,7 +154,7 @@ mod tests {
     fn opens() -> bool {
         // SAFETY: the device in the list always exists, and the context was just opened.
         unsafe {
-            let context = ibv_open_device(device::listed());
+            let context = ibv_open_device(device::listed(0).unwrap());
             !context.is_null() && ibv_close_device(context) == 0
         }
     }

@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs::raw::Provider;
+use doorbell_verbs::soft::MAX_DEVICES;
 use doorbell_verbs::{Counters, LinkCounters};
 
 use crate::objects::device::{self, Device};
 use crate::process::config;
 use crate::process::fork::{self, Inside, say};
 
-/// Counters of closed devices, and the fork generation of the process to which the counters belong.
-static CLOSED: Mutex<(u32, Counted)> = Mutex::new((0, NOTHING));
+/// Counters of closed devices by the number of the device, and the fork generation of the process to which the counters
+/// belong.
+static CLOSED: Mutex<(u32, [Counted; MAX_DEVICES])> = Mutex::new((0, [NOTHING; MAX_DEVICES]));
 
 const COUNTERS: usize = Counters::NAMES.len() + LinkCounters::NAMES.len();
 
@@ -23,9 +25,9 @@ pub(crate) type Counted = [u64; COUNTERS];
 
 const NOTHING: Counted = [0; COUNTERS];
 
-/// Maximum value that [`total`] has returned for each counter. While a device is being closed, its counters are missing
-/// from the sum for a moment. The maximum hides this gap.
-static SAID: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
+/// Maximum value that [`total`] has returned for each counter of each device. While a device is being closed, its
+/// counters are missing from the sum for a moment. The maximum hides this gap.
+static SAID: [[AtomicU64; COUNTERS]; MAX_DEVICES] = [const { [const { AtomicU64::new(0) }; COUNTERS] }; MAX_DEVICES];
 static SAID_IN: AtomicU32 = AtomicU32::new(0);
 
 /// Time for which [`total`] tries to get the locks.
@@ -36,27 +38,28 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     Counters::NAMES.iter().chain(LinkCounters::NAMES).copied()
 }
 
-/// Returns the counters of all devices of this process. If a signal handler interrupted a thread that holds a lock, the
-/// function cannot read the counters in bounded time. Then it returns the counters of its last successful call.
-pub(crate) fn total() -> Counted {
+/// Returns the counters of the device of this number in this process, since the process has started. If a signal
+/// handler interrupted a thread that holds a lock, the function cannot read the counters in bounded time. Then it
+/// returns the counters of its last successful call.
+pub(crate) fn total(number: usize) -> Counted {
     let until = Instant::now() + PATIENCE;
     let sum = loop {
-        match try_total() {
+        match try_total(number) {
             Some(sum) => break sum,
             None if Instant::now() < until => std::thread::yield_now(),
             None => break NOTHING,
         }
     };
     if SAID_IN.swap(fork::generation(), Ordering::Relaxed) != fork::generation() {
-        SAID.iter().for_each(|said| said.store(0, Ordering::Relaxed));
+        SAID.iter().flatten().for_each(|said| said.store(0, Ordering::Relaxed));
     }
-    let mut said = SAID.iter();
+    let mut said = SAID.get(number).into_iter().flatten();
     sum.map(|value| said.next().map_or(value, |said| said.fetch_max(value, Ordering::Relaxed).max(value)))
 }
 
-fn try_total() -> Option<Counted> {
+fn try_total(number: usize) -> Option<Counted> {
     let _inside = Inside::try_new()?;
-    let device = device::try_current().ok()?;
+    let device = device::try_current(number).ok()?;
     let now = match &device {
         Some(device) => in_order(device.provider.try_counters()?),
         None => NOTHING,
@@ -66,7 +69,13 @@ fn try_total() -> Option<Counted> {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return None,
     };
-    Some(if closed.0 == fork::generation() { plus(&closed.1, &now) } else { now })
+    Some(plus(&of_closed(&closed, number), &now))
+}
+
+/// Returns the counters of the closed device of this number, unless they belong to the parent of this process.
+fn of_closed(closed: &(u32, [Counted; MAX_DEVICES]), number: usize) -> Counted {
+    let (generation, closed) = closed;
+    closed.get(number).filter(|_| *generation == fork::generation()).copied().unwrap_or(NOTHING)
 }
 
 /// When the process ends, prints the counters if the environment requests them, and the rules of the fault plan that
@@ -102,14 +111,17 @@ fn plus(a: &Counted, b: &Counted) -> Counted {
 pub(crate) fn keep(device: &Device) {
     let mut closed = CLOSED.lock().ignore_poison();
     if closed.0 != fork::generation() {
-        *closed = (fork::generation(), NOTHING);
+        closed.0 = fork::generation();
+        closed.1.fill(NOTHING);
     }
-    closed.1 = plus(&closed.1, &counted(device));
+    if let Some(closed) = closed.1.get_mut(device.number) {
+        *closed = plus(closed, &counted(device));
+    }
 }
 
-/// Returns a sentence for each required rule of the fault plan that no process has fired so far.
-fn unfired_rules() -> Vec<String> {
-    let plan = config::options().ok().and_then(|options| Some((options.faults?, options.fault_journal?)));
+/// Returns a sentence for each required rule of the fault plan of a device that no process has fired so far.
+fn unfired_rules(number: usize) -> Vec<String> {
+    let plan = config::options(number).ok().and_then(|options| Some((options.faults?, options.fault_journal?)));
     let Some((plan, journal)) = plan else { return Vec::new() };
     std::fs::read_to_string(journal).map(|journal| plan.unfired(&journal)).unwrap_or_default()
 }
@@ -117,24 +129,36 @@ fn unfired_rules() -> Vec<String> {
 extern "C" fn at_exit() {
     // When the process ends, a locked mutex may stay locked forever. Print nothing instead of waiting.
     let Ok(closed) = CLOSED.try_lock() else { return };
-    let mut sum = if closed.0 == fork::generation() { closed.1 } else { NOTHING };
+    let count = config::devices().map_or(1, <[_]>::len);
+    let mut sums: Vec<Counted> = (0..count).map(|number| of_closed(&closed, number)).collect();
     drop(closed);
-    if let Ok(Some(device)) = device::try_current() {
-        sum = plus(&sum, &counted(&device));
-        // Do not close the device: closing it now would only add the same counters again.
-        std::mem::forget(device);
+    for (number, sum) in sums.iter_mut().enumerate() {
+        if let Ok(Some(device)) = device::try_current(number) {
+            *sum = plus(sum, &counted(&device));
+            // Do not close the device: closing it now would only add the same counters again.
+            std::mem::forget(device);
+        }
     }
     let process = std::process::id();
-    // A forked child may have used no device of its own.
-    if sum != NOTHING {
-        for sentence in unfired_rules() {
-            say(&format!("doorbell[{process}]: {sentence}"));
+    // A forked child may have used no device of its own, and a program may leave some devices unused.
+    let used = (0..count).filter(|&number| sums[number] != NOTHING);
+    let mut sentences: Vec<String> = Vec::new();
+    for sentence in used.flat_map(unfired_rules) {
+        // Devices with the same plan have the same rules.
+        if !sentences.contains(&sentence) {
+            sentences.push(sentence);
         }
+    }
+    for sentence in sentences {
+        say(&format!("doorbell[{process}]: {sentence}"));
     }
     if !config::wants_stats() {
         return;
     }
-    for (name, value) in names().zip(sum).filter(|&(_, value)| value > 0) {
-        say(&format!("doorbell[{process}]: {name} {value}"));
+    for (number, sum) in sums.into_iter().enumerate() {
+        let name = if count == 1 { String::new() } else { format!("doorbell{number} ") };
+        for (counter, value) in names().zip(sum).filter(|&(_, value)| value > 0) {
+            say(&format!("doorbell[{process}]: {name}{counter} {value}"));
+        }
     }
 }

@@ -11,7 +11,7 @@ use doorbell_record::settings::{
 };
 use doorbell_record::{Extent, Kind, Operation, Parameters, Transport, most_queued};
 use doorbell_sim::Testbed;
-use doorbell_verbs::soft::{AckPolicy, LinkChoice, SoftOptions};
+use doorbell_verbs::soft::{AckPolicy, BIND_VARIABLE, LinkChoice, SoftOptions};
 use doorbell_wire::cost::ATOMIC_BYTES;
 
 use super::settings::Settings;
@@ -38,9 +38,9 @@ const DATAGRAM_SIZES: [usize; 3] = [16, 512, 1024];
 pub(crate) struct DeviceArguments {
     #[command(flatten)]
     pub(crate) choice: DeviceChoice,
-    /// Address of the RNIC [default: next free loopback address; with a HOST on another machine, the local address of
-    /// the TCP connection]
-    #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
+    /// Address of the RNIC [default: DOORBELL_BIND, else the next free loopback address; with a HOST on another machine,
+    /// the local address of the TCP connection]
+    #[arg(long, value_name = "ADDRESS")]
     pub(crate) bind: Option<IpAddr>,
     #[command(flatten)]
     pub(crate) udp: UdpPort,
@@ -79,6 +79,7 @@ impl DeviceArguments {
     pub(crate) fn chosen(&self) -> Result<Chosen, Failure> {
         let own = [
             ("--bind", self.bind.is_some()),
+            (BIND_VARIABLE, std::env::var_os(BIND_VARIABLE).is_some_and(|value| !value.is_empty())),
             ("--udp-port", !self.udp.is_roce()),
             ("--receive-buffer", self.receive_buffer.is_some()),
             ("--pcap", self.pcap.is_some()),
@@ -91,13 +92,18 @@ impl DeviceArguments {
         self.choice.choose(own.into_iter().find_map(|(name, is_given)| is_given.then_some(name)))
     }
 
-    /// Returns the options of the software RNIC. `toward` is the local address on the path to a peer on another
+    /// Returns the address that the user gave to the chosen software RNIC.
+    pub(crate) fn address(&self, chosen: &Chosen) -> Option<IpAddr> {
+        self.bind.or(chosen.address())
+    }
+
+    /// Returns the options of the chosen software RNIC. `toward` is the local address on the path to a peer on another
     /// machine.
-    pub(crate) fn soft_options(&self, is_second: bool, toward: Option<IpAddr>) -> SoftOptions {
+    pub(crate) fn soft_options(&self, chosen: &Chosen, is_second: bool, toward: Option<IpAddr>) -> SoftOptions {
         SoftOptions {
             // The second process on this machine takes the next free address. It writes no capture, since the
             // capture of the first process has both directions.
-            address: if is_second { None } else { self.bind.or(toward) },
+            address: if is_second { None } else { self.address(chosen).or(toward) },
             port: self.udp.port,
             pcap: if is_second { None } else { self.pcap.clone() },
             faults: self.faults().cloned(),
@@ -176,8 +182,8 @@ impl Exchange {
     }
 
     /// Rejects options that do not work if both sides run on this machine as two processes.
-    pub(crate) fn check_both_here(&self) -> Result<(), Usage> {
-        match self.device.bind {
+    pub(crate) fn check_both_here(&self, chosen: &Chosen) -> Result<(), Usage> {
+        match self.device.address(chosen) {
             Some(address @ IpAddr::V6(v6)) if v6.to_ipv4_mapped().is_none() => Err(Usage(format!(
                 "--bind is {address}, but the second process of this machine takes a loopback address of IPv4. For \
                  IPv6, start both sides: one with --listen and --bind, one with HOST and another --bind"

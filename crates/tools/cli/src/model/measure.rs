@@ -8,7 +8,7 @@ use doorbell_study::measure::{MeasureError, Measurement, Quantity, SCHEMA, measu
 use doorbell_verbs::soft::{SoftOptions, open};
 
 use super::arguments::digits;
-use crate::device::UdpPort;
+use crate::device::{UdpPort, first_address};
 use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
 use crate::quantity;
@@ -20,7 +20,7 @@ pub(crate) struct Measure {
     rounds: usize,
     /// Address of the sending device [default: next free loopback address]; the receiving device takes the next free
     /// loopback address
-    #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true)]
+    #[arg(long, value_name = "ADDRESS", env = "DOORBELL_BIND", hide_env_values = true, value_parser = first_address)]
     bind: Option<IpAddr>,
     #[command(flatten)]
     udp: UdpPort,

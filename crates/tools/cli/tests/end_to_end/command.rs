@@ -26,7 +26,7 @@ pub(crate) fn doorbell(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
     // The environment of the test must not influence the command.
-    for variable in ["DOORBELL_BIND", "DOORBELL_PORT", "DOORBELL_LOG", "DOORBELL_TOKEN"] {
+    for variable in ["DOORBELL_BIND", "DOORBELL_DEVICES", "DOORBELL_PORT", "DOORBELL_LOG", "DOORBELL_TOKEN"] {
         command.env_remove(variable);
     }
     command

@@ -64,6 +64,48 @@ fn a_program_gets_the_rules_of_a_fault_plan() {
 }
 
 #[test]
+fn a_program_gets_the_list_of_devices() {
+    let library = Library::new("devices");
+    let options = "--devices 2 --bind 127.0.0.8,127.0.0.9 --device doorbell1:numa=1,fault=drop=0.5,seed=7";
+    let mut command = library.with(doorbell(&format!("run {options} --")));
+    command.args(["sh", "-c", "echo $DOORBELL_DEVICES $DOORBELL_BIND $DOORBELL_DEVICE1"]);
+    let finished = Running::start(command).finish().expect_status(0);
+    assert_eq!(finished.stdout, "2 127.0.0.8,127.0.0.9 numa=1,fault=drop=0.5,seed=7\n");
+    // The number of devices may also come from the environment.
+    let mut command = library.with(doorbell("env --device doorbell1:speed=200 --json"));
+    command.env("DOORBELL_DEVICES", "2");
+    assert_eq!(Running::start(command).finish().expect_status(0).json()["DOORBELL_DEVICE1"], "speed=200");
+    // One device with a fault plan is enough for a journal.
+    let journal = tempfile::tempdir().unwrap();
+    let journal = journal.path().join("faults.json");
+    let options = format!("env --json --device doorbell0:fault=drop=0.5 --fault-journal {}", journal.display());
+    let variables = Running::start(library.with(doorbell(&options))).finish().expect_status(0).json();
+    assert_eq!(variables["DOORBELL_FAULT_JOURNAL"], journal.to_str().unwrap());
+}
+
+#[test]
+fn wrong_lists_of_devices_are_errors() {
+    let library = Library::new("lists");
+    for (options, words) in [
+        ("--devices 0", "is \"0\", allowed is 1 to 64"),
+        ("--devices 65", "is \"65\", allowed is 1 to 64"),
+        ("--devices few", "is \"few\", allowed is 1 to 64"),
+        ("--devices 2 --bind 127.0.0.9", "is 1, and the number of software RNICs"),
+        ("--devices 2 --bind 127.0.0.9,127.0.0.9", "127.0.0.9 is the address of two devices"),
+        ("--bind 127.0.0.9,here", "invalid value 'here'"),
+        ("--device doorbell1:numa=1", "there is no software RNIC doorbell1, only doorbell0"),
+        ("--devices 2 --device doorbell64:numa=1", "there is no software RNIC doorbell64, only doorbell0 to doorbell1"),
+        ("--device mlx5_0:numa=1", "--device mlx5_0:numa=1: must be NAME:OPTIONS"),
+        ("--device doorbell0", "--device doorbell0: must be NAME:OPTIONS"),
+        ("--device doorbell0:numa=x", "options of doorbell0: numa is \"x\""),
+        ("--device doorbell0:numa=1 --device doorbell0:speed=100", "--device doorbell0 is given twice"),
+    ] {
+        let command = library.with(doorbell(&format!("run {options} -- true")));
+        Running::start(command).finish().expect_complaint(2, &[words]);
+    }
+}
+
+#[test]
 fn a_program_needs_no_dashes_before_it() {
     let library = Library::new("dashes");
     for options in ["run", "run --", "run --stats", "run --stats --"] {

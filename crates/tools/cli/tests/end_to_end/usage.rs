@@ -146,6 +146,7 @@ pub(crate) const WRONG: &[(&str, &[&str])] = &[
     ("doctor --anyone localhost", &["--anyone applies to the side that listens", "--listen"]),
     ("bench bw -d doorbell0 --listen ::ffff:192.0.2.1", &["--listen ::ffff:192.0.2.1", "--token", "--anyone"]),
     ("bench bw -d doorbell0 --listen [::]", &["--listen [::]", "--token", "--anyone"]),
+    ("bench bw -d doorbell1", &["there is no software RNIC doorbell1, only doorbell0 (--devices or DOORBELL_DEVICES"]),
     ("bench bw --listen 127.0.0.1 somewhere", &["cannot be used with"]),
     ("bench bw --op cas -s 16", &["message size (-s) is 16 B, allowed is 8 B for atomic operations"]),
     ("bench lat --op fetch-add -a", &["message size (-s) is 2 B, allowed is 8 B"]),

@@ -64,7 +64,7 @@ impl World {
         };
         // SAFETY: the objects exist until the test destroys them.
         unsafe {
-            let context = ibv_open_device(listed());
+            let context = ibv_open_device(listed(0).unwrap());
             let pd = ibv_alloc_pd(context);
             let cq = ibv_create_cq(context, 16, ptr::null_mut(), ptr::null_mut(), 0);
             let mut init = c::ibv_qp_init_attr_ex {
