@@ -12,9 +12,9 @@ use crate::shell::{cargo, command, output_of, root, run, target};
 
 mod captures;
 mod compare;
-mod flap;
 pub(crate) mod middlebox;
 pub(crate) mod page;
+mod port_flap;
 pub(crate) mod ports;
 mod qemu;
 mod rdma_cm;
@@ -140,7 +140,7 @@ pub(crate) fn show() -> Result<(), String> {
         }
     }
     sysfs()?;
-    flap::all()
+    port_flap::all()
 }
 
 /// Runs programs that read sysfs, and checks their output.
