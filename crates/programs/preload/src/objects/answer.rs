@@ -75,7 +75,11 @@ impl From<ObjectError> for Refused {
 
 impl From<ModifyError> for Refused {
     fn from(error: ModifyError) -> Self {
-        Self::invalid(error.to_string())
+        let errno = match error {
+            ModifyError::Refused { errno } => errno,
+            _ => libc::EINVAL,
+        };
+        Self::new(errno, error.to_string())
     }
 }
 
@@ -101,6 +105,7 @@ impl From<PostErrorKind> for Refused {
     fn from(kind: PostErrorKind) -> Self {
         let errno = match kind {
             PostErrorKind::QueueFull { .. } => libc::ENOMEM,
+            PostErrorKind::Refused { errno } => errno,
             _ => libc::EINVAL,
         };
         Self::new(errno, kind.to_string())

@@ -10,3 +10,4 @@ mod published;
 mod scribbled;
 mod sleepers;
 mod system;
+mod verbs_faults;
