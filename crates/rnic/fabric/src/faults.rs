@@ -4,6 +4,7 @@
 //! [`engine`] decides which faults strike a packet. This module carries them out, and [`journal`] writes down the rules
 //! that fired. [`outbound`] sends the packets of a device that the faults left over.
 
+mod boundary;
 mod engine;
 mod error;
 mod file;
@@ -23,9 +24,10 @@ use doorbell_rnic::TransmitBatch;
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer, ROCE_UDP_PORT};
 
+pub use boundary::VerbsFaults;
 pub use error::FaultPlanError;
 pub use plan::FaultPlan;
-pub use rule::{FAULT_FIELDS, FaultRule};
+pub use rule::{FAULT_FIELDS, FaultRule, VerbsCall};
 pub use shares::FaultShares;
 
 use engine::{Engine, Fate};
@@ -125,11 +127,13 @@ impl<L: Link> Faults<L> {
         self
     }
 
-    /// Returns a sentence for each rule that has not fired on this link, unless the rule is optional.
+    /// Returns a sentence for each rule of packets that has not fired on this link, unless the rule is optional.
     pub fn unfired(&self) -> Vec<String> {
         let outbound = self.outbound.as_ref().map(|outbound| &outbound.filter);
         let fired = || [Some(&self.filter), outbound].into_iter().flatten().flat_map(FaultFilter::fired);
-        self.filter.plan.unfired_by(|rule| fired().any(|(number, count)| number == rule && count > 0))
+        let is_of_calls = |rule: usize| self.filter.plan.rules[rule - 1].verbs_fault().is_some();
+        let has_fired = |rule| is_of_calls(rule) || fired().any(|(number, count)| number == rule && count > 0);
+        self.filter.plan.unfired_by(has_fired)
     }
 
     /// Returns the plan.
@@ -322,7 +326,7 @@ impl FaultFilter {
 
     /// Creates the filter of the packets that leave a device, if the plan has rules for them.
     pub fn outbound(plan: &FaultPlan, sealed: bool) -> Option<Self> {
-        let strikes = plan.rules.iter().any(|rule| rule.packets.direction == Direction::Out);
+        let strikes = plan.rules.iter().any(|rule| rule.strikes(Direction::Out));
         strikes.then(|| Self::of(plan.clone(), sealed, Direction::Out))
     }
 

@@ -63,7 +63,10 @@ const MEETING_THREAD: &str = "doorbell-meet";
 
 pub use counted::{Counted, PacketClass, Traffic, TrafficByClass};
 pub use driver::{Acks, Driver};
-pub use faults::{FAULT_FIELDS, FaultCounters, FaultFilter, FaultPlan, FaultPlanError, FaultRule, FaultShares, Faults};
+pub use faults::{
+    FAULT_FIELDS, FaultCounters, FaultFilter, FaultPlan, FaultPlanError, FaultRule, FaultShares, Faults, VerbsCall,
+    VerbsFaults,
+};
 pub use guard::{
     Action, CopyMethod, OwnMemory, bring_in, can_bring_in, copy_by_kernel, exchange_action, guard_memory, has_handlers,
     spawn_without_signals, unblocked,

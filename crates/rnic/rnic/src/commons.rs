@@ -11,6 +11,7 @@ use slab::Slab;
 
 use crate::completion::CompletionSink;
 use crate::congestion::{Destination, Window};
+use crate::faults::InjectedFaults;
 use crate::memory::Memory;
 use crate::policy::Policy;
 use crate::qp::Acknowledgement;
@@ -32,6 +33,18 @@ struct CqPort {
     staged: Vec<Completion>,
     overran: bool,
 }
+
+/// Reason for which the engine must act before all staged completions are published.
+pub(crate) enum Halt {
+    /// Faults are injected into completions, and these completions have not been struck.
+    Faults,
+    /// A completion queue overran for the first time: its port and its number.
+    Overrun { port: u32, id: u32 },
+}
+
+/// Bits of [`Commons::gate`].
+const AWAITS_LINK: u8 = 1;
+const INJECTS_FAULTS: u8 = 2;
 
 /// Maximum number of unsent acknowledgements of queue pairs that were reset or destroyed. Their number approaches the
 /// maximum only while the link accepts no packets.
@@ -81,9 +94,11 @@ pub(crate) struct Commons {
     /// Whether the acknowledgement of a completed receive may wait, so that it leaves together with a reply of the
     /// program. It waits only if the program has replied to the preceding messages.
     pub(crate) acks_may_wait: bool,
-    /// Whether all completions must stay staged until the driver has handed all packets to the link. One of these
-    /// packets is the acknowledgement of a staged completion.
-    awaits_link: bool,
+    /// Reasons for which staged completions are not simply published. With [`AWAITS_LINK`], all of them must stay
+    /// staged until the driver has handed all packets to the link. One of these packets is the acknowledgement of a
+    /// staged completion. [`INJECTS_FAULTS`] is set as long as `faults` exist.
+    gate: u8,
+    pub(crate) faults: Option<Box<InjectedFaults>>,
     cqs: Slab<CqPort>,
     dirty: Vec<u32>,
     in_flight: u64,
@@ -109,7 +124,8 @@ impl Commons {
             ready: VecDeque::new(),
             farewells: VecDeque::new(),
             acks_may_wait: true,
-            awaits_link: false,
+            gate: 0,
+            faults: None,
             cqs: Slab::new(),
             dirty: Vec::new(),
             in_flight: 0,
@@ -121,12 +137,16 @@ impl Commons {
     }
 
     pub(crate) fn remove_cq(&mut self, slot: u32) {
+        if let Some(faults) = &mut self.faults {
+            faults.remove_port(slot);
+        }
         self.cqs.remove(slot as usize);
         self.dirty.retain(|&dirty| dirty != slot);
     }
 
     pub(crate) fn staged_count(&self) -> usize {
-        self.dirty.iter().map(|&slot| self.cqs[slot as usize].staged.len()).sum()
+        let held = self.faults.as_ref().map_or(0, |faults| faults.held_count());
+        self.dirty.iter().map(|&slot| self.cqs[slot as usize].staged.len()).sum::<usize>() + held
     }
 
     pub(crate) fn cq_count(&self) -> usize {
@@ -144,6 +164,34 @@ impl Commons {
         port.staged.push(Completion { timestamp_ns: self.now_ns, ..completion });
     }
 
+    pub(crate) fn inject(&mut self, faults: InjectedFaults) {
+        self.faults = Some(Box::new(faults));
+        self.gate |= INJECTS_FAULTS;
+    }
+
+    /// Returns the number of the completion queue of a port.
+    pub(crate) fn cq_of(&self, port: u32) -> u32 {
+        self.cqs[port as usize].id
+    }
+
+    /// Removes and returns all staged completions, with their ports.
+    pub(crate) fn take_staged(&mut self) -> Vec<(u32, Completion)> {
+        let mut all = Vec::new();
+        for port in self.dirty.drain(..) {
+            all.extend(self.cqs[port as usize].staged.drain(..).map(|completion| (port, completion)));
+        }
+        all
+    }
+
+    /// Stages a completion that [`take_staged`](Self::take_staged) returned.
+    pub(crate) fn stage(&mut self, port: u32, completion: Completion) {
+        let staged = &mut self.cqs[port as usize].staged;
+        if staged.is_empty() {
+            self.dirty.push(port);
+        }
+        staged.push(completion);
+    }
+
     /// Returns how often the program has found a completion queue empty.
     #[inline]
     pub(crate) fn empty_polls(&self, cq: u32) -> u64 {
@@ -154,19 +202,22 @@ impl Commons {
     /// acknowledgement that has not left.
     #[inline]
     pub(crate) fn await_link(&mut self) {
-        self.awaits_link = true;
+        self.gate |= AWAITS_LINK;
     }
 
     /// Releases the staged completions, since the driver has handed all packets to the link.
     #[inline]
     pub(crate) fn transmitted(&mut self) {
-        self.awaits_link = false;
+        self.gate &= !AWAITS_LINK;
     }
 
     /// Removes the staged completions of a queue pair that is destroyed or reset.
     pub(crate) fn purge(&mut self, qpn: Qpn) {
         for &slot in &self.dirty {
             self.cqs[slot as usize].staged.retain(|completion| completion.qpn != qpn);
+        }
+        if let Some(faults) = &mut self.faults {
+            faults.purge(qpn);
         }
     }
 
@@ -178,12 +229,18 @@ impl Commons {
         self.farewells.push_back(farewell);
     }
 
-    /// Moves staged completions to their queues. If a queue overruns for the first time, stops and returns the port and
-    /// the number of this queue; the caller then calls `publish` again. Does not report further overruns of the queue.
+    /// Moves staged completions to their queues. If the engine must act first, stops and returns the reason; the caller
+    /// then calls `publish` again. Reports only the first overrun of a queue. `is_struck` says that the engine has
+    /// injected the faults of the staged completions.
     #[inline]
-    pub(crate) fn publish(&mut self) -> Option<(u32, u32)> {
-        if self.awaits_link {
-            return None;
+    pub(crate) fn publish(&mut self, is_struck: bool) -> Option<Halt> {
+        if self.gate != 0 {
+            if self.gate & AWAITS_LINK != 0 {
+                return None;
+            }
+            if !is_struck {
+                return Some(Halt::Faults);
+            }
         }
         while let Some(slot) = self.dirty.pop() {
             let port = &mut self.cqs[slot as usize];
@@ -191,7 +248,7 @@ impl Commons {
             port.staged.clear();
             if result == Err(Overrun) && !port.overran {
                 port.overran = true;
-                return Some((slot, port.id));
+                return Some(Halt::Overrun { port: slot, id: port.id });
             }
         }
         None

@@ -1,5 +1,6 @@
 //! The device, with its objects and one engine. The documentation of [`Rnic`] states the order of calls of a driver.
 
+mod faults;
 mod multicast;
 #[allow(unsafe_code)]
 mod objects;
@@ -18,7 +19,7 @@ use rand_core::SeedableRng;
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use crate::commons::Commons;
+use crate::commons::{Commons, Halt};
 use crate::completion::CompletionQueue;
 use crate::congestion::Window;
 use crate::memory::{Memory, RegionTable};
@@ -93,8 +94,8 @@ pub struct Backlog {
     pub answers: usize,
     /// Unsent acknowledgements of queue pairs that were reset or destroyed.
     pub farewells: usize,
-    /// Completions that the program cannot see yet, because packets must leave before them. The driver has not handed
-    /// these packets to the link.
+    /// Completions that the program cannot see yet. Either packets must leave before them, which the driver has not
+    /// handed to the link, or an injected fault delays them.
     pub staged: usize,
 }
 
@@ -358,7 +359,8 @@ impl Rnic {
             if self.timers.len() > TIMERS_PER_QP * self.qps.len() + TIMERS_PER_QP {
                 let qps = &self.qps;
                 self.timers.retain(|&Reverse((at, slot, qpn))| {
-                    qps.get(slot as usize).is_some_and(|qp| qp.qpn == qpn && qp.timer_queued_ns == at)
+                    let is_valid = |qp: &Qp| qp.qpn == qpn && qp.timer_queued_ns == at;
+                    slot == faults::NO_SLOT || qps.get(slot as usize).is_some_and(is_valid)
                 });
             }
         }
@@ -389,7 +391,13 @@ impl Rnic {
     /// (IBTA Vol 1, 11.6.3.1).
     #[inline]
     fn publish(&mut self) {
-        while let Some((port, id)) = self.core.publish() {
+        let mut is_struck = false;
+        while let Some(halt) = self.core.publish(is_struck) {
+            let Halt::Overrun { port, id } = halt else {
+                self.strike();
+                is_struck = true;
+                continue;
+            };
             self.core.events.push(AsyncEvent::CqError(id));
             let users: Vec<u32> = self
                 .qps

@@ -88,6 +88,7 @@ mod completion;
 mod completion_tests;
 mod congestion;
 mod engine;
+mod faults;
 #[allow(unsafe_code)]
 mod memory;
 mod policy;
@@ -106,6 +107,7 @@ mod work;
 pub use completion::{CompletionQueue, CompletionSink};
 pub use engine::{Backlog, Config, EngineId, LIMITS, Objects, Rnic};
 pub use engine::{Part, Pulled, Ready};
+pub use faults::{Completed, CompletionFate, CompletionFaults};
 pub use memory::{
     Copier, GuardedCode, HEADERS_BYTES_MAX, Packet, Pager, Payload, Region, RegionDirectory, RegionTable, Through,
     copy_through,

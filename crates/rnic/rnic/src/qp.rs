@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use doorbell_verbs_core::{
     Access, AddressVector, AsyncEvent, Completion, CompletionOpcode, DeathReason, PdId, QP_DEATHS, QpAttributes,
-    QpCounters, QpDeath, QpInit, QpKind, QpState, SendFlags, SendOperation, Status,
+    QpCounters, QpDeath, QpInit, QpKind, QpState, SendFlags, Status,
 };
 use doorbell_wire::{BthRepr, Opcode, PartitionKey, PathMtu, Psn, QKey, Qpn};
 
@@ -178,7 +178,7 @@ impl Qp {
             let completion = Completion {
                 wr_id: wqe.wr_id,
                 status,
-                opcode: completion_opcode(wqe.operation),
+                opcode: wqe.operation.completion_opcode(),
                 byte_len: wqe.length,
                 qpn: self.qpn,
                 ..Completion::default()
@@ -227,6 +227,17 @@ impl Qp {
         self.resp.keep_up_to_nak();
         if matches!(self.rq, ReceiveQueue::Shared(_)) {
             core.events.push(AsyncEvent::QpLastWqeReached(self.qpn));
+        }
+    }
+
+    /// Fails the queue pair because an injected fault failed one of its requests.
+    #[cold]
+    pub(crate) fn end_by_fault(&mut self, core: &mut Commons, is_receive: bool) {
+        if self.kind == QpKind::Rc || is_receive {
+            self.enter_error(core);
+        } else if self.requests() {
+            self.state = QpState::SqError;
+            self.flush_sends(core);
         }
     }
 
@@ -341,20 +352,5 @@ fn plain_bth(opcode: Opcode, dest_qpn: Qpn, psn: Psn, pad: usize) -> BthRepr {
         dest_qpn,
         ack_request: false,
         psn,
-    }
-}
-
-/// Returns the completion opcode of an operation.
-pub(crate) fn completion_opcode(operation: SendOperation) -> CompletionOpcode {
-    match operation {
-        SendOperation::Send | SendOperation::SendImmediate(_) | SendOperation::SendInvalidate(_) => {
-            CompletionOpcode::Send
-        }
-        SendOperation::Write { .. } | SendOperation::WriteImmediate { .. } => CompletionOpcode::Write,
-        SendOperation::Read { .. } => CompletionOpcode::Read,
-        SendOperation::CompareSwap { .. } => CompletionOpcode::CompareSwap,
-        SendOperation::FetchAdd { .. } => CompletionOpcode::FetchAdd,
-        SendOperation::BindWindow(_) => CompletionOpcode::BindWindow,
-        SendOperation::LocalInvalidate(_) => CompletionOpcode::LocalInvalidate,
     }
 }

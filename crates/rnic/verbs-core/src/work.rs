@@ -4,6 +4,7 @@ use doorbell_wire::cost::{ATOMIC_BYTES, MAX_MESSAGE_BYTES};
 use doorbell_wire::{PathMtu, QKey, Qpn, RKey};
 
 use crate::address::AddressVector;
+use crate::completion::CompletionOpcode;
 use crate::memory::{Access, MemoryError, Sge, WindowBinding};
 use crate::object::{SrqId, refusal};
 use crate::qp::{QpKind, QpState};
@@ -80,6 +81,20 @@ impl SendOperation {
             Self::FetchAdd { .. } => "fetch-and-add",
             Self::BindWindow(_) => "binding a memory window",
             Self::LocalInvalidate(_) => "local invalidate",
+        }
+    }
+
+    /// Returns the kind of the completion of the operation.
+    #[inline]
+    pub fn completion_opcode(self) -> CompletionOpcode {
+        match self {
+            Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_) => CompletionOpcode::Send,
+            Self::Write { .. } | Self::WriteImmediate { .. } => CompletionOpcode::Write,
+            Self::Read { .. } => CompletionOpcode::Read,
+            Self::CompareSwap { .. } => CompletionOpcode::CompareSwap,
+            Self::FetchAdd { .. } => CompletionOpcode::FetchAdd,
+            Self::BindWindow(_) => CompletionOpcode::BindWindow,
+            Self::LocalInvalidate(_) => CompletionOpcode::LocalInvalidate,
         }
     }
 

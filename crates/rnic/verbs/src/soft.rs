@@ -2,11 +2,11 @@
 //! `queues.rs` implements its queues.
 
 mod devices;
+mod faults;
 mod queues;
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::OpenOptions;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use doorbell_counters::{PUBLISH_WITHIN_NS, PortReply, PortRequest, Published, PublishedPort, Publisher};
 use doorbell_fabric::{
     BindRequest, DrivenRnic, Faults, Link, OwnMemory, OwnProcess, Pcap, PortHandle, SharedMemoryLink, UdpLink,
-    active_mtu, bind, guard_memory,
+    VerbsCall, VerbsFaults, active_mtu, bind, guard_memory,
 };
 pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice};
 use doorbell_output::files;
@@ -41,6 +41,7 @@ pub use devices::{
     device, devices, number_of, open_all,
 };
 pub use doorbell_fabric::{bring_in, can_bring_in};
+use faults::{InjectedFaults, open_journal};
 use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
 
 /// Options of a software RNIC.
@@ -57,7 +58,7 @@ pub struct SoftOptions {
     /// example because it reopens a device, the next capture is called `NAME-2.pcap`, and so on. A process never
     /// overwrites its own captures.
     pub pcap: Option<PathBuf>,
-    /// Faults to inject into packets.
+    /// Faults to inject into packets, calls and completions.
     pub faults: Option<FaultPlan>,
     /// File to which the device appends one line of JSON for each rule of `faults` that fires. Several devices may
     /// share a file.
@@ -270,11 +271,17 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
     } else if can_bring_in() {
         rnic.page_with(Arc::new(OwnMemory));
     }
+    let verbs_faults = faults::of_plan(options.faults.as_ref(), options.fault_journal.as_deref())?;
+    if let Some(source) = verbs_faults.as_ref().and_then(VerbsFaults::completions) {
+        rnic.inject(source);
+    }
     let queue = Arc::clone(rnic.events());
     let driven =
         DrivenRnic::start(rnic, link, readable, udp_port).map_err(Error::os("the progress thread could not start"))?;
+    let driven = Arc::new(driven);
     Ok(Soft {
-        rnic: Arc::new(driven),
+        faults: verbs_faults.map(|faults| InjectedFaults::new(faults, &driven)),
+        rnic: driven,
         name,
         config,
         udp_port,
@@ -356,11 +363,7 @@ fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOption
     if let Some(plan) = &options.faults {
         let faults = Faults::new(link, plan.clone()).of_device(local, port);
         link = match &options.fault_journal {
-            Some(path) => {
-                let what = "the journal of faults could not be opened";
-                let file = OpenOptions::new().append(true).create(true).open(path);
-                Box::new(faults.with_journal(file.and_then(files::GuardedFile::new).map_err(Error::os(what))?))
-            }
+            Some(path) => Box::new(faults.with_journal(open_journal(path)?)),
             None => Box::new(faults),
         };
     }
@@ -382,6 +385,8 @@ fn no_eventfd(error: nix::Error) -> Error {
 /// A software RNIC, for code that uses the unsafe layer [`raw`].
 pub struct Soft {
     rnic: Arc<DrivenRnic>,
+    /// Faults of calls and completions; `None` without rules for them.
+    faults: Option<InjectedFaults>,
     name: String,
     config: Config,
     udp_port: u16,
@@ -410,6 +415,7 @@ impl Soft {
     /// The protection domain does not exist, or the device has no free region.
     pub fn register_null(&self, pd: PdId) -> Result<Keys, Error> {
         self.expect_working()?;
+        self.check(VerbsCall::RegMr)?;
         let region = self.rnic.with(|rnic| rnic.register_null(pd))?;
         Ok(self.enter(region))
     }
@@ -448,6 +454,11 @@ impl Soft {
         }
     }
 
+    /// Returns the error of a call that the fault plan refuses.
+    fn check(&self, call: VerbsCall) -> Result<(), Error> {
+        self.faults.as_ref().map_or(Ok(()), |faults| faults.check(call, None))
+    }
+
     fn enter(&self, region: Arc<Region>) -> Keys {
         let keys = Keys { lkey: region.lkey(), rkey: region.rkey() };
         self.regions.lock().ignore_poison().insert(keys.lkey, region);
@@ -479,10 +490,12 @@ impl Provider for Soft {
 
     fn create_pd(&self) -> Result<PdId, Error> {
         self.expect_working()?;
+        self.check(VerbsCall::AllocPd)?;
         Ok(self.rnic.with(Rnic::create_pd))
     }
 
     fn destroy_pd(&self, pd: PdId) -> Result<(), Error> {
+        self.check(VerbsCall::DeallocPd)?;
         Ok(self.rnic.with(|rnic| rnic.destroy_pd(pd))?)
     }
 
@@ -496,6 +509,7 @@ impl Provider for Soft {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error> {
         self.expect_working()?;
+        self.check(VerbsCall::RegMr)?;
         if self.guards_memory {
             guard_memory(); // again, since the program may have replaced the signal handlers
         }
@@ -516,6 +530,7 @@ impl Provider for Soft {
         access: Access,
     ) -> Result<(), Error> {
         self.expect_working()?;
+        self.check(VerbsCall::ReregMr)?;
         let mut regions = self.regions.lock().ignore_poison();
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         *region = self.rnic.with(|rnic| {
@@ -526,6 +541,7 @@ impl Provider for Soft {
     }
 
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
+        self.check(VerbsCall::DeregMr)?;
         let mut regions = self.regions.lock().ignore_poison();
         let region = regions.get(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         self.rnic.with(|rnic| rnic.deregister(region))?;
@@ -535,31 +551,45 @@ impl Provider for Soft {
 
     fn create_window(&self, pd: PdId, kind: WindowKind) -> Result<RKey, Error> {
         self.expect_working()?;
+        self.check(VerbsCall::AllocMw)?;
         Ok(self.rnic.with(|rnic| rnic.create_window(pd, kind))?)
     }
 
     fn destroy_window(&self, rkey: RKey) -> Result<(), Error> {
+        self.check(VerbsCall::DeallocMw)?;
         Ok(self.rnic.with(|rnic| rnic.destroy_window(rkey))?)
     }
 
     fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {
         self.expect_working()?;
+        self.check(VerbsCall::CreateCompChannel)?;
         Ok(Arc::new(SoftChannel::new(&self.rnic)?))
     }
 
     fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn raw::Channel>>) -> Result<Box<dyn raw::Cq>, Error> {
         self.expect_working()?;
+        self.check(VerbsCall::CreateCq)?;
         Ok(Box::new(SoftCq::create(&self.rnic, depth, channel)?))
     }
 
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
         self.expect_working()?;
-        Ok(Box::new(SoftSrq::create(&self.rnic, pd, depth, max_sges)?))
+        self.check(VerbsCall::CreateSrq)?;
+        let srq = Box::new(SoftSrq::create(&self.rnic, pd, depth, max_sges)?);
+        Ok(match &self.faults {
+            Some(faults) => faults.shared_receive_queue(srq),
+            None => srq,
+        })
     }
 
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
         self.expect_working()?;
-        Ok(Box::new(SoftQp::create(&self.rnic, &self.groups, init)?))
+        self.check(VerbsCall::CreateQp)?;
+        let qp = Box::new(SoftQp::create(&self.rnic, &self.groups, init)?);
+        Ok(match &self.faults {
+            Some(faults) => faults.queue_pair(qp),
+            None => qp,
+        })
     }
 
     fn random_psn(&self) -> Psn {

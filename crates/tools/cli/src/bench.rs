@@ -25,7 +25,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::device::Chosen;
 use crate::failure::Failure;
-use crate::faults::FaultCheck;
+use crate::faults::{FaultCheck, check_packets_alone};
 use crate::output::{line, note, pretty, wrapped};
 use arguments::{Exchange, Role};
 
@@ -132,6 +132,7 @@ fn open(exchange: &Exchange, chosen: &Chosen, toward: Option<IpAddr>) -> Result<
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
     exchange.meeting.check()?;
     if let Some(testbed) = exchange.testbed()? {
+        check_packets_alone(exchange.device.faults(), "a simulated host")?;
         return simulate(kind, exchange, &testbed);
     }
     if matches!(exchange.role(), Role::ServeBack(_)) {

@@ -23,7 +23,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::control::DEFAULT_TCP_PORT;
 use crate::device::{UdpPort, first_address};
 use crate::failure::{Failure, Usage};
-use crate::faults::{FaultCheck, FaultFiles};
+use crate::faults::{FaultCheck, FaultFiles, check_packets_alone};
 use crate::output::print_note;
 use crate::{ending, quantity};
 
@@ -159,6 +159,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     }
     arguments.udp.note_if_other();
     let plan = arguments.fault.as_ref().or(arguments.fault_files.fault_plan.as_ref());
+    check_packets_alone(plan, "a middlebox")?;
     let check = FaultCheck::begin(plan, arguments.fault_files.fault_journal.as_deref())?;
     let signals = Signals::take()?;
     let node = with_port(&arguments.node, arguments.port);

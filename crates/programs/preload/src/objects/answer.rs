@@ -76,7 +76,11 @@ impl From<ObjectError> for Refused {
 
 impl From<ModifyError> for Refused {
     fn from(error: ModifyError) -> Self {
-        let errno = if matches!(error, ModifyError::DeviceFatal) { libc::EIO } else { libc::EINVAL };
+        let errno = match error {
+            ModifyError::Refused { errno } => errno,
+            ModifyError::DeviceFatal => libc::EIO,
+            _ => libc::EINVAL,
+        };
         Self::new(errno, error.to_string())
     }
 }
@@ -110,6 +114,7 @@ impl From<PostErrorKind> for Refused {
     fn from(kind: PostErrorKind) -> Self {
         let errno = match kind {
             PostErrorKind::QueueFull { .. } => libc::ENOMEM,
+            PostErrorKind::Refused { errno } => errno,
             _ => libc::EINVAL,
         };
         Self::new(errno, kind.to_string())

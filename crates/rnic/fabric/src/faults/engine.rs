@@ -31,7 +31,7 @@ const FLOWS_MAX: usize = 4096;
 const PACKETS_MAX: usize = 1 << 16;
 
 /// First random stream of the rules. The shares of a plan have the streams before it.
-const RULE_STREAMS: u64 = 16;
+pub(super) const RULE_STREAMS: u64 = 16;
 
 /// Faults of one packet.
 #[derive(Debug, Default)]
@@ -114,7 +114,7 @@ impl Engine {
         });
         // The random stream of a rule depends on its place in the plan, not on the rules of the other direction.
         let numbered = plan.rules.iter().enumerate();
-        let own: Vec<_> = numbered.filter(|(_, rule)| rule.packets.direction == direction).collect();
+        let own: Vec<_> = numbered.filter(|(_, rule)| rule.strikes(direction)).collect();
         let rules = own.iter().map(|&(index, rule)| Armed {
             rule: Some(index + 1),
             packets: rule.packets.clone(),
@@ -215,9 +215,7 @@ impl Armed {
             return false;
         }
         self.matched += 1;
-        let first = packets.nth.map_or(1, |nth| nth.from);
-        packets.nth.is_none_or(|nth| nth.has(self.matched))
-            && packets.every.is_none_or(|every| (self.matched - first + 1).is_multiple_of(every))
+        packets.counts(self.matched)
     }
 
     fn strike(&mut self, now_ns: u64, random: u64, fate: &mut Fate) {
@@ -247,6 +245,7 @@ impl Armed {
                 fate.is_dropped = true;
                 fate.order = Some(order);
             }
+            FaultAction::Verbs(_) => {} // the engine has no such rule
         }
     }
 }
@@ -376,9 +375,9 @@ impl<K: Copy + Eq + Hash, V> Bounded<K, V> {
     }
 }
 
-/// Random generator that decides for each packet whether one fault strikes it.
+/// Random generator that decides for each packet or call whether one fault strikes it.
 #[derive(Debug)]
-struct Dice {
+pub(super) struct Dice {
     random: ChaCha8Rng,
     /// The fault strikes a packet if a random number of 64 bits is below this threshold. At 2^64, the fault strikes
     /// every packet. `None` means that the fault needs no draw.
@@ -386,7 +385,7 @@ struct Dice {
 }
 
 impl Dice {
-    fn new(seed: u64, stream: u64, share: Option<f64>) -> Self {
+    pub(super) fn new(seed: u64, stream: u64, share: Option<f64>) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(stream);
         Self { random, threshold: share.map(|share| (share.clamp(0.0, 1.0) * 2_f64.powi(64)) as u128) }
@@ -394,7 +393,7 @@ impl Dice {
 
     /// Decides whether the fault strikes the next packet. If so, returns a random number for the details of the fault,
     /// such as which bit to flip.
-    fn roll(&mut self) -> Option<u64> {
+    pub(super) fn roll(&mut self) -> Option<u64> {
         let strikes = self.threshold.is_none_or(|threshold| u128::from(self.random.next_u64()) < threshold);
         strikes.then(|| self.random.next_u64())
     }

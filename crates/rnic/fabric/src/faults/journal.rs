@@ -47,18 +47,30 @@ impl Journal {
     /// Writes one line per firing, each with a separate call of the writer. So several processes can append to one
     /// file.
     pub(super) fn write(&mut self, firings: &[(Firing, &FaultRule)]) {
-        for (firing, rule) in firings {
-            if self.is_broken || (self.lines >= LINES_MAX && firing.count > 1) {
-                continue;
+        firings.iter().for_each(|(firing, rule)| self.put(firing.count, || line(firing, rule)));
+    }
+
+    /// Writes a line about a call or a completion. `facts` are further names and values in JSON.
+    pub(super) fn add(&mut self, number: usize, rule: &FaultRule, count: u64, at_ns: u64, facts: &[(&str, String)]) {
+        self.put(count, || {
+            let mut line = head(number, rule);
+            let _ = write!(line, ",\"count\":{count},\"at_ns\":{at_ns}"); // writing to a string cannot fail
+            for (name, value) in facts {
+                let _ = write!(line, ",\"{name}\":{value}");
             }
-            self.lines += 1;
-            if let Err(error) = self.to.write_all(line(firing, rule).as_bytes()) {
-                self.is_broken = true;
-                tracing::error!(
-                    "the journal of faults cannot be written ({error}): it ends after {} lines",
-                    self.lines
-                );
-            }
+            line.push_str("}\n");
+            line
+        });
+    }
+
+    fn put(&mut self, count: u64, line: impl FnOnce() -> String) {
+        if self.is_broken || (self.lines >= LINES_MAX && count > 1) {
+            return;
+        }
+        self.lines += 1;
+        if let Err(error) = self.to.write_all(line().as_bytes()) {
+            self.is_broken = true;
+            tracing::error!("the journal of faults cannot be written ({error}): it ends after {} lines", self.lines);
         }
     }
 }
@@ -71,17 +83,23 @@ pub(super) fn rule_of(line: &str) -> Option<usize> {
     line.strip_prefix(PREFIX)?.split(',').next()?.parse().ok()
 }
 
+/// Returns the start of a line.
+fn head(number: usize, rule: &FaultRule) -> String {
+    let mut head = format!("{PREFIX}{number},\"action\":\"{}\"", rule.action_name());
+    if let Some(name) = rule.name() {
+        let _ = write!(head, ",\"name\":\"{name}\""); // writing to a string cannot fail
+    }
+    head
+}
+
 /// Returns a line. All texts in it are names and addresses, which need no escapes.
 fn line(firing: &Firing, rule: &FaultRule) -> String {
     let Firing { rule: number, at_ns, direction, from, to, bth, count } = firing;
     let direction = direction.name();
-    let mut line = format!("{PREFIX}{number},\"action\":\"{}\"", rule.action_name());
+    let mut line = head(*number, rule);
     let mut add = |text: std::fmt::Arguments<'_>| {
         let _ = line.write_fmt(text); // writing to a string cannot fail
     };
-    if let Some(name) = rule.name() {
-        add(format_args!(",\"name\":\"{name}\""));
-    }
     add(format_args!(",\"count\":{count},\"at_ns\":{at_ns},\"direction\":\"{direction}\""));
     add(format_args!(",\"from\":\"{from}\",\"to\":\"{to}\""));
     if let Some(bth) = bth {

@@ -12,7 +12,8 @@ use super::shares::FaultShares;
 /// Maximum number of rules in a plan.
 const RULES_MAX: usize = 256;
 
-/// Plan of the faults that a link injects into inbound packets: shares of all packets, and rules for chosen packets.
+/// Plan of faults: shares of all packets that arrive, rules for chosen packets, and rules for calls and completions of
+/// a program.
 ///
 /// The text form has parts that are separated by semicolons. A part is either a list of shares, as
 /// `drop=0.01,seed=7`, or a rule, as `drop opcode=ack nth=1`. Files have the form of [`from_toml`](Self::from_toml).
@@ -41,6 +42,11 @@ impl FaultPlan {
     /// Returns whether the plan may give orders to the port of the device, which only an RNIC can carry out.
     pub fn orders_port(&self) -> bool {
         self.rules.iter().any(FaultRule::orders_port)
+    }
+
+    /// Returns whether the plan has rules for calls and completions of a program.
+    pub fn strikes_calls(&self) -> bool {
+        self.rules.iter().any(|rule| rule.verbs_fault().is_some())
     }
 
     /// Returns whether the plan may add copies of packets.
@@ -72,9 +78,20 @@ impl FaultPlan {
         {
             return refuse("name", format!("two rules have the name {name}, allowed is one"));
         }
-        let same = |earlier: &&FaultRule| earlier.packets == rule.packets && rule.packets.share.is_none();
-        if let Some(earlier) = self.rules.iter().find(same) {
+        let is_same = |earlier: &&FaultRule| {
+            let (one, other) = (earlier.verbs_fault(), rule.verbs_fault());
+            let has_same_kind = match (one, other) {
+                (Some(one), Some(other)) => one.excludes(other),
+                _ => one.is_none() && other.is_none(),
+            };
+            has_same_kind && earlier.packets == rule.packets && rule.packets.share.is_none()
+        };
+        if let Some(earlier) = self.rules.iter().find(is_same) {
             let (one, other) = (earlier.action_name(), rule.action_name());
+            if rule.verbs_fault().is_some() {
+                let problem = format!("two rules with the action {one} match the same calls, allowed is only one");
+                return refuse("action", problem);
+            }
             let is_final = |action: &FaultAction| {
                 matches!(action, FaultAction::Drop | FaultAction::BlackHole(_) | FaultAction::Port(_))
             };

@@ -1,5 +1,6 @@
 //! Rules of fault plans: the packets that a rule matches, and the action on them.
 
+mod calls;
 mod text;
 
 use std::net::IpAddr;
@@ -11,6 +12,8 @@ use doorbell_wire::{
 
 use crate::link::PlannedOrder;
 
+pub use calls::VerbsCall;
+pub(super) use calls::{VerbsFault, operation_name, status_name};
 pub use text::FAULT_FIELDS;
 pub(super) use text::{ACTIONS, RuleParser, RuleProblem};
 
@@ -41,13 +44,27 @@ impl FaultRule {
         matches!(self.action, FaultAction::Port(_))
     }
 
+    /// Returns whether the rule strikes packets of this direction.
+    pub(super) fn strikes(&self, direction: Direction) -> bool {
+        self.verbs_fault().is_none() && self.packets.direction == direction
+    }
+
+    /// Returns the fault of a rule at the boundary between the program and the device.
+    pub(super) fn verbs_fault(&self) -> Option<VerbsFault> {
+        match self.action {
+            FaultAction::Verbs(fault) => Some(fault),
+            _ => None,
+        }
+    }
+
     /// Returns whether the rule adds copies of packets.
     pub(super) fn duplicates(&self) -> bool {
         matches!(self.action, FaultAction::Duplicate { .. })
     }
 }
 
-/// Conditions of a rule. A packet must meet all of them.
+/// Conditions of a rule. A packet must meet all of them. Rules of calls and completions use those of queue pairs, times
+/// and ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PacketMatch {
     pub(super) direction: Direction,
@@ -80,6 +97,18 @@ impl PacketMatch {
     /// Returns whether the conditions read the headers of packets.
     pub(super) fn reads_headers(&self) -> bool {
         self.opcode.is_some() || self.position.is_some() || self.qp.is_some() || self.psn.is_some() || self.tracks()
+    }
+
+    /// Returns whether no field but the direction is a condition.
+    pub(super) fn has_only_direction(&self) -> bool {
+        Self { direction: self.direction, ..Self::default() } == *self
+    }
+
+    /// Returns whether the rule strikes the packet or call that meets all other conditions as number `matched`.
+    pub(super) fn counts(&self, matched: u64) -> bool {
+        let first = self.nth.map_or(1, |nth| nth.from);
+        self.nth.is_none_or(|nth| nth.has(matched))
+            && self.every.is_none_or(|every| (matched - first + 1).is_multiple_of(every))
     }
 
     /// Returns whether the conditions depend on earlier packets of the flow.
@@ -248,6 +277,8 @@ pub(super) enum FaultAction {
     MarkEcn,
     /// Drops the packet, and gives an order to the port of the device.
     Port(PlannedOrder),
+    /// Strikes a call or a completion instead of a packet.
+    Verbs(VerbsFault),
 }
 
 /// End of a black hole.

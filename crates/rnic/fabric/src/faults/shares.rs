@@ -126,10 +126,19 @@ pub(super) fn parse_delay(value: &str) -> Option<u64> {
 }
 
 /// Writes a time with the largest unit that divides it.
-pub(super) fn write_delay(f: &mut fmt::Formatter<'_>, delay_ns: u64) -> fmt::Result {
+fn write_delay(f: &mut fmt::Formatter<'_>, delay_ns: u64) -> fmt::Result {
     let unit = UNITS_NS.into_iter().find(|(_, unit_ns)| delay_ns.is_multiple_of(*unit_ns));
     let (unit, unit_ns) = unit.unwrap_or(("ns", 1));
     write!(f, "{}{unit}", delay_ns / unit_ns)
+}
+
+/// A time with the largest unit that divides it.
+pub(super) struct TimeText(pub(super) u64);
+
+impl fmt::Display for TimeText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_delay(f, self.0)
+    }
 }
 
 /// Parses a decimal number of units and returns nanoseconds. Returns `None` if the text is no number, or if the result

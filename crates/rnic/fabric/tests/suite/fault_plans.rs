@@ -7,12 +7,12 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
-use doorbell_fabric::{Acks, Driver, FaultPlan, Faults, MemoryLink, MemoryNetwork, MemoryOptions};
+use doorbell_fabric::{Acks, Driver, FaultPlan, Faults, MemoryLink, MemoryNetwork, MemoryOptions, VerbsFaults};
 use doorbell_rnic::{CompletionQueue, Config, Policy, Region, Rnic};
 use doorbell_testing::memory::Block;
 use doorbell_verbs_core::{
-    Access, AddressVector, Completion, Counters, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState,
-    RecvRequest, SendFlags, SendOperation, SendRequest, Sge, Status,
+    Access, AddressVector, AsyncEvent, Completion, Counters, Payload, QpAttributes, QpCapacities, QpInit, QpKind,
+    QpState, RecvRequest, SendFlags, SendOperation, SendRequest, Sge, Status,
 };
 use doorbell_wire::{PathMtu, Psn, Qpn, ROCE_UDP_PORT};
 
@@ -68,6 +68,11 @@ impl End {
             QpCapacities { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
         let init = QpInit { kind: QpKind::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, capacities, signal_all: true };
         let qpn = rnic.create_qp(init).unwrap();
+        if let Some(faults) = VerbsFaults::new(plan) {
+            let faults = faults.with_journal(journal.clone());
+            faults.created(qpn);
+            faults.completions().into_iter().for_each(|source| rnic.inject(source));
+        }
         let memory = Block::new(MEMORY_BYTES);
         // SAFETY: the block lives as long as the end, and no reference to it is made.
         let region = unsafe { rnic.register(pd, memory.base(), memory.len(), memory.address(), Access::all(), None) };
@@ -139,6 +144,10 @@ impl End {
 
     fn counters(&self) -> Counters {
         *self.driver.rnic().counters()
+    }
+
+    fn state(&self) -> QpState {
+        self.driver.rnic().query_qp(self.qpn).unwrap().state
     }
 }
 
@@ -319,6 +328,85 @@ fn packets_that_leave_are_struck_once() {
     };
     assert_eq!([1, 2, 3, 4].map(sender), ["10.0.0.2", "10.0.0.1", "10.0.0.1", "10.0.0.2"]);
     assert_eq!(pair.responder.counters().rx_icrc_encapsulated, 1);
+}
+
+/// Posts all operations under an inline plan, and runs until `until_ns`.
+fn struck(plan: &str, until_ns: u64) -> Pair {
+    let plan: FaultPlan = plan.parse().unwrap();
+    let mut pair = Pair::new(&plan);
+    pair.post_all();
+    pair.run_until(until_ns);
+    pair
+}
+
+fn statuses(end: &End) -> Vec<(u64, Status)> {
+    end.reap().iter().map(|it| (it.wr_id, it.status)).collect()
+}
+
+#[test]
+fn a_bad_completion_ends_its_queue_pair_and_flushes_the_rest() {
+    use Status::{RemoteAccess, Success, WorkRequestFlushed};
+    let text = "completion operation=write qp-order=1 nth=1 status=rem-access-err";
+    let pair = struck(text, u64::MAX);
+    let flushed = (3..6).map(|wr_id| (wr_id, WorkRequestFlushed));
+    let expected: Vec<_> = [(0, Success), (1, Success), (2, RemoteAccess)].into_iter().chain(flushed).collect();
+    assert_eq!(statuses(&pair.requester), expected);
+    assert_eq!((pair.requester.state(), pair.responder.state()), (QpState::Error, QpState::ReadyToSend));
+    let journal = String::from_utf8(pair.journal.0.lock().unwrap().clone()).unwrap();
+    let qp = pair.requester.qpn.get();
+    let ends = format!("\"operation\":\"write\",\"qp\":{qp},\"wr_id\":2,\"status\":\"rem-access-err\"}}\n");
+    assert!(journal.starts_with("{\"rule\":1,\"action\":\"completion\",\"count\":1,") && journal.ends_with(&ends));
+    assert_eq!(text.parse::<FaultPlan>().unwrap().unfired(&journal), Vec::<String>::new());
+}
+
+#[test]
+fn a_bad_completion_may_keep_its_queue_pair() {
+    let pair = struck("completion operation=write nth=1 status=loc-prot-err queue-pair=kept", u64::MAX);
+    let status = |wr_id| if wr_id == 2 { Status::LocalProtection } else { Status::Success };
+    assert_eq!(statuses(&pair.requester), (0..6).map(|wr_id| (wr_id, status(wr_id))).collect::<Vec<_>>());
+    assert_eq!(pair.requester.state(), QpState::ReadyToSend);
+}
+
+#[test]
+fn a_bad_receive_flushes_the_receives_behind_it() {
+    let pair = struck("completion operation=receive nth=2 status=loc-len-err", u64::MAX);
+    let expected = [(100, Status::Success), (101, Status::LocalLength), (102, Status::WorkRequestFlushed)];
+    assert_eq!(statuses(&pair.responder), expected);
+    assert_eq!(pair.responder.state(), QpState::Error);
+    // The peer of a dead queue pair gets no answer.
+    assert_eq!(statuses(&pair.requester).last(), Some(&(5, Status::WorkRequestFlushed)));
+    assert_eq!(pair.requester.state(), QpState::Error);
+}
+
+#[test]
+fn a_slow_completion_holds_back_those_behind_it() {
+    const DELAY_NS: u64 = 5_000_000;
+    let text = "slow-poll operation=send nth=2 for=5ms";
+    let mut pair = struck(text, DELAY_NS - 1);
+    assert_eq!(statuses(&pair.requester), [(0, Status::Success)]);
+    assert_eq!(statuses(&pair.responder).len(), 3, "the other end has its completions");
+    let armed = &pair.requester.queue;
+    armed.request_notification(doorbell_verbs_core::Notify::Next);
+    pair.run_until(u64::MAX);
+    assert!(pair.now_ns > DELAY_NS);
+    assert!(!pair.requester.queue.is_armed(), "the queue notifies when the program can see the completion");
+    let expected: Vec<_> = (1..6).map(|wr_id| (wr_id, Status::Success)).collect();
+    assert_eq!(statuses(&pair.requester), expected);
+}
+
+#[test]
+fn an_event_comes_with_its_completion() {
+    let mut pair = struck("event operation=receive nth=1 event=comm-est", u64::MAX);
+    let expected = AsyncEvent::CommunicationEstablished(pair.responder.qpn);
+    assert_eq!(pair.responder.driver.rnic_mut().poll_event(), Some(expected));
+    assert_eq!((pair.responder.state(), statuses(&pair.requester).len()), (QpState::ReadyToSend, 6));
+
+    let mut pair = struck("event operation=send nth=1 event=qp-access-err", u64::MAX);
+    let expected = AsyncEvent::QpAccessError(pair.requester.qpn);
+    assert_eq!(pair.requester.driver.rnic_mut().poll_event(), Some(expected));
+    assert_eq!(pair.requester.state(), QpState::Error);
+    let statuses = statuses(&pair.requester);
+    assert_eq!((statuses[0].1, statuses[5].1), (Status::Success, Status::WorkRequestFlushed));
 }
 
 #[test]

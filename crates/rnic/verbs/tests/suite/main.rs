@@ -11,3 +11,4 @@ mod published;
 mod scribbled;
 mod sleepers;
 mod system;
+mod verbs_faults;

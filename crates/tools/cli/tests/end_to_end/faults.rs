@@ -54,6 +54,32 @@ fn packets_that_leave_are_struck_over_both_links() {
     }
 }
 
+/// Writes a plan of one rule, and returns its path.
+fn plan_of(folder: &Path, rule: &str) -> String {
+    let path = folder.join("plan.toml");
+    fs::write(&path, format!("schema = \"doorbell-fault-plan/1\"\n[[rule]]\n{rule}\n")).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn bad_completions_and_refused_calls_end_a_measurement() {
+    let _one_at_a_time = measuring();
+    let folder = tempfile::tempdir().unwrap();
+    let bad = "action = \"completion\"\noperation = \"send\"\nnth = 20\nstatus = \"rem-access-err\"";
+    let refused = "action = \"call-error\"\ncall = \"create-qp\"\nerrno = \"ENOMEM\"";
+    for link in ["udp", "shm"] {
+        for (rule, part) in [(bad, "remote access"), (refused, "the fault plan refuses ibv_create_qp")] {
+            let plan = plan_of(folder.path(), rule);
+            let finished = run(&format!("bench bw -n 300 -s 16 --link {link} --fault-plan {plan}")).expect_status(1);
+            assert!(finished.stderr.contains(part), "{}", finished.stderr);
+        }
+    }
+    let slow = plan_of(folder.path(), "action = \"slow-poll\"\noperation = \"receive\"\nnth = 5\nfor = \"3ms\"");
+    run(&format!("bench bw -n 300 -s 16 --fault-plan {slow}")).expect_status(0);
+    let testbed = format!("bench bw --testbed connectx5-100g --fault-plan {slow}");
+    run(&testbed).expect_complaint(2, &["slow-poll", "simulated"]);
+}
+
 #[test]
 fn a_journal_has_the_rules_that_fired_on_both_sides() {
     let folder = tempfile::tempdir().unwrap();

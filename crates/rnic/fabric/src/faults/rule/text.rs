@@ -4,18 +4,33 @@ use std::fmt;
 
 use doorbell_wire::{Opcode, Psn};
 
-use super::super::shares::{parse_delay, write_delay};
+use super::super::shares::{TimeText, parse_delay};
+use super::calls::{self, VerbsFault, VerbsFields};
 use super::{
     Corruption, Direction, FaultAction, FaultRule, HoleEnd, PacketField, PacketKind, PacketMatch, Place, Position, Span,
 };
 use crate::link::PlannedOrder;
 
 /// Names of the actions.
-pub(in super::super) const ACTIONS: [&str; 9] =
-    ["drop", "duplicate", "delay", "reorder", "corrupt", "black-hole", "ecn", "port-down", "device-fatal"];
+pub(in super::super) const ACTIONS: [&str; 14] = [
+    "drop",
+    "duplicate",
+    "delay",
+    "reorder",
+    "corrupt",
+    "black-hole",
+    "ecn",
+    "port-down",
+    "device-fatal",
+    "completion",
+    "post-error",
+    "call-error",
+    "slow-poll",
+    "event",
+];
 
 /// Fields of a rule and their allowed values.
-pub const FAULT_FIELDS: [(&str, &str); 26] = [
+pub const FAULT_FIELDS: [(&str, &str); 32] = [
     ("name", "1 to 64 letters, digits, dashes, dots and underscores"),
     ("optional", "true or false"),
     ("direction", "in or out"),
@@ -49,20 +64,51 @@ pub const FAULT_FIELDS: [(&str, &str); 26] = [
     ("byte", "an offset in the payload, in bytes"),
     ("value", "a number that the field or byte can hold"),
     ("icrc", "stale or valid"),
-    ("action", "drop, duplicate, delay, reorder, corrupt, black-hole, ecn, port-down or device-fatal"),
+    ("operation", "send, write, read, compare-swap, fetch-add, bind-window, local-invalidate or receive"),
+    (
+        "status",
+        "loc-len-err, loc-qp-op-err, loc-prot-err, wr-flush-err, mw-bind-err, bad-resp-err, loc-access-err, \
+         rem-inv-req-err, rem-access-err, rem-op-err, retry-exc-err or rnr-retry-exc-err",
+    ),
+    ("errno", "an error number of Linux, 1 to 4095, or a common name such as ENOMEM"),
+    (
+        "call",
+        "alloc-pd, dealloc-pd, reg-mr, rereg-mr, dereg-mr, alloc-mw, dealloc-mw, create-comp-channel, create-cq, \
+         create-srq, create-qp, modify-qp or attach-mcast",
+    ),
+    (
+        "event",
+        "comm-est, sq-drained, qp-fatal, qp-req-err, qp-access-err, qp-last-wqe-reached, cq-err or srq-limit-reached",
+    ),
+    ("queue-pair", "error or kept"),
+    (
+        "action",
+        "drop, duplicate, delay, reorder, corrupt, black-hole, ecn, port-down, device-fatal, completion, post-error, \
+         call-error, slow-poll or event",
+    ),
 ];
 
 /// Fields that belong to an action, and their actions.
-const OF_ACTIONS: [(&str, &[&str]); 8] = [
+const OF_ACTIONS: [(&str, &[&str]); 14] = [
     ("copies", &["duplicate"]),
-    ("for", &["delay", "duplicate", "black-hole", "port-down"]),
+    ("for", &["delay", "duplicate", "black-hole", "port-down", "slow-poll"]),
     ("count", &["black-hole"]),
     ("behind", &["reorder"]),
     ("field", &["corrupt"]),
     ("byte", &["corrupt"]),
     ("value", &["corrupt"]),
     ("icrc", &["corrupt"]),
+    ("operation", &["completion", "post-error", "slow-poll", "event"]),
+    ("status", &["completion"]),
+    ("errno", &["post-error", "call-error"]),
+    ("call", &["call-error"]),
+    ("event", &["event"]),
+    ("queue-pair", &["completion", "event"]),
 ];
+
+/// Conditions that only packets meet.
+const OF_PACKETS: [&str; 8] =
+    ["direction", "peer", "opcode", "position", "psn", "psn-offset", "retransmission", "message-offset"];
 
 /// Largest PSN and number of a queue pair.
 const MAX_24_BITS: u64 = Psn::MASK as u64;
@@ -90,17 +136,18 @@ pub(in super::super) struct RuleParser {
     place: Option<Place>,
     value: Option<u64>,
     reseals: Option<bool>,
+    verbs: VerbsFields,
 }
 
-fn allowed(field: &str) -> &'static str {
+pub(super) fn allowed(field: &str) -> &'static str {
     FAULT_FIELDS.iter().find(|(name, _)| *name == field).map_or("another field", |(_, allowed)| *allowed)
 }
 
-fn problem(field: &str, problem: impl Into<String>) -> RuleProblem {
+pub(super) fn problem(field: &str, problem: impl Into<String>) -> RuleProblem {
     RuleProblem { field: field.to_owned(), problem: problem.into() }
 }
 
-fn wrong(field: &str, value: &str) -> RuleProblem {
+pub(super) fn wrong(field: &str, value: &str) -> RuleProblem {
     problem(field, format!("the value is {value:?}, allowed is {}", allowed(field)))
 }
 
@@ -214,6 +261,7 @@ impl RuleParser {
                     _ => return Err(wrong(field, value)),
                 });
             }
+            _ if self.verbs.set(field, value)? => {}
             _ => {
                 let names: Vec<&str> = FAULT_FIELDS.iter().map(|(name, _)| *name).collect();
                 return Err(problem(field, format!("the field is unknown, allowed are {}", names.join(", "))));
@@ -243,13 +291,11 @@ impl RuleParser {
             return Err(problem(field, format!("the action is {name}, allowed is {}", actions.join(" or "))));
         }
         let action = self.action_named(name)?;
-        let packets = self.packets;
-        let (share, direction) = (packets.share, packets.direction);
-        let is_bare = PacketMatch { share, direction, ..PacketMatch::default() } == packets;
-        if is_bare && packets.share.is_none() {
-            let needed = "the rule matches every packet; allowed is a rule with a condition, such as nth=1.. for all";
-            return Err(problem("action", needed));
+        match action {
+            FaultAction::Verbs(fault) => self.check_calls(name, fault)?,
+            _ => self.check_packets(action)?,
         }
+        let packets = self.packets;
         if let (Some(after), Some(before)) = (packets.after_ns, packets.before_ns)
             && after >= before
         {
@@ -259,7 +305,17 @@ impl RuleParser {
             && nth.to - nth.from < every - 1
         {
             let ranks = nth.to - nth.from + 1;
-            return Err(problem("every", format!("nth allows {ranks} packets, of which none is number {every}")));
+            return Err(problem("every", format!("nth allows {ranks} of them, of which none is number {every}")));
+        }
+        Ok(FaultRule { name: self.name, packets, action, optional: self.optional })
+    }
+
+    /// Checks that packets can meet the conditions.
+    fn check_packets(&self, action: FaultAction) -> Result<(), RuleProblem> {
+        let packets = &self.packets;
+        if packets.has_only_direction() {
+            let needed = "the rule matches every packet; allowed is a rule with a condition, such as nth=1.. for all";
+            return Err(problem("action", needed));
         }
         let mut opcodes = Opcode::KNOWN.iter().copied().filter(|opcode| packets.allows(*opcode)).peekable();
         let is_odd = matches!(packets.opcode, Some(PacketKind::Exactly(opcode)) if opcode.operation().is_none());
@@ -273,10 +329,30 @@ impl RuleParser {
         {
             return Err(problem("field", "no packet that the rule matches has this field"));
         }
-        Ok(FaultRule { name: self.name, packets, action, optional: self.optional })
+        Ok(())
+    }
+
+    /// Checks that calls or completions can meet the conditions.
+    fn check_calls(&self, action: &str, fault: VerbsFault) -> Result<(), RuleProblem> {
+        let is_given = |field: &&&str| self.given.iter().any(|given| given == **field);
+        if let Some(field) = OF_PACKETS.iter().find(is_given) {
+            return Err(problem(field, format!("the action is {action}, allowed is an action on packets")));
+        }
+        if let Some(field) = ["qp", "qp-order"].iter().find(is_given) {
+            calls::check_queue_pair(fault, field)?;
+        }
+        let names_no_calls = !is_given(&&"operation") && !is_given(&&"call");
+        if self.packets.has_only_direction() && names_no_calls {
+            let needed = "the rule matches every call; allowed is a rule with a condition, such as nth=1.. for all";
+            return Err(problem("action", needed));
+        }
+        Ok(())
     }
 
     fn action_named(&self, name: &str) -> Result<FaultAction, RuleProblem> {
+        if let Some(fault) = self.verbs.fault(name, self.for_ns)? {
+            return Ok(FaultAction::Verbs(fault));
+        }
         Ok(match name {
             "drop" => FaultAction::Drop,
             "duplicate" => {
@@ -393,6 +469,9 @@ impl fmt::Display for FaultRule {
             FaultAction::Delay { delay_ns } => field("for", Some(&TimeText(delay_ns))),
             FaultAction::BlackHole(HoleEnd::After(for_ns)) => field("for", Some(&TimeText(for_ns))),
             FaultAction::BlackHole(HoleEnd::Packets(count)) => field("count", Some(&count)),
+            FaultAction::Verbs(fault) => {
+                fault.fields().iter().try_for_each(|(name, value)| field(*name, Some(value as _)))
+            }
             FaultAction::Corrupt(Corruption { place, value, reseals }) => {
                 match place {
                     Place::AnyBit => {}
@@ -419,145 +498,10 @@ impl FaultRule {
             FaultAction::MarkEcn => "ecn",
             FaultAction::Port(PlannedOrder::Down { .. }) => "port-down",
             FaultAction::Port(PlannedOrder::DeviceFatal) => "device-fatal",
+            FaultAction::Verbs(fault) => fault.action_name(),
         }
-    }
-}
-
-/// A time with the largest unit that divides it.
-struct TimeText(u64);
-
-impl fmt::Display for TimeText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_delay(f, self.0)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::super::super::{FaultPlan, FaultPlanError};
-    use super::*;
-
-    fn error(text: &str) -> String {
-        text.parse::<FaultPlan>().unwrap_err().to_string()
-    }
-
-    #[test]
-    fn rules_print_as_they_are_read() {
-        for rule in [
-            "drop opcode=ack nth=1",
-            "drop name=own direction=out opcode=ack nth=1",
-            "duplicate nth=2 copies=1 for=1s",
-            "duplicate name=a.b-c_1 opcode=read-response position=middle psn-offset=2..4 copies=2",
-            "delay optional=true peer=10.0.0.1 nth=1..18446744073709551615 for=5ms",
-            "reorder qp=18 behind=3",
-            "reorder qp-order=2 every=3",
-            "corrupt opcode=send share=0.25",
-            "corrupt opcode=write byte=3 value=255 icrc=valid",
-            "corrupt opcode=rc-acknowledge field=syndrome value=96",
-            "black-hole after=1ms before=2ms for=1s",
-            "black-hole opcode=0x1f retransmission=1..3 count=7",
-            "ecn message-offset=4096",
-            "port-down opcode=request nth=2 for=20ms",
-            "device-fatal opcode=read-request nth=1",
-        ] {
-            let plan: FaultPlan = rule.parse().unwrap();
-            assert_eq!(plan.to_string(), format!("seed=0;{rule}"));
-            assert_eq!(plan.to_string().parse(), Ok(plan));
-        }
-        let plan: FaultPlan = "drop=0.1,seed=3; drop nth=3.. optional; ecn qp=0x12".parse().unwrap();
-        assert_eq!(plan.rules().len(), 2);
-        assert!(plan.rules()[0].is_optional() && plan.shares().seed == 3);
-    }
-
-    #[test]
-    fn contradictions_are_refused_with_a_sentence() {
-        for (text, parts) in [
-            ("drop nth=5..2", ["nth", "range 5..2 is empty"]),
-            ("drop nth=0", ["nth", "a number from 1"]),
-            ("drop opcode=acks", ["\"acks\"", "a class (ack, nak"]),
-            ("drop opcode=ack position=middle", ["position", "no packet"]),
-            ("drop opcode=read-request message-offset=1", ["message-offset", "no packet"]),
-            ("drop nth=2..3 every=3", ["every", "none is number 3"]),
-            ("drop after=2ms before=1ms", ["before", "not later"]),
-            ("drop optional", ["action", "matches every packet"]),
-            ("drop direction=out", ["action", "matches every packet"]),
-            ("drop direction=sideways nth=1", ["direction", "in or out"]),
-            ("drop nth=1 copies=2", ["copies", "duplicate"]),
-            ("drop nth=1 nth=2", ["nth", "twice"]),
-            ("drop first", ["first", "no value"]),
-            ("drop where=1", ["where", "unknown"]),
-            ("delay nth=1", ["for", "missing"]),
-            ("black-hole nth=1", ["for", "count=PACKETS"]),
-            ("port-down nth=1", ["for", "missing"]),
-            ("device-fatal nth=1 for=1s", ["for", "port-down"]),
-            ("port-down nth=1 for=1s; ecn nth=1", ["port-down and ecn", "same packets"]),
-            ("black-hole nth=1 for=1s count=2", ["for", "either"]),
-            ("corrupt nth=1 field=speed", ["field", "syndrome"]),
-            ("corrupt nth=1 field=psn byte=1", ["byte", "one of them"]),
-            ("corrupt nth=1 field=syndrome value=256", ["value", "0 to 255"]),
-            ("corrupt nth=1 field=icrc icrc=valid", ["icrc", "valid"]),
-            ("corrupt nth=1 value=1", ["value", "drawn"]),
-            ("corrupt opcode=send field=syndrome", ["field", "no packet"]),
-            ("drop opcode=ack nth=1; duplicate opcode=ack nth=1", ["drop and duplicate", "same packets"]),
-            ("drop name=a nth=1; drop name=a nth=2", ["name", "two rules"]),
-            ("drop=0.1; drop=0.2", ["two lists", "one list"]),
-        ] {
-            let error = error(text);
-            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn files_have_the_same_rules_and_errors_name_the_line() {
-        let head = "schema = \"doorbell-fault-plan/1\"\nseed = 7\n";
-        let text = format!("{head}[[rule]]\naction = \"drop\"\nopcode = \"ack\"\nnth = 1\noptional = true\n");
-        let plan = FaultPlan::from_toml("a.toml", &text).unwrap();
-        assert_eq!(plan.to_string(), "seed=7;drop optional=true opcode=ack nth=1");
-        for (tail, expected) in [
-            ("[[rule]]\naction = \"drop\"\nnth = 0\n", "a.toml:5: rule.nth: the value is \"0\", allowed is a number"),
-            ("[[rule]]\naction = \"melt\"\n", "a.toml:4: rule.action: the value is \"melt\", allowed is drop"),
-            ("[[rule]]\nnth = 1\n", "a.toml:3: rule.action: the field is missing"),
-            ("[[rule]]\naction = \"drop\"\nnth = [1]\n", "a.toml:5: rule.nth: the value is of type array"),
-            ("speed = 1\n", "a.toml:3: speed: the field is unknown"),
-            ("", "a.toml:1: rule: the plan has no rule"),
-            ("rule = 1 2\n", "a.toml:3: the file: the text is no TOML"),
-        ] {
-            let error = FaultPlan::from_toml("a.toml", &format!("{head}{tail}")).unwrap_err();
-            assert!(matches!(error, FaultPlanError::File { .. }));
-            assert!(error.to_string().starts_with(expected), "{tail:?}: {error}");
-        }
-        let error = FaultPlan::from_toml("a.toml", "seed = 1\n").unwrap_err().to_string();
-        assert!(error.starts_with("a.toml:1: schema: the field is missing"), "{error}");
-    }
-
-    #[test]
-    fn the_fields_list_all_names() {
-        let lists = |field: &str, name: &str| {
-            let is_separator = |letter: char| !letter.is_ascii_alphanumeric() && letter != '-';
-            assert!(allowed(field).split(is_separator).any(|word| word == name), "{name} is missing at {field}");
-        };
-        PacketKind::CLASSES.iter().for_each(|(name, _)| lists("opcode", name));
-        PacketField::ALL.iter().for_each(|known| lists("field", known.name));
-        Position::NAMES.iter().for_each(|(name, _)| lists("position", name));
-        Direction::NAMES.iter().for_each(|(name, _)| lists("direction", name));
-        ACTIONS.iter().for_each(|name| lists("action", name));
-    }
-
-    proptest! {
-        #[test]
-        fn no_rule_panics(field in "[a-z-]{1,10}|nth|psn|for|value|byte|opcode", value in "[a-z0-9.x+-]{0,20}") {
-            for action in ACTIONS {
-                if let Ok(plan) = format!("{action} {field}={value} nth=1").parse::<FaultPlan>() {
-                    prop_assert_eq!(plan.to_string().parse(), Ok(plan));
-                }
-            }
-        }
-
-        #[test]
-        fn no_file_panics(text in ".{0,80}") {
-            let _ = FaultPlan::from_toml("a.toml", &format!("schema = \"doorbell-fault-plan/1\"\n{text}"));
-        }
-    }
-}
+mod tests;
