@@ -3,6 +3,7 @@
 
 mod devices;
 mod faults;
+mod publish;
 mod queues;
 
 use std::any::Any;
@@ -11,13 +12,12 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Once, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use doorbell_counters::{PUBLISH_WITHIN_NS, PortReply, PortRequest, Published, PublishedPort, Publisher};
 use doorbell_fabric::{
-    BindRequest, DrivenRnic, Faults, Link, OwnMemory, OwnProcess, Pcap, PortHandle, SharedMemoryLink, UdpLink,
-    VerbsCall, VerbsFaults, active_mtu, bind, guard_memory,
+    BindRequest, DrivenRnic, Faults, Link, OwnMemory, OwnProcess, Pcap, SharedMemoryLink, UdpLink, VerbsCall,
+    VerbsFaults, active_mtu, bind, guard_memory,
 };
 pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice};
 use doorbell_output::files;
@@ -42,6 +42,7 @@ pub use devices::{
 };
 pub use doorbell_fabric::{bring_in, can_bring_in};
 use faults::{InjectedFaults, open_journal};
+use publish::publish;
 use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
 
 /// Options of a software RNIC.
@@ -292,40 +293,6 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
         listener,
         events: queue,
     })
-}
-
-/// Publishes the counters of the device. If publishing fails, the device works without it.
-fn publish(soft: &Soft, address: IpAddr, udp_port: u16) {
-    static SAID: Once = Once::new();
-    if !doorbell_counters::is_wanted() {
-        return;
-    }
-    match Publisher::new(&Published { name: &soft.name, address, udp_port, counters: Counters::NAMES }) {
-        Ok(mut publisher) => {
-            let mut requests = publisher.port_requests();
-            soft.rnic.serve_port(Box::new(move |port: &PortHandle<'_>| requests.serve(|request| obey(port, request))));
-            let observer = move |counters: &Counters| publisher.publish(&counters.values());
-            soft.rnic.observe(Box::new(observer), PUBLISH_WITHIN_NS);
-        }
-        Err(error) => SAID.call_once(|| tracing::debug!(%error, "counters are not published")),
-    }
-}
-
-/// Carries out a request of another process to the port.
-fn obey(port: &PortHandle<'_>, request: PortRequest) -> PortReply {
-    let order = match request {
-        PortRequest::State => None,
-        PortRequest::Down => Some(PortOrder::Down),
-        PortRequest::Up => Some(PortOrder::Up),
-        PortRequest::DeviceFatal => Some(PortOrder::DeviceFatal),
-    };
-    let was_refused = order.is_some_and(|order| port.order(order).is_err());
-    let state = match port.state() {
-        Ok(PortState::Active) => PublishedPort::Active,
-        Ok(PortState::Down) => PublishedPort::Down,
-        Err(_) => PublishedPort::Failed,
-    };
-    PortReply { state, was_refused }
 }
 
 /// Returns a path for a capture that this process has not used yet.
