@@ -26,6 +26,7 @@
 //! The functions check all other conditions.
 
 mod cm;
+mod dropin;
 mod objects;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod paths;
