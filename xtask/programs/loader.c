@@ -3,7 +3,7 @@
  * queue pairs and compares the bytes.
  *
  * Arguments: `shared` if the preloaded library must be the same as the opened one, `alone` if no library is preloaded,
- * `old` if the optional functions count as absent, or the path of a library in which no device must be found. */
+ * `old` if the optional functions count as absent, or `none` or the path of a library if no device must be found. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -192,8 +192,9 @@ int main(int argc, char **argv)
 {
 	const char *kind = argc > 1 ? argv[1] : "shared";
 	struct ibv_device **(*by_name)(int *) = dlsym(RTLD_DEFAULT, "ibv_get_device_list");
-	struct ibv_device **devices, **others;
+	struct ibv_device **devices, **others, *device;
 	void *library = NULL;
+	int is_elsewhere = strchr(kind, '/') || !strcmp(kind, "none");
 	int count = -1;
 
 	if (strchr(kind, '/')) {
@@ -209,7 +210,7 @@ int main(int argc, char **argv)
 	look_up_all(library, !strcmp(kind, "old"));
 	verbs.fork_init();
 	devices = verbs.get_device_list(&count);
-	if (strchr(kind, '/')) {
+	if (is_elsewhere) {
 		printf("%d devices\n", count);
 		CHECK(count <= 0);
 		return 0;
@@ -225,7 +226,15 @@ int main(int argc, char **argv)
 	}
 	check_other_versions(library);
 	write_and_compare(devices[0]);
+	device = devices[0];
 	verbs.free_device_list(devices);
+	if (!strcmp(kind, "alone")) {
+		/* Threads of the library outlive its handle. */
+		CHECK(!dlclose(library) && (library = dlopen("libibverbs.so.1", RTLD_NOW)));
+		look_up_all(library, 0);
+		CHECK((devices = verbs.get_device_list(NULL)) && devices[0] == device);
+		write_and_compare(devices[0]);
+	}
 	printf("%s: the bytes are the same\n", kind);
 	return 0;
 }

@@ -31,6 +31,8 @@ fn main() {
     // Without this option, the dynamic linker could fill the table with the functions of a drop-in, which jump through
     // the table.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
+    // A program may close a drop-in while threads of the library run.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     if let Err(why) = make() {
         println!("cargo::error={why}");
         process::exit(1);

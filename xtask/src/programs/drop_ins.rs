@@ -20,7 +20,7 @@ pub(super) fn check() -> Result<(), String> {
     let folder = built().join("lib/doorbell");
     let symbols = compile("cc", "symbols", &[])?;
     for name in REPLACED {
-        let (own, replaced) = (folder.join(name), of_system(name)?);
+        let (own, replaced) = (folder.join(name), path_of_system(name)?);
         compare_names(&own, &replaced)?;
         let paths = [own.to_string_lossy(), replaced.to_string_lossy()];
         start(command(&symbols, &[&paths[0], &paths[1]]))?.finish(PATIENCE).map_err(|why| format!("{name}: {why}"))?;
@@ -36,7 +36,7 @@ pub(super) fn check() -> Result<(), String> {
 }
 
 /// Returns the path of a library of the system.
-fn of_system(name: &str) -> Result<PathBuf, String> {
+fn path_of_system(name: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(output_of(command("cc", &[&format!("-print-file-name={name}")]))?.trim());
     if path.is_absolute() { Ok(path) } else { Err(format!("{name} is not installed")) }
 }
@@ -66,11 +66,16 @@ fn names(library: &Path) -> Result<BTreeSet<String>, String> {
 
 /// Runs programs whose calls do not reach the library, and checks the explanations.
 fn explanations(loader: &str) -> Result<(), String> {
-    let replaced = of_system(REPLACED[0])?;
+    let replaced = path_of_system(REPLACED[0])?;
     let renamed = place::own().join("libibverbs-3f2a1b0c.so.1");
     fs::copy(&replaced, &renamed).map_err(|error| format!("{} could not be written: {error}", renamed.display()))?;
     let libraries = ["-Wl,-Bstatic", "-libverbs", "-Wl,-Bdynamic", "-lnl-route-3", "-lnl-3"];
     let linked = compile("cc", "linked", &libraries)?;
+    // A path in the program itself precedes `LD_LIBRARY_PATH`, so the program begins with the system's library.
+    let folder = replaced.parent().unwrap_or(Path::new("/"));
+    let path = format!("-Wl,--disable-new-dtags,-rpath,{}", folder.display());
+    let of_system = place::own().join("loader-of-system").to_string_lossy().into_owned();
+    compile("cc", "loader", &[&path, "-Wl,--no-as-needed", "-libverbs", "-o", &of_system])?;
     for (words, expected) in [
         (
             vec![loader.to_owned(), replaced.display().to_string()],
@@ -82,6 +87,7 @@ fn explanations(loader: &str) -> Result<(), String> {
             "a driver that another libibverbs has loaded".to_owned(),
         ),
         (vec![linked], "the program: libibverbs is linked into it".to_owned()),
+        (vec![of_system, "none".to_owned()], "libibverbs.so: another libibverbs".to_owned()),
     ] {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let said = start(on_doorbell(&[], &words))?.finish(PATIENCE)?;

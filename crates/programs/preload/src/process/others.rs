@@ -27,11 +27,17 @@ static SEEN: [AtomicUsize; MOST_FILES] = [const { AtomicUsize::new(0) }; MOST_FI
 struct Library {
     name: &'static str,
     text: &'static [u8],
+    /// Whether the process began with a copy of the usual name.
+    is_usual: AtomicBool,
 }
 
-const LIBRARIES: [Library; 2] = [
-    Library { name: "libibverbs", text: b"no userspace device-specific driver found for" },
-    Library { name: "librdmacm", text: b"discarding unmatched event" },
+static LIBRARIES: [Library; 2] = [
+    Library {
+        name: "libibverbs",
+        text: b"no userspace device-specific driver found for",
+        is_usual: AtomicBool::new(false),
+    },
+    Library { name: "librdmacm", text: b"discarding unmatched event", is_usual: AtomicBool::new(false) },
 ];
 
 /// Part of the name of a driver that libibverbs loads. The number after it is the version of the interface.
@@ -45,6 +51,22 @@ pub(crate) enum Look {
     /// This library has just been loaded. References of loaded files to the usual names reach this library.
     AtLoading,
     Later,
+}
+
+/// Explains the copies that the process has before it opens the library of this name. Also explains a copy of this usual
+/// name with which the process began, since the dynamic linker opens the same copy again.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) fn look_before_opening(name: Option<&OsStr>) {
+    if !is_wanted() {
+        return;
+    }
+    look(Look::Later);
+    let Some(path) = name.map(OsStr::as_bytes) else { return };
+    for library in LIBRARIES.iter().filter(|library| library.is_usual.load(Ordering::Relaxed)) {
+        if has_usual_name(path, library.name) {
+            explain_copy(path, library);
+        }
+    }
 }
 
 /// Explains each other copy, and each driver that such a copy has loaded.
@@ -127,18 +149,24 @@ unsafe fn judge(path: &[u8], base: usize, headers: &[libc::Elf64_Phdr], time: Lo
                         library.name
                     ),
                 );
-            } else if time == Look::Later || !has_usual_name(name, library.name) {
-                explain(
-                    &Shown(path),
-                    &format_args!(
-                        "another {}: calls by name reach this library, but functions that the program looks up in that \
-                         file find no doorbell0",
-                        library.name
-                    ),
-                );
+            } else if time == Look::AtLoading && has_usual_name(name, library.name) {
+                library.is_usual.store(true, Ordering::Relaxed);
+            } else {
+                explain_copy(path, library);
             }
         }
     }
+}
+
+fn explain_copy(path: &[u8], library: &Library) {
+    explain(
+        &Shown(path),
+        &format_args!(
+            "another {}: calls by name reach this library, but functions that the program looks up in that file find no \
+             doorbell0",
+            library.name
+        ),
+    );
 }
 
 /// Returns whether the file has the name that other files refer to, as `libibverbs.so.1.14.44.0`.
