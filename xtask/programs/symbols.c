@@ -110,7 +110,7 @@ static void compare_files(void)
 	}
 }
 
-/* Each of these functions fails with this errno, whatever its arguments. */
+/* Each of these functions fails with this errno, with any arguments. */
 static void expect_failure(const char *name, const char *version, int result, int expected)
 {
 	int (*call)(void *, void *, void *, void *) = dlvsym(libraries[0], name, version);
