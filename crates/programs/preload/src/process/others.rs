@@ -122,7 +122,7 @@ unsafe fn judge(path: &[u8], base: usize, headers: &[libc::Elf64_Phdr], time: Lo
     if contains(name, DRIVER) && !IS_DRIVER_NAMED.swap(true, Ordering::Relaxed) {
         explain(
             &Shown(path),
-            &"a driver that another libibverbs has loaded: it talks to the kernel, and does not know doorbell0",
+            &"a driver that another libibverbs has loaded: it talks to the kernel, and does not know the software RNIC",
         );
     }
     let mut constants = 0;
@@ -145,7 +145,7 @@ unsafe fn judge(path: &[u8], base: usize, headers: &[libc::Elf64_Phdr], time: Lo
                 explain(
                     &Shown(path),
                     &format_args!(
-                        "{} is linked into it: its calls do not reach this library, and find no doorbell0",
+                        "{} is linked into it: its calls do not reach this library, and find no software RNIC",
                         library.name
                     ),
                 );
@@ -163,7 +163,7 @@ fn explain_copy(path: &[u8], library: &Library) {
         &Shown(path),
         &format_args!(
             "another {}: calls by name reach this library, but functions that the program looks up in that file find no \
-             doorbell0",
+             software RNIC",
             library.name
         ),
     );
