@@ -1,9 +1,10 @@
 //! Makes the drop-in libraries `libibverbs.so.1` and `librdmacm.so.1` of the lists in `abi/`.
 //!
-//! A drop-in has the soname, the version nodes and the symbols of the library that it replaces. Each of its functions is
-//! one jump through the table that `src/dropin.rs` exports from `libdoorbell_ibverbs.so`. So both drop-ins and the
-//! preloaded library share one state. rustc passes an anonymous version script for each cdylib, and linkers reject named
-//! nodes beside it. Therefore this script calls the assembler and the linker itself, through the same `cc` as rustc.
+//! A drop-in has the soname, the version nodes and the symbols of the library that it replaces. Each of its functions
+//! is one jump through the table that `src/dropin.rs` exports from `libdoorbell_ibverbs.so`. So both drop-ins and the
+//! preloaded library share one state. rustc passes an anonymous version script for each cdylib, and linkers reject
+//! named nodes beside it. Therefore this script calls the assembler and the linker itself, through the same `cc` as
+//! rustc.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -83,8 +84,8 @@ enum Machine {
 }
 
 impl Machine {
-    /// Returns a jump through the entry of the table. The code changes only registers that the calling convention leaves
-    /// to such code, so arguments reach the function unchanged.
+    /// Returns a jump through the entry of the table. The code changes only registers that the calling convention
+    /// leaves to such code, so arguments reach the function unchanged.
     fn jump(self, symbol: &str, entry: usize) -> String {
         let at = 8 * entry;
         match self {

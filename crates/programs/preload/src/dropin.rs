@@ -1,9 +1,9 @@
 //! The table through which the drop-in libraries `libibverbs.so.1` and `librdmacm.so.1` call this library.
 //!
-//! A program that opens libibverbs by `dlopen` and looks up functions in it is not reached by preloading. Such a program
-//! finds the drop-ins instead, if `LD_LIBRARY_PATH` names their folder. `build.rs` makes the drop-ins of the lists in
-//! `abi/`, and writes the table that this module includes. A drop-in has no state: each of its functions jumps to an
-//! entry of the table. So a process that preloads the library and opens a drop-in has one device.
+//! A program that opens libibverbs by `dlopen` and looks up functions in it is not reached by preloading. Such a
+//! program finds the drop-ins instead, if `LD_LIBRARY_PATH` names their folder. `build.rs` makes the drop-ins of the
+//! lists in `abi/`, and writes the table that this module includes. A drop-in has no state: each of its functions jumps
+//! to an entry of the table. So a process that preloads the library and opens a drop-in has one device.
 //!
 //! Functions that this library does not export by name are here. They include the functions that only providers of
 //! libibverbs call, which fail, since a provider would talk to the kernel.

@@ -98,8 +98,8 @@ pub fn variables() -> Result<Vec<(&'static str, OsString)>, LibraryError> {
     Ok(variables)
 }
 
-/// Returns the list with the path at its head. A list that has the path already stays as it is, since one `doorbell run`
-/// may start another.
+/// Returns the list with the path at its head. A list that has the path already stays as it is, since one
+/// `doorbell run` may start another.
 fn before(path: &Path, list: Option<OsString>, separators: &[char]) -> OsString {
     match list.filter(|list| !list.is_empty()) {
         Some(list) if list.to_string_lossy().split(separators).any(|other| Path::new(other) == path) => list,

@@ -125,7 +125,8 @@ pub(super) unsafe extern "C" fn ibv_copy_ah_attr_from_kern(to: *mut c::ibv_ah_at
 pub(super) unsafe extern "C" fn ibv_copy_qp_attr_from_kern(to: *mut c::ibv_qp_attr, from: *const KernelQp) {
     // SAFETY: the caller guarantees that both pointers are valid.
     let (to, from) = unsafe { (&mut *to, &*from) };
-    copy_fields!(from => to; cur_qp_state, path_mtu, path_mig_state, qkey, rq_psn, sq_psn, dest_qp_num, qp_access_flags);
+    copy_fields!(from => to; cur_qp_state, path_mtu, path_mig_state, qkey, rq_psn, sq_psn, dest_qp_num);
+    copy_fields!(from => to; qp_access_flags);
     copy_fields!(from => to.cap; max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data);
     copy_address(&mut to.ah_attr, &from.ah_attr);
     copy_address(&mut to.alt_ah_attr, &from.alt_ah_attr);
@@ -136,8 +137,8 @@ pub(super) unsafe extern "C" fn ibv_copy_qp_attr_from_kern(to: *mut c::ibv_qp_at
 
 macro_rules! copy_path_fields {
     ($from:expr => $to:expr) => {
-        copy_fields!($from => $to; dlid, slid, raw_traffic, flow_label, hop_limit, traffic_class, reversible, numb_path);
-        copy_fields!($from => $to; pkey, sl, mtu_selector, mtu, rate_selector, rate, packet_life_time, preference);
+        copy_fields!($from => $to; dlid, slid, raw_traffic, flow_label, hop_limit, traffic_class, reversible);
+        copy_fields!($from => $to; numb_path, pkey, sl, mtu_selector, mtu, rate_selector, rate, packet_life_time, preference);
         copy_fields!($from => $to; packet_life_time_selector);
     };
 }

@@ -101,7 +101,8 @@ impl Effect {
             Self::Starts(..) => {}
             Self::LeavesThread => thread_leaves(),
             // The library is not loaded yet. So a look before each call finds it at the next one, or at the end.
-            // SAFETY: the caller guarantees that `frame` is valid. The first argument of `dlopen` is null or a C string.
+            // SAFETY: the caller guarantees that `frame` is valid. The first argument of `dlopen` is null or a C
+            // string.
             Self::Loads => others::look_before_opening(unsafe { Arguments::new(frame).text(0) }),
         }
     }

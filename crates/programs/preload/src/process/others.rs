@@ -2,8 +2,8 @@
 //! library, but a program may look up functions in another copy, or contain one. Such calls find no device.
 //!
 //! A copy is recognised by a text of each release since 2017, which also shows one that was renamed or linked into a
-//! program. The library looks when it is loaded, before each `dlopen`, and when the process ends. It looks at each loaded
-//! file once.
+//! program. The library looks when it is loaded, before each `dlopen`, and when the process ends. It looks at each
+//! loaded file once.
 
 use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::fmt;
@@ -53,8 +53,8 @@ pub(crate) enum Look {
     Later,
 }
 
-/// Explains the copies that the process has before it opens the library of this name. Also explains a copy of this usual
-/// name with which the process began, since the dynamic linker opens the same copy again.
+/// Explains the copies that the process has before it opens the library of this name. Also explains a copy of this
+/// usual name with which the process began, since the dynamic linker opens the same copy again.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) fn look_before_opening(name: Option<&OsStr>) {
     if !is_wanted() {
