@@ -1,14 +1,15 @@
-//! `cargo xtask dist`: an archive of the command `doorbell`, the library that `doorbell run` preloads, manual pages and
+//! `cargo xtask dist`: an archive of the command `doorbell`, the libraries that `doorbell run` needs, manual pages and
 //! shell completions. `cargo install` installs only the command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::programs::DROP_INS;
 use crate::shell::{command, output_of, root, run, target};
 use crate::{place, programs};
 
 /// Built files of the archive, each with its name in the build directory and its path in the archive. `doorbell run`
-/// finds the library at this path relative to the command.
+/// finds the library at this path relative to the command. The drop-in libraries have the same path in both.
 const BUILT: [(&str, &str); 2] =
     [("doorbell", "bin/doorbell"), ("libdoorbell_ibverbs.so", "lib/libdoorbell_ibverbs.so")];
 
@@ -57,10 +58,11 @@ fn host() -> Result<String, String> {
     line.map(str::to_owned).ok_or_else(|| format!("`rustc -vV` prints no line `host: ...`:\n{about}"))
 }
 
-/// Packs [`BUILT`] from the folder `built`, [`TEXTS`], and all files of `printed` into `out/NAME.tar.gz`. In the
-/// archive, all files are below a folder NAME. `place` is the working folder.
+/// Packs [`BUILT`] and [`DROP_INS`] from the folder `built`, [`TEXTS`], and all files of `printed` into
+/// `out/NAME.tar.gz`. In the archive, all files are below a folder NAME. `place` is the working folder.
 fn pack(built: &Path, printed: Option<&Path>, place: &Path, out: &Path, name: &str) -> Result<PathBuf, String> {
-    let files = BUILT.iter().map(|(from, to)| (built.join(from), *to));
+    let same_path = DROP_INS.iter().map(|path| (*path, *path));
+    let files = BUILT.into_iter().chain(same_path).map(|(from, to)| (built.join(from), to));
     let texts = TEXTS.iter().map(|text| (root().join(text), *text));
     let folder = place.join(name);
     empty(&folder)?;
@@ -106,13 +108,19 @@ pub(crate) fn check() -> Result<(), String> {
     let doorbell = |arguments: &[&str]| {
         let mut doorbell = command(folder.join("bin/doorbell"), arguments);
         // The command must find the library of the archive.
-        doorbell.env_remove("DOORBELL_PRELOAD_LIB").env_remove("LD_PRELOAD");
+        for variable in ["DOORBELL_PRELOAD_LIB", "LD_PRELOAD", "LD_LIBRARY_PATH"] {
+            doorbell.env_remove(variable);
+        }
         output_of(doorbell)
     };
     let variables = doorbell(&["env"])?;
-    let library = folder.join("bin/../lib/libdoorbell_ibverbs.so");
-    if !variables.contains(&format!("LD_PRELOAD={}\n", library.display())) {
-        return Err(format!("{} is not the preloaded library:\n{variables}", library.display()));
+    for (variable, path) in
+        [("LD_PRELOAD", "bin/../lib/libdoorbell_ibverbs.so"), ("LD_LIBRARY_PATH", "bin/../lib/doorbell")]
+    {
+        let expected = format!("{variable}={}\n", folder.join(path).display());
+        if !variables.contains(&expected) {
+            return Err(format!("`doorbell env` does not print {expected:?}:\n{variables}"));
+        }
     }
     for file in PRINTED
         .iter()
@@ -150,8 +158,8 @@ mod tests {
         let home = tempfile::tempdir().expect("a temporary folder can be created");
         let place = home.path();
         let built = place.join("built");
-        empty(&built).expect("the temporary folder can be written");
-        for (name, _) in BUILT {
+        empty(&built.join("lib/doorbell")).expect("the temporary folder can be written");
+        for name in BUILT.map(|(name, _)| name).into_iter().chain(DROP_INS) {
             fs::write(built.join(name), name).expect("the temporary folder can be written");
         }
         let (put, out) = (place.join("place"), place.join("out"));
@@ -167,6 +175,10 @@ mod tests {
                 "doorbell-1/LICENSE-MIT",
                 "doorbell-1/README.md",
                 "doorbell-1/bin/doorbell",
+                "doorbell-1/lib/doorbell/libibverbs.so",
+                "doorbell-1/lib/doorbell/libibverbs.so.1",
+                "doorbell-1/lib/doorbell/librdmacm.so",
+                "doorbell-1/lib/doorbell/librdmacm.so.1",
                 "doorbell-1/lib/libdoorbell_ibverbs.so",
             ]
         );

@@ -12,6 +12,7 @@ use crate::shell::{cargo, command, output_of, root, run, target};
 
 mod captures;
 mod compare;
+mod drop_ins;
 pub(crate) mod middlebox;
 pub(crate) mod page;
 mod port_flap;
@@ -101,16 +102,25 @@ const PAIRS: &[&str] = &[
 /// Built files that all programs need.
 pub(crate) const BUILT: [&str; 2] = ["doorbell", "libdoorbell_ibverbs.so"];
 
+/// Drop-in libraries that the build of the library makes, in a folder beside it.
+pub(crate) const DROP_INS: [&str; 4] = [
+    "lib/doorbell/libibverbs.so",
+    "lib/doorbell/libibverbs.so.1",
+    "lib/doorbell/librdmacm.so",
+    "lib/doorbell/librdmacm.so.1",
+];
+
 /// Arguments of cargo that build the command `doorbell` and the library that `doorbell run` preloads.
 pub(crate) const BUILD: &[&str] = &["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-preload"];
 
-/// Builds the command and the library, and links both files into this run's folder. The build of another run therefore
+/// Builds the command and the libraries, and links all files into this run's folder. The build of another run therefore
 /// does not replace the files of this run.
 pub(crate) fn build() -> Result<(), String> {
     run(cargo(BUILD))?;
-    let folder = built();
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    BUILT.iter().try_for_each(|name| place::link(&target().join("release").join(name), &folder.join(name)))
+    let (folder, drop_ins) = (built(), built().join("lib/doorbell"));
+    fs::create_dir_all(&drop_ins).map_err(|error| format!("{}: {error}", drop_ins.display()))?;
+    let mut names = BUILT.iter().chain(&DROP_INS);
+    names.try_for_each(|name| place::link(&target().join("release").join(name), &folder.join(name)))
 }
 
 /// Returns the directory of the built files.
@@ -224,7 +234,7 @@ const OWN: &[(&str, &[&str])] = &[
 /// Runs programs of this repository. They test errors and guarantees of verbs that foreign programs do not test. `only`
 /// has the names of the programs to run; if it is empty, all programs run.
 pub(crate) fn own(only: &[&str]) -> Result<(), String> {
-    let names: Vec<_> = OWN.iter().map(|(name, _)| *name).chain([captures::NAME]).collect();
+    let names: Vec<_> = OWN.iter().map(|(name, _)| *name).chain([captures::NAME, drop_ins::NAME]).collect();
     if let Some(unknown) = only.iter().find(|name| !names.contains(name)) {
         return Err(format!("{unknown} is no program of this repository, allowed are {}", names.join(", ")));
     }
@@ -234,6 +244,9 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
     }
     if only.is_empty() || only.contains(&captures::NAME) {
         captures::check_captures()?;
+    }
+    if only.is_empty() || only.contains(&drop_ins::NAME) {
+        drop_ins::check()?;
     }
     Ok(())
 }

@@ -16,6 +16,9 @@
 //! The library also serves the files that programs read without calling libibverbs, such as those in `/dev/infiniband`
 //! and `/sys/class/infiniband` (`paths/`).
 //!
+//! Programs that open libibverbs themselves reach the library through drop-in libraries (`dropin.rs`), which `build.rs`
+//! makes.
+//!
 //! Loading the library starts no thread, opens no socket and prints nothing, since every child process inherits it.
 //! The RNIC starts when a program opens the device.
 //!
@@ -26,6 +29,7 @@
 //! The functions check all other conditions.
 
 mod cm;
+mod dropin;
 mod objects;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod paths;

@@ -10,6 +10,7 @@ pub(crate) mod launch;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) mod main_thread;
 pub(crate) mod next;
+pub(crate) mod others;
 pub(crate) mod signals;
 pub(crate) mod static_value;
 pub(crate) mod stats;

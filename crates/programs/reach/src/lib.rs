@@ -12,7 +12,7 @@
 //! ```
 //!
 //! `doorbell run` checks the program that it executes. The preloaded library checks the programs that a process starts,
-//! between fork and exec. Except for [`execute_by_name`], [`library()`] and [`preloaded`], this crate therefore takes
+//! between fork and exec. Except for [`execute_by_name`], [`library()`] and [`variables`], this crate therefore takes
 //! no lock, and allocates memory only for paths longer than 384 bytes.
 #![deny(unsafe_code)]
 
@@ -24,7 +24,7 @@ mod library;
 mod rights;
 
 pub use execute::execute_by_name;
-pub use library::{LibraryError, library, preloaded};
+pub use library::{LibraryError, drop_ins, library, variables};
 
 use std::ffi::OsStr;
 use std::fmt;

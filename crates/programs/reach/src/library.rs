@@ -1,4 +1,5 @@
-//! The library that is preloaded before libibverbs, and the variable that preloads it.
+//! The library that is preloaded before libibverbs, the drop-in libraries beside it, and the variables that make the
+//! dynamic linker find both.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -8,6 +9,9 @@ use std::path::{Path, PathBuf};
 
 /// File name of the library.
 const LIBRARY: &str = "libdoorbell_ibverbs.so";
+
+/// Drop-in library for programs that open libibverbs themselves. The folder has the other drop-ins too.
+const DROP_IN: &str = "libibverbs.so.1";
 
 /// Command that builds the library.
 const BUILD: &str = "cargo build --release --package doorbell-preload";
@@ -70,18 +74,38 @@ pub fn library() -> Result<PathBuf, LibraryError> {
     if found.to_string_lossy().contains([':', ' ']) { Err(LibraryError::Separator(found)) } else { Ok(found) }
 }
 
-/// Returns the value of LD_PRELOAD that preloads this library before the libraries of this process.
-pub fn preloaded(library: PathBuf) -> OsString {
-    match env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        // The library is already listed if one `doorbell run` starts another.
-        Some(others) if is_listed(&library, &others) => others,
-        Some(others) => [library.as_os_str(), &others].join(OsStr::new(":")),
-        None => library.into_os_string(),
-    }
+/// Returns the folder of the drop-in libraries, as the installation and the build place it beside the library. Returns
+/// `None` if there is none, or if LD_LIBRARY_PATH cannot name its path.
+pub fn drop_ins(library: &Path) -> Option<PathBuf> {
+    let folder = library.parent()?;
+    let mut places = ["doorbell", "lib/doorbell", "../lib/doorbell"].into_iter().map(|place| folder.join(place));
+    places.find(|place| place.join(DROP_IN).is_file() && !place.to_string_lossy().contains([':', ';']))
 }
 
-fn is_listed(library: &Path, list: &OsStr) -> bool {
-    list.to_string_lossy().split([':', ' ']).any(|other| Path::new(other) == library)
+/// Returns the variables with which the dynamic linker puts the library before libibverbs, and finds the drop-in
+/// libraries. The values keep what these variables of this process name.
+///
+/// # Errors
+///
+/// The reasons of [`library`].
+pub fn variables() -> Result<Vec<(&'static str, OsString)>, LibraryError> {
+    let library = library()?;
+    let mut variables = Vec::new();
+    if let Some(folder) = drop_ins(&library) {
+        variables.push(("LD_LIBRARY_PATH", before(&folder, env::var_os("LD_LIBRARY_PATH"), &[':', ';'])));
+    }
+    variables.push(("LD_PRELOAD", before(&library, env::var_os("LD_PRELOAD"), &[':', ' '])));
+    Ok(variables)
+}
+
+/// Returns the list with the path at its head. A list that has the path already stays as it is, since one
+/// `doorbell run` may start another.
+fn before(path: &Path, list: Option<OsString>, separators: &[char]) -> OsString {
+    match list.filter(|list| !list.is_empty()) {
+        Some(list) if list.to_string_lossy().split(separators).any(|other| Path::new(other) == path) => list,
+        Some(list) => [path.as_os_str(), &list].join(OsStr::new(":")),
+        None => path.as_os_str().to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -89,8 +113,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_is_preloaded_once() {
-        assert!(is_listed(Path::new("/a/b.so"), OsStr::new("/x.so:/a/b.so")));
-        assert!(!is_listed(Path::new("/a/b.so"), OsStr::new("/x.so:/a/b.so.1")));
+    fn a_path_is_listed_once() {
+        let with = |list: &str| before(Path::new("/a/b.so"), Some(list.into()), &[':', ' ']);
+        assert_eq!(with("/x.so:/a/b.so"), "/x.so:/a/b.so");
+        assert_eq!(with("/x.so:/a/b.so.1"), "/a/b.so:/x.so:/a/b.so.1");
+        assert_eq!(with(""), "/a/b.so");
+        assert_eq!(before(Path::new("/a"), None, &[':']), "/a");
+    }
+
+    #[test]
+    fn drop_ins_lie_beside_the_library() {
+        let home = tempfile::tempdir().unwrap();
+        let place = |text: &str| home.path().join(text);
+        for folder in ["lib/doorbell", "release/lib/doorbell", "release/deps"] {
+            std::fs::create_dir_all(place(folder)).unwrap();
+        }
+        // The command of a build has the name of the folder of an installation.
+        std::fs::write(place("release/doorbell"), "").unwrap();
+        assert_eq!(drop_ins(&place("release/library.so")), None, "no folder has a drop-in");
+        for folder in ["lib/doorbell", "release/lib/doorbell"] {
+            std::fs::write(place(folder).join(DROP_IN), "").unwrap();
+        }
+        for (library, folder) in [
+            ("lib/library.so", "lib/doorbell"),
+            ("release/library.so", "release/lib/doorbell"),
+            ("release/deps/library.so", "release/deps/../lib/doorbell"),
+        ] {
+            assert_eq!(drop_ins(&place(library)), Some(place(folder)), "{library}");
+        }
     }
 }

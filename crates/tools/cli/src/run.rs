@@ -28,8 +28,9 @@ Examples, in two terminals:
   doorbell run --processes                processes with open devices, and their traffic
 
 The program replaces `doorbell` in its process, and so has its terminal, signals and exit status. Programs that the
-program starts inherit the device, as long as LD_PRELOAD and the DOORBELL_ variables are passed on. Programs that are
-linked statically, or setuid, cannot be reached; --explain names each such program that is started.";
+program starts inherit the device, as long as LD_PRELOAD, LD_LIBRARY_PATH and the DOORBELL_ variables are passed on.
+Programs that are linked statically, or setuid, cannot be reached; --explain names each such program that is started.
+Programs that open libibverbs themselves find the library of this name in the folder that LD_LIBRARY_PATH names.";
 
 /// Settings of the software RNIC that the program finds.
 #[derive(Args, Debug)]
@@ -151,7 +152,7 @@ pub(crate) fn print_env(arguments: &Env) -> Result<ExitCode, Failure> {
 
 impl Settings {
     fn variables(&self) -> Result<Vec<(&'static str, OsString)>, Failure> {
-        let mut variables = vec![("LD_PRELOAD", doorbell_reach::preloaded(doorbell_reach::library()?))];
+        let mut variables = doorbell_reach::variables()?;
         let mut set = |name, value: Option<String>| variables.extend(value.map(|value| (name, value.into())));
         let (devices, listed) = self.devices()?;
         devices.into_iter().for_each(|(name, value)| set(name, Some(value)));

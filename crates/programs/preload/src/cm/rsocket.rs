@@ -1,5 +1,6 @@
 //! Sockets over RDMA. The library rejects them, since the real library implements them with private fields of its own
-//! ids. The program can create no rsocket, so all other calls on rsockets run in the real library and fail with EBADF.
+//! ids. The program can create no rsocket, so all other calls on rsockets fail with EBADF, in the real library or the
+//! drop-in.
 
 use std::ffi::c_int;
 

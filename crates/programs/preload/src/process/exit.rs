@@ -3,18 +3,20 @@
 //! sends the delayed acknowledgements, since no response will come. (`exit` and `quick_exit` run the handlers that the
 //! crate `doorbell_verbs` installs.)
 //!
-//! This module also defines the functions that start programs, whose arguments `launch.rs` reads, and `pthread_exit`
-//! for `main_thread.rs`.
+//! This module also defines the functions that start programs, whose arguments `launch.rs` reads, `pthread_exit` for
+//! `main_thread.rs`, and `dlopen` for `others.rs`.
 
 use std::ffi::c_int;
 
 use doorbell_fabric::flush_before_exit;
 
+use crate::process::explain;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::process::launch::{self, Arguments, Environment, Launch, Program};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use crate::process::main_thread::thread_leaves;
 use crate::process::next::Next;
+use crate::process::others::{self, Look};
 use crate::process::signals;
 use crate::{cm, paths};
 
@@ -40,15 +42,18 @@ extern "C" fn _Exit(status: c_int) -> ! {
 static AT_THE_VERY_END: extern "C" fn() = {
     extern "C" fn at_the_very_end() {
         flush_before_exit();
+        others::look(Look::Later);
     }
     at_the_very_end
 };
 
-/// Looks up the replaced functions of the C library when this library is loaded.
+/// Prepares explanations and looks up the replaced functions of the C library when this library is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOADING: extern "C" fn() = {
     extern "C" fn at_loading() {
+        explain::prepare();
+        others::look(Look::AtLoading);
         for replaced in &REPLACED {
             replaced.find();
         }
@@ -73,6 +78,8 @@ enum Effect {
     Leaves,
     /// The calling thread ends.
     LeavesThread,
+    /// The process loads a library.
+    Loads,
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -93,6 +100,10 @@ impl Effect {
             }
             Self::Starts(..) => {}
             Self::LeavesThread => thread_leaves(),
+            // The library is not loaded yet. So a look before each call finds it at the next one, or at the end.
+            // SAFETY: the caller guarantees that `frame` is valid. The first argument of `dlopen` is null or a C
+            // string.
+            Self::Loads => others::look_before_opening(unsafe { Arguments::new(frame).text(0) }),
         }
     }
 }
@@ -183,6 +194,7 @@ before_the_real_function! {
     12 popen c"popen" Starts(Shell, Own);
     13 daemon c"daemon" Leaves;
     14 pthread_exit c"pthread_exit" LeavesThread;
+    15 dlopen c"dlopen" Loads;
 }
 
 /// Other processors have no replacements. There, `exec` and `daemon` lose a delayed acknowledgement, and a program

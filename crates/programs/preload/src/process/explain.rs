@@ -30,24 +30,20 @@ type SeenHashes = [AtomicU64; MOST];
 /// from a new child. Null unless the user requested explanations.
 static SAID: AtomicPtr<SeenHashes> = AtomicPtr::new(ptr::null_mut());
 
-/// Creates the table when the library is loaded, since the program may fork before it calls any other function.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static AT_LOADING: extern "C" fn() = {
-    extern "C" fn at_loading() {
-        if !config::explains() {
-            return;
-        }
-        const BYTES: NonZeroUsize = NonZeroUsize::new(size_of::<SeenHashes>()).unwrap();
-        let (access, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
-        // SAFETY: the mapping is new, and no code unmaps it.
-        if let Ok(mapped) = unsafe { mmap_anonymous(None, BYTES, access, flags) } {
-            // The mapping contains zeros, which are a valid value of the table.
-            SAID.store(mapped.as_ptr().cast(), Ordering::Release);
-        }
+/// Creates the table. The library calls this function when it is loaded, since the program may fork before it calls any
+/// other function.
+pub(crate) fn prepare() {
+    if !config::explains() {
+        return;
     }
-    at_loading
-};
+    const BYTES: NonZeroUsize = NonZeroUsize::new(size_of::<SeenHashes>()).unwrap();
+    let (access, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
+    // SAFETY: the mapping is new, and no code unmaps it.
+    if let Ok(mapped) = unsafe { mmap_anonymous(None, BYTES, access, flags) } {
+        // The mapping contains zeros, which are a valid value of the table.
+        SAID.store(mapped.as_ptr().cast(), Ordering::Release);
+    }
+}
 
 fn said() -> Option<&'static SeenHashes> {
     // SAFETY: the pointer is null, or points to a mapping of that size that no code unmaps. All accesses are atomic.

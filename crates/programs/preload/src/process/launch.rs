@@ -52,7 +52,7 @@ impl Arguments {
     /// # Safety
     ///
     /// The contract of `nth`. The argument is null, or a C string that outlives the call.
-    unsafe fn text<'a>(self, number: usize) -> Option<&'a OsStr> {
+    pub(crate) unsafe fn text<'a>(self, number: usize) -> Option<&'a OsStr> {
         // SAFETY: the caller guarantees that the argument exists.
         let text = unsafe { self.nth(number) } as *const c_char;
         // SAFETY: the pointer is not null, so it points to a C string.

@@ -59,7 +59,7 @@ pub(super) fn run(words: &[OsString], software: bool, sysfs: &Path) -> Result<Ra
     let mut command = Command::new(program);
     command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
     if software {
-        command.env("LD_PRELOAD", doorbell_reach::preloaded(doorbell_reach::library()?));
+        command.envs(doorbell_reach::variables()?);
     }
     let (signal, has_ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     // A parent such as nohup ignores a signal also for the command.

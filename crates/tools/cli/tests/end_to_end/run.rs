@@ -348,6 +348,26 @@ fn the_environment_is_printed_for_a_shell_and_as_json() {
     assert_eq!(json["LD_PRELOAD"], path.to_string());
 }
 
+/// Programs that open libibverbs themselves find the drop-in libraries before those of the system.
+#[test]
+fn a_program_finds_the_drop_in_libraries_beside_the_library() {
+    let home = tempfile::tempdir().expect("a temporary folder can be created");
+    let (library, folder) = (home.path().join("library.so"), home.path().join("lib/doorbell"));
+    fs::write(&library, "no library").expect("the temporary folder can be written");
+    fs::create_dir_all(&folder).expect("the temporary folder can be written");
+    let path_of = |others: &str| {
+        let mut command = doorbell("env --json");
+        command.env("DOORBELL_PRELOAD_LIB", &library).env("LD_LIBRARY_PATH", others);
+        Running::start(command).finish().expect_status(0).json()["LD_LIBRARY_PATH"].clone()
+    };
+    assert_eq!(path_of("/other"), Value::Null, "no drop-in exists");
+    fs::write(folder.join("libibverbs.so.1"), "no library").expect("the temporary folder can be written");
+    assert_eq!(path_of("/other"), format!("{}:/other", folder.display()));
+    assert_eq!(path_of(""), folder.display().to_string());
+    let nested = format!("/other:{}", folder.display());
+    assert_eq!(path_of(&nested), nested, "one `doorbell run` starts another");
+}
+
 #[test]
 fn invalid_run_arguments_and_programs_are_errors() {
     run("run").expect_complaint(2, &["PROGRAM"]);

@@ -1,0 +1,99 @@
+//! Checks of the drop-in libraries: their symbols, and programs that open libibverbs themselves.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{PATIENCE, built, compile, on_doorbell, start};
+use crate::place;
+use crate::shell::{command, output_of};
+
+/// Name by which `cargo xtask programs` selects this test.
+pub(super) const NAME: &str = "drop-ins";
+
+/// Libraries that the drop-ins replace.
+const REPLACED: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+
+/// Compares the drop-ins with the system's libraries. Then runs programs that open libibverbs, with and without the
+/// preloaded library, and programs that do not reach it, whose reason the library must explain.
+pub(super) fn check() -> Result<(), String> {
+    let folder = built().join("lib/doorbell");
+    let symbols = compile("cc", "symbols", &[])?;
+    for name in REPLACED {
+        let (own, replaced) = (folder.join(name), path_of_system(name)?);
+        compare_names(&own, &replaced)?;
+        let paths = [own.to_string_lossy(), replaced.to_string_lossy()];
+        start(command(&symbols, &[&paths[0], &paths[1]]))?.finish(PATIENCE).map_err(|why| format!("{name}: {why}"))?;
+    }
+    let loader = compile("cc", "loader", &[])?;
+    for kind in ["shared", "old"] {
+        start(on_doorbell(&[], &[&loader, kind]))?.finish(PATIENCE).map_err(|why| format!("loader {kind}: {why}"))?;
+    }
+    let mut alone = command(&loader, &["alone"]);
+    alone.env("LD_LIBRARY_PATH", &folder).env_remove("LD_PRELOAD");
+    start(alone)?.finish(PATIENCE).map_err(|why| format!("loader without preloading: {why}"))?;
+    explanations(&loader)
+}
+
+/// Returns the path of a library of the system.
+fn path_of_system(name: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(output_of(command("cc", &[&format!("-print-file-name={name}")]))?.trim());
+    if path.is_absolute() { Ok(path) } else { Err(format!("{name} is not installed")) }
+}
+
+/// Checks that the drop-in has each symbol of the library that it replaces, with the same version.
+fn compare_names(own: &Path, replaced: &Path) -> Result<(), String> {
+    let (own_names, names) = (names(own)?, names(replaced)?);
+    let missing: Vec<&str> = names.difference(&own_names).map(String::as_str).collect();
+    if names.is_empty() || !missing.is_empty() {
+        let all = names.len();
+        return Err(format!("{} lacks {} of {all} symbols: {}", own.display(), missing.len(), missing.join(", ")));
+    }
+    Ok(())
+}
+
+/// Returns the defined symbols of a library with their versions, such as `ibv_open_device@@IBVERBS_1.1`.
+fn names(library: &Path) -> Result<BTreeSet<String>, String> {
+    let listed = output_of(command("nm", &["--dynamic", "--defined-only", &library.to_string_lossy()]))?;
+    let symbol = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
+        // Not each linker lists the version nodes, which have the kind `A`.
+        [_, "A", _] => None,
+        [_, _, name] => Some(name.to_owned()),
+        _ => None,
+    };
+    Ok(listed.lines().filter_map(symbol).collect())
+}
+
+/// Runs programs whose calls do not reach the library, and checks the explanations.
+fn explanations(loader: &str) -> Result<(), String> {
+    let replaced = path_of_system(REPLACED[0])?;
+    let renamed = place::own().join("libibverbs-3f2a1b0c.so.1");
+    fs::copy(&replaced, &renamed).map_err(|error| format!("{} could not be written: {error}", renamed.display()))?;
+    let libraries = ["-Wl,-Bstatic", "-libverbs", "-Wl,-Bdynamic", "-lnl-route-3", "-lnl-3"];
+    let linked = compile("cc", "linked", &libraries)?;
+    // A path in the program itself precedes `LD_LIBRARY_PATH`, so the program begins with the system's library.
+    let folder = replaced.parent().unwrap_or(Path::new("/"));
+    let path = format!("-Wl,--disable-new-dtags,-rpath,{}", folder.display());
+    let of_system = place::own().join("loader-of-system").to_string_lossy().into_owned();
+    compile("cc", "loader", &[&path, "-Wl,--no-as-needed", "-libverbs", "-o", &of_system])?;
+    for (words, expected) in [
+        (
+            vec![loader.to_owned(), replaced.display().to_string()],
+            format!("{}: another libibverbs", replaced.display()),
+        ),
+        (vec![loader.to_owned(), renamed.display().to_string()], format!("{}: another libibverbs", renamed.display())),
+        (
+            vec![loader.to_owned(), replaced.display().to_string()],
+            "a driver that another libibverbs has loaded".to_owned(),
+        ),
+        (vec![linked], "the program: libibverbs is linked into it".to_owned()),
+        (vec![of_system, "none".to_owned()], "libibverbs.so: another libibverbs".to_owned()),
+    ] {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let said = start(on_doorbell(&[], &words))?.finish(PATIENCE)?;
+        if !said.contains(&expected) {
+            return Err(format!("{words:?} is not explained by {expected:?}:\n{said}"));
+        }
+    }
+    Ok(())
+}
