@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::decode::tests::{frame_of, pcap, pcap_of, seal};
 
+mod kinds;
+
 const A: u8 = 1;
 const B: u8 = 2;
 const MTU: usize = 1024;
@@ -25,17 +27,25 @@ struct Sent {
 }
 
 impl Sent {
-    fn frame(&self) -> Vec<u8> {
-        let to = if self.from == A { B } else { A };
+    fn to(&self) -> u8 {
+        if self.from == A { B } else { A }
+    }
+
+    /// Returns the packet without its ICRC.
+    fn packet(&self) -> Vec<u8> {
         let mut packet = vec![0; BTH_LEN];
         self.bth.write((&mut packet[..]).try_into().unwrap());
         packet.extend(&self.extension);
         packet.extend(&self.body);
-        let mut packet = seal(self.from, to, 0, packet);
+        packet
+    }
+
+    fn frame(&self) -> Vec<u8> {
+        let mut packet = seal(self.from, self.to(), 0, self.packet());
         if self.is_damaged {
             *packet.last_mut().unwrap() ^= 1;
         }
-        frame_of(self.from, to, None, &packet)
+        frame_of(self.from, self.to(), None, &packet)
     }
 }
 
