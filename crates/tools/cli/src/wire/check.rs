@@ -34,6 +34,10 @@ pub(crate) struct Check {
     /// Minimum time between two CNPs to one queue pair, as in 4us
     #[arg(long, value_name = "SECONDS", value_parser = quantity::seconds)]
     cnp_interval: Option<f64>,
+    /// The capture has every packet of its queue pairs once; judges acknowledged PSNs that were never captured,
+    /// and repeated NAKs and responses
+    #[arg(long)]
+    complete: bool,
     /// The UDP port of RoCE v2
     #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
     udp_port: u16,
@@ -68,6 +72,7 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
         timeout_ns: arguments.timeout.and_then(ack_timeout_ns),
         retry_count: arguments.retry_count.map(u32::from),
         cnp_interval_ns: arguments.cnp_interval.map(|seconds| (seconds * 1e9) as u64),
+        complete: arguments.complete,
     };
     let mut status = ExitCode::SUCCESS;
     let (mut stopped, mut pages, mut empty) = (Vec::new(), Vec::new(), Vec::new());
