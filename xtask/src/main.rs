@@ -11,6 +11,7 @@ mod dist;
 mod figures;
 mod fuzz;
 mod house;
+mod journeys;
 mod network;
 mod packets;
 mod peers;
@@ -252,6 +253,10 @@ enum Command {
     ///
     /// `test` does this too. The list of violations that are still allowed is `xtask/src/house/house.toml`.
     House(house::Options),
+    /// Runs the commands that answer eight questions of new users, and prints the seconds until each answer.
+    ///
+    /// `benchmarks/journeys/journeys.toml` has the questions. The machine must be idle.
+    Journeys(journeys::Options),
     /// Generates the C layouts of libibverbs and librdmacm anew from rdma-core's headers, with libclang.
     Bindings,
 }
@@ -311,6 +316,7 @@ fn run(command: Command) -> ExitCode {
         Command::Regressions { names } => ended(regressions::judge(&names)),
         Command::Prose { list, lower } => ended(prose::run(&list, lower)),
         Command::House(options) => ended(house::run(&options)),
+        Command::Journeys(options) => ended(journeys::run(&options)),
         Command::Bindings => {
             peers::install_for_bindings();
             ended(bindings::generate().and_then(|()| bindings::check_layout()))

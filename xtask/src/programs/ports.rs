@@ -44,7 +44,7 @@ pub(super) fn on_free_port<T>(mut attempt: impl FnMut(&str) -> Result<T, String>
 }
 
 /// Returns a TCP port that is currently unused on all addresses.
-fn free_port() -> Result<u16, String> {
+pub(crate) fn free_port() -> Result<u16, String> {
     // An IPv6 socket also listens on the IPv4 addresses.
     let listener =
         TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)));

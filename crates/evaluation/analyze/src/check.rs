@@ -5,11 +5,14 @@
 //! explain. The packets that a rule could not judge are counted.
 
 mod answers;
+mod fields;
 mod findings;
+mod missing;
 mod packet;
 mod report;
 mod requests;
 mod rules;
+mod sent;
 mod stream;
 
 use std::io::Read;
@@ -20,7 +23,7 @@ use crate::decode::capture::{CaptureError, CaptureReader};
 pub use report::{Event, EventKind, Finding, QueuePair, Report, RuleCount, SCHEMA};
 pub use rules::{RULES, Rule, Severity};
 
-/// Settings of the queue pairs, which a capture does not show. Rules that need them judge nothing without them.
+/// Properties of the queue pairs and of the capture, which the packets do not show. Rules that need them judge nothing without them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Limits {
     /// Minimum time before a request is repeated without a NAK.
@@ -29,6 +32,9 @@ pub struct Limits {
     pub retry_count: Option<u32>,
     /// Minimum time between two CNPs to one queue pair.
     pub cnp_interval_ns: Option<u64>,
+    /// Whether the capture has each packet of its queue pairs, the network repeats no packet, and no connection repeats
+    /// the PSNs of an earlier one. Packets may be lost before and after the place of the capture.
+    pub complete: bool,
 }
 
 /// Judges a capture up to its end. If reading stops before the end, the result is still `Ok`, and [`Report::stopped`]

@@ -43,14 +43,15 @@ impl Effort {
     /// Length for smooth curves.
     pub const FULL: Self = Self { messages: 200_000, least_each: 2000, rounds: 2000 };
 
-    /// Returns the extent of a run with messages of this size.
+    /// Returns the extent of a run with messages of this size, and with replies as the parameters state.
     pub fn extent(self, parameters: &Parameters, bytes: usize) -> Extent {
         let each = match parameters.kind {
             Kind::Latency => self.rounds,
             Kind::Bandwidth => (self.messages / parameters.connections.max(1) as u64).max(self.least_each),
         };
         // Simulating one long message takes as much time as simulating many short messages.
-        Extent::Messages(each.min((LONG_BYTES / bytes.max(1) as u64).max(SHORTEST)))
+        let longest = parameters.longest(bytes).max(1) as u64;
+        Extent::Messages(each.min((LONG_BYTES / longest).max(SHORTEST)))
     }
 }
 

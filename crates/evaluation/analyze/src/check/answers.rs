@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 
-use doorbell_wire::{AethRepr, NakCode, PacketOperation, Psn, SyndromeKind};
+use doorbell_wire::{AethRepr, NakCode, Opcode, PacketOperation, Psn, SyndromeKind};
 
+use super::Limits;
 use super::findings::{Draft, Drafts, Needs, Settled};
 use super::packet::{Packet, Place};
-use super::requests::{Requests, Sent, name, payload_of_path};
+use super::requests::{Requests, payload_of_path};
 use super::rules::RuleId;
+use super::sent::{Sent, name};
 
 /// Distance beyond the newest request from which an answer probably has a PSN that was never sent. Capturers may hold
 /// back a few requests, but not that many, unless the file has the directions one after the other.
@@ -19,7 +21,7 @@ const MAX_FAR: usize = 256;
 #[derive(Clone, Copy, Debug)]
 struct LastResponse {
     psn: Psn,
-    is_end: bool,
+    opcode: Opcode,
 }
 
 /// MSNs minus the numbers of messages that the captured requests had ended. The difference is constant.
@@ -64,6 +66,8 @@ pub(super) struct Answers {
     acknowledged: Option<Psn>,
     /// ACK of a PSN that was not captured before.
     early: Option<(Psn, Place)>,
+    /// First answer of the stream.
+    pub(super) first: Option<(Psn, Place)>,
     /// Answers far beyond the newest request, whose requests may come later in the file.
     far: VecDeque<(Psn, Place)>,
 }
@@ -71,6 +75,7 @@ pub(super) struct Answers {
 impl Answers {
     /// Judges the fields that need no request.
     pub(super) fn look(&mut self, packet: &Packet<'_>, drafts: &mut Drafts) {
+        self.first.get_or_insert((packet.bth.psn, packet.place));
         drafts.judged(RuleId::AckRequest);
         if packet.bth.ack_request {
             let found = format!("the bit is set in {}", packet.bth.opcode);
@@ -104,8 +109,8 @@ impl Answers {
 
     /// Forgets the answers to another stream of requests.
     pub(super) fn start_anew(&mut self, generation: u32) {
-        let credits_limited = self.credits_limited;
-        *self = Self { generation, credits_limited, ..Self::default() };
+        let (credits_limited, first) = (self.credits_limited, self.first);
+        *self = Self { generation, credits_limited, first, ..Self::default() };
     }
 
     /// Returns whether an answer with this PSN probably belongs to other requests.
@@ -121,7 +126,7 @@ impl Answers {
     }
 
     /// Judges an answer with the requests that it belongs to.
-    pub(super) fn judge(&mut self, packet: &Packet<'_>, requests: &mut Requests, drafts: &mut Drafts) {
+    pub(super) fn judge(&mut self, packet: &Packet<'_>, requests: &mut Requests, limits: &Limits, drafts: &mut Drafts) {
         let psn = packet.bth.psn;
         let generation = requests.generation();
         if self.generation != generation {
@@ -134,10 +139,16 @@ impl Answers {
         }
         let Some(beyond) = requests.beyond(psn) else {
             drafts.judged(RuleId::Unsent);
+            if limits.complete {
+                drafts.judged(RuleId::Captured);
+            }
             self.settle_early(psn, requests, drafts);
             self.settle_far(Some(psn), requests, drafts);
+            if limits.complete && packet.bth.opcode.is_last() {
+                respond(packet, requests, drafts);
+            }
             match packet.operation() {
-                Some(PacketOperation::Acknowledge) => self.acknowledge(packet, requests, drafts),
+                Some(PacketOperation::Acknowledge) => self.acknowledge(packet, requests, limits, drafts),
                 Some(PacketOperation::ReadResponse) => self.read_response(packet, requests, drafts),
                 Some(PacketOperation::AtomicAcknowledge) => Self::atomic_response(packet, requests, drafts),
                 _ => {}
@@ -184,7 +195,7 @@ impl Answers {
         });
     }
 
-    fn acknowledge(&mut self, packet: &Packet<'_>, requests: &mut Requests, drafts: &mut Drafts) {
+    fn acknowledge(&mut self, packet: &Packet<'_>, requests: &mut Requests, limits: &Limits, drafts: &mut Drafts) {
         let psn = packet.bth.psn;
         let Some(aeth) = packet.aeth() else { return };
         match aeth.syndrome.kind() {
@@ -193,17 +204,20 @@ impl Answers {
                 if self.acknowledged.is_none_or(|known| known.is_before(psn)) {
                     self.acknowledged = Some(psn);
                 }
-                requests.answered(psn.next());
+                requests.answered(psn.next(), packet.place);
             }
             SyndromeKind::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
                 self.message_number(psn.sub(1), &aeth, packet.place, requests, drafts);
                 self.missing(packet, requests, drafts);
-                requests.answered(psn);
+                if limits.complete {
+                    one_nak(packet, requests, drafts);
+                }
+                requests.answered(psn, packet.place);
                 requests.nak(psn, packet.place);
             }
             SyndromeKind::RnrNak { timer } => {
                 self.message_number(psn.sub(1), &aeth, packet.place, requests, drafts);
-                requests.answered(psn);
+                requests.answered(psn, packet.place);
                 // The network may lose an RNR NAK after the responder has captured it. The requester then repeats the
                 // request after its own timeout.
                 if packet.is_outbound == Some(true) {
@@ -212,7 +226,7 @@ impl Answers {
                     requests.rnr(psn, timer, packet.place, packet.is_outbound == Some(false));
                 }
             }
-            _ => requests.answered(psn),
+            _ => requests.answered(psn, packet.place),
         }
     }
 
@@ -277,10 +291,10 @@ impl Answers {
 
     fn read_response(&mut self, packet: &Packet<'_>, requests: &mut Requests, drafts: &mut Drafts) {
         let (opcode, psn) = (packet.bth.opcode, packet.bth.psn);
-        let last = self.last.replace(LastResponse { psn, is_end: opcode.is_last() });
+        let last = self.last.replace(LastResponse { psn, opcode });
         let is_reread = requests.is_reread(psn);
         let is_incomplete = requests.is_incomplete();
-        requests.answered(psn);
+        requests.answered(psn, packet.place);
         requests.learn_mtu(self.mtu.get());
         let sent = requests.covering(psn).filter(|_| !is_incomplete).copied();
         let is_read = |sent: &Sent| sent.opcode.operation() == Some(PacketOperation::ReadRequest);
@@ -318,11 +332,17 @@ impl Answers {
             let found = format!("{opcode} with {payload} bytes at packet {} of the response", index + 1);
             report(format!("the last packet of a READ of {length} bytes"), found);
         }
+        if let Some(last) = last.filter(|last| last.psn == psn && last.opcode != opcode)
+            && !is_start
+            && sent.times == 1
+        {
+            report(format!("one packet for PSN {psn}, which was {}", last.opcode), opcode.to_string());
+        }
         if let Some(last) = last.filter(|last| last.psn.next() == psn) {
-            if opcode.is_first() && !is_start && !last.is_end {
+            if opcode.is_first() && !is_start && !last.opcode.is_last() {
                 report("a middle or last packet of the response".to_owned(), opcode.to_string());
             }
-            if !opcode.is_first() && last.is_end {
+            if !opcode.is_first() && last.opcode.is_last() {
                 report("the first packet of a response".to_owned(), opcode.to_string());
             }
         }
@@ -332,7 +352,7 @@ impl Answers {
     fn atomic_response(packet: &Packet<'_>, requests: &mut Requests, drafts: &mut Drafts) {
         let psn = packet.bth.psn;
         let is_incomplete = requests.is_incomplete();
-        requests.answered(psn);
+        requests.answered(psn, packet.place);
         let covering = requests.covering(psn).filter(|sent| sent.psn == psn && !is_incomplete);
         let (Some(sent), Some(original)) = (covering, packet.original()) else {
             drafts.unjudged(RuleId::Atomic);
@@ -355,6 +375,37 @@ impl Answers {
             }
             _ => sent.answer = Some(original),
         }
+    }
+}
+
+/// Judges whether a NAK for a missing packet comes twice without a transmission of the packet between.
+fn one_nak(packet: &Packet<'_>, requests: &Requests, drafts: &mut Drafts) {
+    let psn = packet.bth.psn;
+    drafts.judged(RuleId::OneNak);
+    if let Some(first) = requests.same_nak(psn) {
+        let expected = format!("PSN {psn} again before the next NAK for it");
+        let found = "a second NAK".to_owned();
+        drafts.relate(RuleId::OneNak, (packet.place, first.packet), Needs::PeerRequests, expected, found);
+    }
+}
+
+/// Judges the number of responses to a READ or atomic.
+fn respond(packet: &Packet<'_>, requests: &mut Requests, drafts: &mut Drafts) {
+    let is_of = |operation| match operation {
+        Some(PacketOperation::ReadRequest) => packet.operation() == Some(PacketOperation::ReadResponse),
+        Some(PacketOperation::CompareSwap | PacketOperation::FetchAdd) => {
+            packet.operation() == Some(PacketOperation::AtomicAcknowledge)
+        }
+        _ => false,
+    };
+    let sent = requests.covering(packet.bth.psn).filter(|sent| is_of(sent.opcode.operation()));
+    let Some(sent) = sent else { return };
+    drafts.judged(RuleId::OneResponse);
+    if let Some((responses, times)) = sent.respond() {
+        let places = (packet.place, sent.place.packet);
+        let expected = format!("at most {times} responses, since the request came {times} times");
+        let found = format!("response {responses}");
+        drafts.relate(RuleId::OneResponse, places, Needs::PeerRequests, expected, found);
     }
 }
 

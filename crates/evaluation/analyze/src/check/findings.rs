@@ -112,8 +112,9 @@ impl<T: Copy + PartialEq> Settled<T> {
         };
         if value == settled {
             self.seen = self.seen.saturating_add(1);
-            let (odd, place) = self.odd.take()?;
-            return (self.seen >= 3).then_some((settled, odd, place));
+            // With fewer packets, each of both values may be the settled one.
+            let (odd, place) = self.odd.take_if(|_| self.seen >= 3)?;
+            return Some((settled, odd, place));
         }
         match self.odd {
             Some((odd, _)) if odd == value => {

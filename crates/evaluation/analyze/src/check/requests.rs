@@ -7,10 +7,11 @@ use std::collections::VecDeque;
 use doorbell_wire::{Opcode, PacketOperation, Psn, Transport, rnr_timer_ns};
 
 use super::Limits;
-use super::findings::{Draft, Drafts, Settled};
+use super::findings::{Draft, Drafts, Needs, Settled};
+use super::missing::Missing;
 use super::packet::{Packet, Place};
 use super::rules::RuleId;
-use repeats::is_rest;
+use super::sent::{Sent, is_rest, name, response_packets, target};
 
 /// Maximum number of request packets that are remembered.
 const MAX_SENT: usize = 1024;
@@ -22,25 +23,6 @@ const MAX_SPAN: u32 = 1 << 22;
 const FEW_ROUND_TRIPS: u64 = 16;
 /// Path MTU with which a READ response has the most packets.
 const SHORTEST_MTU: u32 = 256;
-
-/// Request packet that was sent.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
-    pub(super) psn: Psn,
-    pub(super) opcode: Opcode,
-    /// Bytes of payload, if the frame was captured up to its end.
-    payload: Option<u32>,
-    /// Address and length of the RETH, or address and operand of the AtomicETH.
-    pub(super) target: Option<(u64, u64)>,
-    /// Messages that end with this packet or before it, counted from the first captured packet.
-    messages: u32,
-    /// Number of transmissions, up to 255.
-    pub(super) times: u8,
-    pub(super) place: Place,
-    last_ns: Option<u64>,
-    /// Value in the response to this atomic.
-    pub(super) answer: Option<u64>,
-}
 
 /// Position within the messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -100,6 +82,12 @@ pub(super) struct Requests {
     unanswered: u32,
     /// Path MTU that the responses to READs show.
     read_mtu: Option<u32>,
+    /// Whether the capture is complete.
+    complete: bool,
+    /// Findings that no later packet can explain.
+    sure: Vec<Draft>,
+    /// Skipped PSNs, if the capture is complete.
+    missing: Missing,
     /// Whether READs or atomics were sent, whose lost responses are repeated without a NAK.
     has_reads: bool,
 }
@@ -108,6 +96,11 @@ impl Requests {
     /// Returns whether PSNs are missing, so that messages cannot be counted.
     pub(super) fn is_incomplete(&self) -> bool {
         self.holes > 0
+    }
+
+    /// Returns whether the requester has sent a request.
+    pub(super) fn has_any(&self) -> bool {
+        self.next.is_some()
     }
 
     /// Returns whether the requester has sent a PSN near its newest one.
@@ -155,8 +148,21 @@ impl Requests {
     }
 
     /// Records an answer of the responder that acknowledges everything before `end`.
-    pub(super) fn answered(&mut self, end: Psn) {
+    pub(super) fn answered(&mut self, end: Psn, answer: Place) {
         self.unanswered = 0;
+        self.missing.acknowledge(end, answer);
+        if let Some(nak) = self.nak.filter(|nak| self.complete && nak.psn.is_before(end))
+            && self.skipped.is_none()
+        {
+            self.skipped = Some(Draft {
+                rule: RuleId::GoBackN,
+                place: answer,
+                related: Some(nak.place.packet),
+                needs: Needs::Nothing,
+                expected: format!("PSN {} again before its acknowledgement", nak.psn),
+                found: format!("an acknowledgement up to PSN {}", end.sub(1)),
+            });
+        }
         if self.acknowledged.is_none_or(|known| known.is_before(end)) {
             self.acknowledged = Some(end);
         }
@@ -194,10 +200,22 @@ impl Requests {
         }
     }
 
+    /// Returns an earlier NAK for the same packet, if the packet was not sent since.
+    pub(super) fn same_nak(&self, psn: Psn) -> Option<Place> {
+        self.nak.filter(|nak| nak.psn == psn).map(|nak| nak.place)
+    }
+
+    /// Reports the PSNs that were acknowledged and never came.
+    pub(super) fn report_missing(&mut self, drafts: &mut Drafts) {
+        self.missing.report(drafts);
+    }
+
     /// Records a NAK for a missing packet.
     pub(super) fn nak(&mut self, psn: Psn, place: Place) {
         // If the missing packet was not captured, the capture is behind the loss and may lose retransmissions too.
         if self.exactly(psn).is_some() {
+            // The responder received the packet of the last NAK, although the requester has not sent it again.
+            self.sure.extend(self.skipped.take_if(|_| self.complete));
             self.nak = Some(Awaited { psn, place, delay_ns: 0, most_ns: None });
             self.skipping = None;
         }
@@ -218,6 +236,8 @@ impl Requests {
     pub(super) fn add(&mut self, packet: &Packet<'_>, limits: &Limits, drafts: &mut Drafts) -> bool {
         let psn = packet.bth.psn;
         self.last = Some(packet.place);
+        self.complete = limits.complete;
+        self.sure.drain(..).for_each(|draft| drafts.push(draft));
         let Some(next) = self.next else {
             self.push_new(packet, drafts);
             return false;
@@ -236,10 +256,18 @@ impl Requests {
             return false;
         } else {
             // Two packets in a row are far from the last connection: a new connection has the number of the queue pair.
-            self.start_anew();
+            self.start_anew(drafts);
             self.push_new(packet, drafts);
             return false;
         }
+        // A lost READ request has skipped the PSNs of its responses.
+        let psns = match packet.operation() {
+            Some(PacketOperation::ReadRequest) => {
+                response_packets(target(packet).map_or(u64::MAX, |(_, length)| length), SHORTEST_MTU)
+            }
+            _ => 1,
+        };
+        self.missing.find(psn, psns);
         let is_repeated = ahead >= MAX_STRIDE || self.slack > 0 && ahead <= self.slack && self.is_rest_of_read(packet);
         if is_repeated {
             self.repeat(packet, limits, drafts);
@@ -253,6 +281,10 @@ impl Requests {
                 self.message = Message::Unknown;
                 drafts.unjudged(RuleId::Psn);
                 drafts.unjudged(RuleId::Order);
+                if limits.complete {
+                    let first = if ahead > self.slack { next.add(self.slack) } else { psn.sub(1) };
+                    self.missing.add(first, psn, packet.place, drafts);
+                }
             }
             self.push_new(packet, drafts);
         }
@@ -269,13 +301,15 @@ impl Requests {
 
     /// Reports a skipped retransmission that has not come.
     pub(super) fn confirm_skip(&mut self, drafts: &mut Drafts) {
+        self.sure.drain(..).for_each(|draft| drafts.push(draft));
         if let Some(draft) = self.skipped.take() {
             drafts.push(draft);
             self.nak = None;
         }
     }
 
-    fn start_anew(&mut self) {
+    fn start_anew(&mut self, drafts: &mut Drafts) {
+        self.report_missing(drafts);
         *self = Self { holes: self.holes, generation: self.generation + 1, last: self.last, ..Self::default() };
     }
 
@@ -301,6 +335,8 @@ impl Requests {
             place: packet.place,
             last_ns: packet.place.at_ns,
             answer: None,
+            rests: 0,
+            responses: 0,
         });
         self.next = Some(packet.bth.psn.next());
         self.previous = Some(packet.bth.psn);
@@ -386,17 +422,6 @@ pub(super) fn passed_ns(before_ns: Option<u64>, now_ns: Option<u64>) -> Option<u
     now_ns?.checked_sub(before_ns?)
 }
 
-/// Returns the number of response packets of a READ, at least 1.
-fn response_packets(length: u64, mtu: u32) -> u32 {
-    u32::try_from(length.div_ceil(u64::from(mtu)).max(1)).unwrap_or(u32::MAX)
-}
-
-/// Returns the address and the length or operand that a request names.
-fn target(packet: &Packet<'_>) -> Option<(u64, u64)> {
-    let reth = packet.reth().map(|reth| (reth.virtual_address, u64::from(reth.dma_length)));
-    reth.or_else(|| packet.atomic().map(|atomic| (atomic.virtual_address, atomic.swap_or_add)))
-}
-
 /// Judges the payload of a packet against the path MTU of its stream.
 pub(super) fn payload_of_path(mtu: &mut Settled<u32>, packet: &Packet<'_>, drafts: &mut Drafts) {
     let (opcode, payload) = (packet.bth.opcode, packet.payload_bytes());
@@ -419,21 +444,6 @@ pub(super) fn payload_of_path(mtu: &mut Settled<u32>, packet: &Packet<'_>, draft
     }
     if payload == 0 && !opcode.is_first() {
         drafts.add(RuleId::Mtu, packet.place, "at least 1 byte".to_owned(), format!("no payload in {opcode}"));
-    }
-}
-
-/// Returns the name of an operation in sentences.
-pub(super) fn name(operation: PacketOperation) -> &'static str {
-    match operation {
-        PacketOperation::Send => "SEND",
-        PacketOperation::Write => "WRITE",
-        PacketOperation::ReadRequest => "READ request",
-        PacketOperation::ReadResponse => "READ response",
-        PacketOperation::Acknowledge => "acknowledgement",
-        PacketOperation::AtomicAcknowledge => "atomic response",
-        PacketOperation::CompareSwap => "CompareSwap",
-        PacketOperation::FetchAdd => "FetchAdd",
-        PacketOperation::Cnp => "CNP",
     }
 }
 

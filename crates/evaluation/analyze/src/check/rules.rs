@@ -50,6 +50,10 @@ macro_rules! rules {
 
 rules! {
     Icrc "icrc" "A17" Error "The ICRC matches the packet.";
+    Version "version" "9.2" Error "The version of the transport header is 0.";
+    Reserved "reserved" "9.2" Warning "The reserved bits of the BTH are 0.";
+    Opcode "opcode" "9.2" Error "IBTA defines the opcode, or leaves it to vendors.";
+    Transport "transport" "9.2" Error "All packets to a queue pair have one transport.";
     Padding "padding" "9.2" Error "The pad count fills the payload to a multiple of 4 bytes.";
     Mtu "mtu" "9.7.4.1.6" Error
         "First and middle packets carry exactly one path MTU of payload, and no packet carries more.";
@@ -57,6 +61,8 @@ rules! {
         "A message is one only packet, or a first packet, any number of middle packets and a last packet.";
     Length "dma-length" "9.7.4.1.6" Error "The packets of a WRITE carry the bytes that its RETH announces.";
     Psn "psn-order" "9.7.3" Error "Each new request packet takes the next PSN, modulo 2^24.";
+    Captured "acknowledged-psn" "9.7.5" Error
+        "The requester has sent each acknowledged PSN to this queue pair (--complete).";
     Repeated "retransmission" "9.7.3" Error
         "A retransmitted PSN has the opcode, headers and length of its first transmission.";
     GoBackN "go-back-n" "9.7.5" Error "After a NAK for a missing packet, requests start again at the PSN of the NAK.";
@@ -66,10 +72,13 @@ rules! {
     Retry "retry-count" "9.7.6" Error "An unanswered request is repeated only up to the retry count (--retry-count).";
     Unsent "unsent-psn" "9.7.5" Error "An answer has a PSN that the requester has sent.";
     Nak "nak-sequence" "9.7.5" Error "A NAK for a missing packet has a PSN that is not acknowledged yet.";
+    OneNak "one-nak" "9.7.5" Error "A missing packet has one NAK until it is sent again (--complete).";
     Syndrome "syndrome" "9.7.5" Error "The AETH has a defined kind of syndrome and a defined NAK code.";
     Msn "msn" "9.7.7" Error "The MSN counts the messages up to the acknowledged PSN, duplicates once.";
     Credits "credits" "9.7.7" Warning "A responder grants credits in all of its acknowledgements, or in none.";
     ReadResponse "read-response" "9.7.4" Error "The response to a READ has the PSNs and the length of its request.";
+    OneResponse "one-response" "9.7.4" Error
+        "A READ or atomic has one response per transmission of its request (--complete).";
     Atomic "atomic-replay" "9.7.4.4" Error "A response to a repeated atomic has the value of the first response.";
     Solicited "solicited" "9.2" Warning "Only the last packet of a SEND or WRITE with immediate is solicited.";
     AckRequest "ack-request" "9.2" Warning "Answers do not ask for acknowledgements.";

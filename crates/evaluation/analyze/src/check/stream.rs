@@ -1,12 +1,13 @@
 //! Assignment of packets to streams.
 
 use doorbell_wire::{
-    BTH_LEN, BthRepr, CNP_RESERVED_LEN, Datagram, FaultMarks, Opcode, PacketOperation, PartitionKey, PathMtu,
-    SyndromeKind,
+    BTH_LEN, BthRepr, CNP_RESERVED_LEN, Datagram, FaultMarks, Opcode, PacketOperation, PartitionKey, SyndromeKind,
+    Transport,
 };
 
 use super::Limits;
 use super::answers::Answers;
+use super::fields;
 use super::findings::{Draft, Drafts, Needs, Settled};
 use super::packet::{Packet, Place};
 use super::report::{Event, EventKind, Finding, QueuePair, Report, RuleCount, SCHEMA};
@@ -89,6 +90,7 @@ struct Stream {
     repeated: u64,
     requests: Requests,
     answers: Answers,
+    transport: Settled<Transport>,
     migration: Settled<bool>,
     partition_key: Settled<PartitionKey>,
     last_cnp: Option<Place>,
@@ -104,6 +106,7 @@ impl Stream {
             repeated: 0,
             requests: Requests::default(),
             answers: Answers::default(),
+            transport: Settled::default(),
             migration: Settled::default(),
             partition_key: Settled::default(),
             last_cnp: None,
@@ -117,7 +120,7 @@ impl Stream {
         let (place, bth) = (packet.place, &packet.bth);
         let opcode = bth.opcode;
         let drafts = &mut self.drafts;
-        padding(packet, drafts);
+        fields::padding(packet, drafts);
         drafts.judged(RuleId::Solicited);
         let may_solicit = opcode.is_last()
             && match packet.operation() {
@@ -133,6 +136,8 @@ impl Stream {
         if opcode == Opcode::CNP {
             return;
         }
+        self.transport(opcode.transport(), place);
+        let drafts = &mut self.drafts;
         drafts.judged(RuleId::Migration);
         if let Some((settled, odd, place)) = self.migration.see(bth.migrated, place) {
             let bit = |set: bool| format!("a migration bit of {}", u8::from(set));
@@ -141,6 +146,14 @@ impl Stream {
         drafts.judged(RuleId::PartitionKey);
         if let Some((settled, odd, place)) = self.partition_key.see(bth.partition_key, place) {
             drafts.add(RuleId::PartitionKey, place, settled.to_string(), odd.to_string());
+        }
+    }
+
+    /// Judges the transport of a packet.
+    fn transport(&mut self, transport: Transport, place: Place) {
+        self.drafts.judged(RuleId::Transport);
+        if let Some((settled, odd, place)) = self.transport.see(transport, place) {
+            self.drafts.add(RuleId::Transport, place, settled.to_string(), odd.to_string());
         }
     }
 
@@ -169,36 +182,6 @@ impl Stream {
     }
 }
 
-/// Judges padding, and the length of the payload by itself.
-fn padding(packet: &Packet<'_>, drafts: &mut Drafts) {
-    let opcode = packet.bth.opcode;
-    let pad = usize::from(packet.bth.pad_count);
-    if !packet.has_known_payload() {
-        drafts.unjudged(RuleId::Padding);
-        return;
-    }
-    drafts.judged(RuleId::Padding);
-    let Some(body) = packet.body_bytes() else {
-        let found = format!("{} bytes, too short for {opcode}", packet.whole_bytes);
-        drafts.add(RuleId::Padding, packet.place, "all headers of the opcode".to_owned(), found);
-        return;
-    };
-    let fits = if opcode.has_payload() { body.is_multiple_of(4) && pad <= body } else { body == 0 && pad == 0 };
-    if !fits {
-        let expected =
-            if opcode.has_payload() { "padding to a multiple of 4 bytes" } else { "neither payload nor padding" };
-        let found = format!("{body} bytes after the headers, with a pad count of {pad}, in {opcode}");
-        drafts.add(RuleId::Padding, packet.place, expected.to_owned(), found);
-        return;
-    }
-    let payload = body - pad;
-    let is_path_mtu = PathMtu::from_bytes(payload).is_some();
-    if opcode.has_payload() && (payload > PathMtu::Mtu4096.bytes() || !opcode.is_last() && !is_path_mtu) {
-        let found = format!("{payload} bytes in {opcode}");
-        drafts.add(RuleId::Mtu, packet.place, "a path MTU of 256 to 4096 bytes".to_owned(), found);
-    }
-}
-
 /// Parts of a packet that the ICRC check found.
 #[derive(Clone, Copy)]
 struct Sighting<'a> {
@@ -224,7 +207,9 @@ pub(super) struct Checker {
     unfollowed: u64,
     right_icrcs: u64,
     wrong_icrcs: u64,
-    /// Findings about ICRCs. The queue pair of such a packet is unknown.
+    /// Whether frames were left out that may hold packets of a followed queue pair.
+    lacks_packets: bool,
+    /// Findings about packets whose queue pair is unknown.
     damaged: Drafts,
 }
 
@@ -242,6 +227,7 @@ impl Checker {
             unfollowed: 0,
             right_icrcs: 0,
             wrong_icrcs: 0,
+            lacks_packets: false,
             damaged: Drafts::new(),
         }
     }
@@ -257,7 +243,10 @@ impl Checker {
             Found::Right => self.sighted(frame, &sighting(Some(true))),
             Found::Wrong => self.sighted(frame, &sighting(Some(false))),
             Found::Undefined => self.sighted(frame, &sighting(None)),
-            Found::Cut if longer_than_a_packet(bytes, whole_bytes) => self.unfollowed += 1,
+            Found::Cut if longer_than_a_packet(bytes, whole_bytes) => {
+                self.unfollowed += 1;
+                self.lacks_packets = true;
+            }
             Found::Cut => self.sighted(frame, &Sighting { is_cut: true, ..sighting(None) }),
             Found::Segments(length) => {
                 for (index, segment) in bytes.chunks(length).enumerate() {
@@ -300,19 +289,28 @@ impl Checker {
         if is_right.is_some() {
             self.damaged.judged(RuleId::Icrc);
         }
-        let Some((bth, rest)) = bytes.split_first_chunk::<BTH_LEN>() else {
+        let Some((header, rest)) = bytes.split_first_chunk::<BTH_LEN>() else {
             self.unfollowed += 1;
+            self.lacks_packets = true;
             return;
         };
-        let bth = BthRepr::read(bth);
+        let bth = BthRepr::read(header);
+        // Without a right ICRC, the bytes may be those of another protocol.
+        if is_right == Some(true) {
+            fields::header(header, &bth, place, &mut self.damaged);
+        }
         let is_cnp = bth.opcode == Opcode::CNP;
+        let key = Key { from: datagram.outer.src, to: datagram.outer.dst, to_qpn: bth.dest_qpn };
         if bth.version != 0 || !is_cnp && (!is_followed(bth.opcode) || bth.opcode.operation().is_none()) {
             self.unfollowed += 1;
+            if let Some(at) = self.directions.find(key).filter(|_| bth.version == 0 && is_right == Some(true)) {
+                self.streams[at].transport(bth.opcode.transport(), place);
+            }
             return;
         }
-        let key = Key { from: datagram.outer.src, to: datagram.outer.dst, to_qpn: bth.dest_qpn };
         let Some(at) = self.stream(key) else {
             self.unfollowed += 1;
+            self.lacks_packets = true;
             return;
         };
         let is_outbound = is_outbound(frame);
@@ -364,7 +362,7 @@ impl Checker {
             return;
         };
         if let Ok([own, other]) = self.streams.get_disjoint_mut([at, opposite]) {
-            own.answers.judge(packet, &mut other.requests, &mut own.drafts);
+            own.answers.judge(packet, &mut other.requests, &self.limits, &mut own.drafts);
         }
     }
 
@@ -397,16 +395,40 @@ impl Checker {
         joined.opposite
     }
 
+    /// Reports answers to queue pairs that have sent nothing, although requests of their host were captured.
+    fn report_strangers(&mut self) {
+        let Self { directions, streams, .. } = self;
+        for at in 0..streams.len() {
+            let first = streams[at].answers.first.filter(|_| directions.opposite(at).is_none());
+            let Some((psn, place)) = first else { continue };
+            let Key { from, to, to_qpn } = directions.key(at);
+            let is_back = |other: usize| (directions.key(other).from, directions.key(other).to) == (to, from);
+            let is_stranger = (0..streams.len()).any(|other| is_back(other) && streams[other].requests.has_any())
+                && directions.alone_back(at).iter().all(|&other| other == at || !streams[other].requests.has_sent(psn));
+            if is_stranger {
+                let expected = format!("requests of queue pair {to_qpn} at {to}");
+                let found = "an answer to a queue pair that has sent none".to_owned();
+                streams[at].drafts.add(RuleId::Captured, place, expected, found);
+            }
+        }
+    }
+
     pub(super) fn finish(mut self, format: &'static str, stopped: Option<String>) -> Report {
         for at in 0..self.streams.len() {
             let stream = &mut self.streams[at];
             stream.requests.confirm(&mut stream.drafts);
             stream.requests.confirm_skip(&mut stream.drafts);
+            if !self.lacks_packets {
+                stream.requests.report_missing(&mut stream.drafts);
+            }
             if let Some(opposite) = self.directions.opposite(at)
                 && let Ok([own, other]) = self.streams.get_disjoint_mut([at, opposite])
             {
                 own.answers.finish(&other.requests, &mut own.drafts);
             }
+        }
+        if self.limits.complete && !self.lacks_packets {
+            self.report_strangers();
         }
         let mut counts = [(0_u64, 0_u64, 0_u64); COUNT];
         let mut findings = Vec::new();

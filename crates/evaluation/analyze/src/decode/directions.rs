@@ -76,18 +76,23 @@ impl Directions {
         self.all[at].opposite
     }
 
+    /// Returns the directions without an opposite that lead back to the source of `at`.
+    pub(crate) fn alone_back(&self, at: usize) -> &[usize] {
+        let Key { from, to, .. } = self.all[at].key;
+        self.alone.get(&(to, from)).map_or(&[], Vec::as_slice)
+    }
+
     /// Joins the direction `at` of an answer with the direction of its requests, unless `is_settled`. `has_sent` returns
     /// whether the requests of a direction explain the sequence number of the answer. Sequence numbers start at random,
     /// so usually only one direction has sent it. A former opposite is free again.
     pub(crate) fn join(&mut self, at: usize, is_settled: bool, has_sent: impl Fn(usize) -> bool) -> Joined {
-        let Direction { key, opposite: known, searches } = self.all[at];
+        let Direction { opposite: known, searches, .. } = self.all[at];
         let unchanged = Joined { opposite: known, before: None };
         if is_settled || searches >= MAX_SEARCHES {
             return unchanged;
         }
         self.all[at].searches += 1;
-        let alone = self.alone.get(&(key.to, key.from)).map_or(&[][..], Vec::as_slice);
-        let mut fitting = alone.iter().copied().filter(|&other| other != at && has_sent(other));
+        let mut fitting = self.alone_back(at).iter().copied().filter(|&other| other != at && has_sent(other));
         let (Some(other), None) = (fitting.next(), fitting.next()) else { return unchanged };
         if let Some(known) = known {
             let before = &mut self.all[known];

@@ -33,6 +33,10 @@ pub(crate) struct Check {
     /// Minimum time between two CNPs to one queue pair, as in 4us
     #[arg(long, value_name = "SECONDS", value_parser = quantity::seconds)]
     cnp_interval: Option<f64>,
+    /// The capture has every packet of its queue pairs once; judges acknowledged PSNs that were never captured,
+    /// and repeated NAKs and responses
+    #[arg(long)]
+    complete: bool,
     #[command(flatten)]
     reading: Reading,
     /// Maximum number of findings, and of queue pairs with a timeline, to print (--json has up to 10,000 findings)
@@ -55,6 +59,7 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
         timeout_ns: arguments.timeout.and_then(ack_timeout_ns),
         retry_count: arguments.retry_count.map(u32::from),
         cnp_interval_ns: arguments.cnp_interval.map(|seconds| (seconds * 1e9) as u64),
+        complete: arguments.complete,
     };
     let mut status = ExitCode::SUCCESS;
     let (mut stopped, mut pages, mut empty) = (Vec::new(), Vec::new(), Vec::new());

@@ -232,6 +232,28 @@ fn experiments_are_listed_and_unknown_ones_rejected() {
     run("study --quick --full").expect_complaint(2, &["cannot be used with"]);
 }
 
+/// On a line of 100 Gb/s, a reply of 64 KiB takes 5.2 us, so 16 clients wait for each other.
+#[test]
+fn requests_are_studied_alone_and_loaded() {
+    let scratch = Scratch::new("requests");
+    let study = format!("study --quick --testbed t1 requests --json --out {}", scratch.path());
+    let finished = run(&study).expect_status(0).json();
+    assert_eq!((&finished["points"], &finished["missing"]), (&2.into(), &0.into()), "{finished}");
+    let curves = run(&format!("report --csv {}", scratch.path())).expect_status(0).stdout;
+    // The name of the curve contains a comma, so count the fields from the end.
+    let median =
+        |line: &str| -> f64 { line.rsplit(',').nth(4).and_then(|field| field.parse().ok()).expect("a median") };
+    let of_means = curves.lines().filter(|line| line.contains(",200,65536,") && line.contains(",mean latency,"));
+    let means: Vec<f64> = of_means.map(median).collect();
+    let [alone, loaded] = means[..] else { panic!("{curves}") };
+    assert!((8.0..15.0).contains(&alone) && (16.0 * 5.0..16.0 * 6.0).contains(&loaded), "{means:?}");
+    let page = fs::read_to_string(scratch.0.join("report.html")).unwrap();
+    assert!(
+        page.contains("Requests with replies") && page.contains("id=\"x-requests-clients\""),
+        "no table or no plot"
+    );
+}
+
 #[test]
 fn a_report_without_valid_records_is_not_written() {
     let scratch = Scratch::new("wrong");

@@ -6,7 +6,8 @@ use super::super::Limits;
 use super::super::findings::{Draft, Drafts, Needs};
 use super::super::packet::Packet;
 use super::super::rules::RuleId;
-use super::{Requests, Sent, passed_ns, target};
+use super::super::sent::{Sent, difference, is_rest};
+use super::{Requests, passed_ns};
 
 /// Maximum number of repeated READ requests that are remembered.
 const MAX_REREADS: usize = 64;
@@ -33,14 +34,16 @@ impl Requests {
             // The rest of a READ, or a packet that was not captured when it was first sent.
             self.confirm(drafts);
             self.length_of_payload(packet, drafts);
-            if !is_rest(&sent, packet) {
+            if is_rest(&sent, packet) {
+                self.sent[at].rests = sent.rests.saturating_add(1);
+            } else {
                 drafts.unjudged(RuleId::Repeated);
             }
             return self.recover(packet, previous, drafts);
         }
         // The responder has acknowledged a later request, so the first transmission has arrived.
         let is_done = self.acknowledged.is_some_and(|end| psn.is_before(end));
-        if is_done {
+        if is_done && !limits.complete {
             // The repeated atomic of a new connection has another value in its response.
             self.sent[at].answer = None;
         }
@@ -53,7 +56,7 @@ impl Requests {
             let is_second = self.suspect.take().is_some();
             if is_second || is_done {
                 // A new connection repeats the PSNs of the last one.
-                self.start_anew();
+                self.start_anew(drafts);
                 self.push_new(packet, drafts);
                 return;
             }
@@ -155,36 +158,5 @@ impl Requests {
             }
             _ => self.skipping = None,
         }
-    }
-}
-
-/// Returns whether a READ request asks for the rest of an earlier one.
-pub(super) fn is_rest(sent: &Sent, packet: &Packet<'_>) -> bool {
-    let both = [sent.opcode.operation(), packet.operation()] == [Some(PacketOperation::ReadRequest); 2];
-    match (sent.target, target(packet)) {
-        (Some((from, length)), Some((again, rest))) => {
-            both && rest < length && again.wrapping_add(rest) == from.wrapping_add(length)
-        }
-        _ => false,
-    }
-}
-
-/// Returns how a repeated request differs from the first transmission.
-fn difference(sent: &Sent, packet: &Packet<'_>) -> Option<String> {
-    let opcode = packet.bth.opcode;
-    if opcode != sent.opcode {
-        return Some(format!("{opcode} instead of {}", sent.opcode));
-    }
-    if let Some(payload) = sent.payload.filter(|_| packet.has_known_payload())
-        && packet.payload_bytes() != payload
-    {
-        return Some(format!("{} bytes of payload instead of {payload}", packet.payload_bytes()));
-    }
-    match (sent.target, target(packet)) {
-        (Some(first), Some(again)) if first != again && !is_rest(sent, packet) => Some(format!(
-            "address 0x{:x} and length or operand {} instead of 0x{:x} and {}",
-            again.0, again.1, first.0, first.1
-        )),
-        _ => None,
     }
 }

@@ -26,17 +26,25 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    pub(super) fn frame(&self) -> Vec<u8> {
-        let to = if self.from == A { B } else { A };
+    pub(super) fn to(&self) -> u8 {
+        if self.from == A { B } else { A }
+    }
+
+    /// Returns the packet without its ICRC.
+    pub(super) fn packet(&self) -> Vec<u8> {
         let mut packet = vec![0; BTH_LEN];
         self.bth.write((&mut packet[..]).try_into().unwrap());
         packet.extend(&self.extension);
         packet.extend(&self.body);
-        let mut packet = seal(self.from, to, 0, packet);
+        packet
+    }
+
+    pub(super) fn frame(&self) -> Vec<u8> {
+        let mut packet = seal(self.from, self.to(), 0, self.packet());
         if self.is_damaged {
             *packet.last_mut().unwrap() ^= 1;
         }
-        frame_of(self.from, to, None, &packet)
+        frame_of(self.from, self.to(), None, &packet)
     }
 }
 
@@ -145,6 +153,10 @@ pub(super) fn reth(bytes: u32) -> [u8; 16] {
     let mut out = [0; 16];
     RethRepr { virtual_address: 0x1000, rkey: RKey::new(7), dma_length: bytes }.write(&mut out);
     out
+}
+
+pub(super) fn move_psn(packet: &mut Sent, by: u32) {
+    packet.bth.psn = packet.bth.psn.add(by);
 }
 
 /// ACKs before the loss.

@@ -1,0 +1,95 @@
+//! Request packets that were sent.
+
+use doorbell_wire::{Opcode, PacketOperation, Psn};
+
+use super::packet::{Packet, Place};
+
+/// Request packet that was sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub(super) psn: Psn,
+    pub(super) opcode: Opcode,
+    /// Bytes of payload, if the frame was captured up to its end.
+    pub(super) payload: Option<u32>,
+    /// Address and length of the RETH, or address and operand of the AtomicETH.
+    pub(super) target: Option<(u64, u64)>,
+    /// Messages that end with this packet or before it, counted from the first captured packet.
+    pub(super) messages: u32,
+    /// Number of transmissions, up to 255.
+    pub(super) times: u8,
+    pub(super) place: Place,
+    pub(super) last_ns: Option<u64>,
+    /// Value in the response to this atomic.
+    pub(super) answer: Option<u64>,
+    /// Number of requests for the rest of this READ, up to 255.
+    pub(super) rests: u8,
+    /// Number of last packets of responses, up to 255.
+    pub(super) responses: u8,
+}
+
+impl Sent {
+    /// Records the end of a response. Returns the number of responses and the number of requests, if the responses are
+    /// more.
+    pub(super) fn respond(&mut self) -> Option<(u8, u8)> {
+        self.responses = self.responses.saturating_add(1);
+        let requests = self.times.saturating_add(self.rests);
+        (self.responses > requests && requests < u8::MAX).then_some((self.responses, requests))
+    }
+}
+
+/// Returns the number of response packets of a READ, at least 1.
+pub(super) fn response_packets(length: u64, mtu: u32) -> u32 {
+    u32::try_from(length.div_ceil(u64::from(mtu)).max(1)).unwrap_or(u32::MAX)
+}
+
+/// Returns the address and the length or operand that a request names.
+pub(super) fn target(packet: &Packet<'_>) -> Option<(u64, u64)> {
+    let reth = packet.reth().map(|reth| (reth.virtual_address, u64::from(reth.dma_length)));
+    reth.or_else(|| packet.atomic().map(|atomic| (atomic.virtual_address, atomic.swap_or_add)))
+}
+
+/// Returns whether a READ request asks for the rest of an earlier one.
+pub(super) fn is_rest(sent: &Sent, packet: &Packet<'_>) -> bool {
+    let both = [sent.opcode.operation(), packet.operation()] == [Some(PacketOperation::ReadRequest); 2];
+    match (sent.target, target(packet)) {
+        (Some((from, length)), Some((again, rest))) => {
+            both && rest < length && again.wrapping_add(rest) == from.wrapping_add(length)
+        }
+        _ => false,
+    }
+}
+
+/// Returns how a repeated request differs from the first transmission.
+pub(super) fn difference(sent: &Sent, packet: &Packet<'_>) -> Option<String> {
+    let opcode = packet.bth.opcode;
+    if opcode != sent.opcode {
+        return Some(format!("{opcode} instead of {}", sent.opcode));
+    }
+    if let Some(payload) = sent.payload.filter(|_| packet.has_known_payload())
+        && packet.payload_bytes() != payload
+    {
+        return Some(format!("{} bytes of payload instead of {payload}", packet.payload_bytes()));
+    }
+    match (sent.target, target(packet)) {
+        (Some(first), Some(again)) if first != again && !is_rest(sent, packet) => Some(format!(
+            "address 0x{:x} and length or operand {} instead of 0x{:x} and {}",
+            again.0, again.1, first.0, first.1
+        )),
+        _ => None,
+    }
+}
+
+/// Returns the name of an operation in sentences.
+pub(super) fn name(operation: PacketOperation) -> &'static str {
+    match operation {
+        PacketOperation::Send => "SEND",
+        PacketOperation::Write => "WRITE",
+        PacketOperation::ReadRequest => "READ request",
+        PacketOperation::ReadResponse => "READ response",
+        PacketOperation::Acknowledge => "acknowledgement",
+        PacketOperation::AtomicAcknowledge => "atomic response",
+        PacketOperation::CompareSwap => "CompareSwap",
+        PacketOperation::FetchAdd => "FetchAdd",
+        PacketOperation::Cnp => "CNP",
+    }
+}
