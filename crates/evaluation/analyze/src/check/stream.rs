@@ -29,7 +29,7 @@ const MAX_FINDINGS: usize = 10_000;
 /// Maximum number of sampled events, and of rare events, per stream.
 const MAX_EVENTS: usize = 256;
 
-/// Returns whether the capturing host sent a frame, from pcapng's flags or from the packet type of a Linux cooked
+/// Returns whether the capturing host sent a frame. The source is pcapng's flags, or the packet type of a Linux cooked
 /// header: 0 to 2 are received frames, 4 are sent ones.
 fn is_outbound(frame: &CapturedFrame<'_>) -> Option<bool> {
     let cooked = match frame.link_type {
