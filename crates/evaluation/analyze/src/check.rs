@@ -23,7 +23,8 @@ use crate::decode::capture::{CaptureError, CaptureReader};
 pub use report::{Event, EventKind, Finding, QueuePair, Report, RuleCount, SCHEMA};
 pub use rules::{RULES, Rule, Severity};
 
-/// Properties of the queue pairs and of the capture, which the packets do not show. Rules that need them judge nothing without them.
+/// Properties of the queue pairs and of the capture, which the packets do not show. Rules that need them judge nothing
+/// without them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Limits {
     /// Minimum time before a request is repeated without a NAK.

@@ -13,7 +13,7 @@ use edit::Capture;
 use table::{Mutation, Settings, Table};
 
 const CAPTURES: [(&str, &[u8]); 4] = [
-    ("own.pcap", include_bytes!("own.pcap")),
+    ("own.pcap", include_bytes!("../data/own.pcap")),
     ("rxe.pcap", include_bytes!("../../../../rnic/wire/tests/data/rxe.pcap")),
     ("rxe-both.pcap", include_bytes!("../../../../rnic/wire/tests/data/rxe-both.pcap")),
     ("rxe-loss.pcap", include_bytes!("../../../../rnic/wire/tests/data/rxe-loss.pcap")),
