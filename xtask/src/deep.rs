@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 
-use crate::shell::{cargo, command, output_of, run, run_tests, succeeds, target};
+use crate::shell::{cargo, command, output_of, run, run_tests, target};
 use crate::{network, peers, programs};
 
 /// Options of `cargo xtask deep`.
@@ -127,23 +127,8 @@ fn loom() -> Result<(), String> {
 }
 
 fn deny() -> Result<(), String> {
-    let deny = tool("cargo-deny")?;
+    let deny = peers::tool("cargo-deny", &[])?;
     run(command(deny, &["check", "licenses", "bans", "sources"]))
-}
-
-/// Returns the path of a tool. If the tool is missing, builds it from the registry.
-fn tool(name: &str) -> Result<PathBuf, String> {
-    if succeeds(command(name, &["--version"])) {
-        return Ok(PathBuf::from(name));
-    }
-    let home = target().join("xtask").join("deep").join("tools");
-    let program = home.join("bin").join(name);
-    if !program.exists() {
-        let mut install = cargo(&["install", "--quiet", "--locked", name, "--root"]);
-        install.arg(&home);
-        run(install)?;
-    }
-    Ok(program)
 }
 
 fn joined(outcomes: impl Iterator<Item = Result<(), String>>) -> Result<(), String> {

@@ -22,6 +22,7 @@ mod regressions;
 mod repeat;
 mod seeds;
 mod shell;
+mod site;
 mod soak;
 mod steps;
 mod test;
@@ -176,6 +177,18 @@ enum Command {
         #[arg(long, value_name = "DIRECTORY")]
         out: Option<PathBuf>,
     },
+    /// Builds a site of README.md, docs and the other pages with mdBook, and checks its links.
+    ///
+    /// The first run installs mdBook from crates.io into the target directory.
+    Site {
+        /// Directory of the site [default: `site` in the target directory]
+        #[arg(long, value_name = "DIRECTORY")]
+        out: Option<PathBuf>,
+        /// Address of the files of the repository, to which links to other files than pages lead [default: no such
+        /// links]
+        #[arg(long, value_name = "URL")]
+        repository: Option<String>,
+    },
     /// Runs a command in a virtual machine with Linux's rdma_rxe, whose device is `rxe0`.
     ///
     /// The command finds `doorbell` and `libdoorbell_ibverbs.so` in its PATH. `--keep` copies the files that it writes
@@ -295,6 +308,10 @@ fn run(command: Command) -> ExitCode {
             ended(versus::compare(&against, out.as_deref()))
         }
         Command::Dist { out } => ended(dist::build(out.as_deref()).map(|archive| println!("{}", archive.display()))),
+        Command::Site { out, repository } => {
+            let built = site::build(out.as_deref(), repository.as_deref());
+            ended(built.map(|site| println!("{}", site.join("index.html").display())))
+        }
         Command::Chaos { seed, rounds } => {
             peers::install();
             ended(programs::build().and_then(|()| chaos::run(seed, rounds)))

@@ -1,10 +1,11 @@
 //! Other programs against which Doorbell is checked, and their installation.
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::network;
-use crate::shell::{command, run, succeeds};
+use crate::shell::{cargo, command, output_of, run, succeeds, target};
 
 /// Installs missing packages if possible. If a package is still missing afterwards, the steps that need it report this.
 pub(crate) fn install() {
@@ -129,6 +130,23 @@ fn guest_packages() -> Vec<(&'static str, bool)> {
     packages
 }
 
+/// Returns the path of a tool of crates.io: a name, or `NAME@VERSION` if only this version is right. If the tool is
+/// missing, builds it, with these further arguments of `cargo install`.
+pub(crate) fn tool(tool: &str, arguments: &[&str]) -> Result<PathBuf, String> {
+    let (name, version) = tool.split_once('@').unwrap_or((tool, ""));
+    if output_of(command(name, &["--version"])).is_ok_and(|about| about.contains(version)) {
+        return Ok(PathBuf::from(name));
+    }
+    let home = target().join("xtask").join("tools").join(tool);
+    let program = home.join("bin").join(name);
+    if !program.exists() {
+        let mut install = cargo(&["install", "--quiet", "--locked", tool, "--root"]);
+        install.arg(&home).args(arguments);
+        network::outside(|| run(install))?;
+    }
+    Ok(program)
+}
+
 /// Returns whether a program is installed.
 pub(crate) fn has(program: &str) -> bool {
     let find = format!("PATH=$PATH:/usr/sbin:/sbin command -v {program}");
@@ -211,5 +229,5 @@ pub(crate) fn chromium() -> Option<&'static str> {
 
 /// Returns whether this process runs as root.
 pub(crate) fn is_root() -> bool {
-    crate::shell::output_of(command("id", &["-u"])).is_ok_and(|id| id.trim() == "0")
+    output_of(command("id", &["-u"])).is_ok_and(|id| id.trim() == "0")
 }

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::test::{self, StepEnd};
 use crate::{
-    bindings, browser, chaos, digests, dist, fuzz, house, network, packets, peers, programs, prose, regressions, soak,
-    two_machines, versus, vm,
+    bindings, browser, chaos, digests, dist, fuzz, house, network, packets, peers, programs, prose, regressions, site,
+    soak, two_machines, versus, vm,
 };
 
 /// A step of a test run.
@@ -26,6 +26,8 @@ pub(crate) enum Group {
     Machines,
     /// Check of the report in a browser.
     Report,
+    /// Check of the site of all pages.
+    Site,
     /// Unmodified verbs programs.
     Programs,
     /// Checks in virtual machines with rdma_rxe.
@@ -49,7 +51,7 @@ impl Group {
         match self {
             Self::Code => &[],
             Self::Packets => &[OTHER_PROGRAMS, TESTS],
-            Self::Layouts => &[OTHER_PROGRAMS],
+            Self::Layouts | Self::Site => &[OTHER_PROGRAMS],
             Self::Guests => &[BUILD],
             Self::Machines | Self::Report | Self::Programs => &[OTHER_PROGRAMS, BUILD],
         }
@@ -118,6 +120,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Machines, "many machines, ssh", two_machines::ssh),
     plain(Group::Machines, "many machines, Slurm", || network::apart_with_interface(two_machines::slurm)),
     plain(Group::Report, "report, in a browser", browser::report),
+    plain(Group::Site, "site", site::step),
     Step {
         name: PAGE,
         group: Group::Programs,

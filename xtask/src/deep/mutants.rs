@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::Value;
 
-use super::tool;
+use crate::peers;
 use crate::regressions::{Checkout, Ended, git};
 use crate::shell::{command, output_of, root};
 
@@ -156,7 +156,7 @@ fn judge(checkout: &Checkout, mutant: &Mutant, limit: Duration) -> Result<&'stat
 
 /// Returns all mutants in [`PLACES`].
 fn listed(tree: &Path) -> Result<Vec<Mutant>, String> {
-    let program = tool("cargo-mutants")?;
+    let program = peers::tool("cargo-mutants", &[])?;
     let mut list = command(program, &["mutants", "--workspace", "--list", "--json", "--diff", "--dir"]);
     list.arg(tree);
     for (folder, _) in PLACES {
