@@ -20,7 +20,7 @@ pub enum Error {
     /// The list of software RNICs is not allowed.
     #[cfg(feature = "soft")]
     #[error(transparent)]
-    Devices(#[from] crate::soft::DevicesError),
+    Devices(Box<crate::soft::DevicesError>),
     /// A device of the machine cannot be used as requested.
     #[error(transparent)]
     System(#[from] SystemError),
@@ -50,6 +50,13 @@ pub enum Error {
         /// The error of the operating system.
         error: io::Error,
     },
+}
+
+#[cfg(feature = "soft")]
+impl From<crate::soft::DevicesError> for Error {
+    fn from(error: crate::soft::DevicesError) -> Self {
+        Self::Devices(Box::new(error))
+    }
 }
 
 impl Error {
