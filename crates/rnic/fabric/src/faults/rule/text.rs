@@ -470,7 +470,7 @@ impl fmt::Display for FaultRule {
             FaultAction::BlackHole(HoleEnd::After(for_ns)) => field("for", Some(&TimeText(for_ns))),
             FaultAction::BlackHole(HoleEnd::Packets(count)) => field("count", Some(&count)),
             FaultAction::Verbs(fault) => {
-                fault.fields().iter().try_for_each(|(name, value)| field(*name, Some(value as _)))
+                fault.fields().iter().try_for_each(|(name, value)| field(name, Some(value as _)))
             }
             FaultAction::Corrupt(Corruption { place, value, reseals }) => {
                 match place {
