@@ -295,7 +295,11 @@ impl Answers {
         let is_reread = requests.is_reread(psn);
         let is_incomplete = requests.is_incomplete();
         requests.answered(psn, packet.place);
+        requests.received(psn.next(), packet.place);
         requests.learn_mtu(self.mtu.get());
+        if opcode.is_last() {
+            requests.end_of_read(psn, packet.has_known_payload().then(|| packet.payload_bytes()));
+        }
         let sent = requests.covering(psn).filter(|_| !is_incomplete).copied();
         let is_read = |sent: &Sent| sent.opcode.operation() == Some(PacketOperation::ReadRequest);
         let is_judgeable = |sent: &Sent| packet.has_known_payload() && sent.target.is_some() || !is_read(sent);
@@ -353,6 +357,7 @@ impl Answers {
         let psn = packet.bth.psn;
         let is_incomplete = requests.is_incomplete();
         requests.answered(psn, packet.place);
+        requests.received(psn.next(), packet.place);
         let covering = requests.covering(psn).filter(|sent| sent.psn == psn && !is_incomplete);
         let (Some(sent), Some(original)) = (covering, packet.original()) else {
             drafts.unjudged(RuleId::Atomic);

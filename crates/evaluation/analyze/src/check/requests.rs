@@ -9,7 +9,7 @@ use super::findings::{Draft, Drafts, Needs, Settled};
 use super::missing::Missing;
 use super::packet::{Packet, Place};
 use super::rules::RuleId;
-use super::sent::{Sent, difference, is_rest, name, response_packets, target};
+use super::sent::{SHORTEST_MTU, Sent, difference, is_rest, name, response_packets, target};
 
 /// Maximum number of request packets that are remembered.
 const MAX_SENT: usize = 1024;
@@ -21,8 +21,6 @@ const MAX_STRIDE: u32 = 1 << 17;
 const MAX_SPAN: u32 = 1 << 22;
 /// Round trips within which a retransmission shows that a NAK has arrived. The timeout of a queue pair is longer.
 const FEW_ROUND_TRIPS: u64 = 16;
-/// Path MTU with which a READ response has the most packets.
-const SHORTEST_MTU: u32 = 256;
 
 /// Position within the messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -62,6 +60,8 @@ pub(super) struct Requests {
     messages: u32,
     /// Number of skips of PSNs.
     holes: u64,
+    /// Number of READs whose successor skips PSNs that the READ may have used.
+    doubts: u64,
     /// Packet with a PSN far from those before.
     jump: Option<Place>,
     /// Finding about a repeated PSN with other contents. Two in a row are a new connection.
@@ -95,7 +95,7 @@ pub(super) struct Requests {
 impl Requests {
     /// Returns whether PSNs are missing, so that messages cannot be counted.
     pub(super) fn is_incomplete(&self) -> bool {
-        self.holes > 0
+        self.holes + self.doubts > 0
     }
 
     /// Returns whether the requester has sent a request.
@@ -138,7 +138,7 @@ impl Requests {
 
     /// Returns the number of messages up to the SEND or WRITE packet with this PSN, if no packet is missing.
     pub(super) fn messages_up_to(&self, psn: Psn) -> Option<u32> {
-        let sent = self.exactly(psn).filter(|_| self.holes == 0)?;
+        let sent = self.exactly(psn).filter(|_| !self.is_incomplete())?;
         matches!(sent.opcode.operation(), Some(PacketOperation::Send | PacketOperation::Write)).then_some(sent.messages)
     }
 
@@ -151,9 +151,20 @@ impl Requests {
     pub(super) fn answered(&mut self, end: Psn, answer: Place) {
         self.unanswered = 0;
         self.missing.acknowledge(end, answer);
-        if let Some(nak) = self.nak.filter(|nak| self.complete && nak.psn.is_before(end))
-            && self.skipped.is_none()
-        {
+        if self.acknowledged.is_none_or(|known| known.is_before(end)) {
+            self.acknowledged = Some(end);
+        }
+        self.received(end, answer);
+    }
+
+    /// Records an answer that shows that the responder has all packets before `end`.
+    pub(super) fn received(&mut self, end: Psn, answer: Place) {
+        let Some(nak) = self.nak.filter(|nak| nak.psn.is_before(end)) else { return };
+        if !self.complete && self.skipped.is_none() {
+            // The network has delayed the packet, so the requester need not send it again.
+            self.nak = None;
+            self.skipping = None;
+        } else if self.complete && self.skipped.is_none() {
             self.skipped = Some(Draft {
                 rule: RuleId::GoBackN,
                 place: answer,
@@ -162,9 +173,6 @@ impl Requests {
                 expected: format!("PSN {} again before its acknowledgement", nak.psn),
                 found: format!("an acknowledgement up to PSN {}", end.sub(1)),
             });
-        }
-        if self.acknowledged.is_none_or(|known| known.is_before(end)) {
-            self.acknowledged = Some(end);
         }
     }
 
@@ -188,15 +196,23 @@ impl Requests {
         self.generation
     }
 
-    /// Records the path MTU that the responses to READs show. It determines the PSNs of the newest READ.
+    /// Records the path MTU that the responses to READs show. It determines the PSNs of all READs.
     pub(super) fn learn_mtu(&mut self, mtu: Option<u32>) {
         self.read_mtu = mtu.filter(|mtu| *mtu > 0);
+        let Some(mtu) = self.read_mtu else { return };
+        let end = |sent: &Sent| sent.target.map(|(_, length)| sent.psn.add(response_packets(length, mtu)));
         if self.slack > 0
-            && let (Some(mtu), Some(sent)) = (self.read_mtu, self.sent.back())
-            && let Some((_, length)) = sent.target
+            && let Some(end) = self.sent.back().and_then(end)
         {
-            self.next = Some(sent.psn.add(response_packets(length, mtu)));
+            self.next = Some(end);
             self.slack = 0;
+        }
+        if self.doubts > 0 {
+            for at in 0..self.sent.len() {
+                if let Some(end) = Some(&self.sent[at]).filter(|sent| sent.is_doubtful).and_then(end) {
+                    self.settle(at, end);
+                }
+            }
         }
     }
 
@@ -208,6 +224,24 @@ impl Requests {
     /// Reports the PSNs that were acknowledged and never came.
     pub(super) fn report_missing(&mut self, drafts: &mut Drafts) {
         self.missing.report(drafts);
+    }
+
+    /// Settles whether PSNs are missing after a READ. `end` is the PSN after those that the READ uses.
+    fn settle(&mut self, at: usize, end: Psn) {
+        self.sent[at].is_doubtful = false;
+        self.doubts -= 1;
+        self.holes += u64::from(self.sent.get(at + 1).is_some_and(|next| next.psn != end));
+    }
+
+    /// Records the last packet of the response to a READ, which shows how many PSNs the READ uses.
+    pub(super) fn end_of_read(&mut self, psn: Psn, payload: Option<u32>) {
+        let Some(at) = self.index(psn).filter(|&at| self.sent[at].can_end(psn, payload)) else { return };
+        if self.sent[at].is_doubtful {
+            self.settle(at, psn.next());
+        } else if self.slack > 0 && at + 1 == self.sent.len() {
+            self.next = Some(psn.next());
+            self.slack = 0;
+        }
     }
 
     /// Records a NAK for a missing packet.
@@ -285,6 +319,11 @@ impl Requests {
                     let first = if ahead > self.slack { next.add(self.slack) } else { psn.sub(1) };
                     self.missing.add(first, psn, packet.place, drafts);
                 }
+            } else if ahead > 0
+                && let Some(read) = self.sent.back_mut()
+            {
+                read.is_doubtful = true;
+                self.doubts += 1;
             }
             self.push_new(packet, drafts);
         }
@@ -310,7 +349,12 @@ impl Requests {
 
     fn start_anew(&mut self, drafts: &mut Drafts) {
         self.report_missing(drafts);
-        *self = Self { holes: self.holes, generation: self.generation + 1, last: self.last, ..Self::default() };
+        *self = Self {
+            holes: self.holes + self.doubts,
+            generation: self.generation + 1,
+            last: self.last,
+            ..Self::default()
+        };
     }
 
     fn push_new(&mut self, packet: &Packet<'_>, drafts: &mut Drafts) {
@@ -322,7 +366,9 @@ impl Requests {
         }
         let is_far = |sent: &Sent| packet.bth.psn.distance_from(sent.psn) >= MAX_SPAN;
         while self.sent.len() == MAX_SENT || self.sent.front().is_some_and(is_far) {
-            self.sent.pop_front();
+            let is_doubtful = self.sent.pop_front().is_some_and(|sent| sent.is_doubtful);
+            self.doubts -= u64::from(is_doubtful);
+            self.holes += u64::from(is_doubtful);
         }
         let target = target(packet);
         self.sent.push_back(Sent {
@@ -335,6 +381,7 @@ impl Requests {
             place: packet.place,
             last_ns: packet.place.at_ns,
             answer: None,
+            is_doubtful: false,
             rests: 0,
             responses: 0,
         });

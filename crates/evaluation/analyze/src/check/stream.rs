@@ -315,8 +315,9 @@ impl Checker {
             return;
         };
         let bth = BthRepr::read(header);
-        // Without a right ICRC, the bytes may be those of another protocol.
-        if is_right == Some(true) {
+        // Without a right ICRC, the bytes may be those of another protocol. The ICRC does not cover the congestion bits, so
+        // an injected fault may have changed them.
+        if is_right == Some(true) && !frame.faults.has(FaultMarks::CORRUPTED) {
             fields::header(header, &bth, place, &mut self.damaged);
         }
         let is_cnp = bth.opcode == Opcode::CNP;
