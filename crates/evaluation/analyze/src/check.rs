@@ -9,6 +9,7 @@ mod fields;
 mod findings;
 mod missing;
 mod packet;
+mod recovery;
 mod report;
 mod requests;
 mod rules;

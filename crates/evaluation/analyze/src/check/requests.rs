@@ -8,6 +8,7 @@ use super::Limits;
 use super::findings::{Draft, Drafts, Needs, Settled};
 use super::missing::Missing;
 use super::packet::{Packet, Place};
+use super::recovery::Recovery;
 use super::rules::RuleId;
 use super::sent::{SHORTEST_MTU, Sent, difference, is_rest, name, response_packets, target};
 
@@ -34,7 +35,7 @@ enum Message {
     Within { operation: PacketOperation, left: Option<u32> },
 }
 
-/// NAK that asks for a retransmission.
+/// RNR NAK that asks for a retransmission.
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
     psn: Psn,
@@ -70,11 +71,7 @@ pub(super) struct Requests {
     generation: u32,
     mtu: Settled<u32>,
     rereads: VecDeque<Psn>,
-    nak: Option<Awaited>,
-    /// PSN at which a retransmission began that skipped the PSN of the NAK.
-    skipping: Option<Place>,
-    /// Finding about a skipped retransmission. If the retransmission still comes, the network has swapped packets.
-    skipped: Option<Draft>,
+    pub(super) recovery: Recovery,
     rnr: Option<Awaited>,
     /// PSN after the newest acknowledged one.
     acknowledged: Option<Psn>,
@@ -82,10 +79,6 @@ pub(super) struct Requests {
     unanswered: u32,
     /// Path MTU that the responses to READs show.
     read_mtu: Option<u32>,
-    /// Whether the capture is complete.
-    complete: bool,
-    /// Findings that no later packet can explain.
-    sure: Vec<Draft>,
     /// Skipped PSNs, if the capture is complete.
     missing: Missing,
     /// Whether READs or atomics were sent, whose lost responses are repeated without a NAK.
@@ -154,26 +147,7 @@ impl Requests {
         if self.acknowledged.is_none_or(|known| known.is_before(end)) {
             self.acknowledged = Some(end);
         }
-        self.received(end, answer);
-    }
-
-    /// Records an answer that shows that the responder has all packets before `end`.
-    pub(super) fn received(&mut self, end: Psn, answer: Place) {
-        let Some(nak) = self.nak.filter(|nak| nak.psn.is_before(end)) else { return };
-        if !self.complete && self.skipped.is_none() {
-            // The network has delayed the packet, so the requester need not send it again.
-            self.nak = None;
-            self.skipping = None;
-        } else if self.complete && self.skipped.is_none() {
-            self.skipped = Some(Draft {
-                rule: RuleId::GoBackN,
-                place: answer,
-                related: Some(nak.place.packet),
-                needs: Needs::Nothing,
-                expected: format!("PSN {} again before its acknowledgement", nak.psn),
-                found: format!("an acknowledgement up to PSN {}", end.sub(1)),
-            });
-        }
+        self.recovery.received(end, answer);
     }
 
     /// Returns whether the newest packet may begin a new connection.
@@ -216,11 +190,6 @@ impl Requests {
         }
     }
 
-    /// Returns an earlier NAK for the same packet, if the packet was not sent since.
-    pub(super) fn same_nak(&self, psn: Psn) -> Option<Place> {
-        self.nak.filter(|nak| nak.psn == psn).map(|nak| nak.place)
-    }
-
     /// Reports the PSNs that were acknowledged and never came.
     pub(super) fn report_missing(&mut self, drafts: &mut Drafts) {
         self.missing.report(drafts);
@@ -246,12 +215,11 @@ impl Requests {
 
     /// Records a NAK for a missing packet.
     pub(super) fn nak(&mut self, psn: Psn, place: Place) {
-        // If the missing packet was not captured, the capture is behind the loss and may lose retransmissions too.
-        if self.exactly(psn).is_some() {
-            // The responder received the packet of the last NAK, although the requester has not sent it again.
-            self.sure.extend(self.skipped.take_if(|_| self.complete));
-            self.nak = Some(Awaited { psn, place, delay_ns: 0, most_ns: None });
-            self.skipping = None;
+        // If the missing packet was not captured, the capture is behind the loss and may lose retransmissions too. If the
+        // packet is acknowledged, the network has delayed the NAK.
+        let is_acknowledged = self.acknowledged.is_some_and(|end| psn.is_before(end));
+        if self.exactly(psn).is_some() && !is_acknowledged {
+            self.recovery.nak(psn, place);
         }
     }
 
@@ -270,8 +238,7 @@ impl Requests {
     pub(super) fn add(&mut self, packet: &Packet<'_>, limits: &Limits, drafts: &mut Drafts) -> bool {
         let psn = packet.bth.psn;
         self.last = Some(packet.place);
-        self.complete = limits.complete;
-        self.sure.drain(..).for_each(|draft| drafts.push(draft));
+        self.recovery.is_complete = limits.complete;
         let Some(next) = self.next else {
             self.push_new(packet, drafts);
             return false;
@@ -307,8 +274,7 @@ impl Requests {
             self.repeat(packet, limits, drafts);
         } else {
             self.confirm(drafts);
-            self.confirm_skip(drafts);
-            self.skipping = None;
+            self.recovery.confirm(drafts);
             // After a READ of unknown length, a message that does not start with its first packet has lost that one.
             if ahead > self.slack || ahead > 0 && !packet.bth.opcode.is_first() {
                 self.holes += 1;
@@ -335,15 +301,6 @@ impl Requests {
     pub(super) fn confirm(&mut self, drafts: &mut Drafts) {
         if let Some(draft) = self.suspect.take() {
             drafts.push(draft);
-        }
-    }
-
-    /// Reports a skipped retransmission that has not come.
-    pub(super) fn confirm_skip(&mut self, drafts: &mut Drafts) {
-        self.sure.drain(..).for_each(|draft| drafts.push(draft));
-        if let Some(draft) = self.skipped.take() {
-            drafts.push(draft);
-            self.nak = None;
         }
     }
 
@@ -489,7 +446,7 @@ impl Requests {
             } else {
                 drafts.unjudged(RuleId::Repeated);
             }
-            return self.recover(packet, previous, drafts);
+            return self.recovery.recover(packet, previous, drafts);
         }
         // The responder has acknowledged a later request, so the first transmission has arrived.
         let is_done = self.acknowledged.is_some_and(|end| psn.is_before(end));
@@ -527,7 +484,7 @@ impl Requests {
         let sent = &mut self.sent[at];
         sent.times = sent.times.saturating_add(1);
         sent.last_ns = packet.place.at_ns;
-        self.recover(packet, previous, drafts);
+        self.recovery.recover(packet, previous, drafts);
     }
 
     /// Judges the times of a retransmission.
@@ -563,7 +520,7 @@ impl Requests {
                 drafts.relate(RuleId::Retry, places, Needs::Nothing, format!("at most {most} repetitions"), found);
             }
         }
-        let Some(least_ns) = limits.timeout_ns.filter(|_| self.nak.is_none()) else { return };
+        let Some(least_ns) = limits.timeout_ns.filter(|_| !self.recovery.is_waiting()) else { return };
         if let Some(waited_ns) = passed_ns(sent.last_ns, packet.place.at_ns) {
             drafts.judged(RuleId::Timeout);
             if waited_ns < least_ns {
@@ -573,40 +530,6 @@ impl Requests {
             }
         } else {
             drafts.unjudged(RuleId::Timeout);
-        }
-    }
-
-    /// Judges whether retransmissions start at the PSN of a NAK.
-    fn recover(&mut self, packet: &Packet<'_>, previous: Option<Psn>, drafts: &mut Drafts) {
-        let psn = packet.bth.psn;
-        let Some(nak) = self.nak else { return };
-        if !nak.psn.is_before(psn) {
-            if self.skipped.take().is_some() {
-                drafts.unjudged(RuleId::GoBackN);
-            } else {
-                drafts.judged(RuleId::GoBackN);
-            }
-            self.nak = None;
-            self.skipping = None;
-            return;
-        }
-        let continues = previous.is_some_and(|previous| previous.next() == psn);
-        match self.skipping {
-            // One repeated packet alone may be a probe, and a run that began before the NAK goes on for a while.
-            None if !continues => self.skipping = Some(packet.place),
-            Some(place) if continues && self.skipped.is_none() => {
-                drafts.judged(RuleId::GoBackN);
-                self.skipped = Some(Draft {
-                    rule: RuleId::GoBackN,
-                    place,
-                    related: Some(nak.place.packet),
-                    needs: Needs::Requests,
-                    expected: format!("retransmission from PSN {} on", nak.psn),
-                    found: format!("retransmission that skips it, up to PSN {psn}"),
-                });
-                self.skipping = None;
-            }
-            _ => self.skipping = None,
         }
     }
 }

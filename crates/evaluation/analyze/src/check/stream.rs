@@ -466,7 +466,7 @@ impl Checker {
         for at in 0..self.streams.len() {
             let stream = &mut self.streams[at];
             stream.requests.confirm(&mut stream.drafts);
-            stream.requests.confirm_skip(&mut stream.drafts);
+            stream.requests.recovery.confirm(&mut stream.drafts);
             if !self.lacks_packets {
                 stream.requests.report_missing(&mut stream.drafts);
             }
