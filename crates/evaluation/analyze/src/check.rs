@@ -9,6 +9,7 @@ mod fields;
 mod findings;
 mod missing;
 mod packet;
+mod recovery;
 mod report;
 mod requests;
 mod rules;
@@ -33,8 +34,8 @@ pub struct Limits {
     pub retry_count: Option<u32>,
     /// Minimum time between two CNPs to one queue pair.
     pub cnp_interval_ns: Option<u64>,
-    /// Whether the capture has each packet of its queue pairs, the network repeats no packet, and no connection repeats
-    /// the PSNs of an earlier one. Packets may be lost before and after the place of the capture.
+    /// Whether the capture has each packet of its queue pairs, the network neither repeats nor reorders packets, and no
+    /// connection repeats the PSNs of an earlier one. Packets may be lost before and after the place of the capture.
     pub complete: bool,
 }
 

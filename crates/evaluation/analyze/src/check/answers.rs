@@ -295,7 +295,11 @@ impl Answers {
         let is_reread = requests.is_reread(psn);
         let is_incomplete = requests.is_incomplete();
         requests.answered(psn, packet.place);
+        requests.recovery.received(psn.next(), packet.place);
         requests.learn_mtu(self.mtu.get());
+        if opcode.is_last() {
+            requests.end_of_read(psn, packet.has_known_payload().then(|| packet.payload_bytes()));
+        }
         let sent = requests.covering(psn).filter(|_| !is_incomplete).copied();
         let is_read = |sent: &Sent| sent.opcode.operation() == Some(PacketOperation::ReadRequest);
         let is_judgeable = |sent: &Sent| packet.has_known_payload() && sent.target.is_some() || !is_read(sent);
@@ -353,6 +357,7 @@ impl Answers {
         let psn = packet.bth.psn;
         let is_incomplete = requests.is_incomplete();
         requests.answered(psn, packet.place);
+        requests.recovery.received(psn.next(), packet.place);
         let covering = requests.covering(psn).filter(|sent| sent.psn == psn && !is_incomplete);
         let (Some(sent), Some(original)) = (covering, packet.original()) else {
             drafts.unjudged(RuleId::Atomic);
@@ -382,7 +387,7 @@ impl Answers {
 fn one_nak(packet: &Packet<'_>, requests: &Requests, drafts: &mut Drafts) {
     let psn = packet.bth.psn;
     drafts.judged(RuleId::OneNak);
-    if let Some(first) = requests.same_nak(psn) {
+    if let Some(first) = requests.recovery.same_nak(psn) {
         let expected = format!("PSN {psn} again before the next NAK for it");
         let found = "a second NAK".to_owned();
         drafts.relate(RuleId::OneNak, (packet.place, first.packet), Needs::PeerRequests, expected, found);

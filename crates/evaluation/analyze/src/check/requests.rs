@@ -10,8 +10,9 @@ use super::Limits;
 use super::findings::{Draft, Drafts, Needs, Settled};
 use super::missing::Missing;
 use super::packet::{Packet, Place};
+use super::recovery::Recovery;
 use super::rules::RuleId;
-use super::sent::{Sent, is_rest, name, response_packets, target};
+use super::sent::{SHORTEST_MTU, Sent, is_rest, name, response_packets, target};
 
 /// Maximum number of request packets that are remembered.
 const MAX_SENT: usize = 1024;
@@ -21,8 +22,6 @@ const MAX_STRIDE: u32 = 1 << 17;
 const MAX_SPAN: u32 = 1 << 22;
 /// Round trips within which a retransmission shows that a NAK has arrived. The timeout of a queue pair is longer.
 const FEW_ROUND_TRIPS: u64 = 16;
-/// Path MTU with which a READ response has the most packets.
-const SHORTEST_MTU: u32 = 256;
 
 /// Position within the messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -36,7 +35,7 @@ enum Message {
     Within { operation: PacketOperation, left: Option<u32> },
 }
 
-/// NAK that asks for a retransmission.
+/// RNR NAK that asks for a retransmission.
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
     psn: Psn,
@@ -62,6 +61,8 @@ pub(super) struct Requests {
     messages: u32,
     /// Number of skips of PSNs.
     holes: u64,
+    /// Number of READs whose successor skips PSNs that the READ may have used.
+    doubts: u64,
     /// Packet with a PSN far from those before.
     jump: Option<Place>,
     /// Finding about a repeated PSN with other contents. Two in a row are a new connection.
@@ -70,11 +71,7 @@ pub(super) struct Requests {
     generation: u32,
     mtu: Settled<u32>,
     rereads: VecDeque<Psn>,
-    nak: Option<Awaited>,
-    /// PSN at which a retransmission began that skipped the PSN of the NAK.
-    skipping: Option<Place>,
-    /// Finding about a skipped retransmission. If the retransmission still comes, the network has swapped packets.
-    skipped: Option<Draft>,
+    pub(super) recovery: Recovery,
     rnr: Option<Awaited>,
     /// PSN after the newest acknowledged one.
     acknowledged: Option<Psn>,
@@ -82,10 +79,6 @@ pub(super) struct Requests {
     unanswered: u32,
     /// Path MTU that the responses to READs show.
     read_mtu: Option<u32>,
-    /// Whether the capture is complete.
-    complete: bool,
-    /// Findings that no later packet can explain.
-    sure: Vec<Draft>,
     /// Skipped PSNs, if the capture is complete.
     missing: Missing,
     /// Whether READs or atomics were sent, whose lost responses are repeated without a NAK.
@@ -95,7 +88,7 @@ pub(super) struct Requests {
 impl Requests {
     /// Returns whether PSNs are missing, so that messages cannot be counted.
     pub(super) fn is_incomplete(&self) -> bool {
-        self.holes > 0
+        self.holes + self.doubts > 0
     }
 
     /// Returns whether the requester has sent a request.
@@ -138,7 +131,7 @@ impl Requests {
 
     /// Returns the number of messages up to the SEND or WRITE packet with this PSN, if no packet is missing.
     pub(super) fn messages_up_to(&self, psn: Psn) -> Option<u32> {
-        let sent = self.exactly(psn).filter(|_| self.holes == 0)?;
+        let sent = self.exactly(psn).filter(|_| !self.is_incomplete())?;
         matches!(sent.opcode.operation(), Some(PacketOperation::Send | PacketOperation::Write)).then_some(sent.messages)
     }
 
@@ -151,21 +144,10 @@ impl Requests {
     pub(super) fn answered(&mut self, end: Psn, answer: Place) {
         self.unanswered = 0;
         self.missing.acknowledge(end, answer);
-        if let Some(nak) = self.nak.filter(|nak| self.complete && nak.psn.is_before(end))
-            && self.skipped.is_none()
-        {
-            self.skipped = Some(Draft {
-                rule: RuleId::GoBackN,
-                place: answer,
-                related: Some(nak.place.packet),
-                needs: Needs::Nothing,
-                expected: format!("PSN {} again before its acknowledgement", nak.psn),
-                found: format!("an acknowledgement up to PSN {}", end.sub(1)),
-            });
-        }
         if self.acknowledged.is_none_or(|known| known.is_before(end)) {
             self.acknowledged = Some(end);
         }
+        self.recovery.received(end, answer);
     }
 
     /// Returns whether the newest packet may begin a new connection.
@@ -188,21 +170,24 @@ impl Requests {
         self.generation
     }
 
-    /// Records the path MTU that the responses to READs show. It determines the PSNs of the newest READ.
+    /// Records the path MTU that the responses to READs show. It determines the PSNs of all READs.
     pub(super) fn learn_mtu(&mut self, mtu: Option<u32>) {
         self.read_mtu = mtu.filter(|mtu| *mtu > 0);
+        let Some(mtu) = self.read_mtu else { return };
+        let end = |sent: &Sent| sent.target.map(|(_, length)| sent.psn.add(response_packets(length, mtu)));
         if self.slack > 0
-            && let (Some(mtu), Some(sent)) = (self.read_mtu, self.sent.back())
-            && let Some((_, length)) = sent.target
+            && let Some(end) = self.sent.back().and_then(end)
         {
-            self.next = Some(sent.psn.add(response_packets(length, mtu)));
+            self.next = Some(end);
             self.slack = 0;
         }
-    }
-
-    /// Returns an earlier NAK for the same packet, if the packet was not sent since.
-    pub(super) fn same_nak(&self, psn: Psn) -> Option<Place> {
-        self.nak.filter(|nak| nak.psn == psn).map(|nak| nak.place)
+        if self.doubts > 0 {
+            for at in 0..self.sent.len() {
+                if let Some(end) = Some(&self.sent[at]).filter(|sent| sent.is_doubtful).and_then(end) {
+                    self.settle(at, end);
+                }
+            }
+        }
     }
 
     /// Reports the PSNs that were acknowledged and never came.
@@ -210,14 +195,31 @@ impl Requests {
         self.missing.report(drafts);
     }
 
+    /// Settles whether PSNs are missing after a READ. `end` is the PSN after those that the READ uses.
+    fn settle(&mut self, at: usize, end: Psn) {
+        self.sent[at].is_doubtful = false;
+        self.doubts -= 1;
+        self.holes += u64::from(self.sent.get(at + 1).is_some_and(|next| next.psn != end));
+    }
+
+    /// Records the last packet of the response to a READ, which shows how many PSNs the READ uses.
+    pub(super) fn end_of_read(&mut self, psn: Psn, payload: Option<u32>) {
+        let Some(at) = self.index(psn).filter(|&at| self.sent[at].can_end(psn, payload)) else { return };
+        if self.sent[at].is_doubtful {
+            self.settle(at, psn.next());
+        } else if self.slack > 0 && at + 1 == self.sent.len() {
+            self.next = Some(psn.next());
+            self.slack = 0;
+        }
+    }
+
     /// Records a NAK for a missing packet.
     pub(super) fn nak(&mut self, psn: Psn, place: Place) {
-        // If the missing packet was not captured, the capture is behind the loss and may lose retransmissions too.
-        if self.exactly(psn).is_some() {
-            // The responder received the packet of the last NAK, although the requester has not sent it again.
-            self.sure.extend(self.skipped.take_if(|_| self.complete));
-            self.nak = Some(Awaited { psn, place, delay_ns: 0, most_ns: None });
-            self.skipping = None;
+        // If the missing packet was not captured, the capture is behind the loss and may lose retransmissions too. If the
+        // packet is acknowledged, the network has delayed the NAK.
+        let is_acknowledged = self.acknowledged.is_some_and(|end| psn.is_before(end));
+        if self.exactly(psn).is_some() && !is_acknowledged {
+            self.recovery.nak(psn, place);
         }
     }
 
@@ -236,8 +238,7 @@ impl Requests {
     pub(super) fn add(&mut self, packet: &Packet<'_>, limits: &Limits, drafts: &mut Drafts) -> bool {
         let psn = packet.bth.psn;
         self.last = Some(packet.place);
-        self.complete = limits.complete;
-        self.sure.drain(..).for_each(|draft| drafts.push(draft));
+        self.recovery.is_complete = limits.complete;
         let Some(next) = self.next else {
             self.push_new(packet, drafts);
             return false;
@@ -273,8 +274,7 @@ impl Requests {
             self.repeat(packet, limits, drafts);
         } else {
             self.confirm(drafts);
-            self.confirm_skip(drafts);
-            self.skipping = None;
+            self.recovery.confirm(drafts);
             // After a READ of unknown length, a message that does not start with its first packet has lost that one.
             if ahead > self.slack || ahead > 0 && !packet.bth.opcode.is_first() {
                 self.holes += 1;
@@ -285,6 +285,11 @@ impl Requests {
                     let first = if ahead > self.slack { next.add(self.slack) } else { psn.sub(1) };
                     self.missing.add(first, psn, packet.place, drafts);
                 }
+            } else if ahead > 0
+                && let Some(read) = self.sent.back_mut()
+            {
+                read.is_doubtful = true;
+                self.doubts += 1;
             }
             self.push_new(packet, drafts);
         }
@@ -299,18 +304,14 @@ impl Requests {
         }
     }
 
-    /// Reports a skipped retransmission that has not come.
-    pub(super) fn confirm_skip(&mut self, drafts: &mut Drafts) {
-        self.sure.drain(..).for_each(|draft| drafts.push(draft));
-        if let Some(draft) = self.skipped.take() {
-            drafts.push(draft);
-            self.nak = None;
-        }
-    }
-
     fn start_anew(&mut self, drafts: &mut Drafts) {
         self.report_missing(drafts);
-        *self = Self { holes: self.holes, generation: self.generation + 1, last: self.last, ..Self::default() };
+        *self = Self {
+            holes: self.holes + self.doubts,
+            generation: self.generation + 1,
+            last: self.last,
+            ..Self::default()
+        };
     }
 
     fn push_new(&mut self, packet: &Packet<'_>, drafts: &mut Drafts) {
@@ -322,7 +323,9 @@ impl Requests {
         }
         let is_far = |sent: &Sent| packet.bth.psn.distance_from(sent.psn) >= MAX_SPAN;
         while self.sent.len() == MAX_SENT || self.sent.front().is_some_and(is_far) {
-            self.sent.pop_front();
+            let is_doubtful = self.sent.pop_front().is_some_and(|sent| sent.is_doubtful);
+            self.doubts -= u64::from(is_doubtful);
+            self.holes += u64::from(is_doubtful);
         }
         let target = target(packet);
         self.sent.push_back(Sent {
@@ -335,6 +338,7 @@ impl Requests {
             place: packet.place,
             last_ns: packet.place.at_ns,
             answer: None,
+            is_doubtful: false,
             rests: 0,
             responses: 0,
         });

@@ -1,8 +1,11 @@
 //! Request packets that were sent.
 
-use doorbell_wire::{Opcode, PacketOperation, Psn};
+use doorbell_wire::{Opcode, PacketOperation, PathMtu, Psn};
 
 use super::packet::{Packet, Place};
+
+/// Path MTU with which a READ response has the most packets.
+pub(super) const SHORTEST_MTU: u32 = 256;
 
 /// Request packet that was sent.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +24,8 @@ pub(super) struct Sent {
     pub(super) last_ns: Option<u64>,
     /// Value in the response to this atomic.
     pub(super) answer: Option<u64>,
+    /// Whether the next request skips PSNs that this READ may have used, or that are missing.
+    pub(super) is_doubtful: bool,
     /// Number of requests for the rest of this READ, up to 255.
     pub(super) rests: u8,
     /// Number of last packets of responses, up to 255.
@@ -28,6 +33,28 @@ pub(super) struct Sent {
 }
 
 impl Sent {
+    /// Returns whether the last packet of the response to this READ can have this PSN. All packets before have one path
+    /// MTU. `payload` is `None` if it is unknown.
+    pub(super) fn can_end(&self, psn: Psn, payload: Option<u32>) -> bool {
+        let Some((_, length)) = self.target.filter(|_| self.opcode.operation() == Some(PacketOperation::ReadRequest))
+        else {
+            return false;
+        };
+        let before = psn.distance_from(self.psn);
+        if before >= response_packets(length, SHORTEST_MTU) {
+            return false;
+        }
+        let Some(payload) = payload else { return true };
+        match (u64::from(before), length.checked_sub(u64::from(payload))) {
+            (0, rest) => rest == Some(0),
+            (before, Some(rest)) => {
+                let mtu = usize::try_from(rest / before).ok().and_then(PathMtu::from_bytes);
+                rest.is_multiple_of(before) && mtu.is_some()
+            }
+            (_, None) => false,
+        }
+    }
+
     /// Records the end of a response. Returns the number of responses and the number of requests, if the responses are
     /// more.
     pub(super) fn respond(&mut self) -> Option<(u8, u8)> {

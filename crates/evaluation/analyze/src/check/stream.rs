@@ -295,8 +295,9 @@ impl Checker {
             return;
         };
         let bth = BthRepr::read(header);
-        // Without a right ICRC, the bytes may be those of another protocol.
-        if is_right == Some(true) {
+        // Without a right ICRC, the bytes may be those of another protocol. The ICRC does not cover the congestion bits, so
+        // an injected fault may have changed them.
+        if is_right == Some(true) && !frame.faults.has(FaultMarks::CORRUPTED) {
             fields::header(header, &bth, place, &mut self.damaged);
         }
         let is_cnp = bth.opcode == Opcode::CNP;
@@ -417,7 +418,7 @@ impl Checker {
         for at in 0..self.streams.len() {
             let stream = &mut self.streams[at];
             stream.requests.confirm(&mut stream.drafts);
-            stream.requests.confirm_skip(&mut stream.drafts);
+            stream.requests.recovery.confirm(&mut stream.drafts);
             if !self.lacks_packets {
                 stream.requests.report_missing(&mut stream.drafts);
             }

@@ -33,8 +33,8 @@ pub(crate) struct Check {
     /// Minimum time between two CNPs to one queue pair, as in 4us
     #[arg(long, value_name = "SECONDS", value_parser = quantity::seconds)]
     cnp_interval: Option<f64>,
-    /// The capture has every packet of its queue pairs once; judges acknowledged PSNs that were never captured,
-    /// and repeated NAKs and responses
+    /// The capture has every packet of its queue pairs once, in the network's order; judges acknowledged PSNs that were
+    /// never captured, and repeated NAKs and responses
     #[arg(long)]
     complete: bool,
     #[command(flatten)]

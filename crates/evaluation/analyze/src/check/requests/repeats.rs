@@ -1,4 +1,4 @@
-//! Repeated requests: their contents, their times, and recovery from a NAK.
+//! Repeated requests: their contents and their times.
 
 use doorbell_wire::{PacketOperation, Psn};
 
@@ -39,7 +39,7 @@ impl Requests {
             } else {
                 drafts.unjudged(RuleId::Repeated);
             }
-            return self.recover(packet, previous, drafts);
+            return self.recovery.recover(packet, previous, drafts);
         }
         // The responder has acknowledged a later request, so the first transmission has arrived.
         let is_done = self.acknowledged.is_some_and(|end| psn.is_before(end));
@@ -77,7 +77,7 @@ impl Requests {
         let sent = &mut self.sent[at];
         sent.times = sent.times.saturating_add(1);
         sent.last_ns = packet.place.at_ns;
-        self.recover(packet, previous, drafts);
+        self.recovery.recover(packet, previous, drafts);
     }
 
     /// Judges the times of a retransmission.
@@ -113,7 +113,7 @@ impl Requests {
                 drafts.relate(RuleId::Retry, places, Needs::Nothing, format!("at most {most} repetitions"), found);
             }
         }
-        let Some(least_ns) = limits.timeout_ns.filter(|_| self.nak.is_none()) else { return };
+        let Some(least_ns) = limits.timeout_ns.filter(|_| !self.recovery.is_waiting()) else { return };
         if let Some(waited_ns) = passed_ns(sent.last_ns, packet.place.at_ns) {
             drafts.judged(RuleId::Timeout);
             if waited_ns < least_ns {
@@ -123,40 +123,6 @@ impl Requests {
             }
         } else {
             drafts.unjudged(RuleId::Timeout);
-        }
-    }
-
-    /// Judges whether retransmissions start at the PSN of a NAK.
-    fn recover(&mut self, packet: &Packet<'_>, previous: Option<Psn>, drafts: &mut Drafts) {
-        let psn = packet.bth.psn;
-        let Some(nak) = self.nak else { return };
-        if !nak.psn.is_before(psn) {
-            if self.skipped.take().is_some() {
-                drafts.unjudged(RuleId::GoBackN);
-            } else {
-                drafts.judged(RuleId::GoBackN);
-            }
-            self.nak = None;
-            self.skipping = None;
-            return;
-        }
-        let continues = previous.is_some_and(|previous| previous.next() == psn);
-        match self.skipping {
-            // One repeated packet alone may be a probe, and a run that began before the NAK goes on for a while.
-            None if !continues => self.skipping = Some(packet.place),
-            Some(place) if continues && self.skipped.is_none() => {
-                drafts.judged(RuleId::GoBackN);
-                self.skipped = Some(Draft {
-                    rule: RuleId::GoBackN,
-                    place,
-                    related: Some(nak.place.packet),
-                    needs: Needs::Requests,
-                    expected: format!("retransmission from PSN {} on", nak.psn),
-                    found: format!("retransmission that skips it, up to PSN {psn}"),
-                });
-                self.skipping = None;
-            }
-            _ => self.skipping = None,
         }
     }
 }
