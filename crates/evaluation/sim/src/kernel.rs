@@ -14,6 +14,7 @@ mod middlebox;
 mod network;
 mod node;
 mod stations;
+mod stores;
 mod threads;
 pub(crate) mod watch;
 
