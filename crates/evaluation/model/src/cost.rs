@@ -25,6 +25,10 @@ pub enum Term {
     NicReceive,
     /// Time of a NIC to fetch a payload that is not inline.
     DmaRead,
+    /// Time of a NIC to fetch a list of several work requests from memory.
+    ListFetch,
+    /// CPU time to read or write a byte of a message in registered memory.
+    CopyPerByte,
     /// CPU time of a software RNIC, at each end, for the system call that carries a run of packets.
     Run,
     /// `L`.
@@ -67,6 +71,8 @@ impl Term {
         Term::NicSend,
         Term::NicReceive,
         Term::DmaRead,
+        Term::ListFetch,
+        Term::CopyPerByte,
         Term::Run,
         Term::Latency,
         Term::GapFixed,
@@ -92,6 +98,8 @@ impl Term {
             Term::NicSend => ("o_nsnd", "NIC, sending"),
             Term::NicReceive => ("o_nrcv", "NIC, receiving"),
             Term::DmaRead => ("dma_read", "NIC, fetching the payload"),
+            Term::ListFetch => ("o_list", "NIC, fetching lists of work requests"),
+            Term::CopyPerByte => ("o_copy", "CPU, copying or clearing messages"),
             Term::Run => ("o_run", "system calls of a software RNIC"),
             Term::Latency => ("L", "NIC to NIC, PCIe and switch included"),
             Term::GapFixed => ("g_fix", "until an acknowledgement returns"),
@@ -122,7 +130,7 @@ pub struct Part {
 }
 
 /// Number of [`Term`]s.
-pub const TERMS: usize = 23;
+pub const TERMS: usize = 25;
 
 /// Value of each [`Term`] in the order of [`Term::ALL`], in nanoseconds or nanoseconds per byte.
 pub type Values = [f64; TERMS];

@@ -16,10 +16,12 @@
 //! | `o_unit` | time that a message occupies the processing unit of a NIC that serves its queue pair |
 //! | `o_nic` | minimum NIC time per message over all units together: the NIC's ceiling |
 //! | `o_inline` | CPU time to copy a short payload out of the completion, where the NIC has put it |
-//! | `o_pairs` | CPU time that each doubling of a receiving thread's queue pairs adds to a message |
+//! | `o_pairs` | CPU time that each doubling of a receiving thread's queue pairs adds to a message that takes a buffer |
 //! | `o_srq` | time that a message holds a shared receive queue if the previous message came from another queue pair |
 //! | `o_repost_thread` | CPU time of a single thread that reposts all shared receives |
 //! | `o_atomic`, `o_atomic_address` | time that an atomic operation occupies its queue pair, and its address |
+//! | `o_list` | time of a NIC to fetch a list of several work requests; a single one comes with its doorbell |
+//! | `o_copy` | CPU time per byte that an end copies or clears in registered memory |
 //!
 //! # Latency
 //!
@@ -30,7 +32,8 @@
 //! `line(k)` is the number of line bytes of a message with k bytes of payload: headers of each packet, padding,
 //! preamble, FCS and gap, from [`doorbell_wire::message_cost`]. A READ or an atomic operation crosses the link twice,
 //! `2 (o_nsnd + L + o_nrcv)` with the bytes of request and response, and ends with polling its completion. A protocol's
-//! latency is the sum over the [steps](doorbell_protocols::Protocol::steps) that deliver a message.
+//! latency is the sum over the [steps](doorbell_protocols::Protocol::steps) that deliver a message. To this come
+//! `o_list` if a step is posted together with the step before, and `k o_copy` for each pass of the sender over the bytes.
 //!
 //! `G` of latency and `g_var` hold up to the size `k_max` for which they were published, if the parameters state one
 //! ([`slopes_up_to_bytes`](parameters::Limits::slopes_up_to_bytes)). A longer message streams over the line, so each
@@ -57,7 +60,8 @@
 //! ```text
 //! round trip      n W / (o_snd + g)          the sender's buffer is free once the RNIC has the ACK
 //!                 n W / (t + t_release)      ... or once the receiver has reported free space
-//! receiver space  n depth / (t + t_release)
+//!                 plus o_list for each list of work requests, and the time of a reservation
+//! receiver space  n S / (t + t_release)      S: depth, or the messages that fit into a ring of whole pages
 //! fence           n / (one READ)             the fenced operation after each READ serialises READs
 //! sending CPU     senders / (sum of o_snd, and of o_rcv for the answers)
 //! READs in flight n R / (one READ)           a queue pair has at most R READs in flight
@@ -69,8 +73,12 @@
 //! receiving CPU   receivers / (sum of o_rcv and o_post, o_inline of short messages, o_pairs log2 q)
 //! shared queue    1 / o_srq / (1 - 1 / connections)   above the size limit
 //! repost thread   1 / o_repost_thread
-//! atomics         n / o_atomic, and receivers / o_atomic_address; times W if one atomic serves all waiting messages
+//! atomics         n / o_atomic, and receivers / o_atomic_address
+//!                 if one atomic serves all waiting messages, with W of at least two posts for each of f in flight:
+//!                 n W / f / o_atomic, and n W / ((f + 1/2) n o_atomic_address / receivers + o_snd + o_rcv + o_snd + g)
 //! ```
+//!
+//! A receiving CPU that binds reports free space once per poll, for half of S; a slower sender gets more reports.
 //!
 //! All bounds are linear in the parameters.
 //!

@@ -156,6 +156,14 @@ pub struct Parameters {
     /// Time of a NIC to fetch a payload that is not inline.
     #[serde(default)]
     pub dma_read_ns: f64,
+    /// `o_list`: time of a NIC to fetch a list of several work requests from memory. A single work request reaches the
+    /// NIC together with its doorbell.
+    #[serde(default)]
+    pub o_list_ns: f64,
+    /// `o_copy`: CPU time to read or write a byte of a message in registered memory, for protocols whose ends copy or
+    /// clear messages.
+    #[serde(default)]
+    pub o_copy_ns_per_byte: f64,
     /// CPU time of a software RNIC, at each end, for the system call that carries a run of packets.
     #[serde(default)]
     pub o_run_ns: f64,
@@ -187,7 +195,8 @@ pub struct Parameters {
     /// [`inline_receive_up_to_bytes`](Limits::inline_receive_up_to_bytes).
     #[serde(default)]
     pub o_inline_ns: f64,
-    /// CPU time that each doubling of the queue pairs of a receiving thread adds to a message.
+    /// CPU time that each doubling of the queue pairs of a receiving thread adds to a message that takes a receive
+    /// buffer.
     #[serde(default)]
     pub o_pairs_ns: f64,
     /// Time that a message holds a shared receive queue. The time applies if the previous message came from another
@@ -277,6 +286,8 @@ impl Parameters {
             RnicKind::Software => Self {
                 o_nsnd_ns: 150.0,
                 o_nrcv_ns: 150.0,
+                o_list_ns: 0.0,
+                o_copy_ns_per_byte: 0.0,
                 o_run_ns: 1000.0,
                 l_ns: 2000.0,
                 g_fix_ns: 20_000.0,
@@ -365,6 +376,8 @@ impl Parameters {
             ("o_nsnd_ns", self.o_nsnd_ns, 0.0, MAX_NS),
             ("o_nrcv_ns", self.o_nrcv_ns, 0.0, MAX_NS),
             ("dma_read_ns", self.dma_read_ns, 0.0, MAX_NS),
+            ("o_list_ns", self.o_list_ns, 0.0, MAX_NS),
+            ("o_copy_ns_per_byte", self.o_copy_ns_per_byte, 0.0, MAX_NS_PER_BYTE),
             ("o_run_ns", self.o_run_ns, 0.0, MAX_NS),
             ("l_ns", self.l_ns, LEAST, MAX_NS),
             ("g_fix_ns", self.g_fix_ns, LEAST, MAX_NS),
@@ -434,6 +447,8 @@ impl Parameters {
         set(Term::NicSend, self.o_nsnd_ns);
         set(Term::NicReceive, self.o_nrcv_ns);
         set(Term::DmaRead, self.dma_read_ns);
+        set(Term::ListFetch, self.o_list_ns);
+        set(Term::CopyPerByte, self.o_copy_ns_per_byte);
         set(Term::Run, self.o_run_ns);
         set(Term::Latency, self.l_ns);
         set(Term::GapFixed, self.g_fix_ns);
@@ -463,6 +478,8 @@ impl Parameters {
             o_nsnd_ns: get(Term::NicSend),
             o_nrcv_ns: get(Term::NicReceive),
             dma_read_ns: get(Term::DmaRead),
+            o_list_ns: get(Term::ListFetch),
+            o_copy_ns_per_byte: get(Term::CopyPerByte),
             o_run_ns: get(Term::Run),
             l_ns: get(Term::Latency),
             g_fix_ns: get(Term::GapFixed),

@@ -3,7 +3,7 @@
 mod requests;
 
 use doorbell_protocols::{End, Noticed, Protocol, Release, Role, Size, When};
-use doorbell_wire::Transport;
+use doorbell_wire::{MessageKind, Transport};
 
 use crate::cost::{Cost, Part, Term};
 use crate::latency::{LineBytes, crossing, gap, latency_of};
@@ -272,10 +272,7 @@ pub fn predict(parameters: &Parameters, workload: &Workload) -> Result<Predictio
 /// Returns the latency and the bounds of a workload as linear forms of the parameters.
 pub(crate) fn forms(setting: &Setting, workload: &Workload) -> Result<Forms, WorkloadError> {
     workload.check()?;
-    let mut tally = Tally::default();
-    for step in charged(workload) {
-        tally.add(&step, setting, workload)?;
-    }
+    let tally = Tally::of(setting, workload)?;
     Ok(Forms { latency: tally.delivery, bounds: tally.bounds(setting, workload) })
 }
 
@@ -293,6 +290,8 @@ pub(crate) struct Tally {
     unreported: f64,
     /// Time of one READ if no other operation is in flight.
     pub(crate) read: Cost,
+    /// Time of the operations whose results the sender awaits before it sends the message.
+    reservation: Cost,
     cpu: [Cost; 2],
     nic_out: [Cost; 2],
     nic_in: [Cost; 2],
@@ -325,6 +324,21 @@ impl Tally {
         Self { transport: Some(transport), ..Self::default() }
     }
 
+    /// Returns the costs of a message of a protocol.
+    fn of(setting: &Setting, workload: &Workload) -> Result<Self, WorkloadError> {
+        let mut tally = Self::default();
+        for step in charged(workload) {
+            tally.add(&step, setting, workload)?;
+        }
+        let passes = workload.protocol.description().passes;
+        let [sending, receiving] =
+            passes.map(|passes| Cost::ZERO.with(Term::CopyPerByte, (passes * workload.bytes) as f64));
+        // The sender copies a message before it sends it, and the receiver clears a message after the program freed it.
+        tally.delivery = tally.delivery.plus(&sending);
+        tally.cpu = [tally.cpu[0].plus(&sending), tally.cpu[1].plus(&receiving)];
+        Ok(tally)
+    }
+
     pub(crate) fn add(
         &mut self,
         charge: &Charged,
@@ -347,6 +361,9 @@ impl Tally {
             Role::Delivery => self.delivery = self.delivery.plus(&latency),
             Role::Release => self.release = self.release.plus(&latency),
         }
+        if step.by == End::Sender && step.is_two_way() && charge.role == Role::Delivery {
+            self.reservation = self.reservation.plus(&latency);
+        }
         if step.is_two_way() && matches!(step.size, Size::Message { .. }) {
             self.read = crossing(&alone).with(Term::SendPost, -1.0).with(Term::SendEach, -1.0);
         }
@@ -354,7 +371,8 @@ impl Tally {
         let traffic = traffic(step, self.transport, charge.payload(workload, workload.batch), setting, workload)?;
         let (by, to) = (step.by as usize, step.by.other() as usize);
         let add = |to: &mut Cost, cost: Cost| *to = to.plus(&cost.scaled(*share));
-        add(&mut self.cpu[by], posting(charge, setting, workload));
+        let posted = posting(charge, setting, workload).scaled(charge.per_message_busy);
+        self.cpu[by] = self.cpu[by].plus(&posted);
         if charge.awaited {
             add(&mut self.cpu[by], polling(setting, workload).scaled(charge.completions));
         }
@@ -393,19 +411,50 @@ impl Tally {
 
         let cycle = match workload.protocol.release() {
             Release::Receiver => self.delivery.plus(&self.release),
-            Release::Acknowledgement => {
-                posting_of(false, workload.batch, setting).plus(&gap(setting, workload.bytes, self.beyond))
-            }
+            Release::Acknowledgement => self.reservation.plus(&self.acknowledged(setting, workload)),
         };
+        let cycle = cycle.with(Term::ListFetch, lists(workload));
         push(BoundKind::RoundTrip, cycle.scaled(1.0 / (cycles * f64::from(workload.window))));
         if self.is_reported && workload.protocol.release() == Release::Acknowledgement {
-            let space = (f64::from(workload.depth) * (1.0 - self.unreported)).floor().max(1.0);
+            let space = (f64::from(workload.spaces()) * (1.0 - self.unreported)).floor().max(1.0);
             push(BoundKind::ReceiverSpace, self.delivery.plus(&self.release).scaled(1.0 / (cycles * space)));
         }
         if workload.protocol.is_fenced() {
             push(BoundKind::Fence, self.read.scaled(1.0 / cycles));
         }
         push(BoundKind::ReadsInFlight, self.read.scaled(1.0 / (cycles * f64::from(setting.limits.reads_in_flight))));
+        self.atomics(setting, workload, push);
+    }
+
+    /// Returns the time from the post of a message until its acknowledgement, which frees its place in the window.
+    fn acknowledged(&self, setting: &Setting, workload: &Workload) -> Cost {
+        posting_of(false, workload.batch, setting).plus(&gap(setting, workload.bytes, self.beyond))
+    }
+
+    /// Pushes the bounds of atomics.
+    ///
+    /// An operation for all waiting messages is posted while fewer than `f` of them are in flight. With a window `W` of
+    /// at least two full posts for each of the `f`, each of `n` senders keeps `f` in flight, and they wait for each
+    /// other on the address. A place of the window is then taken for `(f + 1/2) n` atomics: `f` in flight, and half the
+    /// time until one of them completes. To this comes the time of the message itself, which includes the post of an
+    /// atomic and the poll of its completion. With a smaller window, each atomic has the messages of one post.
+    fn atomics(&self, setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
+        let Peers { receivers, connections, .. } = workload.peers;
+        let (connections, receivers, window) =
+            (f64::from(connections), f64::from(receivers), f64::from(workload.window));
+        for charge in charged(workload).iter().filter(|charge| charge.step.is_atomic()) {
+            let (per_message, places, rest) = match charge.step.when {
+                When::Waiting { in_flight } if workload.window >= 2 * in_flight.saturating_mul(workload.batch) => {
+                    let reserving = posting_of(false, 1, setting).plus(&polling_of(1, setting));
+                    let rest = self.acknowledged(setting, workload).plus(&reserving);
+                    let in_flight = f64::from(in_flight);
+                    (in_flight / window, (in_flight + 0.5) / window, rest.scaled(1.0 / (window * connections)))
+                }
+                _ => (charge.per_message, charge.per_message, Cost::ZERO),
+            };
+            push(BoundKind::Atomics, Cost::ZERO.with(Term::AtomicPair, per_message / connections));
+            push(BoundKind::AtomicsOnAddress, rest.with(Term::AtomicAddress, places / receivers));
+        }
     }
 
     /// Pushes the bounds of CPUs, NICs and the link.
@@ -461,9 +510,18 @@ impl Tally {
     }
 }
 
-/// Returns the CPU time of a sending and of a receiving thread for changing between its queue pairs. Each doubling of
-/// the queue pairs adds the same time. A shared receive queue adds no time, since all queue pairs use its receives.
+/// Returns the CPU time of a sending and of a receiving thread for changing between its receive queues. Each doubling of
+/// the queue pairs adds the same time. A shared receive queue adds no time, since all queue pairs use its receives. A
+/// WRITE adds no time either: it takes no receive with a buffer.
 fn many_pairs(workload: &Workload) -> [Cost; 2] {
+    let takes_buffer = |charge: &Charged| {
+        charge.role == Role::Delivery
+            && charge.step.noticed == Noticed::Completion
+            && charge.step.operation != MessageKind::WriteImm
+    };
+    if !charged(workload).iter().any(takes_buffer) {
+        return [Cost::ZERO; 2];
+    }
     let Peers { senders, receivers, connections } = workload.peers;
     let of = |receivers: u32| match workload.srq {
         true => Cost::ZERO,
@@ -472,7 +530,24 @@ fn many_pairs(workload: &Workload) -> [Cost; 2] {
     [if workload.bidirectional { of(senders) } else { Cost::ZERO }, of(receivers)]
 }
 
-/// Pushes the bounds of shared receive queues and of addresses that atomics change.
+/// Returns the number of lists of work requests that the NICs fetch one after the other for a message: a batch of
+/// messages, a message with a WRITE after it, or the posts of a receiver for a whole batch.
+fn lists(workload: &Workload) -> f64 {
+    let all = charged(workload);
+    match workload.protocol.release() {
+        Release::Acknowledgement => {
+            let is_chained = |charge: &Charged| charge.step.by == End::Sender && charge.chained;
+            f64::from(u8::from(workload.batch > 1 || all.iter().any(is_chained)))
+        }
+        // The latencies of the steps have the fetches of chained operations.
+        Release::Receiver if workload.batch > 1 => {
+            all.iter().filter(|charge| charge.step.when == When::Message && !charge.chained).count() as f64
+        }
+        Release::Receiver => 0.0,
+    }
+}
+
+/// Pushes the bounds of shared receive queues.
 fn shared(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
     let peers = workload.peers;
     let shares = workload.srq && workload.protocol == Protocol::SendReceive && peers.connections > 1;
@@ -485,15 +560,6 @@ fn shared(setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKin
     if shares && workload.repost_thread {
         push(BoundKind::RepostThread, Cost::ZERO.with(Term::RepostThread, 1.0));
     }
-    // An operation for all waiting messages is posted less often the longer it takes, since more messages wait for
-    // the next one.
-    let least = |charge: &Charged| match charge.step.when {
-        When::Waiting => 1.0 / f64::from(workload.window),
-        _ => charge.per_message,
-    };
-    let atomics: f64 = charged(workload).iter().filter(|charge| charge.step.is_atomic()).map(least).sum();
-    push(BoundKind::Atomics, Cost::ZERO.with(Term::AtomicPair, atomics / f64::from(peers.connections)));
-    push(BoundKind::AtomicsOnAddress, Cost::ZERO.with(Term::AtomicAddress, atomics / f64::from(peers.receivers)));
 }
 
 /// Returns the number of batches per message, by which a cost per batch is multiplied.
@@ -511,9 +577,14 @@ fn posting(charge: &Charged, setting: &Setting, workload: &Workload) -> Cost {
     posting_of(charge.chained, if charge.step.when == When::Message { workload.batch } else { 1 }, setting)
 }
 
+/// Returns the CPU time of polling one of `together` completions.
+fn polling_of(together: u32, setting: &Setting) -> Cost {
+    Cost::ZERO.with(Term::ReceivePoll, once_in(together, setting)).with(Term::ReceiveEach, 1.0)
+}
+
 /// Returns the CPU time of polling one completion.
 fn polling(setting: &Setting, workload: &Workload) -> Cost {
-    Cost::ZERO.with(Term::ReceivePoll, once_in(workload.receive_batch, setting)).with(Term::ReceiveEach, 1.0)
+    polling_of(workload.receive_batch, setting)
 }
 
 /// Returns the CPU time of the end that is the target of an operation.

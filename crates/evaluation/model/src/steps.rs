@@ -1,6 +1,6 @@
 //! Costs of the steps of a protocol.
 
-use doorbell_protocols::{End, Joined, Role, Step, When};
+use doorbell_protocols::{End, Joined, Protocol, Role, Step, When};
 
 use crate::workload::Workload;
 
@@ -23,6 +23,10 @@ pub(crate) struct Charged {
     pub(crate) waits: f64,
     /// Number of times that the step is posted per message.
     pub(crate) per_message: f64,
+    /// Number of times that the step is posted per message while the CPU of the posting end binds. Such a receiver finds
+    /// many messages per poll. The program frees them after the poll, and the next poll reports them together. The sender
+    /// fills the space of one report while the receiver takes the messages of the other half.
+    pub(crate) per_message_busy: f64,
     /// Share of the receiver's space that is free but not yet reported to the sender.
     pub(crate) unreported: f64,
 }
@@ -31,19 +35,26 @@ impl Charged {
     fn new(step: Step, next: Option<&Step>, workload: &Workload) -> Self {
         let awaits_fence = |step: &Step| step.joined == Joined::Fenced { awaited: true };
         let is_awaited_fence = awaits_fence(&step);
-        let depth = workload.depth.max(1);
+        let spaces = workload.spaces().max(1);
+        let per_message = step.when.per_message(workload.batch, spaces);
         Self {
             role: if is_awaited_fence { Role::Delivery } else { step.role },
             awaited: is_awaited_fence || step.is_two_way() && !next.is_some_and(awaits_fence),
             completions: 1.0,
             chained: step.joined != Joined::Alone,
             waits: if step.when == When::Polled { 1.5 } else { 1.0 },
-            per_message: step.when.per_message(workload.batch, workload.depth),
-            unreported: match (step.when, step.when.freed_at_once(depth)) {
+            per_message,
+            per_message_busy: match step.when {
+                // One completion queue serves all connections of a thread, so a poll finds few messages of each.
+                _ if workload.protocol == Protocol::SendReceive => per_message,
+                When::Freed { most: 2.., .. } => per_message.min(2.0 / f64::from(spaces)),
+                _ => per_message,
+            },
+            unreported: match (step.when, step.when.freed_at_once(spaces)) {
                 // With two parts, a sender asks for new space when half of the space is used. It uses the other half
                 // until the response arrives.
                 (When::Short { parts }, _) => 1.0 - 1.0 / f64::from(parts.max(1)),
-                (_, Some(freed)) => f64::from(freed) / f64::from(depth),
+                (_, Some(freed)) => f64::from(freed) / f64::from(spaces),
                 (_, None) => 0.0,
             },
             step,
@@ -60,6 +71,7 @@ impl Charged {
             chained: false,
             waits: 1.0,
             per_message: 1.0,
+            per_message_busy: 1.0,
             unreported: 0.0,
             step,
         }
@@ -67,7 +79,7 @@ impl Charged {
 
     /// Returns the payload bytes of an operation that covers `together` messages.
     pub(crate) fn payload(&self, workload: &Workload, together: u32) -> u64 {
-        let told = self.step.when.freed_at_once(workload.depth).unwrap_or(together);
+        let told = self.step.when.freed_at_once(workload.spaces()).unwrap_or(together);
         self.step.size.bytes(workload.bytes, told.into())
     }
 }

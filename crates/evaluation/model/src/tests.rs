@@ -330,21 +330,27 @@ fn protocols_differ_as_their_operations_do() {
     // Each variant crosses the link once, since the second WRITE follows directly after the first WRITE.
     assert_near(immediate.latency_ns, of(Protocol::SendReceive).latency_ns, 0.02);
     let tail = of(Protocol::BufferedWriteTailSend);
-    assert!(tail.latency_ns > of(Protocol::BufferedWriteReverseSend).latency_ns);
-    assert!(tail.latency_ns < immediate.latency_ns * 1.1);
+    // The NIC fetches both WRITEs from memory, and a single one comes with its doorbell.
+    let fetched = tail.latency_ns - of(Protocol::BufferedWriteReverseSend).latency_ns;
+    assert!((500.0..600.0).contains(&fetched), "{fetched}");
     // Reserving space takes a round trip, and atomics are slow. One atomic reserves space for all messages that
-    // wait while the previous atomic runs.
+    // wait, and up to eight of a sender are in flight.
     assert!(of(Protocol::SharedWrite).latency_ns > 3.0 * 1900.0);
     let shared = |window, peers| {
         let prediction = on_t1(Workload { protocol: Protocol::SharedWrite, peers, ..Workload::new(64, window, 1) });
         let bound = |kind| prediction.bound(kind).unwrap().messages_per_s();
         (bound(BoundKind::Atomics), bound(BoundKind::AtomicsOnAddress))
     };
-    for window in [1, 64] {
+    for window in [1, 15] {
         let (atomics, on_address) = shared(window, Peers::many_to_one(20));
-        assert_near(atomics, 20.0 * 2.7e6 * f64::from(window), 0.002);
-        assert_near(on_address, 2.9e6 * f64::from(window), 0.002);
+        assert_near(atomics, 20.0 * 2.7e6, 0.002);
+        assert_near(on_address, 2.9e6, 0.002);
     }
+    let (atomics, on_address) = shared(64, Peers::many_to_one(20));
+    assert_near(atomics, 20.0 * 2.7e6 * 64.0 / 8.0, 0.002);
+    // Of 64 messages, most wait for an atomic on the address, and the others for the acknowledgement of their WRITE.
+    assert_near(on_address, 2.9e6 * 64.0 / 8.5, 0.1);
+    assert!(on_address < 2.9e6 * 64.0 / 8.5);
     assert_eq!(of(Protocol::SharedWrite).bottleneck().binding.kind, BoundKind::SendingCpu);
     // One READ of many messages costs little CPU time.
     let pulled = |batch| {

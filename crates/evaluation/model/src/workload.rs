@@ -1,7 +1,7 @@
 //! Workloads to predict.
 
-use doorbell_protocols::{Protocol, Store};
-use doorbell_wire::{OuterKind, PathMtu};
+use doorbell_protocols::{Protocol, Store, ring_bytes, ring_receives, ring_space};
+use doorbell_wire::{MessageKind, OuterKind, PathMtu};
 
 /// Threads and connections of a workload. The section "Terms" of `docs/model.md` defines patterns such as N:1.
 ///
@@ -131,6 +131,26 @@ impl Workload {
     /// Returns a workload with 256 messages unacknowledged, eight per post.
     pub fn batched(bytes: u64) -> Self {
         Self::new(bytes, 256, 8)
+    }
+
+    /// Returns the number of messages for which the receiver has space, per connection. A ring has whole pages, so it
+    /// has space for more than [`depth`](Self::depth) short messages. A WRITE with immediate data also needs a receive.
+    pub(crate) fn spaces(&self) -> u32 {
+        let description = self.protocol.description();
+        let carrying = description.steps.iter().find(|step| step.size.carries_messages());
+        let (Store::Ring, Some(step)) = (description.received_into, carrying) else { return self.depth };
+        let whole = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        let sharing = match description.shared_buffers {
+            true => self.peers.connections.div_ceil(self.peers.receivers.max(1)).max(1) as usize,
+            false => 1,
+        };
+        let ring = ring_bytes(self.depth as usize * sharing, whole(self.bytes));
+        let spaces = ring / ring_space(whole(step.size.bytes(self.bytes, 1))) / sharing;
+        let most = match step.operation {
+            MessageKind::WriteImm => ring_receives(self.depth as usize),
+            _ => usize::MAX,
+        };
+        u32::try_from(spaces.min(most)).unwrap_or(u32::MAX).max(1)
     }
 
     /// Checks that all numbers are in their ranges and consistent.

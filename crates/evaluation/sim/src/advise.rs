@@ -22,6 +22,13 @@ const STREAM_BYTES: u64 = 16 << 20;
 /// Minimum number of windows that each connection sends, so that the stream is longer than its start.
 const LEAST_WINDOWS: u64 = 4;
 
+/// Number of times that the messages of a connection fill the receiver's space, if they have at most [`SPACE_BYTES`]. The
+/// RNIC has acknowledged the messages in this space when the stream ends, but the receiver has not received them.
+const LEAST_SPACES: u64 = 8;
+
+/// Maximum number of bytes of a stream that is longer than [`STREAM_BYTES`] for the sake of [`LEAST_SPACES`].
+const SPACE_BYTES: u64 = 256 << 20;
+
 /// Maximum number of packets of a stream. A stream that reaches it may be shorter than [`LEAST_WINDOWS`].
 const STREAM_PACKETS: u64 = 1 << 20;
 
@@ -115,7 +122,9 @@ fn with_memory(mut parameters: Parameters, bytes: usize) -> Parameters {
 fn messages(need: &Need, advice: &Advice, bytes: usize) -> (u64, Option<String>) {
     let (bytes, reply_bytes) = (bytes as u64, need.reply_bytes.unwrap_or(0));
     let connections = u64::from(need.peers.connections).max(1);
-    let long = (STREAM_BYTES / reply_bytes.max(bytes).max(1)).min(STREAM_MESSAGES) / connections;
+    let longest = reply_bytes.max(bytes).max(1);
+    let long = (STREAM_BYTES / longest).min(STREAM_MESSAGES) / connections;
+    let spaces = (LEAST_SPACES * depth(need, advice) as u64).min(SPACE_BYTES / longest / connections);
     let least = LEAST_WINDOWS * u64::from(advice.window);
     let mtu = need.path_mtu.unwrap_or(PathMtu::Mtu4096).bytes() as u64;
     let packets = bytes.div_ceil(mtu).max(1) + reply_bytes.div_ceil(mtu);
@@ -124,7 +133,7 @@ fn messages(need: &Need, advice: &Advice, bytes: usize) -> (u64, Option<String>)
         "the simulation has {most} messages per connection instead of {least}, which would be more than \
          {STREAM_PACKETS} packets, so the start and the end of the stream lower its rate"
     );
-    (long.max(least).min(most), (least > most).then_some(note))
+    (long.max(spaces).max(least).min(most), (least > most).then_some(note))
 }
 
 /// Returns the parameters of one message at a time between one sender and one receiver.
@@ -140,15 +149,27 @@ fn alone(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
     }
 }
 
+/// Returns the number of messages of each connection for which the receiver has space. The advice has the depth of the
+/// queue or ring that the connections of a receiver share.
+fn depth(need: &Need, advice: &Advice) -> usize {
+    let Peers { receivers, connections, .. } = need.peers;
+    let shares = advice.srq || advice.protocol == Protocol::SharedWrite;
+    let sharing = if shares { connections.div_ceil(receivers.max(1)).max(1) } else { 1 };
+    (advice.depth / sharing).max(1) as usize
+}
+
 /// Returns the parameters of a stream at the required rate, or at the maximum. The caller sets the number of messages.
 fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
     let Peers { senders, receivers, .. } = need.peers;
-    // The advice has the depth of the queue of one receiver, and the parameters that of all queues together.
-    let queues = if advice.srq { receivers as usize } else { 1 };
+    let depth = match advice.srq {
+        // The advice has the depth of the queue of one receiver, and the parameters that of all queues together.
+        true => (advice.depth as usize).saturating_mul(receivers as usize),
+        false => depth(need, advice),
+    };
     Parameters {
         window: advice.window as usize,
         batch: advice.batch as usize,
-        depth: (advice.depth as usize).saturating_mul(queues),
+        depth,
         depths_are_defaults: false,
         connections: need.peers.connections as usize,
         bidirectional: need.bidirectional,

@@ -15,6 +15,7 @@ mod network;
 mod node;
 mod outside;
 mod stations;
+mod stores;
 mod threads;
 pub(crate) mod watch;
 

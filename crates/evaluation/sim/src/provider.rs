@@ -52,16 +52,35 @@ fn no_eventfd(error: impl Into<io::Error>) -> Error {
 /// Memory region of a simulated host. It charges the cost of each access, and notifies the threads that look at it.
 struct Memory {
     shared: Arc<SharedWorld>,
+    node: usize,
+    /// Address of the region for peers.
+    address: u64,
     watch: Watch,
     base: usize,
     /// Length after which mirrored memory repeats; otherwise the length of the region.
     period: usize,
+    mirrored: bool,
 }
 
 impl Memory {
     fn fold(&self, offset: usize, length: usize) -> (usize, usize) {
         let from = if offset < self.period { offset } else { offset - self.period };
         (from, from + length)
+    }
+
+    /// Records a store of the running thread if the hardware may reach its time only after the thread's turn.
+    fn stored(&self, world: &mut World, offset: usize, length: usize) {
+        let (at, now) = (world.clock(), world.now());
+        if at.since(now) <= world.least_latency {
+            return;
+        }
+        let from = self.address + self.fold(offset, length).0 as u64;
+        let stores = &mut world.nodes[self.node].stores;
+        stores.add(from..from + length as u64, at, now);
+        if self.mirrored {
+            let from = from + self.period as u64;
+            stores.add(from..from + length as u64, at, now);
+        }
     }
 
     fn changed(&self, offset: usize, length: usize) {
@@ -109,6 +128,7 @@ impl MemoryObserver for Memory {
                 }
             }
             MemoryAccess::Store | MemoryAccess::CopyIn => {
+                self.stored(&mut world, offset, length);
                 self.changed(offset, length);
                 world.wake();
             }
@@ -179,9 +199,12 @@ impl Provider for SimDevice {
         let address = world.nodes[self.node].place(length);
         let memory = Arc::new(Memory {
             shared: Arc::clone(&self.shared),
+            node: self.node,
+            address,
             watch: Watch::new(&world.changes, false),
             base: base as usize,
             period: if mirrored { length / 2 } else { length },
+            mirrored,
         });
         lock(&self.placed).insert(address, Arc::clone(&memory));
         Placement { address, observer: Some(memory) }

@@ -61,14 +61,14 @@ fn own_settings() -> [Setting<Base>; 6] {
     let nodes = Range::Whole(1, MAX_NODES as u64);
     [
         Setting {
-            about: "Pattern of senders and receivers, with N from `senders`",
+            about: "Pattern of sending threads, each on a node of its own, and of receiving nodes; N is `senders`",
             range: Range::Words(|| Pattern::ALL.map(Pattern::name).to_vec()),
             get: |base| place(&Pattern::ALL, &base.traffic.pattern),
             put: |base, value| base.traffic.pattern = Pattern::ALL[value.whole() as usize],
             ..Setting::named("pattern", "")
         },
         Setting {
-            about: "N of the pattern: senders of N:1 and N:N, receivers of 1:N",
+            about: "N of the pattern: sending threads of N:1 and N:N, receiving nodes of 1:N; see `server_threads`",
             range: Range::Whole(1, MAX_NODES as u64 - 1),
             get: |base| vec![Value::Whole(base.traffic.n as u64)],
             put: |base, value| base.traffic.n = value.whole() as usize,

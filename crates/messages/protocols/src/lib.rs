@@ -29,6 +29,7 @@
 
 mod posts;
 mod protocol;
+mod ring;
 mod step;
 mod table;
 #[cfg(test)]
@@ -36,5 +37,6 @@ mod tests;
 
 pub use posts::{POLL_LIST, Posts, Run};
 pub use protocol::{Properties, Release, UnknownProtocol};
+pub use ring::{RING_UNIT, RING_WORD, ring_bytes, ring_receives, ring_space};
 pub use step::{Credits, End, Joined, Noticed, Role, Size, Step, When};
-pub use table::{Description, Protocol, Store, WireId, ZeroCopy};
+pub use table::{Description, Protocol, RESERVATIONS_IN_FLIGHT, Store, WireId, ZeroCopy};

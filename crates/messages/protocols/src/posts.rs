@@ -80,7 +80,7 @@ impl Step {
         let (least, most) = match self.when {
             When::Message => (messages, Some(messages)),
             When::Post => (at_least_for(run.batch), Some(messages)),
-            When::Waiting => (at_least_for(run.window), Some(messages)),
+            When::Waiting { .. } => (at_least_for(run.window), Some(messages)),
             // A READ ends after the sender's newest message, or inside a message where the receiver's space ends. A
             // message therefore takes at most two READs.
             When::Pulled => (at_least_for(run.window), Some(2 * messages)),

@@ -67,8 +67,12 @@ pub enum When {
     Message,
     /// Once for all messages of one post, which has from one message to a whole batch.
     Post,
-    /// Once for all waiting messages: from one message to a whole window.
-    Waiting,
+    /// Once for all waiting messages, as soon as a post is full and fewer operations than the maximum are in flight.
+    /// An operation is for at least one message and at most a whole window.
+    Waiting {
+        /// Maximum number of operations of the step in flight.
+        in_flight: u32,
+    },
     /// Once for all new messages for which the receiver has space: from a part of one message to a whole window.
     Pulled,
     /// Once for all completions of messages that one poll returns.
@@ -107,7 +111,9 @@ impl When {
     pub fn per_message(self, batch: u32, depth: u32) -> f64 {
         match self {
             Self::Message => 1.0,
-            Self::Post | Self::Waiting | Self::Pulled | Self::Reap | Self::Polled => 1.0 / f64::from(batch.max(1)),
+            Self::Post | Self::Waiting { .. } | Self::Pulled | Self::Reap | Self::Polled => {
+                1.0 / f64::from(batch.max(1))
+            }
             Self::Freed { .. } => 1.0 / f64::from(self.freed_at_once(depth).unwrap_or(1)),
             Self::Short { parts } => (f64::from(parts) / f64::from(depth.max(1))).min(1.0),
         }

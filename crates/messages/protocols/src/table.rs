@@ -116,6 +116,9 @@ pub struct Description {
     pub sent_from: Store,
     /// Memory that stores a message at the receiver until the program frees the message.
     pub received_into: Store,
+    /// Number of times that the CPU of each end reads or writes all bytes of a message in registered memory, in the
+    /// order of [`End`](crate::End): copies, and clearing of memory. Inline data and copies of the program do not count.
+    pub passes: [u64; 2],
     /// Operations that the protocol posts for a message, in the order of their posts.
     pub steps: &'static [Step],
 }
@@ -131,6 +134,10 @@ const WORD: Size = Size::Fixed(8);
 /// Payload of a read request: address, key and length of a message.
 const READ_REQUEST: Size = Size::Fixed(16);
 const SIGNAL_BYTE: Size = Size::Fixed(1);
+/// Passes of a receiver that clears the memory of each message, so that it finds the signal byte of the next one.
+const CLEARED: [u64; 2] = [0, 1];
+/// Maximum number of FETCH_ADDs of a sender in flight, each for all messages that waited.
+pub const RESERVATIONS_IN_FLIGHT: u32 = 8;
 /// Bytes of a grant: address and key of a buffer.
 const GRANT: u64 = 16;
 
@@ -148,6 +155,7 @@ pub(crate) const DESCRIPTIONS: [Description; 17] = [
         shared_buffers: true, // with a shared receive queue
         sent_from: Store::Slots,
         received_into: Store::Slots,
+        passes: [0, 0],
         steps: &[
             Step::new(Sender, SendImm, MESSAGE, When::Message).credits(Credits::With),
             Step::new(Sender, Send, MESSAGE, When::Message).credits(Credits::Without),
@@ -290,6 +298,7 @@ pub(crate) const DESCRIPTIONS: [Description; 17] = [
         )
     },
     Description {
+        passes: CLEARED,
         steps: &[WRITE.seen_in_memory(), REPORT_BY_SEND],
         ..buffered_write(
             Protocol::BufferedWriteReverseSend,
@@ -300,6 +309,7 @@ pub(crate) const DESCRIPTIONS: [Description; 17] = [
         )
     },
     Description {
+        passes: CLEARED,
         steps: &[WRITE.seen_in_memory(), ASK_AHEAD],
         ..buffered_write(
             Protocol::BufferedWriteReverseRead,
@@ -312,7 +322,11 @@ pub(crate) const DESCRIPTIONS: [Description; 17] = [
     // After the death of a sender, the receiver and the remaining senders also exchange SENDs of 0 B. These SENDs are
     // no steps of the protocol.
     Description {
-        steps: &[Step::new(Sender, FetchAdd, WORD, When::Waiting), WRITE_IMMEDIATE, ASK_LATE],
+        steps: &[
+            Step::new(Sender, FetchAdd, WORD, When::Waiting { in_flight: RESERVATIONS_IN_FLIGHT }),
+            WRITE_IMMEDIATE,
+            ASK_LATE,
+        ],
         ..shared_write(Protocol::SharedWrite, "shared-write", "Shared-Write", "shared-write")
     },
     Description {
@@ -336,6 +350,8 @@ pub(crate) const DESCRIPTIONS: [Description; 17] = [
         shared_buffers: false,
         sent_from: Store::Ring,
         received_into: Store::Ring,
+        // The sender copies the message into a small buffer, and from there into its ring.
+        passes: [2, 0],
         steps: &[
             // The receiver reads the tail, reads all messages up to the tail, and writes the head.
             Step::new(Receiver, Read, WORD, When::Polled),
@@ -379,6 +395,7 @@ const fn direct_read(
         shared_buffers: true,
         sent_from: Store::Slots,
         received_into: Store::Announcements,
+        passes: [0, 0],
         steps: &[],
     }
 }
@@ -403,6 +420,7 @@ const fn direct_write(
         shared_buffers: false,
         sent_from: Store::Slots,
         received_into: Store::Slots,
+        passes: [0, 0],
         steps: &[],
     }
 }
@@ -427,6 +445,7 @@ const fn shared_write(
         shared_buffers: true,
         sent_from: Store::Slots,
         received_into: Store::Ring,
+        passes: [0, 0],
         steps: &[],
     }
 }
@@ -451,6 +470,7 @@ const fn buffered_write(
         shared_buffers: false,
         sent_from: Store::Slots,
         received_into: Store::Ring,
+        passes: [0, 0],
         steps: &[],
     }
 }

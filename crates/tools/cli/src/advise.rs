@@ -35,11 +35,12 @@ pub(crate) struct Advise {
     /// Answer each request with a reply of this size, as in 64K; 0 means one-way messages [default: 0]
     #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, conflicts_with = "bidirectional")]
     reply: Option<u64>,
-    /// Number of clients, each a sending thread with its own connection; with --shared-memory at most 1024 [default: 1,
+    /// Number of clients, each a sending thread with its own connection. The default pattern is N:1, one thread that
+    /// serves all clients; `doorbell bench --clients N` is N:N by default. With --shared-memory at most 1024 [default: 1,
     /// with --shared-memory 64]
     #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, conflicts_with = "peers")]
     clients: Option<u32>,
-    /// Number of threads that serve the clients [default: 1]
+    /// Number of threads that serve the clients: M of the pattern N:M [default: 1]
     #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, requires = "clients")]
     server_threads: Option<u32>,
     /// Window of each connection: maximum number of requests without a reply, or of messages without an acknowledgement

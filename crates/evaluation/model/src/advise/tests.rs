@@ -184,7 +184,9 @@ fn the_longest_messages_have_protocols_too() {
     let fills = |advice: &Advice| {
         (advice.binding == BoundKind::Link || advice.window == 1) && advice.messages_per_s > 0.999 * most
     };
-    assert!(all.iter().all(fills), "{all:#?}");
+    // The sender of Buffered-Read copies each message, more slowly than the line carries it.
+    let copies = |advice: &Advice| advice.protocol == Protocol::BufferedRead && advice.binding == BoundKind::SendingCpu;
+    assert!(all.iter().all(|advice| copies(advice) || fills(advice)), "{all:#?}");
 }
 
 #[test]

@@ -188,6 +188,8 @@ fn quantities(parameters: &Parameters) -> Vec<Quantity> {
         ("o_nsnd_ns", Unit::Ns, Term::NicSend),
         ("o_nrcv_ns", Unit::Ns, Term::NicReceive),
         ("dma_read_ns", Unit::Ns, Term::DmaRead),
+        ("o_list_ns", Unit::Ns, Term::ListFetch),
+        ("o_copy_ns_per_byte", Unit::NsPerByte, Term::CopyPerByte),
         ("o_run_ns", Unit::Ns, Term::Run),
         ("l_ns", Unit::Ns, Term::Latency),
         ("g_fix_ns", Unit::Ns, Term::GapFixed),

@@ -11,7 +11,6 @@ use super::{BoundKind, Form, Forms, Prediction, Tally, shared};
 use crate::cost::Cost;
 use crate::parameters::Parameters;
 use crate::setting::Setting;
-use crate::steps::charged;
 use crate::workload::{Peers, Workload, WorkloadError};
 
 /// Requests of one size, each with a reply of another size, in a closed loop.
@@ -92,12 +91,7 @@ fn forms(setting: &Setting, requests: &Requests) -> Result<Forms, WorkloadError>
 /// Returns the costs of a message of one direction.
 fn tally(setting: &Setting, workload: &Workload) -> Result<Tally, WorkloadError> {
     // As messages flow in both directions, no separate step returns credits.
-    let both = Workload { bidirectional: true, ..*workload };
-    let mut tally = Tally::default();
-    for step in charged(&both) {
-        tally.add(&step, setting, &both)?;
-    }
-    Ok(tally)
+    Tally::of(setting, &Workload { bidirectional: true, ..*workload })
 }
 
 impl Tally {

@@ -255,8 +255,8 @@ settings! {
     /// [`Serving::server_threads`](crate::Serving::server_threads).
     SERVER_THREADS = Setting {
         about: "Threads on the answering side; 0: as many as on the asking side",
-        option: option!(CONNECTIONS_OF, None, "server-threads", Some("N"), Some("0"), ". With 1, one thread serves all \
-            connections (bw --op send or request-response)"),
+        option: option!(CONNECTIONS_OF, None, "server-threads", Some("N"), Some("0"), ", so N clients are the pattern N:N. \
+            With 1, one thread serves all connections: N:1 (bw --op send or request-response)"),
         sweep: Some("server_threads"),
         unmodelled: Some("its answering side had a number of threads of its own"),
         ..field!("the number of server threads", "", 0, MAX_THREADS, serving.server_threads)

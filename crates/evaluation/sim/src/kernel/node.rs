@@ -8,13 +8,15 @@ use doorbell_rnic::{Config, Policy, Rnic, TransmitInfo};
 use doorbell_verbs::raw::EventSignal;
 use doorbell_verbs_core::{Notifier, QpKind, SrqId};
 use doorbell_wire::{
-    ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, Opcode, Outer, PacketOperation, PathMtu, Qpn, Transport, outer, scramble,
+    ATOMIC_ETH_LEN, AtomicEthRepr, BTH_LEN, Opcode, Outer, PacketOperation, PathMtu, Qpn, RETH_LEN, RethRepr,
+    Transport, outer, scramble,
 };
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use super::network::Hop;
 use super::stations::{ContextCache, Lane, PcieBus, Server};
+use super::stores::FutureStores;
 use crate::simulation::NodeTimes;
 use crate::testbed::{Acks, LockScope, Pcie, Testbed};
 use crate::time::Ps;
@@ -190,6 +192,8 @@ pub(crate) struct Node {
     contexts: ContextCache,
     last_of_shared: FxHashMap<u32, usize>,
     posted: VecDeque<(Ps, Posted, usize)>,
+    /// Stores of the node's threads that the hardware has not reached.
+    pub(crate) stores: FutureStores,
     /// Times of the kernel's events for the timers of the RNIC, the earliest last.
     pub(crate) timeouts: Vec<Ps>,
     next_region: u64,
@@ -243,6 +247,7 @@ impl Node {
             contexts: ContextCache::new(&testbed.nic),
             last_of_shared: FxHashMap::default(),
             posted: VecDeque::new(),
+            stores: FutureStores::default(),
             timeouts: Vec::new(),
             next_region: FIRST_REGION,
             region_bytes: 0,
@@ -460,8 +465,12 @@ impl Node {
         // Other queue pairs do not wait for a slow access, so no station is busy meanwhile.
         let mut delay = Ps::ZERO;
         if accesses_memory && let Some(slot) = slot {
+            let stored = match operation {
+                Some(PacketOperation::ReadRequest) => self.stores.last_to(&read_addresses(&frame.bytes)),
+                _ => Ps::ZERO,
+            };
             let qp = &mut self.queue_pairs[slot];
-            qp.last_access = (begins + late(&testbed.pcie, arrived, qp.qpn)).max(qp.last_access);
+            qp.last_access = (begins + late(&testbed.pcie, arrived, qp.qpn)).max(qp.last_access).max(stored);
             delay = qp.last_access.since(begins);
         }
         let handled = match operation {
@@ -522,6 +531,15 @@ impl Node {
             write,
         }
     }
+}
+
+/// Returns the addresses that a READ request asks for.
+fn read_addresses(packet: &[u8]) -> std::ops::Range<u64> {
+    let header = packet.get(BTH_LEN..).and_then(<[u8]>::first_chunk::<RETH_LEN>);
+    header.map_or(0..0, |header| {
+        let RethRepr { virtual_address, dma_length, .. } = RethRepr::read(header);
+        virtual_address..virtual_address.saturating_add(dma_length.into())
+    })
 }
 
 /// Returns the destination queue pair of a packet.

@@ -23,29 +23,19 @@ use crate::connection::error::ConnectError;
 pub(crate) use units::UNIT;
 use units::Units;
 
-/// Maximum number of bytes that a protocol adds to a message.
-pub(crate) const WORD: usize = 8;
-
-const PAGE: usize = 4096;
-
-/// Returns the bytes of the ring that a message occupies. `bytes` includes the bytes that the protocol adds.
-#[inline]
-pub(crate) fn space(bytes: usize) -> usize {
-    bytes.next_multiple_of(UNIT).max(UNIT)
-}
+pub(crate) use doorbell_protocols::{RING_WORD as WORD, ring_space as space};
 
 /// Maximum bytes of a ring. This limit lets one READ read all messages in the ring. It also keeps the number of units
 /// in the ring below the moduli of the heads and answers that the ends send (`HEAD_WORDS`, `ANSWER_UNITS`).
 pub(crate) const LONGEST_RING: usize = LONGEST_TRANSFER;
 
-/// Returns the bytes of a ring with room for `depth` messages of maximum length. One eighth of the ring is extra space,
-/// since the receiver may have freed this much space without reporting it yet.
+/// Returns the bytes of a ring with room for `depth` messages of maximum length ([`doorbell_protocols::ring_bytes`]).
 ///
 /// # Errors
 ///
 /// The ring would be longer than [`LONGEST_RING`].
 pub(crate) fn ring_bytes(config: &Config) -> Result<usize, ConnectError> {
-    let bytes = (config.depth * space(config.max_message + WORD) * 8).div_ceil(7).next_multiple_of(PAGE);
+    let bytes = doorbell_protocols::ring_bytes(config.depth, config.max_message);
     if bytes > LONGEST_RING {
         let what = "the length of the ring that the depth and the longest message need";
         return Err(ConnectError::Setting { what, given: bytes as u64, allowed: "up to 2147483648 B" });

@@ -39,6 +39,7 @@ use crate::connection::error::ConnectError;
 use crate::connection::outbox::Outbox;
 use crate::connection::ring::{LONGEST_RING, Ring, UNIT, WORD, ring_bytes};
 use crate::setup::{EndpointDescription, RemoteRegion};
+pub(crate) use doorbell_protocols::ring_receives as notices;
 use incoming::Written;
 use outgoing::Writes;
 pub(crate) use outgoing::{FARTHEST, Head};
@@ -90,12 +91,6 @@ pub(crate) const WORDS: usize = 128;
 
 /// Maximum number of SENDs of the head in flight: one SEND for each eighth of the ring, and two more.
 const WORDS_OUT: usize = 10;
-
-/// Returns the number of receives for WRITEs with immediate data. The number is larger than `depth`, since the receiver
-/// may have freed up to an eighth of the receives without having reported them yet.
-pub(crate) fn notices(depth: usize) -> usize {
-    (depth * 8).div_ceil(7)
-}
 
 /// Memory that an endpoint allocates before it knows the description of the peer.
 #[derive(Debug)]

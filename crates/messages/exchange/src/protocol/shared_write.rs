@@ -34,7 +34,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use doorbell_protocols::Protocol;
+use doorbell_protocols::{Protocol, RESERVATIONS_IN_FLIGHT};
 use doorbell_verbs::{Access, Channel, MemoryKind, Pd, Region};
 
 use crate::connection::carrier::{Queues, Unconnected};
@@ -67,7 +67,7 @@ impl Reserves {
     /// Returns the maximum number of FETCH_ADDs that a sender has in flight.
     const fn in_flight(self) -> usize {
         match self {
-            Self::Waiting => 8,
+            Self::Waiting => RESERVATIONS_IN_FLIGHT as usize,
             // RNICs have at most 16 READs and atomics of a queue pair in flight.
             Self::Each => 16,
         }

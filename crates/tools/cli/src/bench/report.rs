@@ -118,16 +118,14 @@ fn asked(parameters: &Parameters) -> String {
     format!("{mix}{replies}, {load}")
 }
 
-/// Returns a text about the threads that serve connections. The text is empty for one thread that polls each
-/// connection.
+/// Returns a text about the threads that serve connections: asking threads, a colon, and answering threads. The text is
+/// empty for one thread that polls each connection.
 fn served(parameters: &Parameters) -> String {
     let Parameters { serving, .. } = parameters;
     let Cast { asking, answering } = parameters.cast();
     let threads = match (asking.threads, answering.threads) {
         (1, 1) => String::new(),
-        (threads, _) if serving.single_receiver => format!(" on {threads} threads"),
-        (threads, servers) if threads == servers => format!(" on {threads} threads"),
-        (threads, servers) => format!(" on {threads} and {servers} threads"),
+        (threads, servers) => format!(" on {threads}:{servers} threads"),
     };
     let receiver = if serving.single_receiver { ", a single receiver" } else { "" };
     let shared = match serving.shared_receives {
@@ -473,9 +471,9 @@ mod tests {
             served(&parameters)
         };
         assert_eq!(with(1, 1, 0), "");
-        assert_eq!(with(4, 4, 0), " on 4 threads");
-        assert_eq!(with(4, 4, 1), " on 4 and 1 threads");
-        assert_eq!(with(4, 2, 9), " on 2 and 4 threads");
+        assert_eq!(with(4, 4, 0), " on 4:4 threads");
+        assert_eq!(with(4, 4, 1), " on 4:1 threads");
+        assert_eq!(with(4, 2, 9), " on 2:4 threads");
     }
 
     #[test]

@@ -165,8 +165,9 @@ impl Args for Settings {
                 let request = request.value_delimiter(',').action(ArgAction::Append);
                 with_mix(command.arg(all).arg(request.conflicts_with_all(["size", "all"])), option.heading)
             } else if *setting == CONNECTIONS {
-                let help = "Clients, each with a connection and a thread: -q N --threads N. Unless --server-threads \
-                            says otherwise, the answering side has as many threads";
+                let help = "Clients, each with a connection and a thread: -q N --threads N. The default pattern is N:N, \
+                            as many threads on the answering side; --server-threads 1 makes it N:1, the default of \
+                            `doorbell advise --clients N`";
                 let clients = own("clients").value_name("N").value_parser(ValueParser::new(quantity::count::<usize>));
                 command.arg(clients.help(help).conflicts_with("connections"))
             } else if *setting == SINGLE_RECEIVER {

@@ -45,7 +45,7 @@ fn load_has_clients_with_a_connection_and_a_thread_each() {
     let load = "bench --request 200 --reply 64K --clients 24 -n 50 --testbed connectx5-100g";
     let finished = run(load).expect_status(0);
     let heading = finished.stderr.replace('\n', " ");
-    for said in ["24 connections on 24 threads, replies of 65536 B, closed loop", "window 1,"] {
+    for said in ["24 connections on 24:24 threads, replies of 65536 B, closed loop", "window 1,"] {
         assert!(heading.contains(said), "{said}: {heading}");
     }
     let table: Vec<&str> = finished.stdout.lines().take(2).collect();

@@ -96,7 +96,7 @@ fn when(step: &Step) -> String {
     let when = match step.when {
         When::Message => "for each message".to_owned(),
         When::Post => "for all messages of a post".to_owned(),
-        When::Waiting => "for all waiting messages".to_owned(),
+        When::Waiting { .. } => "for all waiting messages".to_owned(),
         When::Pulled => "for all new messages".to_owned(),
         When::Reap => "for all completed messages that one poll finds".to_owned(),
         When::Freed { most: 1, .. } => "for each free buffer".to_owned(),

@@ -10,7 +10,7 @@ use doorbell_sync::IgnorePoison;
 use super::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
 
 /// Alignment of messages in bytes.
-pub(crate) const UNIT: usize = 16;
+pub(crate) const UNIT: usize = doorbell_protocols::RING_UNIT;
 
 /// Flag of a unit whose message was received and is not dropped yet. A message without this flag is free.
 const HELD: u32 = 1 << 31;
