@@ -10,6 +10,7 @@ mod digests;
 mod dist;
 mod figures;
 mod fuzz;
+mod guide;
 mod house;
 mod journeys;
 mod network;

@@ -15,8 +15,9 @@ use sources::Sources;
 /// Version of mdBook that builds the site.
 const MDBOOK: &str = "mdbook@0.5.4";
 
-/// Features of mdBook. Its server and its watch over files are left out.
-const FEATURES: [&str; 3] = ["--no-default-features", "--features", "search"];
+/// Arguments of mdBook's installation. They leave out its server and its watch over files. A build without optimization
+/// takes less time, and the pages are few.
+const INSTALLATION: [&str; 4] = ["--debug", "--no-default-features", "--features", "search"];
 
 /// Settings of mdBook.
 const BOOK: &str = "\
@@ -55,7 +56,7 @@ pub(crate) fn build(out: Option<&Path>, repository: Option<&str>) -> Result<Path
     if !broken.is_empty() {
         return Err(broken.join("\n"));
     }
-    let mdbook = peers::tool(MDBOOK, &FEATURES)?;
+    let mdbook = peers::tool(MDBOOK, &INSTALLATION)?;
     let folder = place::own_file("book");
     sources.write(&folder.join("src"), repository)?;
     sources::write(&folder.join("book.toml"), BOOK.as_bytes())?;

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::test::{self, StepEnd};
 use crate::{
-    bindings, browser, chaos, digests, dist, fuzz, house, network, packets, peers, programs, prose, regressions, site,
-    soak, two_machines, versus, vm,
+    bindings, browser, chaos, digests, dist, fuzz, guide, house, network, packets, peers, programs, prose, regressions,
+    site, soak, two_machines, versus, vm,
 };
 
 /// A step of a test run.
@@ -26,7 +26,7 @@ pub(crate) enum Group {
     Machines,
     /// Check of the report in a browser.
     Report,
-    /// Check of the site of all pages.
+    /// Checks of the site of all pages, and of the commands in the guide.
     Site,
     /// Unmodified verbs programs.
     Programs,
@@ -51,9 +51,9 @@ impl Group {
         match self {
             Self::Code => &[],
             Self::Packets => &[OTHER_PROGRAMS, TESTS],
-            Self::Layouts | Self::Site => &[OTHER_PROGRAMS],
+            Self::Layouts => &[OTHER_PROGRAMS],
             Self::Guests => &[BUILD],
-            Self::Machines | Self::Report | Self::Programs => &[OTHER_PROGRAMS, BUILD],
+            Self::Machines | Self::Report | Self::Site | Self::Programs => &[OTHER_PROGRAMS, BUILD],
         }
     }
 }
@@ -121,6 +121,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Machines, "many machines, Slurm", || network::apart_with_interface(two_machines::slurm)),
     plain(Group::Report, "report, in a browser", browser::report),
     plain(Group::Site, "site", site::step),
+    plain(Group::Site, "guide, its commands", || guide::check().into()),
     Step {
         name: PAGE,
         group: Group::Programs,

@@ -1,0 +1,112 @@
+//! Runs the commands of the pages in `docs/guide` as a reader would, and compares their outputs with the pages.
+
+mod blocks;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::programs::built;
+use crate::shell::{Running, command, output_of, root};
+use crate::{network, place};
+
+use blocks::Command;
+
+/// Maximum time for all commands of a page.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Character around the status of a command, which no output has.
+const MARK: char = '\x1e';
+
+/// Runs the commands of all pages.
+pub(crate) fn check() -> Result<(), String> {
+    let mut failures = Vec::new();
+    for page in pages()? {
+        let ended = network::apart(|| run(&page));
+        if let Err(why) = ended {
+            failures.push(format!("{}: {why}", page.display()));
+        }
+    }
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}
+
+/// Returns the pages of the guide.
+fn pages() -> Result<Vec<PathBuf>, String> {
+    let list =
+        output_of(command("git", &["ls-files", "--cached", "--others", "--exclude-standard", "docs/guide/*.md"]))?;
+    Ok(list.lines().map(PathBuf::from).collect())
+}
+
+/// Runs the commands of a page in one shell and a new folder.
+fn run(page: &Path) -> Result<(), String> {
+    let text = fs::read_to_string(root().join(page)).map_err(|error| error.to_string())?;
+    let commands = blocks::commands(&text)?;
+    if commands.is_empty() {
+        return Ok(());
+    }
+    let folder = place::own_file("guide");
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut shell = command("bash", &["-c", &script(&commands)]);
+    shell.current_dir(&folder);
+    shell.env("PATH", format!("{}:{}", built().display(), std::env::var("PATH").unwrap_or_default()));
+    let (output, _) = Running::start(shell)?.finish(PATIENCE)?;
+    judge(&commands, &output)?;
+    eprintln!("{}: {} commands", page.display(), commands.len());
+    fs::remove_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))
+}
+
+/// Returns a script that runs all commands and prints their statuses. At its end it kills the processes in the
+/// background, which must be single programs.
+fn script(commands: &[Command]) -> String {
+    let mut script = String::from("exec 2>&1\n");
+    for Command { text, .. } in commands {
+        script.push_str(&format!("{text}\nprintf '\\036%d\\036' $?\n"));
+    }
+    script + "kill $(jobs -p) 2>/dev/null\nwait\nexit 0\n"
+}
+
+/// Compares status and output of each command with the page.
+fn judge(commands: &[Command], output: &str) -> Result<(), String> {
+    let mut parts = output.split(MARK);
+    for command in commands {
+        let place = format!("line {}, `{}`", command.line, command.text);
+        let (Some(output), Some(status)) = (parts.next(), parts.next()) else {
+            return Err(format!("{place}: the shell ended before this command"));
+        };
+        let expected = command.properties.status;
+        if status != expected.to_string() {
+            return Err(format!("{place} ended with status {status}, the page has {expected}:\n{output}"));
+        }
+        command.compare(output).map_err(|why| format!("{place}: {why}"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_the_guide_have_valid_blocks() {
+        let pages = pages().expect("git lists the pages");
+        assert!(!pages.is_empty());
+        for page in pages {
+            let text = fs::read_to_string(root().join(&page)).expect("git has listed the page");
+            blocks::commands(&text).unwrap_or_else(|why| panic!("{}: {why}", page.display()));
+        }
+    }
+
+    #[test]
+    fn a_shell_runs_the_commands_of_a_page() {
+        let ends = |page: &str| {
+            let commands = blocks::commands(page).expect("the page is valid");
+            judge(&commands, &output_of(command("bash", &["-c", &script(&commands)])).expect("the script ends well"))
+        };
+        let page = "```console\n$ sleep 60 &\n$ x=2; echo $x\n2\n$ echo a >&2\na\n```\n";
+        assert_eq!(ends(page), Ok(()));
+        assert_eq!(ends("<!-- commands: status 3 -->\n```console\n$ (exit 3)\n```\n"), Ok(()));
+        assert!(ends("```console\n$ echo 1\n2\n```\n").expect_err("other output").starts_with("line 2, `echo 1`"));
+        assert!(ends("```console\n$ false\n```\n").expect_err("other status").contains("status 1"));
+        assert!(ends("```console\n$ exit\n```\n").expect_err("the shell ends").contains("the shell ended before"));
+    }
+}

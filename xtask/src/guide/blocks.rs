@@ -1,0 +1,187 @@
+//! Blocks of commands in pages, and the comparison of outputs with the lines that a page shows.
+
+/// Text before the properties of the next block of commands, in an HTML comment.
+const PROPERTIES: &str = "<!-- commands: ";
+
+/// Line of a page that stands for any number of lines.
+const GAP: &str = "...";
+
+/// A command of a page, with the output that the page shows.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Command {
+    /// Number of its line in the page.
+    pub(super) line: usize,
+    pub(super) text: String,
+    /// Lines of output. Without lines, the output is not compared.
+    pub(super) output: Vec<String>,
+    pub(super) properties: Properties,
+}
+
+/// Properties of a block of commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Properties {
+    /// Words with a digit differ from run to run.
+    figures_vary: bool,
+    /// Exit status of the last command of the block. The status of other commands is 0.
+    pub(super) status: i32,
+    is_run: bool,
+}
+
+impl Properties {
+    /// Parses `figures vary`, `status N` and `not run: REASON`, separated by semicolons.
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut properties = Self { is_run: true, ..Self::default() };
+        for property in text.split("; ") {
+            match property.split_once(' ').unwrap_or((property, "")) {
+                ("figures", "vary") => properties.figures_vary = true,
+                ("status", number) => {
+                    properties.status = number.parse().map_err(|_| format!("status {number}: must be a number"))?;
+                }
+                ("not", reason) if reason.len() > "run: ".len() && reason.starts_with("run: ") => {
+                    properties.is_run = false;
+                }
+                _ => {
+                    let allowed = "must be `figures vary`, `status N` or `not run: REASON`";
+                    return Err(format!("{property:?} is no property of commands: {allowed}"));
+                }
+            }
+        }
+        Ok(properties)
+    }
+}
+
+/// Returns the commands of a page's `console` blocks that a test can run.
+pub(super) fn commands(page: &str) -> Result<Vec<Command>, String> {
+    let mut commands = Vec::new();
+    let usual = Properties { is_run: true, ..Properties::default() };
+    let mut properties = usual;
+    let mut lines = page.lines().zip(1..);
+    while let Some((text, line)) = lines.next() {
+        if let Some(given) = text.strip_prefix(PROPERTIES) {
+            let given = given.strip_suffix(" -->").ok_or_else(|| format!("line {line}: the comment must end there"))?;
+            properties = Properties::parse(given).map_err(|why| format!("line {line}: {why}"))?;
+        } else if text == "```console" {
+            let block: Vec<(&str, usize)> = lines.by_ref().take_while(|(text, _)| *text != "```").collect();
+            let found = of_block(&block, properties)?;
+            commands.extend(found.into_iter().filter(|command| command.properties.is_run));
+            properties = usual;
+        }
+    }
+    Ok(commands)
+}
+
+/// Returns the commands of a block. A backslash at the end of a line continues a command, as does a text of the shell
+/// up to the line `END`.
+fn of_block(block: &[(&str, usize)], properties: Properties) -> Result<Vec<Command>, String> {
+    let mut commands: Vec<Command> = Vec::new();
+    for &(text, line) in block {
+        match (text.strip_prefix("$ "), commands.last_mut()) {
+            (Some(text), _) => {
+                let properties = Properties { status: 0, ..properties };
+                commands.push(Command { line, text: text.to_owned(), output: Vec::new(), properties });
+            }
+            (None, Some(command)) if command.output.is_empty() && command.continues() => {
+                command.text.push('\n');
+                command.text.push_str(text);
+            }
+            (None, Some(command)) => command.output.push(text.to_owned()),
+            (None, None) => return Err(format!("line {line}: a block of commands must begin with `$ `")),
+        }
+    }
+    if let Some(last) = commands.last_mut() {
+        last.properties.status = properties.status;
+    }
+    Ok(commands)
+}
+
+impl Command {
+    /// Returns whether the next line belongs to the command.
+    fn continues(&self) -> bool {
+        self.text.ends_with('\\') || (self.text.contains("<<'END'") && !self.text.ends_with("\nEND"))
+    }
+
+    /// Compares an output with the lines of the page. The error names the first line that the output lacks.
+    pub(super) fn compare(&self, output: &str) -> Result<(), String> {
+        if self.output.is_empty() {
+            return Ok(());
+        }
+        let found: Vec<String> = output.lines().map(|line| self.comparable(line)).collect();
+        let mut at = 0;
+        let mut is_gap = false;
+        for line in &self.output {
+            if line == GAP {
+                is_gap = true;
+                continue;
+            }
+            let expected = self.comparable(line);
+            let matches = |found: &String| match expected.strip_suffix(" ...") {
+                Some(begin) => found.starts_with(begin),
+                None => *found == expected,
+            };
+            let next = if is_gap { found[at..].iter().position(matches).map(|skipped| at + skipped) } else { Some(at) };
+            match next {
+                Some(next) if found.get(next).is_some_and(matches) => at = next + 1,
+                _ => return Err(format!("the output has no line {line:?} at its place:\n{output}")),
+            }
+            is_gap = false;
+        }
+        if !is_gap && at < found.len() {
+            return Err(format!("the page ends its output before the line {:?}:\n{output}", found[at]));
+        }
+        Ok(())
+    }
+
+    /// Returns a line with single spaces. If figures vary, `#` stands for each word with a digit.
+    fn comparable(&self, line: &str) -> String {
+        let varies = |word: &str| self.properties.figures_vary && word.contains(|letter: char| letter.is_ascii_digit());
+        line.split_whitespace().map(|word| if varies(word) { "#" } else { word }).collect::<Vec<_>>().join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(page: &str) -> Vec<(String, Vec<String>)> {
+        commands(page).unwrap().into_iter().map(|command| (command.text, command.output)).collect()
+    }
+
+    fn command(properties: &str, output: &str) -> Command {
+        let page = format!("<!-- commands: {properties} -->\n```console\n$ x\n{output}\n```\n");
+        commands(&page).unwrap().remove(0)
+    }
+
+    #[test]
+    fn blocks_have_commands_with_outputs() {
+        let page = "```console\n$ a \\\n    b\nout\n$ c\n```\n\n```sh\nd\n```\n";
+        assert_eq!(texts(page), [("a \\\n    b".to_owned(), vec!["out".to_owned()]), ("c".to_owned(), vec![])]);
+        let page = "```console\n$ cat > x <<'END'\n$a\nEND\nout\n```\n";
+        assert_eq!(texts(page), [("cat > x <<'END'\n$a\nEND".to_owned(), vec!["out".to_owned()])]);
+        assert!(commands("```console\nout\n```\n").unwrap_err().contains("line 2"));
+    }
+
+    #[test]
+    fn properties_hold_for_one_block() {
+        let page = "<!-- commands: not run: no network -->\n```console\n$ a\n```\n```console\n$ b\n$ c\n```\n";
+        assert_eq!(texts(page), [("b".to_owned(), vec![]), ("c".to_owned(), vec![])]);
+        let page = "<!-- commands: figures vary; status 3 -->\n\n```console\n$ a\n$ b\n```\n";
+        let statuses: Vec<i32> = commands(page).unwrap().iter().map(|command| command.properties.status).collect();
+        assert_eq!(statuses, [0, 3]);
+        for wrong in ["figures", "status x", "not run", "not run: "] {
+            let error = commands(&format!("<!-- commands: {wrong} -->\n")).unwrap_err();
+            assert!(error.contains("line 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn outputs_match_line_by_line() {
+        let exact = command("status 0", "a  1\n...\nb 2 ...");
+        assert_eq!(exact.compare("a 1\nx\ny\nb 2 and more\n"), Ok(()));
+        assert!(exact.compare("a 2\nb 2\n").unwrap_err().contains("\"a  1\""));
+        assert!(exact.compare("a 1\nx\n").unwrap_err().contains("b 2"));
+        assert!(exact.compare("a 1\nb 2\nc\n").unwrap_err().contains("before the line \"c\""));
+        let varying = command("figures vary", "rate 1.5 M/s\n...");
+        assert_eq!(varying.compare("rate 27 M/s\nx\n"), Ok(()));
+        assert!(varying.compare("rate fast M/s\n").is_err());
+    }
+}
