@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use doorbell_wire::{Opcode, PacketOperation, Psn, Transport, rnr_timer_ns};
 
 use super::Limits;
-use super::findings::{Draft, Drafts, Needs, Settled};
+use super::findings::{Draft, Drafts, Settled};
 use super::missing::Missing;
 use super::packet::{Packet, Place};
 use super::recovery::Recovery;

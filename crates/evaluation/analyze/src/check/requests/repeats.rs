@@ -1,6 +1,6 @@
 //! Repeated requests: their contents and their times.
 
-use doorbell_wire::{PacketOperation, Psn};
+use doorbell_wire::PacketOperation;
 
 use super::super::Limits;
 use super::super::findings::{Draft, Drafts, Needs};
