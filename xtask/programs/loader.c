@@ -2,8 +2,8 @@
  * and with `dlvsym` for each function. Functions of newer versions are optional. The program then writes between two
  * queue pairs and compares the bytes.
  *
- * Arguments: `shared` if the preloaded library must be the same as the opened one, `alone` if no library is preloaded,
- * `old` if the optional functions count as absent, or `none` or the path of a library if no device must be found. */
+ * Arguments: `shared` if the preloaded library must be the same as the opened one. `alone` if no library is preloaded.
+ * `old` if the optional functions count as absent. `none`, or the path of a library, if no device must be found. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

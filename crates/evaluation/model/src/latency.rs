@@ -91,8 +91,9 @@ pub(crate) fn latency_of(
         // The operation was posted together with the previous operation, so it follows at once. The NIC fetches both
         // work requests from memory before it starts the first one.
         (false, Joined::Chained, false) => Cost::ZERO.with(Term::SendEach, 1.0).with(Term::ListFetch, 1.0),
-        // The NIC has the operation already and starts it when the READ before the fence is complete. No term stands for
-        // fetching both work requests: `g` of an awaited WRITE already contains a doorbell that this WRITE does not need.
+        // The NIC has the operation already and starts it when the READ before the fence is complete. No term stands
+        // for fetching both work requests: `g` of an awaited WRITE already contains a doorbell that this WRITE does not
+        // need.
         (false, Joined::Fenced { .. }, false) => Cost::ZERO.with(Term::NicReceive, 1.0).with(Term::Latency, 1.0),
         (false, Joined::Alone, false) => Cost::ZERO
             .with(Term::SendPost, 1.0)

@@ -16,7 +16,7 @@
 //! | `o_unit` | time that a message occupies the processing unit of a NIC that serves its queue pair |
 //! | `o_nic` | minimum NIC time per message over all units together: the NIC's ceiling |
 //! | `o_inline` | CPU time to copy a short payload out of the completion, where the NIC has put it |
-//! | `o_pairs` | CPU time that each doubling of a receiving thread's queue pairs adds to a message that takes a buffer |
+//! | `o_pairs` | CPU time that each doubling of a receiving thread's queue pairs adds to a message with a receive buffer |
 //! | `o_srq` | time that a message holds a shared receive queue if the previous message came from another queue pair |
 //! | `o_repost_thread` | CPU time of a single thread that reposts all shared receives |
 //! | `o_atomic`, `o_atomic_address` | time that an atomic operation occupies its queue pair, and its address |
@@ -33,7 +33,8 @@
 //! preamble, FCS and gap, from [`doorbell_wire::message_cost`]. A READ or an atomic operation crosses the link twice,
 //! `2 (o_nsnd + L + o_nrcv)` with the bytes of request and response, and ends with polling its completion. A protocol's
 //! latency is the sum over the [steps](doorbell_protocols::Protocol::steps) that deliver a message. To this come
-//! `o_list` if a step is posted together with the step before, and `k o_copy` for each pass of the sender over the bytes.
+//! `o_list` if a step is posted together with the step before, and `k o_copy` for each pass of the sender over the
+//! bytes.
 //!
 //! `G` of latency and `g_var` hold up to the size `k_max` for which they were published, if the parameters state one
 //! ([`slopes_up_to_bytes`](parameters::Limits::slopes_up_to_bytes)). A longer message streams over the line, so each

@@ -433,9 +433,9 @@ impl Tally {
 
     /// Pushes the bounds of atomics.
     ///
-    /// An operation for all waiting messages is posted while fewer than `f` of them are in flight. With a window `W` of
-    /// at least two full posts for each of the `f`, each of `n` senders keeps `f` in flight, and they wait for each
-    /// other on the address. A place of the window is then taken for `(f + 1/2) n` atomics: `f` in flight, and half the
+    /// An operation for all waiting messages is posted while fewer than `f` of them are in flight. If the window `W` has
+    /// at least two full posts for each of the `f`, each of `n` senders keeps `f` in flight. They wait for each other on
+    /// the address. A place of the window is then taken for `(f + 1/2) n` atomics: `f` in flight, and half the
     /// time until one of them completes. To this comes the time of the message itself, which includes the post of an
     /// atomic and the poll of its completion. With a smaller window, each atomic has the messages of one post.
     fn atomics(&self, setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {
@@ -510,9 +510,9 @@ impl Tally {
     }
 }
 
-/// Returns the CPU time of a sending and of a receiving thread for changing between its receive queues. Each doubling of
-/// the queue pairs adds the same time. A shared receive queue adds no time, since all queue pairs use its receives. A
-/// WRITE adds no time either: it takes no receive with a buffer.
+/// Returns the CPU time of a sending and of a receiving thread for changing between its receive queues. Each doubling
+/// of the queue pairs adds the same time. A shared receive queue adds no time, since all queue pairs use its receives.
+/// A WRITE adds no time either: it takes no receive with a buffer.
 fn many_pairs(workload: &Workload) -> [Cost; 2] {
     let takes_buffer = |charge: &Charged| {
         charge.role == Role::Delivery
@@ -530,8 +530,8 @@ fn many_pairs(workload: &Workload) -> [Cost; 2] {
     [if workload.bidirectional { of(senders) } else { Cost::ZERO }, of(receivers)]
 }
 
-/// Returns the number of lists of work requests that the NICs fetch one after the other for a message: a batch of
-/// messages, a message with a WRITE after it, or the posts of a receiver for a whole batch.
+/// Returns the number of lists of work requests that the NICs fetch one after the other for a message. A list has a
+/// batch of messages, a message with a WRITE after it, or the posts of a receiver for a whole batch.
 fn lists(workload: &Workload) -> f64 {
     let all = charged(workload);
     match workload.protocol.release() {

@@ -23,9 +23,9 @@ pub(crate) struct Charged {
     pub(crate) waits: f64,
     /// Number of times that the step is posted per message.
     pub(crate) per_message: f64,
-    /// Number of times that the step is posted per message while the CPU of the posting end binds. Such a receiver finds
-    /// many messages per poll. The program frees them after the poll, and the next poll reports them together. The sender
-    /// fills the space of one report while the receiver takes the messages of the other half.
+    /// Number of times that the step is posted per message while the CPU of the posting end binds. Such a receiver
+    /// finds many messages per poll. The program frees them after the poll, and the next poll reports them together.
+    /// The sender fills the space of one report while the receiver takes the messages of the other half.
     pub(crate) per_message_busy: f64,
     /// Share of the receiver's space that is free but not yet reported to the sender.
     pub(crate) unreported: f64,

@@ -22,8 +22,8 @@ const STREAM_BYTES: u64 = 16 << 20;
 /// Minimum number of windows that each connection sends, so that the stream is longer than its start.
 const LEAST_WINDOWS: u64 = 4;
 
-/// Number of times that the messages of a connection fill the receiver's space, if they have at most [`SPACE_BYTES`]. The
-/// RNIC has acknowledged the messages in this space when the stream ends, but the receiver has not received them.
+/// Number of times that the messages of a connection fill the receiver's space, if they have at most [`SPACE_BYTES`].
+/// The RNIC has acknowledged the messages in this space when the stream ends, but the receiver has not received them.
 const LEAST_SPACES: u64 = 8;
 
 /// Maximum number of bytes of a stream that is longer than [`STREAM_BYTES`] for the sake of [`LEAST_SPACES`].

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use doorbell_verbs::soft::{self, FaultPlan, SoftDevice, SoftOptions};
+use doorbell_verbs::soft::{self, DevicesError, FaultPlan, SoftDevice, SoftOptions};
 use doorbell_verbs::system::{self, SystemOptions};
 use doorbell_verbs::{self as verbs, Access, MemoryKind, Pd, Region};
 
@@ -24,6 +24,9 @@ pub enum OpenError {
         /// The name of the option.
         option: &'static str,
     },
+    /// The number of devices is not allowed.
+    #[error(transparent)]
+    Devices(#[from] Box<DevicesError>),
     /// The device could not be opened.
     #[error("the device could not be opened: {0}")]
     Device(#[from] verbs::Error),
@@ -219,7 +222,7 @@ impl DeviceBuilder {
         if self.hardware.is_some() {
             return Err(OpenError::SoftwareOnly { option: "a number of devices" });
         }
-        let listed = SoftDevice::list(count).map_err(verbs::Error::from)?;
+        let listed = SoftDevice::list(count).map_err(Box::new)?;
         let options = |device: &SoftDevice| {
             let mut options = device.options(self.soft_options());
             if let Some(stem) = &self.name {

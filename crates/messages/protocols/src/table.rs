@@ -117,7 +117,8 @@ pub struct Description {
     /// Memory that stores a message at the receiver until the program frees the message.
     pub received_into: Store,
     /// Number of times that the CPU of each end reads or writes all bytes of a message in registered memory, in the
-    /// order of [`End`](crate::End): copies, and clearing of memory. Inline data and copies of the program do not count.
+    /// order of [`End`](crate::End): copies, and clearing of memory. Inline data and copies of the program do not
+    /// count.
     pub passes: [u64; 2],
     /// Operations that the protocol posts for a message, in the order of their posts.
     pub steps: &'static [Step],

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! When the library is preloaded into a dynamically linked program, it takes precedence over libibverbs. The program
-//! finds the devices `doorbell0` and following, one unless the user requests more. Each call that takes an object of this device runs in this library. Unsupported calls
-//! fail with the error that verbs define for them. Such calls never reach the real library, which does not know these
-//! objects.
+//! finds the devices `doorbell0` and following, one unless the user requests more. Each call that takes an object of
+//! this device runs in this library. Unsupported calls fail with the error that verbs define for them. Such calls never
+//! reach the real library, which does not know these objects.
 //!
 //! Each object of verbs is a C structure at the start of a larger Rust structure (`handle.rs`). The library allocates
 //! and frees objects as `Box`. All contexts of one device share an RNIC and its address (`device.rs`).

@@ -15,6 +15,7 @@ mod rule;
 mod shares;
 #[cfg(test)]
 mod tests;
+mod time;
 
 use std::collections::VecDeque;
 use std::io::{self, Write};

@@ -183,8 +183,8 @@ pub trait Link: Send {
         }
     }
 
-    /// Forgets a batch of which the link has accepted only a part. The driver calls this when it drops the other runs of
-    /// the batch, because its port went down.
+    /// Forgets a batch of which the link has accepted only a part. The driver calls this when it drops the other runs
+    /// of the batch, because its port went down.
     fn forget_batch(&mut self) {
         if let Some(inner) = self.inner_mut() {
             inner.forget_batch();

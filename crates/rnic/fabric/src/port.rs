@@ -1,5 +1,5 @@
-//! The port of a driver. While the port is down, the driver loses all packets in both directions, as an RNIC whose cable
-//! was pulled out.
+//! The port of a driver. While the port is down, the driver loses all packets in both directions, as an RNIC whose
+//! cable was pulled out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};

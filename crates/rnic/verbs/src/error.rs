@@ -17,10 +17,6 @@ pub enum Error {
         "{0:?} is not a name for a device: 1 to 63 letters, digits, dashes, dots and underscores of ASCII are allowed"
     )]
     Name(String),
-    /// The list of software RNICs is not allowed.
-    #[cfg(feature = "soft")]
-    #[error(transparent)]
-    Devices(Box<crate::soft::DevicesError>),
     /// A device of the machine cannot be used as requested.
     #[error(transparent)]
     System(#[from] SystemError),
@@ -50,13 +46,6 @@ pub enum Error {
         /// The error of the operating system.
         error: io::Error,
     },
-}
-
-#[cfg(feature = "soft")]
-impl From<crate::soft::DevicesError> for Error {
-    fn from(error: crate::soft::DevicesError) -> Self {
-        Self::Devices(Box::new(error))
-    }
 }
 
 impl Error {

@@ -124,8 +124,8 @@ impl Device {
     /// before that, the connections go on. The device raises [`AsyncEvent::PortError`], and later
     /// [`AsyncEvent::PortActive`] and [`AsyncEvent::GidChange`].
     ///
-    /// After [`PortOrder::DeviceFatal`], all queue pairs are in the error state, and calls that create or modify objects
-    /// fail. The device raises [`AsyncEvent::DeviceFatal`].
+    /// After [`PortOrder::DeviceFatal`], all queue pairs are in the error state, and calls that create or modify
+    /// objects fail. The device raises [`AsyncEvent::DeviceFatal`].
     ///
     /// # Errors
     ///

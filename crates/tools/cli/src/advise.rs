@@ -36,8 +36,8 @@ pub(crate) struct Advise {
     #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, conflicts_with = "bidirectional")]
     reply: Option<u64>,
     /// Number of clients, each a sending thread with its own connection. The default pattern is N:1, one thread that
-    /// serves all clients; `doorbell bench --clients N` is N:N by default. With --shared-memory at most 1024 [default: 1,
-    /// with --shared-memory 64]
+    /// serves all clients; `doorbell bench --clients N` is N:N by default. With --shared-memory at most 1024 [default:
+    /// 1, with --shared-memory 64]
     #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, conflicts_with = "peers")]
     clients: Option<u32>,
     /// Number of threads that serve the clients: M of the pattern N:M [default: 1]

@@ -19,8 +19,8 @@ use crate::quantity;
 /// Options that choose the RNIC, with perftest's names.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DeviceChoice {
-    /// RNIC to use; `doorbell devices` lists the RNICs. doorbell0 is the embedded software RNIC, and with
-    /// DOORBELL_DEVICES=N there are doorbell1 and more. doorbell0 is the default if the machine has no active RNIC, or
+    /// RNIC to use. `doorbell devices` lists the RNICs. doorbell0 is the embedded software RNIC. With
+    /// DOORBELL_DEVICES=N, there are doorbell1 and more. doorbell0 is the default if the machine has no active RNIC, or
     /// with an option that only software RNICs have [default: first active RNIC]
     #[arg(short = 'd', long = "device", value_name = "DEVICE")]
     pub(crate) name: Option<String>,
@@ -62,8 +62,8 @@ impl UdpPort {
     }
 }
 
-/// Parses the address of a command that has one device. From a list, as in DOORBELL_BIND, takes the first address, which
-/// is that of doorbell0.
+/// Parses the address of a command that has one device. From a list, as in DOORBELL_BIND, takes the first address,
+/// which is that of doorbell0.
 pub(crate) fn first_address(text: &str) -> Result<IpAddr, AddrParseError> {
     text.split(',').next().unwrap_or(text).trim().parse()
 }

@@ -43,16 +43,16 @@ pub(crate) struct Settings {
     /// program opens it [default: 1]
     #[arg(long, value_name = "N")]
     devices: Option<String>,
-    /// Options of one device, such as doorbell1:numa=1,pci=0000:41:00.0,speed=200. numa and pci are the place of the
-    /// device in /sys, speed is the rate of its port in Gb/s, which does not limit it. fault=PLAN, as the last option,
-    /// replaces --fault for this device
+    /// Options of one device, such as doorbell1:numa=1,pci=0000:41:00.0,speed=200. The place of the device in /sys has
+    /// the options numa and pci. The rate of its port in Gb/s is speed, and does not limit it. The last option may be
+    /// fault=PLAN, which replaces --fault for this device
     #[arg(long = "device", value_name = "NAME:OPTIONS")]
     device_options: Vec<String>,
     /// UDP port of both ends; the port of RoCE is 4791
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     udp_port: Option<u16>,
-    /// Write every packet that a process sends or receives to a pcap file. In its name, %p stands for the process ID, and
-    /// %d for the name of the device
+    /// Write every packet that a process sends or receives to a pcap file. In its name, %p stands for the process ID,
+    /// and %d for the name of the device
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     /// Faults of arriving packets, separated by commas: any of drop=P, duplicate=P, reorder=P, corrupt=P (a share, 0

@@ -215,8 +215,8 @@ impl Requests {
 
     /// Records a NAK for a missing packet.
     pub(super) fn nak(&mut self, psn: Psn, place: Place) {
-        // If the missing packet was not captured, the capture is behind the loss and may lose retransmissions too. If the
-        // packet is acknowledged, the network has delayed the NAK.
+        // If the missing packet was not captured, the capture is behind the loss and may lose retransmissions too. If
+        // the packet is acknowledged, the network has delayed the NAK.
         let is_acknowledged = self.acknowledged.is_some_and(|end| psn.is_before(end));
         if self.exactly(psn).is_some() && !is_acknowledged {
             self.recovery.nak(psn, place);

@@ -295,8 +295,8 @@ impl Checker {
             return;
         };
         let bth = BthRepr::read(header);
-        // Without a right ICRC, the bytes may be those of another protocol. The ICRC does not cover the congestion bits, so
-        // an injected fault may have changed them.
+        // Without a right ICRC, the bytes may be those of another protocol. The ICRC does not cover the congestion
+        // bits, so an injected fault may have changed them.
         if is_right == Some(true) && !frame.faults.has(FaultMarks::CORRUPTED) {
             fields::header(header, &bth, place, &mut self.damaged);
         }
@@ -379,8 +379,8 @@ impl Checker {
         Some(self.directions.add(key))
     }
 
-    /// Returns the stream with the requests that the answers of stream `at` belong to. A queue pair may get another peer
-    /// in a later connection.
+    /// Returns the stream with the requests that the answers of stream `at` belong to. A queue pair may get another
+    /// peer in a later connection.
     fn opposite(&mut self, at: usize, packet: &Packet<'_>) -> Option<usize> {
         let psn = packet.bth.psn;
         let Self { directions, streams, .. } = self;

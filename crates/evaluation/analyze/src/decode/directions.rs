@@ -82,9 +82,9 @@ impl Directions {
         self.alone.get(&(to, from)).map_or(&[], Vec::as_slice)
     }
 
-    /// Joins the direction `at` of an answer with the direction of its requests, unless `is_settled`. `has_sent` returns
-    /// whether the requests of a direction explain the sequence number of the answer. Sequence numbers start at random,
-    /// so usually only one direction has sent it. A former opposite is free again.
+    /// Joins the direction `at` of an answer with the direction of its requests, unless `is_settled`. `has_sent`
+    /// returns whether the requests of a direction explain the sequence number of the answer. Sequence numbers start at
+    /// random, so usually only one direction has sent it. A former opposite is free again.
     pub(crate) fn join(&mut self, at: usize, is_settled: bool, has_sent: impl Fn(usize) -> bool) -> Joined {
         let Direction { opposite: known, searches, .. } = self.all[at];
         let unchanged = Joined { opposite: known, before: None };

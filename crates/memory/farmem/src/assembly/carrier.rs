@@ -309,7 +309,8 @@ impl Mailbox {
     }
 }
 
-/// Number of consecutive polls without work. After [`PATIENCE`] of them, the polling thread yields its CPU at each poll.
+/// Number of consecutive polls without work. After [`PATIENCE`] of them, the polling thread yields its CPU at each
+/// poll.
 #[derive(Default)]
 struct IdlePolls(u32);
 

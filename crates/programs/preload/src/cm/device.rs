@@ -1,5 +1,5 @@
-//! The devices to which ids belong. An id belongs to the device that has the id's local address. Each other address of the
-//! machine belongs to the first device, since the addresses of ids are independent of those of the devices.
+//! The devices to which ids belong. An id belongs to the device that has the id's local address. Each other address of
+//! the machine belongs to the first device, since the addresses of ids are independent of those of the devices.
 
 use std::ffi::c_int;
 use std::net::IpAddr;

@@ -165,7 +165,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// The device has failed. As in the kernel, each call that queries the device or creates objects then ends with EIO.
+    /// The device has failed. As in the kernel, each call that queries the device or creates objects then ends with
+    /// EIO.
     pub(crate) fn port_state(&self) -> Answer<PortState> {
         Ok(self.provider.port_state()?)
     }

@@ -397,8 +397,8 @@ impl fmt::Write for Text {
 }
 
 /// The most recently read address of each device: the two halves of its GID, and the XOR of these halves with
-/// [`KNOWN`]. A reader verifies the halves with the third word instead of taking a lock. A lock could block forever: the
-/// reader may be a signal handler that has interrupted a writing thread.
+/// [`KNOWN`]. A reader verifies the halves with the third word instead of taking a lock. A lock could block forever:
+/// the reader may be a signal handler that has interrupted a writing thread.
 static LAST_GIDS: [[AtomicU64; 3]; MAX_DEVICES] = [const { [const { AtomicU64::new(0) }; 3] }; MAX_DEVICES];
 const KNOWN: u64 = 0x646f_6f72_6265_6c6c;
 

@@ -30,7 +30,8 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps a file of `bytes` bytes. The caller has written all bytes, so the kernel has already allocated all pages.
-    /// At the offset `values_at`, the file holds the sequence number, the time, `values` values, and the words for orders.
+    /// At the offset `values_at`, the file holds the sequence number, the time, `values` values, and the words for
+    /// orders.
     pub(super) fn new(file: &File, bytes: usize, values_at: usize, values: usize) -> io::Result<Self> {
         let end = values_at + (VALUES_START + values + ORDER_WORDS) * size_of::<AtomicU64>();
         let bytes = NonZeroUsize::new(bytes)

@@ -216,7 +216,8 @@ fn damaged_files_are_reported_and_skipped() {
         let whole = std::fs::read(directory.join(&files(directory)[0])).unwrap();
         own.publish(&[3; 3]);
         let writing = |mut bytes: Vec<u8>| {
-            let values = bytes.len() - (2 + NAMES.len()) * 8;
+            // Behind the values are the two words for orders to the port.
+            let values = bytes.len() - (2 + NAMES.len() + 2) * 8;
             bytes[values..values + 8].copy_from_slice(&1_u64.to_ne_bytes());
             bytes
         };

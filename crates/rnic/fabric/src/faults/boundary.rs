@@ -16,8 +16,8 @@ use super::rule::{FaultRule, VerbsCall, VerbsFault, operation_name, status_name}
 
 /// The rules of a plan for the calls and completions of the programs of one device. Clones share their state.
 ///
-/// [`Rnic::inject`](doorbell_rnic::Rnic::inject) takes the faults of [`completions`](Self::completions). The provider of
-/// the device asks before each call.
+/// [`Rnic::inject`](doorbell_rnic::Rnic::inject) takes the faults of [`completions`](Self::completions). The provider
+/// of the device asks before each call.
 #[derive(Clone, Debug)]
 pub struct VerbsFaults {
     shared: Arc<Mutex<Boundary>>,

@@ -1,6 +1,7 @@
 //! Rules of fault plans: the packets that a rule matches, and the action on them.
 
 mod calls;
+mod fields;
 mod text;
 
 use std::net::IpAddr;
@@ -14,8 +15,9 @@ use crate::link::PlannedOrder;
 
 pub use calls::VerbsCall;
 pub(super) use calls::{VerbsFault, operation_name, status_name};
-pub use text::FAULT_FIELDS;
-pub(super) use text::{ACTIONS, RuleParser, RuleProblem};
+pub use fields::FAULT_FIELDS;
+pub(super) use fields::RuleProblem;
+pub(super) use text::{ACTIONS, RuleParser};
 
 /// One rule of a [`FaultPlan`](super::FaultPlan): a match and an action. The text form is
 /// `ACTION FIELD=VALUE...`, such as `drop opcode=ack nth=1`.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`DEVICES_VARIABLE`] | number of devices; 1 if it is missing |
 //! | [`BIND_VARIABLE`] | addresses of all devices, separated by commas, in the order of the devices |
-//! | [`DEVICE_VARIABLE`] and the number of a device | options of this device, as [`SoftDevice::configure`] parses them |
+//! | [`DEVICE_VARIABLE`] and the number of a device | its options, as [`SoftDevice::configure`] parses them |
 
 use std::fmt;
 use std::net::IpAddr;

@@ -38,8 +38,8 @@ const DATAGRAM_SIZES: [usize; 3] = [16, 512, 1024];
 pub(crate) struct DeviceArguments {
     #[command(flatten)]
     pub(crate) choice: DeviceChoice,
-    /// Address of the RNIC [default: DOORBELL_BIND, else the next free loopback address; with a HOST on another machine,
-    /// the local address of the TCP connection]
+    /// Address of the RNIC [default: DOORBELL_BIND, else the next free loopback address; with a HOST on another
+    /// machine, the local address of the TCP connection]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) bind: Option<IpAddr>,
     #[command(flatten)]

@@ -8,6 +8,7 @@ mod captures;
 mod check;
 mod command;
 mod counters;
+mod devices;
 mod ending;
 mod errors;
 mod explain;

@@ -99,8 +99,8 @@ pub enum AskError {
 }
 
 impl PublishedSource {
-    /// Sends a request to the port of the device that `selector` means: a label, a name, an address or a process number.
-    /// Waits for the reply. `wake` wakes the thread of the device with this address and UDP port.
+    /// Sends a request to the port of the device that `selector` means: a label, a name, an address or a process
+    /// number. Waits for the reply. `wake` wakes the thread of the device with this address and UDP port.
     ///
     /// # Errors
     ///

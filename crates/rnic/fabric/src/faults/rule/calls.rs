@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use doorbell_verbs_core::{AsyncEvent, CompletionOpcode, CqId, SrqId, Status};
 use doorbell_wire::Qpn;
 
-use super::super::shares::TimeText;
-use super::text::{RuleProblem, allowed, problem, wrong};
+use super::super::time::TimeText;
+use super::fields::{RuleProblem, allowed, problem, wrong};
 
 /// Call of verbs that a fault plan can refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
