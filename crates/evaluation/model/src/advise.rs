@@ -3,7 +3,7 @@
 //! [`advise`] predicts each protocol that meets the need, with each window and batch of a grid. It keeps the best
 //! setting of each protocol and ranks these settings. Values within 5 % of the best value count as equal, because
 //! predictions are not more accurate. Among equal settings, the setting with less memory wins. The ranking ignores
-//! costs for which the model has no parameter, mainly copies.
+//! costs for which the model has no parameter, mainly copies of the program.
 
 mod answer;
 #[cfg(test)]

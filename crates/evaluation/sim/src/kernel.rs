@@ -38,7 +38,9 @@ pub(crate) use middlebox::Middlebox;
 use network::{Arrival, Forwarded, Network, Paused};
 pub(crate) use node::{Node, address_of};
 use node::{dest_qpn, line_bytes, node_of, source_port};
+use stores::FutureStores;
 pub(crate) use threads::{Suspension, Thread, ThreadState};
+
 use watch::{Change, Changes, ThreadId};
 
 use crate::testbed::Testbed;
@@ -129,10 +131,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(testbed: Testbed, topology: Topology, seed: [u8; 32]) -> Self {
-        let nodes: Vec<_> = (0..topology.nodes()).map(|index| Node::new(index, &testbed, seed)).collect();
+        let mut nodes: Vec<_> = (0..topology.nodes()).map(|index| Node::new(index, &testbed, seed)).collect();
         let (pcie, nic, link) = (&testbed.pcie, &testbed.nic, &testbed.link);
         let switched = if topology.switches() > 0 { testbed.switch.latency + link.propagation } else { Ps::ZERO };
         let least_latency = pcie.doorbell + nic.transmit + link.propagation + switched + nic.receive + pcie.write;
+        nodes.iter_mut().for_each(|node| node.stores = FutureStores::new(least_latency.times(2)));
         Self {
             network: Network::new(topology, link),
             middlebox: None,

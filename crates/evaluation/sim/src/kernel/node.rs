@@ -465,12 +465,12 @@ impl Node {
         // Other queue pairs do not wait for a slow access, so no station is busy meanwhile.
         let mut delay = Ps::ZERO;
         if accesses_memory && let Some(slot) = slot {
-            let stored = match operation {
-                Some(PacketOperation::ReadRequest) => self.stores.last_to(&read_addresses(&frame.bytes)),
+            let readable = match operation {
+                Some(PacketOperation::ReadRequest) => self.stores.readable_at(&read_addresses(&frame.bytes), arrived),
                 _ => Ps::ZERO,
             };
             let qp = &mut self.queue_pairs[slot];
-            qp.last_access = (begins + late(&testbed.pcie, arrived, qp.qpn)).max(qp.last_access).max(stored);
+            qp.last_access = (begins + late(&testbed.pcie, arrived, qp.qpn)).max(qp.last_access).max(readable);
             delay = qp.last_access.since(begins);
         }
         let handled = match operation {

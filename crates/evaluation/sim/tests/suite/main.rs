@@ -9,6 +9,7 @@ mod exchange_conformance;
 mod far;
 mod far_points;
 mod fitted;
+mod forty_questions;
 mod halves;
 mod many_to_one;
 mod middlebox;

@@ -1,0 +1,253 @@
+//! The model, the simulator and `advise` answer the same 40 questions on testbed T1: which rate, and which latency
+//! alone, do messages of this size have from N sending threads to one receiving thread?
+//!
+//! `DOORBELL_UPDATE_QUESTIONS=1 cargo test -p doorbell-sim --test suite forty_questions:: -- --nocapture` prints the answers
+//! and writes them to docs/model.md.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use doorbell_model::advise::{Advice, Goal, Need, advise};
+use doorbell_model::explain::millions;
+use doorbell_model::parameters::Parameters;
+use doorbell_model::predict::predict;
+use doorbell_model::workload::{Peers, Workload};
+use doorbell_protocols::Protocol;
+use doorbell_sim::advise::{departs, simulate};
+use doorbell_sim::testbed;
+
+/// Departures of more than 25 % that are understood: [`Question::name`], [`RATE`] or [`LATENCY`], and the cause as a
+/// sentence.
+const KNOWN: &[(&str, &str, &str)] = &[
+    (
+        "buffered-read, 1048576 B, 4:1",
+        RATE,
+        "in the simulator, a READ of the tail waits while the sender copies the next message, so the copies and READs of a \
+         window of two alternate, and the model lets them overlap",
+    ),
+    (
+        "buffered-read, 512 B, 16:1",
+        RATE,
+        "receiving CPU, round trip and link allow about the same rate, and the model has no waits of each for the others",
+    ),
+];
+
+/// Maximum number of entries of [`KNOWN`].
+const MOST_KNOWN: usize = 4;
+
+const RATE: &str = "rate";
+const LATENCY: &str = "latency alone";
+
+/// Protocols of the questions: all that `advise` may recommend. Of the variants of Buffered-Write in which the sender
+/// READs the free space, one stands for all.
+const PROTOCOLS: [Protocol; 10] = [
+    Protocol::SendReceive,
+    Protocol::DirectRead,
+    Protocol::DirectReadSend,
+    Protocol::DirectWrite,
+    Protocol::BufferedWriteImmediateSend,
+    Protocol::BufferedWriteTailSend,
+    Protocol::BufferedWriteTailRead,
+    Protocol::BufferedWriteReverseSend,
+    Protocol::SharedWrite,
+    Protocol::BufferedRead,
+];
+
+const SIZES: [u64; 5] = [16, 512, 4096, 65_536, 1 << 20];
+const CLIENTS: [u32; 4] = [1, 4, 16, 64];
+/// Maximum number of clients that send messages of 1 MiB, whose buffers would otherwise take gigabytes.
+const MOST_CLIENTS_OF_1_MIB: u32 = 16;
+
+#[derive(Clone, Copy)]
+struct Question {
+    protocol: Protocol,
+    bytes: u64,
+    clients: u32,
+}
+
+/// Returns four questions for each protocol, with all numbers of clients and four of the sizes.
+fn questions() -> Vec<Question> {
+    let mut questions = Vec::new();
+    for (place, protocol) in PROTOCOLS.into_iter().enumerate() {
+        for number in 0..4 {
+            let bytes = SIZES[(place + 2 * number) % SIZES.len()];
+            let clients = CLIENTS[(place + number) % CLIENTS.len()];
+            let clients = match (protocol, bytes) {
+                // A ring of Shared-Write has at least two senders.
+                (Protocol::SharedWrite, _) => clients.max(2),
+                _ => clients,
+            };
+            let most = if bytes == 1 << 20 { MOST_CLIENTS_OF_1_MIB } else { clients };
+            questions.push(Question { protocol, bytes, clients: clients.min(most) });
+        }
+    }
+    questions
+}
+
+/// A rate in messages per second, and a latency alone in nanoseconds.
+type Figures = [f64; 2];
+
+/// Answers to a question.
+struct Answered {
+    question: Question,
+    advice: Advice,
+    model: Figures,
+    simulator: Figures,
+    advised: Figures,
+}
+
+impl Question {
+    fn name(&self) -> String {
+        let Self { protocol, bytes, clients } = self;
+        format!("{protocol}, {bytes} B, {clients}:1")
+    }
+
+    /// Returns the window, which is smaller for long messages, since few of them fill the link.
+    fn window(&self) -> u32 {
+        match self.bytes {
+            0..=4096 => 16,
+            4097..=65_536 => 4,
+            _ => 2,
+        }
+    }
+
+    fn need(&self) -> Need {
+        Need {
+            peers: Peers::many_to_one(self.clients),
+            window: Some(self.window()),
+            // Without this, `advise` leaves Direct-Read out.
+            receiver_places: true,
+            ..Need::new(self.bytes, Goal::Throughput)
+        }
+    }
+
+    fn ask(self) -> Answered {
+        let (t1, need) = (Parameters::t1(), self.need());
+        let all = advise(&t1, &need).unwrap_or_else(|error| panic!("{}: {error}", self.name()));
+        let advice = all.into_iter().find(|advice| advice.protocol == self.protocol);
+        let advice = advice.unwrap_or_else(|| panic!("{}: no advice", self.name()));
+        let shares = advice.srq || self.protocol == Protocol::SharedWrite;
+        let workload = Workload {
+            protocol: self.protocol,
+            depth: if shares { (advice.depth / self.clients).max(1) } else { advice.depth },
+            srq: advice.srq,
+            peers: need.peers,
+            ..Workload::new(self.bytes, self.window(), advice.batch)
+        };
+        let predicted = predict(&t1, &workload).unwrap_or_else(|error| panic!("{}: {error}", self.name()));
+        let testbed = testbed::by_name("t1").expect("a built-in testbed");
+        let simulated = simulate(testbed, &need, &advice).unwrap_or_else(|error| panic!("{}: {error}", self.name()));
+        Answered {
+            question: self,
+            model: [predicted.messages_per_s, predicted.latency_ns],
+            simulator: [simulated.messages_per_s, simulated.latency_ns],
+            advised: [advice.messages_per_s, advice.latency_ns],
+            advice,
+        }
+    }
+}
+
+impl Answered {
+    /// Returns the figures in which two of the three answers depart from each other.
+    fn departures(&self) -> Vec<&'static str> {
+        let Self { model, simulator, advised, .. } = self;
+        let pairs = [(model, simulator), (model, advised), (advised, simulator)];
+        let in_figure = |index: usize| pairs.iter().any(|(one, other)| departs(one[index], other[index]));
+        [RATE, LATENCY].into_iter().enumerate().filter(|(index, _)| in_figure(*index)).map(|(_, name)| name).collect()
+    }
+
+    /// Returns the row of the table.
+    fn row(&self) -> String {
+        let Question { protocol, bytes, clients } = self.question;
+        let Advice { window, batch, srq, .. } = &self.advice;
+        let departures = self.departures();
+        let reason =
+            |figure: &&str| format!("{figure}: {}", known(&self.question, figure).unwrap_or("no reason is known"));
+        let reasons: Vec<String> = departures.iter().map(reason).collect();
+        let cells = |[rate, latency]: &Figures| format!("{} / {:.2}", millions(*rate), latency / 1e3);
+        format!(
+            "| {protocol} | {bytes} | {clients}:1 | {window} / {batch}{} | {} | {} | {} | {} |",
+            if *srq { ", SRQ" } else { "" },
+            cells(&self.model),
+            cells(&self.simulator),
+            cells(&self.advised),
+            reasons.join("; ")
+        )
+    }
+}
+
+/// Returns the reason for a departure, if it is understood.
+fn known(asked: &Question, departing: &str) -> Option<&'static str> {
+    let name = asked.name();
+    KNOWN.iter().find(|(question, figure, _)| *question == name && *figure == departing).map(|(.., reason)| *reason)
+}
+
+fn table(answers: &[Answered]) -> String {
+    let mut table = String::from(HEAD);
+    for answered in answers {
+        let _ = writeln!(table, "{}", answered.row());
+    }
+    table
+}
+
+const HEAD: &str = "\
+| protocol | bytes | pattern | window / batch | model, M/s / us | simulator | `advise` | differs by more than 25 % in |
+|---|---|---|---|---|---|---|---|
+";
+const BEGIN: &str = "<!-- questions: `crates/evaluation/sim/tests/suite/forty_questions.rs` writes this table -->\n\n";
+const END: &str = "\n<!-- end of questions -->";
+
+fn page() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/model.md")
+}
+
+#[test]
+fn model_simulator_and_advise_agree_on_forty_questions() {
+    let questions = questions();
+    assert_eq!(questions.len(), 40);
+    let answers: Vec<Answered> = questions.into_iter().map(Question::ask).collect();
+    let table = table(&answers);
+    println!("{table}");
+
+    let text = fs::read_to_string(page()).expect("the page");
+    let (before, rest) = text.split_once(BEGIN).expect("the begin of the table");
+    let (stored, after) = rest.split_once(END).expect("the end of the table");
+    let is_update = std::env::var_os("DOORBELL_UPDATE_QUESTIONS").is_some();
+    if is_update {
+        fs::write(page(), format!("{before}{BEGIN}{table}{END}{after}")).expect("the page is writable");
+    }
+
+    let departures: Vec<(&Question, &str)> = answers
+        .iter()
+        .flat_map(|answered| answered.departures().into_iter().map(move |figure| (&answered.question, figure)))
+        .collect();
+    let unknown: Vec<String> = departures
+        .iter()
+        .filter(|(question, figure)| known(question, figure).is_none())
+        .map(|(question, figure)| format!("{}: {figure}", question.name()))
+        .collect();
+    assert!(unknown.is_empty(), "departures without a reason: {unknown:#?}\n{table}");
+    for (name, of, reason) in KNOWN {
+        let is_left = departures.iter().any(|(question, figure)| question.name() == *name && figure == of);
+        assert!(is_left, "{name}, {of}: no departure any more, so remove the entry ({reason})");
+    }
+    let count = KNOWN.len();
+    assert!(count <= MOST_KNOWN, "{count} departures are listed, allowed are {MOST_KNOWN}");
+    assert!(is_update || stored == table, "DOORBELL_UPDATE_QUESTIONS=1 writes the table anew:\n{table}");
+}
+
+#[test]
+fn questions_cover_sizes_clients_and_protocols() {
+    let questions = questions();
+    for bytes in SIZES {
+        assert!(questions.iter().filter(|question| question.bytes == bytes).count() >= 6, "{bytes} B");
+    }
+    for clients in CLIENTS {
+        assert!(questions.iter().filter(|question| question.clients == clients).count() >= 6, "{clients} clients");
+    }
+    let mut names: Vec<String> = questions.iter().map(Question::name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), 40, "each question is asked once");
+}
