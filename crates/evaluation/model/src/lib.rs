@@ -16,7 +16,7 @@
 //! | `o_unit` | time that a message occupies the processing unit of a NIC that serves its queue pair |
 //! | `o_nic` | minimum NIC time per message over all units together: the NIC's ceiling |
 //! | `o_inline` | CPU time to copy a short payload out of the completion, where the NIC has put it |
-//! | `o_pairs` | CPU time that each doubling of a receiving thread's queue pairs adds to a message with a receive buffer |
+//! | `o_pairs` | CPU time that each doubling of a receiving thread's queue pairs adds to a message with a buffer |
 //! | `o_srq` | time that a message holds a shared receive queue if the previous message came from another queue pair |
 //! | `o_repost_thread` | CPU time of a single thread that reposts all shared receives |
 //! | `o_atomic`, `o_atomic_address` | time that an atomic operation occupies its queue pair, and its address |

@@ -433,9 +433,9 @@ impl Tally {
 
     /// Pushes the bounds of atomics.
     ///
-    /// An operation for all waiting messages is posted while fewer than `f` of them are in flight. If the window `W` has
-    /// at least two full posts for each of the `f`, each of `n` senders keeps `f` in flight. They wait for each other on
-    /// the address. A place of the window is then taken for `(f + 1/2) n` atomics: `f` in flight, and half the
+    /// An operation for all waiting messages is posted while fewer than `f` of them are in flight. If the window `W`
+    /// has at least two full posts for each of the `f`, each of `n` senders keeps `f` in flight. They wait for each
+    /// other on the address. A place of the window is then taken for `(f + 1/2) n` atomics: `f` in flight, and half the
     /// time until one of them completes. To this comes the time of the message itself, which includes the post of an
     /// atomic and the poll of its completion. With a smaller window, each atomic has the messages of one post.
     fn atomics(&self, setting: &Setting, workload: &Workload, push: &mut impl FnMut(BoundKind, Cost)) {

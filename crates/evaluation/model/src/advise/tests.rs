@@ -184,8 +184,8 @@ fn the_longest_messages_have_protocols_too() {
     let fills = |advice: &Advice| {
         (advice.binding == BoundKind::Link || advice.window == 1) && advice.messages_per_s > 0.999 * most
     };
-    // The sender of Buffered-Read copies each message, and the receiver of the reverse Buffered-Write clears its memory.
-    // Both are slower than the line.
+    // The sender of Buffered-Read copies each message, and the receiver of the reverse Buffered-Write clears its
+    // memory. Both are slower than the line.
     let copies = |advice: &Advice| match advice.protocol {
         Protocol::BufferedRead => advice.binding == BoundKind::SendingCpu,
         Protocol::BufferedWriteReverseSend | Protocol::BufferedWriteReverseRead => {

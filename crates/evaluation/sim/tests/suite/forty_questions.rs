@@ -1,8 +1,8 @@
-//! The model, the simulator and `advise` answer the same 40 questions on testbed T1: which rate, and which latency
-//! alone, do messages of this size have from N sending threads to one receiving thread?
+//! The model, the simulator and `advise` answer the same 40 questions about testbed T1. Each question asks for the rate
+//! of messages of one size from N sending threads to one receiving thread, and for their latency alone.
 //!
-//! `DOORBELL_UPDATE_QUESTIONS=1 cargo test -p doorbell-sim --test suite forty_questions:: -- --nocapture` prints the answers
-//! and writes them to docs/model.md.
+//! `DOORBELL_UPDATE_QUESTIONS=1 cargo test -p doorbell-sim --test suite forty_questions:: -- --nocapture` prints the
+//! answers and writes them to docs/model.md.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -23,8 +23,8 @@ const KNOWN: &[(&str, &str, &str)] = &[
     (
         "buffered-read, 1048576 B, 4:1",
         RATE,
-        "in the simulator, a READ of the tail waits while the sender copies the next message, so the copies and READs of a \
-         window of two alternate, and the model lets them overlap",
+        "in the simulator, a READ of the tail waits while the sender copies the next message. So the copies and READs of \
+         a window of two alternate. The model lets them overlap",
     ),
     (
         "buffered-read, 512 B, 16:1",
