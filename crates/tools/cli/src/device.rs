@@ -19,9 +19,9 @@ use crate::quantity;
 /// Options that choose the RNIC, with perftest's names.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DeviceChoice {
-    /// RNIC to use. `doorbell devices` lists the RNICs. doorbell0 is the embedded software RNIC. DOORBELL_DEVICES=N adds
-    /// doorbell1 and more. The default is the first active RNIC. Without one, or with an option that only software RNICs
-    /// have, it is doorbell0
+    /// RNIC to use. `doorbell devices` lists the RNICs. doorbell0 is the embedded software RNIC. DOORBELL_DEVICES=N
+    /// adds doorbell1 and more. The default is the first active RNIC. Without one, or with an option that only software
+    /// RNICs have, it is doorbell0
     #[arg(short = 'd', long = "device", value_name = "DEVICE")]
     pub(crate) name: Option<String>,
     /// Port of an RNIC of the machine [default: the first active port]
