@@ -237,7 +237,8 @@ static struct sockaddr_in address_of(const char *device)
 /* Ids belong to the device that has their address, and connect the devices. */
 static void connections(void)
 {
-	struct ibv_qp_init_attr init = { .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	const struct ibv_qp_init_attr plain = { .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	struct ibv_qp_init_attr init;
 	struct sockaddr_in from = address_of("doorbell0"), to = address_of("doorbell1");
 	struct rdma_event_channel *calling, *answering;
 	struct rdma_cm_id *client, *listener, *server;
@@ -264,12 +265,15 @@ static void connections(void)
 		CHECK(client->verbs->device == by_name("doorbell0"));
 		CHECK(rdma_resolve_route(client, 1000) == 0);
 		pass_event(calling, RDMA_CM_EVENT_ROUTE_RESOLVED);
+		/* The call returns the completion queues that it creates, and those of a device serve only that device. */
+		init = plain;
 		CHECK(rdma_create_qp(client, NULL, &init) == 0);
 		CHECK(rdma_connect(client, &param) == 0);
 		event = next_event(answering, RDMA_CM_EVENT_CONNECT_REQUEST);
 		server = event->id;
 		CHECK(rdma_ack_cm_event(event) == 0);
 		CHECK(server->verbs->device == by_name("doorbell1"));
+		init = plain;
 		CHECK(rdma_create_qp(server, NULL, &init) == 0);
 		CHECK(rdma_accept(server, &param) == 0);
 		pass_event(calling, RDMA_CM_EVENT_ESTABLISHED);
