@@ -7,7 +7,6 @@
 //! A packet names its destination queue pair, but not its source queue pair. The decoder joins the two directions of a
 //! conversation when an answer carries a sequence number that only the requests of one direction explain.
 
-mod acknowledged;
 mod assigned;
 pub mod capture;
 pub(crate) mod copies;
@@ -15,7 +14,6 @@ pub(crate) mod directions;
 pub(crate) mod layers;
 pub(crate) mod packets;
 pub(crate) mod reasons;
-mod silence;
 mod stream;
 mod summary;
 mod tracker;
@@ -27,7 +25,7 @@ use doorbell_wire::ROCE_UDP_PORT;
 
 pub use summary::{
     Conversation, Direction, FaultCounts, HostTotals, Icrc, KindCount, MalformedCount, NakCount, OpcodeCount,
-    OperationCount, SCHEMA, SizeCount, Summary, SuperPackets, Times, TunnelCount, Unanswered,
+    OperationCount, SCHEMA, SizeCount, Summary, SuperPackets, Times, TunnelCount,
 };
 
 /// Options for reading a capture.

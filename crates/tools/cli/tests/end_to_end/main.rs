@@ -6,7 +6,6 @@ mod audit;
 mod bench;
 mod captures;
 mod check;
-mod clean;
 mod command;
 mod counters;
 mod devices;
