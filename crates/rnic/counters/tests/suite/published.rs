@@ -402,6 +402,18 @@ fn a_request_to_no_port_or_to_several_is_refused() {
     });
 }
 
+/// A stopped command keeps the lock on the file of a device.
+#[test]
+fn a_request_does_not_wait_for_a_stopped_command_forever() {
+    in_own_directory("a_request_does_not_wait_for_a_stopped_command_forever", |directory| {
+        let _own = publisher("127.0.0.9");
+        let file = std::fs::File::open(directory.join(&files(directory)[0])).unwrap();
+        file.lock().unwrap();
+        let error = PublishedSource::new().ask_port("doorbell0", PortRequest::State, |_, _| {}).unwrap_err();
+        assert!(error.to_string().ends_with("another command uses it and may be stopped"), "{error}");
+    });
+}
+
 #[test]
 fn a_forked_child_neither_publishes_nor_removes() {
     in_own_directory("a_forked_child_neither_publishes_nor_removes", |directory| {

@@ -1,6 +1,6 @@
 //! Requests to the ports of software RNICs of other processes of this user.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::net::IpAddr;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
@@ -135,8 +135,17 @@ impl PublishedSource {
         let failed = |reason: String| AskError::File { label: open.label.clone(), reason };
         let directory = Directory::open(path).map_err(|error| failed(error.to_string()))?;
         let file = directory.open_to_write(name).map_err(failed)?;
-        // Another command may wait for a reply of the same device.
-        file.lock().map_err(|error| failed(error.to_string()))?;
+        // Another command may wait for a reply of the same device, or may be stopped meanwhile.
+        let begun = Instant::now();
+        while let Err(error) = file.try_lock() {
+            match error {
+                TryLockError::WouldBlock if begun.elapsed() < PATIENCE => std::thread::sleep(LOOK),
+                TryLockError::WouldBlock => {
+                    return Err(failed("another command uses it and may be stopped".to_owned()));
+                }
+                TryLockError::Error(error) => return Err(failed(error.to_string())),
+            }
+        }
         let reply = open.ask(&file, at as u64, request, wake)?;
         Ok(Answered { label, pid, reply })
     }
