@@ -11,7 +11,8 @@ errors > /tmp/errors-before
 # perftest. Its servers on rxe listen at one port, one after the other, behind one middlebox.
 ip netns exec other doorbell steer 192.0.2.1:21000 --perftest --bind 192.0.2.2 -p 21001 --json > /tmp/box 2> /tmp/box.said &
 box=$!
-wait_for_port 21001 in_other
+box_port=21001
+wait_for_port $box_port in_other
 programs=0
 through_box() {
     client=$1; shift
@@ -19,9 +20,9 @@ through_box() {
         timeout 300 "$@" -d rxe0 -x $gid -p 21000 > /tmp/server 2>&1 & server=$!
         wait_for_port 21000
         if [ $client = rxe ]; then
-            timeout 300 "$@" -d rxe0 -x $gid -p 21001 192.0.2.2 > /tmp/client 2>&1
+            timeout 300 "$@" -d rxe0 -x $gid -p $box_port 192.0.2.2 > /tmp/client 2>&1
         else
-            in_other timeout 300 doorbell run --bind 192.0.2.3 -- "$@" -p 21001 192.0.2.2 > /tmp/client 2>&1
+            in_other timeout 300 doorbell run --bind 192.0.2.3 -- "$@" -p $box_port 192.0.2.2 > /tmp/client 2>&1
         fi
         asked=$?
         wait $server

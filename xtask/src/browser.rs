@@ -1,4 +1,4 @@
-//! Check of the report in a real browser, headless Chromium.
+//! Checks of pages in a real browser, headless Chromium.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub(crate) fn report() -> StepEnd {
             let page = directory.join("report.html");
             let sizes = [(1300, 900), (420, 900)].into_iter();
             let mut all = sizes.flat_map(|size| Scheme::ALL.map(|scheme| (size, scheme)));
-            all.try_for_each(|(size, scheme)| open(browser, &page, size, scheme))
+            all.try_for_each(|(size, scheme)| open(browser, &page, include_str!("browser.js"), size, scheme))
         })
         .into()
 }
@@ -40,7 +40,6 @@ fn measure(directory: &Path) -> Result<(), String> {
         &doorbell,
         &[
             "study",
-            "--quick",
             "send-receive/inline",
             "send-receive/rnr",
             "send-receive/window",
@@ -70,13 +69,13 @@ fn measure(directory: &Path) -> Result<(), String> {
 
 /// Colours that the reader prefers.
 #[derive(Clone, Copy, Debug)]
-enum Scheme {
+pub(crate) enum Scheme {
     Light,
     Dark,
 }
 
 impl Scheme {
-    const ALL: [Self; 2] = [Self::Light, Self::Dark];
+    pub(crate) const ALL: [Self; 2] = [Self::Light, Self::Dark];
 
     /// Returns the option of Chromium. Its numbers are those of `blink::mojom::PreferredColorScheme`.
     fn option(self) -> String {
@@ -88,11 +87,19 @@ impl Scheme {
     }
 }
 
-fn open(browser: &str, page: &Path, (width, height): (u32, u32), scheme: Scheme) -> Result<(), String> {
+/// Opens a page with a script at its end. The script replaces the page by an element `result`, whose text must begin
+/// with `sound: `. Errors of scripts before it are in `window.problems`.
+pub(crate) fn open(
+    browser: &str,
+    page: &Path,
+    script: &str,
+    (width, height): (u32, u32),
+    scheme: Scheme,
+) -> Result<(), String> {
     let text = fs::read_to_string(page).map_err(|error| format!("{}: {error}", page.display()))?;
     let before = "<script>window.problems = []; addEventListener(\"error\", (event) => problems.push(event.message));\
                   </script><meta charset";
-    let after = format!("<script>{}</script></body>", include_str!("browser.js"));
+    let after = format!("<script>{script}</script></body>");
     let tested = page.with_extension("tested.html");
     let text = text.replacen("<meta charset", before, 1).replacen("</body>", &after, 1);
     fs::write(&tested, text).map_err(|error| format!("{}: {error}", tested.display()))?;

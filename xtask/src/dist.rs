@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::programs::DROP_INS;
 use crate::shell::{command, output_of, root, run, target};
-use crate::{place, programs};
+use crate::{action, place, programs};
 
 /// Built files of the archive, each with its name in the build directory and its path in the archive. `doorbell run`
 /// finds the library at this path relative to the command. The drop-in libraries have the same path in both.
@@ -98,7 +98,8 @@ fn empty(folder: &Path) -> Result<(), String> {
     fresh().map_err(|error| format!("{} could not be emptied: {error}", folder.display()))
 }
 
-/// Unpacks the archive in another folder, and runs the command from this folder.
+/// Unpacks the archive in another folder, and runs the command from this folder. Also runs the files with which other
+/// projects use the archive in their CI.
 pub(crate) fn check() -> Result<(), String> {
     let archive = build(Some(&place::own().join("dist")))?;
     let place = place::own().join("unpacked");
@@ -136,7 +137,7 @@ pub(crate) fn check() -> Result<(), String> {
     if !devices.contains("doorbell0") {
         return Err(format!("there is no doorbell0 in:\n{devices}"));
     }
-    Ok(())
+    action::check(&archive, &place::own().join("ci"))
 }
 
 /// Returns the only entry of a folder.

@@ -46,10 +46,14 @@ fn run(page: &Path) -> Result<(), String> {
     }
     let folder = place::own_file("guide");
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut shell = command("bash", &["-c", &script(&commands)]);
+    // A program that outlives the shell keeps this file open, but no pipe that must end.
+    let printed = folder.with_extension("txt");
+    let script = format!("exec > '{}'\n{}", printed.display(), script(&commands));
+    let mut shell = command("bash", &["-c", &script]);
     shell.current_dir(&folder);
     shell.env("PATH", format!("{}:{}", built().display(), std::env::var("PATH").unwrap_or_default()));
-    let (output, _) = Running::start(shell)?.finish(PATIENCE)?;
+    Running::start(shell)?.finish(PATIENCE)?;
+    let output = fs::read_to_string(&printed).map_err(|error| format!("{}: {error}", printed.display()))?;
     judge(&commands, &output)?;
     eprintln!("{}: {} commands", page.display(), commands.len());
     fs::remove_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))

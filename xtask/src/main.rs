@@ -1,6 +1,7 @@
 //! Developer tasks. `cargo xtask test` runs all checks and tests.
 #![forbid(unsafe_code)]
 
+mod action;
 mod bindings;
 mod browser;
 mod chaos;
@@ -12,11 +13,13 @@ mod figures;
 mod fuzz;
 mod guide;
 mod house;
+mod instructions;
 mod journeys;
 mod network;
 mod packets;
 mod peers;
 mod place;
+mod profile;
 mod programs;
 mod prose;
 mod regressions;
@@ -77,7 +80,7 @@ enum Command {
     },
     /// Runs all checks of `test` between machines, as `machines` without a name.
     EndToEnd,
-    /// Runs the whole quick study between two machines, and among four machines of which one loses packets. Checks the
+    /// Runs the whole study between two machines, and among four machines of which one loses packets. Checks the
     /// results.
     ///
     /// The machines are network namespaces. The command prints the duration relative to a study on loopback.
@@ -92,7 +95,8 @@ enum Command {
     Programs {
         /// Runs only these: C programs of `xtask/programs`, or programs of docs/programs.md (fio, qperf, ...). `ucx`
         /// selects all programs over UCX, and `box` perftest through a middlebox. `rdma_cm` selects librdmacm's
-        /// examples, perftest with `-R` and rdma-core's tests.
+        /// examples, perftest with `-R` and rdma-core's tests. `gloo` and `mpich` select programs of Debian, and `pypi`
+        /// rdma4py, the Mooncake Transfer Engine and NIXL.
         #[arg(value_name = "NAME")]
         only: Vec<String>,
         /// Runs nothing. Writes the commands, and the figures that docs/programs.md names, into that page anew.
@@ -101,13 +105,14 @@ enum Command {
     },
     /// Measures unmodified verbs programs beside `doorbell bench`, libfabric, UCX and the kernel's limit.
     ///
-    /// Each round runs every program once, on loopback. The table has the medians over all rounds. The machine must
-    /// be idle.
+    /// Each round runs every program once, on loopback, every second round in reverse order. The table has the medians
+    /// over all rounds, intervals of the ratios, and the bytes of all buffers. The machine must be idle.
     ///
     /// With --against or --against-revision, compares this build of Doorbell with another one instead. It runs
     /// `doorbell bench` of both in turns, and counts instructions per message under valgrind.
     Compare {
-        /// Number of rounds, 1 to 1000 [default: 5; for two builds 15, which is their minimum]
+        /// Number of rounds, 1 to 1000 [default: 6, the minimum for intervals of ratios; for two builds 15, their
+        /// minimum]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
         rounds: Option<u32>,
         /// Measures the programs of docs/programs.md beside TCP, and writes the tables of that page anew. The figures
@@ -132,6 +137,11 @@ enum Command {
         #[arg(long, requires = "against_revision")]
         instructions: bool,
     },
+    /// Counts instructions per message by group of functions, system calls and context switches.
+    ///
+    /// The groups are the state machine, driver, link, copies, CRC, clock, locks and others. The workloads are those of
+    /// benchmarks/README.md, with both ends in one thread. docs/internals/profile.md describes the output.
+    Profile(profile::Options),
     /// Runs more seeds of the simulation that creates and destroys objects of RNICs than `test` does.
     ///
     /// For a seed that fails, it prints the last events and the command that replays the seed.
@@ -294,10 +304,10 @@ fn run(command: Command) -> ExitCode {
         Command::Programs { write_docs: true, .. } => ended(programs::page::write()),
         Command::Programs { only, .. } => test::programs(&only),
         Command::Compare { rounds, out, programs: true, .. } => {
-            ended(test::measure(rounds.unwrap_or(5), out.as_deref()))
+            ended(test::measure(rounds.unwrap_or(figures::INTERVAL_FIGURES), out.as_deref()))
         }
         Command::Compare { rounds, busy, out, against: None, against_revision: None, .. } => {
-            ended(programs::compare(rounds.unwrap_or(5), busy, out.as_deref()))
+            ended(programs::compare(rounds.unwrap_or(figures::INTERVAL_FIGURES), busy, out.as_deref()))
         }
         Command::Compare { rounds, out, against: binary, against_revision: revision, instructions, .. } => {
             let rounds = rounds.unwrap_or(versus::LEAST_ROUNDS);
@@ -308,9 +318,10 @@ fn run(command: Command) -> ExitCode {
             let against = versus::Against { binary, revision, rounds, only_instructions: instructions };
             ended(versus::compare(&against, out.as_deref()))
         }
+        Command::Profile(options) => ended(profile::run(&options)),
         Command::Dist { out } => ended(dist::build(out.as_deref()).map(|archive| println!("{}", archive.display()))),
         Command::Site { out, repository } => {
-            let built = site::build(out.as_deref(), repository.as_deref());
+            let built = programs::build().and_then(|()| site::build(out.as_deref(), repository.as_deref()));
             ended(built.map(|site| println!("{}", site.join("index.html").display())))
         }
         Command::Chaos { seed, rounds } => {

@@ -89,6 +89,21 @@ pub(crate) fn install_for_page() -> Result<(), String> {
     install_all(FOR_PAGE)
 }
 
+/// Installs the packages for programs that transfer bytes. An error names the packages that are still missing.
+pub(crate) fn install_for_transfers() -> Result<(), String> {
+    let packages = || {
+        vec![
+            ("g++", has("c++")),
+            ("libgloo-dev", has_header("gloo/context.h")),
+            ("mpich", has("mpiexec.mpich")),
+            ("libmpich-dev", has_header("x86_64-linux-gnu/mpich/mpi.h")),
+        ]
+    };
+    install_missing(packages);
+    let missing: Vec<&str> = packages().iter().filter(|(_, is_here)| !is_here).map(|(name, _)| *name).collect();
+    if missing.is_empty() { Ok(()) } else { Err(format!("packages are missing: {}", missing.join(", "))) }
+}
+
 /// Installs the C++ compiler, which builds libFuzzer. Fails if the compiler is still missing afterwards.
 pub(crate) fn install_for_fuzzing() -> Result<(), String> {
     install_missing(|| vec![("g++", has("c++"))]);
@@ -99,6 +114,11 @@ pub(crate) fn install_for_fuzzing() -> Result<(), String> {
 pub(crate) fn install_for_counting() -> Result<(), String> {
     install_missing(|| vec![("valgrind", has("valgrind"))]);
     if has("valgrind") { Ok(()) } else { Err("valgrind is missing".to_owned()) }
+}
+
+/// Installs valgrind and strace, which profiles need. An error names the packages that are still missing.
+pub(crate) fn install_for_profiles() -> Result<(), String> {
+    install_all(&[("valgrind", "valgrind"), ("strace", "strace")])
 }
 
 /// Debian packages of which virtual machines are built, each with one of its programs.

@@ -20,10 +20,12 @@ pub(crate) mod ports;
 mod qemu;
 mod rdma_cm;
 mod rping;
+mod transfers;
 mod ucx;
 
 pub(crate) use compare::{compare, cpus, kernel};
 pub(crate) use rdma_cm::all as rdma_cm;
+pub(crate) use transfers::{of_debian, of_pypi};
 pub(crate) use ucx::all as ucx;
 
 /// Time after which a program counts as hanging. No program takes this long, even on a busy machine.
@@ -171,6 +173,18 @@ fn sysfs() -> Result<(), String> {
         ),
         (&["ls", "-l", "/dev/infiniband"], &["crw-rw-rw-", "231, 192", "uverbs0", "rdma_cm"]),
         (&["cat", "/sys/class/infiniband_verbs/uverbs0/ibdev"], &["doorbell0\n"]),
+        // UCX, NCCL and Mooncake read these files by such paths.
+        (
+            &[
+                "cat",
+                "/sys/class/infiniband/doorbell0/device/current_link_speed",
+                "/sys/class/infiniband/doorbell0/device/current_link_width",
+                "/sys/class/infiniband/doorbell0/device/class",
+                "/sys/class/infiniband/doorbell0/../../numa_node",
+                "/sys/class/infiniband/doorbell0/tc/1/traffic_class",
+            ],
+            &["8.0 GT/s PCIe\n16\n0x020700\n-1\nGlobal tclass=0\n"],
+        ),
         (&["find", ports, "-name", "port_rcv_data"], &["doorbell0/ports/1/counters/port_rcv_data\n"]),
         (
             &["grep", "-r", ".", "/sys/class/infiniband/doorbell0/ports/1/gid_attrs"],
@@ -203,7 +217,7 @@ fn sysfs() -> Result<(), String> {
         ),
         (
             &["python3", "-c", python],
-            &["['doorbell0'] /sys/devices/platform/doorbell.0/infiniband/doorbell0 True 10 4: ACTIVE"],
+            &["['doorbell0'] /sys/devices/platform/doorbell.0/infiniband/doorbell0 True 12 4: ACTIVE"],
         ),
     ] {
         let text = output_of(on_doorbell(&[], program))?;
@@ -223,13 +237,21 @@ const OWN: &[(&str, &[&str])] = &[
     ("datagrams", &[]),
     ("datagrams", &["--bind", "::1"]),
     ("unmapped", &[]),
+    ("dmabuf", &[]),
     ("waits", &[]),
     ("paths", &[]),
     ("paths_events", &[]),
     ("both_ports", &[]),
     ("devices", &["--devices", "3", "--device", "doorbell1:numa=0,pci=0000:fe:00.0,speed=200"]),
     ("same_address", &["--devices", "2", "--bind", "127.61.0.1,127.61.0.2"]),
+    ("faulty", &["--fault", FAULTS]),
 ];
+
+/// Fault plan of the program `faulty`.
+const FAULTS: &str = "call-error call=create-cq nth=1 errno=ENOMEM;call-error call=reg-mr nth=1 errno=EAGAIN;\
+                      call-error call=modify-qp nth=1 errno=ETIMEDOUT;post-error operation=send nth=2 errno=EIO;\
+                      completion operation=write nth=2 status=rem-op-err;slow-poll operation=receive nth=1 for=20ms;\
+                      event operation=read nth=1 event=qp-access-err queue-pair=kept";
 
 /// Runs programs of this repository. They test errors and guarantees of verbs that foreign programs do not test. `only`
 /// has the names of the programs to run; if it is empty, all programs run.
@@ -255,8 +277,8 @@ pub(crate) fn own(only: &[&str]) -> Result<(), String> {
 pub(crate) fn under_memcheck() -> Result<(), String> {
     const FOUND: &str = "--error-exitcode=99";
     let mut failures = Vec::new();
-    // `unmapped` accesses unmapped memory on purpose.
-    for (name, options) in OWN.iter().filter(|(name, _)| *name != "unmapped") {
+    // These programs access memory that is gone on purpose.
+    for (name, options) in OWN.iter().filter(|(name, _)| !["unmapped", "dmabuf"].contains(name)) {
         let program = compile("cc", name, &["-g", "-Wl,--as-needed", "-libverbs", "-lrdmacm"])?;
         // valgrind runs one thread at a time. Without fair scheduling, a polling thread would starve the other threads.
         let suppressions = format!("--suppressions={}", root().join("xtask/programs/memcheck.supp").display());

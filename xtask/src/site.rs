@@ -6,11 +6,12 @@ mod sources;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::browser::Scheme;
 use crate::shell::{command, run, target};
 use crate::test::StepEnd;
-use crate::{peers, place};
+use crate::{browser, peers, place, programs};
 
-use sources::Sources;
+use sources::{SUMMARY, Sources};
 
 /// Version of mdBook that builds the site.
 const MDBOOK: &str = "mdbook@0.5.4";
@@ -32,6 +33,9 @@ create-missing = false
 [output.html]
 smart-punctuation = false
 
+[output.html.playground]
+runnable = false
+
 [output.html.print]
 enable = false
 
@@ -39,7 +43,18 @@ enable = false
 limit-results = 30
 ";
 
-/// Builds the site in a folder, and returns its path. Links to other files of the repository lead to `repository`.
+/// Pages that `doorbell man --markdown` writes, each with its title. They are no files of the repository.
+const GENERATED: [(&str, &str); 3] = [
+    ("Commands and options", "commands.md"),
+    ("Settings of a measurement", "settings.md"),
+    ("Counters", "counters.md"),
+];
+
+/// Head of the part of the table of contents that begins with [`GENERATED`].
+const REFERENCE: &str = "# Reference\n\n";
+
+/// Builds the site in a folder, and returns its path. `doorbell` must be built. Links to other files of the repository
+/// lead to `repository`.
 pub(crate) fn build(out: Option<&Path>, repository: Option<&str>) -> Result<PathBuf, String> {
     let out = match out {
         Some(given) => std::path::absolute(given).map_err(|error| format!("{}: {error}", given.display()))?,
@@ -59,6 +74,7 @@ pub(crate) fn build(out: Option<&Path>, repository: Option<&str>) -> Result<Path
     let mdbook = peers::tool(MDBOOK, &INSTALLATION)?;
     let folder = place::own_file("book");
     sources.write(&folder.join("src"), repository)?;
+    generate(&folder.join("src"))?;
     sources::write(&folder.join("book.toml"), BOOK.as_bytes())?;
     let mut make = command(mdbook, &["build", "--dest-dir"]);
     make.arg(&out).arg(&folder);
@@ -67,15 +83,40 @@ pub(crate) fn build(out: Option<&Path>, repository: Option<&str>) -> Result<Path
     Ok(out)
 }
 
+/// Writes the generated pages, and their lines of the table of contents.
+fn generate(sources: &Path) -> Result<(), String> {
+    let mut man = command(programs::doorbell(), &["man", "--markdown", "--out"]);
+    man.arg(sources.join("docs/reference"));
+    run(man)?;
+    let summary = sources.join("SUMMARY.md");
+    let text = read(&summary)?;
+    let (before, after) = text.split_once(REFERENCE).ok_or_else(|| format!("{SUMMARY} has no part {REFERENCE:?}"))?;
+    let lines = GENERATED.map(|(title, page)| format!("- [{title}](docs/reference/{page})\n")).concat();
+    sources::write(&summary, format!("{before}{REFERENCE}{lines}{after}").as_bytes())
+}
+
 /// Returns whether a folder is missing, empty, or has a site. mdBook removes the earlier content of its folder.
 fn is_free(folder: &Path) -> bool {
     let is_empty = fs::read_dir(folder).map_or(!folder.exists(), |mut entries| entries.next().is_none());
     is_empty || folder.join("toc.html").exists()
 }
 
-/// Builds the site, and checks its links.
+/// Pages that the check opens in a browser.
+const OPENED: [&str; 2] = ["index.html", "docs/guide/first-message.html"];
+
+/// Builds the site, and checks its links. Opens two pages at the width of a desktop and of a phone, with a script that
+/// uses the search.
 pub(crate) fn step() -> StepEnd {
-    build(Some(&place::own().join("site")), None).map(drop).into()
+    let site = match build(Some(&place::own().join("site")), None) {
+        Ok(site) => site,
+        Err(why) => return StepEnd::Failed(why),
+    };
+    let Some(chromium) = peers::chromium() else {
+        return StepEnd::LeftOut("there is no chromium, so no page was opened".to_owned());
+    };
+    let mut all = OPENED.iter().flat_map(|page| [(1300, 900), (420, 900)].map(|size| (site.join(page), size)));
+    let script = include_str!("site/browser.js");
+    all.try_for_each(|(page, size)| browser::open(chromium, &page, script, size, Scheme::Light)).into()
 }
 
 /// Checks that each link of a built page leads to a file of the site, and to an element with its anchor.

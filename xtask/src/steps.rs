@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::test::{self, StepEnd};
 use crate::{
-    bindings, browser, chaos, digests, dist, fuzz, guide, house, network, packets, peers, programs, prose, regressions,
-    site, soak, two_machines, versus, vm,
+    bindings, browser, chaos, digests, dist, fuzz, guide, house, instructions, network, packets, peers, programs,
+    prose, regressions, site, soak, two_machines, vm,
 };
 
 /// A step of a test run.
@@ -80,6 +80,11 @@ pub(crate) const OWN: &str = "verbs programs, our own";
 /// Step that runs all or some programs of docs/programs.md.
 pub(crate) const PAGE: &str = "verbs programs, their page";
 
+/// Step that runs programs of Debian with all bytes compared, with loss, and with a killed peer.
+pub(crate) const GLOO_AND_MPICH: &str = "verbs programs, gloo and MPICH";
+/// Step that runs programs of PyPI in the same way.
+pub(crate) const PYPI: &str = "verbs programs, PyPI";
+
 const fn plain(group: Group, name: &'static str, body: fn() -> StepEnd) -> Step {
     Step { name, group, body: Body::Plain(body) }
 }
@@ -97,7 +102,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Code, "verbs without the software RNIC", || test::hardware_alone().into()),
     plain(Group::Code, "packages", || test::packages().into()),
     plain(Group::Code, "fuzz targets, build", fuzz::build),
-    plain(Group::Code, "instruction counter, check", || versus::check().into()),
+    plain(Group::Code, "instruction counter, check", || instructions::check().into()),
     plain(Group::Code, "regressions apply", || regressions::check().into()),
     plain(Group::Code, BUILD, || programs::build().into()),
     plain(Group::Code, "documentation", || test::documentation().into()),
@@ -128,6 +133,8 @@ pub(crate) const STEPS: &[Step] = &[
         body: Body::Named(|only| network::apart_with_interface(|| programs::page::check(only).into())),
     },
     plain(Group::Programs, "verbs programs, UCX", || network::apart(|| programs::ucx().into())),
+    plain(Group::Programs, GLOO_AND_MPICH, || network::apart(|| programs::of_debian().into())),
+    plain(Group::Programs, PYPI, || network::apart(programs::of_pypi)),
     plain(Group::Programs, "verbs programs, pairs", || network::apart(|| programs::pairs().into())),
     plain(Group::Programs, "rdma-core's tests", || network::apart(|| programs::pyverbs().into())),
     plain(Group::Programs, "verbs programs, rdma_cm", || network::apart(programs::rdma_cm)),

@@ -128,6 +128,9 @@ pub(crate) fn programs(only: &[String]) -> ExitCode {
     const WHOLE: &[(&str, &[&str])] = &[
         ("ucx", &["verbs programs, UCX"]),
         ("box", &["verbs programs, through a box"]),
+        ("gloo", &[steps::GLOO_AND_MPICH]),
+        ("mpich", &[steps::GLOO_AND_MPICH]),
+        ("pypi", &[steps::PYPI]),
         ("rdma_cm", &["verbs programs, rdma_cm", "rdma-core's tests"]),
     ];
     if only.is_empty() {

@@ -2,8 +2,7 @@
 //!
 //! `doorbell bench` measures wall time, once with each build in each round. Wall times vary by 5 to 10 %, so the result
 //! is an interval of the ratio. valgrind's callgrind counts instructions per message, with both ends in one thread. The
-//! counted program is `benchmarks/instructions` of each revision, with the same workloads. It runs with two lengths,
-//! and the difference of both counts excludes the start of the program.
+//! counted program is `benchmarks/instructions` of each revision, with the same workloads.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,11 +10,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::instructions;
 use crate::place;
 use crate::programs;
 use crate::regressions::{check_out, git};
 use crate::shell::{Running, cargo, command, output_of, root, run, target};
-use crate::{figures, fuzz, peers};
+use crate::{figures, peers};
 
 /// Minimum number of rounds. With fewer rounds, differences of a few per cent cannot be seen.
 pub(crate) const LEAST_ROUNDS: u32 = 15;
@@ -73,30 +73,6 @@ const TIMED: &[Timed] = &[
         unit: "GB/s",
         scale: 1e-9,
     },
-];
-
-/// A workload of the counting program, with the two lengths with which it runs.
-struct Counted {
-    name: &'static str,
-    short: u64,
-    long: u64,
-}
-
-const fn counted(name: &'static str, short: u64, long: u64) -> Counted {
-    Counted { name, short, long }
-}
-
-/// Workloads whose instructions are counted. The lengths are multiples of the workload's window.
-const COUNTED: &[Counted] = &[
-    counted("rnic", 6400, 64_000),
-    counted("rnic-batched", 6400, 64_000),
-    counted("rnic-64k", 160, 4800),
-    counted("exchange", 6400, 64_000),
-    counted("exchange-batched", 6400, 64_000),
-    counted("bench-lat", 3200, 32_000),
-    counted("bench-bw", 6400, 64_000),
-    counted("bench-bw-batched", 6400, 64_000),
-    counted("bench-bw-64k", 160, 4800),
 ];
 
 /// Number of times that the instructions of a workload are counted. The counts differ only because programs read the
@@ -174,7 +150,7 @@ fn time(against: &Against, other: Option<&Revision>) -> Result<Vec<Value>, Strin
     println!("\n{:<20} {:>5} {:>20} {:>20} {:>8}  95 % of it", "wall time", "", "this", "other", "ratio");
     let rows = TIMED.iter().zip(&taken).map(|(timed, pairs)| {
         let ratios: Vec<f64> = pairs.iter().map(|[ours, theirs]| ours / theirs).collect();
-        let [low, high] = interval(&ratios);
+        let [low, high] = figures::interval(&ratios).unwrap_or([f64::NAN; 2]);
         let side = |index: usize| {
             let figures = figures::spread(pairs.iter().map(|pair| pair[index] * timed.scale));
             figures.map_or_else(String::new, |(median, least, most)| format!("{median:.3} ({least:.3}-{most:.3})"))
@@ -205,18 +181,18 @@ impl Timed {
 /// Counts instructions per message of both builds.
 fn count(home: &Path, other: &Revision) -> Result<Vec<Value>, String> {
     peers::install_for_counting()?;
-    let ours = counting_program(home, &root(), "this")?;
-    let theirs = counting_program(home, &other.tree, "other")?;
+    let ours = instructions::build(home, &root(), "this")?;
+    let theirs = instructions::build(home, &other.tree, "other")?;
     println!("\ninstructions per message, the other being {}", other.id.get(..7).unwrap_or(&other.id));
     println!("{:<20} {:>12} {:>12} {:>8}  spread", "", "this", "other", "ratio");
     let mut rows = Vec::new();
-    for counted in COUNTED {
+    for counted in instructions::IN_MEMORY {
         let mut sides: [Vec<f64>; 2] = Default::default();
         for _ in 0..COUNTS {
             for (program, side) in [&ours, &theirs].into_iter().zip(&mut sides) {
-                let [short, long] =
-                    [counted.short, counted.long].map(|length| instructions(program, counted.name, length));
-                side.push((long? - short?) / (counted.long - counted.short) as f64);
+                let count = |length| instructions::count(program, counted.name, length, Path::new("/dev/null"));
+                let (short, long) = (count(counted.short)?, count(counted.long)?);
+                side.push((long as f64 - short as f64) / counted.messages());
             }
         }
         let [this, other] = sides.each_ref().map(|side| median(side));
@@ -229,86 +205,6 @@ fn count(home: &Path, other: &Revision) -> Result<Vec<Value>, String> {
     Ok(rows)
 }
 
-/// Copies the lock file of `tree` to its counting program, so that the program uses the same versions of dependencies.
-fn take_versions(tree: &Path) -> Result<(), String> {
-    let lock = tree.join("benchmarks").join("instructions").join("Cargo.lock");
-    fs::copy(tree.join("Cargo.lock"), &lock).map(drop).map_err(|error| format!("{}: {error}", lock.display()))
-}
-
-/// Checks that the counting program compiles with the current crates.
-pub(crate) fn check() -> Result<(), String> {
-    take_versions(&root())?;
-    let mut check = cargo(&["check", "--quiet"]);
-    check.current_dir(root().join("benchmarks").join("instructions")).env("CARGO_TARGET_DIR", fuzz::check_target());
-    run(check)
-}
-
-/// Builds the counting program of `tree`. Returns the path of the program.
-fn counting_program(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, String> {
-    let folder = tree.join("benchmarks").join("instructions");
-    let cannot = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
-    take_versions(tree)?;
-    let built = home.join("instructions");
-    let mut build = cargo(&["build", "--release"]);
-    build.current_dir(&folder).env("CARGO_TARGET_DIR", &built);
-    run(build)?;
-    let program = home.join(format!("doorbell-instructions-{name}"));
-    let made = built.join("release").join("doorbell-instructions");
-    fs::copy(&made, &program).map_err(|error| cannot(&made, error))?;
-    Ok(program)
-}
-
-/// Returns the number of instructions that the counting program takes for a workload of this length.
-fn instructions(program: &Path, workload: &str, length: u64) -> Result<f64, String> {
-    let mut valgrind = command("valgrind", &["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    // Turn the publication of counters off, because it depends on the clock.
-    valgrind.arg(program).args([workload, &length.to_string()]).env("DOORBELL_PUBLISH", "0");
-    let output = valgrind.output().map_err(|error| format!("valgrind could not be started: {error}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        return Err(format!("{workload} failed under valgrind: {}\n{said}", output.status));
-    }
-    let number = said.lines().find_map(|line| line.split_once("Collected :")).map(|(_, number)| number.trim());
-    number
-        .and_then(|number| number.parse().ok())
-        .ok_or_else(|| format!("valgrind reports no number of instructions:\n{said}"))
-}
-
 fn median(values: &[f64]) -> f64 {
     figures::spread(values.iter().copied()).map_or(f64::NAN, |(median, ..)| median)
-}
-
-/// Returns an interval that contains the median of the distribution in at least 95 of 100 cases, for any distribution.
-/// The ends of the interval are two of the sorted values, which the binomial distribution determines (inversion of the
-/// sign test).
-fn interval(values: &[f64]) -> [f64; 2] {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let count = sorted.len();
-    let Some(last) = count.checked_sub(1) else { return [f64::NAN; 2] };
-    // `below` is the probability that fewer than k of n values lie below the median. The loop finds the largest k for
-    // which this probability is at most 2.5 %.
-    let (mut k, mut term, mut below) = (0, 0.5_f64.powi(count as i32), 0.0);
-    while k < count / 2 && below + term <= 0.025 {
-        below += term;
-        k += 1;
-        term *= (count + 1 - k) as f64 / k as f64;
-    }
-    let k = k.saturating_sub(1);
-    [sorted[k], sorted[last - k]]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn intervals_match_the_sign_test() {
-        let values: Vec<f64> = (1..=15).map(f64::from).collect();
-        // Of 15 values, at most three lie below the median in 1.8 % of cases, at most four in 5.9 %.
-        assert_eq!(interval(&values), [4.0, 12.0]);
-        let values: Vec<f64> = (1..=25).map(f64::from).collect();
-        assert_eq!(interval(&values), [8.0, 18.0]);
-        assert_eq!(interval(&[7.0, 8.0]), [7.0, 8.0]);
-    }
 }

@@ -1,7 +1,8 @@
 //! `doorbell-instructions WORKLOAD MESSAGES`: both ends of a workload in one thread, for an instruction counter.
 //!
 //! `rnic` is two RNICs on a clock of their own; `exchange` and `bench` run on the software RNIC's engine, over a wire in
-//! memory. `bench` is what `doorbell bench` runs once its processes are connected.
+//! memory. `bench` is what `doorbell bench` runs once its processes are connected. `shm` and `udp` are `bench` between
+//! two devices with these links.
 
 #[path = "../../../crates/rnic/rnic/benches/in_process/pair.rs"]
 mod pair;
@@ -19,6 +20,7 @@ use std::process::ExitCode;
 use doorbell_exchange::{Config, MessageConnection, Submit, send_receive};
 use doorbell_study::executor::{self, Idle};
 use doorbell_study::workload::{Plan, Reception, SendMemory, Sizes, ping, respond, stream};
+use doorbell_verbs::soft::{self, LinkChoice, SoftOptions};
 use doorbell_verbs::{Access, Device, MemoryKind, Pd};
 use serde::de::DeserializeOwned;
 
@@ -38,10 +40,16 @@ fn main() -> ExitCode {
         "rnic-64k" => rnic(LARGE, 1, messages),
         "exchange" => exchange(SMALL, 1, messages),
         "exchange-batched" => exchange(SMALL, 8, messages),
-        "bench-lat" => bench_lat(SMALL, messages),
-        "bench-bw" => bench_bw(SMALL, 1, 64, messages),
-        "bench-bw-batched" => bench_bw(SMALL, 8, 256, messages),
-        "bench-bw-64k" => bench_bw(LARGE, 1, 16, messages),
+        "bench-lat" => bench_lat(wire::devices(), SMALL, messages),
+        "bench-bw" => bench_bw(wire::devices(), SMALL, 1, 64, messages),
+        "bench-bw-batched" => bench_bw(wire::devices(), SMALL, 8, 256, messages),
+        "bench-bw-64k" => bench_bw(wire::devices(), LARGE, 1, 16, messages),
+        "shm-lat" => bench_lat(devices_on(LinkChoice::Shm), SMALL, messages),
+        "shm-bw" => bench_bw(devices_on(LinkChoice::Shm), SMALL, 1, 64, messages),
+        "shm-bw-64k" => bench_bw(devices_on(LinkChoice::Shm), LARGE, 1, 16, messages),
+        "udp-lat" => bench_lat(devices_on(LinkChoice::Udp), SMALL, messages),
+        "udp-bw" => bench_bw(devices_on(LinkChoice::Udp), SMALL, 1, 64, messages),
+        "udp-bw-64k" => bench_bw(devices_on(LinkChoice::Udp), LARGE, 1, 16, messages),
         other => {
             eprintln!("there is no workload {other:?}");
             return ExitCode::FAILURE;
@@ -64,8 +72,14 @@ struct End {
     pd: Pd,
 }
 
-fn connected(config: &Config) -> [End; 2] {
-    let devices = wire::devices();
+/// Opens two devices with a link of the software RNIC. They retransmit only after the timeout of the queue pair, since
+/// packets take many times longer under an instruction counter.
+fn devices_on(link: LinkChoice) -> [Device; 2] {
+    let options = SoftOptions { link: Some(link), retransmits_early: false, publish: false, ..SoftOptions::default() };
+    [(); 2].map(|()| soft::open(&options).expect("a software RNIC opens"))
+}
+
+fn connected(devices: [Device; 2], config: &Config) -> [End; 2] {
     let made = devices.map(|device| {
         let pd = device.create_pd().expect("room");
         let endpoint = send_receive::Endpoint::new(&pd, config.clone(), None).expect("an end");
@@ -82,7 +96,7 @@ fn connected(config: &Config) -> [End; 2] {
 fn exchange(bytes: usize, batch: usize, messages: u64) {
     let mut config = Config::default();
     (config.batch, config.max_message) = (batch, bytes);
-    let [mut a, mut b] = connected(&config);
+    let [mut a, mut b] = connected(wire::devices(), &config);
     let message = vec![7; bytes];
     let (mut sent, mut received) = (0, 0);
     while a.connection.last_done() < messages || received < messages {
@@ -124,10 +138,10 @@ fn memory(end: &End, plan: &Plan) -> SendMemory {
     SendMemory { region, stride: plan.bytes, sizes: Sizes::Planned, phase: 0.0 }
 }
 
-fn bench_lat(bytes: usize, messages: u64) {
+fn bench_lat(devices: [Device; 2], bytes: usize, messages: u64) {
     let mut config = Config::default();
     (config.max_message, config.send_buffers) = (bytes, 0);
-    let [a, b] = connected(&config);
+    let [a, b] = connected(devices, &config);
     let plan = plan(bytes, 1, messages);
     let (of_a, of_b) = (memory(&a, &plan), memory(&b, &plan));
     let idle = Idle::spin();
@@ -143,11 +157,11 @@ fn bench_lat(bytes: usize, messages: u64) {
     assert!(done.iter().all(|&count| count >= messages), "{done:?}");
 }
 
-fn bench_bw(bytes: usize, batch: usize, window: usize, messages: u64) {
+fn bench_bw(devices: [Device; 2], bytes: usize, batch: usize, window: usize, messages: u64) {
     let mut config = Config::default();
     (config.batch, config.window, config.depth) = (batch, window, 2 * window);
     (config.max_message, config.send_buffers) = (bytes, 0);
-    let [a, b] = connected(&config);
+    let [a, b] = connected(devices, &config);
     let plan = plan(bytes, window, messages);
     let memory = memory(&a, &plan);
     let idle = Idle::spin();

@@ -3,7 +3,9 @@
 //! kernel and memory for the same packets.
 //!
 //! The speed of a machine varies over minutes. Each round therefore runs every program once, and a ratio uses two
-//! figures of the same round.
+//! figures of the same round. Every second round runs the programs in reverse order, since a program may affect the
+//! next one. Programs that are compared have the same number of messages in flight. The table states the bytes of their
+//! buffers, because copies within the caches are faster.
 
 mod busy;
 mod read;
@@ -21,7 +23,7 @@ use serde_json::{Value, json};
 use self::series::{Link, Quantity, Series, Source};
 use super::ports::{on_free_port, wait_until_listening};
 use super::{LINK_VARIABLE, NO_CLOCK, OTHER_TRIES, build, doorbell, on_doorbell, start, ucx};
-use crate::figures::{Goal, spread};
+use crate::figures::{Goal, Ratio, spread};
 use crate::shell::{Running, command};
 use crate::{network, peers, place};
 
@@ -55,25 +57,29 @@ pub(crate) fn compare(rounds: u32, busy: Option<u32>, out: Option<&Path>) -> Res
 fn compare_quiet(rounds: u32) -> Result<Value, String> {
     let every = series::every();
     let mut figures = vec![Vec::new(); every.len()];
-    in_rounds(rounds, || measure(&every, &mut figures))?;
+    in_rounds(rounds, |round| measure(&every, &mut figures, round))?;
     print(&every, &figures);
     Ok(record(&every, &figures))
 }
 
-fn in_rounds(rounds: u32, mut measure: impl FnMut() -> Result<(), String> + Send) -> Result<(), String> {
+fn in_rounds(rounds: u32, mut measure: impl FnMut(u32) -> Result<(), String> + Send) -> Result<(), String> {
     network::apart(|| {
         (1..=rounds).try_for_each(|round| {
             eprintln!("round {round} of {rounds}");
-            measure()
+            measure(round)
         })
     })
 }
 
-/// Measures one round, and adds a figure to each series.
-fn measure(every: &[Series], figures: &mut [Vec<f64>]) -> Result<(), String> {
+/// Measures one round, and adds a figure to each series. Even rounds run the series in reverse order.
+fn measure(every: &[Series], figures: &mut [Vec<f64>], round: u32) -> Result<(), String> {
     // One run of `doorbell bench limit` gives figures of several series.
     let mut outputs = HashMap::new();
-    for (series, figures) in every.iter().zip(figures) {
+    let mut in_turn: Vec<_> = every.iter().zip(figures).collect();
+    if round % 2 == 0 {
+        in_turn.reverse();
+    }
+    for (series, figures) in in_turn {
         let program = match series.source {
             Source::LimitOfMemory => Source::Limit,
             other => other,
@@ -156,14 +162,10 @@ fn spread_of(figures: &[f64]) -> (f64, f64, f64) {
     spread(figures.iter().copied()).expect("a round was measured")
 }
 
-/// Returns the median over all rounds of the ratio to the figure of `series.beside`.
-fn ratio(every: &[Series], figures: &[Vec<f64>], series: &Series, own: &[f64]) -> Option<f64> {
+/// Returns the ratio to the figure of `series.beside`.
+fn ratio(every: &[Series], figures: &[Vec<f64>], series: &Series, own: &[f64]) -> Option<Ratio> {
     let at = every.iter().position(|other| Some(other.name) == series.beside)?;
-    median_of_ratios(own, &figures[at])
-}
-
-fn median_of_ratios(of: &[f64], to: &[f64]) -> Option<f64> {
-    spread(of.iter().zip(to).map(|(of, to)| of / to)).map(|(median, ..)| median)
+    Ratio::of(own, &figures[at])
 }
 
 /// Returns text that states whether a figure or ratio meets its goal.
@@ -173,14 +175,19 @@ fn judged(goal: Goal, figure: f64) -> String {
 }
 
 fn print(every: &[Series], figures: &[Vec<f64>]) {
+    println!("A ratio with ~ may be 1: its interval of 95 % holds 1, or there were fewer than 6 rounds.");
     for quantity in Quantity::ALL {
-        println!("\n{:<50} {:>8} {:>8} {:>8}  {:>5}", quantity.title(), "median", "least", "most", "ratio");
+        let title = quantity.title();
+        println!("\n{title:<50} {:>8} {:>8} {:>8} {:>9}  {:>6}", "median", "least", "most", "buffers", "ratio");
         for (series, own) in every.iter().zip(figures).filter(|(series, _)| series.quantity == quantity) {
             let (median, least, most) = spread_of(own);
-            let mut line = format!("{:<50} {median:>8.2} {least:>8.2} {most:>8.2}", series.name);
+            let buffers = series.buffer_bytes().map_or("-".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
+            let mut line = format!("{:<50} {median:>8.2} {least:>8.2} {most:>8.2} {buffers:>9}", series.name);
             if let (Some(ratio), Some(other)) = (ratio(every, figures, series, own), series.beside) {
-                line.push_str(&format!("  {ratio:>5.2} of {other}"));
-                line.extend(series.goal.map(|goal| judged(goal, ratio)));
+                line.push_str(&format!("  {:>1}{:>5.2}", ratio.mark(), ratio.median));
+                line.extend(ratio.interval.map(|[low, high]| format!(" ({low:.2}-{high:.2})")));
+                line.push_str(&format!(" of {other}"));
+                line.extend(series.goal.map(|goal| judged(goal, ratio.median)));
             }
             line.extend(series.bound.map(|bound| judged(bound, median)));
             println!("{line}");
@@ -191,15 +198,18 @@ fn print(every: &[Series], figures: &[Vec<f64>]) {
 fn record(every: &[Series], figures: &[Vec<f64>]) -> Value {
     let series = every.iter().zip(figures).map(|(series, own)| {
         let (median, least, most) = spread_of(own);
+        let ratio = ratio(every, figures, series, own);
         json!({
             "quantity": series.quantity.title(), "name": series.name.name, "link": series.name.link.map(Link::name),
             "unit": series.quantity.unit(), "arguments": series.arguments,
             "figures": own, "median": median, "least": least, "most": most,
-            "beside": series.beside.map(|other| other.to_string()), "ratio": ratio(every, figures, series, own),
+            "buffer_bytes": series.buffer_bytes(),
+            "beside": series.beside.map(|other| other.to_string()), "ratio": ratio.map(|ratio| ratio.median),
+            "interval": ratio.and_then(|ratio| ratio.interval),
             "goal": series.goal.map(|goal| goal.to_string()), "bound": series.bound.map(|bound| bound.to_string()),
         })
     });
-    json!({ "schema": "doorbell-compare/2", "series": series.collect::<Vec<_>>() })
+    json!({ "schema": "doorbell-compare/3", "series": series.collect::<Vec<_>>() })
 }
 
 /// Returns the load of the machine, in the format of `/proc/loadavg`.
@@ -229,7 +239,8 @@ mod tests {
         let figures: Vec<Vec<f64>> = every.iter().map(|_| vec![2.0, 4.0, 1.0]).collect();
         let with = every.iter().find(|series| series.beside.is_some()).unwrap();
         // The ratios of the three rounds are 3, 2 and 1.
-        assert_eq!(ratio(&every, &figures, with, &[6.0, 8.0, 1.0]), Some(2.0));
+        let found = ratio(&every, &figures, with, &[6.0, 8.0, 1.0]);
+        assert_eq!(found, Some(Ratio { median: 2.0, interval: None }));
         let without = every.iter().find(|series| series.beside.is_none()).unwrap();
         assert_eq!(ratio(&every, &figures, without, &[6.0]), None);
     }

@@ -78,7 +78,7 @@ const TESTS_OF_THREADS: &[&str] = &[
 ];
 
 /// Timeouts that shorten the test of broken connections. The defaults of UCX are half a minute or more.
-const SHORT_TIMEOUTS: &[(&str, &str)] = &[
+pub(super) const SHORT_TIMEOUTS: &[(&str, &str)] = &[
     ("UCX_KEEPALIVE_INTERVAL", "500ms"),
     ("UCX_RC_VERBS_TIMEOUT", "50ms"),
     ("UCX_RC_VERBS_RETRY_COUNT", "3"),

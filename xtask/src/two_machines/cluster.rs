@@ -97,7 +97,7 @@ impl Cluster {
         output_of(self.namespaces.command(machine, "nft", &[&rule])).map(drop)
     }
 
-    /// Runs a quick study of `experiments` from the first machine with all other machines, and returns its records.
+    /// Runs a default study of `experiments` from the first machine with all other machines, and returns its records.
     fn study(&self, name: &str, experiments: &[&str]) -> Result<Vec<(PathBuf, Value)>, String> {
         self.study_into(&place::own().join(format!("study-{name}")), experiments, PATIENCE)
     }
@@ -123,7 +123,7 @@ impl Cluster {
         }
         let out = directory.to_string_lossy();
         let others: Vec<String> = (1..self.machines).map(address).collect();
-        let mut words = vec!["study", "--quick", "-d", "doorbell0", "--out", &out];
+        let mut words = vec!["study", "-d", "doorbell0", "--out", &out];
         words.extend(experiments);
         words.extend(others.iter().map(String::as_str));
         let mut here = self.namespaces.command(0, &doorbell, &words);

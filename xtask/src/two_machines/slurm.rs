@@ -38,7 +38,7 @@ fn step() -> Result<(), String> {
     fs::DirBuilder::new().mode(0o700).create(&shared).map_err(failed)?;
     let study = |words: &[&str]| {
         let (doorbell, out) = (doorbell.to_string_lossy(), out.to_string_lossy());
-        let asks = ["-N", "2", &doorbell, "study", "--quick", "-d", "doorbell0", "--out", &out, "hosts/pairs"];
+        let asks = ["-N", "2", &doorbell, "study", "-d", "doorbell0", "--out", &out, "hosts/pairs"];
         let mut srun = command("srun", &[&asks[..], words].concat());
         srun.env("SLURM_CONF", directory.join("slurm.conf")).env_remove("DOORBELL_TOKEN");
         srun.output().map_err(|error| format!("srun: {error}"))

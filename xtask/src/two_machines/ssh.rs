@@ -49,12 +49,12 @@ fn over_ssh() -> Result<(), String> {
     let _daemons: Vec<Running> = (1..MACHINES).map(|machine| machines.daemon(machine)).collect::<Result<_, _>>()?;
     let (first, second) = (address(1), address(2));
 
-    let absent = machines.study(&["--quick", "--remote", &machines.path("none"), &first, &second])?;
+    let absent = machines.study(&["--remote", &machines.path("none"), &first, &second])?;
     expect(&absent, 1, &[&format!("{first}: ssh has ended"), "no doorbell of this release called"])?;
-    let other = machines.study(&["--quick", "--remote", &machines.path("other"), &first, &second])?;
+    let other = machines.study(&["--remote", &machines.path("other"), &first, &second])?;
     expect(&other, 1, &["release 0.0.1 of Doorbell", &format!("{first}: ssh has ended")])?;
     let remote = machines.path("doorbell");
-    let finished = machines.study(&["--quick", "--remote", &remote, &first, &second])?;
+    let finished = machines.study(&["--remote", &remote, &first, &second])?;
     expect(&finished, 0, &["host 2: ", "report.html"])?;
     let records = read(&directory.path().join("records"))?;
     for (file, record) in &records {

@@ -96,7 +96,7 @@ fn diagnose(machines: &TwoMachines, family: Family) -> Result<(), String> {
     let asks = ["doctor", "-d", "doorbell0", &other];
     let directory = place::own().join("study-refused");
     let out = directory.to_string_lossy();
-    let measures = ["study", "--quick", "-d", "doorbell0", "--out", &out, EXPERIMENTS[0], &other];
+    let measures = ["study", "-d", "doorbell0", "--out", &out, EXPERIMENTS[0], &other];
     expect(&here(machines, &asks, None)?, 1, &["shows no token"])?;
     expect(&here(machines, &asks, Some("another"))?, 1, &["another token"])?;
     let sound = "packets with 4096 B of payload come through";
@@ -125,7 +125,7 @@ fn diagnose(machines: &TwoMachines, family: Family) -> Result<(), String> {
 fn measure(machines: &TwoMachines, family: Family) -> Result<(), String> {
     let directory = place::own().join(format!("study-{family:?}"));
     let (out, other) = (directory.to_string_lossy(), family.address(1));
-    let mut asks = vec!["study", "--quick", "-d", "doorbell0", "--out", &out, &other];
+    let mut asks = vec!["study", "-d", "doorbell0", "--out", &out, &other];
     asks.extend(EXPERIMENTS);
     expect(&here(machines, &asks, Some(TOKEN))?, 0, &["report.html"])?;
     let files = std::fs::read_dir(&directory).map_err(|error| format!("{out}: {error}"))?;

@@ -1,4 +1,4 @@
-//! The whole quick study between machines, compared with a study on loopback. The comparison takes a quarter of an
+//! The whole default study between machines, compared with a study on loopback. The comparison takes a quarter of an
 //! hour, so `test` does not run it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use crate::test::StepEnd;
 /// Time after which a study counts as hanging. No study takes this long, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// Runs all of `study --quick` between two machines, and among four machines of which one loses packets. Checks that
+/// Runs all of `study` between two machines, and among four machines of which one loses packets. Checks that
 /// the reports can judge the claims. The records stay in `out`.
 pub(crate) fn hosts(out: Option<&Path>) -> Result<(), String> {
     if let Some(StepEnd::LeftOut(why) | StepEnd::Failed(why)) = TwoMachines::are_impossible() {
@@ -74,7 +74,7 @@ fn on_loopback(cluster: &Cluster, directory: &Path) -> Result<(Duration, BTreeSe
     fresh(directory)?;
     let (doorbell, out) = (doorbell(), directory.to_string_lossy());
     let study = |experiments: &[&str]| {
-        let words = [&["study", "--quick", "-d", "doorbell0", "--link", "udp", "--out", &out], experiments].concat();
+        let words = [&["study", "-d", "doorbell0", "--link", "udp", "--out", &out], experiments].concat();
         output_of(cluster.command(0, &doorbell.to_string_lossy(), &words))
     };
     let begun = Instant::now();

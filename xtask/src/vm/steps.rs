@@ -19,7 +19,7 @@ const COMMANDS: &str = script!("sysfs", "commands");
 const LOSS: &str = script!("two_rxe", "loss");
 const TWO_HOSTS: &str = script!("two_rxe", "two_hosts");
 const ON_THE_WIRE: &str = script!("cable", "wire");
-const BOX: &str = script!("cable", "box");
+const BOX: &str = script!("cable", "box", "plans");
 const CAPTURE: &str = script!("cable", "capture");
 const CAPTURE_BOTH: &str = script!("two_rxe", "capture_both");
 
@@ -28,7 +28,7 @@ pub(crate) fn on_the_wire(guest: Guest) -> StepEnd {
     in_guest(&guest, ON_THE_WIRE)
 }
 
-/// Runs rdma_rxe as the memory node behind a middlebox.
+/// Runs rdma_rxe as the memory node behind a middlebox, also under fault plans.
 pub(crate) fn middlebox(guest: Guest) -> StepEnd {
     in_guest(&guest, BOX)
 }

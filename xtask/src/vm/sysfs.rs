@@ -18,6 +18,7 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ("device/ports/1/cm_*", "counters of the kernel's connection manager, which Doorbell does not use"),
     ("device/hw_rev", "adapters have it, and ibstat shows it"),
     ("device/board_id", "the same, for ibv_devinfo"),
+    ("device/tc*", "NVIDIA's drivers have it, and UCX reads it"),
 ];
 
 /// Compares the lists of files of rxe and the software RNIC.

@@ -7,6 +7,7 @@
 //! A packet names its destination queue pair, but not its source queue pair. The decoder joins the two directions of a
 //! conversation when an answer carries a sequence number that only the requests of one direction explain.
 
+mod acknowledged;
 mod assigned;
 pub mod capture;
 pub(crate) mod copies;
@@ -14,6 +15,7 @@ pub(crate) mod directions;
 pub(crate) mod layers;
 pub(crate) mod packets;
 pub(crate) mod reasons;
+mod silence;
 mod stream;
 mod summary;
 mod tracker;
@@ -25,7 +27,7 @@ use doorbell_wire::ROCE_UDP_PORT;
 
 pub use summary::{
     Conversation, Direction, FaultCounts, HostTotals, Icrc, KindCount, MalformedCount, NakCount, OpcodeCount,
-    OperationCount, SCHEMA, SizeCount, Summary, SuperPackets, Times, TunnelCount,
+    OperationCount, SCHEMA, SizeCount, Summary, SuperPackets, Times, TunnelCount, Unanswered,
 };
 
 /// Options for reading a capture.

@@ -194,10 +194,11 @@ impl Counted {
     }
 }
 
-/// Returns the change of a total, which has 64 bits. Counters of ports stay at their maximum.
+/// Returns the change of a total, which has 64 bits. Counters of ports stay at their maximum, so a counter that has
+/// reached it may lack a part of its growth.
 fn change_of_total(before: u64, after: u64) -> Change {
     let is_maximum = after == u64::from(u32::MAX) || after == u64::MAX;
-    if before == after && is_maximum { Change::Saturated } else { change(u64::BITS, before, after) }
+    if is_maximum { Change::Saturated } else { change(u64::BITS, before, after) }
 }
 
 #[cfg(test)]
@@ -229,6 +230,9 @@ mod tests {
         assert_eq!(of(&[100, 250, 900]).packets(), Some(800));
         let reset = of(&[5000, 10, 9000]);
         assert_eq!((reset.packets(), reset.remarks.len()), (None, 2));
+        // A counter of 32 bits that stays at its maximum, before and at the last reading.
+        let full = of(&[100, u64::from(u32::MAX)]);
+        assert_eq!(full.packets(), None);
         let full = of(&[100, u64::from(u32::MAX), u64::from(u32::MAX)]);
         assert_eq!(full.packets(), None);
         assert!(full.remarks[0].contains("tx_packets of mlx5_0/1 has reached its maximum"), "{:?}", full.remarks);

@@ -329,6 +329,9 @@ fn unfit(record: &Record<'_>, result: &PointResult) -> Option<String> {
     if let Some(reason) = unknown {
         return Some(reason.clone());
     }
+    if let Some(plan) = environment.injected_faults() {
+        return Some(format!("faults were injected, and the model knows none: {plan}"));
+    }
     if asked.operation == Operation::RequestResponse {
         return Some(not_predicted("request_response"));
     }
@@ -412,6 +415,9 @@ mod tests {
         assert_eq!(changed("\"soft\"", "\"system\"").unwrap().rnic, RnicKind::Hardware);
         let simulated = changed("\"soft\"", "\"sim\", \"testbed\": {\"name\": \"t\", \"values\": \"0\"}").unwrap();
         assert_eq!((simulated.rnic, simulated.testbed.as_deref()), (RnicKind::Hardware, Some("t")));
+        let faulty = changed("\"cpus\": 2,", "\"cpus\": 2, \"fault_plan\": \"seed=0;drop nth=1\",").unwrap();
+        let because = "a.json: 16 B left out: faults were injected, and the model knows none: seed=0;drop nth=1";
+        assert_eq!((faulty.observations, faulty.left_out), (vec![], vec![because.to_owned()]));
         let slow = changed("\"bandwidth\"", "\"latency\"").unwrap();
         assert_eq!(slow.left_out, ["a.json: 16 B left out: ping-pongs of several connections share a CPU"]);
         let latency =

@@ -39,6 +39,9 @@ pub struct Environment {
     /// Options of the software RNIC: `--link`, `--ack` and the version of IP. Records of earlier releases have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_options: Option<String>,
+    /// Faults that were injected (`--fault`, `--fault-plan`), as text that `--fault` takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault_plan: Option<String>,
     /// CPUs to which polling threads were pinned. Records of earlier releases have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinning: Option<Pinning>,
@@ -82,6 +85,7 @@ impl Environment {
             machine: Machine::of(&root),
             adapter: adapter_of(device),
             soft_options: None,
+            fault_plan: None,
             pinning: None,
             peer: None,
             hosts: Vec::new(),
@@ -92,6 +96,11 @@ impl Environment {
     /// Returns the environments of the other hosts.
     pub fn others(&self) -> impl Iterator<Item = &Environment> {
         self.peer.as_deref().into_iter().chain(&self.hosts)
+    }
+
+    /// Returns the faults that were injected at any host.
+    pub fn injected_faults(&self) -> Option<&str> {
+        std::iter::once(self).chain(self.others()).find_map(|host| host.fault_plan.as_deref())
     }
 
     /// Returns a text that names the provider of a measured record, or the testbed of a simulated record.

@@ -10,6 +10,7 @@ use doorbell_study::experiment::RunDirectory;
 use doorbell_study::{Failure, Usage};
 use serde_json::{Value, json};
 
+use crate::view::sentences;
 use crate::{Fitted, Run, Tally};
 
 /// A report that was written.
@@ -23,6 +24,8 @@ pub struct Written {
     pub changes: Vec<Value>,
     /// Numbers of verdicts: first those on published shapes, then those on goals.
     pub counts: [Tally; 2],
+    /// Sentences on the first run, one for each compared size that it measured, with the best protocols.
+    pub answers: Vec<String>,
     /// Runs of the report.
     pub runs: Vec<Run>,
 }
@@ -134,5 +137,6 @@ pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &
             })
         })
         .collect();
-    Ok(Written { path: out.to_owned(), verdicts, changes, counts, runs })
+    let answers = runs.first().map(sentences).unwrap_or_default();
+    Ok(Written { path: out.to_owned(), verdicts, changes, counts, answers, runs })
 }

@@ -24,7 +24,7 @@ use doorbell_record::PointRecord;
 use doorbell_study::experiment::{Experiment, FAR_MEMORY, REQUESTS};
 use serde_json::Value;
 
-pub(crate) use answers::{Answer, Answers, Question, window_and_batch};
+pub(crate) use answers::{Answer, Answers, Question, sentences, window_and_batch};
 pub use changes::Changed;
 pub(crate) use changes::{Common, Overview, pair};
 pub(crate) use links::LinksOfRun;

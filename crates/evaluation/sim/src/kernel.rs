@@ -22,10 +22,10 @@ pub(crate) mod watch;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use doorbell_fabric::ReceivedRun;
+use doorbell_fabric::VerbsFaults;
 use doorbell_rnic::{Budget, Part, TransmitBatch, TransmitInfo};
 use doorbell_verbs_core::QpKind;
-use doorbell_wire::{Outer, Qpn};
+use doorbell_wire::Qpn;
 use slab::Slab;
 
 use cache::Caches;
@@ -122,6 +122,8 @@ pub(crate) struct World {
     pub(crate) capture: Option<Capture>,
     /// Injected faults of each node; empty without a plan.
     pub(crate) faults: Vec<InjectedFaults>,
+    /// Injected faults of the calls and completions of each node; empty without rules for them.
+    pub(crate) verbs_faults: Vec<VerbsFaults>,
     digest: u64,
     /// Least latency between two threads.
     pub(crate) least_latency: Ps,
@@ -157,6 +159,7 @@ impl World {
             counts: Counts::default(),
             capture: None,
             faults: Vec::new(),
+            verbs_faults: Vec::new(),
             digest: 0xcbf2_9ce4_8422_2325,
             moved_at: Ps::ZERO,
             testbed,
@@ -462,16 +465,7 @@ impl World {
                 }
                 let source_port = dest_qpn(bytes).map_or(0, |peer| source_port(info.qpn, peer));
                 if self.faults.get(from).is_some_and(InjectedFaults::strike_leaving) {
-                    let outer = Outer {
-                        src: address_of(from),
-                        dst: run.path.destination,
-                        traffic_class: run.path.traffic_class,
-                        hop_limit: run.path.hop_limit,
-                        identification: None,
-                        dont_fragment: None,
-                    };
-                    let packet = ReceivedRun { outer, source_port, bytes, segment_bytes: bytes.len() };
-                    self.send_under_faults(from, leaves, packet);
+                    self.send_under_faults(from, leaves, &run.path, source_port, bytes);
                     continue;
                 }
                 let number = self.frames.take(bytes);

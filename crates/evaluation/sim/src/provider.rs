@@ -11,7 +11,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use doorbell_fabric::VerbsCall;
 use doorbell_rnic::{CompletionQueue, LIMITS, Pager, Region, Rnic, SharedReceiveQueue};
+use doorbell_verbs::faults::InjectedFaults;
 use doorbell_verbs::raw::{
     self, DeviceAttributes, EventSignal, Keys, MemoryAccess, MemoryObserver, Notices, Placement, Provider,
 };
@@ -26,7 +28,7 @@ use rustc_hash::FxHashMap;
 
 use crate::kernel::locks::Lock;
 use crate::kernel::watch::{Watch, lock};
-use crate::kernel::{InjectedFaults, Leaves, World};
+use crate::kernel::{self, Leaves, World};
 use crate::time::Ps;
 
 /// Name of the provider in the attributes of a simulated device.
@@ -160,6 +162,18 @@ impl SimDevice {
     fn with<R>(&self, run: impl FnOnce(&mut Rnic) -> R) -> R {
         run(&mut lock(&self.shared.world).nodes[self.node].rnic)
     }
+
+    /// Returns the injected faults of the calls of this host, if there are any.
+    fn injected(&self) -> Option<InjectedFaults> {
+        let faults = lock(&self.shared.world).verbs_faults.get(self.node)?.clone();
+        let shared = Arc::clone(&self.shared);
+        Some(InjectedFaults::new(faults, move || lock(&shared.world).clock().as_ns()))
+    }
+
+    /// Checks that the fault plan does not refuse a call.
+    fn check(&self, call: VerbsCall) -> Result<(), Error> {
+        self.injected().map_or(Ok(()), |injected| injected.check(call, None))
+    }
 }
 
 impl Provider for SimDevice {
@@ -187,10 +201,12 @@ impl Provider for SimDevice {
     }
 
     fn create_pd(&self) -> Result<PdId, Error> {
+        self.check(VerbsCall::AllocPd)?;
         Ok(self.with(Rnic::create_pd))
     }
 
     fn destroy_pd(&self, pd: PdId) -> Result<(), Error> {
+        self.check(VerbsCall::DeallocPd)?;
         Ok(self.with(|rnic| rnic.destroy_pd(pd))?)
     }
 
@@ -219,6 +235,7 @@ impl Provider for SimDevice {
         access: Access,
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Keys, Error> {
+        self.check(VerbsCall::RegMr)?;
         let pager = lock(&self.placed).remove(&address).map(|memory| memory as Arc<dyn Pager>);
         let region = {
             let mut world = lock(&self.shared.world);
@@ -241,6 +258,7 @@ impl Provider for SimDevice {
         address: u64,
         access: Access,
     ) -> Result<(), Error> {
+        self.check(VerbsCall::ReregMr)?;
         let mut regions = lock(&self.regions);
         let region = regions.get_mut(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         // SAFETY: the caller of this function gives the same guarantee.
@@ -249,6 +267,7 @@ impl Provider for SimDevice {
     }
 
     fn deregister(&self, lkey: LKey) -> Result<(), Error> {
+        self.check(VerbsCall::DeregMr)?;
         let mut regions = lock(&self.regions);
         let region = regions.get(&lkey).ok_or(ObjectError::Unknown("memory region"))?;
         self.with(|rnic| rnic.deregister(region))?;
@@ -257,14 +276,17 @@ impl Provider for SimDevice {
     }
 
     fn create_window(&self, pd: PdId, kind: WindowKind) -> Result<RKey, Error> {
+        self.check(VerbsCall::AllocMw)?;
         Ok(self.with(|rnic| rnic.create_window(pd, kind))?)
     }
 
     fn destroy_window(&self, rkey: RKey) -> Result<(), Error> {
+        self.check(VerbsCall::DeallocMw)?;
         Ok(self.with(|rnic| rnic.destroy_window(rkey))?)
     }
 
     fn create_channel(&self) -> Result<Arc<dyn raw::Channel>, Error> {
+        self.check(VerbsCall::CreateCompChannel)?;
         let changes = Arc::clone(&lock(&self.shared.world).changes);
         Ok(Arc::new(SimChannel {
             shared: Arc::clone(&self.shared),
@@ -276,6 +298,7 @@ impl Provider for SimDevice {
     }
 
     fn create_cq(&self, depth: usize, channel: Option<&Arc<dyn raw::Channel>>) -> Result<Box<dyn raw::Cq>, Error> {
+        self.check(VerbsCall::CreateCq)?;
         let mut world = lock(&self.shared.world);
         let watch = Arc::new(Watch::new(&world.changes, false));
         let channel = channel.and_then(|channel| channel.as_any().downcast_ref::<SimChannel>());
@@ -303,12 +326,18 @@ impl Provider for SimDevice {
     }
 
     fn create_srq(&self, pd: PdId, depth: usize, max_sges: usize) -> Result<Box<dyn raw::Srq>, Error> {
+        self.check(VerbsCall::CreateSrq)?;
         let (id, queue) = self.with(|rnic| rnic.create_srq(pd, depth, max_sges))?;
         let (shared, post_lock) = (Arc::clone(&self.shared), Lock::default());
-        Ok(Box::new(SimSrq { shared, node: self.node, id, queue, post_lock }))
+        let srq = Box::new(SimSrq { shared, node: self.node, id, queue, post_lock });
+        Ok(match self.injected() {
+            Some(injected) => injected.shared_receive_queue(srq),
+            None => srq,
+        })
     }
 
     fn create_qp(&self, init: QpInit) -> Result<Box<dyn raw::Qp>, Error> {
+        self.check(VerbsCall::CreateQp)?;
         let mut world = lock(&self.shared.world);
         let node = &mut world.nodes[self.node];
         let qpn = node.rnic.create_qp(init)?;
@@ -316,7 +345,11 @@ impl Provider for SimDevice {
         world.forget_last_queue();
         drop(world);
         let (shared, [send_lock, receive_lock]) = (Arc::clone(&self.shared), Default::default());
-        Ok(Box::new(SimQp { shared, node: self.node, qpn, send_lock, receive_lock }))
+        let qp = Box::new(SimQp { shared, node: self.node, qpn, send_lock, receive_lock });
+        Ok(match self.injected() {
+            Some(injected) => injected.queue_pair(qp),
+            None => qp,
+        })
     }
 
     fn random_psn(&self) -> Psn {
@@ -332,7 +365,7 @@ impl Provider for SimDevice {
     fn port_state(&self) -> Result<PortState, Error> {
         let mut world = lock(&self.shared.world);
         world.go_on_for_outside();
-        Ok(world.faults.get(self.node).map_or(Ok(PortState::Active), InjectedFaults::port_state)?)
+        Ok(world.faults.get(self.node).map_or(Ok(PortState::Active), kernel::InjectedFaults::port_state)?)
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {

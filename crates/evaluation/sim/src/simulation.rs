@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
-use doorbell_fabric::FaultPlan;
+use doorbell_fabric::{FaultPlan, VerbsFaults};
 use doorbell_steer::Steer;
 use doorbell_verbs::{Device, Error};
 
@@ -252,18 +252,25 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Injects the faults of a plan into the packets of each node, from now on. A time of the plan is virtual time.
-    /// Packets have no ICRC, so a corrupted packet is lost unless its rule has `icrc=valid`.
+    /// Injects the faults of a plan into the packets of each node, from now on, and into the calls of its programs. A
+    /// time of the plan is virtual time. Packets have no ICRC, so a corrupted packet is lost unless its rule has
+    /// `icrc=valid`. Queue pairs from before this call have no faults of posts.
     pub fn inject(&mut self, plan: &FaultPlan) {
         let mut world = lock(&self.shared.world);
         world.faults = world.nodes.iter().map(|_| InjectedFaults::new(plan)).collect();
+        world.verbs_faults = world.nodes.iter().filter_map(|_| VerbsFaults::new(plan)).collect();
+        let World { nodes, verbs_faults, .. } = &mut *world;
+        for (node, faults) in nodes.iter_mut().zip(verbs_faults) {
+            faults.completions().into_iter().for_each(|source| node.rnic.inject(source));
+        }
     }
 
     /// Returns the number of firings of each rule of the injected plan at all nodes, in the order of the plan.
     pub fn fired(&self) -> Vec<u64> {
         let world = lock(&self.shared.world);
         let mut counts = Vec::new();
-        for (number, count) in world.faults.iter().flat_map(InjectedFaults::fired) {
+        let of_calls = world.verbs_faults.iter().flat_map(VerbsFaults::fired);
+        for (number, count) in world.faults.iter().flat_map(InjectedFaults::fired).chain(of_calls) {
             counts.resize(counts.len().max(number), 0);
             counts[number - 1] += count;
         }

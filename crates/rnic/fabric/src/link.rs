@@ -191,6 +191,19 @@ pub trait Link: Send {
         }
     }
 
+    /// Returns whether packets that the link has accepted wait for room.
+    fn holds_packets(&self) -> bool {
+        self.inner().is_some_and(Link::holds_packets)
+    }
+
+    /// Sends the packets that wait for room, if there is room now. [`transmit`](Self::transmit) and
+    /// [`receive`](Self::receive) do this too.
+    fn send_held(&mut self, now_ns: u64) {
+        if let Some(inner) = self.inner_mut() {
+            inner.send_held(now_ns);
+        }
+    }
+
     /// Returns the time by which the link needs the next call of [`transmit`](Self::transmit) or
     /// [`receive`](Self::receive), for example to pass on delayed packets.
     fn poll_timeout(&self) -> Option<u64> {

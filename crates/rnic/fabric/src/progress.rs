@@ -520,7 +520,9 @@ impl ThreadState {
         loop {
             let mut driver = self.lock();
             let sent = driver.flush(self.now_ns());
-            let (is_full, wants_room) = (sent.is_ok() && driver.is_link_full(), driver.wants_room());
+            let wants_room = driver.wants_room();
+            driver.link_mut().send_held(self.now_ns());
+            let is_full = sent.is_ok() && (driver.is_link_full() || driver.link().holds_packets());
             self.report(sent);
             drop(driver);
             let now_ns = self.now_ns();
@@ -611,7 +613,7 @@ impl ThreadState {
             let pumped = driver.pump(self.now_ns(), if pending.is_some() { Acks::Now } else { acks });
             if let Some(request) = pending {
                 driver.link_mut().write_records();
-                if !driver.is_link_full() {
+                if !driver.is_link_full() && !driver.link().holds_packets() {
                     self.flushes.meet(request);
                 }
             }

@@ -7,6 +7,7 @@
 //! - `meet.rs` and `message.rs`: the exchange after which two devices share memory.
 //! - `routes.rs`: the choice between ring and UDP for each destination.
 //! - `peer.rs`: writing and reading packets in the rings of one peer.
+//! - `held.rs`: runs that wait for room in a full ring.
 //! - `idle.rs`: the release of the memory of idle rings.
 //! - `datagrams.rs`: the datagrams on the UDP socket that carry messages of this module instead of packets.
 //! - `bind.rs`: the choice of an address whose name is free.
@@ -17,6 +18,7 @@
 
 mod bind;
 mod datagrams;
+mod held;
 mod idle;
 mod link;
 mod meet;

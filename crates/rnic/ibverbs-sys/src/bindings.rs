@@ -566,6 +566,7 @@ pub const IBV_ACCESS_MW_BIND: ibv_access_flags = 16;
 pub const IBV_ACCESS_ZERO_BASED: ibv_access_flags = 32;
 pub const IBV_ACCESS_ON_DEMAND: ibv_access_flags = 64;
 pub const IBV_ACCESS_HUGETLB: ibv_access_flags = 128;
+pub const IBV_ACCESS_RELAXED_ORDERING: ibv_access_flags = 1048576;
 pub type ibv_access_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

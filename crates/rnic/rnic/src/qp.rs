@@ -233,6 +233,7 @@ impl Qp {
     /// Fails the queue pair because an injected fault failed one of its requests.
     #[cold]
     pub(crate) fn end_by_fault(&mut self, core: &mut Commons, is_receive: bool) {
+        self.log_death(core, self.req.next_psn(), DeathReason::Injected);
         if self.kind == QpKind::Rc || is_receive {
             self.enter_error(core);
         } else if self.requests() {

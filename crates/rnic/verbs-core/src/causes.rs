@@ -41,7 +41,10 @@ const LOCAL_PROTECTION: &[Cause] = &[
         "the region lacks IBV_ACCESS_LOCAL_WRITE, but a receive, READ or atomic writes it",
         "compare the flags of `ibv_reg_mr` with the operation",
     ),
-    cause("the program unmapped the memory of the region", "run the program with an address sanitizer, or strace it"),
+    cause(
+        "the program unmapped or truncated the memory of the region",
+        "run the program with an address sanitizer, or strace it",
+    ),
 ];
 
 const FLUSHED: &[Cause] = &[

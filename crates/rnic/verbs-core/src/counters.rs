@@ -1,16 +1,19 @@
 //! Counters. A counter has the name that vendors use, if such a name exists.
 
 macro_rules! counters {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[doc = $about:literal])* $field:ident,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct $name {
-            $($(#[$field_doc])* pub $field: u64,)*
+            $($(#[doc = $about])* pub $field: u64,)*
         }
 
         impl $name {
             /// Names of the counters, in the order of [`values`](Self::values).
             pub const NAMES: &'static [&'static str] = &[$(stringify!($field)),*];
+
+            /// Descriptions of the counters, in the order of [`NAMES`](Self::NAMES). Each begins with a space.
+            pub const ABOUT: &'static [&'static str] = &[$(concat!($($about),*)),*];
 
             /// Returns the values, in the order of [`NAMES`](Self::NAMES).
             pub fn values(&self) -> [u64; Self::NAMES.len()] {

@@ -29,6 +29,8 @@ pub enum DeathReason {
     Failed(Status),
     /// This end refused a request of the peer. The text is the reason.
     Refused(&'static str),
+    /// A fault plan failed a request of this queue pair.
+    Injected,
 }
 
 /// Death of a queue pair: its number, the request that ended it, and the reason. `Display` writes one line.
@@ -72,6 +74,10 @@ impl fmt::Display for QpDeath {
                 peer(f)?;
                 write!(f, " failed with status {}: {}", status.number(), status.describe())
             }
+            DeathReason::Injected => {
+                f.write_str("the fault plan failed a request of the connection with ")?;
+                peer(f)
+            }
             DeathReason::Refused(why) => {
                 write!(f, "refused the request with PSN {psn} of ")?;
                 peer(f)?;
@@ -103,6 +109,9 @@ mod tests {
             "QP 0x0aad29: PSN 123532 refused by 127.0.0.1, which has no receive posted: 4 RNR NAKs"
         );
         assert!(line(DeathReason::Failed(Status::RemoteAccess)).contains("failed with status 10: remote access error"));
+        assert!(
+            line(DeathReason::Injected).ends_with("the fault plan failed a request of the connection with 127.0.0.1")
+        );
         assert!(line(DeathReason::Refused("access denied")).ends_with("PSN 123532 of 127.0.0.1: access denied"));
     }
 

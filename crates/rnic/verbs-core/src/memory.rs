@@ -90,10 +90,10 @@ pub enum MemoryError {
         /// Rights that the region grants.
         granted: Access,
     },
-    /// The region is paged on demand, and its memory is not mapped or is mapped without the required rights.
+    /// The memory is not mapped, is mapped without the required rights, or lies beyond the end of its file.
     #[error(
-        "{length} bytes at {address:#x} must be mapped with the rights of the access: the memory region {key:#010x} is \
-         paged on demand"
+        "{length} bytes at {address:#x} of the memory region {key:#010x} must be mapped with the rights of the access, \
+         and their file must not be truncated"
     )]
     NotThere {
         /// Key.

@@ -47,6 +47,9 @@ mod error;
 #[cfg(feature = "soft")]
 #[allow(unsafe_code)]
 mod exit;
+#[cfg(feature = "soft")]
+#[allow(unsafe_code)]
+pub mod faults;
 mod handles;
 #[allow(unsafe_code)]
 mod memory;

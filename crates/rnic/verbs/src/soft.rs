@@ -33,6 +33,7 @@ use doorbell_wire::{PathMtu, Psn, RKey, ROCE_UDP_PORT, to_gid};
 pub use crate::ack::{ACK_VARIABLE, AckPolicy};
 use crate::error::Error;
 use crate::exit;
+use crate::faults::InjectedFaults;
 use crate::handles::Device;
 use crate::raw::{self, DeviceAttributes, Keys, Provider};
 use crate::signal::EventSignal;
@@ -41,7 +42,7 @@ pub use devices::{
     device, devices, number_of, open_all,
 };
 pub use doorbell_fabric::{bring_in, can_bring_in};
-use faults::{InjectedFaults, open_journal};
+use faults::open_journal;
 use publish::publish;
 use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
 
@@ -281,7 +282,10 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
         DrivenRnic::start(rnic, link, readable, udp_port).map_err(Error::os("the progress thread could not start"))?;
     let driven = Arc::new(driven);
     Ok(Soft {
-        faults: verbs_faults.map(|faults| InjectedFaults::new(faults, &driven)),
+        faults: verbs_faults.map(|faults| {
+            let clock = Arc::clone(&driven);
+            InjectedFaults::new(faults, move || clock.now_ns())
+        }),
         rnic: driven,
         name,
         config,

@@ -25,7 +25,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::device::Chosen;
 use crate::failure::Failure;
-use crate::faults::{FaultCheck, check_packets_alone};
+use crate::faults::FaultCheck;
 use crate::output::{line, note, pretty, wrapped};
 use arguments::{Exchange, Role};
 
@@ -132,7 +132,6 @@ fn open(exchange: &Exchange, chosen: &Chosen, toward: Option<IpAddr>) -> Result<
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
     exchange.meeting.check()?;
     if let Some(testbed) = exchange.testbed()? {
-        check_packets_alone(exchange.device.faults(), "a simulated host")?;
         return simulate(kind, exchange, &testbed);
     }
     if matches!(exchange.role(), Role::ServeBack(_)) {
@@ -244,7 +243,8 @@ fn measure(
         note!("{}", wrapped(&text));
     }
     let recorded = Some(parameters.pinning(pinning));
-    let environment = Environment { pinning: recorded, ..Environment::of(&device.attributes()) };
+    let fault_plan = exchange.device.faults().map(ToString::to_string);
+    let environment = Environment { pinning: recorded, fault_plan, ..Environment::of(&device.attributes()) };
     let mut client = client.pinned(pinning.share(place));
     let measured = Sizes { kind, exchange, environment, parameters }
         .measure(|bytes, bar| Ok(client.measure(bytes, |done| bar.show(done))?))?;
@@ -255,7 +255,8 @@ fn measure(
 /// Runs both ends in this process, in virtual time.
 fn simulate(kind: Kind, exchange: &Exchange, testbed: &Testbed) -> Result<ExitCode, Failure> {
     let parameters = exchange.parameters(kind)?;
-    let environment = sim::environment(testbed)?;
+    let fault_plan = exchange.device.faults().map(ToString::to_string);
+    let environment = Environment { fault_plan, ..sim::environment(testbed)? };
     let mut busiest = Vec::new();
     let faults = exchange.device.faults();
     let mut fired = Vec::new();

@@ -42,12 +42,12 @@ pub(crate) fn read_plan(text: &str) -> Result<FaultPlan, String> {
     FaultPlan::from_toml(text, &contents).map_err(|error| error.to_string())
 }
 
-/// Rejects a plan with rules for calls and completions, because `device` has no program that calls it.
-pub(crate) fn check_packets_alone(plan: Option<&FaultPlan>, device: &str) -> Result<(), Usage> {
+/// Rejects a plan with rules for calls and completions, because no program calls a middlebox.
+pub(crate) fn check_packets_alone(plan: Option<&FaultPlan>) -> Result<(), Usage> {
     if plan.is_some_and(FaultPlan::strikes_calls) {
         let what = "completion, post-error, call-error, slow-poll and event";
         return Err(Usage(format!(
-            "the fault plan has a rule of calls or completions ({what}), but {device} applies only rules of packets"
+            "the fault plan has a rule of calls or completions ({what}), but a middlebox applies only rules of packets"
         )));
     }
     Ok(())

@@ -116,7 +116,24 @@ impl Command {
     }
 }
 
+/// Text of `doorbell` without arguments: the commands that most users need first.
+const FIRST_STEPS: &str = "\
+Doorbell moves messages over RDMA, predicts their speed, and proves it on the wire.
+
+First steps:
+  doorbell devices              list the RDMA devices: doorbell0, the software RNIC, is always there
+  doorbell bench lat -s 16      send messages between two processes of this machine
+  doorbell run -- ibv_devinfo   run a program that uses libibverbs on the software RNIC
+  doorbell advise -s 64         ask which protocol suits messages of 64 bytes
+  doorbell study                measure all protocols in at most three minutes, and write a report
+
+doorbell --help lists all commands, and doorbell COMMAND --help explains one.
+";
+
 fn main() -> ExitCode {
+    if std::env::args_os().len() <= 1 {
+        return ended(output::write_text(FIRST_STEPS).map(|()| ExitCode::SUCCESS).map_err(Failure::from));
+    }
     let cli = match Cli::try_parse_from(bench::with_command(std::env::args_os())) {
         Ok(cli) => cli,
         // The error may quote untrusted file names, which `write_note` escapes. Texts of help and version contain none.
@@ -155,6 +172,11 @@ fn main() -> ExitCode {
         Command::Completions(arguments) => shell::completions(&arguments, Cli::command()),
         Command::Man(arguments) => shell::man(&arguments, Cli::command()),
     });
+    ended(result)
+}
+
+/// Reports the error of a command, and returns the exit status.
+fn ended(result: Result<ExitCode, Failure>) -> ExitCode {
     match result {
         Ok(status) => status,
         // It is no error that the reader of the output has closed the pipe.
@@ -162,6 +184,21 @@ fn main() -> ExitCode {
         Err(error) => {
             output::note!("doorbell: {error}");
             if error.is::<Usage>() { ExitCode::from(WRONG_USAGE) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_steps_are_valid_commands() {
+        let steps: Vec<&str> = FIRST_STEPS.lines().filter_map(|line| line.strip_prefix("  ")).collect();
+        assert_eq!(steps.len(), 5);
+        for step in steps {
+            let (command, _) = step.split_once("  ").expect("an explanation follows the command");
+            assert!(Cli::try_parse_from(command.split(' ')).is_ok(), "{command}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Progress bar of long commands.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use doorbell_campaign::rounds::Progress;
@@ -68,33 +68,54 @@ impl Drop for MessageBar {
     }
 }
 
-/// Progress bar of a study.
-pub(crate) struct StudyBar(ProgressBar);
+/// Progress of a study: a bar, or a line on standard error after each experiment if that is no terminal. A study
+/// measures in rounds over all experiments, so an experiment has a line in each round.
+pub(crate) struct StudyBar {
+    bar: ProgressBar,
+    /// Name of the experiment that is measured now. Empty before the first one.
+    experiment: RefCell<String>,
+}
 
 impl StudyBar {
     /// Returns the bar of `length` measurements, of which `already` are done.
     pub(crate) fn new(length: u64, already: u64) -> Self {
-        Self(bar(length, already))
+        Self { bar: bar(length, already), experiment: RefCell::new(String::new()) }
+    }
+
+    /// Sets the experiment that is measured now. Returns the line of the one before, if that has ended.
+    fn begin(&self, experiment: &str) -> Option<String> {
+        let before = self.experiment.replace(experiment.to_owned());
+        let share = self.bar.position() as f64 / self.bar.length().unwrap_or(0).max(1) as f64;
+        (!before.is_empty() && before != experiment).then(|| format!("{:>3.0} %  {before}", 100.0 * share))
+    }
+
+    /// Shows that an experiment begins, and writes the line of the one before.
+    fn pass_to(&self, experiment: &str) {
+        if let Some(line) = self.begin(experiment).filter(|_| self.bar.is_hidden()) {
+            note!("{line}");
+        }
     }
 }
 
 impl Progress for StudyBar {
     fn show(&self, point: &str) {
-        show(&self.0, point);
+        self.pass_to(point.split_once(", ").map_or(point, |(experiment, _)| experiment));
+        show(&self.bar, point);
     }
 
     fn advance(&self) {
-        self.0.inc(1);
+        self.bar.inc(1);
     }
 
     fn note(&self, text: &str) {
-        self.0.suspend(|| note!("{text}"));
+        self.bar.suspend(|| note!("{text}"));
     }
 }
 
 impl Drop for StudyBar {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.pass_to("");
+        self.bar.finish_and_clear();
     }
 }
 
@@ -107,6 +128,19 @@ mod tests {
         let bar = ProgressBar::hidden();
         show(&bar, "testbed \u{1b}[2J");
         assert_eq!(bar.message(), "testbed \\u001b[2J");
+    }
+
+    #[test]
+    fn an_experiment_has_a_line_after_its_last_point() {
+        let bar = StudyBar::new(8, 1);
+        assert_eq!(bar.begin("send-receive/latency"), None);
+        bar.advance();
+        assert_eq!(bar.begin("send-receive/latency"), None);
+        bar.advance();
+        bar.advance();
+        assert_eq!(bar.begin("send-receive/window").as_deref(), Some(" 50 %  send-receive/latency"));
+        assert_eq!(bar.begin("").as_deref(), Some(" 50 %  send-receive/window"));
+        assert_eq!(bar.begin(""), None);
     }
 
     /// Lines of progress state a share of the length, also if the bar itself is hidden.

@@ -1,5 +1,7 @@
 //! Files of an installed command: completions for shells, and manual pages.
 
+mod reference;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -9,6 +11,7 @@ use doorbell_output::files;
 
 use crate::failure::{Failure, Usage};
 use crate::output::{note, write_text};
+use reference::visible;
 
 #[derive(Args)]
 pub(crate) struct Completions {
@@ -58,6 +61,9 @@ pub(crate) struct Man {
     /// Write the pages of all commands to this folder, with names such as doorbell-bench-bw.1
     #[arg(long, value_name = "FOLDER", conflicts_with = "path")]
     out: Option<PathBuf>,
+    /// Write reference pages in Markdown instead: commands, settings of measurements, and counters
+    #[arg(long, requires = "out")]
+    markdown: bool,
 }
 
 /// Examples of reading a page.
@@ -72,7 +78,8 @@ pub(crate) fn man(arguments: &Man, command: Command) -> Result<ExitCode, Failure
     command.build();
     if let Some(folder) = &arguments.out {
         files::own_directory(folder).map_err(|error| format!("{} cannot be made: {error}", folder.display()))?;
-        let pages = write_pages(folder, &command)?;
+        let pages =
+            if arguments.markdown { write_reference(folder, &command)? } else { write_pages(folder, &command)? };
         note!("{pages} pages written to {}", folder.display());
         return Ok(ExitCode::SUCCESS);
     }
@@ -89,11 +96,6 @@ pub(crate) fn man(arguments: &Man, command: Command) -> Result<ExitCode, Failure
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the commands that are not hidden.
-fn visible(command: &Command) -> impl Iterator<Item = &Command> {
-    command.get_subcommands().filter(|command| !command.is_hide_set())
-}
-
 /// Returns the name of a command's page: the words of the command, joined by hyphens.
 fn page_name(command: &Command) -> &str {
     command.get_display_name().unwrap_or("doorbell")
@@ -107,7 +109,17 @@ fn page(command: &Command) -> Result<Vec<u8>, Failure> {
 
 /// Writes the pages of a command and its subcommands. Returns their number.
 fn write_pages(folder: &Path, command: &Command) -> Result<usize, Failure> {
-    let file = folder.join(page_name(command)).with_extension("1");
-    files::replace(&file, &page(command)?).map_err(|error| format!("{} cannot be written: {error}", file.display()))?;
+    write_page(&folder.join(page_name(command)).with_extension("1"), &page(command)?)?;
     visible(command).try_fold(1, |pages, command| Ok(pages + write_pages(folder, command)?))
+}
+
+/// Writes the reference pages. Returns their number.
+fn write_reference(folder: &Path, command: &Command) -> Result<usize, Failure> {
+    let pages = reference::pages(command);
+    pages.iter().try_for_each(|(name, text)| write_page(&folder.join(name), text.as_bytes()))?;
+    Ok(pages.len())
+}
+
+fn write_page(file: &Path, text: &[u8]) -> Result<(), Failure> {
+    files::replace(file, text).map_err(|error| format!("{} cannot be written: {error}", file.display()).into())
 }

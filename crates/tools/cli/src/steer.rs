@@ -159,7 +159,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     }
     arguments.udp.note_if_other();
     let plan = arguments.fault.as_ref().or(arguments.fault_files.fault_plan.as_ref());
-    check_packets_alone(plan, "a middlebox")?;
+    check_packets_alone(plan)?;
     let check = FaultCheck::begin(plan, arguments.fault_files.fault_journal.as_deref())?;
     let signals = Signals::take()?;
     let node = with_port(&arguments.node, arguments.port);

@@ -15,6 +15,7 @@ use doorbell_campaign::launch::Launch;
 use doorbell_campaign::rounds::{Source, measure_all};
 use doorbell_campaign::{MEMORY_BYTES, OwnDevice};
 use doorbell_exchange::address::scope_hint;
+use doorbell_fabric::FaultPlan;
 use doorbell_machine::pinning::Pinning;
 use doorbell_record::Environment;
 use doorbell_sim::Testbed;
@@ -28,7 +29,8 @@ use crate::control::Meeting;
 use crate::cpus::Cpus;
 use crate::device::{Chosen, DeviceChoice, UdpPort, ask_for_short_time_slices, without_bind};
 use crate::failure::{Failure, Usage, WRONG_USAGE};
-use crate::output::{note, pretty, print_note};
+use crate::faults::{FaultCheck, FaultFiles};
+use crate::output::{note, pretty, print_note, wrapped};
 use crate::progress::StudyBar;
 use crate::report;
 use crate::sim::arguments::Simulated;
@@ -36,8 +38,8 @@ use source::PointSource;
 
 const EXAMPLES: &str = "\
 Examples:
-  doorbell study                            everything, a few minutes
-  doorbell study --quick                    everything, three minutes at most
+  doorbell study                            everything, three minutes at most
+  doorbell study --standard                 everything, with more points, a few minutes more
   doorbell study send-receive/window        one experiment
   doorbell study links                      every protocol over UDP and through shared memory
   doorbell study far-memory --testbed connectx5-100g-far     passive memory that many clients share, simulated
@@ -67,13 +69,16 @@ pub(crate) struct Study {
     /// process on this machine]
     #[arg(value_name = "EXPERIMENT|HOST", conflicts_with = "listen")]
     names: Vec<String>,
-    /// Measure fewer points for a shorter time: at most three minutes on two processors
-    #[arg(long, conflicts_with = "full")]
+    /// Former name of the default
+    #[arg(long, hide = true, conflicts_with_all = ["standard", "full"])]
     quick: bool,
+    /// Measure more points for a longer time: at most ten minutes on two processors
+    #[arg(long, conflicts_with = "full")]
+    standard: bool,
     /// Measure all points of every variant for a longer time: about four hours
     #[arg(long)]
     full: bool,
-    /// Directory of the records and of the report [default: doorbell-study, followed by -quick or -full, and with
+    /// Directory of the records and of the report [default: doorbell-study, followed by -standard or -full, and with
     /// --testbed by the testbed's name]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -91,6 +96,12 @@ pub(crate) struct Study {
     /// (`shm` if available, else `udp`) [default: DOORBELL_LINK, else auto]
     #[arg(long, value_name = "LINK")]
     link: Option<LinkChoice>,
+    /// Faults of packets, calls and completions at both ends, as for `doorbell bench` (see docs/faults.md). Each device
+    /// of a point begins the plan anew. The records state the plan, and no claim about a clean link is judged
+    #[arg(long, value_name = "PLAN")]
+    fault: Option<FaultPlan>,
+    #[command(flatten)]
+    fault_files: FaultFiles,
     #[command(flatten)]
     cpus: Cpus,
     #[command(flatten)]
@@ -122,10 +133,10 @@ const MACHINES: &str = "Other machines";
 
 impl Study {
     fn effort(&self) -> Effort {
-        match (self.quick, self.full) {
-            (true, _) => Effort::Quick,
+        match (self.standard, self.full) {
+            (true, _) => Effort::Usual,
             (_, true) => Effort::Full,
-            _ => Effort::Usual,
+            _ => Effort::Quick,
         }
     }
 
@@ -135,12 +146,25 @@ impl Study {
 
     /// Returns the RNIC of a process that another process has started, without a note about the choice.
     fn own_quietly(&self) -> Result<Own<'_>, Failure> {
-        Ok(Own { study: self, chosen: self.device.choose_quietly(self.own_option())?.0 })
+        let chosen = self.device.choose_quietly(self.own_option())?.0;
+        Ok(Own { study: self, chosen, journal: self.fault_files.fault_journal.clone() })
+    }
+
+    /// Returns the fault plan, if one was given.
+    fn faults(&self) -> Option<&FaultPlan> {
+        self.fault.as_ref().or(self.fault_files.fault_plan.as_ref())
     }
 
     /// Returns an option that the user gave and that only the embedded RNIC has.
     fn own_option(&self) -> Option<&'static str> {
-        let own = [("--udp-port", !self.udp.is_roce()), ("--ack", self.ack.is_some()), ("--link", self.link.is_some())];
+        let own = [
+            ("--udp-port", !self.udp.is_roce()),
+            ("--ack", self.ack.is_some()),
+            ("--link", self.link.is_some()),
+            ("--fault", self.fault.is_some()),
+            ("--fault-plan", self.fault_files.fault_plan.is_some()),
+            ("--fault-journal", self.fault_files.fault_journal.is_some()),
+        ];
         own.into_iter().find_map(|(name, is_given)| is_given.then_some(name))
     }
 
@@ -154,6 +178,7 @@ impl Study {
             ("--udp-port", (!self.udp.is_roce()).then(|| self.udp.port.to_string())),
             ("--ack", self.ack.map(|ack| ack.to_string())),
             ("--link", self.link.map(|link| link.name().to_owned())),
+            ("--fault", self.faults().map(ToString::to_string)),
             ("--cpus", self.cpus.argument()),
         ];
         for (option, value) in given {
@@ -183,13 +208,14 @@ impl Study {
 
     fn directory(&self, testbed: Option<&Testbed>) -> PathBuf {
         let by_effort = match self.effort() {
-            Effort::Quick => "doorbell-study-quick",
-            Effort::Usual => "doorbell-study",
+            Effort::Quick => "doorbell-study",
+            Effort::Usual => "doorbell-study-standard",
             Effort::Full => "doorbell-study-full",
         };
+        let faults = if self.faults().is_some() { "-faults" } else { "" };
         let default = || match testbed {
-            Some(testbed) => format!("{by_effort}-{}", testbed.name).into(),
-            None => by_effort.into(),
+            Some(testbed) => format!("{by_effort}-{}{faults}", testbed.name).into(),
+            None => format!("{by_effort}{faults}").into(),
         };
         self.out.clone().unwrap_or_else(default)
     }
@@ -245,6 +271,16 @@ impl Study {
             let name = &comparing.name;
             return Err(Usage(format!("{name} compares links, and sets the link of each point: drop --link {link}")));
         }
+        let is_far = |experiment: &&Experiment| experiment.points.iter().any(|point| point.parameters.far.is_some());
+        if let Some(far) = all.iter().find(is_far)
+            && self.faults().is_some()
+            && !self.list
+        {
+            return Err(Usage(format!(
+                "{} measures far memory, whose parties take no fault plan: leave it out",
+                far.name
+            )));
+        }
         if testbed.is_none() {
             let cpus = std::thread::available_parallelism().map_or(1, usize::from);
             all.iter_mut().for_each(|experiment| experiment.fit_to_machine(self.effort(), cpus));
@@ -277,19 +313,20 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         ("-d", study.device.name.is_some()),
         ("--ack", study.ack.is_some()),
         ("--link", study.link.is_some()),
+        ("--fault-journal", study.fault_files.fault_journal.is_some()),
         ("--cpus", study.cpus.is_given()),
         ("--listen", study.listens()),
     ];
     let testbed = study.simulated.read(&others)?;
     if study.listens() {
-        let chosen = study.choose()?;
+        let own = Own { study, chosen: study.choose()?, journal: study.fault_files.fault_journal.clone() };
         study.udp.note_if_other();
         let pinning = |device: &Device| {
             let pinning = study.cpus.pinning(device)?;
             note!("{pinning}");
             Ok(pinning)
         };
-        match study.meeting.serve(MEMORY_BYTES, pinning, |toward| open(study, &chosen, toward))? {}
+        match study.meeting.serve(MEMORY_BYTES, pinning, |toward| own.open(toward))? {}
     }
     if study.called_by_ssh {
         return serve_by_ssh(study).map(exit_code);
@@ -308,6 +345,9 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         };
     }
     let (experiments, hosts) = chosen?;
+    if study.quick {
+        note!("--quick is the default of a study, and a later release rejects it: leave it out");
+    }
     if let (Some(launch), Some(host)) = (&launch, hosts.first()) {
         return Err(Usage(format!(
             "a launcher has started {} processes, which are the hosts of this study: leave out {host}",
@@ -377,11 +417,14 @@ fn measure_and_report(
     };
     let repetitions = study.repetitions(testbed.as_ref());
     let own;
+    let mut check = None;
     let source = match testbed {
-        Some(testbed) => PointSource::simulated(testbed)?,
+        Some(testbed) => PointSource::simulated(testbed, study.faults().cloned())?,
         None => {
             study.udp.note_if_other();
-            own = Own { study, chosen: study.choose()? };
+            let chosen = study.choose()?;
+            check = FaultCheck::begin(study.faults(), study.fault_files.fault_journal.as_deref())?;
+            own = Own { study, chosen, journal: check.as_ref().map(|check| check.journal().to_owned()) };
             PointSource::new(study, &own, callers, hosts)?
         }
     };
@@ -396,8 +439,26 @@ fn measure_and_report(
         ))
         .into());
     }
+    if let Some(other) = there.iter().find(|record| record.environment.fault_plan != environment.fault_plan) {
+        let plan = |environment: &Environment| environment.fault_plan.clone().unwrap_or_else(|| "none".to_owned());
+        return Err(Usage(format!(
+            "{} has points with the faults {}, not {}: choose another --out",
+            path.display(),
+            plan(&other.environment),
+            plan(environment)
+        ))
+        .into());
+    }
     let outcome = measure_all(&source, &directory, &experiments, repetitions, StudyBar::new)?;
     source.dismiss();
+    let mut all_fired = true;
+    if outcome.measured > 0 {
+        let unfired = source.unfired();
+        for sentence in &unfired {
+            note!("{}", wrapped(&format!("doorbell: {sentence}")));
+        }
+        all_fired = check.map_or(Ok(true), FaultCheck::finish)? && unfired.is_empty();
+    }
     let written = doorbell_report::write_report(std::slice::from_ref(&path), None, &page)?;
     if study.json {
         pretty(&json!({
@@ -421,20 +482,23 @@ fn measure_and_report(
                 path.display()
             );
         }
+        written.answers.iter().for_each(|sentence| note!("{sentence}"));
         report::print(&written)?;
     }
-    Ok(if outcome.missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if outcome.missing == 0 && all_fired { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The chosen RNIC of this machine, with the options of the study.
 struct Own<'a> {
     study: &'a Study,
     chosen: Chosen,
+    /// Journal of the rules that fire at this machine.
+    journal: Option<PathBuf>,
 }
 
 impl OwnDevice for Own<'_> {
     fn open(&self, toward: Option<IpAddr>) -> Result<Device, Failure> {
-        open(self.study, &self.chosen, toward)
+        open_with(self, toward, self.study.link)
     }
 
     fn pinning(&self, device: &Device) -> Result<Pinning, Usage> {
@@ -451,22 +515,22 @@ impl OwnDevice for Own<'_> {
         let ip = if toward.is_some_and(|address| address.is_ipv6()) { "IPv6" } else { "IPv4" };
         let slices = if ask_for_short_time_slices() { "short" } else { "the usual" };
         let said = format!("link {link}, acknowledgements {ack}, {ip}, {slices} time slices");
-        Ok(Environment { soft_options: Some(said), ..environment })
+        let fault_plan = self.study.faults().map(ToString::to_string);
+        Ok(Environment { soft_options: Some(said), fault_plan, ..environment })
     }
 }
 
-fn open(study: &Study, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
-    open_with(study, chosen, toward, study.link)
-}
-
 /// Opens the device with this link instead of the link of the study.
-fn open_with(
-    study: &Study,
-    chosen: &Chosen,
-    toward: Option<IpAddr>,
-    link: Option<LinkChoice>,
-) -> Result<Device, Failure> {
-    let options =
-        || SoftOptions { address: toward, port: study.udp.port, ack: study.ack, link, ..SoftOptions::default() };
+fn open_with(own: &Own<'_>, toward: Option<IpAddr>, link: Option<LinkChoice>) -> Result<Device, Failure> {
+    let Own { study, chosen, journal } = own;
+    let options = || SoftOptions {
+        address: toward,
+        port: study.udp.port,
+        ack: study.ack,
+        link,
+        faults: study.faults().cloned(),
+        fault_journal: journal.clone(),
+        ..SoftOptions::default()
+    };
     chosen.open(options).map_err(without_bind)
 }

@@ -5,8 +5,8 @@ use std::process::{Child, Stdio};
 use serde_json::{Value, json};
 
 use super::series::{Name, Quantity, Series, UCX_LAT, of_busy};
-use super::{in_rounds, judged, measure, median_of_ratios, spread_of};
-use crate::figures::Goal;
+use super::{in_rounds, judged, measure, spread_of};
+use crate::figures::{Goal, Ratio};
 use crate::shell::command;
 
 /// Goal of the ratio of the latency on a busy machine to that on a quiet machine.
@@ -46,10 +46,10 @@ pub(super) fn compare(rounds: u32, spinners: u32) -> Result<Value, String> {
     let every = of_busy();
     let mut quiet = vec![Vec::new(); every.len()];
     let mut busy = quiet.clone();
-    in_rounds(rounds, || {
-        measure(&every, &mut quiet)?;
+    in_rounds(rounds, |round| {
+        measure(&every, &mut quiet, round)?;
         let _spinners = Spinners::start(spinners)?;
-        measure(&every, &mut busy)
+        measure(&every, &mut busy, round)
     })?;
     let lines: Vec<Line<'_>> =
         every.iter().zip(quiet.iter().zip(&busy)).map(|(s, (q, b))| Line::new(s, q, b)).collect();
@@ -70,8 +70,8 @@ struct Line<'a> {
 
 impl<'a> Line<'a> {
     fn new(series: &'a Series, quiet: &'a [f64], busy: &'a [f64]) -> Self {
-        let ratio = median_of_ratios(busy, quiet).expect("a round was measured");
-        Self { series, quiet, busy, ratio }
+        let ratio = Ratio::of(busy, quiet).expect("a round was measured");
+        Self { series, quiet, busy, ratio: ratio.median }
     }
 
     /// Returns the goal for a busy machine.
@@ -103,8 +103,8 @@ fn print(lines: &[Line<'_>], spinners: u32) {
             let mut text = format!("{:<50} {quiet:>8.2} {busy:>8.2}  {:>5.2}", line.series.name, line.ratio);
             text.extend(line.goal().map(|goal| judged(goal, line.ratio)));
             let beside = ucx.filter(|_| quantity == Quantity::Latency && line.series.name.link.is_some());
-            if let Some(ratio) = beside.and_then(|ucx| median_of_ratios(line.busy, ucx.busy)) {
-                text.push_str(&format!("; {ratio:.2} of {UCX_LAT}{}", judged(AHEAD, ratio)));
+            if let Some(ratio) = beside.and_then(|ucx| Ratio::of(line.busy, ucx.busy)) {
+                text.push_str(&format!("; {:.2} of {UCX_LAT}{}", ratio.median, judged(AHEAD, ratio.median)));
             }
             println!("{text}");
         }

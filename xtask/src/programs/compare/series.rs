@@ -124,6 +124,31 @@ pub(super) struct Series {
     pub(super) bound: Option<Goal>,
 }
 
+impl Series {
+    /// Returns the bytes of all buffers that the messages of this series use in turn, of both ends together. Returns
+    /// `None` for short messages, whose buffers fit into any cache, and for limits.
+    ///
+    /// `doorbell bench` has a buffer for each message in flight and for each receive. perftest and `ucx_perftest` send
+    /// all messages from one buffer and receive them into another. `fi_pingpong` has these two for each direction.
+    pub(super) fn buffer_bytes(&self) -> Option<u64> {
+        if !matches!(self.quantity, Quantity::Bandwidth | Quantity::BandwidthOfLong) {
+            return None;
+        }
+        let buffers = match self.source {
+            Source::Bench => self.number_after("-t")? + self.number_after("-r")?,
+            Source::Perftest | Source::Ucx(_) => 2,
+            Source::Libfabric(_) => 4,
+            Source::Limit | Source::LimitOfMemory => return None,
+        };
+        Some(buffers * self.quantity.bytes())
+    }
+
+    /// Returns the number after an option in the arguments.
+    fn number_after(&self, option: &str) -> Option<u64> {
+        self.arguments.split(' ').skip_while(|word| *word != option).nth(1)?.parse().ok()
+    }
+}
+
 /// A program of the table. A program on the software RNIC is measured over each link.
 struct Program {
     quantity: Quantity,
@@ -219,8 +244,11 @@ const TAG_LONG: &str = "-t tag_bw -s 1048576 -n 3000";
 
 const LIMIT: &str = "limit --repetitions 1 -D 0.3";
 
-/// Programs of the table. Without the ids of a known vendor, perftest sends nothing inline, and its queues hold 128
-/// requests and 512 receives. `doorbell bench` gets options for the same behaviour.
+/// Programs of the table. Without the ids of a known vendor, perftest sends nothing inline. For short messages, its
+/// queues hold 128 requests and 512 receives. `doorbell bench` gets options for the same behaviour.
+///
+/// `doorbell bench` has a buffer for each request and receive. With long messages, both programs have few of them, so
+/// that the buffers fit into a cache. Each request of perftest has a completion (`-Q 1`), as with `doorbell bench`.
 const PROGRAMS: &[Program] = &{
     use Quantity::{Bandwidth, BandwidthOfLong, Latency, LatencyAsleep, Rate, RateOfLists};
     use Source::{Bench, Libfabric, Limit, LimitOfMemory, Perftest, Ucx};
@@ -234,8 +262,8 @@ const PROGRAMS: &[Program] = &{
     [
         Program::new(Latency, BENCH_LAT, Bench, "lat -s 16 -I 0 -D 0.5"),
         Program::new(Latency, SEND_LAT, Perftest, "ib_send_lat -s 16 -n 80000").beside(BENCH_LAT).goal(NEAR),
-        Program::new(Latency, WRITE_LAT, Perftest, "ib_write_lat -s 16 -n 10000").beside(SEND_LAT).goal(PASSIVE),
-        Program::new(Latency, READ_LAT, Perftest, "ib_read_lat -s 16 -n 20000").beside(SEND_LAT).goal(PASSIVE),
+        Program::new(Latency, WRITE_LAT, Perftest, "ib_write_lat -s 16 -n 40000").beside(SEND_LAT).goal(PASSIVE),
+        Program::new(Latency, READ_LAT, Perftest, "ib_read_lat -s 16 -n 40000").beside(SEND_LAT).goal(PASSIVE),
         Program::new(Latency, "fi_pingpong -e msg (mean)", FI_TCP, "-e msg -S 16 -I 50000").beside(BENCH_LAT),
         Program::new(Latency, "fi_pingpong -e rdm (mean)", FI_TCP, "-e rdm -S 16 -I 20000").beside(BENCH_LAT),
         Program::new(Latency, "fi_pingpong -p shm (mean)", FI_SHM, "-e rdm -S 16 -I 50000").beside(BENCH_LAT),
@@ -247,7 +275,7 @@ const PROGRAMS: &[Program] = &{
         Program::new(Latency, "UDP ping-pong, spinning", Limit, LIMIT).beside(BENCH_LAT),
         Program::new(Latency, PING_PONG_OF_MEMORY, LimitOfMemory, LIMIT).beside(BENCH_LAT),
         Program::new(LatencyAsleep, BENCH_LAT_E, Bench, "lat -s 16 -I 0 -e -D 0.5"),
-        Program::new(LatencyAsleep, "ib_send_lat -e", Perftest, "ib_send_lat -e -s 16 -n 10000")
+        Program::new(LatencyAsleep, "ib_send_lat -e", Perftest, "ib_send_lat -e -s 16 -n 20000")
             .beside(SEND_LAT)
             .goal(PASSIVE),
         Program::new(LatencyAsleep, "UDP ping-pong, blocking", Limit, LIMIT).beside(SEND_LAT),
@@ -262,12 +290,12 @@ const PROGRAMS: &[Program] = &{
         Program::new(Rate, "UDP datagrams of 78 B", Limit, LIMIT).beside(BENCH_RATE),
         Program::new(Rate, "packets of 78 B through shared memory", LimitOfMemory, LIMIT).beside(BENCH_RATE),
         Program::new(RateOfLists, BENCH_RATE_OF_LISTS, Bench, "bw -s 16 --config batched -D 0.5").beside(BENCH_RATE),
-        Program::new(Bandwidth, BENCH_BW, Bench, "bw -s 65536 -t 128 -r 512 -D 0.5"),
-        Program::new(Bandwidth, "ib_send_bw", Perftest, "ib_send_bw -s 65536 -N -n 20000")
+        Program::new(Bandwidth, BENCH_BW, Bench, "bw -s 65536 -t 8 -r 16 -D 0.5"),
+        Program::new(Bandwidth, "ib_send_bw", Perftest, "ib_send_bw -s 65536 -t 8 -r 16 -Q 1 -N -n 40000")
             .beside(BENCH_BW)
             .goal(NEAR_FROM_BELOW),
-        Program::new(Bandwidth, "ib_write_bw", Perftest, "ib_write_bw -s 65536 -N -n 20000").beside(BENCH_BW),
-        Program::new(Bandwidth, "ib_read_bw", Perftest, "ib_read_bw -s 65536 -N -n 20000").beside(BENCH_BW),
+        Program::new(Bandwidth, "ib_write_bw", Perftest, "ib_write_bw -s 65536 -t 8 -Q 1 -N -n 40000").beside(BENCH_BW),
+        Program::new(Bandwidth, "ib_read_bw", Perftest, "ib_read_bw -s 65536 -t 8 -Q 1 -N -n 40000").beside(BENCH_BW),
         Program::new(Bandwidth, "fi_pingpong -e msg", FI_TCP, "-e msg -S 65536 -I 10000").beside(BENCH_BW),
         Program::new(Bandwidth, "fi_pingpong -e rdm", FI_TCP, "-e rdm -S 65536 -I 5000").beside(BENCH_BW),
         Program::new(Bandwidth, "fi_pingpong -p shm", FI_SHM, "-e rdm -S 65536 -I 10000").beside(BENCH_BW),
@@ -275,10 +303,15 @@ const PROGRAMS: &[Program] = &{
         Program::new(Bandwidth, "UCX posix, tag_bw of 64 KiB", POSIX, TAG_BW).beside(BENCH_BW),
         Program::new(Bandwidth, "UDP datagrams of 4154 B", Limit, LIMIT).beside(BENCH_BW),
         Program::new(Bandwidth, LONG_OF_MEMORY, LimitOfMemory, LIMIT).beside(BENCH_BW),
-        Program::new(BandwidthOfLong, BENCH_LONG, Bench, "bw -s 1048576 -D 0.5").beside(UCX_LONG),
-        Program::new(BandwidthOfLong, "ib_send_bw -s 1048576", Perftest, "ib_send_bw -s 1048576 -N -n 2000")
-            .beside(UCX_LONG),
-        Program::new(BandwidthOfLong, "ib_read_bw -s 1048576", Perftest, "ib_read_bw -s 1048576 -N -n 2000")
+        Program::new(BandwidthOfLong, BENCH_LONG, Bench, "bw -s 1048576 -t 2 -r 4 -D 0.5").beside(UCX_LONG),
+        Program::new(
+            BandwidthOfLong,
+            "ib_send_bw -s 1048576",
+            Perftest,
+            "ib_send_bw -s 1048576 -t 2 -r 4 -Q 1 -N -n 3000",
+        )
+        .beside(UCX_LONG),
+        Program::new(BandwidthOfLong, "ib_read_bw -s 1048576", Perftest, "ib_read_bw -s 1048576 -t 2 -Q 1 -N -n 3000")
             .beside(UCX_LONG),
         Program::new(BandwidthOfLong, UCX_LONG, TCP, TAG_LONG),
         Program::new(BandwidthOfLong, "UCX posix, tag_bw of 1 MiB", POSIX, TAG_LONG).beside(UCX_LONG),
@@ -340,6 +373,32 @@ mod tests {
                 assert_eq!(named(beside), 1, "{beside}");
             }
             assert!(series.goal.is_none() || series.beside.is_some(), "{}", series.name);
+        }
+    }
+
+    #[test]
+    fn long_messages_have_buffers_within_a_cache() {
+        for series in every() {
+            let is_long = matches!(series.quantity, Quantity::Bandwidth | Quantity::BandwidthOfLong);
+            let is_limit = matches!(series.source, Source::Limit | Source::LimitOfMemory);
+            assert_eq!(series.buffer_bytes().is_some(), is_long && !is_limit, "{}", series.name);
+            assert!(series.buffer_bytes().is_none_or(|bytes| bytes <= 8 << 20), "{}", series.name);
+        }
+        let bench = every().into_iter().find(|series| series.name == over_udp(BENCH_BW)).unwrap();
+        assert_eq!(bench.buffer_bytes(), Some(24 << 16));
+    }
+
+    #[test]
+    fn compared_programs_have_equal_queues() {
+        let every = every();
+        for series in every.iter().filter(|series| series.source == Source::Perftest) {
+            let others =
+                every.iter().filter(|other| other.quantity == series.quantity && other.source == Source::Bench);
+            for other in others.filter(|_| series.buffer_bytes().is_some()) {
+                assert_eq!(series.number_after("-t"), other.number_after("-t"), "{}", series.name);
+                let receives = series.number_after("-r");
+                assert!(receives.is_none() || receives == other.number_after("-r"), "{}", series.name);
+            }
         }
     }
 

@@ -9,7 +9,8 @@ pub(crate) enum Read {
     PingpongRate(&'static str),
     /// qperf: value after `latency = ` or `bw = ` below the heading of this test.
     Qperf(&'static str),
-    /// fio: `bw=` of this direction, `READ` or `WRITE`, in the final summary.
+    /// fio with `--ioengine=rdma`: rate of this direction, `READ` or `WRITE`, in the final summary. The rate excludes
+    /// the sleep of the client after it has connected.
     Fio(&'static str),
     /// perftest: typical latency.
     PerftestTime,
@@ -71,11 +72,23 @@ fn qperf(text: &str, test: &str) -> Option<f64> {
     Some(number * unit)
 }
 
-/// Returns the value in parentheses from fio's line `WRITE: bw=1234MiB/s (1294MB/s), ...`.
+/// Time that the client of fio's engine `rdma` sleeps after it has connected. fio counts it as time of the transfer
+/// (`engines/rdma.c`, `fio_rdmaio_connect`).
+const FIO_SLEEP_S: f64 = 0.5;
+
+/// Returns the bytes per second of fio's line `WRITE: bw=..., io=4096MiB (4295MB), run=1031-1031msec`.
 fn fio(text: &str, direction: &str) -> Option<f64> {
     let line = text.lines().map(str::trim_start).find(|line| line.starts_with(&format!("{direction}: bw=")))?;
-    let (number, unit) = with_unit(line.split_once('(')?.1)?;
-    Some(number * unit)
+    let (number, rest) = leading_number(line.split_once(" io=")?.1.split_once('(')?.1)?;
+    let bytes = number
+        * ["B", "kB", "MB", "GB"]
+            .into_iter()
+            .zip([1.0, 1e3, 1e6, 1e9])
+            .find(|(name, _)| rest.strip_prefix(*name).is_some_and(|rest| rest.starts_with(')')))?
+            .1;
+    let (shortest_ms, _) = leading_number(line.split_once("run=")?.1)?;
+    let seconds = shortest_ms * 1e-3 - FIO_SLEEP_S;
+    (seconds > 0.0).then(|| bytes / seconds)
 }
 
 /// Returns the row of perftest's table with this heading. Headings contain blanks, so callers select columns by
@@ -161,10 +174,16 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
     }
 
     #[test]
-    fn fio_prints_powers_of_ten_in_parentheses() {
-        let text = "  WRITE: bw=106MiB/s (111MB/s), 106MiB/s-106MiB/s (111MB/s-111MB/s), io=64.0MiB (67.1MB)\n";
-        near(Read::Fio("WRITE"), text, 1.11e8);
-        assert_eq!(Read::Fio("READ").find(text), None);
+    fn rates_of_fio_exclude_the_sleep_of_its_client() {
+        let line = |run: &str| {
+            format!(
+                "  WRITE: bw=519MiB/s (544MB/s), 519MiB/s-519MiB/s (544MB/s-544MB/s), io=4096MiB (4295MB), run={run}\n"
+            )
+        };
+        near(Read::Fio("WRITE"), &line("1000-1000msec"), 4.295e9 / 0.5);
+        near(Read::Fio("WRITE"), &line("1000-1000msec").replace("(4295MB), run", "(17.2GB), run"), 17.2e9 / 0.5);
+        assert_eq!(Read::Fio("READ").find(&line("1000-1000msec")), None);
+        assert_eq!(Read::Fio("WRITE").find(&line("499-499msec")), None, "the run is shorter than the sleep");
     }
 
     #[test]

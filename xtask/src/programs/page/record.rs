@@ -5,13 +5,16 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::{Row, Unit, page, read_text, rows, text, write_text};
-use crate::figures::spread;
+use crate::figures::{Ratio, spread};
 use crate::programs::build;
 use crate::programs::compare::{cpus, kernel, load};
 use crate::shell::{command, output_of, root};
 use crate::{peers, place};
 
-const SCHEMA: &str = "doorbell-programs/1";
+const SCHEMA: &str = "doorbell-programs/2";
+
+/// Schema of records whose rates of fio include the sleep of its client.
+const SCHEMA_WITH_SLEEP: &str = "doorbell-programs/1";
 
 /// Measures all rows, writes each figure of each round to `out`, and updates the page.
 pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
@@ -31,7 +34,7 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     let mut measured: Vec<Measured> = rows().map(Measured::new).collect();
     for round in 1..=rounds {
         eprintln!("round {round} of {rounds}");
-        measured.iter_mut().try_for_each(Measured::add_round)?;
+        measured.iter_mut().try_for_each(|measured| measured.add_round(round))?;
     }
     let record = json!({
         "schema": SCHEMA,
@@ -60,14 +63,21 @@ impl Measured {
         Self { row, figures: row.figures.iter().map(|_| Default::default()).collect() }
     }
 
-    fn add_round(&mut self) -> Result<(), String> {
+    /// Measures the row. Even rounds run TCP first, since a run may affect the next.
+    fn add_round(&mut self, round: u32) -> Result<(), String> {
         let row = self.row;
         if row.figures.is_empty() {
             return Ok(());
         }
         let at_fault = |why| format!("{}, {}: {why}", row.program, row.what);
-        let ours = row.run(&row.ours, false).map_err(at_fault)?;
-        let tcp = row.tcp.as_ref().map(|commands| row.run(commands, false)).transpose().map_err(at_fault)?;
+        let ours = || row.run(&row.ours, false).map_err(at_fault);
+        let tcp = || row.tcp.as_ref().map(|commands| row.run(commands, false)).transpose().map_err(at_fault);
+        let (ours, tcp) = if round % 2 == 0 {
+            let tcp = tcp()?;
+            (ours()?, tcp)
+        } else {
+            (ours()?, tcp()?)
+        };
         for (figure, [own, beside]) in row.figures.iter().zip(&mut self.figures) {
             own.push(figure.read(figure.read, &ours).map_err(at_fault)?);
             // A row without separate commands over TCP is qperf's, which measures TCP in the same run.
@@ -108,8 +118,8 @@ pub(super) struct Record {
 pub(super) struct Medians {
     pub(super) ours: f64,
     pub(super) tcp: Option<f64>,
-    /// Median of the ratios of all rounds.
-    pub(super) ratio: Option<f64>,
+    /// Ratios of all rounds.
+    pub(super) ratio: Option<Ratio>,
 }
 
 impl Record {
@@ -117,10 +127,16 @@ impl Record {
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         let text = read_text(&root().join(path))?;
         let value: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-        if value["schema"] != SCHEMA {
-            return Err(format!("{}: the schema is {}, must be {SCHEMA}", path.display(), value["schema"]));
+        if value["schema"] != SCHEMA && value["schema"] != SCHEMA_WITH_SLEEP {
+            let found = &value["schema"];
+            return Err(format!("{}: the schema is {found}, must be {SCHEMA} or {SCHEMA_WITH_SLEEP}", path.display()));
         }
         Ok(Self { path: path.to_owned(), value })
+    }
+
+    /// Returns the words that state whether rates of fio exclude or include the sleep of its client.
+    pub(super) fn sleep_of_fio(&self) -> &'static str {
+        if self.value["schema"] == SCHEMA { "exclude" } else { "include" }
     }
 
     pub(super) fn text(&self, key: &str) -> String {
@@ -142,11 +158,7 @@ impl Record {
             |key: &str| -> Vec<f64> { found[key].as_array().into_iter().flatten().filter_map(Value::as_f64).collect() };
         let (ours, tcp) = (figures("ours"), figures("tcp"));
         let median = |figures: Vec<f64>| spread(figures).map(|(median, ..)| median);
-        Some(Medians {
-            ratio: median(ours.iter().zip(&tcp).map(|(ours, tcp)| ours / tcp).collect()),
-            ours: median(ours)?,
-            tcp: median(tcp),
-        })
+        Some(Medians { ratio: Ratio::of(&ours, &tcp), ours: median(ours)?, tcp: median(tcp) })
     }
 
     /// Returns the versions of the packages: `fio 3.33-3, ...`.
@@ -172,7 +184,8 @@ mod tests {
         let record = Record { path: PathBuf::new(), value };
         let medians = record.medians(row, figure.of, figure.unit);
         // The ratios of the three rounds are 3, 2 and 1.
-        assert_eq!(medians, Some(Medians { ours: 6.0, tcp: Some(2.0), ratio: Some(2.0) }));
+        let ratio = Ratio { median: 2.0, interval: None };
+        assert_eq!(medians, Some(Medians { ours: 6.0, tcp: Some(2.0), ratio: Some(ratio) }));
         assert_eq!(record.medians(row, "something else", figure.unit), None);
     }
 }

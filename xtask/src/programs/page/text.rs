@@ -43,8 +43,10 @@ fn written(record: Option<&Record>) -> String {
     let mut text = String::from("## How fast\n\n");
     text.push_str(&match record {
         Some(record) => format!(
-            "Measured on {}, {} virtual processors, Linux {}; medians of {} rounds, and of the ratios within each\n\
-             round (load before: {}; {RAW}{}`).\nDebian's packages: {}.\n\n",
+            "Measured on {}, {} virtual processors, Linux {}. The figures are medians of {} rounds, and of the ratios\n\
+             within each round. The load before was {} ({RAW}{}`). Debian's packages are {}.\n\n\
+             A ratio with ~ may be 1. The interval that holds its median in 95 of 100 cases then holds 1 too, or there were\n\
+             fewer than 6 rounds. Rates of fio {} the half second that its client sleeps after it has connected.\n\n",
             record.text("date"),
             record.text("cpus"),
             record.text("kernel"),
@@ -52,6 +54,7 @@ fn written(record: Option<&Record>) -> String {
             record.text("load_before"),
             record.path.display(),
             record.versions(),
+            record.sleep_of_fio(),
         ),
         None => "Nothing has been measured yet: `cargo xtask compare --programs` does.\n\n".to_owned(),
     });
@@ -62,6 +65,7 @@ fn written(record: Option<&Record>) -> String {
             let cell = |value: Option<f64>| {
                 value.map_or("-".to_owned(), |value| format!("{} {}", short(value), figure.unit.name()))
             };
+            let ratio = medians.as_ref().and_then(|medians| medians.ratio);
             text.push_str(&format!(
                 "| {} | {} | {} | {} | {} | {} |\n",
                 row.program,
@@ -69,7 +73,7 @@ fn written(record: Option<&Record>) -> String {
                 figure.of,
                 cell(medians.as_ref().map(|medians| medians.ours)),
                 cell(medians.as_ref().and_then(|medians| medians.tcp)),
-                medians.and_then(|medians| medians.ratio).map_or("-".to_owned(), short),
+                ratio.map_or("-".to_owned(), |ratio| format!("{}{}", ratio.mark(), short(ratio.median))),
             ));
         }
     }

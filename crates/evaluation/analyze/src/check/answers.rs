@@ -62,8 +62,8 @@ pub(super) struct Answers {
     credits_limited: Settled<bool>,
     mtu: Settled<u32>,
     last: Option<LastResponse>,
-    /// Newest PSN of an ACK.
-    acknowledged: Option<Psn>,
+    /// Newest PSN of an ACK, with its MSN.
+    acknowledged: Option<(Psn, u32)>,
     /// ACK of a PSN that was not captured before.
     early: Option<(Psn, Place)>,
     /// First answer of the stream.
@@ -201,14 +201,14 @@ impl Answers {
         match aeth.syndrome.kind() {
             SyndromeKind::Ack { .. } => {
                 self.message_number(psn, &aeth, packet.place, requests, drafts);
-                if self.acknowledged.is_none_or(|known| known.is_before(psn)) {
-                    self.acknowledged = Some(psn);
+                if self.acknowledged.is_none_or(|(known, _)| known.is_before(psn)) {
+                    self.acknowledged = Some((psn, aeth.msn.get()));
                 }
                 requests.answered(psn.next(), packet.place);
             }
             SyndromeKind::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
                 self.message_number(psn.sub(1), &aeth, packet.place, requests, drafts);
-                self.missing(packet, requests, drafts);
+                self.missing(packet, &aeth, requests, drafts);
                 if limits.complete {
                     one_nak(packet, requests, drafts);
                 }
@@ -275,14 +275,24 @@ impl Answers {
     }
 
     /// Judges a NAK for a missing packet. A packet that was sent once and is acknowledged cannot be missing.
-    fn missing(&mut self, packet: &Packet<'_>, requests: &Requests, drafts: &mut Drafts) {
+    fn missing(&mut self, packet: &Packet<'_>, aeth: &AethRepr, requests: &Requests, drafts: &mut Drafts) {
         let psn = packet.bth.psn;
         let Some(sent) = requests.exactly(psn).filter(|sent| sent.times == 1 && packet.faults.is_empty()) else {
             drafts.unjudged(RuleId::Nak);
             return;
         };
+        // A NAK from before the ACK, which the network has delayed, has the MSN of that time.
+        let is_delayed = |msn: u32| match msn.wrapping_sub(aeth.msn.get()) & Psn::MASK {
+            0 => !sent.opcode.is_last(),
+            ahead => ahead < 1 << 23,
+        };
+        let acknowledged = self.acknowledged.filter(|(acknowledged, _)| !acknowledged.is_before(psn));
+        if acknowledged.is_some_and(|(_, msn)| is_delayed(msn)) {
+            drafts.unjudged(RuleId::Nak);
+            return;
+        }
         drafts.judged(RuleId::Nak);
-        if let Some(acknowledged) = self.acknowledged.filter(|acknowledged| !acknowledged.is_before(psn)) {
+        if let Some((acknowledged, _)) = acknowledged {
             let places = (packet.place, sent.place.packet);
             let expected = format!("a PSN after the acknowledged {acknowledged}");
             drafts.relate(RuleId::Nak, places, Needs::PeerRequests, expected, format!("PSN {psn}"));

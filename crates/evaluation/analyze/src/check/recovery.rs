@@ -11,6 +11,8 @@ use super::rules::RuleId;
 struct Nak {
     psn: Psn,
     place: Place,
+    /// Whether the packet was sent once before the NAK. A second transmission may be on its way.
+    is_first: bool,
 }
 
 #[derive(Debug, Default)]
@@ -28,10 +30,10 @@ pub(super) struct Recovery {
 
 impl Recovery {
     /// Records a NAK.
-    pub(super) fn nak(&mut self, psn: Psn, place: Place) {
+    pub(super) fn nak(&mut self, psn: Psn, place: Place, is_first: bool) {
         // The responder received the packet of the last NAK, although the requester has not sent it again.
         self.sure.extend(self.skipped.take_if(|_| self.is_complete));
-        self.nak = Some(Nak { psn, place });
+        self.nak = Some(Nak { psn, place, is_first });
         self.skipping = None;
     }
 
@@ -48,11 +50,14 @@ impl Recovery {
     /// Records an answer that shows that the responder has all packets before `end`.
     pub(super) fn received(&mut self, end: Psn, answer: Place) {
         let Some(nak) = self.nak.filter(|nak| nak.psn.is_before(end)) else { return };
-        if !self.is_complete && self.skipped.is_none() {
-            // The network has delayed the packet, so the requester need not send it again.
+        if self.skipped.is_some() {
+            return;
+        }
+        if !self.is_complete || !nak.is_first {
+            // The network has delayed the packet, or a retransmission was on its way before the NAK.
             self.nak = None;
             self.skipping = None;
-        } else if self.is_complete && self.skipped.is_none() {
+        } else {
             self.skipped = Some(Draft {
                 rule: RuleId::GoBackN,
                 place: answer,

@@ -218,8 +218,9 @@ impl Requests {
         // If the missing packet was not captured, the capture is behind the loss and may lose retransmissions too. If
         // the packet is acknowledged, the network has delayed the NAK.
         let is_acknowledged = self.acknowledged.is_some_and(|end| psn.is_before(end));
-        if self.exactly(psn).is_some() && !is_acknowledged {
-            self.recovery.nak(psn, place);
+        if let Some(sent) = self.exactly(psn).filter(|_| !is_acknowledged) {
+            let is_first = sent.times == 1;
+            self.recovery.nak(psn, place, is_first);
         }
     }
 

@@ -24,7 +24,7 @@ fn a_conversation_with_recovery_has_no_finding() {
 
 #[test]
 fn the_documentation_has_the_table_of_rules() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/wire.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/wire-check.md");
     let text = std::fs::read_to_string(path).unwrap();
     let (_, rest) = text.split_once("<!-- rules of wire check -->").unwrap();
     let (table, _) = rest.split_once("<!-- end of rules -->").unwrap();

@@ -8,6 +8,8 @@ use doorbell_wire::{
 };
 use hdrhistogram::Histogram;
 
+use super::acknowledged::Acknowledged;
+use super::silence::Silence;
 use super::summary::{NakCount, OperationCount, SizeCount, Times};
 
 /// Maximum number of message sizes with separate counters per operation.
@@ -37,16 +39,6 @@ pub(super) struct Packet {
     pub(super) reth: Option<RethRepr>,
     pub(super) aeth: Option<AethRepr>,
     pub(super) timestamp_ns: Option<u64>,
-}
-
-/// Sequence numbers that an answer acknowledges.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Acknowledged {
-    /// All sequence numbers up to and including this one.
-    UpTo(Psn),
-    /// All sequence numbers before this one.
-    Before(Psn),
-    Nothing,
 }
 
 pub(super) type TimeHistogram = Histogram<u32>;
@@ -86,6 +78,7 @@ pub(super) struct Requests {
     missing: u64,
     awaited: VecDeque<(Psn, u64)>,
     times: Option<Box<TimeHistogram>>,
+    pub(super) silence: Silence,
 }
 
 #[derive(Debug)]
@@ -138,7 +131,7 @@ impl Requests {
         let mut first = first;
         if ahead <= self.slack {
             if self.slack > 0 && self.is_rest_of_read(packet) {
-                self.repeated();
+                self.repeated(packet);
                 return false;
             }
         } else if ahead < MAX_STRIDE {
@@ -150,7 +143,7 @@ impl Requests {
                     true
                 }
                 None => {
-                    self.repeated();
+                    self.repeated(packet);
                     false
                 }
             };
@@ -185,8 +178,9 @@ impl Requests {
             && reth.virtual_address.wrapping_add(u64::from(reth.dma_length)) == end
     }
 
-    fn repeated(&mut self) {
+    fn repeated(&mut self, packet: &Packet) {
         self.retransmitted += 1;
+        self.silence.repeat(packet.psn, packet.timestamp_ns);
         // An ACK does not show which copy of a packet it acknowledges (Karn and Partridge, 1987).
         self.awaited.clear();
     }
@@ -209,6 +203,7 @@ impl Requests {
         self.open.clear();
         self.holes.clear();
         self.awaited.clear();
+        self.silence.start_anew();
         self.slack = 0;
         self.last_read = None;
     }
@@ -303,13 +298,9 @@ impl Requests {
 
     /// Records the times to acknowledgement of the requests that `up_to` acknowledges.
     pub(super) fn acknowledged(&mut self, up_to: Acknowledged, now_ns: Option<u64>, all: &mut TimeHistogram) {
-        let done = |psn: Psn| match up_to {
-            Acknowledged::UpTo(last) => !last.is_before(psn),
-            Acknowledged::Before(end) => psn.is_before(end),
-            Acknowledged::Nothing => false,
-        };
+        self.silence.answer(up_to, now_ns);
         while let Some(&(psn, sent_ns)) = self.awaited.front() {
-            if !done(psn) {
+            if !up_to.covers(psn) {
                 break;
             }
             self.awaited.pop_front();
@@ -380,7 +371,7 @@ impl Answers {
                 }
                 Some(SyndromeKind::RnrNak { .. }) => {
                     self.rnr_naks += 1;
-                    Acknowledged::Before(packet.psn)
+                    Acknowledged::NotReady(packet.psn)
                 }
                 Some(SyndromeKind::Nak(NakCode(code))) => {
                     self.naks[usize::from(code) % 32] += 1;

@@ -233,6 +233,22 @@ pub struct Direction {
     pub acks_per_request_packet: Option<f64>,
     /// Times from the last packet of a request to its acknowledgement, at the point of capture.
     pub time_to_ack: Option<Times>,
+    /// Request that was repeated and not acknowledged up to the end of the capture.
+    pub unanswered: Option<Unanswered>,
+}
+
+/// Request that was repeated and not acknowledged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Unanswered {
+    /// Sequence number of the request packet.
+    pub psn: u32,
+    /// Transmissions of the packet.
+    pub transmissions: u64,
+    /// RNR NAKs for the packet.
+    pub rnr_naks: u64,
+    /// Time from the last acknowledgement to the last transmission. Without an acknowledgement, it begins at the second
+    /// transmission.
+    pub duration_ns: Option<u64>,
 }
 
 /// Messages of one operation.

@@ -12,6 +12,7 @@ mod copies;
 mod cut;
 mod layers;
 mod opcodes;
+mod silence;
 
 const A: u8 = 1;
 const B: u8 = 2;

@@ -550,5 +550,6 @@ fn direction(stream: &Stream, back: Option<&Stream>) -> Direction {
             .filter(|_| requests.plain_packets > 0)
             .map(|acks| acks as f64 / requests.plain_packets as f64),
         time_to_ack: requests.times(),
+        unanswered: requests.silence.unanswered(),
     }
 }

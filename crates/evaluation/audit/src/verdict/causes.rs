@@ -3,7 +3,7 @@
 use doorbell_analyze::explain::sentences::rate;
 use doorbell_counters::Common;
 use doorbell_verbs_core::Status;
-use doorbell_wire::PathMtu;
+use doorbell_wire::{MessageKind, PathMtu};
 
 use super::{Audit, share_of_packets};
 use crate::arithmetic::Arithmetic;
@@ -132,7 +132,10 @@ pub(super) fn of_low_rate(audit: &mut Audit, claim: &Claim) {
         );
         audit.find("message-rate", 55, sentence);
     }
-    if setup.inline == Some(0) && bytes <= LARGEST_INLINE {
+    // READs and atomics send no payload that a work request could hold.
+    let has_payload =
+        !matches!(setup.operation, Some(MessageKind::Read | MessageKind::CompareSwap | MessageKind::FetchAdd));
+    if setup.inline == Some(0) && bytes <= LARGEST_INLINE && has_payload {
         audit.find("inline", 40, format!("messages of {bytes} B are not sent inline: try -I {bytes}"));
     }
     if setup.queue_pairs == Some(1) {

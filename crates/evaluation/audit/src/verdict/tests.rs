@@ -150,6 +150,9 @@ fn a_low_rate_has_causes_from_the_settings() {
     for cause in ["inline", "queue-pairs", "window"] {
         assert!(causes(&audit).contains(&cause), "{cause}: {:?}", audit.findings);
     }
+    low.setup.operation = Some(MessageKind::Read);
+    let audit = super::audit(&low, None, &given);
+    assert!(!causes(&audit).contains(&"inline"), "{:?}", audit.findings);
 }
 
 #[test]

@@ -73,6 +73,23 @@ pub(super) fn answers(runs: &[Run], model: Option<&dyn Model>) -> Option<Answers
     })
 }
 
+/// Returns a sentence for each compared size of a run, with the best protocols. A size that was not measured has no
+/// sentence.
+pub(crate) fn sentences(run: &Run) -> Vec<String> {
+    let all = answers(std::slice::from_ref(run), None);
+    let rows = all.into_iter().flat_map(|all| all.runs).flat_map(|of| of.rows);
+    rows.filter_map(|(size, [latency, throughput])| sentence(&size, latency.as_ref(), throughput.as_ref())).collect()
+}
+
+fn sentence(size: &str, latency: Option<&Answer>, throughput: Option<&Answer>) -> Option<String> {
+    let shortest = latency.map(|best| format!("{} has the lowest latency, {}", best.protocol, best.figure));
+    let highest = throughput.map(|best| {
+        format!("{} with {} has the highest throughput, {}", best.protocol, best.configuration, best.figure)
+    });
+    let parts: Vec<String> = shortest.into_iter().chain(highest).collect();
+    (!parts.is_empty()).then(|| format!("{size}: {}.", parts.join("; ")))
+}
+
 /// Returns the best protocol at one size in the first quantity of an experiment.
 fn answer(run: &Run, experiment: &Experiment, size: usize) -> Option<Answer> {
     let quantity = *experiment.quantities.first()?;
@@ -173,6 +190,9 @@ pub(super) fn quiet(runs: &[Run], experiments: &[Experiment]) -> Vec<(String, St
 fn quiet_of(run: &Run, experiments: &[Experiment]) -> Option<String> {
     if run.records.is_empty() {
         return None;
+    }
+    if let Some(plan) = View::new(&run.records).fault_plan() {
+        return Some(format!("Faults were injected, so no claim about a clean link is judged: {plan}."));
     }
     if run.testbed().is_some() {
         return Some("Virtual time is quiet: other programs have no effect on a simulation.".to_owned());

@@ -75,7 +75,7 @@ fn first_screen_has_the_best_protocol_of_each_size() {
     for record in here.records.iter_mut().filter(|it| it.series == "batched" && it.x == 65_536.0) {
         record.repetitions.iter_mut().for_each(|result| result.bytes_per_s *= 10.0);
     }
-    let view = View::new(&[here], None, None);
+    let view = View::new(std::slice::from_ref(&here), None, None);
     assert_eq!(view.unanswered, None);
     let answers = view.answers.expect("answers");
     let [of] = answers.runs.as_slice() else { panic!("{answers:?}") };
@@ -96,6 +96,11 @@ fn first_screen_has_the_best_protocol_of_each_size() {
     assert_eq!(found(1), None);
     let next = "best of 2 protocols; next Direct-Write, 1311 Gb/s";
     assert_eq!(found(3), Some(&answer("6554 Gb/s", "Send-Receive", "window 256, batch 8", next)));
+
+    let said = sentences(&here);
+    assert_eq!(said[0], "64 B: Direct-Write with window 64, batch 1 has the highest throughput, 1.28 Gb/s.");
+    let large = "64 KiB: Send-Receive with window 256, batch 8 has the highest throughput, 6554 Gb/s.";
+    assert!(said.len() == 4 && said.iter().any(|sentence| sentence == large), "{said:?}");
 
     let [Question { plot, .. }] = answers.plots.as_slice() else { panic!("{answers:?}") };
     let series = plot["series"].as_array().expect("series");

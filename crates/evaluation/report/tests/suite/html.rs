@@ -28,6 +28,7 @@ fn environment() -> Environment {
         machine: Machine::default(),
         adapter: None,
         soft_options: None,
+        fault_plan: None,
         pinning: None,
         peer: None,
         hosts: Vec::new(),

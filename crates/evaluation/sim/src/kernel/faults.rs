@@ -3,11 +3,11 @@
 use std::iter;
 
 use doorbell_fabric::{FaultFilter, FaultPlan, PlannedOrder, ReceivedRun};
-use doorbell_rnic::Rnic;
+use doorbell_rnic::{Path, Rnic};
 use doorbell_verbs::{AsyncEvent, PortError, PortState};
 use doorbell_wire::{BTH_LEN, BthRepr, Outer};
 
-use super::node::{Frame, node_of};
+use super::node::{Frame, address_of, node_of};
 use super::{EventKind, Leaves, World};
 use crate::time::Ps;
 
@@ -171,7 +171,16 @@ fn handle(now: Ps, run: &ReceivedRun<'_>, rnic: &mut Rnic) {
 
 impl World {
     /// Puts a packet on the line that leaves a node at the time `leaves`, unless an injected fault strikes it.
-    pub(super) fn send_under_faults(&mut self, node: usize, leaves: Ps, run: ReceivedRun<'_>) {
+    pub(super) fn send_under_faults(&mut self, node: usize, leaves: Ps, path: &Path, source_port: u16, bytes: &[u8]) {
+        let outer = Outer {
+            src: address_of(node),
+            dst: path.destination,
+            traffic_class: path.traffic_class,
+            hop_limit: path.hop_limit,
+            identification: None,
+            dont_fragment: None,
+        };
+        let run = ReceivedRun { outer, source_port, bytes, segment_bytes: bytes.len() };
         let mut left = Vec::new();
         let due = self.faults[node].send(leaves, run, &mut self.nodes[node].rnic, &mut left);
         self.launch_all(node, leaves, left);

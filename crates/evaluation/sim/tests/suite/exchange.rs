@@ -144,12 +144,26 @@ fn messages_survive_the_rules_of_a_fault_plan() {
         "reorder direction=out opcode=send nth=40 behind=2",
         "drop direction=out opcode=send nth=10;drop opcode=send nth=50",
         "port-down opcode=send nth=60 for=100us",
+        "slow-poll operation=receive nth=30 for=50us",
+        "drop opcode=ack nth=1;slow-poll operation=send nth=1 for=20us",
     ] {
         let (summary, fired) = under_faults(plan);
         assert!(fired.iter().all(|count| *count >= 1), "{plan}: {fired:?}");
         assert_ne!(summary, quiet_run, "{plan}");
         assert_eq!(under_faults(plan), (summary, fired), "{plan}");
     }
+}
+
+#[test]
+fn calls_fail_in_virtual_time() {
+    let mut simulation = Simulation::new(&t1(), Topology::Pair, 1).expect("a simulation");
+    simulation.inject(&"call-error call=alloc-pd nth=2 errno=EAGAIN".parse().expect("a plan"));
+    let device = simulation.device(0);
+    device.create_pd().expect("the first call succeeds");
+    let error = device.create_pd().expect_err("the second call fails");
+    assert!(error.to_string().starts_with("the fault plan refuses ibv_alloc_pd"), "{error}");
+    simulation.device(1).create_pd().expect("each host has a plan of its own");
+    assert_eq!(simulation.fired(), [1]);
 }
 
 #[test]

@@ -65,6 +65,10 @@ impl Claim {
         if verdict.finding == Finding::NoValues {
             return missing();
         }
+        if let Some(plan) = view.fault_plan() {
+            let why = format!("the claim needs a clean link, but faults were injected: {plan}");
+            return Gap::CannotShow(why).into();
+        }
         if let Some(span) = view.restlessness(experiment) {
             let noise = format!("; but repetitions differ by {:.0} %: the machine was not quiet", span * 100.0);
             verdict.because.push_str(&noise);

@@ -174,7 +174,7 @@ impl RunDirectory {
             return differs("experiment", why);
         }
         if record.parameters != point.parameters {
-            return differs("parameters", "another release, or another --quick, --full".to_owned());
+            return differs("parameters", "another release, or another --standard, --full".to_owned());
         }
         if record.environment.testbed != environment.testbed {
             return differs("environment.testbed", environment.substrate());

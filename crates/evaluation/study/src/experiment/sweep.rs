@@ -14,7 +14,7 @@ const LINKS: &str = "links";
 /// Effort of a study, which determines its duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Fewer and shorter points, for at most three minutes on two processors.
+    /// Fewer and shorter points, for at most three minutes on two processors. This is the default.
     Quick,
     /// Points for at most ten minutes on two processors.
     Usual,

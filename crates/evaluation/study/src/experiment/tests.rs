@@ -46,7 +46,7 @@ fn every_point_can_be_measured_and_has_a_file_of_its_own() {
     }
 }
 
-/// A quick study may take three minutes, and a usual study ten minutes. The start of two processes for a measurement
+/// A default study may take three minutes, and `--standard` ten minutes. The start of two processes for a measurement
 /// takes some tens of milliseconds.
 #[test]
 fn studies_fit_their_time() {
@@ -411,6 +411,20 @@ fn verdicts_need_points_and_mention_noise() {
 }
 
 #[test]
+fn verdicts_need_a_clean_link() {
+    let struck = Environment { fault_plan: Some("seed=0;drop nth=1".to_owned()), ..environment("soft", 2) };
+    for (id, verdict) in verdicts(&records(&struck, as_published)) {
+        assert!(matches!(verdict.finding, Finding::CannotShow | Finding::NoValues), "{id}: {verdict:?}");
+        if verdict.finding == Finding::CannotShow {
+            assert!(verdict.because.ends_with("faults were injected: seed=0;drop nth=1"), "{id}: {verdict:?}");
+        }
+    }
+    // A fault at the other end counts too.
+    let peer = Environment { peer: Some(Box::new(struck)), ..environment("soft", 2) };
+    assert_eq!(View::new(&records(&peer, as_published)).fault_plan(), Some("seed=0;drop nth=1"));
+}
+
+#[test]
 fn experiments_fit_a_machine_without_testbed() {
     for cpus in [1, 2, 64] {
         for mut experiment in all(Effort::Usual) {
@@ -556,33 +570,4 @@ fn directory_keeps_records_and_overwrites_no_other_file() {
     assert!(error.contains(&file.display().to_string()) && error.contains("field `format`"), "{error}");
     assert!(RunDirectory::read(&scratch.0).unwrap_err().to_string().contains("field `format`"));
     assert_eq!(fs::read_to_string(&file).unwrap(), "{\"format\": \"something else\"}");
-}
-
-/// The line rate is the rate that the link reports. If the link reports none, the highest throughput of any
-/// configuration replaces the line rate.
-#[test]
-fn line_rate_is_that_of_the_slowest_reported_link() {
-    use doorbell_machine::Adapter;
-    let host = |rate_bps: Option<u64>| Environment {
-        adapter: Some(Adapter { rate_bps, ..Adapter::default() }),
-        ..environment("system", 64)
-    };
-    let threads = all(Effort::Usual).into_iter().find(|one| one.name == "send-receive/threads").unwrap();
-    let verdict = |own: Option<u64>, other: Option<u64>| {
-        let environment = Environment { hosts: vec![host(other)], ..host(own) };
-        let rate = |point: &Point| PointResult { messages_per_s: 1e6 * point.x, ..PointResult::default() };
-        let records: Vec<_> =
-            threads.points.iter().map(|point| record(&threads, point, environment.clone(), &rate(point))).collect();
-        let claim = threads.claims().into_iter().find(|claim| claim.id == "send-receive/threads-line-rate").unwrap();
-        (View::new(&records).line_rate(), claim.judge(View::new(&records), &threads))
-    };
-    // 4 million messages of 8192 B are 262 Gb/s.
-    let (rate, found) = verdict(Some(400_000_000_000), Some(270_000_000_000));
-    assert_eq!((rate, found.finding), (Some(270.0), Finding::Holds), "{}", found.because);
-    assert!(found.because.contains("97 % of the link's 270 Gb/s"), "{}", found.because);
-    let (_, found) = verdict(Some(400_000_000_000), Some(400_000_000_000));
-    assert_eq!(found.finding, Finding::DoesNotHold, "{}", found.because);
-    let (rate, found) = verdict(Some(400_000_000_000), None);
-    assert_eq!((rate, found.finding), (None, Finding::Holds), "{}", found.because);
-    assert!(found.because.contains("highest throughput of any configuration"), "{}", found.because);
 }

@@ -62,6 +62,11 @@ impl<'a> View<'a> {
         rates.reduce(|one, other| Some(one?.min(other?)))?
     }
 
+    /// Returns the faults that were injected while the records were measured.
+    pub fn fault_plan(self) -> Option<&'a str> {
+        self.records.iter().find_map(|record| record.environment.injected_faults())
+    }
+
     /// Returns whether the records were simulated in virtual time.
     pub(super) fn is_simulated(self) -> bool {
         self.records.first().is_some_and(|record| record.environment.testbed.is_some())

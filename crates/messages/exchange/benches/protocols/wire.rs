@@ -28,6 +28,7 @@ type Direction = Arc<Mutex<Packets>>;
 pub(crate) type Tap = Box<dyn FnMut(&[u8]) + Send>;
 
 struct Wire {
+    properties: LinkProperties,
     tap: Option<Tap>,
     outward: Direction,
     inward: Direction,
@@ -42,10 +43,7 @@ fn lock(direction: &Direction) -> MutexGuard<'_, Packets> {
 
 impl Link for Wire {
     fn properties(&self) -> LinkProperties {
-        // These properties make the device compute the ICRC of each packet, as on a RoCE network, since the ICRC is
-        // part of the cost of verbs. This file is also built against older revisions, whose link properties have more
-        // fields. The properties are therefore copied from a `MemoryNetwork`.
-        MemoryNetwork::new(MemoryOptions::default()).attach(Ipv4Addr::LOCALHOST.into()).properties()
+        self.properties
     }
 
     fn transmit(&mut self, _now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
@@ -93,6 +91,10 @@ pub(crate) fn tapped_devices(taps: [Option<Tap>; 2]) -> [Device; 2] {
     let mut taps = taps.into_iter();
     let wires: [Direction; 2] = Default::default();
     let address = |index: usize| IpAddr::from(Ipv4Addr::new(10, 0, 0, index as u8 + 1));
+    // These properties make the device compute the ICRC of each packet, as on a RoCE network, since the ICRC is part of
+    // the cost of verbs. This file is also built against older revisions, whose link properties have more fields. The
+    // properties are therefore copied from a `MemoryNetwork`.
+    let properties = MemoryNetwork::new(MemoryOptions::default()).attach(Ipv4Addr::LOCALHOST.into()).properties();
     [0, 1].map(|index| {
         let outer = Outer {
             src: address(1 - index),
@@ -103,7 +105,8 @@ pub(crate) fn tapped_devices(taps: [Option<Tap>; 2]) -> [Device; 2] {
             dont_fragment: None,
         };
         let (outward, inward) = (Arc::clone(&wires[index]), Arc::clone(&wires[1 - index]));
-        let link = Box::new(Wire { tap: taps.next().flatten(), outward, inward, taken: Packets::default(), outer });
+        let tap = taps.next().flatten();
+        let link = Box::new(Wire { properties, tap, outward, inward, taken: Packets::default(), outer });
         // The devices never sleep on this descriptor, so it need not become readable.
         let readable = OwnedFd::from(EventFd::new().expect("a file descriptor")).into();
         let end = LinkEnd {

@@ -16,6 +16,7 @@ mod reports;
 mod ring;
 mod send_receive;
 mod shared_write;
+mod single_faults;
 mod steps;
 
 // A part of the crate that `pool` compiles imports `crate::connection::config::MAX_REPOST_LIST`.

@@ -22,8 +22,8 @@ pub(crate) struct Mr {
     access: Access,
     /// Device memory that the region covers, or null.
     dm: *mut c::ibv_dm,
-    /// Whether the region has no memory. Such a region reads as zeros.
-    is_null: bool,
+    /// Whether the memory is not the program's own: the region has none, or it is a mapping of the library.
+    is_fixed: bool,
 }
 
 // SAFETY: `Mr` is `#[repr(C)]` and begins with an `ibv_mr`.
@@ -33,6 +33,11 @@ unsafe impl Object for Mr {
 }
 
 impl Mr {
+    /// Creates the object of a region whose memory is not the program's own. Such a region cannot be re-registered.
+    pub(crate) fn fixed(c: c::ibv_mr, address: u64, access: Access) -> Self {
+        Self { c, address, access, dm: NO_DM, is_fixed: true }
+    }
+
     pub(crate) fn lkey(&self) -> u32 {
         self.c.lkey
     }
@@ -42,7 +47,7 @@ impl Mr {
 const NO_DM: *mut c::ibv_dm = ptr::null_mut();
 
 /// Access flags that a device may ignore. So a program may set them without checking that the device supports them.
-const OPTIONAL: c_uint = 0x3ff << 20;
+pub(crate) const OPTIONAL: c_uint = 0x3ff << 20;
 
 pub(crate) fn access(flags: c_uint) -> Answer<Access> {
     let known = [
@@ -64,19 +69,25 @@ pub(crate) fn access(flags: c_uint) -> Answer<Access> {
     Ok(known.iter().filter(|(flag, _)| flags & flag != 0).map(|&(_, access)| access).collect())
 }
 
+/// Returns the access rights of a region that is registered with these flags.
+pub(crate) fn rights(flags: c_uint) -> Answer<Access> {
+    let access = access(flags)?;
+    // IBTA Vol 1, 10.6.3.1, requires local write access for these rights.
+    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
+        return Err(Refused::invalid("remote write and remote atomic access require IBV_ACCESS_LOCAL_WRITE"));
+    }
+    Ok(access)
+}
+
 /// Checks the arguments of a registration before the RNIC gets them. Returns the access rights of the region.
 fn checked(memory: *mut c_void, length: usize, flags: c_uint, dm: *mut c::ibv_dm) -> Answer<Access> {
-    let access = access(flags)?;
+    let access = rights(flags)?;
     if length == 0 && dm.is_null() {
         // The kernel rejects a length of 0 for every adapter (`ib_umem_get`), before it checks that the address is
         // mapped.
         return Err(Refused::invalid(format!(
             "0 B at {memory:p} cannot be registered: the length must be at least 1 B"
         )));
-    }
-    // IBTA Vol 1, 10.6.3.1, requires local write access for these rights.
-    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
-        return Err(Refused::invalid("remote write and remote atomic access require IBV_ACCESS_LOCAL_WRITE"));
     }
     if access.contains(Access::ON_DEMAND) {
         // Do not check that the memory is mapped. The pages of an on-demand region may be unmapped now, and such a
@@ -146,7 +157,7 @@ pub(crate) unsafe fn reg_mr(
     if let Ok(dm) = unsafe { object::<Dm>(dm) } {
         dm.users.add();
     }
-    Ok(context.handles.give(Mr { c, address, access, dm, is_null: false }))
+    Ok(context.handles.give(Mr { c, address, access, dm, is_fixed: false }))
 }
 
 /// Creates a region that reads as zeros and discards writes. The program can use only the local key of this region.
@@ -159,7 +170,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut c::ibv_pd) -> *mut c::ibv
         own.users.add();
         let c =
             c::ibv_mr { context: context.as_c(), pd, addr: ptr::null_mut(), length: 0, handle: lkey, lkey, rkey: 0 };
-        Ok(context.handles.give(Mr { c, address: 0, access: Access::LOCAL_WRITE, dm: NO_DM, is_null: true }))
+        Ok(context.handles.give(Mr::fixed(c, 0, Access::LOCAL_WRITE)))
     })
 }
 
@@ -220,7 +231,7 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut c::ibv_mr) -> c_int {
 
 /// Changes the memory, the rights or the protection domain of a region. If the call fails, the region stays unchanged.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_rereg_mr(
+pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut c::ibv_mr,
     changes: c_int,
     pd: *mut c::ibv_pd,
@@ -239,8 +250,10 @@ unsafe extern "C" fn ibv_rereg_mr(
         // SAFETY: by the C contract of this function, the program passes valid arguments. The code below writes through
         // `mr` only after the last use of this reference.
         let own = unsafe { object::<Mr>(mr) }?;
-        if !own.dm.is_null() || own.is_null {
-            return Err(Refused::unsupported("a region of device memory, or a null region, cannot be re-registered"));
+        if !own.dm.is_null() || own.is_fixed {
+            return Err(Refused::unsupported(
+                "a region of device memory, of a DMA buffer, or without memory cannot be re-registered",
+            ));
         }
         let moves = changes & c::IBV_REREG_MR_CHANGE_TRANSLATION != 0;
         let (memory, length) = if moves { (memory, length) } else { (own.c.addr, own.c.length) };
@@ -329,6 +342,8 @@ pub(crate) unsafe extern "C" fn advise_mr(
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
     use crate::objects::context::{ibv_close_device, ibv_open_device};
     use crate::objects::device::listed;
@@ -349,11 +364,39 @@ mod tests {
                 (refused, (*mr).pd)
             };
             assert_eq!(change(other), (c::IBV_REREG_MR_ERR_INPUT, own));
-            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+            assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
             assert_eq!(change(sibling), (0, sibling));
             assert_eq!(ibv_dereg_mr(mr), 0);
             assert_eq!([own, other, sibling].map(|pd| ibv_dealloc_pd(pd)), [0; 3]);
             assert_eq!(contexts.map(|context| ibv_close_device(context)), [0; 2]);
+        }
+    }
+
+    #[test]
+    fn a_region_has_the_address_and_the_optional_rights_that_the_program_names() {
+        let mut memory = [0_u8; 64];
+        let flags = c::IBV_ACCESS_LOCAL_WRITE | c::IBV_ACCESS_RELAXED_ORDERING;
+        // SAFETY: the objects exist until the test destroys them. The memory lives longer.
+        unsafe {
+            let context = ibv_open_device(listed(0).unwrap());
+            let pd = ibv_alloc_pd(context);
+            let start = memory.as_mut_ptr().cast::<c_void>();
+            for address in [0, 0x1000, u64::MAX - 64] {
+                let mr = ibv_reg_mr_iova2(pd, start, memory.len(), address, flags);
+                assert_eq!(((*mr).addr, (*mr).length), (start, memory.len()));
+                let reach = |addr: u64, length: u32| {
+                    let mut element = c::ibv_sge { addr, length, lkey: (*mr).lkey };
+                    advise_mr(pd, c::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &raw mut element, 1)
+                };
+                assert_eq!((reach(address, 64), reach(address + 60, 4)), (0, 0));
+                assert_eq!((reach(address + 60, 5), reach(start as u64, 1)), (libc::EFAULT, libc::EFAULT));
+                assert_eq!(ibv_dereg_mr(mr), 0);
+            }
+            assert!(ibv_reg_mr_iova2(pd, start, memory.len(), u64::MAX - 62, flags).is_null());
+            assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+            assert!(ibv_reg_mr_iova2(pd, start, memory.len(), 0, flags | 1 << 30).is_null());
+            assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EOPNOTSUPP));
+            assert_eq!((ibv_dealloc_pd(pd), ibv_close_device(context)), (0, 0));
         }
     }
 
@@ -364,7 +407,7 @@ mod tests {
         #[track_caller]
         fn refused(mr: *mut c::ibv_mr) {
             assert!(mr.is_null());
-            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+            assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
         }
         let on_demand = c::IBV_ACCESS_ON_DEMAND | c::IBV_ACCESS_LOCAL_WRITE;
         // SAFETY: the objects exist until the test destroys them. The memory lives longer.

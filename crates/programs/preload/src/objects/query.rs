@@ -25,6 +25,9 @@ pub(crate) const KERNEL_CAPABILITIES: u32 = CAPABILITIES & !c::IBV_PORT_IP_BASED
 /// The only partition key. It is the default key with full membership (IBTA Vol 1, 10.9.2).
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
+/// Version of the device, which the file `hw_rev` shows too.
+pub(crate) const HARDWARE_VERSION: u32 = 1;
+
 /// Number of the GID type RoCE v2 in `ibv_query_gid_type`. The GID table uses another number for this type.
 const SYSFS_ROCE_V2: c_uint = 1;
 
@@ -60,6 +63,7 @@ fn device_attributes(context: &Context) -> c::ibv_device_attr {
         page_size_cap: !0xfff,
         vendor_id: context.device.vendor.0,
         vendor_part_id: context.device.vendor.1,
+        hw_ver: HARDWARE_VERSION,
         max_qp: count(limits.max_qps),
         max_qp_wr: count(limits.max_queue_depth),
         device_cap_flags: c::IBV_DEVICE_RC_RNR_NAK_GEN
@@ -185,8 +189,16 @@ pub(crate) fn logical_state(state: PortState) -> (c::ibv_port_state, &'static st
     }
 }
 
-fn port_attributes(device: &Device, state: PortState) -> c::ibv_port_attr {
-    c::ibv_port_attr {
+/// Attributes of a port in the headers of newer releases of rdma-core. The last field replaces `active_speed`, whose 8
+/// bits are too few for the speeds after NDR.
+#[repr(C)]
+struct PortAttributes {
+    known: c::ibv_port_attr,
+    active_speed_ex: u32,
+}
+
+fn port_attributes(device: &Device, state: PortState) -> PortAttributes {
+    let known = c::ibv_port_attr {
         state: logical_state(state).0,
         max_mtu: c::IBV_MTU_4096,
         active_mtu: device.attributes.active_mtu.code().into(),
@@ -200,7 +212,8 @@ fn port_attributes(device: &Device, state: PortState) -> c::ibv_port_attr {
         phys_state: physical_state(state).0,
         link_layer: c::IBV_LINK_LAYER_ETHERNET as u8,
         ..c::ibv_port_attr::default()
-    }
+    };
+    PortAttributes { known, active_speed_ex: device.rate.speed_code.into() }
 }
 
 pub(crate) unsafe extern "C" fn query_port(
@@ -215,7 +228,7 @@ pub(crate) unsafe extern "C" fn query_port(
         expect_port(port.into())?;
         let own = port_attributes(&context.device, context.device.port_state()?);
         // SAFETY: the caller's structure has `size` bytes.
-        unsafe { copy_grown(&own, attributes, size) };
+        unsafe { copy_grown(&own, attributes.cast(), size) };
         Ok(())
     })
 }
@@ -400,6 +413,71 @@ pub(crate) unsafe extern "C" fn query_rt_values(context: *mut c::ibv_context, va
 mod tests {
     use super::*;
     use crate::objects::context::{ibv_close_device, ibv_open_device};
+
+    /// Calls `query` for a structure of `size` bytes, and returns the structure.
+    fn filled(size: usize, query: &dyn Fn(*mut u8, usize)) -> Vec<u8> {
+        const OTHER: u8 = 0xa5;
+        // Words, so that the memory has the alignment of the structure.
+        let mut memory = vec![u64::from_ne_bytes([OTHER; 8]); 128];
+        query(memory.as_mut_ptr().cast(), size);
+        let mut bytes: Vec<u8> = memory.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        assert!(bytes.split_off(size).iter().all(|&byte| byte == OTHER), "bytes beyond {size} were written");
+        bytes
+    }
+
+    #[test]
+    fn structures_of_older_and_newer_headers_are_filled_to_their_end() {
+        // SAFETY: the context exists until the end of the test, and each structure has `size` bytes.
+        unsafe {
+            let context = ibv_open_device(device::listed(0).unwrap());
+            let of_device = |to: *mut u8, size| assert_eq!(query_device_ex(context, ptr::null(), to.cast(), size), 0);
+            let of_port = |to: *mut u8, size| assert_eq!(query_port(context, 1, to.cast(), size), 0);
+            let dm_size = (dm::MAX_BYTES as u64).to_ne_bytes().to_vec();
+            for (known, field, value, query) in [
+                (
+                    size_of::<c::ibv_device_attr_ex>(),
+                    offset_of!(c::ibv_device_attr_ex, max_dm_size),
+                    dm_size,
+                    &of_device as &dyn Fn(*mut u8, usize),
+                ),
+                (
+                    size_of::<PortAttributes>(),
+                    offset_of!(PortAttributes, known.phys_state),
+                    vec![physical_state(PortState::Active).0],
+                    &of_port as &dyn Fn(*mut u8, usize),
+                ),
+            ] {
+                for size in [known - 8, known - 4, known, known + 64] {
+                    let bytes = filled(size, query);
+                    assert_eq!(bytes[field..field + value.len()], value);
+                    assert!(bytes.iter().skip(known).all(|&byte| byte == 0), "new fields must be 0");
+                }
+            }
+            let (mut plain, mut extended) = (c::ibv_device_attr::default(), c::ibv_device_attr_ex::default());
+            assert_eq!(ibv_query_device(context, &raw mut plain), 0);
+            of_device((&raw mut extended).cast(), size_of::<c::ibv_device_attr_ex>());
+            assert_eq!((extended.orig_attr.max_qp, extended.orig_attr.hw_ver), (plain.max_qp, HARDWARE_VERSION));
+            assert_eq!(extended.device_cap_flags_ex, u64::from(plain.device_cap_flags));
+            assert_eq!((extended.phys_port_cnt_ex, plain.phys_port_cnt), (1, 1));
+            assert_eq!(ibv_close_device(context), 0);
+        }
+    }
+
+    #[test]
+    fn both_speeds_of_a_port_are_those_of_its_rate() {
+        // SAFETY: the context exists until the end of the test, and the structure has all fields.
+        unsafe {
+            let context = ibv_open_device(device::listed(0).unwrap());
+            let mut port = PortAttributes { known: c::ibv_port_attr::default(), active_speed_ex: 0 };
+            assert_eq!(query_port(context, 1, (&raw mut port).cast(), size_of::<PortAttributes>()), 0);
+            let rate = Context::of(context).unwrap().device.rate;
+            assert_eq!((port.known.active_width, port.known.active_speed), (rate.width_code, rate.speed_code));
+            assert_eq!(port.active_speed_ex, u32::from(rate.speed_code));
+            let shown = std::fs::read_to_string("/sys/class/infiniband/doorbell0/ports/1/rate").unwrap();
+            assert_eq!(shown, format!("{rate}\n"));
+            assert_eq!(ibv_close_device(context), 0);
+        }
+    }
 
     #[test]
     fn both_queries_of_a_gid_name_the_interface_that_sysfs_names() {

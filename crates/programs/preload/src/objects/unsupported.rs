@@ -67,8 +67,6 @@ refused! {
     "a memory region cannot be shared between processes": ibv_import_mr(*mut c::ibv_pd, u32) -> pointer *mut c::ibv_mr;
     "device memory cannot be shared between processes":
         ibv_import_dm(*mut c::ibv_context, u32) -> pointer *mut c::ibv_dm;
-    "DMA buffers are not supported: a software RNIC cannot access the memory of devices":
-        ibv_reg_dmabuf_mr(*mut c::ibv_pd, u64, usize, u64, c_int, c_int) -> pointer *mut c::ibv_mr;
     "the device has no vendor-specific enhancements": ibv_query_ece(*mut c::ibv_qp, *mut c::ibv_ece) -> status c_int;
     "the device has no vendor-specific enhancements": ibv_set_ece(*mut c::ibv_qp, *mut c::ibv_ece) -> status c_int;
     "Ethernet addresses are not supported: the kernel resolves them":

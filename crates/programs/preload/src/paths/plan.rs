@@ -21,7 +21,7 @@ use crate::process::fork::Inside;
 use crate::process::static_value::StaticValue;
 use crate::process::wait::Uncancelled;
 use crate::process::{config, stats};
-use place::{Place, Processors};
+use place::{PciLink, Place, Processors};
 
 const CLASS: &[u8] = b"/sys/class/infiniband";
 const CLASS_VERBS: &[u8] = b"/sys/class/infiniband_verbs";
@@ -311,6 +311,11 @@ impl Builder {
             self.fixed(&below(&format!("{prefix}device")), format!("{part:#06x}"));
         }
         self.fixed(&below("/class"), "0x020700"); // the PCI class of an InfiniBand controller
+        let link = PciLink::of(place.own.rate);
+        for prefix in ["/current", "/max"] {
+            self.fixed(&below(&format!("{prefix}_link_speed")), link.speed());
+            self.fixed(&below(&format!("{prefix}_link_width")), link.lanes.to_string());
+        }
         self.fixed(&below("/revision"), "0x01");
     }
 
@@ -327,8 +332,12 @@ impl Builder {
         self.fixed(&below("/node_desc"), "doorbell");
         self.fixed(&below("/fw_ver"), env!("CARGO_PKG_VERSION"));
         self.fixed(&below("/hca_type"), "doorbell");
-        self.fixed(&below("/hw_rev"), "0x1");
+        self.fixed(&below("/hw_rev"), format!("{:#x}", query::HARDWARE_VERSION));
         self.fixed(&below("/board_id"), "doorbell");
+        // NVIDIA's drivers have these folders. UCX takes its traffic class from the file, if it has no other one.
+        self.folder(&below("/tc"));
+        self.folder(&below("/tc/1"));
+        self.fixed(&below("/tc/1/traffic_class"), "Global tclass=0");
     }
 
     fn port(&mut self, place: &Place<'_>) {
@@ -540,10 +549,17 @@ mod tests {
         let in_second = |below: &str| content(&plan, &format!("{second}{below}"));
         assert_eq!((in_second("/numa_node"), in_second("/subsystem")), ("9", "../../../bus/pci"));
         assert!(in_second("/uevent").ends_with("\nPCI_SLOT_NAME=0000:41:00.0"));
+        assert_eq!((in_second("/class"), in_second("/infiniband/doorbell1/hw_rev")), ("0x020700", "0x1"));
+        for prefix in ["/current", "/max"] {
+            assert_eq!(in_second(&format!("{prefix}_link_speed")), "16.0 GT/s PCIe");
+            assert_eq!(in_second(&format!("{prefix}_link_width")), "16");
+        }
+        assert_eq!(in_second("/infiniband/doorbell1/tc/1/traffic_class"), "Global tclass=0");
         assert_eq!(in_second("/infiniband/doorbell1/device"), "../../../0000:41:00.0");
         assert_eq!(in_second("/infiniband/doorbell1/ports/1/rate"), "200 Gb/sec (4X HDR)");
         let first = "/sys/devices/platform/doorbell.0";
         assert_eq!(content(&plan, &format!("{first}/numa_node")), "-1");
+        assert_eq!(content(&plan, &format!("{first}/current_link_speed")), "8.0 GT/s PCIe");
         assert_eq!(content(&plan, &format!("{first}/infiniband/doorbell0/ports/1/rate")), "100 Gb/sec (4X EDR)");
         // Each device has a character device of its own, which names the device.
         let names: HashSet<CString> = (0..3).map(|number| plan.dev_name(number)).collect();

@@ -109,5 +109,5 @@ pub fn flush_before_exit() {
 fn is_done<L: Link>(driver: &Driver<L>) -> bool {
     let rnic = driver.rnic();
     let has_sent_all = rnic.held_ack_since_ns().is_none() && !rnic.wants_transmit() && !driver.is_link_full();
-    has_sent_all && !driver.link().holds_records()
+    has_sent_all && !driver.link().holds_packets() && !driver.link().holds_records()
 }

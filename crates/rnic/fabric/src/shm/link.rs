@@ -1,6 +1,7 @@
 //! The link of a device that shares memory with devices of its machine, and reaches all other devices over UDP.
 
 mod newcomers;
+mod waiting;
 
 use std::io;
 use std::net::IpAddr;
@@ -10,10 +11,11 @@ use doorbell_verbs_core::LinkCounters;
 
 use super::LinkChoice;
 use super::datagrams::WithoutMessages;
+use super::held::RETRY_NS;
 use super::idle::Idle;
 use super::meet::{Meeting, News};
 use super::message::Datagram;
-use super::peer::{Peer, RunBuffers};
+use super::peer::{Peer, RunBuffers, Written};
 use super::routes::{Routes, RunRoute, answer_within};
 use crate::link::{Link, LinkProperties, Sink};
 use crate::own_process::OwnProcess;
@@ -78,6 +80,8 @@ pub struct SharedMemoryLink {
     gone_within_batch: Vec<IpAddr>,
     buffers: RunBuffers,
     idle: Idle,
+    /// Time of the next look for room in full rings. `None` while no run waits for room.
+    retry_at_ns: Option<u64>,
     last_shared_ns: Option<u64>,
     last_udp_ns: Option<u64>,
     udp_looked_at_ns: u64,
@@ -92,7 +96,10 @@ pub struct SharedMemoryCounters {
     pub packets_sent: u64,
     /// Number of packets read from rings.
     pub packets_received: u64,
-    /// Packets dropped because the ring to their destination was full.
+    /// Number of packets that waited for room in the ring to their destination.
+    pub held: u64,
+    /// Packets dropped because the ring to their destination was full, and its reader had stopped or departed, or too
+    /// many bytes waited already.
     pub full: u64,
     /// Number of packets dropped because only shared memory is allowed and their destination does not share memory. The
     /// number includes packets without an ICRC whose receiver departed after the batch was sealed.
@@ -141,6 +148,7 @@ impl SharedMemoryLink {
             gone_within_batch: Vec::new(),
             buffers: RunBuffers::new(local),
             idle: Idle::default(),
+            retry_at_ns: None,
             last_shared_ns: None,
             last_udp_ns: None,
             udp_looked_at_ns: 0,
@@ -238,6 +246,7 @@ impl SharedMemoryLink {
     fn is_gone(&mut self, place: usize) {
         let Some(peer) = &mut self.peers[place] else { return };
         peer.depart();
+        self.counters.full += peer.held.clear();
         let address = peer.address;
         self.look_at_all = true;
         self.reroute(place, address);
@@ -294,17 +303,22 @@ impl SharedMemoryLink {
         !self.gone_within_batch.is_empty() && self.gone_within_batch.contains(&destination)
     }
 
-    /// Writes a run to a peer's ring. Drops and counts the run if the ring is full.
+    /// Writes a run to a peer's ring. If the ring is full, the run waits for room, or is dropped and counted.
     #[inline]
     fn write(&mut self, now_ns: u64, place: usize, run: &Run, batch: &TransmitBatch) {
         let Some(peer) = &mut self.peers[place] else { return };
-        if peer.write(run, batch) {
-            self.counters.packets_sent += run.packets as u64;
-            if self.idle.is_at_rest() && peer.keeps_memory() {
-                self.idle.watch_from(now_ns);
+        match peer.write(now_ns, run, batch) {
+            Written::Sent => {
+                self.counters.packets_sent += run.packets as u64;
+                if self.idle.is_at_rest() && peer.keeps_memory() {
+                    self.idle.watch_from(now_ns);
+                }
             }
-        } else {
-            self.counters.full += run.packets as u64;
+            Written::Held => {
+                self.counters.held += run.packets as u64;
+                self.retry_at_ns.get_or_insert(now_ns + RETRY_NS);
+            }
+            Written::Dropped => self.counters.full += run.packets as u64,
         }
     }
 
@@ -342,7 +356,8 @@ impl SharedMemoryLink {
 
     #[cold]
     fn remove(&mut self, place: usize) {
-        let Some(peer) = self.peers[place].take() else { return };
+        let Some(mut peer) = self.peers[place].take() else { return };
+        self.counters.full += peer.held.clear();
         if !peer.has_departed() {
             self.counters.broken += 1;
             if let Some(meeting) = &self.meeting {
@@ -399,6 +414,7 @@ impl Link for SharedMemoryLink {
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
         self.is_within_batch = true;
         self.take_news(now_ns);
+        self.flush_held(now_ns);
         let runs = batch.runs();
         let mut touched = [0; MAX_RUN_PACKETS];
         let mut touched_count = 0;
@@ -463,6 +479,7 @@ impl Link for SharedMemoryLink {
 
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
         self.take_news(now_ns);
+        self.flush_held(now_ns);
         if self.idle.look_at_ns().is_some_and(|at| at <= now_ns) {
             self.idle.look(now_ns, &mut self.peers);
         }
@@ -527,8 +544,16 @@ impl Link for SharedMemoryLink {
         self.udp.forget_batch();
     }
 
+    fn holds_packets(&self) -> bool {
+        self.retry_at_ns.is_some()
+    }
+
+    fn send_held(&mut self, now_ns: u64) {
+        self.flush_held(now_ns);
+    }
+
     fn poll_timeout(&self) -> Option<u64> {
-        self.routes.asked_until_ns().into_iter().chain(self.idle.look_at_ns()).min()
+        [self.routes.asked_until_ns(), self.idle.look_at_ns(), self.retry_at_ns].into_iter().flatten().min()
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {
@@ -555,3 +580,5 @@ impl Link for SharedMemoryLink {
 
 #[cfg(test)]
 pub(super) mod tests;
+#[cfg(test)]
+mod waiting_tests;

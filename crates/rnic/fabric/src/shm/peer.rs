@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use doorbell_rnic::{HEADERS_BYTES_MAX, MAX_RUN_BYTES, Run, TransmitBatch};
 use doorbell_wire::{Flow, ICRC_LEN, Outer};
 
+use super::held::Held;
 use super::ring::{Header, Memory as _, Reader, Record, Writer};
 use super::sys::{Mapping, RING_BYTES, Ring};
 use crate::link::{ReceivedRun, SharedRun, Sink};
@@ -61,6 +62,19 @@ pub(super) struct Peer {
     left_bytes: Option<usize>,
     /// Position of the writer at the time of the most recent pass that looked for idle rings.
     looked_at: u64,
+    /// Runs that wait for room in the ring to the peer.
+    pub(super) held: Held,
+}
+
+/// Result of writing a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// The run is in the ring.
+    Sent,
+    /// The run waits for room in the ring.
+    Held,
+    /// The run was dropped, since the ring is full and its reader has stopped, or too many bytes wait already.
+    Dropped,
 }
 
 impl Peer {
@@ -78,6 +92,7 @@ impl Peer {
             behind: Predecessors::Unknown,
             left_bytes: None,
             looked_at: 0,
+            held: Held::default(),
         }
     }
 
@@ -99,9 +114,9 @@ impl Peer {
         self.has_departed() || self.reader.is_broken()
     }
 
-    /// Writes a run to the peer's ring. Returns false if the ring has no room.
+    /// Writes a run to the peer's ring, after the runs that wait for room.
     #[inline]
-    pub(super) fn write(&mut self, run: &Run, batch: &TransmitBatch) -> bool {
+    pub(super) fn write(&mut self, now_ns: u64, run: &Run, batch: &TransmitBatch) -> Written {
         let trailer_bytes = batch.trailer_bytes();
         let header = Header {
             total_bytes: run.total_bytes - run.packets * trailer_bytes,
@@ -109,10 +124,24 @@ impl Peer {
             traffic_class: run.path.traffic_class,
             hop_limit: run.path.hop_limit,
         };
-        let packets = run.segments().map(|segment| &batch.bytes()[segment.start..segment.end - trailer_bytes]);
-        let is_written = self.writer.push(header, packets);
-        self.is_touched |= is_written;
-        is_written
+        let packets = || run.segments().map(move |segment| &batch.bytes()[segment.start..segment.end - trailer_bytes]);
+        if self.held.is_empty() && self.writer.push(header, packets()) {
+            self.is_touched = true;
+            self.held.note_room();
+            Written::Sent
+        } else if self.held.push(now_ns, header, packets()) {
+            Written::Held
+        } else {
+            Written::Dropped
+        }
+    }
+
+    /// Writes runs that wait for room to the peer's ring. Returns the number of packets written, and the number of
+    /// packets dropped because the peer has stopped reading.
+    pub(super) fn flush(&mut self, now_ns: u64) -> (u64, u64) {
+        let (written, dropped) = self.held.flush(now_ns, &mut self.writer);
+        self.is_touched |= written > 0;
+        (written, dropped)
     }
 
     /// Returns whether the peer has written its first record while [`behind`](Self::behind) is still unknown.
@@ -150,7 +179,7 @@ impl Peer {
             if let Some(left) = &mut self.left_bytes {
                 *left = left.saturating_sub(header.record_bytes() as usize);
             }
-            packets += header.total_bytes.div_ceil(header.segment_bytes);
+            packets += header.packets();
             bytes += header.total_bytes;
             buffers.hand_over(self.address, &self.reader, &record, sink);
             self.reader.release();

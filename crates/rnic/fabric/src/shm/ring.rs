@@ -95,6 +95,11 @@ impl Header {
         })
     }
 
+    /// Returns the number of packets.
+    pub(crate) fn packets(self) -> usize {
+        self.total_bytes.div_ceil(self.segment_bytes)
+    }
+
     /// Returns the number of bytes that a record with this header takes in the ring.
     pub(crate) fn record_bytes(self) -> u64 {
         (WORD_BYTES + self.total_bytes).next_multiple_of(LINE_BYTES) as u64

@@ -473,6 +473,27 @@ mod tests {
     }
 
     #[test]
+    fn each_rate_is_the_product_of_its_width_and_speed() {
+        for rate in PortRate::ALL {
+            let lanes = match rate.width_code {
+                1 => 1,
+                2 => 4,
+                4 => 8,
+                code => panic!("{code} is no code of a width in the table"),
+            };
+            let mbit_per_s = match rate.speed_code {
+                1 => 2_500,
+                4 => 10_000,
+                32 => 25_000,
+                64 => 50_000,
+                128 => 100_000,
+                code => panic!("{code} is no code of a speed in the table"),
+            };
+            assert_eq!((rate.lanes, rate.gbit_per_s * 1000), (lanes, u32::from(lanes) * mbit_per_s), "{rate}");
+        }
+    }
+
+    #[test]
     fn pci_addresses_have_all_parts_in_their_range() {
         for (text, shown) in [("0:0.0", "0000:00:00.0"), ("ABCD:ff:1f.7", "abcd:ff:1f.7")] {
             assert_eq!(text.parse::<PciAddress>().unwrap().to_string(), shown);

@@ -104,7 +104,7 @@ impl<'a> Ends<'a> {
         if let Some((_, reach)) = &self.other {
             return reach.measure(Layout::TwoEnds, parameters);
         }
-        let Own { study, chosen } = self.own;
+        let Own { study, chosen, .. } = self.own;
         let open = || self.own.open(None);
         let pinning = self.environment.pinning.as_ref().map(|all| parameters.pinning(all)).unwrap_or_default();
         match far {
@@ -139,18 +139,18 @@ impl<'a> Ends<'a> {
                 hosts::of_host(host, &error).into()
             });
         }
-        let Own { study, chosen } = self.own;
+        let Own { study, chosen, journal } = self.own;
         let memory_mib = parameters.memory_bytes >> 20;
         let link = parameters.link.map(Link::choice).or(study.link);
-        let device = open_with(study, chosen, None, link)?;
+        let device = open_with(self.own, None, link)?;
         let arguments = DeviceArguments {
             choice: study.device.clone(),
             bind: None,
             udp: study.udp,
             receive_buffer: None,
             pcap: None,
-            fault: None,
-            fault_files: FaultFiles::default(),
+            fault: study.faults().cloned(),
+            fault_files: FaultFiles { fault_plan: None, fault_journal: journal.clone() },
             ack: study.ack,
             link,
         };

@@ -1,11 +1,14 @@
 //! Source of the points of a study.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use doorbell_campaign::callers::Callers;
 use doorbell_campaign::hosts::{self, Hosts, Listening, Others};
 use doorbell_campaign::omissions;
 use doorbell_campaign::rounds::Source;
+use doorbell_fabric::FaultPlan;
 use doorbell_record::{Environment, PointResult};
 use doorbell_sim::reproduce::SEED;
 use doorbell_sim::{Testbed, far as simulated_far, session};
@@ -24,7 +27,29 @@ pub(super) enum PointSource<'a> {
     /// Several hosts with RNICs.
     Together(Box<Hosts<'a>>),
     /// A testbed in virtual time.
-    Simulated(Box<Testbed>, Box<Environment>),
+    Simulated(Box<Simulated>),
+}
+
+/// A testbed in virtual time, under a fault plan if there is one.
+pub(super) struct Simulated {
+    testbed: Testbed,
+    environment: Environment,
+    faults: Option<FaultPlan>,
+    /// Rules of the plan that have fired at any point, by their numbers.
+    fired: RefCell<BTreeSet<usize>>,
+}
+
+impl Simulated {
+    fn measure(&self, point: &Point) -> Result<PointResult, Failure> {
+        if let Some(far) = &point.parameters.far {
+            return Ok(simulated_far::simulate(&self.testbed, far, SEED)?.result);
+        }
+        let bytes = *point.parameters.sizes.first().ok_or("a point has one size")?;
+        let faults = self.faults.as_ref();
+        let (measured, counts) = session::simulate_under(&self.testbed, &point.parameters, bytes, SEED, faults)?;
+        self.fired.borrow_mut().extend((1..).zip(counts).filter(|(_, count)| *count > 0).map(|(rule, _)| rule));
+        Ok(measured.result)
+    }
 }
 
 impl<'a> PointSource<'a> {
@@ -53,10 +78,19 @@ impl<'a> PointSource<'a> {
     }
 
     /// Returns the points of a testbed.
-    pub(super) fn simulated(testbed: Testbed) -> Result<Self, Failure> {
+    pub(super) fn simulated(testbed: Testbed, faults: Option<FaultPlan>) -> Result<Self, Failure> {
         note!("simulating {}: {}", testbed.name, testbed.about);
-        let environment = session::environment(&testbed)?;
-        Ok(Self::Simulated(Box::new(testbed), Box::new(environment)))
+        let fault_plan = faults.as_ref().map(ToString::to_string);
+        let environment = Environment { fault_plan, ..session::environment(&testbed)? };
+        Ok(Self::Simulated(Box::new(Simulated { testbed, environment, faults, fired: RefCell::default() })))
+    }
+
+    /// Returns a sentence for each rule of the fault plan that fired at no simulated point, unless it is optional.
+    pub(super) fn unfired(&self) -> Vec<String> {
+        let Self::Simulated(simulated) = self else { return Vec::new() };
+        let fired = simulated.fired.borrow();
+        let plan = simulated.faults.as_ref();
+        plan.map(|plan| plan.unfired_by(|rule| fired.contains(&rule))).unwrap_or_default()
     }
 
     /// Leaves out series that the hosts cannot measure together, and the comparison of links if points cannot choose
@@ -105,7 +139,7 @@ impl Source for PointSource<'_> {
         match self {
             Self::Measured(ends) => &ends.environment,
             Self::Together(hosts) => &hosts.environment,
-            Self::Simulated(_, environment) => environment,
+            Self::Simulated(simulated) => &simulated.environment,
         }
     }
 
@@ -121,13 +155,7 @@ impl Source for PointSource<'_> {
         match self {
             Self::Measured(ends) => ends.measure(point),
             Self::Together(hosts) => hosts.measure(experiment.layout, &point.parameters),
-            Self::Simulated(testbed, _) => {
-                if let Some(far) = &point.parameters.far {
-                    return Ok(simulated_far::simulate(testbed, far, SEED)?.result);
-                }
-                let bytes = *point.parameters.sizes.first().ok_or("a point has one size")?;
-                Ok(session::simulate(testbed, &point.parameters, bytes, SEED)?.result)
-            }
+            Self::Simulated(simulated) => simulated.measure(point),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_analyze::decode::capture::CaptureError;
-use doorbell_analyze::decode::{Conversation, Direction, Options, Summary, Times, decode};
+use doorbell_analyze::decode::{Conversation, Direction, Options, Summary, Times, Unanswered, decode};
 use doorbell_analyze::explain::sentences::rate;
 use doorbell_verbs::Status;
 use doorbell_wire::{NakCode, ROCE_UDP_PORT};
@@ -187,8 +187,14 @@ fn print_conversation(conversation: &Conversation) -> io::Result<()> {
 /// Maximum number of causes of a failure in the output. The page docs/errors-explained.md has all.
 const MOST_CAUSES: usize = 3;
 
-/// Returns the statuses with which requests of one direction failed, as far as the answers show them.
-fn failures(requests: &Direction, answers: &Direction) -> Vec<Status> {
+/// Minimum number of transmissions of a request that counts as never acknowledged. A capture may end within a recovery.
+const SILENT_TRANSMISSIONS: u64 = 3;
+const NO_ANSWER: &str = "no request was ever acknowledged, or the capture lacks the answers";
+const REFUSED: &str = "the peer refused a request";
+
+/// Returns the statuses with which requests of one direction failed, as far as the answers show them, and what the
+/// capture shows of each.
+fn failures(requests: &Direction, answers: &Direction) -> Vec<(Status, String)> {
     let mut failures = Vec::new();
     let is_reliable = requests.operations.iter().any(|operation| operation.transport == "RC");
     let is_answered = answers.acks > 0
@@ -199,23 +205,37 @@ fn failures(requests: &Direction, answers: &Direction) -> Vec<Status> {
         || !answers.naks.is_empty();
     // A capture that ends soon after its first request has no acknowledgement either, but no repetition.
     if is_reliable && !is_answered && requests.retransmitted_packets > 0 {
-        failures.push(Status::RetryExceeded);
+        failures.push((Status::RetryExceeded, NO_ANSWER.to_owned()));
+    } else if is_reliable
+        && let Some(request) = requests.unanswered.filter(|request| request.transmissions >= SILENT_TRANSMISSIONS)
+    {
+        failures.push(unanswered(&request));
     }
     failures.extend(answers.naks.iter().filter_map(|nak| match NakCode(nak.code) {
-        NakCode::INVALID_REQUEST => Some(Status::RemoteInvalidRequest),
-        NakCode::REMOTE_ACCESS_ERROR => Some(Status::RemoteAccess),
-        NakCode::REMOTE_OPERATIONAL_ERROR => Some(Status::RemoteOperation),
+        NakCode::INVALID_REQUEST => Some((Status::RemoteInvalidRequest, REFUSED.to_owned())),
+        NakCode::REMOTE_ACCESS_ERROR => Some((Status::RemoteAccess, REFUSED.to_owned())),
+        NakCode::REMOTE_OPERATIONAL_ERROR => Some((Status::RemoteOperation, REFUSED.to_owned())),
         _ => None,
     }));
     failures
 }
 
-fn print_failure(status: Status) -> io::Result<()> {
-    let seen = match status {
-        Status::RetryExceeded => "no request was ever acknowledged, or the capture lacks the answers",
-        _ => "the peer refused a request",
-    };
-    line(format_args!("    {seen}: the request ends with status {} ({})", status.number(), status.text()))?;
+/// Returns the status with which a request ends that is repeated until the capture ends, and a sentence about it.
+fn unanswered(request: &Unanswered) -> (Status, String) {
+    let duration = request.duration_ns.map_or(String::new(), |ns| format!(" in {:.3} s", ns as f64 / 1e9));
+    let (psn, times) = (request.psn, request.transmissions);
+    // Requests before the peer had no receive buffer may have been lost too.
+    if 2 * request.rnr_naks >= times {
+        let seen = format!("request PSN 0x{psn:06x} met {} RNR NAKs{duration}, and no ACK", request.rnr_naks);
+        return (Status::RnrRetryExceeded, seen);
+    }
+    (Status::RetryExceeded, format!("request never acknowledged: PSN 0x{psn:06x}, sent {times} times{duration}"))
+}
+
+fn print_failure((status, seen): (Status, String)) -> io::Result<()> {
+    // The capture may end before the queue pair gives up, but a refused request has failed.
+    let ends = if seen == REFUSED { "the request ends" } else { "after the last retry, the request ends" };
+    line(format_args!("    {seen}: {ends} with status {} ({})", status.number(), status.text()))?;
     let causes = status.causes().iter().take(MOST_CAUSES);
     causes.map(|it| format!("      perhaps {}. Check: {}", it.cause, it.check)).try_for_each(line)
 }
@@ -266,6 +286,10 @@ mod tests {
 
     use super::*;
 
+    fn statuses(requests: &Direction, answers: &Direction) -> Vec<Status> {
+        failures(requests, answers).into_iter().map(|(status, _)| status).collect()
+    }
+
     fn requests(transport: &str, retransmitted_packets: u64) -> Direction {
         let operation = OperationCount {
             transport: transport.to_owned(),
@@ -284,7 +308,7 @@ mod tests {
     #[test]
     fn repeated_requests_without_any_answer_end_with_a_retry_error() {
         let silent = Direction::default();
-        assert_eq!(failures(&requests("RC", 3), &silent), [Status::RetryExceeded]);
+        assert_eq!(statuses(&requests("RC", 3), &silent), [Status::RetryExceeded]);
         let answers = Direction { acks: 1, ..Direction::default() };
         for (requests, answers) in
             [(requests("RC", 0), &silent), (requests("UC", 3), &silent), (requests("RC", 3), &answers)]
@@ -298,6 +322,20 @@ mod tests {
         let nak = |code: NakCode| NakCount { code: code.0, name: code.to_string(), naks: 1 };
         let naks = vec![nak(NakCode::PSN_SEQUENCE_ERROR), nak(NakCode::REMOTE_ACCESS_ERROR)];
         let answers = Direction { naks, ..Direction::default() };
-        assert_eq!(failures(&requests("RC", 3), &answers), [Status::RemoteAccess]);
+        assert_eq!(statuses(&requests("RC", 3), &answers), [Status::RemoteAccess]);
+    }
+
+    #[test]
+    fn a_request_that_is_repeated_to_the_end_was_never_acknowledged() {
+        let of = |transmissions, rnr_naks| {
+            let unanswered = Unanswered { psn: 0x12, transmissions, rnr_naks, duration_ns: Some(1_750_000_000) };
+            let requests = Direction { unanswered: Some(unanswered), ..requests("RC", 8) };
+            failures(&requests, &Direction { acks: 9, ..Direction::default() })
+        };
+        let seen = "request never acknowledged: PSN 0x000012, sent 8 times in 1.750 s";
+        assert_eq!(of(8, 0), [(Status::RetryExceeded, seen.to_owned())]);
+        let seen = "request PSN 0x000012 met 7 RNR NAKs in 1.750 s, and no ACK";
+        assert_eq!(of(8, 7), [(Status::RnrRetryExceeded, seen.to_owned())]);
+        assert!(of(2, 0).is_empty(), "the capture may end within a recovery");
     }
 }

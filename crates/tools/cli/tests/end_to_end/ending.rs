@@ -60,7 +60,7 @@ fn long_commands(world: &World) -> Vec<LongCommand> {
         long("model measure", "model measure -n 1000000", prints, 0),
     ];
     let folder = world.root().join("study");
-    all.push(long("study", &format!("study --quick --out {}", folder.display()), prints, 1));
+    all.push(long("study", &format!("study --out {}", folder.display()), prints, 1));
 
     let mut listening = Running::start(world.command("bench bw --listen 127.0.0.1:0"));
     let address = listening.text_after("waiting for a client on ");

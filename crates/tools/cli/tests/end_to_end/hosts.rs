@@ -33,7 +33,7 @@ fn records_of_a_study_name_each_host_with_its_role() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("hosts");
     let (_hosts, addresses): (Vec<_>, Vec<_>) = (0..3).map(|_| listen("127.0.0.1:0")).unzip();
-    let study = format!("study --quick -d doorbell0 --out {} hosts {}", scratch.path(), addresses.join(" "));
+    let study = format!("study -d doorbell0 --out {} hosts {}", scratch.path(), addresses.join(" "));
     let finished = run(&study).expect_status(0);
     for (number, address) in addresses.iter().enumerate() {
         let line = format!("host {}: ", number + 1);
@@ -75,8 +75,7 @@ fn a_study_names_a_dead_host_and_continues_after_its_return() {
         let stays = has_third.then(|| listen("127.0.0.1:0"));
         let stays_at = stays.as_ref().map_or("", |(_, address)| address);
         let (dies, dies_at) = listen("127.0.0.1:0");
-        let study =
-            format!("study --quick -d doorbell0 --out {} direct-write/n-to-1 {stays_at} {dies_at}", scratch.path());
+        let study = format!("study -d doorbell0 --out {} direct-write/n-to-1 {stays_at} {dies_at}", scratch.path());
         let first = Running::start(doorbell(&study));
         let until = Instant::now() + PATIENCE;
         while records(&scratch.0).len() < 2 {
@@ -105,7 +104,7 @@ fn silent_and_garbage_strangers_end_no_study() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("strangers");
     let (_host, address) = listen("127.0.0.1:0");
-    let study = format!("study --quick -d doorbell0 --out {} wire/request-response {address}", scratch.path());
+    let study = format!("study -d doorbell0 --out {} wire/request-response {address}", scratch.path());
     let running = Running::start(doorbell(&study));
     let mut strangers = Vec::new();
     let until = Instant::now() + PATIENCE;
@@ -205,7 +204,7 @@ fn incompatible_hosts_are_rejected_before_measuring() {
     let scratch = Scratch::new("refused");
     let (_host, address) = listen("127.0.0.1:0");
     let with = |experiment: &str, hosts: &str| {
-        run(&format!("study --quick -d doorbell0 --out {} {experiment} {hosts}", scratch.path()))
+        run(&format!("study -d doorbell0 --out {} {experiment} {hosts}", scratch.path()))
     };
     // Name the host alone, and together with another host.
     let refuses = |host: &str, status: i32, words: &[&str]| {
@@ -226,7 +225,7 @@ fn incompatible_hosts_are_rejected_before_measuring() {
     let mut guarded = Running::start(guarded);
     let closed = guarded.text_after("waiting for a client on ");
     refuses(&closed, 1, &["no token"]);
-    let mut other = doorbell(&format!("study --quick -d doorbell0 --out {} send-receive/rnr {closed}", scratch.path()));
+    let mut other = doorbell(&format!("study -d doorbell0 --out {} send-receive/rnr {closed}", scratch.path()));
     other.env("DOORBELL_TOKEN", "another secret");
     Running::start(other).finish().expect_complaint(1, &[&closed, "another token"]);
     let mut other_port = Running::start(doorbell("study -d doorbell0 --udp-port 4792 --listen 127.0.0.1:0"));
@@ -261,7 +260,7 @@ fn one_host_under_two_addresses_is_rejected_before_measuring() {
     let at = host.text_after("waiting for a client on ");
     let port = at.rsplit(':').next().expect("the address has a port");
     let [one, other] = [1, 2].map(|number| format!("127.0.0.{number}:{port}"));
-    let study = format!("study --quick -d doorbell0 --out {} hosts {one} {other}", scratch.path());
+    let study = format!("study -d doorbell0 --out {} hosts {one} {other}", scratch.path());
     let begun = Instant::now();
     with_token(&study).finish().expect_complaint(2, &[&one, &other, "are the same host: name each host once"]);
     assert!(begun.elapsed() < Duration::from_secs(9), "the study must notice the same host before a timeout");
@@ -327,7 +326,7 @@ fn launcher_ranks_are_hosts_and_only_rank_0_prints() {
 
 fn ranks_are_hosts(launcher: &Launcher) {
     let scratch = Scratch::new("mpirun");
-    let study = format!("study --quick -d doorbell0 --out {} direct-write/n-to-1", scratch.path());
+    let study = format!("study -d doorbell0 --out {} direct-write/n-to-1", scratch.path());
     let finished = Running::start(launcher.run(3, &study)).finish().expect_status(0);
     assert_eq!(finished.stdout.lines().count(), 1, "{}", finished.stdout);
     assert_eq!(finished.stderr.matches("host 2: ").count(), 1, "{}", finished.stderr);
@@ -374,7 +373,7 @@ fn ssh_starts_hosts_and_failed_hosts_are_named() {
     let records_in = scratch.0.join("records");
     let remote = env!("CARGO_BIN_EXE_doorbell");
     let over_ssh = |remote: &str, hosts: &str| {
-        let study = "study --quick -d doorbell0 direct-write/n-to-1";
+        let study = "study -d doorbell0 direct-write/n-to-1";
         let arguments = format!("{study} --out {} --via ssh --remote {remote} {hosts}", records_in.display());
         let mut command = doorbell(&arguments);
         command.env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default()));

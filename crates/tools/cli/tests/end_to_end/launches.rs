@@ -15,7 +15,7 @@ const SOON: Duration = Duration::from_secs(40);
 
 /// Starts process `rank` of two on this machine.
 fn process(rank: usize, job: &str, arguments: &str) -> Running {
-    let mut command = doorbell(&format!("study --quick -d doorbell0 {arguments}"));
+    let mut command = doorbell(&format!("study -d doorbell0 {arguments}"));
     command.env("OMPI_COMM_WORLD_RANK", rank.to_string());
     command.envs([("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]);
     command.env("PMIX_NAMESPACE", format!("{job}-{}", std::process::id()));

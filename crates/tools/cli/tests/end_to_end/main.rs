@@ -6,6 +6,7 @@ mod audit;
 mod bench;
 mod captures;
 mod check;
+mod clean;
 mod command;
 mod counters;
 mod devices;

@@ -303,7 +303,7 @@ fn local_records_are_fitted_and_predicted() {
 
     // `model fit` reads the directory of a study like `report`, also together with other records.
     let study = folder.0.join("study");
-    with_paths("study --quick send-receive/window --out", &[&study]).expect_status(0);
+    with_paths("study send-receive/window --out", &[&study]).expect_status(0);
     let json = with_paths("model fit --json", &[&study, paths[1]]).expect_status(0).json();
     let names = json["residuals"].to_string();
     assert!(names.contains("study: send-receive/window, "), "{names}");

@@ -115,8 +115,7 @@ fn a_fit_of_a_simulated_study_finds_what_the_testbed_has() {
         let directory = scratch.path().join(name);
         let experiments =
             ["latency", "window", "batch", "bandwidth"].map(|name| format!("send-receive/{name}")).join(" ");
-        let study =
-            format!("study --testbed connectx5-100g --set {value} --quick --out {} {experiments}", directory.display());
+        let study = format!("study --testbed connectx5-100g --set {value} --out {} {experiments}", directory.display());
         run(&study).expect_status(0);
         run(&format!("model fit {} --json", directory.display())).expect_status(0).json()
     };

@@ -125,7 +125,7 @@ fn process_0_of_a_launch_serves_its_other_process() {
     let job = format!("strangers-{}", std::process::id());
     let process = |rank: usize| {
         let meeting = meeting.path().display();
-        let study = format!("study --quick --out {} --rendezvous {meeting}/ direct-write/latency", scratch.path());
+        let study = format!("study --out {} --rendezvous {meeting}/ direct-write/latency", scratch.path());
         let mut command = doorbell(&format!("{study} -d doorbell0"));
         command.env("OMPI_COMM_WORLD_RANK", rank.to_string());
         command.envs([("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]);

@@ -47,7 +47,7 @@ fn an_unusable_directory_is_rejected_before_measuring() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("unusable");
     fs::create_dir_all(&scratch.0).unwrap();
-    let study = |out: &str| format!("study --quick -d doorbell0 direct-write/latency --out {out}");
+    let study = |out: &str| format!("study -d doorbell0 direct-write/latency --out {out}");
     let refused = |out: &str, words: &[&str]| run(&study(out)).expect_complaint(1, &[&[out], words].concat());
     let file = scratch.0.join("file").display().to_string();
     fs::write(&file, "").unwrap();
@@ -69,18 +69,19 @@ fn an_unusable_directory_is_rejected_before_measuring() {
     }
     refused(&out, &["another study writes to", "another --out"]);
     first.kill();
-    run(&format!("study --quick -d doorbell0 wire/request-response --out {out}")).expect_status(0);
+    run(&format!("study -d doorbell0 wire/request-response --out {out}")).expect_status(0);
 }
 
 #[test]
 fn a_study_writes_its_report_and_repeats_no_measurement() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("twice");
-    let study = format!("study --quick send-receive/receive-batching --out {}", scratch.path());
+    let study = format!("study send-receive/receive-batching --out {}", scratch.path());
     let finished = run(&study).expect_status(0);
     let report = scratch.0.join("report.html");
     assert_eq!(finished.stdout.trim(), report.display().to_string());
     assert!(finished.stderr.contains("published shapes: "), "{}", finished.stderr);
+    assert!(finished.stderr.contains("100 %  send-receive/receive-batching\n"), "{}", finished.stderr);
     let files = records(&scratch.0);
     assert_eq!(files.len(), 6);
     assert!(files.iter().all(|file| repetitions(file) == 3));
@@ -141,7 +142,7 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     assert_eq!(fs::read_to_string(&both).unwrap(), page);
 
     // Records with other parameters are rejected, although their points would have other files.
-    run(&format!("study send-receive/receive-batching --out {}", scratch.path()))
+    run(&format!("study --standard send-receive/receive-batching --out {}", scratch.path()))
         .expect_complaint(1, &["field `parameters` differs", "another --out"]);
     assert_eq!(files.iter().map(|file| fs::read(file).unwrap()).collect::<Vec<_>>(), before);
 }
@@ -150,7 +151,7 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
 fn an_interrupted_study_continues() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("interrupted");
-    let study = format!("study --quick send-receive/inline --out {}", scratch.path());
+    let study = format!("study send-receive/inline --out {}", scratch.path());
     let first = Running::start(doorbell(&study));
     let until = Instant::now() + PATIENCE;
     while records(&scratch.0).len() < 3 {
@@ -172,9 +173,8 @@ fn an_interrupted_study_continues() {
 fn repetitions_with_other_rnic_options_are_not_mixed() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("options");
-    let study = |options: &str| {
-        run(&format!("study --quick -d doorbell0 --out {} {options} wire/request-response", scratch.path()))
-    };
+    let study =
+        |options: &str| run(&format!("study -d doorbell0 --out {} {options} wire/request-response", scratch.path()));
     study("--link udp").expect_status(0);
     study("--link udp").expect_status(0);
     for options in ["", "--link udp --ack strict"] {
@@ -186,10 +186,37 @@ fn repetitions_with_other_rnic_options_are_not_mixed() {
 }
 
 #[test]
+fn records_state_their_fault_plan_and_plans_are_not_mixed() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("faults");
+    let study = |options: &str, name: &str| run(&format!("study --quick --out {} {options} {name}", scratch.path()));
+    study("-d doorbell0 --fault-plan lost-ack", "wire/request-response").expect_status(0);
+    let files = records(&scratch.0);
+    assert!(!files.is_empty());
+    for file in files {
+        let record: serde_json::Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        let plan = record["environment"]["fault_plan"].as_str().unwrap_or_else(|| panic!("{record}"));
+        assert!(plan.contains("drop") && plan.contains("opcode=ack"), "{plan}");
+    }
+    study("-d doorbell0", "wire/request-response").expect_complaint(2, &["has points with the faults", "not none"]);
+    study("--fault-plan lost-ack", "far-memory").expect_complaint(2, &["far memory", "no fault plan"]);
+
+    let simulated = Scratch::new("simulated-faults");
+    let out = format!("study --quick --testbed connectx5-100g wire/request-response --out {}", simulated.path());
+    run(&format!("{out} --fault-plan lost-ack")).expect_status(0);
+    let finished = run(&format!("{out} --fault-plan lost-ack --json")).expect_status(0).json();
+    assert_eq!(finished["measured"], 0, "{finished}");
+    for verdict in finished["verdicts"].as_array().unwrap() {
+        let outcome = verdict["outcome"].as_str().unwrap_or_else(|| panic!("{verdict}"));
+        assert!(["cannot show on this provider", "not measured"].contains(&outcome), "{verdict}");
+    }
+}
+
+#[test]
 fn links_are_compared_only_on_one_machine() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("links");
-    let study = format!("study --quick links/time --out {}", scratch.path());
+    let study = format!("study links/time --out {}", scratch.path());
     let finished = run(&format!("{study} -d doorbell0 --json")).expect_status(0).json();
     assert_eq!((&finished["points"], &finished["missing"]), (&10.into(), &0.into()), "{finished}");
     assert_eq!(finished["verdicts"].as_array().unwrap().len(), 1, "{finished}");
@@ -222,14 +249,19 @@ fn links_are_compared_only_on_one_machine() {
 #[test]
 fn experiments_are_listed_and_unknown_ones_rejected() {
     let list = run("study --list").expect_status(0).stdout;
-    for name in ["send-receive/latency", "send-receive/n-to-1-srq", "send-receive/rnr", "points, each 3 times 0.2 s"] {
+    for name in ["send-receive/latency", "send-receive/n-to-1-srq", "send-receive/rnr", "points, each 3 times 0.1 s"] {
         assert!(list.contains(name), "{list}");
     }
     let json: serde_json::Value =
-        serde_json::from_str(&run("study --list --json --quick send-receive/window").expect_status(0).stdout).unwrap();
+        serde_json::from_str(&run("study --list --json send-receive/window").expect_status(0).stdout).unwrap();
     assert_eq!((json[0]["experiment"].as_str(), json[0]["points"].as_u64()), (Some("send-receive/window"), Some(6)));
     run("study send-receive/win").expect_complaint(2, &["no experiment send-receive/win", "send-receive/window"]);
-    run("study --quick --full").expect_complaint(2, &["cannot be used with"]);
+    assert!(run("study --list --standard").expect_status(0).stdout.contains("points, each 3 times 0.2 s"));
+    for options in ["--quick --full", "--quick --standard", "--standard --full"] {
+        run(&format!("study {options}")).expect_complaint(2, &["cannot be used with"]);
+    }
+    let former = run("study --list --quick").expect_status(0);
+    assert_eq!((former.stdout, former.stderr.contains("leave it out")), (list, true), "{}", former.stderr);
 }
 
 /// On a line of 100 Gb/s, a reply of 64 KiB takes 5.2 us, so 16 clients wait for each other.
@@ -273,7 +305,7 @@ fn a_report_without_valid_records_is_not_written() {
     ] {
         fs::write(&file, text).unwrap();
         run(&report).expect_complaint(1, &[&file.display().to_string(), words]);
-        let study = format!("study --quick send-receive/rnr --out {}", scratch.path());
+        let study = format!("study send-receive/rnr --out {}", scratch.path());
         run(&study).expect_complaint(1, &[&file.display().to_string(), words]);
         assert_eq!(records(&scratch.0), std::slice::from_ref(&file), "nothing was measured");
     }
@@ -283,7 +315,7 @@ fn a_report_without_valid_records_is_not_written() {
 #[test]
 fn simulated_and_measured_studies_are_never_mixed() {
     let (simulated, measured) = (Scratch::new("simulated"), Scratch::new("measured"));
-    let study = "study --quick send-receive/receive-batching";
+    let study = "study send-receive/receive-batching";
     let simulate = format!("{study} --testbed connectx5-100g --out {}", simulated.path());
     run(&simulate).expect_status(0);
     let files = records(&simulated.0);
@@ -325,7 +357,7 @@ fn simulated_and_measured_studies_are_never_mixed() {
 fn shared_memory_is_studied_on_one_machine() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("far-here");
-    let study = format!("study --quick -d doorbell0 --out {}", scratch.path());
+    let study = format!("study -d doorbell0 --out {}", scratch.path());
     let finished = run(&format!("{study} far-memory/tearing far-memory/atomics-scope --json")).expect_status(0).json();
     assert_eq!((&finished["points"], &finished["missing"]), (&21.into(), &0.into()), "{finished}");
     let torn = fs::read_to_string(scratch.0.join("far-memory-tearing-path-mtu-1024-8.json")).unwrap();
@@ -335,7 +367,7 @@ fn shared_memory_is_studied_on_one_machine() {
     assert_eq!(list(&torn, "/environment/pinning/cpus").len(), 1, "{torn}");
     let complaint = "far-memory/hot-address has parts that exist only in virtual time: add --testbed";
     run(&format!("{study} far-memory/hot-address")).expect_complaint(2, &[complaint]);
-    let listed = run("study --list --quick far-memory").expect_status(0).stdout;
+    let listed = run("study --list far-memory").expect_status(0).stdout;
     assert!(listed.contains("far-memory/skew") && !listed.contains("far-memory/hot-address"), "{listed}");
 }
 
@@ -343,7 +375,7 @@ fn shared_memory_is_studied_on_one_machine() {
 fn a_simulated_study_of_shared_memory_supports_advice() {
     let scratch = Scratch::new("far-simulated");
     let testbed = "--testbed connectx5-100g-far";
-    let study = format!("study --quick far-memory/clients far-memory/queue-pairs {testbed} --out {}", scratch.path());
+    let study = format!("study far-memory/clients far-memory/queue-pairs {testbed} --out {}", scratch.path());
     let finished = run(&format!("{study} --json")).expect_status(0).json();
     assert_eq!((&finished["points"], &finished["missing"]), (&13.into(), &0.into()), "{finished}");
     let verdicts = finished["verdicts"].as_array().expect("verdicts");

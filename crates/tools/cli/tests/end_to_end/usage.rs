@@ -41,6 +41,8 @@ fn every_command_has_help() {
         assert!(help.stdout.contains("Usage: doorbell"), "{command}:\n{}", help.stdout);
         assert_eq!(help.stderr, "");
     }
+    let first = run("").expect_status(0).stdout;
+    assert_eq!(first.lines().filter(|line| line.starts_with("  doorbell ")).count(), 5, "{first}");
     let bw = run("bench bw --help").stdout;
     for option in [
         "-s,",
@@ -136,7 +138,7 @@ pub(crate) const WRONG: &[(&str, &[&str])] = &[
     ("bench bw --cpus one", &["`one` is not a list of CPUs", "0,2,4-7, or none"]),
     ("bench bw --cpus 0,0", &["CPU 0 is named twice"]),
     ("bench bw -d doorbell0 --cpus 8000,8001", &["CPU 8000 does not exist or is offline: this machine has "]),
-    ("study --quick -d doorbell0 --out /dev/null/none --cpus ,", &["`,` is not a list of CPUs"]),
+    ("study -d doorbell0 --out /dev/null/none --cpus ,", &["`,` is not a list of CPUs"]),
     ("study --testbed connectx5-100g --cpus none", &["--cpus", "--testbed"]),
     ("bench bw --fault lose=0.1", &["lose", "drop, duplicate"]),
     ("bench bw --fault delay=5", &["delay", "unit"]),
@@ -247,6 +249,23 @@ fn each_command_has_a_manual_page() {
     assert!(page.contains("doorbell bench bw"), "the synopsis says how it is typed:\n{page}");
     assert!(page.contains("\\-\\-protocol"), "{page}");
     assert_eq!(run("man bench bw").expect_status(0).stdout, page);
+}
+
+#[test]
+fn reference_pages_have_commands_settings_and_counters() {
+    let folder = tempfile::tempdir().expect("the temporary folder can be written");
+    run(&format!("man --markdown --out {}", folder.path().display())).expect_status(0);
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("the page was written");
+    for (page, expected) in [
+        ("commands.md", "\n## doorbell wire decode\n"),
+        ("commands.md", "| `-s, --size <BYTES>` | "),
+        ("settings.md", "| the window | `window` | `-t, --window` | "),
+        ("counters.md", "| `rnr_nak_sent` | RNR NAKs sent. |\n"),
+    ] {
+        let text = read(page);
+        assert!(text.contains(expected), "{expected:?} is missing in {text}");
+    }
+    run("man --markdown").expect_complaint(2, &["--out"]);
 }
 
 #[test]

@@ -99,3 +99,32 @@ fn each_protocol_has_all_figures_with_both_links() {
         }
     }
 }
+
+/// The line rate is the rate that the link reports. If the link reports none, the highest throughput of any
+/// configuration replaces the line rate.
+#[test]
+fn line_rate_is_that_of_the_slowest_reported_link() {
+    use doorbell_machine::Adapter;
+    let host = |rate_bps: Option<u64>| Environment {
+        adapter: Some(Adapter { rate_bps, ..Adapter::default() }),
+        ..environment("system", 64)
+    };
+    let threads = all(Effort::Usual).into_iter().find(|one| one.name == "send-receive/threads").unwrap();
+    let verdict = |own: Option<u64>, other: Option<u64>| {
+        let environment = Environment { hosts: vec![host(other)], ..host(own) };
+        let rate = |point: &Point| PointResult { messages_per_s: 1e6 * point.x, ..PointResult::default() };
+        let records: Vec<_> =
+            threads.points.iter().map(|point| record(&threads, point, environment.clone(), &rate(point))).collect();
+        let claim = threads.claims().into_iter().find(|claim| claim.id == "send-receive/threads-line-rate").unwrap();
+        (View::new(&records).line_rate(), claim.judge(View::new(&records), &threads))
+    };
+    // 4 million messages of 8192 B are 262 Gb/s.
+    let (rate, found) = verdict(Some(400_000_000_000), Some(270_000_000_000));
+    assert_eq!((rate, found.finding), (Some(270.0), Finding::Holds), "{}", found.because);
+    assert!(found.because.contains("97 % of the link's 270 Gb/s"), "{}", found.because);
+    let (_, found) = verdict(Some(400_000_000_000), Some(400_000_000_000));
+    assert_eq!(found.finding, Finding::DoesNotHold, "{}", found.because);
+    let (rate, found) = verdict(Some(400_000_000_000), None);
+    assert_eq!((rate, found.finding), (None, Finding::Holds), "{}", found.because);
+    assert!(found.because.contains("highest throughput of any configuration"), "{}", found.because);
+}

@@ -75,6 +75,7 @@ fn honest() -> Value {
             machine: doorbell_machine::Machine::default(),
             adapter: None,
             soft_options: None,
+            fault_plan: None,
             pinning: None,
             peer: None,
             hosts: Vec::new(),

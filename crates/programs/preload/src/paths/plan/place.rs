@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use doorbell_verbs::soft::{PciAddress, SoftDevice};
+use doorbell_verbs::soft::{PciAddress, PortRate, SoftDevice};
 
 use super::UVERBS_FIRST_MINOR;
 
@@ -56,6 +56,34 @@ fn bus(pci: PciAddress) -> String {
     format!("/sys/devices/pci{:04x}:{:02x}", pci.domain, pci.bus)
 }
 
+/// Link between a device and its processor, as the files of a PCI device show it.
+pub(super) struct PciLink {
+    /// Transfers of each lane, in 10^9 per second. A transfer carries one bit.
+    gt_per_s: u32,
+    /// Number of lanes.
+    pub(super) lanes: u32,
+}
+
+impl PciLink {
+    /// Speeds of PCIe 3.0 to 6.0, in GT/s.
+    const SPEEDS: [u32; 4] = [8, 16, 32, 64];
+
+    /// Returns the slowest link that carries the rate of a port. It has 8 lanes up to 50 Gb/s, and 16 lanes above, as
+    /// adapters of these rates have.
+    pub(super) fn of(rate: PortRate) -> Self {
+        let lanes = if rate.gbit_per_s <= 50 { 8 } else { 16 };
+        // The link encodes 128 bits as 130 (PCI Express Base Specification 3.0, 4.2.2).
+        let carries = |speed: &u32| speed * lanes * 128 >= rate.gbit_per_s * 130;
+        let [.., highest] = Self::SPEEDS;
+        Self { gt_per_s: Self::SPEEDS.into_iter().find(carries).unwrap_or(highest), lanes }
+    }
+
+    /// Returns the speed in the format of the kernel.
+    pub(super) fn speed(&self) -> String {
+        format!("{}.0 GT/s PCIe", self.gt_per_s)
+    }
+}
+
 /// List of the machine's processors that are near to a device.
 pub(super) struct Processors(String);
 
@@ -99,3 +127,21 @@ impl Processors {
 /// Highest processor number in a mask. The mask omits processors with higher numbers, so it fits into a file
 /// ([`MAX_VALUE_BYTES`](super::MAX_VALUE_BYTES)).
 const MAX_PROCESSORS: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_link_carries_the_rate_of_its_port() {
+        let links = PortRate::ALL.map(|rate| (rate.gbit_per_s, PciLink::of(rate)));
+        let shown: Vec<String> =
+            links.iter().map(|(rate, link)| format!("{rate}: {}x{}", link.gt_per_s, link.lanes)).collect();
+        assert_eq!(
+            shown,
+            ["10: 8x8", "25: 8x8", "40: 8x8", "50: 8x8", "100: 8x16", "200: 16x16", "400: 32x16", "800: 64x16"]
+        );
+        assert!(links.iter().all(|(rate, link)| link.gt_per_s * link.lanes > *rate));
+        assert_eq!(links[4].1.speed(), "8.0 GT/s PCIe");
+    }
+}

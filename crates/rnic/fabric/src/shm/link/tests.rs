@@ -205,36 +205,6 @@ fn udp_reaches_devices_without_shared_memory_if_allowed() {
 }
 
 #[test]
-fn a_peer_that_reads_nothing_loses_its_own_packets_alone() {
-    let (mut a, mut b) = acquainted();
-    let mut c = link();
-    send(&mut a, &mut c, &[12]);
-    let lengths = [4108; 15];
-    let before = a.counters();
-    let rounds = RING_BYTES / (15 * 4108) + 5;
-    for _ in 0..rounds {
-        send(&mut a, &mut b, &lengths); // the destination does not read its ring
-    }
-    let counted = a.counters();
-    assert!(counted.full > 0);
-    assert_eq!(counted.packets_sent - before.packets_sent + counted.full, (rounds * 15) as u64);
-    assert_eq!(a.link_counters().tx_ring_full, counted.full);
-    // The third device still receives packets.
-    send(&mut a, &mut c, &[32]);
-    let mut seen = Plain::default();
-    eventually("both arrive", || {
-        c.receive(now_ns(), &mut seen).unwrap();
-        seen.0.len() == 2
-    });
-    // The packets that fitted into the ring arrive. Afterwards the ring has room again.
-    let mut seen = Plain::default();
-    eventually("the ring is emptied", || b.receive(now_ns(), &mut seen).unwrap() == 0);
-    assert_eq!(seen.0.len() as u64, counted.packets_sent - before.packets_sent);
-    send(&mut a, &mut b, &[32]);
-    assert_eq!(a.counters().full, counted.full);
-}
-
-#[test]
 fn a_silent_device_delays_packets_to_others_only_briefly() {
     // A socket listens at the name of `silent`, but no thread accepts connections, as if the process of `silent` were
     // stopped.

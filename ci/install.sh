@@ -1,0 +1,46 @@
+#!/bin/sh
+# Installs an archive of `cargo xtask dist` in a folder. Needs no root.
+#
+# usage: install.sh ARCHIVE [FOLDER]
+#
+# ARCHIVE is a path or an address. FOLDER is ./doorbell by default. In a job of GitHub Actions, later steps have the
+# command in their path. Elsewhere the last line names the folder to add.
+set -eu
+
+if [ $# -lt 1 ] || [ $# -gt 2 ] || [ -z "$1" ]; then
+    echo "usage: install.sh ARCHIVE [FOLDER]" >&2
+    exit 2
+fi
+archive=$1
+folder=${2:-$PWD/doorbell}
+case $folder in
+*[\ :]*)
+    echo "install.sh: $folder: must have no space and no colon, since LD_PRELOAD separates paths by them" >&2
+    exit 2
+    ;;
+esac
+
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+case $archive in
+http://* | https://*)
+    fetched=$folder/archive.tar.gz
+    curl --fail --location --silent --show-error --output "$fetched" "$archive"
+    tar --extract --gzip --strip-components=1 --directory "$folder" --file "$fetched"
+    rm "$fetched"
+    ;;
+*)
+    tar --extract --gzip --strip-components=1 --directory "$folder" --file "$archive"
+    ;;
+esac
+
+if ! "$folder/bin/doorbell" --version; then
+    echo "install.sh: $folder/bin/doorbell does not start here: build the archive on this kind of processor, with a" \
+        "glibc that is not newer than the one of this machine" >&2
+    exit 1
+fi
+if [ -n "${GITHUB_PATH:-}" ]; then
+    echo "$folder/bin" >> "$GITHUB_PATH"
+else
+    echo "export PATH=\"$folder/bin:\$PATH\""
+fi

@@ -1,0 +1,181 @@
+//! Reference pages in Markdown, from the program itself: commands with their options, settings, and counters.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, Command};
+use doorbell_record::SETTINGS;
+use doorbell_verbs::{Counters, LinkCounters};
+
+/// Returns the commands that are not hidden.
+pub(super) fn visible(command: &Command) -> impl Iterator<Item = &Command> {
+    command.get_subcommands().filter(|command| !command.is_hide_set())
+}
+
+/// Returns the names of the pages and their texts.
+pub(super) fn pages(command: &Command) -> [(&'static str, String); 3] {
+    let mut commands = String::from("# Commands and options\n");
+    add_command(&mut commands, command);
+    [("commands.md", commands), ("settings.md", settings()), ("counters.md", counters())]
+}
+
+/// Adds the sections of a command and its subcommands.
+fn add_command(page: &mut String, command: &Command) {
+    let name = command.get_bin_name().unwrap_or("doorbell");
+    let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
+    let usage = command.clone().render_usage().to_string();
+    let _ =
+        write!(page, "\n## {name}\n\n{}\n\n```text\n{}\n```\n", escaped(&about), usage.trim_start_matches("Usage: "));
+    let shown: Vec<&Arg> = command.get_arguments().filter(|argument| !argument.is_hide_set()).collect();
+    let mut headings: Vec<Option<&str>> = Vec::new();
+    for argument in &shown {
+        if !headings.contains(&argument.get_help_heading()) {
+            headings.push(argument.get_help_heading());
+        }
+    }
+    for heading in headings {
+        let _ = write!(page, "\n| {} | meaning |\n|---|---|\n", heading.map_or("option".to_owned(), cell));
+        for argument in shown.iter().filter(|argument| argument.get_help_heading() == heading) {
+            let _ = writeln!(page, "| `{}` | {} |", names(argument).replace('|', "\\|"), cell(&meaning(argument)));
+        }
+    }
+    if let Some(examples) = command.get_after_help() {
+        let _ = write!(page, "\n```text\n{}\n```\n", examples.to_string().trim_end());
+    }
+    visible(command).for_each(|command| add_command(page, command));
+}
+
+/// Returns the names of an option with its value, or the name of a positional argument.
+fn names(argument: &Arg) -> String {
+    let value = argument.get_value_names().map(|names| names.join(" ")).unwrap_or_default();
+    if argument.is_positional() {
+        return value;
+    }
+    let short = argument.get_short().map(|short| format!("-{short}"));
+    let long = argument.get_long().map(|long| format!("--{long}"));
+    let names = short.into_iter().chain(long).collect::<Vec<_>>().join(", ");
+    if argument.get_action().takes_values() { format!("{names} <{value}>") } else { names }
+}
+
+/// Returns the help of an argument, with the values, the default and the environment variable that clap knows.
+fn meaning(argument: &Arg) -> String {
+    let help = argument.get_long_help().or(argument.get_help());
+    let mut text = help.map(ToString::to_string).unwrap_or_default();
+    let values: Vec<String> = argument
+        .get_possible_values()
+        .iter()
+        .filter(|value| !value.is_hide_set())
+        .map(|value| value.get_name().to_owned())
+        .collect();
+    let takes_values = argument.get_action().takes_values();
+    if takes_values && !values.is_empty() && !argument.is_hide_possible_values_set() {
+        let _ = write!(text, " [values: {}]", values.join(", "));
+    }
+    let defaults: Vec<_> = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    if takes_values && !defaults.is_empty() && !argument.is_hide_default_value_set() {
+        let _ = write!(text, " [default: {}]", defaults.join(", "));
+    }
+    if let Some(variable) = argument.get_env() {
+        let _ = write!(text, " [environment: {}]", variable.to_string_lossy());
+    }
+    text
+}
+
+/// Returns the page of the settings of a measurement.
+fn settings() -> String {
+    let mut page = String::from(
+        "# Settings of a measurement\n\nA record has each setting in `parameters`. `doorbell sim sweep` varies those with \
+        a name in sweeps.\n\n| setting | in JSON | option | in sweeps | allowed | meaning | not in the model |\n\
+        |---|---|---|---|---|---|---|\n",
+    );
+    for setting in SETTINGS {
+        let code =
+            |text: &str| if text.is_empty() { "-".to_owned() } else { format!("`{}`", text.replace('|', "\\|")) };
+        let option = setting.option.map(|option| match option.short {
+            Some(short) => format!("-{short}, --{}", option.long),
+            None => format!("--{}", option.long),
+        });
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} | {} | {} | {} | {} |",
+            cell(setting.name),
+            code(setting.field),
+            code(&option.unwrap_or_default()),
+            code(setting.sweep.unwrap_or_default()),
+            cell(&setting.allowed(None)),
+            cell(setting.about),
+            cell(setting.unmodelled.unwrap_or("-")),
+        );
+    }
+    page
+}
+
+/// Returns the page of the counters.
+fn counters() -> String {
+    let mut page = String::from(
+        "# Counters\n\n`doorbell counters`, `doorbell run --stats` and records have these names. They are those of \
+        vendors where vendors have such a counter.\n",
+    );
+    let tables = [
+        ("Counters of a software RNIC", Counters::NAMES, Counters::ABOUT),
+        ("Counters of its link", LinkCounters::NAMES, LinkCounters::ABOUT),
+    ];
+    for (title, names, about) in tables {
+        let _ = write!(page, "\n## {title}\n\n| counter | meaning |\n|---|---|\n");
+        for (name, about) in names.iter().zip(about) {
+            let _ = writeln!(page, "| `{name}` | {} |", cell(about));
+        }
+    }
+    page
+}
+
+/// Returns a text as a cell of a table.
+fn cell(text: &str) -> String {
+    escaped(&text.split_whitespace().collect::<Vec<_>>().join(" ")).replace('|', "\\|")
+}
+
+/// Returns a text without words that Markdown takes as HTML.
+fn escaped(text: &str) -> String {
+    text.replace('<', "\\<")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ArgAction;
+
+    use super::*;
+
+    #[test]
+    fn commands_have_sections_with_their_options() {
+        let size =
+            Arg::new("size").short('s').long("size").value_name("BYTES").help("Size, as in <N>").default_value("16");
+        let quiet =
+            Arg::new("quiet").long("quiet").help("Print less").action(ArgAction::SetTrue).help_heading("Output");
+        let hidden = Arg::new("hidden").long("hidden").hide(true);
+        let bench = Command::new("bench").about("Measure").args([size, quiet, hidden]).after_help("Examples:\n  a | b");
+        let mut command = Command::new("doorbell").subcommand(bench).disable_help_subcommand(true);
+        command.build();
+        let [(_, page), ..] = pages(&command);
+        for expected in [
+            "\n## doorbell bench\n\nMeasure\n\n```text\ndoorbell bench [OPTIONS]\n```\n",
+            "| `-s, --size <BYTES>` | Size, as in \\<N> [default: 16] |\n",
+            "\n| Output | meaning |\n|---|---|\n| `--quiet` | Print less |\n",
+            "```text\nExamples:\n  a | b\n```\n",
+        ] {
+            assert!(page.contains(expected), "{expected:?} in {page}");
+        }
+        assert!(!page.contains("hidden"), "{page}");
+    }
+
+    #[test]
+    fn pages_have_all_settings_and_counters() {
+        let [_, (_, settings), (_, counters)] = pages(&Command::new("doorbell"));
+        assert!(
+            SETTINGS.iter().all(|setting| settings.contains(&format!("| {} | ", cell(setting.name)))),
+            "{settings}"
+        );
+        for name in Counters::NAMES.iter().chain(LinkCounters::NAMES) {
+            assert!(counters.contains(&format!("| `{name}` | ")), "{name}");
+        }
+        assert!(counters.contains("| `tx_data_bytes` | Bytes of the packets in `tx_data_packets`. |\n"), "{counters}");
+    }
+}

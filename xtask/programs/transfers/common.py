@@ -1,0 +1,127 @@
+"""Shared code of these programs, which move bytes between the memory of a server and of a client through a library.
+
+`PROGRAM server PORT` offers memory, and `PROGRAM client PORT WAY` writes and reads it. Both compare all bytes. The ways
+are `data`, and `killed`: the client then writes until the server is gone, and expects an error of the library. Both ends
+describe themselves over a TCP connection on loopback.
+"""
+
+import json
+import random
+import socket
+import sys
+import time
+
+# Sizes of the transfers: one byte, less than a packet, several packets, and several messages of most libraries.
+SIZES = [1, 1000, 65536, 1 << 20]
+ROUNDS = 5
+
+# Bytes of memory that each end registers.
+MEMORY = 1 << 20
+
+# Seconds after which a step counts as hanging. No step takes this long, even on a busy machine.
+PATIENCE = 120
+
+
+def pattern(seed, length):
+    """Returns bytes that differ for each seed."""
+    return random.Random(seed).randbytes(length)
+
+
+class Control:
+    """A TCP connection for descriptions of the ends, with one JSON value in each line."""
+
+    def __init__(self, connection):
+        connection.settimeout(PATIENCE)
+        self.lines = connection.makefile("r")
+        self.connection = connection
+
+    @classmethod
+    def accept(cls, port):
+        with socket.create_server(("127.0.0.1", port)) as listener:
+            listener.settimeout(PATIENCE)
+            return cls(listener.accept()[0])
+
+    @classmethod
+    def connect(cls, port):
+        return cls(socket.create_connection(("127.0.0.1", port), PATIENCE))
+
+    def send(self, value):
+        self.connection.sendall(f"{json.dumps(value)}\n".encode())
+
+    def receive(self):
+        line = self.lines.readline()
+        if not line:
+            raise EOFError("the other end closed the control connection")
+        return json.loads(line)
+
+    def ask(self, *question):
+        self.send(question)
+        return self.receive()
+
+
+def wait_until(done, what):
+    """Waits until `done` returns a value that is not None, and returns this value."""
+    until = time.monotonic() + PATIENCE
+    while (value := done()) is None:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{what} does not end")
+        time.sleep(0)
+    return value
+
+
+def serve(control, memory):
+    """Answers the questions of a client about `memory`, a writable buffer."""
+    while True:
+        question = control.receive()
+        if question[0] == "compare":
+            _, seed, length = question
+            control.send(memory[:length] == pattern(seed, length))
+        elif question[0] == "fill":
+            _, seed, length = question
+            memory[:length] = pattern(seed, length)
+            control.send(True)
+        elif question[0] == "loop":
+            control.send(True)
+            print("ready to be killed", flush=True)
+        else:
+            control.send(True)
+            return
+
+
+def compare_all(control, memory, write, read):
+    """Moves bytes in both directions, and compares them. `write` and `read` move the first bytes of the memory."""
+    seed = 0
+    for length in SIZES * ROUNDS:
+        seed += 1
+        memory[:length] = pattern(seed, length)
+        write(length)
+        if control.ask("compare", seed, length) is not True:
+            sys.exit(f"the server has wrong bytes after a write of {length} B")
+        seed += 1
+        control.ask("fill", seed, length)
+        memory[:length] = bytes(length)
+        read(length)
+        if memory[:length] != pattern(seed, length):
+            sys.exit(f"wrong bytes after a read of {length} B")
+
+
+def until_killed(control, write):
+    """Writes until the server is gone, and checks that the library reports an error."""
+    control.ask("loop")
+    until = time.monotonic() + PATIENCE
+    try:
+        while time.monotonic() < until:
+            write(1 << 20)
+    except Exception as error:  # each library has errors of its own
+        print(f"the peer is gone: {error}", flush=True)
+        return
+    sys.exit("no error after the death of the server")
+
+
+def run_client(way, control, memory, write, read):
+    if way == "killed":
+        until_killed(control, write)
+        return
+    compare_all(control, memory, write, read)
+    control.ask("end")
+    print("all bytes are right", flush=True)

@@ -1,0 +1,227 @@
+//! Runs the files with which other projects use Doorbell in their CI: `action.yml` and those in `ci`.
+//!
+//! The parser knows only the form of these files. A line of another form is an error.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::shell::{command, output_of, root};
+
+/// The action of GitHub.
+const ACTION: &str = "action.yml";
+
+/// The job of GitLab.
+const GITLAB: &str = "ci/gitlab.yml";
+
+/// Texts by name.
+type Texts = BTreeMap<String, String>;
+
+/// A step of the action.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Step {
+    name: String,
+    /// Condition of the form `inputs.NAME == 'VALUE'`.
+    condition: Option<String>,
+    environment: Texts,
+    script: String,
+}
+
+/// The action: defaults of its inputs, and its steps.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Action {
+    defaults: Texts,
+    steps: Vec<Step>,
+}
+
+impl Action {
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut action = Self::default();
+        let (inputs, steps) = text.split_once("\n  steps:\n").ok_or("there is no line `  steps:`")?;
+        let mut input = "";
+        for line in inputs.lines() {
+            if let Some(default) = line.strip_prefix("    default: ") {
+                action.defaults.insert(input.to_owned(), default.trim_matches('"').to_owned());
+            } else if let Some(name) = line.strip_prefix("  ").and_then(|line| line.strip_suffix(':')) {
+                input = name;
+            }
+        }
+        let mut lines = steps.lines().peekable();
+        while let Some(line) = lines.next() {
+            if let Some(name) = line.strip_prefix("    - name: ") {
+                action.steps.push(Step { name: name.to_owned(), ..Step::default() });
+                continue;
+            }
+            let step = action.steps.last_mut().ok_or_else(|| format!("{line:?} is before the first step"))?;
+            let key = line.strip_prefix("      ").and_then(|line| line.split_once(':'));
+            match key.map(|(key, value)| (key, value.trim())) {
+                Some(("shell", "bash")) => {}
+                Some(("if", condition)) => step.condition = Some(condition.to_owned()),
+                Some(("env", "")) => {
+                    while let Some((name, value)) = lines.peek().and_then(|line| inner(line)?.split_once(": ")) {
+                        step.environment.insert(name.to_owned(), value.to_owned());
+                        lines.next();
+                    }
+                }
+                Some(("run", "|")) => {
+                    while let Some(line) = lines.peek().and_then(|line| inner(line)) {
+                        step.script.push_str(&format!("{line}\n"));
+                        lines.next();
+                    }
+                }
+                Some(("run", script)) => script.clone_into(&mut step.script),
+                _ => return Err(format!("{line:?} has no form of a step")),
+            }
+        }
+        Ok(action)
+    }
+
+    /// Runs the steps as GitHub's runner does, with these inputs. Returns the environment of later steps.
+    fn run(&self, inputs: &[(&str, &str)], folder: &Path) -> Result<Texts, String> {
+        let mut values = self.defaults.clone();
+        values.extend(inputs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        let (path_file, environment_file) = (folder.join("path"), folder.join("environment"));
+        for file in [&path_file, &environment_file] {
+            write(file, "")?;
+        }
+        let mut environment = Texts::new();
+        environment.insert("RUNNER_TEMP".to_owned(), folder.to_string_lossy().into_owned());
+        for step in &self.steps {
+            if !step.condition.as_ref().map_or(Ok(true), |condition| holds(condition, &values))? {
+                continue;
+            }
+            let mut shell = shell(&environment, folder, &step.script);
+            shell.env("GITHUB_ACTION_PATH", root());
+            shell.env("GITHUB_PATH", &path_file).env("GITHUB_ENV", &environment_file);
+            for (name, value) in &step.environment {
+                shell.env(name, filled(value, &values)?);
+            }
+            output_of(shell).map_err(|why| format!("{ACTION}, {}: {why}", step.name))?;
+            let paths = read(&path_file)?;
+            let own = std::env::var("PATH").unwrap_or_default();
+            environment
+                .insert("PATH".to_owned(), paths.lines().rev().chain([own.as_str()]).collect::<Vec<_>>().join(":"));
+            let added = read(&environment_file)?;
+            let pairs = added.lines().filter_map(|line| line.split_once('='));
+            environment.extend(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        }
+        Ok(environment)
+    }
+}
+
+/// Returns a line within a key of a step.
+fn inner(line: &str) -> Option<&str> {
+    line.strip_prefix("        ")
+}
+
+/// Returns a shell that runs a script as a step does.
+fn shell(environment: &Texts, folder: &Path, script: &str) -> Command {
+    let mut shell = command("bash", &["--noprofile", "--norc", "-eo", "pipefail", "-c", script]);
+    shell.current_dir(folder).env_remove("DOORBELL_PRELOAD_LIB").env_remove("LD_PRELOAD").envs(environment);
+    shell
+}
+
+/// Returns whether a condition of a step holds.
+fn holds(condition: &str, values: &Texts) -> Result<bool, String> {
+    let parts = condition.strip_prefix("inputs.").and_then(|rest| rest.split_once(" == "));
+    let (name, value) = parts.ok_or_else(|| format!("{condition:?}: must be inputs.NAME == 'VALUE'"))?;
+    Ok(values.get(name).is_some_and(|given| given == value.trim_matches('\'')))
+}
+
+/// Returns a text with the values of inputs.
+fn filled(text: &str, values: &Texts) -> Result<String, String> {
+    let Some((before, rest)) = text.split_once("${{ inputs.") else { return Ok(text.to_owned()) };
+    let (name, after) = rest.split_once(" }}").ok_or_else(|| format!("{text:?}: the expression has no end"))?;
+    let value = values.get(name).ok_or_else(|| format!("{text:?}: the input {name} has no value"))?;
+    Ok(format!("{before}{value}{}", filled(after, values)?))
+}
+
+/// Returns the script of GitLab's job.
+fn gitlab(text: &str) -> Result<String, String> {
+    let mut script = String::new();
+    for key in ["before_script", "script"] {
+        let (_, rest) = text.split_once(&format!("\n  {key}:\n")).ok_or_else(|| format!("there is no key {key}"))?;
+        let lines = rest.lines().map_while(|line| line.strip_prefix("    - "));
+        lines.for_each(|line| script.push_str(&format!("{line}\n")));
+    }
+    Ok(script)
+}
+
+/// Runs the action, with and without its environment in later steps, and the job of GitLab, with this archive.
+pub(crate) fn check(archive: &Path, folder: &Path) -> Result<(), String> {
+    let archive = archive.to_string_lossy();
+    let action = Action::parse(&read(&root().join(ACTION))?).map_err(|why| format!("{ACTION}: {why}"))?;
+    for (name, environment, script) in
+        [("plain", "false", "doorbell run -- ibv_devices"), ("with-environment", "true", "ibv_devices")]
+    {
+        let folder = made(&folder.join(name))?;
+        let later = action.run(&[("archive", &*archive), ("environment", environment)], &folder)?;
+        expect_device(shell(&later, &folder, script), script)?;
+    }
+    let folder = made(&folder.join("gitlab"))?;
+    std::os::unix::fs::symlink(root().join("ci"), folder.join("ci")).map_err(|error| format!("ci: {error}"))?;
+    let script = gitlab(&read(&root().join(GITLAB))?).map_err(|why| format!("{GITLAB}: {why}"))?;
+    let mut job = shell(&Texts::new(), &folder, &script);
+    job.env("DOORBELL_ARCHIVE", &*archive).env_remove("GITHUB_PATH");
+    expect_device(job, GITLAB)
+}
+
+fn expect_device(command: Command, name: &str) -> Result<(), String> {
+    let output = output_of(command)?;
+    if output.contains("doorbell0") { Ok(()) } else { Err(format!("{name} finds no doorbell0:\n{output}")) }
+}
+
+/// Creates a folder, and returns its path.
+fn made(folder: &Path) -> Result<PathBuf, String> {
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    Ok(folder.to_owned())
+}
+
+fn read(file: &Path) -> Result<String, String> {
+    fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+fn write(file: &Path, text: &str) -> Result<(), String> {
+    fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO_STEPS: &str = "inputs:\n  a:\n    required: true\n  b:\n    default: \"no\"\nruns:\n  steps:\n    - name: First\n      \
+        shell: bash\n      env:\n        A: ${{ inputs.a }}\n      run: echo \"$A\" >> \"$GITHUB_PATH\"\n    - name: Second\n      \
+        if: inputs.b == 'yes'\n      shell: bash\n      run: |\n        echo \"X=1\" >> \"$GITHUB_ENV\"\n        true\n";
+
+    #[test]
+    fn the_files_of_the_repository_have_the_known_form() {
+        let action = Action::parse(&read(&root().join(ACTION)).unwrap()).unwrap();
+        assert!(action.steps.len() == 2 && action.steps.iter().all(|step| !step.script.is_empty()), "{action:?}");
+        assert_eq!(action.defaults.get("environment").map(String::as_str), Some("false"));
+        let script = gitlab(&read(&root().join(GITLAB)).unwrap()).unwrap();
+        assert_eq!(script.lines().count(), 4, "{script}");
+    }
+
+    #[test]
+    fn steps_run_with_their_inputs_and_pass_on_their_environment() {
+        let action = Action::parse(TWO_STEPS).unwrap();
+        assert_eq!(action.steps[1].script, "echo \"X=1\" >> \"$GITHUB_ENV\"\ntrue\n");
+        let folder = tempfile::tempdir().unwrap();
+        for (given, expected) in [("yes", "/a:1"), ("no", "/a:")] {
+            let later = action.run(&[("a", "/a"), ("b", given)], folder.path()).unwrap();
+            let printed = output_of(shell(&later, folder.path(), "echo \"${PATH%%:*}:${X:-}\"")).unwrap();
+            assert_eq!(printed.trim(), expected);
+        }
+    }
+
+    #[test]
+    fn other_forms_are_errors() {
+        let parse = |text: &str| Action::parse(text).unwrap_err();
+        assert!(parse("name: a\n").contains("steps:"));
+        assert!(parse("runs:\n  steps:\n    - name: A\n      uses: b\n").contains("uses: b"));
+        assert!(parse("runs:\n  steps:\n      run: b\n").contains("before the first step"));
+        assert!(holds("always()", &Texts::new()).unwrap_err().contains("inputs.NAME"));
+        assert!(filled("${{ inputs.c }}", &Texts::new()).unwrap_err().contains("the input c has no value"));
+    }
+}

@@ -1,0 +1,98 @@
+//! The program `benchmarks/instructions`: its workloads, its build, and its runs under valgrind's callgrind.
+//!
+//! The program has both ends of a workload in one thread. A workload runs with two lengths, and the difference of both
+//! counts, divided by the difference of the lengths, excludes the start of the program.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::fuzz;
+use crate::shell::{cargo, command, root, run};
+
+/// A workload of the counting program, with the two lengths with which it runs.
+pub(crate) struct Workload {
+    pub(crate) name: &'static str,
+    pub(crate) short: u64,
+    pub(crate) long: u64,
+}
+
+const fn workload(name: &'static str, short: u64, long: u64) -> Workload {
+    Workload { name, short, long }
+}
+
+impl Workload {
+    /// Returns the number of messages that the long run has and the short run has not.
+    pub(crate) fn messages(&self) -> f64 {
+        (self.long - self.short) as f64
+    }
+}
+
+/// Workloads over a wire in memory, or without a link. The lengths are multiples of the workload's window.
+pub(crate) const IN_MEMORY: &[Workload] = &[
+    workload("rnic", 6400, 64_000),
+    workload("rnic-batched", 6400, 64_000),
+    workload("rnic-64k", 160, 4800),
+    workload("exchange", 6400, 64_000),
+    workload("exchange-batched", 6400, 64_000),
+    workload("bench-lat", 3200, 32_000),
+    workload("bench-bw", 6400, 64_000),
+    workload("bench-bw-batched", 6400, 64_000),
+    workload("bench-bw-64k", 160, 4800),
+];
+
+/// Workloads over shared memory and UDP, between two devices of the counting program's process.
+pub(crate) const ON_LINKS: &[Workload] = &[
+    workload("shm-lat", 3200, 32_000),
+    workload("shm-bw", 6400, 64_000),
+    workload("shm-bw-64k", 160, 4800),
+    workload("udp-lat", 3200, 32_000),
+    workload("udp-bw", 6400, 64_000),
+    workload("udp-bw-64k", 160, 4800),
+];
+
+/// Copies the lock file of `tree` to its counting program, so that the program uses the same versions of dependencies.
+fn take_versions(tree: &Path) -> Result<(), String> {
+    let lock = tree.join("benchmarks").join("instructions").join("Cargo.lock");
+    fs::copy(tree.join("Cargo.lock"), &lock).map(drop).map_err(|error| format!("{}: {error}", lock.display()))
+}
+
+/// Checks that the counting program compiles with the current crates.
+pub(crate) fn check() -> Result<(), String> {
+    take_versions(&root())?;
+    let mut check = cargo(&["check", "--quiet"]);
+    check.current_dir(root().join("benchmarks").join("instructions")).env("CARGO_TARGET_DIR", fuzz::check_target());
+    run(check)
+}
+
+/// Builds the counting program of `tree` in the folder `home`. Returns the path of the program, which contains `name`.
+pub(crate) fn build(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, String> {
+    let folder = tree.join("benchmarks").join("instructions");
+    let cannot = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
+    take_versions(tree)?;
+    let built = home.join("instructions");
+    let mut build = cargo(&["build", "--release"]);
+    build.current_dir(&folder).env("CARGO_TARGET_DIR", &built);
+    run(build)?;
+    let program = home.join(format!("doorbell-instructions-{name}"));
+    let made = built.join("release").join("doorbell-instructions");
+    fs::copy(&made, &program).map_err(|error| cannot(&made, error))?;
+    Ok(program)
+}
+
+/// Counts the instructions that the counting program takes for a workload of this length. callgrind writes the costs of
+/// lines and calls to the file `profile`.
+pub(crate) fn count(program: &Path, workload: &str, length: u64, profile: &Path) -> Result<u64, String> {
+    let mut valgrind = command("valgrind", &["--tool=callgrind"]);
+    valgrind.arg(format!("--callgrind-out-file={}", profile.display()));
+    // Turn the publication of counters off, because it depends on the clock.
+    valgrind.arg(program).args([workload, &length.to_string()]).env("DOORBELL_PUBLISH", "0");
+    let output = valgrind.output().map_err(|error| format!("valgrind could not be started: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("{workload} failed under valgrind: {}\n{said}", output.status));
+    }
+    let number = said.lines().find_map(|line| line.split_once("Collected :")).map(|(_, number)| number.trim());
+    number
+        .and_then(|number| number.parse().ok())
+        .ok_or_else(|| format!("valgrind reports no number of instructions:\n{said}"))
+}

@@ -1,0 +1,179 @@
+//! Programs of Debian and PyPI that move bytes between processes through a library on top of verbs: gloo, MPICH,
+//! rdma4py, the Mooncake Transfer Engine and NIXL. Each compares all bytes, once over a network that loses packets, and
+//! each must report the death of a peer.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::{PATIENCE, Started, on_doorbell, ports, start, ucx};
+use crate::place::{self, Lock};
+use crate::shell::{command, root, run, target};
+use crate::test::StepEnd;
+use crate::{network, peers};
+
+/// Packages of PyPI in the tested versions.
+const WHEELS: [&str; 3] = ["ibverbs==2026.10.22", "mooncake-transfer-engine-non-cuda==0.3.13.post1", "numpy==2.4.6"];
+
+/// Package that is installed without its dependencies. It needs only numpy, and its other dependency, torch, is large.
+const WITHOUT_DEPENDENCIES: [&str; 2] = ["--no-deps", "nixl-cu12==1.5.1"];
+
+/// Scripts in `xtask/programs/transfers`, one for each package.
+const SCRIPTS: [&str; 3] = ["rdma4py", "mooncake_engine", "nixl_agent"];
+
+/// Text of an end that has compared all bytes.
+const RIGHT: &str = "all bytes are right";
+
+/// Text of a server whose client writes until the server is gone.
+const READY: &str = "ready to be killed";
+
+/// Text of a client that has seen the death of its server.
+const GONE: &str = "the peer is gone: ";
+
+/// Time for which a client writes before its server is killed.
+const SOME_TRANSFERS: Duration = Duration::from_millis(300);
+
+/// Surroundings of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Plain,
+    /// Packets are lost.
+    Loss,
+    /// One process is killed.
+    Killed,
+}
+
+impl Way {
+    const ALL: [Self; 3] = [Self::Plain, Self::Loss, Self::Killed];
+
+    /// Returns the options of `doorbell run`.
+    fn options(self) -> &'static [&'static str] {
+        if self == Self::Loss { &["--fault", "drop=0.01,seed=3"] } else { &[] }
+    }
+
+    /// Returns the word by which the programs know whether a process will be killed.
+    fn word(self) -> &'static str {
+        if self == Self::Killed { "killed" } else { "data" }
+    }
+}
+
+/// Runs the programs of Debian.
+pub(crate) fn of_debian() -> Result<(), String> {
+    peers::install_for_transfers()?;
+    let gloo = build("c++", "transfers/gloo.cc", &["-std=c++17", "-lgloo", "-libverbs"])?;
+    each_way("gloo", |way| pair_of_gloo(&gloo, way))?;
+    let mpi = build("mpicc.mpich", "mpi.c", &[])?;
+    each_way("MPICH, 2 ranks", |way| ranks(&mpi, "2", way))?;
+    each_way("MPICH, 4 ranks", |way| ranks(&mpi, "4", way))
+}
+
+/// Runs the programs of PyPI. The step is left out if the packages cannot be installed.
+pub(crate) fn of_pypi() -> StepEnd {
+    let run_all = |python: &str| {
+        SCRIPTS.iter().try_for_each(|script| each_way(script, |way| pair_of_script(python, script, way)))
+    };
+    match python() {
+        Ok(python) => run_all(&python).into(),
+        Err(why) => StepEnd::LeftOut(format!("packages of PyPI cannot be installed: {why}")),
+    }
+}
+
+fn each_way(name: &str, run: impl Fn(Way) -> Result<(), String>) -> Result<(), String> {
+    for way in Way::ALL {
+        let begun = Instant::now();
+        run(way).map_err(|why| format!("{name}, {way:?}: {why}"))?;
+        eprintln!("{:>5.1} s  {name}, {way:?}", begun.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+/// Compiles a program of this repository, and returns its path.
+fn build(compiler: &str, source: &str, options: &[&str]) -> Result<String, String> {
+    let source = root().join("xtask/programs").join(source).to_string_lossy().into_owned();
+    let program = place::own_file("transfer").to_string_lossy().into_owned();
+    let arguments = ["-O1", "-Wall", "-Wextra", "-Werror", "-o", &program, &source];
+    run(command(compiler, &[&arguments[..], options].concat()))?;
+    Ok(program)
+}
+
+/// Installs the packages of PyPI, if they are missing, and returns the path of a Python interpreter that has them.
+fn python() -> Result<String, String> {
+    let folder = target().join("xtask").join("wheels");
+    let _alone = Lock::take(&folder.with_extension("lock"), "packages of PyPI")?;
+    let python = folder.join("bin/python");
+    if !python.exists() {
+        run(command("python3", &["-m", "venv", &folder.to_string_lossy()]))?;
+    }
+    let install = |packages: &[&str]| {
+        let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+        run(command(&python, &[&pip[..], packages].concat()))
+    };
+    network::outside(|| install(&WHEELS).and_then(|()| install(&WITHOUT_DEPENDENCIES)))?;
+    Ok(python.to_string_lossy().into_owned())
+}
+
+fn pair_of_gloo(program: &str, way: Way) -> Result<(), String> {
+    // Both ranks find each other by files in this folder.
+    let folder = place::own_file("gloo");
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let meeting = folder.to_string_lossy();
+    let end = |rank: &str| start(on_doorbell(way.options(), &[program, rank, &meeting, way.word()]));
+    pair(end("0")?, end("1")?, way)
+}
+
+fn pair_of_script(python: &str, script: &str, way: Way) -> Result<(), String> {
+    let path = root().join("xtask/programs/transfers").join(script).with_extension("py");
+    let path = path.to_string_lossy();
+    ports::on_free_port(|port| {
+        let end = |role: &str| {
+            let mut end = on_doorbell(way.options(), &[python, &path, role, port, way.word()]);
+            end.env("PYTHONDONTWRITEBYTECODE", "1");
+            start(with_ucx(end, "rc_v"))
+        };
+        let mut server = end("server")?;
+        ports::wait_until_listening(port, &mut server)?;
+        pair(server, end("client")?, way)
+    })
+}
+
+/// Sets the transports of UCX, and timeouts after which it reports the death of a peer.
+fn with_ucx(mut program: Command, transports: &str) -> Command {
+    program.envs([("UCX_TLS", transports), ("UCX_LOG_LEVEL", "error")]);
+    program.envs(ucx::SHORT_TIMEOUTS.iter().copied());
+    program
+}
+
+/// Runs server and client to their ends, or kills the server while the client writes.
+fn pair(mut server: Started, client: Started, way: Way) -> Result<(), String> {
+    if way == Way::Killed {
+        server.wait_until(|server| server.said().contains(READY) || server.has_ended())?;
+        if server.has_ended() {
+            return Err(format!("the server has ended: {}", server.said()));
+        }
+        std::thread::sleep(SOME_TRANSFERS);
+        drop(server); // kills the process
+        return expect(&client.finish(PATIENCE)?, GONE);
+    }
+    match (client.finish(PATIENCE), server.finish(PATIENCE)) {
+        (Ok(said), Ok(_)) => expect(&said, RIGHT),
+        (Err(client), Err(server)) => Err(format!("{client}\nthe server: {server}")),
+        (Err(why), Ok(_)) => Err(why),
+        (Ok(_), Err(why)) => Err(format!("the server: {why}")),
+    }
+}
+
+/// Runs ranks of MPICH over UCX. MPICH itself reports the death of a rank, and ends the others.
+fn ranks(program: &str, count: &str, way: Way) -> Result<(), String> {
+    let mut own = on_doorbell(way.options(), &["mpiexec.mpich", "-n", count, program, way.word()]);
+    // Without this variable, ranks of one machine use shared memory of MPICH's own.
+    own.env("MPIR_CVAR_NOLOCAL", "1");
+    let mut mpiexec = start(with_ucx(own, "self,rc_v"))?;
+    if way == Way::Killed {
+        return expect(&mpiexec.ended()?, "Killed (signal 9)");
+    }
+    expect(&mpiexec.finish(PATIENCE)?, &format!("all bytes of {count} ranks are right"))
+}
+
+fn expect(said: &str, words: &str) -> Result<(), String> {
+    if said.contains(words) { Ok(()) } else { Err(format!("{words:?} is missing in:\n{said}")) }
+}
