@@ -76,7 +76,7 @@ fn measure(every: &[Series], figures: &mut [Vec<f64>], round: u32) -> Result<(),
     // One run of `doorbell bench limit` gives figures of several series.
     let mut outputs = HashMap::new();
     let mut in_turn: Vec<_> = every.iter().zip(figures).collect();
-    if round % 2 == 0 {
+    if round.is_multiple_of(2) {
         in_turn.reverse();
     }
     for (series, figures) in in_turn {

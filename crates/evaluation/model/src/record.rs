@@ -322,7 +322,7 @@ fn measured(
 
 /// Returns the reason why the model cannot predict a result, if there is one.
 fn unfit(record: &Record<'_>, result: &PointResult) -> Option<String> {
-    let Record { parameters: asked, unknown, .. } = record;
+    let Record { parameters: asked, unknown, environment, .. } = record;
     if asked.far.is_some() {
         return Some(SHARED_MEMORY.to_owned());
     }

@@ -72,7 +72,7 @@ impl Measured {
         let at_fault = |why| format!("{}, {}: {why}", row.program, row.what);
         let ours = || row.run(&row.ours, false).map_err(at_fault);
         let tcp = || row.tcp.as_ref().map(|commands| row.run(commands, false)).transpose().map_err(at_fault);
-        let (ours, tcp) = if round % 2 == 0 {
+        let (ours, tcp) = if round.is_multiple_of(2) {
             let tcp = tcp()?;
             (ours()?, tcp)
         } else {
