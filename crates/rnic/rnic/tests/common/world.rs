@@ -9,7 +9,9 @@ use doorbell_rnic::{
     Budget, CompletionQueue, Config, Filter, MAX_RUN_BYTES, MAX_RUN_PACKETS, Region, Rnic, TransmitBatch, TransmitInfo,
 };
 use doorbell_verbs_core::{Access, Completion, CqId, PdId, Sge};
-use doorbell_wire::{BthPacket, ICRC_LEN, Opcode, Outer, PathMtu, Psn, Qpn};
+use doorbell_wire::{
+    AethPacket, BTH_LEN, BthPacket, ICRC_LEN, NakCode, Opcode, Outer, PathMtu, Psn, Qpn, SyndromeKind,
+};
 
 use super::tally::{Hit, Tally};
 use super::trace::trace;
@@ -183,6 +185,27 @@ enum What {
     Drained,
 }
 
+/// A response that did not arrive in order.
+#[derive(Debug, Clone, Copy)]
+pub struct LostResponse {
+    pub psn: Psn,
+    pub opcode: Opcode,
+    /// Whether the response is a NAK after which the responder answers no more requests.
+    pub is_last: bool,
+}
+
+impl LostResponse {
+    fn of(bth: &BthPacket<&[u8]>, bytes: &[u8]) -> Self {
+        let opcode = bth.opcode();
+        let syndrome = bytes.get(BTH_LEN..).filter(|_| opcode.has_aeth()).and_then(|aeth| {
+            let aeth = AethPacket::new_checked(aeth).ok()?;
+            Some(aeth.syndrome().kind())
+        });
+        let is_last = matches!(syndrome, Some(SyndromeKind::Nak(code)) if code != NakCode::PSN_SEQUENCE_ERROR);
+        Self { psn: bth.psn(), opcode, is_last }
+    }
+}
+
 /// Records of packets for the check that a send succeeds if its receive has completed.
 #[derive(Default)]
 pub struct Watch {
@@ -191,7 +214,7 @@ pub struct Watch {
     /// Highest sequence number that was sent of each work request.
     pub last_psns: HashMap<u64, Psn>,
     /// Responses that the network lost, or that overtook other responses, by node and queue pair of their destination.
-    pub lost_responses: HashMap<(usize, Qpn), Vec<(Psn, Opcode)>>,
+    pub lost_responses: HashMap<(usize, Qpn), Vec<LostResponse>>,
     /// Requests that the network lost or that other requests overtook. A copy of such a request may still arrive.
     pub late_requests: HashMap<(usize, Qpn), Vec<Psn>>,
     /// Number of times that each packet of a work request was sent, including copies that the network made.
@@ -419,7 +442,7 @@ impl World {
         if let Some(watch) = &mut self.watch {
             let at = (to, bth.dest_qpn());
             match bth.opcode().is_response() {
-                true => watch.lost_responses.entry(at).or_default().push((bth.psn(), bth.opcode())),
+                true => watch.lost_responses.entry(at).or_default().push(LostResponse::of(&bth, bytes)),
                 false => watch.late_requests.entry(at).or_default().push(bth.psn()),
             }
         }

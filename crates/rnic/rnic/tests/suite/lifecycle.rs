@@ -51,7 +51,8 @@ fn options(seed: u64) -> Options {
 ///
 /// - 953419300848: a peer invalidated the key of a deregistered region, but a new region already had the same key.
 /// - 700000152160: late copies of one RNR NAK were counted as retries.
-const STORED: &[u64] = &[953_419_300_848, 700_000_152_160];
+/// - 869091405605: a READ failed after its memory was gone, and the network lost its NAK.
+const STORED: &[u64] = &[953_419_300_848, 700_000_152_160, 869_091_405_605];
 
 fn one(seed: u64) -> Tally {
     run(seed, &options(seed)).0

@@ -93,7 +93,6 @@ fn every_command_has_help() {
 
 /// Wrong command lines, each with words of its error.
 pub(crate) const WRONG: &[(&str, &[&str])] = &[
-    ("", &["Usage"]),
     ("bench", &["Usage"]),
     ("bench bw --no-such-option", &["--no-such-option"]),
     ("bench bw -n 0", &["messages (-n) is 0", "1 to"]),
@@ -195,6 +194,12 @@ fn wrong_usage_exits_with_2_and_names_allowed_values() {
     for (arguments, words) in WRONG {
         run(arguments).expect_complaint(2, words);
     }
+}
+
+#[test]
+fn without_arguments_the_first_steps_are_printed() {
+    let printed = run("").expect_status(0).stdout;
+    assert!(printed.contains("First steps:") && printed.contains("doorbell study"), "{printed}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::model::{COUNTER_AT, Check, Fate, SLOT_BYTES, SendWork};
 use crate::common::tally::Hit;
 use crate::common::trace::trace;
 use crate::common::workload::pattern;
+use crate::common::world::LostResponse;
 
 impl Life {
     /// Reaps the completion queues of a node.
@@ -207,7 +208,7 @@ impl Life {
     ///   requester cannot tell which copy a NAK answers. It may therefore give up before its last try, which finds a
     ///   receive.
     /// - A READ or atomic was executed in order, but the memory of its answer is gone at one end. Later requests then
-    ///   also fail, although the responder has executed them.
+    ///   also fail, although the responder has executed them. If the network loses the NAK, earlier requests fail too.
     fn check_promise(&mut self, wr: u64) {
         let work = &self.wrs[wr as usize];
         let send = work.send.as_ref().expect("a send");
@@ -230,8 +231,10 @@ impl Life {
         };
         let Some(&needed) = needed else { panic!("work request {wr} was received but never sent") };
         let lost = watch.lost_responses.get(&(qp.node, qp.qpn));
-        // The requester accepts an ACK only after the answers to all earlier READs and atomics.
-        let matters = |&(psn, opcode): &(Psn, Opcode)| opcode != Opcode::RC_ACKNOWLEDGE || !psn.is_before(needed);
+        // The requester accepts an ACK only after the answers to all earlier READs and atomics. If the last NAK is lost,
+        // the requester cannot know which of its requests the responder executed.
+        let matters =
+            |lost: &LostResponse| lost.opcode != Opcode::RC_ACKNOWLEDGE || lost.is_last || !lost.psn.is_before(needed);
         let is_known = lost.is_some_and(|lost| lost.iter().any(matters));
         assert!(
             is_known || self.gave_up_early(c.ends[end], c.ends[1 - end]),
@@ -259,7 +262,7 @@ impl Life {
         }
         let requests = watch.late_requests.get(&(peer.node, peer.qpn)).into_iter().flatten();
         let copied = watch.copied_responses.get(&(qp.node, qp.qpn)).into_iter().flatten();
-        let late = watch.lost_responses.get(&(qp.node, qp.qpn)).into_iter().flatten().map(|(psn, _)| psn);
+        let late = watch.lost_responses.get(&(qp.node, qp.qpn)).into_iter().flatten().map(|lost| &lost.psn);
         requests.chain(copied).chain(late).any(is_of_it)
     }
 
