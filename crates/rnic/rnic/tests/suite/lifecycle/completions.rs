@@ -231,8 +231,8 @@ impl Life {
         };
         let Some(&needed) = needed else { panic!("work request {wr} was received but never sent") };
         let lost = watch.lost_responses.get(&(qp.node, qp.qpn));
-        // The requester accepts an ACK only after the answers to all earlier READs and atomics. If the last NAK is lost,
-        // the requester cannot know which of its requests the responder executed.
+        // The requester accepts an ACK only after the answers to all earlier READs and atomics. If the last NAK is
+        // lost, the requester cannot know which of its requests the responder executed.
         let matters =
             |lost: &LostResponse| lost.opcode != Opcode::RC_ACKNOWLEDGE || lost.is_last || !lost.psn.is_before(needed);
         let is_known = lost.is_some_and(|lost| lost.iter().any(matters));
