@@ -64,6 +64,8 @@ pub(super) struct Answers {
     last: Option<LastResponse>,
     /// Newest PSN of an ACK, with its MSN.
     acknowledged: Option<(Psn, u32)>,
+    /// PSN that a NAK refused, and that NAK.
+    refused: Option<(Psn, Place)>,
     /// ACK of a PSN that was not captured before.
     early: Option<(Psn, Place)>,
     /// First answer of the stream.
@@ -200,6 +202,7 @@ impl Answers {
         let Some(aeth) = packet.aeth() else { return };
         match aeth.syndrome.kind() {
             SyndromeKind::Ack { .. } => {
+                self.accept(psn, packet.place, drafts);
                 self.message_number(psn, &aeth, packet.place, requests, drafts);
                 if self.acknowledged.is_none_or(|(known, _)| known.is_before(psn)) {
                     self.acknowledged = Some((psn, aeth.msn.get()));
@@ -226,7 +229,24 @@ impl Answers {
                     requests.rnr(psn, timer, packet.place, packet.is_outbound == Some(false));
                 }
             }
-            _ => requests.answered(psn, packet.place),
+            kind => {
+                requests.answered(psn, packet.place);
+                // A duplicate may be refused although the request was acknowledged before.
+                let is_first = requests.exactly(psn).is_some_and(|sent| sent.times == 1);
+                if is_first && matches!(kind, SyndromeKind::Nak(_)) {
+                    self.refused.get_or_insert((psn, packet.place));
+                }
+            }
+        }
+    }
+
+    /// Judges whether an ACK acknowledges a refused request.
+    fn accept(&mut self, psn: Psn, place: Place, drafts: &mut Drafts) {
+        drafts.judged(RuleId::Refused);
+        if let Some((refused, nak)) = self.refused.take_if(|(refused, _)| !psn.is_before(*refused)) {
+            let expected = format!("a PSN before the refused {refused}");
+            let found = format!("an acknowledgement of PSN {psn}");
+            drafts.relate(RuleId::Refused, (place, nak.packet), Needs::PeerRequests, expected, found);
         }
     }
 

@@ -20,6 +20,8 @@ const MAX_SENT: usize = 1024;
 const MAX_STRIDE: u32 = 1 << 17;
 /// Maximum distance of the PSNs of remembered packets, so that their order is distinct.
 const MAX_SPAN: u32 = 1 << 22;
+/// Maximum distance to the next PSN of a packet that belongs to the same connection without doubt.
+const NEAR: u32 = 64;
 /// Round trips within which a retransmission shows that a NAK has arrived. The timeout of a queue pair is longer.
 const FEW_ROUND_TRIPS: u64 = 16;
 
@@ -272,6 +274,10 @@ impl Requests {
         self.missing.find(psn, psns);
         let is_repeated = ahead >= MAX_STRIDE || self.slack > 0 && ahead <= self.slack && self.is_rest_of_read(packet);
         if is_repeated {
+            if limits.complete && packet.bth.opcode.transport() == Transport::Uc && behind <= NEAR {
+                let expected = format!("PSN {next}, since UC repeats no request");
+                drafts.add(RuleId::Psn, packet.place, expected, format!("PSN {psn}"));
+            }
             self.repeat(packet, limits, drafts);
         } else {
             self.confirm(drafts);

@@ -73,6 +73,7 @@ rules! {
     Unsent "unsent-psn" "9.7.5" Error "An answer has a PSN that the requester has sent.";
     Nak "nak-sequence" "9.7.5" Error "A NAK for a missing packet has a PSN that is not acknowledged yet.";
     OneNak "one-nak" "9.7.5" Error "A missing packet has one NAK until it is sent again (--complete).";
+    Refused "refused-request" "9.7.5" Error "A request that a NAK refuses is never acknowledged.";
     Syndrome "syndrome" "9.7.5" Error "The AETH has a defined kind of syndrome and a defined NAK code.";
     Msn "msn" "9.7.7" Error "The MSN counts the messages up to the acknowledged PSN, duplicates once.";
     Credits "credits" "9.7.7" Warning "A responder grants credits in all of its acknowledgements, or in none.";
