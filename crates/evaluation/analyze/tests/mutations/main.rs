@@ -49,7 +49,8 @@ fn capture(name: &str) -> Result<Capture, String> {
     Capture::read(bytes)
 }
 
-/// Applies a mutation. Returns an error if the unchanged capture has a finding, or the mutation has none.
+/// Applies a mutation. Returns an error if the unchanged capture has a finding, or the mutation has none. A mutation that
+/// is not judged must have none.
 fn missed(mutation: &Mutation) -> Result<(), String> {
     let mut capture = capture(&mutation.capture)?;
     let before = judge(&capture.file(), &mutation.settings);
@@ -61,11 +62,15 @@ fn missed(mutation: &Mutation) -> Result<(), String> {
     }
     let report = judge(&capture.file(), &mutation.settings);
     let rule = mutation.rule.as_deref();
-    if report.findings.iter().any(|finding| rule.is_none_or(|rule| finding.rule == rule)) {
+    let is_found = report.findings.iter().any(|finding| rule.is_none_or(|rule| finding.rule == rule));
+    if is_found == mutation.not_judged.is_none() {
         return Ok(());
     }
     let found: Vec<_> = report.findings.iter().map(|finding| (finding.rule, finding.packet)).collect();
-    Err(format!("not found by {}; found: {found:?}", rule.unwrap_or("any rule")))
+    Err(match &mutation.not_judged {
+        Some(reason) => format!("found, although it is not judged ({reason}); found: {found:?}"),
+        None => format!("not found by {}; found: {found:?}", rule.unwrap_or("any rule")),
+    })
 }
 
 #[test]
