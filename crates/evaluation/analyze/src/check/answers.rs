@@ -202,7 +202,7 @@ impl Answers {
         let Some(aeth) = packet.aeth() else { return };
         match aeth.syndrome.kind() {
             SyndromeKind::Ack { .. } => {
-                self.accept(psn, packet.place, drafts);
+                self.accept(packet, requests, limits, drafts);
                 self.message_number(psn, &aeth, packet.place, requests, drafts);
                 if self.acknowledged.is_none_or(|(known, _)| known.is_before(psn)) {
                     self.acknowledged = Some((psn, aeth.msn.get()));
@@ -241,13 +241,21 @@ impl Answers {
     }
 
     /// Judges whether an ACK acknowledges a refused request.
-    fn accept(&mut self, psn: Psn, place: Place, drafts: &mut Drafts) {
-        drafts.judged(RuleId::Refused);
-        if let Some((refused, nak)) = self.refused.take_if(|(refused, _)| !psn.is_before(*refused)) {
-            let expected = format!("a PSN before the refused {refused}");
-            let found = format!("an acknowledgement of PSN {psn}");
-            drafts.relate(RuleId::Refused, (place, nak.packet), Needs::PeerRequests, expected, found);
+    fn accept(&mut self, packet: &Packet<'_>, requests: &Requests, limits: &Limits, drafts: &mut Drafts) {
+        let psn = packet.bth.psn;
+        let Some((refused, nak)) = self.refused.take_if(|(refused, _)| !psn.is_before(*refused)) else {
+            drafts.judged(RuleId::Refused);
+            return;
+        };
+        // A new connection may repeat the requests of the last one.
+        if !limits.complete && requests.exactly(refused).is_none_or(|sent| sent.times > 1) {
+            drafts.unjudged(RuleId::Refused);
+            return;
         }
+        drafts.judged(RuleId::Refused);
+        let expected = format!("a PSN before the refused {refused}");
+        let found = format!("an acknowledgement of PSN {psn}");
+        drafts.relate(RuleId::Refused, (packet.place, nak.packet), Needs::PeerRequests, expected, found);
     }
 
     /// Judges the MSN of an answer that acknowledges everything up to `psn`.

@@ -104,6 +104,26 @@ fn an_rnr_nak_may_be_lost_after_its_capture() {
 }
 
 #[test]
+fn a_new_connection_may_repeat_a_refused_request() {
+    let mut script = Script::new();
+    for _ in 0..3 {
+        let psn = script.send();
+        script.ack(psn);
+    }
+    let psn = script.send();
+    script.answer(psn, Syndrome::nak(NakCode::REMOTE_ACCESS_ERROR));
+    let findings = |script: &Script, complete| {
+        let report = script.check(&Limits { complete, ..Limits::default() });
+        report.findings.iter().map(|finding| (finding.rule, finding.packet)).collect::<Vec<_>>()
+    };
+    assert_eq!([false, true].map(|complete| findings(&script, complete)), [vec![], vec![]]);
+    script.push(A, Opcode::RC_SEND_ONLY, psn, &[], 62);
+    script.ack(psn);
+    assert_eq!(findings(&script, false), []);
+    assert_eq!(findings(&script, true), [("refused-request", 10)]);
+}
+
+#[test]
 fn times_that_go_back_are_not_judged() {
     let mut script = Script::new();
     let psn = script.send();
