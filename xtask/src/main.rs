@@ -16,6 +16,7 @@ mod house;
 mod instructions;
 mod journeys;
 mod network;
+mod packages;
 mod packets;
 mod peers;
 mod place;

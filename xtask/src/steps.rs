@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::test::{self, StepEnd};
 use crate::{
-    bindings, browser, chaos, digests, dist, fuzz, guide, house, instructions, network, packets, peers, programs,
-    prose, regressions, site, soak, two_machines, vm,
+    bindings, browser, chaos, digests, dist, fuzz, guide, house, instructions, network, packages, packets, peers,
+    programs, prose, regressions, site, soak, two_machines, vm,
 };
 
 /// A step of a test run.
@@ -100,11 +100,13 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Code, "prose", || prose::run(&[], false).into()),
     plain(Group::Code, "house", || house::run(&house::Options::default()).into()),
     plain(Group::Code, "verbs without the software RNIC", || test::hardware_alone().into()),
-    plain(Group::Code, "packages", || test::packages().into()),
+    plain(Group::Code, "packages", || packages::check().into()),
+    plain(Group::Code, "packages, combinations of features", packages::features),
     plain(Group::Code, "fuzz targets, build", fuzz::build),
     plain(Group::Code, "instruction counter, check", || instructions::check().into()),
     plain(Group::Code, "regressions apply", || regressions::check().into()),
     plain(Group::Code, BUILD, || programs::build().into()),
+    plain(Group::Code, "packages, built from their files", || packages::install().into()),
     plain(Group::Code, "documentation", || test::documentation().into()),
     plain(Group::Code, OTHER_PROGRAMS, || {
         peers::install();

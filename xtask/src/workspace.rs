@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::shell::{cargo, output_of};
 
 #[derive(Deserialize)]
-struct Workspace {
-    packages: Vec<Package>,
+struct Workspace<P> {
+    packages: Vec<P>,
 }
 
 /// A crate of a workspace.
@@ -27,6 +28,10 @@ pub(crate) struct Dependency {
     pub(crate) name: String,
     /// Kind of the dependency, `dev` or `build`; `None` for a dependency of the library or of a program.
     pub(crate) kind: Option<String>,
+    /// Allowed versions; `*` if the manifest names no version.
+    pub(crate) req: String,
+    /// Folder of the dependency, if it is a crate of the workspace.
+    pub(crate) path: Option<PathBuf>,
 }
 
 impl Package {
@@ -43,9 +48,14 @@ impl Package {
 
 /// Returns the crates of the checkout in the folder `checkout`.
 pub(crate) fn packages(checkout: &Path) -> Result<Vec<Package>, String> {
+    described(checkout)
+}
+
+/// Returns what a type `P` states about each crate of the checkout in the folder `checkout`.
+pub(crate) fn described<P: DeserializeOwned>(checkout: &Path) -> Result<Vec<P>, String> {
     let mut metadata = cargo(&["metadata", "--no-deps", "--format-version", "1", "--offline"]);
     metadata.current_dir(checkout);
-    let workspace: Workspace =
+    let workspace: Workspace<P> =
         serde_json::from_str(&output_of(metadata)?).map_err(|error| format!("cargo metadata: {error}"))?;
     Ok(workspace.packages)
 }

@@ -137,7 +137,12 @@ mod tests {
     fn house(crates: &[(&str, &str, &[&str], &[&str])]) -> House {
         let dependency = |kind: Option<&str>| {
             let kind = kind.map(str::to_owned);
-            move |name: &&str| Dependency { name: format!("doorbell-{name}"), kind: kind.clone() }
+            move |name: &&str| Dependency {
+                name: format!("doorbell-{name}"),
+                kind: kind.clone(),
+                req: "*".to_owned(),
+                path: None,
+            }
         };
         let package = |&(name, folder, uses, tests_use): &(&str, &str, &[&str], &[&str])| Package {
             name: format!("doorbell-{name}"),
