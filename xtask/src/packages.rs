@@ -206,7 +206,7 @@ pub(crate) fn install() -> Result<(), String> {
         cargo
     };
     // Remove the crates from the lock file that are not published.
-    output_of(there(&["metadata", "--offline", "--format-version", "1"]))?;
+    run(there(&["update", "--workspace", "--offline", "--quiet"]))?;
     let (command_folder, installed) = (folder_of(&folders, "doorbell-cli")?, place.join("installed"));
     let mut install = there(&["install", "--offline", "--locked", "--debug", "--no-track", "--quiet"]);
     install.arg("--path").arg(sources.join(command_folder)).arg("--root").arg(&installed);
