@@ -13,6 +13,9 @@ pub enum Set {
     Hardware,
     /// Directory `counters` of the kernel. The names are the same for all devices (IBTA 16.1.3.5 and 16.1.4.11).
     Port,
+    /// Files of the kernel with the state of a port: `state_id`, `physical_state_id`, `rate_bytes_per_second`. These
+    /// are levels, not counters.
+    State,
 }
 
 impl Set {
@@ -23,6 +26,7 @@ impl Set {
             Set::Ethtool => "ethtool",
             Set::Hardware => "hw_counters",
             Set::Port => "counters",
+            Set::State => "state",
         }
     }
 }
@@ -437,7 +441,7 @@ const SHARED_WITH_MLX5: [&str; 3] = ["duplicate_request", "rx_write_requests", "
 /// Returns whether the counter is a gauge: its value can decrease without a reset.
 pub fn is_gauge(name: &Name) -> bool {
     let levels = ["active_", "watermark_", "db_fifo_register", "num_qps_congested", "current_rate"];
-    name.set == Set::Hardware && levels.iter().any(|start| name.name.starts_with(start))
+    name.set == Set::State || (name.set == Set::Hardware && levels.iter().any(|start| name.name.starts_with(start)))
 }
 
 #[cfg(test)]

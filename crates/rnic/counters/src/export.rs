@@ -1,5 +1,6 @@
 //! Readings for other programs.
 
 pub mod http;
+mod infiniband;
 pub mod json;
 pub mod openmetrics;

@@ -19,6 +19,7 @@
 //! - [`TABLE`] lists the vendors' names of the common counters ([`Common`]), and the exact meaning of each.
 //! - [`Rates`] are computed from two samples. A counter that wrapped has a rate, a counter that was reset has none.
 //!   No rate is negative. A counter that a device lacks is absent, not zero.
+//! - [`Pause`] recognises the statistics of interfaces that count pause frames.
 //! - With the feature `export`, readings become JSON and answers to Prometheus.
 //! - [`Monitor`] follows devices that appear and disappear; [`traffic`] is its short form for one device.
 #![deny(unsafe_code)]
@@ -29,6 +30,7 @@ pub mod export;
 mod monitor;
 mod news;
 mod pace;
+mod pause;
 mod publish;
 mod rate;
 mod sample;
@@ -43,10 +45,11 @@ pub use common::{COMMON, Common, Name, Raw, Rule, Set, TABLE, bits, is_gauge};
 pub use monitor::{Interval, Look, MAX_DEVICES, Monitor, Traffic, TrafficError, UnknownDevice, traffic};
 pub use news::News;
 pub use pace::Pace;
+pub use pause::{Direction, Pause, Quantity};
 pub use publish::{
     DIRECTORY_VARIABLE, MAX_FILES, PUBLISH_WITHIN_NS, PortReply, PortRequest, PortRequests, PublishError, Published,
     PublishedPort, Publisher, SWITCH_VARIABLE, is_wanted,
 };
 pub use rate::{Change, Rates, change};
-pub use sample::{Identity, Kind, Note, Reading, Sample, Subject, monotonic_ns};
+pub use sample::{Board, Identity, Kind, Note, Reading, Sample, Subject, monotonic_ns};
 pub use source::{Answered, AskError, PublishedSource, SYSFS, Source, SysfsSource, ethtool};

@@ -18,6 +18,7 @@ fn sample(at_ns: u64, values: &[(Set, &str, u64)]) -> Sample {
             command: None,
             netdev: None,
             driver: None,
+            board: None,
         },
         incarnation: 1,
         at_ns,

@@ -50,6 +50,19 @@ pub struct Identity {
     pub netdev: Option<String>,
     /// Driver of the device.
     pub driver: Option<String>,
+    /// Board of a device of the kernel.
+    pub board: Option<Board>,
+}
+
+/// Board of a device, as its driver describes it. A text is empty if the driver has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Board {
+    /// Identifier of the board, such as `MT_0000000008`.
+    pub id: String,
+    /// Version of the firmware.
+    pub firmware: String,
+    /// Type of the adapter, such as `MT4119`.
+    pub hca_type: String,
 }
 
 impl Identity {

@@ -25,6 +25,7 @@ Examples:
   doorbell counters --list                  the devices, and the meaning of their counters
   doorbell counters --prometheus 9464       an exporter on 127.0.0.1, port 9464
 
+The exporter also has the metrics of node_exporter's collector infiniband (docs/measuring.md).
 The list has the kernel's devices, and the software RNICs that processes of this user have open.
 A counter that a device lacks is shown as - (null in JSON), not as 0.";
 

@@ -8,7 +8,8 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use crate::{Common, Interval, Look, is_gauge};
+use super::infiniband;
+use crate::{Common, Interval, Look, Pause, Quantity, Sample, Set, is_gauge};
 
 /// The devices at the time of a request.
 #[derive(Debug)]
@@ -16,24 +17,25 @@ struct Scrape(Vec<Interval>);
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let devices = || self.0.iter().filter(|device| !device.sample.ended);
         for common in Common::ALL {
             let name = format!("doorbell_rdma_{}", common.name());
             let mut family = encoder.encode_descriptor(&name, common.description(), None, MetricType::Counter)?;
-            for device in devices() {
+            for sample in self.samples() {
                 // Omit a counter that the device lacks.
-                if let Some(total) = common.total(&device.sample.raw) {
-                    let labels = [("device", device.sample.identity.label.as_str())];
+                if let Some(total) = common.total(&sample.raw) {
+                    let labels = [("device", sample.identity.label.as_str())];
                     family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&total, None)?;
                 }
             }
         }
         self.vendors(&mut encoder, MetricType::Counter)?;
         self.vendors(&mut encoder, MetricType::Gauge)?;
+        self.pauses(&mut encoder)?;
+        infiniband::encode(&mut encoder, &self.samples().collect::<Vec<_>>())?;
         let help = "RDMA devices of this machine";
         let mut family = encoder.encode_descriptor("doorbell_rdma_device", help, None, MetricType::Info)?;
-        for device in devices() {
-            let identity = &device.sample.identity;
+        for sample in self.samples() {
+            let identity = &sample.identity;
             let text = |value: Option<String>| value.unwrap_or_default();
             let labels = [
                 ("device", identity.label.clone()),
@@ -57,6 +59,11 @@ impl Collector for Scrape {
 }
 
 impl Scrape {
+    /// Returns the devices that have not ended.
+    fn samples(&self) -> impl Iterator<Item = &Sample> {
+        self.0.iter().map(|device| &device.sample).filter(|sample| !sample.ended)
+    }
+
     /// Encodes the vendors' counters, or for `MetricType::Gauge` the vendors' levels, under the vendors' names.
     fn vendors(&self, encoder: &mut DescriptorEncoder<'_>, kind: MetricType) -> Result<(), fmt::Error> {
         let levels = matches!(kind, MetricType::Gauge);
@@ -65,15 +72,46 @@ impl Scrape {
             true => ("doorbell_rdma_vendor_level", "Levels, which may fall, under the names of the device's vendor"),
         };
         let mut family = encoder.encode_descriptor(name, help, None, kind)?;
-        for device in self.0.iter().filter(|device| !device.sample.ended) {
-            for (name, value) in device.sample.raw.iter().filter(|(name, _)| is_gauge(name) == levels) {
-                let label = device.sample.identity.label.as_str();
+        for sample in self.samples() {
+            // The state of a port is no vendor's level. It has metrics of its own.
+            let values = sample.raw.iter().filter(|(name, _)| is_gauge(name) == levels && name.set != Set::State);
+            for (name, value) in values {
+                let label = sample.identity.label.as_str();
                 let labels = [("device", label), ("set", name.set.name()), ("counter", name.name.as_str())];
                 let mut metric = family.encode_family(&labels)?;
                 if levels {
                     metric.encode_gauge(value)?;
                 } else {
                     metric.encode_counter::<NoLabelSet, _, u64>(value, None)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes pause frames and the time of pauses, by direction and priority.
+    fn pauses(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (name, help, quantity) in [
+            ("doorbell_rdma_pause_frames", "Pause frames of the network interface", Quantity::Frames),
+            ("doorbell_rdma_pause_seconds", "Time of pauses of the network interface", Quantity::Microseconds),
+        ] {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for sample in self.samples() {
+                let pauses = sample.raw.iter().filter_map(|(name, &value)| Some((Pause::of(name)?, value)));
+                for (pause, value) in pauses.filter(|(pause, _)| pause.quantity == quantity) {
+                    let priority = pause.priority.map(|priority| ("priority", priority.to_string()));
+                    let mut labels = vec![
+                        ("device", sample.identity.label.clone()),
+                        ("direction", pause.direction.name().to_owned()),
+                    ];
+                    labels.extend(priority);
+                    let mut metric = family.encode_family(&labels)?;
+                    match quantity {
+                        Quantity::Frames => metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?,
+                        Quantity::Microseconds => {
+                            metric.encode_counter::<NoLabelSet, _, u64>(&(value as f64 / 1e6), None)?;
+                        }
+                    }
                 }
             }
         }

@@ -239,6 +239,7 @@ impl Open {
             command: self.command.clone(),
             netdev: None,
             driver: None,
+            board: None,
         }
     }
 }

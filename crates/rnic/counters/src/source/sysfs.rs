@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::common::{Name, Raw, Set};
-use crate::sample::{Identity, Kind, Reading, Sample, Subject, monotonic_ns};
+use crate::sample::{Board, Identity, Kind, Reading, Sample, Subject, monotonic_ns};
 use crate::source::ethtool::{Ethtool, KernelEthtool, RecordedEthtool};
 use crate::source::{Source, regular};
 
@@ -19,8 +19,15 @@ const MAX_ENTRIES: usize = 1024;
 const MAX_VALUE_BYTES: u64 = 128;
 /// Maximum number of GIDs read from a port. A port may have hundreds.
 const MAX_GIDS: usize = 16;
-/// Text in the names of those interface statistics that concern RDMA.
-const RDMA_STATISTICS: &str = "_vport_rdma_";
+/// Texts in the names of those interface statistics that concern RDMA: RDMA traffic, pause frames, and losses and marks
+/// of congestion, which RoCE feels.
+const RDMA_STATISTICS: [&str; 7] = ["_vport_rdma_", "pause", "pfc_", "_xon", "_xoff", "discards_phy", "ecn_mark"];
+/// Files with the state of a port: file, name of the value, character after the number, and factor to the unit.
+const STATE: [(&str, &str, char, f64); 3] = [
+    ("state", "state_id", ':', 1.0),                   // 4: ACTIVE
+    ("phys_state", "physical_state_id", ':', 1.0),     // 5: LinkUp
+    ("rate", "rate_bytes_per_second", ' ', 1e9 / 8.0), // 100 Gb/sec (4X EDR)
+];
 
 /// Source of the counters of the kernel's devices.
 pub struct SysfsSource {
@@ -82,12 +89,13 @@ impl SysfsSource {
             values(&device.path.join("hw_counters"), Set::Hardware, &about, &mut raw, reading);
         }
         values(&port.path.join("hw_counters"), Set::Hardware, &about, &mut raw, reading);
+        state(&port.path, &mut raw);
         if let Some(netdev) = &netdev {
             match self.ethtool.statistics(netdev) {
                 Ok(statistics) => raw.extend(
                     statistics
                         .into_iter()
-                        .filter(|(name, _)| name.contains(RDMA_STATISTICS))
+                        .filter(|(name, _)| concerns_rdma(name))
                         .map(|(name, value)| (Name::new(Set::Ethtool, name), value)),
                 ),
                 Err(error) => {
@@ -113,6 +121,7 @@ impl SysfsSource {
                 command: None,
                 netdev,
                 driver: link_name(&device.path.join("device").join("driver")),
+                board: board(&device.path),
             },
             incarnation,
             at_ns,
@@ -185,6 +194,31 @@ fn values(path: &Path, set: Set, about: &Subject, raw: &mut Raw, reading: &mut R
     }
 }
 
+/// Returns whether the statistic `name` of a network interface concerns RDMA.
+fn concerns_rdma(name: &str) -> bool {
+    let of_priority = name.contains("_prio") && name.contains("discard");
+    of_priority || RDMA_STATISTICS.iter().any(|text| name.contains(text))
+}
+
+/// Adds the state of a port to `raw`. A file that is absent or holds no number gives no value.
+fn state(port: &Path, raw: &mut Raw) {
+    for (file, name, end, factor) in STATE {
+        let Ok(text) = text(&port.join(file)) else { continue };
+        let number = text.split(end).next().and_then(|number| number.trim().parse::<f64>().ok());
+        if let Some(number) = number.filter(|number| number.is_finite() && *number >= 0.0) {
+            raw.insert(Name::new(Set::State, name), (number * factor) as u64);
+        }
+    }
+}
+
+/// Returns the board of a device, if its driver describes one.
+fn board(device: &Path) -> Option<Board> {
+    let of = |file: &str| text(&device.join(file)).ok().filter(|text| !text.contains(char::is_control));
+    let [id, firmware, hca_type] = ["board_id", "fw_ver", "hca_type"].map(|file| of(file).unwrap_or_default());
+    let board = Board { id, firmware, hca_type };
+    (board != Board::default()).then_some(board)
+}
+
 /// Returns the last part of the target of a symbolic link.
 fn link_name(path: &Path) -> Option<String> {
     let target = std::fs::read_link(path).ok()?;
@@ -222,4 +256,48 @@ fn gid(port: &Entry) -> Option<Ipv6Addr> {
     let gids = gids.iter().take(MAX_GIDS).filter_map(|entry| text(&entry.path).ok()?.parse().ok());
     let gids: Vec<Ipv6Addr> = gids.filter(|gid: &Ipv6Addr| !gid.is_unspecified()).collect();
     gids.iter().copied().find(|gid| gid.to_ipv4_mapped().is_some()).or(gids.first().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_a_port_is_numbers() {
+        let root = tempfile::tempdir().unwrap();
+        let states = |files: &[(&str, &str)]| -> Vec<(String, u64)> {
+            files.iter().for_each(|(file, text)| std::fs::write(root.path().join(file), text).unwrap());
+            let mut raw = Raw::new();
+            state(root.path(), &mut raw);
+            raw.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+        };
+        assert_eq!(states(&[]), [], "absent is not zero");
+        let found =
+            states(&[("state", "4: ACTIVE\n"), ("phys_state", "5: LinkUp\n"), ("rate", "2.5 Gb/sec (1X SDR)\n")]);
+        let of = |name: &str, value: u64| (format!("state/{name}"), value);
+        let expected = [of("physical_state_id", 5), of("rate_bytes_per_second", 312_500_000), of("state_id", 4)];
+        assert_eq!(found, expected);
+        let found = states(&[("state", "ACTIVE\n"), ("phys_state", "-1: ?\n"), ("rate", "inf Gb/sec\n")]);
+        assert_eq!(found, [], "no numbers");
+    }
+
+    #[test]
+    fn a_board_is_what_its_driver_states() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(board(root.path()), None);
+        std::fs::write(root.path().join("fw_ver"), "16.35.2000\n").unwrap();
+        std::fs::write(root.path().join("hca_type"), "MT\u{1b}4119\n").unwrap();
+        let expected = Board { firmware: "16.35.2000".to_owned(), ..Board::default() };
+        assert_eq!(board(root.path()), Some(expected), "texts with control characters are left out");
+    }
+
+    #[test]
+    fn statistics_of_other_traffic_are_left_out() {
+        for name in ["tx_vport_rdma_unicast_bytes", "rx_prio3_pause", "link_xoff_rx.nic", "rx_prio0_cong_discard"] {
+            assert!(concerns_rdma(name), "{name}");
+        }
+        for name in ["rx_packets", "tx0_bytes", "rx_prio0_bytes", "[3]: rx_discards"] {
+            assert!(!concerns_rdma(name), "{name}");
+        }
+    }
 }

@@ -10,6 +10,8 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::terminal::View;
 use super::{mib, short, table};
 
+mod dashboard;
+
 const SECOND_NS: u64 = 1_000_000_000;
 
 fn raw(values: &[(Set, &str, u64)]) -> Raw {
@@ -30,6 +32,7 @@ fn identity(label: &str, kind: Kind) -> Identity {
         command: None,
         netdev: None,
         driver: None,
+        board: None,
     }
 }
 

@@ -260,6 +260,39 @@ fn prometheus_scrapes_the_exporter() {
 }
 
 #[test]
+fn the_exporter_has_the_metrics_of_node_exporter_and_pauses() {
+    let world = World::new();
+    for (path, content) in [
+        ("fw_ver", "16.35.2000\n"),
+        ("ports/1/state", "4: ACTIVE\n"),
+        ("ports/1/rate", "100 Gb/sec (4X EDR)\n"),
+        ("ports/1/counters/port_xmit_data", "25\n"),
+        ("ports/1/gid_attrs/ndevs/0", "ens1f0np0\n"),
+    ] {
+        world.write(&format!("mlx5_0/{path}"), content);
+    }
+    let statistics = world.root().join("ethtool");
+    std::fs::create_dir(&statistics).expect("a directory can be made");
+    std::fs::write(statistics.join("ens1f0np0"), "     rx_prio3_pause: 7\n     rx_packets: 8\n").expect("a file");
+    let mut exporter = Running::start(world.counters("--prometheus 0"));
+    let url = exporter.text_after("serving http://");
+    let address = url.strip_suffix("/metrics").expect("the URL of what is served");
+    let (_, content) = ask(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    for line in [
+        "node_infiniband_info{device=\"mlx5_0\",firmware_version=\"16.35.2000\"} 1",
+        "node_infiniband_state_id{device=\"mlx5_0\",port=\"1\"} 4",
+        "node_infiniband_rate_bytes_per_second{device=\"mlx5_0\",port=\"1\"} 12500000000",
+        "node_infiniband_port_data_transmitted_bytes_total{device=\"mlx5_0\",port=\"1\"} 100",
+        "doorbell_rdma_pause_frames_total{device=\"mlx5_0\",direction=\"rx\",priority=\"3\"} 7",
+        "doorbell_rdma_vendor_total{device=\"mlx5_0\",set=\"ethtool\",counter=\"rx_prio3_pause\"} 7",
+    ] {
+        assert!(content.lines().any(|found| found == line), "{line} is missing in\n{content}");
+    }
+    assert!(!content.contains("counter=\"rx_packets\""), "a statistic of other traffic");
+    exporter.kill();
+}
+
+#[test]
 fn an_unusable_exporter_address_is_an_error() {
     let world = World::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| Ok((listener.local_addr()?, listener)));
