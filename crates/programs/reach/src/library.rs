@@ -65,13 +65,19 @@ pub fn library() -> Result<PathBuf, LibraryError> {
         Some(named) => std::path::absolute(named)?,
         None => {
             let own = env::current_exe()?;
-            let folder = own.parent().unwrap_or(Path::new("/"));
-            let places = [folder.to_path_buf(), folder.join("deps"), folder.join("../lib")];
+            let places = places(own.parent().unwrap_or(Path::new("/")));
             let found = places.iter().map(|place| place.join(LIBRARY)).find(|path| path.is_file());
             found.ok_or_else(|| LibraryError::Missing(places.to_vec()))?
         }
     };
     if found.to_string_lossy().contains([':', ' ']) { Err(LibraryError::Separator(found)) } else { Ok(found) }
+}
+
+/// Returns the folders that may have the library if the command lies in `folder`: those of a build, of the archive, and
+/// of the Debian package.
+fn places(folder: &Path) -> [PathBuf; 4] {
+    let of_debian = format!("../lib/{}-linux-gnu/doorbell", env::consts::ARCH);
+    [folder.to_path_buf(), folder.join("deps"), folder.join("../lib"), folder.join(of_debian)]
 }
 
 /// Returns the folder of the drop-in libraries, as the installation and the build place it beside the library. Returns
@@ -119,6 +125,16 @@ mod tests {
         assert_eq!(with("/x.so:/a/b.so.1"), "/a/b.so:/x.so:/a/b.so.1");
         assert_eq!(with(""), "/a/b.so");
         assert_eq!(before(Path::new("/a"), None, &[':']), "/a");
+    }
+
+    #[test]
+    fn a_build_precedes_an_installation() {
+        let [build, tests, archive, package] = places(Path::new("/usr/bin"));
+        assert_eq!((build, tests), ("/usr/bin".into(), "/usr/bin/deps".into()));
+        assert_eq!(archive, Path::new("/usr/bin/../lib"));
+        // Debian's name of the folder for one processor.
+        let triplet = if cfg!(target_arch = "x86_64") { "x86_64-linux-gnu" } else { env::consts::ARCH };
+        assert!(package.starts_with("/usr/bin/../lib") && package.to_string_lossy().contains(triplet), "{package:?}");
     }
 
     #[test]
