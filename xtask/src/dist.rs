@@ -1,12 +1,52 @@
-//! `cargo xtask dist`: an archive of the command `doorbell`, the libraries that `doorbell run` needs, manual pages and
+//! `cargo xtask dist`: artefacts with the command `doorbell`, the libraries that `doorbell run` needs, manual pages and
 //! shell completions. `cargo install` installs only the command.
+
+mod chroot;
+mod debian;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::place::Lock;
 use crate::programs::DROP_INS;
-use crate::shell::{command, output_of, root, run, target};
+use crate::shell::{cargo, command, output_of, root, run, target};
+use crate::test::StepEnd;
 use crate::{action, place, programs};
+
+/// Options of `cargo xtask dist`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Directory of the artefacts [default: `dist` in the target directory]
+    #[arg(long, value_name = "DIRECTORY")]
+    out: Option<PathBuf>,
+    /// Makes all artefacts: the archive and the Debian packages.
+    #[arg(long)]
+    all: bool,
+    /// Also compiles the programs twice, each time from nothing. Both builds must have the same bytes.
+    #[arg(long, requires = "all")]
+    rebuild: bool,
+}
+
+/// Something that users install: one or several files.
+struct Artefact {
+    name: &'static str,
+    /// Makes the files in an empty folder, and returns their paths.
+    make: fn(&Sources, &Path) -> Result<Vec<PathBuf>, String>,
+}
+
+const ARCHIVE: Artefact = Artefact { name: "archive", make: archive };
+const PACKAGES: Artefact = Artefact { name: "Debian packages", make: debian::packages };
+
+/// All artefacts.
+const ARTEFACTS: [Artefact; 2] = [ARCHIVE, PACKAGES];
+
+/// Files of which the artefacts are made.
+struct Sources {
+    /// Folder with [`BUILT`] and [`DROP_INS`], without information for debuggers.
+    built: PathBuf,
+    /// Folder with completions and manual pages.
+    printed: PathBuf,
+}
 
 /// Built files of the archive, each with its name in the build directory and its path in the archive. `doorbell run`
 /// finds the library at this path relative to the command. The drop-in libraries have the same path in both.
@@ -26,17 +66,106 @@ const PRINTED: [(&[&str], &str); 3] = [
 /// Directory of manual pages.
 const MANUAL: &str = "share/man/man1";
 
-/// Builds the archive in a folder, and returns its path.
-pub(crate) fn build(out: Option<&Path>) -> Result<PathBuf, String> {
-    programs::build()?;
-    let out = match out {
+impl Sources {
+    /// Prepares the files in a folder. The step of the build comes before.
+    fn prepare(folder: &Path) -> Result<Self, String> {
+        let sources = Self { built: folder.join("built"), printed: folder.join("printed") };
+        strip(&programs::built(), &sources.built)?;
+        print(&programs::doorbell(), &sources.printed)?;
+        Ok(sources)
+    }
+}
+
+impl Artefact {
+    /// Makes the files twice, in different folders, and checks that they have the same bytes. Moves them to `out`, and
+    /// returns their paths there.
+    fn publish(&self, sources: &Sources, out: &Path) -> Result<Vec<PathBuf>, String> {
+        let make = |turn: &str| {
+            let folder = place::own().join("made").join(self.name.replace(' ', "-")).join(turn);
+            empty(&folder)?;
+            (self.make)(sources, &folder)
+        };
+        let (first, second) = (make("first")?, make("second")?);
+        compare(&first, &second)?;
+        fs::create_dir_all(out).map_err(|error| format!("{}: {error}", out.display()))?;
+        let publish = |file: &PathBuf| {
+            let published = out.join(file.file_name().unwrap_or_default());
+            place::publish(file, &published).map(|()| published)
+        };
+        first.iter().map(publish).collect()
+    }
+}
+
+/// Makes the archive or all artefacts, and prints their paths.
+pub(crate) fn make(options: &Options) -> Result<(), String> {
+    let out = match &options.out {
         Some(given) => std::path::absolute(given).map_err(|error| format!("{}: {error}", given.display()))?,
         None => target().join("dist"),
     };
-    let name = format!("doorbell-{}-{}", env!("CARGO_PKG_VERSION"), host()?);
-    let printed = place::own().join("printed");
-    print(&programs::doorbell(), &printed)?;
-    pack(&programs::built(), Some(&printed), &place::own().join("pack"), &out, &name)
+    programs::build()?;
+    if options.rebuild {
+        rebuild()?;
+    }
+    let sources = Sources::prepare(&place::own().join("sources"))?;
+    let artefacts: &[Artefact] = if options.all { &ARTEFACTS } else { &[ARCHIVE] };
+    for artefact in artefacts {
+        let published = artefact.publish(&sources, &out).map_err(|why| format!("{}: {why}", artefact.name))?;
+        published.iter().for_each(|file| println!("{}", file.display()));
+    }
+    Ok(())
+}
+
+/// Compiles the programs twice, and compares the files without information for debuggers.
+fn rebuild() -> Result<(), String> {
+    // The build id depends on the paths of generated sources, so both builds use the same folder.
+    let folder = target().join("xtask").join("rebuild");
+    let _alone = Lock::take(&folder.with_extension("lock"), "the folder of repeated builds")?;
+    let build = |turn: &str| {
+        empty(&folder)?;
+        let mut build = cargo(programs::BUILD);
+        build.arg("--target-dir").arg(&folder);
+        run(build)?;
+        let built = place::own().join("rebuilt").join(turn);
+        strip(&folder.join("release"), &built)?;
+        let names = BUILT.into_iter().map(|(name, _)| name).chain(DROP_INS);
+        Ok::<_, String>(names.map(|name| built.join(name)).collect::<Vec<_>>())
+    };
+    let (first, second) = (build("first")?, build("second")?);
+    fs::remove_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    compare(&first, &second)
+}
+
+/// Checks that two lists have files of the same names and bytes.
+fn compare(first: &[PathBuf], second: &[PathBuf]) -> Result<(), String> {
+    if first.len() != second.len() {
+        return Err(format!("{} files were made first, and {} then", first.len(), second.len()));
+    }
+    let read = |file: &Path| fs::read(file).map_err(|error| format!("{}: {error}", file.display()));
+    for (one, other) in first.iter().zip(second) {
+        if one.file_name() != other.file_name() || read(one)? != read(other)? {
+            let (one, other) = (one.display(), other.display());
+            return Err(format!("{one} and {other} differ: both must have the same name and bytes"));
+        }
+    }
+    Ok(())
+}
+
+/// Copies [`BUILT`] and [`DROP_INS`] to another folder, without the information for debuggers.
+fn strip(built: &Path, to: &Path) -> Result<(), String> {
+    empty(to)?;
+    for (name, _) in BUILT {
+        let mut strip = command("strip", &["--strip-unneeded", "--remove-section=.comment", "-o"]);
+        strip.arg(to.join(name)).arg(built.join(name));
+        run(strip)?;
+    }
+    DROP_INS.iter().try_for_each(|name| copy(&built.join(name), &to.join(name)))
+}
+
+/// Copies a file, and creates the folder of the copy.
+fn copy(from: &Path, to: &Path) -> Result<(), String> {
+    let failed = |error| format!("{} could not be copied to {}: {error}", from.display(), to.display());
+    fs::create_dir_all(to.parent().unwrap_or(to)).map_err(failed)?;
+    fs::copy(from, to).map(drop).map_err(failed)
 }
 
 /// Writes the completions and manual pages that the command prints to a folder.
@@ -58,20 +187,21 @@ fn host() -> Result<String, String> {
     line.map(str::to_owned).ok_or_else(|| format!("`rustc -vV` prints no line `host: ...`:\n{about}"))
 }
 
+/// Makes the archive in a folder.
+fn archive(sources: &Sources, folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let name = format!("doorbell-{}-{}", env!("CARGO_PKG_VERSION"), host()?);
+    pack(&sources.built, Some(&sources.printed), folder, &name).map(|archive| vec![archive])
+}
+
 /// Packs [`BUILT`] and [`DROP_INS`] from the folder `built`, [`TEXTS`], and all files of `printed` into
-/// `out/NAME.tar.gz`. In the archive, all files are below a folder NAME. `place` is the working folder.
-fn pack(built: &Path, printed: Option<&Path>, place: &Path, out: &Path, name: &str) -> Result<PathBuf, String> {
+/// `place/NAME.tar.gz`. In the archive, all files are below a folder NAME.
+fn pack(built: &Path, printed: Option<&Path>, place: &Path, name: &str) -> Result<PathBuf, String> {
     let same_path = DROP_INS.iter().map(|path| (*path, *path));
     let files = BUILT.into_iter().chain(same_path).map(|(from, to)| (built.join(from), to));
     let texts = TEXTS.iter().map(|text| (root().join(text), *text));
     let folder = place.join(name);
     empty(&folder)?;
-    for (from, to) in files.chain(texts) {
-        let to = folder.join(to);
-        let failed = |error| format!("{} could not be copied to {}: {error}", from.display(), to.display());
-        fs::create_dir_all(to.parent().unwrap_or(&folder)).map_err(failed)?;
-        fs::copy(&from, &to).map_err(failed)?;
-    }
+    files.chain(texts).try_for_each(|(from, to)| copy(&from, &folder.join(to)))?;
     if let Some(printed) = printed {
         run(command("cp", &["--recursive", &printed.join(".").to_string_lossy(), &folder.to_string_lossy()]))?;
     }
@@ -82,10 +212,7 @@ fn pack(built: &Path, printed: Option<&Path>, place: &Path, out: &Path, name: &s
     let rest = ["--use-compress-program=gzip -9n", "--create", "--file", &to, "--directory", &place, name];
     run(command("tar", &[&same[..], &rest].concat()))?;
     fs::remove_dir_all(&folder).map_err(|error| format!("{} could not be removed: {error}", folder.display()))?;
-    fs::create_dir_all(out).map_err(|error| format!("{}: {error}", out.display()))?;
-    let published = out.join(format!("{name}.tar.gz"));
-    place::publish(&archive, &published)?;
-    Ok(published)
+    Ok(archive)
 }
 
 fn empty(folder: &Path) -> Result<(), String> {
@@ -101,7 +228,9 @@ fn empty(folder: &Path) -> Result<(), String> {
 /// Unpacks the archive in another folder, and runs the command from this folder. Also runs the files with which other
 /// projects use the archive in their CI.
 pub(crate) fn check() -> Result<(), String> {
-    let archive = build(Some(&place::own().join("dist")))?;
+    let sources = Sources::prepare(&place::own().join("archive"))?;
+    let published = ARCHIVE.publish(&sources, &place::own().join("dist"))?;
+    let archive = published.first().ok_or("there is no archive")?;
     let place = place::own().join("unpacked");
     empty(&place)?;
     run(command("tar", &["-xzf", &archive.to_string_lossy(), "-C", &place.to_string_lossy()]))?;
@@ -137,7 +266,19 @@ pub(crate) fn check() -> Result<(), String> {
     if !devices.contains("doorbell0") {
         return Err(format!("there is no doorbell0 in:\n{devices}"));
     }
-    action::check(&archive, &place::own().join("ci"))
+    action::check(archive, &place::own().join("ci"))
+}
+
+/// Checks the Debian packages, and runs programs in a chroot that has them.
+pub(crate) fn check_packages() -> StepEnd {
+    let make = || {
+        let sources = Sources::prepare(&place::own().join("packages"))?;
+        PACKAGES.publish(&sources, &place::own().join("dist"))
+    };
+    match debian::missing() {
+        Some(why) => StepEnd::LeftOut(why),
+        None => make().and_then(|packages| debian::check(&packages)).unwrap_or_else(StepEnd::Failed),
+    }
 }
 
 /// Returns the only entry of a folder.
@@ -163,8 +304,8 @@ mod tests {
         for name in BUILT.map(|(name, _)| name).into_iter().chain(DROP_INS) {
             fs::write(built.join(name), name).expect("the temporary folder can be written");
         }
-        let (put, out) = (place.join("place"), place.join("out"));
-        let archive = pack(&built, None, &put, &out, "doorbell-1").expect("all files of the archive exist");
+        let put = place.join("place");
+        let archive = pack(&built, None, &put, "doorbell-1").expect("all files of the archive exist");
         let first = fs::read(&archive).expect("the archive was made");
         let list = output_of(command("tar", &["-tzf", &archive.to_string_lossy()])).expect("tar reads the archive");
         let files: Vec<&str> = list.lines().filter(|line| !line.ends_with('/')).collect();
@@ -183,11 +324,29 @@ mod tests {
                 "doorbell-1/lib/libdoorbell_ibverbs.so",
             ]
         );
-        pack(&built, None, &put, &out, "doorbell-1").expect("the archive can be made again");
+        pack(&built, None, &put, "doorbell-1").expect("the archive can be made again");
         assert_eq!(first, fs::read(&archive).expect("the archive was made"));
         fs::remove_file(built.join("doorbell")).expect("the file was written");
-        let missing = pack(&built, None, &put, &out, "doorbell-1").expect_err("one file is missing");
+        let missing = pack(&built, None, &put, "doorbell-1").expect_err("one file is missing");
         assert!(missing.contains("doorbell could not be copied"), "{missing}");
+    }
+
+    #[test]
+    fn other_bytes_and_names_are_no_repetition() {
+        let home = tempfile::tempdir().expect("a temporary folder can be created");
+        let file = |name: &str, bytes: &str| {
+            let path = home.path().join(name);
+            fs::create_dir_all(path.parent().unwrap_or(home.path())).expect("the temporary folder can be written");
+            fs::write(&path, bytes).expect("the temporary folder can be written");
+            vec![path]
+        };
+        let first = file("first/a", "bytes");
+        assert_eq!(compare(&first, &file("second/a", "bytes")), Ok(()));
+        for other in [file("third/a", "other"), file("third/b", "bytes")] {
+            let why = compare(&first, &other).expect_err("the files differ");
+            assert!(why.contains("third"), "{why}");
+        }
+        assert!(compare(&first, &[]).expect_err("a file is missing").contains("1 files were made first, and 0 then"));
     }
 
     /// Checks that each test step of the workflow in docs/ci.md writes packets to files that the last step keeps. Each

@@ -183,12 +183,10 @@ enum Command {
         #[arg(long, value_name = "DIRECTORY")]
         out: Option<PathBuf>,
     },
-    /// Makes an archive with the command and the library that it preloads.
-    Dist {
-        /// Directory of the archive [default: `dist` in the target directory]
-        #[arg(long, value_name = "DIRECTORY")]
-        out: Option<PathBuf>,
-    },
+    /// Makes an archive with the command and the library that it preloads, or all artefacts for users.
+    ///
+    /// Each artefact is made twice, and both must have the same bytes.
+    Dist(dist::Options),
     /// Builds a site of README.md, docs and the other pages with mdBook, and checks its links.
     ///
     /// The first run installs mdBook from crates.io into the target directory.
@@ -320,7 +318,7 @@ fn run(command: Command) -> ExitCode {
             ended(versus::compare(&against, out.as_deref()))
         }
         Command::Profile(options) => ended(profile::run(&options)),
-        Command::Dist { out } => ended(dist::build(out.as_deref()).map(|archive| println!("{}", archive.display()))),
+        Command::Dist(options) => ended(dist::make(&options)),
         Command::Site { out, repository } => {
             let built = programs::build().and_then(|()| site::build(out.as_deref(), repository.as_deref()));
             ended(built.map(|site| println!("{}", site.join("index.html").display())))

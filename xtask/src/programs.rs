@@ -32,10 +32,10 @@ pub(crate) use ucx::all as ucx;
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Message of perftest if it cannot measure the clock of the processor. Load by other programs causes this failure.
-const NO_CLOCK: &str = "Correlation coefficient";
+pub(crate) const NO_CLOCK: &str = "Correlation coefficient";
 
 /// Maximum number of further attempts after the message [`NO_CLOCK`].
-const OTHER_TRIES: usize = 4;
+pub(crate) const OTHER_TRIES: usize = 4;
 
 /// For each module of rdma-core's tests, the minimum number of tests that must pass. These numbers may only rise.
 const PYVERBS_OK: &str = include_str!("../pyverbs-ok.txt");

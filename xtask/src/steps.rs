@@ -145,6 +145,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, "verbs programs, chaos", || chaos::step().into()),
     plain(Group::Programs, "soak, one minute", || soak::step().into()),
     plain(Group::Programs, "verbs programs, archive", || network::apart(|| dist::check().into())),
+    plain(Group::Programs, "verbs programs, Debian packages", || network::apart(dist::check_packages)),
     plain(Group::Programs, "verbs programs, device", || network::apart(|| programs::show().into())),
     guest("rdma_rxe, exchange", vm::exchange),
     guest("rdma_rxe, on the wire", vm::on_the_wire),
