@@ -6,8 +6,8 @@ use super::record::Record;
 use super::{Row, page, read_text, rows, write_text};
 
 /// Lines around the generated part of the page.
-const BEGIN: &str = "<!-- From here on written by `cargo xtask programs --write-docs`. -->";
-const END: &str = "<!-- Written as far as here. -->";
+const BEGIN: &str = "<!-- generated: `cargo xtask programs --write-docs` -->";
+const END: &str = "<!-- end of generated part -->";
 
 /// Text before the path of the record of figures.
 const RAW: &str = "raw figures: `";

@@ -26,8 +26,8 @@ fn a_conversation_with_recovery_has_no_finding() {
 fn the_documentation_has_the_table_of_rules() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/wire-check.md");
     let text = std::fs::read_to_string(path).unwrap();
-    let (_, rest) = text.split_once("<!-- rules of wire check -->").unwrap();
-    let (table, _) = rest.split_once("<!-- end of rules -->").unwrap();
+    let (_, rest) = text.split_once("<!-- generated: rules of wire check, which a test compares -->").unwrap();
+    let (table, _) = rest.split_once("<!-- end of generated part -->").unwrap();
     let rows = RULES.iter().map(|rule| {
         let severity = rule.severity.to_string();
         format!("| `{}` | {} | {severity} | {} |", rule.name, rule.section, rule.sentence)

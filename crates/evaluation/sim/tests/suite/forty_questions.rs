@@ -195,8 +195,8 @@ const HEAD: &str = "\
 | protocol | bytes | pattern | window / batch | model, M/s / us | simulator | `advise` | differs by more than 25 % in |
 |---|---|---|---|---|---|---|---|
 ";
-const BEGIN: &str = "<!-- questions: `crates/evaluation/sim/tests/suite/forty_questions.rs` writes this table -->\n\n";
-const END: &str = "\n<!-- end of questions -->";
+const BEGIN: &str = "<!-- generated: `crates/evaluation/sim/tests/suite/forty_questions.rs` -->\n\n";
+const END: &str = "\n<!-- end of generated part -->";
 
 fn page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/model.md")
