@@ -1,8 +1,10 @@
 //! `cargo xtask prose`: checks the language of comments, texts and pages, and the titles of commits.
 //!
 //! `ratchet.toml` has the number of findings that each part of the tree may have. `--lower` only lowers these numbers.
-//! No number may exceed the number of the same part in an earlier commit.
+//! No number may exceed the number of the same part in an earlier commit. The pages of `docs` that are written by hand
+//! have a maximum number of words.
 
+mod pages;
 mod passage;
 mod rules;
 mod sentence;
@@ -55,6 +57,9 @@ pub(crate) fn run(list: &[String], lower: bool) -> Result<(), String> {
     if allowed > ALLOWED_MAX {
         wrong.push(format!("{allowed} allowances: at most {ALLOWED_MAX} in the whole tree"));
     }
+    let words = pages::count()?;
+    eprintln!("docs: {} words by hand, at most {}", words.values().sum::<usize>(), pages::WORDS_MAX);
+    wrong.extend(pages::excess(&words));
     wrong.extend(titles(&rules)?);
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }

@@ -192,7 +192,7 @@ fn without_allowance(line: &str, kind: Kind) -> String {
 }
 
 /// Returns the words of a sentence in lower case, without punctuation.
-fn words(text: &str) -> Vec<String> {
+pub(super) fn words(text: &str) -> Vec<String> {
     let bare = |word: &str| word.trim_matches(|character: char| !character.is_alphanumeric()).to_lowercase();
     text.split_whitespace().map(bare).filter(|word| !word.is_empty()).collect()
 }
