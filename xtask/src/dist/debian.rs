@@ -313,7 +313,7 @@ fn in_chroot(packages: &[PathBuf], chroot: &Chroot) -> Result<(), String> {
     let install = "apt-get install --quiet --quiet --yes --no-install-recommends /tmp/*.deb ibverbs-utils perftest >&2";
     network::outside(|| Running::start(chroot.command(None, &["sh", "-c", install]))?.finish(PATIENCE))?;
     for file in [MANUAL, "share/bash-completion/completions", "share/zsh/vendor-completions"] {
-        let folder = chroot.path(&Path::new("usr").join(file));
+        let folder = chroot.path(Path::new("usr").join(file));
         let files = files_below(&folder)?;
         if !files.iter().any(|file| file.to_string_lossy().contains("doorbell")) {
             return Err(format!("the packages install no file of doorbell in {}", folder.display()));
