@@ -20,8 +20,9 @@ const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Starts the watching thread if the main thread is about to end by `pthread_exit`.
 pub(crate) fn thread_leaves() {
+    // glibc has a function for this system call only since 2.30.
     // SAFETY: `gettid` and `getpid` change nothing.
-    let is_main = unsafe { libc::gettid() == libc::getpid() };
+    let is_main = unsafe { libc::syscall(libc::SYS_gettid) == libc::c_long::from(libc::getpid()) };
     // If the watching thread cannot be started, the process lives until a signal kills it.
     if is_main {
         let _ = Builder::new().name(NAME.into()).spawn(watch);

@@ -288,7 +288,10 @@ unsafe fn end_by_default(signal: c_int, is_sent: bool, info: *mut libc::siginfo_
     if is_sent {
         // A process has sent this signal. Queue the signal again with the same information.
         // SAFETY: the caller promises that `info` comes from the kernel. The signal goes to the calling thread.
-        unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), libc::gettid(), signal, info) };
+        unsafe {
+            let thread = libc::syscall(libc::SYS_gettid); // glibc has a function only since 2.30
+            libc::syscall(libc::SYS_rt_tgsigqueueinfo, libc::getpid(), thread, signal, info)
+        };
     }
     // If no process sent the signal, the faulting instruction faults again when the handler returns. Then the default
     // action ends the process.
