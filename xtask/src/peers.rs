@@ -1,10 +1,11 @@
 //! Other programs against which Doorbell is checked, and their installation.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::network;
+use crate::place::Lock;
 use crate::shell::{cargo, command, output_of, run, succeeds, target};
 
 /// Installs missing packages if possible. If a package is still missing afterwards, the steps that need it report this.
@@ -27,7 +28,7 @@ pub(crate) fn install() {
             ("rdmacm-utils", has("rping")),
             ("perftest", has("ib_send_bw")),
             ("infiniband-diags", has("ibstat")),
-            ("rdma-core", std::path::Path::new("/usr/share/doc/rdma-core/tests").exists()),
+            ("rdma-core", Path::new("/usr/share/doc/rdma-core/tests").exists()),
             ("ucx-utils", has("ucx_perftest")),
             ("libucx-dev", has_header("ucp/api/ucp.h")),
             ("openmpi-bin", has("mpirun.openmpi")),
@@ -149,7 +150,7 @@ pub(crate) fn missing_for_guests() -> Vec<&'static str> {
 
 fn guest_packages() -> Vec<(&'static str, bool)> {
     let mut packages: Vec<_> = FOR_GUESTS.iter().map(|&(package, program)| (package, has(program))).collect();
-    packages.push(("ibverbs-providers", std::path::Path::new("/etc/libibverbs.d/rxe.driver").exists()));
+    packages.push(("ibverbs-providers", Path::new("/etc/libibverbs.d/rxe.driver").exists()));
     packages
 }
 
@@ -170,6 +171,26 @@ pub(crate) fn tool(tool: &str, arguments: &[&str]) -> Result<PathBuf, String> {
     Ok(program)
 }
 
+/// Installs packages of PyPI in the virtual environment `target/xtask/NAME`, with one call of pip for each list, and
+/// returns the path of its interpreter. Creates the environment if it is missing.
+pub(crate) fn python_with(name: &str, lists: &[&[&str]]) -> Result<PathBuf, String> {
+    let folder = target().join("xtask").join(name);
+    let _alone = Lock::take(&folder.with_extension("lock"), "packages of PyPI")?;
+    let python = folder.join("bin/python");
+    if !python.exists() {
+        run(command("python3", &["-m", "venv", &folder.to_string_lossy()]))?;
+    }
+    network::outside(|| lists.iter().try_for_each(|packages| run(pip(&python, packages))))?;
+    Ok(python)
+}
+
+/// Returns a command of pip that installs packages.
+pub(crate) fn pip(python: &Path, packages: &[&str]) -> Command {
+    let mut pip = command(python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    pip.args(packages);
+    pip
+}
+
 /// Returns whether a program is installed.
 pub(crate) fn has(program: &str) -> bool {
     let find = format!("PATH=$PATH:/usr/sbin:/sbin command -v {program}");
@@ -183,7 +204,7 @@ fn has_libclang() -> bool {
 
 /// Returns whether one of rdma-core's public headers is installed.
 fn has_header(name: &str) -> bool {
-    std::path::Path::new("/usr/include").join(name).exists()
+    Path::new("/usr/include").join(name).exists()
 }
 
 /// Directory that a run locks (`flock`) while it installs packages. The directory exists on each system with apt-get.

@@ -7,10 +7,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::{PATIENCE, Started, on_doorbell, ports, start, ucx};
-use crate::place::{self, Lock};
-use crate::shell::{command, root, run, target};
+use crate::shell::{command, root, run};
 use crate::test::StepEnd;
-use crate::{network, peers};
+use crate::{peers, place};
 
 /// Packages of PyPI in the tested versions.
 const WHEELS: [&str; 3] = ["ibverbs==2026.10.22", "mooncake-transfer-engine-non-cuda==0.3.13.post1", "numpy==2.4.6"];
@@ -72,8 +71,8 @@ pub(crate) fn of_pypi() -> StepEnd {
     let run_all = |python: &str| {
         SCRIPTS.iter().try_for_each(|script| each_way(script, |way| pair_of_script(python, script, way)))
     };
-    match python() {
-        Ok(python) => run_all(&python).into(),
+    match peers::python_with("wheels", &[&WHEELS, &WITHOUT_DEPENDENCIES]) {
+        Ok(python) => run_all(&python.to_string_lossy()).into(),
         Err(why) => StepEnd::LeftOut(format!("packages of PyPI cannot be installed: {why}")),
     }
 }
@@ -94,22 +93,6 @@ fn build(compiler: &str, source: &str, options: &[&str]) -> Result<String, Strin
     let arguments = ["-O1", "-Wall", "-Wextra", "-Werror", "-o", &program, &source];
     run(command(compiler, &[&arguments[..], options].concat()))?;
     Ok(program)
-}
-
-/// Installs the packages of PyPI, if they are missing, and returns the path of a Python interpreter that has them.
-fn python() -> Result<String, String> {
-    let folder = target().join("xtask").join("wheels");
-    let _alone = Lock::take(&folder.with_extension("lock"), "packages of PyPI")?;
-    let python = folder.join("bin/python");
-    if !python.exists() {
-        run(command("python3", &["-m", "venv", &folder.to_string_lossy()]))?;
-    }
-    let install = |packages: &[&str]| {
-        let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-        run(command(&python, &[&pip[..], packages].concat()))
-    };
-    network::outside(|| install(&WHEELS).and_then(|()| install(&WITHOUT_DEPENDENCIES)))?;
-    Ok(python.to_string_lossy().into_owned())
 }
 
 fn pair_of_gloo(program: &str, way: Way) -> Result<(), String> {
