@@ -3,6 +3,7 @@
 
 mod chroot;
 mod debian;
+pub(crate) mod wheel;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,9 +20,13 @@ pub(crate) struct Options {
     /// Directory of the artefacts [default: `dist` in the target directory]
     #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
-    /// Makes all artefacts: the archive and the Debian packages.
+    /// Makes all artefacts: the archive, the Debian packages and the wheel.
     #[arg(long)]
     all: bool,
+    /// Makes only the wheel `doorbell-rdma`. The first run installs ziglang from PyPI, which links the programs, into
+    /// the target directory.
+    #[arg(long, conflicts_with = "all")]
+    wheel: bool,
     /// Also compiles the programs twice, each time from nothing. Both builds must have the same bytes.
     #[arg(long, requires = "all")]
     rebuild: bool,
@@ -38,7 +43,7 @@ const ARCHIVE: Artefact = Artefact { name: "archive", make: archive };
 const PACKAGES: Artefact = Artefact { name: "Debian packages", make: debian::packages };
 
 /// All artefacts.
-const ARTEFACTS: [Artefact; 2] = [ARCHIVE, PACKAGES];
+const ARTEFACTS: [Artefact; 3] = [ARCHIVE, PACKAGES, wheel::WHEEL];
 
 /// Files of which the artefacts are made.
 struct Sources {
@@ -107,7 +112,11 @@ pub(crate) fn make(options: &Options) -> Result<(), String> {
         rebuild()?;
     }
     let sources = Sources::prepare(&place::own().join("sources"))?;
-    let artefacts: &[Artefact] = if options.all { &ARTEFACTS } else { &[ARCHIVE] };
+    let artefacts: &[Artefact] = match (options.all, options.wheel) {
+        (true, _) => &ARTEFACTS,
+        (false, true) => &[wheel::WHEEL],
+        (false, false) => &[ARCHIVE],
+    };
     for artefact in artefacts {
         let published = artefact.publish(&sources, &out).map_err(|why| format!("{}: {why}", artefact.name))?;
         published.iter().for_each(|file| println!("{}", file.display()));

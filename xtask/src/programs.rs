@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -137,7 +137,12 @@ pub(crate) fn doorbell() -> PathBuf {
 
 /// Returns the command `doorbell run` of a program, with these options.
 fn on_doorbell(options: &[&str], program: &[&str]) -> Command {
-    let mut doorbell = command(doorbell(), &["run", "--explain"]);
+    on(&doorbell(), options, program)
+}
+
+/// Returns the command `run` of a program, with these options, of the `doorbell` at this path.
+fn on(doorbell: &Path, options: &[&str], program: &[&str]) -> Command {
+    let mut doorbell = command(doorbell, &["run", "--explain"]);
     doorbell.args(options).arg("--").args(program);
     doorbell
 }
@@ -328,23 +333,28 @@ fn pairs_of(lines: &[&str]) -> Result<(), String> {
 
 /// Runs a pair, and repeats the run if perftest cannot measure the clock of the processor.
 pub(crate) fn pair_with_clock(line: &str, options: &[&str]) -> Result<(), String> {
-    let mut result = pair(line, options);
+    pair_of(&doorbell(), line, options)
+}
+
+/// Runs a pair as [`pair_with_clock`], with the `doorbell` at this path.
+pub(crate) fn pair_of(doorbell: &Path, line: &str, options: &[&str]) -> Result<(), String> {
+    let mut result = pair(doorbell, line, options);
     for _ in 0..OTHER_TRIES {
         if !result.as_ref().is_err_and(|why| why.contains(NO_CLOCK)) {
             break;
         }
-        result = pair(line, options);
+        result = pair(doorbell, line, options);
     }
     result
 }
 
-fn pair(line: &str, options: &[&str]) -> Result<(), String> {
+fn pair(doorbell: &Path, line: &str, options: &[&str]) -> Result<(), String> {
     let words: Vec<&str> = line.split(' ').collect();
     ports::on_free_port(|port| {
         let words = [&words[..], &["-p", port]].concat();
-        let mut server = start(on_doorbell(options, &words))?;
+        let mut server = start(on(doorbell, options, &words))?;
         ports::wait_until_listening(port, &mut server)?;
-        let client = start(on_doorbell(options, &[&words[..], &["127.0.0.1"]].concat()))?;
+        let client = start(on(doorbell, options, &[&words[..], &["127.0.0.1"]].concat()))?;
         let (client, server) = (client.finish(PATIENCE), server.finish(PATIENCE));
         client.and(server).map(drop)
     })
@@ -485,7 +495,7 @@ fn passed_per_module(text: &str) -> std::collections::BTreeMap<String, usize> {
 
 /// Unpacks rdma-core's tests and returns their folder. Debian installs these tests compressed, with the documentation.
 fn unpacked_tests() -> Result<PathBuf, String> {
-    let from = std::path::Path::new("/usr/share/doc/rdma-core/tests");
+    let from = Path::new("/usr/share/doc/rdma-core/tests");
     let to = place::own().join("rdma-core").join("tests");
     let failed = |error: std::io::Error| format!("rdma-core's tests could not be unpacked: {error}");
     fs::create_dir_all(&to).map_err(failed)?;

@@ -30,6 +30,8 @@ pub(crate) enum Group {
     Site,
     /// Unmodified verbs programs.
     Programs,
+    /// Check of the wheel.
+    Wheel,
     /// Checks in virtual machines with rdma_rxe.
     Guests,
     /// Check of the layouts with the C compiler.
@@ -54,6 +56,7 @@ impl Group {
             Self::Layouts => &[OTHER_PROGRAMS],
             Self::Guests => &[BUILD],
             Self::Machines | Self::Report | Self::Site | Self::Programs => &[OTHER_PROGRAMS, BUILD],
+            Self::Wheel => &[OTHER_PROGRAMS],
         }
     }
 }
@@ -147,6 +150,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, "verbs programs, archive", || network::apart(|| dist::check().into())),
     plain(Group::Programs, "verbs programs, Debian packages", || network::apart(dist::check_packages)),
     plain(Group::Programs, "verbs programs, device", || network::apart(|| programs::show().into())),
+    plain(Group::Wheel, "wheel", dist::wheel::step),
     guest("rdma_rxe, exchange", vm::exchange),
     guest("rdma_rxe, on the wire", vm::on_the_wire),
     guest("rdma_rxe, loss", vm::loss),

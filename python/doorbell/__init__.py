@@ -1,0 +1,11 @@
+"""Doorbell in Python: a software RNIC for tests, records of measurements, and packets of RDMA.
+
+`doorbell.testing` is a plugin of pytest, and `doorbell.records` reads the JSON of `doorbell study` and
+`doorbell bench`. This module finds the command `doorbell` of this installation.
+"""
+
+from __future__ import annotations
+
+from doorbell._installed import DoorbellError, command, preloaded, variables, version
+
+__all__ = ["DoorbellError", "command", "preloaded", "variables", "version"]

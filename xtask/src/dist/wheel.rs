@@ -1,0 +1,241 @@
+//! `cargo xtask dist --wheel`: a wheel of the command, its libraries and the Python modules in `python`.
+//!
+//! The programs are linked by zig, which has the symbols of each version of glibc. So they run on older distributions
+//! than the one of this machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Artefact, Sources, copy, empty, host, print};
+use crate::programs::{self, DROP_INS};
+use crate::shell::{cargo, command, output_of, root, run, target};
+use crate::test::StepEnd;
+use crate::{network, peers, place};
+
+/// Target of the wheel. `zig-cc.sh` and [`TAG`] name it too.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Tag of the wheel: any Python 3, and the version of glibc for which `zig-cc.sh` links.
+const TAG: &str = "py3-none-manylinux_2_28_x86_64";
+
+/// Newest version of glibc whose symbols the programs may need, as in [`TAG`].
+const GLIBC: (u32, u32) = (2, 28);
+
+/// Profile of Cargo for the programs, without debug information.
+const PROFILE: &str = "dist";
+
+/// Maximum size of the wheel.
+const MAX_BYTES: u64 = 12 << 20;
+
+/// Packages of PyPI that link the programs.
+const LINKER: &[&str] = &["ziglang==0.17.1"];
+
+/// Packages of PyPI with which the tests in `python/tests` run.
+const TESTERS: &[&str] = &["pytest==9.2.0", "pytest-xdist==3.8.0"];
+
+/// Package of PyPI whose tests run in the environment of the wheel: rdma4py.
+const TESTED: &[&str] = &["ibverbs==2026.10.22"];
+
+/// Interpreter for which Debian installs pyverbs.
+const PYTHON_OF_DEBIAN: &str = "/usr/bin/python3";
+
+pub(super) const WHEEL: Artefact = Artefact { name: "wheel", make: wheel };
+
+/// Makes the wheel in an empty folder. Its programs are linked for an older glibc, so they are not those of the sources.
+fn wheel(_: &Sources, out: &Path) -> Result<Vec<PathBuf>, String> {
+    let machine = host()?;
+    if machine != TARGET {
+        return Err(format!("the wheel is for {TARGET}, and this machine is {machine}"));
+    }
+    let zig = peers::python_with("zig", &[LINKER])?;
+    let built = target().join(TARGET).join(PROFILE);
+    run(linked_by_zig(&zig)?)?;
+    let (version, folder) = (env!("CARGO_PKG_VERSION"), place::own().join("wheel"));
+    empty(&folder)?;
+    collect(&built, &folder, version)?;
+    let name = format!("doorbell_rdma-{version}-{TAG}.whl");
+    let packed = out.join(&name);
+    pack(&folder, version, &packed)?;
+    let bytes = fs::metadata(&packed).map_err(|error| format!("{}: {error}", packed.display()))?.len();
+    if bytes > MAX_BYTES {
+        return Err(format!("{name} has {bytes} bytes, must have at most {MAX_BYTES}"));
+    }
+    Ok(vec![packed])
+}
+
+/// Returns the command that builds the programs.
+fn linked_by_zig(zig: &Path) -> Result<Command, String> {
+    let unwinder = output_of(command("cc", &["-print-file-name=libgcc_s.so.1"]))?;
+    let mut build = cargo(&["build", "--profile", PROFILE, "--target", TARGET]);
+    build.args(["--package", "doorbell-cli", "--package", "doorbell-preload"]);
+    build.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", root().join("xtask/src/dist/zig-cc.sh"));
+    build.env("ZIG_PYTHON", zig).env("LIBGCC_S", unwinder.trim());
+    // The home of a builder may be read-only.
+    let cache = target().join("xtask/zig-cache");
+    build.env("ZIG_GLOBAL_CACHE_DIR", &cache).env("ZIG_LOCAL_CACHE_DIR", cache);
+    Ok(build)
+}
+
+/// Puts the files of the wheel into a folder with the layout of a wheel.
+fn collect(built: &Path, folder: &Path, version: &str) -> Result<(), String> {
+    let data = folder.join(format!("doorbell_rdma-{version}.data"));
+    print(&built.join("doorbell"), &data.join("data"))?;
+    let mut files = vec![
+        (built.join("doorbell"), data.join("scripts/doorbell")),
+        (built.join("libdoorbell_ibverbs.so"), data.join("data/lib/libdoorbell_ibverbs.so")),
+    ];
+    files.extend(DROP_INS.map(|path| (built.join(path), data.join("data").join(path))));
+    files.iter().try_for_each(|(from, _)| check_symbols(from))?;
+    let modules = root().join("python/doorbell");
+    let failed = |error| format!("{} could not be read: {error}", modules.display());
+    for entry in fs::read_dir(&modules).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        // Python may have written a folder of compiled modules.
+        if path.is_file() {
+            let to = folder.join("doorbell").join(path.file_name().unwrap_or_default());
+            files.push((path, to));
+        }
+    }
+    for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        let to = folder.join(format!("doorbell_rdma-{version}.dist-info/licenses")).join(licence);
+        files.push((root().join(licence), to));
+    }
+    files.iter().try_for_each(|(from, to)| copy(from, to))
+}
+
+/// Packs a folder with the layout of a wheel.
+fn pack(folder: &Path, version: &str, to: &Path) -> Result<(), String> {
+    let (script, readme) = (root().join("xtask/src/dist/wheel.py"), root().join("python/README.md"));
+    let mut python = command("python3", &[]);
+    python.arg(script).arg(folder).arg(readme).args([version, TAG]).arg(to);
+    run(python)
+}
+
+/// Checks that a program needs no symbol that [`GLIBC`] lacks.
+fn check_symbols(file: &Path) -> Result<(), String> {
+    let listed = output_of(command("nm", &["--dynamic", "--undefined-only", &file.to_string_lossy()]))?;
+    let missing: Vec<&str> = listed.lines().filter_map(missing_symbol).collect();
+    let (major, minor) = GLIBC;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(format!("{} needs symbols that glibc {major}.{minor} lacks: {}", file.display(), missing.join(", ")))
+}
+
+/// Returns the symbol in a line of `nm`, if [`GLIBC`] lacks it. The linker gives no version to a symbol that it does
+/// not know.
+fn missing_symbol(line: &str) -> Option<&str> {
+    let [kind, symbol, ..] = line.split_whitespace().collect::<Vec<_>>()[..] else { return None };
+    let is_missing = match symbol.split_once("@GLIBC_") {
+        Some((_, version)) => {
+            let numbers: Option<Vec<u32>> = version.split('.').map(|part| part.parse().ok()).collect();
+            !matches!(numbers.as_deref(), Some([major, minor, ..]) if (*major, *minor) <= GLIBC)
+        }
+        // A drop-in needs the table of the library beside it.
+        None => kind == "U" && !symbol.contains('@') && !symbol.starts_with("doorbell_calls_"),
+    };
+    is_missing.then_some(symbol)
+}
+
+/// Builds the wheel twice with the same bytes, installs it, and uses it.
+pub(crate) fn step() -> StepEnd {
+    if let Err(why) = peers::python_with("zig", &[LINKER]) {
+        return StepEnd::LeftOut(format!("packages of PyPI cannot be installed: {why}"));
+    }
+    let made = Sources::prepare(&place::own().join("wheel-sources"))
+        .and_then(|sources| WHEEL.publish(&sources, &place::own().join("dist")));
+    match made {
+        Ok(wheels) => network::apart(|| wheels.iter().try_for_each(|wheel| used(wheel)).into()),
+        Err(why) => StepEnd::Failed(why),
+    }
+}
+
+/// Installs the wheel in new virtual environments, and runs a pair of perftest and the suites of pytest.
+fn used(wheel: &Path) -> Result<(), String> {
+    let wheel = wheel.to_string_lossy();
+    let wheel: &str = &wheel;
+    let bin = environment("wheel-environment", "python3", &[])?;
+    let python = bin.join("python");
+    run(peers::pip(&python, &["--no-index", wheel]))?;
+    let doorbell = bin.join("doorbell");
+    programs::pair_of(&doorbell, "ib_send_bw -n 500", &[])?;
+    network::outside(|| run(peers::pip(&python, &[TESTERS, TESTED].concat())))?;
+    run(pytest(&python, &python, "python/tests"))?;
+    run(pytest(&doorbell, &python, "xtask/programs/wheel/test_rdma4py.py"))?;
+    // Debian's Python has pyverbs, and may have no pip. So the other one installs packages for it.
+    let of_debian = environment("wheel-environment-debian", PYTHON_OF_DEBIAN, &["--system-site-packages"])?;
+    let own = of_debian.join("python").to_string_lossy().into_owned();
+    let install = |packages: &[&str]| {
+        let mut pip = command(&python, &["-m", "pip", "--python", &own, "install", "--quiet"]);
+        pip.arg("--disable-pip-version-check").args(packages);
+        run(pip)
+    };
+    install(&["--no-index", wheel])?;
+    network::outside(|| install(TESTERS))?;
+    run(pytest(&of_debian.join("doorbell"), Path::new(&own), "xtask/programs/wheel/test_pyverbs.py"))
+}
+
+/// Creates a virtual environment, and returns the folder of its programs.
+fn environment(name: &str, python: &str, options: &[&str]) -> Result<PathBuf, String> {
+    let folder = place::own_file(name);
+    let mut venv = command(python, &["-m", "venv"]);
+    // Debian's Python cannot install pip, which is another package of Debian.
+    let pip: &[&str] = if python == PYTHON_OF_DEBIAN { &["--without-pip"] } else { &[] };
+    venv.args(options).args(pip).arg(&folder);
+    run(venv)?;
+    Ok(folder.join("bin"))
+}
+
+/// Returns the command that runs tests with pytest. If `program` is `doorbell`, the tests themselves run on the
+/// software RNIC.
+fn pytest(program: &Path, python: &Path, tests: &str) -> Command {
+    let mut pytest = if program == python {
+        command(python, &[])
+    } else {
+        let mut doorbell = command(program, &["run", "--"]);
+        doorbell.arg(python);
+        doorbell
+    };
+    pytest.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--basetemp"]);
+    pytest.arg(place::own_file("pytest")).arg(tests).env("PYTHONDONTWRITEBYTECODE", "1");
+    for variable in ["DOORBELL_PRELOAD_LIB", "LD_PRELOAD", "LD_LIBRARY_PATH"] {
+        pytest.env_remove(variable);
+    }
+    pytest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn symbols_that_the_oldest_glibc_lacks_are_found() {
+        for fine in [
+            "                 U dlsym@GLIBC_2.2.5",
+            "                 U statx@GLIBC_2.28 (3)",
+            "                 w gettid",
+            "                 U _Unwind_Resume@GCC_3.0",
+            "                 U doorbell_calls_0123456789abcdef",
+            "",
+        ] {
+            assert_eq!(missing_symbol(fine), None, "{fine}");
+        }
+        for (line, symbol) in [
+            ("                 U gettid", "gettid"),
+            ("                 U fstat@GLIBC_2.33", "fstat@GLIBC_2.33"),
+            ("                 w later@GLIBC_3.0", "later@GLIBC_3.0"),
+            ("                 U _dl_x@GLIBC_PRIVATE", "_dl_x@GLIBC_PRIVATE"),
+        ] {
+            assert_eq!(missing_symbol(line), Some(symbol), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_linker_and_the_tag_name_the_same_glibc() {
+        let script = fs::read_to_string(root().join("xtask/src/dist/zig-cc.sh")).expect("the script exists");
+        let (major, minor) = GLIBC;
+        assert!(script.contains(&format!("-target x86_64-linux-gnu.{major}.{minor} ")), "{script}");
+        assert!(TAG.contains(&format!("_{major}_{minor}_x86_64")), "{TAG}");
+    }
+}
