@@ -13,7 +13,7 @@ use crate::test::StepEnd;
 pub(super) const LIMIT: Duration = Duration::from_secs(900);
 
 /// Number of messages that the suites send in long tests and in tests with loss.
-const MESSAGES: u32 = 10_000;
+const MESSAGES: u32 = 4_000;
 
 const COMMANDS: &str = script!("sysfs", "commands");
 const LOSS: &str = script!("two_rxe", "loss");
