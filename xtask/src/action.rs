@@ -157,18 +157,18 @@ pub(crate) fn check(archive: &Path, folder: &Path) -> Result<(), String> {
     {
         let folder = made(&folder.join(name))?;
         let later = action.run(&[("archive", &*archive), ("environment", environment)], &folder)?;
-        expect_device(shell(&later, &folder, script), script)?;
+        expect_device(&output_of(shell(&later, &folder, script))?, script)?;
     }
     let folder = made(&folder.join("gitlab"))?;
     std::os::unix::fs::symlink(root().join("ci"), folder.join("ci")).map_err(|error| format!("ci: {error}"))?;
     let script = gitlab(&read(&root().join(GITLAB))?).map_err(|why| format!("{GITLAB}: {why}"))?;
     let mut job = shell(&Texts::new(), &folder, &script);
     job.env("DOORBELL_ARCHIVE", &*archive).env_remove("GITHUB_PATH");
-    expect_device(job, GITLAB)
+    expect_device(&output_of(job)?, GITLAB)
 }
 
-fn expect_device(command: Command, name: &str) -> Result<(), String> {
-    let output = output_of(command)?;
+/// Checks that the output of a program has the name of the device.
+pub(crate) fn expect_device(output: &str, name: &str) -> Result<(), String> {
     if output.contains("doorbell0") { Ok(()) } else { Err(format!("{name} finds no doorbell0:\n{output}")) }
 }
 
@@ -178,7 +178,7 @@ fn made(folder: &Path) -> Result<PathBuf, String> {
     Ok(folder.to_owned())
 }
 
-fn read(file: &Path) -> Result<String, String> {
+pub(crate) fn read(file: &Path) -> Result<String, String> {
     fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
 }
 

@@ -2,6 +2,7 @@
 //! shell completions. `cargo install` installs only the command.
 
 mod chroot;
+mod container;
 mod debian;
 pub(crate) mod wheel;
 
@@ -86,7 +87,7 @@ impl Artefact {
     /// returns their paths there.
     fn publish(&self, sources: &Sources, out: &Path) -> Result<Vec<PathBuf>, String> {
         let make = |turn: &str| {
-            let folder = place::own().join("made").join(self.name.replace(' ', "-")).join(turn);
+            let folder = place::own_file(&format!("{}-{turn}", self.name.replace(' ', "-")));
             empty(&folder)?;
             (self.make)(sources, &folder)
         };
@@ -234,12 +235,23 @@ fn empty(folder: &Path) -> Result<(), String> {
     fresh().map_err(|error| format!("{} could not be emptied: {error}", folder.display()))
 }
 
-/// Unpacks the archive in another folder, and runs the command from this folder. Also runs the files with which other
-/// projects use the archive in their CI.
-pub(crate) fn check() -> Result<(), String> {
-    let sources = Sources::prepare(&place::own().join("archive"))?;
-    let published = ARCHIVE.publish(&sources, &place::own().join("dist"))?;
-    let archive = published.first().ok_or("there is no archive")?;
+/// Checks the archive, and runs the files with which other projects use the archive in their CI.
+pub(crate) fn check_archive() -> StepEnd {
+    let make = || {
+        let sources = Sources::prepare(&place::own().join("archive"))?;
+        ARCHIVE.publish(&sources, &place::own().join("dist"))
+    };
+    let check = |archives: Vec<PathBuf>| {
+        let archive = archives.first().ok_or("there is no archive")?;
+        check_unpacked(archive)?;
+        action::check(archive, &place::own().join("ci"))?;
+        container::check(archive)
+    };
+    make().and_then(check).unwrap_or_else(StepEnd::Failed)
+}
+
+/// Unpacks the archive in another folder, and runs the command from this folder.
+fn check_unpacked(archive: &Path) -> Result<(), String> {
     let place = place::own().join("unpacked");
     empty(&place)?;
     run(command("tar", &["-xzf", &archive.to_string_lossy(), "-C", &place.to_string_lossy()]))?;
@@ -275,7 +287,7 @@ pub(crate) fn check() -> Result<(), String> {
     if !devices.contains("doorbell0") {
         return Err(format!("there is no doorbell0 in:\n{devices}"));
     }
-    action::check(archive, &place::own().join("ci"))
+    Ok(())
 }
 
 /// Checks the Debian packages, and runs programs in a chroot that has them.

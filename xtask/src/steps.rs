@@ -147,7 +147,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, "verbs programs, through a box", || network::apart(|| programs::middlebox::run().into())),
     plain(Group::Programs, "verbs programs, chaos", || chaos::step().into()),
     plain(Group::Programs, "soak, one minute", || soak::step().into()),
-    plain(Group::Programs, "verbs programs, archive", || network::apart(|| dist::check().into())),
+    plain(Group::Programs, "verbs programs, archive", || network::apart(dist::check_archive)),
     plain(Group::Programs, "verbs programs, Debian packages", || network::apart(dist::check_packages)),
     plain(Group::Programs, "verbs programs, device", || network::apart(|| programs::show().into())),
     plain(Group::Wheel, "wheel", dist::wheel::step),

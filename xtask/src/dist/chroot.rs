@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use crate::place::{self, Lock};
-use crate::shell::{command, run, target};
+use crate::shell::{Running, command, run, target};
 use crate::{network, peers};
 
 /// Packages that commands install in a chroot. The stored system has them downloaded, and not installed.
@@ -13,6 +14,9 @@ const DOWNLOADED: &str = "ibverbs-utils perftest";
 
 /// Path in a chroot, with the programs for an administrator.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Maximum time of a command in a chroot.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Mirror of Debian.
 const MIRROR: &str = "http://deb.debian.org/debian";
@@ -47,9 +51,13 @@ impl Chroot {
         self.0.join(file)
     }
 
-    /// Returns a command that runs in the chroot, as root or as another user. It has the network of the caller, and
-    /// processes and mounts of its own, which disappear with it.
-    pub(super) fn command(&self, user: Option<&str>, words: &[&str]) -> Command {
+    /// Runs a command in the chroot, as root or as another user, and returns its standard output. The command has the
+    /// network of the caller, and processes and mounts of its own, which disappear with it.
+    pub(super) fn output(&self, user: Option<&str>, words: &[&str]) -> Result<String, String> {
+        Running::start(self.command(user, words))?.finish(PATIENCE).map(|(output, _)| output)
+    }
+
+    fn command(&self, user: Option<&str>, words: &[&str]) -> Command {
         let script = "mount -t proc proc \"$0/proc\" && mount -t tmpfs -o mode=1777 tmpfs \"$0/dev/shm\" && \
             exec chroot \"$@\"";
         let mut enter = command("unshare", &["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]);
@@ -93,7 +101,7 @@ fn stored(release: &str) -> Result<PathBuf, String> {
 }
 
 /// Returns the name of the release in the text of `/etc/os-release`, if the system is Debian.
-fn release(about: &str) -> Option<&str> {
+pub(super) fn release(about: &str) -> Option<&str> {
     let value = |key: &str| about.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     value("VERSION_CODENAME").filter(|_| value("ID") == Some("debian"))
 }

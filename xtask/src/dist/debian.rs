@@ -8,12 +8,11 @@ use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use super::chroot::Chroot;
 use super::{BUILT, MANUAL, PRINTED, Sources, copy};
 use crate::programs::{BUILD, DROP_INS, NO_CLOCK, OTHER_TRIES};
-use crate::shell::{Running, cargo, command, output_of, root, run};
+use crate::shell::{cargo, command, output_of, root, run};
 use crate::test::StepEnd;
 use crate::{network, peers};
 
@@ -278,9 +277,6 @@ doorbell run -- ib_send_bw -n 500 127.0.0.1 >&2 && wait $! || { cat /tmp/server 
 /// User id without rights, as Debian defines it.
 const USER: &str = "65534";
 
-/// Maximum time of a command in the chroot.
-const PATIENCE: Duration = Duration::from_secs(300);
-
 /// Checks the packages with lintian. Installs them in a chroot, and runs the command and a perftest pair there. Reports
 /// the parts that cannot run on this machine.
 pub(super) fn check(packages: &[PathBuf]) -> Result<StepEnd, String> {
@@ -311,7 +307,7 @@ fn in_chroot(packages: &[PathBuf], chroot: &Chroot) -> Result<(), String> {
         copy(package, &chroot.path(&name))?;
     }
     let install = "apt-get install --quiet --quiet --yes --no-install-recommends /tmp/*.deb ibverbs-utils perftest >&2";
-    network::outside(|| Running::start(chroot.command(None, &["sh", "-c", install]))?.finish(PATIENCE))?;
+    network::outside(|| chroot.output(None, &["sh", "-c", install]))?;
     for file in [MANUAL, "share/bash-completion/completions", "share/zsh/vendor-completions"] {
         let folder = chroot.path(Path::new("usr").join(file));
         let files = files_below(&folder)?;
@@ -320,9 +316,7 @@ fn in_chroot(packages: &[PathBuf], chroot: &Chroot) -> Result<(), String> {
         }
     }
     // Another user than root must find the library, too.
-    let sh = |script: &str| {
-        Running::start(chroot.command(Some(USER), &["sh", "-ec", script]))?.finish(PATIENCE).map(|(output, _)| output)
-    };
+    let sh = |script: &str| chroot.output(Some(USER), &["sh", "-ec", script]);
     let shown = sh("doorbell --version; doorbell env; doorbell run -- ibv_devices")?;
     for words in [concat!("doorbell ", env!("CARGO_PKG_VERSION")), "LD_LIBRARY_PATH=", "doorbell0"] {
         if !shown.contains(words) {
