@@ -4,9 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::peers;
 use crate::shell::{command, output_of, root};
 
 /// The action of GitHub.
@@ -148,9 +151,10 @@ fn gitlab(text: &str) -> Result<String, String> {
     Ok(script)
 }
 
-/// Runs the action, with and without its environment in later steps, and the job of GitLab, with this archive.
-pub(crate) fn check(archive: &Path, folder: &Path) -> Result<(), String> {
-    let archive = archive.to_string_lossy();
+/// Runs the action, with and without its environment in later steps, and the job of GitLab, with this archive. The job
+/// fetches the archive from an address. Returns the reason if this machine cannot fetch.
+pub(crate) fn check(archive: &Path, folder: &Path) -> Result<Option<String>, String> {
+    let (file, archive) = (archive, archive.to_string_lossy());
     let action = Action::parse(&read(&root().join(ACTION))?).map_err(|why| format!("{ACTION}: {why}"))?;
     for (name, environment, script) in
         [("plain", "false", "doorbell run -- ibv_devices"), ("with-environment", "true", "ibv_devices")]
@@ -162,9 +166,33 @@ pub(crate) fn check(archive: &Path, folder: &Path) -> Result<(), String> {
     let folder = made(&folder.join("gitlab"))?;
     std::os::unix::fs::symlink(root().join("ci"), folder.join("ci")).map_err(|error| format!("ci: {error}"))?;
     let script = gitlab(&read(&root().join(GITLAB))?).map_err(|why| format!("{GITLAB}: {why}"))?;
+    let can_fetch = peers::has("curl");
+    let from = if can_fetch { served(file)? } else { archive.into_owned() };
     let mut job = shell(&Texts::new(), &folder, &script);
-    job.env("DOORBELL_ARCHIVE", &*archive).env_remove("GITHUB_PATH");
-    expect_device(&output_of(job)?, GITLAB)
+    job.env("DOORBELL_ARCHIVE", from).env("no_proxy", "127.0.0.1").env_remove("GITHUB_PATH");
+    expect_device(&output_of(job)?, GITLAB)?;
+    Ok((!can_fetch).then(|| "there is no curl, so no job fetched the archive from an address".to_owned()))
+}
+
+/// Serves a file over HTTP, and returns its address. The server answers one request.
+fn served(file: &Path) -> Result<String, String> {
+    let failed = |error| format!("{} could not be served: {error}", file.display());
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+    let port = listener.local_addr().map_err(failed)?.port();
+    let bytes = fs::read(file).map_err(failed)?;
+    std::thread::spawn(move || -> io::Result<()> {
+        let (stream, _) = listener.accept()?;
+        let mut request = BufReader::new(stream);
+        let mut line = String::new();
+        // The request ends with an empty line.
+        while request.read_line(&mut line)? > 2 {
+            line.clear();
+        }
+        let mut stream = request.into_inner();
+        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", bytes.len())?;
+        stream.write_all(&bytes)
+    });
+    Ok(format!("http://127.0.0.1:{port}/archive.tar.gz"))
 }
 
 /// Checks that the output of a program has the name of the device.
@@ -188,6 +216,9 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::net::TcpStream;
+
     use super::*;
 
     const TWO_STEPS: &str = "inputs:\n  a:\n    required: true\n  b:\n    default: \"no\"\nruns:\n  steps:\n    - name: First\n      \
@@ -213,6 +244,37 @@ mod tests {
             let printed = output_of(shell(&later, folder.path(), "echo \"${PATH%%:*}:${X:-}\"")).unwrap();
             assert_eq!(printed.trim(), expected);
         }
+    }
+
+    #[test]
+    fn wrong_arguments_of_the_installation_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, with_space) = (folder.path().join("none.tar.gz"), folder.path().join("a b"));
+        let (file, with_space) = (file.to_string_lossy(), with_space.to_string_lossy());
+        for (arguments, why) in [
+            (&[][..], "usage: install.sh ARCHIVE [FOLDER]"),
+            (&[""][..], "usage: install.sh ARCHIVE [FOLDER]"),
+            (&[&*file, &*with_space][..], "must have no space and no colon"),
+            (&[&*file, "/proc/none"][..], "/proc/none"),
+        ] {
+            let install = command("sh", &[&["ci/install.sh"][..], arguments].concat());
+            let error = output_of(install).unwrap_err();
+            assert!(error.contains(why), "{arguments:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_served_file_arrives_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("archive");
+        fs::write(&file, "bytes").unwrap();
+        let address = served(&file).unwrap();
+        let port = address.strip_prefix("http://127.0.0.1:").and_then(|rest| rest.split('/').next()).unwrap();
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port.parse::<u16>().unwrap())).unwrap();
+        write!(stream, "GET /archive.tar.gz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\nbytes"), "{answer}");
     }
 
     #[test]

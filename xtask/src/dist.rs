@@ -244,10 +244,19 @@ pub(crate) fn check_archive() -> StepEnd {
     let check = |archives: Vec<PathBuf>| {
         let archive = archives.first().ok_or("there is no archive")?;
         check_unpacked(archive)?;
-        action::check(archive, &place::own().join("ci"))?;
-        container::check(archive)
+        let left_out = [action::check(archive, &place::own().join("ci"))?, container::check(archive)?];
+        Ok::<Vec<String>, String>(left_out.into_iter().flatten().collect())
     };
-    make().and_then(check).unwrap_or_else(StepEnd::Failed)
+    ended(make().and_then(check))
+}
+
+/// Returns the end of a step in which parts could not run, for these reasons.
+fn ended(left_out: Result<Vec<String>, String>) -> StepEnd {
+    match left_out {
+        Ok(reasons) if reasons.is_empty() => StepEnd::Passed,
+        Ok(reasons) => StepEnd::LeftOut(reasons.join("; ")),
+        Err(why) => StepEnd::Failed(why),
+    }
 }
 
 /// Unpacks the archive in another folder, and runs the command from this folder.
@@ -298,7 +307,7 @@ pub(crate) fn check_packages() -> StepEnd {
     };
     match debian::missing() {
         Some(why) => StepEnd::LeftOut(why),
-        None => make().and_then(|packages| debian::check(&packages)).unwrap_or_else(StepEnd::Failed),
+        None => ended(make().and_then(|packages| debian::check(&packages))),
     }
 }
 

@@ -11,7 +11,6 @@ use super::chroot::{self, Chroot};
 use crate::action::{expect_device, read};
 use crate::network;
 use crate::shell::{command, output_of, root};
-use crate::test::StepEnd;
 
 /// The image.
 const IMAGE: &str = "ci/Containerfile";
@@ -145,24 +144,25 @@ impl Pod {
     }
 }
 
-/// Builds the image from the archive, and runs its command and the pod's commands. Reports what cannot run here.
-pub(super) fn check(archive: &Path) -> Result<StepEnd, String> {
+/// Builds the image from the archive, and runs its command and the pod's commands. Returns the reason if this machine
+/// cannot do so.
+pub(super) fn check(archive: &Path) -> Result<Option<String>, String> {
     let instructions = instructions(&read(&root().join(IMAGE))?).map_err(|why| format!("{IMAGE}: {why}"))?;
     let chroot = match Chroot::new("image") {
         Ok(chroot) => chroot,
-        Err(why) => return Ok(StepEnd::LeftOut(format!("{IMAGE}: {why}"))),
+        Err(why) => return Ok(Some(format!("{IMAGE}: {why}"))),
     };
     let about = read(&chroot.path("etc/os-release"))?;
     let base = format!("debian:{}", chroot::release(&about).unwrap_or_default());
     if instructions.first().is_none_or(|(name, value)| name != "FROM" || *value != base) {
-        return Ok(StepEnd::LeftOut(format!("{IMAGE} does not begin with the system of this machine, {base}")));
+        return Ok(Some(format!("{IMAGE} does not begin with the system of this machine, {base}")));
     }
     let context = archive.parent().unwrap_or(Path::new("/"));
     let image = Image::build(&instructions, context, chroot).map_err(|why| format!("{IMAGE}: {why}"))?;
     image.run().and_then(|output| expect_device(&output, IMAGE))?;
     let pod = Pod::parse(&read(&root().join(POD))?).map_err(|why| format!("{POD}: {why}"))?;
     pod.run(&image.chroot).and_then(|output| expect_device(&output, POD))?;
-    Ok(StepEnd::Passed)
+    Ok(None)
 }
 
 #[cfg(test)]
