@@ -243,6 +243,10 @@ impl Requests {
         self.last = Some(packet.place);
         self.recovery.is_complete = limits.complete;
         let Some(next) = self.next else {
+            // The queue pair begins in the midst of a message. The network may still have lost the packets before.
+            if limits.complete && !packet.bth.opcode.is_first() {
+                self.missing.add(psn.sub(1), psn, packet.place, drafts);
+            }
             self.push_new(packet, drafts);
             return false;
         };
