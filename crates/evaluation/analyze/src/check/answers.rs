@@ -213,6 +213,7 @@ impl Answers {
                 self.message_number(psn.sub(1), &aeth, packet.place, requests, drafts);
                 self.missing(packet, &aeth, requests, drafts);
                 if limits.complete {
+                    after_gap(packet, requests, drafts);
                     one_nak(packet, requests, drafts);
                 }
                 requests.answered(psn, packet.place);
@@ -418,6 +419,23 @@ impl Answers {
             }
             _ => sent.answer = Some(original),
         }
+    }
+}
+
+/// Judges whether a packet has shown the responder that the one before it is missing.
+fn after_gap(packet: &Packet<'_>, requests: &Requests, drafts: &mut Drafts) {
+    let psn = packet.bth.psn;
+    if requests.is_jumping() {
+        drafts.unjudged(RuleId::Nak);
+    } else if !requests.has_later(psn) {
+        drafts.push(Draft {
+            rule: RuleId::Nak,
+            place: packet.place,
+            related: None,
+            needs: Needs::PeerRequests,
+            expected: format!("a request with a PSN after {psn} before the NAK for it"),
+            found: "a NAK after the newest request".to_owned(),
+        });
     }
 }
 

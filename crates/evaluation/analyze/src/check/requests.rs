@@ -111,6 +111,11 @@ impl Requests {
         (beyond < 1 << 23).then_some(beyond)
     }
 
+    /// Returns whether the requester has sent a request after the one with this PSN.
+    pub(super) fn has_later(&self, psn: Psn) -> bool {
+        self.sent.back().is_some_and(|newest| psn.is_before(newest.psn))
+    }
+
     fn index(&self, psn: Psn) -> Option<usize> {
         let first = self.sent.front()?.psn;
         let distance = psn.distance_from(first);

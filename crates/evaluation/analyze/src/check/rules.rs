@@ -71,7 +71,8 @@ rules! {
     Timeout "timeout" "9.7.6" Error "Without a NAK, a request is repeated after the timeout only (--timeout).";
     Retry "retry-count" "9.7.6" Error "An unanswered request is repeated only up to the retry count (--retry-count).";
     Unsent "unsent-psn" "9.7.5" Error "An answer has a PSN that the requester has sent.";
-    Nak "nak-sequence" "9.7.5" Error "A NAK for a missing packet has a PSN that is not acknowledged yet.";
+    Nak "nak-sequence" "9.7.5" Error
+        "A NAK for a missing packet has a PSN that is not acknowledged yet, and follows a later request.";
     OneNak "one-nak" "9.7.5" Error "A missing packet has one NAK until it is sent again (--complete).";
     Refused "refused-request" "9.7.5" Error "A request that a NAK refuses is never acknowledged.";
     Syndrome "syndrome" "9.7.5" Error "The AETH has a defined kind of syndrome and a defined NAK code.";
