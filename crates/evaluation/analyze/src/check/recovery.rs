@@ -53,12 +53,10 @@ impl Recovery {
         if self.skipped.is_some() {
             return;
         }
-        if !self.is_complete || !nak.is_first {
-            // The network has delayed the packet, or a retransmission was on its way before the NAK.
-            self.nak = None;
-            self.skipping = None;
-        } else {
-            self.skipped = Some(Draft {
+        (self.nak, self.skipping) = (None, None);
+        // In other captures, the network may have delayed the packet. A second transmission may have preceded the NAK.
+        if self.is_complete && nak.is_first {
+            self.sure.push(Draft {
                 rule: RuleId::GoBackN,
                 place: answer,
                 related: Some(nak.place.packet),
