@@ -203,14 +203,14 @@ impl Answers {
         match aeth.syndrome.kind() {
             SyndromeKind::Ack { .. } => {
                 self.accept(packet, requests, limits, drafts);
-                self.message_number(psn, &aeth, packet.place, requests, drafts);
+                self.message_number(psn, &aeth, packet.place, requests, limits, drafts);
                 if self.acknowledged.is_none_or(|(known, _)| known.is_before(psn)) {
                     self.acknowledged = Some((psn, aeth.msn.get()));
                 }
                 requests.answered(psn.next(), packet.place);
             }
             SyndromeKind::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
-                self.message_number(psn.sub(1), &aeth, packet.place, requests, drafts);
+                self.message_number(psn.sub(1), &aeth, packet.place, requests, limits, drafts);
                 self.missing(packet, &aeth, requests, drafts);
                 if limits.complete {
                     after_gap(packet, requests, drafts);
@@ -220,7 +220,7 @@ impl Answers {
                 requests.nak(psn, packet.place);
             }
             SyndromeKind::RnrNak { timer } => {
-                self.message_number(psn.sub(1), &aeth, packet.place, requests, drafts);
+                self.message_number(psn.sub(1), &aeth, packet.place, requests, limits, drafts);
                 requests.answered(psn, packet.place);
                 // The network may lose an RNR NAK after the responder has captured it. The requester then repeats the
                 // request after its own timeout.
@@ -260,7 +260,15 @@ impl Answers {
     }
 
     /// Judges the MSN of an answer that acknowledges everything up to `psn`.
-    fn message_number(&mut self, psn: Psn, aeth: &AethRepr, place: Place, requests: &Requests, drafts: &mut Drafts) {
+    fn message_number(
+        &mut self,
+        psn: Psn,
+        aeth: &AethRepr,
+        place: Place,
+        requests: &Requests,
+        limits: &Limits,
+        drafts: &mut Drafts,
+    ) {
         let Some(messages) = requests.messages_up_to(psn) else {
             drafts.unjudged(RuleId::Msn);
             return;
@@ -269,8 +277,12 @@ impl Answers {
         let base = aeth.msn.get().wrapping_sub(messages) & Psn::MASK;
         let numbers = &mut self.message_numbers;
         let is_repeated = requests.exactly(psn).is_some_and(|sent| sent.times > 1);
-        if is_repeated && numbers.base.is_some_and(|known| known != base) {
-            // A new connection that repeats the requests of the last one counts from 0 again.
+        if is_repeated
+            && let Some(known) = numbers.base.filter(|known| *known != base)
+            && !(limits.complete && exceeds(aeth.msn.get(), known, requests.messages()))
+        {
+            // A new connection that repeats the requests of the last one counts from 0 again. The answer to a duplicate
+            // may also have the count of all messages so far.
             numbers.repeated = Some(base);
             drafts.unjudged(RuleId::Msn);
             return;
@@ -420,6 +432,12 @@ impl Answers {
             _ => sent.answer = Some(original),
         }
     }
+}
+
+/// Returns whether an MSN counts more messages than the requester has sent. `base` is the MSN before the first of them.
+fn exceeds(msn: u32, base: u32, messages: u32) -> bool {
+    let beyond = msn.wrapping_sub(base).wrapping_sub(messages) & Psn::MASK;
+    beyond != 0 && beyond < 1 << 23
 }
 
 /// Judges whether a packet has shown the responder that the one before it is missing.

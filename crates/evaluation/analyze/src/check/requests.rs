@@ -142,6 +142,11 @@ impl Requests {
         matches!(sent.opcode.operation(), Some(PacketOperation::Send | PacketOperation::Write)).then_some(sent.messages)
     }
 
+    /// Returns the number of messages that the requester has sent.
+    pub(super) fn messages(&self) -> u32 {
+        self.messages
+    }
+
     /// Returns whether a READ request was repeated from this PSN on.
     pub(super) fn is_reread(&self, psn: Psn) -> bool {
         self.rereads.contains(&psn)
