@@ -64,6 +64,13 @@ impl Packet<'_> {
         self.rest.first_chunk::<ATOMIC_ETH_LEN>().filter(|_| self.bth.opcode.has_atomic_eth()).map(AtomicEthRepr::read)
     }
 
+    /// Returns the immediate data or the key to invalidate, the last header before the payload.
+    pub(super) fn immediate(&self) -> Option<u32> {
+        let opcode = self.bth.opcode;
+        let headers = self.rest.get(..opcode.extension_len()).filter(|_| opcode.has_imm() || opcode.has_ieth())?;
+        headers.last_chunk().map(|bytes| u32::from_be_bytes(*bytes))
+    }
+
     /// Returns the old value in the response to an atomic.
     pub(super) fn original(&self) -> Option<u64> {
         let rest = self.rest.get(AETH_LEN..).filter(|_| self.bth.opcode.has_atomic_ack_eth())?;

@@ -354,6 +354,8 @@ impl Requests {
             opcode,
             payload: packet.has_known_payload().then(|| packet.payload_bytes()),
             target,
+            solicited: packet.bth.solicited,
+            immediate: packet.immediate(),
             messages: self.messages,
             times: 1,
             place: packet.place,

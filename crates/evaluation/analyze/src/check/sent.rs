@@ -16,6 +16,9 @@ pub(super) struct Sent {
     pub(super) payload: Option<u32>,
     /// Address and length of the RETH, or address and operand of the AtomicETH.
     pub(super) target: Option<(u64, u64)>,
+    pub(super) solicited: bool,
+    /// Immediate data, or the key to invalidate.
+    pub(super) immediate: Option<u32>,
     /// Messages that end with this packet or before it, counted from the first captured packet.
     pub(super) messages: u32,
     /// Number of transmissions, up to 255.
@@ -96,6 +99,15 @@ pub(super) fn difference(sent: &Sent, packet: &Packet<'_>) -> Option<String> {
         && packet.payload_bytes() != payload
     {
         return Some(format!("{} bytes of payload instead of {payload}", packet.payload_bytes()));
+    }
+    if packet.bth.solicited != sent.solicited {
+        let bit = |set: bool| u8::from(set);
+        return Some(format!("a solicited bit of {} instead of {}", bit(packet.bth.solicited), bit(sent.solicited)));
+    }
+    if let (Some(first), Some(again)) = (sent.immediate, packet.immediate())
+        && first != again
+    {
+        return Some(format!("immediate data or key 0x{again:x} instead of 0x{first:x}"));
     }
     match (sent.target, target(packet)) {
         (Some(first), Some(again)) if first != again && !is_rest(sent, packet) => Some(format!(

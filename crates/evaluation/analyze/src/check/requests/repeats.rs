@@ -53,8 +53,11 @@ impl Requests {
             drafts.unjudged(RuleId::Repeated);
         }
         if let Some(difference) = difference(&sent, packet) {
+            if limits.complete {
+                self.confirm(drafts);
+            }
             let is_second = self.suspect.take().is_some();
-            if is_second || is_done {
+            if is_second || is_done && !limits.complete {
                 // A new connection repeats the PSNs of the last one.
                 self.start_anew(drafts);
                 self.push_new(packet, drafts);
