@@ -17,6 +17,9 @@ const FAR_BEYOND: u32 = 64;
 /// Maximum number of answers far beyond the newest request that wait for that request.
 const MAX_FAR: usize = 256;
 
+/// Bytes that an atomic changes. Its address is a multiple of them.
+const ATOMIC_BYTES: u64 = 8;
+
 /// READ response packet that came last.
 #[derive(Clone, Copy, Debug)]
 struct LastResponse {
@@ -422,6 +425,13 @@ impl Answers {
             let expected = format!("another answer to the {was} with PSN {psn}");
             drafts.relate(RuleId::Atomic, places, Needs::PeerRequests, expected, packet.bth.opcode.to_string());
             return;
+        }
+        if let Some((address, _)) = sent.target {
+            drafts.judged(RuleId::Alignment);
+            if !address.is_multiple_of(ATOMIC_BYTES) {
+                let expected = format!("a NAK for the address 0x{address:x}");
+                drafts.relate(RuleId::Alignment, places, Needs::PeerRequests, expected, packet.bth.opcode.to_string());
+            }
         }
         match sent.answer {
             Some(first) if first != original => {

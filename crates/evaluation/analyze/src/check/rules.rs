@@ -82,6 +82,7 @@ rules! {
     OneResponse "one-response" "9.7.4" Error
         "A READ or atomic has one response per transmission of its request (--complete).";
     Atomic "atomic-replay" "9.7.4.4" Error "A response to a repeated atomic has the value of the first response.";
+    Alignment "atomic-address" "9.4.5" Error "The responder performs only atomics at multiples of 8 bytes.";
     Solicited "solicited" "9.2" Warning "Only the last packet of a SEND or WRITE with immediate is solicited.";
     AckRequest "ack-request" "9.2" Warning "Answers do not ask for acknowledgements.";
     Migration "migration" "9.2" Warning "The migration bit changes for a path, not for a single packet.";
