@@ -65,6 +65,8 @@ pub(super) struct Answers {
     credits_limited: Settled<bool>,
     mtu: Settled<u32>,
     last: Option<LastResponse>,
+    /// Newest PSN of a response, if the capture is complete.
+    newest_response: Option<Psn>,
     /// Newest PSN of an ACK, with its MSN.
     acknowledged: Option<(Psn, u32)>,
     /// PSN that a NAK refused, and that NAK.
@@ -142,10 +144,13 @@ impl Answers {
         } else {
             self.length(packet, drafts);
         }
+        let is_first = self.first.is_some_and(|(_, first)| first.packet == packet.place.packet);
+        requests.judge_from(packet.place.packet, is_first);
         let Some(beyond) = requests.beyond(psn) else {
             drafts.judged(RuleId::Unsent);
             if limits.complete {
                 drafts.judged(RuleId::Captured);
+                self.in_order(packet, requests, drafts);
             }
             self.settle_early(psn, requests, drafts);
             self.settle_far(Some(psn), requests, drafts);
@@ -170,6 +175,27 @@ impl Answers {
             self.far.push_back((psn, packet.place));
         } else {
             self.early = Some((psn, packet.place));
+        }
+    }
+
+    /// Judges whether a response comes after the response to a later request, although its request came once.
+    fn in_order(&mut self, packet: &Packet<'_>, requests: &mut Requests, drafts: &mut Drafts) {
+        let (psn, operation) = (packet.bth.psn, packet.operation());
+        if !matches!(operation, Some(PacketOperation::ReadResponse | PacketOperation::AtomicAcknowledge)) {
+            return;
+        }
+        let Some(sent) = requests.covering(psn).filter(|sent| sent.takes_response()) else { return };
+        drafts.judged(RuleId::ResponseOrder);
+        match self.newest_response {
+            Some(newest) if psn.is_before(newest) => {
+                if sent.requests() == 1 {
+                    let places = (packet.place, sent.place.packet);
+                    let expected = format!("PSN {psn} before PSN {newest}, in the order of the requests");
+                    let found = "the response after that one".to_owned();
+                    drafts.relate(RuleId::ResponseOrder, places, Needs::PeerRequests, expected, found);
+                }
+            }
+            _ => self.newest_response = Some(psn),
         }
     }
 
@@ -237,6 +263,9 @@ impl Answers {
                 requests.answered(psn, packet.place);
                 // A duplicate may be refused although the request was acknowledged before.
                 let is_first = requests.exactly(psn).is_some_and(|sent| sent.times == 1);
+                if matches!(kind, SyndromeKind::Nak(_)) {
+                    requests.refuse();
+                }
                 if is_first && matches!(kind, SyndromeKind::Nak(_)) {
                     self.refused.get_or_insert((psn, packet.place));
                 }

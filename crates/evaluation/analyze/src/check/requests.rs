@@ -1,6 +1,7 @@
 //! Requests of one queue pair: order, and contents of messages.
 
 mod repeats;
+mod responses;
 
 use std::collections::VecDeque;
 
@@ -83,6 +84,10 @@ pub(super) struct Requests {
     read_mtu: Option<u32>,
     /// Skipped PSNs, if the capture is complete.
     missing: Missing,
+    /// Packet number from which all answers are judged.
+    judged_from: Option<u64>,
+    /// Whether the responder has refused a request, which ends the connection.
+    is_refused: bool,
     /// Whether READs or atomics were sent, whose lost responses are repeated without a NAK.
     has_reads: bool,
 }
@@ -202,9 +207,10 @@ impl Requests {
         }
     }
 
-    /// Reports the PSNs that were acknowledged and never came.
+    /// Reports the PSNs that were acknowledged and never came, and the responses that never came.
     pub(super) fn report_missing(&mut self, drafts: &mut Drafts) {
         self.missing.report(drafts);
+        self.report_unanswered(drafts);
     }
 
     /// Settles whether PSNs are missing after a READ. `end` is the PSN after those that the READ uses.
@@ -344,6 +350,7 @@ impl Requests {
         }
         let is_far = |sent: &Sent| packet.bth.psn.distance_from(sent.psn) >= MAX_SPAN;
         while self.sent.len() == MAX_SENT || self.sent.front().is_some_and(is_far) {
+            self.judge_response(0, drafts);
             let is_doubtful = self.sent.pop_front().is_some_and(|sent| sent.is_doubtful);
             self.doubts -= u64::from(is_doubtful);
             self.holes += u64::from(is_doubtful);

@@ -81,6 +81,8 @@ rules! {
     ReadResponse "read-response" "9.7.4" Error "The response to a READ has the PSNs and the length of its request.";
     OneResponse "one-response" "9.7.4" Error
         "A READ or atomic has one response per transmission of its request (--complete).";
+    ResponseOrder "response-order" "9.7.5" Error
+        "Each READ and atomic has a response, and responses have the order of their requests (--complete).";
     Atomic "atomic-replay" "9.7.4.4" Error "A response to a repeated atomic has the value of the first response.";
     Alignment "atomic-address" "9.4.5" Error "The responder performs only atomics at multiples of 8 bytes.";
     Solicited "solicited" "9.2" Warning "Only the last packet of a SEND or WRITE with immediate is solicited.";

@@ -58,11 +58,22 @@ impl Sent {
         }
     }
 
+    /// Returns whether the request is a READ or an atomic.
+    pub(super) fn takes_response(&self) -> bool {
+        use PacketOperation::{CompareSwap, FetchAdd, ReadRequest};
+        matches!(self.opcode.operation(), Some(ReadRequest | CompareSwap | FetchAdd))
+    }
+
+    /// Returns the number of requests for this READ or a part of it, or for this atomic, up to 255.
+    pub(super) fn requests(&self) -> u8 {
+        self.times.saturating_add(self.rests)
+    }
+
     /// Records the end of a response. Returns the number of responses and the number of requests, if the responses are
     /// more.
     pub(super) fn respond(&mut self) -> Option<(u8, u8)> {
         self.responses = self.responses.saturating_add(1);
-        let requests = self.times.saturating_add(self.rests);
+        let requests = self.requests();
         (self.responses > requests && requests < u8::MAX).then_some((self.responses, requests))
     }
 }
