@@ -25,6 +25,8 @@ pub(super) struct Packet<'a> {
     /// Whether the end of the frame was not captured. Such a frame may hold several packets before segmentation.
     pub(super) is_cut: bool,
     pub(super) faults: FaultMarks,
+    /// Whether switches may mark the packet, or have marked it: any ECN bit is set (RFC 3168).
+    pub(super) is_markable: bool,
     /// Whether the capturing host sent the frame, if the capture shows that. The network may have lost the frame
     /// afterwards.
     pub(super) is_outbound: Option<bool>,

@@ -90,6 +90,7 @@ rules! {
     Migration "migration" "9.2" Warning "The migration bit changes for a path, not for a single packet.";
     PartitionKey "partition-key" "9.2" Error "All packets to a queue pair have one partition key.";
     Cnp "cnp-format" "A17" Error "A CNP has BECN set, and reserved bytes of zero.";
+    CnpCause "cnp-cause" "A17" Warning "A CNP follows a packet that switches may mark, one with ECT (--complete).";
     CnpRate "cnp-rate" "A17" Warning "CNPs to one queue pair keep the minimum interval (--cnp-interval).";
 }
 

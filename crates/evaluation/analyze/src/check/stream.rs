@@ -20,6 +20,8 @@ use crate::decode::directions::{Directions, Joined, Key};
 use crate::decode::layers::udp_frame;
 use crate::decode::packets::{Flows, Found, longer_than_a_packet};
 
+/// ECN bits of the traffic class (RFC 3168). Without them, a switch drops packets instead of marking them.
+const ECN: u8 = 0b11;
 /// Maximum number of findings of a report.
 const MAX_FINDINGS: usize = 10_000;
 /// Maximum number of sampled events, and of rare events, per stream.
@@ -94,6 +96,8 @@ struct Stream {
     migration: Settled<bool>,
     partition_key: Settled<PartitionKey>,
     last_cnp: Option<Place>,
+    /// Whether switches may have marked a packet.
+    is_markable: bool,
     drafts: Drafts,
     timeline: Timeline,
 }
@@ -110,6 +114,7 @@ impl Stream {
             migration: Settled::default(),
             partition_key: Settled::default(),
             last_cnp: None,
+            is_markable: false,
             drafts: Drafts::new(),
             timeline: Timeline { sampled: Vec::new(), rare: Vec::new(), stride: 1, seen: 0 },
         }
@@ -315,7 +320,8 @@ impl Checker {
             return;
         };
         let is_outbound = is_outbound(frame);
-        let packet = Packet { place, bth, rest, whole_bytes, is_cut, faults: frame.faults, is_outbound };
+        let is_markable = datagram.outer.traffic_class & ECN != 0 || frame.faults.has(FaultMarks::ECN_MARKED);
+        let packet = Packet { place, bth, rest, whole_bytes, is_cut, faults: frame.faults, is_markable, is_outbound };
         self.packet(at, &packet, is_cnp);
     }
 
@@ -324,9 +330,11 @@ impl Checker {
         let stream = &mut self.streams[at];
         stream.packets += 1;
         stream.look(packet);
+        stream.is_markable |= packet.is_markable;
         let mut kind = EventKind::Request;
         if is_cnp {
             stream.notify(packet, &self.limits);
+            self.cause(at, packet.place);
             kind = EventKind::Cnp;
         } else if packet.body_bytes().is_none() {
             return;
@@ -352,6 +360,27 @@ impl Checker {
         }
         let Place { packet: number, at_ns } = packet.place;
         self.streams[at].timeline.add(Event { packet: number, at_ns, psn: packet.bth.psn.get(), kind });
+    }
+
+    /// Judges whether the network could mark a packet of the queue pair that a CNP goes to.
+    fn cause(&mut self, at: usize, place: Place) {
+        if !self.limits.complete {
+            return;
+        }
+        let is_markable = self.directions.opposite(at).map(|opposite| self.streams[opposite].is_markable);
+        let drafts = &mut self.streams[at].drafts;
+        let Some(is_markable) = is_markable else { return drafts.unjudged(RuleId::CnpCause) };
+        drafts.judged(RuleId::CnpCause);
+        if !is_markable {
+            drafts.push(Draft {
+                rule: RuleId::CnpCause,
+                place,
+                related: None,
+                needs: Needs::PeerRequests,
+                expected: "a packet with ECT from the queue pair before".to_owned(),
+                found: "only packets without ECT".to_owned(),
+            });
+        }
     }
 
     fn answer(&mut self, at: usize, packet: &Packet<'_>) {
