@@ -123,6 +123,113 @@ fn a_new_connection_may_repeat_a_refused_request() {
     assert_eq!(findings(&script, true), [("refused-request", 10)]);
 }
 
+/// Returns the rules and packets of the findings in a complete capture.
+fn found_if_complete(script: &Script) -> Vec<(&'static str, u64)> {
+    let report = script.check(&Limits { complete: true, ..Limits::default() });
+    assert!(script.check(&Limits::default()).findings.is_empty(), "findings without the evidence");
+    report.findings.iter().map(|finding| (finding.rule, finding.packet)).collect()
+}
+
+#[test]
+fn a_complete_capture_has_the_start_of_the_first_message() {
+    let mut script = Script::new();
+    script.write();
+    script.write();
+    let first = script.packets.remove(0);
+    assert_eq!(found_if_complete(&script), [("acknowledged-psn", 1)]);
+    // The first packet was lost before the capture, and comes again.
+    script.packets.insert(2, first);
+    assert_eq!(found_if_complete(&script), []);
+}
+
+#[test]
+fn a_nak_for_a_missing_packet_follows_a_later_one() {
+    let mut script = Script::new();
+    let sent: Vec<_> = (0..3).map(|_| script.send()).collect();
+    script.msn = 1;
+    script.answer(sent[1], Syndrome::nak(NakCode::PSN_SEQUENCE_ERROR));
+    assert_eq!(found_if_complete(&script), []);
+    script.packets.remove(2);
+    assert_eq!(found_if_complete(&script), [("nak-sequence", 3)]);
+}
+
+#[test]
+fn a_missing_packet_is_not_acknowledged_before_its_retransmission() {
+    let mut script = Script::new();
+    let sent: Vec<_> = (0..3).map(|_| script.send()).collect();
+    script.msn = 1;
+    script.answer(sent[1], Syndrome::nak(NakCode::PSN_SEQUENCE_ERROR));
+    sent[1..].iter().for_each(|psn| script.push(A, Opcode::RC_SEND_ONLY, *psn, &[], 62));
+    script.msn = 2;
+    script.ack(sent[2]);
+    assert_eq!(found_if_complete(&script), []);
+    let ack = script.packets.remove(6);
+    script.packets.insert(4, ack);
+    assert_eq!(found_if_complete(&script), [("go-back-n", 5)]);
+}
+
+#[test]
+fn answers_to_duplicates_count_no_new_message() {
+    let mut script = Script::new();
+    let sent: Vec<_> = (0..2).map(|_| script.send()).collect();
+    script.ack(sent[0]);
+    script.ack(sent[1]);
+    script.push(A, Opcode::RC_SEND_ONLY, sent[0], &[], 62);
+    // A responder may answer with the count of all messages.
+    script.answer(sent[0], Syndrome::ACK_UNLIMITED);
+    assert_eq!(found_if_complete(&script), []);
+    script.msn = 3;
+    script.answer(sent[0], Syndrome::ACK_UNLIMITED);
+    assert_eq!(found_if_complete(&script), [("msn", 7)]);
+}
+
+#[test]
+fn responses_have_the_order_of_the_requests() {
+    let mut script = Script::new();
+    let mut atomic = [0; 28];
+    AtomicEthRepr { virtual_address: 0x2000, rkey: RKey::new(7), swap_or_add: 1, compare: 0 }.write(&mut atomic);
+    let sent: Vec<_> = (0..4).map(|_| script.request(Opcode::RC_FETCH_ADD, &atomic, 0, 1)).collect();
+    for psn in &sent {
+        script.msn += 1;
+        script.atomic_answer(*psn);
+    }
+    assert_eq!(found_if_complete(&script), []);
+    script.packets.swap(5, 6);
+    assert_eq!(found_if_complete(&script), [("response-order", 7)]);
+    // The second request has no response, until the requester repeats that request.
+    script.packets.remove(6);
+    assert_eq!(found_if_complete(&script), [("response-order", 2)]);
+    script.push(A, Opcode::RC_FETCH_ADD, sent[1], &atomic, 0);
+    script.atomic_answer(sent[1]);
+    assert_eq!(found_if_complete(&script), []);
+}
+
+#[test]
+fn only_aligned_atomics_are_performed() {
+    let mut script = clean();
+    for nth in 0..2 {
+        script.nth(Opcode::RC_FETCH_ADD, nth).extension[7] = 4;
+    }
+    let report = script.check(&Limits::default());
+    let rules: Vec<_> = report.findings.iter().map(|finding| finding.rule).collect();
+    assert_eq!(rules, ["atomic-address"; 2]);
+}
+
+#[test]
+fn a_cnp_needs_a_packet_that_can_be_marked() {
+    let mut script = Script::new();
+    let psn = script.send();
+    script.ack(psn);
+    script.notify();
+    assert_eq!(found_if_complete(&script), [("cnp-cause", 3)]);
+    let mut frames: Vec<_> = script.packets.iter().map(Sent::frame).collect();
+    // ECT(0) in the traffic class of IPv4. The ICRC does not cover that byte.
+    frames[0][15] = 2;
+    let limits = Limits { complete: true, ..Limits::default() };
+    let report = check(&pcap(&frames)[..], &Options::default(), &limits).unwrap();
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+}
+
 #[test]
 fn times_that_go_back_are_not_judged() {
     let mut script = Script::new();
