@@ -8,10 +8,10 @@ use crate::shell::root;
 use crate::workspace::{Package, packages};
 
 /// Folders of `crates/`, from the lowest floor to the highest. Dependencies point down or stay on their floor.
-const FLOORS: [&str; 6] = ["rnic", "messages", "memory", "programs", "evaluation", "tools"];
+const FLOORS: [&str; 7] = ["rnic", "messages", "memory", "programs", "evaluation", TESTING, "tools"];
 /// Floor of the crate `data`, below all other floors.
 const DATA: &str = "data";
-/// Folder of the crates with test helpers, which any crate may use in its tests.
+/// Folder of the crates with suites and test helpers. Any crate may use them in its tests, and the tools elsewhere too.
 const TESTING: &str = "testing";
 
 /// A crate of the workspace.
@@ -93,7 +93,7 @@ impl House {
     /// left out.
     pub(super) fn drawing(&self) -> String {
         let mut text = String::new();
-        let floors = FLOORS.iter().rev().copied().chain([DATA, TESTING]);
+        let floors = FLOORS.iter().rev().copied().chain([DATA]);
         for floor in floors {
             let members = self.0.iter().filter(|(_, member)| member.floor == floor);
             for (index, (name, member)) in members.enumerate() {
@@ -165,7 +165,8 @@ mod tests {
             ("farmem", "crates/memory", &["exchange", "sim"], &["sim"]),
             ("steer", "crates/memory", &["wire"], &["sim"]),
             ("sim", "crates/evaluation", &["farmem"], &[]),
-            ("rng", "testing", &["exchange"], &[]),
+            ("rng", "crates/testing", &["exchange"], &[]),
+            ("cli", "crates/tools", &["rng", "sim"], &[]),
         ]);
         let up: Vec<String> = house.up().into_iter().collect();
         assert_eq!(up, ["farmem uses sim", "tests of steer use sim"]);

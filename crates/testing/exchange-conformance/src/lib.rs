@@ -5,10 +5,13 @@
 
 #![allow(missing_docs, clippy::missing_panics_doc, reason = "cases have the names of what they check")]
 
+mod cases;
 pub mod direct_read;
 pub mod grants;
 pub mod known_failures;
 mod tests_of_a_provider;
+
+pub use cases::{Case, cases};
 
 use std::any::Any;
 use std::sync::OnceLock;

@@ -1,17 +1,11 @@
-//! Generates the tests of a provider.
+//! The list of all protocols and cases, and the tests and the table that it generates.
 
-/// Generates the whole suite as tests of a provider, in a module named `suite`.
+/// Calls a macro with all variants of the protocols, the cases for each variant, and the cases of single protocols.
 #[macro_export]
-macro_rules! exchange_suite {
-    ($provider:expr) => {
-        mod suite {
-            use doorbell_exchange::buffered_write::{Acknowledge::{Read, Send}, Notification::{Immediate, Reverse, TailOffset}};
-            use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence};
-            use doorbell_exchange::direct_write::Grants;
-            use doorbell_exchange::shared_write::Reserves;
-            use doorbell_exchange::{BufferedRead, BufferedWrite, DirectWrite, SendReceive, SharedWrite};
-
-            $crate::exchange_suite! { @protocols $provider;
+macro_rules! exchange_cases {
+    ([$($then:tt)+] $($first:tt)*) => {
+        $($then)+! { $($first)*
+            {
                 send_receive: SendReceive;
                 direct_read_unfenced: DirectRead::default();
                 direct_read_fenced: DirectRead { fence: Fence::ReadCompletion, ..DirectRead::default() };
@@ -32,21 +26,7 @@ macro_rules! exchange_suite {
                 shared_write_each: SharedWrite { reserves: Reserves::Each };
                 buffered_read: BufferedRead;
             }
-            $crate::exchange_suite! { @alone $provider;
-                direct_read: the_receiver_places_messages_by_application_data, a_message_lands_in_a_file,
-                    a_slow_message_blocks_only_beyond_its_window, many_readers_pull_the_same_memory,
-                    reading_freed_memory_of_the_sender_fails, ends_of_different_protocols_do_not_connect,
-                    a_fenced_read_delays_later_messages_and_loses_none,
-                    messages_arrive_with_one_completion_per_message;
-                grants: a_peer_with_too_small_buffers_is_rejected
-            }
-        }
-    };
-    (@protocols $provider:expr; $($name:ident: $protocol:expr;)+) => {$(
-        mod $name {
-            use super::*;
-
-            $crate::exchange_suite! { @cases $provider, $protocol;
+            {
                 every_length_arrives_in_order_and_intact, both_directions_at_once, uneven_ends,
                 a_long_stream_wraps_every_index, loss_is_not_seen, a_stopped_receiver_causes_back_pressure,
                 poll_reports_the_end_of_back_pressure, memory_of_the_program_is_sent_without_copying,
@@ -57,9 +37,49 @@ macro_rules! exchange_suite {
                 a_send_queue_takes_all_that_a_window_allows, two_peers_out_of_credit_free_each_other,
                 a_slow_sender_delays_and_loses_nothing
             }
+            {
+                direct_read: the_receiver_places_messages_by_application_data, a_message_lands_in_a_file,
+                    a_slow_message_blocks_only_beyond_its_window, many_readers_pull_the_same_memory,
+                    reading_freed_memory_of_the_sender_fails, ends_of_different_protocols_do_not_connect,
+                    a_fenced_read_delays_later_messages_and_loses_none,
+                    messages_arrive_with_one_completion_per_message;
+                grants: a_peer_with_too_small_buffers_is_rejected
+            }
         }
-    )+};
-    (@cases $provider:expr, $protocol:expr; $($case:ident),+; $($known:ident),+) => {
+    };
+}
+
+/// Generates the whole suite as tests of a provider, in a module named `suite`.
+#[macro_export]
+macro_rules! exchange_suite {
+    ($provider:expr) => {
+        mod suite {
+            use doorbell_exchange::buffered_write::{Acknowledge::{Read, Send}, Notification::{Immediate, Reverse, TailOffset}};
+            use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence};
+            use doorbell_exchange::direct_write::Grants;
+            use doorbell_exchange::shared_write::Reserves;
+            use doorbell_exchange::{BufferedRead, BufferedWrite, DirectWrite, SendReceive, SharedWrite};
+
+            $crate::exchange_cases! { [$crate::exchange_suite] @all $provider; }
+        }
+    };
+    (@all $provider:expr; { $($name:ident: $protocol:expr;)+ } $cases:tt { $($module:ident: $($case:ident),+);+ }) => {
+        $(
+            mod $name {
+                use super::*;
+
+                $crate::exchange_suite! { @cases $provider, $protocol; $cases }
+            }
+        )+
+        $(
+            mod $module {
+                use super::*;
+
+                $crate::exchange_suite! { @alone $provider, $module; $($case),+ }
+            }
+        )+
+    };
+    (@cases $provider:expr, $protocol:expr; { $($case:ident),+; $($known:ident),+ }) => {
         $(
             #[test]
             fn $case() {
@@ -75,17 +95,13 @@ macro_rules! exchange_suite {
             }
         )+
     };
-    (@alone $provider:expr; $($module:ident: $($case:ident),+);+) => {$(
-        mod $module {
-            use super::*;
-
-            $(
-                #[test]
-                fn $case() {
-                    $crate::set_provider($provider);
-                    $crate::$module::$case();
-                }
-            )+
-        }
-    )+};
+    (@alone $provider:expr, $module:ident; $($case:ident),+) => {
+        $(
+            #[test]
+            fn $case() {
+                $crate::set_provider($provider);
+                $crate::$module::$case();
+            }
+        )+
+    };
 }

@@ -1,6 +1,5 @@
 //! Helpers of tests of providers, such as pairs of connected queue pairs and functions that wait.
 
-pub mod namespace;
 pub mod peer;
 
 use std::time::{Duration, Instant};
@@ -12,6 +11,8 @@ use doorbell_verbs::{
     QpAttributes, QpCapacities, QpKind, QpOptions, QpState, RKey, RecvRequest, Region, SendFlags, SendOperation,
     SendRequest, Sge, Srq, Status, UdDestination, Window, WindowBinding, WindowKind,
 };
+
+use crate::departures;
 
 /// Time after which a wait fails the test. It is longer than any step takes on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -63,12 +64,13 @@ pub fn system_is_lossy() -> bool {
 }
 
 /// Returns whether the device is rdma_rxe, Linux's software RNIC. If so, prints the kernel version and `how` rdma_rxe
-/// departs from the specification. The caller then skips the check.
+/// departs from the specification, and notes the departure. The caller then skips the check.
 pub fn rxe_departs(device: &Device, how: &str) -> bool {
     let is_rxe = device.attributes().name.starts_with("rxe");
     if is_rxe {
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         println!("rdma_rxe of Linux {}: {how}", kernel.trim());
+        departures::note(how);
     }
     is_rxe
 }

@@ -8,9 +8,5 @@ provider!(@exact soft_exactly, doorbell_verbs_conformance::common::as_it_is, doo
 provider!(shared_memory, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::shm_pair);
 provider!(@exact shared_memory_exactly, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::shm_pair);
 provider!(system, doorbell_verbs_conformance::common::as_it_is, doorbell_verbs_conformance::common::system_pair, #[ignore = "needs a device of the machine"]);
-provider!(
-    soft_over_ipv6,
-    doorbell_verbs_conformance::common::namespace::within,
-    doorbell_verbs_conformance::common::namespace::soft_pair
-);
-provider!(@exact soft_over_ipv6_exactly, doorbell_verbs_conformance::common::namespace::within, doorbell_verbs_conformance::common::namespace::soft_pair);
+provider!(soft_over_ipv6, crate::namespace::within, crate::namespace::soft_pair);
+provider!(@exact soft_over_ipv6_exactly, crate::namespace::within, crate::namespace::soft_pair);

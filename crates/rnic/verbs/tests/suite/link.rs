@@ -8,6 +8,8 @@ use doorbell_verbs::{
     AddressVector, Device, LinkCounters, PathMtu, QpKind, SendOperation, SendRequest, Status, UdDestination,
 };
 
+use crate::namespace;
+
 /// Returns the counters of lost packets of a device's link, with all other counters set to zero.
 fn lost(device: &Device) -> LinkCounters {
     LinkCounters { tx_udp_packets: 0, ..device.link_counters() }

@@ -5,6 +5,7 @@ mod channels;
 mod conformance;
 mod faults;
 mod link;
+mod namespace;
 mod ports;
 mod progress;
 mod published;
