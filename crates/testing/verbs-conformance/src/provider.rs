@@ -1,8 +1,8 @@
 //! The list of all cases, and the tests that it generates for a provider. Each case of the suite gets a function that
 //! opens two devices that reach each other. The macro argument `$within` runs the case.
 
-/// Calls a macro with all cases of the suite, by module. Each case has the rule that it checks: a section of IBTA Vol 1,
-/// a manual page, or a contract of Doorbell.
+/// Calls a macro with all cases of the suite, by module. Each case has the rule that it checks: a section of IBTA
+/// Vol 1, a manual page, or a contract of Doorbell.
 #[macro_export]
 macro_rules! verbs_cases {
     ([$($then:tt)+] $($first:tt)*) => {

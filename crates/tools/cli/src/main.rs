@@ -20,6 +20,7 @@ mod model;
 mod output;
 mod port;
 mod progress;
+mod qualify;
 mod quantity;
 mod report;
 mod run;
@@ -54,6 +55,9 @@ enum Command {
     /// Find conditions on this machine, or between this machine and others, that would spoil a measurement
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(doctor::Doctor),
+    /// Test an RDMA device, and write its deviations and measurements into one archive without addresses and names
+    #[command(after_help = qualify::EXAMPLES)]
+    Qualify(qualify::Qualify),
     /// Show rates of RDMA devices: packets, bytes, retransmissions, RNR and congestion per second
     Counters(counters::Counters),
     /// Take the port of a running program's software RNIC down or up, or let the device fail
@@ -106,6 +110,7 @@ impl Command {
             Command::Bench(bench) if bench.is_second() => ending::with_input(),
             Command::Counters(counters) if counters.is_exporter() => ending::with_terminal(),
             Command::Doctor(doctor) if doctor.listens() => ending::with_terminal(),
+            Command::Qualify(qualify) if qualify.runs_cases() => ending::with_input(),
             Command::Steer(_) => ending::with_terminal(),
             Command::Study(study) if study.listens() => ending::with_terminal(),
             Command::Study(study) if study.is_launched() => ending::with_parent(),
@@ -158,6 +163,7 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Counters(counters) => counters::run(&counters),
         Command::Port(port) => port::run(&port),
+        Command::Qualify(qualify) => qualify::run(&qualify),
         Command::Advise(advise) => advise::run(&advise),
         Command::Audit(audit) => audit::run(&audit),
         Command::Model(model) => model::run(*model),

@@ -22,6 +22,7 @@ mod load;
 mod model;
 mod operations;
 mod ports;
+mod qualify;
 mod run;
 mod short;
 mod sim;

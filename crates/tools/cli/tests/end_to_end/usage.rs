@@ -17,6 +17,7 @@ fn every_command_has_help() {
         "bench limit",
         "counters",
         "port",
+        "qualify",
         "run",
         "env",
         "sim",
