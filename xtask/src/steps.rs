@@ -157,6 +157,7 @@ pub(crate) const STEPS: &[Step] = &[
     guest("rdma_rxe, verbs", vm::verbs),
     guest("rdma_rxe, behind a box", vm::middlebox),
     guest("rdma_rxe, two hosts", vm::two_hosts),
+    guest("rdma_rxe, qualify", vm::qualify),
     guest("rdma_rxe, commands", vm::commands),
     plain(Group::Layouts, "layouts, to the C compiler", || bindings::check_layout().into()),
 ];

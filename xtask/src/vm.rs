@@ -20,7 +20,7 @@ mod steps;
 mod sysfs;
 
 pub(crate) use ratios::measure as ratios;
-pub(crate) use steps::{capture, commands, exchange, loss, middlebox, on_the_wire, two_hosts, verbs};
+pub(crate) use steps::{capture, commands, exchange, loss, middlebox, on_the_wire, qualify, two_hosts, verbs};
 
 use std::ffi::OsString;
 use std::fs;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{Guest, missing, sysfs};
-use crate::shell::{cargo, output_of, root};
+use crate::shell::{cargo, output_of, root, target};
 use crate::test::StepEnd;
 
 /// Time limit of a guest. No script of these steps takes this long, even if three runs share two processors.
@@ -20,6 +20,7 @@ const LOSS: &str = script!("two_rxe", "loss");
 const TWO_HOSTS: &str = script!("two_rxe", "two_hosts");
 const ON_THE_WIRE: &str = script!("cable", "wire");
 const BOX: &str = script!("cable", "box", "plans");
+const QUALIFY: &str = script!("two_rxe", "qualify");
 const CAPTURE: &str = script!("cable", "capture");
 const CAPTURE_BOTH: &str = script!("two_rxe", "capture_both");
 
@@ -36,6 +37,20 @@ pub(crate) fn middlebox(guest: Guest) -> StepEnd {
 /// Runs a study between two devices of rdma_rxe.
 pub(crate) fn two_hosts(guest: Guest) -> StepEnd {
     in_guest(&guest, TWO_HOSTS)
+}
+
+/// Qualifies rdma_rxe, and keeps the page with its deviations in `target/xtask/qualified`.
+pub(crate) fn qualify(guest: Guest) -> StepEnd {
+    if let Some(why) = missing() {
+        return StepEnd::LeftOut(why);
+    }
+    // The suite of verbs, a study and captures take longer than the other scripts.
+    let guest = Guest { limit: 2 * LIMIT, ..guest };
+    let kept = guest.run(QUALIFY).and_then(|ended| {
+        ended.passed()?;
+        ended.keep(&target().join("xtask").join("qualified"))
+    });
+    kept.into()
 }
 
 /// Captures packets of rdma_rxe and the software RNIC, and replaces the captures that tests of `wire` and `rnic` read.
