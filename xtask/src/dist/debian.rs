@@ -57,6 +57,7 @@ const ZSH: [&str; 2] = ["share/zsh/site-functions/", "share/zsh/vendor-completio
 
 /// Makes both packages in a folder.
 pub(super) fn packages(sources: &Sources, folder: &Path) -> Result<Vec<PathBuf>, String> {
+    missing().map_or(Ok(()), Err)?;
     let own_folder = format!("usr/lib/{}-linux-gnu/doorbell", std::env::consts::ARCH);
     let (tree, library_tree) = (folder.join(COMMAND.name), folder.join(LIBRARY.name));
     let [(doorbell, _), (library, _)] = BUILT;
