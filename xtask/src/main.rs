@@ -420,6 +420,16 @@ mod tests {
     }
 
     #[test]
+    fn only_all_artefacts_are_rebuilt() {
+        let parse = |arguments: &str| Arguments::try_parse_from(format!("xtask dist {arguments}").split_whitespace());
+        for good in ["", "--out a", "--all", "--all --rebuild --out a"] {
+            assert!(parse(good).is_ok(), "{good}");
+        }
+        let error = parse("--rebuild").expect_err("--rebuild needs --all").to_string();
+        assert!(error.contains("--all"), "{error}");
+    }
+
+    #[test]
     fn seeds_are_whole_numbers_and_required() {
         let parse = |arguments: &str| Arguments::try_parse_from(format!("xtask seeds {arguments}").split_whitespace());
         for good in ["--from 0", "--from 18446744073709551615", "--hours 0.001", "--hours 8760 --from 7"] {
