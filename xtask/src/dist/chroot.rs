@@ -12,6 +12,9 @@ use crate::{network, peers};
 /// Packages that commands install in a chroot. The stored system has them downloaded, and not installed.
 const DOWNLOADED: &str = "ibverbs-utils perftest";
 
+/// Number of the recipe of the stored system. Each change of the recipe needs a new number.
+const RECIPE: u32 = 1;
+
 /// Path in a chroot, with the programs for an administrator.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -82,7 +85,7 @@ impl Drop for Chroot {
 fn stored(release: &str) -> Result<PathBuf, String> {
     let home = target().join("xtask").join("chroot");
     let _alone = Lock::take(&home.join("lock"), "a minimal system of Debian")?;
-    let stored = home.join(format!("{release}-1.tar"));
+    let stored = home.join(format!("{release}-{RECIPE}.tar"));
     if !stored.exists() {
         let fresh = place::own().join("chroot.tar");
         // Debian's lists and these packages stay in the system, so most runs need no network.
