@@ -92,13 +92,14 @@
 //!
 //! [`predict_requests`](predict::predict_requests) predicts requests of one size with replies of another size. Each
 //! connection has O requests outstanding, and its client sends the next request when a reply arrives. The costs of a
-//! request and of its reply add up in CPUs, NICs and the link. The round trip is
+//! request and of its reply add up in CPUs, NICs and the link. The bound of the round trip is
 //!
 //! ```text
-//! round trip      n O / (t(request) + t(reply))
+//! round trip      n O / (t(request) + t(reply) + waits for the threads of clients and server)
 //! ```
 //!
-//! The latency with this load follows from Little's law: `n O / throughput`.
+//! A thread looks at its connections in turns, so a request waits although the thread is idle most of the time. The
+//! latency with this load follows from Little's law: `n O / throughput`.
 //!
 //! # Single operations
 //!

@@ -1,6 +1,7 @@
 //! Prediction of latency, throughput and bottleneck from parameters and a workload.
 
 mod requests;
+mod waiting;
 
 use doorbell_protocols::{End, Noticed, Protocol, Release, Role, Size, When};
 use doorbell_wire::{MessageKind, Transport};
@@ -272,7 +273,7 @@ pub fn predict(parameters: &Parameters, workload: &Workload) -> Result<Predictio
 /// Returns the latency and the bounds of a workload as linear forms of the parameters.
 pub(crate) fn forms(setting: &Setting, workload: &Workload) -> Result<Forms, WorkloadError> {
     workload.check()?;
-    let tally = Tally::of(setting, workload)?;
+    let tally = Tally::of(setting, workload, &charged(workload))?;
     Ok(Forms { latency: tally.delivery, bounds: tally.bounds(setting, workload) })
 }
 
@@ -299,6 +300,12 @@ pub(crate) struct Tally {
     line_bytes: [f64; 2],
     /// Line bytes of the message itself beyond the sizes for which the slopes of latency hold.
     pub(crate) beyond: f64,
+    /// Time per message of READs of free space that the sender posts when a message does not fit.
+    late: Cost,
+    /// Number of looks of each end for which a message waits until the receiver has it, with those of `late`.
+    looks: [f64; 2],
+    /// Number of times that a message waits for the link from each end, until the receiver has it.
+    crossings: [f64; 2],
 }
 
 /// Maximum number of packets that a software RNIC sends with one system call.
@@ -324,11 +331,11 @@ impl Tally {
         Self { transport: Some(transport), ..Self::default() }
     }
 
-    /// Returns the costs of a message of a protocol.
-    fn of(setting: &Setting, workload: &Workload) -> Result<Self, WorkloadError> {
+    /// Returns the costs of a message of a protocol with these steps.
+    fn of(setting: &Setting, workload: &Workload, steps: &[Charged]) -> Result<Self, WorkloadError> {
         let mut tally = Self::default();
-        for step in charged(workload) {
-            tally.add(&step, setting, workload)?;
+        for step in steps {
+            tally.add(step, setting, workload)?;
         }
         let passes = workload.protocol.description().passes;
         let [sending, receiving] =
@@ -357,9 +364,21 @@ impl Tally {
             self.beyond = alone.there.max(alone.back);
         }
         let latency = latency_of(charge, charge.payload(workload, 1), &alone, setting, workload).scaled(charge.waits);
+        let (by, to) = (step.by as usize, step.by.other() as usize);
+        let finder = if charge.awaited { by } else { to };
         match charge.role {
-            Role::Delivery => self.delivery = self.delivery.plus(&latency),
+            Role::Delivery => {
+                self.delivery = self.delivery.plus(&latency);
+                self.looks[finder] += latency.times(Term::ReceivePoll);
+                // A chained operation leaves right after the one before.
+                self.crossings[by] += if charge.chained { 0.0 } else { 1.0 };
+                self.crossings[to] += if step.is_two_way() { 1.0 } else { 0.0 };
+            }
             Role::Release => self.release = self.release.plus(&latency),
+        }
+        if matches!(step.when, When::Short { parts: 1 }) {
+            self.late = self.late.plus(&latency.scaled(*share));
+            self.looks[finder] += share * latency.times(Term::ReceivePoll);
         }
         if step.by == End::Sender && step.is_two_way() && charge.role == Role::Delivery {
             self.reservation = self.reservation.plus(&latency);
@@ -369,7 +388,6 @@ impl Tally {
         }
 
         let traffic = traffic(step, self.transport, charge.payload(workload, workload.batch), setting, workload)?;
-        let (by, to) = (step.by as usize, step.by.other() as usize);
         let add = |to: &mut Cost, cost: Cost| *to = to.plus(&cost.scaled(*share));
         let posted = posting(charge, setting, workload).scaled(charge.per_message_busy);
         self.cpu[by] = self.cpu[by].plus(&posted);

@@ -5,12 +5,17 @@
 //!
 //! - the bounds of each direction alone, such as windows, and
 //! - the bounds of CPUs, NICs and the link, with the costs of a request and of its reply together, and
-//! - `connections * outstanding / (t(request) + t(reply))`, with the latencies alone.
+//! - `connections * outstanding / round trip`. A round trip is `t(request) + t(reply)` with the latencies alone, the posts
+//!   of reports before the reply, and the [waits](super::waiting) for threads, links and free space.
 
-use super::{BoundKind, Form, Forms, Prediction, Tally, shared};
-use crate::cost::Cost;
+use doorbell_protocols::{End, Protocol, Role};
+
+use super::waiting::{Server, round_trip_ns};
+use super::{BoundKind, Form, Forms, Prediction, Tally, posting, shared};
+use crate::cost::{Cost, Term, Values};
 use crate::parameters::Parameters;
 use crate::setting::Setting;
+use crate::steps::{Charged, charged};
 use crate::workload::{Peers, Workload, WorkloadError};
 
 /// Requests of one size, each with a reply of another size, in a closed loop.
@@ -39,7 +44,14 @@ impl Requests {
 
     /// Returns the workload of the requests alone.
     fn request(&self) -> Workload {
-        Workload { bidirectional: false, ..self.request }
+        // Each connection has a completion queue of its own, in which a poll finds at most a window of messages.
+        let together = |batch: u32| batch.min(self.request.window);
+        Workload {
+            bidirectional: false,
+            receive_batch: together(self.request.receive_batch),
+            repost_batch: together(self.request.repost_batch),
+            ..self.request
+        }
     }
 
     /// Returns the number of outstanding requests of all connections.
@@ -67,31 +79,131 @@ impl Requests {
 ///
 /// Returns the error of [`Requests::check`] if the requests are impossible.
 pub fn predict_requests(parameters: &Parameters, requests: &Requests) -> Result<Prediction, WorkloadError> {
-    let forms = forms(&Setting::of(parameters), requests)?;
+    let closed = ClosedLoop::of(&Setting::of(parameters), requests)?;
+    let values = parameters.values();
+    let without_waits_ns = closed.forms.latency.plus(&closed.late).ns(&values);
+    let round_trip_ns = round_trip_ns(without_waits_ns, &closed.servers(requests, &values));
+    let mut forms = closed.forms;
+    let cost = Cost::constant(round_trip_ns / requests.in_flight());
+    forms.bounds.push(Form { kind: BoundKind::RoundTrip, cost });
     // Results of measurements count the payload of the longer direction too.
     Ok(Prediction::of(&forms, parameters, requests.request.bytes.max(requests.reply_bytes) as f64))
 }
 
-fn forms(setting: &Setting, requests: &Requests) -> Result<Forms, WorkloadError> {
-    requests.check()?;
-    let (request, replies) = (requests.request(), requests.replies());
-    let (there, back) = (tally(setting, &request)?, tally(setting, &replies)?);
-    let latency = there.delivery.plus(&back.delivery);
-    let mut bounds = Vec::new();
-    let mut push = |kind, cost: Cost| bounds.push(Form { kind, cost });
-    push(BoundKind::RoundTrip, latency.scaled(1.0 / requests.in_flight()));
-    for (one_way, workload) in [(&there, &request), (&back, &replies)] {
-        one_way.flow(setting, workload, &mut push);
-        shared(setting, workload, &mut push);
-    }
-    there.with_replies(&back).resources(setting, &request, &mut push);
-    Ok(Forms { latency, bounds })
+/// Costs of requests in a closed loop.
+struct ClosedLoop {
+    /// The latency alone, and the bounds without the bound of the whole round trip.
+    forms: Forms,
+    /// Bounds of CPUs and links with the reports of threads that are idle at times.
+    unsaturated: Vec<Form>,
+    /// Time that a request and its reply wait for free space.
+    late: Cost,
+    /// Number of looks of a client's and of a server's thread for which a request waits.
+    looks: [f64; 2],
+    /// Number of times that a request and its reply wait for the link from the clients and from the server.
+    crossings: [f64; 2],
 }
 
-/// Returns the costs of a message of one direction.
-fn tally(setting: &Setting, workload: &Workload) -> Result<Tally, WorkloadError> {
-    // As messages flow in both directions, no separate step returns credits.
-    Tally::of(setting, &Workload { bidirectional: true, ..*workload })
+impl ClosedLoop {
+    fn of(setting: &Setting, requests: &Requests) -> Result<Self, WorkloadError> {
+        requests.check()?;
+        let (request, replies) = (requests.request(), requests.replies());
+        let both = |request_steps: &[Charged], reply_steps: &[Charged]| -> Result<(Tally, Tally), WorkloadError> {
+            // As messages flow in both directions, no separate step returns credits.
+            let answered = |workload: &Workload| Workload { bidirectional: true, ..*workload };
+            let there = Tally::of(setting, &answered(&request), request_steps)?;
+            let back = Tally::of(setting, &answered(&replies), reply_steps)?;
+            Ok((there, back))
+        };
+        let (asking, replying) = (steps(&request), steps(&replies));
+        let (there, back) = both(&asking, &replying)?;
+        let latency = there.delivery.plus(&reporting(setting, &request, &asking)).plus(&back.delivery);
+        let mut forms = Forms { latency, bounds: Vec::new() };
+        let mut push = |kind, cost: Cost| forms.bounds.push(Form { kind, cost });
+        for (one_way, workload) in [(&there, &request), (&back, &replies)] {
+            one_way.flow(setting, workload, &mut push);
+            shared(setting, workload, &mut push);
+        }
+        let Tally { late, looks, crossings, .. } = there.with_replies(&back);
+        there.with_replies(&back).resources(setting, &request, &mut push);
+        let (there, back) = both(&unsaturated(asking), &unsaturated(replying))?;
+        let mut unsaturated = Vec::new();
+        let mut push = |kind, cost: Cost| unsaturated.push(Form { kind, cost });
+        there.with_replies(&back).resources(setting, &request, &mut push);
+        Ok(Self { forms, unsaturated, late, looks, crossings })
+    }
+
+    /// Returns the threads and links for which requests wait.
+    fn servers(&self, requests: &Requests, values: &Values) -> Vec<Server> {
+        let Peers { senders, receivers, connections } = requests.request.peers;
+        let cost = |kind| self.unsaturated.iter().find(|form| form.kind == kind).map(|form| form.cost);
+        let threads = [(BoundKind::SendingCpu, senders), (BoundKind::ReceivingCpu, receivers)];
+        let threads = threads.into_iter().zip(self.looks).filter_map(|((kind, threads), looks)| {
+            let threads = f64::from(threads);
+            let busy = cost(kind)?.scaled(threads);
+            // A turn has a look at each connection, whether it finds something or not.
+            let busy_ns = busy.with(Term::ReceivePoll, -busy.times(Term::ReceivePoll)).ns(values);
+            // A client sends the next request a turn after the reply, which takes as long as two waits for a turn.
+            let visits = if kind == BoundKind::SendingCpu { looks + 2.0 } else { looks };
+            Some(Server {
+                connections: f64::from(connections) / threads,
+                in_flight: requests.in_flight() / threads,
+                visits,
+                look_ns: values[Term::ReceivePoll as usize],
+                service_ns: busy_ns / visits.max(1.0),
+                busy_ns,
+            })
+        });
+        let links = [BoundKind::Link, BoundKind::LinkBackward].into_iter().zip(self.crossings);
+        let links = links.filter_map(|(kind, crossings)| {
+            let busy_ns = cost(kind)?.ns(values);
+            Some(Server {
+                connections: 1.0,
+                in_flight: requests.in_flight(),
+                // Requests of one crossing take turns on the link. Further messages come between those of others.
+                visits: (crossings - 1.0).max(0.0),
+                look_ns: 0.0,
+                service_ns: busy_ns,
+                busy_ns,
+            })
+        });
+        threads.chain(links).collect()
+    }
+}
+
+/// Returns the steps of a message that has a reply, or is one.
+///
+/// A connection has at most a window of requests outstanding, so a report is for at most a window of messages.
+fn steps(workload: &Workload) -> Vec<Charged> {
+    let mut steps = charged(&Workload { bidirectional: true, ..*workload });
+    for step in &mut steps {
+        let least = step.per_message.min(1.0 / f64::from(workload.window));
+        step.per_message_busy = step.per_message_busy.max(least);
+        // The sender of Direct-Write has space for the grants of two windows. An idle receiver grants again before
+        // fewer than a group of them are left.
+        if workload.protocol == Protocol::DirectWrite
+            && let Some(group) = step.step.when.freed_at_once(workload.spaces())
+        {
+            let unused = workload.window.saturating_mul(2).saturating_sub(group);
+            step.per_message = 1.0 / f64::from(group.min(unused.saturating_add(1)));
+        }
+    }
+    steps
+}
+
+/// Returns the steps with the reports of a thread that is idle at times.
+fn unsaturated(steps: Vec<Charged>) -> Vec<Charged> {
+    steps.into_iter().map(|step| Charged { per_message_busy: step.per_message, ..step }).collect()
+}
+
+/// Returns the time by which reports of the server delay its replies. The server posts a report to the sender of a
+/// request before the reply, and the NIC sends the posts of a connection in their order.
+fn reporting(setting: &Setting, workload: &Workload, steps: &[Charged]) -> Cost {
+    let is_report = |step: &&Charged| step.role == Role::Release && step.step.by == End::Receiver;
+    steps.iter().filter(is_report).fold(Cost::ZERO, |sum, step| {
+        let post = posting(step, setting, workload).with(Term::ListFetch, if step.chained { 1.0 } else { 0.0 });
+        sum.plus(&post.scaled(step.per_message))
+    })
 }
 
 impl Tally {
@@ -104,6 +216,9 @@ impl Tally {
             nic_out: sum(&self.nic_out, &replies.nic_out),
             nic_in: sum(&self.nic_in, &replies.nic_in),
             line_bytes: [own + receiving, other + replying],
+            late: self.late.plus(&replies.late),
+            looks: [self.looks[0] + replies.looks[1], self.looks[1] + replies.looks[0]],
+            crossings: [self.crossings[0] + replies.crossings[1], self.crossings[1] + replies.crossings[0]],
             ..Self::default()
         }
     }
@@ -111,8 +226,6 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
-    use doorbell_protocols::Protocol;
-
     use super::*;
     use crate::predict::predict;
 
@@ -170,10 +283,10 @@ mod tests {
                 let request = Workload { protocol, ..Workload::new(bytes, 256, 1) };
                 let (_, requests) = of(request, bytes);
                 let both = predict(&Parameters::t1(), &Workload { bidirectional: true, ..request }).unwrap();
-                assert!(
-                    is_near(2.0 * requests.messages_per_s, both.messages_per_s),
-                    "{protocol}, {bytes} B: {requests:#?}, {both:#?}"
-                );
+                for kind in [BoundKind::SendingCpu, BoundKind::ReceivingCpu, BoundKind::Link, BoundKind::LinkBackward] {
+                    let [one, other] = [&requests, &both].map(|all| all.bound(kind).unwrap().ns_per_message);
+                    assert!(is_near(one, 2.0 * other), "{protocol}, {bytes} B, {kind}: {one} {other}");
+                }
             }
         }
     }
@@ -187,6 +300,54 @@ mod tests {
         let (one, four) = (of(1), of(4));
         assert_eq!(one.bottleneck().binding.kind, BoundKind::ReceivingCpu);
         assert!(four.messages_per_s > 3.5 * one.messages_per_s, "{one:#?} {four:#?}");
+    }
+
+    fn loaded_ns(request: Workload, reply_bytes: u64) -> f64 {
+        let (requests, prediction) = of(request, reply_bytes);
+        prediction.loaded_ns(requests.in_flight())
+    }
+
+    fn clients(count: u32, protocol: Protocol) -> Workload {
+        Workload { protocol, depth: 8, peers: Peers::many_to_one(count), ..Workload::sequential(200) }
+    }
+
+    #[test]
+    fn requests_of_many_clients_wait_for_the_server() {
+        let loaded = [1, 4, 16, 24, 64].map(|count| loaded_ns(clients(count, Protocol::SendReceive), 200));
+        assert!(loaded.is_sorted(), "{loaded:?}");
+        // A server whose thread is idle for a third of the time delays requests. A saturated one serves them in turn.
+        let (_, sixteen) = of(clients(16, Protocol::SendReceive), 200);
+        assert_eq!(sixteen.bottleneck().binding.kind, BoundKind::RoundTrip);
+        assert!(loaded[2] > 1.1 * sixteen.latency_ns, "{loaded:?}");
+        let (_, many) = of(clients(64, Protocol::SendReceive), 200);
+        let busy_ns = many.bound(BoundKind::ReceivingCpu).unwrap().ns_per_message;
+        assert!(is_near(loaded[4], 64.0 * busy_ns), "{many:#?}");
+    }
+
+    #[test]
+    fn long_replies_take_turns_on_the_link_but_reads_wait_between_them() {
+        let alone = |protocol| of(clients(2, protocol), 65_536).1.latency_ns;
+        let loaded = |protocol| loaded_ns(clients(2, protocol), 65_536);
+        let over = |protocol| loaded(protocol) / alone(protocol);
+        assert!(over(Protocol::SendReceive) < 1.03 && over(Protocol::DirectRead) > 1.07);
+    }
+
+    #[test]
+    fn senders_to_a_short_ring_wait_for_its_head() {
+        // Without waits for space, the second would only have the waits of its turns.
+        let short = loaded_ns(Workload { depth: 1, ..clients(24, Protocol::SharedWrite) }, 200);
+        let long = loaded_ns(Workload { depth: 64, ..clients(24, Protocol::SharedWrite) }, 200);
+        assert!(short > long + 3000.0, "{short} {long}");
+    }
+
+    #[test]
+    fn servers_with_idle_threads_grant_buffers_one_by_one() {
+        let per_message = |window: u32| {
+            let request = Workload { window, depth: 2 * window.max(4), ..clients(1, Protocol::DirectWrite) };
+            steps(&request)[1].per_message
+        };
+        // The ring of grants of a window of one has two places.
+        assert_eq!([per_message(1), per_message(4)], [1.0, 0.5]);
     }
 
     #[test]
