@@ -200,7 +200,7 @@ pub fn a_window_opens_a_part_of_a_region_and_can_be_closed(open: Open<'_>) {
             Err(error) => {
                 assert_eq!(b.device.attributes().provider, "system", "{error}");
                 println!("{error}: windows are left out");
-                departures::note(&format!("{error}: windows are left out"));
+                crate::departures::note(&format!("{error}: windows are left out"));
                 return;
             }
         };
