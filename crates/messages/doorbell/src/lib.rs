@@ -13,6 +13,7 @@
 //! | send and receive in tasks of tokio | `Device::on_tokio`, with the feature `tokio` |
 //! | poll without blocking calls | [`Blocking::into_inner`], [`MessageConnection`] |
 //! | post work requests directly | [`Device::queue_pair`], [`verbs`] |
+//! | test a program with faults, in virtual time | [`testing::Pair`] |
 //!
 //! [`exchange`] has the implementations of the protocols, receive buffers that connections share, and hubs, which
 //! receive from many senders.
@@ -24,6 +25,7 @@ mod listener;
 mod on_tokio;
 mod queue_pair;
 mod setup;
+pub mod testing;
 
 pub use doorbell_exchange as exchange;
 pub use doorbell_verbs as verbs;

@@ -78,7 +78,7 @@ pub use observe::Observer;
 pub use own_event::{EventIdentity, OwnEvent};
 pub use own_process::{Opening, OwnProcess};
 pub use pcap::{FrameDirection, FrameNotes, Pcap, PcapFile};
-pub use progress::{DrivenRnic, PortHandle, PortService, flush_before_exit};
+pub use progress::{DrivenRnic, PortHandle, PortService, VirtualClock, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};
 pub use shm::{LinkChoice, SharedMemoryCounters, SharedMemoryLink, wake_device};
 pub use time_slice::shorten_time_slices;

@@ -30,6 +30,7 @@
 //! while a caller polls.
 
 mod abandoned;
+mod clock;
 mod exit;
 mod flush;
 mod habits;
@@ -57,6 +58,8 @@ use crate::observe::Observer;
 use crate::own_event::OwnEvent;
 use crate::own_process::OwnProcess;
 use crate::port::PortView;
+use clock::Clock;
+pub use clock::VirtualClock;
 use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
 use flush::Flushes;
@@ -87,7 +90,7 @@ struct ThreadState {
     driver: Mutex<Driver<Box<dyn Link>>>,
     /// Number of callers that sleep until they get the lock.
     waiting: AtomicUsize,
-    epoch: Instant,
+    clock: Clock,
     kick: OwnEvent,
     wakeups: Wakeups,
     /// Number of polls plus number of packets that polls received. From the changes of this number, the policy learns
@@ -143,27 +146,7 @@ impl DrivenRnic {
     ///
     /// The operating system provides no eventfd or no thread, or cannot block the signals of the new thread.
     pub fn start(rnic: Rnic, link: Box<dyn Link>, readable: OwnProcess, port: u16) -> io::Result<Self> {
-        let driver = Driver::new(rnic, link, port);
-        let shared = Arc::new(ThreadState {
-            port: driver.port_view(),
-            port_service: Mutex::default(),
-            driver: Mutex::new(driver),
-            waiting: AtomicUsize::new(0),
-            epoch: Instant::now(),
-            kick: OwnEvent::new()?,
-            wakeups: Wakeups::new(),
-            polls: AtomicU64::new(0),
-            armed_at: AtomicU64::new(0),
-            posts: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
-            is_abandoned: AtomicBool::new(false),
-            holds_ack: AtomicBool::new(false),
-            flushes: Flushes::new(),
-            failed: AtomicBool::new(false),
-            wary_polls: AtomicUsize::new(0),
-            lingering: Mutex::default(),
-            groups: Mutex::default(),
-        });
+        let shared = Arc::new(ThreadState::new(Driver::new(rnic, link, port), Clock::Real(Instant::now()))?);
         let thread = {
             let shared = Arc::clone(&shared);
             guard::spawn_without_signals(crate::DRIVER_THREAD, move || shared.run(&readable))?
@@ -172,12 +155,29 @@ impl DrivenRnic {
         Ok(Self { shared, thread: Some(thread) })
     }
 
+    /// Returns an RNIC on `link` that lives on a virtual clock. It has no thread. Its callers drive it, and the program
+    /// moves the clock, at most to the time of [`poll_timeout`](Self::poll_timeout). `port` is the UDP port of this
+    /// device and its peers.
+    ///
+    /// # Errors
+    ///
+    /// The operating system provides no eventfd.
+    pub fn in_virtual_time(rnic: Rnic, link: Box<dyn Link>, port: u16, clock: VirtualClock) -> io::Result<Self> {
+        let shared = Arc::new(ThreadState::new(Driver::new(rnic, link, port), Clock::Virtual(clock))?);
+        Ok(Self { shared, thread: None })
+    }
+
+    /// Returns the time at which the engine has work next, such as a packet that arrives or a timer that expires.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.shared.lock().poll_timeout()
+    }
+
     /// Passes the RNIC's counters to `observer` from now on, as [`Driver::observe`] does.
     pub fn observe(&self, observer: Observer, within_ns: u64) {
         self.shared.lock().observe(observer, within_ns);
     }
 
-    /// Returns the nanoseconds since [`start`](Self::start) was called.
+    /// Returns the nanoseconds since [`start`](Self::start) was called, or the time of the virtual clock.
     pub fn now_ns(&self) -> u64 {
         self.shared.now_ns()
     }
@@ -253,6 +253,10 @@ impl DrivenRnic {
         let lingering = || shared.lingering.lock().ignore_poison();
         if notified() {
             return true;
+        }
+        if shared.clock.is_virtual() {
+            self.drive();
+            return notified(); // no time passes while this thread waits
         }
         let mut found = false;
         if lingering().begins() {
@@ -330,6 +334,14 @@ impl DrivenRnic {
 
 impl Drop for DrivenRnic {
     fn drop(&mut self) {
+        if self.shared.clock.is_virtual() {
+            // No thread sends the remaining packets, which the link may capture.
+            let mut driver = self.shared.lock();
+            let sent = driver.flush(self.shared.now_ns());
+            self.shared.report(sent);
+            driver.link_mut().write_records();
+            return;
+        }
         exit::remove(&self.shared);
         self.shared.stop.store(true, Ordering::SeqCst);
         let is_told = self.shared.kick.is_intact() && self.shared.kick.signal();
@@ -349,8 +361,32 @@ impl Drop for DrivenRnic {
 type Guard<'a> = MutexGuard<'a, Driver<Box<dyn Link>>>;
 
 impl ThreadState {
+    fn new(driver: Driver<Box<dyn Link>>, clock: Clock) -> io::Result<Self> {
+        Ok(Self {
+            port: driver.port_view(),
+            port_service: Mutex::default(),
+            driver: Mutex::new(driver),
+            waiting: AtomicUsize::new(0),
+            clock,
+            kick: OwnEvent::new()?,
+            wakeups: Wakeups::new(),
+            polls: AtomicU64::new(0),
+            armed_at: AtomicU64::new(0),
+            posts: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            is_abandoned: AtomicBool::new(false),
+            holds_ack: AtomicBool::new(false),
+            flushes: Flushes::new(),
+            failed: AtomicBool::new(false),
+            wary_polls: AtomicUsize::new(0),
+            lingering: Mutex::default(),
+            groups: Mutex::default(),
+        })
+    }
+
+    #[inline]
     fn now_ns(&self) -> u64 {
-        self.epoch.elapsed().as_nanos() as u64
+        self.clock.now_ns()
     }
 
     fn lock(&self) -> Guard<'_> {
@@ -387,7 +423,8 @@ impl ThreadState {
 
     /// Wakes the thread. Returns false if the program has closed the descriptor of `kick`.
     fn kick(&self) -> bool {
-        !self.is_abandoned.load(Ordering::Relaxed) && self.kick.signal()
+        // In virtual time there is no thread to wake.
+        !self.clock.is_virtual() && !self.is_abandoned.load(Ordering::Relaxed) && self.kick.signal()
     }
 
     fn report(&self, result: io::Result<impl Sized>) {
@@ -458,6 +495,9 @@ impl ThreadState {
     /// too long.
     #[inline]
     fn acks_of_a_caller(&self) -> Acks {
+        if self.clock.is_virtual() {
+            return Acks::Now; // the next call may be far away in virtual time
+        }
         let trusted = self.wakeups.is_napping() && self.wary_polls.load(Ordering::Relaxed) == 0;
         if trusted || self.wakeups.looks_soon() { Acks::MayWait } else { Acks::Now }
     }

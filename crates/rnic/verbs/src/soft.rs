@@ -5,6 +5,7 @@ mod devices;
 mod faults;
 mod publish;
 mod queues;
+mod virtual_time;
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -17,9 +18,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use doorbell_fabric::{
     BindRequest, DrivenRnic, Faults, Link, OwnMemory, OwnProcess, Pcap, SharedMemoryLink, UdpLink, VerbsCall,
-    VerbsFaults, active_mtu, bind, guard_memory,
+    VerbsFaults, VirtualClock, active_mtu, bind, guard_memory,
 };
-pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice};
+pub use doorbell_fabric::{FaultPlan, FaultPlanError, LinkChoice, MemoryCounters, MemoryOptions};
 use doorbell_output::files;
 use doorbell_rnic::{Config, Policy, Region, Rnic};
 pub use doorbell_rnic::{LIMITS, Objects};
@@ -45,6 +46,7 @@ pub use doorbell_fabric::{bring_in, can_bring_in};
 use faults::open_journal;
 use publish::publish;
 use queues::{Groups, SoftChannel, SoftCq, SoftQp, SoftSrq};
+pub use virtual_time::VirtualNetwork;
 
 /// Options of a software RNIC.
 #[derive(Clone, Debug)]
@@ -228,27 +230,63 @@ pub fn open_on(end: LinkEnd, options: &SoftOptions) -> Result<Device, Error> {
     Ok(Device::new(Arc::new(start(end, options)?)))
 }
 
+/// Driver of an RNIC beside the calls of the program.
+enum Drive {
+    /// A thread, which sleeps until this descriptor is readable.
+    Thread(OwnProcess),
+    /// None, since the program moves this clock.
+    Virtual(VirtualClock),
+}
+
+impl Drive {
+    /// Returns the function that maps the device's clock to the times of a capture.
+    fn capture_clock(&self) -> Box<dyn Fn(u64) -> Duration + Send> {
+        match self {
+            Self::Thread(_) => {
+                // Timestamps use the monotonic clock, so they never decrease.
+                let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let begun = Instant::now();
+                Box::new(move |_| since_1970 + begun.elapsed())
+            }
+            Self::Virtual(_) => Box::new(Duration::from_nanos),
+        }
+    }
+}
+
 fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
-    let LinkEnd { link, readable, address, port: udp_port, active_mtu, receive_buffer_bytes } = end;
+    let LinkEnd { link, readable, address, port, active_mtu, receive_buffer_bytes } = end;
+    let receive_buffer_bytes = receive_buffer_bytes as u64;
+    let config = Config { address, active_mtu, receive_buffer_bytes, seed: seed_of(options)? };
+    start_driven(link, Drive::Thread(readable), config, port, options)
+}
+
+/// Returns the seed that the options name, or a random one.
+fn seed_of(options: &SoftOptions) -> Result<[u8; 32], Error> {
+    if let Some(seed) = options.seed {
+        return Ok(seed);
+    }
+    let mut seed = [0; 32];
+    getrandom::fill(&mut seed).map_err(|error| Error::Os {
+        what: "the operating system gave no randomness",
+        error: io::Error::other(error),
+    })?;
+    Ok(seed)
+}
+
+fn start_driven(
+    link: Box<dyn Link>,
+    drive: Drive,
+    config: Config,
+    udp_port: u16,
+    options: &SoftOptions,
+) -> Result<Soft, Error> {
     let name = options.name.clone().unwrap_or_else(|| NAME.to_owned());
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     if !(1..=MAX_NAME_BYTES).contains(&name.len()) || !name.bytes().all(is_plain) {
         return Err(Error::Name(name));
     }
-    let seed = match options.seed {
-        Some(seed) => seed,
-        None => {
-            let mut seed = [0; 32];
-            getrandom::fill(&mut seed).map_err(|error| Error::Os {
-                what: "the operating system gave no randomness",
-                error: io::Error::other(error),
-            })?;
-            seed
-        }
-    };
     let ack = options.ack.map_or_else(AckPolicy::of_environment, Ok)?;
-    let config = Config { address, active_mtu, receive_buffer_bytes: receive_buffer_bytes as u64, seed };
-    let link = stack(link, address, udp_port, options)?;
+    let link = stack(link, config.address, udp_port, &drive, options)?;
     let signal = Arc::new(EventSignal::new().map_err(no_eventfd)?);
     let listener = Arc::new(OnceLock::<Notifier>::new());
     let notifier: Notifier = {
@@ -278,9 +316,11 @@ fn start(end: LinkEnd, options: &SoftOptions) -> Result<Soft, Error> {
         rnic.inject(source);
     }
     let queue = Arc::clone(rnic.events());
-    let driven =
-        DrivenRnic::start(rnic, link, readable, udp_port).map_err(Error::os("the progress thread could not start"))?;
-    let driven = Arc::new(driven);
+    let driven = match drive {
+        Drive::Thread(readable) => DrivenRnic::start(rnic, link, readable, udp_port),
+        Drive::Virtual(clock) => DrivenRnic::in_virtual_time(rnic, link, udp_port, clock),
+    };
+    let driven = Arc::new(driven.map_err(Error::os("the progress thread could not start"))?);
     Ok(Soft {
         faults: verbs_faults.map(|faults| {
             let clock = Arc::clone(&driven);
@@ -330,7 +370,13 @@ fn unused(path: &Path) -> PathBuf {
 
 /// Wraps the link in a layer that injects faults and in a layer that captures packets, if the options request them. The
 /// capture is the outermost layer, so it records the packets after the faults.
-fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOptions) -> Result<Box<dyn Link>, Error> {
+fn stack(
+    mut link: Box<dyn Link>,
+    local: IpAddr,
+    port: u16,
+    drive: &Drive,
+    options: &SoftOptions,
+) -> Result<Box<dyn Link>, Error> {
     if let Some(plan) = &options.faults {
         let faults = Faults::new(link, plan.clone()).of_device(local, port);
         link = match &options.fault_journal {
@@ -341,10 +387,7 @@ fn stack(mut link: Box<dyn Link>, local: IpAddr, port: u16, options: &SoftOption
     if let Some(path) = &options.pcap {
         let what = "the pcap file could not be created";
         let file = files::create(&unused(path)).and_then(files::GuardedFile::new).map_err(Error::os(what))?;
-        // Timestamps use the monotonic clock, so they never decrease.
-        let (begun, since_1970) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
-        let clock = move |_| since_1970 + begun.elapsed();
-        link = Box::new(Pcap::new(link, local, port, file, clock).map_err(Error::os(what))?);
+        link = Box::new(Pcap::new(link, local, port, file, drive.capture_clock()).map_err(Error::os(what))?);
     }
     Ok(link)
 }

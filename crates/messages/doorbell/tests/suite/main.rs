@@ -4,3 +4,4 @@ mod connections;
 mod examples;
 mod on_tokio;
 mod ports;
+mod testing;
