@@ -71,7 +71,7 @@ fn violations(packages: &[&Package]) -> Vec<String> {
             let problem = match published.contains_key(&*used.name) {
                 true if !is_dev && !has_version => "has no version",
                 false if !is_dev => "is not published",
-                false if has_version => "is not published, so a dev-dependency must have a path alone",
+                false if has_version => "is not published, so it must have no version",
                 _ => continue,
             };
             found.push(format!("{name} depends on {}, which {problem}", used.name));
@@ -282,7 +282,7 @@ mod tests {
             [
                 "doorbell depends on doorbell-wire, which has no version",
                 "doorbell depends on doorbell-testing, which is not published",
-                "doorbell depends on doorbell-testing, which is not published, so a dev-dependency must have a path alone",
+                "doorbell depends on doorbell-testing, which is not published, so it must have no version",
                 "doorbell-other is published, but no crate that users add needs it",
             ]
         );
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn unpacked_packages_depend_on_each_other() {
         let folders = [("doorbell", "doorbell-0.1.0".to_owned()), ("doorbell-wire", "doorbell-wire-0.1.0".to_owned())];
-        let manifest: toml::Table = workspace_of(&folders).parse().expect("a manifest is TOML");
+        let manifest: toml::Table = toml::from_str(&workspace_of(&folders)).expect("a manifest is TOML");
         assert_eq!(manifest["workspace"]["members"].as_array().map(Vec::len), Some(2));
         assert_eq!(manifest["patch"]["crates-io"]["doorbell-wire"]["path"].as_str(), Some("doorbell-wire-0.1.0"));
         assert_eq!(folder_of(&folders, "doorbell"), Ok("doorbell-0.1.0"));

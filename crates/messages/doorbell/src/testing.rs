@@ -39,8 +39,8 @@
 //! # }
 //! ```
 //!
-//! Futures of other runtimes do not work in [`Pair::run`], since it never waits for the operating system. The same holds
-//! for blocking calls, such as those of [`Blocking`](crate::Blocking). Code that polls verbs waits with
+//! Futures of other runtimes do not work in [`Pair::run`], since it never waits for the operating system. The same
+//! holds for blocking calls, such as those of [`Blocking`](crate::Blocking). Code that polls verbs waits with
 //! [`Clock::next_event`].
 
 use std::fmt;
@@ -241,7 +241,8 @@ impl PairBuilder {
         self
     }
 
-    /// Limits each direction to this number of bytes per second, counted as the payload of UDP. The default is no limit.
+    /// Limits each direction to this number of bytes per second, counted as the payload of UDP. The default is no
+    /// limit.
     pub fn bandwidth(mut self, bytes_per_s: u64) -> Self {
         self.bandwidth_bytes_per_s = Some(bytes_per_s);
         self

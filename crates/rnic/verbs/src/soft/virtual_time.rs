@@ -8,7 +8,8 @@ use doorbell_rnic::Config;
 use doorbell_sync::IgnorePoison;
 use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
 
-use super::{Drive, SoftOptions, seed_of, start_driven};
+use super::layers::Drive;
+use super::{SoftOptions, seed_of, start_driven};
 use crate::error::Error;
 use crate::handles::Device;
 
@@ -68,8 +69,8 @@ impl VirtualNetwork {
         }
     }
 
-    /// Returns the time of the next event: a packet arrives, or a timer of a device expires. The time may be in the past
-    /// before [`drive`](Self::drive).
+    /// Returns the time of the next event: a packet arrives, or a timer of a device expires. Before
+    /// [`drive`](Self::drive), this time may be in the past.
     pub fn next_event_ns(&self) -> Option<u64> {
         self.open_devices().iter().filter_map(|device| device.poll_timeout()).min()
     }
