@@ -78,7 +78,10 @@ const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 
 /// A connection of a [`Pair`].
 pub type PairConnection<C> = Async<Clock, C>;
 
-/// A future of [`Pair::run`] did not end.
+/// Both ends of a connection between the devices of a pair.
+pub type BothEnds<C> = (PairConnection<C>, PairConnection<C>);
+
+/// Error of [`Pair::run`]: a future did not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StuckError {
@@ -163,10 +166,7 @@ impl Pair {
     /// # Errors
     ///
     /// The options are invalid, or a device has no room for a connection.
-    pub fn connect<P: Connector>(
-        &self,
-        options: &Options<P>,
-    ) -> Result<(PairConnection<P::Connection>, PairConnection<P::Connection>), ConnectError> {
+    pub fn connect<P: Connector>(&self, options: &Options<P>) -> Result<BothEnds<P::Connection>, ConnectError> {
         let protocol = &options.protocol;
         let [one, other] = &self.devices;
         let one = protocol.endpoint(one.pd(), &options.config, None)?;
