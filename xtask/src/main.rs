@@ -263,8 +263,8 @@ enum Command {
     },
     /// Checks the language of comments, error texts and pages, and the titles of commits, as `test` does.
     ///
-    /// Each part of the tree has a stored maximum number of findings. `--lower` only lowers it. The pages of `docs` that
-    /// are written by hand have a maximum number of words.
+    /// Each part of the tree has a stored maximum number of findings. `--lower` only lowers it. The pages of `docs`
+    /// that are written by hand have a maximum number of words.
     Prose {
         /// Part whose findings are printed: a crate, `xtask`, `docs` or `README.md`. May be given several times.
         #[arg(long, value_name = "PART")]

@@ -42,7 +42,8 @@ const PYTHON_OF_DEBIAN: &str = "/usr/bin/python3";
 
 pub(super) const WHEEL: Artefact = Artefact { name: "wheel", make: wheel };
 
-/// Makes the wheel in an empty folder. Its programs are linked for an older glibc, so they are not those of the sources.
+/// Makes the wheel in an empty folder. Its programs are linked for an older glibc, so they are not those of the
+/// sources.
 fn wheel(_: &Sources, out: &Path) -> Result<Vec<PathBuf>, String> {
     let machine = host()?;
     if machine != TARGET {

@@ -49,8 +49,8 @@ fn capture(name: &str) -> Result<Capture, String> {
     Capture::read(bytes)
 }
 
-/// Applies a mutation. Returns an error if the unchanged capture has a finding, or the mutation has none. A mutation that
-/// is not judged must have none.
+/// Applies a mutation. Returns an error if the unchanged capture has a finding, or the mutation has none. A mutation
+/// that is not judged must have none.
 fn missed(mutation: &Mutation) -> Result<(), String> {
     let mut capture = capture(&mutation.capture)?;
     let before = judge(&capture.file(), &mutation.settings);

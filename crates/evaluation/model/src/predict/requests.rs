@@ -5,8 +5,8 @@
 //!
 //! - the bounds of each direction alone, such as windows, and
 //! - the bounds of CPUs, NICs and the link, with the costs of a request and of its reply together, and
-//! - `connections * outstanding / round trip`. A round trip is `t(request) + t(reply)` with the latencies alone, the posts
-//!   of reports before the reply, and the [waits](super::waiting) for threads, links and free space.
+//! - `connections * outstanding / round trip`. A round trip is `t(request) + t(reply)` with the latencies alone, the
+//!   posts of reports before the reply, and the [waits](super::waiting) for threads, links and free space.
 
 use doorbell_protocols::{End, Protocol, Role};
 

@@ -1,8 +1,8 @@
 //! Waits of requests for threads and links that others use.
 //!
 //! Each connection has a completion queue of its own, so a thread looks at its connections in turns. A message that
-//! arrives waits until the thread looks at its connection, and for the messages that the thread serves before. That is
-//! a polling system: cyclic service with a constant time for each look. In a symmetric one, the mean wait is
+//! arrives waits until the thread looks at its connection, and for the messages that the thread serves before. The
+//! thread is a polling system: cyclic service with a constant time for each look. In a symmetric one, the mean wait is
 //!
 //! ```text
 //! W = (c u + r s) / (2 (1 - r))
