@@ -63,7 +63,8 @@ fn a_lost_packet_costs_virtual_time() {
     let (clean, _) = converse(Pair::builder(), doorbell::SendReceive);
     let lossy = Pair::builder().faults_of(1, "drop opcode=send nth=2".parse().unwrap());
     let (took, [client, server]) = converse(lossy, doorbell::SendReceive);
-    assert!(took >= clean + Duration::from_micros(400), "{clean:?} and {took:?}");
+    // A loss that a later packet reveals costs a round trip.
+    assert!(took >= clean + Duration::from_micros(2), "{clean:?} and {took:?}");
     assert!(client.tx_retransmitted_packets > 0, "{client:?}");
     assert_eq!(server.tx_retransmitted_packets, 0, "{server:?}");
 }
