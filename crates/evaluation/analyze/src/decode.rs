@@ -30,13 +30,16 @@ pub use summary::{
     OperationCount, SCHEMA, SizeCount, Summary, SuperPackets, Times, TunnelCount, Unanswered,
 };
 
+/// Maximum number of conversations to follow. More conversations would need gigabytes of memory.
+pub const MOST_CONVERSATIONS: usize = 65_536;
+
 /// Options for reading a capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     /// UDP destination port of RoCE v2 packets.
     pub udp_port: u16,
-    /// Maximum number of conversations with separate counters. Packets of further conversations are counted
-    /// together.
+    /// Maximum number of conversations with separate counters, up to [`MOST_CONVERSATIONS`]. Packets of further
+    /// conversations are counted together.
     pub max_conversations: usize,
     /// Whether the conversations exclude packets with a wrong ICRC, as an RNIC drops them.
     pub drop_bad_icrc: bool,

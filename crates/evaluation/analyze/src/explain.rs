@@ -23,6 +23,7 @@
 //! # Ok::<(), doorbell_analyze::explain::ExplainError>(())
 //! ```
 
+mod captured;
 mod carriers;
 mod check;
 mod classes;
@@ -36,6 +37,7 @@ use std::collections::BTreeMap;
 use doorbell_wire::{IpVersion, MessageKind, OuterKind, PathMtu, Transport};
 use serde::{Deserialize, Serialize, Serializer};
 
+pub use captured::{Captured, CapturedError};
 pub use check::ExplainError;
 pub use seen::Seen;
 

@@ -14,9 +14,10 @@
 //!
 //! [`explain`](mod@explain) derives the probable operations of an application from four rates of an RNIC's counters.
 //! [`decode`](mod@decode) reports the contents of a capture, and [`check`](mod@check) judges its packets by rules of
-//! IBTA. The modules need no device and no connection.
+//! IBTA. [`cost`] has the packets of a message as a record. The modules need no device and no connection.
 #![forbid(unsafe_code)]
 
 pub mod check;
+pub mod cost;
 pub mod decode;
 pub mod explain;

@@ -3,11 +3,10 @@
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use doorbell_analyze::cost::{CostRecord, SCHEMA, side};
 use doorbell_analyze::explain::sentences::rate;
 use doorbell_wire::cost::ATOMIC_BYTES;
-use doorbell_wire::{
-    CostError, Direction, LinkSide, MessageCost, MessageKind, OuterKind, PathMtu, Response, Transport, message_cost,
-};
+use doorbell_wire::{CostError, Direction, LinkSide, MessageKind, OuterKind, PathMtu, Response, Transport};
 use serde_json::json;
 
 use super::parse_mtu;
@@ -72,13 +71,6 @@ enum TransportName {
 /// Exponents of two for the sizes of -a, the same as in perftest.
 const ALL_SIZES: std::ops::RangeInclusive<u32> = 1..=23;
 
-/// A message of one size at one path MTU.
-struct Row {
-    bytes: u64,
-    mtu: PathMtu,
-    cost: MessageCost,
-}
-
 impl Cost {
     fn kind(&self) -> MessageKind {
         match self.op {
@@ -115,7 +107,7 @@ impl Cost {
         }
     }
 
-    fn rows(&self) -> Result<Vec<Row>, Failure> {
+    fn rows(&self) -> Result<Vec<CostRecord>, Failure> {
         let transport = match self.transport {
             TransportName::Rc => Transport::Rc,
             TransportName::Uc => Transport::Uc,
@@ -125,8 +117,8 @@ impl Cost {
         let mut rows = Vec::new();
         for bytes in sizes {
             for mtu in self.mtus() {
-                match message_cost(self.kind(), transport, bytes, mtu, self.outer()) {
-                    Ok(cost) => rows.push(Row { bytes, mtu, cost }),
+                match CostRecord::new(self.kind(), transport, bytes, mtu, self.outer(), self.link) {
+                    Ok(row) => rows.push(row),
                     // With -a, skip sizes that are impossible, such as datagrams longer than the path MTU.
                     Err(CostError::TooLong { .. }) if !chosen => {}
                     Err(error) => return Err(Usage(error.to_string()).into()),
@@ -142,7 +134,6 @@ pub(crate) fn run(cost: &Cost) -> Result<ExitCode, Failure> {
     match rows.as_slice() {
         [row] if !cost.efficiency => one(cost, row)?,
         rows if cost.json => {
-            let rows: Vec<_> = rows.iter().map(|row| object(cost, row)).collect();
             line(json!({ "schema": "doorbell-wire-cost-table/1", "op": cost.kind().to_string(), "rows": rows }))?;
         }
         rows if cost.efficiency => efficiency(cost, rows)?,
@@ -151,54 +142,10 @@ pub(crate) fn run(cost: &Cost) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn directions(direction: Direction) -> serde_json::Value {
-    json!({
-        "packets": direction.packets,
-        "frame_bytes": direction.frame_bytes,
-        "line_bytes": direction.line_bytes,
-    })
-}
-
-fn object(cost: &Cost, row: &Row) -> serde_json::Value {
-    let response = match row.cost.response {
-        Response::None => json!(null),
-        Response::Exact(direction) => json!({ "exact": directions(direction) }),
-        Response::Range { min, max } => json!({ "min": directions(min), "max": directions(max) }),
-    };
-    let goodput_share = row.cost.goodput_share();
-    let mut object = json!({
-        "bytes": row.bytes,
-        "mtu": row.mtu.bytes(),
-        "request": directions(row.cost.request),
-        "response": response,
-        "goodput_share": if goodput_share.is_finite() { json!(goodput_share) } else { json!(null) },
-    });
-    if let Some(link_bits_per_s) = cost.link {
-        let limit = row.cost.link_limit(link_bits_per_s);
-        object["link"] = json!({
-            "bits_per_s": link_bits_per_s,
-            "messages_per_s": limit.messages_per_s,
-            "goodput_bytes_per_s": limit.messages_per_s * row.bytes as f64,
-            "binding": side(limit.binding),
-            "messages_per_s_most_acknowledged": limit.messages_per_s_most_acknowledged,
-            "binding_most_acknowledged": side(limit.binding_most_acknowledged),
-        });
-    }
-    object
-}
-
-fn side(side: LinkSide) -> &'static str {
-    match side {
-        LinkSide::Request => "request",
-        LinkSide::Response => "response",
-        LinkSide::Both => "both",
-    }
-}
-
-fn one(cost: &Cost, row: &Row) -> Result<(), Failure> {
+fn one(cost: &Cost, row: &CostRecord) -> Result<(), Failure> {
     if cost.json {
-        let mut object = object(cost, row);
-        object["schema"] = json!("doorbell-wire-cost/1");
+        let mut object = serde_json::to_value(row)?;
+        object["schema"] = json!(SCHEMA);
         line(object)?;
         return Ok(());
     }
@@ -242,7 +189,7 @@ fn one(cost: &Cost, row: &Row) -> Result<(), Failure> {
     Ok(())
 }
 
-fn table(cost: &Cost, rows: &[Row]) -> Result<(), Failure> {
+fn table(cost: &Cost, rows: &[CostRecord]) -> Result<(), Failure> {
     let link = |text: String| if cost.link.is_some() { text } else { String::new() };
     line(format_args!(
         "{:>10} {:>5} {:>9} {:>14} {:>14} {:>13} {:>14} {:>9}{}",
@@ -269,7 +216,7 @@ fn table(cost: &Cost, rows: &[Row]) -> Result<(), Failure> {
         line(format_args!(
             "{:>10} {:>5} {:>9} {:>14} {:>14} {:>13} {:>14} {:>7.2} %{}",
             row.bytes,
-            row.mtu.bytes(),
+            row.mtu,
             row.cost.request.packets,
             row.cost.request.frame_bytes,
             row.cost.request.line_bytes,
@@ -282,14 +229,14 @@ fn table(cost: &Cost, rows: &[Row]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn efficiency(cost: &Cost, rows: &[Row]) -> Result<(), Failure> {
+fn efficiency(cost: &Cost, rows: &[CostRecord]) -> Result<(), Failure> {
     let mtus = cost.mtus();
     let header: String = mtus.iter().map(|mtu| format!(" {:>9}", format!("MTU {mtu}"))).collect();
     line(format_args!("{:>10}{header}", "bytes"))?;
     let (sizes, _) = cost.sizes();
     for bytes in sizes {
         let share = |mtu: &PathMtu| {
-            let row = rows.iter().find(|row| row.bytes == bytes && row.mtu == *mtu);
+            let row = rows.iter().find(|row| row.bytes == bytes && row.mtu == mtu.bytes());
             let text = row.map_or("-".to_owned(), |row| format!("{:.2} %", 100.0 * row.cost.goodput_share()));
             format!(" {text:>9}")
         };

@@ -7,7 +7,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_analyze::decode::capture::CaptureError;
-use doorbell_analyze::decode::{Conversation, Direction, Options, Summary, Times, Unanswered, decode};
+use doorbell_analyze::decode::{
+    Conversation, Direction, MOST_CONVERSATIONS, Options, Summary, Times, Unanswered, decode,
+};
 use doorbell_analyze::explain::sentences::rate;
 use doorbell_verbs::Status;
 use doorbell_wire::{NakCode, ROCE_UDP_PORT};
@@ -58,9 +60,6 @@ impl Reading {
         Ok(Options { udp_port, max_conversations, drop_bad_icrc: !ignore_icrc })
     }
 }
-
-/// Maximum value of --max-conversations. More conversations would need gigabytes of memory.
-const MOST_CONVERSATIONS: usize = 65_536;
 
 /// Maximum number of kinds of other frames in the text output. The output of --json has all kinds.
 const OTHER_KINDS: usize = 6;

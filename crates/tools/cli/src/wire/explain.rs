@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use doorbell_analyze::decode::{self, HostTotals, Summary};
+use doorbell_analyze::decode;
 use doorbell_analyze::explain::sentences::rate;
-use doorbell_analyze::explain::{Answer, Explanation, Hints, Rates, Seen, explain};
+use doorbell_analyze::explain::{Answer, Captured, Explanation, Hints, Rates, explain};
 use doorbell_counters::{Monitor, SYSFS};
 use doorbell_wire::{IpVersion, PathMtu, ROCE_UDP_PORT};
 
@@ -113,24 +113,10 @@ pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
     };
     let options = decode::Options { udp_port: arguments.udp_port, ..decode::Options::default() };
     let summary = read(path, &options)?;
-    if let Some(stopped) = &summary.stopped {
-        return Err(format!("{} {stopped}: its rates are unknown", path.display()).into());
-    }
-    let host = observed(&summary, arguments.host).map_err(|why| format!("{}: {why}", path.display()))?;
-    if summary.duration_ns == 0 {
-        return Err(format!("{}: no time passes in the capture, so there are no rates", path.display()).into());
-    }
-    note!("{} packets in {:.3} s, as {} sees them", summary.packets, summary.duration_ns as f64 / 1e9, host.address);
-    let per_s = |count: u64| count as f64 * 1e9 / summary.duration_ns as f64;
-    let rates = Rates {
-        rx_bytes: per_s(host.rx_bytes),
-        rx_packets: per_s(host.rx_packets),
-        tx_bytes: per_s(host.tx_bytes),
-        tx_packets: per_s(host.tx_packets),
-    };
-    let ip = if host.address.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };
-    let hints = Hints { ip: Some(ip), seen: Seen::of(&summary, host.address), ..hints };
-    print(&explain(&rates, &hints)?, arguments)
+    let captured = Captured::of(&summary, arguments.host).map_err(|why| format!("{} {why}", path.display()))?;
+    let address = captured.host.address;
+    note!("{} packets in {:.3} s, as {address} sees them", summary.packets, summary.duration_ns as f64 / 1e9);
+    print(&explain(&captured.rates, &captured.hints(&summary, hints))?, arguments)
 }
 
 /// Measures the rates of a device during the interval.
@@ -181,29 +167,6 @@ fn given(arguments: &Explain) -> Result<Rates, Usage> {
             Err(Usage(format!("{} missing: give all four rates (0 for none), --device or --pcap", missing.join(", "))))
         }
     }
-}
-
-/// Returns the observed host: the host of --host, or else the host that sends or receives all packets.
-fn observed(summary: &Summary, named: Option<IpAddr>) -> Result<HostTotals, String> {
-    let addresses = || {
-        let shown: Vec<_> = summary.hosts.iter().take(8).map(|host| host.address.to_string()).collect();
-        shown.join(", ") + if summary.hosts.len() > 8 { ", ..." } else { "" }
-    };
-    if summary.hosts.is_empty() {
-        return Err(format!("no RoCE v2 packets to count: {}", summary.notes.join(" ")));
-    }
-    if let Some(address) = named {
-        let found = summary.hosts.iter().find(|host| host.address == address);
-        return found
-            .copied()
-            .ok_or_else(|| format!("--host {address} has no packets, must be one of {}", addresses()));
-    }
-    let all = summary.packets - summary.other_conversations_packets;
-    let everywhere = summary.hosts.iter().filter(|host| host.rx_packets + host.tx_packets >= all);
-    everywhere
-        .min_by_key(|host| host.address)
-        .copied()
-        .ok_or_else(|| format!("no host has a part in all packets: choose a host with --host: {}", addresses()))
 }
 
 /// Prints the explanations, whatever the source of the rates is.

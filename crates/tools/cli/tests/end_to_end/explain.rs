@@ -284,7 +284,7 @@ fn a_capture_of_the_bench_is_explained() {
     }
     run(&format!("wire explain --ipv6 --pcap {file}")).expect_complaint(2, &["cannot be used with"]);
     run(&format!("wire explain --pcap {file} --host 10.9.8.7"))
-        .expect_complaint(1, &["--host 10.9.8.7 has no packets", "127."]);
+        .expect_complaint(1, &["has no packets of the host 10.9.8.7", "127."]);
     run(&format!("wire explain --pcap {file} --udp-port 4000"))
         .expect_complaint(1, &["no RoCE v2 packets", "none goes to UDP port 4000", "UDP to port 4791"]);
     run("wire explain --pcap /no/such/file").expect_complaint(1, &["/no/such/file cannot be opened"]);
