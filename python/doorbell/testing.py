@@ -221,6 +221,12 @@ class Capture:
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return done.stdout.replace(f"{self._folder}{os.sep}", "")
 
+    def findings(self) -> list[dict[str, Any]]:
+        """Returns the findings of `doorbell.wire.check` in all captures."""
+        from doorbell import wire  # pytest loads this plugin also for tests that need no packets
+
+        return [finding for file in self.files() for finding in wire.check(file)["findings"]]
+
     def keep(self, folder: Path) -> list[Path]:
         """Copies the captures to a folder, and returns the copies."""
         shutil.rmtree(folder, ignore_errors=True)

@@ -16,8 +16,8 @@ use crate::{network, peers, place};
 /// Target of the wheel. `zig-cc.sh` and [`TAG`] name it too.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Tag of the wheel: any Python 3, and the version of glibc for which `zig-cc.sh` links.
-const TAG: &str = "py3-none-manylinux_2_28_x86_64";
+/// Tag of the wheel: Python from 3.9, and the version of glibc for which `zig-cc.sh` links.
+const TAG: &str = "cp39-abi3-manylinux_2_28_x86_64";
 
 /// Newest version of glibc whose symbols the programs may need, as in [`TAG`].
 const GLIBC: (u32, u32) = (2, 28);
@@ -69,7 +69,7 @@ fn wheel(_: &Sources, out: &Path) -> Result<Vec<PathBuf>, String> {
 fn linked_by_zig(zig: &Path) -> Result<Command, String> {
     let unwinder = output_of(command("cc", &["-print-file-name=libgcc_s.so.1"]))?;
     let mut build = cargo(&["build", "--profile", PROFILE, "--target", TARGET]);
-    build.args(["--package", "doorbell-cli", "--package", "doorbell-preload"]);
+    build.args(["--package", "doorbell-cli", "--package", "doorbell-preload", "--package", "doorbell-python"]);
     build.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", root().join("xtask/src/dist/zig-cc.sh"));
     build.env("ZIG_PYTHON", zig).env("LIBGCC_S", unwinder.trim());
     // The home of a builder may be read-only.
@@ -85,6 +85,7 @@ fn collect(built: &Path, folder: &Path, version: &str) -> Result<(), String> {
     let mut files = vec![
         (built.join("doorbell"), data.join("scripts/doorbell")),
         (built.join("libdoorbell_ibverbs.so"), data.join("data/lib/libdoorbell_ibverbs.so")),
+        (built.join("libdoorbell_python.so"), folder.join("doorbell/_wire.abi3.so")),
     ];
     files.extend(DROP_INS.map(|path| (built.join(path), data.join("data").join(path))));
     files.iter().try_for_each(|(from, _)| check_symbols(from))?;
@@ -133,8 +134,11 @@ fn missing_symbol(line: &str) -> Option<&str> {
             let numbers: Option<Vec<u32>> = version.split('.').map(|part| part.parse().ok()).collect();
             !matches!(numbers.as_deref(), Some([major, minor, ..]) if (*major, *minor) <= GLIBC)
         }
-        // A drop-in needs the table of the library beside it.
-        None => kind == "U" && !symbol.contains('@') && !symbol.starts_with("doorbell_calls_"),
+        // A drop-in needs the table of the library beside it, and the module of Python needs its interpreter.
+        None => {
+            let is_other = ["doorbell_calls_", "Py", "_Py"].iter().any(|prefix| symbol.starts_with(prefix));
+            kind == "U" && !symbol.contains('@') && !is_other
+        }
     };
     is_missing.then_some(symbol)
 }
@@ -218,6 +222,7 @@ mod tests {
             "                 w gettid",
             "                 U _Unwind_Resume@GCC_3.0",
             "                 U doorbell_calls_0123456789abcdef",
+            "                 U PyErr_Print",
             "",
         ] {
             assert_eq!(missing_symbol(fine), None, "{fine}");
