@@ -209,7 +209,7 @@ class Capture:
         rdma.set({"DOORBELL_PCAP": str(self._folder / "%p-%d.pcap")})
 
     def files(self) -> list[Path]:
-        """Returns the captures that have packets, in the order of their names."""
+        """Returns the captures, one for each time that a process opened a device, in the order of their names."""
         return sorted(file for file in self._folder.glob("*.pcap") if file.stat().st_size > 0)
 
     def text(self) -> str:

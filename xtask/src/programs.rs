@@ -25,7 +25,7 @@ mod ucx;
 
 pub(crate) use compare::{compare, cpus, kernel};
 pub(crate) use rdma_cm::all as rdma_cm;
-pub(crate) use transfers::{of_debian, of_pypi};
+pub(crate) use transfers::{WHEELS, of_debian, of_pypi};
 pub(crate) use ucx::all as ucx;
 
 /// Time after which a program counts as hanging. No program takes this long, even on a busy machine.

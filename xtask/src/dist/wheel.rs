@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use super::{Artefact, Sources, copy, empty, host, print};
 use crate::programs::{self, DROP_INS};
@@ -33,9 +34,6 @@ const LINKER: &[&str] = &["ziglang==0.17.1"];
 
 /// Packages of PyPI with which the tests in `python/tests` run.
 const TESTERS: &[&str] = &["pytest==9.2.0", "pytest-xdist==3.8.0"];
-
-/// Package of PyPI whose tests run in the environment of the wheel: rdma4py.
-const TESTED: &[&str] = &["ibverbs==2026.10.22"];
 
 /// Interpreter for which Debian installs pyverbs.
 const PYTHON_OF_DEBIAN: &str = "/usr/bin/python3";
@@ -160,13 +158,16 @@ pub(crate) fn step() -> StepEnd {
 fn used(wheel: &Path) -> Result<(), String> {
     let wheel = wheel.to_string_lossy();
     let wheel: &str = &wheel;
+    let begun = Instant::now();
     let bin = environment("wheel-environment", "python3", &[])?;
     let python = bin.join("python");
     run(peers::pip(&python, &["--no-index", wheel]))?;
     let doorbell = bin.join("doorbell");
     programs::pair_of(&doorbell, "ib_send_bw -n 500", &[])?;
-    network::outside(|| run(peers::pip(&python, &[TESTERS, TESTED].concat())))?;
+    eprintln!("{:.1} s from a new environment to the end of ib_send_bw", begun.elapsed().as_secs_f64());
+    network::outside(|| run(peers::pip(&python, &[TESTERS, &programs::WHEELS].concat())))?;
     run(pytest(&python, &python, "python/tests"))?;
+    run(pytest(&python, &python, "xtask/programs/wheel/test_transfers.py"))?;
     run(pytest(&doorbell, &python, "xtask/programs/wheel/test_rdma4py.py"))?;
     // Debian's Python has pyverbs, and may have no pip. So the other one installs packages for it.
     let of_debian = environment("wheel-environment-debian", PYTHON_OF_DEBIAN, &["--system-site-packages"])?;

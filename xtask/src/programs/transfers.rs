@@ -12,7 +12,8 @@ use crate::test::StepEnd;
 use crate::{peers, place};
 
 /// Packages of PyPI in the tested versions.
-const WHEELS: [&str; 3] = ["ibverbs==2026.10.22", "mooncake-transfer-engine-non-cuda==0.3.13.post1", "numpy==2.4.6"];
+pub(crate) const WHEELS: [&str; 3] =
+    ["ibverbs==2026.10.22", "mooncake-transfer-engine-non-cuda==0.3.13.post1", "numpy==2.4.6"];
 
 /// Package that is installed without its dependencies. It needs only numpy, and its other dependency, torch, is large.
 const WITHOUT_DEPENDENCIES: [&str; 2] = ["--no-deps", "nixl-cu12==1.5.1"];

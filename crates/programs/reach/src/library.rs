@@ -4,7 +4,9 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// File name of the library.
@@ -25,6 +27,13 @@ pub enum LibraryError {
     Missing(Vec<PathBuf>),
     /// The dynamic linker takes a space or a colon in LD_PRELOAD as the end of a path.
     Separator(PathBuf),
+    /// LD_PRELOAD of this process names the library of another installation.
+    Another {
+        /// The library of this installation.
+        own: PathBuf,
+        /// The library in LD_PRELOAD.
+        other: PathBuf,
+    },
     /// The path of this program or the current folder is unknown.
     Path(io::Error),
 }
@@ -36,10 +45,16 @@ impl fmt::Display for LibraryError {
             Self::Missing(folders) => {
                 let looked: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
                 let looked = looked.join(", ");
-                write!(f, "{LIBRARY} is in none of {looked}: run `{BUILD}`, or set DOORBELL_PRELOAD_LIB to its path")
+                let remedies = format!("install it again, run `{BUILD}`, or set DOORBELL_PRELOAD_LIB to its path");
+                write!(f, "{LIBRARY} is in none of {looked}: {remedies}")
             }
             Self::Separator(path) => {
-                write!(f, "{} cannot be preloaded: its path must have no space or colon", path.display())
+                let rule = "its path must have no space or colon, so install doorbell in another folder";
+                write!(f, "{} cannot be preloaded: {rule}", path.display())
+            }
+            Self::Another { own, other } => {
+                let (own, other) = (own.display(), other.display());
+                write!(f, "two versions of doorbell meet, {own} and {other} in LD_PRELOAD: unset LD_PRELOAD")
             }
             Self::Path(error) => error.fmt(f),
         }
@@ -93,15 +108,30 @@ pub fn drop_ins(library: &Path) -> Option<PathBuf> {
 ///
 /// # Errors
 ///
-/// The reasons of [`library`].
+/// The reasons of [`library`]. LD_PRELOAD of this process names the library of another installation.
 pub fn variables() -> Result<Vec<(&'static str, OsString)>, LibraryError> {
     let library = library()?;
+    if let Some(other) = env::var_os("LD_PRELOAD").and_then(|list| another(&library, &list)) {
+        return Err(LibraryError::Another { own: library, other });
+    }
     let mut variables = Vec::new();
     if let Some(folder) = drop_ins(&library) {
         variables.push(("LD_LIBRARY_PATH", before(&folder, env::var_os("LD_LIBRARY_PATH"), &[':', ';'])));
     }
     variables.push(("LD_PRELOAD", before(&library, env::var_os("LD_PRELOAD"), &[':', ' '])));
     Ok(variables)
+}
+
+/// Returns the library of another installation in a list of preloaded libraries. Two of them in one process would each
+/// have devices of their own.
+fn another(own: &Path, list: &OsStr) -> Option<PathBuf> {
+    fn file(path: &Path) -> Option<(u64, u64)> {
+        fs::metadata(path).ok().map(|about| (about.dev(), about.ino()))
+    }
+    let list = list.to_string_lossy();
+    let mut others = list.split([':', ' ']).map(Path::new).filter(|path| path.file_name() == Some(OsStr::new(LIBRARY)));
+    // The dynamic linker ignores files that do not exist.
+    others.find(|path| file(path).is_some_and(|other| file(own) != Some(other))).map(Path::to_owned)
 }
 
 /// Returns the list with the path at its head. A list that has the path already stays as it is, since one
@@ -135,6 +165,29 @@ mod tests {
         // Debian's name of the folder for one processor.
         let triplet = if cfg!(target_arch = "x86_64") { "x86_64-linux-gnu" } else { env::consts::ARCH };
         assert!(package.starts_with("/usr/bin/../lib") && package.to_string_lossy().contains(triplet), "{package:?}");
+    }
+
+    #[test]
+    fn a_library_of_another_installation_is_found() {
+        let home = tempfile::tempdir().unwrap();
+        let library = |folder: &str| {
+            let folder = home.path().join(folder);
+            std::fs::create_dir_all(&folder).unwrap();
+            let library = folder.join(LIBRARY);
+            std::fs::write(&library, "").unwrap();
+            library
+        };
+        let (own, other) = (library("own"), library("other"));
+        let same = home.path().join("own/../own").join(LIBRARY);
+        let missing = home.path().join("missing").join(LIBRARY);
+        let listed = |paths: &[&Path]| {
+            let texts: Vec<_> = paths.iter().map(|path| path.to_string_lossy()).collect();
+            another(&own, OsStr::new(&texts.join(":")))
+        };
+        assert_eq!(listed(&[Path::new("/usr/lib/x.so"), own.as_path(), same.as_path(), missing.as_path()]), None);
+        assert_eq!(listed(&[own.as_path(), other.as_path()]), Some(other.clone()));
+        let message = LibraryError::Another { own: own.clone(), other }.to_string();
+        assert!(message.ends_with("unset LD_PRELOAD"), "{message}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod processes;
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -131,7 +132,9 @@ pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
             note!("doorbell: {} cannot be reached: {barrier}", found.display());
         }
     });
-    Err(format!("{} could not be started: {error}", name.display()).into())
+    let is_missing = error.kind() == ErrorKind::NotFound && !name.to_string_lossy().contains('/');
+    let remedy = if is_missing { ": install the program, or give its path" } else { "" };
+    Err(format!("{} could not be started: {error}{remedy}", name.display()).into())
 }
 
 /// Prints the variables that [`run`] sets.
