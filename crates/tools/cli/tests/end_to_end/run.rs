@@ -55,6 +55,21 @@ fn a_program_gets_its_environment_and_gives_its_status() {
 }
 
 #[test]
+fn the_library_of_another_installation_is_refused() {
+    let (library, home) = (Library::new("own"), tempfile::tempdir().expect("a temporary folder can be created"));
+    let other = home.path().join("libdoorbell_ibverbs.so");
+    // The dynamic linker ignores a file that is no library.
+    fs::write(&other, "no library").expect("the temporary folder can be written");
+    let mut command = library.with(doorbell("env"));
+    command.env("LD_PRELOAD", &other);
+    let finished = Running::start(command).finish();
+    assert_eq!(finished.status.code(), Some(1));
+    for words in ["two versions of doorbell meet", "unset LD_PRELOAD"] {
+        assert!(finished.stderr.contains(words), "{}", finished.stderr);
+    }
+}
+
+#[test]
 fn a_program_gets_the_rules_of_a_fault_plan() {
     let library = Library::new("plan");
     let mut command = library.with(doorbell("run --fault-plan lost-ack --"));
@@ -381,6 +396,9 @@ fn invalid_run_arguments_and_programs_are_errors() {
     let missing = Running::start(library.with(doorbell("run -- /no/such/program"))).finish();
     assert_eq!(missing.status.code(), Some(1));
     assert!(missing.stderr.contains("/no/such/program could not be started"), "{}", missing.stderr);
+    let missing = Running::start(library.with(doorbell("run -- no-such-program"))).finish();
+    assert!(missing.stderr.contains("no-such-program could not be started"), "{}", missing.stderr);
+    assert!(missing.stderr.contains("install the program, or give its path"), "{}", missing.stderr);
     let mut command = doorbell("env");
     command.env("DOORBELL_PRELOAD_LIB", "/no/such/library.so");
     let finished = Running::start(command).finish();
