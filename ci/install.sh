@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs an archive of `cargo xtask dist` in a folder. Needs no root.
+# Installs an archive or a wheel of `cargo xtask dist` in a folder. Needs no root; a wheel needs Python with venv.
 #
 # usage: install.sh ARCHIVE [FOLDER]
 #
@@ -23,6 +23,13 @@ esac
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 case $archive in
+*.whl)
+    # In a folder of its own, so that later steps keep their Python.
+    python3 -m venv "$folder/python"
+    "$folder/python/bin/pip" install --quiet --disable-pip-version-check --no-index "$archive"
+    mkdir -p "$folder/bin"
+    ln -sf ../python/bin/doorbell "$folder/bin/doorbell"
+    ;;
 http://* | https://*)
     fetched=$folder/archive.tar.gz
     curl --fail --location --silent --show-error --output "$fetched" "$archive"

@@ -165,6 +165,7 @@ fn used(wheel: &Path) -> Result<(), String> {
     let doorbell = bin.join("doorbell");
     programs::pair_of(&doorbell, "ib_send_bw -n 500", &[])?;
     eprintln!("{:.1} s from a new environment to the end of ib_send_bw", begun.elapsed().as_secs_f64());
+    installed_by_script(wheel)?;
     network::outside(|| run(peers::pip(&python, &[TESTERS, &programs::WHEELS].concat())))?;
     run(pytest(&python, &python, "python/tests"))?;
     run(pytest(&python, &python, "xtask/programs/wheel/test_transfers.py"))?;
@@ -180,6 +181,16 @@ fn used(wheel: &Path) -> Result<(), String> {
     install(&["--no-index", wheel])?;
     network::outside(|| install(TESTERS))?;
     run(pytest(&of_debian.join("doorbell"), Path::new(&own), "xtask/programs/wheel/test_pyverbs.py"))
+}
+
+/// Installs the wheel as CI does, and lists the devices.
+fn installed_by_script(wheel: &str) -> Result<(), String> {
+    let folder = place::own_file("installed");
+    let mut script = command("sh", &["ci/install.sh", wheel, &folder.to_string_lossy()]);
+    script.env_remove("GITHUB_PATH");
+    run(script)?;
+    let devices = output_of(command(folder.join("bin/doorbell"), &["run", "--", "ibv_devices"]))?;
+    if devices.contains("doorbell0") { Ok(()) } else { Err(format!("there is no doorbell0 in:\n{devices}")) }
 }
 
 /// Creates a virtual environment, and returns the folder of its programs.
