@@ -92,3 +92,54 @@ fn observed(summary: &Summary, named: Option<IpAddr>) -> Result<HostTotals, Capt
     let everywhere = summary.hosts.iter().filter(|host| host.rx_packets + host.tx_packets >= all);
     everywhere.min_by_key(|host| host.address).copied().ok_or_else(|| CapturedError::SeveralHosts(known()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decode::{Options, decode};
+
+    /// Returns the summary of a capture without packets, with these hosts.
+    fn summary(hosts: &[HostTotals]) -> Summary {
+        let header: [u32; 6] = [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65_535, 1];
+        let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut summary = decode(&bytes[..], &Options::default()).expect("a pcap file may have no packet");
+        summary.hosts = hosts.to_vec();
+        summary.packets = hosts.iter().map(|host| host.tx_packets).sum();
+        summary.duration_ns = 500_000_000;
+        summary
+    }
+
+    fn host(last: u8, rx_packets: u64, tx_packets: u64) -> HostTotals {
+        let address = IpAddr::from([10, 0, 0, last]);
+        HostTotals { address, rx_packets, rx_bytes: 62 * rx_packets, tx_packets, tx_bytes: 78 * tx_packets }
+    }
+
+    #[test]
+    fn the_host_is_the_one_with_all_packets() {
+        let star = summary(&[host(1, 30, 10), host(2, 5, 20), host(3, 5, 10)]);
+        let captured = Captured::of(&star, None).expect("10.0.0.1 has a part in all packets");
+        assert_eq!(captured.host.address, IpAddr::from([10, 0, 0, 1]));
+        assert_eq!((captured.rates.rx_packets, captured.rates.tx_bytes), (60.0, 20.0 * 78.0));
+        let other = Captured::of(&star, Some(IpAddr::from([10, 0, 0, 3]))).expect("10.0.0.3 has packets");
+        assert_eq!(other.rates.tx_packets, 20.0);
+        assert_eq!(captured.hints(&star, Hints::default()).ip, Some(IpVersion::V4));
+    }
+
+    #[test]
+    fn captures_without_rates_are_explained() {
+        let pairs = summary(&[host(1, 0, 10), host(2, 10, 0), host(3, 0, 10), host(4, 10, 0)]);
+        let given = Captured::of(&pairs, Some(IpAddr::from([10, 0, 0, 9]))).expect_err("10.0.0.9 has no packets");
+        assert!(
+            given.to_string().starts_with("has no packets of the host 10.0.0.9, must be one of 10.0.0.1,"),
+            "{given}"
+        );
+        assert!(matches!(Captured::of(&pairs, None), Err(CapturedError::SeveralHosts(_))));
+        assert!(matches!(Captured::of(&summary(&[]), None), Err(CapturedError::NoPackets(_))));
+        let mut moment = summary(&[host(1, 1, 1)]);
+        moment.duration_ns = 0;
+        assert_eq!(Captured::of(&moment, None), Err(CapturedError::NoTime));
+        moment.stopped = Some("ends in a packet".to_owned());
+        let stopped = Captured::of(&moment, None).expect_err("the rates are unknown");
+        assert_eq!(stopped.to_string(), "ends in a packet: its rates are unknown");
+    }
+}
