@@ -70,6 +70,12 @@ fn linked_by_zig(zig: &Path) -> Result<Command, String> {
     build.args(["--package", "doorbell-cli", "--package", "doorbell-preload", "--package", "doorbell-python"]);
     build.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", root().join("xtask/src/dist/zig-cc.sh"));
     build.env("ZIG_PYTHON", zig).env("LIBGCC_S", unwinder.trim());
+    // Messages of panics name source files. Without these options, they would name folders of the builder.
+    let cargo_home = std::env::var_os("CARGO_HOME")
+        .map_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"), PathBuf::from);
+    let names = [(cargo_home, "/cargo"), (root(), "/doorbell")];
+    let flags = names.map(|(folder, name)| format!("--remap-path-prefix={}={name}", folder.display()));
+    build.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
     // The home of a builder may be read-only.
     let cache = target().join("xtask/zig-cache");
     build.env("ZIG_GLOBAL_CACHE_DIR", &cache).env("ZIG_LOCAL_CACHE_DIR", cache);
