@@ -182,7 +182,10 @@ impl CompletionFaults for VerbsFaults {
         let Completed { completion, cq, srq } = *completed;
         let qpn = completion.qpn;
         let mut boundary = self.lock();
-        let wants = |fault: VerbsFault| fault.is_of_completions() && fault.concerns(completion.opcode);
+        let lacks_object =
+            |fault: VerbsFault| matches!(fault, VerbsFault::Raise { event, .. } if event.of(qpn, cq, srq).is_none());
+        let wants =
+            |fault: VerbsFault| fault.is_of_completions() && fault.concerns(completion.opcode) && !lacks_object(fault);
         let mut fate = CompletionFate::default();
         for (fault, index, count) in boundary.strike(now_ns, Some(qpn), wants) {
             let mut facts = vec![("operation", quoted(operation_name(completion.opcode))), queue_pair(qpn)];

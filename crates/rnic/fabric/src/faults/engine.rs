@@ -68,6 +68,8 @@ impl Fate {
 #[derive(Debug)]
 pub(super) struct Engine {
     direction: Direction,
+    /// Bytes of ICRC at the end of each packet.
+    trailer_bytes: usize,
     armed: Vec<Armed>,
     reads_headers: bool,
     memory: Option<Memory>,
@@ -126,6 +128,7 @@ impl Engine {
         });
         Self {
             direction,
+            trailer_bytes,
             armed: shares.chain(rules).collect(),
             reads_headers: !own.is_empty(),
             memory: own.iter().any(|(_, rule)| rule.packets.tracks()).then(|| Memory::new(trailer_bytes)),
@@ -172,7 +175,8 @@ impl Engine {
             armed.fired += 1;
             fired.extend(armed.rule.map(|rule| (rule, armed.fired)));
         } else {
-            let seen = Seen { since_ns, peer, bth, packet, past };
+            let body = &packet[..packet.len().saturating_sub(self.trailer_bytes)];
+            let seen = Seen { since_ns, peer, bth, packet, body, past };
             for armed in &mut self.armed {
                 if !armed.packets_match(&seen) {
                     continue;
@@ -211,7 +215,7 @@ impl Armed {
     /// Returns whether a packet meets all conditions but the share.
     fn packets_match(&mut self, seen: &Seen<'_>) -> bool {
         let packets = &self.packets;
-        if !seen.meets(packets) {
+        if !seen.meets(packets) || !seen.has_place_of(self.action) {
             return false;
         }
         self.matched += 1;
@@ -256,10 +260,20 @@ struct Seen<'a> {
     peer: IpAddr,
     bth: Option<BthRepr>,
     packet: &'a [u8],
+    /// The packet without its ICRC.
+    body: &'a [u8],
     past: Past,
 }
 
 impl Seen<'_> {
+    /// Returns whether the packet has the field or byte that an action changes.
+    fn has_place_of(&self, action: FaultAction) -> bool {
+        match action {
+            FaultAction::Corrupt(Corruption { place, .. }) => place.is_within(self.body),
+            _ => true,
+        }
+    }
+
     /// Returns whether the packet meets all conditions that do not count packets.
     fn meets(&self, packets: &PacketMatch) -> bool {
         if packets.peer.is_some_and(|peer| peer.to_canonical() != self.peer.to_canonical())

@@ -424,6 +424,19 @@ impl Place {
             Self::PayloadByte(_) => opcode.has_payload(),
         }
     }
+
+    /// Returns whether a packet, given without its ICRC, has the place.
+    pub(super) fn is_within(self, body: &[u8]) -> bool {
+        let opcode = body.first().map(|&opcode| Opcode(opcode));
+        match self {
+            Self::AnyBit => true,
+            Self::Field(index) => opcode.is_some_and(|opcode| PacketField::ALL[index].is_in(opcode)),
+            Self::PayloadByte(offset) => {
+                let header_bytes = opcode.map_or(BTH_LEN, |opcode| BTH_LEN + opcode.extension_len());
+                offset < body.len().saturating_sub(header_bytes) as u64
+            }
+        }
+    }
 }
 
 impl Corruption {

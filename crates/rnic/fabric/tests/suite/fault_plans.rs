@@ -406,6 +406,12 @@ fn an_event_comes_with_its_completion() {
     assert_eq!(pair.requester.state(), QpState::Error);
     let statuses = statuses(&pair.requester);
     assert_eq!((statuses[0].1, statuses[5].1), (Status::Success, Status::WorkRequestFlushed));
+
+    // Without a shared receive queue, nothing can raise its event, so the rule does not fire.
+    let text = "event nth=1.. event=srq-limit-reached";
+    let pair = struck(text, u64::MAX);
+    let journal = String::from_utf8(pair.journal.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(text.parse::<FaultPlan>().unwrap().unfired(&journal).len(), 1, "{journal}");
 }
 
 #[test]

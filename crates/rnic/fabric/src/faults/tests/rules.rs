@@ -145,6 +145,23 @@ fn a_field_is_corrupted_and_the_icrc_may_stay_valid() {
 }
 
 #[test]
+fn only_packets_with_the_field_or_byte_are_corrupted() {
+    let mut acknowledgement = with_header(Opcode::RC_ACKNOWLEDGE, 17, 1, 0);
+    acknowledgement.truncate(BTH_LEN + Opcode::RC_ACKNOWLEDGE.extension_len());
+    let send = with_header(Opcode::RC_SEND_ONLY, 17, 2, 0);
+    let packets = [acknowledgement, send, with_header(Opcode::RC_WRITE_ONLY, 17, 3, 0)];
+    let changed = |plan: &str| {
+        let (arrived, link) = pass(plan, &packets);
+        let differing = arrived.iter().zip(&packets).enumerate().filter(|(_, (one, other))| one != other);
+        (differing.map(|(at, _)| at).collect::<Vec<_>>(), link.unfired().len())
+    };
+    assert_eq!(changed("corrupt nth=1 byte=15 value=7"), (vec![1], 0));
+    assert_eq!(changed("corrupt nth=1 field=rkey value=7"), (vec![2], 0));
+    assert_eq!(changed("corrupt nth=1 field=syndrome value=7"), (vec![0], 0));
+    assert_eq!(changed("corrupt nth=1.. byte=16"), (vec![], 1));
+}
+
+#[test]
 fn acknowledgements_are_told_apart() {
     let with_syndrome = |syndrome: u8| {
         let mut packet = with_header(Opcode::RC_ACKNOWLEDGE, 17, 1, syndrome);
