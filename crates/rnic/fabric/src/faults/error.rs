@@ -13,7 +13,10 @@ pub enum FaultPlanError {
     )]
     UnknownOption(String),
     /// An option without a value.
-    #[error("fault option {0:?} has no value; an option and its value are written as drop=0.01")]
+    #[error(
+        "fault option {0:?} has no value; an option and its value are written as drop=0.01, and a \
+         rule as drop opcode=ack nth=1"
+    )]
     NoValue(String),
     /// An option that appears twice.
     #[error("fault option {0:?} is given twice; each is allowed once")]

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use super::error::FaultPlanError;
 use super::journal;
-use super::rule::{ACTIONS, FaultAction, FaultRule, RuleParser, RuleProblem};
+use super::rule::{FaultAction, FaultRule, RuleParser, RuleProblem};
 use super::shares::FaultShares;
 
 /// Maximum number of rules in a plan.
@@ -120,10 +120,13 @@ impl FromStr for FaultPlan {
         let mut plan = Self::default();
         let mut has_shares = false;
         for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
+            // In a list of shares, the first word has a value. A single word is a list too: the action `drop` without any
+            // condition would strike every packet.
+            let is_rule = part
+                .split_once(char::is_whitespace)
+                .is_some_and(|(first, rest)| !first.contains('=') && !rest.trim_start().starts_with('='));
             let mut words = part.split_whitespace();
-            // A list of shares has no action without a value. A single word is a list too: the action `drop` without
-            // any condition would strike every packet.
-            let action = words.next().filter(|word| ACTIONS.contains(word) && part.contains(char::is_whitespace));
+            let action = words.next().filter(|_| is_rule);
             let Some(action) = action else {
                 if has_shares {
                     return Err(FaultPlanError::TwoLists);

@@ -17,7 +17,7 @@ pub use calls::VerbsCall;
 pub(super) use calls::{VerbsFault, operation_name, status_name};
 pub use fields::FAULT_FIELDS;
 pub(super) use fields::RuleProblem;
-pub(super) use text::{ACTIONS, RuleParser};
+pub(super) use text::RuleParser;
 
 /// One rule of a [`FaultPlan`](super::FaultPlan): a match and an action. The text form is
 /// `ACTION FIELD=VALUE...`, such as `drop opcode=ack nth=1`.

@@ -13,7 +13,7 @@ use super::{
 use crate::link::PlannedOrder;
 
 /// Names of the actions.
-pub(in super::super) const ACTIONS: [&str; 14] = [
+const ACTIONS: [&str; 14] = [
     "drop",
     "duplicate",
     "delay",

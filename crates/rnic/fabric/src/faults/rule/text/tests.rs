@@ -43,6 +43,7 @@ fn rules_print_as_they_are_read() {
     let plan: FaultPlan = "drop=0.1,seed=3; drop nth=3.. optional; ecn qp=0x12".parse().unwrap();
     assert_eq!(plan.rules().len(), 2);
     assert!(plan.rules()[0].is_optional() && plan.shares().seed == 3);
+    assert_eq!("drop = 0.5, seed = 3".parse::<FaultPlan>().unwrap().to_string(), "drop=0.5,seed=3");
 }
 
 #[test]
@@ -61,6 +62,8 @@ fn contradictions_are_refused_with_a_sentence() {
         ("drop nth=1 copies=2", ["copies", "duplicate"]),
         ("drop nth=1 nth=2", ["nth", "twice"]),
         ("drop first", ["first", "no value"]),
+        ("melt nth=1", ["\"melt\"", "black-hole"]),
+        ("blackhole", ["no value", "a rule as drop opcode=ack nth=1"]),
         ("drop where=1", ["where", "unknown"]),
         ("delay nth=1", ["for", "missing"]),
         ("black-hole nth=1", ["for", "count=PACKETS"]),
