@@ -120,8 +120,8 @@ impl FromStr for FaultPlan {
         let mut plan = Self::default();
         let mut has_shares = false;
         for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
-            // In a list of shares, the first word has a value. A single word is a list too: the action `drop` without any
-            // condition would strike every packet.
+            // In a list of shares, the first word has a value. A single word is a list too: the action `drop` without
+            // any condition would strike every packet.
             let is_rule = part
                 .split_once(char::is_whitespace)
                 .is_some_and(|(first, rest)| !first.contains('=') && !rest.trim_start().starts_with('='));
