@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use clap::error::{ContextKind, ContextValue};
 use doorbell_fabric::FaultPlan;
 use doorbell_output::files;
 
@@ -26,6 +27,23 @@ pub(crate) struct FaultFiles {
     /// Write one line of JSON for each rule of the fault plan that fires
     #[arg(long, value_name = "FILE")]
     pub(crate) fault_journal: Option<PathBuf>,
+}
+
+/// Value of `--fault-plan` that asks for the names of the built-in plans.
+const LIST: &str = "list";
+
+/// Returns whether an error of the command line is a request for the names of the built-in plans.
+pub(crate) fn is_request_for_names(error: &clap::Error) -> bool {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.as_str(),
+        _ => "",
+    };
+    text(ContextKind::InvalidValue) == LIST && text(ContextKind::InvalidArg).starts_with("--fault-plan ")
+}
+
+/// Returns the names of the built-in plans, each on a line.
+pub(crate) fn names() -> String {
+    doorbell_data::FAULT_PLANS.iter().flat_map(|file| [file.name, "\n"]).collect()
 }
 
 /// Reads a plan from a file, or returns the built-in plan with this name.
@@ -95,8 +113,9 @@ impl FaultCheck {
 
     /// Prints a sentence for each rule that never fired. Returns whether all required rules fired.
     pub(crate) fn finish(self) -> Result<bool, Failure> {
-        // A journal that is a pipe or a device cannot be read back.
         if !self.journal.is_file() {
+            let why = "cannot be read back, so rules that never fired are not reported";
+            note!("{}", wrapped(&format!("doorbell: the journal {} {why}", self.journal.display())));
             return Ok(true);
         }
         let unfired = self.plan.unfired(&files::read_text(&self.journal, JOURNAL_BYTES_MAX)?);
@@ -122,7 +141,7 @@ mod tests {
     #[test]
     fn built_in_plans_and_files_are_read() {
         assert!(!read_plan("lost-ack").unwrap().rules().is_empty());
-        let error = read_plan("list").unwrap_err();
+        let error = read_plan(LIST).unwrap_err();
         assert!(error.contains("built-in plans are") && error.contains("lost-ack"), "{error}");
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plan.toml");

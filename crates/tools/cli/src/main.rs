@@ -141,6 +141,9 @@ fn main() -> ExitCode {
     }
     let cli = match Cli::try_parse_from(bench::with_command(std::env::args_os())) {
         Ok(cli) => cli,
+        Err(error) if faults::is_request_for_names(&error) => {
+            return ended(output::write_text(&faults::names()).map(|()| ExitCode::SUCCESS).map_err(Failure::from));
+        }
         // The error may quote untrusted file names, which `write_note` escapes. Texts of help and version contain none.
         Err(error) if error.use_stderr() => {
             output::write_note(format_args!("{}", error.to_string().trim_end()));

@@ -119,10 +119,21 @@ fn the_page_has_all_fields_and_plans() {
 }
 
 #[test]
+fn every_command_with_plans_lists_them() {
+    let names: String = FAULT_PLANS.iter().flat_map(|file| [file.name, "\n"]).collect();
+    for command in ["bench bw", "study", "run", "env", "steer 127.0.0.1"] {
+        let finished = run(&format!("{command} --fault-plan list")).expect_status(0);
+        assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), (names.as_str(), ""), "{command}");
+    }
+}
+
+#[test]
 fn a_rule_that_never_fires_is_an_error() {
     let _one_at_a_time = measuring();
     let finished = run("bench bw -n 100 -s 16 --fault-plan lost-read-response").expect_status(1);
     assert!(finished.stderr.contains("fault rule 1 never fired"), "{}", finished.stderr);
+    let unread = run("bench bw -n 100 -s 16 --fault-plan lost-ack --fault-journal /dev/null").expect_status(0);
+    assert!(unread.stderr.contains("the journal /dev/null cannot be read back"), "{}", unread.stderr);
 }
 
 #[test]
