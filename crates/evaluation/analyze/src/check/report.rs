@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 
-use super::rules::{Rule, Severity};
+use super::rules::{Rule, RuleId, Severity};
 
 /// Name of the layout of a [`Report`].
 pub const SCHEMA: &str = "doorbell-wire-check/1";
@@ -43,6 +43,12 @@ impl Report {
     /// Returns whether a finding is an error.
     pub fn has_errors(&self) -> bool {
         self.errors > 0
+    }
+
+    /// Returns whether a rule has judged a packet, besides the rule of the ICRC.
+    pub fn has_judged(&self) -> bool {
+        let icrc = RuleId::Icrc.rule().name;
+        self.rules.iter().any(|count| count.rule.name != icrc && count.judged > 0)
     }
 }
 

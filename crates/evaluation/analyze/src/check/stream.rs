@@ -304,6 +304,10 @@ impl Checker {
         // bits, so an injected fault may have changed them.
         if is_right == Some(true) && !frame.faults.has(FaultMarks::CORRUPTED) {
             fields::header(header, &bth, place, &mut self.damaged);
+        } else {
+            for rule in [RuleId::Version, RuleId::Opcode, RuleId::Reserved] {
+                self.damaged.unjudged(rule);
+            }
         }
         let is_cnp = bth.opcode == Opcode::CNP;
         let key = Key { from: datagram.outer.src, to: datagram.outer.dst, to_qpn: bth.dest_qpn };

@@ -494,11 +494,13 @@ fn wrong_icrcs_everywhere_are_the_capture_before_the_nic() {
     let mut script = clean();
     script.packets.iter_mut().for_each(|packet| packet.is_damaged = true);
     let report = script.check(&Limits::default());
-    assert!(report.findings.is_empty());
+    assert!(report.findings.is_empty() && !report.has_judged());
     let kept = Options { drop_bad_icrc: false, ..Options::default() };
     let frames: Vec<_> = script.packets.iter().map(Sent::frame).collect();
     let report = check(&pcap(&frames)[..], &kept, &Limits::default()).unwrap();
-    assert_eq!((report.findings.len(), report.queue_pairs.len()), (0, 2));
+    assert_eq!((report.findings.len(), report.queue_pairs.len(), report.has_judged()), (0, 2, true));
+    let version = report.rules.iter().find(|count| count.rule.name == "version").unwrap();
+    assert_eq!((version.judged, version.unjudged), (0, frames.len() as u64));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::quantity;
 
 /// Read the same files as `doorbell wire decode`. A rule whose evidence is missing reports nothing: packets of one
 /// direction, packets cut by the snap length, and captures that lack packets are only counted. End with status 1 if a
-/// finding is an error, or if a file has no RoCE v2 packet.
+/// finding is an error, or if no rule could judge a packet of a file.
 #[derive(Args)]
 pub(crate) struct Check {
     /// Capture files; - is standard input
@@ -78,8 +78,8 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
         if report.has_errors() {
             status = ExitCode::FAILURE;
         }
-        if report.packets == 0 && report.stopped.is_none() {
-            empty.push(format!("{} has no RoCE v2 packet among {} frames", path.display(), report.frames));
+        if !report.has_judged() && report.stopped.is_none() {
+            empty.push(format!("{} has {}", path.display(), unjudged(&report)));
         }
         stopped.extend(report.stopped.map(|why| format!("{} {why}", path.display())));
     }
@@ -90,10 +90,21 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
         return Err(format!("{}; only the packets before are judged", stopped.join("; ")).into());
     }
     if !empty.is_empty() {
-        let ports = "--udp-port states another port than that of RoCE v2";
-        return Err(format!("{}: no rule was judged; {ports}", empty.join("; ")).into());
+        return Err(format!("{}: no rule was judged", empty.join("; ")).into());
     }
     Ok(status)
+}
+
+/// Returns the reason why no rule judged a packet of a capture, and the option that helps.
+fn unjudged(report: &Report) -> String {
+    let Report { packets, frames, unfollowed_packets, .. } = report;
+    if *packets == 0 {
+        return format!("no RoCE v2 packet among {frames} frames (--udp-port states another port)");
+    }
+    if unfollowed_packets == packets {
+        return format!("{packets} RoCE v2 packets, all of transports that are not followed, or cut within the BTH");
+    }
+    format!("{packets} RoCE v2 packets, but none with a right ICRC (--ignore-icrc judges the others)")
 }
 
 /// Returns the time of the first packet of the timelines.
@@ -149,7 +160,7 @@ fn print(path: &Path, report: &Report, top: usize) -> io::Result<()> {
         report.unfollowed_packets
     ))?;
     line(match (report.errors, report.warnings) {
-        (0, 0) if report.packets == 0 => "no packet to judge".to_owned(),
+        (0, 0) if !report.has_judged() => "no packet to judge".to_owned(),
         (0, 0) => "no finding".to_owned(),
         (errors, warnings) => format!("findings: errors {errors}, warnings {warnings}"),
     })?;

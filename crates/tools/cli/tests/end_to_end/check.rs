@@ -71,6 +71,25 @@ fn a_capture_without_packets_is_no_success() {
 }
 
 #[test]
+fn a_capture_without_right_icrcs_is_no_success() {
+    let _one_at_a_time = measuring();
+    let scratch = Scratch::new("check-icrcs.pcap");
+    let file = scratch.path();
+    run(&format!("bench bw -n 200 -s 64 --json --pcap {file}")).expect_status(0);
+    let mut bytes = std::fs::read(&file).expect("the capture was written");
+    // The destination port, length and checksum of UDP, and the BTH up to its partition key.
+    let is_packet = |window: &[u8]| window[..2] == 4791_u16.to_be_bytes() && window[8..] == [0xff, 0xff];
+    let packets: Vec<usize> = (0..bytes.len() - 10).filter(|at| is_packet(&bytes[*at..*at + 10])).collect();
+    assert!(packets.len() > 200);
+    // A byte after the BTH, which has 12 bytes.
+    packets.into_iter().for_each(|at| bytes[at + 6 + 12 + 1] ^= 1);
+    std::fs::write(&file, &bytes).expect("the capture can be written");
+    let finished = run(&format!("wire check {file}")).expect_status(1);
+    assert!(finished.stderr.contains("none with a right ICRC (--ignore-icrc"), "{}", finished.stderr);
+    assert!(finished.stdout.contains("no packet to judge"), "{}", finished.stdout);
+}
+
+#[test]
 fn wrong_arguments_are_rejected() {
     run("wire check").expect_complaint(2, &["FILE"]);
     run("wire check x --timeout 32").expect_complaint(2, &["--timeout"]);
