@@ -1,18 +1,20 @@
 //! `doorbell wire check`: judgement of the RoCE v2 packets of captures.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use doorbell_analyze::check::{Event, EventKind, Finding, Limits, QueuePair, Report, check};
+use doorbell_analyze::decode::capture::CaptureReader;
 use doorbell_report::{JudgedCapture, Timeline, TimelinePoint, judged_captures_html, write_whole};
 use doorbell_wire::ack_timeout_ns;
 use serde_json::json;
 
 use super::decode::{Reading, open};
-use crate::failure::Failure;
+use crate::failure::{Failure, Usage};
 use crate::output::line;
 use crate::quantity;
 
@@ -61,6 +63,9 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
         cnp_interval_ns: arguments.cnp_interval.map(|seconds| (seconds * 1e9) as u64),
         complete: arguments.complete,
     };
+    if let Some(out) = &arguments.html {
+        check_is_no_capture(out)?;
+    }
     let mut status = ExitCode::SUCCESS;
     let (mut stopped, mut pages, mut empty) = (Vec::new(), Vec::new(), Vec::new());
     for path in &arguments.files {
@@ -93,6 +98,14 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
         return Err(format!("{}: no rule was judged", empty.join("; ")).into());
     }
     Ok(status)
+}
+
+/// Rejects a page that would replace a capture, as after a forgotten name of the page.
+fn check_is_no_capture(out: &Path) -> Result<(), Usage> {
+    if File::open(out).is_ok_and(|file| CaptureReader::new(file).is_ok()) {
+        return Err(Usage(format!("--html: {} is a capture, allowed is another file", out.display())));
+    }
+    Ok(())
 }
 
 /// Returns the reason why no rule judged a packet of a capture, and the option that helps.

@@ -64,10 +64,13 @@ fn a_capture_without_packets_is_no_success() {
     let scratch = Scratch::new("check-empty.pcap");
     // The header of a pcap file of Ethernet frames.
     let header = [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1].map(u32::to_le_bytes).concat();
-    std::fs::write(scratch.path(), header).expect("a file can be written");
+    std::fs::write(scratch.path(), &header).expect("a file can be written");
     let finished = run(&format!("wire check {}", scratch.path())).expect_status(1);
     assert!(finished.stderr.contains("no RoCE v2 packet among 0 frames"), "{}", finished.stderr);
     assert!(!finished.stdout.contains("no finding"), "{}", finished.stdout);
+    // A forgotten name of the page does not cost a capture.
+    run(&format!("wire check --html {0} {0}", scratch.path())).expect_complaint(2, &["--html", "is a capture"]);
+    assert_eq!(std::fs::read(scratch.path()).expect("the capture is left"), header);
 }
 
 #[test]
