@@ -47,6 +47,10 @@ fn verdict(audit: &Audit) -> String {
         Verdict::Consistent => "no comparison contradicts the claim",
         Verdict::Contradicted => "the claim contradicts a number beside it",
         Verdict::Failed => "the benchmark reports a failed completion",
+        Verdict::Unknown if audit.claim.is_none() => "the output has no figure that can be compared",
+        Verdict::Unknown if audit.given.link_bits_per_s.is_some() || audit.counted.is_some() => {
+            "the output has no figure that can be compared with the link or the counters"
+        }
         Verdict::Unknown => "nothing is known to compare the claim with: name the link, or give counters",
     };
     format!("{:<12} {sentence}", audit.verdict.name())

@@ -15,6 +15,9 @@ use crate::numbers::{Number, Unreadable, number};
 /// Bytes of a MiB, which perftest and UCX print as MB.
 const MIB: f64 = 1_048_576.0;
 
+/// Maximum number of characters of a note about a text that is no number.
+const NOTED_CHARACTERS: usize = 32;
+
 /// Reads the output of a benchmark. `command` is the command line of the benchmark, or empty if it is unknown.
 ///
 /// Text that no known tool writes leads to an output without claims, and a note.
@@ -92,7 +95,11 @@ fn figure(token: &str, output: &mut Output) -> Option<Number> {
             output.note(format!("{token} is not used: its comma may separate thousands or decimals"));
             None
         }
-        Err(Unreadable::NotANumber) => None,
+        Err(Unreadable::NotANumber) => {
+            let shown: String = token.chars().take(NOTED_CHARACTERS).collect();
+            output.note(format!("\"{shown}\" is not used: a number has digits, and at most one decimal point"));
+            None
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 mod command;
 
 use std::ffi::OsString;
-use std::fs;
-use std::io::{self, Read as _};
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,7 +14,6 @@ use doorbell_claims::UnknownTestbed;
 use doorbell_counters::SYSFS;
 use doorbell_model::operation::{Posted, PostedOperation, predict_operation};
 use doorbell_model::parameters::Parameters;
-use doorbell_output::files;
 use doorbell_wire::{MessageKind, PathMtu, Transport};
 
 use crate::failure::{Failure, Usage};
@@ -126,14 +125,19 @@ fn of_both(standard: &str, errors: &str, words: &[String]) -> Output {
     output
 }
 
+/// Reads a file, or standard input for `-`. Localized output may have other encodings than UTF-8.
 fn read_file(file: &Path) -> Result<String, Failure> {
-    if file != Path::new("-") {
-        return Ok(files::read_text(file, MOST_BYTES)?);
-    }
+    let (name, input): (String, Box<dyn Read>) = if file == Path::new("-") {
+        ("standard input".to_owned(), Box::new(io::stdin().lock()))
+    } else {
+        let name = file.display().to_string();
+        (name.clone(), Box::new(File::open(file).map_err(|error| format!("{name} cannot be read: {error}"))?))
+    };
     let mut bytes = Vec::new();
-    io::stdin().lock().take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    let read = input.take(MOST_BYTES + 1).read_to_end(&mut bytes);
+    read.map_err(|error| format!("{name} cannot be read: {error}"))?;
     if bytes.len() as u64 > MOST_BYTES {
-        return Err(format!("standard input has more than {MOST_BYTES} B, the allowed maximum").into());
+        return Err(format!("{name} has more than {MOST_BYTES} B, the allowed maximum").into());
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

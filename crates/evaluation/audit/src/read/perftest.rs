@@ -31,7 +31,7 @@ enum Side {
 }
 
 /// Beginnings of the labels of columns.
-const LABELS: [(&str, Column); 14] = [
+const LABELS: [(&str, Column); 15] = [
     ("#bytes", Column::Bytes),
     ("#iterations", Column::Iterations),
     ("BW peak[", Column::Peak),
@@ -46,15 +46,36 @@ const LABELS: [(&str, Column); 14] = [
     ("99% percentile[", Column::Other),
     ("99.9% percentile[", Column::Other),
     ("tps average", Column::Other),
+    ("CPU_Util[", Column::Other),
 ];
 
-/// Returns the columns of a heading in their order, and the unit of bandwidth.
-fn columns(heading: &str) -> (Vec<Column>, Option<&str>) {
-    let mut places: Vec<(usize, Column)> =
-        LABELS.iter().filter_map(|(label, column)| Some((heading.find(label)?, *column))).collect();
-    places.sort_by_key(|(place, _)| *place);
-    let unit = heading.split_once("BW average[").and_then(|(_, rest)| Some(rest.split_once(']')?.0));
-    (places.into_iter().map(|(_, column)| column).collect(), unit)
+/// Heading of a table.
+struct Heading<'a> {
+    /// Known columns in their order.
+    columns: Vec<Column>,
+    /// Unit of bandwidth.
+    unit: Option<&'a str>,
+    /// Number of unknown columns after the known ones.
+    more: usize,
+    /// Whether unknown columns stand between known ones, so that the places of numbers are unknown.
+    has_gap: bool,
+}
+
+impl<'a> Heading<'a> {
+    fn read(line: &'a str) -> Self {
+        let found = LABELS.iter().filter_map(|(label, column)| Some((line.find(label)?, *label, *column)));
+        let mut found: Vec<(usize, &str, Column)> = found.collect();
+        found.sort_by_key(|(place, ..)| *place);
+        let last = found.last().map_or(0, |(place, ..)| *place);
+        // The unit of each column with a unit is in brackets.
+        let is_known = |bracket: &usize| found.iter().any(|(place, label, _)| place + label.len() == bracket + 1);
+        let unknown: Vec<usize> =
+            line.match_indices('[').map(|(at, _)| at).filter(|bracket| !is_known(bracket)).collect();
+        let more = unknown.iter().filter(|bracket| **bracket > last).count();
+        let unit = line.split_once("BW average[").and_then(|(_, rest)| Some(rest.split_once(']')?.0));
+        let columns = found.into_iter().map(|(.., column)| column).collect();
+        Self { columns, unit, more, has_gap: unknown.len() > more }
+    }
 }
 
 /// Returns the bytes per second of a unit. perftest's MB has 2^20 bytes, and its Gb 10^9 bits, as its help states.
@@ -74,11 +95,11 @@ pub(super) fn table(text: &str, command: &[&str], output: &mut Output) {
     let last = text.lines().count();
     for (index, line) in text.lines().enumerate() {
         if line.trim_start().starts_with("#bytes") {
-            heading = Some(columns(line));
-        } else if let Some((columns, unit)) = &heading
+            heading = Some(Heading::read(line));
+        } else if let Some(heading) = &heading
             && let Some(bytes) = line.split_whitespace().next().and_then(whole)
         {
-            row(line, bytes, columns, *unit, index + 1 == last && is_cut(text), output);
+            row(line, bytes, heading, index + 1 == last && is_cut(text), output);
         } else {
             side = side_of(line).or(side);
             setup(line, side, output);
@@ -86,8 +107,19 @@ pub(super) fn table(text: &str, command: &[&str], output: &mut Output) {
     }
 }
 
-fn row(line: &str, bytes: u64, columns: &[Column], unit: Option<&str>, is_cut: bool, output: &mut Output) {
+fn row(line: &str, bytes: u64, heading: &Heading<'_>, is_cut: bool, output: &mut Output) {
+    let Heading { columns, unit, more, has_gap } = heading;
     let mut tokens: Vec<&str> = line.split_whitespace().collect();
+    if *has_gap {
+        output.note("the rows are not used: their heading has columns that perftest does not print".to_owned());
+        return;
+    }
+    let most = columns.len() + more;
+    if tokens.len() > most {
+        let why = "spaces may separate thousands";
+        output.note(format!("the row of {bytes} B is not used: it has {} of {most} columns, so {why}", tokens.len()));
+        return;
+    }
     if is_cut {
         output.note("the output ends within a row, so the last number of the row is not used".to_owned());
         tokens.pop();
@@ -103,9 +135,15 @@ fn row(line: &str, bytes: u64, columns: &[Column], unit: Option<&str>, is_cut: b
             claim.iterations = whole(token).filter(|&iterations| iterations > 0);
             continue;
         }
+        // perftest prints two decimals of a bandwidth.
+        let has_thousands = token.split_once('.').is_some_and(|(_, decimals)| decimals.len() == 3);
+        if matches!(column, Column::Average | Column::Peak) && has_thousands {
+            output.note(format!("{token} is not used: its point may separate thousands or decimals"));
+            continue;
+        }
         let Some(number) = figure(token, output) else { continue };
         let rate = || {
-            let unit = unit?;
+            let unit = (*unit)?;
             let unit_bytes_per_s = unit_bytes_per_s(unit)?;
             let (printed, resolution) = (number.value, number.resolution);
             Some(Figure { printed, unit: unit.to_owned(), unit_bytes_per_s, resolution })

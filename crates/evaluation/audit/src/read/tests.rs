@@ -52,6 +52,38 @@ fn perftest_has_its_settings_and_rows() {
     assert!(output.notes.is_empty(), "{:?}", output.notes);
 }
 
+/// Reads a row of perftest with this bandwidth. Returns the number of claims with it, and the notes.
+fn with_average(average: &str) -> (usize, Vec<String>) {
+    let output = read(&PERFTEST.replace("90.04", average), &[]);
+    (output.claims.iter().filter(|claim| claim.average.is_some()).count(), output.notes)
+}
+
+#[test]
+fn numbers_of_other_formats_are_not_used_and_noted() {
+    for (average, part) in [
+        ("11.728", "its point may separate thousands"),
+        ("11,728", "its comma may separate thousands"),
+        ("11 728.47", "6 of 5 columns"),
+        ("nan", "\"nan\" is not used"),
+        ("1e400", "\"1e400\" is not used"),
+        ("11'728.47", "\"11'728.47\" is not used"),
+    ] {
+        let (claims, notes) = with_average(average);
+        assert!(claims == 0 && notes.iter().any(|note| note.contains(part)), "{average}: {claims} {notes:?}");
+    }
+    assert_eq!(with_average("90.04 "), (1, Vec::new()));
+}
+
+#[test]
+fn unknown_columns_shift_no_numbers() {
+    let output = read(&PERFTEST.replace("BW average[", "Bandbreite["), &[]);
+    assert!(output.claims.is_empty() && output.notes[0].contains("the rows are not used"), "{:?}", output.notes);
+    // Known columns keep their places before a column of a later version.
+    let later = PERFTEST.replace("MsgRate[Mpps]", "MsgRate[Mpps]  Retries[1/s]").replace("0.001441", "0.001441  17.0");
+    let output = read(&later, &[]);
+    assert_eq!((bytes_per_s(&output), output.notes.len()), (Some(90.04 * 1_048_576.0), 0), "{:?}", output.notes);
+}
+
 #[test]
 fn each_end_has_one_gid_with_several_queue_pairs() {
     let lines =

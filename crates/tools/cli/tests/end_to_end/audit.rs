@@ -41,6 +41,20 @@ fn texts_without_a_benchmark_are_unknown() {
     let unknown = audited("hello\n", "--json").expect_status(0).json();
     assert_eq!(unknown["verdict"], "unknown");
     assert!(list(&unknown, "/notes")[0].as_str().is_some_and(|note| note.contains("perftest")), "{unknown:#}");
+    let text = audited("hello\n", "--link 100G").expect_status(0).stdout;
+    assert!(text.starts_with("unknown      the output has no figure"), "{text}");
+}
+
+#[test]
+fn localised_outputs_are_read() {
+    let folder = tempfile::tempdir().expect("there is room for a directory");
+    let file = folder.path().join("output.txt");
+    // A text in Latin-1, which is no UTF-8.
+    fs::write(&file, [&b"Hostname: M\xfcnchen\n"[..], TABLE.as_bytes()].concat()).expect("a file can be written");
+    let audit = run(&format!("audit --from {} --link 100G --json", file.display())).expect_status(0).json();
+    assert_eq!(audit["verdict"], "consistent");
+    let text = audited(&TABLE.replace("9375.00", "9 375.00"), "--link 25G").expect_status(0).stdout;
+    assert!(text.starts_with("unknown") && text.contains("6 of 5 columns"), "{text}");
 }
 
 #[test]
