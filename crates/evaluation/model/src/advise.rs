@@ -472,8 +472,11 @@ fn reason(parameters: &Parameters, need: &Need, advice: &Advice, first: &Advice)
             format!("the same {what}")
         }
     };
+    let fails = need.messages_per_s.is_some_and(|rate| advice.messages_per_s < rate);
     if advice.protocol == first.protocol {
         parts.push(match need.goal {
+            // Without a protocol that reaches the rate, the fastest one is first.
+            _ if fails => "the highest throughput, or within 5 % of it".to_owned(),
             Goal::Latency => "the shortest latency, or within 5 % of it".to_owned(),
             Goal::Throughput if need.messages_per_s.is_some() => "the rate at the least cost".to_owned(),
             Goal::Throughput => "the highest throughput, or within 5 % of it".to_owned(),

@@ -277,6 +277,9 @@ mod tests {
         let fast = on_t1(&Need { messages_per_s: Some(1e9), ..need });
         assert!(fast.sentence.contains(": only ") && fast.sentence.contains(" M of 1000 M messages/s; "));
         assert!(!fast.sentence.contains("with this load"), "{}", fast.sentence);
+        let fast = on_t1(&Need { messages_per_s: Some(1e9), ..Need::new(64, Goal::Latency) });
+        let reason = &fast.rows[0].best.reason;
+        assert!(reason.contains("the highest throughput") && !reason.contains("shortest latency"), "{reason}");
     }
 
     #[test]

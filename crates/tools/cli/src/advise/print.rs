@@ -32,7 +32,7 @@ pub(super) fn text(parameters: &Parameters, need: &Need, answer: &Answer, checke
     }
     line(&answer.sentence)?;
     line("")?;
-    rows(&answer.rows)?;
+    rows(need, &answer.rows)?;
     if let Some((testbed, tried)) = checked {
         line(format_args!("\nSimulated on {}, with the same pattern:", testbed.name))?;
         for (row, tried) in answer.rows.iter().zip(tried) {
@@ -89,7 +89,12 @@ fn command(parameters: &Measured) -> String {
     text
 }
 
-fn rows(rows: &[Row]) -> io::Result<()> {
+/// Returns the unit of the rates of a need.
+fn unit(need: &Need) -> &'static str {
+    if need.reply_bytes.is_some() { "requests/s" } else { "messages/s" }
+}
+
+fn rows(need: &Need, rows: &[Row]) -> io::Result<()> {
     line(format_args!(
         "{:<33} {:>6} {:>5} {:>5} {:>4} {:>9} {:>10} {:>12} {:>11} {:>12}   reason",
         "protocol",
@@ -99,7 +104,7 @@ fn rows(rows: &[Row]) -> io::Result<()> {
         "SRQ",
         "alone, us",
         "loaded, us",
-        "messages/s",
+        unit(need),
         "sender KiB",
         "receiver KiB"
     ))?;
@@ -148,7 +153,7 @@ fn judged(need: &Need, advice: &Advice, tried: &Tried) -> String {
     };
     let (rate, time) = (millions(simulated.messages_per_s), us(simulated.latency_ns));
     let loaded = simulated.loaded_ns.map_or_else(String::new, |ns| format!(", {} us loaded", us(ns)));
-    let mut text = format!("{rate} M messages/s, {time} us alone{loaded}; ");
+    let mut text = format!("{rate} M {}, {time} us alone{loaded}; ", unit(need));
     let departures = departures(need, advice, simulated);
     if departures.is_empty() {
         text += "the model agrees within 25 %";
@@ -173,8 +178,8 @@ fn changed(need: &Need, answer: &Answer, change: &Change) -> String {
             let is_same = answer.rows.first().is_some_and(|row| row.best.protocol == first.protocol);
             let word = if is_same { "" } else { "; another protocol" };
             let rate = millions(first.messages_per_s);
-            let binds = first.binding;
-            format!("{what:<26} {}: {rate} M messages/s, {binds}{word}", with_options(first))
+            let (unit, binds) = (unit(need), first.binding);
+            format!("{what:<26} {}: {rate} M {unit}, {binds}{word}", with_options(first))
         }
         Err(error) => format!("{what:<26} no advice: {error}"),
     }
@@ -228,9 +233,10 @@ pub(super) fn by_simulation(
 ) -> io::Result<()> {
     let sentence = match tried.first() {
         Some((Ok(simulated), advice)) => format!(
-            "Take {}: {} M messages/s and {} us alone, simulated on {}.",
+            "Take {}: {} M {} and {} us alone, simulated on {}.",
             with_options(advice),
             millions(simulated.messages_per_s),
+            unit(need),
             us(simulated.latency_ns),
             testbed.name
         ),

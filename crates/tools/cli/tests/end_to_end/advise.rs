@@ -30,6 +30,14 @@ fn advice_follows_from_the_need() {
 }
 
 #[test]
+fn rates_of_requests_have_their_unit() {
+    for arguments in ["--reply 64K --simulate", "--reply 64K --testbed t1"] {
+        let text = run(&format!("advise --request 200 --clients 2 {arguments}")).expect_status(0).stdout;
+        assert!(text.contains(" M requests/s") && !text.contains("messages/s"), "{text}");
+    }
+}
+
+#[test]
 fn text_and_json_have_the_same_answer() {
     let arguments = "-s 64:9,8192:1 --rate 100000 --clients 2";
     let text = run(&format!("advise {arguments}")).expect_status(0);
