@@ -1,5 +1,5 @@
 //! Programs of Debian and PyPI that move bytes between processes through a library on top of verbs: gloo, MPICH,
-//! rdma4py, the Mooncake Transfer Engine and NIXL. Each compares all bytes, once over a network that loses packets, and
+//! rdma4py, the Mooncake Transfer Engine, NIXL and InfiniStore. Each compares all bytes, once over a network that loses packets, and
 //! each must report the death of a peer.
 
 use std::fs;
@@ -12,14 +12,19 @@ use crate::test::StepEnd;
 use crate::{peers, place};
 
 /// Packages of PyPI in the tested versions.
-pub(crate) const WHEELS: [&str; 3] =
-    ["ibverbs==2026.10.22", "mooncake-transfer-engine-non-cuda==0.3.13.post1", "numpy==2.4.6"];
+pub(crate) const WHEELS: [&str; 4] = [
+    "ibverbs==2026.10.22",
+    "mooncake-transfer-engine-non-cuda==0.3.13.post1",
+    "numpy==2.4.6",
+    // InfiniStore passes the loop of uvloop to a libuv of its own, and newer versions have another layout.
+    "uvloop==0.21.0",
+];
 
-/// Package that is installed without its dependencies. It needs only numpy, and its other dependency, torch, is large.
-const WITHOUT_DEPENDENCIES: [&str; 2] = ["--no-deps", "nixl-cu12==1.5.1"];
+/// Packages that are installed without their dependencies. They need only the packages above, and torch is large.
+const WITHOUT_DEPENDENCIES: [&str; 3] = ["--no-deps", "nixl-cu12==1.5.1", "infinistore==0.2.35"];
 
 /// Scripts in `xtask/programs/transfers`, one for each package.
-const SCRIPTS: [&str; 3] = ["rdma4py", "mooncake_engine", "nixl_agent"];
+const SCRIPTS: [&str; 4] = ["rdma4py", "mooncake_engine", "nixl_agent", "infinistore_blocks"];
 
 /// Text of an end that has compared all bytes.
 const RIGHT: &str = "all bytes are right";
