@@ -285,7 +285,9 @@ mod tests {
                 let both = predict(&Parameters::t1(), &Workload { bidirectional: true, ..request }).unwrap();
                 for kind in [BoundKind::SendingCpu, BoundKind::ReceivingCpu, BoundKind::Link, BoundKind::LinkBackward] {
                     let [one, other] = [&requests, &both].map(|all| all.bound(kind).unwrap().ns_per_message);
-                    assert!(is_near(one, 2.0 * other), "{protocol}, {bytes} B, {kind}: {one} {other}");
+                    // A connection reports at least once in a window of requests, and a busy stream more rarely.
+                    let more = 1.0 - 2.0 * other / one;
+                    assert!((-1e-9..0.001).contains(&more), "{protocol}, {bytes} B, {kind}: {one} {other}");
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! Captures of the device's packets, judged by `doorbell wire check`.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -70,8 +71,10 @@ fn deviation(rule: &Value) -> Option<Deviation> {
 
 /// Captures packets of a short measurement on the software RNIC, which writes them itself.
 fn capture_software_rnic(run: &Run<'_>, file: &Path) -> Result<(), Stop> {
-    let mut command = run.command(&["bench", "bw", "-n", "200", "-s", "64,4096,65536", "--pcap"]);
-    let output = command.arg(file).output().map_err(|error| format!("bench could not be started: {error}"))?;
+    let mut command = run.command(&["bench", "bw", "-n", "200", "-s", "64,4096,65536"]);
+    let mut option = OsString::from("--pcap=");
+    option.push(file);
+    let output = command.arg(option).output().map_err(|error| format!("bench could not be started: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
