@@ -74,13 +74,13 @@ impl BoundKind {
         }
     }
 
-    const fn is_link(self) -> bool {
+    pub(super) const fn is_link(self) -> bool {
         matches!(self, BoundKind::Link | BoundKind::LinkBackward)
     }
 
     /// Returns whether the bound is the transmission or reception of a NIC. The time of such a bound includes the time
     /// of the bytes on the link.
-    const fn is_nic(self) -> bool {
+    pub(super) const fn is_nic(self) -> bool {
         matches!(
             self,
             BoundKind::SendingNic
