@@ -1,6 +1,6 @@
 //! Programs of Debian and PyPI that move bytes between processes through a library on top of verbs: gloo, MPICH,
-//! rdma4py, the Mooncake Transfer Engine, NIXL and InfiniStore. Each compares all bytes, once over a network that loses packets, and
-//! each must report the death of a peer.
+//! rdma4py, the Mooncake Transfer Engine, NIXL and InfiniStore. Each compares all bytes, once over a network that loses
+//! packets, and each must report the death of a peer.
 
 use std::fs;
 use std::process::Command;

@@ -27,7 +27,8 @@ const LISTED_MAX: usize = 8192;
 /// fork. Without a limit, a signal handler that forks could wait forever for the opening that it interrupted. A fork
 /// handler of the program could also wait forever for a thread that itself waits for the fork.
 ///
-/// The tests demand that no fork overtakes an opening, and a busy machine may keep a thread from its processor for long.
+/// The tests demand that no fork overtakes an opening, and a busy machine may keep a thread from its processor for
+/// long.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 20_000 } else { 50 });
 
 /// Time that a waiting thread sleeps between two checks.
