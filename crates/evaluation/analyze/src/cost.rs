@@ -142,7 +142,7 @@ mod tests {
     fn responses_have_their_kind() {
         let write = record(MessageKind::Write, Transport::Rc, 1, None);
         assert_eq!(write["request"], json!({ "packets": 1, "frame_bytes": 78, "line_bytes": 102 }));
-        assert_eq!(write["response"]["min"]["frame_bytes"], 62);
+        assert_eq!(write["response"]["max"]["frame_bytes"], 62);
         assert!(write.get("link").is_none() && write.get("cost").is_none(), "{write}");
         assert_eq!(record(MessageKind::Write, Transport::Uc, 1, None)["response"], json!(null));
         assert_eq!(record(MessageKind::Read, Transport::Rc, 0, None)["response"]["exact"]["packets"], 1);
