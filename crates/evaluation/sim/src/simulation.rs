@@ -143,15 +143,13 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns a sentence about the accuracy of the run, if turns took longer than the least latency.
+    /// Returns a sentence about turns that took longer than the least latency, if there are any.
     pub fn long_turns(&self) -> Option<String> {
         let Counts { long_turns, turns, longest_turn_ps, .. } = self.counts;
         (long_turns > 0).then(|| {
             format!(
-                "less exact than other simulations: in {long_turns} of {turns} steps ({:.2} %), a thread computed for \
-                 more than {}, the least time in which one thread reaches another; the longest took {}. Threads may \
-                 have seen messages of that time too late",
-                100.0 * long_turns as f64 / turns.max(1) as f64,
+                "{long_turns} of {turns} turns of threads took longer than {}, the least latency between two threads; \
+                 the longest took {}. Other threads may have seen the effects of these turns too late",
                 self.least_latency,
                 Ps(longest_turn_ps)
             )

@@ -1,6 +1,5 @@
 //! Helpers for the tests of Doorbell. Other crates use this crate only in tests.
 
-pub mod connection;
 pub mod files;
 pub mod fuzz;
 pub mod memory;
@@ -11,5 +10,4 @@ mod rng;
 pub mod seeds;
 pub mod trace;
 
-pub use connection::ConnectionEnd;
 pub use rng::Rng;
