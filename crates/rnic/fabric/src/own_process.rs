@@ -62,7 +62,7 @@ fn naps() -> impl FnMut() -> bool {
 }
 
 /// Guard that a thread holds while it creates a descriptor and puts it on the list of descriptors that forked children
-/// give up. While the guard lives, other threads wait before they fork. The holder must not wait for other threads.
+/// give up, or closes one and takes it off the list. While the guard lives, other threads wait before they fork. The holder must not wait for other threads.
 #[derive(Debug)]
 pub struct Opening(());
 
@@ -158,8 +158,11 @@ impl AsFd for OwnProcess {
 
 impl Drop for OwnProcess {
     fn drop(&mut self) {
-        // Close the descriptor before its entry in `LISTED` is removed. In between, another file may get the number and
-        // another thread may fork. The child then compares device and inode, and leaves that file alone.
+        // No fork may overlap: the kernel copies the descriptors before the memory, so a child could have a copy of the
+        // descriptor and no entry.
+        let _opening = Opening::begin();
+        // Close the descriptor before its entry in `LISTED` is removed. In between, another file may get the number. If
+        // another thread forks nevertheless, the child compares device and inode, and leaves that file alone.
         if self.is_intact() {
             // SAFETY: the descriptor is dropped only here, and nothing uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.fd) };
