@@ -62,7 +62,8 @@ fn naps() -> impl FnMut() -> bool {
 }
 
 /// Guard that a thread holds while it creates a descriptor and puts it on the list of descriptors that forked children
-/// give up, or closes one and takes it off the list. While the guard lives, other threads wait before they fork. The holder must not wait for other threads.
+/// give up. A thread that closes such a descriptor holds the guard too. While the guard lives, other threads wait
+/// before they fork. The holder must not wait for other threads.
 #[derive(Debug)]
 pub struct Opening(());
 
@@ -158,7 +159,7 @@ impl AsFd for OwnProcess {
 
 impl Drop for OwnProcess {
     fn drop(&mut self) {
-        // No fork may overlap: the kernel copies the descriptors before the memory, so a child could have a copy of the
+        // The guard keeps forks away: the kernel copies descriptors before memory, so a child could have a copy of the
         // descriptor and no entry.
         let _opening = Opening::begin();
         // Close the descriptor before its entry in `LISTED` is removed. In between, another file may get the number. If
