@@ -38,12 +38,13 @@ pub const HARDWARE: &[File] = files!("hardware": "connectx5", "counters-rnic", "
 /// Parameters of the performance model, one file per published testbed. `doorbell-model` documents the layout.
 pub const PARAMETERS: &[File] = files!("parameters": "t1", "t2", "t3");
 
-/// Plans of packet faults. `doorbell-fabric` documents the layout. The head of each file has the behaviour that IBTA
+/// Fault plans. `doorbell-fabric` documents the layout. The head of each file has the behaviour that IBTA
 /// requires.
 pub const FAULT_PLANS: &[File] = files!("fault-plans":
     "lost-first", "lost-middle", "lost-last", "lost-ack", "lost-nak",
     "lost-read-response", "duplicate-requests", "rnr-then-success", "late-ack", "corrupted-icrc",
-    "psn-wrap", "atomic-replay", "black-hole", "ghost-packets", "port-flap"
+    "psn-wrap", "atomic-replay", "black-hole", "ghost-packets", "port-flap",
+    "bad-completion", "refused-post", "slow-completion", "qp-fatal-event"
 );
 
 /// Names of a testbed. Each command accepts both.

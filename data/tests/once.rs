@@ -84,6 +84,7 @@ fn every_file_of_the_folders_is_built_in() {
         ("testbeds", doorbell_data::TESTBEDS),
         ("hardware", doorbell_data::HARDWARE),
         ("parameters", doorbell_data::PARAMETERS),
+        ("fault-plans", doorbell_data::FAULT_PLANS),
     ] {
         assert_eq!(fs::read_dir(data.join(folder)).unwrap().count(), files.len(), "{folder}");
         for file in files {

@@ -15,6 +15,8 @@ in_other() { ip netns exec other "$@"; }
 gid=$(doorbell devices 2>/dev/null | sed -n 's/.*GID \([0-9]*\) ::ffff:192.0.2.1.*/\1/p')
 
 port=20000
+# Options of the software RNIC for faults.
+faults=
 # Runs a program at both ends. $1 is the role of rxe, `serves` or `asks`.
 pair() {
     role=$1; shift
@@ -22,7 +24,7 @@ pair() {
     [ "$again" ] || tries=8
     again=
     own="$* -d rxe0 -x $gid -p $port"
-    soft="doorbell run --stats --bind 192.0.2.2 -- $* -p $port"
+    soft="doorbell run --stats $faults --bind 192.0.2.2 -- $* -p $port"
     if [ $role = serves ]; then
         timeout 300 $own > /tmp/server 2>&1 & server=$!
         wait_for_port $port

@@ -141,7 +141,7 @@ static void close_side(struct side *own)
 
 static int has_event(const struct side *own)
 {
-	struct pollfd readable = { .fd = own->context->async_fd, .events = POLLIN };
+	struct pollfd readable = { .fd = own->context->async_fd, .events = POLLIN | POLLOUT }; /* never writable */
 
 	return poll(&readable, 1, 0);
 }

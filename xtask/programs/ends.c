@@ -260,7 +260,7 @@ static void ends_with_the_last_thread(void)
 	CHECK(ended == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
 	for (size_t end = 0; end < sizeof(endings) / sizeof(*endings); end++)
 		for (int round = 0; round < (endings[end] == end_by_daemon ? ROUNDS_OF_DAEMON : ROUNDS); round++) {
@@ -269,6 +269,8 @@ int main(void)
 		}
 	ends_within_a_call();
 	children_end_alone();
-	ends_with_the_last_thread();
+	/* Without preloading, the library does not see that the main thread leaves. */
+	if (count < 2 || strcmp(arguments[1], "alone") != 0)
+		ends_with_the_last_thread();
 	return 0;
 }

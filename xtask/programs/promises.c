@@ -328,7 +328,7 @@ static void notifications(void)
 	a = create_qp(own.cq[0], NULL, IBV_QPT_RC, 8);
 	b = create_qp(cq, NULL, IBV_QPT_RC, 8);
 	connect_pair(a, b);
-	readable = (struct pollfd){ .fd = channel->fd, .events = POLLIN };
+	readable = (struct pollfd){ .fd = channel->fd, .events = POLLIN | POLLOUT }; /* never writable */
 	for (int solicited = 0; solicited < 2; solicited++) {
 		struct ibv_sge sge = { (uintptr_t)own.memory, 8, own.mr->lkey };
 		struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };

@@ -1,5 +1,5 @@
 //! `cargo xtask dist`: artefacts with the command `doorbell`, the libraries that `doorbell run` needs, manual pages and
-//! shell completions. `cargo install` installs only the command.
+//! shell completions.
 
 mod chroot;
 mod container;

@@ -215,10 +215,56 @@ pub(crate) fn install() -> Result<(), String> {
     check_installed(&installed)
 }
 
-/// Checks the installed command.
+/// Checks the installed command and library. Only the library may define functions of libibverbs and of the C library.
 fn check_installed(installed: &Path) -> Result<(), String> {
-    let cost = output_of(command(installed.join("bin/doorbell"), &["wire", "cost", "--op", "write", "--size", "1"]))?;
-    if cost.contains("78") { Ok(()) } else { Err(format!("a WRITE of 1 B takes 78 B, which is missing in:\n{cost}")) }
+    let cache = installed.join("cache");
+    let doorbell = |arguments: &[&str]| {
+        let mut doorbell = command(installed.join("bin/doorbell"), arguments);
+        doorbell.env("XDG_CACHE_HOME", &cache);
+        for variable in ["DOORBELL_PRELOAD_LIB", "LD_PRELOAD", "LD_LIBRARY_PATH"] {
+            doorbell.env_remove(variable);
+        }
+        output_of(doorbell)
+    };
+    let cost = doorbell(&["wire", "cost", "--op", "write", "--size", "1"])?;
+    if !cost.contains("78") {
+        return Err(format!("a WRITE of 1 B takes 78 B, which is missing in:\n{cost}"));
+    }
+    let exported = defined(&installed.join("bin/libdoorbell_ibverbs"), &["--dynamic"])?;
+    for function in ["ibv_open_device", "rdma_connect", "sigaction"] {
+        if !exported.contains(function) {
+            return Err(format!("the installed library does not export {function}"));
+        }
+    }
+    if let Some(symbol) = exported.iter().find(|symbol| symbol.starts_with("_R") || symbol.starts_with("_ZN")) {
+        return Err(format!("the installed library exports {symbol}, allowed are functions of C"));
+    }
+    if defined(&installed.join("bin/doorbell"), &[])?.contains("ibv_open_device") {
+        return Err("the installed command has the functions of the library".to_owned());
+    }
+    let variables = doorbell(&["env"])?;
+    let expected = format!("LD_PRELOAD={}\n", installed.join("bin/libdoorbell_ibverbs").display());
+    if !variables.contains(&expected) {
+        return Err(format!("`doorbell env` does not print {expected:?}:\n{variables}"));
+    }
+    let devices = doorbell(&["run", "--", "ibv_devices"])?;
+    if !devices.contains("doorbell0") {
+        return Err(format!("there is no doorbell0 in:\n{devices}"));
+    }
+    let loaded = "import ctypes; ctypes.CDLL('libibverbs.so.1'); print(open('/proc/self/maps').read())";
+    let maps = doorbell(&["run", "--", "python3", "-c", loaded])?;
+    let is_drop_in = |line: &str| line.contains(&*cache.to_string_lossy()) && line.ends_with("/libibverbs.so.1");
+    if maps.lines().any(is_drop_in) { Ok(()) } else { Err(format!("there is no drop-in library in:\n{maps}")) }
+}
+
+/// Returns the symbols that a file defines, without their versions. Without options, these are the symbols for
+/// debuggers.
+fn defined(file: &Path, options: &[&str]) -> Result<BTreeSet<String>, String> {
+    let mut list = command("nm", &["--defined-only"]);
+    list.args(options).arg(file);
+    let listed = output_of(list)?;
+    let name = |line: &str| line.split_whitespace().last().and_then(|name| name.split('@').next()).map(str::to_owned);
+    Ok(listed.lines().filter_map(name).collect())
 }
 
 fn folder_of<'a>(folders: &'a [(&str, String)], name: &str) -> Result<&'a str, String> {

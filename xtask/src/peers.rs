@@ -109,6 +109,23 @@ pub(crate) fn install_for_transfers() -> Result<(), String> {
     if missing.is_empty() { Ok(()) } else { Err(format!("packages are missing: {}", missing.join(", "))) }
 }
 
+/// Installs the packages of uDAPL. An error names the packages that are still missing.
+pub(crate) fn install_for_dapl() -> Result<(), String> {
+    // The provider is in libdapl2, on which the programs do not depend.
+    let has_provider = || succeeds(command("sh", &["-c", "ls /usr/lib/*/libdaplofa.so.2"]));
+    install_missing(|| vec![("libdapl2", has_provider())]);
+    install_all(&[("dapl2-utils", "dapltest")])?;
+    if has_provider() { Ok(()) } else { Err("the package libdapl2 is missing".to_owned()) }
+}
+
+/// Installs the packages for iSCSI over RDMA. An error names the packages that are still missing.
+pub(crate) fn install_for_iser() -> Result<(), String> {
+    install_all(&[("tgt", "tgtd"), ("qemu-utils", "qemu-io")])?;
+    let has_iscsi = || succeeds(command("sh", &["-c", "ls /usr/lib/*/qemu/block-iscsi.so"]));
+    install_missing(|| vec![("qemu-block-extra", has_iscsi())]);
+    if has_iscsi() { Ok(()) } else { Err("the package qemu-block-extra is missing".to_owned()) }
+}
+
 /// Installs the C++ compiler, which builds libFuzzer. Fails if the compiler is still missing afterwards.
 pub(crate) fn install_for_fuzzing() -> Result<(), String> {
     install_missing(|| vec![("g++", has("c++"))]);

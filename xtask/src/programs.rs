@@ -12,7 +12,9 @@ use crate::shell::{cargo, command, output_of, root, run, target};
 
 mod captures;
 mod compare;
+mod dapl;
 mod drop_ins;
+mod iser;
 pub(crate) mod middlebox;
 pub(crate) mod page;
 mod port_flap;
@@ -20,11 +22,15 @@ pub(crate) mod ports;
 mod qemu;
 mod rdma_cm;
 mod rping;
+mod several_devices;
 mod transfers;
 mod ucx;
 
 pub(crate) use compare::{compare, cpus, kernel};
+pub(crate) use dapl::all as dapl;
+pub(crate) use iser::all as iser;
 pub(crate) use rdma_cm::all as rdma_cm;
+pub(crate) use several_devices::all as several_devices;
 pub(crate) use transfers::{WHEELS, of_debian, of_pypi};
 pub(crate) use ucx::all as ucx;
 
@@ -113,7 +119,7 @@ pub(crate) const DROP_INS: [&str; 4] = [
 ];
 
 /// Arguments of cargo that build the command `doorbell` and the library that `doorbell run` preloads.
-pub(crate) const BUILD: &[&str] = &["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-preload"];
+pub(crate) const BUILD: &[&str] = &["build", "--release", "--package", "doorbell-cli", "--package", "doorbell-ibverbs"];
 
 /// Builds the command and the libraries, and links all files into this run's folder. The build of another run therefore
 /// does not replace the files of this run.

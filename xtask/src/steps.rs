@@ -87,6 +87,12 @@ pub(crate) const PAGE: &str = "verbs programs, their page";
 pub(crate) const GLOO_AND_MPICH: &str = "verbs programs, gloo and MPICH";
 /// Step that runs programs of PyPI in the same way.
 pub(crate) const PYPI: &str = "verbs programs, PyPI";
+/// Step that runs uDAPL.
+pub(crate) const DAPL: &str = "verbs programs, uDAPL";
+/// Step that runs iSCSI over RDMA.
+pub(crate) const ISER: &str = "verbs programs, iSER";
+/// Step that runs programs with two devices, and takes ports down.
+pub(crate) const TWO_DEVICES: &str = "verbs programs, two devices";
 
 const fn plain(group: Group, name: &'static str, body: fn() -> StepEnd) -> Step {
     Step { name, group, body: Body::Plain(body) }
@@ -140,6 +146,9 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, "verbs programs, UCX", || network::apart(|| programs::ucx().into())),
     plain(Group::Programs, GLOO_AND_MPICH, || network::apart(|| programs::of_debian().into())),
     plain(Group::Programs, PYPI, || network::apart(programs::of_pypi)),
+    plain(Group::Programs, DAPL, || network::apart(programs::dapl)),
+    plain(Group::Programs, ISER, || network::apart(programs::iser)),
+    plain(Group::Programs, TWO_DEVICES, || network::apart(programs::several_devices)),
     plain(Group::Programs, "verbs programs, pairs", || network::apart(|| programs::pairs().into())),
     plain(Group::Programs, "rdma-core's tests", || network::apart(|| programs::pyverbs().into())),
     plain(Group::Programs, "verbs programs, rdma_cm", || network::apart(programs::rdma_cm)),

@@ -130,6 +130,9 @@ pub(crate) fn programs(only: &[String]) -> ExitCode {
         ("gloo", &[steps::GLOO_AND_MPICH]),
         ("mpich", &[steps::GLOO_AND_MPICH]),
         ("pypi", &[steps::PYPI]),
+        ("dapltest", &[steps::DAPL]),
+        ("iser", &[steps::ISER]),
+        ("two-devices", &[steps::TWO_DEVICES]),
         ("rdma_cm", &["verbs programs, rdma_cm", "rdma-core's tests"]),
     ];
     if only.is_empty() {

@@ -23,17 +23,22 @@ const REPLACED: [&str; 2] = ["libibverbs", "librdmacm"];
 /// Folders in which a drop-in looks for [`SHARED`]: those of an installation, of a build, and of a build for tests.
 const RUNPATH: &str = "$ORIGIN/..:$ORIGIN/../..:$ORIGIN/../../deps";
 
+/// Options with which other crates link [`SHARED`], beside its soname.
+const LINK_OPTIONS: &[&str] = &[
+    // Without this option, the dynamic linker could fill the table with the functions of a drop-in, which jump through
+    // the table.
+    "-Wl,-Bsymbolic-functions",
+    // A program may close a drop-in while threads of the library run.
+    "-Wl,-z,nodelete",
+];
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=abi");
     println!("cargo::rerun-if-env-changed=RUSTC_LINKER");
-    // A drop-in finds the preloaded library by its soname, even if the two come from different folders.
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{SHARED}");
-    // Without this option, the dynamic linker could fill the table with the functions of a drop-in, which jump through
-    // the table.
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
-    // A program may close a drop-in while threads of the library run.
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // Build scripts of crates that depend on this one read DEP_DOORBELL_IBVERBS_LINK_OPTIONS. A drop-in finds the
+    // preloaded library by its soname, even if the two come from different folders.
+    println!("cargo::metadata=link_options=-Wl,-soname,{SHARED} {}", LINK_OPTIONS.join(" "));
     if let Err(why) = make() {
         println!("cargo::error={why}");
         process::exit(1);
@@ -56,6 +61,7 @@ fn make() -> Result<(), String> {
     let symbol = table.symbol();
     let text = format!(".data\n.globl {symbol}\n.type {symbol}, %object\n.size {symbol}, 8\n{symbol}: .quad 0\n");
     link(&stand_in, SHARED, &(text + NO_EXECUTABLE_STACK), &[])?;
+    let mut made = Vec::new();
     for library in libraries {
         let library = library?;
         let soname = format!("{}.so.1", library.name);
@@ -67,10 +73,13 @@ fn make() -> Result<(), String> {
             "-Wl,-z,now,--strip-all".to_owned(),
             stand_in.to_string_lossy().into_owned(),
         ];
-        let made = out.join(&soname);
-        link(&made, &soname, &library.assembly(machine, &symbol), &options)?;
-        publish(&made, &out, library.name, &soname)?;
+        let drop_in = out.join(&soname);
+        link(&drop_in, &soname, &library.assembly(machine, &symbol), &options)?;
+        publish(&drop_in, &out, library.name, &soname)?;
+        made.push(drop_in);
     }
+    let list = env::join_paths(made).map_err(|error| format!("{} cannot be named: {error}", out.display()))?;
+    println!("cargo::metadata=drop_ins={}", list.display());
     Ok(())
 }
 

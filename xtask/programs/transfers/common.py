@@ -2,7 +2,8 @@
 
 `PROGRAM server PORT` offers memory, and `PROGRAM client PORT WAY` writes and reads it. Both compare all bytes. The ways
 are `data`, and `killed`: the client then writes until the server is gone, and expects an error of the library. Both ends
-describe themselves over a TCP connection on loopback.
+describe themselves over a TCP connection on loopback. With the way `failover`, the port of the client's first device goes
+down in the middle, and the client goes on.
 """
 
 import json
@@ -118,10 +119,31 @@ def until_killed(control, write):
     sys.exit("no error after the death of the server")
 
 
+def through_failover(control, memory, write):
+    """Writes and compares until the port of the first device is down, and then further rounds."""
+    seed, rounds_left = 0, 4 * ROUNDS
+    until = time.monotonic() + PATIENCE
+    while rounds_left > 0:
+        seed += 1
+        memory[:] = pattern(seed, MEMORY)
+        write(MEMORY)
+        if control.ask("compare", seed, MEMORY) is not True:
+            sys.exit(f"the server has wrong bytes in round {seed}")
+        if seed == ROUNDS:
+            print("ready for the fault", flush=True)
+        with open("/sys/class/infiniband/doorbell0/ports/1/state") as state:
+            rounds_left -= state.read() == "1: DOWN\n"
+        if time.monotonic() > until:
+            sys.exit("the port does not go down, or the transfers do not end")
+
+
 def run_client(way, control, memory, write, read):
     if way == "killed":
         until_killed(control, write)
         return
-    compare_all(control, memory, write, read)
+    if way == "failover":
+        through_failover(control, memory, write)
+    else:
+        compare_all(control, memory, write, read)
     control.ask("end")
     print("all bytes are right", flush=True)

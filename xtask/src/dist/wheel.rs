@@ -67,7 +67,9 @@ fn wheel(_: &Sources, out: &Path) -> Result<Vec<PathBuf>, String> {
 fn linked_by_zig(zig: &Path) -> Result<Command, String> {
     let unwinder = output_of(command("cc", &["-print-file-name=libgcc_s.so.1"]))?;
     let mut build = cargo(&["build", "--profile", PROFILE, "--target", TARGET]);
-    build.args(["--package", "doorbell-cli", "--package", "doorbell-preload", "--package", "doorbell-python"]);
+    build.args(["--package", "doorbell-cli", "--package", "doorbell-ibverbs", "--package", "doorbell-python"]);
+    // The other program of doorbell-cli is for `cargo install`. zig cannot link it.
+    build.args(["--bin", "doorbell", "--lib"]);
     build.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", root().join("xtask/src/dist/zig-cc.sh"));
     build.env("ZIG_PYTHON", zig).env("LIBGCC_S", unwinder.trim());
     // Messages of panics name source files. Without these options, they would name folders of the builder.

@@ -29,9 +29,12 @@ pub(super) fn check() -> Result<(), String> {
     for kind in ["shared", "old"] {
         start(on_doorbell(&[], &[&loader, kind]))?.finish(PATIENCE).map_err(|why| format!("loader {kind}: {why}"))?;
     }
-    let mut alone = command(&loader, &["alone"]);
-    alone.env("LD_LIBRARY_PATH", &folder).env_remove("LD_PRELOAD");
-    start(alone)?.finish(PATIENCE).map_err(|why| format!("loader without preloading: {why}"))?;
+    let ends = compile("cc", "ends", &["-libverbs"])?;
+    for program in [&loader, &ends] {
+        let mut alone = command(program, &["alone"]);
+        alone.env("LD_LIBRARY_PATH", &folder).env_remove("LD_PRELOAD");
+        start(alone)?.finish(PATIENCE).map_err(|why| format!("{program} without preloading: {why}"))?;
+    }
     explanations(&loader)
 }
 

@@ -27,7 +27,7 @@ const WITHOUT_DEPENDENCIES: [&str; 3] = ["--no-deps", "nixl-cu12==1.5.1", "infin
 const SCRIPTS: [&str; 4] = ["rdma4py", "mooncake_engine", "nixl_agent", "infinistore_blocks"];
 
 /// Text of an end that has compared all bytes.
-const RIGHT: &str = "all bytes are right";
+pub(super) const RIGHT: &str = "all bytes are right";
 
 /// Text of a server whose client writes until the server is gone.
 const READY: &str = "ready to be killed";
@@ -36,11 +36,11 @@ const READY: &str = "ready to be killed";
 const GONE: &str = "the peer is gone: ";
 
 /// Time for which a client writes before its server is killed.
-const SOME_TRANSFERS: Duration = Duration::from_millis(300);
+pub(super) const SOME_TRANSFERS: Duration = Duration::from_millis(300);
 
 /// Surroundings of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub(super) enum Way {
     Plain,
     /// Packets are lost.
     Loss,
@@ -49,15 +49,15 @@ enum Way {
 }
 
 impl Way {
-    const ALL: [Self; 3] = [Self::Plain, Self::Loss, Self::Killed];
+    pub(super) const ALL: [Self; 3] = [Self::Plain, Self::Loss, Self::Killed];
 
     /// Returns the options of `doorbell run`.
-    fn options(self) -> &'static [&'static str] {
+    pub(super) fn options(self) -> &'static [&'static str] {
         if self == Self::Loss { &["--fault", "drop=0.01,seed=3"] } else { &[] }
     }
 
     /// Returns the word by which the programs know whether a process will be killed.
-    fn word(self) -> &'static str {
+    pub(super) fn word(self) -> &'static str {
         if self == Self::Killed { "killed" } else { "data" }
     }
 }
@@ -75,15 +75,20 @@ pub(crate) fn of_debian() -> Result<(), String> {
 /// Runs the programs of PyPI. The step is left out if the packages cannot be installed.
 pub(crate) fn of_pypi() -> StepEnd {
     let run_all = |python: &str| {
-        SCRIPTS.iter().try_for_each(|script| each_way(script, |way| pair_of_script(python, script, way)))
+        SCRIPTS.iter().try_for_each(|script| {
+            each_way(script, |way| {
+                with_script(python, script, way.options(), way.word(), |server, client| pair(server, client, way))
+                    .map(drop)
+            })
+        })
     };
-    match peers::python_with("wheels", &[&WHEELS, &WITHOUT_DEPENDENCIES]) {
-        Ok(python) => run_all(&python.to_string_lossy()).into(),
+    match python() {
+        Ok(python) => run_all(&python).into(),
         Err(why) => StepEnd::LeftOut(format!("packages of PyPI cannot be installed: {why}")),
     }
 }
 
-fn each_way(name: &str, run: impl Fn(Way) -> Result<(), String>) -> Result<(), String> {
+pub(super) fn each_way(name: &str, run: impl Fn(Way) -> Result<(), String>) -> Result<(), String> {
     for way in Way::ALL {
         let begun = Instant::now();
         run(way).map_err(|why| format!("{name}, {way:?}: {why}"))?;
@@ -93,12 +98,18 @@ fn each_way(name: &str, run: impl Fn(Way) -> Result<(), String>) -> Result<(), S
 }
 
 /// Compiles a program of this repository, and returns its path.
-fn build(compiler: &str, source: &str, options: &[&str]) -> Result<String, String> {
+pub(super) fn build(compiler: &str, source: &str, options: &[&str]) -> Result<String, String> {
     let source = root().join("xtask/programs").join(source).to_string_lossy().into_owned();
     let program = place::own_file("transfer").to_string_lossy().into_owned();
     let arguments = ["-O1", "-Wall", "-Wextra", "-Werror", "-o", &program, &source];
     run(command(compiler, &[&arguments[..], options].concat()))?;
     Ok(program)
+}
+
+/// Installs the packages of PyPI, if they are missing, and returns the path of a Python interpreter that has them.
+pub(super) fn python() -> Result<String, String> {
+    let python = peers::python_with("wheels", &[&WHEELS, &WITHOUT_DEPENDENCIES])?;
+    Ok(python.to_string_lossy().into_owned())
 }
 
 fn pair_of_gloo(program: &str, way: Way) -> Result<(), String> {
@@ -107,33 +118,40 @@ fn pair_of_gloo(program: &str, way: Way) -> Result<(), String> {
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let meeting = folder.to_string_lossy();
     let end = |rank: &str| start(on_doorbell(way.options(), &[program, rank, &meeting, way.word()]));
-    pair(end("0")?, end("1")?, way)
+    pair(end("0")?, end("1")?, way).map(drop)
 }
 
-fn pair_of_script(python: &str, script: &str, way: Way) -> Result<(), String> {
+/// Starts server and client of a script, with these options of `doorbell run`, and passes them to `run`.
+pub(super) fn with_script<T>(
+    python: &str,
+    script: &str,
+    options: &[&str],
+    word: &str,
+    run: impl Fn(Started, Started) -> Result<T, String>,
+) -> Result<T, String> {
     let path = root().join("xtask/programs/transfers").join(script).with_extension("py");
     let path = path.to_string_lossy();
     ports::on_free_port(|port| {
         let end = |role: &str| {
-            let mut end = on_doorbell(way.options(), &[python, &path, role, port, way.word()]);
+            let mut end = on_doorbell(options, &[python, &path, role, port, word]);
             end.env("PYTHONDONTWRITEBYTECODE", "1");
             start(with_ucx(end, "rc_v"))
         };
         let mut server = end("server")?;
         ports::wait_until_listening(port, &mut server)?;
-        pair(server, end("client")?, way)
+        run(server, end("client")?)
     })
 }
 
 /// Sets the transports of UCX, and timeouts after which it reports the death of a peer.
-fn with_ucx(mut program: Command, transports: &str) -> Command {
+pub(super) fn with_ucx(mut program: Command, transports: &str) -> Command {
     program.envs([("UCX_TLS", transports), ("UCX_LOG_LEVEL", "error")]);
     program.envs(ucx::SHORT_TIMEOUTS.iter().copied());
     program
 }
 
-/// Runs server and client to their ends, or kills the server while the client writes.
-fn pair(mut server: Started, client: Started, way: Way) -> Result<(), String> {
+/// Runs server and client to their ends, or kills the server while the client writes. Returns the client's output.
+pub(super) fn pair(mut server: Started, client: Started, way: Way) -> Result<String, String> {
     if way == Way::Killed {
         server.wait_until(|server| server.said().contains(READY) || server.has_ended())?;
         if server.has_ended() {
@@ -141,10 +159,10 @@ fn pair(mut server: Started, client: Started, way: Way) -> Result<(), String> {
         }
         std::thread::sleep(SOME_TRANSFERS);
         drop(server); // kills the process
-        return expect(&client.finish(PATIENCE)?, GONE);
+        return expect(client.finish(PATIENCE)?, GONE);
     }
     match (client.finish(PATIENCE), server.finish(PATIENCE)) {
-        (Ok(said), Ok(_)) => expect(&said, RIGHT),
+        (Ok(said), Ok(_)) => expect(said, RIGHT),
         (Err(client), Err(server)) => Err(format!("{client}\nthe server: {server}")),
         (Err(why), Ok(_)) => Err(why),
         (Ok(_), Err(why)) => Err(format!("the server: {why}")),
@@ -158,11 +176,12 @@ fn ranks(program: &str, count: &str, way: Way) -> Result<(), String> {
     own.env("MPIR_CVAR_NOLOCAL", "1");
     let mut mpiexec = start(with_ucx(own, "self,rc_v"))?;
     if way == Way::Killed {
-        return expect(&mpiexec.ended()?, "Killed (signal 9)");
+        return expect(mpiexec.ended()?, "Killed (signal 9)").map(drop);
     }
-    expect(&mpiexec.finish(PATIENCE)?, &format!("all bytes of {count} ranks are right"))
+    expect(mpiexec.finish(PATIENCE)?, &format!("all bytes of {count} ranks are right")).map(drop)
 }
 
-fn expect(said: &str, words: &str) -> Result<(), String> {
-    if said.contains(words) { Ok(()) } else { Err(format!("{words:?} is missing in:\n{said}")) }
+/// Returns the output of a program if it contains `words`.
+pub(super) fn expect(said: String, words: &str) -> Result<String, String> {
+    if said.contains(words) { Ok(said) } else { Err(format!("{words:?} is missing in:\n{said}")) }
 }

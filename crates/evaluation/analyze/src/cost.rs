@@ -8,6 +8,21 @@ use serde::Serialize;
 /// Name of the layout of a [`CostRecord`].
 pub const SCHEMA: &str = "doorbell-wire-cost/1";
 
+/// Names of operations, for options of commands and arguments of functions.
+pub const OPERATIONS: [(&str, MessageKind); 8] = [
+    ("send", MessageKind::Send),
+    ("send-imm", MessageKind::SendImm),
+    ("send-inv", MessageKind::SendInv),
+    ("write", MessageKind::Write),
+    ("write-imm", MessageKind::WriteImm),
+    ("read", MessageKind::Read),
+    ("compare-swap", MessageKind::CompareSwap),
+    ("fetch-add", MessageKind::FetchAdd),
+];
+
+/// Names of the transports whose messages have a cost, as [`OPERATIONS`].
+pub const TRANSPORTS: [(&str, Transport); 3] = [("rc", Transport::Rc), ("uc", Transport::Uc), ("ud", Transport::Ud)];
+
 /// Cost of a message of one size at one path MTU.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct CostRecord {
@@ -136,6 +151,15 @@ mod tests {
     fn record(kind: MessageKind, transport: Transport, bytes: u64, link: Option<f64>) -> serde_json::Value {
         let made = CostRecord::new(kind, transport, bytes, PathMtu::Mtu4096, OuterKind::IPV4, link);
         serde_json::to_value(made.expect("the message is possible")).expect("a record is JSON")
+    }
+
+    #[test]
+    fn each_kind_of_message_has_one_name() {
+        assert_eq!(OPERATIONS.map(|(_, kind)| kind), MessageKind::ALL);
+        for (name, transport) in TRANSPORTS {
+            assert_eq!(name.to_uppercase(), transport.to_string());
+            record(MessageKind::Send, transport, 1, None);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Growth of the counters of a device during a benchmark.
 
-use doorbell_counters::{COMMON, Change, Common, Rates, change};
+use doorbell_counters::{COMMON, Change, Common, Rates};
 use serde_json::Value;
 
 /// Number of intervals at nearly the largest rate from which on a rate counts as steady.
@@ -194,11 +194,14 @@ impl Counted {
     }
 }
 
-/// Returns the change of a total, which has 64 bits. Counters of ports stay at their maximum, so a counter that has
-/// reached it may lack a part of its growth.
+/// Returns the change of a total. A total is a sum of counters of unknown widths, so a wrap looks like a reset. Counters
+/// of ports stay at their maximum, so a counter that has reached it may lack a part of its growth.
 fn change_of_total(before: u64, after: u64) -> Change {
     let is_maximum = after == u64::from(u32::MAX) || after == u64::MAX;
-    if is_maximum { Change::Saturated } else { change(u64::BITS, before, after) }
+    if is_maximum {
+        return Change::Saturated;
+    }
+    after.checked_sub(before).map_or(Change::WentBack, Change::Grew)
 }
 
 #[cfg(test)]
@@ -236,6 +239,19 @@ mod tests {
         let full = of(&[100, u64::from(u32::MAX), u64::from(u32::MAX)]);
         assert_eq!(full.packets(), None);
         assert!(full.remarks[0].contains("tx_packets of mlx5_0/1 has reached its maximum"), "{:?}", full.remarks);
+    }
+
+    #[test]
+    fn totals_that_decrease_have_no_growth() {
+        let wrapped = u64::MAX - 9;
+        for (before, after, expected) in [
+            (5, 12, Change::Grew(7)),
+            (wrapped, 10, Change::WentBack),
+            (u64::from(u32::MAX) - 9, 10, Change::WentBack),
+            (wrapped, u64::MAX, Change::Saturated),
+        ] {
+            assert_eq!(change_of_total(before, after), expected, "{before} to {after}");
+        }
     }
 
     #[test]

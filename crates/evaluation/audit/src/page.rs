@@ -1,6 +1,6 @@
 //! The page of an audit, as text and as JSON.
 
-use doorbell_analyze::explain::sentences::rate;
+use doorbell_analyze::explain::sentences::{byte_rate, number_of, rate};
 use doorbell_counters::Common;
 use serde_json::{Value, json};
 
@@ -18,11 +18,11 @@ pub fn text(audit: &Audit) -> Vec<String> {
     }
     if let Some(arithmetic) = &audit.arithmetic {
         lines.push(format!(
-            "arithmetic   {} of {} B at path MTU {}: {} packets, {} frame bytes; payload is {:.1} % of the line bytes",
+            "arithmetic   {} of {} B at path MTU {}: {}, {} frame bytes; payload is {:.1} % of the line bytes",
             arithmetic.operation,
             arithmetic.bytes,
             arithmetic.path_mtu,
-            arithmetic.packets,
+            number_of(arithmetic.packets, "packet"),
             arithmetic.frame_bytes,
             100.0 * arithmetic.goodput_share
         ));
@@ -62,7 +62,7 @@ fn claimed(audit: &Audit, claim: &Claim) -> String {
     parts.extend(claim.bytes.map(|bytes| format!("{bytes} B")));
     parts.extend(claim.average.as_ref().map(|average| {
         let (printed, unit, bytes_per_s) = (average.printed, &average.unit, average.bytes_per_s());
-        format!("{printed} {unit} = {}B/s = {:.2} Gb/s", rate(bytes_per_s), bytes_per_s * 8.0 / 1e9)
+        format!("{printed} {unit} = {} = {:.2} Gb/s", byte_rate(bytes_per_s), bytes_per_s * 8.0 / 1e9)
     }));
     parts.extend(claim.messages_per_s.map(|messages_per_s| format!("{} messages/s", rate(messages_per_s))));
     parts.extend(claim.latency_us.map(|latency_us| format!("{latency_us} us")));

@@ -2,7 +2,7 @@
 
 mod causes;
 
-use doorbell_analyze::explain::sentences::rate;
+use doorbell_analyze::explain::sentences::{byte_rate, number_of, rate};
 use doorbell_counters::Common;
 use doorbell_wire::PathMtu;
 
@@ -207,12 +207,12 @@ fn agrees_with_itself(audit: &mut Audit, claim: &Claim) {
         return;
     }
     audit.contradictions.push(format!(
-        "{} {} is {:.3} times {} messages/s of {bytes} B, which are {}B/s",
+        "{} {} is {:.3} times {} messages/s of {bytes} B, which are {}",
         average.printed,
         average.unit,
         ratio,
         rate(messages_per_s),
-        rate(product)
+        byte_rate(product)
     ));
     let known = RATIOS.iter().find(|(known, _, _)| (ratio / known - 1.0).abs() <= TOLERANCE + 2.0 * rounding);
     if let Some(&(_, cause, why)) = known {
@@ -263,17 +263,17 @@ fn compare_with_link(audit: &mut Audit, claim: &Claim) {
     let way = if audit.output.setup.is_bidirectional { " in each direction" } else { "" };
     if claimed > limit * slack {
         audit.contradictions.push(format!(
-            "{}B/s of payload{way} exceed {link_text}, which carries {}B/s of payload ({:.1} % of the line rate)",
-            rate(claimed),
-            rate(limit),
+            "{} of payload{way} exceed {link_text}, which carries {} of payload ({:.1} % of the line rate)",
+            byte_rate(claimed),
+            byte_rate(limit),
             100.0 * share
         ));
         causes::of_excess(audit, claim, limit);
         return;
     }
     audit.comparisons.push(format!(
-        "{link_text} carries {}B/s of payload ({:.1} % of the line rate); the claim is {:.1} % of that{way}",
-        rate(limit),
+        "{link_text} carries {} of payload ({:.1} % of the line rate); the claim is {:.1} % of that{way}",
+        byte_rate(limit),
         100.0 * share,
         100.0 * claimed / limit
     ));
@@ -319,8 +319,12 @@ fn compare_with_counters(audit: &mut Audit, claim: &Claim) {
             let needed = iterations.saturating_mul(arithmetic.packets);
             let allowed = packets / arithmetic.packets;
             let sentence = format!(
-                "{iterations} messages need {needed} packets; {} counted {packets}, enough for {allowed} messages",
-                counted.device
+                "{} need{} {}; {} counted {packets}, enough for {}",
+                number_of(iterations, "message"),
+                if iterations == 1 { "s" } else { "" },
+                number_of(needed, "packet"),
+                counted.device,
+                number_of(allowed, "message")
             );
             if (packets as f64) < LEAST_COUNTED * needed as f64 {
                 audit.contradictions.push(sentence);
@@ -378,11 +382,11 @@ fn compare_rates(audit: &mut Audit, claim: &Claim, counted: &Counted, arithmetic
     let needed = audit.one_way(average) / arithmetic.bytes as f64 * arithmetic.packets as f64;
     let payload = packets_per_s / arithmetic.packets as f64 * arithmetic.bytes as f64;
     let sentence = format!(
-        "the claim needs {} packets/s; {} counted {}, enough for {}B/s of payload",
+        "the claim needs {} packets/s; {} counted {}, enough for {} of payload",
         rate(needed),
         counted.device,
         rate(packets_per_s),
-        rate(payload)
+        byte_rate(payload)
     );
     if needed > packets_per_s * (1.0 + RATE_TOLERANCE) {
         audit.contradictions.push(sentence);
@@ -407,8 +411,8 @@ fn compare_with_prediction(audit: &mut Audit, claim: &Claim) {
     let (Some(predicted), Some(average)) = (&audit.given.predicted, &claim.average) else { return };
     if predicted.bytes_per_s > 0.0 {
         audit.predictions.push(format!(
-            "the model predicts {}B/s for {}; the claim is {:.0} % of that",
-            rate(predicted.bytes_per_s),
+            "the model predicts {} for {}; the claim is {:.0} % of that",
+            byte_rate(predicted.bytes_per_s),
             predicted.testbed,
             100.0 * audit.one_way(average) / predicted.bytes_per_s
         ));

@@ -101,8 +101,8 @@ fn sentence(workload: &Workload, prediction: &Prediction, bottleneck: &Bottlenec
         millions(prediction.messages_per_s)
     );
     match (remedies.first(), next) {
-        (Some(remedy), _) => text += &format!("; {} would reach the {}'s bound", remedy.what, remedy.binding),
-        (None, Some(next)) if *factor < 1.05 => text += &format!("; the {}'s bound is equally near", next.kind),
+        (Some(remedy), _) => text += &format!("; {} would reach the bound of the {}", remedy.what, remedy.binding),
+        (None, Some(next)) if *factor < 1.05 => text += &format!("; the bound of the {} is equally near", next.kind),
         (None, _) => text += "; the model knows no remedy",
     }
     if let Some(Bound { kind, .. }) = next

@@ -70,7 +70,7 @@ fn a_window_of_one_is_bound_by_the_round_trip() {
     assert_near(explanation.bottleneck.factor, (0.12 + 3.4) / 0.12, 0.002);
     assert_eq!(
         explanation.sentence,
-        "16 B, window 1: round trip (0.284 M messages/s); a window of 30 would reach the sending CPU's bound"
+        "16 B, window 1: round trip (0.284 M messages/s); a window of 30 would reach the bound of the sending CPU"
     );
     // Throughput grows linearly with the window up to the next bound, and then stays constant.
     let rate = |window| on_t1(Workload::new(16, window, 1)).messages_per_s;

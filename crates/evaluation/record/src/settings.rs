@@ -173,9 +173,10 @@ impl<P> Setting<P> {
         }
     }
 
-    /// Parses a value as a sweep writes it: a number without unit, or a word.
+    /// Parses a value as a sweep writes it: a number, or a word. Only a number of bytes may have a unit, as in `64K`.
     pub fn parse(&self, text: &str) -> Option<Value> {
         let value = match self.range {
+            Range::Whole(..) | Range::OneOf(_) if self.unit == BYTES => Value::Whole(bytes(text)?),
             Range::Whole(..) | Range::OneOf(_) => Value::Whole(text.parse().ok()?),
             Range::Real(..) => Value::Real(text.parse().ok()?),
             Range::Words(words) => Value::Word(words().iter().position(|word| word.eq_ignore_ascii_case(text))?),
@@ -193,6 +194,16 @@ impl<P> Setting<P> {
         }
         is_allowed
     }
+}
+
+/// Unit of numbers of bytes.
+const BYTES: &str = " B";
+
+/// Parses a number of bytes, with a binary unit or without: `65536`, `64K`, `1MiB`.
+fn bytes(text: &str) -> Option<u64> {
+    let units = [("KiB", 10), ("K", 10), ("MiB", 20), ("M", 20), ("GiB", 30), ("G", 30), ("", 0)];
+    let (digits, shift) = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(*unit)?, *shift)))?;
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 impl Setting {

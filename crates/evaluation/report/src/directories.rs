@@ -40,6 +40,16 @@ pub fn write_whole(out: &Path, text: &str) -> io::Result<()> {
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", out.display())))
 }
 
+/// Rejects a report that would replace a record, as after `--out *.json`. Every record states its schema.
+fn check_is_no_record(out: &Path) -> Result<(), Usage> {
+    let read = || std::fs::read(out).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+    // Reading a pipe would wait for its writer.
+    if out.is_file() && read().is_some_and(|value| value.get("schema").is_some()) {
+        return Err(Usage(format!("--out: {} is a record, allowed is another file", out.display())));
+    }
+    Ok(())
+}
+
 /// Rejects two runs without a common experiment.
 fn have_something_in_common(
     (one, its_runs): (&Path, &[Run]),
@@ -99,8 +109,9 @@ pub fn read_runs(directories: &[PathBuf]) -> Result<Vec<Vec<Run>>, Failure> {
 /// # Errors
 ///
 /// A directory has no records, two directories are the same or have no experiment in common, or the report cannot be
-/// written.
+/// written. The report would replace a record.
 pub fn write_report(directories: &[PathBuf], published: Option<&Testbed>, out: &Path) -> Result<Written, Failure> {
+    check_is_no_record(out)?;
     let runs = read_runs(directories)?;
     if let [one, other] = directories {
         have_something_in_common((one, &runs[0]), (other, &runs[1]))?;

@@ -10,9 +10,9 @@ use doorbell_record::{Extent, Kind, Operation, Parameters, Serving, SharedBy, Si
 use doorbell_study::Usage;
 use doorbell_wire::PathMtu;
 
-use crate::Testbed;
 use crate::reproduce::SEED;
-use crate::session::{self, PointError};
+use crate::session::{self, Point, PointError};
+use crate::{Bottleneck, Testbed};
 
 /// Maximum number of messages of a stream, which lasts much longer than a round trip.
 const STREAM_MESSAGES: u64 = 20_000;
@@ -58,6 +58,8 @@ pub struct Simulated {
     pub loaded_ns: Option<f64>,
     /// Messages per second.
     pub messages_per_s: f64,
+    /// Bottleneck of the stream of the size that takes the most time; `None` for a need without sizes.
+    pub bottleneck: Option<Bottleneck>,
     /// Notes about values of the advice that the simulation reduced, and about short streams.
     pub notes: Vec<String>,
 }
@@ -94,6 +96,7 @@ pub fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simul
     let has_loaded = need.reply_bytes.is_some() && need.messages_per_s.is_none();
     let (mut latency_ns, mut loaded_ns, mut seconds) = (0.0, has_loaded.then_some(0.0), 0.0);
     let mut notes = Vec::new();
+    let mut longest: Option<(f64, Bottleneck)> = None;
     for &(bytes, share) in &need.sizes {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let share = share / shares;
@@ -101,12 +104,17 @@ pub fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simul
         latency_ns += share * alone.latency_ns.ok_or(PointError::Unfinished)?.mean;
         let (messages, note) = messages(need, advice, bytes);
         let stream = Parameters { extent: Extent::Messages(messages), ..stream(need, advice, bytes) };
-        let stream = session::simulate(testbed, &with_memory(stream, bytes), bytes, SEED)?.result;
+        let Point { result: stream, summary } = session::simulate(testbed, &with_memory(stream, bytes), bytes, SEED)?;
+        let taken = share / stream.messages_per_s;
+        if longest.is_none_or(|(most, _)| taken > most) {
+            longest = Some((taken, Bottleneck::of(&summary)));
+        }
         notes.extend(stream.fitted.notes.iter().cloned().chain(note).map(|note| format!("{bytes} B: {note}")));
-        seconds += share / stream.messages_per_s;
+        seconds += taken;
         loaded_ns = loaded_ns.zip(stream.latency_ns).map(|(sum, latency)| sum + share * latency.mean);
     }
-    Ok(Simulated { latency_ns, loaded_ns, messages_per_s: 1.0 / seconds, notes })
+    let bottleneck = longest.map(|(_, bottleneck)| bottleneck);
+    Ok(Simulated { latency_ns, loaded_ns, messages_per_s: 1.0 / seconds, bottleneck, notes })
 }
 
 /// Returns the parameters with enough memory for their window and depth, or with [`MOST_MEMORY`].
@@ -229,7 +237,7 @@ mod tests {
 
     fn best(need: &Need, all: &[(f64, f64)]) -> usize {
         let all = all.iter().map(|&(latency_ns, messages_per_s)| {
-            Ok(Simulated { latency_ns, loaded_ns: None, messages_per_s, notes: Vec::new() })
+            Ok(Simulated { latency_ns, loaded_ns: None, messages_per_s, bottleneck: None, notes: Vec::new() })
         });
         let mut all: Vec<(usize, Result<Simulated, ()>)> = all.chain([Err(())]).enumerate().collect();
         all.sort_by(|(_, one), (_, other)| compare(need, one, other));

@@ -43,12 +43,12 @@ pub(crate) struct SharedWorld {
 
 impl SharedWorld {
     pub(crate) fn new(world: World) -> Result<Self, Error> {
-        Ok(Self { world: Mutex::new(world), no_events: Notices::new().map_err(no_eventfd)? })
+        Ok(Self { world: Mutex::new(world), no_events: Notices::new().map_err(no_event_descriptor)? })
     }
 }
 
-fn no_eventfd(error: impl Into<io::Error>) -> Error {
-    Error::Os { what: "an eventfd could not be created", error: error.into() }
+fn no_event_descriptor(error: impl Into<io::Error>) -> Error {
+    Error::Os { what: "a descriptor that signals events could not be created", error: error.into() }
 }
 
 /// Memory region of a simulated host. It charges the cost of each access, and notifies the threads that look at it.
@@ -291,7 +291,7 @@ impl Provider for SimDevice {
         Ok(Arc::new(SimChannel {
             shared: Arc::clone(&self.shared),
             inner: Arc::new(Notified {
-                notices: Notices::new().map_err(no_eventfd)?,
+                notices: Notices::new().map_err(no_event_descriptor)?,
                 watch: Watch::new(&changes, true),
             }),
         }))

@@ -143,13 +143,15 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns a sentence about turns that took longer than the least latency, if there are any.
+    /// Returns a sentence about the accuracy of the run, if turns took longer than the least latency.
     pub fn long_turns(&self) -> Option<String> {
         let Counts { long_turns, turns, longest_turn_ps, .. } = self.counts;
         (long_turns > 0).then(|| {
             format!(
-                "{long_turns} of {turns} turns of threads took longer than {}, the least latency between two threads; \
-                 the longest took {}. Other threads may have seen the effects of these turns too late",
+                "less exact than other simulations: in {long_turns} of {turns} steps ({:.2} %), a thread computed for \
+                 more than {}, the least time in which one thread reaches another; the longest took {}. Threads may \
+                 have seen messages of that time too late",
+                100.0 * long_turns as f64 / turns.max(1) as f64,
                 self.least_latency,
                 Ps(longest_turn_ps)
             )

@@ -444,6 +444,17 @@ mod tests {
     }
 
     #[test]
+    fn sizes_may_have_units() {
+        let mut base = base();
+        base.set("size", "64K").expect("a size");
+        base.set("reply", "1MiB").expect("a size");
+        assert_eq!((base.traffic.bytes, base.traffic.parameters.reply), (65_536, Some(1 << 20)));
+        for (name, value) in [("size", "2G"), ("size", "K"), ("size", "4KB"), ("size", "64KK"), ("window", "1K")] {
+            assert!(base.set(name, value).is_err(), "{name}={value}");
+        }
+    }
+
+    #[test]
     fn errors_name_the_parameter_and_the_allowed_values() {
         for (axes, words) in [
             (&["link.rat=1"][..], "link.rat: there is no such field; the nearest is link.rate"),

@@ -27,11 +27,12 @@ mod tcp;
 mod work;
 
 use std::io;
+use std::net::IpAddr;
 
 use doorbell_exchange::setup::SetupError;
 use doorbell_exchange::{ConnectError, ConnectionError};
 use doorbell_farmem::assembly::AssemblyError;
-use doorbell_verbs::PostError;
+use doorbell_verbs::{Device, DeviceAttributes, PortError, PostError};
 
 use crate::far::BoxError;
 use doorbell_machine::pinning::PinError;
@@ -71,6 +72,16 @@ pub enum SessionError {
         bytes: usize,
         /// Reason of the failure.
         error: ConnectionError,
+    },
+    /// The device of this end failed, which ended its connections.
+    #[error(
+        "the device {device} at {address} has failed (asynchronous event DEVICE_FATAL), which ended its connections"
+    )]
+    DeviceFailed {
+        /// Name of the device.
+        device: String,
+        /// Address of the device.
+        address: IpAddr,
     },
     /// Shared receives could not be posted again.
     #[error("shared receives could not be posted again: {0}")]
@@ -135,6 +146,16 @@ pub enum SessionError {
 }
 
 impl SessionError {
+    /// Returns the failure of the device as the reason, if the device of this end has failed. The completions show only
+    /// that the requests were flushed.
+    fn on(self, device: &Device) -> Self {
+        if let Err(doorbell_verbs::Error::Port(PortError::DeviceFatal)) = device.port_state() {
+            let DeviceAttributes { name, address, .. } = device.attributes();
+            return Self::DeviceFailed { device: name, address };
+        }
+        self
+    }
+
     fn hung_up() -> Self {
         Self::Control(io::Error::new(io::ErrorKind::UnexpectedEof, "it hung up while a point ran"))
     }

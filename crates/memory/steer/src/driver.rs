@@ -3,8 +3,8 @@
 use std::io;
 
 use doorbell_fabric::{Checker, Link, ReceivedRun, Sealer};
-use doorbell_rnic::{EngineId, Path, TransmitBatch, TransmitInfo};
-use doorbell_wire::{BTH_LEN, BthPacket, ICRC_LEN, Opcode, Qpn};
+use doorbell_rnic::{EngineId, Path, TransmitBatch};
+use doorbell_wire::ICRC_LEN;
 
 use crate::engine::Steer;
 
@@ -125,8 +125,7 @@ impl<L: Link> Driver<L> {
             }
             let engine = EngineId::default();
             let (destination, traffic_class, hop_limit) = (path.destination, path.traffic_class, path.hop_limit);
-            let path = Path { engine, destination, traffic_class, hop_limit };
-            batch.push(&path, packet.len(), info_of(packet)).copy_from_slice(packet);
+            batch.push_copy(&Path { engine, destination, traffic_class, hop_limit }, packet);
         });
         if let Some((sealer, _)) = encapsulation {
             sealer.seal(batch);
@@ -148,21 +147,5 @@ impl<L: Link> Driver<L> {
     /// Returns the time at which the next call of [`pump`](Self::pump) is due.
     pub fn poll_timeout(&self) -> Option<u64> {
         self.steer.poll_timeout().into_iter().chain(self.link.poll_timeout()).min()
-    }
-}
-
-/// Returns the metadata of a packet. A packet that the box forwards unread may be shorter than a BTH.
-fn info_of(packet: &[u8]) -> TransmitInfo {
-    let is_whole = packet.len() >= BTH_LEN;
-    let opcode = if is_whole { BthPacket::new_unchecked(packet).opcode() } else { Opcode::default() };
-    TransmitInfo {
-        qpn: Qpn::new(0),
-        opcode,
-        work_request: None,
-        first: opcode.is_first(),
-        last: opcode.is_last(),
-        inline: false,
-        retransmission: false,
-        payload_bytes: packet.len().saturating_sub(BTH_LEN + opcode.extension_len()) as u32,
     }
 }

@@ -24,7 +24,7 @@ mod library;
 mod rights;
 
 pub use execute::execute_by_name;
-pub use library::{LibraryError, drop_ins, library, variables};
+pub use library::{LIBRARY, LibraryError, drop_ins, library, variables};
 
 use std::ffi::OsStr;
 use std::fmt;

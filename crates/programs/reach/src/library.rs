@@ -9,14 +9,17 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// File name of the library.
-const LIBRARY: &str = "libdoorbell_ibverbs.so";
+/// File name of the library, and its soname.
+pub const LIBRARY: &str = "libdoorbell_ibverbs.so";
+
+/// File name of the library where `cargo install` puts it, beside the command.
+const INSTALLED: &str = "libdoorbell_ibverbs";
 
 /// Drop-in library for programs that open libibverbs themselves. The folder has the other drop-ins too.
 const DROP_IN: &str = "libibverbs.so.1";
 
 /// Command that builds the library.
-const BUILD: &str = "cargo build --release --package doorbell-preload";
+const BUILD: &str = "cargo build --release --package doorbell-ibverbs";
 
 /// Reason why there is no library that could be preloaded.
 #[derive(Debug)]
@@ -80,12 +83,19 @@ pub fn library() -> Result<PathBuf, LibraryError> {
         Some(named) => std::path::absolute(named)?,
         None => {
             let own = env::current_exe()?;
-            let places = places(own.parent().unwrap_or(Path::new("/")));
-            let found = places.iter().map(|place| place.join(LIBRARY)).find(|path| path.is_file());
-            found.ok_or_else(|| LibraryError::Missing(places.to_vec()))?
+            find(own.parent().unwrap_or(Path::new("/")))?
         }
     };
     if found.to_string_lossy().contains([':', ' ']) { Err(LibraryError::Separator(found)) } else { Ok(found) }
+}
+
+/// Finds the library of the command in `folder`.
+fn find(folder: &Path) -> Result<PathBuf, LibraryError> {
+    let places = places(folder);
+    // With other C libraries, the file is a program.
+    let installed = cfg!(target_env = "gnu").then(|| folder.join(INSTALLED));
+    let mut files = places.iter().map(|place| place.join(LIBRARY)).chain(installed);
+    files.find(|path| path.is_file()).ok_or_else(|| LibraryError::Missing(places.to_vec()))
 }
 
 /// Returns the folders that may have the library if the command lies in `folder`: those of a build, of the archive, and
@@ -100,22 +110,39 @@ fn places(folder: &Path) -> [PathBuf; 4] {
 pub fn drop_ins(library: &Path) -> Option<PathBuf> {
     let folder = library.parent()?;
     let mut places = ["doorbell", "lib/doorbell", "../lib/doorbell"].into_iter().map(|place| folder.join(place));
-    places.find(|place| place.join(DROP_IN).is_file() && !place.to_string_lossy().contains([':', ';']))
+    places.find(|place| place.join(DROP_IN).is_file() && can_be_listed(place))
+}
+
+/// Returns whether LD_LIBRARY_PATH can name the folder.
+fn can_be_listed(folder: &Path) -> bool {
+    !folder.to_string_lossy().contains([':', ';'])
+}
+
+/// Returns the folder of the drop-in libraries of an installation. `written` is the one of [`variables`].
+fn drop_ins_of(library: &Path, written: impl FnOnce(&Path) -> Option<PathBuf>) -> Option<PathBuf> {
+    let is_installed_by_cargo = library.file_name().is_some_and(|name| name == INSTALLED);
+    let instead = || if is_installed_by_cargo { written(library) } else { None };
+    drop_ins(library).or_else(|| instead().filter(|folder| can_be_listed(folder)))
 }
 
 /// Returns the variables with which the dynamic linker puts the library before libibverbs, and finds the drop-in
 /// libraries. The values keep what these variables of this process name.
 ///
+/// `cargo install` installs no drop-in libraries. After such an installation, `written` gets the path of the library,
+/// and returns a folder in which it has put drop-in libraries, if it could.
+///
 /// # Errors
 ///
 /// The reasons of [`library`]. LD_PRELOAD of this process names the library of another installation.
-pub fn variables() -> Result<Vec<(&'static str, OsString)>, LibraryError> {
+pub fn variables(
+    written: impl FnOnce(&Path) -> Option<PathBuf>,
+) -> Result<Vec<(&'static str, OsString)>, LibraryError> {
     let library = library()?;
     if let Some(other) = env::var_os("LD_PRELOAD").and_then(|list| another(&library, &list)) {
         return Err(LibraryError::Another { own: library, other });
     }
     let mut variables = Vec::new();
-    if let Some(folder) = drop_ins(&library) {
+    if let Some(folder) = drop_ins_of(&library, written) {
         variables.push(("LD_LIBRARY_PATH", before(&folder, env::var_os("LD_LIBRARY_PATH"), &[':', ';'])));
     }
     variables.push(("LD_PRELOAD", before(&library, env::var_os("LD_PRELOAD"), &[':', ' '])));
@@ -129,7 +156,8 @@ fn another(own: &Path, list: &OsStr) -> Option<PathBuf> {
         fs::metadata(path).ok().map(|about| (about.dev(), about.ino()))
     }
     let list = list.to_string_lossy();
-    let mut others = list.split([':', ' ']).map(Path::new).filter(|path| path.file_name() == Some(OsStr::new(LIBRARY)));
+    let is_named = |path: &&Path| path.file_name().is_some_and(|name| name == LIBRARY || name == INSTALLED);
+    let mut others = list.split([':', ' ']).map(Path::new).filter(is_named);
     // The dynamic linker ignores files that do not exist.
     others.find(|path| file(path).is_some_and(|other| file(own) != Some(other))).map(Path::to_owned)
 }
@@ -168,16 +196,31 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_env = "gnu")]
+    fn cargo_installs_the_library_beside_the_command() {
+        let home = tempfile::tempdir().unwrap();
+        let missing = find(home.path()).unwrap_err().to_string();
+        assert!(missing.contains(BUILD), "{missing}");
+        let installed = home.path().join(INSTALLED);
+        std::fs::write(&installed, "").unwrap();
+        assert_eq!(find(home.path()).unwrap(), installed);
+        // A build precedes it.
+        let built = home.path().join(LIBRARY);
+        std::fs::write(&built, "").unwrap();
+        assert_eq!(find(home.path()).unwrap(), built);
+    }
+
+    #[test]
     fn a_library_of_another_installation_is_found() {
         let home = tempfile::tempdir().unwrap();
-        let library = |folder: &str| {
+        let library = |folder: &str, name: &str| {
             let folder = home.path().join(folder);
             std::fs::create_dir_all(&folder).unwrap();
-            let library = folder.join(LIBRARY);
+            let library = folder.join(name);
             std::fs::write(&library, "").unwrap();
             library
         };
-        let (own, other) = (library("own"), library("other"));
+        let (own, other, installed) = (library("own", LIBRARY), library("other", LIBRARY), library("bin", INSTALLED));
         let same = home.path().join("own/../own").join(LIBRARY);
         let missing = home.path().join("missing").join(LIBRARY);
         let listed = |paths: &[&Path]| {
@@ -186,6 +229,7 @@ mod tests {
         };
         assert_eq!(listed(&[Path::new("/usr/lib/x.so"), own.as_path(), same.as_path(), missing.as_path()]), None);
         assert_eq!(listed(&[own.as_path(), other.as_path()]), Some(other.clone()));
+        assert_eq!(listed(&[installed.as_path()]), Some(installed.clone()));
         let message = LibraryError::Another { own: own.clone(), other }.to_string();
         assert!(message.ends_with("unset LD_PRELOAD"), "{message}");
     }
@@ -210,5 +254,11 @@ mod tests {
         ] {
             assert_eq!(drop_ins(&place(library)), Some(place(folder)), "{library}");
         }
+        // Only `cargo install` leaves them out.
+        let written = |_: &Path| Some(PathBuf::from("/written"));
+        assert_eq!(drop_ins_of(&place("other/library.so"), written), None);
+        assert_eq!(drop_ins_of(&place("other").join(INSTALLED), written), Some("/written".into()));
+        assert_eq!(drop_ins_of(&place("other").join(INSTALLED), |_| Some("/a:b".into())), None);
+        assert_eq!(drop_ins_of(&place("release").join(INSTALLED), written), Some(place("release/lib/doorbell")));
     }
 }

@@ -66,13 +66,16 @@ pub struct Board {
 }
 
 impl Identity {
-    /// Returns whether `selector` matches this device. The selector may be the label, the name, the address, or the
-    /// process number. Several devices may have the same name.
+    /// Returns whether `selector` matches this device. The selector may be the label, the name, the address, the process
+    /// number, or the name and the process number (`doorbell0#4711`). Several devices may have the same name.
     pub fn is_meant_by(&self, selector: &str) -> bool {
         self.label == selector
             || self.name == selector
             || selector.parse().is_ok_and(|address: IpAddr| self.address == Some(address))
             || selector.parse().is_ok_and(|pid: u32| self.pid == Some(pid))
+            || selector
+                .split_once('#')
+                .is_some_and(|(name, pid)| self.name == name && pid.parse().is_ok_and(|pid: u32| self.pid == Some(pid)))
     }
 }
 

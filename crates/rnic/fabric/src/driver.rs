@@ -1,8 +1,10 @@
 //! The driver: pumps packets between one RNIC and one link.
 
+mod looks;
+
 use std::io;
 
-use doorbell_rnic::{Budget, Filter, Rnic, TransmitBatch};
+use doorbell_rnic::{Budget, Filter, Rnic, TransmitBatch, earliest};
 use doorbell_verbs_core::{AsyncEvent, LinkCounters, PortError, PortOrder, PortState};
 use doorbell_wire::ICRC_LEN;
 
@@ -10,6 +12,7 @@ use crate::link::{Link, PlannedOrder, ReceivedRun, SharedRun, Sink};
 use crate::observe::{Observation, Observer};
 use crate::port::{Lost, PORT, Port, PortView};
 use crate::seal::{Checker, Sealer};
+use looks::Looks;
 
 /// Size of a batch in bytes. A batch has room for two runs of maximum length, and stays in the processor's cache
 /// between sealing and sending.
@@ -45,6 +48,7 @@ pub struct Driver<L> {
     port: Port,
     /// Whether the link may give orders to the port.
     link_orders_port: bool,
+    looks: Looks,
 }
 
 impl<L> Drop for Driver<L> {
@@ -75,6 +79,7 @@ impl<L: Link> Driver<L> {
             deferred_until_ns: None,
             port: Port::default(),
             link_orders_port: link.orders_port(),
+            looks: Looks::default(),
             rnic,
             link,
         }
@@ -175,6 +180,33 @@ impl<L: Link> Driver<L> {
                 }
             }
         }
+    }
+
+    /// Takes a look on behalf of a caller that polls, without a clock. Returns false if the caller must call
+    /// [`note_look`](Self::note_look) and [`pump`](Self::pump). Returns true if the driver has nothing to receive or to
+    /// send, and the last pump of a caller was at most a few microseconds ago, unless callers have just become slower.
+    #[inline]
+    pub(crate) fn look(&mut self) -> bool {
+        let may_look = self.looks.is_allowed() && self.is_quiet();
+        if may_look {
+            self.looks.take();
+        }
+        may_look
+    }
+
+    /// Records that the current look of a caller is a [`pump`](Self::pump).
+    #[inline]
+    pub(crate) fn note_look(&mut self, now_ns: u64) {
+        self.looks.pumped(now_ns);
+    }
+
+    /// Returns whether a pump would do nothing, unless a deadline has come.
+    fn is_quiet(&self) -> bool {
+        !self.rnic.wants_transmit()
+            && self.rnic.held_ack_since_ns().is_none()
+            && self.deferred_until_ns.is_none()
+            && !self.is_link_full()
+            && !self.link.may_receive()
     }
 
     /// Receives, handles expired timers and sends. Returns the number of packets received.
@@ -366,8 +398,7 @@ impl<L: Link> Driver<L> {
     pub fn poll_timeout(&self) -> Option<u64> {
         let observation = self.observation.as_ref().and_then(Observation::poll_timeout);
         let link = self.link.poll_timeout().map(|at_ns| self.port.paced(at_ns));
-        let deadlines = [self.rnic.poll_timeout(), link, observation, self.deferred_until_ns, self.port.up_at_ns];
-        deadlines.into_iter().flatten().min()
+        earliest([self.rnic.poll_timeout(), link, observation, self.deferred_until_ns, self.port.up_at_ns])
     }
 }
 

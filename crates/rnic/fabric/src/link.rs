@@ -155,6 +155,13 @@ pub trait Link: Send {
     /// The link is no longer usable. An empty queue is no error.
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize>;
 
+    /// Returns whether [`receive`](Self::receive) may find a packet now. A link that cannot know this without a system
+    /// call returns true. After false, the driver may leave out some calls of `receive`, but only for a few
+    /// microseconds.
+    fn may_receive(&self) -> bool {
+        true
+    }
+
     /// Prepares for the driver to sleep until the link's descriptor is readable. Returns false if the driver must not
     /// sleep, because packets have arrived that do not make the descriptor readable.
     fn prepare_sleep(&mut self) -> bool {
@@ -293,6 +300,10 @@ impl Link for Box<dyn Link> {
 
     fn receive(&mut self, now_ns: u64, sink: &mut dyn Sink) -> io::Result<usize> {
         (**self).receive(now_ns, sink)
+    }
+
+    fn may_receive(&self) -> bool {
+        (**self).may_receive()
     }
 
     fn link_counters(&self) -> LinkCounters {

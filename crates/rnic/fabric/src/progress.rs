@@ -63,7 +63,7 @@ pub use clock::VirtualClock;
 use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
 use flush::Flushes;
-use habits::{HABITS, Lingering};
+use habits::{HABITS, Lingering, Yields};
 use policy::{Action, Event, Glance, Policy};
 pub use port::{PortHandle, PortService};
 use wake::{NEVER, Wakeups};
@@ -85,6 +85,9 @@ const LONGEST_SLEEP: std::time::Duration = std::time::Duration::from_secs(5);
 /// Maximum number of times that the thread yields its processor to callers that wait for the lock, before it takes the
 /// lock itself.
 const COURTESIES: usize = 1_000;
+
+/// Number of looks for packets per read of the clock while a thread lingers. A read takes as long as a look at a ring.
+const LOOKS_PER_CLOCK: u32 = 8;
 
 struct ThreadState {
     driver: Mutex<Driver<Box<dyn Link>>>,
@@ -110,8 +113,8 @@ struct ThreadState {
     /// Number of further polls during which callers are not trusted to answer soon (see
     /// [`Habits::wary_polls`](habits::Habits)). Only polls that receive packets count.
     wary_polls: AtomicUsize,
-    /// Back-off of the lingering of callers that wait for notifications.
-    lingering: Mutex<Lingering>,
+    /// Back-off of the lingering of callers that wait for notifications, and the schedule of their yields.
+    lingering: Mutex<(Lingering, Yields)>,
     /// Multicast groups, whose descriptors the thread watches in addition to the socket.
     groups: Mutex<Vec<Arc<Joined>>>,
     /// State of the port.
@@ -250,7 +253,6 @@ impl DrivenRnic {
     /// `notified` returned true.
     pub fn linger(&self, notified: impl Fn() -> bool) -> bool {
         let shared = &self.shared;
-        let lingering = || shared.lingering.lock().ignore_poison();
         if notified() {
             return true;
         }
@@ -259,22 +261,42 @@ impl DrivenRnic {
             return notified(); // no time passes while this thread waits
         }
         let mut found = false;
-        if lingering().begins() {
+        let (begins, mut yields) = {
+            let mut lingering = shared.lingering.lock().ignore_poison();
+            (lingering.0.begins(), lingering.1)
+        };
+        if begins {
             let begun_ns = shared.now_ns();
-            let mut elapsed_ns = 0;
+            let (mut now_ns, mut yielded_ns) = (begun_ns, begun_ns);
+            let mut looks: u32 = 0;
             shared.wakeups.begin_lingering();
-            while !found && elapsed_ns < HABITS.linger_ns {
+            while now_ns - begun_ns < HABITS.linger_ns {
                 self.drive();
                 self.note_poll(true);
-                found = notified();
-                if !found {
-                    // Yield the processor, since the peer may wait for it.
-                    std::thread::yield_now();
+                if notified() {
+                    found = true;
+                    break;
                 }
-                elapsed_ns = shared.now_ns() - begun_ns;
+                looks += 1;
+                if looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                    now_ns = shared.now_ns();
+                }
+                // Yield the processor, since the peer may wait for it. A caller that waits for the lock gets it more
+                // easily meanwhile.
+                if yields.is_due(now_ns - yielded_ns) || shared.waiting.load(Ordering::Relaxed) > 0 {
+                    let before_ns = shared.now_ns();
+                    std::thread::yield_now();
+                    now_ns = shared.now_ns();
+                    yields.yielded(now_ns - before_ns);
+                    yielded_ns = now_ns;
+                }
             }
             shared.wakeups.end_lingering();
-            lingering().ended(!found || elapsed_ns > 2 * HABITS.linger_ns);
+            // Read the clock again: another thread may have run on this processor since.
+            let elapsed_ns = shared.now_ns() - begun_ns;
+            let mut lingering = shared.lingering.lock().ignore_poison();
+            lingering.0.ended(!found || elapsed_ns > 2 * HABITS.linger_ns);
+            lingering.1 = yields;
         }
         if !found {
             self.rouse();
@@ -451,7 +473,12 @@ impl ThreadState {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false, // the holder drives
         };
+        // Without a pump, nothing changes that `leave` would pass on.
+        if driver.look() {
+            return true;
+        }
         let now_ns = self.now_ns();
+        driver.note_look(now_ns);
         self.note_held_acks(driver.rnic(), now_ns);
         let pumped = driver.pump(now_ns, self.acks_of_a_caller());
         if let Ok(packets @ 1..) = pumped {
@@ -506,9 +533,9 @@ impl ThreadState {
     #[inline]
     fn leave(&self, driver: Guard<'_>) {
         self.holds_ack.store(driver.rnic().held_ack_since_ns().is_some(), Ordering::Relaxed);
-        let changed = self.wakeups.leave(driver.poll_timeout().unwrap_or(NEVER), driver.wants_room());
+        let needs_more = self.wakeups.leave(driver.poll_timeout().unwrap_or(NEVER), driver.wants_room());
         drop(driver);
-        if changed && self.wakeups.must_kick() {
+        if needs_more && self.wakeups.must_kick() {
             self.kick();
         }
     }
@@ -583,8 +610,10 @@ impl ThreadState {
     /// Looks for packets until `until_ns`, unless a caller polls. Returns true if packets arrived or a caller polled.
     fn linger(&self, until_ns: u64, polls: u64) -> bool {
         while self.now_ns() < until_ns && !self.stop.load(Ordering::Relaxed) {
-            if self.polls.load(Ordering::Relaxed) != polls || self.pump(Acks::Now) > 0 {
-                return true;
+            for _ in 0..LOOKS_PER_CLOCK {
+                if self.polls.load(Ordering::Relaxed) != polls || self.pump(Acks::Now) > 0 {
+                    return true;
+                }
             }
         }
         false
@@ -634,12 +663,9 @@ impl ThreadState {
         let (kicked, packets) = (ready(&fds[0]), fds[1..].iter().any(ready));
         // The program may have closed the descriptors and reused their numbers for its own files, which the thread must
         // not read. The check costs few system calls per wake-up.
-        if !socket.is_intact() || kicked && !self.kick.is_event() {
+        if !socket.is_intact() || kicked && !(self.kick.is_event() && self.kick.reset()) {
             self.is_abandoned.store(true, Ordering::Relaxed);
             return false;
-        }
-        if kicked {
-            self.kick.reset();
         }
         packets
     }

@@ -72,6 +72,24 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     written.inspect_err(|_| drop(fs::remove_file(&beside)))
 }
 
+/// Checks that [`replace`] could create its file, and changes nothing. A command that works for a long time calls this
+/// function first.
+///
+/// # Errors
+///
+/// The path names a directory, or no file can be created beside it.
+pub fn check_replaceable(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        // Opening a pipe has an effect on its reader.
+        Ok(found) if !found.is_file() && !found.is_symlink() => return Ok(()),
+        _ if path.starts_with("/dev") || path.starts_with("/proc") => return Ok(()),
+        _ => {}
+    }
+    let (beside, _) = create_beside(path, 0o666)?;
+    fs::remove_file(beside)
+}
+
 /// Replaces a file by an empty one, for content that the caller writes over time. Opens pipes and devices directly.
 ///
 /// # Errors
@@ -317,6 +335,20 @@ mod tests {
         create(&link).unwrap().write_all(b"frames").unwrap();
         assert_eq!((fs::read(&target).unwrap(), fs::read(&link).unwrap()), (b"precious".to_vec(), b"frames".to_vec()));
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2, "nothing else stays");
+    }
+
+    #[test]
+    fn a_check_of_a_file_changes_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("page");
+        check_replaceable(&file).unwrap();
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+        fs::write(&file, "old").unwrap();
+        check_replaceable(&file).unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"old");
+        for wrong in [root.path().to_owned(), root.path().join("none/page"), file.join("page")] {
+            assert!(check_replaceable(&wrong).is_err() && replace(&wrong, b"new").is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

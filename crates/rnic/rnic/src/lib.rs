@@ -87,6 +87,7 @@ mod completion;
 #[cfg(test)]
 mod completion_tests;
 mod congestion;
+mod deadline;
 mod engine;
 mod faults;
 #[allow(unsafe_code)]
@@ -105,6 +106,7 @@ mod transmit;
 mod work;
 
 pub use completion::{CompletionQueue, CompletionSink};
+pub use deadline::earliest;
 pub use engine::{Backlog, Config, EngineId, LIMITS, Objects, Rnic};
 pub use engine::{Part, Pulled, Ready};
 pub use faults::{Completed, CompletionFate, CompletionFaults};

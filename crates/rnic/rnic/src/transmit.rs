@@ -6,7 +6,7 @@
 
 use core::net::IpAddr;
 
-use doorbell_wire::{Opcode, Qpn};
+use doorbell_wire::{BTH_LEN, BthPacket, Opcode, Qpn};
 
 use crate::engine::EngineId;
 
@@ -48,6 +48,25 @@ pub struct TransmitInfo {
     pub retransmission: bool,
     /// Payload bytes, without padding.
     pub payload_bytes: u32,
+}
+
+impl TransmitInfo {
+    /// Returns the properties that the bytes of a packet show (BTH to padding). A packet without a whole BTH has the
+    /// default opcode and no payload.
+    fn of_packet(packet: &[u8]) -> Self {
+        let bth = (packet.len() >= BTH_LEN).then(|| BthPacket::new_unchecked(packet));
+        let (opcode, padding) = bth.map_or((Opcode::default(), 0), |bth| (bth.opcode(), usize::from(bth.pad_count())));
+        Self {
+            qpn: Qpn::new(0),
+            opcode,
+            work_request: None,
+            first: opcode.is_first(),
+            last: opcode.is_last(),
+            inline: false,
+            retransmission: false,
+            payload_bytes: packet.len().saturating_sub(BTH_LEN + opcode.extension_len() + padding) as u32,
+        }
+    }
 }
 
 /// Sequence of packets to one destination. All packets have the same size, but the last may be shorter.
@@ -170,6 +189,16 @@ impl TransmitBatch {
         // written field by field would have to wait until these writes are done.
         self.infos.push(info);
         &mut self.bytes[start..start + len]
+    }
+
+    /// Adds a copy of a packet (BTH to padding) that has no queue pair at this driver, such as a forwarded packet. Its
+    /// properties are those that its bytes show.
+    ///
+    /// # Panics
+    ///
+    /// If the batch has no room for the packet: check [`has_room`](Self::has_room) first.
+    pub fn push_copy(&mut self, path: &Path, packet: &[u8]) {
+        self.push(path, packet.len(), TransmitInfo::of_packet(packet)).copy_from_slice(packet);
     }
 
     /// Adds a packet to the newest run if the packet fits into that run, and to a new run otherwise. `segment` is the
@@ -296,6 +325,22 @@ mod tests {
         assert_eq!(shapes, [(3, 36, 92), (2, 36, 72), (1, 36, 36), (1, 44, 44)]);
         let lengths: Vec<_> = batch.runs()[0].segments().map(|s| s.len()).collect();
         assert_eq!(lengths, [36, 36, 20]);
+    }
+
+    #[test]
+    fn a_copied_packet_has_the_properties_of_its_bytes() {
+        let mut packet = [7; BTH_LEN + 8];
+        (packet[0], packet[1]) = (Opcode::RC_SEND_FIRST.0, 3 << 4); // three bytes of padding
+        let mut batch = TransmitBatch::new(1 << 10, 4);
+        batch.push_copy(&path(1), &packet);
+        batch.push_copy(&path(1), &packet[..BTH_LEN - 1]);
+        let expected =
+            TransmitInfo { qpn: Qpn::new(0), opcode: Opcode::RC_SEND_FIRST, last: false, payload_bytes: 5, ..info() };
+        assert_eq!(batch.infos()[0], expected);
+        assert_eq!((batch.infos()[1].opcode, batch.infos()[1].payload_bytes), (Opcode::default(), 0));
+        let segments: Vec<_> = batch.runs().iter().flat_map(Run::segments).collect();
+        assert_eq!(batch.bytes()[segments[0].clone()][..packet.len()], packet);
+        assert_eq!(batch.bytes()[segments[1].clone()][..BTH_LEN - 1], packet[..BTH_LEN - 1]);
     }
 
     #[test]

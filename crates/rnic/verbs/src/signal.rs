@@ -1,6 +1,6 @@
-//! Eventfds that are readable while a list has an entry, and threads that an entry wakes without a descriptor. All
-//! system calls go through libc's `syscall`. Unlike `write`, it is no cancellation point in POSIX, so `pthread_cancel`
-//! ends no thread inside these calls.
+//! Descriptors that are readable while a list has an entry, and threads that an entry wakes without a descriptor.
+//! Signalling and taking use libc's `syscall`. Unlike `write`, it is no cancellation point in POSIX, so
+//! `pthread_cancel` ends no thread inside these calls.
 
 mod tally;
 /// Atomics that [`tally`] uses. `tests/suite/sleepers.rs` compiles `tally` with the atomics of a model checker instead.
@@ -10,57 +10,123 @@ mod sync {
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{AsyncEvent, EventQueue};
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::libc;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use sync::AtomicU32;
+use nix::unistd::dup3_raw;
+use sync::{AtomicU32, Ordering};
 use tally::{Signals, Tally};
 
-/// Creates an eventfd in semaphore mode: each read takes one notification, so no notification is lost or seen twice.
-fn event_fd() -> nix::Result<EventFd> {
-    EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
-}
+/// Data of the first [`EventCount`]. Each further one has the next number, so that the data identifies the epoll
+/// instance. The letters make equal data of an epoll instance of the program unlikely.
+const FIRST_DATA: u64 = u64::from_be_bytes(*b"door\0\0\0\0");
 
-fn signal(fd: &EventFd) {
-    let one = 1_u64;
-    // SAFETY: the kernel reads `size_of_val(&one)` bytes. The call fails only if the counter is full. The descriptor is
-    // readable then, so the failure is harmless.
-    unsafe { libc::syscall(libc::SYS_write, fd.as_fd().as_raw_fd(), &raw const one, size_of_val(&one)) };
-}
+static NEXT_DATA: AtomicU64 = AtomicU64::new(FIRST_DATA);
 
-/// An eventfd that counts the asynchronous events in a device's queue, and is readable while the queue has events.
+/// A count of events, and a descriptor for the program that is readable while the count is above 0.
+///
+/// An eventfd counts. `poll` reports eventfds as writable, but a program that polls for reading and writing sleeps only
+/// if the descriptor is never writable, as those of the kernel's verbs. The program therefore gets the descriptor of an
+/// epoll instance that watches the eventfd. It is readable while the eventfd is, never writable, and each further event
+/// is an edge for an edge-triggered epoll. The program can neither read the count nor change the eventfd's flags.
 #[derive(Debug)]
-pub struct EventSignal(EventFd);
+struct EventCount {
+    count: EventFd,
+    shown: Epoll,
+}
+
+impl EventCount {
+    /// Creates an eventfd with count 0 in semaphore mode: each read takes one event, so no event is lost or seen twice.
+    fn new() -> nix::Result<Self> {
+        let count = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)?;
+        let shown = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let data = NEXT_DATA.fetch_add(1, Ordering::Relaxed);
+        shown.add(&count, EpollEvent::new(EpollFlags::EPOLLIN, data))?;
+        Ok(Self { count, shown })
+    }
+
+    /// Adds one event to the count.
+    fn signal(&self) {
+        let (raw, one) = (self.count.as_raw_fd(), 1_u64);
+        // SAFETY: the kernel reads `size_of_val(&one)` bytes. The call fails only if the counter is full. The
+        // descriptor is readable then, so the failure is harmless.
+        unsafe { libc::syscall(libc::SYS_write, raw, &raw const one, size_of_val(&one)) };
+    }
+
+    /// Takes one event from the count. Returns false if the count is 0. Never blocks, even if the program has closed
+    /// the eventfd, and its number belongs to a blocking file by now.
+    fn take(&self) -> bool {
+        let mut count = [0_u8; 8];
+        let place = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
+        let raw = self.count.as_raw_fd();
+        // SAFETY: the buffer has room for a count. The file offset -1 is passed as two halves.
+        let read = unsafe {
+            libc::syscall(libc::SYS_preadv2, raw, &raw const place, 1_usize, -1_isize, -1_isize, libc::RWF_NOWAIT)
+        };
+        if read >= 0 {
+            return read > 0;
+        }
+        match nix::Error::last() {
+            // Kernels before 5.8 do not support `preadv2` with `RWF_NOWAIT` on an eventfd.
+            nix::Error::EOPNOTSUPP | nix::Error::ENOSYS => {
+                let mut readable = libc::pollfd { fd: raw, events: libc::POLLIN, revents: 0 };
+                let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+                let no_mask = std::ptr::null::<libc::sigset_t>();
+                // SAFETY: the poll entry and the timeout live during `ppoll`, and the buffer has room for the count
+                // that `read` returns.
+                unsafe {
+                    libc::syscall(libc::SYS_ppoll, &raw mut readable, 1_usize, &raw const no_time, no_mask, 0_usize)
+                        == 1
+                        && libc::syscall(libc::SYS_read, raw, count.as_mut_ptr(), count.len()) > 0
+                }
+            }
+            _ => false,
+        }
+    }
+}
+
+impl AsFd for EventCount {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shown.0.as_fd()
+    }
+}
+
+/// A descriptor that is readable while a device's queue has asynchronous events, and never writable.
+#[derive(Debug)]
+pub struct EventSignal(EventCount);
 
 impl EventSignal {
     /// Creates a signal for an empty queue.
     ///
     /// # Errors
     ///
-    /// The operating system cannot create an eventfd.
+    /// The operating system cannot create an eventfd or an epoll instance.
     pub fn new() -> nix::Result<Self> {
-        Ok(Self(event_fd()?))
+        EventCount::new().map(Self)
     }
 
     /// Makes the descriptor readable for one more event of the queue.
     pub fn signal(&self) {
-        signal(&self.0);
+        self.0.signal();
     }
 
     /// Takes the oldest event of the queue. The caller must have called [`signal`](Self::signal) for each event of the
     /// queue.
     pub fn next(&self, queue: &EventQueue) -> Option<AsyncEvent> {
         if let Some(event) = queue.pop() {
-            // One read per event: the eventfd stays readable while more events wait.
-            take(&self.0);
+            // One read per event: the descriptor stays readable while more events wait.
+            self.0.take();
             return Some(event);
         }
         // The queue is empty, but the eventfd may still count an event that another thread took or that was purged with
         // its queue pair. Reset the count, then look for an event that arrived meanwhile.
-        while take(&self.0) {}
+        while self.0.take() {}
         let event = queue.pop();
         if event.is_some() {
             self.signal(); // further events may wait
@@ -75,51 +141,21 @@ impl AsFd for EventSignal {
     }
 }
 
-/// Takes one count from an eventfd in semaphore mode. Never blocks, even if the program made the descriptor blocking.
-/// Returns false if the count is 0, for example because the program itself has read the descriptor.
-fn take(fd: &EventFd) -> bool {
-    let mut count = [0_u8; 8];
-    let place = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
-    let raw = fd.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open, and the buffer has room for a count. The file offset -1 is passed as two halves.
-    let read = unsafe {
-        libc::syscall(libc::SYS_preadv2, raw, &raw const place, 1_usize, -1_isize, -1_isize, libc::RWF_NOWAIT)
-    };
-    if read >= 0 {
-        return read > 0;
-    }
-    match nix::Error::last() {
-        // Kernels before 5.8 do not support `preadv2` with `RWF_NOWAIT` on an eventfd.
-        nix::Error::EOPNOTSUPP | nix::Error::ENOSYS => {
-            let mut readable = libc::pollfd { fd: raw, events: libc::POLLIN, revents: 0 };
-            let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            let no_mask = std::ptr::null::<libc::sigset_t>();
-            // SAFETY: the poll entry and the timeout live during `ppoll`, and the buffer has room for the count that
-            // `read` returns.
-            unsafe {
-                libc::syscall(libc::SYS_ppoll, &raw mut readable, 1_usize, &raw const no_time, no_mask, 0_usize) == 1
-                    && libc::syscall(libc::SYS_read, raw, count.as_mut_ptr(), count.len()) > 0
-            }
-        }
-        _ => false,
-    }
-}
-
-/// Threads that sleep until an entry is added to a list of [`Notices`], and the eventfd of that list.
+/// Threads that sleep until an entry is added to a list of [`Notices`], and the descriptor of that list.
 ///
-/// The threads sleep on a word in memory, so they still get entries if the program closes the eventfd. If an entry
+/// The threads sleep on a word in memory, so they still get entries if the program closes the descriptor. If an entry
 /// wakes a thread, the eventfd does not count the entry. An entry therefore costs the adding thread one system call,
 /// and a woken thread another one.
 #[derive(Debug)]
-pub struct Sleepers(Tally<EventFd>);
+pub struct Sleepers(Tally<EventCount>);
 
-impl Signals for EventFd {
+impl Signals for EventCount {
     fn signal(&self) {
-        signal(self);
+        self.signal();
     }
 
     fn take(&self) {
-        take(self);
+        self.take();
     }
 
     fn wake(&self, word: &AtomicU32) {
@@ -154,9 +190,9 @@ impl Sleepers {
     }
 }
 
-/// A list with an eventfd. The eventfd is readable while the list has an entry for which no sleeping thread was woken,
-/// and counts these entries. A thread holds the lock only briefly, and never blocks on the eventfd, so no thread can
-/// block the others.
+/// A list with a descriptor, which is readable while the list has an entry for which no sleeping thread was woken, and
+/// never writable. A thread holds the lock only briefly, and never blocks on the eventfd that counts these entries, so
+/// no thread can block the others.
 #[derive(Debug)]
 pub struct Notices<T> {
     sleepers: Arc<Sleepers>,
@@ -164,21 +200,42 @@ pub struct Notices<T> {
 }
 
 impl<T> Notices<T> {
-    /// Creates an empty list. Its descriptor is non-blocking unless the program makes it blocking.
+    /// Creates an empty list. Its descriptor is closed by `exec`, and has no other flags.
     ///
     /// # Errors
     ///
-    /// The operating system cannot create an eventfd.
+    /// The operating system cannot create an eventfd or an epoll instance.
     pub fn new() -> nix::Result<Self> {
-        Ok(Self::on(event_fd()?))
+        EventCount::new().map(Self::with)
     }
 
-    /// Creates an empty list on an eventfd in semaphore mode with count 0.
-    pub fn on(fd: EventFd) -> Self {
-        Self { sleepers: Arc::new(Sleepers(Tally::new(fd))), entries: Mutex::default() }
+    fn with(count: EventCount) -> Self {
+        Self { sleepers: Arc::new(Sleepers(Tally::new(count))), entries: Mutex::default() }
     }
 
-    /// Returns the descriptor of the eventfd.
+    /// Creates an empty list for a forked child. The descriptor of the new list has the number and flags of this list's
+    /// descriptor. The child keeps its copy of the eventfd of this list until it ends or calls `exec`.
+    ///
+    /// # Errors
+    ///
+    /// The operating system cannot create an eventfd or an epoll instance, or the program has closed the descriptor.
+    ///
+    /// # Safety
+    ///
+    /// After this call, no code uses or drops `self`.
+    pub unsafe fn renewed(&self) -> nix::Result<Self> {
+        let own = self.fd();
+        let status = OFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFL)?) & OFlag::O_NONBLOCK;
+        let closes = FdFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFD)?).contains(FdFlag::FD_CLOEXEC);
+        let EventCount { count, shown } = EventCount::new()?;
+        fcntl(&shown.0, FcntlArg::F_SETFL(status))?;
+        let flags = if closes { OFlag::O_CLOEXEC } else { OFlag::empty() };
+        // SAFETY: the caller no longer uses or drops this list, so the number is free for another owner.
+        let shown = Epoll(unsafe { dup3_raw(&shown.0, own.as_raw_fd(), flags)? });
+        Ok(Self::with(EventCount { count, shown }))
+    }
+
+    /// Returns the descriptor.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.sleepers.0.signals.as_fd()
     }
@@ -195,7 +252,7 @@ impl<T> Notices<T> {
     }
 }
 
-/// The locked entries of [`Notices`]. Each change of the list also updates the eventfd.
+/// The locked entries of [`Notices`]. Each change of the list also updates the count of the descriptor.
 #[derive(Debug)]
 pub struct LockedNotices<'a, T> {
     sleepers: &'a Sleepers,
@@ -209,7 +266,7 @@ impl<T> LockedNotices<'_, T> {
         self.sleepers.0.add();
     }
 
-    /// Removes and returns the oldest entry, and decrements the count of the eventfd.
+    /// Removes and returns the oldest entry, and decrements the count of the descriptor.
     pub fn pop(&mut self) -> Option<T> {
         let oldest = self.entries.pop_front()?;
         self.sleepers.0.remove();
@@ -237,15 +294,28 @@ impl<T> LockedNotices<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::{Duration, Instant};
 
-    use nix::fcntl::{FcntlArg, OFlag, fcntl};
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
 
     use super::*;
 
+    /// Returns the events that `poll` reports for a descriptor.
+    fn reported(fd: BorrowedFd<'_>) -> PollFlags {
+        let all = PollFlags::POLLIN | PollFlags::POLLOUT | PollFlags::POLLPRI | PollFlags::POLLWRNORM;
+        let mut fds = [PollFd::new(fd, all)];
+        poll(&mut fds, PollTimeout::ZERO).unwrap();
+        fds[0].revents().unwrap()
+    }
+
+    /// Returns whether a descriptor is readable. Nothing else may be reported.
     fn is_readable(notices: &Notices<u32>) -> bool {
-        poll(&mut [PollFd::new(notices.fd(), PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(1)
+        let reported = reported(notices.fd());
+        assert!((PollFlags::POLLIN | PollFlags::POLLRDNORM).contains(reported), "{reported:?}");
+        reported.contains(PollFlags::POLLIN)
     }
 
     #[test]
@@ -266,24 +336,98 @@ mod tests {
     }
 
     #[test]
-    fn reading_a_blocking_descriptor_blocks_no_other_call() {
+    fn an_edge_triggered_epoll_reports_each_entry_once() {
         let notices = Notices::new().unwrap();
-        fcntl(notices.fd(), FcntlArg::F_SETFL(OFlag::empty())).unwrap();
-        (0..3).for_each(|number| notices.lock().push(number));
-        for _ in 0..3 {
-            notices.sleepers.0.signals.read().unwrap();
+        let edges = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+        let all = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
+        edges.add(notices.fd(), EpollEvent::new(all, 1)).unwrap();
+        let edge = || {
+            let mut events = [EpollEvent::empty(); 2];
+            let count = edges.wait(&mut events, PollTimeout::ZERO).unwrap();
+            events[..count].iter().map(EpollEvent::events).collect::<Vec<_>>()
+        };
+        assert!(edge().is_empty());
+        for number in 0..3 {
+            notices.lock().push(number);
+            assert_eq!(edge(), [EpollFlags::EPOLLIN]);
+            assert!(edge().is_empty());
         }
-        // The eventfd is in blocking mode, and its count is 0. Each of these calls would block forever if it called
-        // `read`.
-        let (done, ends) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            assert_eq!(notices.lock().pop(), Some(0));
-            assert_eq!(notices.lock().remove(|&number| number == 1), [1]);
-            assert_eq!(notices.lock().pop(), Some(2));
-            assert!(!is_readable(&notices));
-            let _ = done.send(());
-        });
-        assert!(ends.recv_timeout(Duration::from_secs(30)).is_ok(), "the thread waits, or has failed");
+        for number in 0..3 {
+            assert_eq!(notices.lock().pop(), Some(number));
+            assert!(edge().is_empty());
+        }
+        notices.lock().push(3);
+        assert_eq!(edge(), [EpollFlags::EPOLLIN]);
+    }
+
+    #[test]
+    fn the_program_cannot_take_an_entry_by_reading_the_descriptor() {
+        let notices = Notices::new().unwrap();
+        notices.lock().push(7);
+        for flags in [OFlag::empty(), OFlag::O_NONBLOCK] {
+            fcntl(notices.fd(), FcntlArg::F_SETFL(flags)).unwrap();
+            assert_eq!(nix::unistd::read(notices.fd(), &mut [0; 8]), Err(nix::Error::EINVAL));
+            assert_eq!(nix::unistd::write(notices.fd(), &[0; 8]), Err(nix::Error::EINVAL));
+            assert!(is_readable(&notices));
+        }
+        assert_eq!(notices.lock().pop(), Some(7));
+        assert!(!is_readable(&notices));
+    }
+
+    #[test]
+    fn a_duplicate_of_the_descriptor_outlives_the_list() {
+        let notices = Notices::new().unwrap();
+        notices.lock().push(7);
+        let kept = notices.fd().try_clone_to_owned().unwrap();
+        assert!(reported(kept.as_fd()).contains(PollFlags::POLLIN));
+        drop(notices);
+        // A child that another test has just forked may hold a copy of the eventfd until it ends.
+        let until = Instant::now() + Duration::from_secs(60);
+        while !reported(kept.as_fd()).is_empty() {
+            assert!(Instant::now() < until, "the descriptor is ready, although no entry can arrive any more");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_forked_child_can_renew_its_copy_of_a_list() {
+        let notices = Notices::new().unwrap();
+        fcntl(notices.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+        notices.lock().push(7);
+        // SAFETY: the child uses only the lists, whose locks no other thread holds, and ends without unwinding. After
+        // `is_renewed`, it does not use the old list.
+        let child = unsafe {
+            match fork().unwrap() {
+                ForkResult::Parent { child } => child,
+                ForkResult::Child => {
+                    let is_right = catch_unwind(AssertUnwindSafe(|| is_renewed(&notices))).unwrap_or(false);
+                    libc::_exit(i32::from(!is_right))
+                }
+            }
+        };
+        assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+        assert!(is_readable(&notices), "the child has changed the list of its parent");
+        assert_eq!(notices.lock().pop(), Some(7));
+        assert!(!is_readable(&notices));
+    }
+
+    /// Renews a list with one entry, and returns whether the new list is right.
+    ///
+    /// # Safety
+    ///
+    /// After this call, no code uses or drops the list.
+    unsafe fn is_renewed(notices: &Notices<u32>) -> bool {
+        let number = notices.fd().as_raw_fd();
+        let had_entry = is_readable(notices);
+        // SAFETY: the caller no longer uses or drops the list.
+        let Ok(own) = (unsafe { notices.renewed() }) else { return false };
+        let is_empty = !is_readable(&own) && own.lock().is_empty();
+        let same = own.fd().as_raw_fd() == number
+            && fcntl(own.fd(), FcntlArg::F_GETFL).is_ok_and(|flags| flags & libc::O_NONBLOCK != 0)
+            && fcntl(own.fd(), FcntlArg::F_GETFD) == Ok(libc::FD_CLOEXEC);
+        own.lock().push(1);
+        let counts = is_readable(&own) && own.lock().pop() == Some(1) && !is_readable(&own);
+        had_entry && is_empty && same && counts
     }
 
     #[test]
@@ -336,7 +480,7 @@ mod tests {
         while !sleeper.is_finished() && !std::fs::read_to_string(&call).unwrap_or_default().starts_with(&wait) {
             std::thread::yield_now();
         }
-        // Replace the eventfd by another file under the same number. A closed number could go to a file of another
+        // Replace the descriptor by another file under the same number. A closed number could go to a file of another
         // test.
         let null = std::fs::File::open("/dev/null").unwrap();
         // SAFETY: the descriptor number belongs to the list.

@@ -263,7 +263,7 @@ fn start_driven(
     }
     let ack = options.ack.map_or_else(AckPolicy::of_environment, Ok)?;
     let link = stack(link, config.address, udp_port, &drive, options)?;
-    let signal = Arc::new(EventSignal::new().map_err(no_eventfd)?);
+    let signal = Arc::new(EventSignal::new().map_err(no_event_descriptor)?);
     let listener = Arc::new(OnceLock::<Notifier>::new());
     let notifier: Notifier = {
         let (signal, listener) = (Arc::clone(&signal), Arc::clone(&listener));
@@ -315,8 +315,8 @@ fn start_driven(
     })
 }
 
-fn no_eventfd(error: nix::Error) -> Error {
-    Error::os("an eventfd could not be created")(error.into())
+fn no_event_descriptor(error: nix::Error) -> Error {
+    Error::os("a descriptor that signals events could not be created")(error.into())
 }
 
 /// A software RNIC, for code that uses the unsafe layer [`raw`].

@@ -1,5 +1,6 @@
 //! Helpers for the tests of Doorbell. Other crates use this crate only in tests.
 
+pub mod connection;
 pub mod files;
 pub mod fuzz;
 pub mod memory;
@@ -10,4 +11,5 @@ mod rng;
 pub mod seeds;
 pub mod trace;
 
+pub use connection::ConnectionEnd;
 pub use rng::Rng;

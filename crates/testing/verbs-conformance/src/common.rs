@@ -229,7 +229,11 @@ impl Plan {
 
     /// Connects two new ends by modifying their queue pairs to RTS.
     pub fn join(&self, a: &Side, b: &Side) {
-        let (from_a, from_b) = (a.device.random_psn(), b.device.random_psn());
+        self.join_at(a, b, [a.device.random_psn(), b.device.random_psn()]);
+    }
+
+    /// Connects two new ends. `psns` has the first PSN of each end.
+    pub fn join_at(&self, a: &Side, b: &Side, [from_a, from_b]: [Psn; 2]) {
         for (one, other, send, receive) in [(a, b, from_a, from_b), (b, a, from_b, from_a)] {
             one.qp.modify(&self.to_init()).unwrap();
             one.qp.modify(&self.to_rtr(other, receive)).unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use doorbell_verbs::{
-    Attachment, CompletionOpcode, PathMtu, Payload, QpState, SendFlags, SendOperation, SendRequest, Status,
+    Attachment, CompletionOpcode, PathMtu, Payload, Psn, QpState, SendFlags, SendOperation, SendRequest, Status,
 };
 
 use crate::Open;
@@ -81,6 +81,45 @@ pub fn every_path_mtu_carries_every_operation(open: Open<'_>) {
             a.post(3, read_from(&yours, 0), &[mine.sge(0, size)]);
             a.expect(3);
             assert_bytes(&mine, 0, &whole, "READ");
+        }
+    }
+}
+
+/// PSNs of both ends wrap within a message of five packets, at each packet.
+pub fn sequence_numbers_wrap(open: Open<'_>) {
+    const BYTES: usize = 5000;
+    let (devices, plan) = (open(), Plan::rc());
+    let whole = pattern(BYTES, 1);
+    for packets_before in 1..5 {
+        let first = Psn::new(Psn::MASK + 1 - packets_before);
+        let connect = || {
+            let (a, b) = (plan.side(&devices.0), plan.side(&devices.1));
+            plan.join_at(&a, &b, [first; 2]);
+            (a, b)
+        };
+        let (a, b) = connect();
+        let (mine, yours) = (a.patterned(BYTES, 1), b.memory(BYTES));
+        b.post_recv(1, &[yours.sge(0, BYTES)]);
+        a.post(1, SendOperation::Send, &[mine.sge(0, BYTES)]);
+        a.expect(1);
+        b.expect(1);
+        assert_bytes(&yours, 0, &whole, "a SEND across the wrap");
+        let (a, b) = connect();
+        let (mine, yours) = (a.patterned(BYTES, 1), b.memory(BYTES));
+        a.post(2, write_to(&yours, 0), &[mine.sge(0, BYTES)]);
+        a.expect(2);
+        assert_bytes(&yours, 0, &whole, "a WRITE across the wrap");
+        let (a, b) = connect();
+        let (mine, yours) = (a.memory(BYTES), b.patterned(BYTES, 1));
+        a.post(3, read_from(&yours, 0), &[mine.sge(0, BYTES)]);
+        a.expect(3);
+        assert_bytes(&mine, 0, &whole, "a READ across the wrap");
+        let (a, b) = connect();
+        let (mine, yours) = (a.memory(8), b.memory(8));
+        for number in 0..5 {
+            a.post(number, fetch_add(&yours, 0, 1), &[mine.sge(0, 8)]);
+            a.expect(number);
+            assert_eq!(mine.load_acquire_u64(0), number, "a FETCH_ADD across the wrap");
         }
     }
 }

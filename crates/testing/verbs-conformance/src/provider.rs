@@ -9,6 +9,7 @@ macro_rules! verbs_cases {
         $($then)+! { $($first)*
             connected: sends_of_every_size_arrive "9.4.1",
                 every_path_mtu_carries_every_operation "9.4",
+                sequence_numbers_wrap "9.7.1",
                 immediate_data_and_invalidation "9.4.1.1.3",
                 a_peer_invalidates_only_windows_bound_for_it "10.6.7.2.6",
                 writes_of_every_size_arrive "9.4.3",

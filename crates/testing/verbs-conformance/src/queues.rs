@@ -12,8 +12,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::Open;
 use crate::common::*;
 
+/// Returns whether a descriptor of events is readable. Such a descriptor is never writable.
 fn is_readable(fd: BorrowedFd<'_>) -> bool {
-    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() > 0
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN | PollFlags::POLLOUT)];
+    let is_ready = poll(&mut fds, PollTimeout::ZERO).unwrap() > 0;
+    assert!(!fds[0].revents().is_some_and(|reported| reported.contains(PollFlags::POLLOUT)), "writable");
+    is_ready
 }
 
 fn wait_readable(fd: BorrowedFd<'_>) {

@@ -7,15 +7,16 @@ mod shared;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use doorbell_model::advise::{Advice, AdviseError, Answer, Goal, Need, answer};
+use doorbell_model::advise::{Advice, AdviseError, Answer, Goal, Need, answer, with_options};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::{Peers, WorkloadError};
 use doorbell_sim::{Testbed, advise as simulate, testbed};
 use doorbell_wire::{OuterKind, PathMtu};
 
 use crate::failure::{Failure, Usage};
-use crate::model::{ParametersArgument, parse_peers};
+use crate::model::{ParametersArgument, parse_peers, served};
 use crate::output::note;
+use crate::progress::Candidates;
 use crate::quantity;
 use crate::sim::arguments::Simulated;
 use crate::wire::parse_mtu;
@@ -102,10 +103,7 @@ enum First {
 impl Advise {
     /// Returns the threads and connections that --clients or --peers request.
     fn peers(&self) -> Peers {
-        let threads = self.clients.map_or(self.peers, |clients| {
-            let servers = self.server_threads.unwrap_or(1);
-            Peers { senders: clients, receivers: servers, connections: clients.max(servers) }
-        });
+        let threads = served(self.clients, self.server_threads).unwrap_or(self.peers);
         Peers { connections: self.connections.unwrap_or(threads.connections), ..threads }
     }
 }
@@ -154,14 +152,17 @@ fn rank_by_simulation(arguments: &Advise, testbed: &Testbed, need: &Need, answer
     let all = answer.rows.into_iter().flat_map(|row| std::iter::once(row.best).chain(row.ties));
     let all: Vec<Advice> = all.collect();
     note!("simulating {} recommendations on {}: {}", all.len(), testbed.name, testbed.about);
-    let mut tried: Vec<_> = all.into_iter().map(|advice| (tried(testbed, need, &advice), advice)).collect();
+    let mut progress = Candidates::new(all.len());
+    let simulated = all.into_iter().map(|advice| (tried(testbed, need, &advice, &mut progress), advice));
+    let mut tried: Vec<_> = simulated.collect();
     tried.sort_by(|(one, _), (other, _)| simulate::compare(need, one, other));
     Ok(print::by_simulation(arguments.json, testbed, need, &tried)?)
 }
 
-/// Simulates an advice, and prints the notes about values that the simulation reduced.
-fn tried(testbed: &Testbed, need: &Need, advice: &Advice) -> print::Tried {
+/// Simulates an advice, and prints its progress and the notes about values that the simulation reduced.
+fn tried(testbed: &Testbed, need: &Need, advice: &Advice, progress: &mut Candidates) -> print::Tried {
     let tried = simulate::simulate(testbed, need, advice);
+    progress.finish(&with_options(advice));
     for note in tried.iter().flat_map(|simulated| &simulated.notes) {
         note!("{}, simulated: {note}", advice.protocol);
     }
@@ -183,8 +184,10 @@ fn print(
     let mut checked = None;
     if let Some(testbed) = &testbed {
         simulate::check(need)?;
-        let first = answer.rows.iter().take(SIMULATED);
-        let tried = first.map(|row| tried(testbed, need, &row.best)).collect();
+        let first: Vec<&Advice> = answer.rows.iter().take(SIMULATED).map(|row| &row.best).collect();
+        note!("simulating {} recommendations on {}", first.len(), testbed.name);
+        let mut progress = Candidates::new(first.len());
+        let tried = first.into_iter().map(|advice| tried(testbed, need, advice, &mut progress)).collect();
         checked = Some((testbed, tried));
     }
     if arguments.json {

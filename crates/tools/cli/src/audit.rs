@@ -23,13 +23,15 @@ use crate::wire::parse_mtu;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  doorbell audit -- ib_write_bw -d mlx5_0 -D 10 HOST     run a benchmark, and compare it with the device's counters
+  doorbell audit -- ib_write_bw -d mlx5_0 -D 10 HOST
+                                                         compare it with the device's counters
   doorbell audit --software -- ib_send_bw 127.0.0.1      the same on the software RNIC
   doorbell audit --from output.txt --link 100G           judge an output from elsewhere
-  doorbell audit --from - --counters readings.json       with lines of `doorbell counters --json` from its time
+  doorbell audit --from - --counters readings.json       with lines of `doorbell counters --json`
 
-The output of the command appears on standard error. The exit status is 1 if the claim is contradicted, or if the command
-failed. The audit reads outputs of perftest, ucx_perftest, qperf, fio and OSU's benchmarks.";
+The output of the command appears on standard error. The exit status is 1 if the claim is
+contradicted, or if the command failed. The audit reads outputs of perftest, ucx_perftest, qperf,
+fio and OSU's benchmarks.";
 
 /// Maximum bytes of a file with an output or counters.
 const MOST_BYTES: u64 = 64 << 20;
@@ -85,7 +87,8 @@ pub(crate) fn run(arguments: &Audit) -> Result<ExitCode, Failure> {
             (output, counted, false)
         }
         None => {
-            let ran = command::run(&arguments.command, arguments.software, &arguments.sysfs)?;
+            let ran =
+                command::run(&arguments.command, arguments.software, arguments.device.as_deref(), &arguments.sysfs)?;
             let mut output = of_both(&ran.output, &ran.errors, &words);
             output.notes.extend(ran.notes);
             given.busy_cpus = ran.busy_cpus;

@@ -19,7 +19,7 @@ use doorbell_record::{Environment, Extent, Kind, Parameters, PointResult, RunRec
 use doorbell_sim::reproduce::SEED;
 use doorbell_sim::{Bottleneck, Testbed, session as sim};
 use doorbell_study::complaints;
-use doorbell_study::session::{self, Client, SessionError, Terms};
+use doorbell_study::session::{self, Client, Terms};
 use doorbell_verbs::Device;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -36,7 +36,7 @@ Examples:
   doorbell bench lat --op read -s 64        from the post of a READ to its completion
   doorbell bench lat --testbed connectx5-100g
                                             simulated, on RNICs that this machine does not have
-  DOORBELL_TOKEN=secret doorbell bench lat --listen       the other side, for a client on another machine
+  DOORBELL_TOKEN=secret doorbell bench lat --listen       the other side, for another machine
   DOORBELL_TOKEN=secret doorbell bench lat 192.0.2.7      ... and that client";
 
 const BW_EXAMPLES: &str = "\
@@ -50,21 +50,22 @@ Examples:
                                             without flow control, for a slow receiver
   doorbell bench bw --testbed connectx5-100g --set link.rate=400Gb/s
                                             simulated, over a faster link
-  DOORBELL_TOKEN=secret doorbell bench bw --listen        the other side, for a client on another machine
+  DOORBELL_TOKEN=secret doorbell bench bw --listen        the other side, for another machine
   DOORBELL_TOKEN=secret doorbell bench bw 192.0.2.7       ... and that client";
 
 const LOAD_EXAMPLES: &str = "\
 Examples:
   doorbell bench --request 200 --reply 64K --clients 24 --testbed connectx5-100g
-                                            24 clients that wait for each reply, simulated (bench means bench load)
+                                            24 clients that wait for each reply, simulated
   doorbell bench --request 200 --reply 64K --clients 24 --server-threads 1 --testbed connectx5-100g
                                             ... all answered by one server thread
   doorbell bench --request 64 --clients 2 --rate 20k
                                             20000 requests a second, answered or not (open loop)
   doorbell bench --request 64 --clients 2 --think 50
                                             50 us between a reply and the next request
-  DOORBELL_TOKEN=secret doorbell bench load --listen      the other side, for clients on another machine
-  DOORBELL_TOKEN=secret doorbell bench load 192.0.2.7 --request 64 --clients 8     ... and these clients";
+  DOORBELL_TOKEN=secret doorbell bench load --listen      the other side, for another machine
+  DOORBELL_TOKEN=secret doorbell bench load 192.0.2.7 --request 64 --clients 8
+                                            ... and its clients";
 
 /// Returns the end of the help: the pages about protocols.
 pub(crate) fn pages() -> String {
@@ -175,12 +176,9 @@ fn run_role(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {
         Role::ServeBack(address) => {
             let device = open(exchange, &chosen, None)?;
             let terms = Terms { pinning: exchange.cpus.pinning(&device)?, ..Terms::open(exchange.memory_bytes()) };
-            match session::serve(device, peer::call_back(&address, exchange.meeting.token())?, &terms) {
-                Ok(()) => Ok(ExitCode::SUCCESS),
-                // The first process has closed the connection and has reported the failure.
-                Err(SessionError::Control(_)) => Ok(ExitCode::FAILURE),
-                Err(error) => Err(error.into()),
-            }
+            let served = session::serve(device, peer::call_back(&address, exchange.meeting.token())?, &terms);
+            // The first process reports the failure: it has failed itself, or has received the reason of this process.
+            Ok(served.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS))
         }
         Role::Connect(address) => {
             let stream = address::connect(&address, "doorbell bench ... --listen")?;
@@ -260,17 +258,20 @@ fn simulate(kind: Kind, exchange: &Exchange, testbed: &Testbed) -> Result<ExitCo
     let mut busiest = Vec::new();
     let faults = exchange.device.faults();
     let mut fired = Vec::new();
+    let mut remarks = Vec::new();
     let sizes = Sizes { kind, exchange, environment, parameters: parameters.clone() };
     let measured = sizes.measure(|bytes, _| {
         let (point, of_size) = sim::simulate_under(testbed, &parameters, bytes, SEED, faults)?;
         fired.extend((1..).zip(of_size).filter(|(_, count)| *count > 0).map(|(rule, _)| rule));
-        if let Some(long_turns) = point.summary.long_turns() {
-            note!("{}", wrapped(&format!("{bytes} B: {long_turns}")));
-        }
+        remarks.extend(point.summary.long_turns().map(|long_turns| format!("{bytes} B: {long_turns}")));
         busiest.push(Bottleneck::of(&point.summary));
         Ok(point.result)
     })?;
     let status = measured.print(&busiest)?;
+    // Between the rows, the remarks would tear the table apart.
+    for remark in &remarks {
+        note!("{}", wrapped(remark));
+    }
     let unfired = faults.map(|plan| plan.unfired_by(|rule| fired.contains(&rule))).unwrap_or_default();
     for sentence in &unfired {
         note!("{}", wrapped(&format!("doorbell: {sentence}")));

@@ -1,6 +1,6 @@
 //! The RNIC of a command, and `doorbell devices`.
 
-use std::net::{AddrParseError, IpAddr};
+use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
@@ -43,7 +43,7 @@ pub(crate) struct UdpPort {
         env = "DOORBELL_PORT",
         hide_env_values = true,
         default_value_t = ROCE_UDP_PORT,
-        value_parser = quantity::port
+        value_parser = quantity::udp_port
     )]
     pub(crate) port: u16,
 }
@@ -64,8 +64,8 @@ impl UdpPort {
 
 /// Parses the address of a command that has one device. From a list, as in DOORBELL_BIND, takes the first address,
 /// which is that of doorbell0.
-pub(crate) fn first_address(text: &str) -> Result<IpAddr, AddrParseError> {
-    text.split(',').next().unwrap_or(text).trim().parse()
+pub(crate) fn first_address(text: &str) -> Result<IpAddr, String> {
+    quantity::address(text.split(',').next().unwrap_or(text).trim())
 }
 
 /// Asks the kernel for short time slices on the first call. Returns whether this process has short time slices.

@@ -34,7 +34,7 @@ use table::Row;
 const EXAMPLES: &str = "\
 Examples:
   doorbell far run --testbed connectx5-100g-far --clients 64,128
-  doorbell far run --testbed connectx5-100g-far --strategy optimistic,backoff,queue-lock,combine,server,steered
+  doorbell far run --testbed connectx5-100g-far --strategy optimistic,backoff,combine,server,steered
   doorbell far run --mix b -D 2s                on this machine, with two clients per processor
   doorbell far verify --strategy lock --clients 4
   doorbell far verify --replicas 2 --kill-node primary -D 3s --client-time 500us

@@ -60,13 +60,17 @@ pub(crate) fn read_plan(text: &str) -> Result<FaultPlan, String> {
     FaultPlan::from_toml(text, &contents).map_err(|error| error.to_string())
 }
 
-/// Rejects a plan with rules for calls and completions, because no program calls a middlebox.
-pub(crate) fn check_packets_alone(plan: Option<&FaultPlan>) -> Result<(), Usage> {
+/// Rejects a plan that a middlebox cannot apply: no program calls a middlebox, and it has no port.
+pub(crate) fn check_middlebox(plan: Option<&FaultPlan>) -> Result<(), Usage> {
     if plan.is_some_and(FaultPlan::strikes_calls) {
         let what = "completion, post-error, call-error, slow-poll and event";
         return Err(Usage(format!(
             "the fault plan has a rule of calls or completions ({what}), but a middlebox applies only rules of packets"
         )));
+    }
+    if plan.is_some_and(FaultPlan::orders_port) {
+        let why = "the fault plan has port-down or device-fatal, but a middlebox has no port: drop these rules";
+        return Err(Usage(why.to_owned()));
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ mod counters;
 mod cpus;
 mod device;
 mod doctor;
+mod drop_ins;
 mod ending;
 mod failure;
 mod far;
@@ -200,6 +201,18 @@ fn ended(result: Result<ExitCode, Failure>) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_after_the_options_fit_the_width() {
+        fn check(command: &clap::Command) {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in text.lines() {
+                assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
 
     #[test]
     fn first_steps_are_valid_commands() {

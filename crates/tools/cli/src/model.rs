@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::output::{line, note, us};
 use arguments::wrong;
-pub(crate) use arguments::{ParametersArgument, parse_peers};
+pub(crate) use arguments::{ParametersArgument, parse_peers, served};
 
 #[derive(Subcommand)]
 pub(crate) enum Model {

@@ -20,9 +20,10 @@ Examples:
   doorbell port doorbell0@127.0.0.2 up
   doorbell port 4711 fatal              the device of process 4711 fails
 
-The device is a software RNIC that a process of this user has open, also under doorbell run. While its port is down,
-the device loses all packets in both directions, and requests fail once their retries are spent. The program gets the
-asynchronous events of an RNIC: PORT_ERR, then PORT_ACTIVE and GID_CHANGE, or DEVICE_FATAL.";
+The device is a software RNIC that a process of this user has open, also under doorbell run. While
+its port is down, the device loses all packets in both directions, and requests fail after their
+retries. The program gets the asynchronous events of an RNIC: PORT_ERR, then PORT_ACTIVE and
+GID_CHANGE, or DEVICE_FATAL.";
 
 /// Print the state of a software RNIC's port, take the port down, bring it up, or let the device fail
 #[derive(Args)]
@@ -44,7 +45,7 @@ enum Order {
     Down,
     /// The port comes up again
     Up,
-    /// The device fails for ever, and all its queue pairs enter the error state
+    /// The device fails permanently, and all its queue pairs enter the error state
     Fatal,
 }
 

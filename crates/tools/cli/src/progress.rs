@@ -68,6 +68,38 @@ impl Drop for MessageBar {
     }
 }
 
+/// Progress of candidates that are simulated one after the other: a line on standard error after each of them, as soon
+/// as the command has taken some seconds.
+pub(crate) struct Candidates {
+    of: usize,
+    done: usize,
+    started: Instant,
+}
+
+impl Candidates {
+    /// Duration up to which a command writes no lines.
+    const QUIET: Duration = Duration::from_secs(3);
+
+    /// Returns the progress of `of` candidates.
+    pub(crate) fn new(of: usize) -> Self {
+        Self { of, done: 0, started: Instant::now() }
+    }
+
+    /// Counts a candidate that has been simulated, and writes its line.
+    pub(crate) fn finish(&mut self, name: &str) {
+        if let Some(line) = self.line(name, self.started.elapsed()) {
+            note!("{line}");
+        }
+    }
+
+    /// Counts a candidate. Returns its line if the command has taken long enough and other candidates follow.
+    fn line(&mut self, name: &str, elapsed: Duration) -> Option<String> {
+        self.done += 1;
+        let is_shown = elapsed >= Self::QUIET && self.done < self.of;
+        is_shown.then(|| format!("simulated {} of {} in {:.0} s: {name}", self.done, self.of, elapsed.as_secs_f64()))
+    }
+}
+
 /// Progress of a study: a bar, or a line on standard error after each experiment if that is no terminal. A study
 /// measures in rounds over all experiments, so an experiment has a line in each round.
 pub(crate) struct StudyBar {
@@ -141,6 +173,19 @@ mod tests {
         assert_eq!(bar.begin("send-receive/window").as_deref(), Some(" 50 %  send-receive/latency"));
         assert_eq!(bar.begin("").as_deref(), Some(" 50 %  send-receive/window"));
         assert_eq!(bar.begin(""), None);
+    }
+
+    #[test]
+    fn candidates_have_lines_once_a_command_takes_long() {
+        let mut candidates = Candidates::new(4);
+        let after = Duration::from_secs;
+        assert_eq!(candidates.line("direct-read", after(2)), None);
+        assert_eq!(
+            candidates.line("direct-write", after(70)).as_deref(),
+            Some("simulated 2 of 4 in 70 s: direct-write")
+        );
+        assert!(candidates.line("shared-write", after(71)).is_some());
+        assert_eq!(candidates.line("send-receive", after(72)), None, "the result follows");
     }
 
     /// Lines of progress state a share of the length, also if the bar itself is hidden.

@@ -5,6 +5,7 @@
 //!
 //! Digits may have separators: `1_000_000` and `1,000,000`. In an option that takes a list, a comma separates values.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 const BINARY: [(&str, u64); 9] = [
@@ -119,9 +120,18 @@ pub(crate) fn count<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     T::try_from(number).map_err(|_| format!("must be at most {}", most.unwrap_or(0)))
 }
 
-/// Parses a port number of TCP or UDP.
+/// Parses a port number of TCP; 0 means a free one.
 pub(crate) fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "must be a port number from 0 to 65535".to_owned())
+}
+
+/// Parses the UDP port of software RNICs. Both ends have the same port, so 0, a free port of the kernel's choice, joins
+/// none.
+pub(crate) fn udp_port(text: &str) -> Result<u16, String> {
+    port(text)
+        .ok()
+        .filter(|port| *port > 0)
+        .ok_or_else(|| "must be a UDP port number from 1 to 65535, the same on both ends".to_owned())
 }
 
 /// Parses a time in seconds: `0.5`, `500ms`, `2min`.
@@ -145,12 +155,17 @@ pub(crate) fn rate(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("{text:?} must be a number, which may end in k, M, G or T, as in 100G"))
 }
 
-/// Parses the rate of a link.
+/// Parses the rate of a link. Rejects numbers such as 100, which are meant as Gb/s.
 pub(crate) fn link(text: &str) -> Result<f64, String> {
     match rate(text)? {
-        rate if rate.is_finite() && rate > 0.0 => Ok(rate),
-        _ => Err(format!("the rate of a link is {text:?}, must be bits per second above 0, as in 100G")),
+        rate if (1e6..=1e14).contains(&rate) => Ok(rate),
+        _ => Err(format!("the rate of a link is {text:?}, must be 1M to 100T bits per second, as in 100G")),
     }
+}
+
+/// Parses an IP address.
+pub(crate) fn address(text: &str) -> Result<IpAddr, String> {
+    text.parse().map_err(|_| "must be an IP address, as in 192.0.2.7".to_owned())
 }
 
 #[cfg(test)]
@@ -234,8 +249,18 @@ mod tests {
         for text in ["", "k", "1x", "G1"] {
             assert!(rate(text).is_err(), "{text}");
         }
-        for text in ["0", "-1G", "inf", "nan"] {
+        for text in ["0", "-1G", "100", "200T", "inf", "nan"] {
             assert!(link(text).is_err(), "{text}");
+        }
+        assert_eq!(address("192.0.2.7"), Ok(IpAddr::from([192, 0, 2, 7])));
+        assert!(address("localhost").is_err() && address("").is_err());
+    }
+
+    #[test]
+    fn only_tcp_ports_may_be_zero() {
+        assert_eq!((port("0"), udp_port("1"), udp_port("65535")), (Ok(0), Ok(1), Ok(65535)));
+        for text in ["0", "65536", "-1", "", "roce"] {
+            assert!(udp_port(text).is_err_and(|why| why.contains("from 1 to 65535")), "{text}");
         }
     }
 

@@ -15,9 +15,11 @@ use doorbell_verbs::soft::{
     LinkChoice, SoftDevice,
 };
 
+use crate::drop_ins;
 use crate::failure::{Failure, Usage};
 use crate::faults::{FaultCheck, FaultFiles};
 use crate::output::{line, note, pretty};
+use crate::quantity;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples, in two terminals:
@@ -28,17 +30,18 @@ Examples, in two terminals:
   doorbell run --devices 2 --device doorbell1:numa=1,speed=200 -- ibv_devinfo
   doorbell run --processes                processes with open devices, and their traffic
 
-The program replaces `doorbell` in its process, and so has its terminal, signals and exit status. Programs that the
-program starts inherit the device, as long as LD_PRELOAD, LD_LIBRARY_PATH and the DOORBELL_ variables are passed on.
-Programs that are linked statically, or setuid, cannot be reached; --explain names each such program that is started.
-Programs that open libibverbs themselves find the library of this name in the folder that LD_LIBRARY_PATH names.";
+The program replaces `doorbell` in its process, and so has its terminal, signals and exit status.
+Programs that it starts inherit the device, as long as LD_PRELOAD, LD_LIBRARY_PATH and the DOORBELL_
+variables are passed on. Programs that are linked statically, or setuid, cannot be reached;
+--explain names each such program that is started. Programs that open libibverbs themselves find the
+library of this name in the folder that LD_LIBRARY_PATH names.";
 
 /// Settings of the software RNIC that the program finds.
 #[derive(Args, Debug)]
 pub(crate) struct Settings {
     /// Address of the device [default: next free loopback address]. With several devices, the address of each one,
     /// separated by commas
-    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', value_parser = quantity::address)]
     bind: Vec<IpAddr>,
     /// Number of devices that the program finds, 1 to 64: doorbell0, doorbell1 and so on. A device is opened when the
     /// program opens it [default: 1]
@@ -155,7 +158,7 @@ pub(crate) fn print_env(arguments: &Env) -> Result<ExitCode, Failure> {
 
 impl Settings {
     fn variables(&self) -> Result<Vec<(&'static str, OsString)>, Failure> {
-        let mut variables = doorbell_reach::variables()?;
+        let mut variables = drop_ins::variables()?;
         let mut set = |name, value: Option<String>| variables.extend(value.map(|value| (name, value.into())));
         let (devices, listed) = self.devices()?;
         devices.into_iter().for_each(|(name, value)| set(name, Some(value)));

@@ -23,24 +23,25 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::control::DEFAULT_TCP_PORT;
 use crate::device::{UdpPort, first_address};
 use crate::failure::{Failure, Usage};
-use crate::faults::{FaultCheck, FaultFiles, check_packets_alone};
+use crate::faults::{FaultCheck, FaultFiles, check_middlebox};
 use crate::output::print_note;
 use crate::{ending, quantity};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  doorbell steer 10.0.0.1                   in front of the memory node there; clients set up their queue
-                                            pairs with this machine as they would with the node
+  doorbell steer 10.0.0.1                   in front of the memory node there; clients set up their
+                                            queue pairs with this machine instead
   doorbell steer 10.0.0.1 --exclusive       all accesses to the node's memory pass this box, so a
                                             CAS may go there as a WRITE
   doorbell steer 10.0.0.1 --store nodes=4096,keys=1024,max-key=8,max-value=128
-                                            steer requests of a store to the newest node of their key
+                                            steer requests of a store to the newest node of a key
   doorbell steer 127.0.0.1:7000 --pcap both.pcap -D 10 --json
-  doorbell steer 10.0.0.1 --perftest        in front of a server of perftest there (`ib_write_bw`), for clients that
-                                            name this machine instead (`ib_write_bw ADDRESS`)
+  doorbell steer 10.0.0.1 --perftest        in front of a server of perftest there (`ib_write_bw`);
+                                            clients name this machine (`ib_write_bw ADDRESS`)
 
-Node and clients are programs that set up a queue pair as the crate doorbell does (Device::queue_pair), and keep
-the TCP connection open while they use it. docs/middlebox.md states what the box trusts.";
+Node and clients are programs that set up a queue pair as the crate doorbell does
+(Device::queue_pair), and keep the TCP connection open while they use it. docs/middlebox.md has the
+assumptions of the box.";
 
 /// Run a middlebox in front of a memory node: the requests of all clients go to the node on one ordered queue pair.
 /// The box runs until it is interrupted, and then prints its counters
@@ -159,7 +160,7 @@ pub(crate) fn run(arguments: &Steer) -> Result<ExitCode, Failure> {
     }
     arguments.udp.note_if_other();
     let plan = arguments.fault.as_ref().or(arguments.fault_files.fault_plan.as_ref());
-    check_packets_alone(plan)?;
+    check_middlebox(plan)?;
     let check = FaultCheck::begin(plan, arguments.fault_files.fault_journal.as_deref())?;
     let signals = Signals::take()?;
     let node = with_port(&arguments.node, arguments.port);
@@ -228,10 +229,6 @@ fn stack(
     let mut link: Box<dyn Link> = Box::new(udp);
     // The capture wraps the faults, so it records the packets after the faults.
     if let Some(plan) = arguments.fault.as_ref().or(arguments.fault_files.fault_plan.as_ref()) {
-        if plan.orders_port() {
-            let why = "the fault plan has port-down or device-fatal, but a middlebox has no port: drop these rules";
-            return Err(Usage(why.to_owned()).into());
-        }
         let faults = Faults::new(link, plan.clone()).of_device(address, port);
         link = match check {
             Some(check) => Box::new(faults.with_journal(OpenOptions::new().append(true).open(check.journal())?)),

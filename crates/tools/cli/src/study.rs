@@ -42,13 +42,14 @@ Examples:
   doorbell study --standard                 everything, with more points, a few minutes more
   doorbell study send-receive/window        one experiment
   doorbell study links                      every protocol over UDP and through shared memory
-  doorbell study far-memory --testbed connectx5-100g-far     passive memory that many clients share, simulated
+  doorbell study far-memory --testbed connectx5-100g-far
+                                            passive memory that many clients share, simulated
   doorbell study --out DIR                  records and report in DIR; points already in DIR are not
                                             measured again, so an interrupted study continues there
-  doorbell study --testbed connectx5-100g   everything, simulated: RNICs that this machine does not have
-  DOORBELL_TOKEN=secret doorbell study --listen      be the other machine of a study, until interrupted
+  doorbell study --testbed connectx5-100g   everything, on simulated RNICs
+  DOORBELL_TOKEN=secret doorbell study --listen      be the other machine of a study
   DOORBELL_TOKEN=secret doorbell study 192.0.2.7     ... and the study with that machine
-  mpirun -np 4 doorbell study               ... on the hosts of a launcher (Open MPI, MPICH, Slurm's srun)
+  mpirun -np 4 doorbell study               ... on the hosts of a launcher (Open MPI, MPICH, srun)
   doorbell study --via ssh node7 node8      ... on hosts where ssh can start it
   DOORBELL_TOKEN=secret doorbell study hosts 192.0.2.7 192.0.2.8 192.0.2.9
                                             experiments on many hosts, on four of them";

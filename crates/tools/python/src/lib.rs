@@ -9,11 +9,11 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use doorbell_analyze::check::{self, Limits};
-use doorbell_analyze::cost::CostRecord;
+use doorbell_analyze::cost::{CostRecord, OPERATIONS, TRANSPORTS};
 use doorbell_analyze::decode::capture::CaptureError;
 use doorbell_analyze::decode::{self, MOST_CONVERSATIONS, Options};
 use doorbell_analyze::explain::{self, Captured, Hints, Rates};
-use doorbell_wire::{IpVersion, MessageKind, OuterKind, PathMtu, Transport, ack_timeout_ns};
+use doorbell_wire::{IpVersion, OuterKind, PathMtu, ack_timeout_ns};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pythonize::pythonize;
@@ -32,21 +32,6 @@ mod module {
     #[pymodule_export]
     use super::explain_rates;
 }
-
-/// Names of operations, as `doorbell wire cost --op` has them.
-const OPERATIONS: [(&str, MessageKind); 8] = [
-    ("send", MessageKind::Send),
-    ("send-imm", MessageKind::SendImm),
-    ("send-inv", MessageKind::SendInv),
-    ("write", MessageKind::Write),
-    ("write-imm", MessageKind::WriteImm),
-    ("read", MessageKind::Read),
-    ("compare-swap", MessageKind::CompareSwap),
-    ("fetch-add", MessageKind::FetchAdd),
-];
-
-/// Names of transports, as `doorbell wire cost --transport` has them.
-const TRANSPORTS: [(&str, Transport); 3] = [("rc", Transport::Rc), ("uc", Transport::Uc), ("ud", Transport::Ud)];
 
 /// Returns the packets and bytes of a message.
 #[pyfunction]

@@ -14,6 +14,7 @@ use super::packet::{Packet, Place};
 use super::recovery::Recovery;
 use super::rules::RuleId;
 use super::sent::{SHORTEST_MTU, Sent, is_rest, name, response_packets, target};
+use crate::decode::directions::Span;
 
 /// Maximum number of request packets that are remembered.
 const MAX_SENT: usize = 1024;
@@ -103,10 +104,15 @@ impl Requests {
         self.next.is_some()
     }
 
+    /// Returns the PSNs near the newest one that the requester has sent, with those of responses to its READs.
+    pub(super) fn span(&self) -> Option<Span> {
+        let (first, next) = (self.sent.front()?.psn, self.next?);
+        Some(Span { first, length: next.add(self.slack).distance_from(first) })
+    }
+
     /// Returns whether the requester has sent a PSN near its newest one.
     pub(super) fn has_sent(&self, psn: Psn) -> bool {
-        let (Some(first), Some(next)) = (self.sent.front(), self.next) else { return false };
-        psn.distance_from(first.psn) < next.add(self.slack).distance_from(first.psn)
+        self.span().is_some_and(|span| span.contains(psn))
     }
 
     /// Returns by how much a PSN exceeds the newest sent one, or `None` if it was sent.

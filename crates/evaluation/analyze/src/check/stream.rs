@@ -1,5 +1,7 @@
 //! Assignment of packets to streams.
 
+use std::collections::HashSet;
+
 use doorbell_wire::{
     BTH_LEN, BthRepr, CNP_RESERVED_LEN, Datagram, FaultMarks, Opcode, PacketOperation, PartitionKey, SyndromeKind,
     Transport,
@@ -347,6 +349,7 @@ impl Checker {
                 stream.repeated += 1;
                 kind = EventKind::Repeated;
             }
+            self.directions.sent(at, stream.requests.span());
         } else {
             kind = match (packet.operation(), packet.aeth().map(|aeth| aeth.syndrome.kind())) {
                 (Some(PacketOperation::Acknowledge), Some(SyndromeKind::RnrNak { .. })) => EventKind::RnrNak,
@@ -397,6 +400,8 @@ impl Checker {
         };
         if let Ok([own, other]) = self.streams.get_disjoint_mut([at, opposite]) {
             own.answers.judge(packet, &mut other.requests, &self.limits, &mut own.drafts);
+            // Responses show which PSNs a READ has used.
+            self.directions.sent(opposite, other.requests.span());
         }
     }
 
@@ -419,7 +424,7 @@ impl Checker {
         let Self { directions, streams, .. } = self;
         let known = directions.opposite(at);
         let is_settled = known.is_some_and(|known| !Answers::is_foreign(&streams[known].requests, psn));
-        let joined = directions.join(at, is_settled, |other| streams[other].requests.has_sent(psn));
+        let joined = directions.join(at, is_settled, psn);
         if let Joined { opposite: Some(opposite), before: Some(before) } = joined {
             let lacks_requests = streams[before].requests.is_incomplete();
             let generation = streams[opposite].requests.generation();
@@ -432,17 +437,17 @@ impl Checker {
     /// Reports answers to queue pairs that have sent nothing, although requests of their host were captured.
     fn report_strangers(&mut self) {
         let Self { directions, streams, .. } = self;
-        for at in 0..streams.len() {
-            let first = streams[at].answers.first.filter(|_| directions.opposite(at).is_none());
+        let route = |at: usize| (directions.key(at).from, directions.key(at).to);
+        let with_requests: HashSet<_> =
+            (0..streams.len()).filter(|&at| streams[at].requests.has_any()).map(route).collect();
+        for (at, stream) in streams.iter_mut().enumerate() {
+            let first = stream.answers.first.filter(|_| directions.opposite(at).is_none());
             let Some((psn, place)) = first else { continue };
             let Key { from, to, to_qpn } = directions.key(at);
-            let is_back = |other: usize| (directions.key(other).from, directions.key(other).to) == (to, from);
-            let is_stranger = (0..streams.len()).any(|other| is_back(other) && streams[other].requests.has_any())
-                && directions.alone_back(at).iter().all(|&other| other == at || !streams[other].requests.has_sent(psn));
-            if is_stranger {
+            if with_requests.contains(&(to, from)) && !directions.is_explained(at, psn) {
                 let expected = format!("requests of queue pair {to_qpn} at {to}");
                 let found = "an answer to a queue pair that has sent none".to_owned();
-                streams[at].drafts.add(RuleId::Captured, place, expected, found);
+                stream.drafts.add(RuleId::Captured, place, expected, found);
             }
         }
     }

@@ -3,12 +3,14 @@
 
 use std::collections::VecDeque;
 
+use doorbell_wire::cost::MAX_MESSAGE_BYTES;
 use doorbell_wire::{
     AethRepr, MessageKind, NakCode, Opcode, PacketOperation, PathMtu, Psn, RethRepr, SyndromeKind, Transport,
 };
 use hdrhistogram::Histogram;
 
 use super::acknowledged::Acknowledged;
+use super::directions::Span;
 use super::silence::Silence;
 use super::summary::{NakCount, OperationCount, SizeCount, Times};
 
@@ -232,12 +234,14 @@ impl Requests {
             }
         } else {
             let distance = |open: &Open| packet.psn.distance_from(open.first);
-            let Some(at) = (0..self.open.len()).min_by_key(|&at| distance(&self.open[at])) else {
+            let length = |open: &Open| u64::from(distance(open)) * open.mtu_bytes + packet.payload_bytes;
+            let nearest = (0..self.open.len()).min_by_key(|&at| distance(&self.open[at]));
+            // A last packet whose first packet is missing may come after the first packet of a later message.
+            let Some(at) = nearest.filter(|&at| length(&self.open[at]) <= MAX_MESSAGE_BYTES) else {
                 self.incomplete += 1;
                 return;
             };
-            let open = self.open.swap_remove(at);
-            Some(u64::from(distance(&open)) * open.mtu_bytes + packet.payload_bytes)
+            Some(length(&self.open.swap_remove(at)))
         };
         let kind = match operation {
             PacketOperation::Send if opcode.has_imm() => MessageKind::SendImm,
@@ -287,12 +291,11 @@ impl Requests {
         }
     }
 
-    /// Returns whether the sequence number belongs to a sent request or to the response of a sent READ.
-    pub(super) fn has_sent(&self, psn: Psn) -> bool {
-        self.seen.is_some_and(|(first, next)| {
+    /// Returns the newest sequence numbers of sent requests and of responses to sent READs.
+    pub(super) fn sent(&self) -> Option<Span> {
+        self.seen.map(|(first, next)| {
             let sent = next.distance_from(first).min(MAX_IN_FLIGHT);
-            let back = next.add(self.slack).distance_from(psn);
-            back >= 1 && back <= sent + self.slack
+            Span { first: next.sub(sent), length: sent + self.slack }
         })
     }
 

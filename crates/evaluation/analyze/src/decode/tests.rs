@@ -241,6 +241,17 @@ fn late_packets_do_not_count_as_retransmitted() {
     let summary = read(&pcap(&frames));
     let from_a = &only(&summary).from_a;
     assert_eq!((from_a.missing_packets, from_a.incomplete_messages, from_a.operations[0].messages), (3, 1, 2));
+    // The end of a message whose beginning was lost comes after the beginning of the next message.
+    let frames = [
+        send(Opcode::RC_SEND_ONLY, 5, 8),
+        send(Opcode::RC_SEND_FIRST, 9, 1024),
+        send(Opcode::RC_SEND_LAST, 8, 8),
+        send(Opcode::RC_SEND_LAST, 10, 8),
+    ];
+    let summary = read(&pcap(&frames));
+    let from_a = &only(&summary).from_a;
+    let sends = &from_a.operations[0];
+    assert_eq!((from_a.incomplete_messages, sends.messages, sends.max_bytes), (1, 2, Some(1032)));
 }
 
 #[test]

@@ -250,6 +250,7 @@ impl Tracker {
         let packet = Packet { opcode, psn: bth.psn, payload_bytes, reth, aeth, timestamp_ns: frame.timestamp_ns };
         if opcode.is_request() || is_unfollowed_request(opcode) {
             stream.requests.add(&packet);
+            self.directions.sent(at, stream.requests.sent());
         } else if opcode.is_response() {
             let acknowledged = stream.answers.add(&packet);
             if let Some(peer) = self.peer(at, &packet) {
@@ -287,9 +288,8 @@ impl Tracker {
 
     /// Returns the stream with the requests that the answer `packet` in stream `at` belongs to.
     fn peer(&mut self, at: usize, packet: &Packet) -> Option<usize> {
-        let Self { directions, streams, .. } = self;
-        let is_settled = directions.opposite(at).is_some();
-        directions.join(at, is_settled, |other| streams[other].requests.has_sent(packet.psn)).opposite
+        let is_settled = self.directions.opposite(at).is_some();
+        self.directions.join(at, is_settled, packet.psn).opposite
     }
 
     pub(super) fn finish(self, format: &'static str, stopped: Option<String>) -> Summary {

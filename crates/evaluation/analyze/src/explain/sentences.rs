@@ -10,6 +10,18 @@ pub fn rate(value: f64) -> String {
     rounded(value, 0)
 }
 
+/// Formats a rate of bytes with its unit: `12 B/s`, `481 kB/s`, `3.13 MB/s`.
+pub fn byte_rate(bytes_per_s: f64) -> String {
+    let rate = rate(bytes_per_s);
+    let space = if rate.ends_with(char::is_alphabetic) { "" } else { " " };
+    format!("{rate}{space}B/s")
+}
+
+/// Formats a number of things, with the plural of their name where it belongs: `1 packet`, `16 packets`.
+pub fn number_of(count: u64, name: &str) -> String {
+    format!("{count} {name}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Formats a rate with a unit prefix and three significant digits, and `more` further digits.
 fn rounded(value: f64, more: usize) -> String {
     let (scaled, unit) = match value {

@@ -8,6 +8,15 @@ fn incoming(packets: (f64, f64), bytes: (f64, f64)) -> Rates {
     Rates { rx_packets: packets.0, rx_bytes: packets.0 * bytes.0, tx_packets: packets.1, tx_bytes: packets.1 * bytes.1 }
 }
 
+#[test]
+fn rates_and_numbers_have_their_units() {
+    use sentences::{byte_rate, number_of};
+
+    let rates = [0.0, 5.48, 999.0, 1000.0, 3.13e6, 12.4e9].map(byte_rate);
+    assert_eq!(rates, ["0 B/s", "5.48 B/s", "999 B/s", "1.00 kB/s", "3.13 MB/s", "12.4 GB/s"]);
+    assert_eq!([0, 1, 2].map(|count| number_of(count, "packet")), ["0 packets", "1 packet", "2 packets"]);
+}
+
 /// Returns the rank of the first explanation with this operation, pattern and payload whose rate includes the true
 /// one.
 fn rank(

@@ -1,6 +1,6 @@
 //! Probable causes, with the evidence that counters and settings have.
 
-use doorbell_analyze::explain::sentences::rate;
+use doorbell_analyze::explain::sentences::{byte_rate, rate};
 use doorbell_counters::Common;
 use doorbell_verbs_core::Status;
 use doorbell_wire::{MessageKind, PathMtu};
@@ -100,8 +100,8 @@ pub(super) fn of_excess(audit: &mut Audit, claim: &Claim, limit: f64) {
     }
     if !audit.output.setup.is_bidirectional && claimed / 2.0 <= limit {
         let sentence = format!(
-            "half of the claim, {}B/s, fits: it may count both directions, or two ports or links",
-            rate(claimed / 2.0)
+            "half of the claim, {}, fits: it may count both directions, or two ports or links",
+            byte_rate(claimed / 2.0)
         );
         audit.find("both-directions", 50, sentence);
     }

@@ -327,6 +327,13 @@ mod tests {
     }
 
     #[test]
+    fn requests_of_one_client_thread_wait_for_its_turns_too() {
+        let many = clients(16, Protocol::SendReceive);
+        let one = Workload { peers: Peers::connections(16), ..many };
+        assert!(loaded_ns(one, 200) > 1.2 * loaded_ns(many, 200));
+    }
+
+    #[test]
     fn long_replies_take_turns_on_the_link_but_reads_wait_between_them() {
         let alone = |protocol| of(clients(2, protocol), 65_536).1.latency_ns;
         let loaded = |protocol| loaded_ns(clients(2, protocol), 65_536);

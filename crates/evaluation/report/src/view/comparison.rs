@@ -123,17 +123,20 @@ pub(super) fn table(runs: &[Run]) -> Option<Table> {
     let most = rows.iter().filter_map(|row| row.best).map(|best| best.1).fold(0.0, f64::max);
     let share = |throughput: f64| if most > 0.0 { throughput / most * 100.0 } else { 0.0 };
     let cells = |row: Row<'_>| {
-        let (rate, throughput, series) = row.best.unwrap_or((0.0, 0.0, NOTHING));
+        let best = match row.best {
+            Some((rate, throughput, series)) => {
+                [Cell::number(rate), Cell::Bar(throughput, share(throughput)), Cell::text(series)]
+            }
+            None => [Cell::number(None), Cell::number(None), Cell::text(NOTHING)],
+        };
         let mut cells = vec![Cell::shown(row.size as f64, bytes(row.size as f64))];
         cells.extend(run_cell(runs, row.run));
         cells.extend([
             Cell::text(row.family),
             Cell::number(row.latency.map(|latency| latency.0)),
             Cell::number(row.latency.map(|latency| latency.1)),
-            Cell::number(rate),
-            Cell::Bar(throughput, share(throughput)),
-            Cell::text(series),
         ]);
+        cells.extend(best);
         cells
     };
     Table::default()

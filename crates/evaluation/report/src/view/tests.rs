@@ -1,10 +1,11 @@
 //! Views of made-up records, without HTML.
 
-use doorbell_record::{Environment, PointResult};
+use doorbell_record::{Environment, Latency, PointResult};
 use doorbell_study::experiment::{Effort, Point, all};
 use serde_json::json;
 
 use super::*;
+use crate::format::NOTHING;
 
 pub(crate) fn environment() -> Environment {
     let environment = serde_json::from_value(json!({
@@ -112,6 +113,20 @@ fn first_screen_has_the_best_protocol_of_each_size() {
     assert_eq!(are_hidden(false), [("direct-write", 4), ("send-receive", 6)]);
     let variants = ["batched", "sequential", "unbatched"].map(|variant| format!("send-receive, {variant}"));
     assert_eq!(are_hidden(true), variants.each_ref().map(|variant| (variant.as_str(), 6)));
+}
+
+#[test]
+fn throughput_that_was_not_measured_has_a_dash() {
+    let mut here = run("here", "send-receive/latency", 1e6);
+    let latency = Latency { min: 2000, p50: 2000, mean: 2000.0, p99: 3000, p999: 3000, max: 3000 };
+    here.records.iter_mut().flat_map(|it| &mut it.repetitions).for_each(|result| result.latency_ns = Some(latency));
+    let glance = View::new(&[here], None, None).glance.expect("a table");
+    assert_eq!(column(&glance, "median latency, us"), [&Cell::number(2.0); 5]);
+    for name in ["M messages/s", "Gb/s"] {
+        let cells = column(&glance, name);
+        let is_dash = |cell: &&Cell| matches!(cell, Cell::Number(value, text) if value.is_nan() && text == NOTHING);
+        assert!(cells.iter().all(is_dash), "{name}: {cells:?}");
+    }
 }
 
 #[test]

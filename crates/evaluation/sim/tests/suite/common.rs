@@ -3,9 +3,10 @@
 
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_sim::{Ps, Testbed, VirtualWaiter, testbed};
+use doorbell_testing::ConnectionEnd;
 use doorbell_verbs::{
-    Access, AddressVector, Completion, Cq, Device, MemoryKind, PathMtu, Payload, Psn, QKey, Qp, QpAttributes,
-    QpCapacities, QpKind, QpOptions, QpState, Region, SendFlags, SendOperation, SendRequest, Status, UdDestination,
+    Access, AddressVector, Completion, Cq, Device, MemoryKind, PathMtu, Payload, Psn, QKey, Qp, QpCapacities, QpKind,
+    QpOptions, Region, SendFlags, SendOperation, SendRequest, Status, UdDestination,
 };
 
 /// QKey of all datagrams in these tests.
@@ -33,37 +34,17 @@ pub fn end(device: &Device, kind: QpKind) -> End {
 
 /// Connects an end to its peer. `timeout` is the exponent of the acknowledgement timeout.
 pub fn connect(own: &End, peer: &End, timeout: u8) {
-    let (rc, ud) = (own.kind == QpKind::Rc, own.kind == QpKind::Ud);
-    let steps = [
-        QpAttributes {
-            state: Some(QpState::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            qkey: ud.then_some(QKEY),
-            access: (!ud).then_some(Access::REMOTE_READ),
-            ..QpAttributes::default()
-        },
-        QpAttributes {
-            state: Some(QpState::ReadyToReceive),
-            address: (!ud).then(|| AddressVector::to(peer.qp.pd().device().attributes().address)),
-            path_mtu: (!ud).then_some(PathMtu::Mtu1024),
-            dest_qpn: (!ud).then_some(peer.qp.qpn()),
-            receive_psn: (!ud).then_some(Psn::new(1)),
-            max_dest_rd_atomic: rc.then_some(4),
-            min_rnr_timer: rc.then_some(1),
-            ..QpAttributes::default()
-        },
-        QpAttributes {
-            state: Some(QpState::ReadyToSend),
-            send_psn: Some(Psn::new(1)),
-            timeout: rc.then_some(timeout),
-            retry_count: rc.then_some(3),
-            rnr_retry: rc.then_some(7),
-            max_rd_atomic: rc.then_some(4),
-            ..QpAttributes::default()
-        },
-    ];
-    steps.iter().for_each(|step| own.qp.modify(step).expect("a valid transition"));
+    let address = peer.qp.pd().device().attributes().address;
+    let end = ConnectionEnd {
+        access: Access::REMOTE_READ,
+        qkey: QKEY,
+        send_psn: Psn::new(1),
+        receive_psn: Psn::new(1),
+        timeout,
+        retry_count: 3,
+        ..ConnectionEnd::new(own.kind, (address, peer.qp.qpn()), PathMtu::Mtu1024)
+    };
+    end.steps().iter().for_each(|step| own.qp.modify(step).expect("a valid transition"));
 }
 
 /// Returns the destination of datagrams to an end.

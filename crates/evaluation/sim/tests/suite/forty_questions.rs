@@ -5,8 +5,6 @@
 //! answers and writes them to docs/model.md.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
 
 use doorbell_model::advise::{Advice, Goal, Need, advise};
 use doorbell_model::explain::millions;
@@ -17,9 +15,10 @@ use doorbell_protocols::Protocol;
 use doorbell_sim::advise::{departs, simulate};
 use doorbell_sim::testbed;
 
-/// Departures of more than 25 % that are understood: [`Question::name`], [`RATE`] or [`LATENCY`], and the cause as a
-/// sentence.
-const KNOWN: &[(&str, &str, &str)] = &[
+use crate::questions::{Known, Table};
+
+/// Departures that are understood: [`Question::name`], [`RATE`] or [`LATENCY`], and the cause.
+const KNOWN: &[Known] = &[
     (
         "buffered-read, 1048576 B, 4:1",
         RATE,
@@ -33,15 +32,15 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Maximum number of entries of [`KNOWN`].
-const MOST_KNOWN: usize = 4;
+const TABLE: Table =
+    Table { begin: "<!-- generated: `crates/evaluation/sim/tests/suite/forty_questions.rs` -->\n\n", known: KNOWN };
 
 const RATE: &str = "rate";
 const LATENCY: &str = "latency alone";
 
 /// Protocols of the questions: all that `advise` may recommend. Of the variants of Buffered-Write in which the sender
 /// READs the free space, one stands for all.
-const PROTOCOLS: [Protocol; 10] = [
+pub(crate) const PROTOCOLS: [Protocol; 10] = [
     Protocol::SendReceive,
     Protocol::DirectRead,
     Protocol::DirectReadSend,
@@ -162,8 +161,9 @@ impl Answered {
         let Question { protocol, bytes, clients } = self.question;
         let Advice { window, batch, srq, .. } = &self.advice;
         let departures = self.departures();
-        let reason =
-            |figure: &&str| format!("{figure}: {}", known(&self.question, figure).unwrap_or("no reason is known"));
+        let reason = |figure: &&str| {
+            format!("{figure}: {}", TABLE.reason(&self.question.name(), figure).unwrap_or("no reason is known"))
+        };
         let reasons: Vec<String> = departures.iter().map(reason).collect();
         let cells = |[rate, latency]: &Figures| format!("{} / {:.2}", millions(*rate), latency / 1e3);
         format!(
@@ -175,12 +175,6 @@ impl Answered {
             reasons.join("; ")
         )
     }
-}
-
-/// Returns the reason for a departure, if it is understood.
-fn known(asked: &Question, departing: &str) -> Option<&'static str> {
-    let name = asked.name();
-    KNOWN.iter().find(|(question, figure, _)| *question == name && *figure == departing).map(|(.., reason)| *reason)
 }
 
 fn table(answers: &[Answered]) -> String {
@@ -195,46 +189,18 @@ const HEAD: &str = "\
 | protocol | bytes | pattern | window / batch | model, M/s / us | simulator | `advise` | differs by more than 25 % in |
 |---|---|---|---|---|---|---|---|
 ";
-const BEGIN: &str = "<!-- generated: `crates/evaluation/sim/tests/suite/forty_questions.rs` -->\n\n";
-const END: &str = "\n<!-- end of generated part -->";
-
-fn page() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/model.md")
-}
 
 #[test]
 fn model_simulator_and_advise_agree_on_forty_questions() {
     let questions = questions();
     assert_eq!(questions.len(), 40);
     let answers: Vec<Answered> = questions.into_iter().map(Question::ask).collect();
-    let table = table(&answers);
-    println!("{table}");
-
-    let text = fs::read_to_string(page()).expect("the page");
-    let (before, rest) = text.split_once(BEGIN).expect("the begin of the table");
-    let (stored, after) = rest.split_once(END).expect("the end of the table");
-    let is_update = std::env::var_os("DOORBELL_UPDATE_QUESTIONS").is_some();
-    if is_update {
-        fs::write(page(), format!("{before}{BEGIN}{table}{END}{after}")).expect("the page is writable");
-    }
-
-    let departures: Vec<(&Question, &str)> = answers
-        .iter()
-        .flat_map(|answered| answered.departures().into_iter().map(move |figure| (&answered.question, figure)))
-        .collect();
-    let unknown: Vec<String> = departures
-        .iter()
-        .filter(|(question, figure)| known(question, figure).is_none())
-        .map(|(question, figure)| format!("{}: {figure}", question.name()))
-        .collect();
-    assert!(unknown.is_empty(), "departures without a reason: {unknown:#?}\n{table}");
-    for (name, of, reason) in KNOWN {
-        let is_left = departures.iter().any(|(question, figure)| question.name() == *name && figure == of);
-        assert!(is_left, "{name}, {of}: no departure any more, so remove the entry ({reason})");
-    }
-    let count = KNOWN.len();
-    assert!(count <= MOST_KNOWN, "{count} departures are listed, allowed are {MOST_KNOWN}");
-    assert!(is_update || stored == table, "DOORBELL_UPDATE_QUESTIONS=1 writes the table anew:\n{table}");
+    let of = |answered: &Answered| {
+        let name = answered.question.name();
+        answered.departures().into_iter().map(move |figure| (name.clone(), figure)).collect::<Vec<_>>()
+    };
+    let departures: Vec<(String, &str)> = answers.iter().flat_map(of).collect();
+    TABLE.check(&table(&answers), &departures);
 }
 
 #[test]

@@ -190,8 +190,10 @@ impl<P: Peer<Says = ToServer, Hears = FromServer>, X: Threads> Asking<P, X> {
     pub async fn measure(&mut self, bytes: usize, progress: Progress<'_>) -> Result<PointResult, SessionError> {
         let protocol = self.parameters.protocol;
         let result = with_connector!(protocol, connector => self.measure_over(connector, bytes, progress).await);
+        let result = result.map_err(|error| error.on(&self.device));
         // If the peer failed too, report its reason as well.
-        if let Err(SessionError::Connection { .. } | SessionError::Setup(_)) = &result
+        if let Err(SessionError::Connection { .. } | SessionError::DeviceFailed { .. } | SessionError::Setup(_)) =
+            &result
             && let Ok(FromServer::Failed(reason)) = self.peer.receive(Patience::Reason).await
         {
             return Err(SessionError::Both {

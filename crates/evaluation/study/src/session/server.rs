@@ -201,7 +201,8 @@ async fn answer_points<P: Peer<Says = FromServer, Hears = ToServer>>(
         check_numbers(&numbers, &parameters)?;
         let _pinned = threads.pin(&cpus)?;
         let report = with_connector!(parameters.protocol, connector =>
-            perform_part(connector, &pd, peer, threads, &parameters, bytes, (part, &numbers)).await?);
+            perform_part(connector, &pd, peer, threads, &parameters, bytes, (part, &numbers)).await);
+        let report = report.map_err(|error| error.on(device))?;
         peer.send(report).await?;
     }
 }

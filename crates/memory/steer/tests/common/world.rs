@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use doorbell_rnic::{Budget, CompletionQueue, Config, Filter, Region as RnicRegion, Rnic, TransmitBatch};
 use doorbell_steer::{ClientEnd, NodeEnd, Region, Steer};
+use doorbell_testing::ConnectionEnd;
 use doorbell_verbs_core::{
-    Access, AddressVector, Completion, CqId, Payload, PdId, QpAttributes, QpCapacities, QpInit, QpKind, QpState,
-    SendFlags, SendOperation, SendRequest, Sge,
+    Access, Completion, CqId, Payload, PdId, QpAttributes, QpCapacities, QpInit, QpKind, SendFlags, SendOperation,
+    SendRequest, Sge,
 };
 use doorbell_wire::{BthPacket, Outer, PathMtu, Psn, Qpn, RKey};
 
@@ -126,35 +127,16 @@ pub fn steps(
     reads: [u8; 2],
     patience: Patience,
 ) -> [QpAttributes; 3] {
-    let none = QpAttributes::default();
-    [
-        QpAttributes {
-            state: Some(QpState::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: Some(Access::all()),
-            ..none
-        },
-        QpAttributes {
-            state: Some(QpState::ReadyToReceive),
-            address: Some(AddressVector::to(peer.0)),
-            path_mtu: Some(mtu),
-            dest_qpn: Some(peer.1),
-            receive_psn: Some(peer.2),
-            max_dest_rd_atomic: Some(reads[0]),
-            min_rnr_timer: Some(1),
-            ..none
-        },
-        QpAttributes {
-            state: Some(QpState::ReadyToSend),
-            send_psn: Some(send_psn),
-            timeout: Some(patience.timeout),
-            retry_count: Some(patience.retry_count),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(reads[1]),
-            ..none
-        },
-    ]
+    let end = ConnectionEnd {
+        send_psn,
+        receive_psn: peer.2,
+        timeout: patience.timeout,
+        retry_count: patience.retry_count,
+        max_dest_rd_atomic: reads[0],
+        max_rd_atomic: reads[1],
+        ..ConnectionEnd::new(QpKind::Rc, (peer.0, peer.1), mtu)
+    };
+    end.steps()
 }
 
 impl World {

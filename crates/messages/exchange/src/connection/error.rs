@@ -9,7 +9,7 @@ pub enum ConnectionError {
     #[error("the peer closed the connection")]
     PeerClosed,
     /// The peer does not answer any more, since the peer or the network has failed.
-    #[error("the peer does not answer any more ({})", .0.describe())]
+    #[error("the peer does not answer any more ({})", .0.text())]
     PeerUnreachable(Status),
     /// The peer's RNIC rejected an operation.
     #[error("the peer refused a message ({})", .0.describe())]

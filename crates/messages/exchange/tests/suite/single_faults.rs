@@ -1,5 +1,6 @@
-//! Servers and clients of every protocol under single faults. One lost packet must not stop a server, and a client must
-//! get the error of a bad completion and the errno of a refused post.
+//! Servers and clients of every protocol under single faults. One lost packet must not stop a server (ROCm/mori#655). A
+//! client must get the error of a bad completion and the errno of a refused post (ROCm/rocm-systems#6948,
+//! meta-pytorch/torchcomms#4145).
 
 use std::collections::VecDeque;
 use std::time::Duration;

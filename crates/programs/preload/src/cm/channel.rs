@@ -13,9 +13,6 @@ use doorbell_ibverbs_sys as c;
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs::raw::Notices;
 use doorbell_verbs::{QKey, Qpn};
-use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::unistd::dup3_raw;
 
 use super::id::Id;
 use super::line::Line;
@@ -118,16 +115,8 @@ impl Queue {
     ///
     /// After this call, no code uses or drops `self`.
     unsafe fn renewed(&self) -> nix::Result<Arc<Self>> {
-        let own = self.waiting.fd();
-        let status = OFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFL)?) & OFlag::O_NONBLOCK;
-        let closes = FdFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFD)?).contains(FdFlag::FD_CLOEXEC);
-        let new = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)?;
-        fcntl(&new, FcntlArg::F_SETFL(status))?;
-        let flags = if closes { OFlag::O_CLOEXEC } else { OFlag::empty() };
-        // SAFETY: the caller no longer uses or drops the old queue, so the number is free for another owner. The
-        // descriptor is an eventfd.
-        let fd = unsafe { EventFd::from_owned_fd(dup3_raw(&new, own.as_raw_fd(), flags)?) };
-        Ok(Self::with(Notices::on(fd)))
+        // SAFETY: the caller no longer uses or drops this queue, so it does not use or drop the list either.
+        Ok(Self::with(unsafe { self.waiting.renewed()? }))
     }
 
     pub(super) fn push(&self, news: PendingEvent) {

@@ -4,15 +4,14 @@ use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use doorbell_fabric::EventIdentity;
 use doorbell_ibverbs_sys as c;
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs::raw::{Provider, Sleepers};
-use doorbell_verbs::{Attachment, Completion, CompletionOpcode, CqId, Notify, Status, raw};
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use doorbell_verbs::{Attachment, Completion, CompletionOpcode, CqId, Notify, PortState, Status, raw};
 
 use crate::objects::answer::{Answer, Refused, pointer, set_errno, status};
 use crate::objects::context::Context;
@@ -30,6 +29,8 @@ pub(crate) struct Channel {
     c: c::ibv_comp_channel,
     raw: Arc<dyn raw::Channel>,
     identity: EventIdentity,
+    /// Whether the descriptor was open and lacked O_NONBLOCK when a call checked it last. False before the first check.
+    was_blocking: AtomicBool,
     sleepers: Arc<Sleepers>,
     device: Arc<Device>,
     users: Users,
@@ -48,6 +49,13 @@ unsafe impl Object for Channel {
 impl Channel {
     fn cqs(&self) -> MutexGuard<'_, HashMap<CqId, CqPointer>> {
         self.cqs.lock().ignore_poison()
+    }
+
+    /// Checks whether a call that found no notification may wait for one, as [`expect_waiting`] does.
+    fn expect_waiting(&self, turn: Turn) -> Answer<()> {
+        let checked = expect_waiting(self.c.fd, self.identity, turn);
+        self.was_blocking.store(checked.is_ok(), Ordering::Relaxed);
+        checked
     }
 
     /// Takes the oldest notification of the channel. Returns `None` if there is no notification of an existing queue.
@@ -75,10 +83,6 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_con
         let own = unsafe { Context::of(context) }?;
         own.device.expect_own()?;
         let raw = own.device.provider.create_channel()?;
-        // Programs expect a blocking descriptor, unless they change it.
-        fcntl(raw.fd(), FcntlArg::F_SETFL(OFlag::empty())).map_err(|error| {
-            Refused::new(error as c_int, format!("the channel's descriptor could not be made blocking: {error}"))
-        })?;
         let c = c::ibv_comp_channel { context, fd: raw.fd().as_raw_fd(), refcnt: 0 };
         let sleepers = raw.sleepers().cloned();
         let sleepers = sleepers.ok_or_else(|| {
@@ -87,8 +91,8 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(context: *mut c::ibv_con
             )
         })?;
         let (identity, device) = (EventIdentity::of(raw.fd()), Arc::clone(&own.device));
-        let (users, cqs) = (Users::default(), Mutex::default());
-        Ok(own.handles.give(Channel { c, raw, identity, sleepers, device, users, cqs }))
+        let (users, cqs, was_blocking) = (Users::default(), Mutex::default(), AtomicBool::new(false));
+        Ok(own.handles.give(Channel { c, raw, identity, was_blocking, sleepers, device, users, cqs }))
     })
 }
 
@@ -121,10 +125,20 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
             if let Some(found) = own.take() {
                 break found;
             }
-            expect_waiting(own.c.fd, own.identity, turn)?;
-            if turn != Turn::First || !as_if_asleep(|| own.raw.linger())? {
-                return Ok(Step::Sleep(Sleep::new(&own.sleepers, added)));
+            // Each check is a system call, and a notification usually arrives while the caller lingers. If the last
+            // check allowed waiting, linger first and check before the sleep. A program that has set O_NONBLOCK since
+            // then gets EAGAIN about 0.1 ms late, once: the failed check makes the next calls check first.
+            let lingers_first = own.was_blocking.load(Ordering::Relaxed);
+            if !lingers_first {
+                own.expect_waiting(turn)?;
             }
+            if turn == Turn::First && as_if_asleep(|| own.raw.linger())? {
+                continue;
+            }
+            if lingers_first {
+                own.expect_waiting(turn)?;
+            }
+            return Ok(Step::Sleep(Sleep::new(&own.sleepers, added)));
         };
         // SAFETY: the caller provides memory for the results. The queue exists until this notification is acknowledged.
         unsafe {
@@ -328,7 +342,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut c::ibv_cq, room: c_int, places:
             return -1;
         };
         for completion in &chunk[..found] {
-            explain_failure(completion.status);
+            explain_failure(&own.device, completion.status);
             // SAFETY: the caller has memory for `room` completions.
             unsafe { places.add(done).write(work_completion(completion, own)) };
             done += 1;
@@ -355,15 +369,21 @@ const MOST_CAUSES: usize = 3;
 
 /// Explains the status of a failed completion by its most frequent causes. A flushed request has no cause of its own.
 #[inline]
-pub(crate) fn explain_failure(status: Status) {
+pub(crate) fn explain_failure(device: &Device, status: Status) {
     if !matches!(status, Status::Success | Status::WorkRequestFlushed) && is_wanted() {
-        for cause in &status.causes()[..status.causes().len().min(MOST_CAUSES)] {
-            explain(
-                &format_args!("a completion has status {} ({})", status.number(), status.text()),
-                &format_args!("perhaps {}. Check: {}", cause.cause, cause.check),
-            );
+        let is_port_down = device.port_state().is_ok_and(|state| state == PortState::Down);
+        for why in causes(status, is_port_down) {
+            explain(&format_args!("a completion has status {} ({})", status.number(), status.text()), &why);
         }
     }
+}
+
+/// Returns sentences about the causes of a status, known facts first.
+fn causes(status: Status, is_port_down: bool) -> Vec<String> {
+    let of_port = "the port of this device is down, so packets neither leave nor arrive. Check: `doorbell port`";
+    let of_port = (is_port_down && status == Status::RetryExceeded).then(|| of_port.to_owned());
+    let known = status.causes().iter().map(|cause| format!("perhaps {}. Check: {}", cause.cause, cause.check));
+    of_port.into_iter().chain(known).take(MOST_CAUSES).collect()
 }
 
 pub(crate) fn wc_status(status: Status) -> c::ibv_wc_status {
@@ -455,6 +475,15 @@ fn work_completion(completion: &Completion, cq: &Cq) -> c::ibv_wc {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_that_is_down_is_the_first_cause_of_lost_answers() {
+        let first = |status, is_port_down| causes(status, is_port_down).remove(0);
+        assert!(first(Status::RetryExceeded, true).starts_with("the port of this device is down"));
+        assert!(first(Status::RetryExceeded, false).starts_with("perhaps the peer ended"));
+        assert!(first(Status::RemoteAccess, true).starts_with("perhaps "));
+        assert_eq!(causes(Status::RetryExceeded, true).len(), MOST_CAUSES);
+    }
 
     #[test]
     fn numbers_of_statuses_are_those_of_libibverbs() {

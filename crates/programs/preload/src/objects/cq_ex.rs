@@ -92,7 +92,7 @@ fn advance(own: &Cq) -> c_int {
     match own.raw.poll(std::slice::from_mut(current)) {
         Ok(0) => libc::ENOENT,
         Ok(_) => {
-            cq::explain_failure(current.status);
+            cq::explain_failure(&own.device, current.status);
             // SAFETY: only the thread that holds `polling` accesses these fields, which C code reads directly.
             unsafe {
                 (*table).wr_id = current.wr_id;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use doorbell_fabric::EventIdentity;
 use doorbell_ibverbs_sys as c;
 use doorbell_verbs::raw::Notices;
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::objects::answer::{Answer, Refused};
 use crate::objects::context::Context;
@@ -67,12 +66,12 @@ impl Events {
     }
 }
 
-/// Returns an empty list. As verbs require, a `read` of the list's descriptor blocks, unless the program makes the
+/// Returns an empty list. As verbs require, a call that waits for an entry blocks, unless the program makes the list's
 /// descriptor nonblocking.
 pub(crate) fn blocking_notices<T>() -> Answer<Notices<T>> {
-    let fd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)
-        .map_err(|error| Refused::new(error as c_int, format!("an eventfd could not be created: {error}")))?;
-    Ok(Notices::on(fd))
+    Notices::new().map_err(|error| {
+        Refused::new(error as c_int, format!("a descriptor that signals events could not be created: {error}"))
+    })
 }
 
 /// Returns the object if this process created it. The locks of an inherited object may be held by threads that do not

@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use doorbell_fabric::FaultPlan;
-use doorbell_verbs::soft::{self, DevicesError, SoftDevice, SoftOptions};
+use doorbell_verbs::soft::{self, ACK_VARIABLE, AckPolicy, DevicesError, SoftDevice, SoftOptions};
 
 use crate::objects::answer::{Answer, Refused};
+use crate::process::exit::replaces_the_c_library;
 use crate::process::static_value::StaticValue;
 
 fn variable(name: &str) -> Option<OsString> {
@@ -52,6 +53,10 @@ pub(crate) fn options(number: usize) -> Answer<SoftOptions> {
         guards_memory: true,
         ..SoftOptions::default()
     };
+    // The library does not see that such a program ends by `_exit` or `exec`, so no acknowledgement may wait.
+    if variable(ACK_VARIABLE).is_none() && !replaces_the_c_library() {
+        options.ack = Some(AckPolicy::Strict);
+    }
     if let Some(port) = parsed("DOORBELL_PORT")? {
         options.port = port;
     }

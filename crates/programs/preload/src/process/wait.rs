@@ -300,8 +300,8 @@ fn all_restart() -> bool {
     (1..=libc::SIGRTMAX()).all(|number| unsafe { libc::sigismember(mask, number) } == 1 || !ends_waits(number))
 }
 
-/// Checks whether a call that found no event may wait for one. `descriptor` is the eventfd that signals events to the
-/// program.
+/// Checks whether a call that found no event may wait for one. `descriptor` is the descriptor that signals events to
+/// the program.
 ///
 /// # Errors
 ///

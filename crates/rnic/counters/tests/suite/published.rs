@@ -371,7 +371,8 @@ fn a_request_to_a_port_gets_the_reply_of_its_device() {
             });
             let mut source = PublishedSource::new();
             let mut ask = |selector: &str, request| source.ask_port(selector, request, |_, _| {});
-            let answers = [ask("doorbell0", PortRequest::Down), ask("127.0.0.9", PortRequest::Down)];
+            let of_process = format!("doorbell0#{}", std::process::id());
+            let answers = [ask(&of_process, PortRequest::Down), ask("127.0.0.9", PortRequest::Down)];
             is_over.store(true, Ordering::Relaxed);
             (device.join().unwrap(), answers)
         });
@@ -396,6 +397,11 @@ fn a_request_to_no_port_or_to_several_is_refused() {
         let error = ask("doorbell0").to_string();
         let expected = "\"doorbell0\" is the name of 2 devices: name one of ";
         assert!(error.starts_with(expected) && error.contains("doorbell0@127.0.0.10"), "{error}");
+        let of_process = format!("doorbell0#{}", std::process::id());
+        assert!(matches!(ask(&of_process), AskError::Ambiguous { .. }));
+        for unknown in ["doorbell0#0", "doorbell0#", "#1"] {
+            assert!(matches!(ask(unknown), AskError::Unknown { .. }), "{unknown}");
+        }
         let error = ask("doorbell1");
         assert!(matches!(error, AskError::Unknown { .. }), "{error}");
         assert!(error.to_string().contains("open are doorbell0@127.0.0."), "{error}");

@@ -1,11 +1,11 @@
 use std::net::IpAddr;
 
 use doorbell_rnic::{CompletionQueue, Config};
+use doorbell_testing::ConnectionEnd;
 use doorbell_verbs_core::{
-    Access, AddressVector, Completion, LinkCounters, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState,
-    SendFlags, SendOperation, SendRequest, Status,
+    Completion, LinkCounters, Payload, QpCapacities, QpInit, QpKind, SendFlags, SendOperation, SendRequest, Status,
 };
-use doorbell_wire::{PathMtu, Psn, Qpn};
+use doorbell_wire::{PathMtu, Qpn};
 
 use super::*;
 use crate::link::LinkProperties;
@@ -97,35 +97,9 @@ fn connected<L: Link>(link: L) -> (Driver<L>, Qpn, std::sync::Arc<CompletionQueu
     let capacities = QpCapacities { max_send_wr: 4, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 16 };
     let init = QpInit { kind: QpKind::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, capacities, signal_all: true };
     let qpn = rnic.create_qp(init).unwrap();
-    let steps = [
-        QpAttributes {
-            state: Some(QpState::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: Some(Access::all()),
-            ..QpAttributes::default()
-        },
-        QpAttributes {
-            state: Some(QpState::ReadyToReceive),
-            address: Some(AddressVector::to([10, 0, 0, 2].into())),
-            path_mtu: Some(PathMtu::Mtu1024),
-            dest_qpn: Some(Qpn::new(2)),
-            receive_psn: Some(Psn::new(0)),
-            max_dest_rd_atomic: Some(1),
-            min_rnr_timer: Some(1),
-            ..QpAttributes::default()
-        },
-        QpAttributes {
-            state: Some(QpState::ReadyToSend),
-            send_psn: Some(Psn::new(0)),
-            timeout: Some(14),
-            retry_count: Some(RETRIES),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(1),
-            ..QpAttributes::default()
-        },
-    ];
-    for step in steps {
+    let peer = ([10, 0, 0, 2].into(), Qpn::new(2));
+    let end = ConnectionEnd { retry_count: RETRIES, ..ConnectionEnd::new(QpKind::Rc, peer, PathMtu::Mtu1024) };
+    for step in end.steps() {
         rnic.modify_qp(qpn, &step).unwrap();
     }
     (Driver::new(rnic, link, 4791), qpn, queue)
@@ -201,4 +175,65 @@ fn a_full_link_forgets_its_batch_when_the_port_goes_down() {
     driver.order_port(1, PortOrder::Down).unwrap();
     assert_eq!((driver.is_link_full(), driver.link().forgotten), (false, 1));
     assert_eq!(driver.link_counters().tx_port_down, 1);
+}
+
+/// A link with packets that arrive at no time, or at any time.
+#[derive(Debug, Default)]
+struct Arrivals {
+    may_come: bool,
+}
+
+impl Link for Arrivals {
+    fn properties(&self) -> LinkProperties {
+        LinkProperties { sealed: false }
+    }
+
+    fn transmit(&mut self, _now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
+        *next = batch.runs().len();
+        Ok(())
+    }
+
+    fn receive(&mut self, _now_ns: u64, _sink: &mut dyn Sink) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn may_receive(&self) -> bool {
+        self.may_come
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
+}
+
+#[test]
+fn a_look_without_a_clock_finds_packets_and_posts() {
+    let (mut driver, qpn, _) = connected(Arrivals::default());
+    let pump = |driver: &mut Driver<Arrivals>, now_ns: u64| {
+        driver.note_look(now_ns);
+        driver.pump(now_ns, Acks::Now).unwrap();
+    };
+    pump(&mut driver, 1_000_000);
+    assert!(!driver.look(), "the first look is a pump");
+    pump(&mut driver, 1_000_100);
+    assert!(driver.look(), "the caller polls in a tight loop");
+    assert!(!driver.look());
+    pump(&mut driver, 1_000_300);
+    driver.link_mut().may_come = true;
+    assert!(!driver.look(), "the look has overlooked a packet");
+    driver.link_mut().may_come = false;
+    let request = SendRequest {
+        wr_id: 1,
+        operation: SendOperation::Send,
+        flags: SendFlags::empty(),
+        payload: Payload::Inline(b"one"),
+        destination: None,
+    };
+    driver.rnic_mut().post_send(1_000_400, qpn, &[request]).unwrap();
+    driver.defer_transmit(2_000_000);
+    assert!(!driver.look(), "the look has left a deferred post");
+    pump(&mut driver, 1_000_500);
+    assert!(driver.look(), "the request has left");
+    pump(&mut driver, 3_000_000);
+    assert!(!driver.look(), "the caller polls slowly");
 }

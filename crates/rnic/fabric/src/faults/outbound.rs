@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 
-use doorbell_rnic::{EngineId, Path, TransmitBatch, TransmitInfo};
-use doorbell_wire::{BTH_LEN, FaultMarks, Flow, ICRC_LEN, Opcode, Outer, Qpn};
+use doorbell_rnic::{EngineId, Path, TransmitBatch};
+use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer};
 
 use super::FaultFilter;
 use crate::link::{Link, ReceivedRun, SentPacket, Sink};
@@ -200,7 +200,7 @@ impl Outbound {
                 break;
             }
             if !is_dropped {
-                self.batch.push(&path_of(&packet.outer), len, info_of(&packet.bytes));
+                self.batch.push_copy(&path_of(&packet.outer), &packet.bytes[..len]);
             }
             self.in_batch.extend(self.ready.0.pop_front());
             if is_corrupted {
@@ -243,21 +243,6 @@ impl Outbound {
 fn path_of(outer: &Outer) -> Path {
     let Outer { dst: destination, traffic_class, hop_limit, .. } = *outer;
     Path { engine: EngineId::default(), destination, traffic_class, hop_limit }
-}
-
-/// Returns the properties of a packet that its bytes show.
-fn info_of(packet: &[u8]) -> TransmitInfo {
-    let opcode = packet.first().map_or_else(Opcode::default, |&byte| Opcode(byte));
-    TransmitInfo {
-        qpn: Qpn::new(0),
-        opcode,
-        work_request: None,
-        first: opcode.is_first(),
-        last: opcode.is_last(),
-        inline: false,
-        retransmission: false,
-        payload_bytes: packet.len().saturating_sub(BTH_LEN + opcode.extension_len()) as u32,
-    }
 }
 
 /// Changes the IPv4 identification that the ICRC of a packet covers. The CRC is linear, so a wrong ICRC stays wrong.

@@ -33,6 +33,12 @@ pub(super) struct Habits {
     pub(super) first_penalty_ns: u64,
     /// Maximum time without naps, if naps continue to be mistakes.
     pub(super) longest_penalty_ns: u64,
+    /// Maximum number of looks between two yields of a lingering caller.
+    pub(super) most_looks_per_yield: u32,
+    /// Maximum time between two yields of a lingering caller.
+    pub(super) longest_without_yield_ns: u64,
+    /// A yield that takes less time than this ran no other thread.
+    pub(super) idle_yield_ns: u64,
     /// Maximum number of doublings in the back-off of lingering. After `n` doublings, the next 2^n - 1 opportunities to
     /// linger are skipped.
     pub(super) most_doublings: u32,
@@ -59,6 +65,12 @@ pub(super) const HABITS: Habits = Habits {
     wary_polls: 64,
     first_penalty_ns: 10_000_000,
     longest_penalty_ns: 100_000_000,
+    // A look at rings takes less than 0.1 us, so a peer that waits for this processor waits as briefly as for a switch
+    // between threads. A look at a socket takes longer, so the time limits the wait there.
+    most_looks_per_yield: 64,
+    longest_without_yield_ns: 5_000,
+    // Two switches between threads take more than this, and a system call without a switch less.
+    idle_yield_ns: 1_500,
     most_doublings: 8,
 };
 
@@ -131,9 +143,71 @@ impl Lingering {
     }
 }
 
+/// Schedule of the yields of a caller that lingers.
+///
+/// The peer may wait for this processor, so a lingering caller must yield it. But a yield takes as long as several
+/// looks. If it returns at once, no other thread waits for this processor, so the peer runs on another one. Each such
+/// yield doubles the number of looks until the next yield. After a yield that ran another thread, the caller yields
+/// after each look.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Yields {
+    looks: u32,
+    looks_per_yield: u32,
+}
+
+impl Default for Yields {
+    fn default() -> Self {
+        Self { looks: 0, looks_per_yield: 1 }
+    }
+}
+
+impl Yields {
+    /// Records a look that found nothing. Returns whether the caller must yield now. If so, the caller reports the
+    /// duration of the yield to [`yielded`](Self::yielded). `since_ns` is the time since the previous yield.
+    #[inline]
+    pub(super) fn is_due(&mut self, since_ns: u64) -> bool {
+        self.looks += 1;
+        self.looks >= self.looks_per_yield || since_ns >= HABITS.longest_without_yield_ns
+    }
+
+    pub(super) fn yielded(&mut self, took_ns: u64) {
+        self.looks = 0;
+        let is_idle = took_ns < HABITS.idle_yield_ns;
+        self.looks_per_yield = if is_idle { (2 * self.looks_per_yield).min(HABITS.most_looks_per_yield) } else { 1 };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Returns the number of looks until the next yield.
+    fn looks_until_yield(yields: &mut Yields) -> u32 {
+        (1..).find(|_| yields.is_due(0)).unwrap()
+    }
+
+    #[test]
+    fn yields_become_rare_while_no_other_thread_wants_the_processor() {
+        let mut yields = Yields::default();
+        let mut looks = Vec::new();
+        for _ in 0..8 {
+            looks.push(looks_until_yield(&mut yields));
+            yields.yielded(HABITS.idle_yield_ns - 1);
+        }
+        assert_eq!(looks, [1, 2, 4, 8, 16, 32, 64, 64]);
+        // The looks of the next wait count together with those of this one.
+        assert!((1..40).all(|_| !yields.is_due(0)));
+        assert_eq!(looks_until_yield(&mut yields), 25);
+        yields.yielded(HABITS.idle_yield_ns);
+        assert_eq!(looks_until_yield(&mut yields), 1, "another thread shares the processor");
+    }
+
+    #[test]
+    fn slow_looks_yield_by_the_clock() {
+        let mut yields = Yields { looks: 0, looks_per_yield: HABITS.most_looks_per_yield };
+        assert!(!yields.is_due(HABITS.longest_without_yield_ns - 1));
+        assert!(yields.is_due(HABITS.longest_without_yield_ns));
+    }
 
     #[test]
     fn repeatedly_wrong_naps_become_rarer() {

@@ -61,18 +61,21 @@ impl Wakeups {
     }
 
     /// Stores the deadline of the engine and whether the link is full. The caller must hold the engine's lock:
-    /// otherwise an older state could replace a newer one. Returns true if a value changed. Then the caller must call
-    /// [`must_kick`](Self::must_kick), and may release the lock before.
+    /// otherwise an older state could replace a newer one. Returns true if the deadline is earlier than before, or the
+    /// link has become full. Then the caller must call [`must_kick`](Self::must_kick), and may release the lock before.
     #[inline]
     pub(super) fn leave(&self, deadline_ns: u64, link_full: bool) -> bool {
-        if self.deadline_ns.load(Ordering::Relaxed) == deadline_ns
-            && self.link_full.load(Ordering::Relaxed) == link_full
-        {
+        // Only holders of the lock store these values, so plain loads and stores suffice.
+        let before_ns = self.deadline_ns.load(Ordering::Relaxed);
+        let was_full = self.link_full.load(Ordering::Relaxed);
+        if (before_ns, was_full) == (deadline_ns, link_full) {
             return false; // the caller that stored the same values has informed the thread
         }
         self.deadline_ns.store(deadline_ns, Ordering::Relaxed);
         self.link_full.store(link_full, Ordering::Relaxed);
-        true
+        // After a later deadline or room in the link, the thread wakes up too early at worst. So the caller needs no
+        // fence.
+        deadline_ns < before_ns || (link_full && !was_full)
     }
 
     /// Returns whether the caller must kick the thread, because the thread would sleep beyond the deadline or would not

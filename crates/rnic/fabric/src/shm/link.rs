@@ -6,7 +6,7 @@ mod waiting;
 use std::io;
 use std::net::IpAddr;
 
-use doorbell_rnic::{MAX_RUN_PACKETS, Run, TransmitBatch};
+use doorbell_rnic::{MAX_RUN_PACKETS, Run, TransmitBatch, earliest};
 use doorbell_verbs_core::LinkCounters;
 
 use super::LinkChoice;
@@ -85,6 +85,8 @@ pub struct SharedMemoryLink {
     last_shared_ns: Option<u64>,
     last_udp_ns: Option<u64>,
     udp_looked_at_ns: u64,
+    /// Whether the last call of `receive` read the UDP socket for another reason than the time since the last read.
+    expects_udp: bool,
     counters: SharedMemoryCounters,
     has_explained: bool,
 }
@@ -152,6 +154,7 @@ impl SharedMemoryLink {
             last_shared_ns: None,
             last_udp_ns: None,
             udp_looked_at_ns: 0,
+            expects_udp: true,
             counters: SharedMemoryCounters::default(),
             has_explained: false,
         };
@@ -276,8 +279,8 @@ impl SharedMemoryLink {
         self.counters.refusals += 1;
         if !std::mem::replace(&mut self.has_explained, true) {
             tracing::info!(
-                "{address} is a device of this machine that shares no memory with this one: {why}; packets to it {}, and this is \
-                 logged once",
+                "{address} is a device of this machine that shares no memory with this one: {why}; packets to it {} \
+                 until a later try succeeds, and this is logged once",
                 if self.choice == LinkChoice::Shm { "are dropped (--link shm)" } else { "go over UDP" }
             );
         }
@@ -391,13 +394,13 @@ impl SharedMemoryLink {
     }
 
     /// Returns whether to read the UDP socket now, which costs a system call.
-    fn looks_at_udp(&self, now_ns: u64) -> bool {
+    fn looks_at_udp(&mut self, now_ns: u64) -> bool {
         let lately = |at: Option<u64>| at.is_some_and(|at| now_ns.saturating_sub(at) < TRAFFIC_NS);
-        self.has_newcomers
+        self.expects_udp = self.has_newcomers
             || self.routes.asked_until_ns().is_some()
             || !lately(self.last_shared_ns)
-            || lately(self.last_udp_ns)
-            || now_ns.saturating_sub(self.udp_looked_at_ns) >= UDP_EVERY_NS
+            || lately(self.last_udp_ns);
+        self.expects_udp || now_ns.saturating_sub(self.udp_looked_at_ns) >= UDP_EVERY_NS
     }
 }
 
@@ -495,6 +498,7 @@ impl Link for SharedMemoryLink {
             let (from_udp, is_woken) = (without.packets, without.is_woken);
             if from_udp > 0 {
                 self.last_udp_ns = Some(now_ns);
+                self.expects_udp = true;
             }
             packets += from_udp;
             received?;
@@ -512,6 +516,18 @@ impl Link for SharedMemoryLink {
             }
         }
         Ok(packets)
+    }
+
+    #[inline]
+    fn may_receive(&self) -> bool {
+        let may_have_work = |peer: &Peer| peer.reader.has_record() || peer.has_ended();
+        self.expects_udp
+            || self.look_at_all
+            || self.has_newcomers
+            || self.routes.asked_until_ns().is_some()
+            || self.retry_at_ns.is_some()
+            || self.peers.len() > PEERS_PER_RECEIVE
+            || self.peers.iter().flatten().any(may_have_work)
     }
 
     fn prepare_sleep(&mut self) -> bool {
@@ -553,7 +569,7 @@ impl Link for SharedMemoryLink {
     }
 
     fn poll_timeout(&self) -> Option<u64> {
-        [self.routes.asked_until_ns(), self.idle.look_at_ns(), self.retry_at_ns].into_iter().flatten().min()
+        earliest([self.routes.asked_until_ns(), self.idle.look_at_ns(), self.retry_at_ns])
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<OwnProcess> {

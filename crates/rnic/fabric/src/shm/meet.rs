@@ -218,8 +218,8 @@ enum Stage {
     /// A guest that has not returned the nonce of the challenge sent to its address.
     Asked { address: IpAddr, mapping: Mapping, nonce: Nonce },
     /// A device that this device has invited. `is_welcome` states whether the invited device has accepted. Once
-    /// `is_late` is true, packets no longer wait for its answer. Since the answer may still come, the device is not
-    /// invited again.
+    /// `is_late` is true, packets no longer wait for its answer. The answer may still come, so the device is invited
+    /// again only if it has accepted.
     Invited { address: IpAddr, mapping: Mapping, nonce: Nonce, is_welcome: bool, is_late: bool },
     /// The peer shares memory with this device.
     Sharing { id: u64 },
@@ -376,15 +376,7 @@ impl Host {
 
     fn grant(&mut self, wish: Wish) {
         match wish {
-            Wish::Invite(address) if self.is_invited(address, false) => {}
-            // An earlier invitation of the device is late, but may still be answered. Report the device as absent, so
-            // that packets do not wait for the answer.
-            Wish::Invite(address) if self.is_invited(address, true) => self.tell(News::Absent { address, why: None }),
-            Wish::Invite(address) => match self.invite(address) {
-                Ok(Some(peer)) => self.peers.push(peer),
-                Ok(None) => self.tell(News::Absent { address, why: None }),
-                Err(why) => self.tell(News::Absent { address, why: Some(why) }),
-            },
+            Wish::Invite(address) => self.invite_unless_invited(address),
             Wish::Challenged { from, invited, asked } => {
                 let index = self.peers.iter().position(|peer| {
                     matches!(peer.stage, Stage::Invited { address, nonce, .. } if address == from && nonce == invited)
@@ -408,11 +400,27 @@ impl Host {
         }
     }
 
-    /// Returns whether this device has invited the device at the address `guest`, and the exchange is unfinished. With
-    /// `late`, only an exchange whose answer is late counts, and otherwise only one whose answer is not late.
-    fn is_invited(&self, guest: IpAddr, late: bool) -> bool {
-        let is_it = |stage: &Stage| matches!(*stage, Stage::Invited { address, is_late, .. } if address == guest && is_late == late);
-        self.peers.iter().any(|peer| is_it(&peer.stage))
+    /// Invites the device at the address `guest`, unless an earlier invitation may still be answered. Reports the
+    /// device as absent if packets must not wait for an answer.
+    fn invite_unless_invited(&mut self, guest: IpAddr) {
+        let is_it = |peer: &Peer| matches!(peer.stage, Stage::Invited { address, .. } if address == guest);
+        if let Some(index) = self.peers.iter().position(is_it) {
+            match self.peers[index].stage {
+                Stage::Invited { is_late: false, .. } => return,
+                // The device's process may be stopped. When it continues, it still finds the invitation.
+                Stage::Invited { is_welcome: false, .. } => {
+                    return self.tell(News::Absent { address: guest, why: None });
+                }
+                // The device has answered, so its challenge was probably lost: it is a datagram. Begin again, since the
+                // device sends one challenge per invitation.
+                _ => self.fail(index, "the challenge of the device did not arrive"),
+            }
+        }
+        match self.invite(guest) {
+            Ok(Some(peer)) => self.peers.push(peer),
+            Ok(None) => self.tell(News::Absent { address: guest, why: None }),
+            Err(why) => self.tell(News::Absent { address: guest, why: Some(why) }),
+        }
     }
 
     /// Connects to the device at this address and sends the invitation. Returns `None` if no socket listens at the
@@ -454,7 +462,9 @@ impl Host {
                 peer.stage = Stage::Asked { address, mapping, nonce: asked };
                 peer.until = Some(Instant::now() + GUEST_WITHIN);
                 let challenge = Datagram::Challenge { invited: nonce, asked };
-                send_alone(self.udp.as_fd(), self.local, address, &challenge.to_bytes());
+                if !send_alone(self.udp.as_fd(), self.local, address, &challenge.to_bytes()) {
+                    self.fail(index, ""); // the guest sees the end, and invites this device again
+                }
             }
             (Heard::Said(Message::Proof { nonce }, None), Stage::Asked { nonce: asked, .. }) if nonce == *asked => {
                 self.share(index);

@@ -94,6 +94,36 @@ fn a_deadline_is_never_slept_past() {
 }
 
 #[test]
+fn a_deadline_that_another_caller_postpones_is_never_slept_past() {
+    const DEADLINES_NS: [u64; 2] = [5, 7];
+    loom::model(|| {
+        let world = World::new();
+        let caller = loom::thread::spawn({
+            let world = Arc::clone(&world);
+            move || {
+                let needs_more = world.wakeups.leave(DEADLINES_NS[0], false);
+                // Before the caller kicks, another holder of the lock postpones the deadline and kicks nothing.
+                assert!(!world.wakeups.leave(DEADLINES_NS[1], false));
+                if needs_more && world.wakeups.must_kick() {
+                    world.kick();
+                }
+            }
+        });
+        loop {
+            let until_ns = world.wakeups.deadline_ns();
+            if DEADLINES_NS.contains(&until_ns) {
+                break;
+            }
+            if world.wakeups.start_watching(until_ns, false).is_some() {
+                world.sleep();
+            }
+            world.wakeups.wake_up();
+        }
+        caller.join().unwrap();
+    });
+}
+
+#[test]
 fn a_full_link_is_watched_for_room() {
     a_full_link(false);
 }

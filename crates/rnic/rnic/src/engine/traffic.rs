@@ -9,6 +9,7 @@ use doorbell_wire::{BTH_LEN, BthRepr, Outer, PartitionKey, Qpn, Transport};
 use super::Rnic;
 use crate::commons::{Sent, frame_overhead};
 use crate::congestion::in_flight_cost;
+use crate::deadline::earliest;
 use crate::memory::Packet;
 use crate::qp::{Acknowledgement, Stop, check_receive};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
@@ -261,7 +262,7 @@ impl Rnic {
     pub fn poll_timeout(&self) -> Option<u64> {
         let timer = self.timers.peek().map(|&Reverse((at, ..))| at);
         let ack = self.held_ack_since_ns().map(|since| since + self.core.policy.ack_hold_ns);
-        [timer, ack].into_iter().flatten().min()
+        earliest([timer, ack])
     }
 
     /// Makes the next [`poll_transmit`](Self::poll_transmit) send all due acknowledgements that are held back.

@@ -1,11 +1,10 @@
 //! Creation and connection of queue pairs.
 
-use doorbell_verbs_core::{
-    Access, AddressVector, CqId, QpAttributes, QpCapacities, QpInit, QpKind, QpState, SrqId, transition,
-};
+use doorbell_testing::ConnectionEnd;
+use doorbell_verbs_core::{Access, CqId, QpAttributes, QpCapacities, QpInit, QpKind, QpState, SrqId};
 use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
 
-use super::world::World;
+use super::world::{World, address_of};
 
 /// Options of one end of a connection.
 #[derive(Clone, Debug)]
@@ -51,6 +50,25 @@ impl Default for End {
     }
 }
 
+impl End {
+    /// Returns the end with the node, the queue pair and the first PSN of its peer.
+    fn connection(&self, kind: QpKind, mtu: PathMtu, peer: (usize, Qpn, Psn)) -> ConnectionEnd {
+        ConnectionEnd {
+            access: self.access,
+            qkey: QKEY,
+            send_psn: self.send_psn,
+            receive_psn: peer.2,
+            timeout: self.timeout,
+            retry_count: self.retry_count,
+            rnr_retry: self.rnr_retry,
+            min_rnr_timer: self.min_rnr_timer,
+            max_rd_atomic: self.max_rd_atomic,
+            max_dest_rd_atomic: self.max_dest_rd_atomic,
+            ..ConnectionEnd::new(kind, (address_of(peer.0), peer.1), mtu)
+        }
+    }
+}
+
 pub const QKEY: QKey = QKey::new(0x1234_5678);
 
 impl World {
@@ -74,19 +92,8 @@ impl World {
     }
 
     pub fn bring_to_init(&mut self, node: usize, qpn: Qpn, kind: QpKind, end: &End) {
-        let connected = kind != QpKind::Ud;
-        self.modify(
-            node,
-            qpn,
-            QpAttributes {
-                state: Some(QpState::Init),
-                pkey_index: Some(0),
-                port: Some(1),
-                access: connected.then_some(end.access),
-                qkey: (!connected).then_some(QKEY),
-                ..QpAttributes::default()
-            },
-        );
+        let attributes = end.connection(kind, PathMtu::Mtu4096, (node, qpn, end.send_psn)).to_init();
+        self.modify(node, qpn, attributes);
     }
 
     pub fn bring_to_rtr(
@@ -98,38 +105,12 @@ impl World {
         end: &End,
         peer: (usize, Qpn, Psn),
     ) {
-        let (connected, rc) = (kind != QpKind::Ud, kind == QpKind::Rc);
-        self.modify(
-            node,
-            qpn,
-            QpAttributes {
-                state: Some(QpState::ReadyToReceive),
-                address: connected.then_some(AddressVector::to(super::world::address_of(peer.0))),
-                path_mtu: connected.then_some(mtu),
-                dest_qpn: connected.then_some(peer.1),
-                receive_psn: connected.then_some(peer.2),
-                max_dest_rd_atomic: rc.then_some(end.max_dest_rd_atomic),
-                min_rnr_timer: rc.then_some(end.min_rnr_timer),
-                ..QpAttributes::default()
-            },
-        );
+        self.modify(node, qpn, end.connection(kind, mtu, peer).to_rtr());
     }
 
     pub fn bring_to_rts(&mut self, node: usize, qpn: Qpn, kind: QpKind, end: &End) {
-        let rc = kind == QpKind::Rc;
-        self.modify(
-            node,
-            qpn,
-            QpAttributes {
-                state: Some(QpState::ReadyToSend),
-                send_psn: Some(end.send_psn),
-                timeout: rc.then_some(end.timeout),
-                retry_count: rc.then_some(end.retry_count),
-                rnr_retry: rc.then_some(end.rnr_retry),
-                max_rd_atomic: rc.then_some(end.max_rd_atomic),
-                ..QpAttributes::default()
-            },
-        );
+        let attributes = end.connection(kind, PathMtu::Mtu4096, (node, qpn, end.send_psn)).to_rts();
+        self.modify(node, qpn, attributes);
     }
 
     /// Connects two existing queue pairs with each other.

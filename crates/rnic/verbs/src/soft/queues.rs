@@ -18,7 +18,7 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::Qpn;
 
-use super::no_eventfd;
+use super::no_event_descriptor;
 use crate::error::Error;
 use crate::raw::{self, sleep_until_readable};
 use crate::signal::{Notices, Sleepers};
@@ -52,7 +52,7 @@ fn soft_channel(channel: Option<&Arc<dyn raw::Channel>>) -> Option<&SoftChannel>
 
 impl SoftChannel {
     pub(super) fn new(rnic: &Arc<DrivenRnic>) -> Result<Self, Error> {
-        let notices = Notices::new().map_err(no_eventfd)?;
+        let notices = Notices::new().map_err(no_event_descriptor)?;
         Ok(Self { notices, rnic: Arc::downgrade(rnic), lingers: AtomicUsize::new(0) })
     }
 

@@ -38,6 +38,11 @@ pub(super) fn text(parameters: &Parameters, need: &Need, answer: &Answer, checke
         for (row, tried) in answer.rows.iter().zip(tried) {
             line(format_args!("  {}: {}", row.best.protocol, judged(need, &row.best, tried)))?;
         }
+        if let Some((row, simulated)) = better_by_simulation(&answer.rows, tried) {
+            let (rate, time) = (millions(simulated.messages_per_s), us(simulated.latency_ns));
+            let first = with_options(&row.best);
+            line(format_args!("By simulation, take {first}: {rate} M {}, {time} us alone.", unit(need)))?;
+        }
     }
     if !answer.left_out.is_empty() {
         line("\nLeft out:")?;
@@ -145,6 +150,28 @@ fn departures(need: &Need, advice: &Advice, simulated: &Simulated) -> Vec<(&'sta
     figures.filter(|(_, model, simulated)| departs(*model, *simulated)).collect()
 }
 
+/// Factor from which on a simulated figure is better than that of the first advice.
+const BETTER: f64 = 1.25;
+/// Factor down to which the other simulated figure is about the same.
+const SAME: f64 = 0.95;
+
+/// Returns the simulated advice that beats the first one in rate or latency without a loss in the other. Returns `None`
+/// if the simulation confirms the first one.
+fn better_by_simulation<'a>(rows: &'a [Row], tried: &'a [Tried]) -> Option<(&'a Row, &'a Simulated)> {
+    let first = tried.first()?.as_ref().ok()?;
+    let beats = |other: &Simulated| {
+        let (rate, time) = (other.messages_per_s / first.messages_per_s, first.latency_ns / other.latency_ns);
+        rate >= BETTER && time >= SAME || time >= BETTER && rate >= SAME
+    };
+    let others = rows.iter().zip(tried).skip(1).filter_map(|(row, tried)| Some((row, tried.as_ref().ok()?)));
+    others.filter(|(_, simulated)| beats(simulated)).max_by(|a, b| a.1.messages_per_s.total_cmp(&b.1.messages_per_s))
+}
+
+/// Returns a clause about the simulated latency with load, if there is one.
+fn loaded(simulated: &Simulated) -> String {
+    simulated.loaded_ns.map_or_else(String::new, |ns| format!(", {} us loaded", us(ns)))
+}
+
 /// Returns the simulated figures of an advice, and whether the model agrees.
 fn judged(need: &Need, advice: &Advice, tried: &Tried) -> String {
     let simulated = match tried {
@@ -152,8 +179,7 @@ fn judged(need: &Need, advice: &Advice, tried: &Tried) -> String {
         Err(error) => return format!("could not be simulated: {error}"),
     };
     let (rate, time) = (millions(simulated.messages_per_s), us(simulated.latency_ns));
-    let loaded = simulated.loaded_ns.map_or_else(String::new, |ns| format!(", {} us loaded", us(ns)));
-    let mut text = format!("{rate} M {}, {time} us alone{loaded}; ", unit(need));
+    let mut text = format!("{rate} M {}, {time} us alone{}; ", unit(need), loaded(simulated));
     let departures = departures(need, advice, simulated);
     if departures.is_empty() {
         text += "the model agrees within 25 %";
@@ -218,8 +244,10 @@ pub(super) fn json(parameters: &Parameters, need: &Need, answer: &Answer, checke
         "left_out": answer.left_out.iter().map(left_out).collect::<Vec<_>>(),
         "changes": answer.changes.iter().map(change).collect::<Vec<_>>(),
     });
-    if let Some((testbed, _)) = checked {
+    if let Some((testbed, tried)) = checked {
         value["testbed"] = json!(testbed.name);
+        let better = better_by_simulation(&answer.rows, tried);
+        value["better_by_simulation"] = json!(better.map(|(row, _)| row.best.protocol.name()));
     }
     line(value)
 }
@@ -233,12 +261,14 @@ pub(super) fn by_simulation(
 ) -> io::Result<()> {
     let sentence = match tried.first() {
         Some((Ok(simulated), advice)) => format!(
-            "Take {}: {} M {} and {} us alone, simulated on {}.",
+            "Take {}: {} M {} and {} us alone{}, simulated on {}{}.",
             with_options(advice),
             millions(simulated.messages_per_s),
             unit(need),
             us(simulated.latency_ns),
-            testbed.name
+            loaded(simulated),
+            testbed.name,
+            simulated.bottleneck.map_or_else(String::new, |limit| format!("; the limit is {limit}"))
         ),
         _ => format!("No advice could be simulated on {}.", testbed.name),
     };
@@ -262,19 +292,34 @@ pub(super) fn by_simulation(
     line(sentence)?;
     line("")?;
     line(format_args!(
-        "{:<33} {:>6} {:>5} {:>5} {:>4} {:>13} {:>13} {:>13} {:>13}",
-        "protocol", "window", "batch", "depth", "SRQ", "simulated, us", "simulated/s", "model, us", "model/s"
+        "{:<33} {:>6} {:>5} {:>5} {:>4} {:>13} {:>10} {:>13} {:>13} {:>13}   limit",
+        "protocol",
+        "window",
+        "batch",
+        "depth",
+        "SRQ",
+        "simulated, us",
+        "loaded, us",
+        "simulated/s",
+        "model, us",
+        "model/s"
     ))?;
     for (tried, advice) in tried {
-        let (latency, rate) = match tried {
-            Ok(simulated) => (us(simulated.latency_ns), format!("{:.0}", simulated.messages_per_s)),
+        let none = || "-".to_owned();
+        let [latency, loaded, rate, limit] = match tried {
+            Ok(simulated) => [
+                us(simulated.latency_ns),
+                simulated.loaded_ns.map_or_else(none, us),
+                format!("{:.0}", simulated.messages_per_s),
+                simulated.bottleneck.map_or_else(none, |limit| limit.to_string()),
+            ],
             Err(error) => {
                 note!("{} could not be simulated: {error}", advice.protocol);
-                ("-".to_owned(), "-".to_owned())
+                [none(), none(), none(), none()]
             }
         };
         line(format_args!(
-            "{:<33} {:>6} {:>5} {:>5} {:>4} {latency:>13} {rate:>13} {:>13} {:>13.0}",
+            "{:<33} {:>6} {:>5} {:>5} {:>4} {latency:>13} {loaded:>10} {rate:>13} {:>13} {:>13.0}   {limit}",
             advice.protocol,
             advice.window,
             advice.batch,
@@ -293,6 +338,9 @@ fn simulated(tried: &Tried) -> Value {
             "latency_ns": simulated.latency_ns,
             "loaded_ns": simulated.loaded_ns,
             "messages_per_s": simulated.messages_per_s,
+            "bottleneck": simulated.bottleneck.map(|limit| {
+                json!({ "station": limit.station.name(), "share": limit.share, "binds": limit.binds() })
+            }),
             "notes": simulated.notes,
         }),
         Err(error) => json!({ "failed": error.to_string() }),
@@ -314,4 +362,29 @@ fn object(advice: &Advice) -> Value {
         "bottleneck": advice.binding.name(),
         "reason": advice.reason,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_model::advise::{Goal, answer};
+
+    use super::*;
+
+    #[test]
+    fn a_first_advice_that_the_simulation_refutes_has_a_better_one() {
+        let answer = answer(&Parameters::t1(), &Need::new(64, Goal::Latency)).unwrap();
+        assert!(answer.rows.len() >= 3);
+        let simulated = |latency_ns: f64, messages_per_s: f64| -> Tried {
+            Ok(Simulated { latency_ns, loaded_ns: None, messages_per_s, bottleneck: None, notes: Vec::new() })
+        };
+        for (second, third, better) in [
+            (simulated(2000.0, 1.2e6), simulated(2000.0, 0.9e6), None),
+            (simulated(2000.0, 1.3e6), simulated(2050.0, 1.5e6), Some(2)),
+            (simulated(1500.0, 1.0e6), simulated(8000.0, 9.0e6), Some(1)),
+        ] {
+            let tried = [simulated(2000.0, 1e6), second, third];
+            let found = better_by_simulation(&answer.rows, &tried).map(|(row, _)| row.best.protocol);
+            assert_eq!(found, better.map(|index: usize| answer.rows[index].best.protocol));
+        }
+    }
 }

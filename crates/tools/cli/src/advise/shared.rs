@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use crate::failure::{Failure, Usage};
 use crate::far::arguments::{clients as far_clients, percent, skew};
 use crate::output::{line, note, us};
-use crate::{progress, quantity};
+use crate::progress::{self, Candidates};
+use crate::quantity;
 
 /// Default testbed of a simulation.
 const TESTBED: &str = "connectx5-100g-far";
@@ -91,12 +92,19 @@ impl SharedMemory {
             let (rate, time) = (b.rate().total_cmp(&a.rate()), tail(a).total_cmp(&tail(b)));
             if by_rate { rate.then(time) } else { time.then(rate) }
         });
+        let answer = sentence(&source, &ranked);
         if as_json {
             let ranked: Vec<Value> = ranked.iter().map(object).collect();
-            let object =
-                json!({ "schema": "doorbell-advise/1", "workload": workload, "source": source, "ranked": ranked });
-            return Ok(line(object)?);
+            return Ok(line(json!({
+                "schema": "doorbell-advise/1",
+                "answer": answer,
+                "workload": workload,
+                "source": source,
+                "ranked": ranked,
+            }))?);
         }
+        line(&answer)?;
+        line("")?;
         print(&workload, &source, &ranked)
     }
 }
@@ -109,12 +117,16 @@ fn simulated(testbed: Option<Testbed>, workload: StorePoint) -> Result<Found, Fa
         None => testbed::by_name(TESTBED).ok_or("doorbell has no default testbed for shared memory")?.clone(),
     };
     let bar = progress::bar(Strategy::ALL.len() as u64, 0);
+    let mut lines = Candidates::new(Strategy::ALL.len());
     let mut found = Vec::new();
     for strategy in Strategy::ALL {
         progress::show(&bar, strategy.name());
         let point = FarPoint::Store(StorePoint { strategy, ..workload.clone() });
         found.push((strategy, far::simulate(&testbed, &point, SEED)?.result));
         bar.inc(1);
+        if bar.is_hidden() {
+            lines.finish(strategy.name());
+        }
     }
     bar.finish_and_clear();
     Ok((workload, format!("simulated on {}", testbed.name), found))
@@ -132,6 +144,16 @@ fn from_records(directory: &Path, wanted: &StorePoint) -> Result<Found, Failure>
     let substrate = records.first().map_or_else(String::new, |record| record.environment.substrate());
     let found = choice.candidates.iter().map(|one| (one.strategy, one.result.clone())).collect();
     Ok((choice.workload.clone(), format!("records of {}, {substrate}", directory.display()), found))
+}
+
+/// Returns the sentence that answers the question: the first strategy with its rate and its tail.
+fn sentence(source: &str, ranked: &[Candidate<'_>]) -> String {
+    let Some(first) = ranked.first() else { return format!("No strategy has results: {source}.") };
+    let timed = if first.figure(Figure::PutP99).is_some() { "puts" } else { "gets" };
+    let tail =
+        first.tail_us().map_or_else(String::new, |time| format!(", 99 % of {timed} within {} us", us(time * 1e3)));
+    let (strategy, rate) = (first.strategy.name(), first.rate());
+    format!("Take {strategy}: {rate:.3} M operations/s{tail}, {source}.")
 }
 
 fn print(workload: &StorePoint, source: &str, ranked: &[Candidate<'_>]) -> Result<(), Failure> {

@@ -1,6 +1,6 @@
 //! A benchmark that runs while the counters of all devices are read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write as _};
@@ -13,7 +13,7 @@ use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use doorbell_audit::Counted;
-use doorbell_counters::{Look, Monitor};
+use doorbell_counters::{Identity, Look, Monitor};
 use doorbell_sync::IgnorePoison;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
@@ -21,6 +21,7 @@ use nix::sys::time::TimeValLike;
 use nix::unistd::{Pid, getpgrp, tcgetpgrp};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::drop_ins;
 use crate::ending;
 use crate::failure::{Failure, Usage};
 use crate::output::Log;
@@ -51,15 +52,16 @@ pub(super) struct Ran {
 }
 
 /// Runs a command to its end. The command keeps the standard input of this process, and its output appears on standard
-/// error. Signals that would end this process go to the command until its end.
-pub(super) fn run(words: &[OsString], software: bool, sysfs: &Path) -> Result<Ran, Failure> {
+/// error. Signals that would end this process go to the command until its end. `device` is the label of a device that
+/// counts although another program has it.
+pub(super) fn run(words: &[OsString], software: bool, device: Option<&str>, sysfs: &Path) -> Result<Ran, Failure> {
     let [program, arguments @ ..] = words else {
         return Err(Usage("no command is given: use doorbell audit -- COMMAND".to_owned()).into());
     };
     let mut command = Command::new(program);
     command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
     if software {
-        command.envs(doorbell_reach::variables()?);
+        command.envs(drop_ins::variables()?);
     }
     let (signal, has_ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     // A parent such as nohup ignores a signal also for the command.
@@ -68,12 +70,13 @@ pub(super) fn run(words: &[OsString], software: bool, sysfs: &Path) -> Result<Ra
         signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)?;
     }
     let mut monitor = Monitor::new(sysfs);
-    let mut counters = Counters::default();
+    let mut counters = Counters { named: device.map(str::to_owned), ..Counters::default() };
     counters.add(monitor.look());
     let name = program.to_string_lossy();
     let (started, cpu_before_s) = (Instant::now(), cpu_of_children_s());
     let mut child = command.spawn().map_err(|error| format!("{name} could not be started: {error}"))?;
     ending::set_program(i32::try_from(child.id()).unwrap_or(0));
+    counters.command = Some(child.id());
     let (output, errors) = (child.stdout.take().map(relay), child.stderr.take().map(relay));
     let status = wait(&mut child, &signal, || counters.add(monitor.look()));
     ending::set_program(0);
@@ -185,11 +188,29 @@ fn cpu_of_children_s() -> Option<f64> {
     Some(microseconds as f64 / 1e6)
 }
 
-/// Growth of the counters of all devices.
+/// Growth of the counters of the kernel's devices, and of the software RNICs of the command.
 #[derive(Default)]
 struct Counters {
+    /// Process of the command, after its start.
+    command: Option<u32>,
+    /// Label of a software RNIC that counts in any case.
+    named: Option<String>,
+    /// Labels of the software RNICs that count.
+    own: BTreeSet<String>,
     devices: BTreeMap<String, Counted>,
     notes: Vec<String>,
+}
+
+/// Maximum number of generations between the command and a program with a software RNIC.
+const GENERATIONS: usize = 64;
+
+/// Returns whether a process is `ancestor`, or descends from it.
+fn descends(pid: u32, ancestor: u32) -> bool {
+    let parent = |pid: u32| -> Option<u32> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+    };
+    std::iter::successors(Some(pid), |pid| parent(*pid)).take(GENERATIONS).any(|pid| pid == ancestor)
 }
 
 impl Counters {
@@ -200,9 +221,39 @@ impl Counters {
             }
         }
         for device in look.devices {
+            if !self.counts(&device.sample.identity) {
+                continue;
+            }
             let Some(rates) = device.rates else { continue };
             let label = device.sample.identity.label;
             self.devices.entry(label.clone()).or_insert_with(|| Counted::new(label)).add(&rates);
         }
+    }
+
+    /// Returns whether the counters of a device may be those of the benchmark. Leaves out software RNICs of other
+    /// programs. A program of the command counts also after its end.
+    fn counts(&mut self, identity: &Identity) -> bool {
+        let Some(pid) = identity.pid else { return true };
+        let is_own = self.own.contains(&identity.label)
+            || self.named.as_ref() == Some(&identity.label)
+            || self.command.is_some_and(|command| descends(pid, command));
+        if is_own {
+            self.own.insert(identity.label.clone());
+        }
+        is_own
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_processes_of_the_command_descend_from_it() {
+        let (own, mut child) = (std::process::id(), Command::new("sleep").arg("60").spawn().unwrap());
+        let found = (descends(child.id(), own), descends(own, own), descends(own, child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, (true, true, false));
     }
 }

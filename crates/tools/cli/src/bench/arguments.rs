@@ -224,6 +224,12 @@ impl Exchange {
             parameters.window = 1;
         }
         if let Some(clients) = settings.clients {
+            if kind == Kind::Latency && clients > 1 {
+                return Err(Usage(format!(
+                    "--clients {clients}: must be 1 with lat: `doorbell bench load --clients {clients}` measures the \
+                     latencies of several clients"
+                )));
+            }
             parameters.connections = clients;
             if !settings.is_explicit(&THREADS) {
                 if let Range::Whole(_, most) = THREADS.range

@@ -74,7 +74,8 @@ pub(crate) struct Load {
     #[arg(long, value_name = "NAME", value_parser = parse_operation, conflicts_with_all = NOT_OF_OPERATIONS)]
     op: Option<PostedOperation>,
     /// Message sizes in bytes, separated by commas, as in 16,64K,1M [default: 16,512,4096,65536,1048576]
-    #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = quantity::bytes)]
+    #[arg(short, long, visible_alias = "request", value_name = "BYTES", value_delimiter = ',',
+          value_parser = quantity::bytes)]
     size: Vec<u64>,
     /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by one), batched (256,
     /// eight per post)
@@ -103,6 +104,12 @@ pub(crate) struct Load {
     /// Sending and receiving threads: SENDERS:RECEIVERS
     #[arg(long, value_name = "N:M", default_value = "1:1", value_parser = parse_peers)]
     peers: Peers,
+    /// Number of clients, each a sending thread with its own connection, as for `doorbell advise`
+    #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, conflicts_with = "peers")]
+    clients: Option<u32>,
+    /// Number of threads that serve the clients: M of the pattern N:M [default: 1]
+    #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, requires = "clients")]
+    server_threads: Option<u32>,
     /// Connections between senders and receivers [default: the larger of N and M]
     #[arg(short = 'q', long, value_name = "N", value_parser = quantity::count::<u32>)]
     connections: Option<u32>,
@@ -134,8 +141,18 @@ pub(crate) struct Load {
 }
 
 /// Options of messages that do not apply to operations of bare queue pairs.
-const NOT_OF_OPERATIONS: [&str; 9] =
-    ["protocol", "depth", "peers", "use_srq", "srq_thread", "no_credits", "bidirectional", "reply", "config"];
+const NOT_OF_OPERATIONS: [&str; 10] = [
+    "protocol",
+    "depth",
+    "peers",
+    "clients",
+    "use_srq",
+    "srq_thread",
+    "no_credits",
+    "bidirectional",
+    "reply",
+    "config",
+];
 
 fn parse_operation(name: &str) -> Result<PostedOperation, String> {
     PostedOperation::by_name(name).ok_or_else(|| {
@@ -202,6 +219,7 @@ impl Load {
             }
         }
         let window = self.window.unwrap_or(named.window);
+        let threads = served(self.clients, self.server_threads).unwrap_or(self.peers);
         let workload = Workload {
             protocol: self.protocol,
             receive_batch: self.receive_batch.unwrap_or(32),
@@ -214,7 +232,7 @@ impl Load {
             bidirectional: self.bidirectional,
             path_mtu: self.mtu,
             outer: self.outer(),
-            peers: Peers { connections: self.connections.unwrap_or(self.peers.connections), ..self.peers },
+            peers: Peers { connections: self.connections.unwrap_or(threads.connections), ..threads },
             // Limit the batch of --config to the window of -t.
             ..Workload::new(0, window, self.batch.unwrap_or(named.batch.min(window)))
         };
@@ -233,12 +251,19 @@ pub(crate) fn wrong(error: &WorkloadError) -> Usage {
         "the batch" | "the batch that one READ fetches" => "-l",
         "the receive batch" | "the list of receives" => "--receive-batch",
         "the receive depth" => "-r",
-        "the number of senders" | "the number of receivers" => "--peers",
+        "the number of senders" => "--peers, --clients",
+        "the number of receivers" => "--peers, --server-threads",
         "the number of connections" => "-q",
         _ => return Usage(error.to_string()),
     };
     let WorkloadError { what, given, least, most } = error;
     Usage(format!("{what} ({option}) is {given}, allowed is {least} to {most}"))
+}
+
+/// Returns the threads of clients that one thread serves, or that `server_threads` threads serve.
+pub(crate) fn served(clients: Option<u32>, server_threads: Option<u32>) -> Option<Peers> {
+    let (senders, receivers) = (clients?, server_threads.unwrap_or(1));
+    Some(Peers { senders, receivers, connections: senders.max(receivers) })
 }
 
 /// Parses SENDERS:RECEIVERS.

@@ -18,11 +18,11 @@ use crate::progress::MessageBar;
 const EXAMPLES: &str = "\
 Examples:
   doorbell sim sweep --vary link.rate_gbps=25,100,400 --vary size=64,4096
-  doorbell sim sweep --vary window=1,2,4,8,16,32,64 --vary protocol=send-receive,direct-read --out window.html
+  doorbell sim sweep --vary window=1,4,16,64 --vary protocol=send-receive,direct-read --out w.html
   doorbell sim sweep --set pattern=N:1 --set size=4096 --vary senders=1,4,16,64
-  doorbell sim sweep --set network=clos --set pattern=N:N --set senders=32 --vary oversubscription=1,2,4
+  doorbell sim sweep --set network=clos --set pattern=N:N --vary oversubscription=1,2,4
   doorbell sim sweep --many-to-one --out many-to-one.html
-  doorbell sim sweep --many-to-one --vary senders=1023 --set protocol=send-receive --set total_messages=10000000";
+  doorbell sim sweep --many-to-one --vary senders=1023 --set total_messages=10000000";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]

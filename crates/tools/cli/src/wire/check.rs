@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::Args;
 use doorbell_analyze::check::{Event, EventKind, Finding, Limits, QueuePair, Report, check};
 use doorbell_analyze::decode::capture::CaptureReader;
+use doorbell_output::files::check_replaceable;
 use doorbell_report::{JudgedCapture, Timeline, TimelinePoint, judged_captures_html, write_whole};
 use doorbell_wire::ack_timeout_ns;
 use serde_json::json;
@@ -20,7 +21,7 @@ use crate::quantity;
 
 /// Read the same files as `doorbell wire decode`. A rule whose evidence is missing reports nothing: packets of one
 /// direction, packets cut by the snap length, and captures that lack packets are only counted. End with status 1 if a
-/// finding is an error, or if no rule could judge a packet of a file.
+/// finding is an error, if a file cannot be read, or if no rule could judge a packet of a file.
 #[derive(Args)]
 pub(crate) struct Check {
     /// Capture files; - is standard input
@@ -65,11 +66,18 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
     };
     if let Some(out) = &arguments.html {
         check_is_no_capture(out)?;
+        check_replaceable(out).map_err(|error| format!("--html: {}: {error}", out.display()))?;
     }
     let mut status = ExitCode::SUCCESS;
-    let (mut stopped, mut pages, mut empty) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut failures, mut stopped, mut pages, mut empty) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for path in &arguments.files {
-        let report = open(path, |input| check(input, &options, &limits))?;
+        let report = match open(path, |input| check(input, &options, &limits)) {
+            Ok(report) => report,
+            Err(error) => {
+                failures.push(error.to_string());
+                continue;
+            }
+        };
         if arguments.json {
             let mut object = serde_json::to_value(&report)?;
             object["file"] = json!(path.display().to_string());
@@ -88,16 +96,16 @@ pub(crate) fn run(arguments: &Check) -> Result<ExitCode, Failure> {
         }
         stopped.extend(report.stopped.map(|why| format!("{} {why}", path.display())));
     }
-    if let Some(out) = &arguments.html {
+    if let Some(out) = arguments.html.as_ref().filter(|_| !pages.is_empty()) {
         write_whole(out, &judged_captures_html(&pages))?;
     }
     if !stopped.is_empty() {
-        return Err(format!("{}; only the packets before are judged", stopped.join("; ")).into());
+        failures.push(format!("{}; only the packets before are judged", stopped.join("; ")));
     }
     if !empty.is_empty() {
-        return Err(format!("{}: no rule was judged", empty.join("; ")).into());
+        failures.push(format!("{}: no rule was judged", empty.join("; ")));
     }
-    Ok(status)
+    if failures.is_empty() { Ok(status) } else { Err(failures.join("; ").into()) }
 }
 
 /// Rejects a page that would replace a capture, as after a forgotten name of the page.

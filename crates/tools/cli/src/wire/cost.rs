@@ -2,9 +2,10 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
-use doorbell_analyze::cost::{CostRecord, SCHEMA, side};
-use doorbell_analyze::explain::sentences::rate;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use doorbell_analyze::cost::{CostRecord, OPERATIONS, SCHEMA, TRANSPORTS, side};
+use doorbell_analyze::explain::sentences::{byte_rate, rate};
 use doorbell_wire::cost::ATOMIC_BYTES;
 use doorbell_wire::{CostError, Direction, LinkSide, MessageKind, OuterKind, PathMtu, Response, Transport};
 use serde_json::json;
@@ -18,8 +19,8 @@ use crate::quantity;
 #[derive(Args)]
 pub(crate) struct Cost {
     /// Operation of the message
-    #[arg(long, value_enum)]
-    op: Op,
+    #[arg(long, value_parser = one_of(&OPERATIONS))]
+    op: MessageKind,
     /// Payload of the message in bytes, as in 4096 or 64K, or several payloads, as in 16,4096 [default: those of -a]
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = quantity::bytes)]
     size: Vec<u64>,
@@ -30,8 +31,8 @@ pub(crate) struct Cost {
     #[arg(short, long, value_name = "BYTES", value_delimiter = ',', value_parser = parse_mtu)]
     mtu: Vec<PathMtu>,
     /// Transport: reliable connection, unreliable connection or datagram
-    #[arg(long, value_enum, default_value = "rc")]
-    transport: TransportName,
+    #[arg(long, default_value = "rc", value_parser = one_of(&TRANSPORTS))]
+    transport: Transport,
     /// Use IPv6 instead of IPv4
     #[arg(long)]
     ipv6: bool,
@@ -49,42 +50,19 @@ pub(crate) struct Cost {
     json: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Op {
-    Send,
-    SendImm,
-    SendInv,
-    Write,
-    WriteImm,
-    Read,
-    CompareSwap,
-    FetchAdd,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum TransportName {
-    Rc,
-    Uc,
-    Ud,
+/// Returns the parser of an option that takes one of these names.
+fn one_of<T: Copy + Send + Sync + 'static>(known: &'static [(&'static str, T)]) -> impl TypedValueParser<Value = T> {
+    let value = move |chosen: String| {
+        let found = known.iter().find(|(name, _)| *name == chosen);
+        found.map(|(_, value)| *value).ok_or("a name that the table lacks")
+    };
+    PossibleValuesParser::new(known.iter().map(|(name, _)| *name)).try_map(value)
 }
 
 /// Exponents of two for the sizes of -a, the same as in perftest.
 const ALL_SIZES: std::ops::RangeInclusive<u32> = 1..=23;
 
 impl Cost {
-    fn kind(&self) -> MessageKind {
-        match self.op {
-            Op::Send => MessageKind::Send,
-            Op::SendImm => MessageKind::SendImm,
-            Op::SendInv => MessageKind::SendInv,
-            Op::Write => MessageKind::Write,
-            Op::WriteImm => MessageKind::WriteImm,
-            Op::Read => MessageKind::Read,
-            Op::CompareSwap => MessageKind::CompareSwap,
-            Op::FetchAdd => MessageKind::FetchAdd,
-        }
-    }
-
     fn outer(&self) -> OuterKind {
         let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
         if self.vlan { outer.with_vlan() } else { outer }
@@ -101,23 +79,18 @@ impl Cost {
     /// Returns the sizes, and whether every size must be possible. This is `false` for the sizes of -a.
     fn sizes(&self) -> (Vec<u64>, bool) {
         match self.size.as_slice() {
-            [] if matches!(self.op, Op::CompareSwap | Op::FetchAdd) => (vec![ATOMIC_BYTES], true),
+            [] if matches!(self.op, MessageKind::CompareSwap | MessageKind::FetchAdd) => (vec![ATOMIC_BYTES], true),
             [] => (ALL_SIZES.map(|power| 1 << power).collect(), false),
             given => (given.to_vec(), true),
         }
     }
 
     fn rows(&self) -> Result<Vec<CostRecord>, Failure> {
-        let transport = match self.transport {
-            TransportName::Rc => Transport::Rc,
-            TransportName::Uc => Transport::Uc,
-            TransportName::Ud => Transport::Ud,
-        };
         let (sizes, chosen) = self.sizes();
         let mut rows = Vec::new();
         for bytes in sizes {
             for mtu in self.mtus() {
-                match CostRecord::new(self.kind(), transport, bytes, mtu, self.outer(), self.link) {
+                match CostRecord::new(self.op, self.transport, bytes, mtu, self.outer(), self.link) {
                     Ok(row) => rows.push(row),
                     // With -a, skip sizes that are impossible, such as datagrams longer than the path MTU.
                     Err(CostError::TooLong { .. }) if !chosen => {}
@@ -134,7 +107,7 @@ pub(crate) fn run(cost: &Cost) -> Result<ExitCode, Failure> {
     match rows.as_slice() {
         [row] if !cost.efficiency => one(cost, row)?,
         rows if cost.json => {
-            line(json!({ "schema": "doorbell-wire-cost-table/1", "op": cost.kind().to_string(), "rows": rows }))?;
+            line(json!({ "schema": "doorbell-wire-cost-table/1", "op": cost.op.to_string(), "rows": rows }))?;
         }
         rows if cost.efficiency => efficiency(cost, rows)?,
         rows => table(cost, rows)?,
@@ -173,8 +146,8 @@ fn one(cost: &Cost, row: &CostRecord) -> Result<(), Failure> {
                 LinkSide::Response => "the direction of responses is full",
                 LinkSide::Both => "both directions are full",
             };
-            let goodput = rate(messages_per_s * row.bytes as f64);
-            format!("{} messages/s at most, {goodput}B/s of payload: {full}", rate(messages_per_s))
+            let goodput = byte_rate(messages_per_s * row.bytes as f64);
+            format!("{} messages/s at most, {goodput} of payload: {full}", rate(messages_per_s))
         };
         let link = rate(link);
         line(format_args!("a link of {link}b/s: {}", bound(limit.messages_per_s, limit.binding)))?;

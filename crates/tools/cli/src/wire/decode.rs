@@ -10,7 +10,7 @@ use doorbell_analyze::decode::capture::CaptureError;
 use doorbell_analyze::decode::{
     Conversation, Direction, MOST_CONVERSATIONS, Options, Summary, Times, Unanswered, decode,
 };
-use doorbell_analyze::explain::sentences::rate;
+use doorbell_analyze::explain::sentences::{byte_rate, rate};
 use doorbell_verbs::Status;
 use doorbell_wire::{NakCode, ROCE_UDP_PORT};
 
@@ -38,7 +38,7 @@ pub(crate) struct Decode {
 #[derive(Args)]
 pub(super) struct Reading {
     /// The UDP port of RoCE v2
-    #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
+    #[arg(long, value_name = "PORT", default_value_t = ROCE_UDP_PORT, value_parser = quantity::udp_port)]
     udp_port: u16,
     /// Maximum number of conversations to follow. Packets of further conversations are only counted
     #[arg(long, value_name = "N", default_value = "1024", value_parser = quantity::count::<usize>)]
@@ -120,7 +120,7 @@ fn print(summary: &Summary, top: usize) -> io::Result<()> {
         line(format_args!("other frames: {}", kinds.join(", ")))?;
     }
     let per_s = match (summary.packets_per_s, summary.frame_bytes_per_s) {
-        (Some(packets), Some(bytes)) => format!(": {} packets/s, {}B/s", rate(packets), rate(bytes)),
+        (Some(packets), Some(bytes)) => format!(": {} packets/s, {}", rate(packets), byte_rate(bytes)),
         _ => String::new(),
     };
     line(format_args!(

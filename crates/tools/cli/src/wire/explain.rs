@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use doorbell_analyze::decode;
-use doorbell_analyze::explain::sentences::rate;
+use doorbell_analyze::explain::sentences::{byte_rate, rate};
 use doorbell_analyze::explain::{Answer, Captured, Explanation, Hints, Rates, explain};
 use doorbell_counters::{Monitor, SYSFS};
 use doorbell_wire::{IpVersion, PathMtu, ROCE_UDP_PORT};
@@ -61,10 +61,11 @@ pub(crate) struct Explain {
     #[arg(long, hide = true, value_name = "ROOT", requires = "device", default_value = SYSFS)]
     sysfs: PathBuf,
     /// With --pcap: address of the observed host
-    #[arg(long, value_name = "ADDRESS", requires = "pcap")]
+    #[arg(long, value_name = "ADDRESS", requires = "pcap", value_parser = quantity::address)]
     host: Option<IpAddr>,
     /// With --pcap: UDP port of RoCE v2
-    #[arg(long, value_name = "PORT", requires = "pcap", default_value_t = ROCE_UDP_PORT, value_parser = quantity::port)]
+    #[arg(long, value_name = "PORT", requires = "pcap", default_value_t = ROCE_UDP_PORT,
+          value_parser = quantity::udp_port)]
     udp_port: u16,
     /// Path MTU, if known; excludes explanations with another path MTU
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
@@ -181,7 +182,7 @@ fn print(answer: &Answer, arguments: &Explain) -> Result<ExitCode, Failure> {
         ("out", rates.tx_packets, rates.tx_bytes, answer.tx_bytes_per_packet),
     ] {
         let mean = mean.map_or("-".to_owned(), |mean| format!("{mean:.2}"));
-        line(format_args!("{name:<4} {:>9} packets/s {:>9}B/s {mean:>9} B per packet", rate(packets), rate(bytes)))?;
+        line(format_args!("{name:<4} {:>9} packets/s {:>12} {mean:>9} B per packet", rate(packets), byte_rate(bytes)))?;
     }
     if let Some(link) = answer.link {
         let goodput = link.goodput_share_of_used.map_or(String::new(), |share| match (share.min, share.max) {

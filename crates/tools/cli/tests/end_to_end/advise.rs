@@ -98,6 +98,9 @@ fn advice_is_tried_on_a_testbed() {
     let first = table.stdout.lines().nth(3).and_then(|row| row.split_whitespace().next());
     assert_eq!(first, ranked[0]["protocol"].as_str());
     assert_eq!(table.stdout.lines().next(), json["answer"].as_str());
+    let answer = json["answer"].as_str().unwrap_or_default();
+    let limit = ranked[0]["simulated"]["bottleneck"]["station"].as_str().expect("a station");
+    assert!(answer.contains("; the limit is ") && answer.contains(limit), "{limit}: {answer}");
     // The simulated testbed determines the ranking: with a slow link, all rates are low.
     let slow = run(&format!("advise --json {arguments} --set link.rate=100Mb/s")).expect_status(0).json();
     assert!(positive(&slow["ranked"][0], "/simulated/messages_per_s") < rates[0] / 10.0, "{slow:#}");
@@ -144,6 +147,9 @@ fn many_senders_to_one_thread_are_simulated() {
     let simulated = first(requests);
     assert!(positive(&simulated, "/simulated/loaded_ns") > positive(&simulated, "/simulated/latency_ns"));
     assert!(run(&format!("advise {requests}")).expect_status(0).stdout.contains(" us loaded; "));
+    let table = run("advise --request 200 --reply 4K --clients 4 --outstanding 4 --hold --testbed t1").expect_status(0);
+    let answer = table.stdout.lines().next().unwrap_or_default();
+    assert!(answer.contains(" us loaded, simulated on connectx5-100g; the limit is "), "{answer}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::command::{Finished, Running, list, number, positive, run};
+use crate::command::{Finished, Running, list, measuring, number, positive, run};
 use crate::counters::World;
 
 const TABLE: &str = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
@@ -95,6 +95,19 @@ fn a_command_is_run_and_its_output_is_read() {
     let failed = audit(3).expect_status(1).json();
     let ended = |note: &serde_json::Value| note.as_str().is_some_and(|note| note.contains("exit status: 3"));
     assert!(list(&failed, "/notes").iter().any(ended), "{failed:#}");
+}
+
+#[test]
+fn software_devices_of_other_programs_do_not_count() {
+    let _one_at_a_time = measuring();
+    let world = World::new();
+    let bench = Running::start(world.command("bench bw -s 4096 -D 100"));
+    world.wait_for_packets();
+    let mut command = world.command("audit --json --sysfs");
+    command.arg(world.root()).args(["--", "sh", "-c", &format!("sleep 2; printf '%s' '{TABLE}'")]);
+    let audit = Running::start(command).finish().expect_status(0).stdout;
+    bench.kill();
+    assert!(!audit.contains("doorbell0@"), "{audit}");
 }
 
 /// The command leaves a program that keeps its output open.

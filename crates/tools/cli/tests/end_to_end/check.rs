@@ -74,6 +74,22 @@ fn a_capture_without_packets_is_no_success() {
 }
 
 #[test]
+fn an_unreadable_file_does_not_hide_the_others() {
+    let _one_at_a_time = measuring();
+    let (scratch, page) = (Scratch::new("check-others.pcap"), Scratch::new("check-others.html"));
+    let file = scratch.path();
+    run(&format!("bench bw -n 100 -s 64 --json --pcap {file}")).expect_status(0);
+    let finished = run(&format!("wire check /no/such/file {file} --html {}", page.path())).expect_status(1);
+    assert!(finished.stdout.contains("no finding"), "{}", finished.stdout);
+    assert!(finished.stderr.contains("/no/such/file cannot be opened"), "{}", finished.stderr);
+    assert!(std::fs::read_to_string(page.path()).is_ok_and(|text| text.contains("<svg")));
+    // A page that cannot be written is noticed before the files are read.
+    for out in ["/no/such/folder/page.html", "/"] {
+        run(&format!("wire check {file} --html {out}")).expect_complaint(1, &["--html: ", out]);
+    }
+}
+
+#[test]
 fn a_capture_without_right_icrcs_is_no_success() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("check-icrcs.pcap");

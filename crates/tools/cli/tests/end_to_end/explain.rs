@@ -77,7 +77,7 @@ fn impossible_counters_are_wrong_usage() {
         (&format!("{rest} --rx-packets 1k --rx-bytes 40k"), &["40.0 bytes per packet", "smallest"]),
         (&format!("{rest} --rx-packets 1k --rx-bytes 9M"), &["9000.0 bytes per packet", "at most"]),
         (&format!("{rest} --rx-packets lots --rx-bytes 9M"), &["lots", "must be a number"]),
-        (&format!("{rest} --rx-packets 0 --rx-bytes 0 --link 0"), &["bits per second above 0"]),
+        (&format!("{rest} --rx-packets 0 --rx-bytes 0 --link 0"), &["1M to 100T bits per second"]),
         (&format!("{rest} --rx-packets 0 --rx-bytes 0 --tolerance 20"), &["tolerance is 0.2"]),
         (&format!("{rest} --rx-packets 0 --rx-bytes 0 --mtu 9000"), &["256, 512, 1024, 2048 or 4096"]),
         ("--pcap x.pcap --rx-bytes 5", &["cannot be used with"]),

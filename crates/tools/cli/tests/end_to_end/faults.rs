@@ -74,11 +74,24 @@ fn bad_completions_and_refused_calls_end_a_measurement() {
             assert!(finished.stderr.contains(part), "{}", finished.stderr);
         }
     }
+    // The requester alone has completions of READs.
+    for link in ["udp", "shm"] {
+        for (plan, part) in
+            [("bad-completion", "protection"), ("refused-post", "refuses"), ("qp-fatal-event", "flushed")]
+        {
+            let finished = run(&format!("bench bw --op read -n 300 -s 16 --link {link} --fault-plan {plan}"));
+            let finished = finished.expect_status(1);
+            assert!(finished.stderr.contains(part), "{plan}: {}", finished.stderr);
+            assert!(!finished.stderr.contains("never fired"), "{plan}: {}", finished.stderr);
+        }
+        run(&format!("bench bw --op read -n 300 -s 16 --link {link} --fault-plan slow-completion")).expect_status(0);
+    }
     let slow = plan_of(folder.path(), "action = \"slow-poll\"\noperation = \"receive\"\nnth = 5\nfor = \"3ms\"");
     run(&format!("bench bw -n 300 -s 16 --fault-plan {slow}")).expect_status(0);
     let testbed = format!("bench bw --testbed connectx5-100g --fault-plan {slow}");
     run(&testbed).expect_status(0);
     run(&format!("steer 127.0.0.1 --fault-plan {slow}")).expect_complaint(2, &["slow-poll", "middlebox"]);
+    run("steer 127.0.0.1 --fault-plan port-flap").expect_complaint(2, &["port-down", "middlebox has no port"]);
 }
 
 #[test]

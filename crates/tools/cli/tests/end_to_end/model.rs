@@ -43,7 +43,7 @@ fn a_window_of_one_on_t1_is_explained_in_a_sentence() {
     let first = finished.stdout.lines().next().unwrap_or_default();
     assert_eq!(
         first,
-        "16 B, window 1: round trip (0.284 M messages/s); a window of 30 would reach the sending CPU's bound"
+        "16 B, window 1: round trip (0.284 M messages/s); a window of 30 would reach the bound of the sending CPU"
     );
     assert!(finished.stderr.starts_with("Parameters of T1: "), "{}", finished.stderr);
     let json = run("model explain -s 16 -t 1 --no-credits --json").expect_status(0).json();
@@ -172,6 +172,13 @@ fn requests_with_replies_are_predicted_in_a_closed_loop() {
 }
 
 #[test]
+fn clients_are_described_as_for_advice() {
+    let of = |load: &str| run(&format!("model predict --json --reply 64K -t 1 {load}")).expect_status(0).stdout;
+    assert_eq!(of("--request 200 --clients 24"), of("-s 200 --peers 24:1"));
+    assert_eq!(of("--request 200 --clients 24 --server-threads 4"), of("-s 200 --peers 24:4"));
+}
+
+#[test]
 fn options_change_predictions() {
     let base = "model predict --json -s 4096";
     let rate = |more: &str| positive(&run(&format!("{base} {more}")).expect_status(0).json(), "/results/0/latency_ns");
@@ -194,7 +201,9 @@ fn impossible_workloads_are_wrong_usage() {
         ("model predict -s 16 --reply 2147483648", &["the reply size (--reply) is 2147483648, allowed is 0 to"]),
         ("model predict -s 16 --reply 16 -b", &["--reply", "--bidirectional"]),
         ("model predict -s -5", &["-5"]),
-        ("model predict --peers 0:1", &["the number of senders (--peers) is 0"]),
+        ("model predict --peers 0:1", &["the number of senders (--peers, --clients) is 0"]),
+        ("model predict --clients 2 --peers 2:1", &["cannot be used with"]),
+        ("model predict --clients 2 --op read", &["cannot be used with"]),
         ("model predict --peers 3:1 -q 2", &["the number of connections (-q) is 2, allowed is 3 to"]),
         ("model predict --peers many", &["SENDERS:RECEIVERS"]),
         ("model predict --receive-batch 0", &["--receive-batch) is 0"]),

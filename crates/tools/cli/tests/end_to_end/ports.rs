@@ -41,7 +41,9 @@ fn a_command_orders_the_port_of_a_running_measurement() {
         assert_eq!((&shown["device"], &shown["state"]), (&Value::from(label.as_str()), &"down".into()));
         world.port(&format!("{label} fatal")).expect_status(0);
         world.port(&format!("{label} up")).expect_complaint(1, &[label, "has failed"]);
-        bench.finish().expect_status(1);
+        let finished = bench.finish().expect_status(1);
+        let named = finished.stderr.matches("has failed (asynchronous event DEVICE_FATAL)").count();
+        assert!(named == 1 && !finished.stderr.contains("flushed"), "{}", finished.stderr);
     }
 }
 

@@ -1,5 +1,5 @@
-//! `doorbell run` and `doorbell env`. `cargo xtask test` tests the preloaded library with real programs. In these
-//! tests, a text file replaces the library, and the dynamic linker ignores this file.
+//! `doorbell run` and `doorbell env`. `cargo xtask test` tests the preloaded library with real programs. In most of
+//! these tests, a text file replaces the library, and the dynamic linker ignores this file.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -52,6 +52,16 @@ fn a_program_gets_its_environment_and_gives_its_status() {
     let finished = Running::start(command).finish().expect_status(7);
     let expected = format!("127.0.0.9 1 0x2c9:4119 drop=0.5,seed=0 auto {}\n", library.0.display());
     assert_eq!(finished.stdout, expected);
+}
+
+/// `cargo install` puts the library beside the command, as a second program.
+#[test]
+#[cfg(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn the_second_program_can_be_preloaded() {
+    let mut command = doorbell("run -- ls /sys/class/infiniband");
+    command.env("DOORBELL_PRELOAD_LIB", env!("CARGO_BIN_EXE_libdoorbell_ibverbs")).env_remove("LD_PRELOAD");
+    let finished = Running::start(command).finish().expect_status(0);
+    assert!(finished.stdout.contains("doorbell0"), "{finished:?}");
 }
 
 #[test]

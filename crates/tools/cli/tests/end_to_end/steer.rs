@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use doorbell::verbs::{Access, QpCapacities, Region, SendOperation};
 use doorbell::{Device, Options, QueuePair, QueuePairError, SendReceive};
+use doorbell_data::FAULT_PLANS;
+use doorbell_fabric::FaultPlan;
 use doorbell_wire::{Flow, ROCE_UDP_PORT};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -22,7 +24,10 @@ use crate::command::{Finished, PATIENCE, Running, doorbell, number, run};
 const CAPACITIES: QpCapacities =
     QpCapacities { max_send_wr: 16, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
 const SOON: Duration = Duration::from_secs(60);
-const BYTES: usize = 4096;
+/// Size of the memory node, and of the memory of a client.
+const BYTES: usize = 16 << 10;
+/// Size of a message of three packets: loopback has a path MTU of 4096 B.
+const MESSAGE_BYTES: usize = 3 * 4096;
 
 /// Starts a memory node that serves one box after another. The memory node destroys its queue pair with a box when the
 /// connection of the box ends.
@@ -345,6 +350,28 @@ fn losses_on_both_sides_are_repaired() {
     assert!(counter(&record, "to_node_again") + counter(&record, "duplicates") > 0, "{record:#}");
 }
 
+/// A relaying box passes on the packets of both ends, so each plan of packets strikes as on a cable.
+#[test]
+fn built_in_plans_strike_a_relayed_connection() {
+    let bytes: Vec<u8> = (0..MESSAGE_BYTES).map(|at| (at * 7 + 3) as u8).collect();
+    for file in FAULT_PLANS {
+        let plan = FaultPlan::from_toml(file.path, file.text).expect("built-in plans are valid");
+        if plan.strikes_calls() || plan.orders_port() {
+            continue; // a middlebox has neither calls nor a port
+        }
+        let (running, address) = start(memory_node(), &format!("--relay --json --fault-plan {}", file.name));
+        let client = Client::connect(&address).expect("the box serves it");
+        client.write(0, &bytes);
+        assert_eq!(client.read(0, MESSAGE_BYTES), bytes, "{}", file.name);
+        for round in 0..4 {
+            assert_eq!(client.add(MESSAGE_BYTES as u64, 1), round, "{}: an operation ran twice", file.name);
+        }
+        let finished = interrupt(running);
+        assert!(!finished.stderr.contains("never fired"), "{}: {}", file.name, finished.stderr);
+        assert_eq!(number(&finished.json(), "/clients/served"), 1, "{}", file.name);
+    }
+}
+
 #[test]
 fn a_box_ends_after_its_duration() {
     let (running, _) = start(memory_node(), "--json -D 0.1");
@@ -455,7 +482,7 @@ fn unservable_requests_are_rejected_with_an_error() {
     other.join().expect("the thread does not panic");
     let node = memory_node();
     run(&format!("steer {node} --store nodes=1M"))
-        .expect_complaint(1, &["has 4096 bytes, a store of these sizes needs"]);
+        .expect_complaint(1, &[&format!("has {BYTES} bytes, a store of these sizes needs")]);
 
     let (mut running, address) = start(node, "");
     let device = Device::open().expect("a device");

@@ -114,6 +114,11 @@ fn a_study_writes_its_report_and_repeats_no_measurement() {
     assert_eq!(rates.count(), 6, "{curves}");
     run(&format!("report --csv --json {}", scratch.path())).expect_complaint(2, &["cannot be used with"]);
 
+    let record = fs::read(&files[0]).unwrap();
+    run(&format!("report {} --out {}", scratch.path(), files[0].display()))
+        .expect_complaint(2, &["--out: ", "is a record"]);
+    assert_eq!(fs::read(&files[0]).unwrap(), record);
+
     let both = scratch.0.join("both.html");
     let report = |other: &Scratch| run(&format!("report {} {} --out {}", scratch.path(), other.path(), both.display()));
     report(&scratch).expect_complaint(2, &["are the same directory", "name each run once"]);
@@ -397,12 +402,18 @@ fn a_simulated_study_of_shared_memory_supports_advice() {
 #[test]
 fn advice_on_shared_memory_simulates_the_given_workload() {
     let text = run("advise --shared-memory --clients 2 --keys 16 -s 64 --first throughput").expect_status(0).stdout;
+    let answer = text.lines().next().unwrap_or_default();
+    let first = text.lines().nth(4).and_then(|row| row.split_whitespace().next()).expect("a row");
+    assert!(
+        answer.starts_with(&format!("Take {first}: ")) && answer.ends_with("simulated on connectx5-100g-far."),
+        "{text}"
+    );
     assert!(text.contains("2 clients on 2 hosts, 16 keys, Zipf 0.99, 50 % puts, values of 64 B"), "{text}");
     for word in ["optimistic", "steered-write", "a core of the memory node", "a middlebox"] {
         assert!(text.contains(word), "{text}");
     }
     let rates: Vec<f64> =
-        text.lines().skip(2).filter_map(|line| line.split_whitespace().nth(1)?.parse().ok()).collect();
+        text.lines().skip(4).filter_map(|line| line.split_whitespace().nth(1)?.parse().ok()).collect();
     assert!(rates.len() == 9 && rates.is_sorted_by(|one, next| one >= next), "the most operations first: {text}");
     for (arguments, words) in [
         ("advise", &["--size"][..]),

@@ -286,6 +286,34 @@ fn a_thread_that_waits_for_a_notification_can_be_cancelled_and_none_is_lost() {
 }
 
 #[test]
+fn a_program_may_change_o_nonblock_between_two_waits() {
+    let own = Opened::new();
+    // SAFETY: the channel exists, and the calls change only flags of its descriptor.
+    let set = |flags: c_int| unsafe { assert_eq!(libc::fcntl((*own.channel.get()).fd, libc::F_SETFL, flags), 0) };
+    let waits = || {
+        let call = || own.get_cq_event();
+        let caller = Caller::start(&call, false);
+        caller.sleeps();
+        own.notify();
+        assert_eq!(caller.join().map(|(result, _)| result), Some(0));
+        // SAFETY: the queue exists.
+        unsafe { ibv_ack_cq_events(own.cq.get(), 1) };
+    };
+    for _ in 0..2 {
+        waits();
+        waits(); // the last check allowed waiting, so this call checks only before it sleeps
+        set(libc::O_NONBLOCK);
+        for _ in 0..3 {
+            assert_eq!(own.get_cq_event(), -1);
+            // SAFETY: each thread has its own `errno`.
+            assert_eq!(unsafe { *libc::__errno_location() }, libc::EAGAIN);
+        }
+        set(0);
+    }
+    own.close();
+}
+
+#[test]
 fn a_thread_that_waits_for_an_asynchronous_event_can_be_cancelled() {
     let own = Opened::new();
     cancelled_anyhow(&|| own.get_async_event());

@@ -287,6 +287,26 @@ fn a_sleeper_is_woken_once_and_not_while_it_is_awake() {
     assert_eq!(b.link_counters().tx_refused, 0);
 }
 
+#[test]
+fn a_link_knows_without_a_system_call_whether_a_packet_has_arrived() {
+    let (mut a, mut b) = acquainted();
+    let mut seen = Plain::default();
+    for count in 1..4 {
+        send(&mut a, &mut b, &[12]);
+        assert!(b.may_receive(), "the packet is overlooked");
+        let at_ns = now_ns();
+        assert_eq!(b.receive(at_ns, &mut seen).unwrap(), 1);
+        assert_eq!((b.receive(at_ns, &mut seen).unwrap(), seen.0.len()), (0, count));
+        assert!(!b.may_receive(), "packets come through rings, and the rings are empty");
+    }
+    b.receive(now_ns() + 2 * TRAFFIC_NS, &mut seen).unwrap();
+    assert!(b.may_receive(), "packets may come over UDP");
+    send(&mut a, &mut b, &[12]);
+    b.receive(now_ns() + 2 * TRAFFIC_NS, &mut seen).unwrap();
+    assert!(!b.may_receive());
+    assert!(b.prepare_sleep() && b.may_receive(), "the first read after a sleep reads all");
+}
+
 /// Reads until no packet keeps the link awake, and prepares the link to sleep.
 fn fall_asleep(link: &mut SharedMemoryLink, seen: &mut Plain) {
     eventually("no packet keeps the link awake", || {

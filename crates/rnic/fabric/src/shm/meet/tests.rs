@@ -225,7 +225,7 @@ enum StopsAfter {
 }
 
 #[test]
-fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
+fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_again_only_after_its_welcome() {
     for (octet, step) in [(5, StopsAfter::Nothing), (6, StopsAfter::Welcome), (7, StopsAfter::Challenge)] {
         let udp = UdpSocket::bind((Ipv4Addr::new(127, 77, 43, octet), PORT)).unwrap();
         let local = udp.local_addr().unwrap();
@@ -272,6 +272,10 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         assert!(
             matches!(&news[..], [News::Absent { why: Some(why), .. }] if why == "the device did not answer in time")
         );
+        if matches!(step, StopsAfter::Welcome) {
+            begins_again(&meeting, &listener, &guest, nonce, local.ip());
+            continue;
+        }
         // The device must not invite the host again while the first invitation is unanswered.
         (0..100).for_each(|_| meeting.invite(local.ip()));
         std::thread::sleep(Duration::from_millis(2 * within));
@@ -282,14 +286,34 @@ fn a_host_that_stops_at_any_step_is_reached_over_udp_and_asked_once() {
         assert!((1..=100).contains(&news.len()));
         assert!(news.iter().all(|news| matches!(news, News::Absent { why: None, .. })), "{news:?}");
         // The host's process continues and completes the exchange.
-        if matches!(step, StopsAfter::Nothing) {
-            send(&guest, welcome, None).unwrap();
-        }
+        send(&guest, welcome, None).unwrap();
         meeting.challenged(local.ip(), [1; 16], [9; 16]); // a nonce of another inviter
         meeting.challenged(local.ip(), nonce, [9; 16]);
         assert_eq!(answer(&guest), Some(Message::Proof { nonce: [9; 16] }));
         eventually("memory is shared", || matches!(meeting.news()[..], [News::Arrived { .. }]));
     }
+}
+
+/// Tests an inviter whose host has sent a welcome, and whose challenge was lost. At the next request to invite the
+/// host, the inviter ends the exchange and begins a new one.
+fn begins_again(meeting: &Meeting, listener: &OwnProcess, first: &OwnedFd, lost: Nonce, host: IpAddr) {
+    meeting.invite(host);
+    assert_eq!(answer(first), None, "the first exchange goes on");
+    let mut second = None;
+    eventually("the host is invited again", || {
+        second = sys::accept(listener.as_fd()).ok();
+        second.is_some()
+    });
+    let second = second.unwrap();
+    let Some(Message::Hello { nonce, .. }) = answer(&second) else { panic!("no hello") };
+    assert_ne!(nonce, lost);
+    meeting.challenged(host, lost, [8; 16]); // the first challenge was late, not lost
+    send(&second, Message::Welcome { version: VERSION, accepted: true }, None).unwrap();
+    meeting.challenged(host, nonce, [9; 16]);
+    assert_eq!(answer(&second), Some(Message::Proof { nonce: [9; 16] }));
+    eventually("memory is shared", || {
+        meeting.news().iter().any(|news| matches!(news, News::Arrived { address, .. } if *address == host))
+    });
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use doorbell_rnic::{Budget, Filter, Region, Rnic, TransmitBatch};
+use doorbell_testing::ConnectionEnd;
 use doorbell_verbs_core::{
     Access, AddressVector, Completion, CompletionOpcode, CqId, Payload, QpAttributes, QpCapacities, QpInit, QpKind,
     QpState, RecvRequest, SendFlags, SendOperation as Op, SendRequest, Sge, SrqId, UdDestination,
@@ -226,38 +227,21 @@ impl Operations {
         let (timeout, retries) = (choices.byte() % 20, choices.byte() % 8);
         for (index, own, peer) in [(0, a, b), (1, b, a)] {
             let rnic = &mut self.devices[index].rnic;
-            let (connected, rc) = (own.1 != QpKind::Ud, own.1 == QpKind::Rc);
-            let steps = [
-                QpAttributes { state: Some(QpState::Reset), ..QpAttributes::default() },
-                QpAttributes {
-                    state: Some(QpState::Init),
-                    pkey_index: Some(0),
-                    port: Some(1),
-                    access: connected.then_some(full_access()),
-                    qkey: (!connected).then_some(QKEY),
-                    ..QpAttributes::default()
-                },
-                QpAttributes {
-                    state: Some(QpState::ReadyToReceive),
-                    address: connected.then_some(AddressVector::to(address_of(1 - index))),
-                    path_mtu: connected.then_some(mtu),
-                    dest_qpn: connected.then_some(peer.0),
-                    receive_psn: connected.then_some(Psn::new(Psn::MASK - 2)),
-                    max_dest_rd_atomic: rc.then_some(reads.min(16)),
-                    min_rnr_timer: rc.then_some(1),
-                    ..QpAttributes::default()
-                },
-                QpAttributes {
-                    state: Some(QpState::ReadyToSend),
-                    send_psn: Some(Psn::new(Psn::MASK - 2)),
-                    timeout: rc.then_some(timeout),
-                    retry_count: rc.then_some(retries),
-                    rnr_retry: rc.then_some(retries),
-                    max_rd_atomic: rc.then_some(reads.min(16)),
-                    ..QpAttributes::default()
-                },
-            ];
-            for step in steps {
+            let psn = Psn::new(Psn::MASK - 2);
+            let end = ConnectionEnd {
+                access: full_access(),
+                qkey: QKEY,
+                send_psn: psn,
+                receive_psn: psn,
+                timeout,
+                retry_count: retries,
+                rnr_retry: retries,
+                max_rd_atomic: reads.min(16),
+                max_dest_rd_atomic: reads.min(16),
+                ..ConnectionEnd::new(own.1, (address_of(1 - index), peer.0), mtu)
+            };
+            let reset = QpAttributes { state: Some(QpState::Reset), ..QpAttributes::default() };
+            for step in [reset].into_iter().chain(end.steps()) {
                 rnic.modify_qp(own.0, &step).expect("each queue pair can go from reset to RTS");
             }
         }

@@ -5,9 +5,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use doorbell_rnic::{Budget, CompletionQueue, Part, Policy, Ready, Region, Rnic, TransmitBatch};
+use doorbell_testing::ConnectionEnd;
 use doorbell_verbs_core::{
-    Access, AddressVector, Completion, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState, RecvRequest,
-    SendFlags, SendOperation, SendRequest, Status,
+    Access, Completion, Payload, QpAttributes, QpCapacities, QpInit, QpKind, QpState, RecvRequest, SendFlags,
+    SendOperation, SendRequest, Status,
 };
 use doorbell_wire::{Opcode, Outer, PathMtu, Psn, Qpn};
 
@@ -52,36 +53,14 @@ impl End {
 
     fn connect(&mut self, number: u8, peer: Qpn) {
         let info = self.rnic.query_qp(self.qpn).expect("it exists");
-        let rc = info.kind == QpKind::Rc;
-        let steps = [
-            QpAttributes {
-                state: Some(QpState::Init),
-                pkey_index: Some(0),
-                port: Some(1),
-                access: Some(Access::all()),
-                ..QpAttributes::default()
-            },
-            QpAttributes {
-                state: Some(QpState::ReadyToReceive),
-                address: Some(AddressVector::to(address(number))),
-                path_mtu: Some(PathMtu::Mtu4096),
-                dest_qpn: Some(peer),
-                receive_psn: Some(Psn::new(7)),
-                max_dest_rd_atomic: rc.then_some(4),
-                min_rnr_timer: rc.then_some(1),
-                ..QpAttributes::default()
-            },
-            QpAttributes {
-                state: Some(QpState::ReadyToSend),
-                send_psn: Some(Psn::new(7)),
-                timeout: rc.then_some(10),
-                retry_count: rc.then_some(3),
-                rnr_retry: rc.then_some(7),
-                max_rd_atomic: rc.then_some(4),
-                ..QpAttributes::default()
-            },
-        ];
-        steps.iter().for_each(|step| self.rnic.modify_qp(self.qpn, step).expect("the transition is valid"));
+        let end = ConnectionEnd {
+            send_psn: Psn::new(7),
+            receive_psn: Psn::new(7),
+            timeout: 10,
+            retry_count: 3,
+            ..ConnectionEnd::new(info.kind, (address(number), peer), PathMtu::Mtu4096)
+        };
+        end.steps().iter().for_each(|step| self.rnic.modify_qp(self.qpn, step).expect("the transition is valid"));
     }
 
     fn post(&mut self, operation: SendOperation, length: u32) {

@@ -10,9 +10,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use doorbell_rnic::{Budget, CompletionQueue, Config, Filter, Region, Rnic, TransmitBatch};
+use doorbell_testing::ConnectionEnd;
 use doorbell_verbs_core::{
-    Access, AddressVector, Attachment, Completion, Payload, PdId, QpAttributes, QpCapacities, QpInit, QpKind, QpState,
-    RecvRequest, SendFlags, SendOperation, SendRequest, Sge, Status, UdDestination,
+    Access, AddressVector, Attachment, Completion, Payload, PdId, QpCapacities, QpInit, RecvRequest, SendFlags,
+    SendOperation, SendRequest, Sge, Status, UdDestination,
 };
 use doorbell_wire::{
     AETH_LEN, AethPacket, AtomicEthPacket, BTH_LEN, BthPacket, BthRepr, DethPacket, ICRC_LEN, NakCode, Opcode,
@@ -553,39 +554,19 @@ fn remote_memory(rnic: &mut Rnic, pd: PdId, connection: &Connection, asked: &[Me
 
 /// Brings the queue pair to the state that it had at the first captured packet.
 fn bring_up(rnic: &mut Rnic, qpn: Qpn, connection: &Connection) {
-    let (rc, connected) = (connection.kind == QpKind::Rc, connection.kind != QpKind::Ud);
     let qkey = connection.packets.iter().find_map(|packet| packet.deth()).map(|deth| deth.qkey);
     let psn = |of_rxe| connection.first_psn(of_rxe).unwrap_or(Psn::new(0));
-    let states = [
-        QpAttributes {
-            state: Some(QpState::Init),
-            pkey_index: Some(0),
-            port: Some(1),
-            access: connected.then_some(Access::all()),
-            qkey: (!connected).then_some(qkey.unwrap_or(QKey::new(0))),
-            ..QpAttributes::default()
-        },
-        QpAttributes {
-            state: Some(QpState::ReadyToReceive),
-            address: connected.then_some(AddressVector::to(RXE)),
-            path_mtu: connected.then_some(connection.mtu()),
-            dest_qpn: connected.then_some(connection.peer_qpn.unwrap_or(Qpn::new(0))),
-            receive_psn: connected.then_some(psn(true)),
-            max_dest_rd_atomic: rc.then_some(16),
-            min_rnr_timer: rc.then_some(12),
-            ..QpAttributes::default()
-        },
-        QpAttributes {
-            state: Some(QpState::ReadyToSend),
-            send_psn: Some(psn(false)),
-            timeout: rc.then_some(14),
-            retry_count: rc.then_some(7),
-            rnr_retry: rc.then_some(7),
-            max_rd_atomic: rc.then_some(16),
-            ..QpAttributes::default()
-        },
-    ];
-    for attributes in states {
+    let peer = (RXE, connection.peer_qpn.unwrap_or(Qpn::new(0)));
+    let end = ConnectionEnd {
+        qkey: qkey.unwrap_or(QKey::new(0)),
+        send_psn: psn(false),
+        receive_psn: psn(true),
+        min_rnr_timer: 12,
+        max_rd_atomic: 16,
+        max_dest_rd_atomic: 16,
+        ..ConnectionEnd::new(connection.kind, peer, connection.mtu())
+    };
+    for attributes in end.steps() {
         rnic.modify_qp(qpn, &attributes).expect("the transition is in the table");
     }
 }

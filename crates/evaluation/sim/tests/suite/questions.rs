@@ -1,0 +1,71 @@
+//! Tables of questions in docs/model.md, and answers that differ by more than 25 %.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Departure that is understood: the name of a question, the name of the figure, and the cause as a sentence.
+pub(crate) type Known = (&'static str, &'static str, &'static str);
+
+/// Maximum number of known departures of a table.
+const MOST_KNOWN: usize = 4;
+
+/// Environment variable with which tests write their tables.
+const UPDATE: &str = "DOORBELL_UPDATE_QUESTIONS";
+
+/// Text after each table.
+const END: &str = "\n<!-- end of generated part -->";
+
+/// Lock of the page, which the tests of several tables write.
+static PAGE: Mutex<()> = Mutex::new(());
+
+/// Table of the page.
+pub(crate) struct Table {
+    /// Text before the table, which occurs once in the page.
+    pub begin: &'static str,
+    /// Departures that are understood.
+    pub known: &'static [Known],
+}
+
+impl Table {
+    /// Returns the reason for a departure, if it is understood.
+    pub(crate) fn reason(&self, question: &str, figure: &str) -> Option<&'static str> {
+        let is_meant = |(name, of, _): &&Known| *name == question && *of == figure;
+        self.known.iter().find(is_meant).map(|(.., reason)| *reason)
+    }
+
+    /// Checks that each departure is known, that each known departure is left, and that the page has these rows. With
+    /// [`UPDATE`], writes the rows to the page.
+    ///
+    /// # Panics
+    ///
+    /// A check fails.
+    pub(crate) fn check(&self, rows: &str, departures: &[(String, &str)]) {
+        println!("{rows}");
+        let is_update = std::env::var_os(UPDATE).is_some();
+        let stored = {
+            let _lock = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
+            let text = fs::read_to_string(page()).expect("the page");
+            let (before, rest) = text.split_once(self.begin).expect("the begin of the table");
+            let (stored, after) = rest.split_once(END).expect("the end of the table");
+            if is_update {
+                fs::write(page(), format!("{before}{}{rows}{END}{after}", self.begin)).expect("a writable page");
+            }
+            stored.to_owned()
+        };
+        let is_unknown = |(question, figure): &&(String, &str)| self.reason(question, figure).is_none();
+        let unknown: Vec<_> = departures.iter().filter(is_unknown).collect();
+        assert!(unknown.is_empty(), "departures without a reason: {unknown:#?}\n{rows}");
+        for (name, of, reason) in self.known {
+            let is_left = departures.iter().any(|(question, figure)| question == name && figure == of);
+            assert!(is_left, "{name}, {of}: no departure any more, so remove the entry ({reason})");
+        }
+        let count = self.known.len();
+        assert!(count <= MOST_KNOWN, "{count} departures are listed, allowed are {MOST_KNOWN}");
+        assert!(is_update || stored == rows, "{UPDATE}=1 writes the table anew:\n{rows}");
+    }
+}
+
+fn page() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/model.md")
+}

@@ -1,0 +1,109 @@
+//! Programs with two devices in each process, and transfers that go on when the port of one of them goes down.
+
+use std::process::Command;
+use std::time::Instant;
+
+use super::transfers::{RIGHT, Way, build, each_way, expect, pair, python, with_script, with_ucx};
+use super::{PATIENCE, Started, doorbell, on_doorbell, start};
+use crate::shell::{command, output_of, root};
+use crate::test::StepEnd;
+
+/// Option of `doorbell run` for two devices.
+const TWO: [&str; 2] = ["--devices", "2"];
+
+/// Variables with which UCX splits each message of some length over both devices.
+const RAILS: [(&str, &str); 2] = [("UCX_MAX_RNDV_RAILS", "2"), ("UCX_MAX_EAGER_RAILS", "2")];
+
+/// Transports that UCX must use.
+const BOTH_RAILS: [&str; 2] = ["rc_verbs/doorbell0:1", "rc_verbs/doorbell1:1"];
+
+/// Text of a program after which a port goes down.
+const READY_FOR_FAULT: &str = "ready for the fault";
+
+/// Runs all programs. The Mooncake Transfer Engine is left out if the packages of PyPI cannot be installed.
+pub(crate) fn all() -> StepEnd {
+    if let Err(why) = of_debian() {
+        return StepEnd::Failed(why);
+    }
+    match python() {
+        Ok(python) => mooncake(&python).into(),
+        Err(why) => StepEnd::LeftOut(format!("packages of PyPI cannot be installed: {why}")),
+    }
+}
+
+fn of_debian() -> Result<(), String> {
+    let contexts = root().join("xtask/programs/two_contexts.py").to_string_lossy().into_owned();
+    let data = build("cc", "ucx.c", &["-lucp", "-lucs", "-lpthread"])?;
+    // These programs have both ends in one command, so no run kills an end.
+    for way in [Way::Plain, Way::Loss] {
+        let options = [&TWO[..], way.options()].concat();
+        let run = |name: &str, program: Command, words: &str| {
+            let begun = Instant::now();
+            let said = start(program)?.finish(PATIENCE).and_then(|said| expect(said, words));
+            said.map_err(|why| format!("{name}, {way:?}: {why}"))?;
+            eprintln!("{:>5.1} s  {name}, {way:?}", begun.elapsed().as_secs_f64());
+            Ok::<(), String>(())
+        };
+        run("pyverbs, two contexts", on_doorbell(&options, &["/usr/bin/python3", &contexts]), RIGHT)?;
+        let rails = on_doorbell(&options, &[&[data.as_str()][..], &BOTH_RAILS].concat());
+        run("UCX, two rails", with_rails(rails), "")?;
+    }
+    let begun = Instant::now();
+    ucx_fails_over().map_err(|why| format!("UCX, port down: {why}"))?;
+    eprintln!("{:>5.1} s  UCX, port down", begun.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn with_rails(program: Command) -> Command {
+    let mut program = with_ucx(program, "rc_v");
+    program.envs(RAILS);
+    program
+}
+
+/// Takes the port of a UCX program's first device down. UCX reports an error, and the program continues on a new
+/// context, which uses the other device.
+fn ucx_fails_over() -> Result<(), String> {
+    let program = build("cc", "ucx_failover.c", &["-lucp", "-lucs"])?;
+    let mut program = start(with_rails(on_doorbell(&TWO, &[&program])))?;
+    take_down_when_ready(&mut program)?;
+    let said = expect(program.finish(PATIENCE)?, "messages are right")?;
+    expect(said, "rank 0: ").map(drop)
+}
+
+/// Transfers through the Mooncake Transfer Engine over both devices. The engine itself goes on with the other device
+/// when the port of one goes down.
+fn mooncake(python: &str) -> Result<(), String> {
+    const SCRIPT: &str = "mooncake_engine";
+    each_way("Mooncake, two devices", |way| {
+        let options = [&TWO[..], &["--stats"], way.options()].concat();
+        let run = |server, client| pair(server, client, way);
+        let said = with_script(python, SCRIPT, &options, way.word(), run)?;
+        // A killed server may have received its bytes by one device.
+        if way == Way::Killed { Ok(()) } else { both_have_sent(said) }
+    })?;
+    let begun = Instant::now();
+    let run = |server: Started, mut client: Started| {
+        take_down_when_ready(&mut client)?;
+        pair(server, client, Way::Plain)
+    };
+    let options = [&TWO[..], &["--stats"]].concat();
+    with_script(python, SCRIPT, &options, "failover", run)
+        .and_then(both_have_sent)
+        .map_err(|why| format!("Mooncake, port down: {why}"))?;
+    eprintln!("{:>5.1} s  Mooncake, port down", begun.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Checks in the counters of a program that both of its devices have sent data.
+fn both_have_sent(said: String) -> Result<(), String> {
+    let said = expect(said, "doorbell0 tx_data_packets ")?;
+    expect(said, "doorbell1 tx_data_packets ").map(drop)
+}
+
+/// Waits until a program is ready, and takes the port of its first device down.
+fn take_down_when_ready(program: &mut Started) -> Result<(), String> {
+    program.wait_until(|program| program.said().contains(READY_FOR_FAULT) || program.has_ended())?;
+    // Devices of other network namespaces may have the same address, so only the process number is unique.
+    let device = format!("doorbell0#{}", program.child.id());
+    output_of(command(doorbell(), &["port", &device, "down"])).map(drop)
+}
