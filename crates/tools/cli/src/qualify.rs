@@ -21,8 +21,8 @@ use crate::quantity;
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   doorbell qualify -d mlx5_0                both ends on this machine, in 10 to 30 minutes
-  DOORBELL_TOKEN=secret doorbell study --listen -d mlx5_0         the other machine, and
-  DOORBELL_TOKEN=secret doorbell qualify -d mlx5_0 192.0.2.7      ... a qualification with that machine
+  DOORBELL_TOKEN=secret doorbell study --listen -d mlx5_0       on the other machine, and
+  DOORBELL_TOKEN=secret doorbell qualify -d mlx5_0 192.0.2.7    ... on this one
   doorbell qualify -d mlx5_0 --only verbs   the cases of verbs alone
   doorbell qualify -d mlx5_0 --only verbs,exchange --cases rnr    ... those with rnr in their names
 
