@@ -220,7 +220,7 @@ fn invalid_sweep_parameters_are_rejected_at_the_start() {
         ("--vary window=0,1", "window: the value is 0, allowed is 1 to 16384"),
         ("--vary link.rate_gbps=0", "link.rate_gbps: the value is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
         ("--set network=clos --vary oversubscription=3", "at oversubscription=3: the oversubscription is 3"),
-        ("--vary size=16,1M", "size: the value is 1M, allowed is 0 to 1073741824"),
+        ("--vary size=16,2G", "size: the value is 2G, allowed is 0 to 1073741824"),
         ("--vary size=16,1000000 --memory 16", "of memory, allowed are 16 MiB"),
         ("--many-to-one --vary senders=0", "senders: the value is 0, allowed is 1 to 1023"),
         ("--many-to-one --vary senders=1024", "senders: the value is 1024, allowed is 1 to 1023"),
