@@ -11,7 +11,7 @@ use std::time::Duration;
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_verbs::Channel;
 
-use crate::patience::Patience;
+use crate::yield_policy::YieldPolicy;
 use doorbell_machine::cpu::EmptyRounds;
 
 /// Maximum time that the executor sleeps on a channel. Connections must be polled from time to time.
@@ -108,7 +108,7 @@ pub fn run_while<T, E>(
     let mut tasks: Vec<Pin<Box<_>>> = tasks.into_iter().map(Box::pin).collect();
     let mut results: Vec<Option<T>> = tasks.iter().map(|_| None).collect();
     let mut context = Context::from_waker(Waker::noop());
-    let mut patience = Patience::default();
+    let mut policy = YieldPolicy::default();
     loop {
         let left = round(&mut tasks, &mut results, &mut context);
         if left == 0 {
@@ -118,7 +118,7 @@ pub fn run_while<T, E>(
         let has_handled = idle.has_handled.take();
         let all_wait = idle.waiting.get() == left;
         if has_handled || !all_wait {
-            patience.found();
+            policy.found();
             idle.empty.borrow_mut().busy();
         } else {
             idle.empty.borrow_mut().empty();
@@ -128,7 +128,7 @@ pub fn run_while<T, E>(
         }
         let Some(channel) = &idle.channel else {
             if !has_handled {
-                patience.found_nothing();
+                policy.found_nothing();
             }
             continue;
         };

@@ -53,13 +53,13 @@ mod layout;
 pub mod measure;
 mod one_sided;
 pub mod path;
-mod patience;
 mod payload;
 pub mod session;
 pub mod threads;
 pub mod unacknowledged;
 mod verification;
 pub mod workload;
+mod yield_policy;
 
 pub use failure::{Failure, Usage};
 pub use verification::complaints;

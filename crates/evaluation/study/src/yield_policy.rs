@@ -60,7 +60,7 @@ impl Outcome {
 
 /// Number of empty rounds before a thread yields, adapted to the outcomes of its yields.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct YieldPolicy {
     /// Empty rounds before the next yield.
     rounds: u32,
     /// Maximum of `rounds`.
@@ -75,13 +75,13 @@ pub(crate) struct Patience {
     switches: Option<i64>,
 }
 
-impl Default for Patience {
+impl Default for YieldPolicy {
     fn default() -> Self {
         Self { rounds: ROUNDS, longest: ROUNDS, empty: 0, waits_since: None, last: None, switches: None }
     }
 }
 
-impl Patience {
+impl YieldPolicy {
     /// Records that a round found a completion.
     pub(crate) fn found(&mut self) {
         match self.last.take() {
@@ -155,78 +155,78 @@ mod tests {
     use super::*;
 
     /// Returns the number of empty rounds until a yield, and records `outcome` for that yield. The rounds take no time.
-    fn rounds_until(patience: &mut Patience, outcome: Outcome) -> u32 {
-        rounds_that_take(Duration::ZERO, patience, outcome)
+    fn rounds_until(policy: &mut YieldPolicy, outcome: Outcome) -> u32 {
+        rounds_that_take(Duration::ZERO, policy, outcome)
     }
 
     /// Returns the number of empty rounds until a yield, and records `outcome` for that yield. Each round takes `each`.
-    fn rounds_that_take(each: Duration, patience: &mut Patience, outcome: Outcome) -> u32 {
+    fn rounds_that_take(each: Duration, policy: &mut YieldPolicy, outcome: Outcome) -> u32 {
         let begun = Instant::now();
         let mut rounds = 1;
-        while !patience.is_over(|| begun + each * rounds) {
+        while !policy.is_over(|| begun + each * rounds) {
             rounds += 1;
         }
-        patience.gave_way(outcome);
+        policy.gave_way(outcome);
         rounds
     }
 
     #[test]
     fn threads_that_share_a_processor_give_way_at_once() {
-        let mut patience = Patience::default();
+        let mut policy = YieldPolicy::default();
         let mut rounds = Vec::new();
         for _ in 0..9 {
-            rounds.push(rounds_until(&mut patience, Outcome::Switched));
-            patience.found();
+            rounds.push(rounds_until(&mut policy, Outcome::Switched));
+            policy.found();
         }
         assert_eq!(rounds, [101, 51, 26, 13, 7, 4, 2, 1, 1]);
         // From here on, no other thread wants the processor.
         for _ in 0..8 {
-            rounds_until(&mut patience, Outcome::Kept);
-            patience.found();
+            rounds_until(&mut policy, Outcome::Kept);
+            policy.found();
         }
-        assert_eq!(rounds_until(&mut patience, Outcome::Kept), 101);
+        assert_eq!(rounds_until(&mut policy, Outcome::Kept), 101);
     }
 
     #[test]
     fn messages_without_a_yield_teach_patience() {
-        let mut patience = Patience { rounds: 0, ..Patience::default() };
-        patience.found();
-        assert_eq!(patience.rounds, 0, "no other thread waited for the processor");
+        let mut policy = YieldPolicy { rounds: 0, ..YieldPolicy::default() };
+        policy.found();
+        assert_eq!(policy.rounds, 0, "no other thread waited for the processor");
         for _ in 0..8 {
-            patience.empty = 1;
-            patience.found();
+            policy.empty = 1;
+            policy.found();
         }
-        assert_eq!(patience.rounds, ROUNDS);
+        assert_eq!(policy.rounds, ROUNDS);
     }
 
     #[test]
     fn lost_time_slices_double_the_rounds() {
-        let mut patience = Patience::default();
+        let mut policy = YieldPolicy::default();
         let mut rounds = Vec::new();
         for _ in 0..9 {
-            rounds.push(rounds_until(&mut patience, Outcome::LostSlice));
+            rounds.push(rounds_until(&mut policy, Outcome::LostSlice));
         }
         assert_eq!(rounds, [101, 201, 401, 801, 1601, 3201, 6401, 12_801, 12_801]);
         // From here on, the peer shares this processor.
         for _ in 0..20 {
-            rounds_until(&mut patience, Outcome::Switched);
-            patience.found();
+            rounds_until(&mut policy, Outcome::Switched);
+            policy.found();
         }
-        assert_eq!(rounds_until(&mut patience, Outcome::Switched), 1);
+        assert_eq!(rounds_until(&mut policy, Outcome::Switched), 1);
     }
 
     #[test]
     fn a_peer_and_a_spinning_program_may_share_the_processor() {
-        let mut patience = Patience::default();
+        let mut policy = YieldPolicy::default();
         for _ in 0..8 {
-            rounds_until(&mut patience, Outcome::Switched);
-            patience.found();
+            rounds_until(&mut policy, Outcome::Switched);
+            policy.found();
         }
         for _ in 0..10 {
             let waits = (0..10).map(|turn| {
                 let outcome = if turn == 0 { Outcome::LostSlice } else { Outcome::Switched };
-                let rounds = rounds_until(&mut patience, outcome);
-                patience.found();
+                let rounds = rounds_until(&mut policy, outcome);
+                policy.found();
                 rounds
             });
             assert!(waits.max().unwrap() <= 2, "the program's turn does not prolong the wait for the peer");
@@ -235,15 +235,15 @@ mod tests {
 
     #[test]
     fn a_thread_yields_before_its_time_slice_ends() {
-        let mut patience = Patience::default();
-        let rounds = |patience: &mut _| rounds_that_take(Duration::from_micros(1), patience, Outcome::LostSlice);
+        let mut policy = YieldPolicy::default();
+        let rounds = |policy: &mut _| rounds_that_take(Duration::from_micros(1), policy, Outcome::LostSlice);
         for _ in 0..20 {
-            rounds(&mut patience);
+            rounds(&mut policy);
         }
         // The first clock read comes after 64 rounds, and the wait is measured from there.
-        assert_eq!(rounds(&mut patience), 576);
-        patience.found();
-        assert_eq!(rounds(&mut patience), 576, "an earlier wait does not shorten a later one");
+        assert_eq!(rounds(&mut policy), 576);
+        policy.found();
+        assert_eq!(rounds(&mut policy), 576, "an earlier wait does not shorten a later one");
     }
 
     #[test]
@@ -260,9 +260,9 @@ mod tests {
 
     #[test]
     fn the_kernel_counts_involuntary_switches() {
-        let mut patience = Patience::default();
-        assert!(patience.was_switched(), "nothing is known at first");
-        assert!((0..1000).any(|_| !patience.was_switched()), "this thread has the processor for a moment");
+        let mut policy = YieldPolicy::default();
+        assert!(policy.was_switched(), "nothing is known at first");
+        assert!((0..1000).any(|_| !policy.was_switched()), "this thread has the processor for a moment");
         let cpu = nix::sched::sched_getcpu().unwrap();
         let over = AtomicBool::new(false);
         let gives_way = || {
@@ -278,7 +278,7 @@ mod tests {
             let mut is_switched = false;
             while !is_switched && begun.elapsed() < Duration::from_secs(60) {
                 std::thread::yield_now();
-                is_switched = patience.was_switched();
+                is_switched = policy.was_switched();
             }
             over.store(true, Ordering::Relaxed);
             assert!(is_switched);
