@@ -150,11 +150,6 @@ impl TransmitBatch {
         &self.bytes[..self.used]
     }
 
-    /// Returns the bytes of all packets with their trailers, so that the driver can write the trailers.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[..self.used]
-    }
-
     /// Returns the runs and the bytes that the runs describe, so that the driver can write the trailers.
     pub fn runs_and_bytes_mut(&mut self) -> (&[Run], &mut [u8]) {
         (&self.runs, &mut self.bytes[..self.used])
