@@ -19,18 +19,17 @@ type Rule = fn(&mut Asked<'_>) -> Said;
 /// Rules by the id of their sentence.
 type Rules = &'static [(&'static str, Rule)];
 
-fn rule(id: &str) -> Option<Rule> {
-    [send_receive::RULES, shared::RULES, direct_read::RULES, operations::RULES, far_memory::RULES]
-        .into_iter()
-        .flatten()
-        .find(|(of, _)| *of == id)
-        .map(|(_, rule)| *rule)
-}
+const FAMILIES: [Rules; 5] =
+    [send_receive::RULES, shared::RULES, direct_read::RULES, operations::RULES, far_memory::RULES];
 
 /// Judges a sentence by the values of a source.
 pub fn judge(shape: &Shape, source: &mut dyn Source) -> Verdict {
-    let judged = match rule(&shape.id) {
-        Some(rule) => rule(&mut Asked::new(shape, source)),
+    judge_by(&FAMILIES, shape, source)
+}
+
+fn judge_by(families: &[Rules], shape: &Shape, source: &mut dyn Source) -> Verdict {
+    let judged = match families.iter().copied().flatten().find(|(of, _)| *of == shape.id) {
+        Some((_, rule)) => rule(&mut Asked::new(shape, source)),
         None => Err(Gap::NoValues("no rule of this sentence exists".to_owned())),
     };
     judged.map_or_else(Verdict::from, |(holds, because)| Verdict::new(holds, because))

@@ -39,9 +39,6 @@ impl Source for MadeUp {
     }
 }
 
-const FAMILIES: [Rules; 5] =
-    [send_receive::RULES, shared::RULES, direct_read::RULES, operations::RULES, far_memory::RULES];
-
 #[test]
 fn each_sentence_has_one_rule() {
     let mut rules: Vec<&str> = FAMILIES.into_iter().flatten().map(|(id, _)| *id).collect();
@@ -52,9 +49,39 @@ fn each_sentence_has_one_rule() {
     assert_eq!(rules, shapes);
 }
 
-/// A new sentence in a published file needs one rule and nothing else: any source then has a verdict.
+/// A new claim is a sentence in a published file and one rule. Each source then has a verdict on it.
 #[test]
-fn sentence_without_a_rule_has_no_verdict() {
+fn a_toy_claim_needs_a_sentence_and_a_rule() {
+    const SENTENCE: &str = r#"
+[[shape]]
+id = "send-receive/toy"
+says = "a window of four doubles the rate"
+experiment = "send-receive/window"
+protocol = "send-receive"
+numbers = { gain = 2 }
+configuration = { like = "sequential", window = [1, 4] }
+source = "evaluation"
+uncertain = []
+"#;
+    const RULE: Rules = &[("send-receive/toy", |asked| {
+        let one = asked.load_with(Setting::Window, 1.0);
+        let gain = asked.rate(&one.with(Setting::Window, 4.0))? / asked.rate(&one)?;
+        Ok((asked.is_at_least(gain, asked.number("gain")?), format!("the rate grows {gain:.1} times")))
+    })];
+    let file = doorbell_data::PUBLISHED.iter().find(|file| file.name == "t1").expect("a published file");
+    let text = file.text.to_owned() + SENTENCE;
+    let testbed = crate::Testbed::from_toml(file.path, &text).expect("the sentence is valid");
+    let toy = testbed.shape("send-receive/toy").expect("the file has the sentence");
+    let judged =
+        |value: fn(&Load<'_>, Quantity) -> f64| judge_by(&[send_receive::RULES, RULE], toy, &mut MadeUp::of(value));
+    let verdict = judged(|load, _| load.fixed[&Setting::Window]);
+    assert_eq!((verdict.finding, verdict.because.as_str()), (Finding::Holds, "the rate grows 4.0 times"));
+    assert_eq!(judged(|_, _| 1.0).finding, Finding::DoesNotHold);
+    assert_eq!(judge(toy, &mut MadeUp::of(|_, _| 1.0)).finding, Finding::NoValues, "the rule is missing");
+}
+
+#[test]
+fn sentence_without_a_rule_or_a_number_has_no_verdict() {
     let mut toy = crate::shape("send-receive/window-gains").expect("a sentence").clone();
     let gains = |load: &Load<'_>, _| load.fixed.get(&Setting::Window).map_or(1e6, |window| 1e6 * window);
     assert_eq!(judge(&toy, &mut MadeUp::of(gains)).finding, Finding::Holds);
