@@ -166,71 +166,77 @@ pub(crate) const DESCRIPTIONS: [Description; 17] = [
         ],
     },
     Description {
+        protocol: Protocol::DirectRead,
+        name: "direct-read",
+        title: "Direct-Read with signal bytes",
+        variant: "unfenced",
+        wire_id: WireId::new(3),
         steps: &[
             Step::new(Sender, Send, READ_REQUEST, When::Message),
             Step::new(Receiver, Read, MESSAGE, When::Message),
             Step::new(Receiver, Write, SIGNAL_BYTE, When::Message).release().seen_in_memory(),
         ],
-        ..direct_read(Protocol::DirectRead, "direct-read", "Direct-Read with signal bytes", "unfenced", WireId::new(3))
+        ..DIRECT_READ
     },
     Description {
+        protocol: Protocol::DirectReadFenced,
+        name: "direct-read-fenced",
+        title: "Direct-Read with fenced signal bytes",
+        variant: "fenced",
+        wire_id: WireId::new(3),
         steps: &[
             Step::new(Sender, Send, READ_REQUEST, When::Message),
             Step::new(Receiver, Read, MESSAGE, When::Message),
             FENCED_SIGNAL.joined(Fenced { awaited: false }),
         ],
-        ..direct_read(
-            Protocol::DirectReadFenced,
-            "direct-read-fenced",
-            "Direct-Read with fenced signal bytes",
-            "fenced",
-            WireId::new(3),
-        )
+        ..DIRECT_READ
     },
     Description {
+        protocol: Protocol::DirectReadFencedAwaited,
+        name: "direct-read-fenced-awaited",
+        title: "Direct-Read with awaited fenced signal bytes",
+        variant: "fenced, awaited",
+        wire_id: WireId::new(3),
         steps: &[
             Step::new(Sender, Send, READ_REQUEST, When::Message),
             Step::new(Receiver, Read, MESSAGE, When::Message),
             FENCED_SIGNAL.joined(Fenced { awaited: true }),
         ],
-        ..direct_read(
-            Protocol::DirectReadFencedAwaited,
-            "direct-read-fenced-awaited",
-            "Direct-Read with awaited fenced signal bytes",
-            "fenced, awaited",
-            WireId::new(3),
-        )
+        ..DIRECT_READ
     },
     Description {
+        protocol: Protocol::DirectReadSend,
+        name: "direct-read-send",
+        title: "Direct-Read acknowledged by SEND",
+        variant: "unfenced, SEND",
+        wire_id: WireId::new(4),
         steps: &[
             Step::new(Sender, Send, READ_REQUEST, When::Message),
             Step::new(Receiver, Read, MESSAGE, When::Message),
             // A poll may find several READs complete. One SEND acknowledges all their messages.
             Step::new(Receiver, SendImm, EMPTY, When::Reap).release(),
         ],
-        ..direct_read(
-            Protocol::DirectReadSend,
-            "direct-read-send",
-            "Direct-Read acknowledged by SEND",
-            "unfenced, SEND",
-            WireId::new(4),
-        )
+        ..DIRECT_READ
     },
     Description {
+        protocol: Protocol::DirectReadFencedSend,
+        name: "direct-read-fenced-send",
+        title: "Direct-Read acknowledged by fenced SEND",
+        variant: "fenced, SEND",
+        wire_id: WireId::new(4),
         steps: &[
             Step::new(Sender, Send, READ_REQUEST, When::Message),
             Step::new(Receiver, Read, MESSAGE, When::Message),
             Step::new(Receiver, SendImm, EMPTY, When::Message).joined(Fenced { awaited: false }).release(),
         ],
-        ..direct_read(
-            Protocol::DirectReadFencedSend,
-            "direct-read-fenced-send",
-            "Direct-Read acknowledged by fenced SEND",
-            "fenced, SEND",
-            WireId::new(4),
-        )
+        ..DIRECT_READ
     },
     Description {
+        protocol: Protocol::DirectWrite,
+        name: "direct-write",
+        title: "Direct-Write",
+        variant: "direct-write",
+        wire_id: WireId::new(5),
         steps: &[
             Step::new(Sender, Write, MESSAGE_AND_WORD, When::Message).seen_in_memory(),
             // The next two steps write the address and key of each free buffer, and the number of buffers granted so
@@ -241,103 +247,99 @@ pub(crate) const DESCRIPTIONS: [Description; 17] = [
                 .release()
                 .seen_in_memory(),
         ],
-        ..direct_write(Protocol::DirectWrite, "direct-write", "Direct-Write", "direct-write", WireId::new(5))
+        ..DIRECT_WRITE
     },
     Description {
+        protocol: Protocol::DirectWriteEach,
+        name: "direct-write-each",
+        title: "Direct-Write with a grant for each buffer",
+        variant: "a grant for each buffer",
+        wire_id: WireId::new(14),
         steps: &[
             Step::new(Sender, Write, MESSAGE_AND_WORD, When::Message).seen_in_memory(),
             Step::new(Receiver, Write, Size::Fixed(GRANT), When::Freed { parts: 1, most: 1 })
                 .release()
                 .seen_in_memory(),
         ],
-        ..direct_write(
-            Protocol::DirectWriteEach,
-            "direct-write-each",
-            "Direct-Write with a grant for each buffer",
-            "a grant for each buffer",
-            WireId::new(14),
-        )
+        ..DIRECT_WRITE
     },
     Description {
+        protocol: Protocol::BufferedWriteImmediateSend,
+        name: "buffered-write-immediate-send",
+        title: "Buffered-Write with immediate data, acknowledged by SEND",
+        variant: "immediate, SEND",
+        wire_id: WireId::new(6),
         steps: &[WRITE_IMMEDIATE, REPORT_BY_SEND],
-        ..buffered_write(
-            Protocol::BufferedWriteImmediateSend,
-            "buffered-write-immediate-send",
-            "Buffered-Write with immediate data, acknowledged by SEND",
-            "immediate, SEND",
-            WireId::new(6),
-        )
+        ..BUFFERED_WRITE
     },
     Description {
+        protocol: Protocol::BufferedWriteImmediateRead,
+        name: "buffered-write-immediate-read",
+        title: "Buffered-Write with immediate data, acknowledged by READ",
+        variant: "immediate, READ",
+        wire_id: WireId::new(7),
         steps: &[WRITE_IMMEDIATE, ASK_AHEAD],
-        ..buffered_write(
-            Protocol::BufferedWriteImmediateRead,
-            "buffered-write-immediate-read",
-            "Buffered-Write with immediate data, acknowledged by READ",
-            "immediate, READ",
-            WireId::new(7),
-        )
+        ..BUFFERED_WRITE
     },
     Description {
+        protocol: Protocol::BufferedWriteTailSend,
+        name: "buffered-write-tail-send",
+        title: "Buffered-Write with tail offset, acknowledged by SEND",
+        variant: "tail, SEND",
+        wire_id: WireId::new(8),
         steps: &[WRITE, WRITE_TAIL, REPORT_BY_SEND],
-        ..buffered_write(
-            Protocol::BufferedWriteTailSend,
-            "buffered-write-tail-send",
-            "Buffered-Write with tail offset, acknowledged by SEND",
-            "tail, SEND",
-            WireId::new(8),
-        )
+        ..BUFFERED_WRITE
     },
     Description {
+        protocol: Protocol::BufferedWriteTailRead,
+        name: "buffered-write-tail-read",
+        title: "Buffered-Write with tail offset, acknowledged by READ",
+        variant: "tail, READ",
+        wire_id: WireId::new(9),
         steps: &[WRITE, WRITE_TAIL, ASK_AHEAD],
-        ..buffered_write(
-            Protocol::BufferedWriteTailRead,
-            "buffered-write-tail-read",
-            "Buffered-Write with tail offset, acknowledged by READ",
-            "tail, READ",
-            WireId::new(9),
-        )
+        ..BUFFERED_WRITE
     },
     Description {
+        protocol: Protocol::BufferedWriteReverseSend,
+        name: "buffered-write-reverse-send",
+        title: "Buffered-Write in reverse, acknowledged by SEND",
+        variant: "reverse, SEND",
+        wire_id: WireId::new(10),
         passes: CLEARED,
         steps: &[WRITE.seen_in_memory(), REPORT_BY_SEND],
-        ..buffered_write(
-            Protocol::BufferedWriteReverseSend,
-            "buffered-write-reverse-send",
-            "Buffered-Write in reverse, acknowledged by SEND",
-            "reverse, SEND",
-            WireId::new(10),
-        )
+        ..BUFFERED_WRITE
     },
     Description {
+        protocol: Protocol::BufferedWriteReverseRead,
+        name: "buffered-write-reverse-read",
+        title: "Buffered-Write in reverse, acknowledged by READ",
+        variant: "reverse, READ",
+        wire_id: WireId::new(11),
         passes: CLEARED,
         steps: &[WRITE.seen_in_memory(), ASK_AHEAD],
-        ..buffered_write(
-            Protocol::BufferedWriteReverseRead,
-            "buffered-write-reverse-read",
-            "Buffered-Write in reverse, acknowledged by READ",
-            "reverse, READ",
-            WireId::new(11),
-        )
+        ..BUFFERED_WRITE
     },
     // After the death of a sender, the receiver and the remaining senders also exchange SENDs of 0 B. These SENDs are
     // no steps of the protocol.
     Description {
+        protocol: Protocol::SharedWrite,
+        name: "shared-write",
+        title: "Shared-Write",
+        variant: "shared-write",
         steps: &[
             Step::new(Sender, FetchAdd, WORD, When::Waiting { in_flight: RESERVATIONS_IN_FLIGHT }),
             WRITE_IMMEDIATE,
             ASK_LATE,
         ],
-        ..shared_write(Protocol::SharedWrite, "shared-write", "Shared-Write", "shared-write")
+        ..SHARED_WRITE
     },
     Description {
+        protocol: Protocol::SharedWriteEach,
+        name: "shared-write-each",
+        title: "Shared-Write with a reservation for each message",
+        variant: "a reservation for each message",
         steps: &[Step::new(Sender, FetchAdd, WORD, When::Message), WRITE_IMMEDIATE, ASK_LATE],
-        ..shared_write(
-            Protocol::SharedWriteEach,
-            "shared-write-each",
-            "Shared-Write with a reservation for each message",
-            "a reservation for each message",
-        )
+        ..SHARED_WRITE
     },
     Description {
         protocol: Protocol::BufferedRead,
@@ -376,102 +378,48 @@ const ASK_AHEAD: Step = Step::new(Sender, Read, WORD, When::Short { parts: 2 }).
 /// READ of the head by the sender, when a message does not fit.
 const ASK_LATE: Step = Step::new(Sender, Read, WORD, When::Short { parts: 1 }).release();
 
-/// Returns a row with the common properties of all variants of Direct-Read, without steps.
-const fn direct_read(
-    protocol: Protocol,
-    name: &'static str,
-    title: &'static str,
-    variant: &'static str,
-    wire_id: WireId,
-) -> Description {
-    Description {
-        protocol,
-        name,
-        title,
-        family: "direct-read",
-        variant,
-        page: "docs/protocols/direct-read.md",
-        wire_id,
-        zero_copy: ZeroCopy::Yes,
-        shared_buffers: true,
-        sent_from: Store::Slots,
-        received_into: Store::Announcements,
-        passes: [0, 0],
-        steps: &[],
-    }
-}
+/// Base of the families with several variants. Families and rows replace the empty fields.
+const BASE: Description = Description {
+    protocol: Protocol::SendReceive,
+    name: "",
+    title: "",
+    family: "",
+    variant: "",
+    page: "",
+    wire_id: WireId::new(0),
+    zero_copy: ZeroCopy::No,
+    shared_buffers: false,
+    sent_from: Store::Slots,
+    received_into: Store::Ring,
+    passes: [0, 0],
+    steps: &[],
+};
 
-/// Returns a row with the common properties of all variants of Direct-Write, without steps.
-const fn direct_write(
-    protocol: Protocol,
-    name: &'static str,
-    title: &'static str,
-    variant: &'static str,
-    wire_id: WireId,
-) -> Description {
-    Description {
-        protocol,
-        name,
-        title,
-        family: "direct-write",
-        variant,
-        page: "docs/protocols/direct-write.md",
-        wire_id,
-        zero_copy: ZeroCopy::Partly,
-        shared_buffers: false,
-        sent_from: Store::Slots,
-        received_into: Store::Slots,
-        passes: [0, 0],
-        steps: &[],
-    }
-}
+const DIRECT_READ: Description = Description {
+    family: "direct-read",
+    page: "docs/protocols/direct-read.md",
+    zero_copy: ZeroCopy::Yes,
+    shared_buffers: true,
+    received_into: Store::Announcements,
+    ..BASE
+};
 
-/// Returns a row with the common properties of all variants of Shared-Write, without steps. The variants look equal to
-/// the peer.
-const fn shared_write(
-    protocol: Protocol,
-    name: &'static str,
-    title: &'static str,
-    variant: &'static str,
-) -> Description {
-    Description {
-        protocol,
-        name,
-        title,
-        family: "shared-write",
-        variant,
-        page: "docs/protocols/shared-write.md",
-        wire_id: WireId::new(12),
-        zero_copy: ZeroCopy::No,
-        shared_buffers: true,
-        sent_from: Store::Slots,
-        received_into: Store::Ring,
-        passes: [0, 0],
-        steps: &[],
-    }
-}
+const DIRECT_WRITE: Description = Description {
+    family: "direct-write",
+    page: "docs/protocols/direct-write.md",
+    zero_copy: ZeroCopy::Partly,
+    received_into: Store::Slots,
+    ..BASE
+};
 
-/// Returns a row with the common properties of all variants of Buffered-Write, without steps.
-const fn buffered_write(
-    protocol: Protocol,
-    name: &'static str,
-    title: &'static str,
-    variant: &'static str,
-    wire_id: WireId,
-) -> Description {
-    Description {
-        protocol,
-        name,
-        title,
-        family: "buffered-write",
-        variant,
-        page: "docs/protocols/buffered-write.md",
-        wire_id,
-        zero_copy: ZeroCopy::No,
-        shared_buffers: false,
-        sent_from: Store::Slots,
-        received_into: Store::Ring,
-        passes: [0, 0],
-        steps: &[],
-    }
-}
+/// The variants look equal to the peer.
+const SHARED_WRITE: Description = Description {
+    family: "shared-write",
+    page: "docs/protocols/shared-write.md",
+    wire_id: WireId::new(12),
+    shared_buffers: true,
+    ..BASE
+};
+
+const BUFFERED_WRITE: Description =
+    Description { family: "buffered-write", page: "docs/protocols/buffered-write.md", ..BASE };
