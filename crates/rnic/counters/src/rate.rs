@@ -127,5 +127,4 @@ impl Rates {
 }
 
 #[cfg(test)]
-#[path = "rate_tests.rs"]
 mod tests;
