@@ -56,63 +56,30 @@ const PINGPONG_1M: &[Figure] = &[rate("ping-pong", PingpongRate("1m"), Some(Ping
 
 const EACH_BYTE: &str = "each byte of each message, at both ends (`-c`)";
 
+/// Commands of a server and of its client. The client's command ends with the address of the server.
+macro_rules! with_address {
+    ($port:literal, $($part:literal),+) => {
+        Commands::pair(concat!($($part),+), concat!($($part),+, " 127.0.0.1"), $port)
+    };
+}
+
 /// Row of `fi_pingpong` with a provider and a kind of endpoint, beside the same endpoint over TCP or UDP.
 macro_rules! pingpong {
-    ($what:literal, $provider:literal, $beside:literal, $endpoint:literal, $size:literal, $times:literal, $figures:expr) => {
-        row(
-            "libfabric",
-            $what,
-            Commands::pair(
-                concat!(
-                    "doorbell run -- fi_pingpong -p '",
-                    $provider,
-                    "' -e ",
-                    $endpoint,
-                    " -S ",
-                    $size,
-                    " -I ",
-                    $times,
-                    " -c"
-                ),
-                concat!(
-                    "doorbell run -- fi_pingpong -p '",
-                    $provider,
-                    "' -e ",
-                    $endpoint,
-                    " -S ",
-                    $size,
-                    " -I ",
-                    $times,
-                    " -c 127.0.0.1"
-                ),
-                47592,
-            ),
-        )
-        .beside(Commands::pair(
-            concat!("fi_pingpong -p '", $beside, "' -e ", $endpoint, " -S ", $size, " -I ", $times, " -c"),
-            concat!("fi_pingpong -p '", $beside, "' -e ", $endpoint, " -S ", $size, " -I ", $times, " -c 127.0.0.1"),
-            47592,
-        ))
-        .checks(EACH_BYTE, &[])
-        .figures($figures)
+    ($what:literal, $provider:literal, $beside:literal, $options:literal, $figures:expr) => {
+        row("libfabric", $what, with_address!(47592, "doorbell run -- fi_pingpong -p '", $provider, "' -e ", $options))
+            .beside(with_address!(47592, "fi_pingpong -p '", $beside, "' -e ", $options))
+            .checks(EACH_BYTE, &[])
+            .figures($figures)
     };
 }
 
 /// Row of perftest, which does not check received data, beside qperf with messages of the same size over TCP.
 macro_rules! perftest {
     ($what:literal, $command:literal, $tcp:literal, $figures:expr) => {
-        row(
-            "perftest",
-            $what,
-            Commands::pair(
-                concat!("doorbell run -- ", $command),
-                concat!("doorbell run -- ", $command, " 127.0.0.1"),
-                18515,
-            ),
-        )
-        .beside(Commands::pair("qperf", concat!("qperf 127.0.0.1 -t 1 ", $tcp, " quit"), 19765))
-        .checks("that all operations complete; perftest compares no data", &[])
-        .figures($figures)
+        row("perftest", $what, with_address!(18515, "doorbell run -- ", $command))
+            .beside(Commands::pair("qperf", concat!("qperf 127.0.0.1 -t 1 ", $tcp, " quit"), 19765))
+            .checks("that all operations complete; perftest compares no data", &[])
+            .figures($figures)
     };
 }
 
@@ -221,51 +188,43 @@ const UCX_TIME: &[Figure] = &[time("one way", UcxTime, Some(UcxTime))];
 const UCX_MESSAGES: &[Figure] = &[messages("messages", UcxMessages, Some(UcxMessages))];
 const UCX_RATE: &[Figure] = &[rate("throughput", UcxRate, Some(UcxRate))];
 
+const MPI_FIGURES: &[Figure] = &[
+    time("one way, 8 B", Line("one way, 8 B: "), Some(Line("one way, 8 B: "))),
+    rate("ping-pong, 1 MiB", Line("ping-pong, 1 MiB: "), Some(Line("ping-pong, 1 MiB: "))),
+];
+
+/// Returns the row of two ranks, beside Open MPI over TCP.
+const fn of_open_mpi(program: &'static str, command: &'static str) -> Row {
+    row(program, "two ranks", Commands::alone(command))
+        .beside(Commands::alone(
+            "mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ob1 --mca btl tcp,self ./mpi_speed",
+        ))
+        .driven(mpi)
+        .checks("messages that come back, byte by byte (`xtask/programs/mpi_speed.c`)", &[])
+        .figures(MPI_FIGURES)
+}
+
 pub(super) const ROWS: &[Row] = &[
     ucx!("tagged messages over `rc_verbs`, 16 B, one at a time", "rc_v", "-t tag_lat -s 16 -n 20000 -w 1000", UCX_TIME),
     ucx!("tagged messages over `rc_verbs`, 16 B", "rc_v", "-t tag_bw -s 16 -n 200000 -w 1000", UCX_MESSAGES),
     ucx!("tagged messages over `rc_verbs`, 1 MiB", "rc_v", "-t tag_bw -s 1048576 -n 1000 -w 50", UCX_RATE),
     ucx!("put over `rc_verbs`, 64 KiB", "rc_v", "-t ucp_put_bw -s 65536 -n 5000 -w 100", UCX_RATE),
     ucx!("tagged messages over `ud_verbs`, 16 B, one at a time", "ud_verbs", "-t tag_lat -s 16 -n 5000 -w 1000", UCX_TIME),
-    row(
+    of_open_mpi(
         "Open MPI over UCX",
-        "two ranks",
-        Commands::alone(
-            "env UCX_TLS=rc_v doorbell run -- mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ucx \\\n    \
-             --mca btl ^openib,vader,uct ./mpi_speed",
-        ),
-    )
-    .beside(Commands::alone(
-        "mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ob1 --mca btl tcp,self ./mpi_speed",
-    ))
-    .driven(mpi)
-    .checks("messages that come back, byte by byte (`xtask/programs/mpi_speed.c`)", &[])
-    .figures(&[
-        time("one way, 8 B", Line("one way, 8 B: "), Some(Line("one way, 8 B: "))),
-        rate("ping-pong, 1 MiB", Line("ping-pong, 1 MiB: "), Some(Line("ping-pong, 1 MiB: "))),
-    ]),
-    pingpong!("connected endpoints, 64 B", "verbs", "tcp", "msg", "64", "20000", PINGPONG_64),
-    pingpong!("connected endpoints, 1 MiB", "verbs", "tcp", "msg", "1048576", "500", PINGPONG_1M),
-    pingpong!("reliable datagrams over datagrams, 64 B", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm", "64", "500", PINGPONG_64),
-    pingpong!("reliable datagrams over datagrams, 64 KiB", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm", "65536", "50", PINGPONG_64K),
-    pingpong!("datagrams, 64 B", "verbs", "udp", "dgram", "64", "2000", PINGPONG_64),
-    row(
+        "env UCX_TLS=rc_v doorbell run -- mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ucx \\\n    \
+         --mca btl ^openib,vader,uct ./mpi_speed",
+    ),
+    pingpong!("connected endpoints, 64 B", "verbs", "tcp", "msg -S 64 -I 20000 -c", PINGPONG_64),
+    pingpong!("connected endpoints, 1 MiB", "verbs", "tcp", "msg -S 1048576 -I 500 -c", PINGPONG_1M),
+    pingpong!("reliable datagrams over datagrams, 64 B", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm -S 64 -I 500 -c", PINGPONG_64),
+    pingpong!("reliable datagrams over datagrams, 64 KiB", "verbs;ofi_rxd", "udp;ofi_rxd", "rdm -S 65536 -I 50 -c", PINGPONG_64K),
+    pingpong!("datagrams, 64 B", "verbs", "udp", "dgram -S 64 -I 2000 -c", PINGPONG_64),
+    of_open_mpi(
         "Open MPI over libfabric",
-        "two ranks",
-        Commands::alone(
-            "doorbell run -- mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml cm --mca mtl ofi \\\n    \
-             --mca mtl_ofi_provider_include 'verbs;ofi_rxm' ./mpi_speed",
-        ),
-    )
-    .beside(Commands::alone(
-        "mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ob1 --mca btl tcp,self ./mpi_speed",
-    ))
-    .driven(mpi)
-    .checks("messages that come back, byte by byte (`xtask/programs/mpi_speed.c`)", &[])
-    .figures(&[
-        time("one way, 8 B", Line("one way, 8 B: "), Some(Line("one way, 8 B: "))),
-        rate("ping-pong, 1 MiB", Line("ping-pong, 1 MiB: "), Some(Line("ping-pong, 1 MiB: "))),
-    ]),
+        "doorbell run -- mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml cm --mca mtl ofi \\\n    \
+         --mca mtl_ofi_provider_include 'verbs;ofi_rxm' ./mpi_speed",
+    ),
     fio!("RDMA WRITE, 64 KiB", "write"),
     fio!("RDMA READ, 64 KiB", "read"),
     row(
