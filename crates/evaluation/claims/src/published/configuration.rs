@@ -343,21 +343,7 @@ pub(crate) const FIELDS: [Field; 25] = [
 impl Subject {
     /// Returns the required and the optional fields of a configuration with this subject.
     pub(crate) fn fields(&self) -> (&'static [&'static str], &'static [&'static str]) {
-        const MESSAGES: [&str; 12] = [
-            "bytes",
-            "window",
-            "batch",
-            "poll_list",
-            "repost_list",
-            "credits",
-            "threads",
-            "connections",
-            "receivers",
-            "shared_receives",
-            "path_mtu",
-            "pace",
-        ];
-        const READS: [&str; 13] = [
+        const READS: &[&str] = &[
             "bytes",
             "window",
             "batch",
@@ -372,10 +358,12 @@ impl Subject {
             "pace",
             "fence_waits_for",
         ];
+        // All fields but `fence_waits_for`.
+        const MESSAGES: &[&str] = READS.split_at(READS.len() - 1).0;
         const OPERATIONS: [&str; 4] = ["bytes", "window", "connections", "path_mtu"];
         match self {
-            Subject::Protocol(name) if name.starts_with("direct-read") => (&READS, &["inline"]),
-            Subject::Protocol(_) => (&MESSAGES, &["repost_by", "inline"]),
+            Subject::Protocol(name) if name.starts_with("direct-read") => (READS, &["inline"]),
+            Subject::Protocol(_) => (MESSAGES, &["repost_by", "inline"]),
             Subject::Operation(_) => (
                 &OPERATIONS,
                 &[
