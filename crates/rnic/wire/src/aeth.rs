@@ -2,76 +2,20 @@
 
 use core::fmt;
 
-use crate::view::{from_be_24, to_be_24};
 use crate::{Error, Msn};
 
 /// Bytes of the header.
 pub const AETH_LEN: usize = 4;
 
-mod at {
-    pub(super) const SYNDROME: usize = 0;
-    pub(super) const MSN: usize = 1;
-}
-
-header_view! {
+plain_header! {
     /// A view of an acknowledge extended transport header.
     AETH_LEN
-}
-
-impl<T: AsRef<[u8]>> Packet<T> {
-    /// Returns the syndrome: ACK, RNR NAK or NAK.
-    #[inline]
-    pub fn syndrome(&self) -> Syndrome {
-        let [syndrome] = self.get(at::SYNDROME);
-        Syndrome(syndrome)
-    }
-
-    /// Returns the message sequence number.
-    #[inline]
-    pub fn msn(&self) -> Msn {
-        Msn::new(from_be_24(self.get(at::MSN)))
-    }
-}
-
-impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Sets the syndrome.
-    #[inline]
-    pub fn set_syndrome(&mut self, syndrome: Syndrome) {
-        self.set(at::SYNDROME, [syndrome.0]);
-    }
-
-    /// Sets the message sequence number.
-    #[inline]
-    pub fn set_msn(&mut self, msn: Msn) {
-        self.set(at::MSN, to_be_24(msn.get()));
-    }
-}
-
-/// An acknowledge extended transport header's fields.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Repr {
-    /// Syndrome: ACK, RNR NAK or NAK.
-    pub syndrome: Syndrome,
-    /// The message sequence number.
-    pub msn: Msn,
-}
-
-parse_any_bits!();
-
-impl Repr {
-    /// Reads the header.
-    #[inline]
-    pub fn read(bytes: &[u8; AETH_LEN]) -> Repr {
-        let packet = Packet::new_unchecked(bytes);
-        Repr { syndrome: packet.syndrome(), msn: packet.msn() }
-    }
-
-    /// Writes the header.
-    #[inline]
-    pub fn write(&self, out: &mut [u8; AETH_LEN]) {
-        let mut packet = Packet::new_unchecked(out);
-        packet.set_syndrome(self.syndrome);
-        packet.set_msn(self.msn);
+    /// An acknowledge extended transport header's fields.
+    Repr {
+        /// Syndrome: ACK, RNR NAK or NAK.
+        syndrome, set_syndrome: Syndrome = 0;
+        /// The message sequence number.
+        msn, set_msn: Msn = 1;
     }
 }
 

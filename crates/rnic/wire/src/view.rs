@@ -1,3 +1,5 @@
+use crate::{Msn, QKey, Qpn, RKey, Syndrome};
+
 /// Defines `Packet`, the view of a header of `$len` bytes, and the functions that all headers share.
 ///
 /// The calling module defines `Repr` with `read` and `write`, and the accessors of the fields. Only these functions
@@ -96,9 +98,52 @@ macro_rules! header_view {
     };
 }
 
-/// Defines `Repr::parse` for a header for which every bit pattern is valid.
-macro_rules! parse_any_bits {
-    () => {
+/// Defines `Packet` and `Repr` of a header for which every bit pattern is valid. The table has each field of whole bytes
+/// with its setter, its type and its offset, and then the offset of a reserved byte.
+macro_rules! plain_header {
+    (
+        $(#[$view:meta])*
+        $len:ident
+        $(#[$repr:meta])*
+        Repr {
+            $($(#[$doc:meta])* $field:ident, $set:ident: $type:ty = $at:literal;)+
+        }
+        $(reserved = $reserved:literal)?
+    ) => {
+        header_view! {
+            $(#[$view])*
+            $len
+        }
+
+        impl<T: AsRef<[u8]>> Packet<T> {
+            $(
+                #[doc = concat!("Returns the field [`", stringify!($field), "`](Repr::", stringify!($field), ").")]
+                #[inline]
+                pub fn $field(&self) -> $type {
+                    $crate::view::Field::from_bytes(self.get($at))
+                }
+            )+
+        }
+
+        impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
+            $(
+                #[doc = concat!("Sets the field [`", stringify!($field), "`](Repr::", stringify!($field), ").")]
+                #[inline]
+                pub fn $set(&mut self, value: $type) {
+                    self.set($at, $crate::view::Field::into_bytes(value));
+                }
+            )+
+        }
+
+        $(#[$repr])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+        pub struct Repr {
+            $(
+                $(#[$doc])*
+                pub $field: $type,
+            )+
+        }
+
         impl Repr {
             /// Reads the header.
             ///
@@ -110,9 +155,55 @@ macro_rules! parse_any_bits {
                 packet.check_len()?;
                 Ok(Repr::read(&packet.get(0)))
             }
+
+            /// Reads the header.
+            #[inline]
+            pub fn read(bytes: &[u8; $len]) -> Repr {
+                let packet = Packet::new_unchecked(bytes);
+                Repr { $($field: packet.$field()),+ }
+            }
+
+            /// Writes the header, with reserved bytes zero.
+            #[inline]
+            pub fn write(&self, out: &mut [u8; $len]) {
+                $(out[$reserved] = 0;)?
+                let mut packet = Packet::new_unchecked(out);
+                $(packet.$set(self.$field);)+
+            }
         }
     };
 }
+
+/// Field of a header that takes whole bytes, the most significant byte first.
+pub(crate) trait Field<const BYTES: usize> {
+    fn from_bytes(bytes: [u8; BYTES]) -> Self;
+    fn into_bytes(self) -> [u8; BYTES];
+}
+
+macro_rules! field {
+    ($type:ty: $len:literal, $bytes:ident => $from:expr, $value:ident => $into:expr) => {
+        impl Field<$len> for $type {
+            #[inline]
+            fn from_bytes($bytes: [u8; $len]) -> Self {
+                $from
+            }
+
+            #[inline]
+            fn into_bytes(self) -> [u8; $len] {
+                let $value = self;
+                $into
+            }
+        }
+    };
+}
+
+field!(u32: 4, bytes => u32::from_be_bytes(bytes), value => value.to_be_bytes());
+field!(u64: 8, bytes => u64::from_be_bytes(bytes), value => value.to_be_bytes());
+field!(RKey: 4, bytes => RKey::new(u32::from_be_bytes(bytes)), key => key.get().to_be_bytes());
+field!(QKey: 4, bytes => QKey::new(u32::from_be_bytes(bytes)), key => key.get().to_be_bytes());
+field!(Qpn: 3, bytes => Qpn::new(from_be_24(bytes)), qpn => to_be_24(qpn.get()));
+field!(Msn: 3, bytes => Msn::new(from_be_24(bytes)), msn => to_be_24(msn.get()));
+field!(Syndrome: 1, bytes => Syndrome(bytes[0]), syndrome => [syndrome.0]);
 
 /// Returns the number in three bytes.
 #[inline]
