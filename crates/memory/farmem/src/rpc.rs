@@ -144,24 +144,22 @@ fn key(reader: &mut Reader<'_>) -> Option<Vec<u8>> {
     (1..=MAX_KEY).contains(&key.len()).then(|| key.to_vec())
 }
 
+/// Appends the kind of a message and its fields.
+fn put(out: &mut Vec<u8>, kind: u8, fields: &[&[u8]]) {
+    out.push(kind);
+    fields.iter().for_each(|field| out.extend_from_slice(field));
+}
+
 impl Request {
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
+        let mut put = |kind: u8, fields: &[&[u8]]| put(out, kind, fields);
         match self {
-            Self::Grant => out.push(1),
-            Self::Lookup { tag, key } => {
-                out.push(2);
-                out.extend(tag.to_le_bytes());
-                out.extend(key);
-            }
-            Self::Create { tag, key, place } => {
-                out.push(3);
-                out.extend(tag.to_le_bytes());
-                out.extend(place.bits().to_le_bytes());
-                out.extend(key);
-            }
+            Self::Grant => put(1, &[]),
+            Self::Lookup { tag, key } => put(2, &[&tag.to_le_bytes(), key]),
+            Self::Create { tag, key, place } => put(3, &[&tag.to_le_bytes(), &place.bits().to_le_bytes(), key]),
             Self::Reports(reports) => {
-                out.push(4);
+                put(4, &[]);
                 for report in reports {
                     out.extend(report.old.bits().to_le_bytes());
                     out.extend(report.new.bits().to_le_bytes());
@@ -169,42 +167,16 @@ impl Request {
                 }
             }
             Self::Return(places) => {
-                out.push(5);
+                put(5, &[]);
                 places.iter().for_each(|place| out.extend(place.bits().to_le_bytes()));
             }
-            Self::Quiet { epoch } => {
-                out.push(6);
-                out.extend(epoch.to_le_bytes());
-            }
-            Self::Suspect { tag, client } => {
-                out.push(7);
-                out.extend(tag.to_le_bytes());
-                out.extend(client.to_le_bytes());
-            }
-            Self::Hello { gid, qpn } => {
-                out.push(8);
-                out.extend(gid.octets());
-                out.extend(qpn.get().to_le_bytes());
-            }
-            Self::Peer { tag, client } => {
-                out.push(9);
-                out.extend(tag.to_le_bytes());
-                out.extend(client.to_le_bytes());
-            }
-            Self::Reserve { tag } => {
-                out.push(10);
-                out.extend(tag.to_le_bytes());
-            }
-            Self::Lost { tag, node } => {
-                out.push(11);
-                out.extend(tag.to_le_bytes());
-                out.push(*node);
-            }
-            Self::Stuck { tag, place } => {
-                out.push(12);
-                out.extend(tag.to_le_bytes());
-                out.extend(place.bits().to_le_bytes());
-            }
+            Self::Quiet { epoch } => put(6, &[&epoch.to_le_bytes()]),
+            Self::Suspect { tag, client } => put(7, &[&tag.to_le_bytes(), &client.to_le_bytes()]),
+            Self::Hello { gid, qpn } => put(8, &[&gid.octets(), &qpn.get().to_le_bytes()]),
+            Self::Peer { tag, client } => put(9, &[&tag.to_le_bytes(), &client.to_le_bytes()]),
+            Self::Reserve { tag } => put(10, &[&tag.to_le_bytes()]),
+            Self::Lost { tag, node } => put(11, &[&tag.to_le_bytes(), &[*node]]),
+            Self::Stuck { tag, place } => put(12, &[&tag.to_le_bytes(), &place.bits().to_le_bytes()]),
         }
     }
 
@@ -237,42 +209,28 @@ impl Request {
 impl Reply {
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
-        let mut head = |kind: u8, tag: u32| {
-            out.push(kind);
-            out.extend(tag.to_le_bytes());
-        };
+        let mut put = |kind: u8, fields: &[&[u8]]| put(out, kind, fields);
         match self {
             Self::Granted(places) => {
-                out.push(1);
+                put(1, &[]);
                 places.iter().for_each(|place| out.extend(place.bits().to_le_bytes()));
             }
             Self::Found { tag, place, number } => {
-                head(2, *tag);
-                out.extend(place.bits().to_le_bytes());
-                out.extend(number.to_le_bytes());
+                put(2, &[&tag.to_le_bytes(), &place.bits().to_le_bytes(), &number.to_le_bytes()]);
             }
-            Self::Absent { tag } => head(3, *tag),
-            Self::Created { tag, number } => {
-                head(4, *tag);
-                out.extend(number.to_le_bytes());
-            }
-            Self::Again { tag } => head(5, *tag),
-            Self::TooManyKeys { tag } => head(6, *tag),
-            Self::Fenced { tag } => head(7, *tag),
-            Self::Epoch { epoch } => {
-                out.push(8);
-                out.extend(epoch.to_le_bytes());
-            }
+            Self::Absent { tag } => put(3, &[&tag.to_le_bytes()]),
+            Self::Created { tag, number } => put(4, &[&tag.to_le_bytes(), &number.to_le_bytes()]),
+            Self::Again { tag } => put(5, &[&tag.to_le_bytes()]),
+            Self::TooManyKeys { tag } => put(6, &[&tag.to_le_bytes()]),
+            Self::Fenced { tag } => put(7, &[&tag.to_le_bytes()]),
+            Self::Epoch { epoch } => put(8, &[&epoch.to_le_bytes()]),
             Self::Peer { tag, gid, qpn } => {
-                head(9, *tag);
-                out.extend(gid.octets());
-                out.extend(qpn.get().to_le_bytes());
+                put(9, &[&tag.to_le_bytes(), &gid.octets(), &qpn.get().to_le_bytes()]);
             }
             Self::Reserved { tag, place } => {
-                head(10, *tag);
-                out.extend(place.map_or(0, NodeVersion::bits).to_le_bytes());
+                put(10, &[&tag.to_le_bytes(), &place.map_or(0, NodeVersion::bits).to_le_bytes()]);
             }
-            Self::Alone { node } => out.extend([11, *node]),
+            Self::Alone { node } => put(11, &[&[*node]]),
         }
     }
 
