@@ -181,61 +181,42 @@ impl Status {
         Status::RnrRetryExceeded,
     ];
 
+    /// Returns the number, the symbol, the text and the causes of the status.
+    const fn row(self) -> (u32, &'static str, &'static str, &'static [Cause]) {
+        match self {
+            Self::Success => (0, "IBV_WC_SUCCESS", "success", &[]),
+            Self::LocalLength => (1, "IBV_WC_LOC_LEN_ERR", "local length error", LOCAL_LENGTH),
+            Self::LocalQpOperation => (2, "IBV_WC_LOC_QP_OP_ERR", "local QP operation error", LOCAL_QP_OPERATION),
+            Self::LocalProtection => (4, "IBV_WC_LOC_PROT_ERR", "local protection error", LOCAL_PROTECTION),
+            Self::WorkRequestFlushed => (5, "IBV_WC_WR_FLUSH_ERR", "Work Request Flushed Error", FLUSHED),
+            Self::MemoryWindowBind => (6, "IBV_WC_MW_BIND_ERR", "memory management operation error", MEMORY_WINDOW),
+            Self::BadResponse => (7, "IBV_WC_BAD_RESP_ERR", "bad response error", BAD_RESPONSE),
+            Self::LocalAccess => (8, "IBV_WC_LOC_ACCESS_ERR", "local access error", LOCAL_ACCESS),
+            Self::RemoteInvalidRequest => {
+                (9, "IBV_WC_REM_INV_REQ_ERR", "remote invalid request error", REMOTE_INVALID_REQUEST)
+            }
+            Self::RemoteAccess => (10, "IBV_WC_REM_ACCESS_ERR", "remote access error", REMOTE_ACCESS),
+            Self::RemoteOperation => (11, "IBV_WC_REM_OP_ERR", "remote operation error", REMOTE_OPERATION),
+            Self::RetryExceeded => (12, "IBV_WC_RETRY_EXC_ERR", "transport retry counter exceeded", RETRY_EXCEEDED),
+            Self::RnrRetryExceeded => {
+                (13, "IBV_WC_RNR_RETRY_EXC_ERR", "RNR retry counter exceeded", RNR_RETRY_EXCEEDED)
+            }
+        }
+    }
+
     /// Returns the number of the status in `enum ibv_wc_status` of libibverbs, which programs print.
     pub const fn number(self) -> u32 {
-        match self {
-            Self::Success => 0,
-            Self::LocalLength => 1,
-            Self::LocalQpOperation => 2,
-            Self::LocalProtection => 4,
-            Self::WorkRequestFlushed => 5,
-            Self::MemoryWindowBind => 6,
-            Self::BadResponse => 7,
-            Self::LocalAccess => 8,
-            Self::RemoteInvalidRequest => 9,
-            Self::RemoteAccess => 10,
-            Self::RemoteOperation => 11,
-            Self::RetryExceeded => 12,
-            Self::RnrRetryExceeded => 13,
-        }
+        self.row().0
     }
 
     /// Returns the name of the status in libibverbs.
     pub const fn symbol(self) -> &'static str {
-        match self {
-            Self::Success => "IBV_WC_SUCCESS",
-            Self::LocalLength => "IBV_WC_LOC_LEN_ERR",
-            Self::LocalQpOperation => "IBV_WC_LOC_QP_OP_ERR",
-            Self::LocalProtection => "IBV_WC_LOC_PROT_ERR",
-            Self::WorkRequestFlushed => "IBV_WC_WR_FLUSH_ERR",
-            Self::MemoryWindowBind => "IBV_WC_MW_BIND_ERR",
-            Self::BadResponse => "IBV_WC_BAD_RESP_ERR",
-            Self::LocalAccess => "IBV_WC_LOC_ACCESS_ERR",
-            Self::RemoteInvalidRequest => "IBV_WC_REM_INV_REQ_ERR",
-            Self::RemoteAccess => "IBV_WC_REM_ACCESS_ERR",
-            Self::RemoteOperation => "IBV_WC_REM_OP_ERR",
-            Self::RetryExceeded => "IBV_WC_RETRY_EXC_ERR",
-            Self::RnrRetryExceeded => "IBV_WC_RNR_RETRY_EXC_ERR",
-        }
+        self.row().1
     }
 
     /// Returns the text of the status that `ibv_wc_status_str` of libibverbs returns.
     pub const fn text(self) -> &'static str {
-        match self {
-            Self::Success => "success",
-            Self::LocalLength => "local length error",
-            Self::LocalQpOperation => "local QP operation error",
-            Self::LocalProtection => "local protection error",
-            Self::WorkRequestFlushed => "Work Request Flushed Error",
-            Self::MemoryWindowBind => "memory management operation error",
-            Self::BadResponse => "bad response error",
-            Self::LocalAccess => "local access error",
-            Self::RemoteInvalidRequest => "remote invalid request error",
-            Self::RemoteAccess => "remote access error",
-            Self::RemoteOperation => "remote operation error",
-            Self::RetryExceeded => "transport retry counter exceeded",
-            Self::RnrRetryExceeded => "RNR retry counter exceeded",
-        }
+        self.row().2
     }
 
     /// Returns the status with this number of `enum ibv_wc_status`; `None` for success and for numbers of other
@@ -247,21 +228,7 @@ impl Status {
     /// Returns the probable causes of a failed request, the most frequent one first. The list is empty only for
     /// [`Status::Success`].
     pub const fn causes(self) -> &'static [Cause] {
-        match self {
-            Self::Success => &[],
-            Self::LocalLength => LOCAL_LENGTH,
-            Self::LocalQpOperation => LOCAL_QP_OPERATION,
-            Self::LocalProtection => LOCAL_PROTECTION,
-            Self::WorkRequestFlushed => FLUSHED,
-            Self::MemoryWindowBind => MEMORY_WINDOW,
-            Self::BadResponse => BAD_RESPONSE,
-            Self::LocalAccess => LOCAL_ACCESS,
-            Self::RemoteInvalidRequest => REMOTE_INVALID_REQUEST,
-            Self::RemoteAccess => REMOTE_ACCESS,
-            Self::RemoteOperation => REMOTE_OPERATION,
-            Self::RetryExceeded => RETRY_EXCEEDED,
-            Self::RnrRetryExceeded => RNR_RETRY_EXCEEDED,
-        }
+        self.row().3
     }
 }
 
