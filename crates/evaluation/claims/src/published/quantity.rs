@@ -76,60 +76,40 @@ pub enum Unit {
 }
 
 impl Unit {
+    /// Returns the name, the dimension, and the value of one unit in the base unit of the dimension.
+    const fn row(self) -> (&'static str, Dimension, f64) {
+        match self {
+            Unit::Us => ("us", Dimension::Time, 1e3),
+            Unit::UsPerKib => ("us/KiB", Dimension::TimePerSize, 1e3 / 1024.0),
+            Unit::PerSecond => ("/s", Dimension::Rate, 1.0),
+            Unit::Thousands => ("k/s", Dimension::Rate, 1e3),
+            Unit::Millions => ("M/s", Dimension::Rate, 1e6),
+            Unit::Gibit => ("Gibit/s", Dimension::DataRate, (1_u64 << 30) as f64 / 8.0),
+            Unit::Gb => ("Gb/s", Dimension::DataRate, 1e9 / 8.0),
+            Unit::GigaBytes => ("GB/s", Dimension::DataRate, 1e9),
+            Unit::BytesPerSecond => ("B/s", Dimension::DataRate, 1.0),
+            Unit::Bytes => ("B", Dimension::Size, 1.0),
+            Unit::Percent => ("%", Dimension::Ratio, 0.01),
+            Unit::Times => ("times", Dimension::Ratio, 1.0),
+            Unit::Messages => ("messages", Dimension::Messages, 1.0),
+            Unit::Connections => ("connections", Dimension::Connections, 1.0),
+            Unit::PacketsPerOperation => ("packets/operation", Dimension::Packets, 1.0),
+        }
+    }
+
     /// Returns the name of the unit in files and tables.
     pub const fn name(self) -> &'static str {
-        match self {
-            Unit::Us => "us",
-            Unit::UsPerKib => "us/KiB",
-            Unit::PerSecond => "/s",
-            Unit::Thousands => "k/s",
-            Unit::Millions => "M/s",
-            Unit::Gibit => "Gibit/s",
-            Unit::Gb => "Gb/s",
-            Unit::GigaBytes => "GB/s",
-            Unit::BytesPerSecond => "B/s",
-            Unit::Bytes => "B",
-            Unit::Percent => "%",
-            Unit::Times => "times",
-            Unit::Messages => "messages",
-            Unit::Connections => "connections",
-            Unit::PacketsPerOperation => "packets/operation",
-        }
+        self.row().0
     }
 
     /// Returns the dimension of the unit.
     pub const fn dimension(self) -> Dimension {
-        match self {
-            Unit::Us => Dimension::Time,
-            Unit::UsPerKib => Dimension::TimePerSize,
-            Unit::PerSecond | Unit::Thousands | Unit::Millions => Dimension::Rate,
-            Unit::Gibit | Unit::Gb | Unit::GigaBytes | Unit::BytesPerSecond => Dimension::DataRate,
-            Unit::Bytes => Dimension::Size,
-            Unit::Percent | Unit::Times => Dimension::Ratio,
-            Unit::Messages => Dimension::Messages,
-            Unit::Connections => Dimension::Connections,
-            Unit::PacketsPerOperation => Dimension::Packets,
-        }
+        self.row().1
     }
 
     /// Returns the value of one unit in the base unit of its [`Dimension`].
     const fn base(self) -> f64 {
-        match self {
-            Unit::Us | Unit::Thousands => 1e3,
-            Unit::UsPerKib => 1e3 / 1024.0,
-            Unit::Millions => 1e6,
-            Unit::Gibit => (1_u64 << 30) as f64 / 8.0,
-            Unit::Gb => 1e9 / 8.0,
-            Unit::GigaBytes => 1e9,
-            Unit::Percent => 0.01,
-            Unit::PerSecond
-            | Unit::BytesPerSecond
-            | Unit::Bytes
-            | Unit::Times
-            | Unit::Messages
-            | Unit::Connections
-            | Unit::PacketsPerOperation => 1.0,
-        }
+        self.row().2
     }
 
     /// Converts `base`, a number in the base unit of the dimension, into this unit.
