@@ -4,28 +4,67 @@ use crate::Error;
 
 const MASK_24: u32 = 0x00ff_ffff;
 
-/// Packet sequence number: 24 bits that wrap (IBTA Vol 1, chapter 9).
-///
-/// A PSN has no `Ord`, since the order of two PSNs depends on the window around them. Use
-/// [`is_before`](Psn::is_before) instead.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Psn(u32);
+/// Defines numbers with `new` and `get`, which are displayed as `0x` and the hexadecimal digits of all bits.
+macro_rules! numbers {
+    ($($(#[$meta:meta])* $name:ident($type:ty) $(& $mask:ident)?, $format:literal;)*) => {$(
+        $(#[$meta])*
+        pub struct $name($type);
+
+        impl $name {
+            /// Creates the value from its number. Ignores bits that the field does not have.
+            #[inline]
+            pub const fn new(number: $type) -> $name {
+                $name(number $(& $mask)?)
+            }
+
+            /// Returns the number.
+            #[inline]
+            pub const fn get(self) -> $type {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, $format, self.0)
+            }
+        }
+    )*};
+}
+
+numbers! {
+    /// Packet sequence number: 24 bits that wrap (IBTA Vol 1, chapter 9).
+    ///
+    /// A PSN has no `Ord`, since the order of two PSNs depends on the window around them. Use
+    /// [`is_before`](Psn::is_before) instead.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    Psn(u32) & MASK_24, "0x{:06x}";
+
+    /// Message sequence number: 24 bits that wrap, the count of requests that a responder completed (IBTA Vol 1,
+    /// chapter 9).
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    Msn(u32) & MASK_24, "0x{:06x}";
+
+    /// Queue pair number: 24 bits.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+    Qpn(u32) & MASK_24, "0x{:06x}";
+
+    /// Remote key, with which a peer accesses a memory region.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+    RKey(u32), "0x{:08x}";
+
+    /// Queue key (Q_Key). A UD queue pair receives only datagrams that carry its own Q_Key.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+    QKey(u32), "0x{:08x}";
+
+    /// Partition key. The upper bit means full membership, the other bits name the partition.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+    PartitionKey(u16), "0x{:04x}";
+}
 
 impl Psn {
     /// Bits of a PSN.
     pub const MASK: u32 = MASK_24;
-
-    /// Returns the lower 24 bits of `value`.
-    #[inline]
-    pub const fn new(value: u32) -> Psn {
-        Psn(value & Self::MASK)
-    }
-
-    /// Returns the number, below 2^24.
-    #[inline]
-    pub const fn get(self) -> u32 {
-        self.0
-    }
 
     /// Returns the PSN `packets` later, modulo 2^24.
     #[inline]
@@ -62,24 +101,7 @@ impl Psn {
     }
 }
 
-/// Message sequence number: 24 bits that wrap, the count of requests that a responder completed (IBTA Vol 1, chapter
-/// 9).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Msn(u32);
-
 impl Msn {
-    /// Returns the lower 24 bits of `value`.
-    #[inline]
-    pub const fn new(value: u32) -> Msn {
-        Msn(value & MASK_24)
-    }
-
-    /// Returns the number, below 2^24.
-    #[inline]
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-
     /// Returns the MSN after one more request.
     #[inline]
     pub const fn next(self) -> Msn {
@@ -87,59 +109,7 @@ impl Msn {
     }
 }
 
-/// Queue pair number: 24 bits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Qpn(u32);
-
-impl Qpn {
-    /// Returns the lower 24 bits of `value`.
-    #[inline]
-    pub const fn new(value: u32) -> Qpn {
-        Qpn(value & MASK_24)
-    }
-
-    /// Returns the number, below 2^24.
-    #[inline]
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
-
-/// Remote key, with which a peer accesses a memory region.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct RKey(u32);
-
-impl RKey {
-    /// Returns the key with this value.
-    #[inline]
-    pub const fn new(value: u32) -> RKey {
-        RKey(value)
-    }
-
-    /// Returns the key's value.
-    #[inline]
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
-
-/// Queue key (Q_Key). A UD queue pair receives only datagrams that carry its own Q_Key.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct QKey(u32);
-
 impl QKey {
-    /// Returns the key with this value.
-    #[inline]
-    pub const fn new(value: u32) -> QKey {
-        QKey(value)
-    }
-
-    /// Returns the key's value.
-    #[inline]
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-
     /// Returns whether this key is a placeholder for the Q_Key of the sending queue pair: its highest bit is set (IBTA
     /// Vol 1, 10.2.5).
     #[inline]
@@ -148,25 +118,9 @@ impl QKey {
     }
 }
 
-/// Partition key. The upper bit means full membership, the other bits name the partition.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct PartitionKey(u16);
-
 impl PartitionKey {
     /// Default partition with full membership, the only partition that RoCE uses.
     pub const DEFAULT: PartitionKey = PartitionKey(0xffff);
-
-    /// Returns the key with this value.
-    #[inline]
-    pub const fn new(value: u16) -> PartitionKey {
-        PartitionKey(value)
-    }
-
-    /// Returns the key's value.
-    #[inline]
-    pub const fn get(self) -> u16 {
-        self.0
-    }
 }
 
 impl Default for PartitionKey {
@@ -231,24 +185,4 @@ impl fmt::Display for PathMtu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.bytes().fmt(f)
     }
-}
-
-/// Implements `Display` as `0x` and the hexadecimal digits of all bits.
-macro_rules! display_hex {
-    ($($name:ident $format:literal)*) => {$(
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, $format, self.0)
-            }
-        }
-    )*};
-}
-
-display_hex! {
-    Psn "0x{:06x}"
-    Msn "0x{:06x}"
-    Qpn "0x{:06x}"
-    RKey "0x{:08x}"
-    QKey "0x{:08x}"
-    PartitionKey "0x{:04x}"
 }
