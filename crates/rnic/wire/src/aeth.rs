@@ -23,6 +23,8 @@ plain_header! {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Syndrome(pub u8);
 
+field!(Syndrome: 1, bytes => Syndrome(bytes[0]), syndrome => [syndrome.0]);
+
 const VALUE: u8 = 0x1f;
 const ACK: u8 = 0x00;
 const RNR_NAK: u8 = 0x20;

@@ -1,4 +1,4 @@
-use crate::{Msn, QKey, Qpn, RKey, Syndrome};
+use crate::{Msn, QKey, Qpn, RKey};
 
 /// Defines `Packet`, the view of a header of `$len` bytes, and the functions that all headers share.
 ///
@@ -182,7 +182,7 @@ pub(crate) trait Field<const BYTES: usize> {
 
 macro_rules! field {
     ($type:ty: $len:literal, $bytes:ident => $from:expr, $value:ident => $into:expr) => {
-        impl Field<$len> for $type {
+        impl $crate::view::Field<$len> for $type {
             #[inline]
             fn from_bytes($bytes: [u8; $len]) -> Self {
                 $from
@@ -203,7 +203,6 @@ field!(RKey: 4, bytes => RKey::new(u32::from_be_bytes(bytes)), key => key.get().
 field!(QKey: 4, bytes => QKey::new(u32::from_be_bytes(bytes)), key => key.get().to_be_bytes());
 field!(Qpn: 3, bytes => Qpn::new(from_be_24(bytes)), qpn => to_be_24(qpn.get()));
 field!(Msn: 3, bytes => Msn::new(from_be_24(bytes)), msn => to_be_24(msn.get()));
-field!(Syndrome: 1, bytes => Syndrome(bytes[0]), syndrome => [syndrome.0]);
 
 /// Returns the number in three bytes.
 #[inline]
