@@ -12,10 +12,10 @@ use doorbell_study::session::{
     Asking, FromServer, LocalPeer, Patience, Peer, Presence, SessionError, Terms, ToServer, answer, local_pair,
 };
 
+use crate::measure::{ANSWERING, ASKING, HOSTS};
 use crate::simulation::{Simulation, SimulationError, Summary};
 use crate::testbed::Testbed;
 use crate::threads::VirtualWaiter;
-use crate::topology::Topology;
 
 /// The other end of a session in the same simulation. It sends `S` and receives `H`.
 ///
@@ -67,14 +67,6 @@ impl<S: Send, H: Send> Peer for VirtualPeer<S, H> {
         self.peer.look()
     }
 }
-
-/// Node of the asking host.
-const ASKING: usize = 0;
-/// Node of the answering host.
-const ANSWERING: usize = 1;
-
-/// Topology: two hosts and the switch between them.
-const HOSTS: Topology = Topology::Star { nodes: 2 };
 
 /// Error of a simulated point.
 #[derive(Debug, thiserror::Error)]
