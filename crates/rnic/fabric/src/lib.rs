@@ -76,7 +76,7 @@ pub use memory::{MemoryCounters, MemoryLink, MemoryNetwork, MemoryOptions};
 pub use names::{AbstractName, abstract_names, beside, beside_prefix, plain};
 pub use observe::Observer;
 pub use own_event::{EventIdentity, OwnEvent};
-pub use own_process::{Opening, OwnProcess};
+pub use own_process::{Opening, OwnProcess, watch_forks};
 pub use pcap::{FrameDirection, FrameNotes, Pcap, PcapFile};
 pub use progress::{DrivenRnic, PortHandle, PortService, VirtualClock, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};

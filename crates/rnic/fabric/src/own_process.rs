@@ -74,6 +74,11 @@ impl Opening {
         GATE.begin_opening(naps());
         Self(())
     }
+
+    /// Returns whether a thread forks now, so that [`begin`](Self::begin) would wait.
+    pub fn would_wait() -> bool {
+        GATE.forking.load(Ordering::SeqCst) != 0
+    }
 }
 
 impl Drop for Opening {
@@ -192,8 +197,12 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Registers the fork handlers at the first call.
-fn watch_forks() {
+/// Registers the fork handlers at the first call. [`Opening::begin`] calls this function.
+///
+/// A library whose own handler waits for calls of other threads calls this function before it registers that handler.
+/// The C library runs handlers before a fork in reverse order, so the wait ends before threads with an [`Opening`] have
+/// to wait for the fork.
+pub fn watch_forks() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::AcqRel) {
         // SAFETY: the functions live as long as the code. They only access atomics, sleep, and make system calls, which
@@ -369,6 +378,26 @@ mod tests {
         children.push(Child::fork());
         drop(own);
         assert!(ends(reader, LONG), "a child holds a descriptor, after {looked_at} that no child held");
+    }
+
+    #[test]
+    fn a_descriptor_is_not_closed_during_a_fork() {
+        let _turn = TURN.lock();
+        let opening = Opening::begin();
+        let (reader, writer) = io::pipe().unwrap();
+        let own = OwnProcess::new(writer.into(), &opening);
+        drop(opening);
+        let place = own.place.unwrap();
+        // The kernel copies descriptors and memory between these two handlers.
+        before_fork();
+        let closer = thread::spawn(move || drop(own));
+        let is_closed = ends(reader.try_clone().unwrap(), Duration::from_millis(100));
+        let is_listed = LISTED[place].entry.load(Ordering::Acquire) != 0;
+        after_fork();
+        closer.join().unwrap();
+        assert!(!is_closed, "the descriptor was closed during the fork");
+        assert!(is_listed, "the descriptor left the list during the fork");
+        assert!(ends(reader, LONG), "the descriptor stays open after the fork");
     }
 
     #[test]

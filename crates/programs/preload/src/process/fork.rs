@@ -125,6 +125,9 @@ extern "C" fn in_child() {
 
 /// Installs the fork handlers when the library is loaded, since a fork may happen during the first call.
 extern "C" fn watch() {
+    // Register the handlers of `fabric` first. Then `before` runs before them, and waits for calls while these may still
+    // open and close descriptors.
+    doorbell_fabric::watch_forks();
     // SAFETY: the handlers stay loaded for as long as the library.
     let failed = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     debug_assert_eq!(failed, 0, "pthread_atfork fails only for lack of memory");
@@ -145,6 +148,8 @@ pub(crate) fn say(line: &str) {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
+
+    use doorbell_fabric::Opening;
 
     use super::*;
     use crate::objects::context::{ibv_close_device, ibv_open_device};
@@ -201,6 +206,33 @@ mod tests {
         outside(|| child_opens("outside"));
         drop(inside);
         child_opens("afterwards");
+    }
+
+    /// If the fork held back descriptors while it waits for a call, then a call that opens or closes a descriptor would
+    /// wait for the fork.
+    #[test]
+    fn a_fork_holds_no_descriptors_back_while_it_waits_for_calls() {
+        let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let wait = |is_reached: fn() -> bool| {
+            while std::time::Instant::now() < patience {
+                if is_reached() {
+                    return true;
+                }
+                std::thread::yield_now();
+            }
+            false
+        };
+        drop(Opening::begin()); // now all handlers are registered
+        let inside = Inside::new();
+        let forking = std::thread::spawn(|| child_opens("during a call of another thread"));
+        // No reader enters the gate while a fork waits for this thread.
+        let is_waiting = wait(|| gate().try_read().is_err());
+        // Forks of other tests may hold descriptors back for a moment.
+        let is_free = wait(|| !Opening::would_wait());
+        drop(inside);
+        forking.join().unwrap();
+        assert!(is_waiting, "the fork does not wait for the call");
+        assert!(is_free, "the fork holds descriptors back while it waits for the call");
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Test of all interleavings of threads that open descriptors and threads that fork. No thread may fork while another
-//! thread has opened a descriptor, but has not yet put it on the list of descriptors that forked children give up.
+//! Test of all interleavings of threads that open or close descriptors and threads that fork. No thread may fork while
+//! another thread has opened a descriptor, but has not yet put it on the list of descriptors that forked children give
+//! up. The same holds between closing a descriptor and taking it off the list.
 
 #[allow(dead_code)] // the models do not use the child's code
 #[path = "../../src/own_process/gate.rs"]
@@ -45,7 +46,7 @@ fn nap(left: &mut usize) -> impl FnMut() -> bool {
 impl World {
     fn new() -> Arc<Self> {
         let gate = Gate { opening: AtomicU32::new(0), forking: AtomicU32::new(0) };
-        Arc::new(Self { gate, descriptors: UnsafeCell::new((0, 0)) })
+        Arc::new(Self { gate, descriptors: UnsafeCell::new((1, 1)) })
     }
 
     /// Models a thread that opens a descriptor and puts it on the list. Does nothing if the thread has used up its
@@ -58,6 +59,20 @@ impl World {
             self.descriptors.with_mut(|descriptors| unsafe { (*descriptors).0 += 1 });
             // SAFETY: as above.
             self.descriptors.with_mut(|descriptors| unsafe { (*descriptors).1 += 1 });
+        }
+        self.gate.end_opening();
+    }
+
+    /// Models a thread that closes a descriptor and takes it off the list. Does nothing if the thread has used up its
+    /// naps.
+    fn close(&self) {
+        let mut left = NAPS;
+        self.gate.begin_opening(nap(&mut left));
+        if left > 0 {
+            // SAFETY: as above.
+            self.descriptors.with_mut(|descriptors| unsafe { (*descriptors).0 -= 1 });
+            // SAFETY: as above.
+            self.descriptors.with_mut(|descriptors| unsafe { (*descriptors).1 -= 1 });
         }
         self.gate.end_opening();
     }
@@ -98,4 +113,14 @@ fn a_thread_that_forks_finds_each_descriptor_on_the_list() {
 #[test]
 fn a_thread_that_opens_waits_for_one_that_forks() {
     check(World::fork, World::open);
+}
+
+#[test]
+fn a_thread_that_forks_finds_no_descriptor_half_closed() {
+    check(World::close, World::fork);
+}
+
+#[test]
+fn a_thread_that_closes_waits_for_one_that_forks() {
+    check(World::fork, World::close);
 }
