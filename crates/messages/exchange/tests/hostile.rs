@@ -19,7 +19,8 @@ use doorbell_exchange::direct_read::{Acknowledge, DirectRead};
 use doorbell_exchange::send_receive::{Endpoint, Hub, Reposting, SharedOptions, SharedReceives};
 use doorbell_exchange::setup::{self, SetupError, VERSION};
 use doorbell_exchange::{
-    BufferedRead, ConnectionError, Connector, DirectWrite, MessageConnection, Received, SendReceive, Submit,
+    BufferedRead, ConnectionError, Connector, DirectWrite, MessageConnection, Received, SendReceive, SharedWrite,
+    Submit,
 };
 use doorbell_verbs::{Access, Device, MemoryKind, SendOperation};
 
@@ -201,6 +202,24 @@ fn an_invalid_tail_ends_the_connection() {
         let error = ending(&stage.other, &mut bare, &mut connection.unwrap());
         let expected = "the peer broke the protocol: it sent a tail before the previous tail, \
                         or more than a ring length after the head";
+        assert_eq!(error.to_string(), expected, "{number}");
+        stage.check_health();
+    }
+}
+
+/// The tail of a shared ring is invalid. The sender must blame the peer for the tail, not the device for a missing
+/// result.
+#[test]
+fn an_invalid_tail_of_a_shared_ring_ends_the_connection() {
+    let mut stage = Stage::new();
+    for number in [1, 1 << 63, u64::MAX] {
+        let (mut bare, connection) = Bare::meet(&SharedWrite::default(), &stage.pd, &stage.other, &config(), |_| {});
+        let mut connection = connection.unwrap();
+        bare.open.store_release_u64(OPEN_BYTES / 2, number);
+        assert!(matches!(connection.send(b"message").unwrap(), Submit::Accepted(_)));
+        let error = ending(&stage.other, &mut bare, &mut connection);
+        let expected = "the peer broke the protocol: it sent a tail inside space that was reserved before, \
+                        or a tail that no ring can have";
         assert_eq!(error.to_string(), expected, "{number}");
         stage.check_health();
     }

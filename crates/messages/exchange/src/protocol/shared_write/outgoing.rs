@@ -1,6 +1,7 @@
 //! The sending half: reserves space in the peer's ring, then writes messages into the space.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 use doorbell_verbs::{Access, MemoryKind, Payload, Pd, PostError, Qp, Region, SendFlags, SendOperation, SendRequest};
 use smallvec::SmallVec;
@@ -26,9 +27,6 @@ pub(super) const QUESTION: u32 = 1;
 pub(super) const ALL_WRITTEN: u32 = 1 << 29;
 /// Modulus of the positions in answers. The positions count units of the ring.
 pub(super) const ANSWER_UNITS: u64 = 1 << 29;
-
-/// Content of the memory for the result of a FETCH_ADD until the device writes the result. No tail has this value.
-const NO_RESULT: u64 = u64::MAX;
 
 /// A message that waits for its reservation, or for room in the ring.
 struct Waiting {
@@ -67,6 +65,9 @@ pub struct Reserved {
     reservations_done: u64,
     /// Memory into which each FETCH_ADD returns the previous tail.
     landing: Region,
+    /// Content of `landing` until the device writes a result. The number is odd, which no tail is, and random, so a peer
+    /// whose tail is invalid does not hit the number.
+    no_result: u64,
     /// Number of waiting messages for which no FETCH_ADD was posted.
     unreserved: usize,
     reserves: Reserves,
@@ -98,6 +99,7 @@ impl Reserved {
             reservations_begun: 0,
             reservations_done: 0,
             landing: pd.allocate(reserves.in_flight() * 8, Access::LOCAL_WRITE, MemoryKind::Plain)?,
+            no_result: RandomState::new().build_hasher().finish() | 1,
             unreserved: 0,
             reserves,
             ends: VecDeque::with_capacity(notices(peer.depth as usize)),
@@ -124,7 +126,7 @@ impl Reserved {
         let reserved = self.waiting.len() - self.unreserved;
         let bytes = self.waiting.range(reserved..reserved + count).map(|waiting| waiting.space).sum();
         let slot = self.reservations_begun as usize % self.reserves.in_flight();
-        self.landing.store_release_u64(slot * 8, NO_RESULT);
+        self.landing.store_release_u64(slot * 8, self.no_result);
         let sges = [self.landing.sge(slot * 8, 8)];
         qp.post_send(&[SendRequest {
             wr_id: RESERVE,
@@ -257,7 +259,7 @@ impl Outgoing for Reserved {
                 let slot = self.reservations_done as usize % self.reserves.in_flight();
                 let position = self.landing.load_acquire_u64(slot * 8);
                 let Some((count, bytes)) = self.reserving.pop_front() else { return Ok(true) };
-                if position == NO_RESULT {
+                if position == self.no_result {
                     return Err(ConnectionError::NoResult);
                 }
                 if position < self.reserved_to || !position.is_multiple_of(UNIT as u64) || position > FARTHEST {
