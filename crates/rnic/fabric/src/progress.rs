@@ -34,6 +34,7 @@ mod clock;
 mod exit;
 mod flush;
 mod habits;
+mod lock;
 mod policy;
 mod port;
 mod wake;
@@ -42,7 +43,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -64,6 +65,7 @@ use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
 use flush::Flushes;
 use habits::{HABITS, Lingering, Yields};
+use lock::Guard;
 use policy::{Action, Event, Glance, Policy};
 pub use port::{PortHandle, PortService};
 use wake::{NEVER, Wakeups};
@@ -82,10 +84,6 @@ const REFUSED_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 /// Maximum time that the thread sleeps. If the program closes the descriptors meanwhile, nothing else wakes the thread.
 const LONGEST_SLEEP: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Maximum number of times that the thread yields its processor to callers that wait for the lock, before it takes the
-/// lock itself.
-const COURTESIES: usize = 1_000;
-
 /// Number of looks for packets per read of the clock while a thread lingers. A read takes as long as a look at a ring.
 const LOOKS_PER_CLOCK: u32 = 8;
 
@@ -93,6 +91,8 @@ struct ThreadState {
     driver: Mutex<Driver<Box<dyn Link>>>,
     /// Number of callers that sleep until they get the lock.
     waiting: AtomicUsize,
+    /// Number of threads that have taken deaths of queue pairs and have not logged them.
+    logging: AtomicUsize,
     clock: Clock,
     kick: OwnEvent,
     wakeups: Wakeups,
@@ -345,11 +345,7 @@ impl DrivenRnic {
 
     /// Returns the counters of the RNIC and the link. Returns `None` if another thread holds the engine's lock.
     pub fn try_counters(&self) -> Option<(Counters, LinkCounters)> {
-        let driver = match self.shared.driver.try_lock() {
-            Ok(driver) => driver,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let driver = self.shared.try_lock()?;
         Some((*driver.rnic().counters(), driver.link_counters()))
     }
 }
@@ -380,8 +376,6 @@ impl Drop for DrivenRnic {
     }
 }
 
-type Guard<'a> = MutexGuard<'a, Driver<Box<dyn Link>>>;
-
 impl ThreadState {
     fn new(driver: Driver<Box<dyn Link>>, clock: Clock) -> io::Result<Self> {
         Ok(Self {
@@ -389,6 +383,7 @@ impl ThreadState {
             port_service: Mutex::default(),
             driver: Mutex::new(driver),
             waiting: AtomicUsize::new(0),
+            logging: AtomicUsize::new(0),
             clock,
             kick: OwnEvent::new()?,
             wakeups: Wakeups::new(),
@@ -409,34 +404,6 @@ impl ThreadState {
     #[inline]
     fn now_ns(&self) -> u64 {
         self.clock.now_ns()
-    }
-
-    fn lock(&self) -> Guard<'_> {
-        guard::admit_thread();
-        // Other threads usually hold the lock only for one pump, so a short spin is cheaper than sleeping.
-        for _ in 0..200 {
-            match self.driver.try_lock() {
-                Ok(guard) => return guard,
-                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
-            }
-        }
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let guard = self.driver.lock().ignore_poison();
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        guard
-    }
-
-    /// Locks the engine for the thread, after callers that are already waiting. While packets arrive, the thread takes
-    /// the lock again and again, so callers might otherwise wait for a long time.
-    fn lock_behind_callers(&self) -> Guard<'_> {
-        for _ in 0..COURTESIES {
-            if self.waiting.load(Ordering::Relaxed) == 0 {
-                break;
-            }
-            std::thread::yield_now();
-        }
-        self.lock()
     }
 
     fn groups(&self) -> MutexGuard<'_, Vec<Arc<Joined>>> {
@@ -468,11 +435,7 @@ impl ThreadState {
     #[inline]
     fn drive(&self) -> bool {
         guard::admit_thread();
-        let mut driver = match self.driver.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false, // the holder drives
-        };
+        let Some(mut driver) = self.try_lock() else { return false }; // the holder drives
         // Without a pump, nothing changes that `leave` would pass on.
         if driver.look() {
             return true;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use doorbell_verbs_core::{Completion, Counters, EventQueue, Overrun, QpCounters};
+use doorbell_verbs_core::{Completion, Counters, EventQueue, Overrun, QpCounters, QpDeath};
 use doorbell_wire::{ICRC_LEN, Qpn, outer};
 use slab::Slab;
 
@@ -75,12 +75,17 @@ pub(crate) enum Sent {
     Response,
 }
 
+/// Maximum number of deaths of queue pairs that a device keeps until its driver takes them. Later deaths are omitted.
+const MOST_DEATHS: usize = 1024;
+
 pub(crate) struct Commons {
     pub(crate) now_ns: u64,
     pub(crate) policy: Policy,
     pub(crate) memory: Memory,
     pub(crate) counters: Counters,
     pub(crate) events: Arc<EventQueue>,
+    /// Deaths of queue pairs that the driver has not taken, oldest first.
+    pub(crate) deaths: Vec<QpDeath>,
     pub(crate) destinations: Slab<Destination>,
     /// Window for READ and atomic responses to this device.
     pub(crate) inbound: Window,
@@ -118,6 +123,7 @@ impl Commons {
             memory,
             counters: Counters::default(),
             events,
+            deaths: Vec::new(),
             destinations: Slab::new(),
             inbound,
             read_piece_cost,
@@ -129,6 +135,13 @@ impl Commons {
             cqs: Slab::new(),
             dirty: Vec::new(),
             in_flight: 0,
+        }
+    }
+
+    /// Keeps the death of a queue pair for the driver.
+    pub(crate) fn keep_death(&mut self, death: QpDeath) {
+        if self.deaths.len() < MOST_DEATHS {
+            self.deaths.push(death);
         }
     }
 

@@ -12,7 +12,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use doorbell_verbs_core::{AsyncEvent, Counters, EventQueue, Limits, Notifier};
+use doorbell_verbs_core::{AsyncEvent, Counters, EventQueue, Limits, Notifier, QpDeath};
 use doorbell_wire::{PathMtu, Qpn};
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
@@ -163,7 +163,8 @@ struct Srq {
 /// peer still gets the acknowledgement.
 ///
 /// Programs reap completion queues ([`completion_queue`](Self::completion_queue)) without access to the RNIC.
-/// [`poll_event`](Self::poll_event) returns asynchronous events.
+/// [`poll_event`](Self::poll_event) returns asynchronous events, and [`take_deaths`](Self::take_deaths) the reasons for
+/// which queue pairs failed.
 pub struct Rnic {
     config: Config,
     core: Commons,
@@ -250,6 +251,18 @@ impl Rnic {
     /// Returns the queue of asynchronous events, from which a program reads without access to the RNIC.
     pub fn events(&self) -> &Arc<EventQueue> {
         &self.core.events
+    }
+
+    /// Returns whether the device has deaths of queue pairs for [`take_deaths`](Self::take_deaths).
+    #[inline]
+    pub fn has_deaths(&self) -> bool {
+        !self.core.deaths.is_empty()
+    }
+
+    /// Removes and returns the deaths of queue pairs, oldest first. The device keeps at most 1,024 deaths, and omits
+    /// later ones until the next call.
+    pub fn take_deaths(&mut self) -> Vec<QpDeath> {
+        std::mem::take(&mut self.core.deaths)
     }
 
     /// Returns the counters of the device.

@@ -11,8 +11,8 @@ mod responder;
 use std::sync::Arc;
 
 use doorbell_verbs_core::{
-    Access, AddressVector, AsyncEvent, Completion, CompletionOpcode, DeathReason, PdId, QP_DEATHS, QpAttributes,
-    QpCounters, QpDeath, QpInit, QpKind, QpState, SendFlags, Status,
+    Access, AddressVector, AsyncEvent, Completion, CompletionOpcode, DeathReason, PdId, QpAttributes, QpCounters,
+    QpDeath, QpInit, QpKind, QpState, SendFlags, Status,
 };
 use doorbell_wire::{BthRepr, Opcode, PartitionKey, PathMtu, Psn, QKey, Qpn};
 
@@ -202,13 +202,13 @@ impl Qp {
         self.complete_receive(core, completion);
     }
 
-    /// Logs that this queue pair will enter the error state because of the request with this PSN.
+    /// Reports that this queue pair will enter the error state because of the request with this PSN.
     #[cold]
-    pub(crate) fn log_death(&self, core: &Commons, psn: Psn, reason: DeathReason) {
+    pub(crate) fn report_death(&self, core: &mut Commons, psn: Psn, reason: DeathReason) {
         if self.state != QpState::Error {
             let destination = self.destination.and_then(|index| core.destinations.get(index));
             let peer = destination.map(|destination| destination.address);
-            tracing::info!(target: QP_DEATHS, "{}", QpDeath { qpn: self.qpn, psn, peer, reason });
+            core.keep_death(QpDeath { qpn: self.qpn, psn, peer, reason });
         }
     }
 
@@ -233,7 +233,7 @@ impl Qp {
     /// Fails the queue pair because an injected fault failed one of its requests.
     #[cold]
     pub(crate) fn end_by_fault(&mut self, core: &mut Commons, is_receive: bool) {
-        self.log_death(core, self.req.next_psn(), DeathReason::Injected);
+        self.report_death(core, self.req.next_psn(), DeathReason::Injected);
         if self.kind == QpKind::Rc || is_receive {
             self.enter_error(core);
         } else if self.requests() {

@@ -68,7 +68,7 @@ pub(super) fn remove(shared: &Arc<ThreadState>) {
 }
 
 /// Makes all ports of this process send the acknowledgements that they hold back, and write the records that their
-/// links hold. Call it before the process ends. A signal handler may call it, since the function neither allocates
+/// links hold. Threads that log the deaths of queue pairs finish their lines. Call it before the process ends. A signal handler may call it, since the function neither allocates
 /// memory nor blocks on a lock. The threads of the ports do the work. The function waits for them for at most two
 /// seconds, or 50 ms if another thread holds a lock all the time. In a forked or vforked child, the function does
 /// nothing.
@@ -102,6 +102,12 @@ pub fn flush_before_exit() {
             }
             std::thread::yield_now();
         }
+    }
+    // Other threads may be about to log the deaths of queue pairs. The caller may also have interrupted such a thread.
+    let begun = Instant::now();
+    let is_logging = |shared: &Arc<ThreadState>| shared.logging.load(Ordering::Acquire) > 0;
+    while open.iter().any(is_logging) && begun.elapsed() < FREE_WITHIN {
+        std::thread::yield_now();
     }
 }
 

@@ -323,7 +323,8 @@ impl Qp {
             return self.enter_error(core);
         }
         if self.kind == QpKind::Rc {
-            self.log_death(core, self.req.una, self.reason_of_death(core, status));
+            let reason = self.reason_of_death(core, status);
+            self.report_death(core, self.req.una, reason);
         }
         let wqe = self.sq.pop();
         self.complete_send(core, &wqe, status);

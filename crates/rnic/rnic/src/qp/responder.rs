@@ -350,7 +350,7 @@ impl Qp {
                 (AsyncEvent::QpFatal(self.qpn), "it could not be executed")
             }
         };
-        self.log_death(core, psn, DeathReason::Refused(why));
+        self.report_death(core, psn, DeathReason::Refused(why));
         self.resp.push_nak(psn, Syndrome::nak(code));
         core.await_link(); // the NAK must leave before the program sees flushed completions and perhaps ends
         core.events.push(event);

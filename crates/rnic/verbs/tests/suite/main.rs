@@ -3,6 +3,7 @@
 mod acknowledgements;
 mod channels;
 mod conformance;
+mod deaths;
 mod faults;
 mod link;
 mod namespace;

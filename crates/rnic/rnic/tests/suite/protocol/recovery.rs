@@ -1,10 +1,8 @@
 //! Timers, retries and RNR NAKs (IBTA Vol 1, 9.7.5.1.3, 9.7.5.2.8, 9.7.6).
 
-use std::sync::{Arc, Mutex};
-
 use crate::common::End;
 use crate::common::script::{OWN, OWN_PSN, Script};
-use doorbell_verbs_core::{QP_DEATHS, QpState, SendOperation as Op, Status};
+use doorbell_verbs_core::{QpState, SendOperation as Op, Status};
 use doorbell_wire::{NakCode, Opcode, Psn, RKey, ack_timeout_ns, rnr_timer_ns};
 
 const NONE: [(u64, Status); 0] = [];
@@ -56,51 +54,22 @@ fn a_short_configured_timeout_is_kept() {
     assert_eq!(script.counters().local_ack_timeout_err, 4);
 }
 
-/// Subscriber that collects the messages of the log events about dead queue pairs.
-struct Deaths(Arc<Mutex<Vec<String>>>);
-
-impl tracing::Subscriber for Deaths {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target() == QP_DEATHS
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut |_: &tracing::field::Field, value: &dyn std::fmt::Debug| {
-            self.0.lock().unwrap().push(format!("{value:?}"));
-        });
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-/// The line has the sum of all timeouts, and the number of timeouts.
+/// The death has the sum of all timeouts, and the number of timeouts.
 #[test]
-fn a_queue_pair_that_dies_unanswered_logs_one_line() {
+fn a_queue_pair_that_dies_unanswered_reports_one_death() {
     let timeout_ns = ack_timeout_ns(14).expect("the timeout is finite");
-    let deaths = Arc::new(Mutex::new(Vec::new()));
-    tracing::subscriber::with_default(Deaths(Arc::clone(&deaths)), || {
-        let mut script = Script::rc(&End { timeout: 14, retry_count: 2, ..End::default() });
-        for _ in 0..3 {
-            script.post(Op::Send, 8);
-        }
-        script.world.settle();
-        assert_eq!(script.state(), QpState::Error);
-    });
-    let lines = deaths.lock().unwrap();
-    let [line] = &lines[..] else { panic!("{lines:?}") };
-    let seconds = (7 * timeout_ns) as f64 / 1e9;
+    let mut script = Script::rc(&End { timeout: 14, retry_count: 2, ..End::default() });
+    for _ in 0..3 {
+        script.post(Op::Send, 8);
+    }
+    script.world.settle();
+    assert_eq!(script.state(), QpState::Error);
+    let deaths = script.rnic().take_deaths();
+    let [death] = &deaths[..] else { panic!("{deaths:?}") };
+    let (line, seconds) = (death.to_string(), (7 * timeout_ns) as f64 / 1e9);
     assert!(line.contains(&format!("PSN {} unanswered by ", psn(0).get())), "{line}");
     assert!(line.ends_with(&format!(" for {seconds:.2} s, timer expired 3 times")), "{line}");
+    assert!(!script.rnic().has_deaths() && script.rnic().take_deaths().is_empty());
 }
 
 #[test]
