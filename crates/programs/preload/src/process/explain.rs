@@ -239,8 +239,8 @@ fn is_first_excess(said: &SeenHashes) -> bool {
     said[MOST - 1].swap(1, Ordering::Relaxed) == 0
 }
 
-/// FNV-1a hash of a sentence without its digits.
-struct Hash(u64);
+/// FNV-1a hash.
+pub(crate) struct Hash(u64);
 
 impl Default for Hash {
     fn default() -> Self {
@@ -249,17 +249,22 @@ impl Default for Hash {
 }
 
 impl Hash {
-    /// Returns the hash, but never 0, which marks a free element of the table.
-    fn value(&self) -> u64 {
+    pub(crate) fn add(&mut self, bytes: impl IntoIterator<Item = u8>) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    /// Returns the hash, but never 0, which marks a free element of a table.
+    pub(crate) fn value(&self) -> u64 {
         self.0.max(1)
     }
 }
 
+/// Adds a sentence without its digits.
 impl fmt::Write for Hash {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        for byte in text.bytes().filter(|byte| !byte.is_ascii_digit()) {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
+        self.add(text.bytes().filter(|byte| !byte.is_ascii_digit()));
         Ok(())
     }
 }

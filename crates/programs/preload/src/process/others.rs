@@ -10,9 +10,9 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 use std::slice;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::process::explain::{explain, is_wanted};
+use crate::process::explain::{Hash, explain, is_wanted};
 
 /// Maximum number of loaded files that are looked at. Later files have no explanation.
 const MOST_FILES: usize = 4096;
@@ -20,8 +20,11 @@ const MOST_FILES: usize = 4096;
 /// Maximum bytes of constants in which a text is sought. Only files much larger than libibverbs have more.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Addresses of the files that were looked at. 0 marks a free element.
-static SEEN: [AtomicUsize; MOST_FILES] = [const { AtomicUsize::new(0) }; MOST_FILES];
+/// Maximum bytes of a path in an explanation. Longer paths are cut.
+const MOST_PATH: usize = 512;
+
+/// Hashes of the files that were looked at. 0 marks a free element.
+static SEEN: [AtomicU64; MOST_FILES] = [const { AtomicU64::new(0) }; MOST_FILES];
 
 /// A library of which a process may have another copy.
 struct Library {
@@ -31,7 +34,10 @@ struct Library {
     is_usual: AtomicBool,
 }
 
-static LIBRARIES: [Library; 2] = [
+/// Number of [`LIBRARIES`].
+const LIBRARY_COUNT: usize = 2;
+
+static LIBRARIES: [Library; LIBRARY_COUNT] = [
     Library {
         name: "libibverbs",
         text: b"no userspace device-specific driver found for",
@@ -69,62 +75,137 @@ pub(crate) fn look_before_opening(name: Option<&OsStr>) {
     }
 }
 
+/// Where a file contains a library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CopyKind {
+    /// The library was linked into the file.
+    Linked,
+    /// The file is the library.
+    File,
+}
+
+/// Result of looking at one file.
+struct Finding {
+    time: Look,
+    path: [u8; MOST_PATH],
+    path_length: usize,
+    is_driver: bool,
+    copies: [Option<CopyKind>; LIBRARY_COUNT],
+}
+
+impl Finding {
+    fn none(time: Look) -> Self {
+        Self { time, path: [0; MOST_PATH], path_length: 0, is_driver: false, copies: [None; LIBRARY_COUNT] }
+    }
+
+    fn keep_path(&mut self, path: &[u8]) {
+        self.path_length = path.len().min(MOST_PATH);
+        self.path[..self.path_length].copy_from_slice(&path[..self.path_length]);
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.is_driver && self.copies == [None; LIBRARY_COUNT]
+    }
+
+    fn explain(&self) {
+        let path = &self.path[..self.path_length];
+        // A copy of libibverbs loads the drivers of all adapters, so one of them is enough.
+        if self.is_driver && !IS_DRIVER_NAMED.swap(true, Ordering::Relaxed) {
+            explain(
+                &Shown(path),
+                &"a driver that another libibverbs has loaded: it talks to the kernel, and does not know the software \
+                  RNIC",
+            );
+        }
+        for (library, copy) in LIBRARIES.iter().zip(self.copies) {
+            match copy {
+                Some(CopyKind::Linked) => explain(
+                    &Shown(path),
+                    &format_args!(
+                        "{} is linked into it: its calls do not reach this library, and find no software RNIC",
+                        library.name
+                    ),
+                ),
+                Some(CopyKind::File) => explain_copy(path, library),
+                None => {}
+            }
+        }
+    }
+}
+
 /// Explains each other copy, and each driver that such a copy has loaded.
-pub(crate) fn look(mut time: Look) {
+pub(crate) fn look(time: Look) {
     if !is_wanted() {
         return;
     }
-    // SAFETY: `visit` follows the contract of the callback, and `time` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut time).cast()) };
+    loop {
+        let mut finding = Finding::none(time);
+        // SAFETY: `visit` follows the contract of the callback, and `finding` outlives the call.
+        if unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut finding).cast()) } == 0 {
+            return;
+        }
+        finding.explain();
+    }
 }
 
-/// Looks at a loaded file.
+/// Looks at a loaded file, unless it was looked at before. Returns 1, which ends the iteration, if there is something to
+/// explain.
+///
+/// The dynamic linker holds a lock meanwhile, which other threads need to load a library or to throw an exception. So
+/// the function writes nothing: a full pipe would block the write until one of these threads reads the pipe. It
+/// allocates nothing and takes no lock.
 ///
 /// # Safety
 ///
-/// `file` describes a loaded file, and `time` points to a [`Look`].
-unsafe extern "C" fn visit(file: *mut libc::dl_phdr_info, _size: usize, time: *mut c_void) -> c_int {
+/// `file` describes a loaded file, and `finding` points to an empty [`Finding`].
+unsafe extern "C" fn visit(file: *mut libc::dl_phdr_info, _size: usize, finding: *mut c_void) -> c_int {
     // SAFETY: the caller guarantees that both pointers are valid.
-    let (file, time) = unsafe { (&*file, *time.cast::<Look>()) };
+    let (file, finding) = unsafe { (&*file, &mut *finding.cast::<Finding>()) };
     if file.dlpi_phdr.is_null() {
         return 0;
     }
-    if is_new(file.dlpi_phdr as usize) {
-        // SAFETY: the dynamic linker provides the headers of a loaded file, and a C string or null as its name.
-        let (headers, name) = unsafe {
-            let name = if file.dlpi_name.is_null() { c"" } else { CStr::from_ptr(file.dlpi_name) };
-            (slice::from_raw_parts(file.dlpi_phdr, usize::from(file.dlpi_phnum)), name.to_bytes())
-        };
+    // SAFETY: the dynamic linker provides the headers of a loaded file, and a C string or null as its name.
+    let (headers, path) = unsafe {
+        let name = if file.dlpi_name.is_null() { c"" } else { CStr::from_ptr(file.dlpi_name) };
+        (slice::from_raw_parts(file.dlpi_phdr, usize::from(file.dlpi_phnum)), name.to_bytes())
+    };
+    if is_new(identity(file.dlpi_phdr as usize, path)) {
         // SAFETY: the file stays loaded during the callback.
-        unsafe { judge(name, file.dlpi_addr as usize, headers, time) };
+        unsafe { judge(path, file.dlpi_addr as usize, headers, finding) };
+        finding.keep_path(path);
     }
-    0
+    c_int::from(!finding.is_empty())
 }
 
-/// Returns whether the address is seen for the first time.
-fn is_new(address: usize) -> bool {
+/// Returns a number for the file with this path at this address. After a file was unloaded, another one may have its
+/// address.
+fn identity(address: usize, path: &[u8]) -> u64 {
+    let mut hash = Hash::default();
+    hash.add(address.to_ne_bytes());
+    hash.add(path.iter().copied());
+    hash.value()
+}
+
+/// Returns whether the file with this [`identity`] is seen for the first time.
+fn is_new(file: u64) -> bool {
     for place in &SEEN {
-        match place.compare_exchange(0, address, Ordering::Relaxed, Ordering::Relaxed) {
+        match place.compare_exchange(0, file, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => return true,
-            Err(there) if there == address => return false,
+            Err(there) if there == file => return false,
             Err(_) => {}
         }
     }
     false
 }
 
+/// Looks for drivers and libraries in a file.
+///
 /// # Safety
 ///
 /// A file with these headers is loaded at this address.
-unsafe fn judge(path: &[u8], base: usize, headers: &[libc::Elf64_Phdr], time: Look) {
+unsafe fn judge(path: &[u8], base: usize, headers: &[libc::Elf64_Phdr], finding: &mut Finding) {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
-    // A copy of libibverbs loads the drivers of all adapters, so one of them is enough.
-    if contains(name, DRIVER) && !IS_DRIVER_NAMED.swap(true, Ordering::Relaxed) {
-        explain(
-            &Shown(path),
-            &"a driver that another libibverbs has loaded: it talks to the kernel, and does not know the software RNIC",
-        );
-    }
+    finding.is_driver = contains(name, DRIVER);
     let mut constants = 0;
     for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0) {
         let (at, bytes) = (base.wrapping_add(header.p_vaddr as usize), header.p_filesz as usize);
@@ -140,19 +221,16 @@ unsafe fn judge(path: &[u8], base: usize, headers: &[libc::Elf64_Phdr], time: Lo
         let at = ptr::with_exposed_provenance::<u8>(base.wrapping_add(header.p_vaddr as usize));
         // SAFETY: the segment is loaded at this address, and is readable and constant.
         let segment = unsafe { slice::from_raw_parts(at, header.p_filesz as usize) };
-        for library in LIBRARIES.iter().filter(|library| contains(segment, library.text)) {
+        for (library, copy) in LIBRARIES.iter().zip(&mut finding.copies) {
+            if !contains(segment, library.text) {
+                continue;
+            }
             if !contains(name, library.name.as_bytes()) {
-                explain(
-                    &Shown(path),
-                    &format_args!(
-                        "{} is linked into it: its calls do not reach this library, and find no software RNIC",
-                        library.name
-                    ),
-                );
-            } else if time == Look::AtLoading && has_usual_name(name, library.name) {
+                *copy = Some(CopyKind::Linked);
+            } else if finding.time == Look::AtLoading && has_usual_name(name, library.name) {
                 library.is_usual.store(true, Ordering::Relaxed);
             } else {
-                explain_copy(path, library);
+                *copy = Some(CopyKind::File);
             }
         }
     }
@@ -194,7 +272,61 @@ mod tests {
 
     #[test]
     fn a_file_is_seen_once() {
-        assert!(is_new(0x1000) && !is_new(0x1000) && is_new(0x2000) && !is_new(0x1000));
+        let [one, other] = [identity(0x1000, b"one"), identity(0x2000, b"one")];
+        assert!(is_new(one) && !is_new(one) && is_new(other) && !is_new(one));
+    }
+
+    /// Visits a file with this path whose only segment is `segment`, and returns the result and the finding.
+    fn visited(path: &CStr, segment: &[u8], headers: &[libc::Elf64_Phdr; 1]) -> (c_int, Finding) {
+        let mut finding = Finding::none(Look::Later);
+        // SAFETY: all fields are integers and pointers.
+        let mut file: libc::dl_phdr_info = unsafe { std::mem::zeroed() };
+        (file.dlpi_name, file.dlpi_phdr, file.dlpi_phnum) = (path.as_ptr(), headers.as_ptr(), 1);
+        assert_eq!(headers[0].p_vaddr as usize, segment.as_ptr().expose_provenance());
+        // SAFETY: the header describes `segment`, which outlives the call.
+        let result = unsafe { visit(&raw mut file, size_of_val(&file), (&raw mut finding).cast()) };
+        (result, finding)
+    }
+
+    /// Returns the header of a file whose only segment is `segment`.
+    fn header(segment: &[u8]) -> [libc::Elf64_Phdr; 1] {
+        // SAFETY: all fields are integers.
+        let mut header: libc::Elf64_Phdr = unsafe { std::mem::zeroed() };
+        (header.p_type, header.p_flags) = (libc::PT_LOAD, libc::PF_R);
+        header.p_vaddr = segment.as_ptr().expose_provenance() as u64;
+        header.p_filesz = segment.len() as u64;
+        [header]
+    }
+
+    #[test]
+    fn a_finding_ends_the_iteration_so_that_it_is_explained_without_the_lock() {
+        let segment = [&b"xx"[..], LIBRARIES[0].text, LIBRARIES[1].text].concat();
+        let headers = header(&segment);
+        let (result, finding) = visited(c"/opt/libibverbs-3f2a.so.1", &segment, &headers);
+        assert_eq!((result, finding.copies), (1, [Some(CopyKind::File), Some(CopyKind::Linked)]));
+        assert_eq!(&finding.path[..finding.path_length], b"/opt/libibverbs-3f2a.so.1");
+        assert!(!finding.is_driver);
+        let (result, finding) = visited(c"/opt/libibverbs-3f2a.so.1", &segment, &headers);
+        assert!(result == 0 && finding.is_empty(), "the file was looked at before");
+    }
+
+    #[test]
+    fn a_file_at_the_address_of_an_unloaded_file_is_looked_at() {
+        let segment = LIBRARIES[1].text.to_vec();
+        let headers = header(&segment);
+        assert_eq!(visited(c"/opt/one.so", &segment, &headers).0, 1);
+        let (result, finding) = visited(c"/opt/other.so", &segment, &headers);
+        assert_eq!((result, finding.copies), (1, [None, Some(CopyKind::Linked)]));
+        let nothing: [u8; 0] = [];
+        let (result, finding) = visited(c"/opt/libmlx5-rdmav59.so", &nothing, &header(&nothing));
+        assert!(result == 1 && finding.is_driver);
+    }
+
+    #[test]
+    fn a_long_path_is_cut() {
+        let mut finding = Finding::none(Look::Later);
+        finding.keep_path(&[b'x'; 3 * MOST_PATH]);
+        assert_eq!(finding.path_length, MOST_PATH);
     }
 
     #[test]
