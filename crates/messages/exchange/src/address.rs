@@ -290,6 +290,22 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_by_another_host_names_the_token() {
+        let failure = |address: &str, kind: io::ErrorKind| {
+            reach_by(address, "; is it running?", |_| Err(kind.into())).unwrap_err().to_string()
+        };
+        for other in ["192.0.2.1:7", "[2001:db8::1]:7"] {
+            let text = failure(other, io::ErrorKind::ConnectionRefused);
+            assert!(text.contains("; is it running?") && text.contains(LOOPBACK_HINT), "{text}");
+            assert!(!failure(other, io::ErrorKind::TimedOut).contains(LOOPBACK_HINT), "{other}");
+        }
+        for here in ["127.0.0.1:7", "[::1]:7", "[::ffff:127.0.0.1]:7"] {
+            let text = failure(here, io::ErrorKind::ConnectionRefused);
+            assert!(text.contains("; is it running?") && !text.contains(LOOPBACK_HINT), "{text}");
+        }
+    }
+
+    #[test]
     fn listening_on_all_addresses_covers_both_families() {
         let listener = Listen::All { port: 0 }.bind().unwrap();
         let port = listener.local_addr().unwrap().port();
