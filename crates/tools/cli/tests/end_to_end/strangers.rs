@@ -2,7 +2,7 @@
 //! clients, and checks that an honest client is served meanwhile.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -158,11 +158,28 @@ fn a_middlebox_connects_its_clients() {
 
 #[test]
 fn a_middlebox_of_perftest_connects_its_programs() {
-    let servers = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let servers = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let node = servers.local_addr().expect("a bound socket has an address");
     let mut running = Running::start(doorbell(&format!("steer {node} --perftest -p 0")));
     let address = running.text_after("serving clients at ");
     beside_strangers(&address, || drop(crate::steer::perftest(&servers, &address, [b"3\0", b"5\0"])));
+}
+
+#[test]
+fn a_memory_node_admits_its_middlebox() {
+    // No other test listens on this address of loopback.
+    let free = TcpListener::bind("127.0.0.80:0").and_then(|listener| listener.local_addr()).expect("a free port");
+    let mut store = Running::start(doorbell(&format!(
+        "far verify -d doorbell0 --strategy steered --through {free} --node-at 127.0.0.1:0 --clients 2 --keys 8 -D 200ms --json"
+    )));
+    let node = store.text_after("now: doorbell steer ");
+    let sizes = store.text_after("--store ");
+    beside_strangers(&node, || {
+        let steer = Running::start(doorbell(&format!("steer {node} --exclusive --store {sizes} --listen {free}")));
+        let json = store.finish().expect_status(0).json();
+        assert_eq!(json["linearizable"], true, "{json}");
+        steer.kill();
+    });
 }
 
 #[test]
