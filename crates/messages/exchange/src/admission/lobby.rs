@@ -133,6 +133,11 @@ enum Turn<O: Opening> {
     Gone(Option<io::Error>),
 }
 
+/// Returns the maximum number of visitors of a process that may open this number of descriptors.
+fn most_visitors(wanted: usize, descriptors: u64) -> usize {
+    wanted.min(usize::try_from(descriptors / 4).unwrap_or(usize::MAX)).max(1)
+}
+
 impl<O: Opening> Lobby<O> {
     /// Makes a lobby for a listener. Each visitor gets a copy of `opening`. Visitors use at most a quarter of the
     /// descriptors that this process may open.
@@ -142,7 +147,7 @@ impl<O: Opening> Lobby<O> {
     /// The operating system rejects an option of the listener, or cannot make or use an epoll descriptor.
     pub fn new(listener: TcpListener, opening: O, mut limits: Limits) -> io::Result<Self> {
         let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
-        limits.visitors = limits.visitors.min(usize::try_from(descriptors / 4).unwrap_or(usize::MAX)).max(1);
+        limits.visitors = most_visitors(limits.visitors, descriptors);
         listener.set_nonblocking(true)?;
         // The backlog of the standard library is short. If other peers filled it, clients would wait for seconds.
         listen(&listener, Backlog::new(BACKLOG)?)?;

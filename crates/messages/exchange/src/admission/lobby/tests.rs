@@ -173,6 +173,11 @@ fn a_refused_visitor_reads_the_reason_while_still_sending() {
     drop(too_long);
 }
 
+#[test]
+fn visitors_use_at_most_a_quarter_of_the_descriptors() {
+    assert_eq!([1 << 20, 1024, 400, 3].map(|descriptors| most_visitors(256, descriptors)), [256, 256, 100, 1]);
+}
+
 /// Silent visitors cost no CPU time: the thread sleeps, even if the visitors have sent many bytes before.
 #[test]
 fn silent_visitors_with_much_unfinished_input_are_not_handled() {
