@@ -47,7 +47,7 @@ impl Subscriber for Deaths {
 #[test]
 fn a_subscriber_may_call_the_device_whose_queue_pair_has_died() {
     let network = VirtualNetwork::new(MemoryOptions::default());
-    let open = |last| {
+    let open = |last: u8| {
         let options = SoftOptions { publish: false, ..SoftOptions::default() };
         network.open([10, 0, 0, last].into(), &options).unwrap()
     };

@@ -102,19 +102,23 @@ fn a_read_whose_reth_is_cut_has_an_unknown_length() {
 
 #[test]
 fn an_ack_with_a_cut_aeth_is_neither_ack_nor_nak() {
-    let mut frames = vec![send(Opcode::RC_SEND_ONLY, 0, 64), ack(0), send(Opcode::RC_SEND_ONLY, 1, 64)];
-    frames.push(answer(1, Syndrome::nak(NakCode::REMOTE_ACCESS_ERROR)));
-    let headers = 14 + 20 + 8 + 12;
-    for bytes in headers..headers + 4 {
-        let summary = cut_to(bytes, &frames);
-        let talk = only(&summary);
-        assert_eq!((talk.from_b.acks, talk.from_b.naks.len(), talk.from_b.cut_acks), (0, 0, 2), "{bytes}");
-        assert_eq!((summary.malformed_packets, summary.cut_packets), (0, 4));
-        assert_eq!(talk.from_a.acks_per_request_packet, Some(1.0));
-        assert_eq!(talk.from_a.time_to_ack, None);
+    let mut v4 = vec![send(Opcode::RC_SEND_ONLY, 0, 64), ack(0), send(Opcode::RC_SEND_ONLY, 1, 64)];
+    v4.push(answer(1, Syndrome::nak(NakCode::REMOTE_ACCESS_ERROR)));
+    let v4_tagged = tagged(&v4);
+    let (v6, v6_tagged) = (over_ipv6(&v4, None), over_ipv6(&v4, Some(7)));
+    for (frames, around) in [(&v4, 14 + 20), (&v4_tagged, 18 + 20), (&v6, 14 + 40), (&v6_tagged, 18 + 40)] {
+        let headers = around + 8 + 12;
+        for bytes in headers..headers + 4 {
+            let summary = cut_to(bytes, frames);
+            let talk = only(&summary);
+            assert_eq!((talk.from_b.acks, talk.from_b.naks.len(), talk.from_b.cut_acks), (0, 0, 2), "{bytes}");
+            assert_eq!((summary.malformed_packets, summary.cut_packets), (0, 4));
+            assert_eq!(talk.from_a.acks_per_request_packet, Some(1.0));
+            assert_eq!(talk.from_a.time_to_ack, None);
+        }
+        let talk = only(&cut_to(headers + 4, frames)).clone();
+        assert_eq!((talk.from_b.acks, talk.from_b.naks.len(), talk.from_b.cut_acks), (1, 1, 0));
     }
-    let talk = only(&cut_to(headers + 4, &frames)).clone();
-    assert_eq!((talk.from_b.acks, talk.from_b.naks.len(), talk.from_b.cut_acks), (1, 1, 0));
 }
 
 #[test]
