@@ -125,8 +125,8 @@ extern "C" fn in_child() {
 
 /// Installs the fork handlers when the library is loaded, since a fork may happen during the first call.
 extern "C" fn watch() {
-    // Register the handlers of `fabric` first. Then `before` runs before them, and waits for calls while these may still
-    // open and close descriptors.
+    // Register the handlers of `fabric` first. Then `before` runs before them, and waits for calls while these may
+    // still open and close descriptors.
     doorbell_fabric::watch_forks();
     // SAFETY: the handlers stay loaded for as long as the library.
     let failed = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };

@@ -75,7 +75,7 @@ pub(crate) fn look_before_opening(name: Option<&OsStr>) {
     }
 }
 
-/// Where a file contains a library.
+/// Way in which a file contains a library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CopyKind {
     /// The library was linked into the file.
@@ -148,8 +148,8 @@ pub(crate) fn look(time: Look) {
     }
 }
 
-/// Looks at a loaded file, unless it was looked at before. Returns 1, which ends the iteration, if there is something to
-/// explain.
+/// Looks at a loaded file, unless it was looked at before. Returns 1, which ends the iteration, if `finding` must be
+/// explained.
 ///
 /// The dynamic linker holds a lock meanwhile, which other threads need to load a library or to throw an exception. So
 /// the function writes nothing: a full pipe would block the write until one of these threads reads the pipe. It

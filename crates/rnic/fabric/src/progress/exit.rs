@@ -68,10 +68,10 @@ pub(super) fn remove(shared: &Arc<ThreadState>) {
 }
 
 /// Makes all ports of this process send the acknowledgements that they hold back, and write the records that their
-/// links hold. Threads that log the deaths of queue pairs finish their lines. Call it before the process ends. A signal handler may call it, since the function neither allocates
-/// memory nor blocks on a lock. The threads of the ports do the work. The function waits for them for at most two
-/// seconds, or 50 ms if another thread holds a lock all the time. In a forked or vforked child, the function does
-/// nothing.
+/// links hold. Threads that log the deaths of queue pairs finish their lines. Call it before the process ends. A signal
+/// handler may call it, since the function neither allocates memory nor blocks on a lock. The threads of the ports do
+/// the work. The function waits for them for at most two seconds, or 50 ms if another thread holds a lock all the time.
+/// In a forked or vforked child, the function does nothing.
 pub fn flush_before_exit() {
     let Some(ports) = own() else { return };
     let begun = Instant::now();

@@ -1,5 +1,5 @@
-//! The lock of an engine. A thread logs the deaths of queue pairs after it has released the lock, since a subscriber may
-//! be slow, and may call the device.
+//! The lock of an engine. A thread logs the deaths of queue pairs after it has released the lock, since a subscriber
+//! may be slow, and may call the device.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};

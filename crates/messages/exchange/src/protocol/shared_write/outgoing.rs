@@ -65,8 +65,8 @@ pub struct Reserved {
     reservations_done: u64,
     /// Memory into which each FETCH_ADD returns the previous tail.
     landing: Region,
-    /// Content of `landing` until the device writes a result. The number is odd, which no tail is, and random, so a peer
-    /// whose tail is invalid does not hit the number.
+    /// Content of `landing` until the device writes a result. The number is odd, unlike each valid tail. It is also
+    /// random, so a peer cannot choose it as an invalid tail.
     no_result: u64,
     /// Number of waiting messages for which no FETCH_ADD was posted.
     unreserved: usize,
