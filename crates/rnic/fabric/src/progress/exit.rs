@@ -20,6 +20,10 @@ const FLUSH_WITHIN: Duration = Duration::from_secs(2);
 /// holder of the lock. Then the lock is never released.
 const FREE_WITHIN: Duration = Duration::from_millis(50);
 
+/// Maximum time that [`flush_before_exit`] waits for threads that log deaths of queue pairs. The tests demand that it
+/// waits long enough, also on a busy machine.
+const LOGGED_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 20_000 } else { 50 });
+
 /// Maximum number of processes in a chain of forks that may each open devices. In deeper processes,
 /// [`flush_before_exit`] does nothing.
 const MAX_GENERATIONS: usize = 64;
@@ -106,7 +110,7 @@ pub fn flush_before_exit() {
     // Other threads may be about to log the deaths of queue pairs. The caller may also have interrupted such a thread.
     let begun = Instant::now();
     let is_logging = |shared: &Arc<ThreadState>| shared.logging.load(Ordering::Acquire) > 0;
-    while open.iter().any(is_logging) && begun.elapsed() < FREE_WITHIN {
+    while open.iter().any(is_logging) && begun.elapsed() < LOGGED_WITHIN {
         std::thread::yield_now();
     }
 }
@@ -116,4 +120,35 @@ fn is_done<L: Link>(driver: &Driver<L>) -> bool {
     let rnic = driver.rnic();
     let has_sent_all = rnic.held_ack_since_ns().is_none() && !rnic.wants_transmit() && !driver.is_link_full();
     has_sent_all && !driver.link().holds_packets() && !driver.link().holds_records()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use doorbell_rnic::{Config, Rnic};
+    use doorbell_wire::{PathMtu, ROCE_UDP_PORT};
+
+    use super::*;
+    use crate::memory::{MemoryNetwork, MemoryOptions};
+    use crate::progress::{DrivenRnic, VirtualClock};
+
+    #[test]
+    fn the_end_of_the_process_waits_for_the_line_about_a_dead_queue_pair() {
+        let address: std::net::IpAddr = [10, 0, 0, 1].into();
+        let config = Config { address, active_mtu: PathMtu::Mtu1024, receive_buffer_bytes: 1 << 20, seed: [7; 32] };
+        let link = Box::new(MemoryNetwork::new(MemoryOptions::default()).attach(address));
+        let rnic = Rnic::new(config, None);
+        let driven = DrivenRnic::in_virtual_time(rnic, link, ROCE_UDP_PORT, VirtualClock::default()).unwrap();
+        add(&driven.shared);
+        // A thread has taken a death from the engine, and writes its line.
+        driven.shared.logging.fetch_add(1, Ordering::Relaxed);
+        let ending = thread::spawn(flush_before_exit);
+        thread::sleep(Duration::from_millis(100));
+        let is_waiting = !ending.is_finished();
+        driven.shared.logging.fetch_sub(1, Ordering::Release);
+        ending.join().unwrap();
+        remove(&driven.shared);
+        assert!(is_waiting, "the process ends before the line is written");
+    }
 }
