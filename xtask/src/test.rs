@@ -244,33 +244,37 @@ pub(crate) fn left_out() -> StepEnd {
     }
 }
 
-/// Folders of the packages with a conformance suite: one of verbs, and one of the protocols.
-const CONFORMANCE_SUITES: [&str; 2] = ["crates/rnic/verbs", "crates/messages/exchange"];
+/// Folder of the package with the conformance suite of verbs.
+pub(crate) const VERBS: &str = "crates/rnic/verbs";
+/// Folder of the package with the conformance suite of the protocols.
+pub(crate) const EXCHANGE: &str = "crates/messages/exchange";
 
 /// Returns the program of a conformance suite and the folder of its package, from a line that cargo prints.
 fn conformance_suite(line: &str) -> Option<(PathBuf, PathBuf)> {
     let artifact: serde_json::Value = serde_json::from_str(line).ok()?;
     let package = Path::new(artifact["manifest_path"].as_str()?).parent()?.to_owned();
     let is_tests = artifact["target"]["name"] == "suite" && artifact["target"]["kind"][0] == "test";
-    let is_suite = is_tests && CONFORMANCE_SUITES.iter().any(|folder| package.ends_with(folder));
+    let is_suite = is_tests && [VERBS, EXCHANGE].iter().any(|folder| package.ends_with(folder));
     let program = artifact["executable"].as_str().filter(|_| is_suite)?;
     Some((program.into(), package))
 }
 
-/// Runs the conformance suites of verbs and of the protocols over UDP. In all other tests, devices of one machine use
-/// shared memory.
-pub(crate) fn over_udp() -> Result<(), String> {
+/// Builds the conformance suites of [`VERBS`] and [`EXCHANGE`]. Returns the program of each suite, and the folder of
+/// its package.
+pub(crate) fn conformance_suites() -> Result<[(PathBuf, PathBuf); 2], String> {
     // List the built suites of the whole workspace. `cargo test` with only some packages would build these packages
     // again, with other features.
     let mut list = cargo(&["test", "--workspace", "--no-run", "--quiet"]);
     list.args(["--message-format", "json"]);
     let listed = output_of(list)?;
     let suites: Vec<(PathBuf, PathBuf)> = listed.lines().filter_map(conformance_suite).collect();
-    if suites.len() != CONFORMANCE_SUITES.len() {
-        let needed = CONFORMANCE_SUITES.len();
-        return Err(format!("cargo built {} conformance suites, must be {needed}", suites.len()));
-    }
-    for (program, package) in suites {
+    suites.try_into().map_err(|suites: Vec<_>| format!("cargo built {} conformance suites, must be 2", suites.len()))
+}
+
+/// Runs the conformance suites of verbs and of the protocols over UDP. In all other tests, devices of one machine use
+/// shared memory.
+pub(crate) fn over_udp() -> Result<(), String> {
+    for (program, package) in conformance_suites()? {
         let mut test = command(program, &["conformance::"]);
         test.current_dir(package).env(programs::LINK_VARIABLE, "udp");
         run_tests(test)?;

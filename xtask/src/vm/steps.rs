@@ -3,11 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::Value;
-
 use super::{Guest, missing, sysfs};
-use crate::shell::{cargo, output_of, root, target};
-use crate::test::StepEnd;
+use crate::shell::{root, target};
+use crate::test::{EXCHANGE, StepEnd, VERBS, conformance_suites};
 
 /// Time limit of a guest. No script of these steps takes this long, even if three runs share two processors.
 pub(super) const LIMIT: Duration = Duration::from_secs(900);
@@ -56,7 +54,7 @@ pub(crate) fn qualify(guest: Guest) -> StepEnd {
 /// Captures packets of rdma_rxe and the software RNIC, and replaces the captures that tests of `wire` and `rnic` read.
 pub(crate) fn capture() -> Result<(), String> {
     missing().map_or(Ok(()), Err)?;
-    for (suites, script) in [(&[][..], CAPTURE), (&[("verbs", "doorbell-verbs")], CAPTURE_BOTH)] {
+    for (suites, script) in [(&[][..], CAPTURE), (&[("verbs", VERBS)], CAPTURE_BOTH)] {
         let ended = with_programs(Guest::new(LIMIT), suites)?.run(script)?;
         ended.passed()?;
         ended.keep(&root().join("crates/rnic/wire/tests/data"))?;
@@ -66,7 +64,7 @@ pub(crate) fn capture() -> Result<(), String> {
 
 /// Runs the conformance suite of verbs on the provider `system`.
 pub(crate) fn verbs(guest: Guest) -> StepEnd {
-    suite(guest, "doorbell-verbs", "--ignored conformance::system::")
+    suite(guest, VERBS, "--ignored conformance::system::")
 }
 
 /// Runs the command on rxe, and compares the sysfs files of rxe and the software RNIC.
@@ -84,13 +82,13 @@ pub(crate) fn commands(guest: Guest) -> StepEnd {
 /// Runs the conformance suite of the protocols. Skips the test with loss, since the loopback of rxe loses no packets.
 /// The step [`loss`] runs this test.
 pub(crate) fn exchange(guest: Guest) -> StepEnd {
-    suite(guest, "doorbell-exchange", "conformance:: --skip loss_is_not_seen")
+    suite(guest, EXCHANGE, "conformance:: --skip loss_is_not_seen")
 }
 
 /// Runs both suites over a network that loses packets.
 pub(crate) fn loss(guest: Guest) -> StepEnd {
     let script = format!("messages={MESSAGES}\n{LOSS}");
-    with_test_programs(guest, &[("verbs", "doorbell-verbs"), ("exchange", "doorbell-exchange")], &script)
+    with_test_programs(guest, &[("verbs", VERBS), ("exchange", EXCHANGE)], &script)
 }
 
 fn suite(guest: Guest, package: &str, arguments: &str) -> StepEnd {
@@ -101,7 +99,8 @@ fn suite(guest: Guest, package: &str, arguments: &str) -> StepEnd {
     with_test_programs(guest, &[("conformance", package)], &script)
 }
 
-/// Runs a script in a guest with test programs of packages. The script calls each program by the given name.
+/// Runs a script in a guest with conformance suites. Each pair has the name by which the script calls the suite, and the
+/// folder of its package.
 fn with_test_programs(guest: Guest, suites: &[(&str, &str)], script: &str) -> StepEnd {
     match with_programs(guest, suites) {
         Ok(guest) => in_guest(&guest, script),
@@ -109,7 +108,7 @@ fn with_test_programs(guest: Guest, suites: &[(&str, &str)], script: &str) -> St
     }
 }
 
-/// Adds test programs to a guest. Each pair has the name in the guest and the package of a test program.
+/// Adds conformance suites to a guest. Each pair has the name in the guest and the folder of a package.
 fn with_programs(mut guest: Guest, suites: &[(&str, &str)]) -> Result<Guest, String> {
     for &(name, package) in suites {
         guest.files.push((name.to_owned(), test_program(package)?));
@@ -124,12 +123,8 @@ fn in_guest(guest: &Guest, script: &str) -> StepEnd {
     guest.run(script).and_then(|ended| ended.passed()).into()
 }
 
-/// Builds the test program with the conformance suite of a crate, and returns its path.
+/// Builds the conformance suite of the package in a folder, and returns the path of its program.
 fn test_program(package: &str) -> Result<PathBuf, String> {
-    let build = ["test", "--no-run", "--package", package, "--test", "suite", "--message-format=json"];
-    let text = output_of(cargo(&build))?;
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let programs = messages.filter(|message| message["target"]["name"] == "suite");
-    let program = programs.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back();
-    program.ok_or_else(|| format!("cargo names no program of the tests of {package}"))
+    let program = conformance_suites()?.into_iter().find(|(_, folder)| folder.ends_with(package));
+    program.map(|(program, _)| program).ok_or_else(|| format!("{package} has no conformance suite"))
 }
