@@ -34,7 +34,8 @@ bench() {
 }
 
 all_operations 200
-for mtu in 256 512 1024 2048 4096; do
+# `bench` below runs the path MTUs between these.
+for mtu in 256 1024 4096; do
     for role in serves asks; do
         pair $role ib_send_bw -n 50 -s 20000 -m $mtu
         pair $role ib_write_bw -n 50 -s 20000 -m $mtu
