@@ -53,7 +53,6 @@ mod layout;
 pub mod measure;
 mod one_sided;
 pub mod path;
-mod payload;
 pub mod session;
 pub mod threads;
 pub mod unacknowledged;

@@ -15,11 +15,11 @@ use doorbell_verbs::{
     Access, Channel, Completion, Cq, Device, MemoryKind, Notify, PathMtu, Payload, Pd, Psn, Qp, QpCapacities, QpKind,
     QpOptions, RKey, Region, SendFlags, SendOperation, SendRequest, Status,
 };
+use doorbell_wire::{fill_scrambled, is_scrambled};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::payload;
 use crate::workload::{Pace, Plan, Progress, Rounds, Tally};
 use doorbell_record::{Fitted, Operation, Parameters, stride};
 
@@ -101,7 +101,7 @@ impl End {
         if matches!(role, Role::Target) && parameters.operation == Operation::Read && parameters.verify {
             let mut scratch = vec![0; bytes];
             for slot in 0..fitted.send_buffers {
-                payload::fill(slot as u64, &mut scratch);
+                fill_scrambled(slot as u64, &mut scratch);
                 region.copy_in(slot * stride(bytes), &scratch);
             }
         }
@@ -154,7 +154,7 @@ impl End {
                 let last_of_each = messages.saturating_sub(slots as u64)..messages;
                 let is_damaged = |&message: &u64| {
                     self.region.copy_out(slot_of(message, slots) * stride(bytes), &mut scratch);
-                    !payload::is_intact(message, &scratch)
+                    !is_scrambled(message, &scratch)
                 };
                 last_of_each.filter(is_damaged).count() as u64
             }
@@ -285,12 +285,12 @@ impl<'a, W: Waiter> Initiator<'a, W> {
             let message = self.posted + index as u64;
             let offset = self.offset(message);
             match self.operation {
-                Operation::Write => payload::fill(message, &mut self.scratch),
+                Operation::Write => fill_scrambled(message, &mut self.scratch),
                 Operation::Read => {
-                    payload::fill(slot_of(message, self.plan.buffers) as u64, &mut self.scratch);
+                    fill_scrambled(slot_of(message, self.plan.buffers) as u64, &mut self.scratch);
                     self.scratch.iter_mut().for_each(|byte| *byte = !*byte);
                 }
-                _ => payload::fill(u64::MAX - message, &mut self.scratch),
+                _ => fill_scrambled(u64::MAX - message, &mut self.scratch),
             }
             if self.inline {
                 self.inline_store[index * self.plan.bytes..][..self.plan.bytes].copy_from_slice(&self.scratch);
@@ -326,7 +326,7 @@ impl<'a, W: Waiter> Initiator<'a, W> {
         match self.operation {
             Operation::Read => {
                 self.end.region.copy_out(offset, &mut self.scratch);
-                !payload::is_intact(slot_of(message, self.plan.buffers) as u64, &self.scratch)
+                !is_scrambled(slot_of(message, self.plan.buffers) as u64, &self.scratch)
             }
             operation if operation.is_atomic() => self.end.region.load_acquire_u64(offset) != message,
             _ => false, // the target checks the bytes that WRITEs have written

@@ -14,10 +14,10 @@ use doorbell_verbs::{
     Qp, QpAttributes, QpCapacities, QpKind, QpOptions, QpState, RecvRequest, Region, SendFlags, SendOperation,
     SendRequest, Sge, Status, UdDestination,
 };
+use doorbell_wire::{fill_scrambled, is_scrambled};
 use hdrhistogram::Histogram;
 use smallvec::SmallVec;
 
-use crate::payload;
 use crate::workload::{Pace, Plan, Progress, Rounds, Tally};
 use doorbell_record::{Fitted, Parameters, Transport, stride};
 
@@ -225,7 +225,7 @@ impl<'a> Outbox<'a> {
             return;
         }
         for (index, &number) in numbers.iter().enumerate() {
-            payload::fill(number.into(), &mut self.scratch);
+            fill_scrambled(number.into(), &mut self.scratch);
             if self.end.inline {
                 self.inline_store[index * self.plan.bytes..][..self.plan.bytes].copy_from_slice(&self.scratch);
             } else {
@@ -354,7 +354,7 @@ impl<'a> Inbox<'a> {
             return true;
         }
         end.places.copy_out(completion.wr_id as usize * end.place_stride + end.header, scratch);
-        payload::is_intact(number.into(), scratch)
+        is_scrambled(number.into(), scratch)
     }
 }
 

@@ -76,7 +76,7 @@ pub use fault::FaultMarks;
 pub use icrc::{Check, Flow, Icrc, explain_difference};
 pub use ieth::{IETH_LEN, Packet as IethPacket, Repr as IethRepr};
 pub use imm_dt::{IMM_DT_LEN, Packet as ImmDtPacket, Repr as ImmDtRepr};
-pub use mix::{scramble, split_mix};
+pub use mix::{fill_scrambled, is_scrambled, scramble, split_mix};
 pub use opcode::{CNP_RESERVED_LEN, Opcode, PacketOperation, Transport};
 pub use outer::{
     Datagram, ETHERNET_LEN, Encapsulation, FCS_LEN, Frame, GAP_LEN, GRH_LEN, IPV4_LEN, IPV6_LEN, IpPacket, IpVersion,

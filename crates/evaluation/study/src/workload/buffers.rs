@@ -3,9 +3,9 @@
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_exchange::{Backpressure, ConnectionError, MessageConnection, Received, Submit};
 use doorbell_verbs::Device;
+use doorbell_wire::{fill_scrambled, is_scrambled};
 
 use super::{Plan, Reception, SendMemory, Sizes, Tally};
-use crate::payload;
 
 /// Source of the messages of a plan.
 pub(super) struct Source {
@@ -60,7 +60,7 @@ impl Source {
     pub(super) fn write(&mut self) {
         if self.plan.verify && !self.is_filled {
             let message = &mut self.scratch[..self.bytes];
-            payload::fill(self.sent, message);
+            fill_scrambled(self.sent, message);
             self.memory.region.copy_in(self.slot * self.memory.stride, message);
             self.is_filled = true;
         }
@@ -158,7 +158,7 @@ impl<'a> Receiver<'a> {
         if self.reception.verify {
             self.scratch.resize(message.len(), 0);
             message.copy_to(&mut self.scratch);
-            tally.damaged += u64::from(!payload::is_intact(tally.received, &self.scratch));
+            tally.damaged += u64::from(!is_scrambled(tally.received, &self.scratch));
         }
         if self.reception.pause_ns > 0 {
             let until_ns = self.device.now_ns() + self.reception.pause_ns;
