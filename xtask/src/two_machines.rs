@@ -192,8 +192,8 @@ fn check_frames() -> Result<(), String> {
                 let of = if offload { "offload" } else { "cut" };
                 let capture = directory.join(of).join(format!("{family:?}-{interface_mtu}.pcap"));
                 let expected =
-                    Expected { family, path_mtu, sizes: &[1, 16, 1024, 5001, 65_536], client: 100, server: 100 };
-                let record = captured(&machines, &expected, "bw -b -n 100", &capture)?;
+                    Expected { family, path_mtu, sizes: &[1, 16, 1024, 5001, 65_536], client: 40, server: 40 };
+                let record = captured(&machines, &expected, "bw -b -n 40", &capture)?;
                 record::compare(&record, &expected)?;
                 check_capture(&capture, interface_mtu, &expected, offload, &record)?;
             }
