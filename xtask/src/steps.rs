@@ -26,8 +26,10 @@ pub(crate) enum Group {
     Machines,
     /// Check of the report in a browser.
     Report,
-    /// Checks of the site of all pages, and of the commands in the guide.
+    /// Check of the site of all pages.
     Site,
+    /// Check of the commands in the guide.
+    Guide,
     /// Unmodified verbs programs.
     Programs,
     /// Check of the wheel.
@@ -39,11 +41,12 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    /// Returns the number of steps of the group that run at the same time. Steps with programs spend much time in
-    /// waits, and a guest mostly uses only one processor, so two such steps run together.
+    /// Returns the number of steps that run at the same time. Steps with programs or a browser spend much time in
+    /// waits, and a guest mostly uses only one processor, so two such steps run together. The outputs in the guide and
+    /// the counters of cables depend on the timing, so their steps run alone.
     pub(crate) const fn at_a_time(self) -> usize {
         match self {
-            Self::Programs | Self::Guests => 2,
+            Self::Report | Self::Site | Self::Programs | Self::Guests => 2,
             _ => 1,
         }
     }
@@ -55,7 +58,7 @@ impl Group {
             Self::Packets => &[OTHER_PROGRAMS, TESTS],
             Self::Layouts => &[OTHER_PROGRAMS],
             Self::Guests => &[BUILD],
-            Self::Machines | Self::Report | Self::Site | Self::Programs => &[OTHER_PROGRAMS, BUILD],
+            Self::Machines | Self::Report | Self::Site | Self::Guide | Self::Programs => &[OTHER_PROGRAMS, BUILD],
             Self::Wheel => &[OTHER_PROGRAMS],
         }
     }
@@ -135,39 +138,40 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Machines, "many machines, study", two_machines::cluster),
     plain(Group::Machines, "many machines, ssh", two_machines::ssh),
     plain(Group::Machines, "many machines, Slurm", || network::apart_with_interface(two_machines::slurm)),
-    plain(Group::Report, "report, in a browser", browser::report),
+    plain(Group::Guide, "guide, its commands", || guide::check().into()),
+    plain(Group::Wheel, "wheel", dist::wheel::step),
     plain(Group::Site, "site", site::step),
-    plain(Group::Site, "guide, its commands", || guide::check().into()),
+    plain(Group::Report, "report, in a browser", browser::report),
+    plain(Group::Programs, "verbs programs, archive", || network::apart(dist::check_archive)),
+    plain(Group::Programs, "verbs programs, pairs", || network::apart(|| programs::pairs().into())),
+    plain(Group::Programs, "verbs programs, UCX", || network::apart(|| programs::ucx().into())),
+    plain(Group::Programs, "verbs programs, chaos", || chaos::step().into()),
     Step {
         name: PAGE,
         group: Group::Programs,
         body: Body::Named(|only| network::apart_with_interface(|| programs::page::check(only).into())),
     },
-    plain(Group::Programs, "verbs programs, UCX", || network::apart(|| programs::ucx().into())),
-    plain(Group::Programs, GLOO_AND_MPICH, || network::apart(|| programs::of_debian().into())),
+    plain(Group::Programs, "soak, one minute", || soak::step().into()),
     plain(Group::Programs, PYPI, || network::apart(programs::of_pypi)),
+    plain(Group::Programs, "rdma-core's tests", || network::apart(|| programs::pyverbs().into())),
+    plain(Group::Programs, "verbs programs, rdma_cm", || network::apart(programs::rdma_cm)),
     plain(Group::Programs, DAPL, || network::apart(programs::dapl)),
     plain(Group::Programs, ISER, || network::apart(programs::iser)),
     plain(Group::Programs, TWO_DEVICES, || network::apart(programs::several_devices)),
-    plain(Group::Programs, "verbs programs, pairs", || network::apart(|| programs::pairs().into())),
-    plain(Group::Programs, "rdma-core's tests", || network::apart(|| programs::pyverbs().into())),
-    plain(Group::Programs, "verbs programs, rdma_cm", || network::apart(programs::rdma_cm)),
-    Step { name: OWN, group: Group::Programs, body: Body::Named(|only| network::apart(|| programs::own(only).into())) },
-    plain(Group::Programs, "verbs programs, through a box", || network::apart(|| programs::middlebox::run().into())),
-    plain(Group::Programs, "verbs programs, chaos", || chaos::step().into()),
-    plain(Group::Programs, "soak, one minute", || soak::step().into()),
-    plain(Group::Programs, "verbs programs, archive", || network::apart(dist::check_archive)),
+    // Far from the archive, because both need a minimal system of Debian, which only one step at a time makes.
     plain(Group::Programs, "verbs programs, Debian packages", || network::apart(dist::check_packages)),
+    Step { name: OWN, group: Group::Programs, body: Body::Named(|only| network::apart(|| programs::own(only).into())) },
+    plain(Group::Programs, GLOO_AND_MPICH, || network::apart(|| programs::of_debian().into())),
+    plain(Group::Programs, "verbs programs, through a box", || network::apart(|| programs::middlebox::run().into())),
     plain(Group::Programs, "verbs programs, device", || network::apart(|| programs::show().into())),
-    plain(Group::Wheel, "wheel", dist::wheel::step),
-    guest("rdma_rxe, exchange", vm::exchange),
     guest("rdma_rxe, on the wire", vm::on_the_wire),
+    guest("rdma_rxe, exchange", vm::exchange),
     guest("rdma_rxe, loss", vm::loss),
-    guest("rdma_rxe, verbs", vm::verbs),
     guest("rdma_rxe, behind a box", vm::middlebox),
-    guest("rdma_rxe, two hosts", vm::two_hosts),
     guest("rdma_rxe, qualify", vm::qualify),
+    guest("rdma_rxe, verbs", vm::verbs),
     guest("rdma_rxe, commands", vm::commands),
+    guest("rdma_rxe, two hosts", vm::two_hosts),
     plain(Group::Layouts, "layouts, to the C compiler", || bindings::check_layout().into()),
 ];
 

@@ -44,9 +44,9 @@ impl Report {
         Self { ended: Vec::new(), captures: captures(), only: Vec::new() }
     }
 
-    /// Runs steps in order. Adjacent steps of the same group may run at the same time.
+    /// Runs steps in order. Adjacent steps of groups with several steps at a time may run at the same time.
     fn run(mut self, steps: &[&'static Step]) -> Self {
-        for group in steps.chunk_by(|one, other| one.group == other.group) {
+        for group in steps.chunk_by(|one, other| one.group.at_a_time() == other.group.at_a_time()) {
             let lanes = group[0].group.at_a_time().min(group.len());
             let next = AtomicUsize::new(0);
             let ended = Mutex::new(Vec::new());
