@@ -19,6 +19,8 @@ use crate::{network, peers, place, programs};
 use judge::Outcome;
 use worker::{Sample, TABLES, Worker, locked};
 
+/// Package and name of the program whose processes run.
+const PROGRAM: &str = "doorbell-soak";
 /// Links. The traffic of both links runs at the same time.
 const LINKS: [&str; 2] = ["udp", "shm"];
 /// Number of lasting clients of each link.
@@ -52,10 +54,11 @@ const PERFTEST: [&str; 4] = [
 pub(crate) fn run_for(minutes: f64, seed: Option<u64>, out: Option<&Path>) -> Result<(), String> {
     let now_ns = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     let seed = seed.unwrap_or_else(now_ns);
-    run(cargo(&["build", "--release", "--package", "doorbell", "--example", "soak"]))?;
+    // With the packages of the release build, the dependencies have the same features, so they are not built again.
+    run(cargo(&[programs::BUILD, &["--package", PROGRAM]].concat()))?;
     // The link keeps the program even if another build replaces the built file.
     let program = place::own().join("soak");
-    place::link(&target().join("release/examples/soak"), &program)?;
+    place::link(&target().join("release").join(PROGRAM), &program)?;
     let program = program.to_string_lossy().into_owned();
     eprintln!("soak: {minutes} minutes from seed {seed}");
     let time = Duration::from_secs_f64(minutes * 60.0);
@@ -137,7 +140,7 @@ impl<'a> Lane<'a> {
         format!("drop=0.001,reorder=0.001,seed={}", seed % 1_000_000)
     }
 
-    /// Starts a process of the example `soak` in the mode `mode`, with the seed `seed`.
+    /// Starts a process of [`PROGRAM`] in the mode `mode`, with the seed `seed`.
     fn start(&self, name: String, mode: &str, seed: u64, port: Option<u64>) -> Result<Worker, String> {
         let mut run = command(self.program, &[mode, &seed.to_string(), &Self::fault(seed)]);
         run.args(port.map(|port| port.to_string())).env(programs::LINK_VARIABLE, self.link);

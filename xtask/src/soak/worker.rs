@@ -1,4 +1,4 @@
-//! A process of the example `soak`, and samples of its state.
+//! A process of the program `doorbell-soak`, and samples of its state.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,9 +1,9 @@
 //! The program of the processes that `cargo xtask soak` starts:
 //!
-//! - `soak serve SEED FAULT` listens until its standard input ends, and is the server of all conversations;
-//! - `soak stay SEED FAULT PORT` holds one conversation of each protocol and one conversation of one-sided operations,
-//!   until its standard input ends;
-//! - `soak visit SEED FAULT PORT` holds some conversations for a short time, and then ends or kills itself.
+//! - `doorbell-soak serve SEED FAULT` listens until its standard input ends, and is the server of all conversations;
+//! - `doorbell-soak stay SEED FAULT PORT` holds one conversation of each protocol and one conversation of one-sided
+//!   operations, until its standard input ends;
+//! - `doorbell-soak visit SEED FAULT PORT` holds some conversations for a short time, and then ends or kills itself.
 //!
 //! FAULT is a plan in the format of `--fault`, or `-` for none. Each process prints one line of names and numbers per
 //! second.
@@ -302,7 +302,7 @@ fn main() -> Result<(), Failure> {
         ["serve", _, fault] => serve(fault)?,
         ["stay", seed, fault, port] => visit(seed.parse()?, fault, port.parse()?, true)?,
         ["visit", seed, fault, port] => visit(seed.parse()?, fault, port.parse()?, false)?,
-        _ => return Err("usage: soak serve SEED FAULT | stay SEED FAULT PORT | visit SEED FAULT PORT".into()),
+        _ => return Err("usage: doorbell-soak serve SEED FAULT | stay SEED FAULT PORT | visit SEED FAULT PORT".into()),
     };
     if errors == 0 { Ok(()) } else { Err(format!("{errors} errors").into()) }
 }
