@@ -15,7 +15,7 @@ use serde_json::Value;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Locks out other measurements. Both processes of a measurement poll, so two measurements at a time on a machine with
-/// few CPUs would mostly measure the scheduler.
+/// few CPUs would mostly measure the scheduler. Tests that mostly wait for deadlines do without the lock.
 pub(crate) fn measuring() -> MutexGuard<'static, ()> {
     static MEASURING: Mutex<()> = Mutex::new(());
     MEASURING.lock().ignore_poison()

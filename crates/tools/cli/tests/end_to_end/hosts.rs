@@ -183,7 +183,6 @@ fn behind_a_black_hole(host: &str, of_client: bool) -> String {
 
 #[test]
 fn doctor_detects_dropped_long_control_packets() {
-    let _one_at_a_time = measuring();
     let (_host, address) = listen("127.0.0.1:0");
     for of_client in [true, false] {
         let there = behind_a_black_hole(&address, of_client);
@@ -200,7 +199,6 @@ fn doctor_detects_dropped_long_control_packets() {
 
 #[test]
 fn incompatible_hosts_are_rejected_before_measuring() {
-    let _one_at_a_time = measuring();
     let scratch = Scratch::new("refused");
     let (_host, address) = listen("127.0.0.1:0");
     let with = |experiment: &str, hosts: &str| {
@@ -249,7 +247,6 @@ fn incompatible_hosts_are_rejected_before_measuring() {
 
 #[test]
 fn one_host_under_two_addresses_is_rejected_before_measuring() {
-    let _one_at_a_time = measuring();
     let scratch = Scratch::new("twice-named");
     let with_token = |arguments: &str| {
         let mut command = doorbell(arguments);

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use crate::command::{Running, doorbell, measuring};
+use crate::command::{Running, doorbell};
 use crate::study::{Scratch, records};
 
 /// Time within which a process must report its error. It is shorter than the time for which processes wait for process
@@ -50,7 +50,6 @@ fn processes_report_a_failure_of_number_0_at_once() {
 /// data of its client, or sends a greeting.
 #[test]
 fn a_foreign_service_at_a_stale_address_blocks_no_launch() {
-    let _one_at_a_time = measuring();
     for (job, greeting) in [("silent", &b""[..]), ("greets", b"SSH-2.0-OpenSSH_9.2\r\n")] {
         let (scratch, meeting) = (Scratch::new(job), tempfile::tempdir().unwrap());
         let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -60,7 +59,8 @@ fn a_foreign_service_at_a_stale_address_blocks_no_launch() {
         // Lock the file, so that processes believe that its launch still runs.
         let believed = fs::File::open(&file).unwrap();
         believed.lock().unwrap();
-        let study = format!("--out {} --rendezvous {}/ direct-write/latency", scratch.path(), meeting.path().display());
+        let study =
+            format!("--out {} --rendezvous {}/ wire/request-response", scratch.path(), meeting.path().display());
         let begun = Instant::now();
         let other = process(1, job, &study);
         let (mut never_answers, _) = stranger.accept().unwrap();
