@@ -54,18 +54,8 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::cases;
-
-    #[test]
-    fn each_case_has_a_name_of_its_own() {
-        let cases = cases();
-        let names: BTreeSet<&str> = cases.iter().map(|case| case.name).collect();
-        assert_eq!(names.len(), cases.len());
-        assert_eq!(cases.iter().filter(|case| case.requires_loss()).count(), 17, "one per variant");
-        assert!(names.contains("grants/a_peer_with_too_small_buffers_is_rejected"));
-    }
+/// Runs the case with this name. Panics if there is no such case, or if the case fails.
+pub fn run(name: &str) {
+    let case = cases().into_iter().find(|case| case.name == name);
+    (case.unwrap_or_else(|| panic!("there is no case {name}")).run)();
 }

@@ -12,7 +12,7 @@ pub mod grants;
 pub mod known_failures;
 mod tests_of_a_provider;
 
-pub use cases::{Case, cases};
+pub use cases::{Case, cases, run};
 
 use std::any::Any;
 use std::sync::OnceLock;

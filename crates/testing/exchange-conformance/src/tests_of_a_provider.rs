@@ -49,58 +49,36 @@ macro_rules! exchange_cases {
     };
 }
 
-/// Generates the whole suite as tests of a provider, in a module named `suite`.
+/// Generates the whole suite as tests of a provider, in a module named `suite`. The tests run the functions of the table
+/// of cases, so that no suite compiles the cases anew.
 #[macro_export]
 macro_rules! exchange_suite {
     ($provider:expr) => {
         mod suite {
-            use doorbell_exchange::buffered_write::{Acknowledge::{Read, Send}, Notification::{Immediate, Reverse, TailOffset}};
-            use doorbell_exchange::direct_read::{Acknowledge, DirectRead, Fence};
-            use doorbell_exchange::direct_write::Grants;
-            use doorbell_exchange::shared_write::Reserves;
-            use doorbell_exchange::{BufferedRead, BufferedWrite, DirectWrite, SendReceive, SharedWrite};
-
             $crate::exchange_cases! { [$crate::exchange_suite] @all $provider; }
         }
     };
     (@all $provider:expr; { $($name:ident: $protocol:expr;)+ } $cases:tt { $($module:ident: $($case:ident),+);+ }) => {
         $(
             mod $name {
-                use super::*;
-
-                $crate::exchange_suite! { @cases $provider, $protocol; $cases }
+                $crate::exchange_suite! { @cases $provider, $name; $cases }
             }
         )+
         $(
             mod $module {
-                use super::*;
-
-                $crate::exchange_suite! { @alone $provider, $module; $($case),+ }
+                $crate::exchange_suite! { @tests $provider, $module; $($case),+ }
             }
         )+
     };
-    (@cases $provider:expr, $protocol:expr; { $($case:ident),+; $($known:ident),+ }) => {
+    (@cases $provider:expr, $name:ident; { $($case:ident),+; $($known:ident),+ }) => {
+        $crate::exchange_suite! { @tests $provider, $name; $($case),+, $($known),+ }
+    };
+    (@tests $provider:expr, $group:ident; $($case:ident),+) => {
         $(
             #[test]
             fn $case() {
                 $crate::set_provider($provider);
-                $crate::$case($protocol);
-            }
-        )+
-        $(
-            #[test]
-            fn $known() {
-                $crate::set_provider($provider);
-                $crate::known_failures::$known($protocol);
-            }
-        )+
-    };
-    (@alone $provider:expr, $module:ident; $($case:ident),+) => {
-        $(
-            #[test]
-            fn $case() {
-                $crate::set_provider($provider);
-                $crate::$module::$case();
+                $crate::run(concat!(stringify!($group), "/", stringify!($case)));
             }
         )+
     };
