@@ -201,8 +201,8 @@ pub(crate) fn install() -> Result<(), String> {
     fs::copy(root().join("Cargo.lock"), sources.join("Cargo.lock")).map_err(failed)?;
     let there = |arguments: &[&str]| {
         let mut cargo = cargo(arguments);
-        cargo.current_dir(&sources).env("CARGO_TARGET_DIR", target().join("packages"));
-        cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
+        // In the same folder and with the same profile, the builds of tests share the dependencies of other projects.
+        cargo.current_dir(&sources).env("CARGO_TARGET_DIR", target()).env("CARGO_PROFILE_DEV_DEBUG", "0");
         cargo
     };
     // Remove the crates from the lock file that are not published.
