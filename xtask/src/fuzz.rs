@@ -80,9 +80,14 @@ fn folder(path: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
-/// Returns the target directory for fuzz targets, which are not members of the workspace.
-pub(crate) fn check_target() -> PathBuf {
-    target().join("xtask").join("fuzz-check")
+/// Checks that a package outside of the workspace compiles. It uses the same versions of dependencies as the workspace,
+/// and shares those that are already checked.
+pub(crate) fn check_alone(package: &Path) -> Result<(), String> {
+    let lock = package.join("Cargo.lock");
+    fs::copy(root().join("Cargo.lock"), &lock).map_err(|error| format!("{}: {error}", lock.display()))?;
+    let mut check = cargo(&["check", "--quiet"]);
+    check.current_dir(package).env("CARGO_TARGET_DIR", target()).env("CARGO_PROFILE_DEV_DEBUG", "0");
+    run(check)
 }
 
 /// Checks that all targets compile, without the flags for coverage.
@@ -93,11 +98,7 @@ pub(crate) fn build() -> StepEnd {
     let check_all = || -> Result<(), String> {
         let mut homes: Vec<PathBuf> = all()?.into_iter().map(|target| target.home).collect();
         homes.dedup();
-        homes.iter().try_for_each(|home| {
-            let mut check = cargo(&["check", "--quiet"]);
-            check.current_dir(home.join("fuzz")).env("CARGO_TARGET_DIR", check_target());
-            run(check)
-        })
+        homes.iter().try_for_each(|home| check_alone(&home.join("fuzz")))
     };
     check_all().into()
 }

@@ -58,10 +58,7 @@ fn take_versions(tree: &Path) -> Result<(), String> {
 
 /// Checks that the counting program compiles with the current crates.
 pub(crate) fn check() -> Result<(), String> {
-    take_versions(&root())?;
-    let mut check = cargo(&["check", "--quiet"]);
-    check.current_dir(root().join("benchmarks").join("instructions")).env("CARGO_TARGET_DIR", fuzz::check_target());
-    run(check)
+    fuzz::check_alone(&root().join("benchmarks").join("instructions"))
 }
 
 /// Builds the counting program of `tree` in the folder `home`. Returns the path of the program, which contains `name`.
