@@ -224,6 +224,9 @@ pub(crate) fn tests() -> Result<(), String> {
     std::fs::create_dir_all(&captures).map_err(|error| format!("{}: {error}", captures.display()))?;
     let mut test = cargo(&["test", "--workspace", "--no-fail-fast"]);
     test.env("DOORBELL_PCAP_DIR", captures).env("DOORBELL_LEFT_OUT", left_out_file());
+    // One more than by default, because many tests wait for processes, deadlines, or the end of a measurement.
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    test.env("RUST_TEST_THREADS", (processors + 1).to_string());
     let temporary = place::own().join("tmp");
     // With this folder for temporary files, the files of a killed test disappear with the folder of this run. The path
     // of a preloaded library must not contain a space or a colon.
