@@ -163,8 +163,16 @@ impl Answers {
                 Some(PacketOperation::AtomicAcknowledge) => Self::atomic_response(packet, requests, drafts),
                 _ => {}
             }
+            let numbers = &self.message_numbers;
+            let base = numbers.base.filter(|_| numbers.odd.is_none());
+            if let Some(aeth) = packet.aeth().filter(|_| limits.complete) {
+                requests.grant(base, &aeth, packet.place);
+            }
             return;
         };
+        if let Some(aeth) = packet.aeth().filter(|_| limits.complete) {
+            requests.grant(None, &aeth, packet.place);
+        }
         if requests.is_jumping() {
             drafts.unjudged(RuleId::Unsent);
         } else if beyond >= FAR_BEYOND {

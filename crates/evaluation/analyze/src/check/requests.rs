@@ -1,5 +1,6 @@
 //! Requests of one queue pair: order, and contents of messages.
 
+mod credits;
 mod repeats;
 mod responses;
 
@@ -15,6 +16,7 @@ use super::recovery::Recovery;
 use super::rules::RuleId;
 use super::sent::{SHORTEST_MTU, Sent, is_rest, name, response_packets, target};
 use crate::decode::directions::Span;
+use credits::Credits;
 
 /// Maximum number of request packets that are remembered.
 const MAX_SENT: usize = 1024;
@@ -91,6 +93,13 @@ pub(super) struct Requests {
     is_refused: bool,
     /// Whether READs or atomics were sent, whose lost responses are repeated without a NAK.
     has_reads: bool,
+    /// First captured request, if it begins a message.
+    opening: Option<Psn>,
+    /// Whether the MSNs show that the first captured message is the first one of the connection.
+    is_whole: Option<bool>,
+    /// Findings about the first request before any answer. They hold only if no earlier request exists.
+    early: Vec<Draft>,
+    credits: Credits,
 }
 
 impl Requests {
@@ -213,9 +222,12 @@ impl Requests {
         }
     }
 
-    /// Reports the PSNs that were acknowledged and never came, and the responses that never came.
+    /// Reports the findings that hold only if no packet is missing: PSNs that were acknowledged and never came,
+    /// responses that never came, SENDs without credits, and repetitions before the first answer.
     pub(super) fn report_missing(&mut self, drafts: &mut Drafts) {
         self.missing.report(drafts);
+        self.credits.report(drafts);
+        self.report_early(drafts);
         self.report_unanswered(drafts);
     }
 
@@ -269,6 +281,7 @@ impl Requests {
             if limits.complete && !packet.bth.opcode.is_first() {
                 self.missing.add(psn.sub(1), psn, packet.place, drafts);
             }
+            self.opening = packet.bth.opcode.is_first().then_some(psn);
             self.push_new(packet, drafts);
             return false;
         };
@@ -351,6 +364,7 @@ impl Requests {
         let opcode = packet.bth.opcode;
         self.length_of_payload(packet, drafts);
         self.follow(packet, drafts);
+        self.credits.send(packet, self.messages.wrapping_add(1), drafts);
         if opcode.is_last() {
             self.messages = self.messages.wrapping_add(1);
         }

@@ -58,6 +58,61 @@ fn timeouts_and_retries_need_the_settings_of_the_queue_pair() {
 }
 
 #[test]
+fn the_first_request_of_a_connection_has_a_timeout_too() {
+    let found = |earlier_messages, complete| {
+        let mut script = Script::new();
+        let psn = script.send();
+        script.push(A, Opcode::RC_SEND_ONLY, psn, &[], 62);
+        script.push(A, Opcode::RC_SEND_ONLY, psn, &[], 62);
+        script.msn = earlier_messages;
+        script.ack(psn);
+        let report =
+            script.check(&Limits { timeout_ns: Some(1500), retry_count: Some(1), complete, ..Limits::default() });
+        report.findings.iter().map(|finding| (finding.rule, finding.packet)).collect::<Vec<_>>()
+    };
+    assert_eq!(found(0, true), [("timeout", 2), ("retry-count", 3), ("timeout", 3)]);
+    // An earlier request, which was not captured, may have been the overdue one.
+    assert_eq!([found(1, true), found(0, false)], [vec![], vec![]]);
+}
+
+#[test]
+fn sends_need_credits() {
+    let found = |credits: u8, sends: u32| {
+        let mut script = Script::new();
+        let psn = script.send();
+        script.msn = 1;
+        script.answer(psn, Syndrome::ack(credits));
+        let sent: Vec<_> = (0..sends).map(|_| script.send()).collect();
+        script.msn += sends;
+        script.answer(*sent.last().unwrap(), Syndrome::ack(credits));
+        found_if_complete(&script)
+    };
+    assert_eq!([found(0, 1), found(4, 5), found(31, 40)], [vec![], vec![], vec![]]);
+    assert_eq!(found(0, 2), [("credit-limit", 4)]);
+    assert_eq!(found(4, 6), [("credit-limit", 8)]);
+}
+
+#[test]
+fn an_answer_that_the_capturer_held_back_grants_credits() {
+    let mut script = Script::new();
+    let psn = script.send();
+    script.msn = 1;
+    script.answer(psn, Syndrome::ack(0));
+    script.send();
+    script.send();
+    script.answer(psn, Syndrome::ack(2));
+    let frames: Vec<_> = script.packets.iter().map(Sent::frame).collect();
+    let mut file = pcap(&frames);
+    let limits = Limits { complete: true, ..Limits::default() };
+    let findings = |file: &[u8]| check(file, &Options::default(), &limits).unwrap().findings.len();
+    assert_eq!(findings(&file), 1);
+    // The second answer has the time of the first one.
+    let at = 24 + frames[..4].iter().map(|frame| 16 + frame.len()).sum::<usize>();
+    file[at + 4..at + 8].copy_from_slice(&1000_u32.to_le_bytes());
+    assert_eq!(findings(&file), 0);
+}
+
+#[test]
 fn a_recovery_from_an_earlier_request_is_no_timeout() {
     let mut script = Script::new();
     let psn = script.send();

@@ -21,8 +21,6 @@ pub(crate) struct Mutation {
     pub(crate) capture: String,
     /// Name of the rule of `wire check` that must report the mutation; any rule without it.
     pub(crate) rule: Option<String>,
-    /// Reason why `wire check` does not find the mutation.
-    pub(crate) not_judged: Option<String>,
     #[serde(default)]
     pub(crate) settings: Settings,
     pub(crate) change: Vec<Change>,

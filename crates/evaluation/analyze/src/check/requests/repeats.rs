@@ -11,6 +11,8 @@ use super::{Requests, passed_ns};
 
 /// Maximum number of repeated READ requests that are remembered.
 const MAX_REREADS: usize = 64;
+/// Maximum number of findings before the first answer.
+const MAX_EARLY: usize = 64;
 
 impl Requests {
     /// Judges a request whose PSN was sent before.
@@ -104,28 +106,49 @@ impl Requests {
         }
         // A recovery from an earlier PSN goes on with this request.
         let continues = self.previous.is_some_and(|previous| previous.next() == psn);
-        if self.acknowledged != Some(psn) || self.has_reads || continues {
+        // Before the first answer, only the first request of the connection is certainly the oldest one.
+        let is_opening = limits.complete && self.acknowledged.is_none() && self.opening == Some(psn);
+        let is_oldest = is_opening || self.acknowledged == Some(psn);
+        if !is_oldest || self.has_reads || continues {
             return;
         }
+        let mut conclude = |rule, finding: Option<(String, String)>| {
+            if !is_opening {
+                drafts.judged(rule);
+            }
+            let Some((expected, found)) = finding else { return };
+            let related = Some(sent.place.packet);
+            let draft = Draft { rule, place: packet.place, related, needs: Needs::Nothing, expected, found };
+            if !is_opening {
+                drafts.push(draft);
+            } else if self.early.len() < MAX_EARLY {
+                self.early.push(draft);
+            }
+        };
         self.unanswered += 1;
         if let Some(most) = limits.retry_count {
-            drafts.judged(RuleId::Retry);
-            if self.unanswered > most {
-                let found = format!("repetition {} of PSN {psn} without an answer", self.unanswered);
-                let places = (packet.place, sent.place.packet);
-                drafts.relate(RuleId::Retry, places, Needs::Nothing, format!("at most {most} repetitions"), found);
-            }
+            let is_beyond = self.unanswered > most;
+            let found = || format!("repetition {} of PSN {psn} without an answer", self.unanswered);
+            conclude(RuleId::Retry, is_beyond.then(|| (format!("at most {most} repetitions"), found())));
         }
         let Some(least_ns) = limits.timeout_ns.filter(|_| !self.recovery.is_waiting()) else { return };
-        if let Some(waited_ns) = passed_ns(sent.last_ns, packet.place.at_ns) {
-            drafts.judged(RuleId::Timeout);
-            if waited_ns < least_ns {
-                let expected = format!("PSN {psn} again after {} us or more", least_ns / 1000);
-                let places = (packet.place, sent.place.packet);
-                drafts.relate(RuleId::Timeout, places, Needs::Nothing, expected, format!("{} us", waited_ns / 1000));
+        let Some(waited_ns) = passed_ns(sent.last_ns, packet.place.at_ns) else {
+            return drafts.unjudged(RuleId::Timeout);
+        };
+        let expected = || format!("PSN {psn} again after {} us or more", least_ns / 1000);
+        let is_early = waited_ns < least_ns;
+        conclude(RuleId::Timeout, is_early.then(|| (expected(), format!("{} us", waited_ns / 1000))));
+    }
+
+    /// Reports repetitions of the first request before any answer, if the connection began with that request.
+    pub(super) fn report_early(&mut self, drafts: &mut Drafts) {
+        for draft in self.early.drain(..) {
+            if self.is_whole == Some(true) {
+                drafts.judged(draft.rule);
+                drafts.push(draft);
+            } else {
+                drafts.unjudged(draft.rule);
             }
-        } else {
-            drafts.unjudged(RuleId::Timeout);
         }
     }
 }
