@@ -79,29 +79,32 @@ impl FaultPlan {
             return refuse("name", format!("two rules have the name {name}, allowed is one"));
         }
         let is_same = |earlier: &&FaultRule| {
-            let (one, other) = (earlier.verbs_fault(), rule.verbs_fault());
-            let has_same_kind = match (one, other) {
-                (Some(one), Some(other)) => one.excludes(other),
-                _ => one.is_none() && other.is_none(),
-            };
-            has_same_kind && earlier.packets == rule.packets && rule.packets.share.is_none()
+            let is_excluded = earlier.verbs_fault().zip(rule.verbs_fault()).is_some_and(|(one, own)| one.excludes(own));
+            is_excluded && earlier.packets == rule.packets && rule.packets.share.is_none()
         };
         if let Some(earlier) = self.rules.iter().find(is_same) {
+            let action = earlier.action_name();
+            let problem = format!("two rules with the action {action} match the same calls, allowed is only one");
+            return refuse("action", problem);
+        }
+        let is_final = |rule: &FaultRule| {
+            matches!(rule.action, FaultAction::Drop | FaultAction::BlackHole(_) | FaultAction::Port(_))
+        };
+        let is_lost = |to_drop: &FaultRule, other: &FaultRule| {
+            other.verbs_fault().is_none()
+                && match to_drop.action {
+                    FaultAction::Drop => to_drop.packets.covers(&other.packets),
+                    _ => is_final(to_drop) && to_drop.packets == other.packets && other.packets.share.is_none(),
+                }
+        };
+        let contradicts = |earlier: &&FaultRule| is_lost(earlier, &rule) || is_lost(&rule, earlier);
+        if let Some(earlier) = self.rules.iter().find(contradicts) {
             let (one, other) = (earlier.action_name(), rule.action_name());
-            if rule.verbs_fault().is_some() {
-                let problem = format!("two rules with the action {one} match the same calls, allowed is only one");
-                return refuse("action", problem);
-            }
-            let is_final = |action: &FaultAction| {
-                matches!(action, FaultAction::Drop | FaultAction::BlackHole(_) | FaultAction::Port(_))
-            };
-            if is_final(&earlier.action) || is_final(&rule.action) {
-                let problem = format!(
-                    "two rules with the actions {one} and {other} match the same packets, and a dropped packet allows \
-                     no other action"
-                );
-                return refuse("action", problem);
-            }
+            let problem = format!(
+                "two rules with the actions {one} and {other} match the same packets, and a dropped packet allows no \
+                 other action"
+            );
+            return refuse("action", problem);
         }
         self.rules.push(rule);
         Ok(())

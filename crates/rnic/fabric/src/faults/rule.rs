@@ -127,7 +127,18 @@ impl PacketMatch {
             && self.position.is_none_or(|position| {
                 (opcode.is_request() || opcode.is_response()) && position == Position::of(opcode)
             })
-            && (self.message_offset.is_none() || opcode.has_payload())
+            && self.message_offset.is_none_or(|offset| {
+                let has_offset = if opcode.is_first() { offset.from == 0 } else { offset.to > 0 };
+                opcode.has_payload() && has_offset
+            })
+    }
+
+    /// Returns whether a rule with these conditions strikes each packet that `other` strikes, as the ranks show.
+    pub(super) fn covers(&self, other: &Self) -> bool {
+        let unranked = |packets: &Self| Self { nth: None, every: None, share: None, ..packets.clone() };
+        let has_ranks = |own: Span| other.nth.is_some_and(|nth| own.from <= nth.from && nth.to <= own.to);
+        let strikes_all = self.share.is_none() && self.every.is_none_or(|every| every == 1);
+        strikes_all && self.nth.is_none_or(has_ranks) && unranked(self) == unranked(other)
     }
 }
 

@@ -32,7 +32,7 @@ pub const FAULT_FIELDS: [(&str, &str); 32] = [
         "opcode, solicited, pad-count, version, pkey, dest-qp, ack-request, psn, syndrome, msn, remote-address, rkey, \
          length, immediate or icrc",
     ),
-    ("byte", "an offset in the payload, in bytes"),
+    ("byte", "an offset in the payload, 0 to 4095"),
     ("value", "a number that the field or byte can hold"),
     ("icrc", "stale or valid"),
     ("operation", "send, write, read, compare-swap, fetch-add, bind-window, local-invalidate or receive"),

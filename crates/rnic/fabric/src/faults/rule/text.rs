@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use doorbell_wire::{Opcode, Psn};
+use doorbell_wire::{Opcode, PathMtu, Psn};
 
 use super::super::time::{TimeText, parse_delay};
 use super::calls::{self, VerbsFault, VerbsFields};
@@ -102,6 +102,8 @@ fn span(field: &str, value: &str, within: Span) -> Result<Span, RuleProblem> {
 const ANY: Span = Span { from: 0, to: u64::MAX };
 const FROM_ONE: Span = Span { from: 1, to: u64::MAX };
 const BITS_24: Span = Span { from: 0, to: MAX_24_BITS };
+/// Offsets in the payload of a packet, which has at most one path MTU.
+const PAYLOAD: Span = Span { from: 0, to: PathMtu::Mtu4096.bytes() as u64 - 1 };
 
 /// Returns the name of an opcode in rules, such as `rc-send-only`.
 fn opcode_name(opcode: Opcode) -> String {
@@ -172,7 +174,7 @@ impl RuleParser {
                 self.set_place(field, Place::Field(index.ok_or_else(|| wrong(field, value))?))?;
             }
             "byte" => {
-                let offset = number(field, value, ANY)?;
+                let offset = number(field, value, PAYLOAD)?;
                 self.set_place(field, Place::PayloadByte(offset))?;
             }
             "value" => self.value = Some(number(field, value, ANY)?),
@@ -218,6 +220,9 @@ impl RuleParser {
             _ => self.check_packets(action)?,
         }
         let packets = self.packets;
+        if packets.before_ns == Some(0) {
+            return Err(problem("before", "the time is 0, so no packet matches, allowed is a time above 0"));
+        }
         if let (Some(after), Some(before)) = (packets.after_ns, packets.before_ns)
             && after >= before
         {
@@ -242,8 +247,10 @@ impl RuleParser {
         let mut opcodes = Opcode::KNOWN.iter().copied().filter(|opcode| packets.allows(*opcode)).peekable();
         let is_odd = matches!(packets.opcode, Some(PacketKind::Exactly(opcode)) if opcode.operation().is_none());
         if opcodes.peek().is_none() && !(is_odd && packets.position.is_none() && packets.message_offset.is_none()) {
-            let field = if packets.position.is_some() { "position" } else { "message-offset" };
-            return Err(problem(field, "no packet of this opcode has this position in a message with payload"));
+            let anywhere = PacketMatch { message_offset: None, ..packets.clone() };
+            let field =
+                if Opcode::KNOWN.iter().any(|opcode| anywhere.allows(*opcode)) { "message-offset" } else { "position" };
+            return Err(problem(field, "no packet of this opcode has this place in a message with payload"));
         }
         if let FaultAction::Corrupt(corruption) = action
             && !is_odd

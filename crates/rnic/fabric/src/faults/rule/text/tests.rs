@@ -78,6 +78,12 @@ fn contradictions_are_refused_with_a_sentence() {
         ("corrupt nth=1 value=1", ["value", "drawn"]),
         ("corrupt opcode=send field=syndrome", ["field", "no packet"]),
         ("drop opcode=ack nth=1; duplicate opcode=ack nth=1", ["drop and duplicate", "same packets"]),
+        ("drop opcode=ack; delay opcode=ack nth=5 for=1ms", ["drop and delay", "same packets"]),
+        ("ecn opcode=ack nth=2 share=0.5; drop opcode=ack nth=1..3", ["ecn and drop", "same packets"]),
+        ("drop position=first message-offset=4096", ["message-offset", "no packet"]),
+        ("drop opcode=send position=middle message-offset=0", ["message-offset", "no packet"]),
+        ("drop before=0s", ["before", "is 0"]),
+        ("corrupt nth=1 byte=4096", ["byte", "0 to 4095"]),
         ("drop name=a nth=1; drop name=a nth=2", ["name", "two rules"]),
         ("drop=0.1; drop=0.2", ["two lists", "one list"]),
         ("completion nth=1", ["status", "rem-access-err"]),
@@ -95,6 +101,16 @@ fn contradictions_are_refused_with_a_sentence() {
     ] {
         let error = error(text);
         assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+    }
+    for text in [
+        "drop opcode=ack nth=1..3; ecn opcode=ack nth=3..4",
+        "drop opcode=ack every=2; ecn opcode=ack nth=2",
+        "drop opcode=ack share=0.5; ecn opcode=ack nth=2",
+        "drop opcode=ack qp=3; ecn opcode=ack nth=2",
+        "drop position=first message-offset=0..4096",
+        "corrupt nth=1 byte=4095",
+    ] {
+        assert!(text.parse::<FaultPlan>().is_ok(), "{text}");
     }
 }
 
