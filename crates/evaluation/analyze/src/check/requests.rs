@@ -471,9 +471,10 @@ impl Requests {
     }
 }
 
-/// Returns the time between two packets; `None` if a packet has no time, or if the times go back.
+/// Returns the time between two packets. Returns `None` if a packet has no time, or if the clock did not advance: then
+/// the capture has no times, or too coarse ones.
 pub(super) fn passed_ns(before_ns: Option<u64>, now_ns: Option<u64>) -> Option<u64> {
-    now_ns?.checked_sub(before_ns?)
+    now_ns?.checked_sub(before_ns?).filter(|passed| *passed > 0)
 }
 
 /// Judges the payload of a packet against the path MTU of its stream.
