@@ -3,6 +3,9 @@
 //! Each of two hosts of a testbed has an end of the session with one thread. If the connections of an end are
 //! distributed over several threads, this thread creates the other threads.
 
+use std::fs::File;
+use std::sync::Arc;
+
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::setup::{EndpointDescription, SetupError};
 use doorbell_fabric::FaultPlan;
@@ -100,11 +103,11 @@ pub struct Point {
 /// Returns an error if the parameters are not allowed, a connection breaks (as may happen without credits), or the
 /// simulation ends early.
 pub fn simulate(testbed: &Testbed, parameters: &Parameters, bytes: usize, seed: u64) -> Result<Point, PointError> {
-    Ok(simulate_under(testbed, parameters, bytes, seed, None)?.0)
+    Ok(simulate_under(testbed, parameters, bytes, seed, None, None)?.0)
 }
 
 /// Works as [`simulate`], and injects the faults of a plan into the packets of both hosts. Also returns the number of
-/// firings of each rule of the plan.
+/// firings of each rule of the plan. The journal gets one line of JSON for each firing.
 ///
 /// # Errors
 ///
@@ -115,11 +118,12 @@ pub fn simulate_under(
     bytes: usize,
     seed: u64,
     faults: Option<&FaultPlan>,
+    journal: Option<&Arc<File>>,
 ) -> Result<(Point, Vec<u64>), PointError> {
     parameters.check().map_err(SessionError::from)?;
     let mut simulation = Simulation::new(testbed, HOSTS, seed)?;
     if let Some(plan) = faults {
-        simulation.inject(plan);
+        simulation.inject_with_journal(plan, journal);
     }
     let (server, client) = virtual_pair(&simulation);
     let (threads, device) = (simulation.threads(ASKING), simulation.device(ASKING).clone());

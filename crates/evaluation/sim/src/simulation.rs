@@ -258,9 +258,25 @@ impl<'a> Simulation<'a> {
     /// time of the plan is virtual time. Packets have no ICRC, so a corrupted packet is lost unless its rule has
     /// `icrc=valid`. Queue pairs from before this call have no faults of posts.
     pub fn inject(&mut self, plan: &FaultPlan) {
+        self.inject_with_journal(plan, None::<&io::Sink>);
+    }
+
+    /// Works as [`inject`](Self::inject), and writes one line of JSON to `journal` for each rule that fires at a node.
+    pub fn inject_with_journal<W>(&mut self, plan: &FaultPlan, journal: Option<&W>)
+    where
+        W: io::Write + Clone + Send + 'static,
+    {
+        let of_packets = || match journal {
+            Some(journal) => InjectedFaults::new(plan).with_journal(journal),
+            None => InjectedFaults::new(plan),
+        };
+        let of_calls = || match journal {
+            Some(journal) => VerbsFaults::new(plan).map(|faults| faults.with_journal(journal.clone())),
+            None => VerbsFaults::new(plan),
+        };
         let mut world = lock(&self.shared.world);
-        world.faults = world.nodes.iter().map(|_| InjectedFaults::new(plan)).collect();
-        world.verbs_faults = world.nodes.iter().filter_map(|_| VerbsFaults::new(plan)).collect();
+        world.faults = world.nodes.iter().map(|_| of_packets()).collect();
+        world.verbs_faults = world.nodes.iter().filter_map(|_| of_calls()).collect();
         let World { nodes, verbs_faults, .. } = &mut *world;
         for (node, faults) in nodes.iter_mut().zip(verbs_faults) {
             faults.completions().into_iter().for_each(|source| node.rnic.inject(source));

@@ -157,13 +157,18 @@ impl<L: Link> Faults<L> {
         let Some(journal) = &mut self.journal else { return };
         let outbound = self.outbound.as_mut().map(|outbound| &mut outbound.filter);
         for filter in [Some(&mut self.filter), outbound].into_iter().flatten() {
-            let firings = filter.engine.take_firings();
-            if !firings.is_empty() {
-                let rules = filter.plan.rules();
-                let named: Vec<_> = firings.into_iter().map(|firing| (firing, &rules[firing.rule - 1])).collect();
-                journal.write(&named);
-            }
+            write_firings(&mut filter.engine, &filter.plan, journal);
         }
+    }
+}
+
+/// Writes the firings since the last call to a journal.
+fn write_firings(engine: &mut Engine, plan: &FaultPlan, journal: &mut Journal) {
+    let firings = engine.take_firings();
+    if !firings.is_empty() {
+        let rules = plan.rules();
+        let named: Vec<_> = firings.into_iter().map(|firing| (firing, &rules[firing.rule - 1])).collect();
+        journal.write(&named);
     }
 }
 
@@ -317,6 +322,8 @@ pub struct FaultFilter {
     /// Orders that the driver has not taken yet. Until it has, packets that arrive are lost.
     orders: VecDeque<PlannedOrder>,
     counters: FaultCounters,
+    /// Journal of a filter without a link.
+    journal: Option<Journal>,
 }
 
 impl FaultFilter {
@@ -343,7 +350,16 @@ impl FaultFilter {
             held_bytes: 0,
             orders: VecDeque::new(),
             counters: FaultCounters::default(),
+            journal: None,
         }
+    }
+
+    /// Writes one line of JSON to `to` for each rule that fires in [`pass`](Self::pass).
+    #[must_use]
+    pub fn with_journal(mut self, to: impl Write + Send + 'static) -> Self {
+        self.engine.record();
+        self.journal = Some(Journal::new(to));
+        self
     }
 
     /// Takes the oldest order of the plan to the port of the device.
@@ -354,6 +370,9 @@ impl FaultFilter {
     /// Takes a run at `now_ns`, and passes the packets that are not lost or held back to the sink.
     pub fn pass(&mut self, now_ns: u64, run: ReceivedRun<'_>, sink: &mut dyn Sink) {
         self.take(now_ns, run, &mut Out { sink, packets: 0 });
+        if let Some(journal) = &mut self.journal {
+            write_firings(&mut self.engine, &self.plan, journal);
+        }
     }
 
     /// Passes the packets to the sink that were held back until `now_ns`.

@@ -253,15 +253,16 @@ fn measure(
 /// Runs both ends in this process, in virtual time.
 fn simulate(kind: Kind, exchange: &Exchange, testbed: &Testbed) -> Result<ExitCode, Failure> {
     let parameters = exchange.parameters(kind)?;
-    let fault_plan = exchange.device.faults().map(ToString::to_string);
+    let faults = exchange.device.faults();
+    let journal = exchange.device.fault_files.simulated_journal(faults)?;
+    let fault_plan = faults.map(ToString::to_string);
     let environment = Environment { fault_plan, ..sim::environment(testbed)? };
     let mut busiest = Vec::new();
-    let faults = exchange.device.faults();
     let mut fired = Vec::new();
     let mut remarks = Vec::new();
     let sizes = Sizes { kind, exchange, environment, parameters: parameters.clone() };
     let measured = sizes.measure(|bytes, _| {
-        let (point, of_size) = sim::simulate_under(testbed, &parameters, bytes, SEED, faults)?;
+        let (point, of_size) = sim::simulate_under(testbed, &parameters, bytes, SEED, faults, journal.as_ref())?;
         fired.extend((1..).zip(of_size).filter(|(_, count)| *count > 0).map(|(rule, _)| rule));
         remarks.extend(point.summary.long_turns().map(|long_turns| format!("{bytes} B: {long_turns}")));
         busiest.push(Bottleneck::of(&point.summary));

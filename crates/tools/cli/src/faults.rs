@@ -1,8 +1,8 @@
 //! Fault plans of commands: files, built-in plans, and the check that each rule fired.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use clap::error::{ContextKind, ContextValue};
@@ -27,6 +27,25 @@ pub(crate) struct FaultFiles {
     /// Write one line of JSON for each rule of the fault plan that fires
     #[arg(long, value_name = "FILE")]
     pub(crate) fault_journal: Option<PathBuf>,
+}
+
+impl FaultFiles {
+    /// Creates the journal of a simulation, if one is requested.
+    pub(crate) fn simulated_journal(&self, plan: Option<&FaultPlan>) -> Result<Option<Arc<File>>, Failure> {
+        match (&self.fault_journal, plan) {
+            (Some(path), Some(_)) => Ok(Some(Arc::new(create_journal(path)?))),
+            (Some(_), None) => Err(journal_without_plan().into()),
+            (None, _) => Ok(None),
+        }
+    }
+}
+
+fn create_journal(path: &Path) -> Result<File, String> {
+    files::create(path).map_err(|error| format!("{} cannot be written: {error}", path.display()))
+}
+
+fn journal_without_plan() -> Usage {
+    Usage("--fault-journal needs a plan: add --fault or --fault-plan".to_owned())
 }
 
 /// Value of `--fault-plan` that asks for the names of the built-in plans.
@@ -89,14 +108,13 @@ impl FaultCheck {
     pub(crate) fn begin(plan: Option<&FaultPlan>, journal: Option<&Path>) -> Result<Option<Self>, Failure> {
         let Some(plan) = plan else {
             return match journal {
-                Some(_) => Err(Usage("--fault-journal needs a plan: add --fault or --fault-plan".to_owned()).into()),
+                Some(_) => Err(journal_without_plan().into()),
                 None => Ok(None),
             };
         };
         let (journal, is_temporary) = match journal {
             Some(path) => {
-                let unwritable = |error: io::Error| format!("{} cannot be written: {error}", path.display());
-                files::create(path).map_err(unwritable)?;
+                create_journal(path)?;
                 // Other processes may have another working directory.
                 (std::path::absolute(path)?, false)
             }

@@ -314,7 +314,6 @@ pub(crate) fn run(study: &Study) -> Result<ExitCode, Failure> {
         ("-d", study.device.name.is_some()),
         ("--ack", study.ack.is_some()),
         ("--link", study.link.is_some()),
-        ("--fault-journal", study.fault_files.fault_journal.is_some()),
         ("--cpus", study.cpus.is_given()),
         ("--listen", study.listens()),
     ];
@@ -420,7 +419,10 @@ fn measure_and_report(
     let own;
     let mut check = None;
     let source = match testbed {
-        Some(testbed) => PointSource::simulated(testbed, study.faults().cloned())?,
+        Some(testbed) => {
+            let journal = study.fault_files.simulated_journal(study.faults())?;
+            PointSource::simulated(testbed, study.faults().cloned(), journal)?
+        }
         None => {
             study.udp.note_if_other();
             let chosen = study.choose()?;

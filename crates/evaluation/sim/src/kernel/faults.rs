@@ -1,5 +1,6 @@
 //! Faults that a plan injects into the packets of a node.
 
+use std::io::Write;
 use std::iter;
 
 use doorbell_fabric::{FaultFilter, FaultPlan, PlannedOrder, ReceivedRun};
@@ -45,6 +46,13 @@ impl InjectedFaults {
         // Simulated packets have no ICRC.
         let (arriving, leaving) = (FaultFilter::new(plan.clone(), false), FaultFilter::outbound(plan, false));
         Self { arriving, leaving, port: Ok(PortState::Active), up_at: None, release_at: None }
+    }
+
+    /// Writes one line of JSON to a journal for each rule that fires.
+    pub(crate) fn with_journal(mut self, journal: &(impl Write + Clone + Send + 'static)) -> Self {
+        self.arriving = self.arriving.with_journal(journal.clone());
+        self.leaving = self.leaving.map(|filter| filter.with_journal(journal.clone()));
+        self
     }
 
     /// Returns the state of the node's port.

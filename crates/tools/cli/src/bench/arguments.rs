@@ -175,7 +175,6 @@ impl Exchange {
             ("-d", device.choice.name.is_some()),
             ("--receive-buffer", device.receive_buffer.is_some()),
             ("--pcap", device.pcap.is_some()),
-            ("--fault-journal", device.fault_files.fault_journal.is_some()),
             ("--ack", device.ack.is_some()),
             ("--cpus", self.cpus.is_given()),
         ])

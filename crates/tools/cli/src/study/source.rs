@@ -2,7 +2,9 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use doorbell_campaign::callers::Callers;
 use doorbell_campaign::hosts::{self, Hosts, Listening, Others};
@@ -35,6 +37,7 @@ pub(super) struct Simulated {
     testbed: Testbed,
     environment: Environment,
     faults: Option<FaultPlan>,
+    journal: Option<Arc<File>>,
     /// Rules of the plan that have fired at any point, by their numbers.
     fired: RefCell<BTreeSet<usize>>,
 }
@@ -46,7 +49,9 @@ impl Simulated {
         }
         let bytes = *point.parameters.sizes.first().ok_or("a point has one size")?;
         let faults = self.faults.as_ref();
-        let (measured, counts) = session::simulate_under(&self.testbed, &point.parameters, bytes, SEED, faults)?;
+        let journal = self.journal.as_ref();
+        let (measured, counts) =
+            session::simulate_under(&self.testbed, &point.parameters, bytes, SEED, faults, journal)?;
         self.fired.borrow_mut().extend((1..).zip(counts).filter(|(_, count)| *count > 0).map(|(rule, _)| rule));
         Ok(measured.result)
     }
@@ -77,12 +82,16 @@ impl<'a> PointSource<'a> {
         })
     }
 
-    /// Returns the points of a testbed.
-    pub(super) fn simulated(testbed: Testbed, faults: Option<FaultPlan>) -> Result<Self, Failure> {
+    /// Returns the points of a testbed. The journal gets a line for each rule of the plan that fires at a point.
+    pub(super) fn simulated(
+        testbed: Testbed,
+        faults: Option<FaultPlan>,
+        journal: Option<Arc<File>>,
+    ) -> Result<Self, Failure> {
         note!("simulating {}: {}", testbed.name, testbed.about);
         let fault_plan = faults.as_ref().map(ToString::to_string);
         let environment = Environment { fault_plan, ..session::environment(&testbed)? };
-        Ok(Self::Simulated(Box::new(Simulated { testbed, environment, faults, fired: RefCell::default() })))
+        Ok(Self::Simulated(Box::new(Simulated { testbed, environment, faults, journal, fired: RefCell::default() })))
     }
 
     /// Returns a sentence for each rule of the fault plan that fired at no simulated point, unless it is optional.

@@ -8,7 +8,7 @@ use doorbell_fabric::FAULT_FIELDS;
 use serde_json::Value;
 
 use crate::bench::record;
-use crate::command::{measuring, run};
+use crate::command::{Running, doorbell, measuring, run};
 
 #[test]
 fn built_in_plans_fire_over_both_links() {
@@ -155,6 +155,38 @@ fn simulated_hosts_take_plans() {
     run_with("lost-middle").expect_status(0);
     let finished = run_with("lost-read-response").expect_status(1);
     assert!(finished.stderr.contains("fault rule 1 never fired"), "{}", finished.stderr);
+    // Two runs have the same faults at the same virtual times.
+    let folder = tempfile::tempdir().unwrap();
+    let journals = ["one", "other"].map(|name| {
+        let path = folder.path().join(name);
+        run_with(&format!("lost-nak --fault-journal {}", path.display())).expect_status(0);
+        fs::read_to_string(path).unwrap()
+    });
+    assert_eq!(journals[0], journals[1]);
+    let lines = journals[0].lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let rules: Vec<_> = lines.map(|line| line["rule"].as_u64()).collect();
+    assert!(rules.contains(&Some(1)) && rules.contains(&Some(2)), "{}", journals[0]);
+}
+
+#[test]
+fn each_action_strikes_simulated_hosts() {
+    for (rule, status) in [
+        ("corrupt opcode=send nth=3", 0),
+        ("ecn opcode=send nth=3", 0),
+        ("black-hole opcode=send nth=3 for=20ms", 0),
+        ("port-down opcode=send nth=3 for=5ms", 0),
+        ("slow-poll operation=send nth=3 for=2ms", 0),
+        ("device-fatal opcode=send nth=3", 1),
+        ("completion operation=send nth=3 status=rem-access-err", 1),
+        ("post-error operation=send nth=3 errno=ENOMEM", 1),
+        ("call-error call=create-qp errno=ENOMEM", 1),
+        ("event operation=send nth=3 event=qp-fatal", 1),
+    ] {
+        let mut command = doorbell("bench bw -n 200 -s 16K --testbed connectx5-100g");
+        command.args(["--fault", rule]);
+        let finished = Running::start(command).finish().expect_status(status);
+        assert!(!finished.stderr.contains("never fired"), "{rule}: {}", finished.stderr);
+    }
 }
 
 #[test]

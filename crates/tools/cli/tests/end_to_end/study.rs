@@ -208,7 +208,11 @@ fn records_state_their_fault_plan_and_plans_are_not_mixed() {
 
     let simulated = Scratch::new("simulated-faults");
     let out = format!("study --quick --testbed connectx5-100g wire/request-response --out {}", simulated.path());
-    run(&format!("{out} --fault-plan lost-ack")).expect_status(0);
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal");
+    run(&format!("{out} --fault-plan lost-ack --fault-journal {}", journal.display())).expect_status(0);
+    let journal = fs::read_to_string(journal).unwrap();
+    assert!(journal.contains("\"name\":\"lost-ack\"") && journal.lines().count() > 1, "{journal}");
     let finished = run(&format!("{out} --fault-plan lost-ack --json")).expect_status(0).json();
     assert_eq!(finished["measured"], 0, "{finished}");
     for verdict in finished["verdicts"].as_array().unwrap() {
