@@ -8,7 +8,7 @@ use doorbell_exchange::rc::{self, RcSettings};
 use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
 use doorbell_exchange::{self as exchange, Config};
 use doorbell_verbs::{
-    self as verbs, Access, Completion, Cq, ModifyError, Overrun, Payload, PostError, Qp, QpCapacities, QpKind,
+    self as verbs, Access, Completion, Cq, ModifyError, Overrun, Payload, PostError, Psn, Qp, QpCapacities, QpKind,
     QpOptions, Region, SendFlags, SendOperation, SendRequest, Sge, Status,
 };
 
@@ -105,6 +105,23 @@ impl Device {
         capacities: QpCapacities,
         deadline: Duration,
     ) -> Result<QueuePair, QueuePairError> {
+        self.queue_pair_from(self.verbs().random_psn(), stream, shared, capacities, deadline)
+    }
+
+    /// Works as [`queue_pair`](Self::queue_pair), with `psn` as the PSN of the first request. Tests of the wrap at 2^24
+    /// begin shortly before it. A random PSN protects better against packets of earlier connections.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`queue_pair`](Self::queue_pair).
+    pub fn queue_pair_from(
+        &self,
+        psn: Psn,
+        stream: &TcpStream,
+        shared: Option<&Region>,
+        capacities: QpCapacities,
+        deadline: Duration,
+    ) -> Result<QueuePair, QueuePairError> {
         let (device, pd) = (self.verbs(), self.pd());
         let cq = device.create_cq(capacities.max_send_wr + capacities.max_recv_wr)?;
         let kind = QpKind::Rc;
@@ -116,7 +133,7 @@ impl Device {
             regions: [shared.map_or(RemoteRegion::NONE, RemoteRegion::of), RemoteRegion::NONE],
             // `bare` sets the depth to 0. A message connection has a depth of at least 1, so the peer can distinguish
             // the two.
-            ..EndpointDescription::bare(&qp, device.random_psn())
+            ..EndpointDescription::bare(&qp, psn)
         };
         let Config { timeout, retry_count, rnr_retry, min_rnr_timer, .. } = Config::default();
         let settings = RcSettings { timeout, retry_count, rnr_retry, min_rnr_timer };

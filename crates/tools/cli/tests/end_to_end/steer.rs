@@ -13,7 +13,7 @@ use doorbell::verbs::{Access, QpCapacities, Region, SendOperation};
 use doorbell::{Device, Options, QueuePair, QueuePairError, SendReceive};
 use doorbell_data::FAULT_PLANS;
 use doorbell_fabric::FaultPlan;
-use doorbell_wire::{Flow, ROCE_UDP_PORT};
+use doorbell_wire::{Flow, Psn, ROCE_UDP_PORT};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -80,9 +80,15 @@ struct Client {
 impl Client {
     fn connect(address: &str) -> Result<Self, String> {
         let device = Device::open().expect("a device");
+        let psn = device.verbs().random_psn();
+        Self::connect_from(&device, psn, address)
+    }
+
+    /// Connects with this PSN of the first request.
+    fn connect_from(device: &Device, psn: Psn, address: &str) -> Result<Self, String> {
         let memory = device.allocate(BYTES, Access::LOCAL_WRITE).expect("memory");
         let stream = TcpStream::connect(address).map_err(|error| error.to_string())?;
-        let pair = device.queue_pair(&stream, None, CAPACITIES, SOON).map_err(|error| error.to_string())?;
+        let pair = device.queue_pair_from(psn, &stream, None, CAPACITIES, SOON).map_err(|error| error.to_string())?;
         Ok(Self { pair, memory, _stream: stream })
     }
 
@@ -354,13 +360,18 @@ fn losses_on_both_sides_are_repaired() {
 #[test]
 fn built_in_plans_strike_a_relayed_connection() {
     let bytes: Vec<u8> = (0..MESSAGE_BYTES).map(|at| (at * 7 + 3) as u8).collect();
+    let folder = tempfile::tempdir().expect("a folder");
     for file in FAULT_PLANS {
         let plan = FaultPlan::from_toml(file.path, file.text).expect("built-in plans are valid");
         if plan.strikes_calls() || plan.orders_port() {
             continue; // a middlebox has neither calls nor a port
         }
-        let (running, address) = start(memory_node(), &format!("--relay --json --fault-plan {}", file.name));
-        let client = Client::connect(&address).expect("the box serves it");
+        let journal = folder.path().join(file.name);
+        let options = format!("--relay --json --fault-plan {} --fault-journal {}", file.name, journal.display());
+        let (running, address) = start(memory_node(), &options);
+        // The PSN wraps within the first message, as the plan psn-wrap needs.
+        let device = Device::open().expect("a device");
+        let client = Client::connect_from(&device, Psn::new(Psn::MASK - 1), &address).expect("the box serves it");
         client.write(0, &bytes);
         assert_eq!(client.read(0, MESSAGE_BYTES), bytes, "{}", file.name);
         for round in 0..4 {
@@ -368,6 +379,8 @@ fn built_in_plans_strike_a_relayed_connection() {
         }
         let finished = interrupt(running);
         assert!(!finished.stderr.contains("never fired"), "{}: {}", file.name, finished.stderr);
+        let fired = std::fs::read_to_string(journal).expect("the box writes its journal");
+        assert!(fired.starts_with("{\"rule\":"), "{}: {fired:?}", file.name);
         assert_eq!(number(&finished.json(), "/clients/served"), 1, "{}", file.name);
     }
 }
