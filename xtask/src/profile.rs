@@ -2,9 +2,11 @@
 //! switches.
 //!
 //! callgrind counts instructions of the counting program with two lengths, by function and source file. `groups.rs` has
-//! the table of groups. `docs/internals/profile.md` describes the output.
+//! the table of groups, and `changes.rs` the table of costs before and after a change. `docs/internals/profile.md`
+//! describes the output.
 
 mod callgrind;
+mod changes;
 mod groups;
 mod kernel;
 
@@ -17,7 +19,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::instructions::{self, IN_MEMORY, ON_LINKS, Workload};
-use crate::shell::{root, target};
+use crate::regressions::git;
+use crate::shell::{output_of, root, target};
+use crate::versus::Revision;
 use crate::{peers, place};
 
 use callgrind::Costs;
@@ -27,18 +31,33 @@ use kernel::PerMessage;
 /// Number of functions in the table of a single workload.
 const FUNCTIONS: usize = 20;
 
+/// Page that has the table of all workloads.
+const PAGE: &str = "docs/internals/profile.md";
+/// Lines around the table of the page.
+const BEGIN: &str = "<!-- generated: `cargo xtask profile --write-docs` -->";
+const END: &str = "<!-- end of generated part -->";
+
 /// Options of `cargo xtask profile`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Workloads of benchmarks/README.md [default: all]
     #[arg(value_name = "WORKLOAD", value_parser = names())]
     workloads: Vec<String>,
-    /// File for the figures, as JSON.
-    #[arg(long, value_name = "FILE")]
+    /// Folder for all tables (`profile.md`) and all figures (`profile.json`), such as one below `benchmarks`.
+    #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// Another build of `doorbell-instructions` to profile, instead of a build of this folder.
     #[arg(long, value_name = "BINARY")]
     program: Option<PathBuf>,
+    /// Revision to profile, instead of this folder.
+    #[arg(long, value_name = "REVISION", conflicts_with = "program")]
+    revision: Option<String>,
+    /// Revision before a change. It is profiled too, workload by workload, and a table compares both.
+    #[arg(long, value_name = "REVISION")]
+    before: Option<String>,
+    /// Writes the table of docs/internals/profile.md anew.
+    #[arg(long, conflicts_with_all = ["workloads", "program", "revision"])]
+    write_docs: bool,
 }
 
 fn workloads() -> impl Iterator<Item = &'static Workload> {
@@ -58,32 +77,88 @@ struct Profile {
     kernel: PerMessage,
 }
 
-/// Profiles workloads, prints tables in Markdown, and writes the figures to the file of the options.
+/// Profiles workloads, prints tables in Markdown, and writes the files that the options name.
 pub(crate) fn run(options: &Options) -> Result<(), String> {
     peers::install_for_profiles()?;
     let _alone = place::measuring()?;
     let home = target().join("xtask").join("profile");
-    fs::create_dir_all(&home).map_err(|error| format!("{}: {error}", home.display()))?;
-    let program = match &options.program {
-        Some(program) => program.canonicalize().map_err(|error| format!("--program {}: {error}", program.display()))?,
-        None => instructions::build(&home, &root(), "this")?,
+    for folder in [Some(&home), options.out.as_ref()].into_iter().flatten() {
+        fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    }
+    // Build both programs first, so that no measurement is lost if a build fails.
+    let before = options.before.as_deref().map(|revision| build(&home, revision, "before")).transpose()?;
+    let (program, name) = match (&options.program, &options.revision) {
+        (Some(program), _) => {
+            let path = program.canonicalize().map_err(|error| format!("--program {}: {error}", program.display()))?;
+            (path, program.display().to_string())
+        }
+        (None, Some(revision)) => build(&home, revision, "after")?,
+        (None, None) => (instructions::build(&home, &root(), "this")?, this_folder()?),
     };
     let is_wanted = |name: &str| options.workloads.is_empty() || options.workloads.iter().any(|wanted| wanted == name);
-    let mut profiles = Vec::new();
+    let (mut profiles, mut earlier) = (Vec::new(), Vec::new());
     for workload in workloads().filter(|workload| is_wanted(workload.name)) {
         eprintln!("{}", workload.name);
+        if let Some((program, _)) = &before {
+            earlier.push(Profile::take_if_known(&home, program, workload)?);
+        }
         profiles.push(Profile::take(&home, &program, workload)?);
     }
-    print!("{}", table(&profiles));
+    let mut text = format!("Costs of one message, {name}:\n\n{}", table(&profiles));
     if let [only] = &*profiles {
-        print!("\n{}", only.functions());
+        let _ = write!(text, "\n{}", only.functions());
     }
-    if let Some(out) = &options.out {
-        let profiles: Vec<Value> = profiles.iter().map(Profile::json).collect();
-        let text = json!({ "schema": "doorbell-profile/1", "workloads": profiles });
-        fs::write(out, format!("{text:#}\n")).map_err(|error| format!("{}: {error}", out.display()))?;
+    if let Some((_, earlier_name)) = &before {
+        let _ = write!(text, "\nBefore: {earlier_name}. After: {name}.\n\n{}", changes::table(&earlier, &profiles));
+    }
+    print!("{text}");
+    if options.write_docs {
+        write_page(&root().join(PAGE), &format!("Revision {name}.\n\n{}", table(&profiles)))?;
+    }
+    let Some(out) = &options.out else { return Ok(()) };
+    let mut figures = json!({
+        "schema": "doorbell-profile/2",
+        "build": name,
+        "workloads": profiles.iter().map(Profile::json).collect::<Vec<_>>(),
+    });
+    if let Some((_, name)) = &before {
+        let workloads: Vec<Value> = earlier.iter().flatten().map(Profile::json).collect();
+        figures["before"] = json!({ "build": name, "workloads": workloads });
+    }
+    for (file, text) in [("profile.md", text), ("profile.json", format!("{figures:#}\n"))] {
+        let path = out.join(file);
+        fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(())
+}
+
+/// Builds the counting program of a revision. Returns its path, and the short hash of the revision.
+fn build(home: &Path, revision: &str, name: &str) -> Result<(PathBuf, String), String> {
+    let Revision { tree, id } = Revision::check_out(home, revision)?;
+    let program = instructions::build(home, &tree, name)?;
+    Ok((program, id.chars().take(8).collect()))
+}
+
+/// Returns the short hash of this folder's revision, with the addition "with changes" if files differ from it.
+fn this_folder() -> Result<String, String> {
+    let ask = |arguments: &[&str]| output_of(git(&root(), arguments)).map(|text| text.trim().to_owned());
+    let revision = ask(&["rev-parse", "--short=8", "HEAD"])?;
+    let is_changed = !ask(&["status", "--porcelain", "--untracked-files=no"])?.is_empty();
+    Ok(if is_changed { format!("{revision} with changes") } else { revision })
+}
+
+/// Replaces the generated part of a page.
+fn write_page(page: &Path, part: &str) -> Result<(), String> {
+    let failed = |error| format!("{}: {error}", page.display());
+    let old = fs::read_to_string(page).map_err(failed)?;
+    fs::write(page, with_part(&old, part)?).map_err(failed)
+}
+
+fn with_part(page: &str, part: &str) -> Result<String, String> {
+    let no_mark = |mark| format!("{PAGE} has no line {mark:?}");
+    let (before, rest) = page.split_once(BEGIN).ok_or_else(|| no_mark(BEGIN))?;
+    let (_, after) = rest.split_once(END).ok_or_else(|| no_mark(END))?;
+    Ok(format!("{before}{BEGIN}\n\n{part}\n{END}{after}"))
 }
 
 impl Profile {
@@ -100,6 +175,14 @@ impl Profile {
         groups.values_mut().for_each(|sum| *sum /= messages);
         let kernel = kernel::count(program, workload, &home.join("strace.txt"))?;
         Ok(Self { workload, costs, groups, kernel })
+    }
+
+    /// Profiles a workload with an earlier build. Returns `None` if that build does not have the workload.
+    fn take_if_known(home: &Path, program: &Path, workload: &'static Workload) -> Result<Option<Self>, String> {
+        match Self::take(home, program, workload) {
+            Err(why) if why.contains("there is no workload") => Ok(None),
+            profile => profile.map(Some),
+        }
     }
 
     fn instructions(&self) -> f64 {
@@ -163,7 +246,7 @@ fn table(profiles: &[Profile]) -> String {
 mod tests {
     use super::*;
 
-    fn profile() -> Profile {
+    pub(super) fn profile() -> Profile {
         let costs = Costs::parse(callgrind::tests::SAMPLE).unwrap();
         let workload = &IN_MEMORY[0];
         let mut groups = groups::sums(&costs);
@@ -183,6 +266,16 @@ mod tests {
         let columns = lines[0].matches('|').count();
         assert!(lines.iter().all(|line| line.matches('|').count() == columns), "{text}");
         assert_eq!(lines[2], "| `rnic` | 189 | 64 | 0 | 0 | 30 | 80 | 0 | 0 | 0 | 0 | 0 | 3 | 12 | 2.50 | 0.00 |");
+    }
+
+    #[test]
+    fn the_page_has_the_marks_of_its_table() {
+        let page = fs::read_to_string(root().join(PAGE)).unwrap();
+        let written = with_part(&page, "a table").unwrap();
+        assert!(written.contains(&format!("{BEGIN}\n\na table\n{END}\n")), "{written}");
+        let prose = |text: &str| text.split_once(BEGIN).map(|(before, _)| before.to_owned());
+        assert_eq!(prose(&written), prose(&page));
+        assert!(with_part("no marks", "a table").unwrap_err().contains("has no line"));
     }
 
     #[test]

@@ -101,13 +101,15 @@ pub(crate) fn compare(against: &Against, out: Option<&Path>) -> Result<(), Strin
 }
 
 /// A clone at another revision.
-struct Revision {
-    tree: PathBuf,
-    id: String,
+pub(crate) struct Revision {
+    pub(crate) tree: PathBuf,
+    /// Hash of the commit.
+    pub(crate) id: String,
 }
 
 impl Revision {
-    fn check_out(home: &Path, revision: &str) -> Result<Self, String> {
+    /// Checks a revision out below the folder `home`. A later call with the same folder replaces the files.
+    pub(crate) fn check_out(home: &Path, revision: &str) -> Result<Self, String> {
         let id = output_of(git(&root(), &["rev-parse", "--verify", &format!("{revision}^{{commit}}")]))?;
         let id = id.trim().to_owned();
         let tree = home.join("tree");

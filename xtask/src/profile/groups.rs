@@ -137,8 +137,11 @@ fn path_of_file(file: &str) -> Option<String> {
     if let Some((_, inside)) = file.rsplit_once("/crates/")
         && !file.starts_with("/rustc/")
     {
-        let mut parts = inside.splitn(4, '/');
-        let (_floor, name, folder, rest) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let (floor, below) = inside.split_once('/')?;
+        // Until 26 November 2026, `crates` had no folders of floors, so the first folder was that of the crate.
+        let has_floors = !below.starts_with("src/") && !below.starts_with("benches/");
+        let (name, below) = if has_floors { below.split_once('/')? } else { (floor, below) };
+        let (folder, rest) = below.split_once('/')?;
         if folder != "src" {
             // The counting program includes files of the crates' benchmarks.
             return Some(format!("doorbell_instructions::{}", module(rest.rsplit('/').next()?)));
@@ -260,6 +263,11 @@ mod tests {
         let wire = "/a/benchmarks/instructions/src/../../../crates/messages/exchange/benches/protocols/wire.rs";
         assert_eq!(of("<doorbell_instructions::wire::Wire as T>::receive", wire), Some(Group::Link));
         assert_eq!(of("doorbell_instructions::pair::Pair::round", core), Some(Group::Program));
+        // Paths of older revisions.
+        assert_eq!(of(driver, "/a/crates/rnic/src/qp/responder.rs"), Some(Group::StateMachine));
+        assert_eq!(of(driver, "/a/crates/wire/src/icrc.rs"), Some(Group::Crc));
+        let old = "/a/benchmarks/instructions/src/../../../crates/exchange/benches/protocols/wire.rs";
+        assert_eq!(of("core::helper", old), Some(Group::Link));
         let queue = "/root/.cargo/registry/src/index-1949/crossbeam-queue-0.3.14/src/array_queue.rs";
         assert_eq!(of("crossbeam_queue::array_queue::ArrayQueue<T>::pop", queue), None);
         assert_eq!(of("<&mut doorbell_verbs::soft::queues::SoftQp as T>::post_send", "???"), Some(Group::Verbs));
