@@ -184,9 +184,8 @@ impl Program {
         let name = Name { name: self.name, link };
         let Self { quantity, source, arguments, goal, .. } = *self;
         let mut series = Series { quantity, name, source, arguments, beside, goal, bound: None };
-        if link == Some(Link::SharedMemory)
-            && let Some(wanted) = IN_MEMORY.iter().find(|wanted| wanted.name == self.name)
-        {
+        let is_in_memory = link == Some(Link::SharedMemory);
+        for wanted in IN_MEMORY.iter().filter(|wanted| is_in_memory && wanted.name == self.name) {
             match wanted.of {
                 Of::Figure(bound) => series.bound = Some(bound),
                 Of::RatioTo(beside, goal) => (series.beside, series.goal) = (Some(beside), Some(goal)),
@@ -196,7 +195,7 @@ impl Program {
     }
 }
 
-/// Goals of a program whose packets go through shared memory, if they differ.
+/// Goal of a program whose packets go through shared memory: of its figure, or of a ratio that replaces the usual one.
 struct InMemory {
     name: &'static str,
     of: Of,
@@ -224,8 +223,14 @@ const LONG_OF_MEMORY: &str = "packets of 4154 B through shared memory";
 const NEAR: Goal = Goal::AtMost(1.15);
 const NEAR_FROM_BELOW: Goal = Goal::AtLeast(0.85);
 
-/// Goal for programs whose responder does not work by itself: one-sided operations, and threads that sleep.
+/// Goal for programs whose responder does not work by itself: one-sided operations.
 const PASSIVE: Goal = Goal::AtMost(3.0);
+
+/// Goal for the latency of threads that sleep, compared with threads that poll.
+const ASLEEP: Goal = Goal::AtMost(2.2);
+
+/// Goal for the spinning ping-pong of datagrams, compared with the latency over UDP: that is at most 1.35 times as long.
+const PING_PONG: Goal = Goal::AtLeast(0.74);
 
 /// Goal for the latency of UCX's transports over verbs, compared with UCX over TCP.
 const UCX_LATENCY: Goal = Goal::AtMost(1.3);
@@ -236,6 +241,7 @@ pub(super) const UCX_LAT: &str = "UCX tcp, tag_lat";
 const UCX_TAG_RATE: &str = "UCX tcp, tag_bw of 16 B";
 const UCX_BW: &str = "UCX tcp, tag_bw of 64 KiB";
 const UCX_LONG: &str = "UCX tcp, tag_bw of 1 MiB";
+const UCX_UD_LONG: &str = "UCX ud_verbs, tag_bw of 1 MiB";
 
 const TAG_LAT: &str = "-t tag_lat -s 16 -n 80000";
 const TAG_RATE: &str = "-t tag_bw -s 16 -n 500000";
@@ -272,12 +278,12 @@ const PROGRAMS: &[Program] = &{
         Program::new(Latency, UCX_RC_LAT, RC, TAG_LAT).beside(UCX_LAT).goal(UCX_LATENCY),
         Program::new(Latency, "UCX ud_verbs, tag_lat", UD, TAG_LAT).beside(UCX_LAT),
         Program::new(Latency, "UCX tcp, ucp_put_lat", TCP, "-t ucp_put_lat -s 16 -n 50000").beside(BENCH_LAT),
-        Program::new(Latency, "UDP ping-pong, spinning", Limit, LIMIT).beside(BENCH_LAT),
+        Program::new(Latency, "UDP ping-pong, spinning", Limit, LIMIT).beside(BENCH_LAT).goal(PING_PONG),
         Program::new(Latency, PING_PONG_OF_MEMORY, LimitOfMemory, LIMIT).beside(BENCH_LAT),
         Program::new(LatencyAsleep, BENCH_LAT_E, Bench, "lat -s 16 -I 0 -e -D 0.5"),
         Program::new(LatencyAsleep, "ib_send_lat -e", Perftest, "ib_send_lat -e -s 16 -n 20000")
             .beside(SEND_LAT)
-            .goal(PASSIVE),
+            .goal(ASLEEP),
         Program::new(LatencyAsleep, "UDP ping-pong, blocking", Limit, LIMIT).beside(SEND_LAT),
         Program::new(Rate, BENCH_RATE, Bench, "bw -s 16 -I 0 -t 128 -r 512 -D 0.5"),
         Program::new(Rate, "ib_send_bw -s 16", Perftest, "ib_send_bw -s 16 -N -n 1000000")
@@ -299,11 +305,13 @@ const PROGRAMS: &[Program] = &{
         Program::new(Bandwidth, "fi_pingpong -e msg", FI_TCP, "-e msg -S 65536 -I 10000").beside(BENCH_BW),
         Program::new(Bandwidth, "fi_pingpong -e rdm", FI_TCP, "-e rdm -S 65536 -I 5000").beside(BENCH_BW),
         Program::new(Bandwidth, "fi_pingpong -p shm", FI_SHM, "-e rdm -S 65536 -I 10000").beside(BENCH_BW),
-        Program::new(Bandwidth, UCX_BW, TCP, TAG_BW).beside(BENCH_BW),
+        Program::new(Bandwidth, UCX_BW, TCP, TAG_BW).beside(BENCH_BW).goal(Goal::AtMost(1.0)),
         Program::new(Bandwidth, "UCX posix, tag_bw of 64 KiB", POSIX, TAG_BW).beside(BENCH_BW),
         Program::new(Bandwidth, "UDP datagrams of 4154 B", Limit, LIMIT).beside(BENCH_BW),
         Program::new(Bandwidth, LONG_OF_MEMORY, LimitOfMemory, LIMIT).beside(BENCH_BW),
-        Program::new(BandwidthOfLong, BENCH_LONG, Bench, "bw -s 1048576 -t 2 -r 4 -D 0.5").beside(UCX_LONG),
+        Program::new(BandwidthOfLong, BENCH_LONG, Bench, "bw -s 1048576 -t 2 -r 4 -D 0.5")
+            .beside(UCX_LONG)
+            .goal(Goal::AtLeast(0.8)),
         Program::new(
             BandwidthOfLong,
             "ib_send_bw -s 1048576",
@@ -318,7 +326,7 @@ const PROGRAMS: &[Program] = &{
         Program::new(BandwidthOfLong, "UCX rc_verbs, tag_bw of 1 MiB", RC, TAG_LONG)
             .beside(UCX_LONG)
             .goal(UCX_BANDWIDTH),
-        Program::new(BandwidthOfLong, "UCX ud_verbs, tag_bw of 1 MiB", UD, TAG_LONG).beside(UCX_LONG),
+        Program::new(BandwidthOfLong, UCX_UD_LONG, UD, TAG_LONG).beside(UCX_LONG).goal(Goal::AtLeast(0.4)),
     ]
 };
 
@@ -332,13 +340,17 @@ const fn foreign(name: &'static str) -> Name {
 
 const IN_MEMORY: &[InMemory] = &[
     InMemory { name: BENCH_LAT, of: Of::RatioTo(over_udp(BENCH_LAT), Goal::AtMost(0.2)) },
+    InMemory { name: BENCH_LAT, of: Of::Figure(Goal::AtMost(0.45)) },
+    InMemory { name: SEND_LAT, of: Of::Figure(Goal::AtMost(0.45)) },
     InMemory { name: WRITE_LAT, of: Of::Figure(Goal::AtMost(1.0)) },
     InMemory { name: READ_LAT, of: Of::Figure(Goal::AtMost(1.5)) },
     InMemory { name: UCX_RC_LAT, of: Of::Figure(Goal::AtMost(1.5)) },
-    InMemory { name: BENCH_RATE, of: Of::Figure(Goal::AtLeast(4.0)) },
+    InMemory { name: BENCH_RATE, of: Of::Figure(Goal::AtLeast(8.0)) },
+    InMemory { name: BENCH_RATE_OF_LISTS, of: Of::Figure(Goal::AtLeast(10.0)) },
     InMemory { name: BENCH_RATE_OF_LISTS, of: Of::RatioTo(over_udp(BENCH_RATE_OF_LISTS), Goal::AtLeast(1.5)) },
     InMemory { name: BENCH_BW, of: Of::RatioTo(foreign(UCX_BW), Goal::AtLeast(1.5)) },
     InMemory { name: BENCH_LONG, of: Of::RatioTo(foreign(LONG_OF_MEMORY), Goal::AtLeast(0.6)) },
+    InMemory { name: UCX_UD_LONG, of: Of::RatioTo(foreign(UCX_LONG), Goal::AtLeast(0.8)) },
 ];
 
 /// Returns all lines of the table. A program on the software RNIC has one line for each link.
@@ -410,5 +422,6 @@ mod tests {
         let memory = Name { name: BENCH_LAT, link: Some(Link::SharedMemory) };
         let latency = every().into_iter().find(|series| series.name == memory).unwrap();
         assert_eq!(latency.beside, Some(over_udp(BENCH_LAT)), "shared memory is compared with UDP");
+        assert!(latency.goal.is_some() && latency.bound.is_some(), "the ratio and the figure have goals");
     }
 }
