@@ -5,6 +5,7 @@ mod channels;
 mod conformance;
 mod deaths;
 mod faults;
+mod handlers;
 mod link;
 mod namespace;
 mod ports;
