@@ -43,8 +43,27 @@ static char *two_pages(int *file)
 	return memory;
 }
 
+/* Whether `take_away` also removes the handlers of faults. */
+static int removes_handlers;
+
+/* Removes all handlers of faults by system calls, as the runtime of Go does, so the C library does not know it. */
+static void remove_handlers(void)
+{
+	struct {
+		void *handler;
+		unsigned long flags;
+		void *restorer;
+		uint64_t mask;
+	} none = { SIG_DFL, 0, NULL, 0 };
+
+	CHECK(syscall(SYS_rt_sigaction, SIGSEGV, &none, NULL, 8) == 0);
+	CHECK(syscall(SYS_rt_sigaction, SIGBUS, &none, NULL, 8) == 0);
+}
+
 static void take_away(char *page, int file, enum way way)
 {
+	if (removes_handlers)
+		remove_handlers();
 	switch (way) {
 	case UNMAP:
 		CHECK(munmap(page, PAGE) == 0);
@@ -331,24 +350,15 @@ static void deaths(void)
 	}
 }
 
-/* Installs handlers by system calls, as the runtime of Go does, so the C library does not know these handlers. After
- * the fourth replacement, the RNIC no longer copies data itself, but lets the kernel copy them. */
+/* After the handlers were removed four times, the RNIC no longer copies data itself, but lets the kernel copy them. So
+ * it needs no handlers. */
 static void handlers_by_system_call(void)
 {
-	struct {
-		void *handler;
-		unsigned long flags;
-		void *restorer;
-		uint64_t mask;
-	} none = { SIG_DFL, 0, NULL, 0 };
-
 	for (int i = 0; i < 6; i++) {
-		CHECK(syscall(SYS_rt_sigaction, SIGSEGV, &none, NULL, 8) == 0);
-		CHECK(syscall(SYS_rt_sigaction, SIGBUS, &none, NULL, 8) == 0);
+		remove_handlers();
 		in_a_thread(NULL);
 	}
-	CHECK(syscall(SYS_rt_sigaction, SIGSEGV, &none, NULL, 8) == 0);
-	CHECK(syscall(SYS_rt_sigaction, SIGBUS, &none, NULL, 8) == 0);
+	removes_handlers = 1;
 	touch_all(0);
 }
 
