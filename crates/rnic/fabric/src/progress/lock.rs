@@ -22,31 +22,40 @@ type Engine = Driver<Box<dyn Link>>;
 /// A locked engine. The fields are dropped in their order, so the lock is released before the deaths are logged.
 pub(super) struct Guard<'a> {
     driver: MutexGuard<'a, Engine>,
-    deaths: Deaths<'a>,
+    /// Only present while the guard is dropped.
+    deaths: Option<Box<Deaths<'a>>>,
+    /// Number of threads that have taken deaths and have not logged them.
+    logging: &'a AtomicUsize,
 }
 
 /// Deaths of queue pairs, which are logged when this value is dropped.
 struct Deaths<'a> {
     list: Vec<QpDeath>,
-    /// Number of threads whose list is not logged yet.
     logging: &'a AtomicUsize,
 }
 
-impl Guard<'_> {
-    #[cold]
-    fn take_deaths(&mut self) {
-        // Count this thread before the lock is released, so that the exit of the process waits for the lines.
-        self.deaths.logging.fetch_add(1, Ordering::Relaxed);
-        self.deaths.list = self.driver.rnic_mut().take_deaths();
-    }
+#[cold]
+fn take_deaths<'a>(engine: &mut Engine, logging: &'a AtomicUsize) -> Box<Deaths<'a>> {
+    // Count this thread before the lock is released, so that the end of the process waits for the lines.
+    logging.fetch_add(1, Ordering::Relaxed);
+    Box::new(Deaths { list: engine.rnic_mut().take_deaths(), logging })
 }
 
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.driver.rnic().has_deaths() {
-            self.take_deaths();
+            self.deaths = Some(take_deaths(&mut self.driver, self.logging));
         }
+    }
+}
+
+impl Drop for Deaths<'_> {
+    fn drop(&mut self) {
+        for death in &self.list {
+            tracing::info!(target: QP_DEATHS, "{death}");
+        }
+        self.logging.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -66,29 +75,10 @@ impl DerefMut for Guard<'_> {
     }
 }
 
-impl Deaths<'_> {
-    #[cold]
-    fn log(&self) {
-        for death in &self.list {
-            tracing::info!(target: QP_DEATHS, "{death}");
-        }
-        self.logging.fetch_sub(1, Ordering::Release);
-    }
-}
-
-impl Drop for Deaths<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        if !self.list.is_empty() {
-            self.log();
-        }
-    }
-}
-
 impl ThreadState {
     #[inline]
     fn hold<'a>(&'a self, driver: MutexGuard<'a, Engine>) -> Guard<'a> {
-        Guard { driver, deaths: Deaths { list: Vec::new(), logging: &self.logging } }
+        Guard { driver, deaths: None, logging: &self.logging }
     }
 
     pub(super) fn lock(&self) -> Guard<'_> {
