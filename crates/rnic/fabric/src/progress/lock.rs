@@ -22,8 +22,8 @@ type Engine = Driver<Box<dyn Link>>;
 /// A locked engine. The fields are dropped in their order, so the lock is released before the deaths are logged.
 pub(super) struct Guard<'a> {
     driver: MutexGuard<'a, Engine>,
-    /// Only present while the guard is dropped.
-    deaths: Option<Box<Deaths<'a>>>,
+    /// Present only while the guard is dropped.
+    _deaths: Option<Box<Deaths<'a>>>,
     /// Number of threads that have taken deaths and have not logged them.
     logging: &'a AtomicUsize,
 }
@@ -45,7 +45,7 @@ impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.driver.rnic().has_deaths() {
-            self.deaths = Some(take_deaths(&mut self.driver, self.logging));
+            self._deaths = Some(take_deaths(&mut self.driver, self.logging));
         }
     }
 }
@@ -78,7 +78,7 @@ impl DerefMut for Guard<'_> {
 impl ThreadState {
     #[inline]
     fn hold<'a>(&'a self, driver: MutexGuard<'a, Engine>) -> Guard<'a> {
-        Guard { driver, deaths: None, logging: &self.logging }
+        Guard { driver, _deaths: None, logging: &self.logging }
     }
 
     pub(super) fn lock(&self) -> Guard<'_> {
