@@ -259,13 +259,7 @@ impl Answers {
             SyndromeKind::RnrNak { timer } => {
                 self.message_number(psn.sub(1), &aeth, packet.place, requests, limits, drafts);
                 requests.answered(psn, packet.place);
-                // The network may lose an RNR NAK after the responder has captured it. The requester then repeats the
-                // request after its own timeout.
-                if packet.is_outbound == Some(true) {
-                    drafts.unjudged(RuleId::Rnr);
-                } else {
-                    requests.rnr(psn, timer, packet.place, packet.is_outbound == Some(false));
-                }
+                requests.rnr(psn, timer, packet.place, packet.is_outbound);
             }
             kind => {
                 requests.answered(psn, packet.place);

@@ -50,6 +50,8 @@ struct Awaited {
     delay_ns: u64,
     /// Maximum time until a retransmission that the NAK can have caused, if the network may have lost the NAK.
     most_ns: Option<u64>,
+    /// Whether the next transmission is one that the NAK has caused.
+    is_certain: bool,
 }
 
 #[derive(Debug, Default)]
@@ -260,14 +262,15 @@ impl Requests {
         }
     }
 
-    /// Records an RNR NAK. `has_arrived` is whether the capturing host received the NAK.
-    pub(super) fn rnr(&mut self, psn: Psn, timer: u8, place: Place, has_arrived: bool) {
-        // A second transmission may have been on its way before the NAK arrived.
-        let sent = self.exactly(psn).filter(|sent| sent.times == 1);
-        self.rnr = sent.map(|sent| {
+    /// Records an RNR NAK. `is_outbound` is whether the capturing host sent the NAK, if the capture shows that.
+    pub(super) fn rnr(&mut self, psn: Psn, timer: u8, place: Place, is_outbound: Option<bool>) {
+        self.rnr = self.exactly(psn).map(|sent| {
             let most_ns = passed_ns(sent.last_ns, place.at_ns).unwrap_or(0).saturating_mul(FEW_ROUND_TRIPS);
-            let most_ns = (!has_arrived).then_some(most_ns);
-            Awaited { psn, place, delay_ns: rnr_timer_ns(timer), most_ns }
+            let most_ns = (is_outbound != Some(false)).then_some(most_ns);
+            // A second transmission may have been on its way before the NAK arrived. The network may lose a NAK that
+            // the responder has captured, and the requester then repeats the request after its own timeout.
+            let is_certain = sent.times == 1 && is_outbound != Some(true);
+            Awaited { psn, place, delay_ns: rnr_timer_ns(timer), most_ns, is_certain }
         });
     }
 

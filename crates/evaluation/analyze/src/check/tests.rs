@@ -159,6 +159,24 @@ fn an_rnr_nak_may_be_lost_after_its_capture() {
 }
 
 #[test]
+fn a_repetition_after_an_rnr_nak_is_no_timeout() {
+    let mut script = Script::new();
+    let psn = script.send();
+    script.ack(psn);
+    let psn = script.send();
+    (0..3).for_each(|_| script.notify());
+    // The responder answers the second transmission, or the first one late.
+    script.push(A, Opcode::RC_SEND_ONLY, psn, &[], 62);
+    script.answer(psn, Syndrome::rnr_nak(1));
+    script.push(A, Opcode::RC_SEND_ONLY, psn, &[], 62);
+    script.ack(psn);
+    let report = script.check(&Limits { timeout_ns: Some(2500), ..Limits::default() });
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
+    let count = report.rules.iter().find(|count| count.rule.name == "rnr-timer").unwrap();
+    assert_eq!((count.judged, count.unjudged), (0, 1), "{count:?}");
+}
+
+#[test]
 fn a_new_connection_may_repeat_a_refused_request() {
     let mut script = Script::new();
     for _ in 0..3 {

@@ -12,11 +12,12 @@ use doorbell_analyze::decode::Options;
 use edit::Capture;
 use table::{Mutation, Settings, Table};
 
-const CAPTURES: [(&str, &[u8]); 4] = [
+const CAPTURES: [(&str, &[u8]); 5] = [
     ("own.pcap", include_bytes!("../data/own.pcap")),
     ("rxe.pcap", include_bytes!("../../../../rnic/wire/tests/data/rxe.pcap")),
     ("rxe-both.pcap", include_bytes!("../../../../rnic/wire/tests/data/rxe-both.pcap")),
     ("rxe-loss.pcap", include_bytes!("../../../../rnic/wire/tests/data/rxe-loss.pcap")),
+    ("rxe-rnr.pcap", include_bytes!("../../../../rnic/wire/tests/data/rxe-rnr.pcap")),
 ];
 
 /// Returns all tables with their names, in the order of the names.

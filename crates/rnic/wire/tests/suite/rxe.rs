@@ -70,6 +70,12 @@ fn rxe_retransmissions_parse() {
 }
 
 #[test]
+fn rnr_naks_of_rxe_parse() {
+    let wanted = [Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST, Opcode::RC_WRITE_ONLY_IMM];
+    check(include_bytes!("../data/rxe-rnr.pcap"), 200, &wanted);
+}
+
+#[test]
 fn packets_between_two_rxe_devices_parse() {
     let wanted = [
         Opcode::RC_SEND_ONLY_IMM,

@@ -91,7 +91,7 @@ impl Requests {
         if let Some(rnr) = self.rnr.filter(|rnr| rnr.psn == psn) {
             self.rnr = None;
             match passed_ns(rnr.place.at_ns, packet.place.at_ns) {
-                Some(waited_ns) if rnr.most_ns.is_none_or(|most_ns| waited_ns <= most_ns) => {
+                Some(waited_ns) if rnr.is_certain && rnr.most_ns.is_none_or(|most_ns| waited_ns <= most_ns) => {
                     drafts.judged(RuleId::Rnr);
                     // Half of the delay allows for the times of captures.
                     if waited_ns < rnr.delay_ns / 2 {
