@@ -124,6 +124,7 @@ pub struct PairBuilder {
     latency: Duration,
     bandwidth_bytes_per_s: Option<u64>,
     faults: [Option<FaultPlan>; 2],
+    fault_journal: Option<PathBuf>,
     capture: Option<PathBuf>,
     seed: u64,
     limit: Duration,
@@ -145,6 +146,7 @@ impl Pair {
             latency: Duration::from_micros(1),
             bandwidth_bytes_per_s: None,
             faults: [None, None],
+            fault_journal: None,
             capture: None,
             seed: 0,
             limit: LIMIT,
@@ -265,6 +267,13 @@ impl PairBuilder {
         self
     }
 
+    /// Appends one line of JSON to this file for each rule of a fault plan that fires. The same run has the same lines.
+    /// [`FaultPlan::unfired`] finds the rules that had no effect.
+    pub fn fault_journal(mut self, path: impl Into<PathBuf>) -> Self {
+        self.fault_journal = Some(path.into());
+        self
+    }
+
     /// Writes all packets of the first device to this pcap file. Its times begin at 0.
     pub fn capture(mut self, path: impl Into<PathBuf>) -> Self {
         self.capture = Some(path.into());
@@ -287,9 +296,9 @@ impl PairBuilder {
     ///
     /// # Errors
     ///
-    /// The process may not open more files, or the file of the capture cannot be created.
+    /// The process may not open more files, or the file of the capture or the journal cannot be created.
     pub fn open(self) -> Result<Pair, OpenError> {
-        let Self { latency, bandwidth_bytes_per_s, faults, capture, seed, limit } = self;
+        let Self { latency, bandwidth_bytes_per_s, faults, fault_journal, capture, seed, limit } = self;
         let network = VirtualNetwork::new(MemoryOptions {
             seed,
             latency_ns: nanoseconds(latency),
@@ -303,6 +312,7 @@ impl PairBuilder {
             let options = SoftOptions {
                 name: Some(format!("doorbell{index}")),
                 faults,
+                fault_journal: fault_journal.clone(),
                 pcap,
                 publish: false,
                 seed: Some(bytes),

@@ -1,12 +1,13 @@
 //! Tests of pairs of devices in virtual time.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use doorbell::exchange::protocols::Protocol;
 use doorbell::exchange::with_connector;
 use doorbell::testing::{Clock, Pair, PairBuilder, PairConnection};
 use doorbell::verbs::Counters;
-use doorbell::{Config, ConnectionError, Connector, MessageConnection, Options, Received};
+use doorbell::{Config, ConnectionError, Connector, FaultPlan, MessageConnection, Options, Received};
 
 /// Sends a message of each length and checks its echo. Returns the time of the last echo.
 async fn ask<C: MessageConnection>(mut client: PairConnection<C>, clock: Clock) -> Result<Duration, ConnectionError> {
@@ -67,6 +68,21 @@ fn a_lost_packet_costs_virtual_time() {
     assert!(took >= clean + Duration::from_micros(2), "{clean:?} and {took:?}");
     assert!(client.tx_retransmitted_packets > 0, "{client:?}");
     assert_eq!(server.tx_retransmitted_packets, 0, "{server:?}");
+}
+
+#[test]
+fn the_same_run_has_the_same_journal_of_faults() {
+    let plan: FaultPlan = "drop opcode=send nth=2; drop opcode=cnp nth=1".parse().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let journals = ["one", "other"].map(|name| {
+        let path = folder.path().join(name);
+        converse(Pair::builder().faults(plan.clone()).fault_journal(&path), doorbell::SendReceive);
+        fs::read_to_string(path).unwrap()
+    });
+    assert_eq!(journals[0], journals[1]);
+    assert!(journals[0].starts_with("{\"rule\":1,\"action\":\"drop\""), "{}", journals[0]);
+    let unfired = plan.unfired(&journals[0]);
+    assert!(unfired.len() == 1 && unfired[0].starts_with("fault rule 2 never fired"), "{unfired:?}");
 }
 
 #[test]
