@@ -5,6 +5,7 @@ mod chroot;
 mod container;
 mod debian;
 pub(crate) mod wheel;
+mod zig;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,8 @@ use crate::place::Lock;
 use crate::programs::DROP_INS;
 use crate::shell::{cargo, command, output_of, root, run, target};
 use crate::test::StepEnd;
-use crate::{action, place, programs};
+use crate::{action, packages, peers, place, programs};
+use zig::Machine;
 
 /// Options of `cargo xtask dist`.
 #[derive(Debug, clap::Args)]
@@ -21,30 +23,21 @@ pub(crate) struct Options {
     /// Directory of the artefacts [default: `dist` in the target directory]
     #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
-    /// Makes all artefacts: the archive, the Debian packages and the wheel.
+    /// Makes all artefacts: the archive, the Debian packages, the crates and the wheels for both processors. Prints
+    /// their sizes and digests, and writes the digests to SHA256SUMS.
     #[arg(long)]
     all: bool,
     /// Makes only the wheel `doorbell-rdma`. The first run installs ziglang from PyPI, which links the programs, into
     /// the target directory.
     #[arg(long, conflicts_with = "all")]
     wheel: bool,
+    /// Processor of the wheel [default: that of this machine]
+    #[arg(long, value_name = "PROCESSOR", requires = "wheel")]
+    target: Option<Machine>,
     /// Also compiles the programs twice, each time from nothing. Both builds must have the same bytes.
     #[arg(long, requires = "all")]
     rebuild: bool,
 }
-
-/// Something that users install: one or several files.
-struct Artefact {
-    name: &'static str,
-    /// Makes the files in an empty folder, and returns their paths.
-    make: fn(&Sources, &Path) -> Result<Vec<PathBuf>, String>,
-}
-
-const ARCHIVE: Artefact = Artefact { name: "archive", make: archive };
-const PACKAGES: Artefact = Artefact { name: "Debian packages", make: debian::packages };
-
-/// All artefacts.
-const ARTEFACTS: [Artefact; 3] = [ARCHIVE, PACKAGES, wheel::WHEEL];
 
 /// Files of which the artefacts are made.
 struct Sources {
@@ -82,15 +75,19 @@ impl Sources {
     }
 }
 
-impl Artefact {
-    /// Makes the files twice, in different folders, and checks that they have the same bytes. Moves them to `out`, and
-    /// returns their paths there.
-    fn publish(&self, sources: &Sources, out: &Path) -> Result<Vec<PathBuf>, String> {
-        let make = |turn: &str| {
-            let folder = place::own_file(&format!("{}-{turn}", self.name.replace(' ', "-")));
-            empty(&folder)?;
-            (self.make)(sources, &folder)
-        };
+/// Makes the files of an artefact twice, in different empty folders, and checks that they have the same bytes. Moves
+/// them to `out`, and returns their paths there.
+fn publish(
+    name: &str,
+    out: &Path,
+    make: impl Fn(&Path) -> Result<Vec<PathBuf>, String>,
+) -> Result<Vec<PathBuf>, String> {
+    let make = |turn: &str| {
+        let folder = place::own_file(&format!("{}-{turn}", name.replace(' ', "-")));
+        empty(&folder)?;
+        make(&folder)
+    };
+    let made = || -> Result<Vec<PathBuf>, String> {
         let (first, second) = (make("first")?, make("second")?);
         compare(&first, &second)?;
         fs::create_dir_all(out).map_err(|error| format!("{}: {error}", out.display()))?;
@@ -99,7 +96,8 @@ impl Artefact {
             place::publish(file, &published).map(|()| published)
         };
         first.iter().map(publish).collect()
-    }
+    };
+    made().map_err(|why| format!("{name}: {why}"))
 }
 
 /// Makes the archive or all artefacts, and prints their paths.
@@ -108,25 +106,80 @@ pub(crate) fn make(options: &Options) -> Result<(), String> {
         Some(given) => std::path::absolute(given).map_err(|error| format!("{}: {error}", given.display()))?,
         None => target().join("dist"),
     };
+    let (machines, left_out) = machines(options)?;
     programs::build()?;
     if options.rebuild {
-        rebuild()?;
+        rebuild(&machines)?;
     }
-    let sources = Sources::prepare(&place::own().join("sources"))?;
-    let artefacts: &[Artefact] = match (options.all, options.wheel) {
-        (true, _) => &ARTEFACTS,
-        (false, true) => &[wheel::WHEEL],
-        (false, false) => &[ARCHIVE],
-    };
-    for artefact in artefacts {
-        let published = artefact.publish(&sources, &out).map_err(|why| format!("{}: {why}", artefact.name))?;
+    let mut published = Vec::new();
+    if !options.wheel {
+        let sources = Sources::prepare(&place::own().join("sources"))?;
+        published = publish("archive", &out, |folder| archive(&sources, folder))?;
+        if options.all {
+            published.extend(publish("Debian packages", &out, |folder| debian::packages(&sources, folder))?);
+            published.extend(publish("crates", &out, packages::archives)?);
+        }
+    }
+    for machine in machines {
+        let wheels = wheel::make(machine, &out)?;
+        if Ok(machine) != Machine::of_host() {
+            for wheel in &wheels {
+                let unchecked = wheel::emulated(machine, wheel).map_err(|why| format!("{}: {why}", wheel.display()))?;
+                unchecked.into_iter().for_each(|why| eprintln!("LEFT OUT: {why}"));
+            }
+        }
+        published.extend(wheels);
+    }
+    if options.all {
+        list(&published, &out)?;
+    } else {
         published.iter().for_each(|file| println!("{}", file.display()));
+    }
+    left_out.into_iter().for_each(|why| eprintln!("LEFT OUT: {why}"));
+    Ok(())
+}
+
+/// Returns the processors of the wheels, and the reasons for processors that this machine cannot link for.
+fn machines(options: &Options) -> Result<(Vec<Machine>, Vec<String>), String> {
+    if !options.wheel && !options.all {
+        return Ok((Vec::new(), Vec::new()));
+    }
+    let host = Machine::of_host()?;
+    let mut wanted = if options.all { Machine::ALL.to_vec() } else { vec![options.target.unwrap_or(host)] };
+    for other in wanted.iter().filter(|machine| **machine != host) {
+        peers::install_for_emulation(other.name(), other.unwinder_package());
+    }
+    if !options.all {
+        return Ok((wanted, Vec::new()));
+    }
+    let mut left_out = Vec::new();
+    wanted.retain(|machine| {
+        let missing = machine.missing();
+        let is_there = missing.is_none();
+        left_out.extend(missing.map(|why| format!("the wheel for {}: {why}", machine.name())));
+        is_there
+    });
+    Ok((wanted, left_out))
+}
+
+/// Prints path, size and SHA-256 of files in the folder `out`, and writes the digests to `SHA256SUMS` there.
+fn list(files: &[PathBuf], out: &Path) -> Result<(), String> {
+    let mut digest = command("sha256sum", &["--"]);
+    digest.args(files.iter().filter_map(|file| file.file_name())).current_dir(out);
+    let digests = output_of(digest)?;
+    let sums = out.join("SHA256SUMS");
+    fs::write(&sums, &digests).map_err(|error| format!("{}: {error}", sums.display()))?;
+    for (file, line) in files.iter().zip(digests.lines()) {
+        let bytes = fs::metadata(file).map_err(|error| format!("{}: {error}", file.display()))?.len();
+        let digest = line.split(' ').next().unwrap_or_default();
+        println!("{}  {bytes} B  sha256 {digest}", file.display());
     }
     Ok(())
 }
 
-/// Compiles the programs twice, and compares the files without information for debuggers.
-fn rebuild() -> Result<(), String> {
+/// Compiles the programs twice, also those of wheels for these processors, and compares the files without information
+/// for debuggers.
+fn rebuild(machines: &[Machine]) -> Result<(), String> {
     // The build id depends on the paths of generated sources, so both builds use the same folder.
     let folder = target().join("xtask").join("rebuild");
     let _alone = Lock::take(&folder.with_extension("lock"), "the folder of repeated builds")?;
@@ -135,10 +188,17 @@ fn rebuild() -> Result<(), String> {
         let mut build = cargo(programs::BUILD);
         build.arg("--target-dir").arg(&folder);
         run(build)?;
-        let built = place::own().join("rebuilt").join(turn);
+        let rebuilt = place::own().join("rebuilt").join(turn);
+        let built = rebuilt.join("release");
         strip(&folder.join("release"), &built)?;
         let names = BUILT.into_iter().map(|(name, _)| name).chain(DROP_INS);
-        Ok::<_, String>(names.map(|name| built.join(name)).collect::<Vec<_>>())
+        let mut files: Vec<PathBuf> = names.map(|name| built.join(name)).collect();
+        for machine in machines {
+            let linked = rebuilt.join(machine.name());
+            zig::link(*machine, &folder, &linked)?;
+            files.extend(zig::LINKED.into_iter().chain(DROP_INS).map(|name| linked.join(name)));
+        }
+        Ok::<_, String>(files)
     };
     let (first, second) = (build("first")?, build("second")?);
     fs::remove_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -239,7 +299,7 @@ fn empty(folder: &Path) -> Result<(), String> {
 pub(crate) fn check_archive() -> StepEnd {
     let make = || {
         let sources = Sources::prepare(&place::own().join("archive"))?;
-        ARCHIVE.publish(&sources, &place::own().join("dist"))
+        publish("archive", &place::own().join("dist"), |folder| archive(&sources, folder))
     };
     let check = |archives: Vec<PathBuf>| {
         let archive = archives.first().ok_or("there is no archive")?;
@@ -303,7 +363,7 @@ fn check_unpacked(archive: &Path) -> Result<(), String> {
 pub(crate) fn check_packages() -> StepEnd {
     let make = || {
         let sources = Sources::prepare(&place::own().join("packages"))?;
-        PACKAGES.publish(&sources, &place::own().join("dist"))
+        publish("Debian packages", &place::own().join("dist"), |folder| debian::packages(&sources, folder))
     };
     match debian::missing() {
         Some(why) => StepEnd::LeftOut(why),
@@ -377,6 +437,18 @@ mod tests {
             assert!(why.contains("third"), "{why}");
         }
         assert!(compare(&first, &[]).expect_err("a file is missing").contains("1 files were made first, and 0 then"));
+    }
+
+    #[test]
+    fn published_files_are_listed_with_their_digests() {
+        let home = tempfile::tempdir().expect("a temporary folder can be created");
+        let file = home.path().join("a");
+        fs::write(&file, "abc").expect("the temporary folder can be written");
+        list(&[file], home.path()).expect("the file can be read");
+        let sums = fs::read_to_string(home.path().join("SHA256SUMS")).expect("the digests are written");
+        // The example of FIPS 180-2.
+        assert_eq!(sums, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a\n");
+        assert!(list(&[home.path().join("b")], home.path()).expect_err("there is no file").contains("sha256sum"));
     }
 
     /// Checks that each test step of the workflow in docs/ci.md writes packets to files that the last step keeps. Each

@@ -423,9 +423,12 @@ mod tests {
     #[test]
     fn only_all_artefacts_are_rebuilt() {
         let parse = |arguments: &str| Arguments::try_parse_from(format!("xtask dist {arguments}").split_whitespace());
-        for good in ["", "--out a", "--all", "--all --rebuild --out a"] {
+        for good in ["", "--out a", "--all", "--all --rebuild --out a", "--wheel", "--wheel --target aarch64"] {
             assert!(parse(good).is_ok(), "{good}");
         }
+        let error = parse("--wheel --target riscv64").expect_err("no such wheel").to_string();
+        assert!(error.contains("x86_64, aarch64"), "{error}");
+        assert!(parse("--all --target aarch64").is_err());
         let error = parse("--rebuild").expect_err("--rebuild needs --all").to_string();
         assert!(error.contains("--all"), "{error}");
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::Deserialize;
@@ -175,6 +175,23 @@ fn is_of(printed: &str, release: &str) -> bool {
     version.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
+/// Packs the published crates into a folder, and returns their archives.
+pub(crate) fn archives(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    pack(&published()?, folder)
+}
+
+/// Packs crates below the folder `place`, and returns their archives.
+fn pack(packages: &[Described], place: &Path) -> Result<Vec<PathBuf>, String> {
+    let mut pack = cargo(&["package", "--offline", "--no-verify", "--allow-dirty", "--quiet"]);
+    for described in packages {
+        pack.args(["--package", &described.package.name]);
+    }
+    pack.env("CARGO_TARGET_DIR", place);
+    run(pack)?;
+    let archive = |described: &Described| format!("{}-{}.crate", described.package.name, described.version);
+    Ok(packages.iter().map(|described| place.join("package").join(archive(described))).collect())
+}
+
 /// Builds the crates that users add from their packaged files alone, as a registry would give them, and installs the
 /// command. The dependencies of other projects are those of this run.
 pub(crate) fn install() -> Result<(), String> {
@@ -183,18 +200,12 @@ pub(crate) fn install() -> Result<(), String> {
     let failed = |error| format!("{} could not be written: {error}", sources.display());
     fs::create_dir_all(&sources).map_err(failed)?;
     let packages = published()?;
-    let mut pack = cargo(&["package", "--offline", "--no-verify", "--allow-dirty", "--quiet"]);
-    for described in &packages {
-        pack.args(["--package", &described.package.name]);
-    }
-    pack.env("CARGO_TARGET_DIR", &place);
-    run(pack)?;
+    let archives = pack(&packages, &place)?;
     let folders: Vec<(&str, String)> = packages
         .iter()
         .map(|described| (&*described.package.name, format!("{}-{}", described.package.name, described.version)))
         .collect();
-    for (_, folder) in &folders {
-        let archive = place.join("package").join(format!("{folder}.crate"));
+    for archive in archives {
         run(command("tar", &["-xzf", &archive.to_string_lossy(), "-C", &sources.to_string_lossy()]))?;
     }
     fs::write(sources.join("Cargo.toml"), workspace_of(&folders)).map_err(failed)?;

@@ -126,6 +126,13 @@ pub(crate) fn install_for_iser() -> Result<(), String> {
     if has_iscsi() { Ok(()) } else { Err("the package qemu-block-extra is missing".to_owned()) }
 }
 
+/// Installs the packages that link and run programs for another processor, such as aarch64. `unwinder` is the package
+/// with its libgcc_s, which depends on its library of C.
+pub(crate) fn install_for_emulation(processor: &str, unwinder: &'static str) {
+    let has_library = || Path::new("/usr").join(format!("{processor}-linux-gnu/lib/libgcc_s.so.1")).exists();
+    install_missing(|| vec![("qemu-user", has(&format!("qemu-{processor}"))), (unwinder, has_library())]);
+}
+
 /// Installs the C++ compiler, which builds libFuzzer. Fails if the compiler is still missing afterwards.
 pub(crate) fn install_for_fuzzing() -> Result<(), String> {
     install_missing(|| vec![("g++", has("c++"))]);

@@ -58,8 +58,9 @@ impl Group {
             Self::Packets => &[OTHER_PROGRAMS, TESTS],
             Self::Layouts => &[OTHER_PROGRAMS],
             Self::Guests => &[BUILD],
-            Self::Machines | Self::Report | Self::Site | Self::Guide | Self::Programs => &[OTHER_PROGRAMS, BUILD],
-            Self::Wheel => &[OTHER_PROGRAMS],
+            Self::Machines | Self::Report | Self::Site | Self::Guide | Self::Programs | Self::Wheel => {
+                &[OTHER_PROGRAMS, BUILD]
+            }
         }
     }
 }

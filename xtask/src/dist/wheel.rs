@@ -1,36 +1,19 @@
 //! `cargo xtask dist --wheel`: a wheel of the command, its libraries and the Python modules in `python`.
-//!
-//! The programs are linked by zig, which has the symbols of each version of glibc. So they run on older distributions
-//! than the one of this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::{Artefact, Sources, copy, empty, host, print};
+use super::zig::{self, GLIBC, Machine};
+use super::{copy, empty, print, publish};
 use crate::programs::{self, DROP_INS};
-use crate::shell::{cargo, command, output_of, root, run, target};
+use crate::shell::{Running, command, output_of, root, run, target};
 use crate::test::StepEnd;
 use crate::{network, peers, place};
 
-/// Target of the wheel. `zig-cc.sh` and [`TAG`] name it too.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
-
-/// Tag of the wheel: Python from 3.9, and the version of glibc for which `zig-cc.sh` links.
-const TAG: &str = "cp39-abi3-manylinux_2_28_x86_64";
-
-/// Newest version of glibc whose symbols the programs may need, as in [`TAG`].
-const GLIBC: (u32, u32) = (2, 28);
-
-/// Profile of Cargo for the programs, without debug information.
-const PROFILE: &str = "dist";
-
-/// Maximum size of the wheel.
+/// Maximum size of a wheel.
 const MAX_BYTES: u64 = 12 << 20;
-
-/// Packages of PyPI that link the programs.
-const LINKER: &[&str] = &["ziglang==0.17.1"];
 
 /// Packages of PyPI with which the tests in `python/tests` run.
 const TESTERS: &[&str] = &["pytest==9.2.0", "pytest-xdist==3.8.0"];
@@ -38,24 +21,30 @@ const TESTERS: &[&str] = &["pytest==9.2.0", "pytest-xdist==3.8.0"];
 /// Interpreter for which Debian installs pyverbs.
 const PYTHON_OF_DEBIAN: &str = "/usr/bin/python3";
 
-pub(super) const WHEEL: Artefact = Artefact { name: "wheel", make: wheel };
+/// Maximum time of an emulated command.
+const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Makes the wheel in an empty folder. Its programs are linked for an older glibc, so they are not those of the
-/// sources.
-fn wheel(_: &Sources, out: &Path) -> Result<Vec<PathBuf>, String> {
-    let machine = host()?;
-    if machine != TARGET {
-        return Err(format!("the wheel is for {TARGET}, and this machine is {machine}"));
-    }
-    let zig = peers::python_with("zig", &[LINKER])?;
-    let built = target().join(TARGET).join(PROFILE);
-    run(linked_by_zig(&zig)?)?;
+/// Returns the tag of a wheel: Python from 3.9, and the version of glibc for which zig links.
+fn tag(machine: Machine) -> String {
+    let (major, minor) = GLIBC;
+    format!("cp39-abi3-manylinux_{major}_{minor}_{}", machine.name())
+}
+
+/// Links the programs of a wheel, and makes the wheel in the folder `out`. The release build comes before.
+pub(super) fn make(machine: Machine, out: &Path) -> Result<Vec<PathBuf>, String> {
+    let programs = place::own().join(format!("wheel-programs-{}", machine.name()));
+    zig::link(machine, &target(), &programs)?;
+    publish("wheel", out, |folder| wheel(machine, &programs, folder))
+}
+
+/// Makes the wheel of linked programs in an empty folder.
+fn wheel(machine: Machine, programs: &Path, out: &Path) -> Result<Vec<PathBuf>, String> {
     let (version, folder) = (env!("CARGO_PKG_VERSION"), place::own().join("wheel"));
     empty(&folder)?;
-    collect(&built, &folder, version)?;
-    let name = format!("doorbell_rdma-{version}-{TAG}.whl");
+    collect(machine, programs, &folder, version)?;
+    let name = format!("doorbell_rdma-{version}-{}.whl", tag(machine));
     let packed = out.join(&name);
-    pack(&folder, version, &packed)?;
+    pack(&folder, version, &tag(machine), &packed)?;
     let bytes = fs::metadata(&packed).map_err(|error| format!("{}: {error}", packed.display()))?.len();
     if bytes > MAX_BYTES {
         return Err(format!("{name} has {bytes} bytes, must have at most {MAX_BYTES}"));
@@ -63,38 +52,18 @@ fn wheel(_: &Sources, out: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(vec![packed])
 }
 
-/// Returns the command that builds the programs.
-fn linked_by_zig(zig: &Path) -> Result<Command, String> {
-    let unwinder = output_of(command("cc", &["-print-file-name=libgcc_s.so.1"]))?;
-    let mut build = cargo(&["build", "--profile", PROFILE, "--target", TARGET]);
-    build.args(["--package", "doorbell-cli", "--package", "doorbell-ibverbs", "--package", "doorbell-python"]);
-    // The other program of doorbell-cli is for `cargo install`. zig cannot link it.
-    build.args(["--bin", "doorbell", "--lib"]);
-    build.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", root().join("xtask/src/dist/zig-cc.sh"));
-    build.env("ZIG_PYTHON", zig).env("LIBGCC_S", unwinder.trim());
-    // Messages of panics name source files. Without these options, they would name folders of the builder.
-    let cargo_home = std::env::var_os("CARGO_HOME")
-        .map_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"), PathBuf::from);
-    let names = [(cargo_home, "/cargo"), (root(), "/doorbell")];
-    let flags = names.map(|(folder, name)| format!("--remap-path-prefix={}={name}", folder.display()));
-    build.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
-    // The home of a builder may be read-only.
-    let cache = target().join("xtask/zig-cache");
-    build.env("ZIG_GLOBAL_CACHE_DIR", &cache).env("ZIG_LOCAL_CACHE_DIR", cache);
-    Ok(build)
-}
-
 /// Puts the files of the wheel into a folder with the layout of a wheel.
-fn collect(built: &Path, folder: &Path, version: &str) -> Result<(), String> {
+fn collect(machine: Machine, built: &Path, folder: &Path, version: &str) -> Result<(), String> {
     let data = folder.join(format!("doorbell_rdma-{version}.data"));
-    print(&built.join("doorbell"), &data.join("data"))?;
+    // The command of the release build prints the same texts, also where the one of the wheel cannot run.
+    print(&programs::doorbell(), &data.join("data"))?;
     let mut files = vec![
         (built.join("doorbell"), data.join("scripts/doorbell")),
         (built.join("libdoorbell_ibverbs.so"), data.join("data/lib/libdoorbell_ibverbs.so")),
         (built.join("libdoorbell_python.so"), folder.join("doorbell/_wire.abi3.so")),
     ];
     files.extend(DROP_INS.map(|path| (built.join(path), data.join("data").join(path))));
-    files.iter().try_for_each(|(from, _)| check_symbols(from))?;
+    files.iter().try_for_each(|(from, _)| machine.check(from).and_then(|()| check_symbols(from)))?;
     let modules = root().join("python/doorbell");
     let failed = |error| format!("{} could not be read: {error}", modules.display());
     for entry in fs::read_dir(&modules).map_err(failed)? {
@@ -113,10 +82,10 @@ fn collect(built: &Path, folder: &Path, version: &str) -> Result<(), String> {
 }
 
 /// Packs a folder with the layout of a wheel.
-fn pack(folder: &Path, version: &str, to: &Path) -> Result<(), String> {
+fn pack(folder: &Path, version: &str, tag: &str, to: &Path) -> Result<(), String> {
     let (script, readme) = (root().join("xtask/src/dist/wheel.py"), root().join("python/README.md"));
     let mut python = command("python3", &[]);
-    python.arg(script).arg(folder).arg(readme).args([version, TAG]).arg(to);
+    python.arg(script).arg(folder).arg(readme).args([version, tag]).arg(to);
     run(python)
 }
 
@@ -151,15 +120,51 @@ fn missing_symbol(line: &str) -> Option<&str> {
 
 /// Builds the wheel twice with the same bytes, installs it, and uses it.
 pub(crate) fn step() -> StepEnd {
-    if let Err(why) = peers::python_with("zig", &[LINKER]) {
+    if let Err(why) = zig::zig() {
         return StepEnd::LeftOut(format!("packages of PyPI cannot be installed: {why}"));
     }
-    let made = Sources::prepare(&place::own().join("wheel-sources"))
-        .and_then(|sources| WHEEL.publish(&sources, &place::own().join("dist")));
-    match made {
+    match Machine::of_host().and_then(|machine| make(machine, &place::own().join("dist"))) {
         Ok(wheels) => network::apart(|| wheels.iter().try_for_each(|wheel| used(wheel)).into()),
         Err(why) => StepEnd::Failed(why),
     }
+}
+
+/// Unpacks a wheel for another processor, and runs its command in QEMU: a pair of it exchanges messages. Returns the
+/// reason if this machine cannot do so.
+pub(super) fn emulated(machine: Machine, wheel: &Path) -> Result<Option<String>, String> {
+    let emulator = format!("qemu-{}", machine.name());
+    let libraries = machine.libraries();
+    if !peers::has(&emulator) || !libraries.join("lib/libc.so.6").exists() {
+        return Ok(Some(format!("a wheel for {0} runs only with qemu-{0} and the libraries of C", machine.name())));
+    }
+    let folder = place::own_file("unpacked-wheel");
+    run(command("python3", &["-m", "zipfile", "-e", &wheel.to_string_lossy(), &folder.to_string_lossy()]))?;
+    let program = folder.join(concat!("doorbell_rdma-", env!("CARGO_PKG_VERSION"), ".data/scripts/doorbell"));
+    run(command("chmod", &["+x", &program.to_string_lossy()]))?;
+    let doorbell = |words: &[&str]| {
+        let mut doorbell = command(&emulator, &["-L", &libraries.to_string_lossy()]);
+        doorbell.arg(&program).args(words).env("DOORBELL_TOKEN", "emulated");
+        doorbell
+    };
+    let version = output_of(doorbell(&["--version"]))?;
+    if version.trim() != concat!("doorbell ", env!("CARGO_PKG_VERSION")) {
+        return Err(format!("`doorbell --version` printed {version:?}"));
+    }
+    let exchange = || {
+        // Without a listener, the command would start itself, and the kernel cannot start files for another processor.
+        let mut listener = Running::start(doorbell(&["bench", "lat", "--listen", "127.0.0.1"]))?;
+        listener.wait_for("waiting for a client", PATIENCE)?;
+        let client = Running::start(doorbell(&["bench", "lat", "127.0.0.1", "-s", "64", "-n", "200", "--verify"]))?;
+        client.finish(PATIENCE).map(|(table, _)| table)
+    };
+    let exchanged = network::apart(|| exchange().and_then(|table| has_row(&table, "64", "200")));
+    exchanged.map(|()| None)
+}
+
+/// Checks that a table has a row that begins with these two words.
+fn has_row(table: &str, first: &str, second: &str) -> Result<(), String> {
+    let is_it = |line: &str| line.split_whitespace().take(2).eq([first, second]);
+    if table.lines().any(is_it) { Ok(()) } else { Err(format!("no row begins with {first} {second}:\n{table}")) }
 }
 
 /// Installs the wheel in new virtual environments, and runs a pair of perftest and the suites of pytest.
@@ -258,10 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn the_linker_and_the_tag_name_the_same_glibc() {
-        let script = fs::read_to_string(root().join("xtask/src/dist/zig-cc.sh")).expect("the script exists");
-        let (major, minor) = GLIBC;
-        assert!(script.contains(&format!("-target x86_64-linux-gnu.{major}.{minor} ")), "{script}");
-        assert!(TAG.contains(&format!("_{major}_{minor}_x86_64")), "{TAG}");
+    fn a_row_is_found_by_its_first_words() {
+        let table = "   bytes    rounds      min\n      64       200     2.08\n";
+        assert_eq!(has_row(table, "64", "200"), Ok(()));
+        assert!(has_row(table, "64", "20").expect_err("there is no such row").contains("rounds"));
+    }
+
+    #[test]
+    fn tags_name_the_processor_and_the_oldest_glibc() {
+        assert_eq!(Machine::ALL.map(tag), ["cp39-abi3-manylinux_2_28_x86_64", "cp39-abi3-manylinux_2_28_aarch64"]);
     }
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Linker of rustc for the wheel: zig, with the symbols of glibc 2.28. ZIG_PYTHON is a Python interpreter with ziglang,
-# and LIBGCC_S the path of libgcc_s.so.1.
+# Linker of rustc for the wheel: zig, with the symbols of an older glibc. ZIG_TARGET is a processor with this version of
+# glibc, ZIG_PYTHON a Python interpreter with ziglang, and LIBGCC_S the path of libgcc_s.so.1 for this processor.
 set -eu
 for argument; do
     shift
@@ -15,5 +15,6 @@ for argument; do
     esac
 done
 # libgcc_s of this machine may need symbols of a newer glibc, and a machine with the wheel has a libgcc_s of its own.
-exec "$ZIG_PYTHON" -m ziglang cc -target x86_64-linux-gnu.2.28 -O2 -fno-sanitize=undefined \
-    -Wl,--allow-shlib-undefined "$@"
+# The size of the wheel is limited, so its programs have no information for debuggers.
+exec "$ZIG_PYTHON" -m ziglang cc -target "$ZIG_TARGET" -O2 -fno-sanitize=undefined \
+    -Wl,--allow-shlib-undefined -Wl,--strip-all "$@"
