@@ -26,7 +26,11 @@ case $archive in
 *.whl)
     # In a folder of its own, so that later steps keep their Python.
     python3 -m venv "$folder/python"
-    "$folder/python/bin/pip" install --quiet --disable-pip-version-check --no-index "$archive"
+    "$folder/python/bin/pip" install --quiet --disable-pip-version-check --no-index "$archive" || {
+        echo "install.sh: $archive is for another system. Wheels need glibc 2.28 or later, not musl: take an image such" \
+            "as python:3-slim, and the wheel whose name ends with $(uname -m).whl" >&2
+        exit 1
+    }
     mkdir -p "$folder/bin"
     ln -sf ../python/bin/doorbell "$folder/bin/doorbell"
     ;;
@@ -42,8 +46,11 @@ http://* | https://*)
 esac
 
 if ! "$folder/bin/doorbell" --version; then
-    echo "install.sh: $folder/bin/doorbell does not start here: build the archive on this kind of processor, with a" \
-        "glibc that is not newer than the one of this machine" >&2
+    case $(ldd --version 2>&1 || :) in
+    *musl*) remedy="this system has musl, and doorbell needs glibc: take an image such as debian or python:3-slim" ;;
+    *) remedy="build the archive on this kind of processor, with a glibc that is not newer than the one of this machine" ;;
+    esac
+    echo "install.sh: $folder/bin/doorbell does not start here: $remedy" >&2
     exit 1
 fi
 if [ -n "${GITHUB_PATH:-}" ]; then

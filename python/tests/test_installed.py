@@ -63,3 +63,11 @@ def test_the_home_may_be_read_only():
     words = [doorbell.command(), "run", "--", sys.executable, "-c", "import doorbell; print(doorbell.preloaded())"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip().endswith(_installed.LIBRARY)
+
+
+def test_programs_need_no_libibverbs_of_the_system():
+    loaded = "import ctypes; ctypes.CDLL('libibverbs.so.1'); print(open('/proc/self/maps').read())"
+    words = [doorbell.command(), "run", "--", sys.executable, "-c", loaded]
+    maps = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    found = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libibverbs.so" in line}
+    assert found == {os.path.realpath(doorbell.command().parent.parent / "lib/doorbell/libibverbs.so.1")}

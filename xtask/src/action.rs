@@ -218,6 +218,7 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
 mod tests {
     use std::io::Read as _;
     use std::net::TcpStream;
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 
@@ -260,6 +261,31 @@ mod tests {
             let install = command("sh", &[&["ci/install.sh"][..], arguments].concat());
             let error = output_of(install).unwrap_err();
             assert!(error.contains(why), "{arguments:?}: {error}");
+        }
+    }
+
+    /// An archive of a program for another processor, and a system whose `ldd` is that of another C library.
+    #[test]
+    fn an_archive_that_does_not_start_has_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = |path: &Path, text: &str| {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        program(&folder.path().join("doorbell-1/bin/doorbell"), "#!/none\n");
+        let (home, archive) = (folder.path().to_string_lossy(), folder.path().join("archive.tar.gz"));
+        let archive = archive.to_string_lossy();
+        output_of(command("tar", &["-czf", &archive, "-C", &home, "doorbell-1"])).unwrap();
+        let tools = folder.path().join("tools");
+        for (libc, remedy) in
+            [("GNU libc", "a glibc that is not newer"), ("musl libc (x86_64)", "debian or python:3-slim")]
+        {
+            program(&tools.join("ldd"), &format!("#!/bin/sh\necho '{libc}' >&2\nexit 1\n"));
+            let mut install = command("sh", &["ci/install.sh", &archive, &format!("{home}/installed")]);
+            install.env("PATH", format!("{}:{}", tools.display(), std::env::var("PATH").unwrap()));
+            let error = output_of(install).unwrap_err();
+            assert!(error.contains("does not start here") && error.contains(remedy), "{error}");
         }
     }
 

@@ -203,7 +203,18 @@ fn installed_by_script(wheel: &str) -> Result<(), String> {
     script.env_remove("GITHUB_PATH");
     run(script)?;
     let devices = output_of(command(folder.join("bin/doorbell"), &["run", "--", "ibv_devices"]))?;
-    if devices.contains("doorbell0") { Ok(()) } else { Err(format!("there is no doorbell0 in:\n{devices}")) }
+    if !devices.contains("doorbell0") {
+        return Err(format!("there is no doorbell0 in:\n{devices}"));
+    }
+    // pip rejects a wheel whose name has another C library, as it does on a system with that library.
+    let other = place::own_file("other").join("doorbell_rdma-1-py3-none-musllinux_1_2_x86_64.whl");
+    copy(Path::new(wheel), &other)?;
+    let folder = place::own_file("not-installed");
+    let rejected = output_of(command("sh", &["ci/install.sh", &other.to_string_lossy(), &folder.to_string_lossy()]));
+    match rejected {
+        Err(why) if why.contains("Wheels need glibc 2.28 or later") => Ok(()),
+        other => Err(format!("a wheel for musl was not rejected with a remedy: {other:?}")),
+    }
 }
 
 /// Creates a virtual environment, and returns the folder of its programs.
