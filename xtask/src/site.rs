@@ -44,10 +44,11 @@ limit-results = 30
 ";
 
 /// Pages that `doorbell man --markdown` writes, each with its title. They are no files of the repository.
-const GENERATED: [(&str, &str); 3] = [
+const GENERATED: [(&str, &str); 4] = [
     ("Commands and options", "commands.md"),
     ("Settings of a measurement", "settings.md"),
     ("Counters", "counters.md"),
+    ("Fields of testbeds", "testbed-fields.md"),
 ];
 
 /// Head of the part of the table of contents that begins with [`GENERATED`].

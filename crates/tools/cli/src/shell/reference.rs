@@ -1,9 +1,11 @@
-//! Reference pages in Markdown, from the program itself: commands with their options, settings, and counters.
+//! Reference pages in Markdown, from the program itself: commands with their options, settings, counters, and fields of
+//! testbeds.
 
 use std::fmt::Write as _;
 
 use clap::{Arg, Command};
 use doorbell_record::SETTINGS;
+use doorbell_sim::testbed;
 use doorbell_verbs::{Counters, LinkCounters};
 
 /// Returns the commands that are not hidden.
@@ -12,10 +14,15 @@ pub(super) fn visible(command: &Command) -> impl Iterator<Item = &Command> {
 }
 
 /// Returns the names of the pages and their texts.
-pub(super) fn pages(command: &Command) -> [(&'static str, String); 3] {
+pub(super) fn pages(command: &Command) -> [(&'static str, String); 4] {
     let mut commands = String::from("# Commands and options\n");
     add_command(&mut commands, command);
-    [("commands.md", commands), ("settings.md", settings()), ("counters.md", counters())]
+    [
+        ("commands.md", commands),
+        ("settings.md", settings()),
+        ("counters.md", counters()),
+        ("testbed-fields.md", testbed_fields()),
+    ]
 }
 
 /// Adds the sections of a command and its subcommands.
@@ -128,6 +135,18 @@ fn counters() -> String {
     page
 }
 
+/// Returns the page of the fields of a testbed. All testbeds have the same fields.
+fn testbed_fields() -> String {
+    let mut page = String::from(
+        "# Fields of testbeds\n\nA file of a testbed has these fields, each in the table before its dot. `--set` takes \
+        them with the dot.\n\n| field | meaning | allowed |\n|---|---|---|\n",
+    );
+    for parameter in testbed::all().iter().take(1).flat_map(|testbed| testbed.parameters()) {
+        let _ = writeln!(page, "| `{}` | {} | {} |", parameter.path, cell(parameter.about), cell(&parameter.allowed));
+    }
+    page
+}
+
 /// Returns a text as a cell of a table.
 fn cell(text: &str) -> String {
     escaped(&text.split_whitespace().collect::<Vec<_>>().join(" ")).replace('|', "\\|")
@@ -168,7 +187,7 @@ mod tests {
 
     #[test]
     fn pages_have_all_settings_and_counters() {
-        let [_, (_, settings), (_, counters)] = pages(&Command::new("doorbell"));
+        let [_, (_, settings), (_, counters), _] = pages(&Command::new("doorbell"));
         assert!(
             SETTINGS.iter().all(|setting| settings.contains(&format!("| {} | ", cell(setting.name)))),
             "{settings}"
@@ -177,5 +196,18 @@ mod tests {
             assert!(counters.contains(&format!("| `{name}` | ")), "{name}");
         }
         assert!(counters.contains("| `tx_data_bytes` | Bytes of the packets in `tx_data_packets`. |\n"), "{counters}");
+    }
+
+    #[test]
+    fn every_testbed_has_the_fields_of_the_page() {
+        let page = testbed_fields();
+        for testbed in testbed::all() {
+            for parameter in testbed.parameters() {
+                let row = format!("| `{}` | {} | ", parameter.path, cell(parameter.about));
+                assert!(page.contains(&row), "{}: {row}", testbed.name);
+            }
+            assert_eq!(page.matches("\n| `").count(), testbed.parameters().count(), "{}", testbed.name);
+        }
+        assert!(page.contains(" | one of \"cut-through\", \"store-and-forward\" |\n"), "{page}");
     }
 }

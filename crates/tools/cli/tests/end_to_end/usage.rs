@@ -260,7 +260,7 @@ fn each_command_has_a_manual_page() {
 }
 
 #[test]
-fn reference_pages_have_commands_settings_and_counters() {
+fn reference_pages_have_commands_settings_counters_and_fields() {
     let folder = tempfile::tempdir().expect("the temporary folder can be written");
     run(&format!("man --markdown --out {}", folder.path().display())).expect_status(0);
     let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("the page was written");
@@ -269,6 +269,7 @@ fn reference_pages_have_commands_settings_and_counters() {
         ("commands.md", "| `-s, --size <BYTES>` | "),
         ("settings.md", "| the window | `window` | `-t, --window` | "),
         ("counters.md", "| `rnr_nak_sent` | RNR NAKs sent. |\n"),
+        ("testbed-fields.md", "| `link.rate` | bits per second in each direction | 1 Mb/s to 100000 Gb/s |\n"),
     ] {
         let text = read(page);
         assert!(text.contains(expected), "{expected:?} is missing in {text}");
