@@ -117,6 +117,7 @@ pub(crate) fn make(options: &Options) -> Result<(), String> {
         published = publish("archive", &out, |folder| archive(&sources, folder))?;
         if options.all {
             published.extend(publish("Debian packages", &out, |folder| debian::packages(&sources, folder))?);
+            packages::rehearse()?;
             published.extend(publish("crates", &out, packages::archives)?);
         }
     }
