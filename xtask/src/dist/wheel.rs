@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::zig::{self, GLIBC, Machine};
 use super::{copy, empty, print, publish};
+use crate::action::expect_device;
 use crate::programs::{self, DROP_INS};
 use crate::shell::{Running, command, output_of, root, run, target};
 use crate::test::StepEnd;
@@ -17,6 +18,12 @@ const MAX_BYTES: u64 = 12 << 20;
 
 /// Packages of PyPI with which the tests in `python/tests` run.
 const TESTERS: &[&str] = &["pytest==9.2.0", "pytest-xdist==3.8.0"];
+
+/// Package of PyPI that runs the command of a wheel without an installation.
+const ONE_SHOT: &[&str] = &["uv==0.13.9"];
+
+/// Maximum time from a new environment to the end of a program on the software RNIC.
+const TO_FIRST_PROGRAM: Duration = Duration::from_secs(30);
 
 /// Interpreter for which Debian installs pyverbs.
 const PYTHON_OF_DEBIAN: &str = "/usr/bin/python3";
@@ -177,9 +184,15 @@ fn used(wheel: &Path) -> Result<(), String> {
     run(peers::pip(&python, &["--no-index", wheel]))?;
     let doorbell = bin.join("doorbell");
     programs::pair_of(&doorbell, "ib_send_bw -n 500", &[])?;
-    eprintln!("{:.1} s from a new environment to the end of ib_send_bw", begun.elapsed().as_secs_f64());
+    let took = begun.elapsed();
+    let sentence = format!("{:.1} s from a new environment to the end of ib_send_bw", took.as_secs_f64());
+    if took > TO_FIRST_PROGRAM {
+        return Err(format!("{sentence}, must be at most {} s", TO_FIRST_PROGRAM.as_secs()));
+    }
+    eprintln!("{sentence}");
     installed_by_script(wheel)?;
-    network::outside(|| run(peers::pip(&python, &[TESTERS, &programs::WHEELS].concat())))?;
+    network::outside(|| run(peers::pip(&python, &[TESTERS, &programs::WHEELS, ONE_SHOT].concat())))?;
+    one_shot(&bin.join("uv"), wheel)?;
     run(pytest(&python, &python, "python/tests"))?;
     run(pytest(&python, &python, "xtask/programs/wheel/test_transfers.py"))?;
     run(pytest(&doorbell, &python, "xtask/programs/wheel/test_rdma4py.py"))?;
@@ -196,16 +209,21 @@ fn used(wheel: &Path) -> Result<(), String> {
     run(pytest(&of_debian.join("doorbell"), Path::new(&own), "xtask/programs/wheel/test_pyverbs.py"))
 }
 
+/// Runs the command of the wheel in a temporary environment, as `uvx` does.
+fn one_shot(uv: &Path, wheel: &str) -> Result<(), String> {
+    let words = ["tool", "run", "--offline", "--no-index", "--from", wheel, "doorbell", "run", "--", "ibv_devices"];
+    let mut doorbell = command(uv, &words);
+    doorbell.env("UV_CACHE_DIR", place::own_file("uv-cache")).env("UV_TOOL_DIR", place::own_file("uv-tools"));
+    expect_device(&output_of(doorbell)?, "uv tool run")
+}
+
 /// Installs the wheel as CI does, and lists the devices.
 fn installed_by_script(wheel: &str) -> Result<(), String> {
     let folder = place::own_file("installed");
     let mut script = command("sh", &["ci/install.sh", wheel, &folder.to_string_lossy()]);
     script.env_remove("GITHUB_PATH");
     run(script)?;
-    let devices = output_of(command(folder.join("bin/doorbell"), &["run", "--", "ibv_devices"]))?;
-    if !devices.contains("doorbell0") {
-        return Err(format!("there is no doorbell0 in:\n{devices}"));
-    }
+    expect_device(&output_of(command(folder.join("bin/doorbell"), &["run", "--", "ibv_devices"]))?, "ci/install.sh")?;
     // pip rejects a wheel whose name has another C library, as it does on a system with that library.
     let other = place::own_file("other").join("doorbell_rdma-1-py3-none-musllinux_1_2_x86_64.whl");
     copy(Path::new(wheel), &other)?;
