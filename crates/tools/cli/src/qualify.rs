@@ -26,11 +26,13 @@ Examples:
   doorbell qualify -d mlx5_0 --only verbs   the cases of verbs alone
   doorbell qualify -d mlx5_0 --only verbs,exchange --cases rnr    ... those with rnr in their names
 
-The archive has the results of the cases, the deviations, the findings of the doctor, the records of the
-study, and the judgement of captured packets. Addresses, GIDs, GUIDs, names of hosts and users, and paths
-are replaced. It is complete after each step, so an interrupted run leaves a usable archive.
+The archive has the results of the cases, the deviations, the findings of the doctor, the records
+of the study, and the judgement of captured packets. Addresses, GIDs, GUIDs, names of hosts and
+users, and paths are replaced. It is complete after each step, so an interrupted run leaves a usable
+archive.
 
-Exit status: 0 if all parts were carried out, also with deviations; 1 if a part failed; 2 on wrong usage.";
+Exit status: 0 if all parts were carried out, also with deviations; 1 if a part failed; 2 on wrong
+usage.";
 
 /// Time within which another machine accepts a connection.
 const REACHING: Duration = Duration::from_secs(5);
