@@ -14,10 +14,10 @@ use doorbell_wire::{OuterKind, PathMtu};
 
 use crate::observation::srq_slow_sizes;
 use crate::parameters::Parameters;
-use crate::predict::{BoundKind, Prediction, Requests, predict, predict_requests};
+use crate::predict::{BoundKind, Prediction, Requests, predict, predict_offered, predict_requests};
 use crate::workload::{Peers, Workload, WorkloadError};
 
-pub use answer::{Answer, Change, LeftOut, Row, answer, with_options};
+pub use answer::{Answer, Change, LeftOut, Row, answer, grouped, next_best, with_options};
 
 /// Quantity that decides the ranking first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,9 @@ pub struct Need {
     pub sizes: Vec<(u64, f64)>,
     /// Bytes of the reply to each message, in a closed loop. `None` means that messages have no replies.
     pub reply_bytes: Option<u64>,
+    /// Microseconds between a reply and the next request in its place of the window. 0 without replies and with an
+    /// offered rate.
+    pub think_us: u64,
     /// Number of messages without acknowledgement, or of requests without reply, of each connection. `None` means that
     /// the advice chooses the window.
     pub window: Option<u32>,
@@ -68,6 +71,7 @@ impl Need {
         Self {
             sizes: vec![(bytes, 1.0)],
             reply_bytes: None,
+            think_us: 0,
             window: None,
             messages_per_s: None,
             peers: Peers::ONE_TO_ONE,
@@ -105,8 +109,9 @@ pub struct Advice {
     /// Mean latency of a message if no other message is in flight. The latency of a request ends when its reply
     /// arrives.
     pub latency_ns: f64,
-    /// Mean latency while all windows are full ([`Prediction::loaded_ns`]). `None` if the need has an offered rate,
-    /// which determines how full the windows are.
+    /// Mean latency while all windows are full ([`Prediction::loaded_ns`]). With an offered rate, the mean latency of
+    /// requests from the time at which they are due ([`predict_offered`]). `None` for messages without replies at an
+    /// offered rate, and if the rate is not reached.
     pub loaded_ns: Option<f64>,
     /// Predicted messages per second. A request counts together with its reply.
     pub messages_per_s: f64,
@@ -248,6 +253,10 @@ fn check(need: &Need) -> Result<(), AdviseError> {
     {
         return refuse("the number of outstanding messages", window.to_string(), "1 to 16384");
     }
+    if need.think_us > 0 && (need.reply_bytes.is_none() || need.messages_per_s.is_some()) {
+        let allowed = "0 us for messages without replies and with a rate";
+        return refuse("the think time", format!("{} us", need.think_us), allowed);
+    }
     match need.messages_per_s {
         Some(rate) if !(1e-3..=1e12).contains(&rate) => {
             refuse("the rate", format!("{rate} messages/s"), "0.001 to 1000000000000 messages/s")
@@ -339,7 +348,7 @@ fn candidate(
         peers: need.peers,
         ..Workload::new(bytes, window, batch)
     };
-    let prediction = prediction(parameters, need, workload)?;
+    let prediction = Prediction::mean(predictions(parameters, need, workload)?);
     let directions = if need.bidirectional { 2.0 } else { 1.0 };
     let in_flight = directions * f64::from(connections) * f64::from(window);
     let per_thread = |threads: u32| u64::from(connections.div_ceil(threads.max(1)));
@@ -366,7 +375,10 @@ fn candidate(
         depth: pool,
         srq,
         latency_ns: prediction.latency_ns,
-        loaded_ns: need.messages_per_s.is_none().then(|| prediction.loaded_ns(in_flight)),
+        loaded_ns: match need.messages_per_s {
+            None => Some(prediction.loaded_ns(in_flight) - need.think_us as f64 * 1e3),
+            Some(rate) => offered_ns(parameters, need, workload, rate / prediction.messages_per_s)?,
+        },
         messages_per_s: prediction.messages_per_s,
         sender_bytes,
         receiver_bytes,
@@ -375,22 +387,42 @@ fn candidate(
     })
 }
 
-/// Predicts the messages of a need, or its requests with their replies.
-fn prediction(
+/// Predicts the messages of each size of a need, or its requests with their replies, with their shares.
+fn predictions(
     parameters: &Parameters,
     need: &Need,
     workload: impl Fn(u64) -> Workload,
-) -> Result<Prediction, WorkloadError> {
+) -> Result<Vec<(f64, Prediction)>, WorkloadError> {
     let of = |&(bytes, share): &(u64, f64)| {
         let request = workload(bytes);
         let prediction = match need.reply_bytes {
-            Some(reply_bytes) => predict_requests(parameters, &Requests { request, reply_bytes })?,
+            Some(reply_bytes) => {
+                predict_requests(parameters, &Requests { request, reply_bytes, think_us: need.think_us })?
+            }
             None => predict(parameters, &request)?,
         };
         Ok((share, prediction))
     };
-    let predictions: Result<Vec<(f64, Prediction)>, WorkloadError> = need.sizes.iter().map(of).collect();
-    Ok(Prediction::mean(predictions?))
+    need.sizes.iter().map(of).collect()
+}
+
+/// Predicts the mean latency of requests that are due at `busy` of the predicted throughput. Returns `None` for messages
+/// without replies, and for a share of 1 or more, with which ever more requests wait.
+fn offered_ns(
+    parameters: &Parameters,
+    need: &Need,
+    workload: impl Fn(u64) -> Workload,
+    busy: f64,
+) -> Result<Option<f64>, WorkloadError> {
+    let Some(reply_bytes) = need.reply_bytes.filter(|_| busy < 1.0) else { return Ok(None) };
+    let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
+    let mut mean_ns = 0.0;
+    for &(bytes, share) in &need.sizes {
+        let requests = Requests { request: workload(bytes), reply_bytes, think_us: 0 };
+        // The requests of each size take their share of the threads and of the link.
+        mean_ns += share / shares * predict_offered(parameters, &requests, busy)?;
+    }
+    Ok(Some(mean_ns))
 }
 
 /// Returns the bytes of message memory that a connection needs at the sender and at the receiver, for messages of these
@@ -457,12 +489,13 @@ fn reason(parameters: &Parameters, need: &Need, advice: &Advice, first: &Advice)
     if let Some(rate) = need.messages_per_s {
         let share = advice.messages_per_s / rate;
         parts.push(if share < 1.0 {
-            format!("reaches only {:.0} % of the rate: {} binds", 100.0 * share, advice.binding)
+            let digits = if share < 0.01 { 2 } else { 0 };
+            format!("reaches only {:.digits$} % of the rate: {}", 100.0 * share, answer::binds(advice.binding))
         } else {
             format!("{} would bind at {share:.2} times the rate", advice.binding)
         });
     } else {
-        parts.push(format!("{} binds", advice.binding));
+        parts.push(answer::binds(advice.binding));
     }
     let times = |what: &str, value: f64, other: f64| {
         let factor = value / other;

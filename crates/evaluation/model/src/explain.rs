@@ -74,11 +74,28 @@ pub fn explain_operation(parameters: &Parameters, posted: &Posted) -> Result<Exp
 pub fn explain_requests(parameters: &Parameters, requests: &Requests) -> Result<Explanation, WorkloadError> {
     let prediction = predict_requests(parameters, requests)?;
     let bottleneck = prediction.bottleneck();
-    let Requests { request, reply_bytes } = requests;
-    let what =
+    let Requests { request, reply_bytes, think_us } = requests;
+    let mut what =
         format!("requests of {} B with replies of {reply_bytes} B, {} outstanding", request.bytes, request.window);
+    if *think_us > 0 {
+        what += &format!(", {think_us} us of think time");
+    }
     let sentence = without_remedy(&what, "requests", &prediction, &bottleneck);
     Ok(Explanation { prediction, bottleneck, sentence, remedies: Vec::new() })
+}
+
+/// Explains the mean of predictions, each with its share of the messages. `units` is what the rate counts, such as
+/// `messages`. The model has remedies for messages of one size only.
+///
+/// # Panics
+///
+/// There is no prediction.
+pub fn explain_mix(all: Vec<(f64, Prediction)>, units: &str) -> Explanation {
+    let what = format!("mix of {} sizes", all.len());
+    let prediction = Prediction::mean(all);
+    let bottleneck = prediction.bottleneck();
+    let sentence = without_remedy(&what, units, &prediction, &bottleneck);
+    Explanation { prediction, bottleneck, sentence, remedies: Vec::new() }
 }
 
 /// Returns a sentence with the bottleneck and the next bound of `what`, whose rate counts `units`.

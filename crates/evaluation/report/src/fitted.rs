@@ -88,7 +88,7 @@ impl Model for Fitted {
 fn of_requests(parameters: &Parameters, requests: &Requests, quantity: Quantity) -> Option<Prediction> {
     let prediction = predict_requests(parameters, requests).ok()?;
     let value = match quantity {
-        Quantity::MeanLatency => prediction.loaded_ns(requests.in_flight()) / 1e3,
+        Quantity::MeanLatency => requests.loaded_ns(&prediction) / 1e3,
         Quantity::MessageRate => prediction.messages_per_s / 1e6,
         Quantity::Throughput => prediction.bytes_per_s * 8.0 / 1e9,
         _ => return None,

@@ -54,7 +54,8 @@ pub fn departs(model: f64, simulated: f64) -> bool {
 pub struct Simulated {
     /// Mean latency of a single message. The latency of a request ends when its reply arrives.
     pub latency_ns: f64,
-    /// Mean latency of requests with full windows; `None` for messages without replies, and with an offered rate.
+    /// Mean latency of requests with full windows, or with an offered rate from the time at which a request is due.
+    /// `None` for messages without replies.
     pub loaded_ns: Option<f64>,
     /// Messages per second.
     pub messages_per_s: f64,
@@ -93,8 +94,7 @@ pub fn check(need: &Need) -> Result<(), Usage> {
 /// A point of the advice could not be simulated.
 pub fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simulated, PointError> {
     let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
-    let has_loaded = need.reply_bytes.is_some() && need.messages_per_s.is_none();
-    let (mut latency_ns, mut loaded_ns, mut seconds) = (0.0, has_loaded.then_some(0.0), 0.0);
+    let (mut latency_ns, mut loaded_ns, mut seconds) = (0.0, need.reply_bytes.map(|_| 0.0), 0.0);
     let mut notes = Vec::new();
     let mut longest: Option<(f64, Bottleneck)> = None;
     for &(bytes, share) in &need.sizes {
@@ -182,6 +182,7 @@ fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
         connections: need.peers.connections as usize,
         bidirectional: need.bidirectional,
         rate: need.messages_per_s,
+        think_us: need.think_us,
         serving: Serving {
             threads: senders as usize,
             // 0 means the number of senders.
@@ -328,6 +329,44 @@ mod tests {
         // Little's law for 32 requests in flight, which are fewer at the end of the run.
         let in_flight = loaded_ns * simulated.messages_per_s / 1e9;
         assert!((24.0..=33.0).contains(&in_flight), "{in_flight}: {simulated:?}");
+    }
+
+    /// Returns the latency loaded of Send-Receive for a need, by the model and by simulation.
+    fn loaded(need: &Need) -> [f64; 2] {
+        let advice = send_receive(need);
+        let testbed = crate::testbed::by_name("t1").expect("a built-in testbed");
+        let simulated = simulate(testbed, need, &advice).expect("a simulation");
+        [advice.loaded_ns, simulated.loaded_ns].map(|ns| ns.expect("a latency with load"))
+    }
+
+    #[test]
+    fn the_model_knows_the_latency_at_offered_rates() {
+        for rate in [5e5, 3e6, 5e6] {
+            let need = Need {
+                peers: Peers::many_to_one(16),
+                reply_bytes: Some(200),
+                messages_per_s: Some(rate),
+                window: Some(64),
+                ..Need::new(200, Goal::Latency)
+            };
+            let [model, simulated] = loaded(&need);
+            assert!(!departs(model, simulated), "{rate} requests/s: {model} and {simulated} ns");
+        }
+    }
+
+    #[test]
+    fn the_model_knows_the_latency_of_clients_that_think() {
+        for think_us in [5, 200] {
+            let need = Need {
+                peers: Peers::many_to_one(16),
+                reply_bytes: Some(65_536),
+                think_us,
+                window: Some(1),
+                ..Need::new(200, Goal::Latency)
+            };
+            let [model, simulated] = loaded(&need);
+            assert!(!departs(model, simulated), "{think_us} us of think time: {model} and {simulated} ns");
+        }
     }
 
     #[test]

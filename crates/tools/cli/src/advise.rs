@@ -4,6 +4,7 @@
 mod print;
 mod shared;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
@@ -13,6 +14,7 @@ use doorbell_model::workload::{Peers, WorkloadError};
 use doorbell_sim::{Testbed, advise as simulate, testbed};
 use doorbell_wire::{OuterKind, PathMtu};
 
+use crate::bench::settings::read_histogram;
 use crate::failure::{Failure, Usage};
 use crate::model::{ParametersArgument, parse_peers, served};
 use crate::output::note;
@@ -25,17 +27,25 @@ use crate::wire::parse_mtu;
 const SIMULATED: usize = 3;
 
 #[derive(Args)]
+#[command(after_help = crate::bench::pages())]
 pub(crate) struct Advise {
     #[command(flatten)]
     parameters: ParametersArgument,
     /// Message sizes in bytes, separated by commas. A size may have a weight, its share of the messages, after a colon,
     /// as in 64:9,8K:1 [default weight: 1]
-    #[arg(short, long, visible_alias = "request", value_name = "BYTES[:WEIGHT]", value_delimiter = ',',
-          required_unless_present = "shared_memory", value_parser = quantity::weighted_bytes)]
+    #[arg(short, long, visible_aliases = ["request", "sizes"], value_name = "BYTES[:WEIGHT]", value_delimiter = ',',
+          required_unless_present_any = ["shared_memory", "sizes_from"], value_parser = quantity::weighted_bytes)]
     size: Vec<(u64, f64)>,
+    /// Message sizes from a histogram in CSV, with rows BYTES,WEIGHT
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "shared_memory"])]
+    sizes_from: Option<PathBuf>,
     /// Answer each request with a reply of this size, as in 64K; 0 means one-way messages [default: 0]
     #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, conflicts_with = "bidirectional")]
     reply: Option<u64>,
+    /// Microseconds between a reply and the next request of the same slot of the window (closed loop)
+    #[arg(long, value_name = "MICROSECONDS", default_value = "0", requires = "reply", conflicts_with = "rate",
+          value_parser = quantity::count::<u64>)]
+    think: u64,
     /// Number of clients, each a sending thread with its own connection. The default pattern is N:1, one thread that
     /// serves all clients; `doorbell bench --clients N` is N:N by default. With --shared-memory at most 1024 [default:
     /// 1, with --shared-memory 64]
@@ -48,7 +58,8 @@ pub(crate) struct Advise {
     /// [default: `advise` chooses it]
     #[arg(long, value_name = "N", value_parser = quantity::count::<u32>)]
     outstanding: Option<u32>,
-    /// Required messages per second over all connections, as in 2.5M [default: unlimited]
+    /// Required messages per second over all connections, as in 2.5M (open loop). The latency of requests with this
+    /// load counts from the time at which a request is due [default: unlimited]
     #[arg(long, value_name = "N", value_parser = quantity::rate)]
     rate: Option<f64>,
     /// Sending and receiving threads: SENDERS:RECEIVERS
@@ -101,6 +112,12 @@ enum First {
 }
 
 impl Advise {
+    /// Returns the sizes of messages with their weights.
+    fn sizes(&self) -> Result<Vec<(u64, f64)>, Usage> {
+        let Some(file) = &self.sizes_from else { return Ok(self.size.clone()) };
+        Ok(read_histogram(file)?.0.into_iter().map(|(bytes, weight)| (bytes as u64, weight)).collect())
+    }
+
     /// Returns the threads and connections that --clients or --peers request.
     fn peers(&self) -> Peers {
         let threads = served(self.clients, self.server_threads).unwrap_or(self.peers);
@@ -121,8 +138,9 @@ pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
     }
     let parameters = arguments.parameters.read_for(testbed.as_ref().map(|testbed| testbed.name.as_str()))?;
     let need = Need {
-        sizes: arguments.size.clone(),
+        sizes: arguments.sizes()?,
         reply_bytes: arguments.reply.filter(|bytes| *bytes > 0),
+        think_us: arguments.think,
         window: arguments.outstanding,
         messages_per_s: arguments.rate,
         peers: arguments.peers(),
@@ -149,14 +167,14 @@ pub(crate) fn run(arguments: &Advise) -> Result<ExitCode, Failure> {
 /// Simulates all recommendations, and prints them in the order of their simulated figures.
 fn rank_by_simulation(arguments: &Advise, testbed: &Testbed, need: &Need, answer: Answer) -> Result<(), Failure> {
     simulate::check(need)?;
-    let all = answer.rows.into_iter().flat_map(|row| std::iter::once(row.best).chain(row.ties));
-    let all: Vec<Advice> = all.collect();
+    let Answer { rows, left_out, changes, .. } = answer;
+    let all: Vec<Advice> = rows.into_iter().flat_map(|row| std::iter::once(row.best).chain(row.ties)).collect();
     note!("simulating {} recommendations on {}: {}", all.len(), testbed.name, testbed.about);
     let mut progress = Candidates::new(all.len());
     let simulated = all.into_iter().map(|advice| (tried(testbed, need, &advice, &mut progress), advice));
     let mut tried: Vec<_> = simulated.collect();
     tried.sort_by(|(one, _), (other, _)| simulate::compare(need, one, other));
-    Ok(print::by_simulation(arguments.json, testbed, need, &tried)?)
+    Ok(print::by_simulation(arguments.json, testbed, need, &tried, (&left_out, &changes))?)
 }
 
 /// Simulates an advice, and prints its progress and the notes about values that the simulation reduced.
@@ -225,7 +243,10 @@ fn testbed_of(parameters: &Parameters, ipv6: bool) -> Result<Testbed, Usage> {
 fn usage(arguments: &Advise, error: AdviseError) -> Usage {
     let option = match &error {
         AdviseError::Need { what: "the rate", .. } => "--rate",
+        AdviseError::Need { what: "the think time", .. }
+        | AdviseError::Workload(WorkloadError { what: "the think time", .. }) => "--think",
         AdviseError::Need { what: "the number of outstanding messages", .. } => "--outstanding",
+        AdviseError::Need { .. } if arguments.sizes_from.is_some() => "--sizes-from",
         AdviseError::Need { .. } => "-s",
         AdviseError::Memory { .. } => "--memory",
         AdviseError::Workload(WorkloadError { what: "the message size" | "an operation of the protocol", .. }) => "-s",

@@ -10,14 +10,14 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use doorbell_model::cost::Part;
-use doorbell_model::explain::{Explanation, explain, explain_operation, explain_requests};
+use doorbell_model::explain::{Explanation, explain, explain_mix, explain_operation, explain_requests, millions};
 use doorbell_model::operation::Posted;
 use doorbell_model::parameters::Parameters;
-use doorbell_model::predict::{Bound, Prediction, Requests};
+use doorbell_model::predict::{Bound, Prediction, Requests, predict_offered};
 use doorbell_model::workload::{Peers, Workload, WorkloadError};
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Usage};
 use crate::output::{line, note, us};
 use arguments::wrong;
 pub(crate) use arguments::{ParametersArgument, parse_peers, served};
@@ -72,6 +72,8 @@ enum Subject {
     Messages(Workload),
     Requests(Requests),
     Operations(Posted),
+    /// Messages of several sizes, each with its weight; at least one.
+    Mix(Vec<(Subject, f64)>),
 }
 
 impl Subject {
@@ -80,6 +82,7 @@ impl Subject {
             Self::Messages(workload) => workload.bytes,
             Self::Requests(requests) => requests.request.bytes,
             Self::Operations(posted) => posted.bytes,
+            Self::Mix(all) => all.iter().map(|(subject, _)| subject.bytes()).max().unwrap_or(0),
         }
     }
 
@@ -87,6 +90,7 @@ impl Subject {
     fn longest(&self) -> u64 {
         match self {
             Self::Requests(requests) => self.bytes().max(requests.reply_bytes),
+            Self::Mix(all) => all.iter().map(|(subject, _)| subject.longest()).max().unwrap_or(0),
             _ => self.bytes(),
         }
     }
@@ -97,49 +101,130 @@ impl Subject {
             Self::Messages(workload) => Some(workload.peers),
             Self::Requests(requests) => Some(requests.request.peers),
             Self::Operations(_) => None,
+            Self::Mix(all) => all.first().and_then(|(subject, _)| subject.peers()),
         }
+    }
+
+    /// Returns the latency loaded: with full windows, or with the offered rate. Returns `None` for operations, and if
+    /// the rate is not reached.
+    fn loaded_ns(
+        &self,
+        parameters: &Parameters,
+        prediction: &Prediction,
+        rate: Option<f64>,
+    ) -> Result<Option<f64>, WorkloadError> {
+        let share = rate.map_or(0.0, |rate| rate / prediction.messages_per_s);
+        Ok(match self {
+            Self::Operations(_) => None,
+            Self::Messages(workload) => {
+                let directions = if workload.bidirectional { 2.0 } else { 1.0 };
+                let in_flight = directions * f64::from(workload.peers.connections) * f64::from(workload.window);
+                Some(prediction.loaded_ns(in_flight))
+            }
+            Self::Requests(_) if share >= 1.0 => None,
+            Self::Requests(requests) if rate.is_some() => Some(predict_offered(parameters, requests, share)?),
+            Self::Requests(requests) => Some(requests.loaded_ns(prediction)),
+            Self::Mix(_) if share >= 1.0 => None,
+            Self::Mix(all) if rate.is_some() => {
+                let weights: f64 = all.iter().map(|(_, weight)| weight).sum();
+                let mut mean_ns = 0.0;
+                for (subject, weight) in all {
+                    if let Self::Requests(requests) = subject {
+                        mean_ns += weight / weights * predict_offered(parameters, requests, share)?;
+                    }
+                }
+                Some(mean_ns)
+            }
+            // The sizes of a mix share their windows.
+            Self::Mix(all) => match all.first() {
+                Some((subject, _)) => subject.loaded_ns(parameters, prediction, None)?,
+                None => None,
+            },
+        })
     }
 }
 
-/// Subject of a prediction with its explanation.
-type Explained = (Subject, Explanation);
+/// Prediction with its subject and its explanation.
+struct Explained {
+    subject: Subject,
+    explanation: Explanation,
+    /// The latency loaded, in nanoseconds.
+    loaded_ns: Option<f64>,
+}
 
 fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Result<()>) -> Result<(), Failure> {
     let parameters = arguments.parameters.read()?;
+    let (think_us, rate) = arguments.load.pace();
+    if arguments.load.reply_bytes().is_none() && (think_us > 0 || rate.is_some()) {
+        return Err(Usage("--think and --rate need messages with replies: give --reply with at least 1".into()).into());
+    }
     let explained: Result<Vec<Explained>, WorkloadError> = match arguments.load.operations() {
         Some(operations) => operations
             .into_iter()
-            .map(|posted| Ok((Subject::Operations(posted), explain_operation(&parameters, &posted)?)))
-            .collect(),
-        None => arguments
-            .load
-            .workloads()?
-            .into_iter()
-            .map(|workload| match arguments.load.reply_bytes() {
-                Some(reply_bytes) => {
-                    let requests = Requests { request: workload, reply_bytes };
-                    Ok((Subject::Requests(requests), explain_requests(&parameters, &requests)?))
-                }
-                None => Ok((Subject::Messages(workload), explain(&parameters, &workload)?)),
+            .map(|posted| {
+                let explanation = explain_operation(&parameters, &posted)?;
+                Ok(Explained { subject: Subject::Operations(posted), explanation, loaded_ns: None })
             })
             .collect(),
+        None => explained_messages(arguments, &parameters, &arguments.load.workloads()?),
     };
     let explained = explained.map_err(|error| wrong(&error))?;
     if arguments.json {
-        let results: Vec<Value> = explained.iter().map(|(subject, explanation)| result(subject, explanation)).collect();
+        let results: Vec<Value> = explained.iter().map(result).collect();
         line(json!({ "schema": schema, "parameters": parameters, "results": results }))?;
         return Ok(());
     }
     about(&parameters);
-    if let Some(peers) = explained.first().and_then(|(subject, _)| subject.peers()) {
-        note!("Pattern: {peers}. Latencies are of a message alone, rates of full windows.");
+    if let Some(peers) = explained.first().and_then(|explained| explained.subject.peers()) {
+        let load = match rate {
+            Some(rate) => format!("{} M requests/s, from the time at which a request is due", millions(rate)),
+            None => "full windows, as are rates".to_owned(),
+        };
+        note!("Pattern: {peers}. Latencies alone are of one message in flight, and latencies loaded of {load}.");
     }
-    let longest = explained.iter().map(|(subject, _)| subject.longest()).max().unwrap_or(0);
+    for Explained { subject, .. } in &explained {
+        if let Subject::Mix(all) = subject {
+            note!("One mix of {} sizes; the column of bytes has the longest.", all.len());
+        }
+    }
+    let longest = explained.iter().map(|explained| explained.subject.longest()).max().unwrap_or(0);
     if let Some(sentence) = parameters.beyond_published(longest) {
         note!("{sentence}");
     }
     print(&explained)?;
     Ok(())
+}
+
+/// Explains the messages of each size, or of one mix of sizes.
+fn explained_messages(
+    arguments: &Predict,
+    parameters: &Parameters,
+    workloads: &[(Workload, f64)],
+) -> Result<Vec<Explained>, WorkloadError> {
+    let reply_bytes = arguments.load.reply_bytes();
+    let (think_us, rate) = arguments.load.pace();
+    let mut all = Vec::new();
+    for &(workload, weight) in workloads {
+        let (subject, explanation) = match reply_bytes {
+            Some(reply_bytes) => {
+                let requests = Requests { request: workload, reply_bytes, think_us };
+                (Subject::Requests(requests), explain_requests(parameters, &requests)?)
+            }
+            None => (Subject::Messages(workload), explain(parameters, &workload)?),
+        };
+        all.push((subject, weight, explanation));
+    }
+    let with_load = |(subject, explanation): (Subject, Explanation)| {
+        let loaded_ns = subject.loaded_ns(parameters, &explanation.prediction, rate)?;
+        Ok(Explained { subject, explanation, loaded_ns })
+    };
+    if !arguments.load.is_mix() {
+        return all.into_iter().map(|(subject, _, explanation)| with_load((subject, explanation))).collect();
+    }
+    let predictions = all.iter().map(|(_, weight, explanation)| (*weight, explanation.prediction.clone()));
+    let explanation = explain_mix(predictions.collect(), if reply_bytes.is_some() { "requests" } else { "messages" });
+    let mix = Subject::Mix(all.into_iter().map(|(subject, weight, _)| (subject, weight)).collect());
+    Ok(vec![with_load((mix, explanation))?])
 }
 
 /// Prints the origin of the parameters.
@@ -154,16 +239,18 @@ pub(crate) fn about(parameters: &Parameters) {
 
 fn table(explained: &[Explained]) -> io::Result<()> {
     line(format_args!(
-        "{:>10} {:>11} {:>14} {:>11} {:>9}   {:<24} next, times as much",
-        "bytes", "latency, us", "messages/s", "MiB/s", "Gb/s", "bottleneck"
+        "{:>10} {:>9} {:>10} {:>14} {:>11} {:>9}   {:<24} next, times as much",
+        "bytes", "alone, us", "loaded, us", "messages/s", "MiB/s", "Gb/s", "bottleneck"
     ))?;
-    for (subject, Explanation { prediction, bottleneck, .. }) in explained {
+    for Explained { subject, explanation, loaded_ns } in explained {
+        let Explanation { prediction, bottleneck, .. } = explanation;
         let Prediction { latency_ns, messages_per_s, bytes_per_s, .. } = prediction;
         let next = bottleneck.next.map_or_else(String::new, |next| format!("{} {:.2}", next.kind, bottleneck.factor));
         line(format_args!(
-            "{:>10} {:>11} {:>14.0} {:>11.2} {:>9.3}   {:<24} {next}",
+            "{:>10} {:>9} {:>10} {:>14.0} {:>11.2} {:>9.3}   {:<24} {next}",
             subject.bytes(),
             us(*latency_ns),
+            loaded_ns.map_or_else(|| "-".to_owned(), us),
             messages_per_s,
             bytes_per_s / (1 << 20) as f64,
             bytes_per_s * 8.0 / 1e9,
@@ -174,7 +261,7 @@ fn table(explained: &[Explained]) -> io::Result<()> {
 }
 
 fn sentences(explained: &[Explained]) -> io::Result<()> {
-    for (index, (subject, explanation)) in explained.iter().enumerate() {
+    for (index, Explained { subject, explanation, loaded_ns }) in explained.iter().enumerate() {
         if index > 0 {
             line("")?;
         }
@@ -183,7 +270,11 @@ fn sentences(explained: &[Explained]) -> io::Result<()> {
             Subject::Messages(_) => "a message",
             Subject::Requests(_) => "a request and its reply",
             Subject::Operations(_) => "an operation",
+            Subject::Mix(_) => "a message, with its reply if it has one, on average",
         };
+        if let Some(loaded_ns) = loaded_ns {
+            line(format_args!("{:>16} us latency of {what} with this load", us(*loaded_ns)))?;
+        }
         line(format_args!("{:>16} us latency of {what} alone, of which", us(explanation.prediction.latency_ns)))?;
         for Part { name, meaning, ns } in &explanation.prediction.latency_parts {
             line(format_args!("{:>16.3} us  {name:<10} {meaning}", ns / 1e3))?;
@@ -199,7 +290,7 @@ fn sentences(explained: &[Explained]) -> io::Result<()> {
     Ok(())
 }
 
-fn result(subject: &Subject, explanation: &Explanation) -> Value {
+fn result(Explained { subject, explanation, loaded_ns }: &Explained) -> Value {
     let part = |part: &Part| json!({ "name": part.name, "meaning": part.meaning, "ns": part.ns });
     let bound = |bound: &Bound| {
         json!({
@@ -243,12 +334,24 @@ fn result(subject: &Subject, explanation: &Explanation) -> Value {
             "connections": workload.peers.connections,
         })
     };
-    let asked = match subject {
+    let of_requests = |requests: &Requests| {
+        let mut asked = of_messages(&requests.request);
+        asked["reply_bytes"] = json!(requests.reply_bytes);
+        asked["think_us"] = json!(requests.think_us);
+        asked
+    };
+    let mut asked = match subject {
         Subject::Messages(workload) => of_messages(workload),
-        Subject::Requests(requests) => {
-            let mut asked = of_messages(&requests.request);
-            asked["reply_bytes"] = json!(requests.reply_bytes);
-            asked["loaded_ns"] = json!(prediction.loaded_ns(requests.in_flight()));
+        Subject::Requests(requests) => of_requests(requests),
+        Subject::Mix(all) => {
+            let mut asked = match all.first() {
+                Some((Subject::Requests(requests), _)) => of_requests(requests),
+                Some((Subject::Messages(workload), _)) => of_messages(workload),
+                _ => json!({}),
+            };
+            asked["bytes"] = json!(subject.bytes());
+            let sizes = all.iter().map(|(subject, weight)| json!([subject.bytes(), weight]));
+            asked["sizes"] = sizes.collect();
             asked
         }
         Subject::Operations(posted) => json!({
@@ -259,6 +362,7 @@ fn result(subject: &Subject, explanation: &Explanation) -> Value {
             "connections": posted.connections,
         }),
     };
+    asked["loaded_ns"] = json!(loaded_ns);
     if let (Some(result), Value::Object(asked)) = (result.as_object_mut(), asked) {
         result.extend(asked);
     }

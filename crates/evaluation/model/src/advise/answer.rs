@@ -68,6 +68,12 @@ pub fn answer(parameters: &Parameters, need: &Need) -> Result<Answer, AdviseErro
         LeftOut { protocol, reason: misfit(protocol, need).unwrap_or(too_large).to_owned() }
     });
     let left_out = left_out.collect();
+    let rows = grouped(need, all);
+    Ok(Answer { sentence: sentence(need, &rows), rows, left_out, changes: changes(parameters, need) })
+}
+
+/// Groups recommendations that are equal, in the order of the first one of each group.
+pub fn grouped(need: &Need, all: impl IntoIterator<Item = Advice>) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for advice in all {
         match rows.iter_mut().find(|row| is_tie(need, &row.best, &advice)) {
@@ -75,7 +81,7 @@ pub fn answer(parameters: &Parameters, need: &Need) -> Result<Answer, AdviseErro
             None => rows.push(Row { best: advice, ties: Vec::new() }),
         }
     }
-    Ok(Answer { sentence: sentence(need, &rows), rows, left_out, changes: changes(parameters, need) })
+    rows
 }
 
 /// Returns whether two recommendations are equal: within 5 % in latency and throughput, and in copies.
@@ -89,7 +95,7 @@ fn is_tie(need: &Need, one: &Advice, other: &Advice) -> bool {
 }
 
 fn sentence(need: &Need, rows: &[Row]) -> String {
-    let Some(Row { best, ties }) = rows.first() else { return String::new() };
+    let Some(Row { best, .. }) = rows.first() else { return String::new() };
     let (unit, noun) = match need.reply_bytes {
         Some(_) => ("requests", "A request"),
         None => ("messages", "A message"),
@@ -102,13 +108,26 @@ fn sentence(need: &Need, rows: &[Row]) -> String {
         Some(rate) => format!("only {reached} M of {} M {unit}/s; {binds}", millions(rate)),
         None => format!("{reached} M {unit}/s; {binds}"),
     };
-    let loaded = best.loaded_ns.map_or_else(String::new, |ns| format!(" and {} us with this load", short_us(ns)));
-    let next = match rows.get(1) {
-        Some(next) => format!("; the next best, {}, {}", called(next.best.protocol), compared(need, best, &next.best)),
-        None if ties.is_empty() => "; no other protocol suits".to_owned(),
-        None => "; the other protocols that suit are equal within 5 %".to_owned(),
+    let (alone, loaded) = (short_us(best.latency_ns), best.loaded_ns.map(short_us));
+    let loaded = match loaded {
+        // An acknowledgement may free a place of the window before the receiver has found the message.
+        Some(_) if best.loaded_ns < Some(best.latency_ns) => " and with this load".to_owned(),
+        Some(loaded) => format!(" and {loaded} us with this load"),
+        None => String::new(),
     };
-    format!("Take {}: {figure}. {noun} takes {} us alone{loaded}{next}.", with_options(best), short_us(best.latency_ns))
+    format!("Take {}: {figure}. {noun} takes {alone} us alone{loaded}; {}.", with_options(best), next_best(need, rows))
+}
+
+/// Returns a clause about the second row: `the next best, Direct-Write, reaches 12 % less`. Without a second row, the
+/// clause says whether other protocols are equal to the first one.
+pub fn next_best(need: &Need, rows: &[Row]) -> String {
+    match rows {
+        [Row { best, .. }, next, ..] => {
+            format!("the next best, {}, {}", called(next.best.protocol), compared(need, best, &next.best))
+        }
+        [Row { ties, .. }] if !ties.is_empty() => "the other protocols that suit are equal within 5 %".to_owned(),
+        _ => "no other protocol suits".to_owned(),
+    }
 }
 
 /// Returns the protocol of an advice with its options: `Send-Receive with window 32 and batch 8`.
@@ -147,6 +166,15 @@ fn limit(need: &Need, kind: BoundKind) -> String {
             _ => format!("the {name}"),
         },
     };
+    with_verb(&what, kind)
+}
+
+/// Returns a clause with the name of a bound: `sending CPU binds`.
+pub(super) fn binds(kind: BoundKind) -> String {
+    with_verb(kind.name(), kind)
+}
+
+fn with_verb(what: &str, kind: BoundKind) -> String {
     let is_plural = matches!(
         kind,
         BoundKind::SendingUnits
@@ -280,6 +308,36 @@ mod tests {
         let fast = on_t1(&Need { messages_per_s: Some(1e9), ..Need::new(64, Goal::Latency) });
         let reason = &fast.rows[0].best.reason;
         assert!(reason.contains("the highest throughput") && !reason.contains("shortest latency"), "{reason}");
+        assert!(reason.starts_with("reaches only ") && !reason.contains("only 0 %"), "{reason}");
+    }
+
+    #[test]
+    fn bounds_with_plural_names_bind() {
+        assert_eq!(binds(BoundKind::SendingUnits), "sending NIC's units bind");
+        assert_eq!(binds(BoundKind::SendingCpu), "sending CPU binds");
+    }
+
+    #[test]
+    fn a_window_that_is_free_before_the_message_is_found_has_one_time() {
+        let need = Need { peers: Peers::many_to_one(2), ..Need::new(64, Goal::Latency) };
+        let rows = |loaded_ns: f64| {
+            let all = advise(&Parameters::t1(), &need).unwrap().into_iter();
+            grouped(&need, all.map(|advice| Advice { loaded_ns: Some(loaded_ns), latency_ns: 2000.0, ..advice }))
+        };
+        assert!(sentence(&need, &rows(1900.0)).contains(" takes 2.00 us alone and with this load; "));
+        assert!(sentence(&need, &rows(2500.0)).contains(" takes 2.00 us alone and 2.50 us with this load; "));
+    }
+
+    #[test]
+    fn sentences_of_requests_at_a_rate_have_the_time_with_this_load() {
+        let need = Need {
+            reply_bytes: Some(4096),
+            messages_per_s: Some(1e5),
+            peers: Peers::many_to_one(8),
+            ..Need::new(200, Goal::Latency)
+        };
+        let answer = on_t1(&need);
+        assert!(answer.sentence.contains(" us with this load"), "{}", answer.sentence);
     }
 
     #[test]

@@ -213,6 +213,11 @@ fn needs_that_make_no_sense_are_refused() {
         refused(&Need { window: Some(0), ..good.clone() })
             .contains("the number of outstanding messages is 0, allowed is 1 to 16384")
     );
+    for reply_bytes in [None, Some(1)] {
+        let messages_per_s = reply_bytes.map(|_| 1.0);
+        let error = refused(&Need { think_us: 5, reply_bytes, messages_per_s, ..good.clone() });
+        assert_eq!(error, "the think time is 5 us, allowed is 0 us for messages without replies and with a rate");
+    }
     let both = Need { bidirectional: true, reply_bytes: Some(1), ..good.clone() };
     assert!(refused(&both).contains("sending from both sides is on, allowed is off for messages with replies"));
     let peers = Peers { senders: 0, receivers: 0, connections: 0 };
@@ -239,11 +244,32 @@ fn replies_to_many_clients_are_bound_by_the_link_from_the_server() {
     let send_receive = all.iter().find(|advice| advice.protocol == Protocol::SendReceive).unwrap();
     assert!(send_receive.receiver_bytes >= 24 * 16 * 65_536, "{send_receive:#?}");
     assert!(send_receive.sender_bytes < send_receive.receiver_bytes);
-    // With a rate, the windows are not always full.
-    for rate in [1000.0, 1e9] {
-        let paced = on_t1(&Need { messages_per_s: Some(rate), ..need.clone() });
-        assert!(paced.iter().all(|advice| advice.loaded_ns.is_none()), "{paced:#?}");
+    // With a rate, the windows are not always full. A rate that is not reached lets ever more requests wait.
+    let paced = on_t1(&Need { messages_per_s: Some(1000.0), ..need.clone() });
+    for advice in paced.iter().filter(|advice| advice.messages_per_s > 1000.0) {
+        let loaded_ns = advice.loaded_ns.expect("the rate is reached");
+        assert!(loaded_ns >= advice.latency_ns && loaded_ns < 2.0 * advice.latency_ns, "{advice:#?}");
     }
+    let beyond = on_t1(&Need { messages_per_s: Some(1e9), ..need.clone() });
+    assert!(beyond.iter().all(|advice| advice.loaded_ns.is_none()), "{beyond:#?}");
+    let one_way = on_t1(&Need { reply_bytes: None, messages_per_s: Some(1000.0), ..need });
+    assert!(one_way.iter().all(|advice| advice.loaded_ns.is_none()), "{one_way:#?}");
+}
+
+#[test]
+fn clients_that_think_wait_less_for_their_replies() {
+    let need = Need {
+        reply_bytes: Some(65_536),
+        peers: Peers::many_to_one(24),
+        window: Some(1),
+        ..Need::new(200, Goal::Latency)
+    };
+    let [at_once, thinking] = [0, 1000].map(|think_us| on_t1(&Need { think_us, ..need.clone() })[0].clone());
+    assert_eq!((at_once.binding, thinking.binding), (BoundKind::LinkBackward, BoundKind::RoundTrip));
+    let [saturated_ns, idle_ns] = [&at_once, &thinking].map(|advice| advice.loaded_ns.expect("full windows"));
+    assert!(idle_ns < 1.2 * thinking.latency_ns && saturated_ns > 5.0 * idle_ns, "{thinking:#?}");
+    // Each of 24 clients sends a request in a little more than a millisecond.
+    assert!((23_000.0..24_000.0).contains(&thinking.messages_per_s), "{thinking:#?}");
 }
 
 proptest! {

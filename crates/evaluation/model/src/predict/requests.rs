@@ -6,7 +6,8 @@
 //! - the bounds of each direction alone, such as windows, and
 //! - the bounds of CPUs, NICs and the link, with the costs of a request and of its reply together, and
 //! - `connections * outstanding / round trip`. A round trip is `t(request) + t(reply)` with the latencies alone, the
-//!   posts of reports before the reply, and the [waits](super::waiting) for threads, links and free space.
+//!   posts of reports before the reply, and the [waits](super::waiting) for threads, links and free space. The think time
+//!   of the clients counts as a part of the round trip.
 
 use doorbell_protocols::{End, Protocol, Role};
 
@@ -26,7 +27,12 @@ pub struct Requests {
     pub request: Workload,
     /// Bytes of payload per reply.
     pub reply_bytes: u64,
+    /// Microseconds between a reply and the next request in its place of the window.
+    pub think_us: u64,
 }
+
+/// Maximum think time in microseconds, as in measurements.
+const MOST_THINK_US: u64 = 1_000_000;
 
 impl Requests {
     /// Returns the workload of the replies alone, whose senders are the threads of the server.
@@ -59,12 +65,26 @@ impl Requests {
         f64::from(self.request.peers.connections) * f64::from(self.request.window)
     }
 
+    /// Returns the mean nanoseconds from a request to its reply with full windows. By Little's law, a place of a window
+    /// is used again after `in_flight / throughput`, of which the client thinks for a part.
+    pub fn loaded_ns(&self, prediction: &Prediction) -> f64 {
+        prediction.loaded_ns(self.in_flight()) - self.think_ns()
+    }
+
+    fn think_ns(&self) -> f64 {
+        self.think_us as f64 * 1e3
+    }
+
     /// Checks that all numbers are in their ranges and consistent.
     ///
     /// # Errors
     ///
-    /// Returns the error of [`Workload::check`] for the requests or for the replies.
+    /// Returns the error of [`Workload::check`] for the requests or for the replies, or an error for the think time.
     pub fn check(&self) -> Result<(), WorkloadError> {
+        if self.think_us > MOST_THINK_US {
+            let (what, given) = ("the think time", self.think_us);
+            return Err(WorkloadError { what, given, least: 0, most: MOST_THINK_US });
+        }
         self.request().check()?;
         self.replies().check().map_err(|error| match error.what {
             "the message size" => WorkloadError { what: "the reply size", ..error },
@@ -81,13 +101,32 @@ impl Requests {
 pub fn predict_requests(parameters: &Parameters, requests: &Requests) -> Result<Prediction, WorkloadError> {
     let closed = ClosedLoop::of(&Setting::of(parameters), requests)?;
     let values = parameters.values();
-    let without_waits_ns = closed.forms.latency.plus(&closed.late).ns(&values);
+    let without_waits_ns = closed.without_waits_ns(&values) + requests.think_ns();
     let round_trip_ns = round_trip_ns(without_waits_ns, &closed.servers(requests, &values));
     let mut forms = closed.forms;
     let cost = Cost::constant(round_trip_ns / requests.in_flight());
     forms.bounds.push(Form { kind: BoundKind::RoundTrip, cost });
     // Results of measurements count the payload of the longer direction too.
     Ok(Prediction::of(&forms, parameters, requests.request.bytes.max(requests.reply_bytes) as f64))
+}
+
+/// Predicts the mean nanoseconds from the time at which a request is due to its reply, in an open loop. Requests are due
+/// at a fixed rate, in turn on each connection, and `share` is this rate divided by the predicted throughput, below 1.
+///
+/// # Errors
+///
+/// Returns the error of [`Requests::check`] if the requests are impossible.
+pub fn predict_offered(parameters: &Parameters, requests: &Requests, share: f64) -> Result<f64, WorkloadError> {
+    let requests = Requests { think_us: 0, ..*requests };
+    let requests_per_ns = share * predict_requests(parameters, &requests)?.messages_per_s / 1e9;
+    let closed = ClosedLoop::of(&Setting::of(parameters), &requests)?;
+    let values = parameters.values();
+    let waits = closed.servers(&requests, &values).into_iter().map(|server| {
+        let servers = requests.in_flight() / server.in_flight;
+        // A server that binds saves reports, so it is busy for at most this share of the time.
+        server.offered_wait_ns((requests_per_ns / servers * server.busy_ns).min(share))
+    });
+    Ok(closed.without_waits_ns(&values) + waits.sum::<f64>())
 }
 
 /// Costs of requests in a closed loop.
@@ -131,6 +170,11 @@ impl ClosedLoop {
         let mut push = |kind, cost: Cost| unsaturated.push(Form { kind, cost });
         there.with_replies(&back).resources(setting, &request, &mut push);
         Ok(Self { forms, unsaturated, late, looks, crossings })
+    }
+
+    /// Returns the nanoseconds of a request and its reply that wait for no thread and no link.
+    fn without_waits_ns(&self, values: &Values) -> f64 {
+        self.forms.latency.plus(&self.late).ns(values)
     }
 
     /// Returns the threads and links for which requests wait.
@@ -230,7 +274,7 @@ mod tests {
     use crate::predict::predict;
 
     fn of(request: Workload, reply_bytes: u64) -> (Requests, Prediction) {
-        let requests = Requests { request, reply_bytes };
+        let requests = Requests { request, reply_bytes, think_us: 0 };
         (requests, predict_requests(&Parameters::t1(), &requests).unwrap())
     }
 
@@ -361,8 +405,36 @@ mod tests {
 
     #[test]
     fn a_reply_that_is_too_long_is_refused_by_its_name() {
-        let requests = Requests { request: Workload::sequential(16), reply_bytes: 1 << 40 };
+        let requests = Requests { request: Workload::sequential(16), reply_bytes: 1 << 40, think_us: 0 };
         let error = predict_requests(&Parameters::t1(), &requests).expect_err("too long");
         assert_eq!(error.to_string(), "the reply size is 1099511627776, allowed is 0 to 1073741824");
+        let requests = Requests { reply_bytes: 16, think_us: 1 << 40, ..requests };
+        let error = predict_requests(&Parameters::t1(), &requests).expect_err("too long");
+        assert_eq!(error.to_string(), "the think time is 1099511627776, allowed is 0 to 1000000");
+    }
+
+    #[test]
+    fn clients_that_think_send_fewer_requests() {
+        let t1 = Parameters::t1();
+        let (busy, without) = of(clients(16, Protocol::SendReceive), 200);
+        let thinking = Requests { think_us: 100, ..busy };
+        let with = predict_requests(&t1, &thinking).unwrap();
+        assert!(is_near(with.latency_ns, without.latency_ns), "{with:#?}");
+        // With 16 clients, almost no request meets another one. A round trip takes little more than the latency alone.
+        let loaded_ns = thinking.loaded_ns(&with);
+        assert!(is_near(16e9 / with.messages_per_s, loaded_ns + 100e3), "{with:#?}");
+        assert!(loaded_ns >= with.latency_ns && loaded_ns < busy.loaded_ns(&without), "{loaded_ns}");
+    }
+
+    #[test]
+    fn a_request_of_an_open_loop_waits_longer_at_a_higher_rate() {
+        let t1 = Parameters::t1();
+        let (requests, prediction) = of(Workload { window: 64, depth: 128, ..clients(16, Protocol::SendReceive) }, 200);
+        let at = |share| predict_offered(&t1, &requests, share).unwrap();
+        let times = [0.0, 0.25, 0.5, 0.75, 0.9, 0.99].map(at);
+        assert!(times.is_sorted() && times[0] >= prediction.latency_ns && times[5].is_finite(), "{times:?}");
+        // The server looks at 16 connections in turns. Half a turn takes 0.4 us.
+        assert!(times[0] < prediction.latency_ns + 600.0 && times[4] > prediction.latency_ns + 1500.0, "{times:?}");
+        assert!(is_near(predict_offered(&t1, &Requests { think_us: 50, ..requests }, 0.5).unwrap(), times[2]));
     }
 }

@@ -22,7 +22,7 @@
 //! ```
 //!
 //! The latency alone contains the mean wait for a thread that looks at one connection, `u / 2`. The right side falls
-//! with `R`, so there is one solution.
+//! with `R`, so there is one solution. In an open loop, `r` is the offered rate times `b`.
 //!
 //! A link is a server without looks. Requests that cross it once take turns in a closed loop, so their bound predicts
 //! simulated round trips within 2 %, also where the link is nearly saturated. Exact mean value analysis assumes random
@@ -50,7 +50,12 @@ impl Server {
     /// Returns the mean nanoseconds for which a request waits for the server, beyond the wait of a request alone. The
     /// wait is infinite if the server cannot serve all requests within `round_trip_ns`.
     fn wait_ns(&self, round_trip_ns: f64) -> f64 {
-        let busy = (self.in_flight - 1.0).max(0.0) * self.busy_ns / round_trip_ns;
+        self.offered_wait_ns((self.in_flight - 1.0).max(0.0) * self.busy_ns / round_trip_ns)
+    }
+
+    /// Returns the mean nanoseconds for which a request waits for the server, which serves others for the share `busy`
+    /// of the time.
+    pub(super) fn offered_wait_ns(&self, busy: f64) -> f64 {
         if self.visits == 0.0 {
             return 0.0;
         }

@@ -22,7 +22,7 @@ pub fn requests_of(record: &PointRecord) -> Option<Requests> {
         return None;
     }
     let request = workload(asked, result, PathMtu::from_bytes(result.mtu)?);
-    Some(Requests { request, reply_bytes: asked.reply_bytes(result.bytes) as u64 })
+    Some(Requests { request, reply_bytes: asked.reply_bytes(result.bytes) as u64, think_us: 0 })
 }
 
 #[cfg(test)]

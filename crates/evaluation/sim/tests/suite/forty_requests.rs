@@ -111,7 +111,7 @@ impl Question {
             peers: need.peers,
             ..Workload::new(self.bytes, window, batch)
         };
-        let requests = Requests { request, reply_bytes: self.reply_bytes };
+        let requests = Requests { request, reply_bytes: self.reply_bytes, think_us: 0 };
         let predicted = predict_requests(&t1, &requests).unwrap_or_else(|error| panic!("{}: {error}", self.name()));
         let testbed = testbed::by_name("t1").expect("a built-in testbed");
         let simulated = simulate(testbed, &need, &advice).unwrap_or_else(|error| panic!("{}: {error}", self.name()));

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io;
 
-use doorbell_model::advise::{Advice, Answer, Change, LeftOut, Need, Row, useful, with_options};
+use doorbell_model::advise::{Advice, Answer, Change, LeftOut, Need, Row, grouped, next_best, useful, with_options};
 use doorbell_model::explain::millions;
 use doorbell_model::parameters::Parameters;
 use doorbell_record::{Parameters as Measured, SizeMix};
@@ -13,7 +13,7 @@ use doorbell_sim::session::PointError;
 use serde_json::{Value, json};
 
 use crate::model::about;
-use crate::output::{line, note, us};
+use crate::output::{line, note, us, wrapped};
 
 /// Result of the simulation of an advice.
 pub(super) type Tried = Result<Simulated, PointError>;
@@ -24,7 +24,7 @@ pub(super) type Checked<'a> = Option<(&'a Testbed, Vec<Tried>)>;
 /// Prints an answer: its sentence first, then all protocols, the ones left out, and changes.
 pub(super) fn text(parameters: &Parameters, need: &Need, answer: &Answer, checked: &Checked<'_>) -> io::Result<()> {
     about(parameters);
-    note!("Pattern of all figures: {}.", need.peers);
+    pattern(need);
     note!("Not in these figures: copies between rings and the destinations of messages, waking up, loss.");
     let longest = need.sizes.iter().map(|(bytes, _)| *bytes).chain(need.reply_bytes).max().unwrap_or(0);
     if let Some(sentence) = parameters.beyond_published(longest) {
@@ -33,6 +33,7 @@ pub(super) fn text(parameters: &Parameters, need: &Need, answer: &Answer, checke
     line(&answer.sentence)?;
     line("")?;
     rows(need, &answer.rows)?;
+    let first = answer.rows.first().map(|row| &row.best);
     if let Some((testbed, tried)) = checked {
         line(format_args!("\nSimulated on {}, with the same pattern:", testbed.name))?;
         for (row, tried) in answer.rows.iter().zip(tried) {
@@ -44,19 +45,41 @@ pub(super) fn text(parameters: &Parameters, need: &Need, answer: &Answer, checke
             line(format_args!("By simulation, take {first}: {rate} M {}, {time} us alone.", unit(need)))?;
         }
     }
-    if !answer.left_out.is_empty() {
-        line("\nLeft out:")?;
-        answer
-            .left_out
-            .iter()
-            .try_for_each(|LeftOut { protocol, reason }| line(format_args!("  {protocol}: {reason}")))?;
+    ending(need, first, "After a change of the need:", (&answer.left_out, &answer.changes))
+}
+
+/// Prints the pattern of all figures, and that they are those of a mix.
+fn pattern(need: &Need) {
+    note!("Pattern of all figures: {}.", need.peers);
+    if need.sizes.len() > 1 {
+        note!("All figures are means over one mix of {} sizes.", need.sizes.len());
     }
-    line("\nAfter a change of the need:")?;
-    answer.changes.iter().try_for_each(|change| line(format_args!("  {}", changed(need, answer, change))))?;
-    match answer.rows.first().and_then(|row| measured(need, &row.best)) {
-        Some(parameters) => line(format_args!("\nMeasure the first protocol here:\n  {}", command(&parameters))),
+}
+
+/// Protocols without a row, and first recommendations after changes.
+pub(super) type Others<'a> = (&'a [LeftOut], &'a [Change]);
+
+/// Prints the protocols that are left out, the changes, the command that measures the first advice, and its page.
+fn ending(need: &Need, first: Option<&Advice>, title: &str, (left_out, changes): Others<'_>) -> io::Result<()> {
+    if !left_out.is_empty() {
+        line("\nLeft out:")?;
+        left_out.iter().try_for_each(|LeftOut { protocol, reason }| line(format_args!("  {protocol}: {reason}")))?;
+    }
+    line(format_args!("\n{title}"))?;
+    changes.iter().try_for_each(|change| line(format_args!("  {}", changed(need, first, change))))?;
+    let Some(first) = first else { return Ok(()) };
+    line(format_args!("\n{} is described in {}.", first.protocol, first.protocol.page()))?;
+    match measured(need, first) {
+        Some(parameters) => line(format_args!("Measure the first protocol here:\n  {}", command(&parameters))),
         None => Ok(()),
     }
+}
+
+/// Returns a line about the recommendations that are equal to the one above, broken at 100 columns.
+fn equal(ties: &[Advice]) -> String {
+    let names: Vec<String> =
+        ties.iter().map(|tie| format!("{} (window {}, batch {})", tie.protocol, tie.window, tie.batch)).collect();
+    wrapped(&format!("  equal within 5 %: {}", names.join(", "))).replace('\n', "\n    ")
 }
 
 /// Returns the command that measures a stream with these parameters.
@@ -85,6 +108,7 @@ fn command(parameters: &Measured) -> String {
         (parameters.bidirectional, " -b".to_owned()),
         (parameters.mtu.is_some(), format!(" -m {}", parameters.mtu.unwrap_or(0))),
         (parameters.rate.is_some(), format!(" --rate {}", parameters.rate.unwrap_or(0.0))),
+        (parameters.think_us > 0, format!(" --think {}", parameters.think_us)),
         (
             parameters.memory_bytes != plain.memory_bytes,
             format!(" --memory {}", parameters.memory_bytes.div_ceil(1 << 20)),
@@ -101,7 +125,7 @@ fn unit(need: &Need) -> &'static str {
 
 fn rows(need: &Need, rows: &[Row]) -> io::Result<()> {
     line(format_args!(
-        "{:<33} {:>6} {:>5} {:>5} {:>4} {:>9} {:>10} {:>12} {:>11} {:>12}   reason",
+        "{:<29} {:>6} {:>5} {:>5} {:>3} {:>9} {:>10} {:>11} {:>14}",
         "protocol",
         "window",
         "batch",
@@ -110,13 +134,12 @@ fn rows(need: &Need, rows: &[Row]) -> io::Result<()> {
         "alone, us",
         "loaded, us",
         unit(need),
-        "sender KiB",
-        "receiver KiB"
+        "send+recv KiB"
     ))?;
     for Row { best, ties } in rows {
         let kib = |bytes: u64| bytes.div_ceil(1024);
         line(format_args!(
-            "{:<33} {:>6} {:>5} {:>5} {:>4} {:>9} {:>10} {:>12.0} {:>11} {:>12}   {}",
+            "{:<29} {:>6} {:>5} {:>5} {:>3} {:>9} {:>10} {:>11.0} {:>14}",
             best.protocol,
             best.window,
             best.batch,
@@ -125,16 +148,11 @@ fn rows(need: &Need, rows: &[Row]) -> io::Result<()> {
             us(best.latency_ns),
             best.loaded_ns.map_or("-".to_owned(), us),
             best.messages_per_s,
-            kib(best.sender_bytes),
-            kib(best.receiver_bytes),
-            best.reason
+            format!("{}+{}", kib(best.sender_bytes), kib(best.receiver_bytes))
         ))?;
+        line(wrapped(&format!("  {}", best.reason)).replace('\n', "\n  "))?;
         if !ties.is_empty() {
-            let names: Vec<String> = ties
-                .iter()
-                .map(|tie| format!("{} (window {}, batch {})", tie.protocol, tie.window, tie.batch))
-                .collect();
-            line(format_args!("  equal within 5 %: {}", names.join(", ")))?;
+            line(equal(ties))?;
         }
     }
     Ok(())
@@ -194,18 +212,19 @@ fn judged(need: &Need, advice: &Advice, tried: &Tried) -> String {
 }
 
 /// Returns a change with its first advice, and whether the protocol differs.
-fn changed(need: &Need, answer: &Answer, change: &Change) -> String {
+fn changed(need: &Need, advice: Option<&Advice>, change: &Change) -> String {
     let Change { what, peers, first } = change;
     let pattern =
         if *peers == need.peers { String::new() } else { format!(" ({}:{})", peers.senders, peers.receivers) };
     let what = format!("{what}{pattern}");
     match first {
         Ok(first) => {
-            let is_same = answer.rows.first().is_some_and(|row| row.best.protocol == first.protocol);
+            let is_same = advice.is_some_and(|advice| advice.protocol == first.protocol);
             let word = if is_same { "" } else { "; another protocol" };
             let rate = millions(first.messages_per_s);
             let (unit, binds) = (unit(need), first.binding);
-            format!("{what:<26} {}: {rate} M {unit}, {binds}{word}", with_options(first))
+            let pace = if need.messages_per_s.is_some() { "at most " } else { "" };
+            format!("{what:<26} {}: {pace}{rate} M {unit}, {binds}{word}", with_options(first))
         }
         Err(error) => format!("{what:<26} no advice: {error}"),
     }
@@ -226,15 +245,6 @@ pub(super) fn json(parameters: &Parameters, need: &Need, answer: &Answer, checke
         }
         value
     };
-    let change = |Change { what, peers, first }: &Change| {
-        let mut value = json!({ "what": what, "pattern": peers.to_string() });
-        match first {
-            Ok(first) => value["first"] = object(first),
-            Err(error) => value["failed"] = json!(error.to_string()),
-        }
-        value
-    };
-    let left_out = |LeftOut { protocol, reason }: &LeftOut| json!({ "protocol": protocol.name(), "reason": reason });
     let mut value = json!({
         "schema": "doorbell-advise/1",
         "answer": answer.sentence,
@@ -243,6 +253,7 @@ pub(super) fn json(parameters: &Parameters, need: &Need, answer: &Answer, checke
         "ranked": answer.rows.iter().enumerate().map(row).collect::<Vec<_>>(),
         "left_out": answer.left_out.iter().map(left_out).collect::<Vec<_>>(),
         "changes": answer.changes.iter().map(change).collect::<Vec<_>>(),
+        "page": answer.rows.first().map(|row| row.best.protocol.page()),
     });
     if let Some((testbed, tried)) = checked {
         value["testbed"] = json!(testbed.name);
@@ -252,23 +263,52 @@ pub(super) fn json(parameters: &Parameters, need: &Need, answer: &Answer, checke
     line(value)
 }
 
-/// Prints recommendations in the order of their simulated figures, with the figures of the model beside them.
+/// Returns a protocol that is left out as a JSON object.
+fn left_out(LeftOut { protocol, reason }: &LeftOut) -> Value {
+    json!({ "protocol": protocol.name(), "reason": reason })
+}
+
+/// Returns a change with its first advice as a JSON object.
+fn change(Change { what, peers, first }: &Change) -> Value {
+    let mut value = json!({ "what": what, "pattern": peers.to_string() });
+    match first {
+        Ok(first) => value["first"] = object(first),
+        Err(error) => value["failed"] = json!(error.to_string()),
+    }
+    value
+}
+
+/// Returns the recommendations with their simulated figures, in groups of equal ones.
+fn groups(need: &Need, tried: &[(Tried, Advice)]) -> Vec<Row> {
+    let with_figures = |(tried, advice): &(Tried, Advice)| {
+        let Simulated { latency_ns, loaded_ns, messages_per_s, .. } = tried.as_ref().ok()?;
+        let (latency_ns, loaded_ns, messages_per_s) = (*latency_ns, *loaded_ns, *messages_per_s);
+        Some(Advice { latency_ns, loaded_ns, messages_per_s, ..advice.clone() })
+    };
+    grouped(need, tried.iter().filter_map(with_figures))
+}
+
+/// Prints recommendations in the order of their simulated figures, with the figures of the model beside them. Those
+/// that are equal to an earlier one by simulation have no row of their own.
 pub(super) fn by_simulation(
     as_json: bool,
     testbed: &Testbed,
     need: &Need,
     tried: &[(Tried, Advice)],
+    others: Others<'_>,
 ) -> io::Result<()> {
+    let groups = groups(need, tried);
     let sentence = match tried.first() {
         Some((Ok(simulated), advice)) => format!(
-            "Take {}: {} M {} and {} us alone{}, simulated on {}{}.",
+            "Take {}: {} M {} and {} us alone{}, simulated on {}{}; {}.",
             with_options(advice),
             millions(simulated.messages_per_s),
             unit(need),
             us(simulated.latency_ns),
             loaded(simulated),
             testbed.name,
-            simulated.bottleneck.map_or_else(String::new, |limit| format!("; the limit is {limit}"))
+            simulated.bottleneck.map_or_else(String::new, |limit| format!("; the limit is {limit}")),
+            next_best(need, &groups)
         ),
         _ => format!("No advice could be simulated on {}.", testbed.name),
     };
@@ -285,26 +325,23 @@ pub(super) fn by_simulation(
             "pattern": need.peers.to_string(),
             "testbed": testbed.name,
             "ranked": ranked,
+            "left_out": others.0.iter().map(left_out).collect::<Vec<_>>(),
+            "changes": others.1.iter().map(change).collect::<Vec<_>>(),
+            "page": tried.first().map(|(_, advice)| advice.protocol.page()),
         }));
     }
-    note!("Pattern of all figures: {}.", need.peers);
+    pattern(need);
     note!("Simulated figures are of {} in virtual time; the model's stand beside them.", testbed.name);
     line(sentence)?;
     line("")?;
     line(format_args!(
-        "{:<33} {:>6} {:>5} {:>5} {:>4} {:>13} {:>10} {:>13} {:>13} {:>13}   limit",
-        "protocol",
-        "window",
-        "batch",
-        "depth",
-        "SRQ",
-        "simulated, us",
-        "loaded, us",
-        "simulated/s",
-        "model, us",
-        "model/s"
+        "{:<29} {:>6} {:>5} {:>5} {:>3} {:>9} {:>10} {:>9} {:>9} {:>9}   limit",
+        "protocol", "window", "batch", "depth", "SRQ", "alone, us", "loaded, us", "rate/s", "model, us", "model/s"
     ))?;
     for (tried, advice) in tried {
+        if groups.iter().any(|row| row.ties.iter().any(|tie| tie.protocol == advice.protocol)) {
+            continue;
+        }
         let none = || "-".to_owned();
         let [latency, loaded, rate, limit] = match tried {
             Ok(simulated) => [
@@ -319,7 +356,7 @@ pub(super) fn by_simulation(
             }
         };
         line(format_args!(
-            "{:<33} {:>6} {:>5} {:>5} {:>4} {latency:>13} {loaded:>10} {rate:>13} {:>13} {:>13.0}   {limit}",
+            "{:<29} {:>6} {:>5} {:>5} {:>3} {latency:>9} {loaded:>10} {rate:>9} {:>9} {:>9.0}   {limit}",
             advice.protocol,
             advice.window,
             advice.batch,
@@ -328,8 +365,13 @@ pub(super) fn by_simulation(
             us(advice.latency_ns),
             advice.messages_per_s
         ))?;
+        match groups.iter().find(|row| row.best.protocol == advice.protocol) {
+            Some(row) if !row.ties.is_empty() => line(equal(&row.ties))?,
+            _ => {}
+        }
     }
-    Ok(())
+    let first = tried.iter().find(|(tried, _)| tried.is_ok()).map(|(_, advice)| advice);
+    ending(need, first, "After a change of the need, by the model:", others)
 }
 
 fn simulated(tried: &Tried) -> Value {
@@ -386,5 +428,20 @@ mod tests {
             let found = better_by_simulation(&answer.rows, &tried).map(|(row, _)| row.best.protocol);
             assert_eq!(found, better.map(|index: usize| answer.rows[index].best.protocol));
         }
+    }
+
+    #[test]
+    fn equal_simulated_figures_have_one_row() {
+        let need = Need::new(64, Goal::Latency);
+        let all: Vec<Advice> = answer(&Parameters::t1(), &need).unwrap().rows.into_iter().map(|row| row.best).collect();
+        let simulated = |latency_ns: f64| -> Tried {
+            Ok(Simulated { latency_ns, loaded_ns: None, messages_per_s: 1e6, bottleneck: None, notes: Vec::new() })
+        };
+        let tried: Vec<(Tried, Advice)> = [2000.0, 2040.0, 2600.0].map(simulated).into_iter().zip(all).collect();
+        let groups = groups(&need, &tried);
+        assert_eq!((groups.len(), groups[0].ties.len()), (2, 1));
+        assert_eq!(groups[0].best.protocol, tried[0].1.protocol);
+        assert!(next_best(&need, &groups).ends_with("takes 30 % longer alone"), "{}", next_best(&need, &groups));
+        assert!(equal(&groups[0].ties).starts_with("  equal within 5 %: "));
     }
 }

@@ -22,29 +22,38 @@ const TESTBED: &str = "connectx5-100g-far";
 /// Default number of clients.
 const CLIENTS: usize = 64;
 
+/// Options of messages, which no shared memory has. Clap demands no option that a given option excludes, so each option
+/// of shared memory excludes them too.
+const OF_MESSAGES: [&str; 3] = ["reply", "outstanding", "server_threads"];
+
 /// Workload of memory that clients share.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Shared memory")]
 pub(super) struct SharedMemory {
     /// Advise on clients that share passive memory: rank the strategies for values of -s bytes [default: 128],
     /// simulated on --testbed [default: connectx5-100g-far]
-    #[arg(long, conflicts_with_all = ["reply", "outstanding", "server_threads"])]
+    #[arg(long, conflicts_with_all = OF_MESSAGES)]
     pub(super) shared_memory: bool,
     /// Take the figures from the records of `doorbell study far-memory` in DIR instead of simulating. The figures are
     /// those of the recorded workload that is closest to the given workload
-    #[arg(long, value_name = "DIR", requires = "shared_memory", conflicts_with = "testbed")]
+    #[arg(long, value_name = "DIR", requires = "shared_memory",
+          conflicts_with_all = OF_MESSAGES, conflicts_with = "testbed")]
     records: Option<PathBuf>,
     /// Percentage of operations that are puts
-    #[arg(long, value_name = "PERCENT", default_value = "50", requires = "shared_memory", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", default_value = "50", requires = "shared_memory",
+          conflicts_with_all = OF_MESSAGES, value_parser = percent)]
     writes: f64,
     /// Skew of the keys: the exponent of Zipf's law; 0 means uniform
-    #[arg(long, value_name = "EXPONENT", default_value = "0.99", requires = "shared_memory", value_parser = skew)]
+    #[arg(long, value_name = "EXPONENT", default_value = "0.99", requires = "shared_memory",
+          conflicts_with_all = OF_MESSAGES, value_parser = skew)]
     zipf: f64,
     /// Number of keys; all of them exist
-    #[arg(long, value_name = "N", default_value = "1024", requires = "shared_memory", value_parser = quantity::count::<u64>)]
+    #[arg(long, value_name = "N", default_value = "1024", requires = "shared_memory",
+          conflicts_with_all = OF_MESSAGES, value_parser = quantity::count::<u64>)]
     keys: u64,
     /// Number of hosts among which the clients are distributed
-    #[arg(long, value_name = "N", default_value = "2", requires = "shared_memory", value_parser = far_clients)]
+    #[arg(long, value_name = "N", default_value = "2", requires = "shared_memory",
+          conflicts_with_all = OF_MESSAGES, value_parser = far_clients)]
     hosts: usize,
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::parser::ValueSource;
@@ -59,14 +59,7 @@ impl Settings {
             let mix = SizeMix(sizes.collect());
             return Ok((!mix.0.is_empty()).then_some(mix));
         };
-        let shown = file.display().to_string();
-        let mut text = String::new();
-        let read = File::open(file).and_then(|opened| opened.take(MAX_HISTOGRAM + 1).read_to_string(&mut text));
-        read.map_err(|error| Usage(format!("--sizes-from {shown}: {error}")))?;
-        if text.len() as u64 > MAX_HISTOGRAM {
-            return Err(Usage(format!("--sizes-from {shown}: the file is longer than {MAX_HISTOGRAM} B, the maximum")));
-        }
-        SizeMix::from_csv(&shown, &text).map(Some).map_err(Usage)
+        read_histogram(file).map(Some)
     }
 
     /// Changes the parameters to the given settings.
@@ -78,6 +71,18 @@ impl Settings {
         }
         Ok(())
     }
+}
+
+/// Reads the mix of `--sizes-from`.
+pub(crate) fn read_histogram(file: &Path) -> Result<SizeMix, Usage> {
+    let shown = file.display().to_string();
+    let mut text = String::new();
+    let read = File::open(file).and_then(|opened| opened.take(MAX_HISTOGRAM + 1).read_to_string(&mut text));
+    read.map_err(|error| Usage(format!("--sizes-from {shown}: {error}")))?;
+    if text.len() as u64 > MAX_HISTOGRAM {
+        return Err(Usage(format!("--sizes-from {shown}: the file is longer than {MAX_HISTOGRAM} B, the maximum")));
+    }
+    SizeMix::from_csv(&shown, &text).map_err(Usage)
 }
 
 /// Returns the help of `--protocol`.

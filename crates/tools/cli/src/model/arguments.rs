@@ -1,6 +1,6 @@
 //! Parameters and workloads on the command line of `doorbell model`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use doorbell_claims::UnknownTestbed;
@@ -11,6 +11,7 @@ use doorbell_output::files;
 use doorbell_protocols::Protocol;
 use doorbell_wire::{OuterKind, PathMtu};
 
+use crate::bench::settings::read_histogram;
 use crate::failure::{Failure, Usage};
 use crate::quantity;
 use crate::wire::parse_mtu;
@@ -77,6 +78,13 @@ pub(crate) struct Load {
     #[arg(short, long, visible_alias = "request", value_name = "BYTES", value_delimiter = ',',
           value_parser = quantity::bytes)]
     size: Vec<u64>,
+    /// Mix of message sizes with weights, as in 64:0.9,64K:0.1: one prediction for messages of all sizes
+    #[arg(long, value_name = "BYTES:WEIGHT", value_delimiter = ',', value_parser = quantity::weighted_bytes,
+          conflicts_with = "size")]
+    sizes: Vec<(u64, f64)>,
+    /// Mix of message sizes from a histogram in CSV, with rows BYTES,WEIGHT
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "sizes"])]
+    sizes_from: Option<PathBuf>,
     /// Window and batch by name: sequential (1 unacknowledged), unbatched (64, posted one by one), batched (256,
     /// eight per post)
     #[arg(
@@ -129,6 +137,14 @@ pub(crate) struct Load {
     /// The latency ends when the reply arrives. 0 means one-way messages
     #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, conflicts_with = "bidirectional")]
     reply: Option<u64>,
+    /// Microseconds between a reply and the next request of the same slot of the window (closed loop)
+    #[arg(long, value_name = "MICROSECONDS", default_value = "0", requires = "reply",
+          value_parser = quantity::count::<u64>)]
+    think: u64,
+    /// Offered requests per second over all connections, as in 2.5M (open loop). The latency loaded then counts from
+    /// the time at which a request is due [default: full windows]
+    #[arg(long, value_name = "N", value_parser = quantity::rate, requires = "reply", conflicts_with = "think")]
+    rate: Option<f64>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the path MTU of the parameters]
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     mtu: Option<PathMtu>,
@@ -141,7 +157,7 @@ pub(crate) struct Load {
 }
 
 /// Options of messages that do not apply to operations of bare queue pairs.
-const NOT_OF_OPERATIONS: [&str; 10] = [
+const NOT_OF_OPERATIONS: [&str; 12] = [
     "protocol",
     "depth",
     "peers",
@@ -152,6 +168,8 @@ const NOT_OF_OPERATIONS: [&str; 10] = [
     "bidirectional",
     "reply",
     "config",
+    "sizes",
+    "sizes_from",
 ];
 
 fn parse_operation(name: &str) -> Result<PostedOperation, String> {
@@ -197,14 +215,43 @@ impl Load {
         self.reply.filter(|bytes| *bytes > 0)
     }
 
+    /// Returns the think time of the clients, and the offered requests per second.
+    pub(crate) fn pace(&self) -> (u64, Option<f64>) {
+        (self.think, self.rate)
+    }
+
+    /// Returns whether the sizes are those of one mix.
+    pub(crate) fn is_mix(&self) -> bool {
+        !self.sizes.is_empty() || self.sizes_from.is_some()
+    }
+
+    /// Returns the sizes with their weights, which are 1 unless the sizes are those of a mix.
+    fn weighted_sizes(&self) -> Result<Vec<(u64, f64)>, Usage> {
+        if let Some(file) = &self.sizes_from {
+            let mix = read_histogram(file)?;
+            return Ok(mix.0.into_iter().map(|(bytes, weight)| (bytes as u64, weight)).collect());
+        }
+        for (bytes, weight) in &self.sizes {
+            if !(1e-9..=1e9).contains(weight) {
+                let allowed = "0.000000001 to 1000000000";
+                return Err(Usage(format!("--sizes: the weight of {bytes} B is {weight}, allowed is {allowed}")));
+            }
+        }
+        let plain = if self.size.is_empty() { &DEFAULT_SIZES[..] } else { &self.size };
+        Ok(match self.sizes.as_slice() {
+            [] => plain.iter().map(|&bytes| (bytes, 1.0)).collect(),
+            sizes => sizes.to_vec(),
+        })
+    }
+
     fn outer(&self) -> OuterKind {
         let outer = if self.ipv6 { OuterKind::IPV6 } else { OuterKind::IPV4 };
         if self.vlan { outer.with_vlan() } else { outer }
     }
 
-    /// Returns one workload per size.
-    pub(crate) fn workloads(&self) -> Result<Vec<Workload>, Usage> {
-        let sizes = if self.size.is_empty() { &DEFAULT_SIZES[..] } else { &self.size };
+    /// Returns one workload per size, with the weight of the size.
+    pub(crate) fn workloads(&self) -> Result<Vec<(Workload, f64)>, Usage> {
+        let sizes = self.weighted_sizes()?;
         let named = match self.config.as_deref() {
             Some("sequential") => Workload::sequential(0),
             Some("batched") => Workload::batched(0),
@@ -236,8 +283,9 @@ impl Load {
             // Limit the batch of --config to the window of -t.
             ..Workload::new(0, window, self.batch.unwrap_or(named.batch.min(window)))
         };
-        let workloads: Vec<Workload> = sizes.iter().map(|&bytes| Workload { bytes, ..workload }).collect();
-        workloads.iter().try_for_each(Workload::check).map_err(|error| wrong(&error))?;
+        let workloads = sizes.into_iter().map(|(bytes, weight)| (Workload { bytes, ..workload }, weight));
+        let workloads: Vec<(Workload, f64)> = workloads.collect();
+        workloads.iter().try_for_each(|(workload, _)| workload.check()).map_err(|error| wrong(&error))?;
         Ok(workloads)
     }
 }
@@ -247,6 +295,7 @@ pub(crate) fn wrong(error: &WorkloadError) -> Usage {
     let option = match error.what {
         "the message size" | "an operation of the protocol" => "-s",
         "the reply size" => "--reply",
+        "the think time" => "--think",
         "the window" => "-t",
         "the batch" | "the batch that one READ fetches" => "-l",
         "the receive batch" | "the list of receives" => "--receive-batch",

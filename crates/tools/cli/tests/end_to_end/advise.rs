@@ -49,12 +49,18 @@ fn text_and_json_have_the_same_answer() {
     let ranked = json["ranked"].as_array().expect("a list");
     let protocols: usize = ranked.iter().map(|row| 1 + row["ties"].as_array().expect("a list").len()).sum();
     assert!(protocols >= 5, "{json:#}");
-    let rows: Vec<&str> = text.stdout.lines().filter(|line| line.contains("times the rate")).collect();
-    assert_eq!(rows.len(), ranked.len(), "{}", text.stdout);
-    for (row, advice) in rows.iter().zip(ranked) {
-        assert_eq!(row.split_whitespace().next(), advice["protocol"].as_str());
-        assert!(row.ends_with(advice["reason"].as_str().expect("a reason")), "{row}");
+    // The reason stands below the row of its protocol, broken at 100 columns.
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for advice in ranked {
+        let start = format!("\n{} ", advice["protocol"].as_str().expect("a name"));
+        let (_, row) = text.stdout.split_once(&start).unwrap_or_else(|| panic!("no row {start}: {}", text.stdout));
+        let (_, below) = row.split_once('\n').expect("a line below the row");
+        let reason = advice["reason"].as_str().expect("a reason");
+        assert!(reason.contains(" times the rate") && words(below).starts_with(reason), "{reason}: {below}");
     }
+    let (table, _) = text.stdout.split_once("\nLeft out:").expect("a list");
+    assert!(table.lines().skip(1).all(|line| line.chars().count() <= 104), "{table}");
+    assert!(text.stdout.contains(&format!(" is described in {}.", json["page"].as_str().expect("a page"))));
     let left_out = json["left_out"].as_array().expect("a list");
     assert!(left_out.iter().any(|left| left["protocol"] == "direct-read"), "{json:#}");
     assert!(text.stdout.contains("  direct-read: its receiver must choose the place"), "{}", text.stdout);
@@ -101,6 +107,11 @@ fn advice_is_tried_on_a_testbed() {
     let answer = json["answer"].as_str().unwrap_or_default();
     let limit = ranked[0]["simulated"]["bottleneck"]["station"].as_str().expect("a station");
     assert!(answer.contains("; the limit is ") && answer.contains(limit), "{limit}: {answer}");
+    assert!(answer.contains("; the next best, ") && answer.ends_with('.'), "{answer}");
+    for words in ["  equal within 5 %: ", "\nLeft out:\n", "\nAfter a change of the need, by the model:\n"] {
+        assert!(table.stdout.contains(words), "{words} is missing in: {}", table.stdout);
+    }
+    assert!(json["left_out"].is_array() && json["changes"].is_array(), "{json:#}");
     // The simulated testbed determines the ranking: with a slow link, all rates are low.
     let slow = run(&format!("advise --json {arguments} --set link.rate=100Mb/s")).expect_status(0).json();
     assert!(positive(&slow["ranked"][0], "/simulated/messages_per_s") < rates[0] / 10.0, "{slow:#}");
@@ -120,6 +131,30 @@ fn requests_with_replies_from_clients_are_advised() {
     // More threads of the server help where its CPU binds.
     let rate = |more: &str| positive(&first(&format!("-s 64 --reply 64 --clients 24 {more}")), "/messages_per_s");
     assert!(rate("--first throughput --server-threads 4") > 1.5 * rate("--first throughput"));
+}
+
+#[test]
+fn needs_are_described_as_for_measurements() {
+    let of = |arguments: &str| run(&format!("advise --json {arguments}")).expect_status(0).json();
+    let mix = of("--sizes 64:9,512:1");
+    assert_eq!(mix, of("-s 64:9,512:1"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("sizes.csv");
+    std::fs::write(&file, "bytes,weight\n64,9\n512,1\n").expect("a file");
+    assert_eq!(mix, of(&format!("--sizes-from {}", file.display())));
+    let notes = run("advise -s 64:9,512:1").expect_status(0).stderr;
+    assert!(notes.contains("All figures are means over one mix of 2 sizes."), "{notes}");
+    // Clients that think, and an offered rate, leave most of the link free.
+    let requests = "--request 200 --reply 64K --clients 24";
+    for load in ["--think 1000 --outstanding 1", "--rate 20k --outstanding 16"] {
+        let json = of(&format!("{requests} {load}"));
+        let first = &json["ranked"][0];
+        let (alone, loaded) = (positive(first, "/latency_ns"), positive(first, "/loaded_ns"));
+        assert!(loaded >= alone && loaded < 1.2 * alone, "{first:#}");
+        assert!(json["answer"].as_str().is_some_and(|answer| answer.contains(" us with this load; ")), "{json:#}");
+    }
+    let text = run(&format!("advise {requests} --think 1000 --outstanding 1")).expect_status(0).stdout;
+    assert!(text.lines().last().is_some_and(|line| line.ends_with(" --think 1000")), "{text}");
 }
 
 #[test]
@@ -177,6 +212,15 @@ fn impossible_needs_are_wrong_usage() {
         ("advise --shared-memory --outstanding 4", &["--shared-memory", "--outstanding"]),
         ("advise --shared-memory --clients 8 --server-threads 2", &["--shared-memory", "--server-threads"]),
         ("advise -s 16 --first cost", &["latency, throughput"]),
+        ("advise -s 16 --reply 64 --hosts 4", &["--hosts", "--reply"]),
+        ("advise -s 16 --reply 64 --think 5 --rate 1k", &["--think", "--rate"]),
+        ("advise -s 16 --reply 64 --think 1000001", &["--think: the think time is 1000001, allowed is 0 to 1000000"]),
+        (
+            "advise -s 16 --reply 0 --think 5",
+            &["--think: the think time is 5 us, allowed is 0 us for messages without"],
+        ),
+        ("advise --sizes-from /no/such.csv", &["--sizes-from /no/such.csv: "]),
+        ("advise --sizes-from sizes.csv -s 16", &["--sizes-from", "--size"]),
         ("advise -s 16 --simulate --testbed t1 --set link.rate=25Gb/s", &["add --params, or drop --simulate"]),
         ("advise -s 16 --clients 100 --simulate", &["100 sending threads cannot be simulated: must be 1 to 64"]),
         ("bench --clients 100", &["--clients 100: must be at most 64", "use -q 100 --threads 64"]),

@@ -172,6 +172,40 @@ fn requests_with_replies_are_predicted_in_a_closed_loop() {
 }
 
 #[test]
+fn a_mix_of_sizes_has_one_prediction() {
+    let of = |load: &str| run(&format!("model predict --json {load}")).expect_status(0).json()["results"].clone();
+    let mix = of("--sizes 64:9,64K:1");
+    assert_eq!(mix.as_array().map(Vec::len), Some(1), "{mix:#}");
+    assert_eq!((&mix[0]["bytes"], &mix[0]["sizes"][0][1]), (&Value::from(65_536), &Value::from(9.0)));
+    let latency = |results: &Value| positive(results, "/0/latency_ns");
+    let expected = 0.9 * latency(&of("-s 64")) + 0.1 * latency(&of("-s 64K"));
+    assert!((latency(&mix) / expected - 1.0).abs() < 1e-9, "{mix:#}");
+    let folder = Folder::new("mix");
+    let file = folder.with("sizes.csv", "bytes,weight\n64,9\n65536,1\n");
+    assert_eq!(of(&format!("--sizes-from {}", file.display())), mix);
+    let explained = run("model explain --sizes 64:9,64K:1 --reply 4K").expect_status(0);
+    assert!(explained.stdout.starts_with("mix of 2 sizes: "), "{}", explained.stdout);
+    assert!(explained.stderr.contains("One mix of 2 sizes"), "{}", explained.stderr);
+}
+
+#[test]
+fn thinking_clients_and_offered_rates_have_their_latency() {
+    let of = |load: &str| {
+        let json = run(&format!("model predict --json --request 200 --reply 64K --clients 24 {load}"));
+        let result = json.expect_status(0).json()["results"][0].clone();
+        ["loaded_ns", "latency_ns", "messages_per_s"].map(|field| positive(&result, &format!("/{field}")))
+    };
+    let [full, paced, thinking] = ["-t 1", "-t 16 --rate 100k", "-t 1 --think 1000"].map(of);
+    assert!(full[0] > 5.0 * full[1], "{full:?}");
+    for [loaded, alone, _] in [paced, thinking] {
+        assert!(loaded >= alone && loaded < 1.2 * alone, "{paced:?} {thinking:?}");
+    }
+    assert!((23e3..24e3).contains(&thinking[2]), "{thinking:?}");
+    let beyond = run("model predict --json -s 200 --reply 64K --rate 1G").expect_status(0).json();
+    assert!(beyond["results"][0]["loaded_ns"].is_null(), "{beyond:#}");
+}
+
+#[test]
 fn clients_are_described_as_for_advice() {
     let of = |load: &str| run(&format!("model predict --json --reply 64K -t 1 {load}")).expect_status(0).stdout;
     assert_eq!(of("--request 200 --clients 24"), of("-s 200 --peers 24:1"));
@@ -200,6 +234,13 @@ fn impossible_workloads_are_wrong_usage() {
         ("model predict -s 1073741825", &["the message size (-s) is 1073741825, allowed is 0 to 1073741824"]),
         ("model predict -s 16 --reply 2147483648", &["the reply size (--reply) is 2147483648, allowed is 0 to"]),
         ("model predict -s 16 --reply 16 -b", &["--reply", "--bidirectional"]),
+        ("model predict -s 16 --reply 16 --think 1000001", &["the think time (--think) is 1000001, allowed is 0 to"]),
+        ("model predict -s 16 --reply 16 --think 5 --rate 1k", &["--think", "--rate"]),
+        ("model predict -s 16 --reply 0 --think 5", &["--reply with at least 1"]),
+        ("model predict -s 16 --rate 1k", &["--reply"]),
+        ("model predict --sizes 16:0", &["--sizes: the weight of 16 B is 0, allowed is"]),
+        ("model predict --sizes 16:1 -s 16", &["--sizes", "--size"]),
+        ("model predict --sizes-from /no/such.csv", &["--sizes-from /no/such.csv: "]),
         ("model predict -s -5", &["-5"]),
         ("model predict --peers 0:1", &["the number of senders (--peers, --clients) is 0"]),
         ("model predict --clients 2 --peers 2:1", &["cannot be used with"]),

@@ -85,9 +85,11 @@ fn every_command_has_help() {
         let help = run(&format!("{command} --help")).stdout;
         assert!(help.contains(Protocol::PAGES), "{} is missing in:\n{help}", Protocol::PAGES);
     }
-    let bench = run("bench --help").stdout;
-    for protocol in Protocol::ALL {
-        assert!(bench.contains(protocol.page()), "{} is missing in:\n{bench}", protocol.page());
+    for command in ["bench", "advise"] {
+        let help = run(&format!("{command} --help")).stdout;
+        for protocol in Protocol::ALL {
+            assert!(help.contains(protocol.page()), "{} is missing in:\n{help}", protocol.page());
+        }
     }
     assert!(run("--version").expect_status(0).stdout.starts_with("doorbell "));
 }
