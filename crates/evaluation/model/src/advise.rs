@@ -406,8 +406,8 @@ fn predictions(
     need.sizes.iter().map(of).collect()
 }
 
-/// Predicts the mean latency of requests that are due at `busy` of the predicted throughput. Returns `None` for messages
-/// without replies, and for a share of 1 or more, with which ever more requests wait.
+/// Predicts the mean latency of requests that are due at the share `busy` of the predicted throughput. Returns `None`
+/// for messages without replies, and for a share of 1 or more, with which ever more requests wait.
 fn offered_ns(
     parameters: &Parameters,
     need: &Need,

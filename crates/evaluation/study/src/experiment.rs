@@ -28,7 +28,7 @@ pub use directory::{DirectoryError, RunDirectory};
 pub use families::COMPARED_SIZES;
 pub use far_memory::COMPARING;
 pub use links::{Compared, LINK_FIGURES, LinkFigure, compared, subject_and_link};
-pub use requests::REQUESTS;
+pub use requests::{OwnRequests, REQUESTS, own_requests};
 pub use sweep::{Effort, Experiment, FAR_MEMORY, Point};
 pub use sweeps::all;
 pub use view::{QUIET_SPAN, View};

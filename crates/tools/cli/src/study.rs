@@ -17,10 +17,11 @@ use doorbell_campaign::{MEMORY_BYTES, OwnDevice};
 use doorbell_exchange::address::scope_hint;
 use doorbell_fabric::FaultPlan;
 use doorbell_machine::pinning::Pinning;
-use doorbell_record::Environment;
+use doorbell_record::settings::{CONNECTIONS, SIZE};
+use doorbell_record::{Environment, ParametersError};
 use doorbell_sim::Testbed;
 use doorbell_sim::reproduce::Effort as SimulatedEffort;
-use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, RunDirectory};
+use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, OwnRequests, RunDirectory, own_requests};
 use doorbell_verbs::soft::{self, AckPolicy, LinkChoice, SoftOptions};
 use doorbell_verbs::{Device, DeviceAttributes};
 use serde_json::json;
@@ -32,6 +33,7 @@ use crate::failure::{Failure, Usage, WRONG_USAGE};
 use crate::faults::{FaultCheck, FaultFiles};
 use crate::output::{note, pretty, print_note, wrapped};
 use crate::progress::StudyBar;
+use crate::quantity;
 use crate::report;
 use crate::sim::arguments::Simulated;
 use source::PointSource;
@@ -41,6 +43,8 @@ Examples:
   doorbell study                            everything, three minutes at most
   doorbell study --standard                 everything, with more points, a few minutes more
   doorbell study send-receive/window        one experiment
+  doorbell study --request 200 --reply 64K --clients 24
+                                            your requests, with every protocol
   doorbell study links                      every protocol over UDP and through shared memory
   doorbell study far-memory --testbed connectx5-100g-far
                                             passive memory that many clients share, simulated
@@ -79,8 +83,8 @@ pub(crate) struct Study {
     /// Measure all points of every variant for a longer time: about four hours
     #[arg(long)]
     full: bool,
-    /// Directory of the records and of the report [default: doorbell-study, followed by -standard or -full, and with
-    /// --testbed by the testbed's name]
+    /// Directory of the records and of the report [default: doorbell-study, followed by -standard or -full, with
+    /// --request by -requests, and with --testbed by the testbed's name]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Only list the experiments and their numbers of points
@@ -128,9 +132,56 @@ pub(crate) struct Study {
     /// Read from standard input the address of the process that started this process by ssh
     #[arg(long, hide = true, conflicts_with_all = ["listen", "via"])]
     called_by_ssh: bool,
+    #[command(flatten)]
+    own: OwnArguments,
 }
 
 const MACHINES: &str = "Other machines";
+
+/// Requests that are measured instead of all experiments.
+#[derive(Args)]
+#[command(next_help_heading = "Workload")]
+struct OwnArguments {
+    /// Measure requests of this size with every protocol, with one client and with --clients, instead of all
+    /// experiments. A client has one outstanding request; one thread of each side polls the connections of all clients
+    #[arg(long, value_name = "BYTES", conflicts_with = "listen", value_parser = quantity::memory_bytes)]
+    request: Option<usize>,
+    /// Size of a reply in bytes [default: the size of the request]
+    #[arg(long, value_name = "BYTES", requires = "request", value_parser = quantity::memory_bytes)]
+    reply: Option<usize>,
+    /// Number of clients
+    #[arg(long, value_name = "N", default_value = "16", requires = "request", value_parser = quantity::count::<usize>)]
+    clients: usize,
+    /// Microseconds between a reply and the next request of a client
+    #[arg(long, value_name = "MICROSECONDS", default_value = "0", requires = "request",
+          value_parser = quantity::count::<u64>)]
+    think: u64,
+}
+
+impl OwnArguments {
+    /// Returns the experiment of these requests, or `None` if the user gave none.
+    fn experiment(&self, effort: Effort) -> Result<Option<Experiment>, Usage> {
+        let Some(request) = self.request else { return Ok(None) };
+        let reply = self.reply.unwrap_or(request);
+        let own = OwnRequests { request, reply, clients: self.clients, think_us: self.think };
+        let experiment = own_requests(effort, &own);
+        for point in &experiment.points {
+            point.parameters.check().map_err(|error| own_usage(&error))?;
+        }
+        Ok(Some(experiment))
+    }
+}
+
+/// Returns the error with the name of the option of [`OwnArguments`] that sets the rejected value.
+fn own_usage(error: &ParametersError) -> Usage {
+    let ParametersError { setting, given, allowed } = error;
+    let option = match *setting {
+        setting if *setting == CONNECTIONS => "--clients",
+        setting if *setting == SIZE => "--request",
+        _ => return Usage(error.in_options()),
+    };
+    Usage(format!("{setting} ({option}) is {given}, allowed is {allowed}"))
+}
 
 impl Study {
     fn effort(&self) -> Effort {
@@ -213,10 +264,11 @@ impl Study {
             Effort::Usual => "doorbell-study-standard",
             Effort::Full => "doorbell-study-full",
         };
+        let own = if self.own.request.is_some() { "-requests" } else { "" };
         let faults = if self.faults().is_some() { "-faults" } else { "" };
         let default = || match testbed {
-            Some(testbed) => format!("{by_effort}-{}{faults}", testbed.name).into(),
-            None => format!("{by_effort}{faults}").into(),
+            Some(testbed) => format!("{by_effort}{own}-{}{faults}", testbed.name).into(),
+            None => format!("{by_effort}{own}{faults}").into(),
         };
         self.out.clone().unwrap_or_else(default)
     }
@@ -261,7 +313,12 @@ impl Study {
                 names.join(", ")
             )));
         }
-        if !experiments.is_empty() {
+        if let Some(own) = self.own.experiment(self.effort())? {
+            if let Some(named) = experiments.first() {
+                return Err(Usage(format!("--request measures {} alone: leave out {named}", own.name)));
+            }
+            all = vec![own];
+        } else if !experiments.is_empty() {
             all.retain(|experiment| experiments.iter().any(|name| is_meant(name, experiment)));
         } else if !self.list {
             all.retain(|experiment| !experiment.has_to_be_named(launched.max(1 + hosts.len())));

@@ -6,8 +6,8 @@
 //! - the bounds of each direction alone, such as windows, and
 //! - the bounds of CPUs, NICs and the link, with the costs of a request and of its reply together, and
 //! - `connections * outstanding / round trip`. A round trip is `t(request) + t(reply)` with the latencies alone, the
-//!   posts of reports before the reply, and the [waits](super::waiting) for threads, links and free space. The think time
-//!   of the clients counts as a part of the round trip.
+//!   posts of reports before the reply, and the [waits](super::waiting) for threads, links and free space. The think
+//!   time of the clients counts as a part of the round trip.
 
 use doorbell_protocols::{End, Protocol, Role};
 
@@ -110,8 +110,8 @@ pub fn predict_requests(parameters: &Parameters, requests: &Requests) -> Result<
     Ok(Prediction::of(&forms, parameters, requests.request.bytes.max(requests.reply_bytes) as f64))
 }
 
-/// Predicts the mean nanoseconds from the time at which a request is due to its reply, in an open loop. Requests are due
-/// at a fixed rate, in turn on each connection, and `share` is this rate divided by the predicted throughput, below 1.
+/// Predicts the mean nanoseconds from the time at which a request is due to its reply, in an open loop. Requests are
+/// due at a fixed rate, in turn on each connection. `share` is this rate divided by the predicted throughput, below 1.
 ///
 /// # Errors
 ///

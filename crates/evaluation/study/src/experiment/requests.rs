@@ -16,6 +16,47 @@ const REPLIES: [(usize, &str); 2] = [(64 << 10, "64 KiB"), (REQUEST, "200 B")];
 
 const WAITED: &[Quantity] = &[MeanLatency, MedianLatency, TailLatency, MessageRate, Throughput];
 
+/// Requests with replies that a user describes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnRequests {
+    /// Bytes of a request.
+    pub request: usize,
+    /// Bytes of a reply.
+    pub reply: usize,
+    /// Number of clients.
+    pub clients: usize,
+    /// Microseconds between a reply and the next request of a client.
+    pub think_us: u64,
+}
+
+/// Returns the experiment for requests of the user, which has all protocols: with one client, and with all clients.
+pub fn own_requests(effort: Effort, own: &OwnRequests) -> Experiment {
+    let OwnRequests { request, reply, clients, think_us } = *own;
+    let think = if think_us > 0 { format!(", {think_us} us of think time") } else { String::new() };
+    let mut counts = vec![1, clients];
+    counts.dedup();
+    let mut points = Vec::new();
+    for family in &FAMILIES {
+        let series = format!("{request} B, reply {reply} B{think}, {}", family.family());
+        for &clients in &counts {
+            let parameters = Parameters { think_us, ..parameters(effort, family, [request, reply], clients) };
+            points.push(Point::new(series.clone(), clients, parameters));
+        }
+    }
+    of_points(points)
+}
+
+/// Returns the parameters of clients with one outstanding request of `bytes[0]` bytes, and replies of `bytes[1]` bytes.
+fn parameters(effort: Effort, family: &Family, bytes: [usize; 2], clients: usize) -> Parameters {
+    Parameters {
+        operation: Operation::RequestResponse,
+        reply: Some(bytes[1]),
+        window: 1,
+        connections: clients,
+        ..Family::parameters(effort, Kind::Bandwidth, family.variants[0], bytes[0])
+    }
+}
+
 /// Returns the experiment. A full study has all protocols, other studies have Send-Receive.
 pub(super) fn experiment(effort: Effort) -> Experiment {
     let mut points = Vec::new();
@@ -23,17 +64,15 @@ pub(super) fn experiment(effort: Effort) -> Experiment {
         for family in &FAMILIES[..effort.pick(1, 1, FAMILIES.len())] {
             let variant = if family.is_send_receive() { String::new() } else { format!(", {}", family.family()) };
             for clients in effort.pick(vec![1, 16], vec![1, 4, 16], vec![1, 2, 4, 8, 16, 32]) {
-                let parameters = Parameters {
-                    operation: Operation::RequestResponse,
-                    reply: Some(*reply),
-                    window: 1,
-                    connections: clients,
-                    ..Family::parameters(effort, Kind::Bandwidth, family.variants[0], REQUEST)
-                };
+                let parameters = parameters(effort, family, [REQUEST, *reply], clients);
                 points.push(Point::new(format!("{REQUEST} B, reply {named}{variant}"), clients, parameters));
             }
         }
     }
+    of_points(points)
+}
+
+fn of_points(points: Vec<Point>) -> Experiment {
     Experiment::new(
         REQUESTS,
         "How long does a request wait for its reply, alone and beside those of other clients?",
@@ -64,6 +103,24 @@ mod tests {
                 assert_eq!((asking.threads, answering.threads), (1, 1), "a thread for each side");
             }
         }
+    }
+
+    #[test]
+    fn own_requests_have_all_protocols_alone_and_with_all_clients() {
+        let own = OwnRequests { request: 100, reply: 4096, clients: 24, think_us: 50 };
+        let experiment = own_requests(Effort::Quick, &own);
+        assert_eq!((experiment.name.as_str(), experiment.points.len()), (REQUESTS, 2 * FAMILIES.len()));
+        for (index, point) in experiment.points.iter().enumerate() {
+            let parameters = &point.parameters;
+            parameters.check().unwrap_or_else(|error| panic!("{}: {error}", point.series));
+            assert_eq!(parameters.protocol, FAMILIES[index / 2].variants[0]);
+            assert_eq!(parameters.connections, if index % 2 == 0 { 1 } else { 24 });
+            assert_eq!((parameters.sizes[0], parameters.reply, parameters.think_us), (100, Some(4096), 50));
+        }
+        assert_eq!(experiment.points[1].series, "100 B, reply 4096 B, 50 us of think time, send-receive");
+        let one = own_requests(Effort::Quick, &OwnRequests { clients: 1, think_us: 0, ..own });
+        assert_eq!(one.points.len(), FAMILIES.len());
+        assert_eq!(one.points[0].series, "100 B, reply 4096 B, send-receive");
     }
 
     #[test]

@@ -43,6 +43,39 @@ pub(crate) fn repetitions(file: &Path) -> usize {
 }
 
 #[test]
+fn own_requests_are_measured_with_every_protocol() {
+    let scratch = Scratch::new("requests");
+    let out = scratch.0.join("out").display().to_string();
+    let asked = "study --request 200 --reply 4K --clients 4";
+    let listed = run(&format!("{asked} --list")).expect_status(0).stdout;
+    assert!(listed.starts_with("requests/clients ") && listed.contains("12 points, each 3 times"), "{listed}");
+    run(&format!("{asked} --testbed t1 --out {out}")).expect_status(0);
+    let records = records(Path::new(&out));
+    assert_eq!(records.len(), 12);
+    for file in records {
+        let record: serde_json::Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        assert_eq!(record["experiment"], "requests/clients");
+        assert_eq!(record["parameters"]["reply"], 4096);
+        assert!(
+            record["repetitions"][0]["latency_ns"]["mean"].as_f64().is_some_and(|mean| mean > 3000.0),
+            "{record:#}"
+        );
+    }
+    for (arguments, words) in [
+        ("study --request 200 --reply 0", &["the reply size (--reply) is 0 B, allowed is 1 to"][..]),
+        ("study --request 200 --clients 0", &["the number of connections (--clients) is 0, allowed is 1 to"]),
+        (
+            "study --request 200 send-receive/window",
+            &["measures requests/clients alone: leave out send-receive/window"],
+        ),
+        ("study --reply 200", &["--request"]),
+        ("study --clients 4", &["--request"]),
+    ] {
+        run(arguments).expect_complaint(2, words);
+    }
+}
+
+#[test]
 fn an_unusable_directory_is_rejected_before_measuring() {
     let _one_at_a_time = measuring();
     let scratch = Scratch::new("unusable");
