@@ -211,8 +211,8 @@ fn quiet_of(run: &Run, experiments: &[Experiment]) -> Option<String> {
             percent(QUIET_SPAN)
         ),
         Some(spans) => format!(
-            "The machine was not quiet in {restless} of {all} experiments: the repetitions of a typical point span more \
-             than {} of their median there, and {} over all experiments.",
+            "The machine was not quiet in {restless} of {all} experiments: the repetitions of their typical points \
+             span more than {} of the median. Over all experiments, the repetitions of a typical point span {}.",
             percent(QUIET_SPAN),
             percent(spans.median)
         ),
