@@ -109,6 +109,15 @@ fn place<T: PartialEq>(all: &[T], one: &T) -> Vec<Value> {
     all.iter().position(|other| other == one).map(Value::Word).into_iter().collect()
 }
 
+/// Names of options of `doorbell bench`, each with the name of the same setting in sweeps.
+const OPTIONS: [(&str, &str); 4] =
+    [("clients", "senders"), ("request", "size"), ("outstanding", "window"), ("think", "think_us")];
+
+/// Returns the name in sweeps of a setting that may have the name of an option of `doorbell bench`.
+pub fn in_sweeps(name: &str) -> &str {
+    OPTIONS.iter().find(|(option, _)| *option == name).map_or(name, |&(_, swept)| swept)
+}
+
 /// Returns the settings of a measurement that can be swept, each with its name in sweeps.
 fn measured_settings() -> impl Iterator<Item = (&'static str, &'static Setting)> {
     SETTINGS.iter().filter_map(|setting| Some((setting.sweep?, *setting)))
@@ -225,7 +234,7 @@ impl Base {
     ///
     /// Returns an error if there is no such parameter, or the value is not allowed.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), SweepError> {
-        let value = value.trim();
+        let (name, value) = (in_sweeps(name), value.trim());
         if name.contains('.') {
             self.testbed = self.testbed.with(name, value)?;
             return Ok(());
@@ -304,7 +313,7 @@ impl FromStr for Axis {
         if name.trim().is_empty() || values.iter().any(String::is_empty) {
             return Err(refused());
         }
-        Ok(Self { name: name.trim().to_owned(), values })
+        Ok(Self { name: in_sweeps(name.trim()).to_owned(), values })
     }
 }
 
@@ -462,6 +471,9 @@ mod tests {
             (&["quux=1"], "there is no such parameter; allowed is pattern, senders"),
             (&["link.rate_gbps=25,0"], "link.rate_gbps: the value is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
             (&["window=0"], "window: the value is 0, allowed is 1 to 16384"),
+            (&["outstanding=0"], "window: the value is 0, allowed is 1 to 16384"),
+            (&["clients=0"], "senders: the value is 0, allowed is 1 to"),
+            (&["size=16", "request=32"], "size is varied twice"),
             (&["size=12x"], "size: the value is 12x, allowed is 0 to 1073741824"),
             (&["protocol=carrier-pigeon"], "allowed is one of send-receive"),
             (&["window"], "window: give a parameter and its values, as in link.rate_gbps=25,100,400"),

@@ -56,7 +56,7 @@ pub(crate) struct Advise {
     server_threads: Option<u32>,
     /// Window of each connection: maximum number of requests without a reply, or of messages without an acknowledgement
     /// [default: `advise` chooses it]
-    #[arg(long, value_name = "N", value_parser = quantity::count::<u32>)]
+    #[arg(short = 't', long, visible_alias = "window", value_name = "N", value_parser = quantity::count::<u32>)]
     outstanding: Option<u32>,
     /// Required messages per second over all connections, as in 2.5M (open loop). The latency of requests with this
     /// load counts from the time at which a request is due [default: unlimited]

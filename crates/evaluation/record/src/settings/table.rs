@@ -288,7 +288,7 @@ settings! {
             connection",
         bound: Some(|all| most_queued(all.connections) as u64),
         option: option!(CONNECTIONS_OF, Some('t'), "window", Some("N"), None, " [default: 64, or the number that fits \
-            into 512 KiB, at least 2; lat: 1; load without --rate: 1]"),
+            into 512 KiB, at least 2; lat: 1; load without --rate: 1, but not for one-way messages]"),
         sweep: Some("window"),
         ..field!("the window", "", 1, MAX_WINDOW, window)
     };

@@ -1,6 +1,6 @@
 //! Sweeps with a name on the command line.
 
-use super::Axis;
+use super::{Axis, in_sweeps};
 
 /// Settings and axes of a sweep with a name. Other settings and axes can replace them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ impl Preset {
     /// Returns the settings and axes of the preset, changed by others. A given setting or axis replaces the axis of the
     /// same name. Given settings follow those of the preset, so that they replace their values.
     pub fn with(&self, settings: &[(String, String)], axes: Vec<Axis>) -> (Vec<(String, String)>, Vec<Axis>) {
+        let settings: Vec<(String, String)> =
+            settings.iter().map(|(name, value)| (in_sweeps(name).to_owned(), value.clone())).collect();
         let own = self.settings.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
         let all: Vec<(String, String)> = own.chain(settings.iter().cloned()).collect();
         let is_given =

@@ -218,7 +218,7 @@ impl Exchange {
             parameters.window = if is_given(&WINDOW) { parameters.window } else { named.window };
             parameters.batch = if is_given(&BATCH) { parameters.batch } else { named.batch };
         }
-        let is_closed = parameters.operation == Operation::RequestResponse && parameters.rate.is_none();
+        let is_closed = parameters.operation != Operation::Send && parameters.rate.is_none();
         if self.is_load && is_closed && settings.config.is_none() && !is_given(&WINDOW) {
             parameters.window = 1;
         }
@@ -271,7 +271,12 @@ impl Exchange {
         if self.simulated.is_given() && !is_given(&MESSAGES) && !is_given(&SECONDS) {
             parameters.extent = Extent::Seconds(SIMULATED_SECONDS);
         }
-        parameters.check().map_err(|error| Usage(error.in_options()))?;
+        parameters.check().map_err(|error| match settings.clients {
+            Some(_) if *error.setting == CONNECTIONS => {
+                Usage(format!("{} (--clients) is {}, allowed is {}", error.setting, error.given, error.allowed))
+            }
+            _ => Usage(error.in_options()),
+        })?;
         Ok(parameters)
     }
 

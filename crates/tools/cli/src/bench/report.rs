@@ -105,6 +105,7 @@ fn asked(parameters: &Parameters) -> String {
     let mix = parameters
         .mix
         .as_ref()
+        .filter(|mix| mix.0.len() > 1)
         .map_or_else(String::new, |mix| format!(", a mix of {} sizes (the table has the longest)", mix.0.len()));
     if parameters.operation != Operation::RequestResponse {
         return mix;

@@ -4,18 +4,21 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::builder::{PossibleValuesParser, TypedValueParser, ValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use doorbell_exchange::send_receive::Config;
 use doorbell_protocols::Protocol;
 use doorbell_record::settings::{
-    CONNECTIONS, CommandOption, MESSAGES, PROTOCOL, Range, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, Value,
+    CONNECTIONS, CommandOption, MESSAGES, PROTOCOL, Range, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, Value, WINDOW,
 };
 use doorbell_record::{Parameters, SETTINGS, Setting, SizeMix};
 
 use crate::failure::Usage;
 use crate::quantity;
+
+/// Another name of the operation `cas`, which predictions have.
+const COMPARE_SWAP: &str = "compare-swap";
 
 /// Maximum bytes of a file with a histogram of sizes.
 const MAX_HISTOGRAM: u64 = 1 << 20;
@@ -100,8 +103,15 @@ fn parser(setting: &'static Setting, value: &str) -> ValueParser {
     let whole = |number| Value::Whole(number);
     match (setting.range, value) {
         (Range::Words(words), _) => {
-            let value = move |word: String| setting.parse(&word).ok_or("a word that the table lacks");
-            ValueParser::new(PossibleValuesParser::new(words()).try_map(value))
+            let value = move |word: String| {
+                let word = if word == COMPARE_SWAP { "cas" } else { &word };
+                setting.parse(word).ok_or("a word that the table lacks")
+            };
+            let named = |word| match word {
+                "cas" => PossibleValue::new(word).alias(COMPARE_SWAP),
+                _ => PossibleValue::new(word),
+            };
+            ValueParser::new(PossibleValuesParser::new(words().into_iter().map(named)).try_map(value))
         }
         (Range::Real(..), "SECONDS") => ValueParser::new(|text: &str| quantity::seconds(text).map(Value::Real)),
         (Range::Real(..), _) => ValueParser::new(|text: &str| quantity::rate(text).map(Value::Real)),
@@ -129,6 +139,8 @@ fn argument(setting: &'static Setting, option: CommandOption) -> Arg {
         argument.value_delimiter(',').action(ArgAction::Append).conflicts_with("all")
     } else if *setting == MESSAGES {
         argument.conflicts_with("duration")
+    } else if *setting == WINDOW {
+        argument.visible_alias("outstanding")
     } else if *setting == SHARED_RECEIVES {
         argument.num_args(0..=1).require_equals(true).default_missing_value("lock")
     } else {
@@ -228,6 +240,18 @@ impl FromArgMatches for Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn operations_have_the_names_of_predictions_too() {
+        use doorbell_record::settings::OPERATION;
+        let command = Command::new("toy").arg(argument(&OPERATION, OPERATION.option.unwrap()));
+        let given = |name: &str| -> Value {
+            let matches = command.clone().try_get_matches_from(["toy", "--op", name]).unwrap();
+            *matches.get_one("op").expect("an operation")
+        };
+        assert_eq!(given("compare-swap"), given("cas"));
+        assert_ne!(given("fetch-add"), given("cas"));
+    }
 
     #[test]
     fn a_toy_setting_has_an_option() {

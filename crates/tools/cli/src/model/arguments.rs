@@ -95,7 +95,7 @@ pub(crate) struct Load {
     )]
     config: Option<String>,
     /// Maximum unacknowledged messages per connection [default: 64]
-    #[arg(short = 't', long, value_name = "N", value_parser = quantity::count::<u32>)]
+    #[arg(short = 't', long, visible_alias = "outstanding", value_name = "N", value_parser = quantity::count::<u32>)]
     window: Option<u32>,
     /// Messages per post (doorbell batching) [default: 1]
     #[arg(short = 'l', long, value_name = "N", value_parser = quantity::count::<u32>)]
@@ -173,6 +173,8 @@ const NOT_OF_OPERATIONS: [&str; 12] = [
 ];
 
 fn parse_operation(name: &str) -> Result<PostedOperation, String> {
+    // `doorbell bench` calls it `cas`.
+    let name = if name == "cas" { PostedOperation::CompareSwap.name() } else { name };
     PostedOperation::by_name(name).ok_or_else(|| {
         let names: Vec<&str> = PostedOperation::ALL.into_iter().map(PostedOperation::name).collect();
         format!("must be one of {}", names.join(", "))

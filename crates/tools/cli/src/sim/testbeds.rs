@@ -43,11 +43,11 @@ fn list(is_json: bool) -> io::Result<()> {
         let testbeds: Vec<Value> = all().iter().map(about).collect();
         return line(json!({ "schema": "doorbell-sim-testbeds/1", "testbeds": testbeds }));
     }
-    line(format_args!("{:<18} {:<10} {:>6} {:>6}   about", "name", "published", "values", "fitted"))?;
+    line(format_args!("{:<18} {:<10} {:>6} {:>6}   about", "name", "short name", "values", "fitted"))?;
     for testbed in all() {
         let (values, fitted) = counts(testbed);
-        let published = testbed.published.as_deref().unwrap_or("-");
-        line(format_args!("{:<18} {published:<10} {values:>6} {fitted:>6}   {}", testbed.name, testbed.about))?;
+        let short = doorbell_data::names(&testbed.name).map_or("-", |names| names.short);
+        line(format_args!("{:<18} {short:<10} {values:>6} {fitted:>6}   {}", testbed.name, testbed.about))?;
     }
     Ok(())
 }

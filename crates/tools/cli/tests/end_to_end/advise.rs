@@ -138,6 +138,7 @@ fn needs_are_described_as_for_measurements() {
     let of = |arguments: &str| run(&format!("advise --json {arguments}")).expect_status(0).json();
     let mix = of("--sizes 64:9,512:1");
     assert_eq!(mix, of("-s 64:9,512:1"));
+    assert_eq!(of("-s 64 -t 16"), of("-s 64 --outstanding 16"));
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("sizes.csv");
     std::fs::write(&file, "bytes,weight\n64,9\n512,1\n").expect("a file");

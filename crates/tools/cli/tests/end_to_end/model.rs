@@ -210,6 +210,9 @@ fn clients_are_described_as_for_advice() {
     let of = |load: &str| run(&format!("model predict --json --reply 64K -t 1 {load}")).expect_status(0).stdout;
     assert_eq!(of("--request 200 --clients 24"), of("-s 200 --peers 24:1"));
     assert_eq!(of("--request 200 --clients 24 --server-threads 4"), of("-s 200 --peers 24:4"));
+    let of = |load: &str| run(&format!("model predict --json {load}")).expect_status(0).stdout;
+    assert_eq!(of("-s 200 --outstanding 4"), of("-s 200 -t 4"));
+    assert_eq!(of("--op cas"), of("--op compare-swap"));
 }
 
 #[test]

@@ -9,6 +9,7 @@ fn testbeds_are_listed_and_printed_with_the_source_of_each_value() {
     let list = run("sim testbeds").expect_status(0).stdout;
     let json = run("sim testbeds --json").expect_status(0).json();
     assert_eq!(json["schema"], "doorbell-sim-testbeds/1");
+    assert!(list.lines().any(|line| line.starts_with("connectx5-100g ") && line.contains(" t1 ")), "{list}");
     for testbed in json["testbeds"].as_array().expect("testbeds") {
         let name = testbed["name"].as_str().expect("a name");
         assert!(list.lines().any(|line| line.split_whitespace().next() == Some(name)), "{name} is missing in: {list}");
