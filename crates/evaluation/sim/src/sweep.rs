@@ -245,8 +245,13 @@ impl Base {
             return if is_set { Ok(()) } else { Err(refused(own.allowed(None))) };
         }
         let Some((_, setting)) = measured_settings().find(|(known, _)| *known == name) else {
-            let known = nearest(name, self.settings().iter().map(|setting| setting.name));
-            let known = format!("{known}, or a parameter of the testbed, as link.rate");
+            let is_option = |setting: &&Setting| setting.option.is_some_and(|option| option.long == name);
+            let known = if name == "sizes" || SETTINGS.iter().any(is_option) {
+                format!("`doorbell bench --testbed {} --{name}` simulates one traffic with it", self.testbed.name)
+            } else {
+                let known = nearest(name, self.settings().iter().map(|setting| setting.name));
+                format!("{known}, or a parameter of the testbed, as link.rate")
+            };
             return Err(SweepError::Unknown { name: name.to_owned(), known });
         };
         let Traffic { parameters, bytes, .. } = &mut self.traffic;
@@ -469,6 +474,8 @@ mod tests {
             (&["link.rat=1"][..], "link.rat: there is no such field; the nearest is link.rate"),
             (&["sise=1"], "sise: there is no such parameter; the nearest is size"),
             (&["quux=1"], "there is no such parameter; allowed is pattern, senders"),
+            (&["rate=5"], "no such parameter; `doorbell bench --testbed connectx5-100g --rate` simulates one traffic"),
+            (&["sizes=5"], "no such parameter; `doorbell bench --testbed connectx5-100g --sizes` simulates one"),
             (&["link.rate_gbps=25,0"], "link.rate_gbps: the value is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
             (&["window=0"], "window: the value is 0, allowed is 1 to 16384"),
             (&["outstanding=0"], "window: the value is 0, allowed is 1 to 16384"),

@@ -107,7 +107,11 @@ fn answer(run: &Run, experiment: &Experiment, size: usize) -> Option<Answer> {
             families.len(),
             title(next),
             figure(next, quantity)?,
-            if do_overlap(best, next, quantity) { ", within the spread of repetitions" } else { "" }
+            match do_overlap(best, next, quantity) {
+                true if best.repetitions.len() == 1 => ", as good",
+                true => ", within the spread of repetitions",
+                false => "",
+            }
         ),
     };
     let (window, batch) = window_and_batch(best);
