@@ -20,6 +20,8 @@ pub(crate) struct Step {
 pub(crate) enum Group {
     /// Checks and tests that need no other program.
     Code,
+    /// Checks that mostly compile. They need no other program, and run at a low priority beside steps that wait.
+    Compiling,
     /// Checks of captured packets by other programs.
     Packets,
     /// Checks of the command on several machines, which are network namespaces.
@@ -46,7 +48,7 @@ impl Group {
     /// the counters of cables depend on the timing, so their steps run alone.
     pub(crate) const fn at_a_time(self) -> usize {
         match self {
-            Self::Report | Self::Site | Self::Programs | Self::Guests => 2,
+            Self::Compiling | Self::Report | Self::Site | Self::Programs | Self::Guests => 2,
             _ => 1,
         }
     }
@@ -54,7 +56,7 @@ impl Group {
     /// Returns the steps that must pass before a step of this group can run alone.
     pub(crate) const fn needs(self) -> &'static [&'static str] {
         match self {
-            Self::Code => &[],
+            Self::Code | Self::Compiling => &[],
             Self::Packets => &[OTHER_PROGRAMS, TESTS],
             Self::Layouts => &[OTHER_PROGRAMS],
             Self::Guests => &[BUILD],
@@ -114,13 +116,8 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Code, "house", || house::run(&house::Options::default()).into()),
     plain(Group::Code, "verbs without the software RNIC", || test::hardware_alone().into()),
     plain(Group::Code, "packages", || packages::check().into()),
-    plain(Group::Code, "packages, combinations of features", packages::features),
-    plain(Group::Code, "fuzz targets, build", fuzz::build),
-    plain(Group::Code, "instruction counter, check", || instructions::check().into()),
     plain(Group::Code, "regressions apply", || regressions::check().into()),
     plain(Group::Code, BUILD, || programs::build().into()),
-    plain(Group::Code, "packages, built from their files", || packages::install().into()),
-    plain(Group::Code, "documentation", || test::documentation().into()),
     plain(Group::Code, OTHER_PROGRAMS, || {
         peers::install();
         StepEnd::Passed
@@ -141,6 +138,11 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Machines, "many machines, Slurm", || network::apart_with_interface(two_machines::slurm)),
     plain(Group::Guide, "guide, its commands", || guide::check().into()),
     plain(Group::Wheel, "wheel", dist::wheel::step),
+    plain(Group::Compiling, "documentation", || test::documentation().into()),
+    plain(Group::Compiling, "packages, combinations of features", packages::features),
+    plain(Group::Compiling, "fuzz targets, build", fuzz::build),
+    plain(Group::Compiling, "instruction counter, check", || instructions::check().into()),
+    plain(Group::Compiling, "packages, built from their files", || packages::install().into()),
     plain(Group::Site, "site", site::step),
     plain(Group::Report, "report, in a browser", browser::report),
     plain(Group::Programs, "verbs programs, archive", || network::apart(dist::check_archive)),

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -44,20 +44,34 @@ impl Report {
         Self { ended: Vec::new(), captures: captures(), only: Vec::new() }
     }
 
-    /// Runs steps in order. Adjacent steps of groups with several steps at a time may run at the same time.
+    /// Runs steps in order. Adjacent steps of groups with several steps at a time may run at the same time. A lane of
+    /// its own runs steps that only compile, in the time that the other lanes leave.
     fn run(mut self, steps: &[&'static Step]) -> Self {
         for group in steps.chunk_by(|one, other| one.group.at_a_time() == other.group.at_a_time()) {
-            let lanes = group[0].group.at_a_time().min(group.len());
-            let next = AtomicUsize::new(0);
+            let (compiling, others): (Vec<&Step>, Vec<&Step>) =
+                group.iter().copied().partition(|step| step.group == Group::Compiling);
+            let lanes = group[0].group.at_a_time().min(others.len());
+            let beside_another = lanes + usize::from(!compiling.is_empty()) > 1;
             let ended = Mutex::new(Vec::new());
-            let lane = || {
-                while let Some(step) = group.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let lane = |steps: &[&Step], next: &AtomicUsize| {
+                while let Some(step) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let start = Instant::now();
-                    let end = self.end_of(step, lanes > 1);
+                    let end = self.end_of(step, beside_another);
                     ended.lock().expect("no lane panics with the lock").push((step.name, start.elapsed(), end));
                 }
             };
-            thread::scope(|scope| (0..lanes).for_each(|_| drop(scope.spawn(lane))));
+            let (next, next_compiling) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            thread::scope(|scope| {
+                for _ in 0..lanes {
+                    scope.spawn(|| lane(&others, &next));
+                }
+                if !compiling.is_empty() {
+                    scope.spawn(|| {
+                        lower_priority();
+                        lane(&compiling, &next_compiling);
+                    });
+                }
+            });
             self.ended.extend(ended.into_inner().expect("no lane panics with the lock"));
         }
         self
@@ -84,6 +98,15 @@ impl Report {
             StepEnd::Passed => cores::discard(since),
         }
         end
+    }
+}
+
+/// Gives this thread, and the programs that it starts, the lowest priority.
+fn lower_priority() {
+    let thread = nix::unistd::gettid().to_string();
+    // At the usual priority, these steps only disturb the others more.
+    if let Err(why) = output_of(command("renice", &["-n", "19", "-p", &thread])) {
+        eprintln!("{why}");
     }
 }
 
@@ -162,7 +185,8 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
 
 /// Runs all steps and reports all outcomes at the end. If a step fails, the remaining steps still run.
 pub(crate) fn everything(fast: bool) -> ExitCode {
-    let needs_others = |step: &&Step| step.group != Group::Code || step.name == steps::OTHER_PROGRAMS;
+    let needs_others =
+        |step: &&Step| !matches!(step.group, Group::Code | Group::Compiling) || step.name == steps::OTHER_PROGRAMS;
     let steps: Vec<&Step> = steps::STEPS.iter().filter(|step| !(fast && needs_others(step))).collect();
     let mut report = Report::new().run(&steps);
     if fast {
@@ -265,6 +289,12 @@ fn conformance_suite(line: &str) -> Option<(PathBuf, PathBuf)> {
 /// Builds the conformance suites of [`VERBS`] and [`EXCHANGE`]. Returns the program of each suite, and the folder of
 /// its package.
 pub(crate) fn conformance_suites() -> Result<[(PathBuf, PathBuf); 2], String> {
+    // List the suites once, because a step that compiles may hold the lock of the target directory for long.
+    static LISTED: OnceLock<Result<[(PathBuf, PathBuf); 2], String>> = OnceLock::new();
+    LISTED.get_or_init(list_conformance_suites).clone()
+}
+
+fn list_conformance_suites() -> Result<[(PathBuf, PathBuf); 2], String> {
     // List the built suites of the whole workspace. `cargo test` with only some packages would build these packages
     // again, with other features.
     let mut list = cargo(&["test", "--workspace", "--no-run", "--quiet"]);
