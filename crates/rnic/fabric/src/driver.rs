@@ -321,9 +321,7 @@ impl<L: Link> Driver<L> {
             if self.next_run == self.batch.runs().len() {
                 self.batch.clear();
                 self.next_run = 0;
-                if !self.rnic.wants_transmit()
-                    || self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch) == 0
-                {
+                if self.fill_batch(now_ns) == 0 {
                     // All packets are sent, including the acknowledgements of completed receives. So the RNIC may show
                     // the completions of these receives to the program.
                     self.rnic.transmitted();
@@ -355,6 +353,20 @@ impl<L: Link> Driver<L> {
                 return Ok(());
             }
         }
+    }
+
+    /// Adds packets to the empty batch. Returns their number.
+    #[inline]
+    fn fill_batch(&mut self, now_ns: u64) -> usize {
+        if !self.rnic.wants_transmit() {
+            return 0;
+        }
+        if let Some(loan) = self.link.lend() {
+            self.batch.lend(loan);
+        }
+        let packets = self.rnic.poll_transmit(now_ns, Budget::UNLIMITED, Filter::All, &mut self.batch);
+        self.batch.end_loan();
+        packets
     }
 
     /// Drops the unsent runs of the batch and all packets that are ready, as a network that loses them. Returns the

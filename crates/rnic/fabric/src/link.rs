@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use doorbell_rnic::{HEADERS_BYTES_MAX, Packet, Payload, TransmitBatch};
+use doorbell_rnic::{HEADERS_BYTES_MAX, Loan, Packet, Payload, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{FaultMarks, Outer};
 
@@ -137,6 +137,12 @@ pub trait Link: Send {
     /// in any case.
     fn seals(&self, _destination: IpAddr) -> bool {
         self.properties().sealed
+    }
+
+    /// Lends memory to an empty batch for packets to one destination. The driver ends the loan before the next call of
+    /// this link, and passes the batch to [`transmit`](Self::transmit). The packets need no ICRC.
+    fn lend(&mut self) -> Option<Loan> {
+        None
     }
 
     /// Sends the runs of a batch from `*next` on, and advances `*next` past the runs that the link accepted. If `*next`
@@ -292,6 +298,10 @@ impl Link for Box<dyn Link> {
 
     fn seals(&self, destination: IpAddr) -> bool {
         (**self).seals(destination)
+    }
+
+    fn lend(&mut self) -> Option<Loan> {
+        (**self).lend()
     }
 
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {

@@ -111,9 +111,12 @@ pub use engine::{Backlog, Config, EngineId, LIMITS, Objects, Rnic};
 pub use engine::{Part, Pulled, Ready};
 pub use faults::{Completed, CompletionFate, CompletionFaults};
 pub use memory::{
-    Copier, GuardedCode, HEADERS_BYTES_MAX, Packet, Pager, Payload, Region, RegionDirectory, RegionTable, Through,
-    copy_through,
+    Copier, GuardedCode, HEADERS_BYTES_MAX, LentMemory, Packet, Pager, Payload, Region, RegionDirectory, RegionTable,
+    Through, copy_through,
 };
 pub use policy::{ACK_HOLD_NS, Policy};
 pub use shared::{ReceiveSource, SharedReceiveQueue};
-pub use transmit::{Budget, Filter, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run, TransmitBatch, TransmitInfo};
+pub use transmit::{
+    Budget, Filter, LENT_PAYLOAD_BYTES_MIN, Loan, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run, TransmitBatch,
+    TransmitInfo,
+};

@@ -22,7 +22,8 @@ use rustc_hash::FxHashMap;
 
 pub(crate) use self::guarded::WordOperation;
 pub use self::guarded::{Copier, GuardedCode, copy_through};
-pub use self::payload::{HEADERS_BYTES_MAX, Packet, Payload};
+pub(crate) use self::payload::Room;
+pub use self::payload::{HEADERS_BYTES_MAX, LentMemory, Packet, Payload};
 pub(crate) use self::view::Memory;
 use self::window::{Bound, Window};
 use crate::engine::LIMITS;
@@ -216,21 +217,22 @@ impl Region {
 
     /// Copies bytes out of the region. The caller has checked the range.
     #[inline(always)]
-    fn copy_out(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryError> {
+    fn copy_out(&self, offset: usize, out: Room<'_>) -> Result<(), MemoryError> {
         assert!(offset <= self.length && out.len() <= self.length - offset);
         if self.is_null {
-            out.fill(0);
+            out.clear();
             return Ok(());
         }
         let length = out.len();
-        let copied = match <&mut [u8; 8]>::try_from(&mut *out) {
-            Ok(out) if let Some(word) = self.word(offset) => {
-                // SAFETY: `word` points to eight aligned bytes inside the region.
-                unsafe { guarded::load(word) }.map(|value| *out = value.to_ne_bytes())
-            }
+        let copied = if length == 8
+            && let Some(word) = self.word(offset)
+        {
+            // SAFETY: `word` points to eight aligned bytes inside the region.
+            unsafe { guarded::load(word) }.map(|value| out.put(value))
+        } else {
             // SAFETY: the range lies inside the region (asserted), and no other thread uses `out`. If local code writes
             // the range at the same time, the copy has torn bytes, as on hardware.
-            _ => unsafe { guarded::copy_out(self.base.wrapping_add(offset), out) },
+            unsafe { guarded::copy_out(self.base.wrapping_add(offset), out.start(), length) }
         };
         copied.map_err(|_| self.not_there(offset, length))
     }

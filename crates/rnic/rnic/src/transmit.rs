@@ -9,12 +9,17 @@ use core::net::IpAddr;
 use doorbell_wire::{BTH_LEN, BthPacket, Opcode, Qpn};
 
 use crate::engine::EngineId;
+use crate::memory::{LentMemory, Room};
 
 /// Maximum number of packets in a run: the limit of Linux for one call with UDP GSO (`UDP_MAX_SEGMENTS`).
 pub const MAX_RUN_PACKETS: usize = 64;
 
 /// Maximum bytes of a run: the largest UDP payload over IPv4 (RFC 768, RFC 791).
 pub const MAX_RUN_BYTES: usize = 65_507;
+
+/// Minimum payload of a packet whose payload may lie in lent memory. A shorter payload costs more by a second place than
+/// by a second copy.
+pub const LENT_PAYLOAD_BYTES_MIN: u32 = 1024;
 
 /// Destination of a packet and values of its outer headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +72,27 @@ impl TransmitInfo {
             payload_bytes: packet.len().saturating_sub(BTH_LEN + opcode.extension_len() + padding) as u32,
         }
     }
+
+    /// Returns whether the payload of the packet lies in lent memory if its run is [lent](Run::is_lent).
+    #[inline]
+    pub fn has_long_payload(&self) -> bool {
+        !self.inline && self.payload_bytes >= LENT_PAYLOAD_BYTES_MIN
+    }
+}
+
+/// Memory that a link lends to a batch for the runs to one destination. The link sends these runs as records: each
+/// record begins at a multiple of `align_bytes`, with `before_bytes` of the link, and the packets follow without
+/// trailers. So long payloads are copied once, from the region to the record.
+#[derive(Debug)]
+pub struct Loan {
+    /// Destination of the runs.
+    pub destination: IpAddr,
+    /// Memory for the records. Its length is a multiple of `align_bytes`.
+    pub memory: LentMemory,
+    /// Bytes of a record before its packets.
+    pub before_bytes: usize,
+    /// Alignment of records in the memory, in bytes.
+    pub align_bytes: usize,
 }
 
 /// Sequence of packets to one destination. All packets have the same size, but the last may be shorter.
@@ -84,7 +110,14 @@ pub struct Run {
     pub first_packet: usize,
     /// Number of packets.
     pub packets: usize,
+    /// Offset of the record of this run in the memory of the [`Loan`]; `None` if the run has no place there.
+    pub record_at: Option<usize>,
+    /// Whether the [long payloads](TransmitInfo::has_long_payload) of this run lie in the record, and not in the batch.
+    /// The headers and all other payloads lie in the batch.
+    pub is_lent: bool,
     open: bool,
+    /// Maximum of `total_bytes`.
+    limit_bytes: usize,
 }
 
 impl Run {
@@ -107,6 +140,9 @@ pub struct TransmitBatch {
     trailer_bytes: usize,
     runs: Vec<Run>,
     infos: Vec<TransmitInfo>,
+    loan: Option<Loan>,
+    /// Whether the loan has no place for further runs.
+    is_loan_full: bool,
 }
 
 impl TransmitBatch {
@@ -119,6 +155,29 @@ impl TransmitBatch {
             trailer_bytes,
             runs: Vec::with_capacity(MAX_RUN_PACKETS),
             infos: Vec::with_capacity(4 * MAX_RUN_PACKETS),
+            loan: None,
+            is_loan_full: false,
+        }
+    }
+
+    /// Lends memory to an empty batch until [`end_loan`](Self::end_loan).
+    ///
+    /// # Panics
+    ///
+    /// If the batch has packets.
+    pub fn lend(&mut self, loan: Loan) {
+        assert!(self.is_empty(), "records begin at the start of the loan");
+        self.loan = Some(loan);
+        self.is_loan_full = false;
+    }
+
+    /// Ends the loan. The batch accesses its memory no more, and no packet joins a run that lies there.
+    #[inline]
+    pub fn end_loan(&mut self) {
+        if self.loan.take().is_some()
+            && let Some(run) = self.runs.last_mut()
+        {
+            run.open &= !run.is_lent;
         }
     }
 
@@ -179,7 +238,7 @@ impl TransmitBatch {
     #[inline(always)]
     pub fn push(&mut self, path: &Path, len: usize, info: TransmitInfo) -> &mut [u8] {
         let start = self.used;
-        self.extend_runs(path, len + self.trailer_bytes);
+        self.extend_runs(path, len + self.trailer_bytes, info.has_long_payload());
         // Push `info` at once, so that its fields are written directly into the vector. A copy of a value that was just
         // written field by field would have to wait until these writes are done.
         self.infos.push(info);
@@ -191,15 +250,17 @@ impl TransmitBatch {
     ///
     /// # Panics
     ///
-    /// If the batch has no room for the packet: check [`has_room`](Self::has_room) first.
+    /// If the batch has no room for the packet: check [`has_room`](Self::has_room) first. If memory is lent to the
+    /// batch, which would have no place for a payload in `packet`.
     pub fn push_copy(&mut self, path: &Path, packet: &[u8]) {
+        assert!(self.loan.is_none(), "a copied packet lies in the batch as a whole");
         self.push(path, packet.len(), TransmitInfo::of_packet(packet)).copy_from_slice(packet);
     }
 
     /// Adds a packet to the newest run if the packet fits into that run, and to a new run otherwise. `segment` is the
     /// length of the packet with its trailer.
     #[inline]
-    fn extend_runs(&mut self, path: &Path, segment: usize) {
+    fn extend_runs(&mut self, path: &Path, segment: usize, is_long: bool) {
         let start = self.used;
         self.used += segment;
         let joined = match self.runs.last_mut() {
@@ -207,7 +268,7 @@ impl TransmitBatch {
                 if run.open
                     && segment <= run.segment_bytes
                     && run.packets < MAX_RUN_PACKETS
-                    && run.total_bytes + segment <= MAX_RUN_BYTES
+                    && run.total_bytes + segment <= run.limit_bytes
                     && run.path == *path =>
             {
                 run.open = segment == run.segment_bytes;
@@ -218,6 +279,8 @@ impl TransmitBatch {
             _ => false,
         };
         if !joined {
+            let is_to_lender = self.loan.as_ref().is_some_and(|loan| loan.destination == path.destination);
+            let (record_at, limit_bytes) = if is_to_lender { self.find_record(segment) } else { (None, MAX_RUN_BYTES) };
             self.runs.push(Run {
                 path: *path,
                 start,
@@ -225,9 +288,51 @@ impl TransmitBatch {
                 total_bytes: segment,
                 first_packet: self.infos.len(),
                 packets: 1,
+                record_at,
+                is_lent: record_at.is_some() && is_long,
                 open: true,
+                limit_bytes,
             });
         }
+    }
+
+    /// Finds a place in the lent memory for the record of a new run, whose first packet has `segment` bytes. Returns the
+    /// place and the maximum length of the run. Each run to the destination of the loan needs a place, since the link
+    /// writes their records one after the other.
+    #[inline(never)]
+    fn find_record(&mut self, segment: usize) -> (Option<usize>, usize) {
+        let Some(loan) = &self.loan else { return (None, MAX_RUN_BYTES) };
+        let end = |run: &Run| {
+            let bytes = run.total_bytes - run.packets * self.trailer_bytes;
+            run.record_at.map(|at| (at + loan.before_bytes + bytes).next_multiple_of(loan.align_bytes))
+        };
+        let at = self.runs.iter().rev().find_map(end).unwrap_or(0);
+        // The trailers count too, although the record has none: the result is a lower bound.
+        let room = loan.memory.len().saturating_sub(at + loan.before_bytes);
+        if self.is_loan_full || segment > room {
+            self.is_loan_full = true;
+            return (None, MAX_RUN_BYTES);
+        }
+        (Some(at), room.min(MAX_RUN_BYTES))
+    }
+
+    /// Returns the place of the payload of the packet that was added most recently. The payload has `payload` bytes and
+    /// is no inline data, and `pad` bytes of padding follow it.
+    #[inline]
+    pub(crate) fn payload_room(&mut self, payload: usize, pad: usize) -> Room<'_> {
+        let end = self.used - self.trailer_bytes - pad;
+        let start = end - payload;
+        if let Some(loan) = &mut self.loan
+            && payload >= LENT_PAYLOAD_BYTES_MIN as usize
+            && let Some(run) = self.runs.last()
+            && run.is_lent
+            && let Some(record_at) = run.record_at
+        {
+            let trailers = (run.packets - 1) * self.trailer_bytes;
+            let at = record_at + loan.before_bytes + (start - run.start) - trailers;
+            return loan.memory.room(at, payload);
+        }
+        (&mut self.bytes[start..end]).into()
     }
 
     /// Removes the packet that was added most recently, because the caller could not write its payload.
@@ -320,6 +425,88 @@ mod tests {
         assert_eq!(shapes, [(3, 36, 92), (2, 36, 72), (1, 36, 36), (1, 44, 44)]);
         let lengths: Vec<_> = batch.runs()[0].segments().map(|s| s.len()).collect();
         assert_eq!(lengths, [36, 36, 20]);
+    }
+
+    /// Adds a packet with a payload of one byte value. Returns the bytes of its headers, which lie in the batch.
+    fn push_payload(batch: &mut TransmitBatch, last: u8, header: usize, payload: usize, value: u8) {
+        let info = TransmitInfo { payload_bytes: payload as u32, ..info() };
+        batch.push(&path(last), header + payload, info)[..header].fill(0xaa);
+        let mut room = batch.payload_room(payload, 0);
+        for _ in 0..payload / 8 {
+            room.take(8).put(u64::from_ne_bytes([value; 8]));
+        }
+        assert!(room.is_empty());
+    }
+
+    #[allow(unsafe_code, reason = "only a test lends memory without a link")]
+    fn loan(memory: &mut [u8]) -> Loan {
+        // SAFETY: the tests use the memory only through the loan, until the loan has ended.
+        let memory = unsafe { LentMemory::new(memory.as_mut_ptr(), memory.len(), std::sync::Arc::new(())) };
+        Loan { destination: path(1).destination, memory, before_bytes: 8, align_bytes: 64 }
+    }
+
+    #[test]
+    fn long_payloads_to_the_destination_of_a_loan_lie_in_records() {
+        let mut memory = vec![0; 8192];
+        let mut batch = TransmitBatch::new(1 << 16, 4);
+        batch.lend(loan(&mut memory));
+        push_payload(&mut batch, 1, 12, 16, 1); // short, but it has a record, since the link writes it first
+        push_payload(&mut batch, 1, 12, 2048, 2);
+        push_payload(&mut batch, 1, 12, 2048, 3);
+        push_payload(&mut batch, 2, 12, 2048, 4); // to another device
+        push_payload(&mut batch, 1, 12, 1024, 5);
+        push_payload(&mut batch, 1, 12, 16, 6);
+        batch.end_loan();
+        let records: Vec<_> = batch.runs().iter().map(|run| (run.record_at, run.is_lent, run.packets)).collect();
+        let second = 64 + (8_usize + 2 * 2060).next_multiple_of(64);
+        let expected = [(Some(0), false, 1), (Some(64), true, 2), (None, false, 1), (Some(second), true, 2)];
+        assert_eq!(records, expected);
+        for (at, value) in [(64 + 8 + 12, 2), (64 + 8 + 2060 + 12, 3), (second + 8 + 12, 5)] {
+            let length = if value == 5 { 1024 } else { 2048 };
+            assert_eq!(memory[at..at + length], vec![value; length], "payload {value}");
+        }
+        assert!(memory[second + 8 + 12 + 1024..].iter().all(|&byte| byte == 0), "a short payload was lent");
+        assert_eq!(&batch.bytes()[12..28], [1; 16]);
+        let other = batch.runs()[2];
+        assert_eq!(batch.bytes()[other.start + 12..other.start + 12 + 2048], [4; 2048]);
+    }
+
+    #[test]
+    fn runs_leave_a_full_loan_for_good_and_a_retracted_run_returns_its_place() {
+        let mut memory = vec![0; 4096];
+        let mut batch = TransmitBatch::new(1 << 16, 0);
+        batch.lend(loan(&mut memory));
+        push_payload(&mut batch, 1, 12, 1024, 1);
+        push_payload(&mut batch, 1, 20, 2048, 2); // a longer packet begins a run
+        batch.retract(2068);
+        assert_eq!(batch.runs().len(), 1);
+        push_payload(&mut batch, 1, 12, 1024, 3); // the first run goes on in its record
+        push_payload(&mut batch, 1, 12, 1024, 4);
+        push_payload(&mut batch, 1, 12, 1024, 5); // no room
+        push_payload(&mut batch, 1, 12, 16, 6);
+        batch.end_loan();
+        let records: Vec<_> = batch.runs().iter().map(|run| (run.record_at, run.is_lent, run.packets)).collect();
+        assert_eq!(records, [(Some(0), true, 3), (None, false, 2)]);
+        for (index, value) in [1, 3, 4].into_iter().enumerate() {
+            let at = 8 + index * 1036 + 12;
+            assert_eq!(memory[at..at + 1024], [value; 1024]);
+        }
+    }
+
+    #[test]
+    fn packets_after_the_end_of_a_loan_lie_in_the_batch() {
+        let mut memory = vec![0; 8192];
+        let mut batch = TransmitBatch::new(1 << 16, 4);
+        batch.lend(loan(&mut memory));
+        push_payload(&mut batch, 1, 12, 2048, 1);
+        batch.end_loan();
+        push_payload(&mut batch, 1, 12, 2048, 2);
+        batch.push_copy(&path(1), &[3; 2060]);
+        let records: Vec<_> = batch.runs().iter().map(|run| (run.record_at, run.is_lent, run.packets)).collect();
+        assert_eq!(records, [(Some(0), true, 1), (None, false, 2)]);
+        assert!(memory[8 + 12 + 2048..].iter().all(|&byte| byte == 0), "a payload was lent after the loan");
+        let other = batch.runs()[1];
+        assert_eq!(batch.bytes()[other.start + 12..other.start + 12 + 2048], [2; 2048]);
     }
 
     #[test]

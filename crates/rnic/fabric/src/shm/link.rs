@@ -2,20 +2,20 @@
 
 mod newcomers;
 mod waiting;
+mod writing;
 
 use std::io;
 use std::net::IpAddr;
 
-use doorbell_rnic::{MAX_RUN_PACKETS, Run, TransmitBatch, earliest};
+use doorbell_rnic::{Loan, MAX_RUN_PACKETS, Run, TransmitBatch, earliest};
 use doorbell_verbs_core::LinkCounters;
 
+use self::writing::Loans;
 use super::LinkChoice;
 use super::datagrams::WithoutMessages;
-use super::held::RETRY_NS;
 use super::idle::Idle;
 use super::meet::{Meeting, News};
-use super::message::Datagram;
-use super::peer::{Peer, RunBuffers, Written};
+use super::peer::{Peer, RunBuffers};
 use super::routes::{Routes, RunRoute, answer_within};
 use crate::link::{Link, LinkProperties, Sink};
 use crate::own_process::OwnProcess;
@@ -78,6 +78,7 @@ pub struct SharedMemoryLink {
     is_within_batch: bool,
     /// Devices that shared memory when the current batch was sealed and have departed since.
     gone_within_batch: Vec<IpAddr>,
+    loans: Loans,
     buffers: RunBuffers,
     idle: Idle,
     /// Time of the next look for room in full rings. `None` while no run waits for room.
@@ -148,6 +149,7 @@ impl SharedMemoryLink {
             others_behind: false,
             is_within_batch: false,
             gone_within_batch: Vec::new(),
+            loans: Loans::default(),
             buffers: RunBuffers::new(local),
             idle: Idle::default(),
             retry_at_ns: None,
@@ -306,39 +308,6 @@ impl SharedMemoryLink {
         !self.gone_within_batch.is_empty() && self.gone_within_batch.contains(&destination)
     }
 
-    /// Writes a run to a peer's ring. If the ring is full, the run waits for room, or is dropped and counted.
-    #[inline]
-    fn write(&mut self, now_ns: u64, place: usize, run: &Run, batch: &TransmitBatch) {
-        let Some(peer) = &mut self.peers[place] else { return };
-        match peer.write(now_ns, run, batch) {
-            Written::Sent => {
-                self.counters.packets_sent += run.packets as u64;
-                if self.idle.is_at_rest() && peer.keeps_memory() {
-                    self.idle.watch_from(now_ns);
-                }
-            }
-            Written::Held => {
-                self.counters.held += run.packets as u64;
-                self.retry_at_ns.get_or_insert(now_ns + RETRY_NS);
-            }
-            Written::Dropped => self.counters.full += run.packets as u64,
-        }
-    }
-
-    /// Wakes each peer in `touched` that sleeps. `touched` contains the places of the peers to whose rings records were
-    /// written.
-    fn wake(&mut self, touched: &[usize]) {
-        for &place in touched {
-            let Some(peer) = &mut self.peers[place] else { continue };
-            if std::mem::take(&mut peer.is_touched) && peer.writer.must_wake() {
-                self.counters.wakes += 1;
-                if !self.udp.send_alone(peer.address, &Datagram::Wake.to_bytes()) {
-                    peer.writer.failed_to_wake();
-                }
-            }
-        }
-    }
-
     /// Reads records from a peer's ring. Returns the number of packets.
     #[inline]
     fn read(&mut self, place: usize, sink: &mut dyn Sink) -> usize {
@@ -414,6 +383,11 @@ impl Link for SharedMemoryLink {
         !self.routes.is_shared(destination)
     }
 
+    #[inline]
+    fn lend(&mut self) -> Option<Loan> {
+        self.loans.lend(&mut self.peers, &self.routes)
+    }
+
     fn transmit(&mut self, now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
         self.is_within_batch = true;
         self.take_news(now_ns);
@@ -451,13 +425,14 @@ impl Link for SharedMemoryLink {
                     }
                     *next += 1;
                 }
-                RunRoute::Udp if !self.may_use_udp(run.path.destination) => {
+                RunRoute::Udp if run.is_lent || !self.may_use_udp(run.path.destination) => {
                     self.counters.without += run.packets as u64;
                     *next += 1;
                 }
                 RunRoute::Udp => {
                     let mut end = *next + 1;
                     while let Some(run) = runs.get(end)
+                        && !run.is_lent
                         && self.may_use_udp(run.path.destination)
                         && !self.is_gone_within_batch(run.path.destination)
                         && self.way(now_ns, run.path.destination) == RunRoute::Udp
@@ -484,7 +459,12 @@ impl Link for SharedMemoryLink {
         self.take_news(now_ns);
         self.flush_held(now_ns);
         if self.idle.look_at_ns().is_some_and(|at| at <= now_ns) {
-            self.idle.look(now_ns, &mut self.peers);
+            // A batch that is partly sent may have payloads in a ring that seems empty.
+            if self.is_within_batch {
+                self.idle.watch_from(now_ns);
+            } else {
+                self.idle.look(now_ns, &mut self.peers);
+            }
         }
         let mut packets = self.receive_shared(sink);
         if packets > 0 {
@@ -594,6 +574,8 @@ impl Link for SharedMemoryLink {
     }
 }
 
+#[cfg(test)]
+mod loan_tests;
 #[cfg(test)]
 pub(super) mod tests;
 #[cfg(test)]

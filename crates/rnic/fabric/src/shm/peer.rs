@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use doorbell_rnic::{HEADERS_BYTES_MAX, MAX_RUN_BYTES, Run, TransmitBatch};
+use doorbell_rnic::{HEADERS_BYTES_MAX, LentMemory, MAX_RUN_BYTES, Run, TransmitBatch};
 use doorbell_wire::{Flow, ICRC_LEN, Outer};
 
 use super::held::Held;
@@ -118,12 +118,7 @@ impl Peer {
     #[inline]
     pub(super) fn write(&mut self, now_ns: u64, run: &Run, batch: &TransmitBatch) -> Written {
         let trailer_bytes = batch.trailer_bytes();
-        let header = Header {
-            total_bytes: run.total_bytes - run.packets * trailer_bytes,
-            segment_bytes: run.segment_bytes - trailer_bytes,
-            traffic_class: run.path.traffic_class,
-            hop_limit: run.path.hop_limit,
-        };
+        let header = header_of(run, trailer_bytes);
         let packets = || run.segments().map(move |segment| &batch.bytes()[segment.start..segment.end - trailer_bytes]);
         if self.held.is_empty() && self.writer.push(header, packets()) {
             self.is_touched = true;
@@ -134,6 +129,37 @@ impl Peer {
         } else {
             Written::Dropped
         }
+    }
+
+    /// Lends the free memory of the ring to the peer for the records of the next batch. Returns `None` if the ring may
+    /// not have room for a run of maximum length.
+    pub(super) fn lend(&mut self) -> Option<LentMemory> {
+        if self.has_ended() || !self.held.is_empty() {
+            return None;
+        }
+        let (at, length) = self.writer.free_memory();
+        (length > MAX_RUN_BYTES).then(|| self.writer.memory().lend(at, length))
+    }
+
+    /// Writes a run whose long payloads lie in the ring already, in memory that [`lend`](Self::lend) returned. The
+    /// writer must be at the position of the run's record.
+    pub(super) fn publish(&mut self, run: &Run, batch: &TransmitBatch) {
+        let trailer_bytes = batch.trailer_bytes();
+        let infos = &batch.infos()[run.first_packet..run.first_packet + run.packets];
+        let mut at = 0;
+        let parts = run.segments().zip(infos).flat_map(|(segment, info)| {
+            let packet = &batch.bytes()[segment.start..segment.end - trailer_bytes];
+            let from = at;
+            at += packet.len();
+            // Bytes of headers before a payload in the ring, and of padding after it.
+            let lent = if info.has_long_payload() { info.payload_bytes as usize } else { 0 };
+            let padding = lent.wrapping_neg() & 3;
+            let headers = packet.len() - lent - padding;
+            [(from, &packet[..headers]), (at - padding, &packet[packet.len() - padding..])]
+        });
+        self.writer.publish(header_of(run, trailer_bytes), parts);
+        self.is_touched = true;
+        self.held.note_room();
     }
 
     /// Writes runs that wait for room to the peer's ring. Returns the number of packets written, and the number of
@@ -201,6 +227,17 @@ impl Peer {
     pub(super) fn give_back_if_idle(&mut self) -> bool {
         let position = self.writer.position();
         self.keeps_memory() && std::mem::replace(&mut self.looked_at, position) == position && self.writer.give_back()
+    }
+}
+
+/// Returns the header of a run's record. The packets of a record have no trailers.
+#[inline]
+fn header_of(run: &Run, trailer_bytes: usize) -> Header {
+    Header {
+        total_bytes: run.total_bytes - run.packets * trailer_bytes,
+        segment_bytes: run.segment_bytes - trailer_bytes,
+        traffic_class: run.path.traffic_class,
+        hop_limit: run.path.hop_limit,
     }
 }
 

@@ -139,19 +139,47 @@ impl<M: Memory> Writer<M> {
         if !self.has_room(record_bytes + LINE_BYTES as u64) {
             return false;
         }
-        let mask = self.memory.capacity() - 1;
-        let start = self.tail as usize & mask;
-        let (mut at, end) = (start + WORD_BYTES, start + WORD_BYTES + header.total_bytes);
-        for packet in packets {
-            debug_assert!(packet.len() <= end - at, "the packets are longer than the header says");
-            let packet = &packet[..packet.len().min(end - at)];
-            self.memory.copy_in(at, packet);
-            at += packet.len();
-        }
-        self.tail += record_bytes;
-        self.memory.store(self.tail as usize & mask, 0);
-        self.memory.store(start, header.encode());
+        let mut at = 0;
+        self.publish(
+            header,
+            packets.map(|packet| {
+                at += packet.len();
+                (at - packet.len(), packet)
+            }),
+        );
         true
+    }
+
+    /// Returns the offset and the length of free memory in which the caller may prepare the next records. The length is
+    /// a multiple of [`LINE_BYTES`]. The first record begins at the offset, with its word. Each following record begins
+    /// [`Header::record_bytes`] later. The caller publishes the records with [`publish`](Self::publish), in order.
+    pub(crate) fn free_memory(&mut self) -> (usize, usize) {
+        let capacity = self.memory.capacity() as u64;
+        self.has_room(capacity); // load the position of the reader
+        // As in `push`: the first cache line after the last record must be free as well.
+        let free = (capacity - (self.tail - self.head)).saturating_sub(LINE_BYTES as u64) as usize;
+        (self.start(), free - free % LINE_BYTES) // a hostile reader may have any position
+    }
+
+    /// Writes a record, some of whose bytes the caller has written already to [free memory](Self::free_memory). `parts`
+    /// are the other bytes of the packets, each with its offset from the start of the first packet.
+    #[inline]
+    pub(crate) fn publish<'a>(&mut self, header: Header, parts: impl Iterator<Item = (usize, &'a [u8])>) {
+        let start = self.start();
+        for (from, part) in parts {
+            let is_inside = from <= header.total_bytes && part.len() <= header.total_bytes - from;
+            debug_assert!(is_inside, "the packets are longer than the header says");
+            if is_inside {
+                self.memory.copy_in(start + WORD_BYTES + from, part);
+            }
+        }
+        self.tail += header.record_bytes();
+        self.memory.store(self.start(), 0);
+        self.memory.store(start, header.encode());
+    }
+
+    fn start(&self) -> usize {
+        self.tail as usize & (self.memory.capacity() - 1)
     }
 
     /// Returns whether the caller must wake the reader. The caller asks after it has written all records. At most one
@@ -184,7 +212,6 @@ impl<M: Memory> Writer<M> {
     }
 
     /// Returns the memory of the ring.
-    #[cfg(test)]
     pub(crate) fn memory(&self) -> &M {
         &self.memory
     }

@@ -120,6 +120,11 @@ impl Routes {
         if destination == self.own && self.choice == LinkChoice::Auto { RunRoute::Udp } else { RunRoute::Unknown }
     }
 
+    /// Returns whether packets to a destination go through the ring of the peer at `place`.
+    pub(super) fn lead_to(&self, destination: IpAddr, place: usize) -> bool {
+        matches!(self.by_destination.get(&destination), Some(Route::Shared { place: found }) if *found == place)
+    }
+
     /// Returns whether packets to a destination go through a ring.
     #[inline]
     pub(super) fn is_shared(&self, destination: IpAddr) -> bool {

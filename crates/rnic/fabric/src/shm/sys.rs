@@ -13,7 +13,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use doorbell_rnic::Payload;
+use doorbell_rnic::{LentMemory, Payload};
 
 use super::ring::Memory;
 
@@ -197,6 +197,13 @@ impl Ring {
         // SAFETY: `place` checks that the range lies in the ring and its copy, which are mapped for as long as `self`
         // lives.
         unsafe { Payload::shared(self.place(at, length), length) }
+    }
+
+    /// Lends a range of the ring that is free, for records that are published later.
+    pub(super) fn lend(&self, at: usize, length: usize) -> LentMemory {
+        // SAFETY: `place` checks that the range lies in the ring and its copy, which the mapping maps for writing. This
+        // process accesses the range otherwise only by the raw copies of this type.
+        unsafe { LentMemory::new(self.place(at, length), length, self.mapping.clone()) }
     }
 
     /// Returns the number of bytes of the ring for which the kernel has allocated memory.

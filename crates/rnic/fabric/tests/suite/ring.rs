@@ -63,9 +63,10 @@ impl Memory for Model {
     }
 
     fn copy_in(&self, at: usize, bytes: &[u8]) {
+        let from = at % LINE_BYTES - WORD_BYTES;
         // SAFETY: the model checker reports two accesses that are not ordered.
         self.0.packets[at / LINE_BYTES]
-            .with_mut(|packet| unsafe { (&mut *packet)[..bytes.len()].copy_from_slice(bytes) });
+            .with_mut(|packet| unsafe { (&mut *packet)[from..from + bytes.len()].copy_from_slice(bytes) });
     }
 
     fn copy_out(&self, at: usize, bytes: &mut [u8]) {
@@ -127,6 +128,42 @@ fn records_arrive_whole_and_in_order() {
         for number in 1..=RECORDS {
             let record = next_record(&mut reader);
             assert_eq!(record.header, header(3));
+            let mut packet = [0; 3];
+            reader.copy_out(&record, &mut packet);
+            assert_eq!(packet, [number; 3]);
+            reader.release();
+        }
+        writing.join().unwrap();
+        assert!(reader.pop().is_none());
+    });
+}
+
+#[test]
+fn records_prepared_in_free_memory_arrive_whole_and_in_order() {
+    const RECORDS: u8 = 3; // more than the ring holds
+    loom::model(|| {
+        let memory = Model(Arc::new(Lines::new()));
+        let mut writer = Writer::new(memory.clone());
+        let writing = loom::thread::spawn({
+            let memory = memory.clone();
+            move || {
+                for number in 1..=RECORDS {
+                    let at = loop {
+                        let (at, length) = writer.free_memory();
+                        if length > 0 {
+                            break at;
+                        }
+                        loom::thread::yield_now();
+                    };
+                    // The payload lies in the ring before the writer adds the header and publishes the record.
+                    memory.copy_in(at + WORD_BYTES + 1, &[number; 2]);
+                    writer.publish(header(3), [(0, &[number][..])].into_iter());
+                }
+            }
+        });
+        let mut reader = Reader::new(memory);
+        for number in 1..=RECORDS {
+            let record = next_record(&mut reader);
             let mut packet = [0; 3];
             reader.copy_out(&record, &mut packet);
             assert_eq!(packet, [number; 3]);
@@ -267,6 +304,7 @@ impl Memory for Bytes {
 #[derive(Clone, Debug)]
 enum Step {
     Push { packets: usize, bytes: usize },
+    Publish { packets: usize, bytes: usize },
     Pop,
     Release,
     Arm,
@@ -278,6 +316,7 @@ enum Step {
 fn honest_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (1_usize..=64, 1_usize..=1000).prop_map(|(packets, bytes)| Step::Push { packets, bytes }),
+        2 => (1_usize..=64, 1_usize..=1000).prop_map(|(packets, bytes)| Step::Publish { packets, bytes }),
         2 => Just(Step::Pop),
         2 => Just(Step::Release),
         1 => Just(Step::Arm),
@@ -310,6 +349,17 @@ fn run(steps: &[Step]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
                 let run: Vec<u8> = (0..packets * bytes).map(|at| (at + number) as u8).collect();
                 let header = Header { total_bytes: run.len(), segment_bytes: bytes, traffic_class: 1, hop_limit: 2 };
                 if writer.push(header, run.chunks(bytes)) {
+                    pushed.push(run);
+                }
+            }
+            Step::Publish { packets, bytes } => {
+                let run: Vec<u8> = (0..packets * bytes).map(|at| (at + number) as u8).collect();
+                let header = Header { total_bytes: run.len(), segment_bytes: bytes, traffic_class: 1, hop_limit: 2 };
+                let (at, length) = writer.free_memory();
+                if header.record_bytes() <= length as u64 {
+                    let (first, rest) = run.split_at(run.len() / 2);
+                    memory.copy_in(at + WORD_BYTES, first);
+                    writer.publish(header, std::iter::once((first.len(), rest)));
                     pushed.push(run);
                 }
             }

@@ -68,13 +68,13 @@ pub(crate) enum WordOperation {
 /// # Safety
 ///
 /// `from` is memory of a program, which other threads may write. The memory must be mapped, unless a handler lands
-/// faults or a [`Copier`] is set. No other thread uses `out`.
+/// faults or a [`Copier`] is set. `to` has room for `length` bytes, which no other thread of this process uses.
 #[inline]
-pub(super) unsafe fn copy_out(from: *const u8, out: &mut [u8]) -> Result<(), Gone> {
+pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, length: usize) -> Result<(), Gone> {
     if uses_copier() {
-        return copier::copy(from, out.as_mut_ptr(), out.len());
+        return copier::copy(from, to, length);
     }
-    code::copy_out(out.as_mut_ptr(), from, out.len())
+    code::copy_out(to, from, length)
 }
 
 /// Copies into a program's memory. The last byte is stored last, with release ordering.
@@ -559,7 +559,7 @@ mod tests {
                 let from = &source[shift..];
                 let mut out = vec![0xee; length + 2];
                 // SAFETY: both ranges are private memory of this length.
-                unsafe { copy_out(from.as_ptr(), &mut out[1..=length]) }.unwrap();
+                unsafe { copy_out(from.as_ptr(), out.as_mut_ptr().wrapping_add(1), length) }.unwrap();
                 assert_eq!((&out[1..=length], out[0], out[length + 1]), (from, 0xee, 0xee), "{length} B out");
                 let mut memory = vec![0xee; length + 2];
                 // SAFETY: the range lies inside the memory.

@@ -1,7 +1,9 @@
 //! Received packets, in memory of this process or in memory that the sender of the packets may write at the same time.
 
+use std::any::Any;
 use std::marker::PhantomData;
 use std::ptr;
+use std::sync::Arc;
 
 /// Bytes that the RNIC copies and never inspects, since their sender may change them at any time.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +70,116 @@ impl Payload<'_> {
     #[inline]
     pub(super) fn start(self) -> *const u8 {
         self.start
+    }
+}
+
+/// Memory of this process to which the RNIC copies bytes, and which it never reads. Another process may access the
+/// memory at the same time.
+#[derive(Debug)]
+pub(crate) struct Room<'a> {
+    start: *mut u8,
+    length: usize,
+    lives: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> From<&'a mut [u8]> for Room<'a> {
+    #[inline]
+    fn from(bytes: &'a mut [u8]) -> Self {
+        Self { start: bytes.as_mut_ptr(), length: bytes.len(), lives: PhantomData }
+    }
+}
+
+impl Room<'_> {
+    /// Returns the number of bytes.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Returns whether the room has no bytes.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Removes the first `length` bytes and returns them.
+    ///
+    /// # Panics
+    ///
+    /// If the room has fewer bytes.
+    #[inline]
+    pub(crate) fn take(&mut self, length: usize) -> Self {
+        assert!(length <= self.length);
+        let first = Self { start: self.start, length, lives: PhantomData };
+        self.start = self.start.wrapping_add(length);
+        self.length -= length;
+        first
+    }
+
+    /// Sets all bytes to 0.
+    pub(super) fn clear(self) {
+        // SAFETY: the bytes are mapped, and no other code of this process uses them.
+        unsafe { ptr::write_bytes(self.start, 0, self.length) }
+    }
+
+    /// Stores a word.
+    ///
+    /// # Panics
+    ///
+    /// If the room does not have exactly eight bytes.
+    #[inline]
+    pub(crate) fn put(self, word: u64) {
+        assert_eq!(self.length, size_of::<u64>());
+        // SAFETY: the eight bytes are mapped, and no other code of this process uses them.
+        unsafe { self.start.cast::<u64>().write_unaligned(word) }
+    }
+
+    /// Returns the address of the first byte, for raw copies.
+    #[inline]
+    pub(super) fn start(&self) -> *mut u8 {
+        self.start
+    }
+}
+
+/// Memory outside of a batch, in which the RNIC places the payloads of packets.
+#[derive(Debug)]
+pub struct LentMemory {
+    start: *mut u8,
+    length: usize,
+    /// Owner of the mapping. The field is never read.
+    _mapping: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the contract of `new` names no thread.
+unsafe impl Send for LentMemory {}
+// SAFETY: a shared reference gives no access to the memory.
+unsafe impl Sync for LentMemory {}
+
+impl LentMemory {
+    /// Creates a value for `length` bytes from `start` on. Another process may access the bytes at the same time.
+    ///
+    /// # Safety
+    ///
+    /// The bytes stay mapped and writable as long as `mapping` lives. As long as the value lives, no other code of this
+    /// process uses the bytes, except by raw copies under the lock of the device.
+    pub unsafe fn new(start: *mut u8, length: usize, mapping: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { start, length, _mapping: mapping }
+    }
+
+    /// Returns the number of bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Returns a range of the memory.
+    ///
+    /// # Panics
+    ///
+    /// If the memory does not have these bytes.
+    #[inline]
+    pub(crate) fn room(&mut self, at: usize, length: usize) -> Room<'_> {
+        assert!(at <= self.length && length <= self.length - at);
+        Room { start: self.start.wrapping_add(at), length, lives: PhantomData }
     }
 }
 

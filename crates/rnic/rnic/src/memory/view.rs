@@ -5,7 +5,7 @@ use std::sync::Arc;
 use doorbell_verbs_core::{Access, LKey, MemoryError, PdId, Sge, WindowBinding};
 use doorbell_wire::RKey;
 
-use super::{Payload, Region, RegionDirectory, Through, WordOperation};
+use super::{Payload, Region, RegionDirectory, Room, Through, WordOperation};
 
 /// Number of keys that the cache of an engine can hold. For cached keys, the data path takes no lock.
 const CACHE_SLOTS: usize = 256;
@@ -90,25 +90,29 @@ impl Memory {
     /// Copies a part of a message to `out`. `sges` describe the memory of the message. The part starts at byte `skip`
     /// of the message and fills `out`.
     #[inline]
-    pub(crate) fn gather(&mut self, pd: PdId, sges: &[Sge], mut skip: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        let mut done = 0;
+    pub(crate) fn gather(
+        &mut self,
+        pd: PdId,
+        sges: &[Sge],
+        mut skip: u64,
+        mut out: Room<'_>,
+    ) -> Result<(), MemoryError> {
         for sge in sges {
             let length = u64::from(sge.length);
             if skip >= length {
                 skip -= length;
                 continue;
             }
-            let take = (length - skip).min((out.len() - done) as u64);
+            let take = (length - skip).min(out.len() as u64);
             if take == 0 {
                 break;
             }
             let region = self.local_region(sge.lkey)?;
             let offset = region.reach(pd, sge.address.wrapping_add(skip), take, Access::empty())?;
-            region.copy_out(offset, &mut out[done..done + take as usize])?;
-            done += take as usize;
+            region.copy_out(offset, out.take(take as usize))?;
             skip = 0;
         }
-        debug_assert_eq!(done, out.len(), "the elements must hold all bytes of the packet");
+        debug_assert!(out.is_empty(), "the elements must hold all bytes of the packet");
         Ok(())
     }
 
@@ -183,7 +187,7 @@ impl Memory {
         through: Through,
         rkey: RKey,
         address: u64,
-        out: &mut [u8],
+        out: Room<'_>,
     ) -> Result<(), MemoryError> {
         if out.is_empty() {
             return Ok(());

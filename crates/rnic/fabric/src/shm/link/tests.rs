@@ -8,6 +8,7 @@ use super::newcomers::DATAGRAM_BYTES_MIN;
 use super::*;
 use crate::link::{ReceivedRun, SharedRun};
 use crate::seal::{Checker, Sealer};
+use crate::shm::message::Datagram;
 use crate::shm::ring::{Header, Memory as _, Reader, Writer};
 use crate::shm::routes::OTHERS_WAIT_NS;
 use crate::shm::sys::{Mapping, RING_BYTES, Ring};

@@ -4,7 +4,7 @@ use super::tests::{PORT, Plain, acquainted, eventually, link, now_ns, send};
 use super::*;
 use crate::link::ReceivedRun;
 use crate::seal::Sealer;
-use crate::shm::held::{HELD_BYTES_MAX, STOPPED_NS};
+use crate::shm::held::{HELD_BYTES_MAX, RETRY_NS, STOPPED_NS};
 use crate::shm::sys::RING_BYTES;
 use crate::testing::{batch_of, packet};
 

@@ -359,7 +359,7 @@ impl Qp {
             body.copy_from_slice(&self.sq.inline_of(index)[start..start + payload]);
         } else if payload > 0 {
             let skip = u64::from(packet) * mtu as u64;
-            if core.memory.gather(self.pd, self.sq.sges_of(index), skip, body).is_err() {
+            if core.memory.gather(self.pd, self.sq.sges_of(index), skip, batch.payload_room(payload, pad)).is_err() {
                 // The region was deregistered after the post. Work requests complete in order (IBTA Vol 1, 10.8.5),
                 // and the peer may have received earlier requests. This request therefore fails only after all earlier
                 // requests are complete. Until then, the requester sends no later packet, and comes here again after

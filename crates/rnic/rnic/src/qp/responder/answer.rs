@@ -82,8 +82,8 @@ impl Qp {
                     self.resp.answers.pop_front();
                 }
                 Answer::Read { psn, address, rkey, left, started, again, .. } => {
-                    let (body, padding) = out.split_at_mut(payload);
-                    padding.fill(0);
+                    out[payload..].fill(0);
+                    let body = batch.payload_room(payload, pad);
                     if core.memory.read_remote(through, *rkey, *address, body).is_err() {
                         refused = Some(*again);
                     } else {
