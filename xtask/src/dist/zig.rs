@@ -162,7 +162,7 @@ fn relink(machine: Machine, built: &Path, zig: &Path, to: &Path) -> Result<(), S
 fn cross_link(machine: Machine, built: &Path, zig: &Path, to: &Path) -> Result<(), String> {
     let triple = machine.triple();
     let mut build = cargo(BUILD);
-    build.args(&MODULE[2..]).args(SELECTED).args(["--target", &triple, "--target-dir"]).arg(built);
+    build.args(&MODULE[2..]).args(SELECTED).arg("--target").arg(&triple).arg("--target-dir").arg(built);
     with_zig(&mut build, machine, zig, &unwinder_of(&machine.libraries()));
     let linker = format!("CARGO_TARGET_{}_LINKER", triple.replace('-', "_").to_uppercase());
     build.env(linker, root().join("xtask/src/dist/zig-cc.sh"));
