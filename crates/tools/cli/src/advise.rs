@@ -26,8 +26,13 @@ use crate::wire::parse_mtu;
 /// Number of recommendations that --simulate checks.
 const SIMULATED: usize = 3;
 
+const ONE_SIDED: &str = "\
+One-sided operations on an index need no protocol:
+  doorbell model predict --op read -s 64 --clients 24 -t 1     predict READs of 24 clients
+  doorbell bench --op read -s 64 --clients 24                  measure them";
+
 #[derive(Args)]
-#[command(after_help = crate::bench::pages())]
+#[command(after_help = format!("{ONE_SIDED}\n\n{}", crate::bench::pages()))]
 pub(crate) struct Advise {
     #[command(flatten)]
     parameters: ParametersArgument,

@@ -105,8 +105,8 @@ impl Subject {
         }
     }
 
-    /// Returns the latency loaded: with full windows, or with the offered rate. Returns `None` for operations, and if
-    /// the rate is not reached.
+    /// Returns the latency loaded: with full windows, or with the offered rate. Returns `None` if the rate is not
+    /// reached.
     fn loaded_ns(
         &self,
         parameters: &Parameters,
@@ -115,7 +115,9 @@ impl Subject {
     ) -> Result<Option<f64>, WorkloadError> {
         let share = rate.map_or(0.0, |rate| rate / prediction.messages_per_s);
         Ok(match self {
-            Self::Operations(_) => None,
+            Self::Operations(posted) => {
+                Some(prediction.loaded_ns(f64::from(posted.connections) * f64::from(posted.window)))
+            }
             Self::Messages(workload) => {
                 let directions = if workload.bidirectional { 2.0 } else { 1.0 };
                 let in_flight = directions * f64::from(workload.peers.connections) * f64::from(workload.window);
@@ -163,7 +165,9 @@ fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Res
             .into_iter()
             .map(|posted| {
                 let explanation = explain_operation(&parameters, &posted)?;
-                Ok(Explained { subject: Subject::Operations(posted), explanation, loaded_ns: None })
+                let subject = Subject::Operations(posted);
+                let loaded_ns = subject.loaded_ns(&parameters, &explanation.prediction, None)?;
+                Ok(Explained { subject, explanation, loaded_ns })
             })
             .collect(),
         None => explained_messages(arguments, &parameters, &arguments.load.workloads()?),

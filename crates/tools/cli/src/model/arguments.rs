@@ -95,7 +95,8 @@ pub(crate) struct Load {
     )]
     config: Option<String>,
     /// Maximum unacknowledged messages per connection [default: 64]
-    #[arg(short = 't', long, visible_alias = "outstanding", value_name = "N", value_parser = quantity::count::<u32>)]
+    #[arg(short = 't', long, visible_alias = "outstanding", value_name = "N",
+          value_parser = quantity::count::<u32>)]
     window: Option<u32>,
     /// Messages per post (doorbell batching) [default: 1]
     #[arg(short = 'l', long, value_name = "N", value_parser = quantity::count::<u32>)]
@@ -112,7 +113,8 @@ pub(crate) struct Load {
     /// Sending and receiving threads: SENDERS:RECEIVERS
     #[arg(long, value_name = "N:M", default_value = "1:1", value_parser = parse_peers)]
     peers: Peers,
-    /// Number of clients, each a sending thread with its own connection, as for `doorbell advise`
+    /// Number of clients, each a sending thread with its own connection, as for `doorbell advise`; with --op, the number
+    /// of queue pairs
     #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, conflicts_with = "peers")]
     clients: Option<u32>,
     /// Number of threads that serve the clients: M of the pattern N:M [default: 1]
@@ -161,7 +163,7 @@ const NOT_OF_OPERATIONS: [&str; 12] = [
     "protocol",
     "depth",
     "peers",
-    "clients",
+    "server_threads",
     "use_srq",
     "srq_thread",
     "no_credits",
@@ -185,7 +187,7 @@ impl Load {
     /// Returns the operations of bare queue pairs, one per size, if --op requests them.
     pub(crate) fn operations(&self) -> Option<Vec<Posted>> {
         let operation = self.op?;
-        let connections = self.connections.unwrap_or(1);
+        let connections = self.clients.or(self.connections).unwrap_or(1);
         let window = self.window.unwrap_or(64);
         let posted = |bytes| {
             let plain = Posted::new(operation, bytes, window);

@@ -213,6 +213,10 @@ fn clients_are_described_as_for_advice() {
     let of = |load: &str| run(&format!("model predict --json {load}")).expect_status(0).stdout;
     assert_eq!(of("-s 200 --outstanding 4"), of("-s 200 -t 4"));
     assert_eq!(of("--op cas"), of("--op compare-swap"));
+    assert_eq!(of("--op read -s 64 --clients 24 -t 1"), of("--op read -s 64 -q 24 -t 1"));
+    let read = run("model predict --json --op read -s 64 --clients 24 -t 1").expect_status(0).json();
+    let [loaded, rate] = ["loaded_ns", "messages_per_s"].map(|field| positive(&read, &format!("/results/0/{field}")));
+    assert!((loaded * rate / 1e9 / 24.0 - 1.0).abs() < 1e-9, "{read:#}");
 }
 
 #[test]
@@ -247,7 +251,6 @@ fn impossible_workloads_are_wrong_usage() {
         ("model predict -s -5", &["-5"]),
         ("model predict --peers 0:1", &["the number of senders (--peers, --clients) is 0"]),
         ("model predict --clients 2 --peers 2:1", &["cannot be used with"]),
-        ("model predict --clients 2 --op read", &["cannot be used with"]),
         ("model predict --peers 3:1 -q 2", &["the number of connections (-q) is 2, allowed is 3 to"]),
         ("model predict --peers many", &["SENDERS:RECEIVERS"]),
         ("model predict --receive-batch 0", &["--receive-batch) is 0"]),
