@@ -113,8 +113,8 @@ pub(crate) struct Load {
     /// Sending and receiving threads: SENDERS:RECEIVERS
     #[arg(long, value_name = "N:M", default_value = "1:1", value_parser = parse_peers)]
     peers: Peers,
-    /// Number of clients, each a sending thread with its own connection, as for `doorbell advise`; with --op, the number
-    /// of queue pairs
+    /// Number of clients, each a sending thread with its own connection, as for `doorbell advise`. With --op, the
+    /// number of queue pairs
     #[arg(long, value_name = "N", value_parser = quantity::count::<u32>, conflicts_with = "peers")]
     clients: Option<u32>,
     /// Number of threads that serve the clients: M of the pattern N:M [default: 1]
