@@ -100,6 +100,7 @@ pub(crate) fn install_for_transfers() -> Result<(), String> {
         vec![
             ("g++", has("c++")),
             ("libgloo-dev", has_header("gloo/context.h")),
+            ("librpma-dev", has_header("librpma.h")),
             ("mpich", has("mpiexec.mpich")),
             ("libmpich-dev", has_header("x86_64-linux-gnu/mpich/mpi.h")),
         ]

@@ -156,6 +156,7 @@ pub(crate) fn programs(only: &[String]) -> ExitCode {
         ("dapltest", &[steps::DAPL]),
         ("iser", &[steps::ISER]),
         ("two-devices", &[steps::TWO_DEVICES]),
+        ("librpma", &[steps::GLOO_AND_MPICH]),
         ("rdma_cm", &["verbs programs, rdma_cm", "rdma-core's tests"]),
     ];
     if only.is_empty() {

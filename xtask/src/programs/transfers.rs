@@ -1,6 +1,6 @@
-//! Programs of Debian and PyPI that move bytes between processes through a library on top of verbs: gloo, MPICH,
-//! rdma4py, the Mooncake Transfer Engine, NIXL and InfiniStore. Each compares all bytes, once over a network that loses
-//! packets, and each must report the death of a peer.
+//! Programs of Debian and PyPI that move bytes between processes through a library on top of verbs: gloo, librpma,
+//! MPICH, rdma4py, the Mooncake Transfer Engine, NIXL and InfiniStore. Each compares all bytes, once over a network
+//! that loses packets, and each must report the death of a peer.
 
 use std::fs;
 use std::process::Command;
@@ -67,6 +67,8 @@ pub(crate) fn of_debian() -> Result<(), String> {
     peers::install_for_transfers()?;
     let gloo = build("c++", "transfers/gloo.cc", &["-std=c++17", "-lgloo", "-libverbs"])?;
     each_way("gloo", |way| pair_of_gloo(&gloo, way))?;
+    let rpma = build("cc", "transfers/rpma.c", &["-lrpma", "-libverbs"])?;
+    each_way("librpma", |way| pair_of_librpma(&rpma, way))?;
     let mpi = build("mpicc.mpich", "mpi.c", &[])?;
     each_way("MPICH, 2 ranks", |way| ranks(&mpi, "2", way))?;
     each_way("MPICH, 4 ranks", |way| ranks(&mpi, "4", way))
@@ -119,6 +121,15 @@ fn pair_of_gloo(program: &str, way: Way) -> Result<(), String> {
     let meeting = folder.to_string_lossy();
     let end = |rank: &str| start(on_doorbell(way.options(), &[program, rank, &meeting, way.word()]));
     pair(end("0")?, end("1")?, way).map(drop)
+}
+
+fn pair_of_librpma(program: &str, way: Way) -> Result<(), String> {
+    ports::on_free_port(|port| {
+        let end = |role: &str| start(on_doorbell(way.options(), &[program, role, port, way.word()]));
+        let mut server = end("server")?;
+        ports::wait_until_listening(port, &mut server)?;
+        pair(server, end("client")?, way).map(drop)
+    })
 }
 
 /// Starts server and client of a script, with these options of `doorbell run`, and passes them to `run`.
