@@ -98,7 +98,7 @@ enum Command {
         /// selects all programs over UCX, and `box` perftest through a middlebox. `rdma_cm` selects librdmacm's
         /// examples, perftest with `-R` and rdma-core's tests. `gloo`, `librpma` and `mpich` select programs of Debian,
         /// and `pypi` rdma4py, the Mooncake Transfer Engine, NIXL and InfiniStore. `iser` selects tgt with QEMU's
-        /// tools, `dapltest` uDAPL, and `two-devices` programs with two devices.
+        /// tools, `dapltest` uDAPL, `two-devices` programs with two devices, and `crates` tests of Rust crates.
         #[arg(value_name = "NAME")]
         only: Vec<String>,
         /// Runs nothing. Writes the commands, and the figures that docs/programs.md names, into that page anew.

@@ -110,6 +110,14 @@ pub(crate) fn install_for_transfers() -> Result<(), String> {
     if missing.is_empty() { Ok(()) } else { Err(format!("packages are missing: {}", missing.join(", "))) }
 }
 
+/// Installs the packages that build Rust crates with bindings of verbs. An error names the packages that are still
+/// missing.
+pub(crate) fn install_for_crates() -> Result<(), String> {
+    install_missing(|| vec![("libclang-dev", has_libclang())]);
+    install_all(&[("cmake", "cmake")])?;
+    if has_libclang() { Ok(()) } else { Err("the package libclang-dev is missing".to_owned()) }
+}
+
 /// Installs the packages of uDAPL. An error names the packages that are still missing.
 pub(crate) fn install_for_dapl() -> Result<(), String> {
     // The provider is in libdapl2, on which the programs do not depend.
@@ -223,8 +231,9 @@ pub(crate) fn has(program: &str) -> bool {
     succeeds(command("sh", &["-c", &find]))
 }
 
+/// Returns whether libclang is installed. The library libclang-cpp does not replace it.
 fn has_libclang() -> bool {
-    let libraries = command("sh", &["-c", "ls /usr/lib/llvm-*/lib/libclang*.so*"]);
+    let libraries = command("sh", &["-c", "ls /usr/lib/llvm-*/lib/libclang.so*"]);
     succeeds(libraries)
 }
 

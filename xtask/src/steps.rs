@@ -13,6 +13,9 @@ pub(crate) struct Step {
     pub(crate) name: &'static str,
     pub(crate) group: Group,
     pub(crate) body: Body,
+    /// Whether a whole run includes the step. Other steps take long, mostly because they build foreign sources, and run
+    /// only by name or with their group.
+    pub(crate) in_whole_run: bool,
 }
 
 /// Steps that a command selects together.
@@ -99,16 +102,30 @@ pub(crate) const DAPL: &str = "verbs programs, uDAPL";
 pub(crate) const ISER: &str = "verbs programs, iSER";
 /// Step that runs programs with two devices, and takes ports down.
 pub(crate) const TWO_DEVICES: &str = "verbs programs, two devices";
+/// Step that builds and runs the tests of Rust crates.
+pub(crate) const CRATES: &str = "verbs programs, Rust crates";
+
+const fn step(group: Group, name: &'static str, body: Body) -> Step {
+    Step { name, group, body, in_whole_run: true }
+}
 
 const fn plain(group: Group, name: &'static str, body: fn() -> StepEnd) -> Step {
-    Step { name, group, body: Body::Plain(body) }
+    step(group, name, Body::Plain(body))
 }
 
 const fn guest(name: &'static str, body: fn(vm::Guest) -> StepEnd) -> Step {
-    Step { name, group: Group::Guests, body: Body::Guest(body) }
+    step(Group::Guests, name, Body::Guest(body))
 }
 
-/// All steps, in the order of a whole run. Among steps that run at the same time, the longest steps come first.
+impl Step {
+    /// Leaves the step out of a whole run.
+    const fn apart(mut self) -> Self {
+        self.in_whole_run = false;
+        self
+    }
+}
+
+/// All steps, in the order in which they run. Among steps that run at the same time, the longest steps come first.
 pub(crate) const STEPS: &[Step] = &[
     plain(Group::Code, "formatting", test::formatting),
     plain(Group::Code, "lints", test::lints),
@@ -127,8 +144,8 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Code, "tests of root", test::left_out),
     plain(Group::Code, "tests, over UDP", || network::apart(|| test::over_udp().into())),
     plain(Group::Code, "simulations, in the release build", || digests::compare().into()),
-    Step { name: "packets, to tshark", group: Group::Packets, body: Body::Captures(packets::dissect) },
-    Step { name: "packets, to scapy", group: Group::Packets, body: Body::Captures(packets::recompute_icrc) },
+    step(Group::Packets, "packets, to tshark", Body::Captures(packets::dissect)),
+    step(Group::Packets, "packets, to scapy", Body::Captures(packets::recompute_icrc)),
     plain(Group::Machines, "two machines", two_machines::exchange),
     plain(Group::Machines, "two machines, with loss", two_machines::with_loss),
     plain(Group::Machines, "two machines, real frames", two_machines::frames),
@@ -149,11 +166,12 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, "verbs programs, pairs", || network::apart(|| programs::pairs().into())),
     plain(Group::Programs, "verbs programs, UCX", || network::apart(|| programs::ucx().into())),
     plain(Group::Programs, "verbs programs, chaos", || chaos::step().into()),
-    Step {
-        name: PAGE,
-        group: Group::Programs,
-        body: Body::Named(|only| network::apart_with_interface(|| programs::page::check(only).into())),
-    },
+    step(
+        Group::Programs,
+        PAGE,
+        Body::Named(|only| network::apart_with_interface(|| programs::page::check(only).into())),
+    ),
+    plain(Group::Programs, CRATES, || network::apart(programs::rust_crates)).apart(),
     plain(Group::Programs, "soak, one minute", || soak::step().into()),
     plain(Group::Programs, PYPI, || network::apart(programs::of_pypi)),
     plain(Group::Programs, "rdma-core's tests", || network::apart(|| programs::pyverbs().into())),
@@ -163,7 +181,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, TWO_DEVICES, || network::apart(programs::several_devices)),
     // Far from the archive, because both need a minimal system of Debian, which only one step at a time makes.
     plain(Group::Programs, "verbs programs, Debian packages", || network::apart(dist::check_packages)),
-    Step { name: OWN, group: Group::Programs, body: Body::Named(|only| network::apart(|| programs::own(only).into())) },
+    step(Group::Programs, OWN, Body::Named(|only| network::apart(|| programs::own(only).into()))),
     plain(Group::Programs, GLOO_AND_MPICH, || network::apart(|| programs::of_debian().into())),
     plain(Group::Programs, "verbs programs, through a box", || network::apart(|| programs::middlebox::run().into())),
     plain(Group::Programs, "verbs programs, device", || network::apart(|| programs::show().into())),
@@ -177,6 +195,11 @@ pub(crate) const STEPS: &[Step] = &[
     guest("rdma_rxe, two hosts", vm::two_hosts),
     plain(Group::Layouts, "layouts, to the C compiler", || bindings::check_layout().into()),
 ];
+
+/// Returns the steps of a whole run.
+pub(crate) fn whole_run() -> impl Iterator<Item = &'static Step> {
+    STEPS.iter().filter(|step| step.in_whole_run)
+}
 
 /// Returns the steps of a group.
 pub(crate) fn of(group: Group) -> Vec<&'static Step> {
@@ -238,6 +261,19 @@ mod tests {
         assert_eq!(names(&steps)[..3], ["other programs", "release build", "rdma-core's tests"]);
         assert_eq!(names(&with_needs(of(Group::Guests)))[0], "release build");
         assert_eq!(names(&with_needs(named("formatting").unwrap())), ["formatting"]);
+    }
+
+    #[test]
+    fn steps_that_build_foreign_sources_run_only_by_name_or_with_their_group() {
+        assert!(whole_run().all(|step| step.name != CRATES) && whole_run().count() == STEPS.len() - 1);
+        assert_eq!(names(&named("rust crates").unwrap()), [CRATES]);
+        assert!(names(&of(Group::Programs)).contains(&CRATES));
+    }
+
+    /// A whole run would fail if it left out a step that another step needs.
+    #[test]
+    fn needed_steps_are_in_the_whole_run() {
+        assert!(whole_run().all(|step| step.group.needs().iter().all(|name| whole_run().any(|own| own.name == *name))));
     }
 
     #[test]

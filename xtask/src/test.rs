@@ -156,6 +156,7 @@ pub(crate) fn programs(only: &[String]) -> ExitCode {
         ("dapltest", &[steps::DAPL]),
         ("iser", &[steps::ISER]),
         ("two-devices", &[steps::TWO_DEVICES]),
+        ("crates", &[steps::CRATES]),
         ("librpma", &[steps::GLOO_AND_MPICH]),
         ("rdma_cm", &["verbs programs, rdma_cm", "rdma-core's tests"]),
     ];
@@ -184,11 +185,11 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     network::apart_with_interface(|| programs::page::measure(rounds, out))
 }
 
-/// Runs all steps and reports all outcomes at the end. If a step fails, the remaining steps still run.
+/// Runs all steps of a whole run, and reports all outcomes at the end. If a step fails, the remaining steps still run.
 pub(crate) fn everything(fast: bool) -> ExitCode {
     let needs_others =
         |step: &&Step| !matches!(step.group, Group::Code | Group::Compiling) || step.name == steps::OTHER_PROGRAMS;
-    let steps: Vec<&Step> = steps::STEPS.iter().filter(|step| !(fast && needs_others(step))).collect();
+    let steps: Vec<&Step> = steps::whole_run().filter(|step| !(fast && needs_others(step))).collect();
     let mut report = Report::new().run(&steps);
     if fast {
         report.ended.push(("real peers", Duration::ZERO, StepEnd::LeftOut("--fast was given".to_owned())));
