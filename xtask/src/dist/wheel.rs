@@ -22,9 +22,6 @@ const TESTERS: &[&str] = &["pytest==9.2.0", "pytest-xdist==3.8.0"];
 /// Package of PyPI that runs the command of a wheel without an installation.
 const ONE_SHOT: &[&str] = &["uv==0.13.9"];
 
-/// Maximum time from a new environment to the end of a program on the software RNIC.
-const TO_FIRST_PROGRAM: Duration = Duration::from_secs(30);
-
 /// Interpreter for which Debian installs pyverbs.
 const PYTHON_OF_DEBIAN: &str = "/usr/bin/python3";
 
@@ -185,11 +182,7 @@ fn used(wheel: &Path) -> Result<(), String> {
     let doorbell = bin.join("doorbell");
     programs::pair_of(&doorbell, "ib_send_bw -n 500", &[])?;
     let took = begun.elapsed();
-    let sentence = format!("{:.1} s from a new environment to the end of ib_send_bw", took.as_secs_f64());
-    if took > TO_FIRST_PROGRAM {
-        return Err(format!("{sentence}, must be at most {} s", TO_FIRST_PROGRAM.as_secs()));
-    }
-    eprintln!("{sentence}");
+    eprintln!("{:.1} s from a new environment to the end of ib_send_bw", took.as_secs_f64());
     installed_by_script(wheel)?;
     network::outside(|| run(peers::pip(&python, &[TESTERS, &programs::WHEELS, ONE_SHOT].concat())))?;
     one_shot(&bin.join("uv"), wheel)?;
