@@ -2,6 +2,7 @@
 
 mod ends;
 mod list;
+mod own;
 mod source;
 
 use std::net::{IpAddr, ToSocketAddrs};
@@ -17,11 +18,10 @@ use doorbell_campaign::{MEMORY_BYTES, OwnDevice};
 use doorbell_exchange::address::scope_hint;
 use doorbell_fabric::FaultPlan;
 use doorbell_machine::pinning::Pinning;
-use doorbell_record::settings::{CONNECTIONS, SIZE};
-use doorbell_record::{Environment, ParametersError};
+use doorbell_record::Environment;
 use doorbell_sim::Testbed;
 use doorbell_sim::reproduce::Effort as SimulatedEffort;
-use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, OwnRequests, RunDirectory, own_requests};
+use doorbell_study::experiment::{self, DirectoryError, Effort, Experiment, RunDirectory};
 use doorbell_verbs::soft::{self, AckPolicy, LinkChoice, SoftOptions};
 use doorbell_verbs::{Device, DeviceAttributes};
 use serde_json::json;
@@ -33,9 +33,9 @@ use crate::failure::{Failure, Usage, WRONG_USAGE};
 use crate::faults::{FaultCheck, FaultFiles};
 use crate::output::{note, pretty, print_note, wrapped};
 use crate::progress::StudyBar;
-use crate::quantity;
 use crate::report;
 use crate::sim::arguments::Simulated;
+use own::OwnArguments;
 use source::PointSource;
 
 const EXAMPLES: &str = "\
@@ -138,51 +138,6 @@ pub(crate) struct Study {
 
 const MACHINES: &str = "Other machines";
 
-/// Requests that are measured instead of all experiments.
-#[derive(Args)]
-#[command(next_help_heading = "Workload")]
-struct OwnArguments {
-    /// Measure requests of this size with every protocol, with one client and with --clients, instead of all
-    /// experiments. A client has one outstanding request; one thread of each side polls the connections of all clients
-    #[arg(long, value_name = "BYTES", conflicts_with = "listen", value_parser = quantity::memory_bytes)]
-    request: Option<usize>,
-    /// Size of a reply in bytes [default: the size of the request]
-    #[arg(long, value_name = "BYTES", requires = "request", value_parser = quantity::memory_bytes)]
-    reply: Option<usize>,
-    /// Number of clients
-    #[arg(long, value_name = "N", default_value = "16", requires = "request", value_parser = quantity::count::<usize>)]
-    clients: usize,
-    /// Microseconds between a reply and the next request of a client
-    #[arg(long, value_name = "MICROSECONDS", default_value = "0", requires = "request",
-          value_parser = quantity::count::<u64>)]
-    think: u64,
-}
-
-impl OwnArguments {
-    /// Returns the experiment of these requests, or `None` if the user gave none.
-    fn experiment(&self, effort: Effort) -> Result<Option<Experiment>, Usage> {
-        let Some(request) = self.request else { return Ok(None) };
-        let reply = self.reply.unwrap_or(request);
-        let own = OwnRequests { request, reply, clients: self.clients, think_us: self.think };
-        let experiment = own_requests(effort, &own);
-        for point in &experiment.points {
-            point.parameters.check().map_err(|error| own_usage(&error))?;
-        }
-        Ok(Some(experiment))
-    }
-}
-
-/// Returns the error with the name of the option of [`OwnArguments`] that sets the rejected value.
-fn own_usage(error: &ParametersError) -> Usage {
-    let ParametersError { setting, given, allowed } = error;
-    let option = match *setting {
-        setting if *setting == CONNECTIONS => "--clients",
-        setting if *setting == SIZE => "--request",
-        _ => return Usage(error.in_options()),
-    };
-    Usage(format!("{setting} ({option}) is {given}, allowed is {allowed}"))
-}
-
 impl Study {
     fn effort(&self) -> Effort {
         match (self.standard, self.full) {
@@ -264,7 +219,7 @@ impl Study {
             Effort::Usual => "doorbell-study-standard",
             Effort::Full => "doorbell-study-full",
         };
-        let own = if self.own.request.is_some() { "-requests" } else { "" };
+        let own = if self.own.is_given() { "-requests" } else { "" };
         let faults = if self.faults().is_some() { "-faults" } else { "" };
         let default = || match testbed {
             Some(testbed) => format!("{by_effort}{own}-{}{faults}", testbed.name).into(),
@@ -543,6 +498,9 @@ fn measure_and_report(
             );
         }
         written.answers.iter().for_each(|sentence| note!("{sentence}"));
+        if let Some(sentence) = study.own.answer(&path)? {
+            note!("{sentence}");
+        }
         report::print(&written)?;
     }
     Ok(if outcome.missing == 0 && all_fired { ExitCode::SUCCESS } else { ExitCode::FAILURE })

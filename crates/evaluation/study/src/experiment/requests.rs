@@ -25,22 +25,18 @@ pub struct OwnRequests {
     pub reply: usize,
     /// Number of clients.
     pub clients: usize,
-    /// Microseconds between a reply and the next request of a client.
-    pub think_us: u64,
 }
 
 /// Returns the experiment for requests of the user, which has all protocols: with one client, and with all clients.
 pub fn own_requests(effort: Effort, own: &OwnRequests) -> Experiment {
-    let OwnRequests { request, reply, clients, think_us } = *own;
-    let think = if think_us > 0 { format!(", {think_us} us of think time") } else { String::new() };
+    let OwnRequests { request, reply, clients } = *own;
     let mut counts = vec![1, clients];
     counts.dedup();
     let mut points = Vec::new();
     for family in &FAMILIES {
-        let series = format!("{request} B, reply {reply} B{think}, {}", family.family());
+        let series = format!("{request} B, reply {reply} B, {}", family.family());
         for &clients in &counts {
-            let parameters = Parameters { think_us, ..parameters(effort, family, [request, reply], clients) };
-            points.push(Point::new(series.clone(), clients, parameters));
+            points.push(Point::new(series.clone(), clients, parameters(effort, family, [request, reply], clients)));
         }
     }
     of_points(points)
@@ -107,7 +103,7 @@ mod tests {
 
     #[test]
     fn own_requests_have_all_protocols_alone_and_with_all_clients() {
-        let own = OwnRequests { request: 100, reply: 4096, clients: 24, think_us: 50 };
+        let own = OwnRequests { request: 100, reply: 4096, clients: 24 };
         let experiment = own_requests(Effort::Quick, &own);
         assert_eq!((experiment.name.as_str(), experiment.points.len()), (REQUESTS, 2 * FAMILIES.len()));
         for (index, point) in experiment.points.iter().enumerate() {
@@ -115,12 +111,11 @@ mod tests {
             parameters.check().unwrap_or_else(|error| panic!("{}: {error}", point.series));
             assert_eq!(parameters.protocol, FAMILIES[index / 2].variants[0]);
             assert_eq!(parameters.connections, if index % 2 == 0 { 1 } else { 24 });
-            assert_eq!((parameters.sizes[0], parameters.reply, parameters.think_us), (100, Some(4096), 50));
+            assert_eq!((parameters.sizes[0], parameters.reply), (100, Some(4096)));
         }
-        assert_eq!(experiment.points[1].series, "100 B, reply 4096 B, 50 us of think time, send-receive");
-        let one = own_requests(Effort::Quick, &OwnRequests { clients: 1, think_us: 0, ..own });
+        assert_eq!(experiment.points[1].series, "100 B, reply 4096 B, send-receive");
+        let one = own_requests(Effort::Quick, &OwnRequests { clients: 1, ..own });
         assert_eq!(one.points.len(), FAMILIES.len());
-        assert_eq!(one.points[0].series, "100 B, reply 4096 B, send-receive");
     }
 
     #[test]

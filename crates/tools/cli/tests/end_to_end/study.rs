@@ -49,7 +49,8 @@ fn own_requests_are_measured_with_every_protocol() {
     let asked = "study --request 200 --reply 4K --clients 4";
     let listed = run(&format!("{asked} --list")).expect_status(0).stdout;
     assert!(listed.starts_with("requests/clients ") && listed.contains("12 points, each 3 times"), "{listed}");
-    run(&format!("{asked} --testbed t1 --out {out}")).expect_status(0);
+    let notes = run(&format!("{asked} --testbed t1 --out {out}")).expect_status(0).stderr;
+    assert!(notes.contains("200 B with replies of 4096 B, 4 clients: ") && notes.contains(" M requests/s."), "{notes}");
     let records = records(Path::new(&out));
     assert_eq!(records.len(), 12);
     for file in records {
