@@ -104,7 +104,7 @@ fn parser(setting: &'static Setting, value: &str) -> ValueParser {
     match (setting.range, value) {
         (Range::Words(words), _) => {
             let value = move |word: String| {
-                let word = if word == COMPARE_SWAP { "cas" } else { &word };
+                let word: &str = if word == COMPARE_SWAP { "cas" } else { &word };
                 setting.parse(word).ok_or("a word that the table lacks")
             };
             let named = |word| match word {
