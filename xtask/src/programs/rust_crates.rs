@@ -27,7 +27,12 @@ struct Run {
     targets: &'static [&'static str],
     /// Minimum number of tests that must pass.
     least: usize,
+    /// Maximum number of attempts.
+    attempts: usize,
 }
+
+/// Options of `doorbell run` that drop some packets.
+const LOSS: &[&str] = &["--fault", "drop=0.1,seed=3"];
 
 /// Crates whose tests run.
 const SUITES: &[Suite] = &[Suite {
@@ -37,18 +42,13 @@ const SUITES: &[Suite] = &[Suite {
         // The target `compiletest` is left out, because it only tests which programs the compiler rejects.
         Run {
             options: &[],
-            targets: &[
-                "--lib",
-                "--test=test_atomic",
-                "--test=test_cq",
-                "--test=test_mr_and_cq",
-                "--test=test_post_send",
-                "--test=test_qp",
-            ],
-            least: 68,
+            targets: &["--lib", "--test=test_atomic", "--test=test_cq", "--test=test_mr_and_cq", "--test=test_qp"],
+            least: 64,
+            attempts: 1,
         },
-        // Other tests wait only 10 ms for a completion, which is shorter than a retransmission.
-        Run { options: &["--fault", "drop=0.01,seed=3"], targets: &["--test=test_atomic"], least: 2 },
+        Run { options: LOSS, targets: &["--test=test_atomic"], least: 2, attempts: 1 },
+        // These tests wait only 10 ms for a completion, so they may fail on a busy machine, and would fail with loss.
+        Run { options: &[], targets: &["--test=test_post_send"], least: 4, attempts: 10 },
     ],
 }];
 
@@ -71,15 +71,23 @@ impl Suite {
             tests
         };
         let doorbell = doorbell().to_string_lossy().into_owned();
-        for Run { options, targets, least } in self.runs {
+        for Run { options, targets, least, attempts } in self.runs {
             network::outside(|| run(tests(&["--no-run"], targets)))?;
             let begun = Instant::now();
             let words = [&[doorbell.as_str(), "run"][..], *options, &["--"][..]].concat();
             // A list of strings without control characters has the same form in JSON and in TOML.
             let runner = serde_json::to_string(&words).map_err(|error| error.to_string())?;
             let config = format!("target.'cfg(unix)'.runner = {runner}");
-            let said =
-                start(tests(&["--offline", "--no-fail-fast", "--config", &config], targets))?.finish(PATIENCE)?;
+            let attempt =
+                || start(tests(&["--offline", "--no-fail-fast", "--config", &config], targets))?.finish(PATIENCE);
+            let mut said = attempt();
+            for _ in 1..*attempts {
+                if said.is_ok() {
+                    break;
+                }
+                said = attempt();
+            }
+            let said = said?;
             let passed = passed(&said);
             if passed < *least {
                 return Err(format!("{passed} tests of {} pass, must be at least {least}:\n{said}", self.name));
