@@ -138,7 +138,8 @@ fn predictions_are_tables_and_json_of_the_same_numbers() {
         let at = |field: &str| positive(&json, &format!("/results/{index}/{field}"));
         assert_eq!(row[0], format!("{}", at("bytes")));
         assert_eq!(row[1], format!("{:.2}", at("latency_ns") / 1000.0));
-        assert_eq!(row[2], format!("{:.0}", at("messages_per_s")));
+        assert_eq!(row[2], format!("{:.2}", at("loaded_ns") / 1000.0));
+        assert_eq!(row[3], format!("{:.0}", at("messages_per_s")));
         assert!(at("next_factor") >= 1.0);
     }
     // Without credits, a message of 512 B takes 594 bytes of the link of 100 Gb/s.
