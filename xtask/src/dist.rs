@@ -32,7 +32,7 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with = "all")]
     wheel: bool,
     /// Processor of the wheel [default: that of this machine]
-    #[arg(long, value_name = "PROCESSOR", requires = "wheel")]
+    #[arg(long, value_name = "PROCESSOR", requires = "wheel", conflicts_with = "all")]
     target: Option<Machine>,
     /// Also compiles the programs twice, each time from nothing. Both builds must have the same bytes.
     #[arg(long, requires = "all")]

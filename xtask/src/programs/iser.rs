@@ -119,7 +119,7 @@ fn qemu_io(options: &str, orders: &[String], way: Way) -> Command {
     own
 }
 
-/// Kills the target while the initiator reads. libiscsi then tries to connect again without end, so the library's
+/// Kills the target while the initiator reads. libiscsi then never stops connecting, so the library's
 /// message shows that the queue pair has died.
 fn killed(mut target: Target, options: &str, way: Way) -> Result<(), String> {
     let orders = vec![format!("read -q 0 {BYTES}"); 20_000];

@@ -102,8 +102,8 @@ fn suite(guest: Guest, package: &str, arguments: &str) -> StepEnd {
     with_test_programs(guest, &[("conformance", package)], &script)
 }
 
-/// Runs a script in a guest with conformance suites. Each pair has the name by which the script calls the suite, and the
-/// folder of its package.
+/// Runs a script in a guest with conformance suites. Each pair has the name by which the script calls the suite, and
+/// the folder of its package.
 fn with_test_programs(guest: Guest, suites: &[(&str, &str)], script: &str) -> StepEnd {
     match with_programs(guest, suites) {
         Ok(guest) => in_guest(&guest, script),

@@ -194,8 +194,8 @@ impl Counted {
     }
 }
 
-/// Returns the change of a total. A total is a sum of counters of unknown widths, so a wrap looks like a reset. Counters
-/// of ports stay at their maximum, so a counter that has reached it may lack a part of its growth.
+/// Returns the change of a total. A total is a sum of counters of unknown widths, so a wrap looks like a reset.
+/// Counters of ports stay at their maximum, so a counter that has reached it may lack a part of its growth.
 fn change_of_total(before: u64, after: u64) -> Change {
     let is_maximum = after == u64::from(u32::MAX) || after == u64::MAX;
     if is_maximum {

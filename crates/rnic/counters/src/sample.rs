@@ -66,8 +66,8 @@ pub struct Board {
 }
 
 impl Identity {
-    /// Returns whether `selector` matches this device. The selector may be the label, the name, the address, the process
-    /// number, or the name and the process number (`doorbell0#4711`). Several devices may have the same name.
+    /// Returns whether `selector` matches this device. The selector may be the label, the name, the address, the
+    /// process number, or the name and the process number (`doorbell0#4711`). Several devices may have the same name.
     pub fn is_meant_by(&self, selector: &str) -> bool {
         self.label == selector
             || self.name == selector

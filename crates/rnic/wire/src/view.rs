@@ -98,8 +98,8 @@ macro_rules! header_view {
     };
 }
 
-/// Defines `Packet` and `Repr` of a header for which every bit pattern is valid. The table has each field of whole bytes
-/// with its setter, its type and its offset, and then the offset of a reserved byte.
+/// Defines `Packet` and `Repr` of a header for which every bit pattern is valid. The table has each field of whole
+/// bytes with its setter, its type and its offset, and then the offset of a reserved byte.
 macro_rules! plain_header {
     (
         $(#[$view:meta])*

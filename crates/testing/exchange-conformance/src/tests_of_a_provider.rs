@@ -49,8 +49,8 @@ macro_rules! exchange_cases {
     };
 }
 
-/// Generates the whole suite as tests of a provider, in a module named `suite`. The tests run the functions of the table
-/// of cases, so that no suite compiles the cases anew.
+/// Generates the whole suite as tests of a provider, in a module named `suite`. The tests run the functions of the
+/// table of cases, so that no suite compiles the cases anew.
 #[macro_export]
 macro_rules! exchange_suite {
     ($provider:expr) => {

@@ -224,8 +224,8 @@ impl Requests {
         }
     }
 
-    /// Reports the findings that hold only if no packet is missing: PSNs that were acknowledged and never came,
-    /// responses that never came, SENDs without credits, and repetitions before the first answer.
+    /// Reports the findings that hold only if no packet is missing: acknowledged PSNs and responses that never came,
+    /// SENDs without credits, and repetitions before the first answer.
     pub(super) fn report_missing(&mut self, drafts: &mut Drafts) {
         self.missing.report(drafts);
         self.credits.report(drafts);

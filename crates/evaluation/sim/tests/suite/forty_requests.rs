@@ -1,5 +1,6 @@
-//! The model, the simulator and `advise` answer the same 40 questions about requests with replies on testbed T1: the
-//! mean latency of a request with load, if each of N clients has one request outstanding at a server of one thread.
+//! The model, the simulator and `advise` answer the same 40 questions about requests with replies on testbed T1. An
+//! answer is the mean latency of a request with load, if each of N clients has one request outstanding at a server of
+//! one thread.
 //!
 //! `DOORBELL_UPDATE_QUESTIONS=1 cargo test -p doorbell-sim --test suite forty_requests:: -- --nocapture` prints the
 //! answers and writes them to docs/model.md.

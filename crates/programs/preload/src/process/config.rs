@@ -7,7 +7,7 @@ use doorbell_fabric::FaultPlan;
 use doorbell_verbs::soft::{self, ACK_VARIABLE, AckPolicy, DevicesError, SoftDevice, SoftOptions};
 
 use crate::objects::answer::{Answer, Refused};
-use crate::process::exit::replaces_the_c_library;
+use crate::process::signals::replaces_the_c_library;
 use crate::process::static_value::StaticValue;
 
 fn variable(name: &str) -> Option<OsString> {

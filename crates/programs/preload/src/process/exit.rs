@@ -36,14 +36,6 @@ extern "C" fn _Exit(status: c_int) -> ! {
     _exit(status)
 }
 
-/// Returns whether a program's calls reach the functions of this library that replace those of the C library. If the
-/// program finds this library only through a drop-in, the dynamic linker finds the C library first.
-pub(crate) fn replaces_the_c_library() -> bool {
-    // SAFETY: the name is a C string.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_exit".as_ptr()) };
-    found.cast_const().cast::<()>() == _exit as *const ()
-}
-
 /// Runs after all handlers that the program registered with `atexit`, since these handlers may still receive messages.
 #[used]
 #[unsafe(link_section = ".fini_array")]

@@ -32,6 +32,14 @@ pub(crate) fn find_all() {
     }
 }
 
+/// Returns whether a program's calls reach the functions of this library that replace those of the C library. If the
+/// program finds this library only through a drop-in, the dynamic linker finds the C library first.
+pub(crate) fn replaces_the_c_library() -> bool {
+    // SAFETY: the name is a C string.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"sigaction".as_ptr()) };
+    found.cast_const().cast::<()>() == sigaction as *const ()
+}
+
 /// Value of the handler argument with which `sigset` blocks the signal.
 const SIG_HOLD: sighandler_t = 2;
 

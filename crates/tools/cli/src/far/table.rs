@@ -64,8 +64,8 @@ const LEGEND: [(&str, &str); 5] = [
 ];
 
 /// Reason for the results of optimistic clients, and the effect of a middlebox.
-const REASON: &str = "Each successful put fails the CASes of all other writers of its key, which try again at once, so \
-                      many optimistic clients collapse. A middlebox (--strategy steered) redirects READs and CASes to \
+const REASON: &str = "Each successful put fails the CASes of all other writers of its key, which try again at once. \
+                      This makes many optimistic clients collapse. A middlebox (--strategy steered) redirects READs and CASes to \
                       the newest node.";
 
 /// Prints the meaning of each column, and why strategies differ.
