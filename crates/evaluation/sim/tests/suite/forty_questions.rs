@@ -17,7 +17,7 @@ use doorbell_sim::testbed;
 
 use crate::questions::{Known, Table};
 
-/// Departures that are understood: [`Question::name`], [`RATE`] or [`LATENCY`], and the cause.
+/// Differences with a known cause: [`Question::name`], [`RATE`] or [`LATENCY`], and the cause.
 const KNOWN: &[Known] = &[
     (
         "buffered-read, 1048576 B, 4:1",

@@ -18,24 +18,25 @@ use doorbell_sim::testbed;
 use crate::forty_questions::PROTOCOLS;
 use crate::questions::{Known, Table};
 
-/// Departures that are understood: [`Question::name`], [`LOADED`], and the cause.
+/// Differences with a known cause: [`Question::name`], [`LOADED`], and the cause.
 const KNOWN: &[Known] = &[
     (
         "direct-write, 64 B, 200 B, 16 clients",
         LOADED,
-        "the simulated server looks for the completions of replies and grants one by one, which lengthens its turns. The \
+        "the simulated server polls the completions of replies and grants one by one, which lengthens its turns. The \
          model counts them in `o_snd`",
     ),
     (
         "shared-write, 4096 B, 200 B, 64 clients",
         LOADED,
-        "the simulated server looks for the completion of each WRITE, and the model counts it in `o_snd`. The READ of the \
+        "the simulated server polls the completion of each WRITE, and the model counts it in `o_snd`. The READ of the \
          head needs further turns",
     ),
     (
         "buffered-read, 64 B, 200 B, 4 clients",
         LOADED,
-        "the model expects half a READ of the tail until the next one begins, and the READ in flight may find the message",
+        "the model adds half a READ of the tail until the next READ begins. In the simulator, the READ in flight may \
+         find the message already",
     ),
 ];
 

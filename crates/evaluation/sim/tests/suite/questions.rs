@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Departure that is understood: the name of a question, the name of the figure, and the cause as a sentence.
+/// Difference with a known cause: the name of a question, the name of the figure, and the cause as a sentence.
 pub(crate) type Known = (&'static str, &'static str, &'static str);
 
-/// Maximum number of known departures of a table.
+/// Maximum number of known differences of a table.
 const MOST_KNOWN: usize = 4;
 
 /// Environment variable with which tests write their tables.
@@ -23,19 +23,19 @@ static PAGE: Mutex<()> = Mutex::new(());
 pub(crate) struct Table {
     /// Text before the table, which occurs once in the page.
     pub begin: &'static str,
-    /// Departures that are understood.
+    /// Differences with a known cause.
     pub known: &'static [Known],
 }
 
 impl Table {
-    /// Returns the reason for a departure, if it is understood.
+    /// Returns the cause of a difference, if it is known.
     pub(crate) fn reason(&self, question: &str, figure: &str) -> Option<&'static str> {
         let is_meant = |(name, of, _): &&Known| *name == question && *of == figure;
         self.known.iter().find(is_meant).map(|(.., reason)| *reason)
     }
 
-    /// Checks that each departure is known, that each known departure is left, and that the page has these rows. With
-    /// [`UPDATE`], writes the rows to the page.
+    /// Checks that each difference has a known cause, that each entry of [`known`](Self::known) still has a difference,
+    /// and that the page has these rows. With [`UPDATE`], writes the rows to the page.
     ///
     /// # Panics
     ///
@@ -46,7 +46,7 @@ impl Table {
         let stored = {
             let _lock = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
             let text = fs::read_to_string(page()).expect("the page");
-            let (before, rest) = text.split_once(self.begin).expect("the begin of the table");
+            let (before, rest) = text.split_once(self.begin).expect("the start of the table");
             let (stored, after) = rest.split_once(END).expect("the end of the table");
             if is_update {
                 fs::write(page(), format!("{before}{}{rows}{END}{after}", self.begin)).expect("a writable page");
@@ -55,13 +55,13 @@ impl Table {
         };
         let is_unknown = |(question, figure): &&(String, &str)| self.reason(question, figure).is_none();
         let unknown: Vec<_> = departures.iter().filter(is_unknown).collect();
-        assert!(unknown.is_empty(), "departures without a reason: {unknown:#?}\n{rows}");
+        assert!(unknown.is_empty(), "differences without a cause: {unknown:#?}\n{rows}");
         for (name, of, reason) in self.known {
             let is_left = departures.iter().any(|(question, figure)| question == name && figure == of);
-            assert!(is_left, "{name}, {of}: no departure any more, so remove the entry ({reason})");
+            assert!(is_left, "{name}, {of}: no longer a difference, so remove the entry ({reason})");
         }
         let count = self.known.len();
-        assert!(count <= MOST_KNOWN, "{count} departures are listed, allowed are {MOST_KNOWN}");
+        assert!(count <= MOST_KNOWN, "{count} differences are listed, must be at most {MOST_KNOWN}");
         assert!(is_update || stored == rows, "{UPDATE}=1 writes the table anew:\n{rows}");
     }
 }
