@@ -36,8 +36,8 @@ pub struct Need {
     pub sizes: Vec<(u64, f64)>,
     /// Bytes of the reply to each message, in a closed loop. `None` means that messages have no replies.
     pub reply_bytes: Option<u64>,
-    /// Microseconds between a reply and the next request in its place of the window. 0 without replies and with an
-    /// offered rate.
+    /// Microseconds between a reply and the next request in its place of the window. 0 without replies, and
+    /// with an offered rate.
     pub think_us: u64,
     /// Number of messages without acknowledgement, or of requests without reply, of each connection. `None` means that
     /// the advice chooses the window.
@@ -254,7 +254,7 @@ fn check(need: &Need) -> Result<(), AdviseError> {
         return refuse("the number of outstanding messages", window.to_string(), "1 to 16384");
     }
     if need.think_us > 0 && (need.reply_bytes.is_none() || need.messages_per_s.is_some()) {
-        let allowed = "0 us for messages without replies and with a rate";
+        let allowed = "0 us for messages without replies, and for requests with a rate";
         return refuse("the think time", format!("{} us", need.think_us), allowed);
     }
     match need.messages_per_s {

@@ -247,7 +247,7 @@ impl Base {
         let Some((_, setting)) = measured_settings().find(|(known, _)| *known == name) else {
             let is_option = |setting: &&Setting| setting.option.is_some_and(|option| option.long == name);
             let known = if name == "sizes" || SETTINGS.iter().any(is_option) {
-                format!("`doorbell bench --testbed {} --{name}` simulates one traffic with it", self.testbed.name)
+                format!("`doorbell bench --testbed {} --{name}` simulates one workload with it", self.testbed.name)
             } else {
                 let known = nearest(name, self.settings().iter().map(|setting| setting.name));
                 format!("{known}, or a parameter of the testbed, as link.rate")
@@ -474,7 +474,7 @@ mod tests {
             (&["link.rat=1"][..], "link.rat: there is no such field; the nearest is link.rate"),
             (&["sise=1"], "sise: there is no such parameter; the nearest is size"),
             (&["quux=1"], "there is no such parameter; allowed is pattern, senders"),
-            (&["rate=5"], "no such parameter; `doorbell bench --testbed connectx5-100g --rate` simulates one traffic"),
+            (&["rate=5"], "no such parameter; `doorbell bench --testbed connectx5-100g --rate` simulates one workload"),
             (&["sizes=5"], "no such parameter; `doorbell bench --testbed connectx5-100g --sizes` simulates one"),
             (&["link.rate_gbps=25,0"], "link.rate_gbps: the value is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
             (&["window=0"], "window: the value is 0, allowed is 1 to 16384"),

@@ -88,7 +88,7 @@ pub(crate) fn check_middlebox(plan: Option<&FaultPlan>) -> Result<(), Usage> {
         )));
     }
     if plan.is_some_and(FaultPlan::orders_port) {
-        let why = "the fault plan has port-down or device-fatal, but a middlebox has no port: drop these rules";
+        let why = "the fault plan has port-down or device-fatal, but a middlebox has no port: remove these rules";
         return Err(Usage(why.to_owned()));
     }
     Ok(())

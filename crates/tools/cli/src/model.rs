@@ -181,10 +181,10 @@ fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Res
     about(&parameters);
     if let Some(peers) = explained.first().and_then(|explained| explained.subject.peers()) {
         let load = match rate {
-            Some(rate) => format!("{} M requests/s, from the time at which a request is due", millions(rate)),
-            None => "full windows, as are rates".to_owned(),
+            Some(rate) => format!("loaded: {} M requests/s, from the time at which a request is due", millions(rate)),
+            None => "loaded, and rate: full windows".to_owned(),
         };
-        note!("Pattern: {peers}. Latencies alone are of one message in flight, and latencies loaded of {load}.");
+        note!("Pattern: {peers}. Latency alone: one message in flight. Latency {load}.");
     }
     for Explained { subject, .. } in &explained {
         if let Subject::Mix(all) = subject {

@@ -217,7 +217,8 @@ fn needs_that_make_no_sense_are_refused() {
     for reply_bytes in [None, Some(1)] {
         let messages_per_s = reply_bytes.map(|_| 1.0);
         let error = refused(&Need { think_us: 5, reply_bytes, messages_per_s, ..good.clone() });
-        assert_eq!(error, "the think time is 5 us, allowed is 0 us for messages without replies and with a rate");
+        let allowed = "0 us for messages without replies, and for requests with a rate";
+        assert_eq!(error, format!("the think time is 5 us, allowed is {allowed}"));
     }
     let both = Need { bidirectional: true, reply_bytes: Some(1), ..good.clone() };
     assert!(refused(&both).contains("sending from both sides is on, allowed is off for messages with replies"));
