@@ -48,7 +48,7 @@ esac
 if ! "$folder/bin/doorbell" --version; then
     case $(ldd --version 2>&1 || :) in
     *musl*) remedy="this system has musl, and doorbell needs glibc: take an image such as debian or python:3-slim" ;;
-    *) remedy="build the archive on this kind of processor, with a glibc that is not newer than the one of this machine" ;;
+    *) remedy="build the archive on this kind of processor, with a glibc that is not newer than this machine's" ;;
     esac
     echo "install.sh: $folder/bin/doorbell does not start here: $remedy" >&2
     exit 1

@@ -180,8 +180,8 @@ pub(crate) fn archives(folder: &Path) -> Result<Vec<PathBuf>, String> {
     pack(&published()?, folder)
 }
 
-/// Publishes all crates without an upload. The registry only states which crates it has. `--no-verify` compiles
-/// nothing, since [`install`] compiles the packaged files.
+/// Rehearses the publication of all crates, without an upload. The registry only states which crates it has.
+/// `--no-verify` compiles nothing, since [`install`] compiles the packaged files.
 pub(crate) fn rehearse() -> Result<(), String> {
     let mut publish = cargo(&["publish", "--workspace", "--dry-run", "--no-verify", "--allow-dirty", "--quiet"]);
     publish.env("CARGO_TARGET_DIR", place::own().join("rehearsal"));

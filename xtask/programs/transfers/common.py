@@ -2,8 +2,8 @@
 
 `PROGRAM server PORT` offers memory, and `PROGRAM client PORT WAY` writes and reads it. Both compare all bytes. The ways
 are `data`, and `killed`: the client then writes until the server is gone, and expects an error of the library. Both ends
-describe themselves over a TCP connection on loopback. With the way `failover`, the port of the client's first device goes
-down in the middle, and the client goes on.
+describe themselves over a TCP connection on loopback. With the way `failover`, the port of the client's first device
+goes down in the middle, and the client continues.
 """
 
 import json

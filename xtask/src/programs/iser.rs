@@ -119,8 +119,8 @@ fn qemu_io(options: &str, orders: &[String], way: Way) -> Command {
     own
 }
 
-/// Kills the target while the initiator reads. libiscsi then never stops connecting, so the library's
-/// message shows that the queue pair has died.
+/// Kills the target while the initiator reads. libiscsi then tries to reconnect forever, so the library's message shows
+/// that the queue pair has died.
 fn killed(mut target: Target, options: &str, way: Way) -> Result<(), String> {
     let orders = vec![format!("read -q 0 {BYTES}"); 20_000];
     let mut initiator = start(qemu_io(options, &orders, way))?;

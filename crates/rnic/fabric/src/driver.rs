@@ -184,8 +184,7 @@ impl<L: Link> Driver<L> {
 
     /// Takes a look on behalf of a caller that polls, without a clock. Returns false if the caller must call
     /// [`note_look`](Self::note_look) and [`pump`](Self::pump). Returns true if the driver has nothing to receive or to
-    /// send, and the last pump of a caller was at most a few microseconds ago. Returns false if callers have just become
-    /// slower.
+    /// send. The last pump of a caller was then at most a few microseconds ago, unless callers have just become slower.
     #[inline]
     pub(crate) fn look(&mut self) -> bool {
         let may_look = self.looks.is_allowed() && self.is_quiet();

@@ -17,8 +17,8 @@ pub const MAX_RUN_PACKETS: usize = 64;
 /// Maximum bytes of a run: the largest UDP payload over IPv4 (RFC 768, RFC 791).
 pub const MAX_RUN_BYTES: usize = 65_507;
 
-/// Minimum payload of a packet whose payload may lie in lent memory. A shorter payload costs more by a second place
-/// than by a second copy.
+/// Minimum bytes of a payload that may lie in lent memory. For a shorter payload, the separate place costs more than a
+/// second copy.
 pub const LENT_PAYLOAD_BYTES_MIN: u32 = 1024;
 
 /// Destination of a packet and values of its outer headers.
@@ -171,7 +171,7 @@ impl TransmitBatch {
         self.is_loan_full = false;
     }
 
-    /// Ends the loan. The batch accesses its memory no more, and no packet joins a run that lies there.
+    /// Ends the loan. The batch no longer accesses its memory, and no packet joins a run that lies there.
     #[inline]
     pub fn end_loan(&mut self) {
         if self.loan.take().is_some()
@@ -297,8 +297,8 @@ impl TransmitBatch {
     }
 
     /// Finds a place in the lent memory for the record of a new run, whose first packet has `segment` bytes. Returns
-    /// the place and the maximum length of the run. Each run to the destination of the loan needs a place, since the link
-    /// writes their records one after the other.
+    /// the place and the maximum length of the run. Each run to the destination of the loan needs a place, since the
+    /// link writes their records one after the other.
     #[inline(never)]
     fn find_record(&mut self, segment: usize) -> (Option<usize>, usize) {
         let Some(loan) = &self.loan else { return (None, MAX_RUN_BYTES) };

@@ -229,8 +229,8 @@ const PASSIVE: Goal = Goal::AtMost(3.0);
 /// Goal for the latency of threads that sleep, compared with threads that poll.
 const ASLEEP: Goal = Goal::AtMost(2.2);
 
-/// Goal for the spinning ping-pong of datagrams, compared with the latency over UDP, which is at most 1.35 times as
-/// long.
+/// Goal for the spinning ping-pong of datagrams, compared with the latency over UDP: this latency is at most 1.35 times
+/// as long.
 const PING_PONG: Goal = Goal::AtLeast(0.74);
 
 /// Goal for the latency of UCX's transports over verbs, compared with UCX over TCP.

@@ -97,8 +97,8 @@ pub(crate) struct Directions {
     by_key: HashMap<Key, usize>,
     /// Numbers of pairs of source and destination.
     routes: HashMap<(IpAddr, IpAddr), usize>,
-    /// Parts of the spans of directions without an opposite, by route, level and cell. A search looks only at directions
-    /// that explain a sequence number.
+    /// Parts of the spans of directions without an opposite, by route, level and cell. A search reads only the
+    /// directions that explain a sequence number.
     alone: BTreeSet<(usize, u8, u32, Part, usize)>,
     /// Number of entries of `alone` on each level.
     on_level: [usize; LEVELS],
