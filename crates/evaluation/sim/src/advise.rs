@@ -331,7 +331,7 @@ mod tests {
         assert!((24.0..=33.0).contains(&in_flight), "{in_flight}: {simulated:?}");
     }
 
-    /// Returns the latency loaded of Send-Receive for a need, by the model and by simulation.
+    /// Returns the loaded latency of Send-Receive for a need, by the model and by simulation.
     fn loaded(need: &Need) -> [f64; 2] {
         let advice = send_receive(need);
         let testbed = crate::testbed::by_name("t1").expect("a built-in testbed");

@@ -105,7 +105,7 @@ impl Subject {
         }
     }
 
-    /// Returns the latency loaded: with full windows, or with the offered rate. Returns `None` if the rate is not
+    /// Returns the loaded latency: with full windows, or with the offered rate. Returns `None` if the rate is not
     /// reached.
     fn loaded_ns(
         &self,
@@ -150,7 +150,7 @@ impl Subject {
 struct Explained {
     subject: Subject,
     explanation: Explanation,
-    /// The latency loaded, in nanoseconds.
+    /// The loaded latency, in nanoseconds.
     loaded_ns: Option<f64>,
 }
 
@@ -181,10 +181,12 @@ fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Res
     about(&parameters);
     if let Some(peers) = explained.first().and_then(|explained| explained.subject.peers()) {
         let load = match rate {
-            Some(rate) => format!("loaded: {} M requests/s, from the time at which a request is due", millions(rate)),
-            None => "loaded, and rate: full windows".to_owned(),
+            Some(rate) => {
+                format!("Loaded latency: {} M requests/s, from the time at which a request is due", millions(rate))
+            }
+            None => "Loaded latency and rate: full windows".to_owned(),
         };
-        note!("Pattern: {peers}. Latency alone: one message in flight. Latency {load}.");
+        note!("Pattern: {peers}. Latency alone: one message in flight. {load}.");
     }
     for Explained { subject, .. } in &explained {
         if let Subject::Mix(all) = subject {

@@ -47,7 +47,7 @@ const HEAD: &str = "\
 | protocol | request, B | reply, B | clients | alone, model, us | loaded, model, us | simulator | `advise` | differs by more than 25 % |
 |---|---|---|---|---|---|---|---|---|
 ";
-const LOADED: &str = "latency loaded";
+const LOADED: &str = "loaded latency";
 
 /// Bytes of requests and of their replies.
 const SIZES: [(u64, u64); 6] = [(64, 200), (64, 65_536), (200, 200), (200, 65_536), (4096, 200), (4096, 65_536)];

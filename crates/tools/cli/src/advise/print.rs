@@ -163,7 +163,7 @@ fn departures(need: &Need, advice: &Advice, simulated: &Simulated) -> Vec<(&'sta
     let rate = ("rate", useful(need, advice), simulated.messages_per_s);
     let latency = ("latency alone", advice.latency_ns, simulated.latency_ns);
     let loaded =
-        advice.loaded_ns.zip(simulated.loaded_ns).map(|(model, simulated)| ("latency loaded", model, simulated));
+        advice.loaded_ns.zip(simulated.loaded_ns).map(|(model, simulated)| ("loaded latency", model, simulated));
     let figures = [rate, latency].into_iter().chain(loaded);
     figures.filter(|(_, model, simulated)| departs(*model, *simulated)).collect()
 }

@@ -143,7 +143,7 @@ pub(crate) struct Load {
     #[arg(long, value_name = "MICROSECONDS", default_value = "0", requires = "reply",
           value_parser = quantity::count::<u64>)]
     think: u64,
-    /// Offered requests per second over all connections, as in 2.5M (open loop). The latency loaded then counts from
+    /// Offered requests per second over all connections, as in 2.5M (open loop). The loaded latency then counts from
     /// the time at which a request is due [default: full windows]
     #[arg(long, value_name = "N", value_parser = quantity::rate, requires = "reply", conflicts_with = "think")]
     rate: Option<f64>,
