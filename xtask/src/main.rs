@@ -96,9 +96,9 @@ enum Command {
     Programs {
         /// Runs only these: C programs of `xtask/programs`, or programs of docs/programs.md (fio, qperf, ...). `ucx`
         /// selects all programs over UCX, and `box` perftest through a middlebox. `rdma_cm` selects librdmacm's
-        /// examples, perftest with `-R` and rdma-core's tests. `gloo`, `librpma` and `mpich` select programs of Debian,
-        /// and `pypi` rdma4py, the Mooncake Transfer Engine, NIXL and InfiniStore. `iser` selects tgt with QEMU's
-        /// tools, `dapltest` uDAPL, `two-devices` programs with two devices, and `crates` tests of Rust crates.
+        /// examples, perftest with `-R` and rdma-core's tests. `gloo`, `librpma` and `mpich` select one step with all
+        /// three. `pypi` selects rdma4py, the Mooncake Transfer Engine, NIXL and InfiniStore. `iser` selects tgt with
+        /// QEMU's tools, `dapltest` uDAPL, `two-devices` programs with two devices, and `crates` tests of Rust crates.
         #[arg(value_name = "NAME")]
         only: Vec<String>,
         /// Runs nothing. Writes the commands, and the figures that docs/programs.md names, into that page anew.
