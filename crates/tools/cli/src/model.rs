@@ -190,7 +190,7 @@ fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Res
     }
     for Explained { subject, .. } in &explained {
         if let Subject::Mix(all) = subject {
-            note!("One mix of {} sizes; the column of bytes has the longest.", all.len());
+            note!("One mix of {} sizes; the column of bytes has the largest.", all.len());
         }
     }
     let longest = explained.iter().map(|explained| explained.subject.longest()).max().unwrap_or(0);

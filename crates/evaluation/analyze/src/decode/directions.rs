@@ -68,7 +68,7 @@ enum Part {
 
 impl Part {
     /// Returns the ranges of parts that contain an offset of a cell. A whole span is longer than half of the cell, so
-    /// its end tells about offsets in the second half, and its begin about the others.
+    /// its end decides about offsets in the second half, and its start about the others.
     fn containing(level: u8, offset: u32) -> [RangeInclusive<Self>; 3] {
         let whole = match offset < (1 << level) / 2 {
             true => Self::InsideFrom(0)..=Self::InsideFrom(offset),
