@@ -138,8 +138,8 @@ fn counters() -> String {
 /// Returns the page of the fields of a testbed. All testbeds have the same fields.
 fn testbed_fields() -> String {
     let mut page = String::from(
-        "# Fields of testbeds\n\nA file of a testbed has these fields, each in the table before its dot. `--set` takes \
-        them with the dot.\n\n| field | meaning | allowed |\n|---|---|---|\n",
+        "# Fields of testbeds\n\nThe file of a testbed has these fields. The name before the dot is the TOML table of \
+        the field. `--set` takes the name with the dot.\n\n| field | meaning | allowed |\n|---|---|---|\n",
     );
     for parameter in testbed::all().iter().take(1).flat_map(|testbed| testbed.parameters()) {
         let _ = writeln!(page, "| `{}` | {} | {} |", parameter.path, cell(parameter.about), cell(&parameter.allowed));
