@@ -1,17 +1,19 @@
-//! Measures the bounds of two designs that the software RNIC does not have: several engines per device, and messages
-//! that one copy places in the memory of the peer.
+//! Measures the bounds of three designs that the software RNIC does not have: several engines per device, messages that
+//! one copy places in the memory of the peer, and sends over UDP whose payloads the kernel takes from the region.
 //!
 //! ```console
 //! $ cargo bench -p doorbell-exchange --bench bounds -- engines [ROUNDS]
 //! $ cargo bench -p doorbell-exchange --bench bounds -- copies [ROUNDS]
+//! $ cargo bench -p doorbell-exchange --bench bounds -- gather [ROUNDS]
 //! ```
 //!
 //! Each round measures every case once, every second round in reverse order. A ratio is the median of the ratios within
-//! each round. With nine rounds, `engines` takes about two minutes, and `copies` half a minute.
+//! each round. With nine rounds, `engines` takes about two minutes, `copies` half a minute, and `gather` 40 seconds.
 #![expect(clippy::disallowed_methods, reason = "the benchmark measures in real time")]
 
 mod copies;
 mod engines;
+mod gather;
 mod pair;
 mod turns;
 #[path = "../protocols/wire.rs"]
@@ -52,10 +54,12 @@ fn main() {
     match arguments.first().map(String::as_str) {
         Some("engines") => engines::compare(rounds, &about),
         Some("copies") => copies::compare(rounds, &about),
+        Some("gather") => gather::compare(rounds, &about),
         // `cargo bench` without a name runs all benches.
         None => {
             engines::compare(rounds, &about);
             copies::compare(rounds, &about);
+            gather::compare(rounds, &about);
         }
         // Cargo passes a filter for benchmarks to all benches of the package.
         Some(_) => {}
