@@ -82,9 +82,8 @@ pub(crate) fn run(arguments: &Audit) -> Result<ExitCode, Failure> {
     let (output, counted, has_failed) = match &arguments.from {
         Some(file) => {
             let output = read(&read_file(file)?, &words);
-            let counters = arguments.counters.as_deref().map(read_file).transpose()?;
-            let counted = counters.map(|text| Counted::from_json(&text)).transpose()?.unwrap_or_default();
-            (output, counted, false)
+            let counted = arguments.counters.as_deref().map(read_counters).transpose()?;
+            (output, counted.unwrap_or_default(), false)
         }
         None => {
             let ran =
@@ -128,12 +127,22 @@ fn of_both(standard: &str, errors: &str, words: &[String]) -> Output {
     output
 }
 
+/// Returns the name of an input in errors.
+fn name_of(file: &Path) -> String {
+    if file == Path::new("-") { "standard input".to_owned() } else { file.display().to_string() }
+}
+
+/// Reads readings of counters. Errors name the file.
+fn read_counters(file: &Path) -> Result<Vec<Counted>, Failure> {
+    Counted::from_json(&read_file(file)?).map_err(|error| format!("{}: {error}", name_of(file)).into())
+}
+
 /// Reads a file, or standard input for `-`. Localized output may have other encodings than UTF-8.
 fn read_file(file: &Path) -> Result<String, Failure> {
     let (name, input): (String, Box<dyn Read>) = if file == Path::new("-") {
-        ("standard input".to_owned(), Box::new(io::stdin().lock()))
+        (name_of(file), Box::new(io::stdin().lock()))
     } else {
-        let name = file.display().to_string();
+        let name = name_of(file);
         (name.clone(), Box::new(File::open(file).map_err(|error| format!("{name} cannot be read: {error}"))?))
     };
     let mut bytes = Vec::new();
@@ -253,6 +262,24 @@ mod tests {
         with_reset.push(Counted::new("mlx5_2/1"));
         assert_eq!(chosen(with_reset, None).and_then(|counted| counted.packets()), None);
         assert!(chosen(Vec::new(), None).is_none());
+    }
+
+    #[test]
+    fn errors_of_counters_name_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("readings.json");
+        let error = |contents: &str| {
+            fs::write(&file, contents).unwrap();
+            read_counters(&file).unwrap_err().to_string()
+        };
+        for contents in ["{", "{}", "{\"devices\":[]}"] {
+            let error = error(contents);
+            assert!(error.starts_with(&format!("{}: the counters cannot be read", file.display())), "{error}");
+        }
+        let missing = folder.path().join("missing.json");
+        let error = read_counters(&missing).unwrap_err().to_string();
+        assert!(error.starts_with(&missing.display().to_string()), "{error}");
+        assert_eq!(name_of(Path::new("-")), "standard input");
     }
 
     #[test]
