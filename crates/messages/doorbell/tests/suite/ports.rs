@@ -1,5 +1,5 @@
-//! A port that flaps for longer than the retries of its queue pairs last, as in kvcache-ai/Mooncake#3596. Queue pairs
-//! that failed meanwhile stay dead after the port has come up. So the program must drop them and connect again.
+//! A port that flaps for longer than the retries of its queue pairs last. Queue pairs that failed meanwhile stay dead
+//! after the port has come up. So the program must drop them and connect again.
 
 use std::net::SocketAddr;
 use std::thread::{self, JoinHandle};
@@ -94,6 +94,7 @@ fn exchange_all(rails: &mut [Rail; 2]) -> [u64; 2] {
     [rails[0].exchanged - before[0], rails[1].exchanged - before[1]]
 }
 
+/// Rebuilds kvcache-ai/Mooncake#3596: after a flap of the port, queue pairs stayed dead.
 #[test]
 fn a_rail_whose_port_flapped_is_connected_again() {
     let ((first, first_server), (second, second_server)) = (Rail::new(2), Rail::new(1));

@@ -1,6 +1,5 @@
-//! Servers and clients of every protocol under single faults. One lost packet must not stop a server (ROCm/mori#655). A
-//! client must get the error of a bad completion and the errno of a refused post (ROCm/rocm-systems#6948,
-//! meta-pytorch/torchcomms#4145).
+//! Servers and clients of every protocol under single faults. One lost packet must not stop a server. A client must get
+//! the error of a bad completion and the errno of a refused post.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -111,6 +110,7 @@ fn error_of<C: MessageConnection>(mut connection: C, device: &Device, name: &str
     }
 }
 
+/// Rebuilds ROCm/mori#655 with each protocol: after one lost acknowledgement, a server waited forever.
 #[test]
 fn one_lost_acknowledgement_stops_no_server() {
     let plan = Some("drop direction=out opcode=ack nth=2");
@@ -130,6 +130,7 @@ fn one_lost_acknowledgement_stops_no_server() {
     }
 }
 
+/// Rebuilds the injected error completions of ROCm/rocm-systems#6948 and meta-pytorch/torchcomms#4145.
 #[test]
 fn a_bad_completion_ends_both_ends_of_a_connection() {
     for link in LINKS {
@@ -149,6 +150,7 @@ fn a_bad_completion_ends_both_ends_of_a_connection() {
     }
 }
 
+/// Rebuilds the injected errors of posts of ROCm/rocm-systems#6948 and meta-pytorch/torchcomms#4145.
 #[test]
 fn a_client_gets_the_errno_of_a_refused_post() {
     // The first posts connect the client.

@@ -36,6 +36,7 @@ fn send_all(a: &Side, b: &Side) -> Vec<Status> {
     completions.iter().map(|completion| completion.status).collect()
 }
 
+/// Rebuilds the injected error completions of ROCm/rocm-systems#6948 and meta-pytorch/torchcomms#4145.
 #[test]
 fn a_client_replaces_a_queue_pair_after_a_bad_completion() {
     for link in LINKS {
@@ -55,6 +56,7 @@ fn a_client_replaces_a_queue_pair_after_a_bad_completion() {
     }
 }
 
+/// Rebuilds the injected errors of posts of ROCm/rocm-systems#6948 and meta-pytorch/torchcomms#4145.
 #[test]
 fn a_client_posts_the_rest_after_a_refused_post() {
     for link in LINKS {
@@ -76,6 +78,7 @@ fn a_client_posts_the_rest_after_a_refused_post() {
     }
 }
 
+/// Rebuilds the injected errors of calls of ROCm/rocm-systems#6948 and meta-pytorch/torchcomms#4145.
 #[test]
 fn refused_calls_have_their_errno() {
     let plan = "call-error call=reg-mr nth=1 errno=ENOMEM;call-error call=create-qp nth=2 errno=EAGAIN;\
