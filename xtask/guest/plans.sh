@@ -86,6 +86,31 @@ on_device slow-completion served ib_read_lat -o 16 -n 100 -s 16
 on_device bad-completion failing ib_read_lat -o 16 -n 100 -s 16
 on_device refused-post failing ib_read_lat -o 16 -n 100 -s 16
 on_device qp-fatal-event failing ib_read_lat -o 16 -n 100 -s 16
+# The PSNs of a connection wrap. perftest draws its PSNs, so `doorbell bench` is at both ends. $1 is the end that sends
+# requests, and the other arguments are the faults of the software RNIC.
+wraps() {
+    sender=$1; shift
+    plans=$((plans + 1))
+    rm -f /tmp/journal
+    own="doorbell bench bw -d rxe0 -x $gid --first-psn 16777210"
+    soft="doorbell bench bw --bind 192.0.2.2 --first-psn 16777210 --fault-journal /tmp/journal"
+    load="-n 100 -s 16000 -t 4 --verify"
+    if [ $sender = rxe ]; then
+        in_other timeout 300 $soft "$@" --listen 192.0.2.2 > /tmp/server 2>&1 & server=$!
+        wait_for_port 18515 in_other
+        timeout 300 $own $load 192.0.2.2 > /tmp/client 2>&1
+    else
+        timeout 300 $own --listen 192.0.2.1 > /tmp/server 2>&1 & server=$!
+        wait_for_port 18515
+        in_other timeout 300 $soft "$@" $load 192.0.2.1 > /tmp/client 2>&1
+    fi
+    client=$?
+    wait $server
+    [ $client$? = 00 ] || fail "PSN wrap, $sender sends: $(cat /tmp/client /tmp/server)"
+    grep -q '"rule":1,.*"psn":0}' /tmp/journal || fail "PSN wrap, $sender sends: the plan never fired"
+}
+wraps rxe --fault-plan psn-wrap
+wraps soft --fault 'drop direction=out opcode=request psn=0 nth=1'
 pair serves ib_read_lat -o 16 -n 100 -s 16
 echo "$plans fault plans, $failures failures"
 [ $failures = 0 ]

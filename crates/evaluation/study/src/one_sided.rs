@@ -112,7 +112,7 @@ impl End {
             rnr_retry: parameters.rnr_retry,
             min_rnr_timer: MIN_RNR_TIMER,
         };
-        Ok(Self { qp, cq, psn: device.random_psn(), region, path_mtu: parameters.path_mtu(), settings })
+        Ok(Self { qp, cq, psn: device.first_psn(), region, path_mtu: parameters.path_mtu(), settings })
     }
 
     /// Returns the description of the queue pair for the peer.

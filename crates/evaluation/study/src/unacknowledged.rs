@@ -100,7 +100,7 @@ impl End {
             ..QpAttributes::default()
         })?;
         let end = Self {
-            psn: device.random_psn(),
+            psn: device.first_psn(),
             depth: fitted.depth,
             destination: None,
             inline: bytes <= inline,

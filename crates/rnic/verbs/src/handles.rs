@@ -19,6 +19,7 @@ use crate::raw::{self, DeviceAttributes, Provider};
 #[derive(Clone)]
 pub struct Device {
     provider: Arc<dyn Provider>,
+    first_psn: Option<Psn>,
 }
 
 impl std::fmt::Debug for Device {
@@ -30,7 +31,7 @@ impl std::fmt::Debug for Device {
 impl Device {
     /// Creates a device from a provider.
     pub fn new(provider: Arc<dyn Provider>) -> Self {
-        Self { provider }
+        Self { provider, first_psn: None }
     }
 
     /// Returns the attributes of the device.
@@ -93,6 +94,19 @@ impl Device {
     /// Returns a random initial packet sequence number.
     pub fn random_psn(&self) -> Psn {
         self.provider.random_psn()
+    }
+
+    /// Returns a handle of the same device with this value of [`first_psn`](Self::first_psn). A fixed value serves
+    /// tests only, for example of connections whose PSN wraps: an old packet may fit into a new connection.
+    #[must_use]
+    pub fn with_first_psn(self, first_psn: Psn) -> Self {
+        Self { first_psn: Some(first_psn), ..self }
+    }
+
+    /// Returns the packet sequence number of the first packet of a new connection. It is random, unless
+    /// [`with_first_psn`](Self::with_first_psn) has set it.
+    pub fn first_psn(&self) -> Psn {
+        self.first_psn.unwrap_or_else(|| self.random_psn())
     }
 
     /// Returns the counters of the device. Returns `None` for a device whose packets only the kernel counts, in

@@ -20,7 +20,7 @@ use doorbell_sim::reproduce::SEED;
 use doorbell_sim::{Bottleneck, Testbed, session as sim};
 use doorbell_study::complaints;
 use doorbell_study::session::{self, Client, Terms};
-use doorbell_verbs::Device;
+use doorbell_verbs::{Device, Psn};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::device::Chosen;
@@ -127,7 +127,11 @@ pub(crate) fn with_command(arguments: impl Iterator<Item = OsString>) -> Vec<OsS
 
 fn open(exchange: &Exchange, chosen: &Chosen, toward: Option<IpAddr>) -> Result<Device, Failure> {
     let is_second = matches!(exchange.role(), Role::ServeBack(_));
-    chosen.open(|| exchange.device.soft_options(chosen, is_second, toward))
+    let device = chosen.open(|| exchange.device.soft_options(chosen, is_second, toward))?;
+    Ok(match exchange.device.first_psn {
+        Some(psn) => device.with_first_psn(Psn::new(psn)),
+        None => device,
+    })
 }
 
 fn run_exchange(kind: Kind, exchange: &Exchange) -> Result<ExitCode, Failure> {

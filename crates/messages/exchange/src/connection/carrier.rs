@@ -87,7 +87,7 @@ impl Unconnected {
             },
             signal_all: false,
         })?;
-        Ok(Self { pd: pd.clone(), psn: device.random_psn(), qp, cq, protocol })
+        Ok(Self { pd: pd.clone(), psn: device.first_psn(), qp, cq, protocol })
     }
 
     pub(crate) fn description(&self, config: &Config) -> EndpointDescription {

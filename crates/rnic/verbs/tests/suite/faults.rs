@@ -264,3 +264,12 @@ fn unreliable_messages_arrive_intact() {
         assert!(arrived > MESSAGES, "{plan} {kind:?}: only {arrived} messages arrived");
     }
 }
+
+#[test]
+fn connections_begin_with_the_chosen_psn() {
+    let psn = doorbell_verbs::Psn::new(0xff_fffa);
+    let device = open_soft(SoftOptions::default()).with_first_psn(psn);
+    assert_eq!(device.create_pd().unwrap().device().first_psn(), psn);
+    let drawn: Vec<_> = (0..4).map(|_| device.random_psn()).collect();
+    assert!(drawn.iter().any(|drawn| *drawn != psn), "{drawn:?}");
+}

@@ -12,6 +12,7 @@ use doorbell_record::settings::{
 use doorbell_record::{Extent, Kind, Operation, Parameters, Transport, most_queued};
 use doorbell_sim::Testbed;
 use doorbell_verbs::soft::{AckPolicy, BIND_VARIABLE, LinkChoice, SoftOptions};
+use doorbell_wire::Psn;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
 use super::settings::Settings;
@@ -67,6 +68,15 @@ pub(crate) struct DeviceArguments {
     /// DOORBELL_LINK, else auto]
     #[arg(long, value_name = "LINK")]
     pub(crate) link: Option<LinkChoice>,
+    /// PSN of the first packet of each queue pair, for tests of the wrap. Applies to both sides if both run here
+    /// [default: random]
+    #[arg(
+        long,
+        hide = true,
+        value_name = "PSN",
+        value_parser = clap::value_parser!(u32).range(..=i64::from(Psn::MASK))
+    )]
+    pub(crate) first_psn: Option<u32>,
 }
 
 impl DeviceArguments {
@@ -176,6 +186,7 @@ impl Exchange {
             ("--receive-buffer", device.receive_buffer.is_some()),
             ("--pcap", device.pcap.is_some()),
             ("--ack", device.ack.is_some()),
+            ("--first-psn", device.first_psn.is_some()),
             ("--cpus", self.cpus.is_given()),
         ])
     }

@@ -51,6 +51,9 @@ pub(crate) fn spawn(
     if let Some(link) = device.link {
         command.arg("--link").arg(link.name());
     }
+    if let Some(psn) = device.first_psn {
+        command.arg("--first-psn").arg(psn.to_string());
+    }
     if let Some(bytes) = device.receive_buffer {
         command.arg("--receive-buffer").arg(bytes.to_string());
     }

@@ -153,6 +153,7 @@ impl<'a> Ends<'a> {
             fault_files: FaultFiles { fault_plan: None, fault_journal: journal.clone() },
             ack: study.ack,
             link,
+            first_psn: None,
         };
         let (stream, second) = peer::spawn(parameters.kind, &arguments, chosen, memory_mib, other)?;
         let result = Client::new(&device, stream, parameters).map_err(Failure::from).and_then(measure);

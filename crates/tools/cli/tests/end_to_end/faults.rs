@@ -22,7 +22,6 @@ fn built_in_plans_fire_over_both_links() {
         "rnr-then-success",
         "late-ack",
         "corrupted-icrc",
-        "psn-wrap",
         "black-hole",
         "ghost-packets",
         "port-flap",
@@ -34,6 +33,28 @@ fn built_in_plans_fire_over_both_links() {
         record(&format!("bw --op read -n 300 -s 70000 --verify --link {link} --fault-plan lost-read-response"));
         record(&format!("bw --op fetch-add -n 300 --verify --link {link} --fault-plan atomic-replay"));
     }
+}
+
+/// The rule of the plan is optional, so the journal shows that it fired.
+#[test]
+fn the_packet_after_the_wrap_is_lost_over_both_links() {
+    let folder = tempfile::tempdir().unwrap();
+    for link in ["udp", "shm"] {
+        for op in ["send", "write"] {
+            let journal = folder.path().join(format!("{link}-{op}"));
+            record(&format!(
+                "bw --op {op} -n 300 -s 70000 --verify --link {link} --first-psn 16777210 --fault-plan psn-wrap \
+                 --fault-journal {}",
+                journal.display()
+            ));
+            let text = fs::read_to_string(&journal).unwrap();
+            let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            assert!(!lines.is_empty(), "{op} over {link}: the plan never fired");
+            assert!(lines.iter().all(|line| line["rule"] == 1 && line["psn"] == 0), "{text}");
+        }
+    }
+    run("bench bw --first-psn 16777216").expect_complaint(2, &["--first-psn", "16777216", "16777215"]);
+    run("bench bw --testbed connectx5-100g --first-psn 1").expect_complaint(2, &["--first-psn"]);
 }
 
 #[test]
