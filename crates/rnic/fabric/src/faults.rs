@@ -9,6 +9,7 @@ mod engine;
 mod error;
 mod file;
 mod journal;
+mod numbers;
 mod outbound;
 mod plan;
 mod rule;
@@ -27,6 +28,7 @@ use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer, ROCE_UDP_PORT};
 
 pub use boundary::VerbsFaults;
 pub use error::FaultPlanError;
+pub use numbers::RuleNumbers;
 pub use plan::FaultPlan;
 pub use rule::{FAULT_FIELDS, FaultRule, VerbsCall};
 pub use shares::FaultShares;
@@ -224,6 +226,10 @@ impl<L: Link> Link for Faults<L> {
         filters.find_map(FaultFilter::take_order).or_else(|| self.inner.take_port_order())
     }
 
+    fn fault_plan(&self) -> Option<&FaultPlan> {
+        Some(self.plan())
+    }
+
     fn poll_timeout(&self) -> Option<u64> {
         let outbound = self.outbound.as_ref().and_then(Outbound::poll_timeout);
         let own = self.filter.next_due().into_iter().chain(outbound);
@@ -272,13 +278,13 @@ impl Out<'_> {
         self.sink.receive(run);
     }
 
-    /// Passes a packet to the sink, with marks for the faults that struck it.
-    fn give_marked(&mut self, run: ReceivedRun<'_>, marks: FaultMarks) {
+    /// Passes a packet to the sink, with marks for the faults that struck it, and their rules.
+    fn give_marked(&mut self, run: ReceivedRun<'_>, marks: FaultMarks, rules: RuleNumbers) {
         if marks.is_empty() {
             return self.give(run);
         }
         self.packets += usize::from(!marks.has(FaultMarks::DROPPED));
-        self.sink.receive_faulty(run, marks);
+        self.sink.receive_faulty(run, marks, rules);
     }
 }
 
@@ -295,13 +301,14 @@ struct Held {
     /// Number of other packets that still have to pass this packet.
     distance: u32,
     marks: FaultMarks,
+    rules: RuleNumbers,
 }
 
 impl Held {
     fn give(&self, out: &mut Out<'_>) {
         let (outer, source_port) = (self.outer, self.source_port);
         let run = ReceivedRun { outer, source_port, bytes: &self.bytes, segment_bytes: self.bytes.len() };
-        out.give_marked(run, self.marks);
+        out.give_marked(run, self.marks, self.rules);
     }
 }
 
@@ -436,12 +443,12 @@ impl FaultFilter {
         if fate.is_dropped {
             self.counters.dropped += 1;
             let (run, marks) = lost(FaultMarks::NONE);
-            return out.give_marked(run, marks);
+            return out.give_marked(run, marks, fate.rules);
         }
         let mut bytes = packet.to_vec();
         let Some(is_corrupted) = self.corrupt(&run.outer, &mut bytes, fate) else {
             let (run, marks) = lost(FaultMarks::CORRUPTED);
-            return out.give_marked(run, marks);
+            return out.give_marked(run, marks, fate.rules);
         };
         self.counters.duplicated += u64::from(fate.copies);
         self.counters.reordered += u64::from(fate.distance > 0);
@@ -457,13 +464,14 @@ impl FaultFilter {
         let copy = (fate.copies > 0).then(|| bytes.clone());
         let marks = common.and(FaultMarks::REORDERED.when(fate.distance > 0));
         let marks = if marks.is_empty() { marks } else { marks.and(own_marks) };
-        let held = Held { outer, source_port, bytes, due_ns, wait_ns, distance: fate.distance, marks };
+        let rules = fate.rules;
+        let held = Held { outer, source_port, bytes, due_ns, wait_ns, distance: fate.distance, marks, rules };
         self.delay(now_ns, held, out);
         // A copy is not reordered, even if the original is.
         for bytes in copy.iter().cycle().take(fate.copies as usize) {
             let (bytes, marks) = (bytes.clone(), common.and(FaultMarks::DUPLICATE).and(own_marks));
             let due_ns = due_ns.saturating_add(fate.copy_delay_ns);
-            self.delay(now_ns, Held { outer, source_port, bytes, due_ns, wait_ns, distance: 0, marks }, out);
+            self.delay(now_ns, Held { outer, source_port, bytes, due_ns, wait_ns, distance: 0, marks, rules }, out);
         }
     }
 

@@ -64,8 +64,8 @@ const MEETING_THREAD: &str = "doorbell-meet";
 pub use counted::{Counted, PacketClass, Traffic, TrafficByClass};
 pub use driver::{Acks, Driver};
 pub use faults::{
-    FAULT_FIELDS, FaultCounters, FaultFilter, FaultPlan, FaultPlanError, FaultRule, FaultShares, Faults, VerbsCall,
-    VerbsFaults,
+    FAULT_FIELDS, FaultCounters, FaultFilter, FaultPlan, FaultPlanError, FaultRule, FaultShares, Faults, RuleNumbers,
+    VerbsCall, VerbsFaults,
 };
 pub use guard::{
     Action, CopyMethod, OwnMemory, bring_in, can_bring_in, copy_by_kernel, exchange_action, guard_memory, has_handlers,

@@ -7,6 +7,7 @@ use doorbell_rnic::{HEADERS_BYTES_MAX, Loan, Packet, Payload, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{FaultMarks, Outer};
 
+use crate::faults::{FaultPlan, RuleNumbers};
 use crate::own_process::OwnProcess;
 
 /// Properties of a link.
@@ -75,6 +76,8 @@ pub struct SentPacket {
     pub bytes: Vec<u8>,
     /// Faults that struck the packet.
     pub marks: FaultMarks,
+    /// Rules of the fault plan that struck the packet.
+    pub rules: RuleNumbers,
 }
 
 /// Receiver of the runs that arrive over a link.
@@ -89,9 +92,9 @@ pub trait Sink {
         false
     }
 
-    /// Takes one run whose packets were all struck by the injected faults in `marks`. By default, passes the run to
-    /// [`receive`](Self::receive), unless the packets were dropped.
-    fn receive_faulty(&mut self, run: ReceivedRun<'_>, marks: FaultMarks) {
+    /// Takes one run whose packets were all struck by the injected faults in `marks`, by these rules of the fault plan.
+    /// By default, passes the run to [`receive`](Self::receive), unless the packets were dropped.
+    fn receive_faulty(&mut self, run: ReceivedRun<'_>, marks: FaultMarks, _rules: RuleNumbers) {
         if !marks.has(FaultMarks::DROPPED) {
             self.receive(run);
         }
@@ -277,6 +280,11 @@ pub trait Link: Send {
     /// Takes the oldest order to the port of the device. The driver asks after it has received or sent packets.
     fn take_port_order(&mut self) -> Option<PlannedOrder> {
         self.inner_mut()?.take_port_order()
+    }
+
+    /// Returns the plan of the faults that the link injects.
+    fn fault_plan(&self) -> Option<&FaultPlan> {
+        self.inner()?.fault_plan()
     }
 
     /// Returns the counters of the link, for example of the packets that it lost, by cause.

@@ -13,6 +13,7 @@ use doorbell_wire::{Check, FaultMarks, Outer};
 
 pub use file::{FrameDirection, FrameNotes, PcapFile};
 
+use crate::faults::RuleNumbers;
 use crate::link::{Link, LinkProperties, ReceivedRun, SentPacket, Sink};
 use crate::seal::{Checker, Sealer};
 
@@ -59,7 +60,7 @@ impl<L: Link> Pcap<L> {
     ) -> io::Result<Self> {
         let sealed = inner.properties().sealed;
         let mut capture = Capture {
-            file: PcapFile::new(to),
+            file: PcapFile::of_plan(to, inner.fault_plan()),
             is_broken: false,
             local,
             port,
@@ -166,13 +167,13 @@ struct Captured<'a> {
 
 impl Sink for Captured<'_> {
     fn receive(&mut self, run: ReceivedRun<'_>) {
-        self.capture.received(self.now_ns, &run, FaultMarks::NONE);
+        self.capture.received(self.now_ns, &run, FaultMarks::NONE, RuleNumbers::default());
         self.above.receive(run);
     }
 
-    fn receive_faulty(&mut self, run: ReceivedRun<'_>, marks: FaultMarks) {
-        self.capture.received(self.now_ns, &run, marks);
-        self.above.receive_faulty(run, marks);
+    fn receive_faulty(&mut self, run: ReceivedRun<'_>, marks: FaultMarks, rules: RuleNumbers) {
+        self.capture.received(self.now_ns, &run, marks, rules);
+        self.above.receive_faulty(run, marks, rules);
     }
 }
 
@@ -210,8 +211,8 @@ impl Capture {
             return;
         }
         let bytes = batch.bytes();
-        let (direction, faults) = (FrameDirection::Outbound, FaultMarks::NONE);
-        let notes = FrameNotes { at: at.since_1970, direction, faults };
+        let (direction, faults, rules) = (FrameDirection::Outbound, FaultMarks::NONE, RuleNumbers::default());
+        let notes = FrameNotes { at: at.since_1970, direction, faults, rules };
         for run in &batch.runs()[taken] {
             for (index, segment) in run.segments().enumerate() {
                 let outer = Outer {
@@ -237,8 +238,8 @@ impl Capture {
 
     /// Captures packets as they left.
     fn reported(&mut self, at: Moment, sent: Vec<SentPacket>) {
-        for SentPacket { outer, bytes, marks } in sent {
-            let notes = FrameNotes { at: at.since_1970, direction: FrameDirection::Outbound, faults: marks };
+        for SentPacket { outer, bytes, marks: faults, rules } in sent {
+            let notes = FrameNotes { at: at.since_1970, direction: FrameDirection::Outbound, faults, rules };
             let outer = Outer { src: self.local, dont_fragment: Some(true), ..outer };
             if self.sealed {
                 self.write(at.now_ns, &notes, &outer, self.port, &bytes, &[]);
@@ -250,12 +251,12 @@ impl Capture {
         }
     }
 
-    fn received(&mut self, now_ns: u64, run: &ReceivedRun<'_>, faults: FaultMarks) {
+    fn received(&mut self, now_ns: u64, run: &ReceivedRun<'_>, faults: FaultMarks, rules: RuleNumbers) {
         if self.is_broken {
             return;
         }
         let at = self.moment(now_ns);
-        let notes = FrameNotes { at: at.since_1970, direction: FrameDirection::Inbound, faults };
+        let notes = FrameNotes { at: at.since_1970, direction: FrameDirection::Inbound, faults, rules };
         for (index, packet) in run.segments().enumerate() {
             let (mut identification, mut dont_fragment) = (index as u16, true);
             let mut appended = None;

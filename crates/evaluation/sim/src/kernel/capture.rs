@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-use doorbell_fabric::{FrameDirection, FrameNotes, PcapFile};
+use doorbell_fabric::{FrameDirection, FrameNotes, PcapFile, RuleNumbers};
 use doorbell_wire::{FaultMarks, Flow, Outer, ROCE_UDP_PORT};
 
 use super::node::Frame;
@@ -63,7 +63,8 @@ impl Capture {
         let flow = Flow::new(outer.src, outer.dst, source_port, ROCE_UDP_PORT);
         let icrc = flow.icrc(0, true, &bytes).to_le_bytes();
         let at = Duration::from_nanos(at.as_ns());
-        let notes = FrameNotes { at, direction: FrameDirection::Unknown, faults: FaultMarks::NONE };
+        let (direction, faults, rules) = (FrameDirection::Unknown, FaultMarks::NONE, RuleNumbers::default());
+        let notes = FrameNotes { at, direction, faults, rules };
         self.error = self.file.add(&notes, &outer, [source_port, ROCE_UDP_PORT], &bytes, &icrc).err();
     }
 

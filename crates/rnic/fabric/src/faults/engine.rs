@@ -10,6 +10,7 @@ use rand_core::{Rng, SeedableRng};
 use rustc_hash::FxHashMap;
 
 use super::journal::Firing;
+use super::numbers::RuleNumbers;
 use super::plan::FaultPlan;
 use super::rule::{Corruption, Direction, FaultAction, HoleEnd, PacketMatch};
 use crate::link::PlannedOrder;
@@ -50,6 +51,8 @@ pub(super) struct Fate {
     pub(super) has_congestion: bool,
     /// Order to the port of the device.
     pub(super) order: Option<PlannedOrder>,
+    /// Rules that decided on the fate.
+    pub(super) rules: RuleNumbers,
 }
 
 impl Fate {
@@ -187,6 +190,7 @@ impl Engine {
                 fired.extend(armed.rule.map(|rule| (rule, armed.fired)));
             }
         }
+        fired.iter().for_each(|&(rule, _)| fate.rules.insert(rule));
         if self.records {
             let (direction, from, to) = (self.direction, outer.src, outer.dst);
             let firing = |(rule, count)| Firing { rule, at_ns: now_ns, direction, from, to, bth, count };

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use doorbell_rnic::{EngineId, Path, TransmitBatch};
 use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer};
 
-use super::FaultFilter;
+use super::{FaultFilter, RuleNumbers};
 use crate::link::{Link, ReceivedRun, SentPacket, Sink};
 
 /// Size of a batch in bytes. Each packet fits, since the batch of the driver has this size too.
@@ -46,11 +46,12 @@ struct Ready(VecDeque<SentPacket>);
 
 impl Sink for Ready {
     fn receive(&mut self, run: ReceivedRun<'_>) {
-        self.receive_faulty(run, FaultMarks::NONE);
+        self.receive_faulty(run, FaultMarks::NONE, RuleNumbers::default());
     }
 
-    fn receive_faulty(&mut self, run: ReceivedRun<'_>, marks: FaultMarks) {
-        let packets = run.segments().map(|packet| SentPacket { outer: run.outer, bytes: packet.to_vec(), marks });
+    fn receive_faulty(&mut self, run: ReceivedRun<'_>, marks: FaultMarks, rules: RuleNumbers) {
+        let packet = |bytes: &[u8]| SentPacket { outer: run.outer, bytes: bytes.to_vec(), marks, rules };
+        let packets = run.segments().map(packet);
         self.0.extend(packets);
     }
 }

@@ -10,7 +10,7 @@ use super::rule::{FaultAction, FaultRule, RuleParser, RuleProblem};
 use super::shares::FaultShares;
 
 /// Maximum number of rules in a plan.
-const RULES_MAX: usize = 256;
+pub(super) const RULES_MAX: usize = 256;
 
 /// Plan of faults: shares of all packets that arrive, rules for chosen packets, and rules for calls and completions of
 /// a program.

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use doorbell_wire::{Encapsulation, FaultMarks, Outer};
 
+use crate::faults::{FaultPlan, FaultRule, RuleNumbers};
+
 /// Number of buffered bytes from which on the buffer is written to the file.
 const BUFFER_BYTES: usize = 1 << 20;
 
@@ -50,6 +52,8 @@ pub struct FrameNotes {
     pub direction: FrameDirection,
     /// Injected faults that struck the frame.
     pub faults: FaultMarks,
+    /// Rules of the file's fault plan that struck the frame.
+    pub rules: RuleNumbers,
 }
 
 /// A file of RoCE v2 packets as Ethernet frames. The MAC addresses are locally administered and derived from the IP
@@ -60,18 +64,31 @@ pub struct FrameNotes {
 pub struct PcapFile {
     to: Box<dyn Write + Send>,
     buffer: Vec<u8>,
+    /// Text about each rule of the fault plan, in the order of the plan.
+    rules: Vec<String>,
 }
 
 impl PcapFile {
     /// Begins a file: adds its header to the buffer.
     pub fn new(to: impl Write + Send + 'static) -> Self {
-        let mut file = Self { to: Box::new(to), buffer: Vec::new() };
+        Self::of_plan(to, None)
+    }
+
+    /// Begins a file with packets that suffer the faults of a plan. The comment of the header has the plan.
+    pub fn of_plan(to: impl Write + Send + 'static, plan: Option<&FaultPlan>) -> Self {
+        let plan = plan.filter(|plan| !plan.is_empty());
+        let rules = plan.map(FaultPlan::rules).unwrap_or_default();
+        let rules = (1..).zip(rules).map(|(number, rule)| text_of(number, rule)).collect();
+        let mut file = Self { to: Box::new(to), buffer: Vec::new(), rules };
         file.block(SECTION_HEADER, |file| {
             file.put(&BYTE_ORDER_MAGIC.to_le_bytes());
             // Version 1.0, and a section of unspecified length.
             file.put(&1_u16.to_le_bytes());
             file.put(&0_u16.to_le_bytes());
             file.put(&u64::MAX.to_le_bytes());
+            if let Some(plan) = plan {
+                file.comment(&format!("doorbell fault plan: {plan}"));
+            }
             file.option(USER_APPLICATION, concat!("doorbell ", env!("CARGO_PKG_VERSION")).as_bytes());
             file.option(END_OF_OPTIONS, &[]);
         });
@@ -123,7 +140,12 @@ impl PcapFile {
                 file.option(FLAGS, &flags.to_le_bytes());
             }
             if !notes.faults.is_empty() {
-                file.option(COMMENT, notes.faults.to_string().as_bytes());
+                let mut comment = notes.faults.to_string();
+                for rule in notes.rules.numbers().filter_map(|number| file.rules.get(number - 1)) {
+                    comment.push_str(", ");
+                    comment.push_str(rule);
+                }
+                file.comment(&comment);
             }
             if flags != 0 || !notes.faults.is_empty() {
                 file.option(END_OF_OPTIONS, &[]);
@@ -154,6 +176,13 @@ impl PcapFile {
         self.buffer[at + 4..at + 8].copy_from_slice(&length);
     }
 
+    /// Adds a comment. The length of an option has 16 bits, so a longer text is cut.
+    fn comment(&mut self, text: &str) {
+        let most = text.len().min(usize::from(u16::MAX));
+        let end = (0..=most).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        self.option(COMMENT, &text.as_bytes()[..end]);
+    }
+
     fn option(&mut self, code: u16, value: &[u8]) {
         self.put(&code.to_le_bytes());
         self.put(&(value.len() as u16).to_le_bytes());
@@ -174,6 +203,14 @@ impl PcapFile {
 impl std::fmt::Debug for PcapFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PcapFile").field("buffered_bytes", &self.buffer.len()).finish_non_exhaustive()
+    }
+}
+
+/// Returns the words about a rule in the comment of a frame.
+fn text_of(number: usize, rule: &FaultRule) -> String {
+    match rule.name() {
+        Some(name) => format!("rule {number} {name}"),
+        None => format!("rule {number}"),
     }
 }
 

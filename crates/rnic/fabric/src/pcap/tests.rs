@@ -8,7 +8,7 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use super::file::mac_of;
 use super::*;
 use crate::counted::Counted;
-use crate::faults::Faults;
+use crate::faults::{FaultPlan, Faults};
 use crate::memory::{MemoryLink, MemoryNetwork, MemoryOptions};
 use crate::testing::{batch_of, packet, packets_of, receive_all, transmit_all};
 
@@ -47,12 +47,14 @@ impl BoundedFile {
         while let Some(block) = reader.next_block() {
             let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
             assert_eq!(packet.original_len as usize, packet.data.len());
-            let mut frame =
-                Frame { at: packet.timestamp, bytes: packet.data.into_owned(), flags: 0, marks: FaultMarks::NONE };
+            let mut frame = Frame { at: packet.timestamp, bytes: packet.data.into_owned(), ..Frame::default() };
             for option in &packet.options {
                 match option {
                     EnhancedPacketOption::Flags(flags) => frame.flags = *flags,
-                    EnhancedPacketOption::Comment(text) => frame.marks = FaultMarks::parse(text.as_bytes()).unwrap(),
+                    EnhancedPacketOption::Comment(text) => {
+                        frame.marks = FaultMarks::parse(text.as_bytes()).unwrap();
+                        frame.comment = text.as_ref().to_owned();
+                    }
                     other => panic!("{other:?}"),
                 }
             }
@@ -69,11 +71,13 @@ impl BoundedFile {
 }
 
 /// A frame of a capture.
+#[derive(Default)]
 struct Frame {
     at: Duration,
     bytes: Vec<u8>,
     flags: u32,
     marks: FaultMarks,
+    comment: String,
 }
 
 fn address(host: u8) -> IpAddr {
@@ -245,6 +249,54 @@ fn a_capture_of_the_sender_has_the_packets_as_they_left() {
         let arrived = packets_of(&receive_all(&mut a, 5_000), 4);
         assert!(captured.iter().all(|frame| arrived.contains(&packet_in(&frame.bytes).1)), "{plan}");
     }
+}
+
+#[test]
+fn comments_name_the_plan_and_the_rules() {
+    let plan: FaultPlan = "drop name=lost nth=1;delay nth=2 for=5us;duplicate nth=2".parse().unwrap();
+    let (mut a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
+    let file = BoundedFile::new(usize::MAX);
+    let mut b = capture(Faults::new(b, plan.clone()), 2, &file);
+    transmit_all(&mut a, 0, &batch_of(address(2), &[32; 3]));
+    receive_all(&mut b, 0);
+    receive_all(&mut b, 5_000);
+    drop(b);
+    let comments: Vec<_> = file.read().into_iter().map(|frame| frame.comment).collect();
+    let expected = [
+        "doorbell fault: dropped, rule 1 lost",
+        "",
+        "doorbell fault: delayed, rule 2, rule 3",
+        "doorbell fault: duplicate, delayed, rule 2, rule 3",
+    ];
+    assert_eq!(comments, expected);
+    let bytes = file.0.lock().unwrap().clone();
+    assert!(String::from_utf8_lossy(&bytes).contains(&format!("doorbell fault plan: {plan}")), "{plan}");
+
+    // The packets that leave have the rules of their direction.
+    let (_a, b) = ends(MemoryOptions { latency_ns: 0, ..MemoryOptions::default() });
+    let plan = "ecn nth=1;drop direction=out name=own nth=2".parse().unwrap();
+    let file = BoundedFile::new(usize::MAX);
+    let mut b = capture(Faults::new(b, plan).of_device(address(2), PORT), 2, &file);
+    let mut batch = batch_of(address(1), &[32; 2]);
+    Sealer::new(address(2), PORT).seal(&mut batch);
+    transmit_all(&mut b, 0, &batch);
+    drop(b);
+    let comments: Vec<_> = file.read().into_iter().map(|frame| frame.comment).collect();
+    assert_eq!(comments, ["", "doorbell fault: dropped, outbound, rule 2 own"]);
+}
+
+#[test]
+fn long_comments_are_cut() {
+    let rule = "peer=ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff7 nth=1..99999999999 every=99999999999 share=0.123456789 \
+                opcode=rc-rdma-write-middle qp-order=1000000..2000000 psn=1..16777215 \
+                message-offset=1000000..2000000 after=1ns before=60s field=psn value=16777215";
+    let rules: Vec<_> = (0..256).map(|number| format!("corrupt name={number:0>64} {rule}")).collect();
+    let plan: FaultPlan = rules.join(";").parse().unwrap();
+    assert!(plan.to_string().len() > usize::from(u16::MAX));
+    let (_a, b) = ends(MemoryOptions::default());
+    let file = BoundedFile::new(usize::MAX);
+    drop(capture(Faults::new(b, plan), 2, &file));
+    assert_eq!(file.read().len(), 0, "the header can be read");
 }
 
 #[test]

@@ -58,6 +58,19 @@ fn the_packet_after_the_wrap_is_lost_over_both_links() {
 }
 
 #[test]
+fn a_capture_names_the_plan_and_its_rules() {
+    let folder = tempfile::tempdir().unwrap();
+    for link in ["udp", "shm"] {
+        let capture = folder.path().join(format!("{link}.pcap"));
+        record(&format!("bw -n 300 -s 16 --link {link} --fault-plan lost-ack --pcap {}", capture.display()));
+        let bytes = fs::read(&capture).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(text.contains("doorbell fault plan: ") && text.contains("name=lost-ack"), "{link}");
+        assert!(text.contains("doorbell fault: dropped, rule 1 lost-ack"), "{link}");
+    }
+}
+
+#[test]
 fn packets_that_leave_are_struck_over_both_links() {
     let folder = tempfile::tempdir().unwrap();
     let plan = folder.path().join("plan.toml");

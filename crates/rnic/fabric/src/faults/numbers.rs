@@ -1,0 +1,33 @@
+//! Numbers of the rules that struck a packet.
+
+use super::plan::RULES_MAX;
+
+/// Numbers of the rules of a fault plan that struck a packet. The first rule of a plan has the number 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuleNumbers([u64; RULES_MAX / 64]);
+
+impl RuleNumbers {
+    /// Adds a number from 1 to [`RULES_MAX`].
+    pub(super) fn insert(&mut self, number: usize) {
+        let bit = number - 1;
+        self.0[bit / 64] |= 1 << (bit % 64);
+    }
+
+    /// Returns the numbers in ascending order.
+    pub fn numbers(&self) -> impl Iterator<Item = usize> {
+        (1..=RULES_MAX).filter(|number| (self.0[(number - 1) / 64] >> ((number - 1) % 64)) & 1 == 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_kept_in_order() {
+        let mut numbers = RuleNumbers::default();
+        assert_eq!(numbers.numbers().count(), 0);
+        [RULES_MAX, 1, 65, 64, 1].into_iter().for_each(|number| numbers.insert(number));
+        assert_eq!(numbers.numbers().collect::<Vec<_>>(), [1, 64, 65, RULES_MAX]);
+    }
+}
