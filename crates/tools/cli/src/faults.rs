@@ -99,8 +99,10 @@ pub(crate) fn check_middlebox(plan: Option<&FaultPlan>) -> Result<(), Usage> {
 pub(crate) struct FaultCheck {
     plan: FaultPlan,
     journal: PathBuf,
-    /// Whether the journal is a temporary file of this command.
+    /// Whether the journals are temporary files of this command.
     is_temporary: bool,
+    /// Plans of single devices, each with its journal.
+    of_devices: Vec<(PathBuf, FaultPlan)>,
 }
 
 impl FaultCheck {
@@ -112,20 +114,46 @@ impl FaultCheck {
                 None => Ok(None),
             };
         };
+        if journal.is_none() && plan.rules().is_empty() {
+            return Ok(None);
+        }
+        Self::of_program(Some(plan), Vec::new(), journal).map(Some)
+    }
+
+    /// Creates the journals of a program: one for the common plan, and one for each device with its own plan. The
+    /// journal of a device has the name of the common journal and, after a dot, that of the device.
+    pub(crate) fn of_program(
+        common: Option<&FaultPlan>,
+        devices: Vec<(String, FaultPlan)>,
+        journal: Option<&Path>,
+    ) -> Result<Self, Failure> {
         let (journal, is_temporary) = match journal {
             Some(path) => {
                 create_journal(path)?;
                 // Other processes may have another working directory.
                 (std::path::absolute(path)?, false)
             }
-            None if plan.rules().is_empty() => return Ok(None),
             None => {
                 let path = std::env::temp_dir().join(format!("doorbell-faults-{}", files::random_name()?));
                 files::create_new(&path, 0o600)?;
                 (path, true)
             }
         };
-        Ok(Some(Self { plan: plan.clone(), journal, is_temporary }))
+        let plan = common.cloned().unwrap_or_default();
+        let mut check = Self { plan, journal, is_temporary, of_devices: Vec::new() };
+        // Without a regular file, the rules cannot be checked.
+        let is_regular = check.journal.is_file();
+        for (name, plan) in devices.into_iter().filter(|_| is_regular) {
+            let mut path = check.journal.clone();
+            path.as_mut_os_string().push(format!(".{name}"));
+            if is_temporary {
+                files::create_new(&path, 0o600)?;
+            } else {
+                create_journal(&path)?;
+            }
+            check.of_devices.push((path, plan));
+        }
+        Ok(check)
     }
 
     /// Returns the path of the journal.
@@ -140,7 +168,10 @@ impl FaultCheck {
             note!("{}", wrapped(&format!("doorbell: the journal {} {why}", self.journal.display())));
             return Ok(true);
         }
-        let unfired = self.plan.unfired(&files::read_text(&self.journal, JOURNAL_BYTES_MAX)?);
+        let mut unfired = self.plan.unfired(&files::read_text(&self.journal, JOURNAL_BYTES_MAX)?);
+        for (journal, plan) in &self.of_devices {
+            unfired.extend(plan.unfired(&files::read_text(journal, JOURNAL_BYTES_MAX)?));
+        }
         for sentence in &unfired {
             note!("{}", wrapped(&format!("doorbell: {sentence}")));
         }
@@ -151,7 +182,10 @@ impl FaultCheck {
 impl Drop for FaultCheck {
     fn drop(&mut self) {
         if self.is_temporary {
-            let _ = fs::remove_file(&self.journal); // the file may be gone already
+            let of_devices = self.of_devices.iter().map(|(journal, _)| journal);
+            for journal in of_devices.chain([&self.journal]) {
+                let _ = fs::remove_file(journal); // the file may be gone already
+            }
         }
     }
 }
@@ -185,5 +219,21 @@ mod tests {
         assert!(check.finish().unwrap());
         assert!(FaultCheck::begin(Some(&"drop=0.5".parse().unwrap()), None).unwrap().is_none());
         assert!(FaultCheck::begin(None, Some(Path::new("x"))).is_err());
+    }
+
+    #[test]
+    fn plans_of_devices_have_their_own_journals() {
+        let plan: FaultPlan = "drop nth=1".parse().unwrap();
+        let begin = || FaultCheck::of_program(None, vec![("doorbell1".to_owned(), plan.clone())], None).unwrap();
+        let check = begin();
+        let mut own = check.journal().to_owned();
+        own.as_mut_os_string().push(".doorbell1");
+        // A firing in the common journal is one of another plan.
+        fs::write(check.journal(), "{\"rule\":1,\"action\":\"drop\"}\n").unwrap();
+        assert!(!check.finish().unwrap());
+        assert!(!own.exists(), "the temporary journal is left");
+        let check = begin();
+        fs::write(&check.of_devices[0].0, "{\"rule\":1,\"action\":\"drop\"}\n").unwrap();
+        assert!(check.finish().unwrap());
     }
 }

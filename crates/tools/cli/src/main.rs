@@ -16,6 +16,7 @@ mod ending;
 mod failure;
 mod far;
 mod faults;
+mod forwarding;
 mod links;
 mod model;
 mod output;

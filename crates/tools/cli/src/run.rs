@@ -1,11 +1,12 @@
 //! `doorbell run` and `doorbell env`: unmodified verbs programs on the software RNIC.
 
 mod processes;
+mod watched;
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -16,6 +17,7 @@ use doorbell_verbs::soft::{
 };
 
 use crate::drop_ins;
+use crate::ending;
 use crate::failure::{Failure, Usage};
 use crate::faults::{FaultCheck, FaultFiles};
 use crate::output::{line, note, pretty};
@@ -31,6 +33,8 @@ Examples, in two terminals:
   doorbell run --processes                processes with open devices, and their traffic
 
 The program replaces `doorbell` in its process, and so has its terminal, signals and exit status.
+With rules of a fault plan, the program is a child of `doorbell`, which forwards signals and exit
+status. The status is 1 if the program succeeds, but a rule without `optional` never fired.
 Programs that it starts inherit the device, as long as LD_PRELOAD, LD_LIBRARY_PATH and the DOORBELL_
 variables are passed on. Programs that are linked statically, or setuid, cannot be reached;
 --explain names each such program that is started. Programs that open libibverbs themselves find the
@@ -101,6 +105,9 @@ pub(crate) struct Run {
     /// Print the list as one JSON object
     #[arg(long, requires = "processes", conflicts_with = "program")]
     json: bool,
+    /// Journal of the fault plan, whose rules the parent process checks at the end.
+    #[arg(long, hide = true, value_name = "FILE")]
+    watched: Option<PathBuf>,
     /// Program and its arguments, with or without `--` before the program. The program must be dynamically linked, and
     /// must not be setuid
     #[arg(trailing_var_arg = true, required_unless_present = "processes", value_name = "PROGRAM")]
@@ -117,7 +124,8 @@ pub(crate) struct Env {
     json: bool,
 }
 
-/// Runs the program in place of `doorbell`, in the same process. Returns only with `--processes` or after an error.
+/// Runs the program in place of `doorbell`, in the same process. Returns only with `--processes`, after an error, or if
+/// a fault plan has rules to check at the end of the program.
 pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
     if arguments.processes {
         return processes::list(arguments.json);
@@ -126,7 +134,12 @@ pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
     let Some(name) = words.first() else {
         return Err(Usage("no program is given: use doorbell run PROGRAM".to_owned()).into());
     };
-    let variables = arguments.settings.variables()?;
+    let variables = arguments.settings.variables(arguments.watched.as_deref())?;
+    if arguments.watched.is_some() {
+        ending::with_parent()?;
+    } else if let Some(check) = arguments.settings.check()? {
+        return watched::run(check);
+    }
     let error = doorbell_reach::execute_by_name(name, words, &variables, |found| {
         // The preloaded library writes this note for programs that the program starts.
         if arguments.settings.explain
@@ -142,7 +155,7 @@ pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
 
 /// Prints the variables that [`run`] sets.
 pub(crate) fn print_env(arguments: &Env) -> Result<ExitCode, Failure> {
-    let variables = arguments.settings.variables()?;
+    let variables = arguments.settings.variables(None)?;
     let texts = variables.iter().map(|(name, value)| (*name, value.to_string_lossy()));
     if arguments.json {
         let object: serde_json::Map<_, _> =
@@ -157,7 +170,22 @@ pub(crate) fn print_env(arguments: &Env) -> Result<ExitCode, Failure> {
 }
 
 impl Settings {
-    fn variables(&self) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    /// Returns the check of the rules at the end of the program; `None` if no plan has a required rule.
+    fn check(&self) -> Result<Option<FaultCheck>, Failure> {
+        let (_, listed) = self.devices()?;
+        let plan = self.fault.as_ref().or(self.fault_files.fault_plan.as_ref());
+        // The common plan has no effect if each device has its own plan.
+        let common = plan.filter(|_| listed.iter().any(|device| device.faults.is_none()));
+        let own = listed.iter().filter_map(|device| Some((device.name(), device.faults.clone()?)));
+        let own: Vec<(String, FaultPlan)> = own.collect();
+        if !common.into_iter().chain(own.iter().map(|(_, plan)| plan)).any(has_required_rule) {
+            return Ok(None);
+        }
+        FaultCheck::of_program(common, own, self.fault_files.fault_journal.as_deref()).map(Some)
+    }
+
+    /// Returns the variables of the program. `watched` is the journal of a program whose parent checks the rules.
+    fn variables(&self, watched: Option<&Path>) -> Result<Vec<(&'static str, OsString)>, Failure> {
         let mut variables = drop_ins::variables()?;
         let mut set = |name, value: Option<String>| variables.extend(value.map(|value| (name, value.into())));
         let (devices, listed) = self.devices()?;
@@ -170,7 +198,10 @@ impl Settings {
         set("DOORBELL_LOG", self.explain.then(|| "debug".to_owned()));
         set(ACK_VARIABLE, self.ack.map(|policy| policy.to_string()));
         set(LINK_VARIABLE, self.link.map(|link| link.to_string()));
-        if let Some(path) = &self.fault_files.fault_journal {
+        if let Some(journal) = watched {
+            variables.push(("DOORBELL_FAULT_JOURNAL", journal.into()));
+            variables.push(("DOORBELL_FAULT_WATCHED", "1".into()));
+        } else if let Some(path) = &self.fault_files.fault_journal {
             let of_a_device = || listed.iter().find_map(|device| device.faults.as_ref());
             // The processes of the program append to the journal, each what fires in its device.
             if let Some(check) = FaultCheck::begin(faults.or_else(of_a_device), Some(path))? {
@@ -219,6 +250,10 @@ impl Settings {
         numbers.iter().try_for_each(|&number| SoftDevice::expect(&listed, number)).map_err(wrong)?;
         Ok((variables, listed))
     }
+}
+
+fn has_required_rule(plan: &FaultPlan) -> bool {
+    plan.rules().iter().any(|rule| !rule.is_optional())
 }
 
 /// Quotes a text as one word of a shell.

@@ -102,6 +102,12 @@ pub(crate) fn fault_journal() -> Option<PathBuf> {
     variable("DOORBELL_FAULT_JOURNAL").map(PathBuf::from)
 }
 
+/// Returns whether the library prints the rules of the fault plan that never fired when the process ends. With
+/// `doorbell run`, the parent of the program prints them instead, after the last process that it waits for.
+pub(crate) fn prints_unfired_rules() -> bool {
+    fault_journal().is_some() && variable("DOORBELL_FAULT_WATCHED").is_none()
+}
+
 /// Returns whether the library prints counters when the process ends.
 pub(crate) fn wants_stats() -> bool {
     variable("DOORBELL_STATS").is_some_and(|value| value != "0")

@@ -82,7 +82,7 @@ fn of_closed(closed: &(u32, [Counted; MAX_DEVICES]), number: usize) -> Counted {
 /// never fired if there is a journal.
 pub(crate) fn print_at_exit() {
     static ONCE: Once = Once::new();
-    if config::wants_stats() || config::fault_journal().is_some() {
+    if config::wants_stats() || config::prints_unfired_rules() {
         ONCE.call_once(|| {
             // SAFETY: the handler has the required type, and stays loaded for as long as the library.
             let failed = unsafe { libc::atexit(at_exit) };
@@ -143,7 +143,7 @@ extern "C" fn at_exit() {
     // A forked child may have used no device of its own, and a program may leave some devices unused.
     let used = (0..count).filter(|&number| sums[number] != NOTHING);
     let mut sentences: Vec<String> = Vec::new();
-    for sentence in used.flat_map(unfired_rules) {
+    for sentence in used.filter(|_| config::prints_unfired_rules()).flat_map(unfired_rules) {
         // Devices with the same plan have the same rules.
         if !sentences.contains(&sentence) {
             sentences.push(sentence);

@@ -2,34 +2,30 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, Read, Write as _};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
-use std::thread::{sleep, spawn};
+use std::thread::spawn;
 use std::time::{Duration, Instant};
 
 use doorbell_audit::Counted;
 use doorbell_counters::{Identity, Look, Monitor};
 use doorbell_sync::IgnorePoison;
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeValLike;
-use nix::unistd::{Pid, getpgrp, tcgetpgrp};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::drop_ins;
 use crate::ending;
 use crate::failure::{Failure, Usage};
+use crate::forwarding::Forwarding;
 use crate::output::Log;
 
 /// Interval between two readings of the counters.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Interval between two checks whether the command has ended, or a signal has arrived.
-const CHECK: Duration = Duration::from_millis(20);
 /// Maximum bytes of standard output, and of standard error, that are kept.
 const MOST_BYTES: usize = 16 << 20;
 /// Bytes that are read and written at once.
@@ -63,12 +59,7 @@ pub(super) fn run(words: &[OsString], software: bool, device: Option<&str>, sysf
     if software {
         command.envs(drop_ins::variables()?);
     }
-    let (signal, has_ended) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-    // A parent such as nohup ignores a signal also for the command.
-    for number in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|number| !is_ignored(*number)) {
-        signal_hook::flag::register_conditional_default(number, Arc::clone(&has_ended))?;
-        signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)?;
-    }
+    let forwarding = Forwarding::begin(&[SIGHUP, SIGINT, SIGTERM])?;
     let mut monitor = Monitor::new(sysfs);
     let mut counters = Counters { named: device.map(str::to_owned), ..Counters::default() };
     counters.add(monitor.look());
@@ -78,9 +69,14 @@ pub(super) fn run(words: &[OsString], software: bool, device: Option<&str>, sysf
     ending::set_program(i32::try_from(child.id()).unwrap_or(0));
     counters.command = Some(child.id());
     let (output, errors) = (child.stdout.take().map(relay), child.stderr.take().map(relay));
-    let status = wait(&mut child, &signal, || counters.add(monitor.look()));
+    let mut next = Instant::now() + INTERVAL;
+    let status = forwarding.wait(&mut child, || {
+        if Instant::now() >= next {
+            counters.add(monitor.look());
+            next += INTERVAL;
+        }
+    });
     ending::set_program(0);
-    has_ended.store(true, Ordering::SeqCst);
     let status = status?;
     counters.add(monitor.look());
     let seconds = started.elapsed().as_secs_f64();
@@ -110,43 +106,6 @@ pub(super) fn run(words: &[OsString], software: bool, device: Option<&str>, sysf
         succeeded: status.success(),
         notes,
     })
-}
-
-/// Waits for the end of the command, forwards signals, and calls `look` at each interval.
-fn wait(child: &mut Child, signal: &AtomicUsize, mut look: impl FnMut()) -> Result<ExitStatus, Failure> {
-    let mut next = Instant::now() + INTERVAL;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
-        }
-        let number = signal.swap(0, Ordering::Relaxed) as i32;
-        if let Ok(signal) = Signal::try_from(number)
-            && !(number == SIGINT && is_foreground())
-            && let Ok(id) = i32::try_from(child.id())
-        {
-            // The command may have ended meanwhile.
-            let _ = kill(Pid::from_raw(id), signal);
-        }
-        if Instant::now() >= next {
-            look();
-            next += INTERVAL;
-        }
-        sleep(CHECK);
-    }
-}
-
-/// Returns whether this process ignores a signal, from the mask in `/proc/self/status`.
-fn is_ignored(number: i32) -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    mask & (1 << (number - 1)) != 0
-}
-
-/// Returns whether the terminal sends its signals to the process group of this process, which is also that of the
-/// command.
-fn is_foreground() -> bool {
-    File::open("/dev/tty").is_ok_and(|terminal| tcgetpgrp(&terminal) == Ok(getpgrp()))
 }
 
 /// Pipe whose contents are copied.

@@ -84,8 +84,41 @@ fn a_program_gets_the_rules_of_a_fault_plan() {
     let library = Library::new("plan");
     let mut command = library.with(doorbell("run --fault-plan lost-ack --"));
     command.args(["sh", "-c", "echo $DOORBELL_FAULT"]);
-    let finished = Running::start(command).finish().expect_status(0);
+    let finished = Running::start(command).finish().expect_status(1);
     assert_eq!(finished.stdout, "seed=0;drop name=lost-ack opcode=ack nth=1\n");
+    assert!(finished.stderr.contains("fault rule 1 never fired: drop name=lost-ack"), "{}", finished.stderr);
+}
+
+/// The script stands for the processes of a program, which append to the journal.
+#[test]
+fn a_rule_that_no_process_fired_is_an_error_at_the_end() {
+    let library = Library::new("unfired");
+    let run = |options: &[&str], script: &str| {
+        let mut command = library.with(doorbell("run"));
+        command.args(options).args(["--", "sh", "-c", script]);
+        Running::start(command).finish()
+    };
+    let fired = "sh -c 'echo \"{\\\"rule\\\":1,\" >> $DOORBELL_FAULT_JOURNAL'";
+    let one = ["--fault", "drop nth=1"];
+    let finished = run(&one, &format!("{fired}; echo $DOORBELL_FAULT_JOURNAL")).expect_status(0);
+    assert!(!finished.stderr.contains("never fired"), "{}", finished.stderr);
+    let journal = std::path::Path::new(finished.stdout.trim());
+    assert!(journal.is_absolute() && !journal.exists(), "the journal {} is left", journal.display());
+    let finished = run(&["--fault", "drop nth=1;drop nth=2"], fired).expect_status(1);
+    assert!(finished.stderr.contains("fault rule 2 never fired"), "{}", finished.stderr);
+    assert!(!finished.stderr.contains("fault rule 1 never fired"), "{}", finished.stderr);
+    // The status of a program that fails, and the signal that ends a program, stay the same.
+    let finished = run(&one, "exit 7").expect_status(7);
+    assert!(finished.stderr.contains("fault rule 1 never fired"), "{}", finished.stderr);
+    assert_eq!(run(&one, "kill -TERM $$").status.signal(), Some(15));
+    run(&one, "trap 'exit 5' TERM; kill -TERM $PPID; while :; do sleep 0.05; done").expect_status(5);
+    // Without a required rule, `doorbell` becomes the program.
+    let finished = run(&["--fault", "drop nth=1 optional"], "echo $DOORBELL_FAULT_JOURNAL").expect_status(0);
+    assert_eq!(finished.stdout, "\n");
+    // A device with its own plan has its own journal.
+    let of_device = ["--devices", "2", "--device", "doorbell1:fault=drop nth=1"];
+    run(&of_device, fired).expect_status(1);
+    run(&of_device, &fired.replace("_JOURNAL", "_JOURNAL.doorbell1")).expect_status(0);
 }
 
 #[test]
