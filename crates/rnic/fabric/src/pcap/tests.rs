@@ -53,7 +53,7 @@ impl BoundedFile {
                     EnhancedPacketOption::Flags(flags) => frame.flags = *flags,
                     EnhancedPacketOption::Comment(text) => {
                         frame.marks = FaultMarks::parse(text.as_bytes()).unwrap();
-                        frame.comment = text.as_ref().to_owned();
+                        frame.comment = String::from(&**text);
                     }
                     other => panic!("{other:?}"),
                 }

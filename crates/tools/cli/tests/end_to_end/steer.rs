@@ -367,7 +367,9 @@ fn built_in_plans_strike_a_relayed_connection() {
             continue; // a middlebox has neither calls nor a port
         }
         let journal = folder.path().join(file.name);
-        let options = format!("--relay --json --fault-plan {} --fault-journal {}", file.name, journal.display());
+        let capture = journal.with_extension("pcap");
+        let files = format!("--fault-journal {} --pcap {}", journal.display(), capture.display());
+        let options = format!("--relay --json --fault-plan {} {files}", file.name);
         let (running, address) = start(memory_node(), &options);
         // The PSN wraps within the first message, as the plan psn-wrap needs.
         let device = Device::open().expect("a device");
@@ -381,6 +383,11 @@ fn built_in_plans_strike_a_relayed_connection() {
         assert!(!finished.stderr.contains("never fired"), "{}: {}", file.name, finished.stderr);
         let fired = std::fs::read_to_string(journal).expect("the box writes its journal");
         assert!(fired.starts_with("{\"rule\":"), "{}: {fired:?}", file.name);
+        let bytes = std::fs::read(capture).expect("the box writes its capture");
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(text.contains(&format!("doorbell fault plan: {plan}")), "{}", file.name);
+        let is_dropped = text.contains("doorbell fault: dropped, rule 1 ");
+        assert!(is_dropped || !file.name.starts_with("lost-"), "{}: no frame names the rule", file.name);
         assert_eq!(number(&finished.json(), "/clients/served"), 1, "{}", file.name);
     }
 }
