@@ -3,11 +3,12 @@
 mod far;
 
 use doorbell_exchange::MAX_WINDOW;
-use doorbell_protocols::{Protocol, Size};
+use doorbell_protocols::Protocol;
 use doorbell_verbs::PathMtu;
 use doorbell_wire::cost::ATOMIC_BYTES;
 
 use crate::memory::MAX_MESSAGE;
+use crate::mix::SizeMix;
 use crate::parameters::Parameters;
 use crate::settings::{
     ADDRESSES, BIDIRECTIONAL, CREDITS, DEPTH, EVENTS, MIX, PROTOCOL, ParametersError, REPLICATE, REPLY, SERVER_THREADS,
@@ -82,21 +83,17 @@ impl Parameters {
         Err(THINK.refuse(format!("{} us", self.think_us), allowed))
     }
 
-    /// Checks the mix of sizes. Packets are predicted only if each operation carries one message at most.
+    /// Checks the mix of sizes.
     fn check_mix(&self) -> Result<(), ParametersError> {
         let Some(mix) = &self.mix else { return Ok(()) };
         mix.check().map_err(|(given, allowed)| MIX.refuse(given, allowed))?;
-        let carries_several = |size| matches!(size, Size::AllNew { .. });
         let others = [
             (self.sizes != [mix.longest()], "one size without a mix, and with a mix its longest size"),
             (self.operation.is_one_sided(), "one size for one-sided operations"),
             (self.transport != Transport::Rc, "one size for transports other than rc"),
             (self.bidirectional, "one size for messages in both directions"),
             (self.replicate, "one size for one source for all connections"),
-            (
-                self.protocol.steps().iter().any(|step| carries_several(step.size)),
-                "one size (-s) with buffered-read, whose READs carry several messages",
-            ),
+            (!SizeMix::suits(self.protocol), "one size (-s) with buffered-read, whose READs carry several messages"),
         ];
         match others.into_iter().find(|(is_wrong, _)| *is_wrong) {
             Some((_, allowed)) => {

@@ -1,5 +1,6 @@
 //! Mix of message sizes, and the sequence in which a connection sends them.
 
+use doorbell_protocols::{Protocol, Size};
 use doorbell_wire::split_mix;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +19,13 @@ const SEED: u64 = 0x5152_5354;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SizeMix(pub Vec<(usize, f64)>);
+
+impl From<&[(u64, f64)]> for SizeMix {
+    /// Returns the mix of these sizes. [`check`](Self::check) rejects sizes beyond the address space.
+    fn from(sizes: &[(u64, f64)]) -> Self {
+        Self(sizes.iter().map(|&(bytes, weight)| (usize::try_from(bytes).unwrap_or(usize::MAX), weight)).collect())
+    }
+}
 
 impl SizeMix {
     /// Parses a histogram in CSV: one row `bytes,weight` for each size. Empty lines, lines that begin with `#`, a first
@@ -66,6 +74,12 @@ impl SizeMix {
             return Err((format!("{} sizes", self.0.len()), format!("1 to {MAX_ROWS} sizes")));
         }
         self.0.iter().try_for_each(|&(bytes, weight)| check_row(bytes, weight))
+    }
+
+    /// Returns whether messages of a protocol may have a mix of sizes. Packets are predicted only if each operation
+    /// carries one message at most.
+    pub fn suits(protocol: Protocol) -> bool {
+        !protocol.steps().iter().any(|step| matches!(step.size, Size::AllNew { .. }))
     }
 
     /// Returns the longest size.

@@ -169,6 +169,15 @@ impl Parameters {
         }
     }
 
+    /// Returns the loop of requests as text: open with the offered rate, or closed with the think time.
+    pub fn request_loop(&self) -> String {
+        match (self.rate, self.think_us) {
+            (Some(rate), _) => format!("open loop of {rate} requests/s"),
+            (None, 0) => "closed loop".to_owned(),
+            (None, think_us) => format!("closed loop with {think_us} us of think time"),
+        }
+    }
+
     /// Returns the bytes of the longer one of a message of `size` bytes and its reply. All buffers have space for it.
     pub fn longest(&self, size: usize) -> usize {
         size.max(self.reply_bytes(size))

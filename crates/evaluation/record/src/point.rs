@@ -152,8 +152,16 @@ impl PointRecord {
     }
 
     /// Returns the value of a quantity in each repetition.
+    ///
+    /// If clients think, or requests have a rate, windows are not always full. Little's law would then count the pauses,
+    /// so [`Quantity::MeanLatency`] is the measured mean.
     pub fn values(&self, quantity: Quantity) -> Vec<f64> {
-        self.repetitions.iter().filter_map(|result| quantity.of(result)).collect()
+        let has_pauses = self.parameters.think_us > 0 || self.parameters.rate.is_some();
+        let value = |result: &PointResult| match quantity {
+            Quantity::MeanLatency if has_pauses => Some(result.latency_ns?.mean / 1e3),
+            _ => quantity.of(result),
+        };
+        self.repetitions.iter().filter_map(value).collect()
     }
 
     /// Returns the spread of a quantity over the repetitions.
@@ -168,5 +176,31 @@ fn brief(value: &Value) -> String {
     match text.char_indices().nth(60) {
         Some((at, _)) => format!("{}...", &text[..at]),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::Latency;
+    use crate::words::{Kind, Operation};
+
+    /// A client that thinks has no request outstanding meanwhile, and neither has an open loop that waits for its time.
+    #[test]
+    fn mean_latency_has_no_pauses() {
+        let mean = |think_us, rate| {
+            let plain = Parameters::plain(Kind::Bandwidth, Operation::RequestResponse, 64);
+            let parameters = Parameters { think_us, rate, ..plain };
+            let mut record = PointRecord::new("requests/clients", "a curve", 1.0, Environment::default(), parameters);
+            let latency = Latency { min: 9000, p50: 9000, mean: 10_000.0, p99: 9000, p999: 9000, max: 9000 };
+            let mut result =
+                PointResult { messages_per_s: 25_000.0, latency_ns: Some(latency), ..PointResult::default() };
+            (result.fitted.window, result.sent_by_connection) = (1, vec![10]);
+            record.repetitions = vec![result];
+            record.values(Quantity::MeanLatency)
+        };
+        assert_eq!(mean(0, None), [40.0], "a window per 40 us");
+        assert_eq!(mean(30, None), [10.0]);
+        assert_eq!(mean(0, Some(25_000.0)), [10.0]);
     }
 }

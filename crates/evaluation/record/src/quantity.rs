@@ -36,7 +36,8 @@ pub enum Quantity {
     /// messages.
     Fairness,
     /// Mean time of an operation in microseconds, by Little's law: maximum number of outstanding operations divided by
-    /// their rate.
+    /// their rate. [`PointRecord::values`](crate::PointRecord::values) has the measured mean instead if windows are not
+    /// always full.
     MeanLatency,
     /// Figure of a point about shared memory.
     Far(Figure),

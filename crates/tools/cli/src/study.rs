@@ -45,6 +45,8 @@ Examples:
   doorbell study send-receive/window        one experiment
   doorbell study --request 200 --reply 64K --clients 24
                                             your requests, with every protocol
+  doorbell study --sizes 64:0.9,64K:0.1 --reply 64 --clients 8 --rate 50k
+                                            a mix of sizes at an offered rate
   doorbell study links                      every protocol over UDP and through shared memory
   doorbell study far-memory --testbed connectx5-100g-far
                                             passive memory that many clients share, simulated
@@ -84,7 +86,7 @@ pub(crate) struct Study {
     #[arg(long)]
     full: bool,
     /// Directory of the records and of the report [default: doorbell-study, followed by -standard or -full, with
-    /// --request by -requests, and with --testbed by the testbed's name]
+    /// --request or --sizes by -requests, and with --testbed by the testbed's name]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Only list the experiments and their numbers of points
@@ -270,7 +272,8 @@ impl Study {
         }
         if let Some(own) = self.own.experiment(self.effort())? {
             if let Some(named) = experiments.first() {
-                return Err(Usage(format!("--request measures {} alone: leave out {named}", own.name)));
+                let option = self.own.option().unwrap_or("--request");
+                return Err(Usage(format!("{option} measures {} alone: leave out {named}", own.name)));
             }
             all = vec![own];
         } else if !experiments.is_empty() {
@@ -498,7 +501,9 @@ fn measure_and_report(
             );
         }
         written.answers.iter().for_each(|sentence| note!("{sentence}"));
-        if let Some(sentence) = study.own.answer(&path)? {
+        if let Some(experiment) = experiments.first().filter(|_| study.own.is_given())
+            && let Some(sentence) = own::answer(&path, experiment)?
+        {
             note!("{sentence}");
         }
         report::print(&written)?;

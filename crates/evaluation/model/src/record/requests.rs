@@ -1,6 +1,6 @@
 //! Requests with replies, from the records of a study.
 
-use doorbell_record::settings::{REPLY, SERVER_THREADS};
+use doorbell_record::settings::{REPLY, SERVER_THREADS, THINK};
 use doorbell_record::{Operation, PointRecord};
 use doorbell_wire::PathMtu;
 
@@ -18,11 +18,11 @@ pub fn requests_of(record: &PointRecord) -> Option<Requests> {
     if asked.operation != Operation::RequestResponse || asked.far.is_some() {
         return None;
     }
-    if uncovered(&Record::of_point(record, None), result, &[&REPLY, &SERVER_THREADS]).is_some() {
+    if uncovered(&Record::of_point(record, None), result, &[&REPLY, &SERVER_THREADS, &THINK]).is_some() {
         return None;
     }
     let request = workload(asked, result, PathMtu::from_bytes(result.mtu)?);
-    Some(Requests { request, reply_bytes: asked.reply_bytes(result.bytes) as u64, think_us: 0 })
+    Some(Requests { request, reply_bytes: asked.reply_bytes(result.bytes) as u64, think_us: asked.think_us })
 }
 
 #[cfg(test)]
@@ -52,14 +52,15 @@ mod tests {
         assert_eq!((requests.request.bytes, requests.reply_bytes), (200, 65_536));
         assert_eq!((requests.request.peers, requests.in_flight()), (Peers::connections(16), 16.0));
         let same = requests_of(&record(Parameters { reply: None, ..asked.clone() })).expect("requests");
-        assert_eq!(same.reply_bytes, 200);
+        assert_eq!((same.reply_bytes, same.think_us), (200, 0));
+        let thinking = requests_of(&record(Parameters { think_us: 5, ..asked.clone() })).expect("requests");
+        assert_eq!(thinking.think_us, 5);
         let serving = Serving { threads: 2, server_threads: 1, ..Serving::default() };
         let mut served = record(Parameters { serving, ..asked.clone() });
         served.environment.cpus = 4;
         let peers = Peers { senders: 2, receivers: 1, connections: 16 };
         assert_eq!(requests_of(&served).map(|requests| requests.request.peers), Some(peers));
         for other in [
-            Parameters { think_us: 5, ..asked.clone() },
             Parameters { rate: Some(1000.0), ..asked.clone() },
             Parameters { operation: Operation::Send, reply: None, ..asked },
         ] {

@@ -36,12 +36,16 @@ pub(super) fn table(runs: &[Run], experiment: &Experiment, model: Option<&dyn Mo
 
 fn row(runs: &[Run], run: &Run, record: &PointRecord, alone_us: Option<f64>, model: Option<&dyn Model>) -> Vec<Cell> {
     let parameters = &record.parameters;
-    let size = |size: usize| Cell::shown(size as f64, bytes(size as f64));
+    let at_most = if parameters.mix.is_some() { "up to " } else { "" };
+    let size = |size: usize| Cell::shown(size as f64, format!("{at_most}{}", bytes(size as f64)));
     let mean_us = median(record, Quantity::MeanLatency);
     let mut cells: Vec<Cell> = run_cell(runs, run).collect();
     cells.extend([
         size(record.bytes()),
-        size(parameters.reply_bytes(record.bytes())),
+        match parameters.reply {
+            Some(reply) => Cell::shown(reply as f64, bytes(reply as f64)),
+            None => size(record.bytes()),
+        },
         Cell::text(parameters.protocol.name()),
         Cell::count(parameters.connections as u64),
     ]);

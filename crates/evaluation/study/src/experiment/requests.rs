@@ -4,7 +4,7 @@ use super::families::{FAMILIES, Family};
 use super::sweep::{Effort, Experiment, Point};
 use crate::layout::Layout;
 use doorbell_record::Quantity::{self, MeanLatency, MedianLatency, MessageRate, TailLatency, Throughput};
-use doorbell_record::{Kind, Operation, Parameters};
+use doorbell_record::{Kind, Operation, Parameters, SizeMix};
 
 /// Name of the experiment on requests with replies.
 pub const REQUESTS: &str = "requests/clients";
@@ -17,39 +17,78 @@ const REPLIES: [(usize, &str); 2] = [(64 << 10, "64 KiB"), (REQUEST, "200 B")];
 const WAITED: &[Quantity] = &[MeanLatency, MedianLatency, TailLatency, MessageRate, Throughput];
 
 /// Requests with replies that a user describes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct OwnRequests {
-    /// Bytes of a request.
-    pub request: usize,
-    /// Bytes of a reply.
-    pub reply: usize,
+    /// Sizes of the requests in bytes. Requests of one size have a mix of one.
+    pub sizes: SizeMix,
+    /// Bytes of a reply. `None` means that a reply has the size of its request.
+    pub reply: Option<usize>,
     /// Number of clients.
     pub clients: usize,
+    /// Time between a reply and the next request of a client, in microseconds.
+    pub think_us: u64,
+    /// Offered requests per second of all clients (open loop). `None` means a closed loop.
+    pub rate: Option<f64>,
 }
 
 /// Returns the experiment for requests of the user, which has all protocols: with one client, and with all clients.
+/// Protocols that support one size only have no points for a mix of sizes. With a rate, one client offers its share of
+/// the rate.
 pub fn own_requests(effort: Effort, own: &OwnRequests) -> Experiment {
-    let OwnRequests { request, reply, clients } = *own;
-    let mut counts = vec![1, clients];
+    let mut counts = vec![1, own.clients];
     counts.dedup();
     let mut points = Vec::new();
-    for family in &FAMILIES {
-        let series = format!("{request} B, reply {reply} B, {}", family.family());
+    let is_mix = own.sizes.0.len() > 1;
+    for family in FAMILIES.iter().filter(|family| !is_mix || SizeMix::suits(family.variants[0])) {
         for &clients in &counts {
-            points.push(Point::new(series.clone(), clients, parameters(effort, family, [request, reply], clients)));
+            let parameters = own_parameters(effort, family, own, clients);
+            points.push(Point::new(own_series(family, own, &parameters), clients, parameters));
         }
     }
     of_points(points)
 }
 
-/// Returns the parameters of clients with one outstanding request of `bytes[0]` bytes, and replies of `bytes[1]` bytes.
-fn parameters(effort: Effort, family: &Family, bytes: [usize; 2], clients: usize) -> Parameters {
+/// Returns the name of the curve of a protocol. Both points of the curve have the same name.
+fn own_series(family: &Family, own: &OwnRequests, parameters: &Parameters) -> String {
+    let longest = own.sizes.longest();
+    let requests = match own.sizes.0.len() {
+        1 => format!("{longest} B"),
+        count => format!("{count} sizes to {longest} B"),
+    };
+    let replies = parameters.reply.map_or_else(|| "replies alike".to_owned(), |reply| format!("reply {reply} B"));
+    let pauses = match (own.rate, own.think_us) {
+        (None, 0) => String::new(),
+        _ => format!("{}, ", Parameters { rate: own.rate, ..parameters.clone() }.request_loop()),
+    };
+    format!("{requests}, {replies}, {pauses}{}", family.family())
+}
+
+/// Returns the parameters of some of the user's clients. Clients of an open loop have the default window.
+fn own_parameters(effort: Effort, family: &Family, own: &OwnRequests, clients: usize) -> Parameters {
+    let longest = own.sizes.longest();
+    let is_mix = own.sizes.0.len() > 1;
+    let reply = own.reply.or((!is_mix).then_some(longest));
+    let closed = parameters(effort, family, longest, reply, clients);
+    Parameters {
+        mix: is_mix.then(|| own.sizes.clone()),
+        think_us: own.think_us,
+        rate: own.rate.map(|rate| rate * (clients as f64 / own.clients.max(1) as f64)),
+        window: match own.rate {
+            Some(_) => Parameters::plain(closed.kind, closed.operation, longest).window,
+            None => closed.window,
+        },
+        ..closed
+    }
+}
+
+/// Returns the parameters of clients with one outstanding request.
+fn parameters(effort: Effort, family: &Family, request: usize, reply: Option<usize>, clients: usize) -> Parameters {
     Parameters {
         operation: Operation::RequestResponse,
-        reply: Some(bytes[1]),
+        reply,
         window: 1,
         connections: clients,
-        ..Family::parameters(effort, Kind::Bandwidth, family.variants[0], bytes[0])
+        ..Family::parameters(effort, Kind::Bandwidth, family.variants[0], request)
     }
 }
 
@@ -60,7 +99,7 @@ pub(super) fn experiment(effort: Effort) -> Experiment {
         for family in &FAMILIES[..effort.pick(1, 1, FAMILIES.len())] {
             let variant = if family.is_send_receive() { String::new() } else { format!(", {}", family.family()) };
             for clients in effort.pick(vec![1, 16], vec![1, 4, 16], vec![1, 2, 4, 8, 16, 32]) {
-                let parameters = parameters(effort, family, [REQUEST, *reply], clients);
+                let parameters = parameters(effort, family, REQUEST, Some(*reply), clients);
                 points.push(Point::new(format!("{REQUEST} B, reply {named}{variant}"), clients, parameters));
             }
         }
@@ -72,8 +111,9 @@ fn of_points(points: Vec<Point>) -> Experiment {
     Experiment::new(
         REQUESTS,
         "How long does a request wait for its reply, alone and beside those of other clients?",
-        "each client has one connection, and sends the next request when its reply arrives. One thread of each side \
-         polls all connections in turn. The latency of one client is that of a request alone",
+        "each client has one connection, and sends the next request when its reply arrives, unless the curve has a \
+         think time or an open loop. One thread of each side polls all connections in turn. The latency of one client \
+         is that of a request alone",
         "clients",
         WAITED,
         points,
@@ -101,9 +141,13 @@ mod tests {
         }
     }
 
+    fn own(sizes: &[(usize, f64)], reply: Option<usize>) -> OwnRequests {
+        OwnRequests { sizes: SizeMix(sizes.to_vec()), reply, clients: 24, think_us: 0, rate: None }
+    }
+
     #[test]
     fn own_requests_have_all_protocols_alone_and_with_all_clients() {
-        let own = OwnRequests { request: 100, reply: 4096, clients: 24 };
+        let own = own(&[(100, 1.0)], Some(4096));
         let experiment = own_requests(Effort::Quick, &own);
         assert_eq!((experiment.name.as_str(), experiment.points.len()), (REQUESTS, 2 * FAMILIES.len()));
         for (index, point) in experiment.points.iter().enumerate() {
@@ -112,10 +156,41 @@ mod tests {
             assert_eq!(parameters.protocol, FAMILIES[index / 2].variants[0]);
             assert_eq!(parameters.connections, if index % 2 == 0 { 1 } else { 24 });
             assert_eq!((parameters.sizes[0], parameters.reply), (100, Some(4096)));
+            assert_eq!((&parameters.mix, parameters.window), (&None, 1));
         }
         assert_eq!(experiment.points[1].series, "100 B, reply 4096 B, send-receive");
         let one = own_requests(Effort::Quick, &OwnRequests { clients: 1, ..own });
         assert_eq!(one.points.len(), FAMILIES.len());
+    }
+
+    #[test]
+    fn own_requests_may_have_a_mix_of_sizes_and_pauses() {
+        let checked = |own: &OwnRequests| {
+            let points = own_requests(Effort::Quick, own).points;
+            for point in &points {
+                point.parameters.check().unwrap_or_else(|error| panic!("{}: {error}", point.series));
+            }
+            points
+        };
+        let mixed = own(&[(64, 9.0), (5000, 1.0)], None);
+        let points = checked(&mixed);
+        // Buffered-Read supports one size only.
+        assert_eq!(points.len(), 2 * (FAMILIES.len() - 1));
+        for point in &points {
+            let Parameters { mix, sizes, reply, .. } = &point.parameters;
+            assert_eq!((mix, &sizes[..], reply), (&Some(mixed.sizes.clone()), &[5000][..], &None));
+        }
+        assert_eq!(points[0].series, "2 sizes to 5000 B, replies alike, send-receive");
+        let thinking = checked(&OwnRequests { think_us: 50, ..own(&[(64, 1.0)], None) });
+        assert!(thinking.iter().all(|point| point.parameters.think_us == 50 && point.parameters.window == 1));
+        let series = "64 B, reply 64 B, closed loop with 50 us of think time, send-receive";
+        assert_eq!(thinking[0].series, series);
+        // One client of 24 offers its share of the rate.
+        let paced = checked(&OwnRequests { rate: Some(48_000.0), ..own(&[(64, 1.0)], Some(16)) });
+        assert_eq!([0, 1].map(|index| paced[index].parameters.rate), [Some(2000.0), Some(48_000.0)]);
+        assert!(paced.iter().all(|point| point.parameters.window == 64));
+        let series = "64 B, reply 16 B, open loop of 48000 requests/s, send-receive";
+        assert_eq!([0, 1].map(|index| paced[index].series.as_str()), [series; 2]);
     }
 
     #[test]

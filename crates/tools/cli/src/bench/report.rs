@@ -111,12 +111,11 @@ fn asked(parameters: &Parameters) -> String {
         return mix;
     }
     let replies = parameters.reply.map_or_else(String::new, |reply| format!(", replies of {reply} B"));
-    let load = match (parameters.rate, parameters.think_us) {
-        (Some(rate), _) => format!("open loop of {rate} requests/s: latency from the time at which a request was due"),
-        (None, 0) => "closed loop".to_owned(),
-        (None, think_us) => format!("closed loop with {think_us} us of think time"),
+    let since = match parameters.rate {
+        Some(_) => ": latency from the time at which a request was due",
+        None => "",
     };
-    format!("{mix}{replies}, {load}")
+    format!("{mix}{replies}, {}{since}", parameters.request_loop())
 }
 
 /// Returns a text about the threads that serve connections: asking threads, a colon, and answering threads. The text is

@@ -57,10 +57,7 @@ impl Settings {
     /// Returns the mix of sizes, if the user gave one.
     pub(super) fn mix(&self) -> Result<Option<SizeMix>, Usage> {
         let Some(file) = &self.sizes_from else {
-            let sizes =
-                self.sizes.iter().map(|&(bytes, weight)| (usize::try_from(bytes).unwrap_or(usize::MAX), weight));
-            let mix = SizeMix(sizes.collect());
-            return Ok((!mix.0.is_empty()).then_some(mix));
+            return Ok((!self.sizes.is_empty()).then(|| SizeMix::from(&self.sizes[..])));
         };
         read_histogram(file).map(Some)
     }

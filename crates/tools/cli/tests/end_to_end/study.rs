@@ -76,6 +76,54 @@ fn own_requests_are_measured_with_every_protocol() {
     }
 }
 
+/// With a think time, Little's law would give at least the think time.
+#[test]
+fn own_requests_have_a_mix_of_sizes_a_think_time_and_a_rate() {
+    let scratch = Scratch::new("shaped-requests");
+    fs::create_dir_all(&scratch.0).unwrap();
+    let file = scratch.0.join("sizes.csv");
+    fs::write(&file, "bytes,weight\n64,9\n5000,1\n").unwrap();
+    let from_file = format!("--sizes-from {} --reply 64 --rate 100k", file.display());
+    for (index, (load, parameters, said)) in [
+        ("--sizes 64:9,5000:1 --think 500", ["think_us", "500"], "closed loop with 500 us of think time"),
+        (&from_file, ["rate", "100000.0"], "open loop of 100000 requests/s"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let out = scratch.0.join(index.to_string()).display().to_string();
+        let notes = run(&format!("study {load} --clients 4 --testbed t1 --out {out}")).expect_status(0).stderr;
+        let notes = notes.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(notes.contains(&format!("{said}, 4 clients: ")), "{notes}");
+        let records = records(Path::new(&out));
+        assert_eq!(records.len(), 10, "Buffered-Read supports one size");
+        for file in records {
+            let record: serde_json::Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+            assert_eq!(record["parameters"]["mix"], serde_json::json!([[64, 9.0], [5000, 1.0]]));
+            let [name, value] = parameters;
+            if record["parameters"]["connections"] == 4 {
+                assert_eq!(record["parameters"][name].to_string(), value);
+            }
+        }
+        let curves = run(&format!("report --csv {out}")).expect_status(0).stdout;
+        let median =
+            |line: &str| line.rsplit(',').nth(4).and_then(|field| field.parse::<f64>().ok()).expect("a median");
+        let means: Vec<f64> = curves.lines().filter(|line| line.contains(",mean latency,")).map(median).collect();
+        assert_eq!(means.len(), 10, "{curves}");
+        assert!(means.iter().all(|mean| (2.0..400.0).contains(mean)), "{means:?}");
+    }
+    for (arguments, words) in [
+        ("study --request 64 --sizes 64,128", &["cannot be used with"][..]),
+        ("study --request 64 --think 5 --rate 5", &["cannot be used with"]),
+        ("study --sizes 64:0", &["the mix of sizes (--sizes) is 64 B with a weight of 0, allowed is"]),
+        ("study --request 64 --rate 0", &["the rate (--rate) is 0 messages/s, allowed is 0.001 to"]),
+        ("study --sizes 64:1,128:1 all", &["--sizes measures requests/clients alone: leave out all"]),
+        ("study --think 5", &["--request"]),
+    ] {
+        run(arguments).expect_complaint(2, words);
+    }
+}
+
 #[test]
 fn an_unusable_directory_is_rejected_before_measuring() {
     let _one_at_a_time = measuring();
