@@ -87,6 +87,12 @@ impl SizeMix {
         self.0.iter().map(|&(bytes, _)| bytes).max().unwrap_or(0)
     }
 
+    /// Returns the mean size in bytes. The mix must have passed [`check`](Self::check).
+    pub fn mean(&self) -> f64 {
+        let weights: f64 = self.0.iter().map(|&(_, weight)| weight).sum();
+        self.0.iter().map(|&(bytes, weight)| bytes as f64 * weight).sum::<f64>() / weights
+    }
+
     /// Returns the sequence of sizes. The mix must have passed [`check`](Self::check).
     pub fn sequence(&self) -> SizeSequence {
         let all: f64 = self.0.iter().map(|&(_, weight)| weight).sum();
@@ -163,6 +169,7 @@ mod tests {
         let sequence = mix.sequence();
         let counts = sequence.counts(0, PERIOD as u64);
         let share = |index: usize| counts[index].1 as f64 / PERIOD as f64;
+        assert!((mix.mean() - (0.9 * 64.0 + 0.1 * 65_536.0)).abs() < 1.0, "{}", mix.mean());
         assert!((share(0) - 0.9).abs() < 1e-4 && (share(1) - 0.1).abs() < 1e-4, "{counts:?}");
         assert_eq!((counts[2], mix.longest()), ((1 << 20, 1), 1 << 20), "each size occurs");
         // The shares are near also among few messages, and counts agree with the sizes one by one.

@@ -20,8 +20,8 @@ mod preset;
 use std::io::Write;
 use std::str::FromStr;
 
-use doorbell_record::settings::{Range, SETTINGS, Setting, Value};
-use doorbell_record::{Extent, Kind, Operation, Parameters};
+use doorbell_record::settings::{Range, SETTINGS, SIZE, Setting, Value};
+use doorbell_record::{Extent, Kind, Operation, Parameters, SizeMix};
 
 use crate::testbed::{Testbed, TestbedError, nearest};
 use crate::topology::{MAX_NODES, Topology, TopologyError};
@@ -56,8 +56,8 @@ pub struct Base {
 
 const BETWEEN: [Between; 3] = [Between::Cable, Between::Switch, Between::Clos];
 
-/// Returns the settings of pattern and network, which no measurement has.
-fn own_settings() -> [Setting<Base>; 6] {
+/// Returns the settings of pattern and network, which no measurement has, and the rate, which may be unlimited here.
+fn own_settings() -> [Setting<Base>; 7] {
     let nodes = Range::Whole(1, MAX_NODES as u64);
     [
         Setting {
@@ -80,6 +80,13 @@ fn own_settings() -> [Setting<Base>; 6] {
             get: |base| vec![Value::Whole(base.total_messages)],
             put: |base, value| base.total_messages = value.whole(),
             ..Setting::named("total_messages", "")
+        },
+        Setting {
+            about: "Offered messages per second of all connections; latencies then begin when due; 0: unlimited",
+            range: Range::Real(0.0, 1e9),
+            get: |base| vec![Value::Real(base.traffic.parameters.rate.unwrap_or(0.0))],
+            put: |base, value| base.traffic.parameters.rate = Some(value.number()).filter(|&rate| rate > 0.0),
+            ..Setting::named("rate", " messages/s")
         },
         Setting {
             about: "Network between nodes: a cable between two, one switch, or a two-level Clos network",
@@ -116,6 +123,41 @@ const OPTIONS: [(&str, &str); 4] =
 /// Returns the name in sweeps of a setting that may have the name of an option of `doorbell bench`.
 pub fn in_sweeps(name: &str) -> &str {
     OPTIONS.iter().find(|(option, _)| *option == name).map_or(name, |&(_, swept)| swept)
+}
+
+/// Name of the mix of sizes.
+const SIZES: &str = "sizes";
+/// Value of [`SIZES`] without a mix.
+const NO_MIX: &str = "none";
+/// Allowed values of [`SIZES`].
+const MIXES: &str = "none, or sizes with weights, as in 64:0.9+64K:0.1";
+
+/// Parses a mix of sizes. [`NO_MIX`] is a mix without sizes. Values of an axis have commas between them, so sizes may
+/// have a plus.
+fn parse_mix(text: &str) -> Option<SizeMix> {
+    if text == NO_MIX {
+        return Some(SizeMix(Vec::new()));
+    }
+    let row = |row: &str| {
+        let (size, weight) = row.trim().split_once(':').unwrap_or((row.trim(), "1"));
+        Some((SIZE.parse(size)?.whole() as usize, weight.parse().ok()?))
+    };
+    let mix = SizeMix(text.split(['+', ',']).map(row).collect::<Option<_>>()?);
+    mix.check().is_ok().then_some(mix)
+}
+
+/// Returns the mix of sizes as a setting.
+fn described_mix(mix: Option<&SizeMix>) -> Swept {
+    let shown = |mix: &SizeMix| {
+        let rows: Vec<_> = mix.0.iter().map(|(bytes, weight)| format!("{bytes}:{weight}")).collect();
+        rows.join("+")
+    };
+    Swept {
+        name: SIZES,
+        about: "Mix of message sizes with weights, instead of `size`",
+        value: mix.map_or_else(|| NO_MIX.to_owned(), shown),
+        allowed: MIXES.to_owned(),
+    }
 }
 
 /// Returns the settings of a measurement that can be swept, each with its name in sweeps.
@@ -225,7 +267,7 @@ impl Base {
     pub fn settings(&self) -> Vec<Swept> {
         let swept = own_settings().into_iter().map(|own| described(own.name, &own, self));
         let measured = measured_settings().map(|(name, setting)| described(name, setting, &self.traffic.parameters));
-        swept.chain(measured).collect()
+        swept.chain([described_mix(self.traffic.parameters.mix.as_ref())]).chain(measured).collect()
     }
 
     /// Sets a parameter of the testbed (as [`Testbed::with`]), of the traffic or of the network.
@@ -240,14 +282,24 @@ impl Base {
             return Ok(());
         }
         let refused = |allowed| SweepError::Value { name: name.to_owned(), value: value.to_owned(), allowed };
+        if name == SIZES {
+            let mix = parse_mix(value).ok_or_else(|| refused(MIXES.to_owned()))?;
+            let Traffic { parameters, bytes, .. } = &mut self.traffic;
+            parameters.mix = if mix.0.is_empty() { None } else { Some(mix) };
+            if let Some(mix) = &parameters.mix {
+                *bytes = mix.longest();
+                parameters.sizes = vec![*bytes];
+            }
+            return Ok(());
+        }
         if let Some(own) = own_settings().into_iter().find(|own| own.name == name) {
             let is_set = own.parse(value).is_some_and(|value| own.set(self, value));
             return if is_set { Ok(()) } else { Err(refused(own.allowed(None))) };
         }
         let Some((_, setting)) = measured_settings().find(|(known, _)| *known == name) else {
             let is_option = |setting: &&Setting| setting.option.is_some_and(|option| option.long == name);
-            let known = if name == "sizes" || SETTINGS.iter().any(is_option) {
-                format!("`doorbell bench --testbed {} --{name}` simulates one workload with it", self.testbed.name)
+            let known = if SETTINGS.iter().any(is_option) {
+                format!("`doorbell bench --testbed {} --{name}` simulates one traffic with it", self.testbed.name)
             } else {
                 let known = nearest(name, self.settings().iter().map(|setting| setting.name));
                 format!("{known}, or a parameter of the testbed, as link.rate")
@@ -258,7 +310,9 @@ impl Base {
         if !setting.parse(value).is_some_and(|value| setting.set(parameters, value)) {
             return Err(refused(setting.allowed(None)));
         }
-        *bytes = parameters.sizes[0];
+        if *setting == SIZE {
+            (*bytes, parameters.mix) = (parameters.sizes[0], None);
+        }
         parameters.operation = if parameters.reply == Some(0) { Operation::Send } else { Operation::RequestResponse };
         Ok(())
     }
@@ -349,10 +403,14 @@ impl Point {
         }
     }
 
-    /// Returns the size of each message in bytes. Of a message and its reply, the longer one counts.
-    pub fn bytes(&self) -> usize {
+    /// Returns the mean size of a message in bytes. Of messages and their replies, the longer ones count.
+    pub fn mean_bytes(&self) -> f64 {
         let Traffic { parameters, bytes, .. } = &self.base.traffic;
-        parameters.longest(*bytes)
+        let of_messages = parameters.mix.as_ref().map_or(*bytes as f64, SizeMix::mean);
+        match parameters.reply {
+            Some(reply) if parameters.operation == Operation::RequestResponse => of_messages.max(reply as f64),
+            _ => of_messages,
+        }
     }
 
     /// Returns the nodes and the network between them.
@@ -398,8 +456,10 @@ impl Sweep {
         if count > MAX_POINTS {
             return Err(SweepError::Points { points: count });
         }
+        // A mix of sizes replaces the size, and a size the mix.
+        let set_by = |axis: &Axis| if axis.name == SIZES { "size".to_owned() } else { axis.name.clone() };
         for (index, axis) in axes.iter().enumerate() {
-            if axes[..index].iter().any(|other| other.name == axis.name) {
+            if axes[..index].iter().any(|other| set_by(other) == set_by(axis)) {
                 return Err(SweepError::Twice(axis.name.clone()));
             }
         }
@@ -474,8 +534,13 @@ mod tests {
             (&["link.rat=1"][..], "link.rat: there is no such field; the nearest is link.rate"),
             (&["sise=1"], "sise: there is no such parameter; the nearest is size"),
             (&["quux=1"], "there is no such parameter; allowed is pattern, senders"),
-            (&["rate=5"], "no such parameter; `doorbell bench --testbed connectx5-100g --rate` simulates one workload"),
-            (&["sizes=5"], "no such parameter; `doorbell bench --testbed connectx5-100g --sizes` simulates one"),
+            (&["verify=on"], "no such parameter; `doorbell bench --testbed connectx5-100g --verify` simulates one"),
+            (&["rate=-1"], "rate: the value is -1, allowed is 0 to 1000000000 messages/s"),
+            (&["rate=5", "reply=16", "think_us=5"], "the think time is 5 us, allowed is 0 us with a rate"),
+            (&["sizes=64:x"], "sizes: the value is 64:x, allowed is none, or sizes with weights"),
+            (&["sizes=64:0+128:1"], "sizes: the value is 64:0+128:1, allowed is none"),
+            (&["sizes=64+128", "size=32"], "size is varied twice"),
+            (&["sizes=64+128", "protocol=buffered-read"], "one size (-s) with buffered-read"),
             (&["link.rate_gbps=25,0"], "link.rate_gbps: the value is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
             (&["window=0"], "window: the value is 0, allowed is 1 to 16384"),
             (&["outstanding=0"], "window: the value is 0, allowed is 1 to 16384"),
@@ -527,6 +592,38 @@ mod tests {
         for setting in base.settings() {
             base.set(setting.name, &setting.value).unwrap_or_else(|error| panic!("{error}"));
         }
-        assert_eq!(base.settings().len(), 19);
+        assert_eq!(base.settings().len(), 21);
+    }
+
+    #[test]
+    fn a_size_replaces_a_mix_of_sizes() {
+        let mut base = base();
+        base.set("sizes", "64:0.75+1K:0.25").expect("a mix");
+        let mean = |base: &Base| Sweep::new(base, Vec::new(), 1 << 30).expect("a sweep").points()[0].mean_bytes();
+        assert_eq!((base.traffic.bytes, mean(&base)), (1024, 304.0));
+        let value = |base: &Base| base.settings().into_iter().find(|it| it.name == SIZES).map(|it| it.value);
+        assert_eq!(value(&base).as_deref(), Some("64:0.75+1024:0.25"));
+        base.set("size", "512").expect("a size");
+        assert_eq!((value(&base).as_deref(), mean(&base)), (Some("none"), 512.0));
+        base.set("sizes", "64,128").expect("a mix with a comma");
+        base.set("reply", "4096").expect("a reply");
+        assert_eq!(mean(&base), 4096.0);
+    }
+
+    /// Below saturation, the rate of all senders together is the offered one.
+    #[test]
+    fn senders_share_the_offered_rate() {
+        let mut base = base();
+        for (name, value) in [("pattern", "N:1"), ("senders", "4"), ("reply", "64"), ("messages", "200")] {
+            base.set(name, value).unwrap_or_else(|error| panic!("{error}"));
+        }
+        let axes = ["rate=100000,400000".parse().expect("an axis"), "sizes=64:0.9+4096:0.1".parse().expect("an axis")];
+        let sweep = Sweep::new(&base, axes.to_vec(), 1 << 30).expect("a sweep");
+        for (point, rate) in sweep.points().iter().zip([1e5, 4e5]) {
+            assert_eq!(point.numbers, [Some((rate, "messages/s")), None]);
+            let carried = point.run(1, 1 << 30, None, None).unwrap_or_else(|error| panic!("{error}"));
+            assert!((carried.messages_per_s / rate - 1.0).abs() < 0.05, "{} of {rate}", carried.messages_per_s);
+            assert!(carried.latency_ns.is_some_and(|ns| ns < 20_000), "{:?}", carried.latency_ns);
+        }
     }
 }

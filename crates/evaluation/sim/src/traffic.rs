@@ -68,7 +68,7 @@ impl Pattern {
     }
 }
 
-/// Messages of one size over connections, which may have replies. Each connection has a separate thread at both ends,
+/// Messages over connections, which may have replies. Each connection has a separate thread at both ends,
 /// unless [`Serving::server_threads`](doorbell_record::Serving::server_threads) sets the number of threads of each
 /// receiving node.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,9 +78,9 @@ pub struct Traffic {
     /// N of the pattern.
     pub n: usize,
     /// Parameters of each connection: protocol or transport, window, batch, number of messages. The pattern
-    /// determines the numbers of connections and threads.
+    /// determines the numbers of connections and threads. A rate is that of all connections.
     pub parameters: Parameters,
-    /// Size of each message in bytes, without its reply.
+    /// Size of each message in bytes, without its reply. With a mix of sizes, the longest one.
     pub bytes: usize,
 }
 

@@ -10,7 +10,7 @@ use doorbell_exchange::MessageConnection;
 use doorbell_verbs::{Device, Region};
 use serde::{Deserialize, Serialize};
 
-use doorbell_record::{Extent, SizeSequence};
+use doorbell_record::{Extent, Parameters, Role, SizeSequence};
 
 pub(crate) use rounds::{Rounds, WARM_UP_ROUNDS};
 pub use rounds::{ping, request, respond};
@@ -68,6 +68,31 @@ pub enum Sizes {
     Mixed(Arc<SizeSequence>, u64),
     /// Each reply has the size of its request.
     AsReceived,
+}
+
+/// Distance in the sequence of sizes from one connection to the next. The golden ratio of the period spreads any number
+/// of connections evenly.
+const SEQUENCE_STEP: u64 = 40_503;
+
+impl Sizes {
+    /// Returns the sizes of the messages of an end.
+    pub fn of(parameters: &Parameters, role: Role) -> Self {
+        match (&parameters.mix, role) {
+            (Some(mix), Role::Requester | Role::Sender) => Self::Mixed(Arc::new(mix.sequence()), 0),
+            (Some(_), Role::Responder) if parameters.reply.is_none() => Self::AsReceived,
+            _ => Self::Planned,
+        }
+    }
+
+    /// Returns the sizes for the connection with this number. Connections begin at different places of a sequence, so
+    /// that long messages do not coincide.
+    #[must_use]
+    pub fn of_connection(&self, number: usize) -> Self {
+        match self {
+            Self::Mixed(sequence, _) => Self::Mixed(Arc::clone(sequence), number as u64 * SEQUENCE_STEP),
+            sizes => sizes.clone(),
+        }
+    }
 }
 
 /// Counters of one side of one connection.

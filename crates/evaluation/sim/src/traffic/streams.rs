@@ -10,7 +10,7 @@ use std::task::{Poll, Waker};
 use doorbell_exchange::asynchronous::Waiter;
 use doorbell_exchange::{Config, ConnectionError, Connector, Group};
 use doorbell_protocols::Protocol;
-use doorbell_record::{Buckets, Fitted, Kind, Operation, Timed, Transport, jain, stride};
+use doorbell_record::{Buckets, Fitted, Kind, Operation, Role, Timed, Transport, jain, stride};
 use doorbell_study::executor::hands;
 use doorbell_study::threads::{OneThread, Threads};
 use doorbell_study::unacknowledged::{self, Listener};
@@ -54,12 +54,13 @@ impl<'a> Streams<'a> {
     ) -> Result<Self, MeasureError> {
         let (parameters, bytes) = (&traffic.parameters, traffic.bytes);
         let fitted = parameters.fit(bytes)?;
+        let connections = traffic.pattern.pairs(traffic.n).len().max(1);
         let plan = Plan {
             bytes,
             window: fitted.window,
             in_rounds: false,
             extent: parameters.extent,
-            rate: parameters.rate,
+            rate: parameters.rate.map(|rate| rate / connections as f64),
             think_ns: parameters.think_us * 1000,
             verify: parameters.verify,
             buffers: fitted.send_buffers,
@@ -110,8 +111,11 @@ impl<'a> Streams<'a> {
         let threads = traffic.parameters.serving.server_threads;
         let mut sharing_threads = BTreeMap::<usize, Vec<_>>::new();
         let mut sharing = sharing_receivers(simulation, &pairs, protocol, &config)?.into_iter();
-        for (from, to) in pairs {
-            let end = |node: usize, made: Option<C::Endpoint>| -> Result<_, MeasureError> {
+        let connections = pairs.len() as f64;
+        let sizes = Sizes::of(&traffic.parameters, Role::Sender);
+        let of_replies = Sizes::of(&traffic.parameters, if is_answered { Role::Responder } else { Role::Receiver });
+        for (number, (from, to)) in pairs.into_iter().enumerate() {
+            let end = |node: usize, made: Option<C::Endpoint>, sizes: Sizes| -> Result<_, MeasureError> {
                 let pd = simulation.device(node).create_pd()?;
                 let stride = stride(traffic.parameters.longest(plan.bytes) + 64);
                 let region = pd.allocate(plan.buffers * stride, protocol.source_access(), MemoryKind::Plain)?;
@@ -119,9 +123,10 @@ impl<'a> Streams<'a> {
                     Some(endpoint) => endpoint,
                     None => protocol.endpoint(&pd, &config, None)?,
                 };
-                Ok((endpoint, SendMemory { region, stride, sizes: Sizes::Planned, phase: 0.0 }))
+                Ok((endpoint, SendMemory { region, stride, sizes, phase: number as f64 / connections }))
             };
-            let ((a, memory), (b, of_b)) = (end(from, None)?, end(to, sharing.next())?);
+            let (a, memory) = end(from, None, sizes.of_connection(number))?;
+            let (b, of_b) = end(to, sharing.next(), of_replies.clone())?;
             let (told_a, told_b) = (protocol.describe(&a), protocol.describe(&b));
             let (a, b) = (protocol.connect(a, &told_b)?, protocol.connect(b, &told_a)?);
             let device = |node| simulation.device(node).clone();

@@ -1,7 +1,5 @@
 //! One point, at either end: its connections and memory, and the performance of its part.
 
-use std::sync::Arc;
-
 use doorbell_exchange::send_receive::{Endpoint, Hub, SharedOptions, SharedReceives};
 use doorbell_exchange::setup::EndpointDescription;
 use doorbell_exchange::{Config, Connector, Group, Replication};
@@ -113,15 +111,11 @@ impl<'a, P: Connector> Prepared<'a, P> {
                 shared: shared.as_ref(),
                 one_thread: part.answers && part.threads == 1,
             };
-            let sizes = sizes(parameters, part.role);
+            let sizes = Sizes::of(parameters, part.role);
             let with_memory = |(number, endpoint): (usize, P::Endpoint)| {
                 let length = fitted.send_buffers * stride;
                 let region = pd.allocate(length, protocol.source_access(), MemoryKind::Plain)?;
-                let sizes = match &sizes {
-                    // Connections begin at different places of the sequence, so that long messages do not coincide.
-                    Sizes::Mixed(sequence, _) => Sizes::Mixed(sequence.clone(), number as u64 * SEQUENCE_STEP),
-                    sizes => sizes.clone(),
-                };
+                let sizes = sizes.of_connection(number);
                 Ok((endpoint, SendMemory { region, stride, sizes, phase: number as f64 / connections as f64 }))
             };
             let ends = protocol.endpoints(&group, &configure(parameters.config(bytes, &fitted)))?;
@@ -269,19 +263,6 @@ impl<C: Connector<Connection: Send>> Point<C> {
         let failed = |error| SessionError::Connection { bytes: work.plan.bytes, error };
         let done = Done::gather(peer.watched(reposting).await?).map_err(failed)?;
         Ok((done, threads.cpu_time().since(cpu_before)))
-    }
-}
-
-/// Distance in the sequence of sizes from one connection to the next. The golden ratio of the period spreads any number
-/// of connections evenly.
-const SEQUENCE_STEP: u64 = 40_503;
-
-/// Returns the sizes of the messages of an end.
-fn sizes(parameters: &Parameters, role: Role) -> Sizes {
-    match (&parameters.mix, role) {
-        (Some(mix), Role::Requester | Role::Sender) => Sizes::Mixed(Arc::new(mix.sequence()), 0),
-        (Some(_), Role::Responder) if parameters.reply.is_none() => Sizes::AsReceived,
-        _ => Sizes::Planned,
     }
 }
 

@@ -20,6 +20,7 @@ Examples:
   doorbell sim sweep --vary link.rate_gbps=25,100,400 --vary size=64,4096
   doorbell sim sweep --vary window=1,4,16,64 --vary protocol=send-receive,direct-read --out w.html
   doorbell sim sweep --set pattern=N:1 --set size=4096 --vary senders=1,4,16,64
+  doorbell sim sweep --set reply=64 --set sizes=64:0.9,64K:0.1 --vary rate=1e4,1e5,1e6
   doorbell sim sweep --set network=clos --set pattern=N:N --vary oversubscription=1,2,4
   doorbell sim sweep --many-to-one --out many-to-one.html
   doorbell sim sweep --many-to-one --vary senders=1023 --set total_messages=10000000";
@@ -165,7 +166,7 @@ fn results(point: &Point, found: &Found) -> [Option<f64>; QUANTITIES.len()] {
     let counts = &carried.summary.counts;
     [
         Some(carried.messages_per_s / 1e6),
-        Some(carried.messages_per_s * point.bytes() as f64 * 8.0 / 1e9),
+        Some(carried.messages_per_s * point.mean_bytes() * 8.0 / 1e9),
         carried.latency_ns.map(|ns| ns as f64 / 1000.0),
         Some(counts.dropped as f64),
         Some(carried.retransmitted as f64),
@@ -241,7 +242,7 @@ fn carried_as_json(point: &Point, carried: &Carried) -> Value {
     json!({
         "messages": carried.messages,
         "messages_per_s": carried.messages_per_s,
-        "bytes_per_s": carried.messages_per_s * point.bytes() as f64,
+        "bytes_per_s": carried.messages_per_s * point.mean_bytes(),
         "latency_ns": carried.latency_ns,
         "lasted_ps": carried.lasted.0,
         "fairness": carried.fairness,

@@ -218,6 +218,8 @@ fn invalid_sweep_parameters_are_rejected_at_the_start() {
     for (arguments, words) in [
         ("--vary link.rat=1", "link.rat: there is no such field; the nearest is link.rate"),
         ("--vary sise=1", "sise: there is no such parameter; the nearest is size"),
+        ("--set rate=1k", "rate: the value is 1k, allowed is 0 to 1000000000 messages/s"),
+        ("--vary sizes=64:1+2G:1", "sizes: the value is 64:1+2G:1, allowed is none, or sizes with weights"),
         ("--vary window=0,1", "window: the value is 0, allowed is 1 to 16384"),
         ("--vary link.rate_gbps=0", "link.rate_gbps: the value is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),
         ("--set network=clos --vary oversubscription=3", "at oversubscription=3: the oversubscription is 3"),
@@ -240,7 +242,7 @@ fn sweep_lists_its_parameters() {
     let text = run("sim sweep --list").expect_status(0).stdout;
     let json = run("sim sweep --list --json").expect_status(0).json();
     let parameters = json["parameters"].as_array().expect("parameters");
-    for needed in ["size", "oversubscription", "link.rate", "switch.when_full"] {
+    for needed in ["size", "sizes", "rate", "oversubscription", "link.rate", "switch.when_full"] {
         assert!(parameters.iter().any(|parameter| parameter["name"] == needed), "{needed}");
         assert!(text.lines().any(|line| line.split_whitespace().next() == Some(needed)), "{needed} in: {text}");
     }

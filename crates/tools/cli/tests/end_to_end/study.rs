@@ -86,7 +86,7 @@ fn own_requests_have_a_mix_of_sizes_a_think_time_and_a_rate() {
     let from_file = format!("--sizes-from {} --reply 64 --rate 100k", file.display());
     for (index, (load, parameters, said)) in [
         ("--sizes 64:9,5000:1 --think 500", ["think_us", "500"], "closed loop with 500 us of think time"),
-        (&from_file, ["rate", "100000.0"], "open loop of 100000 requests/s"),
+        (from_file.as_str(), ["rate", "100000.0"], "open loop of 100000 requests/s"),
     ]
     .into_iter()
     .enumerate()
