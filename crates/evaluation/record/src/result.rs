@@ -51,8 +51,8 @@ pub struct PointResult {
     pub messages_per_s: f64,
     /// Payload bytes per second. Of requests and replies, only the longer one counts.
     pub bytes_per_s: f64,
-    /// Latency figures of latency measurements and of request-response. [`timed`](Self::timed) names the measured
-    /// interval. With a rate, the interval begins when the message was due.
+    /// Latency figures of latency measurements, request-response and one-sided operations. [`timed`](Self::timed) names
+    /// the measured interval. With a rate, the interval begins when the message was due.
     pub latency_ns: Option<Latency>,
     /// Interval that the latency measures.
     #[serde(default)]

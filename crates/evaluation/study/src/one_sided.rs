@@ -7,6 +7,8 @@
 //! Message `n` uses slot `n % slots` of the region at either end. Atomics access the first word of the target's region,
 //! and their results go to the initiator's slot.
 
+use std::collections::VecDeque;
+
 use doorbell_exchange::asynchronous::{Waiter, yield_now};
 use doorbell_exchange::rc::{self, RcSettings};
 use doorbell_exchange::setup::EndpointDescription;
@@ -21,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::workload::{Pace, Plan, Progress, Rounds, Tally};
-use doorbell_record::{Fitted, Operation, Parameters, stride};
+use doorbell_record::{Buckets, Fitted, Operation, Parameters, stride};
 
 /// Maximum number of completions per poll.
 const POLL_LIST: usize = 32;
@@ -352,7 +354,47 @@ impl<'a, W: Waiter> Initiator<'a, W> {
     }
 }
 
-/// Runs operations by a plan, with a window of outstanding operations.
+/// Latencies of operations with a window.
+struct Latencies {
+    /// Number of operations up to a posted one, and the time from which its latency counts. The oldest entry is first.
+    /// Operations of one list may share an entry.
+    outstanding: VecDeque<(u64, u64)>,
+    /// Number of operations whose latencies are recorded.
+    recorded: u64,
+    histogram: Histogram<u64>,
+}
+
+impl Latencies {
+    fn new() -> Self {
+        Self { outstanding: VecDeque::new(), recorded: 0, histogram: Buckets::empty_histogram() }
+    }
+
+    /// Adds operations `first..end`, posted at `now_ns`. With a rate, the latency of an operation begins when it was
+    /// due, if it was posted later.
+    fn posted(&mut self, first: u64, end: u64, now_ns: u64, pace: &Pace) {
+        match pace.due_ns(first) {
+            None => self.outstanding.push_back((end, now_ns)),
+            Some(_) => self.outstanding.extend((first..end).map(|operation| {
+                let due_ns = pace.due_ns(operation).unwrap_or(now_ns);
+                (operation + 1, due_ns.min(now_ns))
+            })),
+        }
+    }
+
+    /// Records the latencies of the first `completed` operations that are not recorded yet.
+    fn completed(&mut self, completed: u64, device: &Device) {
+        let now_ns = device.now_ns();
+        let are_complete = self.outstanding.iter().take_while(|(end, _)| *end <= completed).count();
+        for (end, since_ns) in self.outstanding.drain(..are_complete) {
+            // The histogram grows automatically, so recording a value cannot fail.
+            let _ = self.histogram.record_n(now_ns.saturating_sub(since_ns), end - self.recorded);
+            self.recorded = end;
+        }
+    }
+}
+
+/// Runs operations by a plan, with a window of outstanding operations. The histogram records the time of each operation
+/// from its post until its completion was taken. With a rate, the time begins when the operation was due (open loop).
 ///
 /// # Errors
 ///
@@ -365,10 +407,11 @@ pub(crate) async fn stream<W: Waiter>(
     plan: Plan,
     waiter: W,
     progress: Progress<'_>,
-) -> Result<Tally, ConnectionError> {
+) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let device = end.device();
     let mut initiator = Initiator::new(end, remote, parameters, fitted.batch, plan, waiter);
     let mut pace = Pace::start(device, &plan);
+    let mut latencies = Latencies::new();
     let (window, batch) = (fitted.window as u64, fitted.batch as u64);
     loop {
         let count = pace.left(initiator.posted).min(batch);
@@ -378,27 +421,33 @@ pub(crate) async fn stream<W: Waiter>(
         let early_until_ns = pace.early_until_ns(initiator.posted);
         if early_until_ns.is_none() && initiator.outstanding() + count <= window {
             initiator.prepare(count as usize);
+            let (first, now_ns) = (initiator.posted, device.now_ns());
             initiator.post(count as usize)?;
+            latencies.posted(first, initiator.posted, now_ns, &pace);
             initiator.waiter.breathe().await;
         } else if initiator.reap()? > 0 {
+            latencies.completed(initiator.completed, device);
             progress(initiator.completed);
             yield_now().await;
         } else if early_until_ns.is_some() {
             initiator.waiter.wait(None, early_until_ns).await;
         } else {
             initiator.progress().await?;
+            latencies.completed(initiator.completed, device);
         }
     }
     while initiator.outstanding() > 0 {
         initiator.progress().await?;
+        latencies.completed(initiator.completed, device);
     }
     let ended_ns = device.now_ns();
     initiator.check();
     let (sent, damaged, began_ns) = (initiator.posted, initiator.damaged, pace.began_ns());
-    Ok(Tally { sent, damaged, first_ns: began_ns, began_ns, ended_ns, ..Tally::default() })
+    let tally = Tally { sent, damaged, first_ns: began_ns, began_ns, ended_ns, ..Tally::default() };
+    Ok((tally, latencies.histogram))
 }
 
-/// Runs one operation at a time, and measures the time of each operation from post to completion.
+/// Runs one operation at a time, and measures the time of each operation from post to completion, after a warm-up.
 ///
 /// # Errors
 ///

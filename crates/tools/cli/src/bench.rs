@@ -63,6 +63,8 @@ Examples:
                                             20000 requests a second, answered or not (open loop)
   doorbell bench --request 64 --clients 2 --think 50
                                             50 us between a reply and the next request
+  doorbell bench --op read -s 64 --clients 24
+                                            READs of 24 clients, with the latency of each
   DOORBELL_TOKEN=secret doorbell bench load --listen      the other side, for another machine
   DOORBELL_TOKEN=secret doorbell bench load 192.0.2.7 --request 64 --clients 8
                                             ... and its clients";

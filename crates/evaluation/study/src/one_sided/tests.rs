@@ -49,8 +49,8 @@ fn damage(operation: Operation, tamper: impl Fn(&Region)) -> (u64, u64, u64) {
     };
     let idle = Idle::spin();
     let task = stream(&initiator, target.memory(), &parameters, &fitted, plan, idle.clone(), &|_| {});
-    let tally = executor::run(&idle, [task]).remove(0).unwrap();
-    assert_eq!(tally.sent, 50);
+    let (tally, histogram) = executor::run(&idle, [task]).remove(0).unwrap();
+    assert_eq!((tally.sent, histogram.len()), (50, 50), "each operation has a latency");
     let at_target = || target.damaged(operation, bytes, fitted.send_buffers, tally.sent);
     let before = at_target();
     let byte = target.region.load_acquire_u8(3);
@@ -81,6 +81,39 @@ fn wrong_atomics_are_found() {
         // The word has a wrong value, as if another initiator had used it before.
         assert_eq!(damage(operation, |region| region.store_release_u64(0, 500)), (50, 50, 50), "{operation:?}");
     }
+}
+
+/// Operations of a list complete together. In an open loop, a latency begins when the operation was due.
+#[test]
+fn latencies_begin_with_the_post_or_when_the_operation_was_due() {
+    let device = soft::open(&SoftOptions::default()).unwrap();
+    let latencies = |rate| {
+        let plan = Plan {
+            bytes: BYTES,
+            window: 8,
+            in_rounds: false,
+            extent: Extent::Messages(6),
+            rate,
+            think_ns: 0,
+            verify: false,
+            buffers: 8,
+        };
+        let pace = Pace::start(&device, &plan);
+        let mut latencies = Latencies::new();
+        // Posted a second late.
+        let now_ns = pace.began_ns() + 1_000_000_000;
+        latencies.posted(0, 4, now_ns, &pace);
+        latencies.posted(4, 6, now_ns, &pace);
+        assert_eq!(latencies.outstanding.len(), if rate.is_some() { 6 } else { 2 });
+        let since = latencies.outstanding.iter().map(|(_, since_ns)| now_ns - since_ns).collect::<Vec<_>>();
+        latencies.completed(4, &device);
+        assert_eq!((latencies.recorded, latencies.histogram.len()), (4, 4));
+        latencies.completed(6, &device);
+        assert_eq!((latencies.recorded, latencies.histogram.len()), (6, 6));
+        since
+    };
+    assert_eq!(latencies(None), [0, 0]);
+    assert_eq!(latencies(Some(10.0)), [1000, 900, 800, 700, 600, 500].map(|ms| ms * 1_000_000));
 }
 
 /// The target's memory permits only the measured operation.

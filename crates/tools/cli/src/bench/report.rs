@@ -94,19 +94,31 @@ pub(crate) fn header(kind: Kind, parameters: &Parameters) -> io::Result<()> {
             "{:>9} {:>9} {:>11} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9}   us",
             "bytes", "reply", "requests", "requests/s", "Gb/s", "median", "mean", "99 %", "99.9 %"
         )),
+        Kind::Bandwidth if parameters.operation.is_one_sided() => line(format_args!(
+            "{:>9} {:>12} {:>14} {:>10} {:>9} {:>9} {:>9} {:>9}   us",
+            "bytes", "messages", "messages/s", "Gb/s", "median", "mean", "99 %", "99.9 %"
+        )),
         Kind::Bandwidth => {
             line(format_args!("{:>9} {:>12} {:>14} {:>12} {:>10}", "bytes", "messages", "messages/s", "MiB/s", "Gb/s"))
         }
     }
 }
 
-/// Returns a text about the mix of sizes, the replies and the loop of a workload with requests.
+/// Returns a text about the mix of sizes, and the replies and the loop of a workload with requests. For one-sided
+/// operations with a window, it states the interval of a latency.
 fn asked(parameters: &Parameters) -> String {
     let mix = parameters
         .mix
         .as_ref()
         .filter(|mix| mix.0.len() > 1)
         .map_or_else(String::new, |mix| format!(", a mix of {} sizes (the table has the longest)", mix.0.len()));
+    if parameters.operation.is_one_sided() && parameters.kind == Kind::Bandwidth {
+        return match parameters.rate {
+            None => ", latency from post to completion",
+            Some(_) => ", latency from the time at which an operation was due",
+        }
+        .to_owned();
+    }
     if parameters.operation != Operation::RequestResponse {
         return mix;
     }
@@ -168,6 +180,17 @@ pub(crate) fn row(parameters: &Parameters, result: &PointResult) -> io::Result<(
             us(latency.p99 as f64),
             us(latency.p999 as f64),
             us(latency.max as f64),
+        )),
+        (Kind::Bandwidth, Some(latency)) if parameters.operation.is_one_sided() => line(format_args!(
+            "{:>9} {:>12} {:>14.0} {:>10.3} {:>9} {:>9} {:>9} {:>9}",
+            result.bytes,
+            result.messages,
+            result.messages_per_s,
+            result.bytes_per_s * 8.0 / 1e9,
+            us(latency.p50 as f64),
+            us(latency.mean),
+            us(latency.p99 as f64),
+            us(latency.p999 as f64),
         )),
         (Kind::Bandwidth, Some(latency)) => line(format_args!(
             "{:>9} {:>9} {:>11} {:>12.0} {:>9.3} {:>9} {:>9} {:>9} {:>9}",

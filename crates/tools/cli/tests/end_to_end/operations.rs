@@ -127,6 +127,8 @@ fn several_connections_have_memory_of_their_own() {
             let record = record(&format!("bw --op {operation} -q 3 -n 200 {events} --verify"));
             for result in list(&record, "/results") {
                 assert_eq!(number(result, "/messages"), 600);
+                let timed: u64 = list(result, "/histogram_ns").iter().map(|bucket| number(bucket, "/1")).sum();
+                assert_eq!(timed, 600, "each operation has a latency");
             }
         }
     }

@@ -57,6 +57,13 @@ fn short_output_of_a_simulation_names_its_testbed() {
         check_short(arguments, &finished, sizes);
         assert!(finished.stderr.contains("simulated, testbed connectx5-100g in virtual time"), "{}", finished.stderr);
     }
+    // Four clients with one operation each: by Little's law, the mean is four operations over their rate.
+    let finished = run("bench --op read -s 64 --clients 4 -n 500 --testbed connectx5-100g").expect_status(0);
+    assert!(finished.stderr.replace('\n', " ").contains("latency from post to completion"), "{}", finished.stderr);
+    let table: Vec<Vec<&str>> = finished.stdout.lines().take(2).map(|it| it.split_whitespace().collect()).collect();
+    assert_eq!(table[0][..6], ["bytes", "messages", "messages/s", "Gb/s", "median", "mean"]);
+    let [rate, mean_us] = [2, 5].map(|column| table[1][column].parse::<f64>().expect("a number"));
+    assert!((0.6..1.01).contains(&(mean_us * rate / 4e6)), "{mean_us} us at {rate} messages/s");
     // A station of the testbed limits long messages, not the window.
     let finished = run("bench bw -n 2000 -s 65536 --testbed connectx5-100g").expect_status(0);
     assert!(finished.stdout.replace('\n', " ").contains(" % busy) limits the rate"), "{}", finished.stdout);

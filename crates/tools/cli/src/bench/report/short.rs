@@ -7,7 +7,7 @@ use doorbell_record::{
 use doorbell_sim::{Bottleneck, Station};
 
 use super::{Fit, NO_LOSS, asked, name, served};
-use crate::output::{us, wrapped};
+use crate::output::wrapped;
 
 /// Minimum share of its time for which a thread works if it limits the rate. A thread below this share also waits.
 const BUSY: f64 = 0.8;
@@ -227,7 +227,6 @@ fn remarks(parameters: &Parameters, results: &[PointResult]) -> Vec<String> {
         let share = 100.0 * lost as f64 / sent.max(1) as f64;
         remarks.push(format!("{lost} of {sent} messages ({share:.2} %) {how}"));
     }
-    remarks.extend(mean_times(parameters, results));
     let refused = sum(rnr_naks);
     if !parameters.credits && refused > 0 {
         remarks.push(format!("{refused} RNR NAKs stopped the sender for a while"));
@@ -252,24 +251,6 @@ fn remarks(parameters: &Parameters, results: &[PointResult]) -> Vec<String> {
         remarks.push(format!("{below} packets were lost between RNIC and network"));
     }
     remarks
-}
-
-/// Returns a clause about the mean time of one-sided operations with full windows, which are not timed one by one. By
-/// Little's law, it is the number of outstanding operations, divided by the rate. `None` for other measurements.
-fn mean_times(parameters: &Parameters, results: &[PointResult]) -> Option<String> {
-    let Parameters { kind, operation, rate, connections, .. } = parameters;
-    if *kind != Kind::Bandwidth || !operation.is_one_sided() || rate.is_some() {
-        return None;
-    }
-    let outstanding = |result: &PointResult| (connections * result.fitted.window) as f64;
-    let times: Vec<f64> = results.iter().map(|result| outstanding(result) * 1e9 / result.messages_per_s).collect();
-    let (least, most) = times.iter().fold((f64::INFINITY, 0.0), |(least, most), &ns| (ns.min(least), ns.max(most)));
-    match times.len() {
-        _ if least <= 0.0 || !most.is_finite() => None,
-        0 => None,
-        1 => Some(format!("an operation takes {} us on average with this load", us(most))),
-        _ => Some(format!("an operation takes {} to {} us on average with this load", us(least), us(most))),
-    }
 }
 
 #[cfg(test)]
@@ -307,23 +288,6 @@ mod tests {
     #[track_caller]
     fn said(parameters: &Parameters, results: &[PointResult], facts: &Facts<'_>) -> String {
         one_line(&sentence(parameters, results, facts))
-    }
-
-    #[test]
-    fn one_sided_operations_have_their_mean_time() {
-        let reads = |parameters: Parameters| Parameters { operation: Operation::Read, connections: 4, ..parameters };
-        let mut results = [result(64, [0.3, 0.3]), result(4096, [0.3, 0.3])];
-        for (result, rate) in results.iter_mut().zip([1e6, 0.5e6]) {
-            (result.fitted.window, result.messages_per_s) = (2, rate);
-        }
-        let asked = reads(bandwidth(&[64, 4096]));
-        let text = said(&asked, &results, &MEASURED);
-        assert!(text.contains("; an operation takes 8.00 to 16.00 us on average with this load"), "{text}");
-        let one = said(&reads(bandwidth(&[64])), &results[..1], &MEASURED);
-        assert!(one.contains("; an operation takes 8.00 us on average with this load"), "{one}");
-        let paced = said(&Parameters { rate: Some(1e5), ..asked }, &results, &MEASURED);
-        let sends = said(&bandwidth(&[64, 4096]), &results, &MEASURED);
-        assert!(!paced.contains("on average") && !sends.contains("on average"), "{paced} {sends}");
     }
 
     #[test]
