@@ -528,10 +528,10 @@ fn reason(parameters: &Parameters, need: &Need, advice: &Advice, first: &Advice)
     if advice.protocol == Protocol::SendReceive
         && let Some(rate) = held_by_sharing(parameters, need)
     {
-        let rate = crate::explain::millions(rate);
+        let rate = crate::explain::per_second(rate);
         parts.push(match advice.srq {
-            true => format!("the shared receive queue holds messages of this size to {rate} M/s"),
-            false => format!("no shared receive queue: it would hold messages of this size to {rate} M/s"),
+            true => format!("the shared receive queue holds messages of this size to {rate}/s"),
+            false => format!("no shared receive queue: it would hold messages of this size to {rate}/s"),
         });
     }
     if advice.protocol.properties().passive == Some(End::Sender) {

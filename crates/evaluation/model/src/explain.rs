@@ -101,7 +101,7 @@ pub fn explain_mix(all: Vec<(f64, Prediction)>, units: &str) -> Explanation {
 /// Returns a sentence with the bottleneck and the next bound of `what`, whose rate counts `units`.
 fn without_remedy(what: &str, units: &str, prediction: &Prediction, bottleneck: &Bottleneck) -> String {
     let Bottleneck { binding, next, factor } = bottleneck;
-    let mut sentence = format!("{what}: {} ({} M {units}/s)", binding.kind, millions(prediction.messages_per_s));
+    let mut sentence = format!("{what}: {} ({} {units}/s)", binding.kind, per_second(prediction.messages_per_s));
     if let Some(Bound { kind, .. }) = next {
         sentence += &format!("; next is the {kind}, at {factor:.2} times as much");
     }
@@ -111,11 +111,11 @@ fn without_remedy(what: &str, units: &str, prediction: &Prediction, bottleneck: 
 fn sentence(workload: &Workload, prediction: &Prediction, bottleneck: &Bottleneck, remedies: &[Remedy]) -> String {
     let Bottleneck { binding, next, factor } = bottleneck;
     let mut text = format!(
-        "{} B, window {}: {} ({} M messages/s)",
+        "{} B, window {}: {} ({} messages/s)",
         workload.bytes,
         workload.window,
         binding.kind,
-        millions(prediction.messages_per_s)
+        per_second(prediction.messages_per_s)
     );
     match (remedies.first(), next) {
         (Some(remedy), _) => text += &format!("; {} would reach the bound of the {}", remedy.what, remedy.binding),
@@ -132,12 +132,25 @@ fn sentence(workload: &Workload, prediction: &Prediction, bottleneck: &Bottlenec
 
 /// Formats a rate in millions per second, with three significant digits.
 pub fn millions(messages_per_s: f64) -> String {
-    let millions = messages_per_s / 1e6;
-    match millions {
-        _ if millions >= 100.0 => format!("{millions:.0}"),
-        _ if millions >= 10.0 => format!("{millions:.1}"),
-        _ if millions >= 1.0 => format!("{millions:.2}"),
-        _ => format!("{millions:.3}"),
+    three_digits(messages_per_s / 1e6)
+}
+
+/// Formats a rate per second in millions (`2.50 M`), below 0.1 million in thousands (`12.3 k`), and below a thousand
+/// without a prefix.
+pub fn per_second(messages_per_s: f64) -> String {
+    match messages_per_s {
+        _ if messages_per_s >= 1e5 => format!("{} M", millions(messages_per_s)),
+        _ if messages_per_s >= 1e3 => format!("{} k", three_digits(messages_per_s / 1e3)),
+        _ => three_digits(messages_per_s),
+    }
+}
+
+fn three_digits(value: f64) -> String {
+    match value {
+        _ if value >= 100.0 => format!("{value:.0}"),
+        _ if value >= 10.0 => format!("{value:.1}"),
+        _ if value >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
     }
 }
 
@@ -239,4 +252,15 @@ fn changes(parameters: &Parameters, workload: &Workload, bottleneck: &Bottleneck
         BoundKind::RoundTrip | BoundKind::ReceiverSpace => {}
     }
     changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_rates_keep_three_digits() {
+        let shown = [43.3e6, 2e6, 187_000.0, 99_900.0, 11_686.0, 4758.0, 12.0, 0.5].map(per_second);
+        assert_eq!(shown, ["43.3 M", "2.00 M", "0.187 M", "99.9 k", "11.7 k", "4.76 k", "12.0", "0.500"]);
+    }
 }

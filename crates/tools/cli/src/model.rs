@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use doorbell_model::cost::Part;
-use doorbell_model::explain::{Explanation, explain, explain_mix, explain_operation, explain_requests, millions};
+use doorbell_model::explain::{Explanation, explain, explain_mix, explain_operation, explain_requests, per_second};
 use doorbell_model::operation::Posted;
 use doorbell_model::parameters::Parameters;
 use doorbell_model::predict::{Bound, Prediction, Requests, predict_offered};
@@ -181,10 +181,8 @@ fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Res
     about(&parameters);
     if let Some(peers) = explained.first().and_then(|explained| explained.subject.peers()) {
         let load = match rate {
-            Some(rate) => {
-                format!("Loaded latency: {} M requests/s, from the time at which a request is due", millions(rate))
-            }
-            None => "Loaded latency and rate: full windows".to_owned(),
+            Some(rate) => format!("{} requests/s, from the time at which a request is due", per_second(rate)),
+            None => "full windows, as are rates".to_owned(),
         };
         note!("Pattern: {peers}. Latency alone: one message in flight. {load}.");
     }

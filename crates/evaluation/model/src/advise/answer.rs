@@ -5,7 +5,7 @@ use doorbell_protocols::Protocol;
 use super::{
     Advice, AdviseError, Need, Receives, SAME, advise, candidates, check, may_share, misfit, places, ranked, useful,
 };
-use crate::explain::millions;
+use crate::explain::per_second;
 use crate::parameters::{Parameters, RnicKind};
 use crate::predict::BoundKind;
 use crate::workload::Peers;
@@ -100,13 +100,13 @@ fn sentence(need: &Need, rows: &[Row]) -> String {
         Some(_) => ("requests", "A request"),
         None => ("messages", "A message"),
     };
-    let (binds, reached) = (limit(need, best.binding), millions(best.messages_per_s));
+    let (binds, reached) = (limit(need, best.binding), per_second(best.messages_per_s));
     let figure = match need.messages_per_s {
         Some(rate) if best.messages_per_s >= rate => {
-            format!("{} M {unit}/s of at most {reached} M, at which {binds}", millions(rate))
+            format!("{} {unit}/s of at most {reached}, at which {binds}", per_second(rate))
         }
-        Some(rate) => format!("only {reached} M of {} M {unit}/s; {binds}", millions(rate)),
-        None => format!("{reached} M {unit}/s; {binds}"),
+        Some(rate) => format!("only {reached} of {} {unit}/s; {binds}", per_second(rate)),
+        None => format!("{reached} {unit}/s; {binds}"),
     };
     let (alone, loaded) = (short_us(best.latency_ns), best.loaded_ns.map(short_us));
     let loaded = match loaded {
@@ -292,8 +292,8 @@ mod tests {
         };
         let answer = on_t1(&need);
         let best = &answer.rows[0].best;
-        let (advised, rate) = (with_options(best), millions(best.messages_per_s));
-        let start = format!("Take {advised}: {rate} M messages/s; the receiver's CPU binds. A message takes 2.");
+        let (advised, rate) = (with_options(best), per_second(best.messages_per_s));
+        let start = format!("Take {advised}: {rate} messages/s; the receiver's CPU binds. A message takes 2.");
         assert!(advised.starts_with("Send-Receive with window "), "{advised}");
         assert!(answer.sentence.starts_with(&start), "{}", answer.sentence);
         assert!(answer.sentence.contains(" us alone and "), "{}", answer.sentence);
@@ -302,9 +302,11 @@ mod tests {
         let slow = on_t1(&Need { messages_per_s: Some(2e6), ..need.clone() });
         assert!(slow.sentence.contains(": 2.00 M messages/s of at most "), "{}", slow.sentence);
         assert!(!slow.sentence.contains("with this load"), "{}", slow.sentence);
-        let fast = on_t1(&Need { messages_per_s: Some(1e9), ..need });
+        let fast = on_t1(&Need { messages_per_s: Some(1e9), ..need.clone() });
         assert!(fast.sentence.contains(": only ") && fast.sentence.contains(" M of 1000 M messages/s; "));
         assert!(!fast.sentence.contains("with this load"), "{}", fast.sentence);
+        let rare = on_t1(&Need { messages_per_s: Some(12_300.0), ..need });
+        assert!(rare.sentence.contains(": 12.3 k messages/s of at most "), "{}", rare.sentence);
         let fast = on_t1(&Need { messages_per_s: Some(1e9), ..Need::new(64, Goal::Latency) });
         let reason = &fast.rows[0].best.reason;
         assert!(reason.contains("the highest throughput") && !reason.contains("shortest latency"), "{reason}");

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io;
 
 use doorbell_model::advise::{Advice, Answer, Change, LeftOut, Need, Row, grouped, next_best, useful, with_options};
-use doorbell_model::explain::millions;
+use doorbell_model::explain::per_second;
 use doorbell_model::parameters::Parameters;
 use doorbell_record::{Parameters as Measured, SizeMix};
 use doorbell_sim::Testbed;
@@ -40,9 +40,9 @@ pub(super) fn text(parameters: &Parameters, need: &Need, answer: &Answer, checke
             line(format_args!("  {}: {}", row.best.protocol, judged(need, &row.best, tried)))?;
         }
         if let Some((row, simulated)) = better_by_simulation(&answer.rows, tried) {
-            let (rate, time) = (millions(simulated.messages_per_s), us(simulated.latency_ns));
+            let (rate, time) = (per_second(simulated.messages_per_s), us(simulated.latency_ns));
             let first = with_options(&row.best);
-            line(format_args!("By simulation, take {first}: {rate} M {}, {time} us alone.", unit(need)))?;
+            line(format_args!("By simulation, take {first}: {rate} {}, {time} us alone.", unit(need)))?;
         }
     }
     ending(need, first, "After a change of the need:", (&answer.left_out, &answer.changes))
@@ -196,8 +196,8 @@ fn judged(need: &Need, advice: &Advice, tried: &Tried) -> String {
         Ok(simulated) => simulated,
         Err(error) => return format!("could not be simulated: {error}"),
     };
-    let (rate, time) = (millions(simulated.messages_per_s), us(simulated.latency_ns));
-    let mut text = format!("{rate} M {}, {time} us alone{}; ", unit(need), loaded(simulated));
+    let (rate, time) = (per_second(simulated.messages_per_s), us(simulated.latency_ns));
+    let mut text = format!("{rate} {}, {time} us alone{}; ", unit(need), loaded(simulated));
     let departures = departures(need, advice, simulated);
     if departures.is_empty() {
         text += "the model agrees within 25 %";
@@ -221,10 +221,10 @@ fn changed(need: &Need, advice: Option<&Advice>, change: &Change) -> String {
         Ok(first) => {
             let is_same = advice.is_some_and(|advice| advice.protocol == first.protocol);
             let word = if is_same { "" } else { "; another protocol" };
-            let rate = millions(first.messages_per_s);
+            let rate = per_second(first.messages_per_s);
             let (unit, binds) = (unit(need), first.binding);
             let pace = if need.messages_per_s.is_some() { "at most " } else { "" };
-            format!("{what:<26} {}: {pace}{rate} M {unit}, {binds}{word}", with_options(first))
+            format!("{what:<26} {}: {pace}{rate} {unit}, {binds}{word}", with_options(first))
         }
         Err(error) => format!("{what:<26} no advice: {error}"),
     }
@@ -300,9 +300,9 @@ pub(super) fn by_simulation(
     let groups = groups(need, tried);
     let sentence = match tried.first() {
         Some((Ok(simulated), advice)) => format!(
-            "Take {}: {} M {} and {} us alone{}, simulated on {}{}; {}.",
+            "Take {}: {} {} and {} us alone{}, simulated on {}{}; {}.",
             with_options(advice),
-            millions(simulated.messages_per_s),
+            per_second(simulated.messages_per_s),
             unit(need),
             us(simulated.latency_ns),
             loaded(simulated),
