@@ -113,7 +113,7 @@ fn latencies_begin_with_the_post_or_when_the_operation_was_due() {
         since
     };
     assert_eq!(latencies(None), [0, 0]);
-    assert_eq!(latencies(Some(10.0)), [1000, 900, 800, 700, 600, 500].map(|ms| ms * 1_000_000));
+    assert_eq!(latencies(Some(10.0)), [1000, 900, 800, 700, 600, 500].map(|ms: u64| ms * 1_000_000));
 }
 
 /// The target's memory permits only the measured operation.
