@@ -299,7 +299,7 @@ impl Base {
         let Some((_, setting)) = measured_settings().find(|(known, _)| *known == name) else {
             let is_option = |setting: &&Setting| setting.option.is_some_and(|option| option.long == name);
             let known = if SETTINGS.iter().any(is_option) {
-                format!("`doorbell bench --testbed {} --{name}` simulates one traffic with it", self.testbed.name)
+                format!("`doorbell bench --testbed {} --{name}` simulates one workload with it", self.testbed.name)
             } else {
                 let known = nearest(name, self.settings().iter().map(|setting| setting.name));
                 format!("{known}, or a parameter of the testbed, as link.rate")

@@ -181,8 +181,10 @@ fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Res
     about(&parameters);
     if let Some(peers) = explained.first().and_then(|explained| explained.subject.peers()) {
         let load = match rate {
-            Some(rate) => format!("{} requests/s, from the time at which a request is due", per_second(rate)),
-            None => "full windows, as are rates".to_owned(),
+            Some(rate) => {
+                format!("Loaded latency: {} requests/s, from the time at which a request is due", per_second(rate))
+            }
+            None => "Loaded latency and rate: full windows".to_owned(),
         };
         note!("Pattern: {peers}. Latency alone: one message in flight. {load}.");
     }
