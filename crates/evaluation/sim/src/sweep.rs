@@ -47,6 +47,8 @@ enum Between {
 pub struct Base {
     testbed: Testbed,
     traffic: Traffic,
+    /// Whether the pattern was set. Without one, several senders would be ignored.
+    has_pattern: bool,
     /// Number of messages of all connections together, or 0 if each connection has its own number.
     total_messages: u64,
     between: Between,
@@ -215,6 +217,9 @@ pub enum SweepError {
         /// Number of points.
         points: usize,
     },
+    /// Several senders without a pattern.
+    #[error("senders: the value is {0}, allowed is 1 without a pattern; give a pattern too, as in pattern=N:1")]
+    Senders(usize),
     /// A point that cannot be simulated.
     #[error("at {at}: {error}")]
     Point {
@@ -255,7 +260,15 @@ impl Base {
         parameters.extent = Extent::Messages(20_000);
         let traffic = Traffic { pattern: Pattern::OneToOne, n: 1, parameters, bytes: 16 };
         let (between, leaf_nodes, oversubscription) = (Between::Switch, 16, 1);
-        Self { testbed: testbed.clone(), traffic, total_messages: 0, between, leaf_nodes, oversubscription }
+        Self {
+            testbed: testbed.clone(),
+            traffic,
+            has_pattern: false,
+            total_messages: 0,
+            between,
+            leaf_nodes,
+            oversubscription,
+        }
     }
 
     /// Returns the testbed.
@@ -294,6 +307,7 @@ impl Base {
         }
         if let Some(own) = own_settings().into_iter().find(|own| own.name == name) {
             let is_set = own.parse(value).is_some_and(|value| own.set(self, value));
+            self.has_pattern |= name == "pattern";
             return if is_set { Ok(()) } else { Err(refused(own.allowed(None))) };
         }
         let Some((_, setting)) = measured_settings().find(|(known, _)| *known == name) else {
@@ -488,6 +502,9 @@ fn point(base: &Base, axes: &[Axis], number: usize, memory: u64) -> Result<Point
     for (axis, value) in axes.iter().zip(&values) {
         base.set(&axis.name, value)?;
     }
+    if !base.has_pattern && base.traffic.n > 1 {
+        return Err(SweepError::Senders(base.traffic.n));
+    }
     base.distribute_messages();
     let described = || {
         let named = axes.iter().zip(&values).map(|(axis, value)| format!("{}={value}", axis.name));
@@ -545,6 +562,7 @@ mod tests {
             (&["window=0"], "window: the value is 0, allowed is 1 to 16384"),
             (&["outstanding=0"], "window: the value is 0, allowed is 1 to 16384"),
             (&["clients=0"], "senders: the value is 0, allowed is 1 to"),
+            (&["clients=24"], "senders: the value is 24, allowed is 1 without a pattern; give a pattern too"),
             (&["size=16", "request=32"], "size is varied twice"),
             (&["size=12x"], "size: the value is 12x, allowed is 0 to 1073741824"),
             (&["protocol=carrier-pigeon"], "allowed is one of send-receive"),
