@@ -14,7 +14,7 @@ use doorbell_wire::{OuterKind, PathMtu};
 
 use crate::observation::srq_slow_sizes;
 use crate::parameters::Parameters;
-use crate::predict::{BoundKind, Prediction, Requests, predict, predict_offered, predict_requests};
+use crate::predict::{BoundKind, OFFERED_RATES, Prediction, Requests, predict, predict_offered, predict_requests};
 use crate::workload::{Peers, Workload, WorkloadError};
 
 pub use answer::{Answer, Change, LeftOut, Row, answer, grouped, next_best, with_options};
@@ -258,7 +258,7 @@ fn check(need: &Need) -> Result<(), AdviseError> {
         return refuse("the think time", format!("{} us", need.think_us), allowed);
     }
     match need.messages_per_s {
-        Some(rate) if !(1e-3..=1e12).contains(&rate) => {
+        Some(rate) if !OFFERED_RATES.contains(&rate) => {
             refuse("the rate", format!("{rate} messages/s"), "0.001 to 1000000000000 messages/s")
         }
         _ => Ok(()),

@@ -42,7 +42,8 @@ pub(crate) fn traffic(
     let mtu = workload.path_mtu.unwrap_or(setting.path_mtu);
     let transport = transport.unwrap_or(Transport::Rc);
     let cost = message_cost(step.operation, transport, bytes, mtu, workload.outer).map_err(|_| {
-        let most = crate::workload::MAX_BYTES;
+        // A datagram is one packet.
+        let most = if transport == Transport::Ud { mtu.bytes() as u64 } else { crate::workload::MAX_BYTES };
         WorkloadError { what: "an operation of the protocol", given: bytes, least: 0, most }
     })?;
     let line = |direction: Direction| direction.line_bytes as f64;

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::check::observations;
 use crate::cost::{TERMS, Term};
-use crate::explain::explain;
+use crate::explain::{explain, millions};
 use crate::observation::{Quantity, Residual, residuals, srq_slow_sizes};
 use crate::parameters::{Limits, Parameters, RnicKind};
 use crate::predict::{Bound, BoundKind, Prediction, forms, predict};
@@ -465,6 +465,20 @@ fn any_workload() -> impl Strategy<Value = Workload> {
             peers: Peers { senders: s, receivers: r, connections: c },
         },
     )
+}
+
+#[test]
+fn small_rates_are_not_shown_as_zero() {
+    for (rate, shown) in [
+        (0.0, "0.000"),
+        (0.001, "0.00000000100"),
+        (24.0, "0.0000240"),
+        (999.0, "0.000999"),
+        (1e3, "0.001"),
+        (2.5e6, "2.50"),
+    ] {
+        assert_eq!(millions(rate), shown);
+    }
 }
 
 proptest! {

@@ -160,6 +160,7 @@ fn predict(arguments: &Predict, schema: &str, print: fn(&[Explained]) -> io::Res
     if arguments.load.reply_bytes().is_none() && (think_us > 0 || rate.is_some()) {
         return Err(Usage("--think and --rate need messages with replies: give --reply with at least 1".into()).into());
     }
+    arguments.load.check()?;
     let explained: Result<Vec<Explained>, WorkloadError> = match arguments.load.operations() {
         Some(operations) => operations
             .into_iter()

@@ -6,6 +6,7 @@ use clap::Args;
 use doorbell_claims::UnknownTestbed;
 use doorbell_model::operation::{Posted, PostedOperation};
 use doorbell_model::parameters::Parameters;
+use doorbell_model::predict::OFFERED_RATES;
 use doorbell_model::workload::{Peers, Workload, WorkloadError};
 use doorbell_output::files;
 use doorbell_protocols::Protocol;
@@ -224,6 +225,20 @@ impl Load {
         (self.think, self.rate)
     }
 
+    /// Checks the rate, and that --clients and -q do not contradict each other with --op.
+    pub(crate) fn check(&self) -> Result<(), Usage> {
+        if let Some(rate) = self.rate.filter(|rate| !OFFERED_RATES.contains(rate)) {
+            let (least, most) = OFFERED_RATES.into_inner();
+            return Err(Usage(format!("--rate: the rate is {rate:?} requests/s, allowed is {least} to {most}")));
+        }
+        match (self.op, self.clients, self.connections) {
+            (Some(_), Some(clients), Some(connections)) if clients != connections => Err(Usage(format!(
+                "-q is {connections}, allowed is {clients} with --clients {clients}: with --op, each client is a queue pair"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns whether the sizes are those of one mix.
     pub(crate) fn is_mix(&self) -> bool {
         !self.sizes.is_empty() || self.sizes_from.is_some()
@@ -307,6 +322,11 @@ pub(crate) fn wrong(error: &WorkloadError) -> Usage {
         "the number of senders" => "--peers, --clients",
         "the number of receivers" => "--peers, --server-threads",
         "the number of connections" => "-q",
+        // Each queue pair has an address of its own.
+        "the number of addresses" => {
+            return wrong(&WorkloadError { what: "the number of queue pairs", ..*error });
+        }
+        "the number of queue pairs" => "-q, --clients",
         _ => return Usage(error.to_string()),
     };
     let WorkloadError { what, given, least, most } = error;
