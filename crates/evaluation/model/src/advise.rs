@@ -415,14 +415,9 @@ fn offered_ns(
     busy: f64,
 ) -> Result<Option<f64>, WorkloadError> {
     let Some(reply_bytes) = need.reply_bytes.filter(|_| busy < 1.0) else { return Ok(None) };
-    let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
-    let mut mean_ns = 0.0;
-    for &(bytes, share) in &need.sizes {
-        let requests = Requests { request: workload(bytes), reply_bytes, think_us: 0 };
-        // The requests of each size take their share of the threads and of the link.
-        mean_ns += share / shares * predict_offered(parameters, &requests, busy)?;
-    }
-    Ok(Some(mean_ns))
+    let sizes = need.sizes.iter();
+    let sizes = sizes.map(|&(bytes, share)| (Requests { request: workload(bytes), reply_bytes, think_us: 0 }, share));
+    Ok(Some(predict_offered(parameters, &sizes.collect::<Vec<_>>(), busy)?))
 }
 
 /// Returns the bytes of message memory that a connection needs at the sender and at the receiver, for messages of these

@@ -124,18 +124,17 @@ impl Subject {
                 Some(prediction.loaded_ns(in_flight))
             }
             Self::Requests(_) if share >= 1.0 => None,
-            Self::Requests(requests) if rate.is_some() => Some(predict_offered(parameters, requests, share)?),
+            Self::Requests(requests) if rate.is_some() => {
+                Some(predict_offered(parameters, &[(*requests, 1.0)], share)?)
+            }
             Self::Requests(requests) => Some(requests.loaded_ns(prediction)),
             Self::Mix(_) if share >= 1.0 => None,
             Self::Mix(all) if rate.is_some() => {
-                let weights: f64 = all.iter().map(|(_, weight)| weight).sum();
-                let mut mean_ns = 0.0;
-                for (subject, weight) in all {
-                    if let Self::Requests(requests) = subject {
-                        mean_ns += weight / weights * predict_offered(parameters, requests, share)?;
-                    }
-                }
-                Some(mean_ns)
+                let sizes = all.iter().filter_map(|(subject, weight)| match subject {
+                    Self::Requests(requests) => Some((*requests, *weight)),
+                    _ => None,
+                });
+                Some(predict_offered(parameters, &sizes.collect::<Vec<_>>(), share)?)
             }
             // The sizes of a mix share their windows.
             Self::Mix(all) => match all.first() {

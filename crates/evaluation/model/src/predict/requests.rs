@@ -116,22 +116,36 @@ pub fn predict_requests(parameters: &Parameters, requests: &Requests) -> Result<
 }
 
 /// Predicts the mean nanoseconds from the time at which a request is due to its reply, in an open loop. Requests are
-/// due at a fixed rate, in turn on each connection. `share` is this rate divided by the predicted throughput, below 1.
+/// due at a fixed rate, in turn on each connection. `sizes` has the requests of each size and their weights, all with the
+/// same threads and windows. `share` is the rate divided by the predicted throughput of all sizes together, below 1.
 ///
 /// # Errors
 ///
 /// Returns the error of [`Requests::check`] if the requests are impossible.
-pub fn predict_offered(parameters: &Parameters, requests: &Requests, share: f64) -> Result<f64, WorkloadError> {
-    let requests = Requests { think_us: 0, ..*requests };
-    let requests_per_ns = share * predict_requests(parameters, &requests)?.messages_per_s / 1e9;
-    let closed = ClosedLoop::of(&Setting::of(parameters), &requests)?;
-    let values = parameters.values();
-    let waits = closed.servers(&requests, &values).into_iter().map(|server| {
-        let servers = requests.in_flight() / server.in_flight;
+pub fn predict_offered(parameters: &Parameters, sizes: &[(Requests, f64)], share: f64) -> Result<f64, WorkloadError> {
+    let (setting, values) = (Setting::of(parameters), parameters.values());
+    let weights: f64 = sizes.iter().map(|(_, weight)| weight).sum();
+    let mut without_waits_ns = 0.0;
+    let (mut predictions, mut servers, mut in_flight) = (Vec::new(), Vec::new(), 0.0);
+    for (requests, weight) in sizes {
+        let (requests, weight) = (Requests { think_us: 0, ..*requests }, weight / weights);
+        let closed = ClosedLoop::of(&setting, &requests)?;
+        without_waits_ns += weight * closed.without_waits_ns(&values);
+        predictions.push((weight, predict_requests(parameters, &requests)?));
+        servers.push((weight, closed.servers(&requests, &values)));
+        in_flight = requests.in_flight();
+    }
+    let requests_per_ns = share * Prediction::mean(predictions).messages_per_s / 1e9;
+    // Each size has the same threads and links.
+    let count = servers.iter().map(|(_, all)| all.len()).min().unwrap_or(0);
+    let waits = (0..count).map(|index| {
+        let of_sizes: Vec<(f64, Server)> = servers.iter().map(|(weight, all)| (*weight, all[index])).collect();
+        let busy_ns: f64 = of_sizes.iter().map(|(weight, server)| weight * server.busy_ns).sum();
+        let alike = in_flight / of_sizes.first().map_or(in_flight, |(_, server)| server.in_flight);
         // A server that binds saves reports, so it is busy for at most this share of the time.
-        server.offered_wait_ns((requests_per_ns / servers * server.busy_ns).min(share))
+        Server::mix_wait_ns(&of_sizes, (requests_per_ns / alike * busy_ns).min(share))
     });
-    Ok(closed.without_waits_ns(&values) + waits.sum::<f64>())
+    Ok(without_waits_ns + waits.sum::<f64>())
 }
 
 /// Costs of requests in a closed loop.
@@ -198,6 +212,7 @@ impl ClosedLoop {
                 connections: f64::from(connections) / threads,
                 in_flight: requests.in_flight() / threads,
                 visits,
+                turns: 0.0,
                 look_ns: values[Term::ReceivePoll as usize],
                 service_ns: busy_ns / visits.max(1.0),
                 busy_ns,
@@ -211,6 +226,7 @@ impl ClosedLoop {
                 in_flight: requests.in_flight(),
                 // Requests of one crossing take turns on the link. Further messages come between those of others.
                 visits: (crossings - 1.0).max(0.0),
+                turns: crossings.min(1.0),
                 look_ns: 0.0,
                 service_ns: busy_ns,
                 busy_ns,
@@ -435,11 +451,30 @@ mod tests {
     fn a_request_of_an_open_loop_waits_longer_at_a_higher_rate() {
         let t1 = Parameters::t1();
         let (requests, prediction) = of(Workload { window: 64, depth: 128, ..clients(16, Protocol::SendReceive) }, 200);
-        let at = |share| predict_offered(&t1, &requests, share).unwrap();
+        let at = |share| predict_offered(&t1, &[(requests, 1.0)], share).unwrap();
         let times = [0.0, 0.25, 0.5, 0.75, 0.9, 0.99].map(at);
         assert!(times.is_sorted() && times[0] >= prediction.latency_ns && times[5].is_finite(), "{times:?}");
         // The server looks at 16 connections in turns. Half a turn takes 0.4 us.
         assert!(times[0] < prediction.latency_ns + 600.0 && times[4] > prediction.latency_ns + 1500.0, "{times:?}");
-        assert!(is_near(predict_offered(&t1, &Requests { think_us: 50, ..requests }, 0.5).unwrap(), times[2]));
+        let thinking = Requests { think_us: 50, ..requests };
+        assert!(is_near(predict_offered(&t1, &[(thinking, 1.0)], 0.5).unwrap(), times[2]));
+        assert!(is_near(predict_offered(&t1, &[(requests, 2.0), (requests, 3.0)], 0.5).unwrap(), times[2]));
+    }
+
+    /// `doorbell bench --testbed t1 --sizes 16:9,1M:1 --reply 64 --clients 24 --server-threads 1 --outstanding 1` simulates
+    /// a mean of 13.2 us with `--rate 5k`, and of 41.4 us with `--rate 50k`.
+    #[test]
+    fn short_requests_of_an_open_loop_wait_for_long_ones() {
+        let t1 = Parameters::t1();
+        let sizes = [(16, 9.0), (1 << 20, 1.0)].map(|(bytes, weight)| {
+            let request = Workload { peers: Peers::many_to_one(24), ..Workload::sequential(bytes) };
+            (of(request, 64).0, weight)
+        });
+        let all = sizes.map(|(requests, weight)| (weight, predict_requests(&t1, &requests).unwrap()));
+        let most = Prediction::mean(all.to_vec()).messages_per_s;
+        for (rate, simulated_ns) in [(5e3, 13.2e3), (50e3, 41.4e3)] {
+            let found = predict_offered(&t1, &sizes, rate / most).unwrap();
+            assert!((found / simulated_ns - 1.0).abs() < 0.1, "{rate} requests/s: {found} ns");
+        }
     }
 }

@@ -28,6 +28,16 @@
 //! simulated round trips within 2 %, also where the link is nearly saturated. Exact mean value analysis assumes random
 //! services, and is up to 22 % above the simulation there. The further messages of a READ or an atomic come between the
 //! messages of other requests, and wait.
+//!
+//! Requests of several sizes in an open loop wait for each other. A wait meets a service of `S^2 / S`, with the means
+//! of the squares and of the services. Requests of one crossing, which are due at regular times, wait
+//!
+//! ```text
+//! W = r (S^2 / S - S) / (2 (1 - r)) exp(-2 (1 - r) / (3 r v))    with v = S^2 / (S S) - 1
+//! ```
+//!
+//! (W. Kraemer and M. Langenbach-Belz, Approximate formulae for the delay in the queueing system GI/G/1, Proc. 8th Int.
+//! Teletraffic Congress, 1976). Of equal services, none waits.
 
 /// Thread or link that serves requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,6 +48,8 @@ pub(super) struct Server {
     pub(super) in_flight: f64,
     /// Number of times that each request waits for the server.
     pub(super) visits: f64,
+    /// Number of times that each request crosses the server in turn with others. Requests of one size do not wait then.
+    pub(super) turns: f64,
     /// Nanoseconds of a look at a connection.
     pub(super) look_ns: f64,
     /// Nanoseconds of a service, besides the look, behind which a visit may find itself.
@@ -66,12 +78,39 @@ impl Server {
         self.visits * ((turn_ns + busy * self.service_ns) / (2.0 * (1.0 - busy)) - self.look_ns / 2.0)
     }
 
+    /// Returns the mean nanoseconds for which requests of an open loop wait for the server, which serves them for the
+    /// share `busy` of the time. `sizes` has the server for the requests of each size, and their share of all requests.
+    pub(super) fn mix_wait_ns(sizes: &[(f64, Self)], busy: f64) -> f64 {
+        let mean = |of: fn(&Self) -> f64| sizes.iter().map(|(share, server)| share * of(server)).sum::<f64>();
+        let busy_ns = mean(|server| server.busy_ns);
+        if busy_ns == 0.0 {
+            return mean(|server| server.offered_wait_ns(0.0));
+        }
+        // A request meets a long service more often than a short one.
+        let met_ns = mean(|server| server.busy_ns * server.service_ns) / busy_ns;
+        let polled =
+            |(share, server): &(f64, Self)| share * Self { service_ns: met_ns, ..*server }.offered_wait_ns(busy);
+        let in_turn_ns = regular_wait_ns(busy, mean(|server| server.service_ns), met_ns);
+        sizes.iter().map(polled).sum::<f64>() + mean(|server| server.turns) * in_turn_ns
+    }
+
     /// Returns an upper limit of the share of the server in a round trip that is the sum of such shares. The server is
     /// busy for less than half of such a round trip.
     fn most_ns(&self) -> f64 {
         let turn_ns = self.connections * self.look_ns;
         self.visits * (turn_ns + self.service_ns) + (2.0 * self.in_flight + 1.0) * self.busy_ns
     }
+}
+
+/// Returns the mean nanoseconds for which requests that are due at regular times wait for a server. `met_ns` is the mean
+/// of the squares of the services, divided by their mean.
+fn regular_wait_ns(busy: f64, mean_ns: f64, met_ns: f64) -> f64 {
+    let variation = met_ns / mean_ns - 1.0;
+    if variation < 1e-9 || busy == 0.0 {
+        return 0.0;
+    }
+    let fewer = (-2.0 * (1.0 - busy) / (3.0 * busy * variation)).exp();
+    busy * (met_ns - mean_ns) / (2.0 * (1.0 - busy)) * fewer
 }
 
 /// Number of halvings of the interval that contains the round trip, for all digits of an `f64`.
@@ -100,7 +139,15 @@ mod tests {
     /// Returns a thread that serves each request at once, with one outstanding request per connection.
     fn server(connections: u32, look_ns: f64, service_ns: f64) -> Server {
         let count = f64::from(connections);
-        Server { connections: count, in_flight: count, visits: 1.0, look_ns, service_ns, busy_ns: service_ns }
+        Server {
+            connections: count,
+            in_flight: count,
+            visits: 1.0,
+            turns: 0.0,
+            look_ns,
+            service_ns,
+            busy_ns: service_ns,
+        }
     }
 
     /// Returns the round trip of `requests` by exact mean value analysis: queueing stations with random services of the
@@ -178,6 +225,28 @@ mod tests {
         assert!(is_near(round_trip_ns(4000.0, &[twice]), 4000.0 + 15.0 * 40.0));
         let unseen = Server { visits: 0.0, ..server(16, 40.0, 160.0) };
         assert!(is_near(round_trip_ns(4000.0, &[unseen]), 4000.0));
+    }
+
+    #[test]
+    fn requests_in_turn_wait_for_longer_ones_only() {
+        let link = |service_ns| Server { visits: 0.0, turns: 1.0, ..server(1, 0.0, service_ns) };
+        let wait = |sizes: &[(f64, Server)], busy| Server::mix_wait_ns(sizes, busy);
+        assert!(wait(&[(0.5, link(100.0)), (0.5, link(100.0))], 0.9) == 0.0, "equal services take turns");
+        let mix = [(0.9, link(100.0)), (0.1, link(10_000.0))];
+        let times = [0.0, 0.1, 0.5, 0.9].map(|busy| wait(&mix, busy));
+        assert!(times[0] == 0.0 && times.is_sorted(), "{times:?}");
+        // At a high load, half of the service that a request meets, less the mean, for each free share of the time.
+        let (mean, met) =
+            (0.9 * 100.0 + 0.1 * 10_000.0, (0.9 * 100.0_f64.powi(2) + 0.1 * 10_000.0_f64.powi(2)) / 1090.0);
+        assert!((0.95..1.0).contains(&(times[3] / (0.9 / 0.2 * (met - mean)))), "{times:?}");
+    }
+
+    #[test]
+    fn one_size_of_a_mix_waits_as_without_the_mix() {
+        for busy in [0.0, 0.3, 0.9] {
+            let one = server(16, 40.0, 160.0);
+            assert!(is_near(Server::mix_wait_ns(&[(0.3, one), (0.7, one)], busy), one.offered_wait_ns(busy)), "{busy}");
+        }
     }
 
     #[test]
