@@ -116,8 +116,9 @@ pub fn predict_requests(parameters: &Parameters, requests: &Requests) -> Result<
 }
 
 /// Predicts the mean nanoseconds from the time at which a request is due to its reply, in an open loop. Requests are
-/// due at a fixed rate, in turn on each connection. `sizes` has the requests of each size and their weights, all with the
-/// same threads and windows. `share` is the rate divided by the predicted throughput of all sizes together, below 1.
+/// due at a fixed rate, in turn on each connection. `sizes` has the requests of each size and their weights, all with
+/// the same threads and windows. `share` is the rate divided by the predicted throughput of all sizes together, below
+/// 1.
 ///
 /// # Errors
 ///
@@ -461,8 +462,8 @@ mod tests {
         assert!(is_near(predict_offered(&t1, &[(requests, 2.0), (requests, 3.0)], 0.5).unwrap(), times[2]));
     }
 
-    /// `doorbell bench --testbed t1 --sizes 16:9,1M:1 --reply 64 --clients 24 --server-threads 1 --outstanding 1` simulates
-    /// a mean of 13.2 us with `--rate 5k`, and of 41.4 us with `--rate 50k`.
+    /// `doorbell bench --testbed t1 --sizes 16:9,1M:1 --reply 64 --clients 24 --server-threads 1 --outstanding 1`
+    /// simulates a mean of 13.2 us with `--rate 5k`, and of 41.4 us with `--rate 50k`.
     #[test]
     fn short_requests_of_an_open_loop_wait_for_long_ones() {
         let t1 = Parameters::t1();

@@ -102,8 +102,8 @@ impl Server {
     }
 }
 
-/// Returns the mean nanoseconds for which requests that are due at regular times wait for a server. `met_ns` is the mean
-/// of the squares of the services, divided by their mean.
+/// Returns the mean nanoseconds for which requests that are due at regular times wait for a server. `met_ns` is the
+/// mean of the squares of the services, divided by their mean.
 fn regular_wait_ns(busy: f64, mean_ns: f64, met_ns: f64) -> f64 {
     let variation = met_ns / mean_ns - 1.0;
     if variation < 1e-9 || busy == 0.0 {

@@ -233,7 +233,7 @@ impl Load {
         }
         match (self.op, self.clients, self.connections) {
             (Some(_), Some(clients), Some(connections)) if clients != connections => Err(Usage(format!(
-                "-q is {connections}, allowed is {clients} with --clients {clients}: with --op, each client is a queue pair"
+                "-q is {connections}, allowed is {clients} with --clients {clients}: each client is a queue pair"
             ))),
             _ => Ok(()),
         }
