@@ -134,9 +134,10 @@ impl Prediction {
     /// Returns the mean time, in nanoseconds, that a message takes under load: from the start of its send until its
     /// place in the window is free. Exactly `in_flight` messages of all connections are in flight.
     ///
-    /// By Little's law, the time is the number of messages in flight, divided by the throughput.
+    /// By Little's law, the time is the number of messages in flight, divided by the throughput. An acknowledgement may
+    /// free the place before the receiver finds the message, so the time is at least the latency alone.
     pub fn loaded_ns(&self, in_flight: f64) -> f64 {
-        in_flight * 1e9 / self.messages_per_s
+        (in_flight * 1e9 / self.messages_per_s).max(self.latency_ns)
     }
 
     /// Returns the bound of a kind, if the workload has it.

@@ -233,6 +233,14 @@ fn options_change_predictions() {
     assert_eq!((positive(&json, "/results/0/window"), positive(&json, "/results/0/batch")), (4.0, 4.0));
 }
 
+/// On T2, the acknowledgement of a message comes before the receiver finds the message.
+#[test]
+fn no_message_is_faster_under_load_than_alone() {
+    let json = run("model predict --json --params t2 --protocol direct-write -s 0 -t 1").expect_status(0).json();
+    let [loaded, alone] = ["loaded_ns", "latency_ns"].map(|name| positive(&json, &format!("/results/0/{name}")));
+    assert!(loaded >= alone, "{loaded} {alone}");
+}
+
 #[test]
 fn impossible_workloads_are_wrong_usage() {
     for (arguments, words) in [
