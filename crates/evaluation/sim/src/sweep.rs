@@ -427,6 +427,12 @@ impl Point {
         }
     }
 
+    /// Returns whether several senders share a receiving node, and each has a receiving thread of its own there.
+    pub fn has_thread_per_sender(&self) -> bool {
+        let Traffic { pattern, n, parameters, .. } = &self.base.traffic;
+        *pattern == Pattern::ManyToOne && *n > 1 && parameters.serving.server_threads == 0
+    }
+
     /// Returns the nodes and the network between them.
     pub fn topology(&self) -> Topology {
         self.topology
@@ -602,6 +608,11 @@ mod tests {
         assert_eq!(sweep.points()[0].numbers, [Some((25.0, "Gb/s")), None, Some((3.0, ""))]);
         assert_eq!(sweep.points()[1].topology(), Topology::Star { nodes: 6 });
         assert_eq!(sweep.points()[1].messages(), 60_000);
+        assert_eq!([0, 1].map(|index| sweep.points()[index].has_thread_per_sender()), [true, false]);
+        let mut served = base();
+        served.set("server_threads", "1").expect("a setting");
+        let sweep = Sweep::new(&served, axes.to_vec(), 1 << 30).expect("a sweep");
+        assert!(!sweep.points().iter().any(Point::has_thread_per_sender));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::arguments::{Bounds, assignment, read_testbed};
 use crate::failure::{Failure, Usage};
-use crate::output::{line, widths};
+use crate::output::{line, note, widths};
 use crate::progress::MessageBar;
 
 const EXAMPLES: &str = "\
@@ -100,6 +100,9 @@ pub(super) fn run(sweep: &Sweep) -> Result<(), Failure> {
     if sweep.json {
         line(report(&base, &replaced, sweep.seed, captures.as_ref(), &points, &found))?;
     } else {
+        if points.points().iter().any(Point::has_thread_per_sender) {
+            note!("N:1 has a receiving thread for each sender; with server_threads=1, one thread serves all senders.");
+        }
         print(&base, &points, &found)?;
         if let Some(out) = &sweep.out {
             line(format_args!("plots: {}", out.display()))?;
