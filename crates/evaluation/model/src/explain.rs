@@ -130,18 +130,29 @@ fn sentence(workload: &Workload, prediction: &Prediction, bottleneck: &Bottlenec
     text
 }
 
-/// Formats a rate in millions per second, with three significant digits. Rates of 1000 to a million per second have
-/// three decimal places.
+/// Formats a rate in millions per second, with three significant digits. Rates of 1000 to a million per second have three
+/// decimal places.
 pub fn millions(messages_per_s: f64) -> String {
-    let millions = messages_per_s / 1e6;
-    match millions {
-        _ if millions > 0.0 && millions < 0.001 => {
-            format!("{millions:.*}", (2.0 - millions.log10().floor()).min(12.0) as usize)
-        }
-        _ if millions >= 100.0 => format!("{millions:.0}"),
-        _ if millions >= 10.0 => format!("{millions:.1}"),
-        _ if millions >= 1.0 => format!("{millions:.2}"),
-        _ => format!("{millions:.3}"),
+    three_digits(messages_per_s / 1e6)
+}
+
+/// Formats a rate per second in millions (`2.50 M`), below 0.1 million in thousands (`12.3 k`), and below a thousand
+/// without a prefix.
+pub fn per_second(messages_per_s: f64) -> String {
+    match messages_per_s {
+        _ if messages_per_s >= 1e5 => format!("{} M", millions(messages_per_s)),
+        _ if messages_per_s >= 1e3 => format!("{} k", three_digits(messages_per_s / 1e3)),
+        _ => three_digits(messages_per_s),
+    }
+}
+
+fn three_digits(value: f64) -> String {
+    match value {
+        _ if value > 0.0 && value < 0.001 => format!("{value:.*}", (2.0 - value.log10().floor()).min(12.0) as usize),
+        _ if value >= 100.0 => format!("{value:.0}"),
+        _ if value >= 10.0 => format!("{value:.1}"),
+        _ if value >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
     }
 }
 
