@@ -14,10 +14,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use doorbell_sync::IgnorePoison as _;
 use nix::sys::signal::Signal;
 
 use crate::network;
@@ -100,7 +101,7 @@ fn run_all(seeds: &Seeds) -> Result<(), String> {
     };
     eprintln!("chaos: rounds from seed {}", seeds.first);
     let (begun, next, done, failures) = (Instant::now(), AtomicU64::new(0), AtomicU64::new(0), Mutex::new(Vec::new()));
-    let fail = |why| failures.lock().unwrap_or_else(PoisonError::into_inner).push(why);
+    let fail = |why| failures.lock().ignore_poison().push(why);
     let one_lane = |lane| -> Result<(), String> {
         let surroundings = Surroundings::new(home(lane))?;
         loop {
@@ -125,7 +126,7 @@ fn run_all(seeds: &Seeds) -> Result<(), String> {
             scope.spawn(move || network::apart(|| one_lane(lane)).err().map(fail));
         }
     });
-    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let failures = failures.into_inner().ignore_poison();
     eprintln!("chaos: {} rounds, {} failures", done.into_inner(), failures.len());
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }

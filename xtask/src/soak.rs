@@ -12,6 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use doorbell_sync::IgnorePoison as _;
 use nix::sys::signal::Signal;
 
 use crate::shell::{cargo, command, run, target};
@@ -195,7 +196,7 @@ impl<'a> Lane<'a> {
         }
         let total = |name: &str| workers.iter().map(|worker| worker.value(name)).sum();
         let (verified, errors) = (total("verified"), total("errors"));
-        let samples = samples.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let samples = samples.into_inner().ignore_poison();
         let names = workers.iter().map(|worker| worker.name.clone());
         let processes = match ends {
             Ok([before, after]) => {

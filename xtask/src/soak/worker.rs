@@ -5,9 +5,10 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use doorbell_sync::IgnorePoison as _;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -19,7 +20,7 @@ pub(super) const COUNTS: [&str; 4] = ["verified", "finished", "departed", "error
 pub(super) const TABLES: [&str; 7] = ["conversations", "qps", "cqs", "regions", "pds", "destinations", "stale_keys"];
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().ignore_poison()
 }
 
 /// Newest value of each name in the output of a process, and the number of printed lines.

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use doorbell_sync::IgnorePoison as _;
 
 /// Difference with a known cause: the name of a question, the name of the figure, and the cause as a sentence.
 pub(crate) type Known = (&'static str, &'static str, &'static str);
@@ -44,7 +46,7 @@ impl Table {
         println!("{rows}");
         let is_update = std::env::var_os(UPDATE).is_some();
         let stored = {
-            let _lock = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
+            let _lock = PAGE.lock().ignore_poison();
             let text = fs::read_to_string(page()).expect("the page");
             let (before, rest) = text.split_once(self.begin).expect("the start of the table");
             let (stored, after) = rest.split_once(END).expect("the end of the table");
