@@ -13,8 +13,8 @@ use crate::completion::CompletionSink;
 use crate::congestion::{Destination, Window};
 use crate::faults::InjectedFaults;
 use crate::memory::Memory;
+use crate::packets::Acknowledgement;
 use crate::policy::Policy;
-use crate::qp::Acknowledgement;
 use crate::transmit::Path;
 
 /// Returns the bytes of a frame outside the packet: Ethernet, IP and UDP headers, and the ICRC.

@@ -12,7 +12,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use doorbell_verbs_core::{AsyncEvent, Counters, EventQueue, Limits, Notifier, QpDeath};
+use doorbell_verbs_core::{AsyncEvent, Counters, EventQueue, Notifier, QpDeath};
 use doorbell_wire::{PathMtu, Qpn};
 use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
@@ -22,33 +22,13 @@ use slab::Slab;
 use crate::commons::{Commons, Halt};
 use crate::completion::CompletionQueue;
 use crate::congestion::Window;
+use crate::limits::LIMITS;
 use crate::memory::{Memory, RegionTable};
 use crate::policy::Policy;
 use crate::qp::Qp;
 use crate::shared::SharedReceiveQueue;
 
 pub use pull::{Part, Pulled, Ready};
-
-/// Identifier of one engine of a device: the upper four bits of its QPNs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct EngineId(pub u8);
-
-/// Limits of every device.
-pub const LIMITS: Limits = Limits {
-    max_qps: 1 << 16,
-    max_queue_depth: 1 << 15,
-    max_sges: 32,
-    max_inline: 1024,
-    max_cqs: 1 << 16,
-    max_cq_depth: 1 << 22,
-    max_srqs: 1 << 16,
-    max_rd_atomic: 16,
-    max_regions: 1 << 20,
-    // The limit does not apply to regions that are paged on demand.
-    max_region_bytes: 1 << 46,
-    max_windows: 1 << 20,
-    max_groups: 64,
-};
 
 /// Maximum average number of entries per queue pair in the timer list. When a queue pair gets an earlier deadline, its
 /// old entry stays in the list. Above this average, the device removes such outdated entries.

@@ -90,8 +90,10 @@ mod congestion;
 mod deadline;
 mod engine;
 mod faults;
+mod limits;
 #[allow(unsafe_code)]
 mod memory;
+mod packets;
 mod policy;
 mod qp;
 mod shared;
@@ -107,9 +109,10 @@ mod work;
 
 pub use completion::{CompletionQueue, CompletionSink};
 pub use deadline::earliest;
-pub use engine::{Backlog, Config, EngineId, LIMITS, Objects, Rnic};
+pub use engine::{Backlog, Config, Objects, Rnic};
 pub use engine::{Part, Pulled, Ready};
 pub use faults::{Completed, CompletionFate, CompletionFaults};
+pub use limits::LIMITS;
 pub use memory::{
     Copier, GuardedCode, HEADERS_BYTES_MAX, LentMemory, Packet, Pager, Payload, Region, RegionDirectory, RegionTable,
     Through, copy_through,
@@ -117,6 +120,6 @@ pub use memory::{
 pub use policy::{ACK_HOLD_NS, Policy};
 pub use shared::{ReceiveSource, SharedReceiveQueue};
 pub use transmit::{
-    Budget, Filter, LENT_PAYLOAD_BYTES_MIN, Loan, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run, TransmitBatch,
+    Budget, EngineId, Filter, LENT_PAYLOAD_BYTES_MIN, Loan, MAX_RUN_BYTES, MAX_RUN_PACKETS, Path, Run, TransmitBatch,
     TransmitInfo,
 };

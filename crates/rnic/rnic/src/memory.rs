@@ -26,7 +26,7 @@ pub(crate) use self::payload::Room;
 pub use self::payload::{HEADERS_BYTES_MAX, LentMemory, Packet, Payload};
 pub(crate) use self::view::Memory;
 use self::window::{Bound, Window};
-use crate::engine::LIMITS;
+use crate::limits::LIMITS;
 
 /// Queue pair through which a work request or a peer reaches memory, and the protection domain of the queue pair.
 #[derive(Clone, Copy, Debug)]

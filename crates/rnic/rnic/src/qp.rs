@@ -14,7 +14,7 @@ use doorbell_verbs_core::{
     Access, AddressVector, AsyncEvent, Completion, CompletionOpcode, DeathReason, PdId, QpAttributes, QpCounters,
     QpDeath, QpInit, QpKind, QpState, SendFlags, Status,
 };
-use doorbell_wire::{BthRepr, Opcode, PartitionKey, PathMtu, Psn, QKey, Qpn};
+use doorbell_wire::{PathMtu, Psn, QKey, Qpn};
 
 use crate::commons::Commons;
 use crate::memory::Through;
@@ -25,7 +25,7 @@ use crate::work::{RecvWqe, SendQueue, SendWqe};
 pub(crate) use post::check_receive;
 pub(crate) use receives::ReceiveRing;
 pub(crate) use requester::{Requester, Stop};
-pub(crate) use responder::{Acknowledgement, Responder};
+pub(crate) use responder::Responder;
 
 /// Queue from which messages take receives.
 pub(crate) enum ReceiveQueue {
@@ -335,23 +335,5 @@ impl Qp {
             self.req.drain_reported = true;
             core.events.push(AsyncEvent::SqDrained(self.qpn));
         }
-    }
-}
-
-/// Returns a BTH whose remaining fields have their usual values: default partition, primary path, no congestion marks.
-#[inline]
-fn plain_bth(opcode: Opcode, dest_qpn: Qpn, psn: Psn, pad: usize) -> BthRepr {
-    BthRepr {
-        opcode,
-        solicited: false,
-        migrated: true,
-        pad_count: pad as u8,
-        version: 0,
-        partition_key: PartitionKey::DEFAULT,
-        fecn: false,
-        becn: false,
-        dest_qpn,
-        ack_request: false,
-        psn,
     }
 }

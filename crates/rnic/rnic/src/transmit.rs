@@ -8,7 +8,6 @@ use core::net::IpAddr;
 
 use doorbell_wire::{BTH_LEN, BthPacket, Opcode, Qpn};
 
-use crate::engine::EngineId;
 use crate::memory::{LentMemory, Room};
 
 /// Maximum number of packets in a run: the limit of Linux for one call with UDP GSO (`UDP_MAX_SEGMENTS`).
@@ -20,6 +19,10 @@ pub const MAX_RUN_BYTES: usize = 65_507;
 /// Minimum bytes of a payload that may lie in lent memory. For a shorter payload, the separate place costs more than a
 /// second copy.
 pub const LENT_PAYLOAD_BYTES_MIN: u32 = 1024;
+
+/// Identifier of one engine of a device: the upper four bits of its QPNs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct EngineId(pub u8);
 
 /// Destination of a packet and values of its outer headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use doorbell_verbs_core::{ObjectError, QpKind};
 use doorbell_wire::{BthRepr, Outer, Qpn};
 
-use super::LIMITS;
 use super::Rnic;
+use crate::limits::LIMITS;
 use crate::memory::Packet;
 
 /// Destination QPN of datagrams to a multicast group (IBTA Vol 1, 9.2.6).

@@ -10,15 +10,15 @@ use doorbell_verbs_core::{
 use doorbell_wire::{Psn, QKey, Qpn, RKey};
 use rand_core::Rng;
 
-use super::{Cq, ENGINE_SHIFT, EngineId, Rnic, Srq};
+use super::{Cq, ENGINE_SHIFT, Rnic, Srq};
 use crate::commons::frame_overhead;
 use crate::completion::{CompletionQueue, CompletionSink};
 use crate::congestion::{Destination, Window};
-use crate::engine::LIMITS;
+use crate::limits::LIMITS;
 use crate::memory::{Pager, Region};
 use crate::qp::{Qp, ReceiveQueue, ReceiveRing, Requester, Responder, Settings};
 use crate::shared::{ReceiveSource, SharedReceiveQueue};
-use crate::transmit::Path;
+use crate::transmit::{EngineId, Path};
 use crate::work::SendQueue;
 
 /// Rejects a region without bytes, as the kernel does for every RNIC, since such a region has no page to pin.

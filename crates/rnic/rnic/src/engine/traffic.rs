@@ -11,7 +11,8 @@ use crate::commons::{Sent, frame_overhead};
 use crate::congestion::in_flight_cost;
 use crate::deadline::earliest;
 use crate::memory::Packet;
-use crate::qp::{Acknowledgement, Stop, check_receive};
+use crate::packets::Acknowledgement;
+use crate::qp::{Stop, check_receive};
 use crate::transmit::{Budget, Filter, MAX_RUN_PACKETS, TransmitBatch};
 use crate::work::RecvWqe;
 

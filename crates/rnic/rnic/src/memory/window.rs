@@ -8,7 +8,7 @@ use doorbell_verbs_core::{Access, MemoryError, ObjectError, PdId, WindowBinding,
 use doorbell_wire::{Qpn, RKey};
 
 use super::{Keys, Region, RegionTable, Through};
-use crate::engine::LIMITS;
+use crate::limits::LIMITS;
 
 /// A memory window of the device.
 #[derive(Debug)]

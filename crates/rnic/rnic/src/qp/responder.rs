@@ -17,8 +17,6 @@ use crate::commons::{Commons, Farewell};
 use crate::memory::{Packet, Payload};
 use crate::work::RecvWqe;
 
-pub(crate) use answer::Acknowledgement;
-
 /// Message that is being received.
 #[derive(Debug, Default)]
 enum Current {

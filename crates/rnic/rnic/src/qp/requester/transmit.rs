@@ -9,7 +9,8 @@ use doorbell_wire::{
 use super::{MAX_OUTSTANDING_PSNS, Probe, Stop, cost_of, is_answered, payload_of};
 use crate::commons::{Commons, Sent};
 use crate::congestion::in_flight_cost;
-use crate::qp::{Qp, plain_bth};
+use crate::packets::plain_bth;
+use crate::qp::Qp;
 use crate::transmit::{TransmitBatch, TransmitInfo};
 use crate::work::SendWqe;
 

@@ -1,13 +1,12 @@
 //! Transmission of answers: READ and atomic responses, NAKs, and due acknowledgements.
 
-use doorbell_wire::{
-    AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BTH_LEN, Msn, NakCode, Opcode, Psn, Qpn, Syndrome,
-};
+use doorbell_wire::{AETH_LEN, ATOMIC_ACK_ETH_LEN, AethRepr, AtomicAckEthRepr, BTH_LEN, NakCode, Opcode, Syndrome};
 
 use super::Answer;
 use crate::commons::{Commons, Sent};
-use crate::qp::{Qp, plain_bth};
-use crate::transmit::{Path, TransmitBatch, TransmitInfo};
+use crate::packets::{Acknowledgement, plain_bth};
+use crate::qp::Qp;
+use crate::transmit::{TransmitBatch, TransmitInfo};
 
 impl Qp {
     /// Sends answers, and then the due acknowledgement. Returns true if the budget or the batch ran out first.
@@ -139,39 +138,5 @@ impl Qp {
     /// Returns an acknowledgement of all packets received so far.
     pub(super) fn acknowledgement(&self) -> Acknowledgement {
         Acknowledgement { dest_qpn: self.settings.dest_qpn, psn: self.resp.expected.sub(1), msn: self.resp.msn }
-    }
-}
-
-/// ACK for all packets up to `psn`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Acknowledgement {
-    dest_qpn: Qpn,
-    psn: Psn,
-    msn: Msn,
-}
-
-impl Acknowledgement {
-    /// Bytes of the packet.
-    pub(crate) const LEN: usize = BTH_LEN + AETH_LEN;
-
-    /// Adds the ACK to a batch, which must have room for it.
-    #[inline]
-    pub(crate) fn write(&self, path: &Path, qpn: Qpn, batch: &mut TransmitBatch) {
-        let opcode = Opcode::RC_ACKNOWLEDGE;
-        let info = TransmitInfo {
-            qpn,
-            opcode,
-            work_request: None,
-            first: true,
-            last: true,
-            inline: false,
-            retransmission: false,
-            payload_bytes: 0,
-        };
-        let out = batch.push(path, Self::LEN, info);
-        let (bth, out) = out.split_first_chunk_mut::<BTH_LEN>().expect("the packet must have room for the BTH");
-        plain_bth(opcode, self.dest_qpn, self.psn, 0).write(bth);
-        let aeth = out.first_chunk_mut::<AETH_LEN>().expect("the packet must have room for the AETH");
-        AethRepr { syndrome: Syndrome::ACK_UNLIMITED, msn: self.msn }.write(aeth);
     }
 }
