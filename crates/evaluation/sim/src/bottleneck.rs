@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::simulation::{NodeTimes, Summary};
+use crate::kernel::NodeTimes;
+use crate::simulation::Summary;
 use crate::time::Ps;
 
 /// A station of a simulated testbed.

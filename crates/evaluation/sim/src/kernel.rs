@@ -9,6 +9,7 @@ mod counts;
 mod events;
 mod faults;
 mod frames;
+mod hop;
 pub(crate) mod locks;
 mod middlebox;
 mod network;
@@ -30,7 +31,7 @@ use slab::Slab;
 
 use cache::Caches;
 use capture::Capture;
-pub use counts::Counts;
+pub use counts::{Counts, NodeTimes};
 use events::{Event, EventKind, Events};
 pub(crate) use faults::InjectedFaults;
 use frames::Frames;

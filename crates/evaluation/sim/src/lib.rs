@@ -78,9 +78,9 @@ pub mod traffic;
 
 pub use bottleneck::{Bottleneck, Station};
 pub use estimate::MemoryError;
-pub use kernel::Counts;
+pub use kernel::{Counts, NodeTimes};
 pub use provider::PROVIDER;
-pub use simulation::{NodeTimes, Returned, Simulation, SimulationError, Summary, SwitchBox, ThreadTimes};
+pub use simulation::{Returned, Simulation, SimulationError, Summary, SwitchBox, ThreadTimes};
 pub use testbed::Testbed;
 pub use threads::{VirtualThreads, VirtualWaiter};
 pub use time::{PerByte, Ps, Rate};

@@ -15,7 +15,7 @@ use doorbell_verbs::{Device, Error};
 
 use crate::kernel::capture::Capture;
 use crate::kernel::watch::{Change, Changes, ThreadId, lock};
-use crate::kernel::{Counts, InjectedFaults, Middlebox, Node, Step, ThreadState, World};
+use crate::kernel::{Counts, InjectedFaults, Middlebox, Node, NodeTimes, Step, ThreadState, World};
 use crate::provider::{SharedWorld, SimDevice};
 use crate::testbed::Testbed;
 use crate::threads::{VirtualThreads, VirtualWaiter};
@@ -101,25 +101,6 @@ pub struct ThreadTimes {
     pub polled: Ps,
     /// Time asleep on a completion channel.
     pub slept: Ps,
-}
-
-/// Busy times of the stations of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeTimes {
-    /// Busy time of the port.
-    pub port: Ps,
-    /// Busy time of the send stage that all units of the NIC share.
-    pub send: Ps,
-    /// Busy time of the stage at which the NIC begins to fetch payloads.
-    pub gather: Ps,
-    /// Busy time of the NIC with arriving packets.
-    pub receive: Ps,
-    /// Busy time of the busiest processing unit.
-    pub unit: Ps,
-    /// Busy time of PCIe with data that the NIC fetched from memory.
-    pub fetch: Ps,
-    /// Busy time of PCIe with data that the NIC wrote to memory.
-    pub write: Ps,
 }
 
 /// Summary of a run.

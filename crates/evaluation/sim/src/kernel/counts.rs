@@ -1,4 +1,6 @@
-//! Counters of the kernel.
+//! Counters of the kernel, and busy times of nodes.
+
+use crate::time::Ps;
 
 /// Counters of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,4 +35,23 @@ impl Counts {
     pub fn longest_queue_bytes(&self) -> u64 {
         self.longest_queues.into_iter().max().unwrap_or_default()
     }
+}
+
+/// Busy times of the stations of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeTimes {
+    /// Busy time of the port.
+    pub port: Ps,
+    /// Busy time of the send stage that all units of the NIC share.
+    pub send: Ps,
+    /// Busy time of the stage at which the NIC begins to fetch payloads.
+    pub gather: Ps,
+    /// Busy time of the NIC with arriving packets.
+    pub receive: Ps,
+    /// Busy time of the busiest processing unit.
+    pub unit: Ps,
+    /// Busy time of PCIe with data that the NIC fetched from memory.
+    pub fetch: Ps,
+    /// Busy time of PCIe with data that the NIC wrote to memory.
+    pub write: Ps,
 }

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use doorbell_wire::scramble;
 
 use super::Counts;
+use super::hop::Hop;
 use super::node::{Frame, line_bytes};
 use super::stations::Lane;
 use crate::testbed::{Forwarding, Link, Switch, WhenFull};
@@ -29,21 +30,6 @@ struct Pauses {
     /// Frames that pauses delay, in the order in which they leave: the number of each frame, and its arrival with the
     /// pauses that it knows. Only the first frame is scheduled.
     delayed: VecDeque<(u32, Ps)>,
-}
-
-/// Next switch of a frame, the port that sends the frame there, and the pauses of this port that the frame knows.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Hop {
-    /// The next switch.
-    switch: u32,
-    /// Index of the port that sends the frame to this switch, among all ports that send to switches.
-    port: u32,
-    /// Time at which the first bit leaves that port, with all pauses known so far.
-    begins: Ps,
-    /// Number of pauses of the port when the frame entered its queue.
-    made: u64,
-    /// Number of pauses of the port that `begins` includes.
-    seen: u64,
 }
 
 /// Arrival of a frame at a switch.

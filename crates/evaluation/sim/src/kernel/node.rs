@@ -14,10 +14,10 @@ use doorbell_wire::{
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
-use super::network::Hop;
+use super::counts::NodeTimes;
+use super::hop::Hop;
 use super::stations::{ContextCache, Lane, PcieBus, Server};
 use super::stores::FutureStores;
-use crate::simulation::NodeTimes;
 use crate::testbed::{Acks, LockScope, Pcie, Testbed};
 use crate::time::Ps;
 
