@@ -1,6 +1,6 @@
 use std::io;
 
-use crate::system::SystemError;
+use crate::system_error::SystemError;
 use doorbell_verbs_core::{ModifyError, ObjectError, Overrun, PortError, PostError};
 
 /// Errors of verbs calls.

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use doorbell_verbs_core::{
-    Access, AsyncEvent, Completion, Counters, CqId, LinkCounters, ModifyError, Notify, Overrun, PdId, PortOrder,
-    PortState, PostError, QpAttributes, QpCapacities, QpInfo, QpInit, QpKind, RecvRequest, SendRequest, SrqId,
+    AsyncEvent, Completion, Counters, CqId, LinkCounters, ModifyError, Notify, Overrun, PdId, PortOrder, PortState,
+    PostError, QpAttributes, QpCapacities, QpInfo, QpInit, QpKind, RecvRequest, SendRequest, SrqId,
 };
 use doorbell_wire::{Psn, Qpn};
 
 use crate::error::Error;
-use crate::memory::{MemoryKind, Region};
 use crate::raw::{self, DeviceAttributes, Provider};
 
 /// An RNIC. Clones are the same device.
@@ -224,17 +223,6 @@ impl Pd {
     /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.inner.device
-    }
-
-    /// Allocates and registers memory. The provider chooses its address.
-    ///
-    /// # Errors
-    ///
-    /// `length` is 0, the operating system has no memory, or the device refuses the registration as
-    /// [`Provider::register`] describes. A file is too short or cannot be mapped. The length of
-    /// [`MemoryKind::Mirrored`] is not a multiple of the page size.
-    pub fn allocate(&self, length: usize, access: Access, kind: MemoryKind<'_>) -> Result<Region, Error> {
-        Region::allocate(self, length, access, kind)
     }
 
     /// Creates a shared receive queue.

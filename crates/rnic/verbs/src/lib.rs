@@ -62,6 +62,7 @@ mod signal;
 pub mod soft;
 #[allow(unsafe_code)]
 pub mod system;
+mod system_error;
 mod window;
 
 pub use doorbell_verbs_core::{

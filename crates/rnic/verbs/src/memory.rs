@@ -147,8 +147,21 @@ impl std::fmt::Debug for Region {
     }
 }
 
+impl Pd {
+    /// Allocates and registers memory. The provider chooses its address.
+    ///
+    /// # Errors
+    ///
+    /// `length` is 0, the operating system has no memory, or the device refuses the registration as
+    /// [`Provider::register`](crate::raw::Provider::register) describes. A file is too short or cannot be mapped. The length of
+    /// [`MemoryKind::Mirrored`] is not a multiple of the page size.
+    pub fn allocate(&self, length: usize, access: Access, kind: MemoryKind<'_>) -> Result<Region, Error> {
+        Region::allocate(self, length, access, kind)
+    }
+}
+
 impl Region {
-    pub(crate) fn allocate(pd: &Pd, length: usize, access: Access, kind: MemoryKind<'_>) -> Result<Self, Error> {
+    fn allocate(pd: &Pd, length: usize, access: Access, kind: MemoryKind<'_>) -> Result<Self, Error> {
         if let MemoryKind::File(file) = &kind {
             let known = file.metadata().map_err(Error::os("the file could not be read"))?.len();
             if known < length as u64 {

@@ -7,9 +7,9 @@
 
 mod convert;
 mod device;
-mod error;
 mod events;
 mod library;
+mod posts;
 mod qp;
 mod queues;
 
@@ -39,8 +39,8 @@ use events::Events;
 use library::Library;
 use queues::{SystemChannel, SystemCq, SystemSrq};
 
+pub use crate::system_error::SystemError;
 pub use device::{Gid, SystemDevice, SystemPort};
-pub use error::SystemError;
 
 /// Choice of a device of the machine, its port and its GID.
 #[derive(Clone, Debug, Default)]

@@ -11,7 +11,8 @@ use doorbell_ibverbs_sys::*;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::events::Events;
-use super::{Context, Domain, SystemError, convert, qp};
+use super::posts::{PostReceives, post_receives};
+use super::{Context, Domain, SystemError, convert};
 use crate::error::Error;
 use crate::raw;
 use doorbell_verbs_core::{
@@ -233,7 +234,7 @@ pub(super) struct SharedQueue {
     events: Weak<Events>,
     depth: usize,
     max_sges: usize,
-    post: qp::PostReceives<ibv_srq>,
+    post: PostReceives<ibv_srq>,
 }
 
 // SAFETY: libibverbs is thread-safe: any thread may use a shared receive queue.
@@ -310,6 +311,6 @@ impl raw::Srq for SystemSrq {
         let queue = &*self.0;
         let full = PostErrorKind::QueueFull { queue: "shared receive queue", depth: queue.depth };
         // SAFETY: the queue lives, and the caller guarantees that the memory stays registered.
-        unsafe { qp::post_receives(queue.raw, queue.post, list, queue.max_sges, full) }
+        unsafe { post_receives(queue.raw, queue.post, list, queue.max_sges, full) }
     }
 }

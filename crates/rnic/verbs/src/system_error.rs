@@ -121,11 +121,11 @@ pub enum SystemError {
 
 impl SystemError {
     /// Returns the error that a failed call has just left in `errno`.
-    pub(super) fn last(what: &'static str) -> Self {
+    pub(crate) fn last(what: &'static str) -> Self {
         Self::refused(what, io::Error::last_os_error())
     }
 
-    pub(super) fn refused(what: &'static str, error: io::Error) -> Self {
+    pub(crate) fn refused(what: &'static str, error: io::Error) -> Self {
         use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
         // The kernel reports ENOMEM both for missing memory and for exceeding the limit on locked memory. If such a
         // limit exists, the error names it.
@@ -137,7 +137,7 @@ impl SystemError {
     }
 
     /// Converts the result of a C call that returns 0 on success and an error number on failure.
-    pub(super) fn check(what: &'static str, result: i32) -> Result<(), Self> {
+    pub(crate) fn check(what: &'static str, result: i32) -> Result<(), Self> {
         match result {
             0 => Ok(()),
             // Some drivers return -1 from such calls and set `errno`.
