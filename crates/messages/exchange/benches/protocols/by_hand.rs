@@ -1,209 +1,22 @@
 //! One hand-written loop over verbs for each protocol. A loop posts only the operations of its protocol, sends messages
 //! of one length in one direction, and does not check values from the peer.
 
+mod ends;
+
 use std::collections::VecDeque;
 
 use doorbell_exchange::Config;
-use doorbell_exchange::rc::{self, RcSettings};
-use doorbell_exchange::setup::{EndpointDescription, RemoteRegion};
-use doorbell_verbs::{
-    Access, Attachment, Completion, CompletionOpcode, Cq, Device, MemoryKind, Payload, Psn, Qp, QpCapacities, QpKind,
-    QpOptions, RecvRequest, Region, SendFlags, SendOperation, SendRequest, Status,
-};
+use doorbell_verbs::{Device, Payload, SendFlags, SendOperation, SendRequest};
 
-use crate::{BYTES, Pair, wire};
+use crate::{BYTES, Pair};
+use ends::{End, LIST, PLACES, SPACE, Sender, WORD, immediate, request, with_word};
 
-const LIST: usize = 32;
-/// Bytes of a slot in a ring. A slot has a message, the word with its length, and padding.
-const SPACE: usize = 32;
-/// Bytes of the word with the length of a message.
-const WORD: usize = 8;
-/// Offset of the slots for messages in the memory of each end. Words that the peer writes or reads lie before this
-/// offset.
-const PLACES: usize = 4096;
 /// Offset of the memory into which words of the peer are read.
 const LANDING: usize = 1024;
 /// Offset of the data that this end sends.
 const SCRATCH: usize = 1 << 19;
-const MEMORY: usize = 1 << 20;
-
 /// Flag in the id of a request that carries no message.
 const OTHER: u64 = 1 << 62;
-
-struct End {
-    device: Device,
-    qp: Qp,
-    cq: Cq,
-    region: Region,
-    peer: RemoteRegion,
-}
-
-impl End {
-    fn pair() -> [Self; 2] {
-        let devices = wire::devices();
-        let made = devices.each_ref().map(|device| {
-            let pd = device.create_pd().expect("room");
-            let cq = device.create_cq(2048).expect("room");
-            let capacities =
-                QpCapacities { max_send_wr: 512, max_recv_wr: 512, max_send_sge: 1, max_recv_sge: 1, max_inline: 72 };
-            let (kind, srq, signal_all) = (QpKind::Rc, None, false);
-            let qp = pd
-                .create_qp(QpOptions { kind, send_cq: &cq, recv_cq: &cq, srq, capacities, signal_all })
-                .expect("room");
-            rc::initialise(&qp, Access::all()).expect("a new queue pair");
-            let region = pd.allocate(MEMORY, Access::all(), MemoryKind::Plain).expect("room");
-            (qp, cq, region)
-        });
-        let describe = |index: usize| {
-            let (qp, _, region) = &made[index];
-            let memory = RemoteRegion { address: region.address(), length: MEMORY as u64, rkey: region.rkey() };
-            let regions = [memory, RemoteRegion::NONE];
-            EndpointDescription { regions, ..EndpointDescription::bare(qp, Psn::new(0)) }
-        };
-        let described = [describe(0), describe(1)];
-        let settings = RcSettings { timeout: 14, retry_count: 7, rnr_retry: 7, min_rnr_timer: 12 };
-        let mut index = 0;
-        made.map(|(qp, cq, region)| {
-            let (own, peer) = (&described[index], &described[1 - index]);
-            rc::connect(&qp, own, peer, &settings).expect("both ends have matching settings");
-            let end = Self { device: devices[index].clone(), qp, cq, region, peer: peer.regions[0] };
-            index += 1;
-            end
-        })
-    }
-
-    fn remote(&self, offset: usize) -> u64 {
-        self.peer.address + offset as u64
-    }
-
-    fn write(&self, offset: usize) -> SendOperation {
-        SendOperation::Write { remote_address: self.remote(offset), rkey: self.peer.rkey }
-    }
-
-    fn read(&self, offset: usize) -> SendOperation {
-        SendOperation::Read { remote_address: self.remote(offset), rkey: self.peer.rkey }
-    }
-
-    fn post(&self, list: &[SendRequest<'_>]) {
-        self.qp.post_send(list).expect("there is room");
-    }
-
-    /// Posts one signaled request.
-    fn post_signaled(&self, wr_id: u64, operation: SendOperation, payload: Payload<'_>) {
-        self.post(&[SendRequest { flags: SendFlags::SIGNALED, ..request(wr_id, operation, payload) }]);
-    }
-
-    /// Posts receives with the buffers of these numbers.
-    fn receive(&self, places: &[u64]) {
-        let mut sges = [self.region.sge(0, 0); LIST];
-        for (sge, place) in sges.iter_mut().zip(places) {
-            *sge = self.region.sge(PLACES + *place as usize * SPACE, SPACE);
-        }
-        let mut list = [RecvRequest { wr_id: 0, sges: &[] }; LIST];
-        for ((request, sge), place) in list.iter_mut().zip(&sges).zip(places) {
-            *request = RecvRequest { wr_id: *place, sges: std::slice::from_ref(sge) };
-        }
-        self.qp.post_recv(&list[..places.len()]).expect("there is room");
-    }
-
-    fn receive_first(&self, count: u64) {
-        for place in 0..count {
-            self.receive(&[place]);
-        }
-    }
-
-    /// Takes one list of completions. Calls `received` for each receive and `sent` for each send. Reposts the receives
-    /// and returns their number.
-    fn poll(&self, mut received: impl FnMut(Attachment), mut sent: impl FnMut(u64)) -> u64 {
-        let (mut places, mut taken) = ([0; LIST], 0);
-        let mut list = [Completion::default(); LIST];
-        let count = self.cq.poll(&mut list).expect("the completion queue is deep enough");
-        for completion in &list[..count] {
-            assert!(completion.status == Status::Success, "{completion:?}");
-            match completion.opcode {
-                CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteImmediate => {
-                    received(completion.attachment);
-                    places[taken] = completion.wr_id;
-                    taken += 1;
-                }
-                _ => sent(completion.wr_id),
-            }
-        }
-        if taken > 0 {
-            self.receive(&places[..taken]);
-        }
-        taken as u64
-    }
-}
-
-fn request(wr_id: u64, operation: SendOperation, payload: Payload<'_>) -> SendRequest<'_> {
-    SendRequest { wr_id, operation, flags: SendFlags::empty(), payload, destination: None }
-}
-
-fn immediate(attachment: Attachment) -> u64 {
-    match attachment {
-        Attachment::Immediate(word) => word.into(),
-        _ => unreachable!("every word of these loops is immediate data"),
-    }
-}
-
-/// Returns a message and the word with its length. If `before` is true, the word comes before the message, otherwise
-/// after it.
-fn with_word(before: bool) -> [u8; BYTES + WORD] {
-    let mut word = (BYTES as u64).to_le_bytes();
-    word[WORD - 1] = 1;
-    let mut out = [7; BYTES + WORD];
-    let at = if before { 0 } else { BYTES };
-    out[at..at + WORD].copy_from_slice(&word);
-    out
-}
-
-/// State of a sender.
-struct Sender {
-    end: End,
-    window: u64,
-    batch: u64,
-    sent: u64,
-    done: u64,
-    /// Cumulative number of messages for which the receiver has reported room.
-    granted: u64,
-}
-
-impl Sender {
-    fn new(end: End, config: &Config, granted: u64) -> Self {
-        Self { end, window: config.window as u64, batch: config.batch as u64, sent: 0, done: 0, granted }
-    }
-
-    /// Returns the number of messages in the next post.
-    fn next(&self, target: u64) -> u64 {
-        let last = target.min(self.done + self.window).min(self.granted);
-        last.saturating_sub(self.sent).min(self.batch)
-    }
-
-    /// Posts `count` messages with one post. `operation` returns the operation for the number of a message. The request
-    /// `behind`, if any, follows the messages.
-    fn post(
-        &mut self,
-        count: u64,
-        bytes: &[u8],
-        operation: impl Fn(&End, u64) -> SendOperation,
-        behind: Option<SendRequest<'_>>,
-    ) {
-        let mut list = [request(0, SendOperation::Send, Payload::Inline(bytes)); 9];
-        let first = self.sent + 1;
-        for (request, number) in list.iter_mut().zip(first..first + count) {
-            (request.wr_id, request.operation) = (number, operation(&self.end, number));
-        }
-        let mut length = count as usize;
-        self.sent += count;
-        if let Some(behind) = behind {
-            list[length] = SendRequest { wr_id: self.sent, ..behind };
-            length += 1;
-        }
-        list[length - 1].flags = SendFlags::SIGNALED;
-        self.end.post(&list[..length]);
-    }
-}
 
 /// Send-Receive: the sender SENDs each message. The receiver SENDs credits after each quarter of the depth.
 pub(crate) struct SendReceive {
