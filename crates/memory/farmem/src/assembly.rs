@@ -39,7 +39,7 @@ use std::collections::VecDeque;
 use crate::error::OpenError;
 use crate::layout::Geometry;
 use crate::metadata::NodeCounts;
-use crate::strategy::Strategy;
+use crate::methods::Strategy;
 use crate::workload::Load;
 
 pub use boxes::serve_boxes;

@@ -8,8 +8,8 @@ use std::hash::Hasher;
 use doorbell_sync::IgnorePoison;
 
 use crate::combining::Combiner;
+use crate::contents;
 use crate::layout::{self, KeyBytes, NodeVersion};
-use crate::workload;
 
 /// The place of a key's newest node when a client of this host last saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl HostCache {
             shard.lock().ignore_poison().reserve(share + share / 16);
         }
         for rank in 0..keys {
-            let (key, place) = (workload::key(rank), workload::first_place(rank));
+            let (key, place) = (contents::key(rank), contents::first_place(rank));
             let length = layout::node_length(key.len(), value_bytes) as u32;
             self.set(&key, Entry { place, number: rank as u32, is_tombstone: false, length });
         }

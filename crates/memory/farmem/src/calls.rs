@@ -6,9 +6,9 @@ use std::cell::Cell;
 use doorbell_exchange::{Config, ConnectionError, MessageConnection, Received, Submit, send_receive};
 use rustc_hash::FxHashMap;
 
-use crate::client::{Kind, Outcome};
 use crate::error::StoreError;
 use crate::layout::Geometry;
+use crate::operation::{Kind, Outcome};
 
 /// Length in bytes of the header of a request or answer, before key and value.
 pub(crate) const HEAD_BYTES: usize = 8;

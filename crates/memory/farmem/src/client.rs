@@ -2,203 +2,26 @@
 
 mod end;
 
-use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Waker};
-
-use doorbell_verbs::Device;
 
 pub use end::{ClientEnd, ClientOptions, MAX_OUTSTANDING};
 pub(crate) use end::{check_replicas, connect_replica, rpc_config};
 
-use crate::cache::HostCache;
+use crate::client_core::Core;
 use crate::counts::ClientCounts;
 use crate::error::StoreError;
-use crate::lane::Awaited;
 use crate::layout::{Geometry, NodeVersion};
-use crate::nodes::Nodes;
-use crate::requests::Requests;
-use crate::rpc;
-use crate::strategy::{Means, Strategy};
+use crate::operation::{Kind, Outcome, StoreOperation, Ticket};
+use crate::slots::State;
+use crate::strategy::Means;
 
 /// While all operations wait for the memory node, the client checks once per this number of polls whether the metadata
 /// service has sent messages.
 const POLLS_PER_REQUEST: u32 = 8;
-
-/// Maximum number of shortcuts that wait to be written in the background. A client posts one such WRITE at a time, so a
-/// client with many concurrent operations may complete them faster than it writes their shortcuts.
-const LATE_MAX: usize = 1024;
-
-/// An operation. Keys are byte strings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoreOperation<'a> {
-    /// Reads a key's value.
-    Get {
-        /// The key.
-        key: &'a [u8],
-    },
-    /// Replaces the value of an existing key.
-    Put {
-        /// The key.
-        key: &'a [u8],
-        /// The key's new value.
-        value: &'a [u8],
-    },
-    /// Creates a key that does not exist.
-    Insert {
-        /// The key.
-        key: &'a [u8],
-        /// The key's value.
-        value: &'a [u8],
-    },
-    /// Removes a key.
-    Delete {
-        /// The key.
-        key: &'a [u8],
-    },
-}
-
-impl<'a> StoreOperation<'a> {
-    fn parts(self) -> (Kind, &'a [u8], &'a [u8]) {
-        match self {
-            Self::Get { key } => (Kind::Get, key, &[]),
-            Self::Put { key, value } => (Kind::Put, key, value),
-            Self::Insert { key, value } => (Kind::Insert, key, value),
-            Self::Delete { key } => (Kind::Delete, key, &[]),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Get,
-    Put,
-    Insert,
-    Delete,
-}
-
-/// Result of an operation without an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// A get found the value; a put, insert or delete took effect.
-    Done,
-    /// The key does not exist, so a get, put or delete had no effect.
-    Absent,
-    /// The key exists, so an insert had no effect.
-    Exists,
-}
-
-/// Number of a client's operation. Consecutive operations have consecutive tickets.
-pub type Ticket = u64;
-
-/// State of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    Idle,
-    /// The slot has an operation that its worker has not started yet.
-    Given,
-    Running,
-    Over(Result<Outcome, StoreError>),
-}
-
-/// State of one concurrent operation.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    pub(crate) state: Cell<State>,
-    pub(crate) kind: Cell<Kind>,
-    pub(crate) key: RefCell<Vec<u8>>,
-    /// The value to write, or the value that a get found.
-    pub(crate) value: RefCell<Vec<u8>>,
-    pub(crate) reply: RefCell<Option<rpc::Reply>>,
-    pub(crate) deadline_ns: Cell<Option<u64>>,
-    /// Whether the operation may know nodes. These nodes must not be recycled before the operation ends.
-    pub(crate) holds: Cell<bool>,
-    /// Whether the operation has its result, but the client has not released the operation's lock yet.
-    pub(crate) lingers: Cell<bool>,
-    ticket: Cell<Ticket>,
-}
-
-/// Shortcuts to be written later. Each entry has its due time, the number of the key, and the place of the node.
-#[derive(Debug, Default)]
-pub(crate) struct Late {
-    pub(crate) delay_ns: u64,
-    queue: RefCell<VecDeque<(u64, u32, NodeVersion)>>,
-    /// Number of the post with the latest WRITE of a shortcut.
-    posted: Cell<u64>,
-}
-
-impl Late {
-    /// Appends a shortcut. A full queue first drops the oldest shortcut: shortcuts are hints, and a newer shortcut of
-    /// the same key is likely to follow.
-    pub(crate) fn push(&self, now_ns: u64, number: u32, place: NodeVersion) {
-        let mut queue = self.queue.borrow_mut();
-        if queue.len() == LATE_MAX {
-            queue.pop_front();
-        }
-        queue.push_back((now_ns + self.delay_ns, number, place));
-    }
-
-    fn due_ns(&self) -> Option<u64> {
-        self.queue.borrow().front().map(|&(due_ns, ..)| due_ns)
-    }
-}
-
-/// State that the workers of a client share.
-#[derive(Debug)]
-pub(crate) struct Core {
-    pub(crate) device: Device,
-    pub(crate) nodes: Nodes,
-    pub(crate) cache: Arc<HostCache>,
-    pub(crate) requests: RefCell<Requests>,
-    pub(crate) slots: Vec<Slot>,
-    pub(crate) counts: Cell<ClientCounts>,
-    pub(crate) random: Cell<u64>,
-    pub(crate) lease_ns: u64,
-    pub(crate) strategy: Strategy,
-    pub(crate) late: Late,
-    /// Number of locks that the client has taken.
-    pub(crate) locks: Cell<u64>,
-    /// The number under which the memory node and the metadata service know this client.
-    pub(crate) number: u32,
-}
-
-impl Core {
-    pub(crate) fn count(&self, change: impl FnOnce(&mut ClientCounts)) {
-        let mut counts = self.counts.get();
-        change(&mut counts);
-        self.counts.set(counts);
-    }
-
-    /// Writes the next shortcut in the background, if the shortcut is due and the previous WRITE of a shortcut is
-    /// complete.
-    fn write_late(&self, now_ns: u64) {
-        let slot = self.slots.len();
-        let lane = self.nodes.lane();
-        let is_free = lane.is_done(slot, self.late.posted.get()).is_ready();
-        let mut queue = self.late.queue.borrow_mut();
-        if let Some(&(due_ns, number, place)) = queue.front()
-            && is_free
-            && due_ns <= now_ns
-        {
-            queue.pop_front();
-            // The put, insert or delete has taken effect. If this WRITE cannot be posted, the next operation reports
-            // the error.
-            if let Ok(posted) = lane.write_shortcut(slot, number, place, Awaited::All) {
-                self.late.posted.set(posted);
-            }
-        }
-    }
-
-    /// Continues with the memory node `node` alone, after the other memory node was given up.
-    fn alone(&self, node: usize) {
-        self.nodes.alone(node);
-        self.late.posted.set(0); // no WRITE of a shortcut was posted to the other node
-    }
-}
 
 /// A client of a store: a non-blocking state machine.
 ///

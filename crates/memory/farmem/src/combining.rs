@@ -10,8 +10,8 @@ use std::hash::Hasher;
 
 use doorbell_sync::IgnorePoison;
 
-use crate::client::{Kind, Outcome};
 use crate::layout::KeyBytes;
+use crate::operation::{Kind, Outcome};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().ignore_poison()

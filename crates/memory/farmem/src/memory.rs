@@ -8,11 +8,11 @@ use doorbell_verbs::{
 };
 use rustc_hash::FxHashMap;
 
+use crate::contents;
 use crate::error::OpenError;
 use crate::layout::{self, Geometry, Header, NodeVersion, Word};
+use crate::methods::Strategy;
 use crate::server::Server;
-use crate::strategy::Strategy;
-use crate::workload;
 
 /// Settings of queue pairs to memory nodes. Their requests consume no receive, so no RNR NAK comes.
 const SETTINGS: RcSettings = RcSettings { timeout: 14, retry_count: 6, rnr_retry: 7, min_rnr_timer: 12 };
@@ -213,8 +213,8 @@ impl MemoryNode {
         }
         let (mut value, mut node) = (Vec::new(), Vec::new());
         for rank in 0..keys {
-            let (key, place) = (workload::key(rank), workload::first_place(rank));
-            workload::first_value(rank, &mut value, value_bytes);
+            let (key, place) = (contents::key(rank), contents::first_place(rank));
+            contents::first_value(rank, &mut value, value_bytes);
             if strategy == Strategy::Server {
                 self.server.fill(&self.region, &self.geometry, &key, &value);
                 continue;

@@ -19,11 +19,11 @@ use doorbell_exchange::{Connector, MessageConnection, Received, SendReceive, Sub
 use doorbell_verbs::{Device, Pd, Qpn};
 
 use crate::client::rpc_config;
+use crate::contents;
 use crate::error::OpenError;
 use crate::layout::{KeyBytes, NodeVersion};
 use crate::memory::MemoryDescription;
 use crate::rpc::{GRANT, Reply, Request};
-use crate::workload;
 use directory::{Created, Directory};
 use failover::{Concern, Failover, Waiting};
 use maintenance::{Chores, Lanes};
@@ -149,7 +149,7 @@ impl Metadata {
         // A store has fewer than 2^32 keys, so `u32` holds each rank.
         let made = (0..keys as u32).map(|rank| {
             let rank = u64::from(rank);
-            (KeyBytes::from_slice(&workload::key(rank)), workload::first_place(rank))
+            (KeyBytes::from_slice(&contents::key(rank)), contents::first_place(rank))
         });
         self.directory.borrow_mut().fill(made);
         Ok(())

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 
 use doorbell_exchange::{ConnectionError, MessageConnection, Received, Submit, send_receive};
 
-use crate::client::Slot;
 use crate::error::StoreError;
 use crate::layout::NodeVersion;
 use crate::rpc::{GRANT, MAX_MESSAGE, MAX_REPORTS, Reply, Report, Request};
+use crate::slots::Slot;
 
 /// Number of unused nodes below which the client requests more.
 const LOW: usize = GRANT / 2;

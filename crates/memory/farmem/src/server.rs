@@ -11,9 +11,9 @@ use doorbell_verbs::{Pd, Region};
 use rustc_hash::FxHashMap;
 
 use crate::calls::{self, Answer, Call};
-use crate::client::{Kind, Outcome};
 use crate::error::OpenError;
 use crate::layout::{Geometry, KeyBytes};
+use crate::operation::{Kind, Outcome};
 
 /// Maximum number of requests of one client that the server executes in a row.
 const TURN: usize = 16;

@@ -8,13 +8,15 @@ use std::task::Poll;
 
 use crate::cache::Entry;
 use crate::calls::Calls;
-use crate::client::{Core, Kind, Outcome, Slot, State};
+use crate::client_core::Core;
 use crate::combining::{Notice, Waiter};
 use crate::counts::{Attempts, ClientCounts};
 use crate::error::StoreError;
 use crate::lane::{Awaited, Lane, Verb, WORDS};
 use crate::layout::{self, Header, NodeVersion, Word};
+use crate::operation::{Kind, Outcome};
 use crate::rpc::{Reply, Report, Request};
+use crate::slots::{Slot, State};
 
 #[derive(Debug)]
 pub(crate) struct Worker {

@@ -10,8 +10,8 @@ use crate::error::OpenError;
 use crate::layout::NodeVersion;
 use crate::memory::MemoryDescription;
 use crate::metadata::{Metadata, MetadataEnd, MetadataOptions};
+use crate::methods::Strategy;
 use crate::nodes::MAX_REPLICAS;
-use crate::strategy::Strategy;
 
 /// Time by which a memory node may be late to stop at the end of its lease.
 const MARGIN_NS: u64 = 50_000_000;

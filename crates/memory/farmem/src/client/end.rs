@@ -9,19 +9,23 @@ use doorbell_exchange::setup::EndpointDescription;
 use doorbell_exchange::{Config, Connector, SendReceive, send_receive};
 use doorbell_verbs::{Access, Device, MemoryKind, Pd};
 
-use super::{Client, Core, Kind, Late, Slot, State};
+use super::Client;
 use crate::cache::HostCache;
 use crate::calls::{self, Calls};
+use crate::client_core::{Core, Late};
 use crate::combining::WakeWord;
 use crate::error::OpenError;
 use crate::lane::{Lane, LaneEnd, VerbsLeft};
 use crate::layout::Geometry;
 use crate::lock_messages::LockMessenger;
 use crate::memory::{ClientDescription, MemoryDescription, settings};
+use crate::methods::Strategy;
 use crate::nodes::{MAX_REPLICAS, Nodes};
+use crate::operation::Kind;
 use crate::requests::Requests;
 use crate::rpc;
-use crate::strategy::{self, Means, Strategy};
+use crate::slots::{Slot, State};
+use crate::strategy::{self, Means};
 use crate::worker::Worker;
 
 /// Maximum number of operations that a client runs at a time.
@@ -199,7 +203,7 @@ impl ClientEnd {
             random: Cell::new(options.seed),
             lease_ns: options.lease_ns,
             strategy: options.strategy,
-            late: Late { delay_ns: options.shortcut_delay_ns, ..Late::default() },
+            late: Late::new(options.shortcut_delay_ns),
             locks: Cell::new(0),
             number,
         });

@@ -2,9 +2,9 @@
 //! node that it believes to be the last one, and follows the chain if other nodes come after that node.
 
 use crate::cache::Entry;
-use crate::client::{Kind, Outcome};
 use crate::error::StoreError;
 use crate::layout::{NodeVersion, Word};
+use crate::operation::{Kind, Outcome};
 use crate::rpc::{Reply, Request};
 use crate::strategy::Rules;
 use crate::worker::{Seen, Worker};

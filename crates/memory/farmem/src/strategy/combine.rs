@@ -10,9 +10,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use crate::client::{Core, Kind, Outcome};
+use crate::client_core::Core;
 use crate::combining::{Batch, Notice, Waiter, WakeWord};
 use crate::error::StoreError;
+use crate::operation::{Kind, Outcome};
 use crate::strategy::Rules;
 use crate::strategy::chain::{Chain, Pace, get};
 use crate::worker::Worker;

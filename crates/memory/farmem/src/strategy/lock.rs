@@ -5,8 +5,9 @@
 //! harm, even before it is shut out.
 
 use crate::cache::Entry;
-use crate::client::{Core, Kind, Outcome};
+use crate::client_core::Core;
 use crate::error::StoreError;
+use crate::operation::{Kind, Outcome};
 use crate::rpc::{Reply, Request};
 use crate::strategy::Rules;
 use crate::strategy::chain::{Chain, Pace, get};

@@ -11,9 +11,9 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
-use crate::client::{Kind, Outcome};
 use crate::error::StoreError;
 use crate::lock_messages::{Address, LockMessenger};
+use crate::operation::{Kind, Outcome};
 use crate::rpc::{Reply, Request};
 use crate::strategy::Rules;
 use crate::strategy::chain::{Chain, Pace, get, keep_unused};

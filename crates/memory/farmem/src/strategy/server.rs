@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use crate::calls::Calls;
-use crate::client::Outcome;
 use crate::error::StoreError;
+use crate::operation::Outcome;
 use crate::strategy::Rules;
 use crate::worker::Worker;
 

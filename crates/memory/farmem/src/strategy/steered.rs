@@ -5,8 +5,8 @@
 //! precedes its new node. After a READ, the client takes the node's place from the node itself. Without a box the same
 //! code is correct but slow.
 
-use crate::client::{Kind, Outcome};
 use crate::error::StoreError;
+use crate::operation::{Kind, Outcome};
 use crate::strategy::Rules;
 use crate::strategy::chain::{Chain, Pace, get};
 use crate::worker::Worker;

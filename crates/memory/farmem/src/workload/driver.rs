@@ -6,10 +6,12 @@ use doorbell_exchange::asynchronous::Waiter;
 use doorbell_verbs::Device;
 use hdrhistogram::Histogram;
 
-use super::{Load, Random, Zipf, key, value};
-use crate::client::{Client, Outcome, StoreOperation, Ticket};
+use super::{Load, Random, Zipf};
+use crate::client::Client;
+use crate::contents::{key, value};
 use crate::counts::ClientCounts;
 use crate::error::StoreError;
+use crate::operation::{Outcome, StoreOperation, Ticket};
 
 /// Maximum number of due operations that wait in an open loop. Further due operations are skipped and counted.
 const MAX_LATE: u64 = 1 << 16;
