@@ -153,8 +153,8 @@ impl Pd {
     /// # Errors
     ///
     /// `length` is 0, the operating system has no memory, or the device refuses the registration as
-    /// [`Provider::register`](crate::raw::Provider::register) describes. A file is too short or cannot be mapped. The length of
-    /// [`MemoryKind::Mirrored`] is not a multiple of the page size.
+    /// [`Provider::register`](crate::raw::Provider::register) describes. A file is too short or cannot be mapped. The
+    /// length of [`MemoryKind::Mirrored`] is not a multiple of the page size.
     pub fn allocate(&self, length: usize, access: Access, kind: MemoryKind<'_>) -> Result<Region, Error> {
         Region::allocate(self, length, access, kind)
     }
