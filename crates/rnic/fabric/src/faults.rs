@@ -9,7 +9,6 @@ mod engine;
 mod error;
 mod file;
 mod journal;
-mod numbers;
 mod outbound;
 mod plan;
 mod rule;
@@ -28,7 +27,6 @@ use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer, ROCE_UDP_PORT};
 
 pub use boundary::VerbsFaults;
 pub use error::FaultPlanError;
-pub use numbers::RuleNumbers;
 pub use plan::FaultPlan;
 pub use rule::{FAULT_FIELDS, FaultRule, VerbsCall};
 pub use shares::FaultShares;
@@ -39,6 +37,7 @@ use outbound::Outbound;
 use rule::Direction;
 
 use crate::link::{Link, LinkProperties, PlannedOrder, ReceivedRun, SentPacket, Sink};
+use crate::struck::{PlanTexts, RuleNumbers};
 
 /// Maximum total bytes of packets that are held back. If there are more, the oldest packet passes early.
 const HELD_BYTES_MAX: usize = 64 << 20;
@@ -226,8 +225,8 @@ impl<L: Link> Link for Faults<L> {
         filters.find_map(FaultFilter::take_order).or_else(|| self.inner.take_port_order())
     }
 
-    fn fault_plan(&self) -> Option<&FaultPlan> {
-        Some(self.plan())
+    fn plan_texts(&self) -> Option<PlanTexts> {
+        self.plan().texts()
     }
 
     fn poll_timeout(&self) -> Option<u64> {

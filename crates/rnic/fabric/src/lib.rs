@@ -50,6 +50,7 @@ mod port;
 mod progress;
 mod seal;
 mod shm;
+mod struck;
 #[cfg(test)]
 mod testing;
 mod time_slice;
@@ -64,8 +65,8 @@ const MEETING_THREAD: &str = "doorbell-meet";
 pub use counted::{Counted, PacketClass, Traffic, TrafficByClass};
 pub use driver::{Acks, Driver};
 pub use faults::{
-    FAULT_FIELDS, FaultCounters, FaultFilter, FaultPlan, FaultPlanError, FaultRule, FaultShares, Faults, RuleNumbers,
-    VerbsCall, VerbsFaults,
+    FAULT_FIELDS, FaultCounters, FaultFilter, FaultPlan, FaultPlanError, FaultRule, FaultShares, Faults, VerbsCall,
+    VerbsFaults,
 };
 pub use guard::{
     Action, CopyMethod, OwnMemory, bring_in, can_bring_in, copy_by_kernel, exchange_action, guard_memory, has_handlers,
@@ -81,5 +82,6 @@ pub use pcap::{FrameDirection, FrameNotes, Pcap, PcapFile};
 pub use progress::{DrivenRnic, PortHandle, PortService, VirtualClock, flush_before_exit};
 pub use seal::{CheckCounters, Checker, Sealer};
 pub use shm::{LinkChoice, SharedMemoryCounters, SharedMemoryLink, wake_device};
+pub use struck::{PlanTexts, RuleNumbers};
 pub use time_slice::shorten_time_slices;
 pub use udp::{BindError, BindRequest, UdpCounters, UdpLink, active_mtu, bind};

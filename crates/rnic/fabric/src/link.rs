@@ -7,8 +7,8 @@ use doorbell_rnic::{HEADERS_BYTES_MAX, Loan, Packet, Payload, TransmitBatch};
 use doorbell_verbs_core::LinkCounters;
 use doorbell_wire::{FaultMarks, Outer};
 
-use crate::faults::{FaultPlan, RuleNumbers};
 use crate::own_process::OwnProcess;
+use crate::struck::{PlanTexts, RuleNumbers};
 
 /// Properties of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,9 +282,9 @@ pub trait Link: Send {
         self.inner_mut()?.take_port_order()
     }
 
-    /// Returns the plan of the faults that the link injects.
-    fn fault_plan(&self) -> Option<&FaultPlan> {
-        self.inner()?.fault_plan()
+    /// Returns the texts of the plan of the faults that the link injects.
+    fn plan_texts(&self) -> Option<PlanTexts> {
+        self.inner()?.plan_texts()
     }
 
     /// Returns the counters of the link, for example of the packets that it lost, by cause.

@@ -13,9 +13,9 @@ use doorbell_wire::{Check, FaultMarks, Outer};
 
 pub use file::{FrameDirection, FrameNotes, PcapFile};
 
-use crate::faults::RuleNumbers;
 use crate::link::{Link, LinkProperties, ReceivedRun, SentPacket, Sink};
 use crate::seal::{Checker, Sealer};
+use crate::struck::RuleNumbers;
 
 /// Maximum time from the capture of a packet until it is written to the file, if a processor is free. If the process is
 /// killed, the file lacks at most the packets of this time before the kill.
@@ -60,7 +60,7 @@ impl<L: Link> Pcap<L> {
     ) -> io::Result<Self> {
         let sealed = inner.properties().sealed;
         let mut capture = Capture {
-            file: PcapFile::of_plan(to, inner.fault_plan()),
+            file: PcapFile::of_plan(to, inner.plan_texts()),
             is_broken: false,
             local,
             port,

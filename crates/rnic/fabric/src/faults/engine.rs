@@ -10,10 +10,10 @@ use rand_core::{Rng, SeedableRng};
 use rustc_hash::FxHashMap;
 
 use super::journal::Firing;
-use super::numbers::RuleNumbers;
 use super::plan::FaultPlan;
 use super::rule::{Corruption, Direction, FaultAction, HoleEnd, PacketMatch};
 use crate::link::PlannedOrder;
+use crate::struck::RuleNumbers;
 
 /// Maximum number of later packets that pass a packet, if the distance is drawn. Later packets that are held back too
 /// do not count.

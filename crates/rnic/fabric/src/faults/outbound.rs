@@ -10,8 +10,9 @@ use std::net::IpAddr;
 use doorbell_rnic::{EngineId, Path, TransmitBatch};
 use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer};
 
-use super::{FaultFilter, RuleNumbers};
+use super::FaultFilter;
 use crate::link::{Link, ReceivedRun, SentPacket, Sink};
+use crate::struck::RuleNumbers;
 
 /// Size of a batch in bytes. Each packet fits, since the batch of the driver has this size too.
 const BATCH_BYTES: usize = 128 << 10;

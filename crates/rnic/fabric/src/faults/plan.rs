@@ -8,9 +8,7 @@ use super::error::FaultPlanError;
 use super::journal;
 use super::rule::{FaultAction, FaultRule, RuleParser, RuleProblem};
 use super::shares::FaultShares;
-
-/// Maximum number of rules in a plan.
-pub(super) const RULES_MAX: usize = 256;
+use crate::struck::{PlanTexts, RULES_MAX};
 
 /// Plan of faults: shares of all packets that arrive, rules for chosen packets, and rules for calls and completions of
 /// a program.
@@ -37,6 +35,16 @@ impl FaultPlan {
     /// Returns whether the plan injects no faults.
     pub fn is_empty(&self) -> bool {
         self.shares.is_empty() && self.rules.is_empty()
+    }
+
+    /// Returns the texts for comments of captures, or `None` if the plan injects no faults.
+    pub(super) fn texts(&self) -> Option<PlanTexts> {
+        let text = |(number, rule): (usize, &FaultRule)| match rule.name() {
+            Some(name) => format!("rule {number} {name}"),
+            None => format!("rule {number}"),
+        };
+        let rules = (1..).zip(&self.rules).map(text).collect();
+        (!self.is_empty()).then(|| PlanTexts { plan: self.to_string(), rules })
     }
 
     /// Returns whether the plan may give orders to the port of the device, which only an RNIC can carry out.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use doorbell_wire::{Encapsulation, FaultMarks, Outer};
 
-use crate::faults::{FaultPlan, FaultRule, RuleNumbers};
+use crate::struck::{PlanTexts, RuleNumbers};
 
 /// Number of buffered bytes from which on the buffer is written to the file.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -75,10 +75,9 @@ impl PcapFile {
     }
 
     /// Begins a file with packets that suffer the faults of a plan. The comment of the header has the plan.
-    pub fn of_plan(to: impl Write + Send + 'static, plan: Option<&FaultPlan>) -> Self {
-        let plan = plan.filter(|plan| !plan.is_empty());
-        let rules = plan.map(FaultPlan::rules).unwrap_or_default();
-        let rules = (1..).zip(rules).map(|(number, rule)| text_of(number, rule)).collect();
+    pub fn of_plan(to: impl Write + Send + 'static, texts: Option<PlanTexts>) -> Self {
+        let (plan, rules) = texts.map(|texts| (texts.plan, texts.rules)).unzip();
+        let rules = rules.unwrap_or_default();
         let mut file = Self { to: Box::new(to), buffer: Vec::new(), rules };
         file.block(SECTION_HEADER, |file| {
             file.put(&BYTE_ORDER_MAGIC.to_le_bytes());
@@ -203,14 +202,6 @@ impl PcapFile {
 impl std::fmt::Debug for PcapFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PcapFile").field("buffered_bytes", &self.buffer.len()).finish_non_exhaustive()
-    }
-}
-
-/// Returns the words about a rule in the comment of a frame.
-fn text_of(number: usize, rule: &FaultRule) -> String {
-    match rule.name() {
-        Some(name) => format!("rule {number} {name}"),
-        None => format!("rule {number}"),
     }
 }
 

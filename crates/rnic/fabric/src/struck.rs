@@ -1,6 +1,16 @@
-//! Numbers of the rules that struck a packet.
+//! Rules of a fault plan that struck a packet, and the texts of the plan for comments of captures.
 
-use super::plan::RULES_MAX;
+/// Maximum number of rules of a fault plan.
+pub(crate) const RULES_MAX: usize = 256;
+
+/// Texts of a fault plan for comments of captures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanTexts {
+    /// The whole plan, as an option of the command accepts it.
+    pub plan: String,
+    /// Number and name of each rule, in the order of the plan.
+    pub rules: Vec<String>,
+}
 
 /// Numbers of the rules of a fault plan that struck a packet. The first rule of a plan has the number 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -8,7 +18,7 @@ pub struct RuleNumbers([u64; RULES_MAX / 64]);
 
 impl RuleNumbers {
     /// Adds a number from 1 to [`RULES_MAX`].
-    pub(super) fn insert(&mut self, number: usize) {
+    pub(crate) fn insert(&mut self, number: usize) {
         let bit = number - 1;
         self.0[bit / 64] |= 1 << (bit % 64);
     }
