@@ -130,8 +130,8 @@ fn sentence(workload: &Workload, prediction: &Prediction, bottleneck: &Bottlenec
     text
 }
 
-/// Formats a rate in millions per second, with three significant digits. Rates of 1000 to a million per second have three
-/// decimal places.
+/// Formats a rate in millions per second, with three significant digits. Rates of 1000 to a million per second have
+/// three decimal places.
 pub fn millions(messages_per_s: f64) -> String {
     three_digits(messages_per_s / 1e6)
 }

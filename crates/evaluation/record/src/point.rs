@@ -153,8 +153,8 @@ impl PointRecord {
 
     /// Returns the value of a quantity in each repetition.
     ///
-    /// If clients think, or requests have a rate, windows are not always full. Little's law would then count the pauses,
-    /// so [`Quantity::MeanLatency`] is the measured mean.
+    /// If clients think, or requests have a rate, windows are not always full. Little's law would then count the
+    /// pauses, so [`Quantity::MeanLatency`] is the measured mean.
     pub fn values(&self, quantity: Quantity) -> Vec<f64> {
         let has_pauses = self.parameters.think_us > 0 || self.parameters.rate.is_some();
         let value = |result: &PointResult| match quantity {

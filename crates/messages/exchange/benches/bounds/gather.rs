@@ -1,7 +1,7 @@
 //! The rate of segmented sends over UDP through loopback, by four ways to bring payloads and ICRCs into a send.
 //!
-//! The software RNIC copies payloads behind their headers into a batch, computes the ICRCs of the batch, and passes each
-//! run to the kernel in one send. A gathered send saves the copy: its vector refers to headers, to payloads in the
+//! The software RNIC copies payloads behind their headers into a batch, and computes the ICRCs of the batch. It passes
+//! each run to the kernel in one send. A gathered send saves the copy: its vector refers to headers, to payloads in the
 //! region, and to ICRCs. The trailer of a packet and the header of the next one share an entry, so a run of `n` packets
 //! has `2n + 1` entries. `UIO_MAXIOV` is 1024, and the longest run of packets with 1 KiB has 125. The kernel copies all
 //! entries into its buffers before it splits them, so `UDP_SEGMENT` works with any vector.
