@@ -269,7 +269,9 @@ fn every_experiment_of_the_study_is_simulated() {
                 .result;
             let both_ways = if parameters.bidirectional { 2 } else { 1 };
             assert_eq!(result.messages, 60 * both_ways * parameters.connections as u64, "{}", experiment.name);
-            let is_timed = parameters.kind == Kind::Latency || parameters.operation == Operation::RequestResponse;
+            let is_timed = parameters.kind == Kind::Latency
+                || parameters.operation == Operation::RequestResponse
+                || parameters.operation.is_one_sided();
             assert_eq!((result.damaged, result.latency_ns.is_some()), (0, is_timed));
             // The number of counted packets equals the prediction.
             for (counted, predicted) in

@@ -103,7 +103,9 @@ fn check(parameters: &Parameters, results: &[PointResult], how: &str) {
         let both_ways = if parameters.bidirectional { 2 } else { 1 };
         let expected = 100 * parameters.connections as u64 * both_ways;
         assert_eq!((result.messages, result.damaged), (expected, 0), "{what}");
-        let is_timed = parameters.kind == Kind::Latency || parameters.operation == Operation::RequestResponse;
+        let is_timed = parameters.kind == Kind::Latency
+            || parameters.operation == Operation::RequestResponse
+            || parameters.operation.is_one_sided();
         assert_eq!(result.histogram_ns.is_some(), is_timed, "{what}");
         for (counted, predicted) in
             [(&result.counted.client, &result.predicted.client), (&result.counted.server, &result.predicted.server)]
