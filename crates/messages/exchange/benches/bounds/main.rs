@@ -1,6 +1,6 @@
 //! Measures the bounds of three designs that the software RNIC does not have. The first is several engines per device.
-//! The second is messages that one copy places in the memory of the peer. The third is sends over UDP whose payloads the
-//! kernel takes from the region.
+//! The second is messages that one copy places in the memory of the peer. The third is sends over UDP whose payloads
+//! the kernel takes from the region.
 //!
 //! ```console
 //! $ cargo bench -p doorbell-exchange --bench bounds -- engines [ROUNDS]
