@@ -214,7 +214,9 @@ pub(crate) fn install() -> Result<(), String> {
         .map(|described| (&*described.package.name, format!("{}-{}", described.package.name, described.version)))
         .collect();
     for archive in archives {
-        run(command("tar", &["-xzf", &archive.to_string_lossy(), "-C", &sources.to_string_lossy()]))?;
+        // Files in an archive have the same old time in each version. Cargo compares times, and the packages have the
+        // same names in each run's folder, so without `--touch` cargo would reuse the builds of an earlier run.
+        run(command("tar", &["-xzf", &archive.to_string_lossy(), "--touch", "-C", &sources.to_string_lossy()]))?;
     }
     fs::write(sources.join("Cargo.toml"), workspace_of(&folders)).map_err(failed)?;
     fs::copy(root().join("Cargo.lock"), sources.join("Cargo.lock")).map_err(failed)?;
