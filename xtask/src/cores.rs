@@ -46,11 +46,7 @@ pub(crate) fn discard(since: SystemTime) {
 }
 
 fn written(since: SystemTime) -> Vec<PathBuf> {
-    let crates = fs::read_dir(root().join("crates")).into_iter().flatten().filter_map(Result::ok);
-    let mut found = Vec::new();
-    for folder in [root(), root().join("xtask")].into_iter().chain(crates.map(|entry| entry.path())) {
-        found.extend(cores_in(&folder, since).0);
-    }
+    let mut found = in_packages(&root(), since);
     let mut folders = vec![place::own().to_path_buf()];
     while let Some(folder) = folders.pop() {
         let (cores, below) = cores_in(&folder, since);
@@ -58,6 +54,15 @@ fn written(since: SystemTime) -> Vec<PathBuf> {
         folders.extend(below);
     }
     found
+}
+
+/// Returns the core files in the root of a workspace and in the folders of its packages that were written since
+/// `since`. Crates are at `crates/FLOOR/NAME`.
+fn in_packages(root: &Path, since: SystemTime) -> Vec<PathBuf> {
+    let (_, floors) = cores_in(&root.join("crates"), since);
+    let crates = floors.iter().flat_map(|floor| cores_in(floor, since).1);
+    let packages = [root.to_owned(), root.join("data"), root.join("xtask")];
+    packages.into_iter().chain(crates).flat_map(|folder| cores_in(&folder, since).0).collect()
 }
 
 /// Returns the core files in a folder that were written since `since`, and the subfolders of the folder.
@@ -126,6 +131,25 @@ mod tests {
                     0x1000 0x0 /lib/libc.so.6\n";
         assert_eq!(first_file(text).as_deref(), Some("/usr/bin/a program"));
         assert_eq!(first_file("warning: none"), None);
+    }
+
+    #[test]
+    fn cores_are_found_in_the_root_and_in_the_folders_of_packages() {
+        let root = tempfile::tempdir().unwrap();
+        let header = [&b"\x7fELF"[..], &[0; 12], &4u16.to_le_bytes()].concat();
+        let write = |folder: &str| {
+            let folder = root.path().join(folder);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("core"), &header).unwrap();
+            folder.join("core")
+        };
+        let expected = ["", "data", "xtask", "crates/rnic/wire", "crates/tools/cli"].map(write);
+        write("crates/tools/cli/src");
+        let mut found = in_packages(root.path(), SystemTime::UNIX_EPOCH);
+        found.sort();
+        let mut expected = expected.to_vec();
+        expected.sort();
+        assert_eq!(found, expected);
     }
 
     /// Runs only if this machine writes cores into the working directory, and has gdb.
