@@ -27,6 +27,9 @@ pub(super) const LINKED: [&str; 3] = ["doorbell", "libdoorbell_ibverbs.so", "lib
 /// Files with which cargo records that it has built [`LINKED`].
 const RECORDS: [&str; 3] = ["bin-doorbell", "lib-doorbell_ibverbs", "lib-doorbell_python"];
 
+/// Files in which rustc lists the sources of the libraries in [`LINKED`]. The name of the program's list has a hash.
+const SOURCES: [&str; 2] = ["doorbell_ibverbs.d", "doorbell_python.d"];
+
 /// Arguments of cargo that build the module of Python. In a build together with [`BUILD`], pyo3 would change features
 /// of crates that the command needs, and cargo would compile the command twice.
 const MODULE: &[&str] = &["build", "--release", "--package", "doorbell-python"];
@@ -187,7 +190,8 @@ fn with_zig(build: &mut Command, machine: Machine, zig: &Path, unwinder: &Path) 
 }
 
 /// Copies the compiled crates of a build, and cargo's records of them, to another folder. The copies keep their times,
-/// which cargo compares. Compiled crates are hard links, since a compiler replaces these files and never changes them.
+/// which cargo compares. Compiled crates are hard links. So [`forget`] must remove each file that the later build
+/// writes.
 fn share(from: &Path, to: &Path) -> Result<(), String> {
     fs::create_dir_all(to).map_err(at(to))?;
     // Cargo holds this lock while it builds.
@@ -204,8 +208,8 @@ fn share(from: &Path, to: &Path) -> Result<(), String> {
     copy(&["--archive", "--link"], "deps")
 }
 
-/// Removes [`LINKED`] from a copied build, and cargo's records of them. So cargo builds only these again. A linker that
-/// overwrites such a file would also change the build from which it was copied.
+/// Removes [`LINKED`] and [`SOURCES`] from a copied build, and cargo's records of them. So cargo builds only these
+/// again. Rustc and some linkers overwrite an existing file, and so would change the build from which it was copied.
 fn forget(release: &Path) -> Result<(), String> {
     for folder in entries(&release.join(".fingerprint"))? {
         if RECORDS.iter().any(|record| folder.join(record).exists()) {
@@ -215,7 +219,7 @@ fn forget(release: &Path) -> Result<(), String> {
     for file in entries(&release.join("deps"))? {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         // Cargo adds a hash to the names of programs, and none to those of libraries for other languages.
-        if name.starts_with("doorbell-") || LINKED.contains(&&*name) {
+        if name.starts_with("doorbell-") || LINKED.contains(&&*name) || SOURCES.contains(&&*name) {
             fs::remove_file(&file).map_err(at(&file))?;
         }
     }
@@ -250,12 +254,16 @@ mod tests {
             "build/doorbell-cli-1/output",
             "deps/libdoorbell-1.rlib",
             "deps/libdoorbell_ibverbs-2",
+            "deps/doorbell_wire-5.d",
         ];
         let forgotten = [
             ".fingerprint/doorbell-cli-3/bin-doorbell",
             ".fingerprint/doorbell-ibverbs-4/lib-doorbell_ibverbs",
             ".fingerprint/doorbell-python-5/lib-doorbell_python",
             "deps/doorbell-3",
+            "deps/doorbell-3.d",
+            "deps/doorbell_ibverbs.d",
+            "deps/doorbell_python.d",
             "deps/libdoorbell_ibverbs.so",
             "deps/libdoorbell_python.so",
         ];
