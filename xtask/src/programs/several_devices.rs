@@ -100,9 +100,12 @@ fn both_have_sent(said: String) -> Result<(), String> {
     expect(said, "doorbell1 tx_data_packets ").map(drop)
 }
 
-/// Waits until a program is ready, and takes the port of its first device down.
+/// Waits until a program is ready, and takes the port of its first device down. Fails if the program ends before.
 fn take_down_when_ready(program: &mut Started) -> Result<(), String> {
     program.wait_until(|program| program.said().contains(READY_FOR_FAULT) || program.has_ended())?;
+    if program.has_ended() {
+        return Err(format!("the program has ended before its port went down:\n{}", program.said()));
+    }
     // Devices of other network namespaces may have the same address, so only the process number is unique.
     let device = format!("doorbell0#{}", program.child.id());
     output_of(command(doorbell(), &["port", &device, "down"])).map(drop)
