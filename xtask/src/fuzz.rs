@@ -15,7 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::peers;
-use crate::place::Lock;
+use crate::place::{self, Lock};
 use crate::shell::{cargo, command, output_of, root, run, target};
 use crate::test::StepEnd;
 
@@ -80,11 +80,23 @@ fn folder(path: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(paths)
 }
 
+/// Copies the lock file of `tree` to a package outside of its workspace, so that the package uses the same versions of
+/// dependencies. Replaces the present file at once, because another run may read it.
+pub(crate) fn take_versions(tree: &Path, package: &Path) -> Result<(), String> {
+    let (lock, copy) = (tree.join("Cargo.lock"), place::own_file("Cargo.lock"));
+    fs::copy(&lock, &copy).map_err(|error| format!("{}: {error}", lock.display()))?;
+    place::publish(&copy, &package.join("Cargo.lock"))
+}
+
+/// Downloads the crates of the workspace's lock file that are missing. It also has those of the fuzz targets.
+pub(crate) fn fetch() -> Result<(), String> {
+    run(cargo(&["fetch", "--quiet", "--locked", "--target", &host()?]))
+}
+
 /// Checks that a package outside of the workspace compiles. It uses the same versions of dependencies as the workspace,
 /// and shares those that are already checked.
 pub(crate) fn check_alone(package: &Path) -> Result<(), String> {
-    let lock = package.join("Cargo.lock");
-    fs::copy(root().join("Cargo.lock"), &lock).map_err(|error| format!("{}: {error}", lock.display()))?;
+    take_versions(&root(), package)?;
     let mut check = cargo(&["check", "--quiet"]);
     check.current_dir(package).env("CARGO_TARGET_DIR", target()).env("CARGO_PROFILE_DEV_DEBUG", "0");
     run(check)
@@ -132,10 +144,11 @@ impl Target {
     fn run(&self, minutes: f64) -> Result<String, String> {
         let home = target().join("xtask").join("fuzz");
         let crate_name = self.home.file_name().unwrap_or_default();
-        let triple = host()?;
+        let (triple, package) = (host()?, self.home.join("fuzz"));
+        take_versions(&root(), &package)?;
         // With an explicit target, cargo builds build scripts and macros without these flags.
         let mut build = cargo(&["build", "--release", "--target", &triple, "--bin", &self.name]);
-        build.current_dir(self.home.join("fuzz"));
+        build.current_dir(package);
         build.env("CARGO_TARGET_DIR", home.join("target")).env("RUSTFLAGS", FLAGS);
         run(build)?;
         let corpus = self.home.join("tests").join("corpus").join(&self.name);
@@ -321,6 +334,20 @@ mod tests {
             let (inputs, bytes) = (sizes.len(), sizes.iter().sum::<u64>());
             let fits = inputs <= CORPUS.inputs && bytes <= CORPUS.bytes;
             assert!(fits, "{}: {inputs} inputs of {bytes} B; `cargo xtask fuzz` cuts it", corpus.display());
+        }
+    }
+
+    #[test]
+    fn the_lock_file_of_the_workspace_has_each_dependency_of_the_targets() {
+        let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
+        for target in all().unwrap() {
+            let manifest = fs::read_to_string(target.home.join("fuzz/Cargo.toml")).unwrap();
+            let manifest: toml::Table = toml::from_str(&manifest).unwrap();
+            let names: Vec<&String> = manifest["dependencies"].as_table().unwrap().keys().collect();
+            assert!(names.iter().any(|name| *name == "libfuzzer-sys"), "{}", target.name);
+            let missing: Vec<_> =
+                names.into_iter().filter(|name| !lock.contains(&format!("name = \"{name}\"\n"))).collect();
+            assert!(missing.is_empty(), "{}: {missing:?}", target.name);
         }
     }
 

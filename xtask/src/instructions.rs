@@ -50,12 +50,6 @@ pub(crate) const ON_LINKS: &[Workload] = &[
     workload("udp-bw-64k", 160, 4800),
 ];
 
-/// Copies the lock file of `tree` to its counting program, so that the program uses the same versions of dependencies.
-fn take_versions(tree: &Path) -> Result<(), String> {
-    let lock = tree.join("benchmarks").join("instructions").join("Cargo.lock");
-    fs::copy(tree.join("Cargo.lock"), &lock).map(drop).map_err(|error| format!("{}: {error}", lock.display()))
-}
-
 /// Checks that the counting program compiles with the current crates.
 pub(crate) fn check() -> Result<(), String> {
     fuzz::check_alone(&root().join("benchmarks").join("instructions"))
@@ -65,7 +59,7 @@ pub(crate) fn check() -> Result<(), String> {
 pub(crate) fn build(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, String> {
     let folder = tree.join("benchmarks").join("instructions");
     let cannot = |what: &Path, error: std::io::Error| format!("{}: {error}", what.display());
-    take_versions(tree)?;
+    fuzz::take_versions(tree, &folder)?;
     let built = home.join("instructions");
     let mut build = cargo(&["build", "--release"]);
     build.current_dir(&folder).env("CARGO_TARGET_DIR", &built);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::shell::{cargo, command, output_of, run, run_tests, succeeds};
 use crate::steps::{self, Body, Group, Step};
-use crate::{cores, network, place, programs, vm};
+use crate::{cores, fuzz, network, place, programs, vm};
 
 /// Outcome of a step.
 pub(crate) enum StepEnd {
@@ -222,9 +222,10 @@ pub(crate) fn documentation() -> Result<(), String> {
     run(doc)
 }
 
-/// Builds all tests, and downloads their missing dependencies.
+/// Builds all tests, and downloads their missing dependencies and those of fuzz targets.
 pub(crate) fn build() -> Result<(), String> {
-    run(cargo(&["test", "--workspace", "--no-run"]))
+    run(cargo(&["test", "--workspace", "--no-run"]))?;
+    fuzz::fetch()
 }
 
 /// Checks that `verbs` with only the provider for hardware devices does not depend on the software RNIC.
