@@ -21,7 +21,8 @@ Examples:
   doorbell sim sweep --vary window=1,4,16,64 --vary protocol=send-receive,direct-read --out w.html
   doorbell sim sweep --set pattern=N:1 --set size=4096 --vary senders=1,4,16,64
   doorbell sim sweep --set reply=64 --set sizes=64:0.9,64K:0.1 --vary rate=1e4,1e5,1e6
-  doorbell sim sweep --set network=clos --set pattern=N:N --vary oversubscription=1,2,4
+  doorbell sim sweep --set network=clos --set pattern=N:N --set senders=32 \\
+    --vary oversubscription=1,2,4
   doorbell sim sweep --many-to-one --out many-to-one.html
   doorbell sim sweep --many-to-one --vary senders=1023 --set total_messages=10000000";
 
@@ -333,5 +334,25 @@ fn page(
                 bottleneck: busy_longest(found),
             })
             .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::Cli;
+
+    /// A pattern with N has one sender by default. No link between switches is then shared.
+    #[test]
+    fn examples_are_valid_commands_and_patterns_have_senders() {
+        let examples = EXAMPLES.replace("\\\n", "");
+        let commands: Vec<&str> = examples.lines().filter(|line| line.starts_with("  doorbell ")).collect();
+        assert_eq!(commands.len(), 7);
+        for command in commands {
+            assert!(Cli::try_parse_from(command.split_whitespace()).is_ok(), "{command}");
+            assert!(!command.contains("pattern=N") || command.contains("senders="), "{command}");
+        }
     }
 }
