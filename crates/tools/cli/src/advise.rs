@@ -42,7 +42,7 @@ pub(crate) struct Advise {
           required_unless_present_any = ["shared_memory", "sizes_from"], value_parser = quantity::weighted_bytes)]
     size: Vec<(u64, f64)>,
     /// Message sizes from a histogram in CSV, with rows BYTES,WEIGHT
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "shared_memory"])]
+    #[arg(long, value_name = "FILE", conflicts_with = "size")]
     sizes_from: Option<PathBuf>,
     /// Answer each request with a reply of this size, as in 64K; 0 means one-way messages [default: 0]
     #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, conflicts_with = "bidirectional")]
@@ -99,7 +99,7 @@ pub(crate) struct Advise {
     ipv6: bool,
     /// Check the first three recommendations by simulation, on --testbed or on the testbed of the parameters. Without
     /// this option, --testbed simulates all recommendations and ranks them by the simulated figures
-    #[arg(long, conflicts_with = "shared_memory")]
+    #[arg(long)]
     simulate: bool,
     /// Print one JSON object instead of text
     #[arg(long)]

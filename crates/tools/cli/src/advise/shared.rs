@@ -24,7 +24,25 @@ const CLIENTS: usize = 64;
 
 /// Options of messages, which no shared memory has. Clap demands no option that a given option excludes, so each option
 /// of shared memory excludes them too.
-const OF_MESSAGES: [&str; 3] = ["reply", "outstanding", "server_threads"];
+const OF_MESSAGES: [&str; 17] = [
+    "name", // --params
+    "sizes_from",
+    "reply",
+    "think",
+    "server_threads",
+    "outstanding",
+    "rate",
+    "peers",
+    "connections",
+    "bidirectional",
+    "place",
+    "sleep",
+    "hold",
+    "memory",
+    "mtu",
+    "ipv6",
+    "simulate",
+];
 
 /// Workload of memory that clients share.
 #[derive(Args, Clone, Debug)]

@@ -209,9 +209,6 @@ fn impossible_needs_are_wrong_usage() {
         ("advise -s 16 --outstanding 0", &["--outstanding: the number of outstanding messages is 0"]),
         ("advise -s 16 --ipv6 --testbed connectx5-100g", &["--ipv6 does not go with --testbed"]),
         ("advise -s 16 --set link.rate=1Gb/s", &["add --testbed"]),
-        ("advise --shared-memory --reply 64", &["--shared-memory", "--reply"]),
-        ("advise --shared-memory --outstanding 4", &["--shared-memory", "--outstanding"]),
-        ("advise --shared-memory --clients 8 --server-threads 2", &["--shared-memory", "--server-threads"]),
         ("advise -s 16 --first cost", &["latency, throughput"]),
         ("advise -s 16 --reply 64 --hosts 4", &["--hosts", "--reply"]),
         ("advise -s 16 --reply 64 --think 5 --rate 1k", &["--think", "--rate"]),
@@ -229,4 +226,32 @@ fn impossible_needs_are_wrong_usage() {
         run(arguments).expect_complaint(2, words);
     }
     run("advise -s 16 --params /no/such/file").expect_complaint(1, &["/no/such/file cannot be read"]);
+}
+
+/// Shared memory has no messages, so no option of messages is ignored beside it.
+#[test]
+fn shared_memory_excludes_the_options_of_messages() {
+    for given in [
+        "--params t1",
+        "--sizes-from sizes.csv",
+        "--reply 64",
+        "--think 5",
+        "--server-threads 2",
+        "--outstanding 4",
+        "--rate 1k",
+        "--peers 4:1",
+        "--connections 4",
+        "--bidirectional",
+        "--place",
+        "--sleep",
+        "--hold",
+        "--memory 64",
+        "--mtu 1024",
+        "--ipv6",
+        "--simulate",
+    ] {
+        let option = given.split(' ').next().expect("an option");
+        run(&format!("advise --shared-memory {given}")).expect_complaint(2, &["--shared-memory", option, "cannot be"]);
+        run(&format!("advise -s 16 --keys 4 {given}")).expect_complaint(2, &[]);
+    }
 }
