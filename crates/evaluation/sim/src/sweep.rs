@@ -16,6 +16,7 @@
 //! ```
 
 mod error;
+mod mix;
 mod preset;
 
 use std::io::Write;
@@ -28,6 +29,7 @@ use crate::testbed::{Testbed, nearest};
 use crate::topology::{MAX_NODES, Topology, TopologyError};
 use crate::traffic::{Carried, Pattern, Run, Traffic, TrafficError};
 pub use error::{MAX_POINTS, SweepError};
+use mix::{MIXES, SIZES, described_mix, parse_mix};
 pub use preset::{MANY_TO_ONE, Preset};
 
 /// Maximum number of messages of all connections of a point.
@@ -46,6 +48,8 @@ enum Between {
 pub struct Base {
     testbed: Testbed,
     traffic: Traffic,
+    /// Bytes of a message without a mix of sizes.
+    plain_bytes: usize,
     /// Whether the pattern was set. Without one, several senders would be ignored.
     has_pattern: bool,
     /// Number of messages of all connections together, or 0 if each connection has its own number.
@@ -126,41 +130,6 @@ pub fn in_sweeps(name: &str) -> &str {
     OPTIONS.iter().find(|(option, _)| *option == name).map_or(name, |&(_, swept)| swept)
 }
 
-/// Name of the mix of sizes.
-const SIZES: &str = "sizes";
-/// Value of [`SIZES`] without a mix.
-const NO_MIX: &str = "none";
-/// Allowed values of [`SIZES`].
-const MIXES: &str = "none, or sizes with weights, as in 64:0.9+64K:0.1";
-
-/// Parses a mix of sizes. [`NO_MIX`] is a mix without sizes. Values of an axis have commas between them, so sizes may
-/// have a plus.
-fn parse_mix(text: &str) -> Option<SizeMix> {
-    if text == NO_MIX {
-        return Some(SizeMix(Vec::new()));
-    }
-    let row = |row: &str| {
-        let (size, weight) = row.trim().split_once(':').unwrap_or((row.trim(), "1"));
-        Some((SIZE.parse(size)?.whole() as usize, weight.parse().ok()?))
-    };
-    let mix = SizeMix(text.split(['+', ',']).map(row).collect::<Option<_>>()?);
-    mix.check().is_ok().then_some(mix)
-}
-
-/// Returns the mix of sizes as a setting.
-fn described_mix(mix: Option<&SizeMix>) -> Swept {
-    let shown = |mix: &SizeMix| {
-        let rows: Vec<_> = mix.0.iter().map(|(bytes, weight)| format!("{bytes}:{weight}")).collect();
-        rows.join("+")
-    };
-    Swept {
-        name: SIZES,
-        about: "Mix of message sizes with weights, instead of `size`",
-        value: mix.map_or_else(|| NO_MIX.to_owned(), shown),
-        allowed: MIXES.to_owned(),
-    }
-}
-
 /// Returns the settings of a measurement that can be swept, each with its name in sweeps.
 fn measured_settings() -> impl Iterator<Item = (&'static str, &'static Setting)> {
     SETTINGS.iter().filter_map(|setting| Some((setting.sweep?, *setting)))
@@ -203,6 +172,7 @@ impl Base {
         let (between, leaf_nodes, oversubscription) = (Between::Switch, 16, 1);
         Self {
             testbed: testbed.clone(),
+            plain_bytes: traffic.bytes,
             traffic,
             has_pattern: false,
             total_messages: 0,
@@ -240,10 +210,8 @@ impl Base {
             let mix = parse_mix(value).ok_or_else(|| refused(MIXES.to_owned()))?;
             let Traffic { parameters, bytes, .. } = &mut self.traffic;
             parameters.mix = if mix.0.is_empty() { None } else { Some(mix) };
-            if let Some(mix) = &parameters.mix {
-                *bytes = mix.longest();
-                parameters.sizes = vec![*bytes];
-            }
+            *bytes = parameters.mix.as_ref().map_or(self.plain_bytes, SizeMix::longest);
+            parameters.sizes = vec![*bytes];
             return Ok(());
         }
         if let Some(own) = own_settings().into_iter().find(|own| own.name == name) {
@@ -267,6 +235,7 @@ impl Base {
         }
         if *setting == SIZE {
             (*bytes, parameters.mix) = (parameters.sizes[0], None);
+            self.plain_bytes = *bytes;
         }
         parameters.operation = if parameters.reply == Some(0) { Operation::Send } else { Operation::RequestResponse };
         Ok(())
@@ -578,6 +547,22 @@ mod tests {
         base.set("sizes", "64,128").expect("a mix with a comma");
         base.set("reply", "4096").expect("a reply");
         assert_eq!(mean(&base), 4096.0);
+    }
+
+    #[test]
+    fn points_without_a_mix_have_the_plain_size() {
+        let mut base = base();
+        base.set("size", "512").expect("a size");
+        let means = |base: &Base| {
+            let axis = "sizes=none,64:0.75+1K:0.25,none".parse().expect("an axis");
+            let sweep = Sweep::new(base, vec![axis], 1 << 30).expect("a sweep");
+            sweep.points().iter().map(Point::mean_bytes).collect::<Vec<_>>()
+        };
+        assert_eq!(means(&base), [512.0, 304.0, 512.0]);
+        base.set("sizes", "64+4K").expect("a mix");
+        assert_eq!(means(&base), [512.0, 304.0, 512.0]);
+        base.set("sizes", "none").expect("no mix");
+        assert_eq!((base.traffic.bytes, &base.traffic.parameters.sizes[..]), (512, &[512][..]));
     }
 
     /// Below saturation, the rate of all senders together is the offered one.
