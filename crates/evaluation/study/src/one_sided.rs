@@ -58,6 +58,8 @@ pub struct End {
     region: Region,
     path_mtu: Option<PathMtu>,
     settings: RcSettings,
+    /// Delay of the first operation, as [`SendMemory::phase`](crate::workload::SendMemory::phase).
+    pub(crate) phase: f64,
 }
 
 /// Role of an end of a connection.
@@ -70,7 +72,7 @@ pub(crate) enum Role<'a> {
 }
 
 impl End {
-    /// Makes an unconnected end.
+    /// Makes an unconnected end without a delay.
     ///
     /// # Errors
     ///
@@ -114,7 +116,7 @@ impl End {
             rnr_retry: parameters.rnr_retry,
             min_rnr_timer: MIN_RNR_TIMER,
         };
-        Ok(Self { qp, cq, psn: device.first_psn(), region, path_mtu: parameters.path_mtu(), settings })
+        Ok(Self { qp, cq, psn: device.first_psn(), region, path_mtu: parameters.path_mtu(), settings, phase: 0.0 })
     }
 
     /// Returns the description of the queue pair for the peer.
@@ -410,7 +412,7 @@ pub(crate) async fn stream<W: Waiter>(
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let device = end.device();
     let mut initiator = Initiator::new(end, remote, parameters, fitted.batch, plan, waiter);
-    let mut pace = Pace::start(device, &plan);
+    let mut pace = Pace::start(device, &plan).delayed(end.phase);
     let mut latencies = Latencies::new();
     let (window, batch) = (fitted.window as u64, fitted.batch as u64);
     loop {

@@ -116,6 +116,36 @@ fn latencies_begin_with_the_post_or_when_the_operation_was_due() {
     assert_eq!(latencies(Some(10.0)), [1000, 900, 800, 700, 600, 500].map(|ms: u64| ms * 1_000_000));
 }
 
+/// Both operations of a connection are half an interval of 20 ms later than those of a connection without a phase.
+#[test]
+fn operations_at_a_rate_are_delayed_by_the_phase() {
+    let parameters = Parameters { batch: 1, ..parameters(Operation::Write) };
+    let fitted = parameters.fit(BYTES).unwrap();
+    let end = |side| {
+        let device = soft::open(&SoftOptions::default()).unwrap();
+        End::new(&device.create_pd().unwrap(), &parameters, BYTES, &fitted, side).unwrap()
+    };
+    let (mut initiator, target) = (end(Role::Initiator(None)), end(Role::Target));
+    initiator.connect(&target.description()).unwrap();
+    target.connect(&initiator.description()).unwrap();
+    initiator.phase = 0.5;
+    let plan = Plan {
+        bytes: BYTES,
+        window: fitted.window,
+        in_rounds: false,
+        extent: Extent::Messages(2),
+        rate: Some(50.0),
+        think_ns: 0,
+        verify: false,
+        buffers: fitted.send_buffers,
+    };
+    let idle = Idle::spin();
+    let task = stream(&initiator, target.memory(), &parameters, &fitted, plan, idle.clone(), &|_| {});
+    let (tally, _) = executor::run(&idle, [task]).remove(0).unwrap();
+    let lasted_ns = tally.ended_ns - tally.began_ns;
+    assert!(tally.sent == 2 && lasted_ns >= 30_000_000, "{lasted_ns} ns");
+}
+
 /// The target's memory permits only the measured operation.
 #[test]
 fn a_target_allows_only_its_operation() {

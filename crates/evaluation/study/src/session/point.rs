@@ -87,7 +87,11 @@ impl<'a, P: Connector> Prepared<'a, P> {
             None => None,
         };
         let one_sided = |role| -> Result<_, SessionError> {
-            let end = |_| Ok(one_sided::End::new(pd, parameters, bytes, &fitted, role)?);
+            let end = |number: usize| {
+                let mut end = one_sided::End::new(pd, parameters, bytes, &fitted, role)?;
+                end.phase = number as f64 / connections as f64;
+                Ok(end)
+            };
             Ok(Unconnected::OneSided(each.clone().map(end).collect::<Result<_, SessionError>>()?))
         };
         let ends = if parameters.transport != Transport::Rc {
@@ -127,15 +131,18 @@ impl<'a, P: Connector> Prepared<'a, P> {
         Ok(Self { protocol, ends, replicates, work, channel, before, shared })
     }
 
-    /// Sets the numbers of the connections among those of all hosts, so that requests at a rate are due in turn on the
-    /// connections of all hosts. Without numbers, only the connections of this host take turns.
+    /// Sets the numbers of the connections among those of all hosts. At a rate, requests and one-sided operations are
+    /// then due in turn on the connections of all hosts. Without numbers, only the connections of this host take turns.
     #[must_use]
     pub(super) fn numbered(mut self, numbers: &[usize]) -> Self {
         let all = self.work.parameters.connections as f64;
-        if let Unconnected::Messages(ends) = &mut self.ends {
-            for ((_, memory), &number) in ends.iter_mut().zip(numbers) {
-                memory.phase = number as f64 / all;
+        let phases = numbers.iter().map(|&number| number as f64 / all);
+        match &mut self.ends {
+            Unconnected::Messages(ends) => {
+                ends.iter_mut().zip(phases).for_each(|((_, memory), phase)| memory.phase = phase);
             }
+            Unconnected::OneSided(ends) => ends.iter_mut().zip(phases).for_each(|(end, phase)| end.phase = phase),
+            Unconnected::Gathered(..) | Unconnected::Unacknowledged(_) => {}
         }
         self
     }
@@ -294,16 +301,21 @@ mod tests {
         let prepared = Prepared::new(protocol, &pd, parameters, 16, &part, |config| config).unwrap().numbered(numbers);
         match &prepared.ends {
             Unconnected::Messages(ends) => ends.iter().map(|(_, memory)| memory.phase).collect(),
+            Unconnected::OneSided(ends) => ends.iter().map(|end| end.phase).collect(),
             _ => Vec::new(),
         }
     }
 
     #[test]
     fn connections_of_all_hosts_take_turns() {
-        let plain = Parameters::plain(Kind::Bandwidth, Operation::RequestResponse, 16);
-        let parameters = Parameters { connections: 8, rate: Some(1000.0), ..plain };
-        let of = |numbers: &[usize]| with_connector!(parameters.protocol, connector => phases(&connector, &parameters, numbers));
-        assert_eq!(of(&[1, 5]), [0.125, 0.625]);
-        assert_eq!(of(&[]), [0.0, 0.5]);
+        let of = |operation, numbers: &[usize]| {
+            let plain = Parameters::plain(Kind::Bandwidth, operation, 16);
+            let asked = Parameters { connections: 8, rate: Some(1000.0), ..plain };
+            with_connector!(asked.protocol, connector => phases(&connector, &asked, numbers))
+        };
+        for operation in [Operation::RequestResponse, Operation::Write, Operation::Read] {
+            assert_eq!(of(operation, &[1, 5]), [0.125, 0.625], "{operation:?}");
+            assert_eq!(of(operation, &[]), [0.0, 0.5], "{operation:?}");
+        }
     }
 }
