@@ -19,6 +19,11 @@ const STREAM_MESSAGES: u64 = 20_000;
 /// Maximum number of bytes of a stream.
 const STREAM_BYTES: u64 = 16 << 20;
 
+/// Maximum number of messages of a stream of several sizes: the period of the sequence of sizes.
+const MIX_MESSAGES: u64 = 1 << 16;
+/// Maximum number of bytes of a stream of several sizes. A mean latency depends on its long messages, which may be few.
+const MIX_BYTES: u64 = 512 << 20;
+
 /// Minimum number of windows that each connection sends, so that the stream is longer than its start.
 const LEAST_WINDOWS: u64 = 4;
 
@@ -59,7 +64,8 @@ pub struct Simulated {
     pub loaded_ns: Option<f64>,
     /// Messages per second.
     pub messages_per_s: f64,
-    /// Bottleneck of the stream of the size that takes the most time; `None` for a need without sizes.
+    /// Bottleneck of the stream of all sizes, or of the stream of the size that takes the most time. `None` for a need
+    /// without sizes.
     pub bottleneck: Option<Bottleneck>,
     /// Notes about values of the advice that the simulation reduced, and about short streams.
     pub notes: Vec<String>,
@@ -87,22 +93,49 @@ pub fn check(need: &Need) -> Result<(), Usage> {
     Ok(())
 }
 
-/// Simulates an advice for each size of the need.
+/// Simulates an advice: each size alone, and a stream. At an offered rate, one stream has all sizes, so that short
+/// messages wait for long ones. At the maximum rate, and if messages of the advice have one size only, each size has a
+/// stream of its own.
 ///
 /// # Errors
 ///
 /// A point of the advice could not be simulated.
 pub fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simulated, PointError> {
     let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
-    let (mut latency_ns, mut loaded_ns, mut seconds) = (0.0, need.reply_bytes.map(|_| 0.0), 0.0);
-    let mut notes = Vec::new();
+    let mut latency_ns = 0.0;
+    for &(bytes, share) in &need.sizes {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let alone = session::simulate(testbed, &with_memory(alone(need, advice, bytes), bytes), bytes, SEED)?.result;
+        latency_ns += share / shares * alone.latency_ns.ok_or(PointError::Unfinished)?.mean;
+    }
+    let Some((parameters, note)) = mixed(need, advice) else {
+        return apart(testbed, need, advice, latency_ns);
+    };
+    let longest = parameters.sizes.first().copied().unwrap_or(0);
+    let Point { result, summary } = session::simulate(testbed, &parameters, longest, SEED)?;
+    Ok(Simulated {
+        latency_ns,
+        loaded_ns: result.latency_ns.filter(|_| need.reply_bytes.is_some()).map(|latency| latency.mean),
+        messages_per_s: result.messages_per_s,
+        bottleneck: Some(Bottleneck::of(&summary)),
+        notes: result.fitted.notes.into_iter().chain(note).map(|note| format!("all sizes: {note}")).collect(),
+    })
+}
+
+/// Simulates a stream of each size, for a need with the given latency alone. Several sizes share an offered rate, so
+/// their streams have the maximum rate and no latency with load.
+fn apart(testbed: &Testbed, need: &Need, advice: &Advice, latency_ns: f64) -> Result<Simulated, PointError> {
+    let shared_rate = need.messages_per_s.filter(|_| need.sizes.len() > 1);
+    let unlimited = Need { messages_per_s: None, ..need.clone() };
+    let need = if shared_rate.is_some() { &unlimited } else { need };
+    let shares: f64 = need.sizes.iter().map(|(_, share)| share).sum();
+    let mut loaded_ns = need.reply_bytes.filter(|_| shared_rate.is_none()).map(|_| 0.0);
+    let (mut seconds, mut notes) = (0.0, Vec::new());
     let mut longest: Option<(f64, Bottleneck)> = None;
     for &(bytes, share) in &need.sizes {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let share = share / shares;
-        let alone = session::simulate(testbed, &with_memory(alone(need, advice, bytes), bytes), bytes, SEED)?.result;
-        latency_ns += share * alone.latency_ns.ok_or(PointError::Unfinished)?.mean;
-        let (messages, note) = messages(need, advice, bytes);
+        let (messages, note) = messages(need, advice, bytes, (STREAM_BYTES, STREAM_MESSAGES));
         let stream = Parameters { extent: Extent::Messages(messages), ..stream(need, advice, bytes) };
         let Point { result: stream, summary } = session::simulate(testbed, &with_memory(stream, bytes), bytes, SEED)?;
         let taken = share / stream.messages_per_s;
@@ -114,7 +147,19 @@ pub fn simulate(testbed: &Testbed, need: &Need, advice: &Advice) -> Result<Simul
         loaded_ns = loaded_ns.zip(stream.latency_ns).map(|(sum, latency)| sum + share * latency.mean);
     }
     let bottleneck = longest.map(|(_, bottleneck)| bottleneck);
-    Ok(Simulated { latency_ns, loaded_ns, messages_per_s: 1.0 / seconds, bottleneck, notes })
+    let messages_per_s = shared_rate.unwrap_or(f64::INFINITY).min(1.0 / seconds);
+    Ok(Simulated { latency_ns, loaded_ns, messages_per_s, bottleneck, notes })
+}
+
+/// Returns the parameters of one stream of all sizes at an offered rate, and a note if the stream is short. Returns
+/// `None` for one size, for the maximum rate, and if messages of the advice have one size only.
+fn mixed(need: &Need, advice: &Advice) -> Option<(Parameters, Option<String>)> {
+    need.messages_per_s?;
+    let parameters = of_all_sizes(need, advice);
+    let mean = parameters.mix.as_ref()?.mean();
+    parameters.check().ok()?;
+    let (messages, note) = messages(need, advice, mean as usize, (MIX_BYTES, MIX_MESSAGES));
+    Some((Parameters { extent: Extent::Messages(messages), ..parameters }, note))
 }
 
 /// Returns the parameters with enough memory for their window and depth, or with [`MOST_MEMORY`].
@@ -127,11 +172,13 @@ fn with_memory(mut parameters: Parameters, bytes: usize) -> Parameters {
 }
 
 /// Returns the number of messages of each connection in a stream, and a note if they are less than [`LEAST_WINDOWS`].
-fn messages(need: &Need, advice: &Advice, bytes: usize) -> (u64, Option<String>) {
+/// The messages have a mean size of `bytes`. `most` has the maximum numbers of bytes and messages of the stream.
+fn messages(need: &Need, advice: &Advice, bytes: usize, most: (u64, u64)) -> (u64, Option<String>) {
+    let (most_bytes, most_messages) = most;
     let (bytes, reply_bytes) = (bytes as u64, need.reply_bytes.unwrap_or(0));
     let connections = u64::from(need.peers.connections).max(1);
     let longest = reply_bytes.max(bytes).max(1);
-    let long = (STREAM_BYTES / longest).min(STREAM_MESSAGES) / connections;
+    let long = (most_bytes / longest).min(most_messages) / connections;
     let spaces = (LEAST_SPACES * depth(need, advice) as u64).min(SPACE_BYTES / longest / connections);
     let least = LEAST_WINDOWS * u64::from(advice.window);
     let mtu = need.path_mtu.unwrap_or(PathMtu::Mtu4096).bytes() as u64;
@@ -197,15 +244,19 @@ fn stream(need: &Need, advice: &Advice, bytes: usize) -> Parameters {
     }
 }
 
+/// Returns the parameters of one stream of all sizes. The caller sets the number of messages.
+fn of_all_sizes(need: &Need, advice: &Advice) -> Parameters {
+    let mix = SizeMix::from(&need.sizes[..]);
+    let longest = mix.longest();
+    let parameters = with_memory(stream(need, advice, longest), longest);
+    Parameters { mix: (mix.0.len() > 1).then_some(mix), ..parameters }
+}
+
 /// Returns the parameters of a measurement of an advice, or `None` if `bench` cannot measure it, for example with more
 /// than 64 threads. The caller sets the number of messages.
 pub fn measured(need: &Need, advice: &Advice) -> Option<Parameters> {
-    let rows = need.sizes.iter().map(|&(bytes, weight)| (usize::try_from(bytes).unwrap_or(usize::MAX), weight));
-    let mix = SizeMix(rows.collect());
-    let longest = mix.longest();
-    let mut parameters = with_memory(stream(need, advice, longest), longest);
+    let mut parameters = of_all_sizes(need, advice);
     parameters.serving.single_receiver = false;
-    parameters.mix = (mix.0.len() > 1).then_some(mix);
     parameters.check().is_ok().then_some(parameters)
 }
 
@@ -302,9 +353,10 @@ mod tests {
     #[test]
     fn long_streams_are_cut_with_a_note() {
         let need = Need { window: Some(16), receiver_holds: true, ..Need::new(64, Goal::Throughput) };
-        assert_eq!(messages(&need, &send_receive(&need), 64), (STREAM_MESSAGES, None));
+        let messages = |need: &Need| messages(need, &send_receive(need), 64, (STREAM_BYTES, STREAM_MESSAGES));
+        assert_eq!(messages(&need), (STREAM_MESSAGES, None));
         let many = Need { window: Some(1 << 14), peers: Peers::many_to_one(32), ..need };
-        let (each, note) = messages(&many, &send_receive(&many), 64);
+        let (each, note) = messages(&many);
         assert_eq!(each, STREAM_PACKETS / 32);
         let note = note.expect("a note about the short stream");
         assert!(note.starts_with("the simulation has 32768 messages per connection instead of 65536"), "{note}");
@@ -352,6 +404,38 @@ mod tests {
             let [model, simulated] = loaded(&need);
             assert!(!departs(model, simulated), "{rate} requests/s: {model} and {simulated} ns");
         }
+    }
+
+    /// Requests of 16 B wait for requests of 1 MiB, which the clients send at one tenth of the rate.
+    #[test]
+    fn sizes_share_an_offered_rate() {
+        let need = Need {
+            sizes: vec![(16, 9.0), (1 << 20, 1.0)],
+            peers: Peers::many_to_one(24),
+            reply_bytes: Some(64),
+            messages_per_s: Some(5e4),
+            window: Some(1),
+            ..Need::new(16, Goal::Latency)
+        };
+        let advice = send_receive(&need);
+        let testbed = crate::testbed::by_name("t1").expect("a built-in testbed");
+        let simulated = simulate(testbed, &need, &advice).expect("a simulation");
+        let [model_ns, loaded_ns] = [advice.loaded_ns, simulated.loaded_ns].map(|ns| ns.expect("a latency with load"));
+        assert!(!departs(model_ns, loaded_ns) && loaded_ns > simulated.latency_ns, "{model_ns} ns, {simulated:?}");
+        assert!((CARRIES..=1.01).contains(&(simulated.messages_per_s / 5e4)), "{simulated:?}");
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_mixed_have_a_stream_each() {
+        let plain = Need { sizes: vec![(64, 1.0), (4096, 1.0)], ..Need::new(64, Goal::Latency) };
+        let need = Need { messages_per_s: Some(1e4), ..plain.clone() };
+        let advice = send_receive(&need);
+        assert!(mixed(&need, &advice).is_some() && mixed(&plain, &advice).is_none());
+        assert!(mixed(&need, &Advice { protocol: Protocol::BufferedRead, ..advice.clone() }).is_none());
+        let both = Need { bidirectional: true, ..need };
+        let testbed = crate::testbed::by_name("t1").expect("a built-in testbed");
+        let simulated = simulate(testbed, &both, &advice).expect("a simulation");
+        assert_eq!((simulated.loaded_ns, simulated.messages_per_s), (None, 1e4), "{simulated:?}");
     }
 
     #[test]
