@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use doorbell_output::files;
 
 use super::sweep::{Experiment, Point};
-use doorbell_record::{Environment, PointRecord, PointResult, RecordError};
+use doorbell_record::settings::{MIX, SETTINGS, Setting};
+use doorbell_record::{Environment, Parameters, PointRecord, PointResult, RecordError};
 
 /// Maximum bytes of a record.
 const MAX_RECORD_BYTES: u64 = 64 << 20;
@@ -174,7 +175,7 @@ impl RunDirectory {
             return differs("experiment", why);
         }
         if record.parameters != point.parameters {
-            return differs("parameters", "another release, or another --standard, --full".to_owned());
+            return differs("parameters", changes(&record.parameters, &point.parameters));
         }
         if record.environment.testbed != environment.testbed {
             return differs("environment.testbed", environment.substrate());
@@ -247,6 +248,25 @@ impl RunDirectory {
         record.repetitions.push(result);
         write_whole(&self.file(experiment, point), &record)
     }
+}
+
+/// Returns the settings that differ, each with its present value and the value in the record.
+fn changes(then: &Parameters, now: &Parameters) -> String {
+    let shown = |setting: &Setting, of: &Parameters| {
+        let values: Vec<String> = (setting.get)(of).into_iter().map(|value| setting.show(value)).collect();
+        if values.is_empty() { "none".to_owned() } else { values.join(", ") }
+    };
+    let differing = SETTINGS.iter().copied().filter(|setting| (setting.get)(then) != (setting.get)(now));
+    let mut changes: Vec<String> = differing
+        .map(|setting| format!("{setting} is {} instead of {}", shown(setting, now), shown(setting, then)))
+        .collect();
+    if then.mix != now.mix {
+        changes.push(format!("{MIX} is another one"));
+    }
+    if then.far != now.far {
+        changes.push("the point on shared memory is another one".to_owned());
+    }
+    if changes.is_empty() { "in a parameter that has no option".to_owned() } else { changes.join("; ") }
 }
 
 fn read(path: &Path) -> Result<PointRecord, DirectoryError> {

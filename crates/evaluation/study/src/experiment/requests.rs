@@ -5,6 +5,7 @@ use super::sweep::{Effort, Experiment, Point};
 use crate::layout::Layout;
 use doorbell_record::Quantity::{self, MeanLatency, MedianLatency, MessageRate, TailLatency, Throughput};
 use doorbell_record::{Kind, Operation, Parameters, SizeMix};
+use doorbell_wire::split_mix;
 
 /// Name of the experiment on requests with replies.
 pub const REQUESTS: &str = "requests/clients";
@@ -48,19 +49,48 @@ pub fn own_requests(effort: Effort, own: &OwnRequests) -> Experiment {
     of_points(points)
 }
 
-/// Returns the name of the curve of a protocol. Both points of the curve have the same name.
+/// Maximum length of a mix in the name of a curve, which is part of a file's name.
+const MIX_NAME: usize = 60;
+
+/// Returns the name of the curve of a protocol. Both points of the curve have the same name. The name and the number of
+/// clients determine the parameters of a point, so that a directory can have the records of several workloads.
 fn own_series(family: &Family, own: &OwnRequests, parameters: &Parameters) -> String {
-    let longest = own.sizes.longest();
-    let requests = match own.sizes.0.len() {
-        1 => format!("{longest} B"),
-        count => format!("{count} sizes to {longest} B"),
-    };
+    let requests = named_sizes(&own.sizes);
     let replies = parameters.reply.map_or_else(|| "replies alike".to_owned(), |reply| format!("reply {reply} B"));
     let pauses = match (own.rate, own.think_us) {
         (None, 0) => String::new(),
-        _ => format!("{}, ", Parameters { rate: own.rate, ..parameters.clone() }.request_loop()),
+        (None, _) => format!("{}, ", parameters.request_loop()),
+        (Some(_), _) => {
+            let one = Parameters { rate: rate_of(own, 1), ..parameters.clone() };
+            format!("{} for each client, ", one.request_loop())
+        }
     };
     format!("{requests}, {replies}, {pauses}{}", family.family())
+}
+
+/// Returns the sizes of requests as text. A long mix has its digest instead of its sizes.
+fn named_sizes(mix: &SizeMix) -> String {
+    if let [(bytes, _)] = mix.0[..] {
+        return format!("{bytes} B");
+    }
+    let rows: Vec<String> = mix.0.iter().map(|(bytes, weight)| format!("{bytes}:{weight}")).collect();
+    let rows = rows.join("+");
+    if rows.len() <= MIX_NAME {
+        return format!("{rows} B");
+    }
+    let mut digest = 0;
+    for &(bytes, weight) in &mix.0 {
+        for number in [bytes as u64, weight.to_bits()] {
+            digest ^= number;
+            digest = split_mix(&mut digest);
+        }
+    }
+    format!("{} sizes to {} B ({digest:016x})", mix.0.len(), mix.longest())
+}
+
+/// Returns the rate that this number of the user's clients offers.
+fn rate_of(own: &OwnRequests, clients: usize) -> Option<f64> {
+    own.rate.map(|rate| rate * (clients as f64 / own.clients.max(1) as f64))
 }
 
 /// Returns the parameters of some of the user's clients. Clients of an open loop have the default window.
@@ -72,7 +102,7 @@ fn own_parameters(effort: Effort, family: &Family, own: &OwnRequests, clients: u
     Parameters {
         mix: is_mix.then(|| own.sizes.clone()),
         think_us: own.think_us,
-        rate: own.rate.map(|rate| rate * (clients as f64 / own.clients.max(1) as f64)),
+        rate: rate_of(own, clients),
         window: match own.rate {
             Some(_) => Parameters::plain(closed.kind, closed.operation, longest).window,
             None => closed.window,
@@ -123,6 +153,8 @@ fn of_points(points: Vec<Point>) -> Experiment {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use doorbell_record::{Cast, Role};
 
     use super::*;
@@ -180,7 +212,7 @@ mod tests {
             let Parameters { mix, sizes, reply, .. } = &point.parameters;
             assert_eq!((mix, &sizes[..], reply), (&Some(mixed.sizes.clone()), &[5000][..], &None));
         }
-        assert_eq!(points[0].series, "2 sizes to 5000 B, replies alike, send-receive");
+        assert_eq!(points[0].series, "64:9+5000:1 B, replies alike, send-receive");
         let thinking = checked(&OwnRequests { think_us: 50, ..own(&[(64, 1.0)], None) });
         assert!(thinking.iter().all(|point| point.parameters.think_us == 50 && point.parameters.window == 1));
         let series = "64 B, reply 64 B, closed loop with 50 us of think time, send-receive";
@@ -189,8 +221,37 @@ mod tests {
         let paced = checked(&OwnRequests { rate: Some(48_000.0), ..own(&[(64, 1.0)], Some(16)) });
         assert_eq!([0, 1].map(|index| paced[index].parameters.rate), [Some(2000.0), Some(48_000.0)]);
         assert!(paced.iter().all(|point| point.parameters.window == 64));
-        let series = "64 B, reply 16 B, open loop of 48000 requests/s, send-receive";
+        let series = "64 B, reply 16 B, open loop of 2000 requests/s for each client, send-receive";
         assert_eq!([0, 1].map(|index| paced[index].series.as_str()), [series; 2]);
+    }
+
+    #[test]
+    fn own_points_of_one_name_have_the_same_parameters() {
+        let mixed = |sizes: &[(usize, f64)]| own(sizes, Some(64));
+        let many: Vec<(usize, f64)> = (1..=40).map(|number| (100 * number, number as f64)).collect();
+        let heavier: Vec<(usize, f64)> = many.iter().map(|&(bytes, weight)| (bytes, weight + 1.0)).collect();
+        let paced = |clients: usize, rate: f64| OwnRequests { clients, rate: Some(rate), ..mixed(&[(64, 1.0)]) };
+        let all = [
+            mixed(&[(64, 9.0), (5000, 1.0)]),
+            mixed(&[(64, 1.0), (5000, 1.0)]),
+            mixed(&[(100, 9.0), (5000, 1.0)]),
+            mixed(&many),
+            mixed(&heavier),
+            OwnRequests { think_us: 5, ..mixed(&many) },
+            paced(24, 48_000.0),
+            paced(12, 48_000.0),
+            paced(24, 50_000.0),
+            // One client of these has the rate of one client of the first.
+            paced(12, 24_000.0),
+        ];
+        let mut named: BTreeMap<(String, usize), Parameters> = BTreeMap::new();
+        let points: Vec<Point> = all.iter().flat_map(|own| own_requests(Effort::Quick, own).points).collect();
+        for Point { series, x, parameters } in &points {
+            assert!(series.len() < 160, "{series}");
+            let other = named.insert((series.clone(), *x as usize), parameters.clone());
+            assert!(other.is_none_or(|other| other == *parameters), "{series}: {parameters:?}");
+        }
+        assert_eq!(points.len() - named.len(), FAMILIES.len());
     }
 
     #[test]

@@ -563,6 +563,15 @@ fn directory_keeps_records_and_overwrites_no_other_file() {
     longer.parameters.extent = doorbell_record::Extent::Seconds(9.0);
     let error = directory.get(&experiment, &longer, &environment).unwrap_err().to_string();
     assert!(error.contains("field `parameters` differs"), "{error}");
+    assert!(error.contains("the duration is 9 s instead of "), "{error}");
+    let mut paced = point.clone();
+    paced.parameters.rate = Some(5.0);
+    let error = directory.get(&experiment, &paced, &environment).unwrap_err().to_string();
+    assert!(error.contains("(the rate is 5 messages/s instead of none): choose another --out"), "{error}");
+    let mut mixed = point.clone();
+    mixed.parameters.mix = Some(doorbell_record::SizeMix(vec![(16, 1.0), (64, 1.0)]));
+    let error = directory.get(&experiment, &mixed, &environment).unwrap_err().to_string();
+    assert!(error.contains("(the mix of sizes is another one): choose another --out"), "{error}");
 
     let file = directory.file(&experiment, &point);
     fs::write(&file, "{\"format\": \"something else\"}").unwrap();
