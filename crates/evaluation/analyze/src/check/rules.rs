@@ -79,7 +79,7 @@ rules! {
     Msn "msn" "9.7.7" Error "The MSN counts the messages up to the acknowledged PSN, duplicates once.";
     Credits "credits" "9.7.7" Warning "A responder grants credits in all of its acknowledgements, or in none.";
     CreditLimit "credit-limit" "9.7.7.2" Warning
-        "The requester sends at most one SEND beyond the granted credits (--complete).";
+        "The requester sends at most one SEND or WRITE with immediate beyond the granted credits (--complete).";
     ReadResponse "read-response" "9.7.4" Error "The response to a READ has the PSNs and the length of its request.";
     OneResponse "one-response" "9.7.4" Error
         "A READ or atomic has one response per transmission of its request (--complete).";

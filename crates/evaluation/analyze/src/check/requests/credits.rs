@@ -1,8 +1,8 @@
-//! SENDs beyond the credits that the responder has granted, in a complete capture.
+//! Messages that consume a receive, beyond the credits that the responder has granted, in a complete capture.
 
 use std::collections::VecDeque;
 
-use doorbell_wire::{AethRepr, PacketOperation, Psn, SyndromeKind};
+use doorbell_wire::{AethRepr, Opcode, PacketOperation, Psn, SyndromeKind};
 
 use super::super::findings::{Draft, Drafts, Needs};
 use super::super::packet::{Packet, Place};
@@ -36,8 +36,17 @@ impl Requests {
             self.is_whole.get_or_insert(base == 0);
         }
         let SyndromeKind::Ack { credits } = aeth.syndrome.kind() else { return };
-        let message = |(base, credits): (u32, u32)| aeth.msn.get().wrapping_add(credits).wrapping_sub(base) & Psn::MASK;
-        self.credits.grant(base.zip(granted(credits)).map(message), answer);
+        let limit = base.zip(granted(credits)).map(|(base, credits)| {
+            let done = aeth.msn.get().wrapping_sub(base) & Psn::MASK;
+            done.wrapping_add(credits).wrapping_add(self.free_after(done)) & Psn::MASK
+        });
+        self.credits.grant(limit, answer);
+    }
+
+    /// Returns the number of remembered messages after the message `done` that consume no receive, and so no credit.
+    fn free_after(&self, done: u32) -> u32 {
+        let later = self.sent.iter().rev().take_while(|sent| exceeding(sent.messages, done) > 0);
+        later.map(|sent| u32::from(is_free(sent.opcode))).sum()
     }
 }
 
@@ -54,10 +63,18 @@ impl Credits {
         };
     }
 
-    /// Judges a new request. `message` is the number of its message.
+    /// Judges a new request, or raises the limit if the request consumes no receive. `message` is the number of its
+    /// message.
     pub(super) fn send(&mut self, packet: &Packet<'_>, message: u32, drafts: &mut Drafts) {
-        let is_send = packet.operation() == Some(PacketOperation::Send) && packet.bth.opcode.is_first();
-        let Some(limit) = self.limit.filter(|_| is_send) else { return };
+        let Some(limit) = &mut self.limit else { return };
+        let opcode = packet.bth.opcode;
+        if is_free(opcode) {
+            limit.message = limit.message.wrapping_add(1) & Psn::MASK;
+        }
+        if !shows_receive(opcode) {
+            return;
+        }
+        let limit = *limit;
         drafts.judged(RuleId::CreditLimit);
         // A requester without credits may send one message, whose answer has new credits.
         let beyond = exceeding(message, limit.message);
@@ -82,6 +99,25 @@ impl Credits {
     /// Reports the findings that no answer has explained.
     pub(super) fn report(&mut self, drafts: &mut Drafts) {
         self.held.drain(..).for_each(|draft| drafts.push(draft));
+    }
+}
+
+/// Returns whether a packet shows that its message consumes a receive: the first packet of a SEND, and the packet of a
+/// WRITE that has the immediate data.
+fn shows_receive(opcode: Opcode) -> bool {
+    match opcode.operation() {
+        Some(PacketOperation::Send) => opcode.is_first(),
+        Some(PacketOperation::Write) => opcode.has_imm(),
+        _ => false,
+    }
+}
+
+/// Returns whether a packet ends a message that consumes no receive. Credits do not limit such a message.
+fn is_free(opcode: Opcode) -> bool {
+    match opcode.operation() {
+        Some(PacketOperation::Write) => opcode.is_last() && !opcode.has_imm(),
+        Some(PacketOperation::ReadRequest | PacketOperation::CompareSwap | PacketOperation::FetchAdd) => true,
+        _ => false,
     }
 }
 
