@@ -12,8 +12,8 @@
 //! ```
 //!
 //! `doorbell run` checks the program that it executes. The preloaded library checks the programs that a process starts,
-//! between fork and exec. Except for [`execute_by_name`], [`library()`] and [`variables`], this crate therefore takes
-//! no lock, and allocates memory only for paths longer than 384 bytes.
+//! between fork and exec. Except for [`execute_by_name`], [`KeptSignals`], [`library()`] and [`variables`], this crate
+//! therefore takes no lock, and allocates memory only for paths longer than 384 bytes.
 #![deny(unsafe_code)]
 
 mod elf;
@@ -22,9 +22,12 @@ mod execute;
 mod library;
 #[allow(unsafe_code)]
 mod rights;
+#[allow(unsafe_code)]
+mod signals;
 
 pub use execute::execute_by_name;
 pub use library::{LIBRARY, LibraryError, drop_ins, library, variables};
+pub use signals::{Arrived, KeptSignals};
 
 use std::ffi::OsStr;
 use std::fmt;

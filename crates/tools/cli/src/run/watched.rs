@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use nix::sys::signal::Signal;
 
 use crate::ending;
 use crate::failure::Failure;
@@ -11,7 +11,8 @@ use crate::faults::FaultCheck;
 use crate::forwarding::Forwarding;
 
 /// Signals that the program gets from its parent.
-const SIGNALS: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+const SIGNALS: [Signal; 6] =
+    [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGUSR2];
 
 /// Runs this command again in a child process, which becomes the program. Ends as the program ends. If the program
 /// succeeds and a required rule has not fired in any of its processes, the status is 1.

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 
@@ -234,6 +234,40 @@ fn an_interrupt_ends_all_processes_of_a_program() {
         assert!(Instant::now() < until, "a process of the group is left");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// A watched program gets each signal once: from the terminal, or from the command that `kill` names.
+#[test]
+fn a_watched_program_gets_interrupts_of_the_terminal_and_of_kill() {
+    let library = Library::new("interrupts");
+    let terminal = Terminal::new();
+    let mut command = library.with(doorbell("run --fault"));
+    let script = "trap 'n=$((n + 1)); echo interrupt $n' INT; trap 'exit 5' QUIT; echo started; \
+                  while :; do sleep 0.05; done";
+    command.args(["drop nth=1", "--", "sh", "-c", script]);
+    let mut running = terminal.start(command, Session::Own);
+    terminal.wait_for("started");
+    terminal.press("\u{3}");
+    terminal.wait_for("interrupt 1");
+    // A second copy of the signal would arrive within this time.
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!terminal.said().contains("interrupt 2"), "{}", terminal.said());
+    let command = Pid::from_raw(running.id() as i32);
+    kill(command, Signal::SIGINT).unwrap();
+    terminal.wait_for("interrupt 2");
+    kill(command, Signal::SIGQUIT).unwrap();
+    assert_eq!(running.end().code(), Some(5));
+}
+
+#[test]
+fn a_watched_program_gets_all_of_several_signals() {
+    let library = Library::new("several");
+    let mut command = library.with(doorbell("run --fault"));
+    let script = "for name in USR1 USR2 TERM; do trap 'n=$((n + 1))' $name; done; \
+                  for name in TERM USR1 USR2; do kill -$name $PPID; done; \
+                  until [ \"$n\" = 3 ]; do sleep 0.05; done; exit 5";
+    command.args(["drop nth=1", "--", "sh", "-c", script]);
+    Running::start(command).finish().expect_status(5);
 }
 
 /// A signal stops the program like ^Z, and a shell continues the program.
