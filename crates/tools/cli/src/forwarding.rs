@@ -5,7 +5,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use doorbell_reach::KeptSignals;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, raise};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 use crate::failure::Failure;
@@ -13,38 +14,70 @@ use crate::failure::Failure;
 /// Interval between two checks whether the program has ended, or a signal has arrived.
 const CHECK: Duration = Duration::from_millis(20);
 
+/// Signals that go to the program.
+const FORWARDED: [Signal; 10] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGALRM,
+    Signal::SIGTERM,
+    Signal::SIGCONT,
+    Signal::SIGTSTP,
+    Signal::SIGWINCH,
+];
 /// Signals that the terminal sends to all processes of its foreground process group, and so to the program too.
-const OF_TERMINAL: [Signal; 2] = [Signal::SIGINT, Signal::SIGQUIT];
+const OF_TERMINAL: [Signal; 4] = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTSTP, Signal::SIGWINCH];
 
-/// Signals that go to the program until its end, instead of ending this process.
+/// Signals that go to the program until its end, instead of ending or stopping this process.
 pub(crate) struct Forwarding {
     kept: KeptSignals,
 }
 
 impl Forwarding {
-    /// Begins to keep these signals for the program, except those that the parent of this process ignores, as nohup
-    /// does. The program ignores them too.
-    pub(crate) fn begin(signals: &[Signal]) -> Result<Self, Failure> {
-        Ok(Self { kept: KeptSignals::begin(signals)? })
+    /// Begins to keep signals for the program, except those that the parent of this process ignores, as nohup does. The
+    /// program ignores them too.
+    pub(crate) fn begin() -> Result<Self, Failure> {
+        Ok(Self { kept: KeptSignals::begin(&FORWARDED)? })
     }
 
     /// Waits for the end of the program, and forwards signals. Calls `each` before each check. After the end, signals
-    /// have their default action.
+    /// have their default action. If SIGTSTP stops the program, this process stops too, so that a shell sees it.
     pub(crate) fn wait(mut self, program: &mut Child, mut each: impl FnMut()) -> Result<ExitStatus, Failure> {
         let id = Pid::from_raw(program.id() as i32);
+        let mut is_to_stop = false;
         loop {
             if let Some(status) = program.try_wait()? {
                 return Ok(status);
             }
-            for arrived in self.kept.take() {
+            let mut all = self.kept.take();
+            // A program that has to stop and to continue must not remain stopped.
+            all.sort_by_key(|arrived| arrived.signal == Signal::SIGCONT);
+            for arrived in all {
+                match arrived.signal {
+                    Signal::SIGTSTP => is_to_stop = true,
+                    Signal::SIGCONT => is_to_stop = false,
+                    _ => {}
+                }
                 let has_program = arrived.is_from_kernel && OF_TERMINAL.contains(&arrived.signal);
                 if !has_program {
                     // The program may have ended meanwhile.
                     let _ = kill(id, arrived.signal);
                 }
             }
+            if is_to_stop && has_stopped(id) {
+                is_to_stop = false;
+                raise(Signal::SIGSTOP)?;
+            }
             each();
             sleep(CHECK);
         }
     }
+}
+
+/// Returns whether the program has stopped since the last call. A program may ignore SIGTSTP.
+fn has_stopped(program: Pid) -> bool {
+    let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
+    matches!(waitid(Id::Pid(program), flags), Ok(WaitStatus::Stopped(..)))
 }

@@ -15,7 +15,6 @@ use doorbell_audit::Counted;
 use doorbell_counters::{Identity, Look, Monitor};
 use doorbell_sync::IgnorePoison;
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::signal::Signal;
 use nix::sys::time::TimeValLike;
 
 use crate::drop_ins;
@@ -59,7 +58,7 @@ pub(super) fn run(words: &[OsString], software: bool, device: Option<&str>, sysf
     if software {
         command.envs(drop_ins::variables()?);
     }
-    let forwarding = Forwarding::begin(&[Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM])?;
+    let forwarding = Forwarding::begin()?;
     let mut monitor = Monitor::new(sysfs);
     let mut counters = Counters { named: device.map(str::to_owned), ..Counters::default() };
     counters.add(monitor.look());

@@ -3,16 +3,10 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
 
-use nix::sys::signal::Signal;
-
 use crate::ending;
 use crate::failure::Failure;
 use crate::faults::FaultCheck;
 use crate::forwarding::Forwarding;
-
-/// Signals that the program gets from its parent.
-const SIGNALS: [Signal; 6] =
-    [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGUSR2];
 
 /// Runs this command again in a child process, which becomes the program. Ends as the program ends. If the program
 /// succeeds and a required rule has not fired in any of its processes, the status is 1.
@@ -22,7 +16,7 @@ pub(super) fn run(check: FaultCheck) -> Result<ExitCode, Failure> {
     let rest = words.split_off(own);
     let mut command = Command::new(std::env::current_exe()?);
     command.args(words).arg("--watched").arg(check.journal()).args(rest);
-    let forwarding = Forwarding::begin(&SIGNALS)?;
+    let forwarding = Forwarding::begin()?;
     let status = forwarding.wait(&mut command.spawn()?, || {})?;
     let have_fired = check.finish()?;
     if let Some(signal) = status.signal() {

@@ -263,9 +263,9 @@ fn a_watched_program_gets_interrupts_of_the_terminal_and_of_kill() {
 fn a_watched_program_gets_all_of_several_signals() {
     let library = Library::new("several");
     let mut command = library.with(doorbell("run --fault"));
-    let script = "for name in USR1 USR2 TERM; do trap 'n=$((n + 1))' $name; done; \
-                  for name in TERM USR1 USR2; do kill -$name $PPID; done; \
-                  until [ \"$n\" = 3 ]; do sleep 0.05; done; exit 5";
+    let script = "for name in USR1 USR2 ALRM TERM CONT WINCH; do trap 'n=$((n + 1))' $name; done; \
+                  for name in TERM USR1 WINCH USR2 CONT ALRM; do kill -$name $PPID; done; \
+                  until [ \"$n\" = 6 ]; do sleep 0.05; done; exit 5";
     command.args(["drop nth=1", "--", "sh", "-c", script]);
     Running::start(command).finish().expect_status(5);
 }
@@ -284,6 +284,23 @@ fn a_program_is_stopped_and_goes_on() {
     assert!(running.end().success());
     let said = terminal.said();
     let order = ["stopped", "goes on", "is 0"].map(|words| said.find(words).unwrap_or(usize::MAX));
+    assert!(order.is_sorted(), "{said}");
+}
+
+/// SIGTSTP reaches the program through the command, and stops both. A shell continues both.
+#[test]
+fn a_watched_program_is_stopped_and_goes_on() {
+    let library = Library::new("stop-watched");
+    let terminal = Terminal::new();
+    let mut shell = library.with(Command::new("sh"));
+    let script = "set -m; \"$0\" run --fault 'drop nth=1' -- sh -c 'kill -TSTP $PPID; sleep 1; echo goes on; exit 7'; \
+                  echo stopped; fg >/dev/null; echo is $?";
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_doorbell")]);
+    let mut running = terminal.start(shell, Session::Own);
+    terminal.wait_for("is 7");
+    assert!(running.end().success());
+    let said = terminal.said();
+    let order = ["stopped", "goes on", "is 7"].map(|words| said.find(words).unwrap_or(usize::MAX));
     assert!(order.is_sorted(), "{said}");
 }
 
