@@ -27,7 +27,7 @@ mod signals;
 
 pub use execute::execute_by_name;
 pub use library::{LIBRARY, LibraryError, drop_ins, library, variables};
-pub use signals::{Arrived, KeptSignals};
+pub use signals::{Arrived, KeptSignals, discard_ended_children, keep_ended_children};
 
 use std::ffi::OsStr;
 use std::fmt;

@@ -69,6 +69,25 @@ impl Drop for KeptSignals {
     }
 }
 
+/// Keeps ended children of this process until it has waited for them. Returns whether it ignored SIGCHLD before, so that
+/// the kernel discarded their status.
+///
+/// # Errors
+///
+/// The kernel refuses the default action of SIGCHLD, which it never should.
+pub fn keep_ended_children() -> io::Result<bool> {
+    Ok(matches!(set(Signal::SIGCHLD, SigHandler::SigDfl)?, SigHandler::SigIgn))
+}
+
+/// Ignores SIGCHLD, as does then the program that replaces this process. Undoes [`keep_ended_children`].
+///
+/// # Errors
+///
+/// The kernel refuses to ignore SIGCHLD, which it never should.
+pub fn discard_ended_children() -> io::Result<()> {
+    set(Signal::SIGCHLD, SigHandler::SigIgn).map(drop)
+}
+
 /// Sets the action of a signal, and returns the previous one.
 fn set(signal: Signal, handler: SigHandler) -> io::Result<SigHandler> {
     let action = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());

@@ -4,7 +4,7 @@ use std::process::{Child, ExitStatus};
 use std::thread::sleep;
 use std::time::Duration;
 
-use doorbell_reach::KeptSignals;
+use doorbell_reach::{KeptSignals, keep_ended_children};
 use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
@@ -33,13 +33,20 @@ const OF_TERMINAL: [Signal; 4] = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTS
 /// Signals that go to the program until its end, instead of ending or stopping this process.
 pub(crate) struct Forwarding {
     kept: KeptSignals,
+    /// Whether the parent of this process ignores SIGCHLD. The kernel would discard the status of the program.
+    ignored_children: bool,
 }
 
 impl Forwarding {
     /// Begins to keep signals for the program, except those that the parent of this process ignores, as nohup does. The
     /// program ignores them too.
     pub(crate) fn begin() -> Result<Self, Failure> {
-        Ok(Self { kept: KeptSignals::begin(&FORWARDED)? })
+        Ok(Self { kept: KeptSignals::begin(&FORWARDED)?, ignored_children: keep_ended_children()? })
+    }
+
+    /// Returns whether this process ignored SIGCHLD before.
+    pub(crate) fn ignored_children(&self) -> bool {
+        self.ignored_children
     }
 
     /// Waits for the end of the program, and forwards signals. Calls `each` before each check. After the end, signals

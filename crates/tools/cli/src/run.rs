@@ -108,6 +108,9 @@ pub(crate) struct Run {
     /// Journal of the fault plan, whose rules the parent process checks at the end.
     #[arg(long, hide = true, value_name = "FILE")]
     watched: Option<PathBuf>,
+    /// Start the watched program with SIGCHLD ignored.
+    #[arg(long, hide = true, requires = "watched")]
+    ignore_children: bool,
     /// Program and its arguments, with or without `--` before the program. The program must be dynamically linked, and
     /// must not be setuid
     #[arg(trailing_var_arg = true, required_unless_present = "processes", value_name = "PROGRAM")]
@@ -137,6 +140,9 @@ pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
     let variables = arguments.settings.variables(arguments.watched.as_deref())?;
     if arguments.watched.is_some() {
         ending::with_parent()?;
+        if arguments.ignore_children {
+            doorbell_reach::discard_ended_children()?;
+        }
     } else if let Some(check) = arguments.settings.check()? {
         return watched::run(check);
     }

@@ -15,8 +15,12 @@ pub(super) fn run(check: FaultCheck) -> Result<ExitCode, Failure> {
     let own = words.iter().position(|word| word == "run").map_or(0, |at| at + 1);
     let rest = words.split_off(own);
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(words).arg("--watched").arg(check.journal()).args(rest);
+    command.args(words).arg("--watched").arg(check.journal());
     let forwarding = Forwarding::begin()?;
+    if forwarding.ignored_children() {
+        command.arg("--ignore-children");
+    }
+    command.args(rest);
     let status = forwarding.wait(&mut command.spawn()?, || {})?;
     let have_fired = check.finish()?;
     if let Some(signal) = status.signal() {

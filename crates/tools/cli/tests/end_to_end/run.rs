@@ -287,6 +287,23 @@ fn a_program_is_stopped_and_goes_on() {
     assert!(order.is_sorted(), "{said}");
 }
 
+/// The kernel discards the status of children of a process that ignores SIGCHLD.
+#[test]
+fn a_watched_program_ignores_sigchld_as_the_caller_does() {
+    let library = Library::new("sigchld");
+    let ignored = |options: [&str; 2]| {
+        let mut command = library.with(Command::new("env"));
+        command.args(options).args([env!("CARGO_BIN_EXE_doorbell"), "run", "--fault", "drop nth=1", "--"]);
+        // Shells set the action of SIGCHLD. The missing file gives a status of its own.
+        command.args(["grep", "SigIgn", "/proc/self/status", "/no/such/file"]);
+        let text = Running::start(command).finish().expect_status(2).stdout;
+        let mask = text.split_whitespace().last().map(|mask| u64::from_str_radix(mask, 16)).unwrap().unwrap();
+        mask & 1 << (Signal::SIGCHLD as i32 - 1) != 0
+    };
+    assert!(ignored(["--ignore-signal=CHLD", "--"]));
+    assert!(!ignored(["--default-signal=CHLD", "--"]));
+}
+
 /// SIGTSTP reaches the program through the command, and stops both. A shell continues both.
 #[test]
 fn a_watched_program_is_stopped_and_goes_on() {
