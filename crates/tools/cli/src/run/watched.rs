@@ -7,6 +7,7 @@ use crate::ending;
 use crate::failure::Failure;
 use crate::faults::FaultCheck;
 use crate::forwarding::Forwarding;
+use crate::output::note;
 
 /// Runs this command again in a child process, which becomes the program. Ends as the program ends. If the program
 /// succeeds and a required rule has not fired in any of its processes, the status is 1.
@@ -22,7 +23,14 @@ pub(super) fn run(check: FaultCheck) -> Result<ExitCode, Failure> {
     }
     command.args(rest);
     let status = forwarding.wait(&mut command.spawn()?, || {})?;
-    let have_fired = check.finish()?;
+    let have_fired = match check.finish() {
+        // The status of a program that fails is more important.
+        Err(error) if !status.success() => {
+            note!("doorbell: {error}");
+            false
+        }
+        checked => checked?,
+    };
     if let Some(signal) = status.signal() {
         ending::end_as_by(signal);
     }

@@ -112,6 +112,13 @@ fn a_rule_that_no_process_fired_is_an_error_at_the_end() {
     assert!(finished.stderr.contains("fault rule 1 never fired"), "{}", finished.stderr);
     assert_eq!(run(&one, "kill -TERM $$").status.signal(), Some(15));
     run(&one, "trap 'exit 5' TERM; kill -TERM $PPID; while :; do sleep 0.05; done").expect_status(5);
+    // Nor does a journal that cannot be read change them.
+    let spoil = "printf '\\377' > $DOORBELL_FAULT_JOURNAL";
+    for (end, status) in [("exit 7", 7), ("exit 0", 1)] {
+        let finished = run(&one, &format!("{spoil}; {end}")).expect_status(status);
+        assert!(finished.stderr.contains("cannot be read"), "{}", finished.stderr);
+    }
+    assert_eq!(run(&one, &format!("{spoil}; kill -TERM $$")).status.signal(), Some(15));
     // Without a required rule, `doorbell` becomes the program.
     let finished = run(&["--fault", "drop nth=1 optional"], "echo $DOORBELL_FAULT_JOURNAL").expect_status(0);
     assert_eq!(finished.stdout, "\n");
