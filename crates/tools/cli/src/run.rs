@@ -4,6 +4,7 @@ mod processes;
 mod watched;
 
 use std::ffi::OsString;
+use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -111,6 +112,9 @@ pub(crate) struct Run {
     /// Start the watched program with SIGCHLD ignored.
     #[arg(long, hide = true, requires = "watched")]
     ignore_children: bool,
+    /// File to write to if the watched program could not be started.
+    #[arg(long, hide = true, requires = "watched", value_name = "FILE")]
+    unstarted: Option<PathBuf>,
     /// Program and its arguments, with or without `--` before the program. The program must be dynamically linked, and
     /// must not be setuid
     #[arg(trailing_var_arg = true, required_unless_present = "processes", value_name = "PROGRAM")]
@@ -133,6 +137,21 @@ pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
     if arguments.processes {
         return processes::list(arguments.json);
     }
+    if arguments.watched.is_none()
+        && let Some(check) = arguments.settings.check()?
+    {
+        return watched::run(check);
+    }
+    let started = start(arguments);
+    if let Some(file) = arguments.unstarted.as_ref().filter(|_| started.is_err()) {
+        // Without this mark, the parent also names the rules that never fired.
+        let _ = fs::write(file, "1");
+    }
+    started
+}
+
+/// Runs the program in this process. Returns only after an error.
+fn start(arguments: &Run) -> Result<ExitCode, Failure> {
     let words = &arguments.program[..];
     let Some(name) = words.first() else {
         return Err(Usage("no program is given: use doorbell run PROGRAM".to_owned()).into());
@@ -143,8 +162,6 @@ pub(crate) fn run(arguments: &Run) -> Result<ExitCode, Failure> {
         if arguments.ignore_children {
             doorbell_reach::discard_ended_children()?;
         }
-    } else if let Some(check) = arguments.settings.check()? {
-        return watched::run(check);
     }
     let error = doorbell_reach::execute_by_name(name, words, &variables, |found| {
         // The preloaded library writes this note for programs that the program starts.

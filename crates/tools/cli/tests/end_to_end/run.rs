@@ -294,6 +294,31 @@ fn a_program_is_stopped_and_goes_on() {
     assert!(order.is_sorted(), "{said}");
 }
 
+#[test]
+fn a_watched_program_that_does_not_start_has_no_unfired_rules() {
+    let library = Library::new("unstarted");
+    let mut command = library.with(doorbell("run --fault"));
+    command.args(["drop nth=1", "--", "/no/such/program"]);
+    let finished = Running::start(command).finish().expect_status(1);
+    assert_eq!(finished.stderr.matches("/no/such/program could not be started").count(), 1, "{}", finished.stderr);
+    assert!(!finished.stderr.contains("never fired"), "{}", finished.stderr);
+}
+
+/// `cargo install` installs no drop-in libraries, and the command has no folder for them here.
+#[test]
+#[cfg(target_env = "gnu")]
+fn a_watched_program_causes_the_note_of_drop_ins_once() {
+    let home = tempfile::tempdir().expect("a temporary folder can be created");
+    let library = home.path().join("libdoorbell_ibverbs");
+    fs::write(&library, "no library").expect("the temporary folder can be written");
+    let mut command = doorbell("run --fault");
+    command.args(["drop nth=1", "--", "sh", "-c", "exit 7"]);
+    command.env("DOORBELL_PRELOAD_LIB", &library).env_remove("LD_PRELOAD");
+    command.env_remove("HOME").env_remove("XDG_CACHE_HOME");
+    let finished = Running::start(command).finish().expect_status(7);
+    assert_eq!(finished.stderr.matches("no drop-in for programs").count(), 1, "{}", finished.stderr);
+}
+
 /// The kernel discards the status of children of a process that ignores SIGCHLD.
 #[test]
 fn a_watched_program_ignores_sigchld_as_the_caller_does() {
