@@ -52,7 +52,8 @@ pub(crate) struct Audit {
     /// Run the command on the software RNIC, with the settings of `doorbell run`
     #[arg(long, conflicts_with = "from")]
     software: bool,
-    /// Compare with the counters of this device [default: the one that the output names, else all]
+    /// Compare with the counters of this device, also if another program has it. A software RNIC may be named by its
+    /// address or process number too [default: the one that the output names, else all of the kernel and the command]
     #[arg(short, long, value_name = "NAME")]
     device: Option<String>,
     /// Rate of the link in bit/s and direction, as in 100G [default: the rate that the kernel reports for the device]

@@ -47,8 +47,8 @@ pub(super) struct Ran {
 }
 
 /// Runs a command to its end. The command keeps the standard input of this process, and its output appears on standard
-/// error. Signals that would end this process go to the command until its end. `device` is the label of a device that
-/// counts although another program has it.
+/// error. Signals that would end this process go to the command until its end. `device` selects the devices that count
+/// ([`Identity::is_meant_by`]), also if another program has them.
 pub(super) fn run(words: &[OsString], software: bool, device: Option<&str>, sysfs: &Path) -> Result<Ran, Failure> {
     let [program, arguments @ ..] = words else {
         return Err(Usage("no command is given: use doorbell audit -- COMMAND".to_owned()).into());
@@ -80,7 +80,7 @@ pub(super) fn run(words: &[OsString], software: bool, device: Option<&str>, sysf
     counters.add(monitor.look());
     let seconds = started.elapsed().as_secs_f64();
     let busy_cpus = cpu_before_s.zip(cpu_of_children_s()).map(|(before, after)| (after - before) / seconds);
-    let mut notes = counters.notes;
+    let (counted, mut notes) = counters.finish();
     let deadline = Instant::now() + REST;
     let [output, errors] = [output, errors].map(|relayed| {
         let Some(relayed) = relayed else { return String::new() };
@@ -97,14 +97,7 @@ pub(super) fn run(words: &[OsString], software: bool, device: Option<&str>, sysf
     if !status.success() {
         notes.push(format!("{name} ended with {status}"));
     }
-    Ok(Ran {
-        output,
-        errors,
-        counted: counters.devices.into_values().collect(),
-        busy_cpus,
-        succeeded: status.success(),
-        notes,
-    })
+    Ok(Ran { output, errors, counted, busy_cpus, succeeded: status.success(), notes })
 }
 
 /// Pipe whose contents are copied.
@@ -151,10 +144,14 @@ fn cpu_of_children_s() -> Option<f64> {
 struct Counters {
     /// Process of the command, after its start.
     command: Option<u32>,
-    /// Label of a software RNIC that counts in any case.
+    /// Selector of the devices that count in any case.
     named: Option<String>,
+    /// Labels of the selected devices.
+    meant: BTreeSet<String>,
     /// Labels of the software RNICs that count.
     own: BTreeSet<String>,
+    /// Labels of the software RNICs of other programs.
+    left_out: BTreeSet<String>,
     devices: BTreeMap<String, Counted>,
     notes: Vec<String>,
 }
@@ -191,14 +188,35 @@ impl Counters {
     /// Returns whether the counters of a device may be those of the benchmark. Leaves out software RNICs of other
     /// programs. A program of the command counts also after its end.
     fn counts(&mut self, identity: &Identity) -> bool {
+        let label = || identity.label.clone();
+        let is_meant = self.named.as_ref().is_some_and(|selector| identity.is_meant_by(selector));
+        if is_meant {
+            self.meant.insert(label());
+        }
         let Some(pid) = identity.pid else { return true };
-        let is_own = self.own.contains(&identity.label)
-            || self.named.as_ref() == Some(&identity.label)
+        let is_own = is_meant
+            || self.own.contains(&identity.label)
             || self.command.is_some_and(|command| descends(pid, command));
         if is_own {
-            self.own.insert(identity.label.clone());
+            self.left_out.remove(&identity.label);
+            self.own.insert(label());
+        } else {
+            self.left_out.insert(label());
         }
         is_own
+    }
+
+    /// Returns the growth of the counters, and the notes. If selected devices have counters, only they count.
+    fn finish(self) -> (Vec<Counted>, Vec<String>) {
+        let Self { meant, left_out, mut devices, mut notes, .. } = self;
+        if devices.keys().any(|label| meant.contains(label)) {
+            devices.retain(|label, _| meant.contains(label));
+        } else if !left_out.is_empty() {
+            let labels: Vec<_> = left_out.into_iter().collect();
+            let left_out = "the software RNICs of other programs are left out: select one by --device, of";
+            notes.push(format!("{left_out} {}", labels.join(", ")));
+        }
+        (devices.into_values().collect(), notes)
     }
 }
 

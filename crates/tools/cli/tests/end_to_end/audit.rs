@@ -98,16 +98,31 @@ fn a_command_is_run_and_its_output_is_read() {
 }
 
 #[test]
-fn software_devices_of_other_programs_do_not_count() {
+fn software_devices_of_other_programs_count_only_if_they_are_selected() {
     let _one_at_a_time = measuring();
     let world = World::new();
     let bench = Running::start(world.command("bench bw -s 4096 -D 100"));
     world.wait_for_packets();
-    let mut command = world.command("audit --json --sysfs");
-    command.arg(world.root()).args(["--", "sh", "-c", &format!("sleep 2; printf '%s' '{TABLE}'")]);
-    let audit = Running::start(command).finish().expect_status(0).stdout;
+    let audit = |options: &[&str]| {
+        let mut command = world.command("audit --json --sysfs");
+        command.arg(world.root()).args(options);
+        command.args(["--", "sh", "-c", &format!("sleep 2; printf '%s' '{TABLE}'")]);
+        Running::start(command).finish()
+    };
+    let is_left_out = |note: &serde_json::Value| note.as_str().is_some_and(|note| note.contains("left out: select"));
+    let report = audit(&[]).expect_status(0).json();
+    assert!(report["counters"].is_null(), "{report:#}");
+    assert!(list(&report, "/notes").iter().any(is_left_out), "{report:#}");
+    let pid = bench.id().to_string();
+    for selector in ["doorbell0", pid.as_str()] {
+        // The command claims another rate than that of the bench.
+        let report = audit(&["--device", selector]).json();
+        let device = report["counters"]["device"].as_str().unwrap_or_default();
+        assert!(device.contains("doorbell0@"), "{selector}: {report:#}");
+        assert_eq!(device.contains(" and "), selector == "doorbell0", "{selector}: {report:#}");
+        assert!(!list(&report, "/notes").iter().any(is_left_out), "{report:#}");
+    }
     bench.kill();
-    assert!(!audit.contains("doorbell0@"), "{audit}");
 }
 
 /// The command leaves a program that keeps its output open.
