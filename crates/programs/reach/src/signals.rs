@@ -69,8 +69,8 @@ impl Drop for KeptSignals {
     }
 }
 
-/// Keeps ended children of this process until it has waited for them. Returns whether it ignored SIGCHLD before, so that
-/// the kernel discarded their status.
+/// Keeps ended children of this process until it has waited for them. Returns whether it ignored SIGCHLD before, so
+/// that the kernel discarded their status.
 ///
 /// # Errors
 ///

@@ -7,7 +7,7 @@ use std::time::Duration;
 use doorbell_reach::{KeptSignals, keep_ended_children};
 use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpgid, getpgrp};
 
 use crate::failure::Failure;
 
@@ -27,7 +27,7 @@ const FORWARDED: [Signal; 10] = [
     Signal::SIGTSTP,
     Signal::SIGWINCH,
 ];
-/// Signals that the terminal sends to all processes of its foreground process group, and so to the program too.
+/// Signals that the terminal sends to all processes of its foreground process group, mostly also to the program.
 const OF_TERMINAL: [Signal; 4] = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTSTP, Signal::SIGWINCH];
 
 /// Signals that go to the program until its end, instead of ending or stopping this process.
@@ -67,8 +67,9 @@ impl Forwarding {
                     Signal::SIGCONT => is_to_stop = false,
                     _ => {}
                 }
-                let has_program = arrived.is_from_kernel && OF_TERMINAL.contains(&arrived.signal);
-                if !has_program {
+                let is_of_group = arrived.is_from_kernel && OF_TERMINAL.contains(&arrived.signal);
+                // A program such as timeout has a process group of its own.
+                if !is_of_group || getpgid(Some(id)) != Ok(getpgrp()) {
                     // The program may have ended meanwhile.
                     let _ = kill(id, arrived.signal);
                 }

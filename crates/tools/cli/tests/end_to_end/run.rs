@@ -266,6 +266,20 @@ fn a_watched_program_gets_interrupts_of_the_terminal_and_of_kill() {
     assert_eq!(running.end().code(), Some(5));
 }
 
+/// The terminal sends nothing to a program that has left the process group of the command.
+#[test]
+fn a_watched_program_with_its_own_process_group_is_interrupted() {
+    let library = Library::new("own-group");
+    let terminal = Terminal::new();
+    let mut command = library.with(doorbell("run --fault"));
+    let script = "trap 'exit 5' INT; echo started; while :; do sleep 0.05; done";
+    command.args(["drop nth=1", "--", "timeout", "600", "sh", "-c", script]);
+    let mut running = terminal.start(command, Session::Own);
+    terminal.wait_for("started");
+    terminal.press("\u{3}");
+    assert_eq!(running.end().code(), Some(5));
+}
+
 #[test]
 fn a_watched_program_gets_all_of_several_signals() {
     let library = Library::new("several");
@@ -330,7 +344,7 @@ fn a_watched_program_ignores_sigchld_as_the_caller_does() {
         command.args(["grep", "SigIgn", "/proc/self/status", "/no/such/file"]);
         let text = Running::start(command).finish().expect_status(2).stdout;
         let mask = text.split_whitespace().last().map(|mask| u64::from_str_radix(mask, 16)).unwrap().unwrap();
-        mask & 1 << (Signal::SIGCHLD as i32 - 1) != 0
+        mask & (1 << (Signal::SIGCHLD as i32 - 1)) != 0
     };
     assert!(ignored(["--ignore-signal=CHLD", "--"]));
     assert!(!ignored(["--default-signal=CHLD", "--"]));
