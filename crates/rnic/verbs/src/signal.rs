@@ -9,6 +9,7 @@ mod sync {
 }
 
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -29,15 +30,31 @@ const FIRST_DATA: u64 = u64::from_be_bytes(*b"door\0\0\0\0");
 
 static NEXT_DATA: AtomicU64 = AtomicU64::new(FIRST_DATA);
 
+/// Commands of `fcntl` that set and get the signal of a file (linux/fcntl.h). The crate `libc` lacks them.
+const F_SETSIG: libc::c_int = 10;
+const F_GETSIG: libc::c_int = 11;
+
+/// Number of signals that `F_SETSIG` accepts, from 1 on.
+const SIGNALS: u64 = 64;
+
 /// A count of events, and a descriptor for the program that is readable while the count is above 0.
 ///
 /// An eventfd counts. `poll` reports eventfds as writable, but a program that polls for reading and writing sleeps only
 /// if the descriptor is never writable, as those of the kernel's verbs. The program therefore gets the descriptor of an
 /// epoll instance that watches the eventfd. It is readable while the eventfd is, never writable, and each further event
 /// is an edge for an edge-triggered epoll. The program can neither read the count nor change the eventfd's flags.
+///
+/// The program does not know the number of the eventfd. A daemon that closes all descriptors except its own closes the
+/// eventfd too, and the number may then belong to a file of the daemon. Therefore the eventfd has a mark, which is
+/// checked before each use of the number: the signal that `F_SETSIG` sets. The kernel sends this signal only for files
+/// with `O_ASYNC`, which the eventfd lacks. A file of the program rarely has any signal. One check takes one short
+/// system call, whereas reading the identity in `/proc` would take several long ones.
 #[derive(Debug)]
 struct EventCount {
-    count: EventFd,
+    /// The eventfd, which is closed only while the number still belongs to it.
+    count: ManuallyDrop<EventFd>,
+    /// Signal of the eventfd; `None` if the kernel refused to set it. The number is then used unchecked.
+    mark: Option<libc::c_int>,
     shown: Epoll,
 }
 
@@ -48,20 +65,38 @@ impl EventCount {
         let shown = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let data = NEXT_DATA.fetch_add(1, Ordering::Relaxed);
         shown.add(&count, EpollEvent::new(EpollFlags::EPOLLIN, data))?;
-        Ok(Self { count, shown })
+        let mark = 1 + (data % SIGNALS) as libc::c_int;
+        // SAFETY: the descriptor is open, and the call changes only the signal of the new eventfd.
+        let is_marked = unsafe { libc::syscall(libc::SYS_fcntl, count.as_raw_fd(), F_SETSIG, mark) } == 0;
+        Ok(Self { count: ManuallyDrop::new(count), mark: is_marked.then_some(mark), shown })
     }
 
-    /// Adds one event to the count.
+    /// Returns whether the number of the eventfd still belongs to it.
+    fn is_intact(&self) -> bool {
+        self.mark.is_none_or(|mark| {
+            // SAFETY: the call changes nothing, and fails if the number belongs to no file.
+            unsafe { libc::syscall(libc::SYS_fcntl, self.count.as_raw_fd(), F_GETSIG) == libc::c_long::from(mark) }
+        })
+    }
+
+    /// Adds one event to the count. Does nothing if the program has closed the eventfd.
     fn signal(&self) {
+        if !self.is_intact() {
+            return;
+        }
         let (raw, one) = (self.count.as_raw_fd(), 1_u64);
-        // SAFETY: the kernel reads `size_of_val(&one)` bytes. The call fails only if the counter is full. The
-        // descriptor is readable then, so the failure is harmless.
+        // SAFETY: the kernel reads `size_of_val(&one)` bytes. The number belongs to the eventfd, unless the program
+        // closes it right now. The call fails if the counter is full. The descriptor is readable then, so the failure
+        // is harmless.
         unsafe { libc::syscall(libc::SYS_write, raw, &raw const one, size_of_val(&one)) };
     }
 
-    /// Takes one event from the count. Returns false if the count is 0. Never blocks, even if the program has closed
-    /// the eventfd, and its number belongs to a blocking file by now.
+    /// Takes one event from the count. Returns false if the count is 0, or the program has closed the eventfd. Never
+    /// blocks, even if the program closes it right now, and its number then belongs to a blocking file.
     fn take(&self) -> bool {
+        if !self.is_intact() {
+            return false;
+        }
         let mut count = [0_u8; 8];
         let place = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
         let raw = self.count.as_raw_fd();
@@ -87,6 +122,15 @@ impl EventCount {
                 }
             }
             _ => false,
+        }
+    }
+}
+
+impl Drop for EventCount {
+    fn drop(&mut self) {
+        if self.is_intact() {
+            // SAFETY: this code runs once, and no code uses the field afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.count) };
         }
     }
 }
@@ -227,12 +271,12 @@ impl<T> Notices<T> {
         let own = self.fd();
         let status = OFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFL)?) & OFlag::O_NONBLOCK;
         let closes = FdFlag::from_bits_retain(fcntl(own, FcntlArg::F_GETFD)?).contains(FdFlag::FD_CLOEXEC);
-        let EventCount { count, shown } = EventCount::new()?;
-        fcntl(&shown.0, FcntlArg::F_SETFL(status))?;
+        let mut renewed = EventCount::new()?;
+        fcntl(&renewed.shown.0, FcntlArg::F_SETFL(status))?;
         let flags = if closes { OFlag::O_CLOEXEC } else { OFlag::empty() };
         // SAFETY: the caller no longer uses or drops this list, so the number is free for another owner.
-        let shown = Epoll(unsafe { dup3_raw(&shown.0, own.as_raw_fd(), flags)? });
-        Ok(Self::with(EventCount { count, shown }))
+        renewed.shown = Epoll(unsafe { dup3_raw(&renewed.shown.0, own.as_raw_fd(), flags)? });
+        Ok(Self::with(renewed))
     }
 
     /// Returns the descriptor.
@@ -294,6 +338,7 @@ impl<T> LockedNotices<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::FromRawFd;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::time::{Duration, Instant};
 
@@ -409,6 +454,35 @@ mod tests {
         assert!(is_readable(&notices), "the child has changed the list of its parent");
         assert_eq!(notices.lock().pop(), Some(7));
         assert!(!is_readable(&notices));
+    }
+
+    #[test]
+    fn a_file_under_the_number_of_the_closed_eventfd_is_left_alone() {
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        let foreign = EventFd::from_value_and_flags(5, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).unwrap();
+        for other in [reader.as_fd(), writer.as_fd(), foreign.as_fd()] {
+            let notices = Notices::new().unwrap();
+            notices.lock().push(1);
+            let count = &notices.sleepers.0.signals;
+            assert!(count.mark.is_some() && count.is_intact());
+            let number = count.count.as_raw_fd();
+            nix::unistd::write(&writer, b"8 bytes.").unwrap();
+            // SAFETY: the number belongs to the list. The other file replaces the eventfd, as in a daemon that closes
+            // all descriptors and opens its own.
+            assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
+            assert!(!count.is_intact());
+            notices.lock().push(2);
+            assert_eq!(notices.lock().pop(), Some(1));
+            assert_eq!(notices.lock().pop(), Some(2));
+            drop(notices);
+            // SAFETY: only this test uses the number, which the list has forgotten.
+            let kept = unsafe { std::os::fd::OwnedFd::from_raw_fd(number) };
+            assert!(fcntl(&kept, FcntlArg::F_GETFD).is_ok(), "the list has closed the other file");
+            let mut bytes = [0; 64];
+            assert_eq!(nix::unistd::read(&reader, &mut bytes), Ok(8));
+            assert_eq!(&bytes[..8], b"8 bytes.");
+        }
+        assert_eq!(foreign.read(), Ok(5));
     }
 
     /// Renews a list with one entry, and returns whether the new list is right.
