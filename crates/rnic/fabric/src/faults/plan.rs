@@ -99,7 +99,7 @@ impl FaultPlan {
             matches!(rule.action, FaultAction::Drop | FaultAction::BlackHole(_) | FaultAction::Port(_))
         };
         let is_lost = |to_drop: &FaultRule, other: &FaultRule| {
-            other.verbs_fault().is_none()
+            !other.acts_on_dropped(to_drop)
                 && match to_drop.action {
                     FaultAction::Drop => to_drop.packets.covers(&other.packets),
                     _ => is_final(to_drop) && to_drop.packets == other.packets && other.packets.share.is_none(),

@@ -59,6 +59,22 @@ impl FaultRule {
         }
     }
 
+    /// Returns whether the rule may have an effect although `to_drop` drops all packets that both rules count.
+    pub(super) fn acts_on_dropped(&self, to_drop: &Self) -> bool {
+        match self.action {
+            FaultAction::Verbs(_) => true,
+            // A dropped packet opens a black hole and gives an order to the port all the same.
+            FaultAction::BlackHole(_) | FaultAction::Port(_) => {
+                std::mem::discriminant(&self.action) != std::mem::discriminant(&to_drop.action)
+            }
+            // Unlike `to_drop`, the rule counts only packets that have the changed place, so the ranks differ.
+            FaultAction::Corrupt(corruption) if corruption.place != Place::AnyBit => {
+                to_drop.packets.nth.is_some() || to_drop.packets.every.is_some()
+            }
+            _ => false,
+        }
+    }
+
     /// Returns whether the rule adds copies of packets.
     pub(super) fn duplicates(&self) -> bool {
         matches!(self.action, FaultAction::Duplicate { .. })

@@ -117,6 +117,8 @@ fn each_action_has_its_effect() {
         ("black-hole nth=2 count=3", vec![0, 4, 5]),
         ("black-hole nth=2 for=2us", vec![0, 3, 4, 5]),
         ("drop nth=1; duplicate nth=2", vec![1, 1, 2, 3, 4, 5]),
+        ("drop nth=1..5; black-hole nth=5 count=2", vec![]),
+        ("drop nth=1..5; corrupt field=remote-address icrc=valid nth=1", vec![5]),
         ("ecn nth=1", vec![0, 1, 2, 3, 4, 5]),
     ] {
         assert_eq!(arriving(plan), expected, "{plan}");
