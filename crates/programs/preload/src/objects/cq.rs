@@ -132,11 +132,11 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
             if !lingers_first {
                 own.expect_waiting(turn)?;
             }
-            if turn == Turn::First && as_if_asleep(|| own.raw.linger())? {
+            let may_wait = || if lingers_first { own.expect_waiting(turn) } else { Ok(()) };
+            if turn != Turn::First {
+                may_wait()?;
+            } else if as_if_asleep(|| own.raw.linger(), may_wait)? {
                 continue;
-            }
-            if lingers_first {
-                own.expect_waiting(turn)?;
             }
             return Ok(Step::Sleep(Sleep::new(&own.sleepers, added)));
         };

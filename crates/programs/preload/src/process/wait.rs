@@ -323,16 +323,22 @@ pub(crate) fn expect_waiting(descriptor: RawFd, identity: EventIdentity, turn: T
 }
 
 /// Runs `body` as if the thread slept during `body`. `body` returns whether the event has arrived, so that the call
-/// need not sleep. If the event has not arrived, a signal that arrived during `body` interrupts the call.
-pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool) -> Answer<bool> {
+/// need not sleep. If the event has not arrived, a signal that arrived during `body` interrupts the call. But if
+/// `may_wait` then fails, the call fails with that error: a signal interrupts only calls that may wait.
+pub(crate) fn as_if_asleep(body: impl FnOnce() -> bool, may_wait: impl FnOnce() -> Answer<()>) -> Answer<bool> {
     let mut held = SigSet::all();
     for fault in FAULTS {
         held.remove(fault); // a fault whose signal is blocked would end the process
     }
-    let Ok(before) = held.thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return Ok(body()) };
+    let before = held.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok();
     let over = body();
-    let interrupted = !over && interrupts(&before);
-    let _ = before.thread_set_mask(); // the handlers of pending signals run here
+    let interrupted = !over && before.as_ref().is_some_and(interrupts);
+    if let Some(before) = before {
+        let _ = before.thread_set_mask(); // the handlers of pending signals run here
+    }
+    if !over {
+        may_wait()?;
+    }
     if interrupted {
         return Err(Refused::new(libc::EINTR, INTERRUPTED));
     }

@@ -13,6 +13,7 @@ use doorbell_ibverbs_sys as c;
 
 use super::{LACKS_WAITV, Unacknowledged, as_if_asleep};
 use crate::cm::testing as cm;
+use crate::objects::answer::Refused;
 use crate::objects::context::{ibv_close_device, ibv_open_device};
 use crate::objects::cq::{self, Cq, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq};
 use crate::objects::cq::{ibv_ack_cq_events, ibv_get_cq_event};
@@ -514,17 +515,22 @@ fn a_signal_counts_while_the_device_is_driven_before_the_sleep() {
     let _alone = HANDLERS.lock().unwrap();
     let handled = || HANDLED.load(Ordering::SeqCst);
     // SAFETY: the handler of the signal only counts.
-    let raise = |found| as_if_asleep(move || unsafe { libc::raise(libc::SIGUSR1) == 0 && found });
+    let raised = |found| move || unsafe { libc::raise(libc::SIGUSR1) == 0 && found };
+    let raise = |found| as_if_asleep(raised(found), || Ok(()));
     handle(0);
     let before = handled();
     assert_eq!(raise(false).unwrap_err().errno, libc::EINTR);
     assert_eq!(handled(), before + 1);
     assert!(raise(true).unwrap(), "a completed wait must succeed despite the signal");
     assert_eq!(handled(), before + 2);
+    let may_not = || Err(Refused::new(libc::EAGAIN, "the descriptor has O_NONBLOCK"));
+    assert_eq!(as_if_asleep(raised(false), may_not).unwrap_err().errno, libc::EAGAIN, "the call may not wait");
+    assert!(as_if_asleep(raised(true), may_not).unwrap());
+    assert_eq!(handled(), before + 4);
     handle(libc::SA_RESTART);
     assert!(!raise(false).unwrap());
-    assert_eq!(handled(), before + 3);
-    assert!(!as_if_asleep(|| false).unwrap());
+    assert_eq!(handled(), before + 5);
+    assert!(!as_if_asleep(|| false, || Ok(())).unwrap());
 }
 
 #[test]
