@@ -436,4 +436,4 @@ impl Sink for Checked<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -63,7 +63,7 @@ use doorbell_verbs_core::{Completion, Counters, LinkCounters, Overrun};
 pub use exit::flush_before_exit;
 use flush::Flushes;
 use habits::{HABITS, Lingering, Yields};
-use lock::Guard;
+use lock::{Deaths, Guard};
 pub use port::{PortHandle, PortService};
 use wake::{NEVER, Wakeups};
 
@@ -441,10 +441,11 @@ impl ThreadState {
         // A datagram announces packets in shared memory. If this call has read the datagram, or the datagram was lost,
         // it does not wake the thread. So the caller kicks the thread.
         let misses_arrivals = self.wakeups.is_watching() && !driver.link().shows_arrivals();
-        self.leave(driver);
+        let deaths = self.leave(driver);
         if misses_arrivals {
             self.kick();
         }
+        drop(deaths);
         true
     }
 
@@ -480,14 +481,16 @@ impl ThreadState {
         if trusted || self.wakeups.looks_soon() { Acks::MayWait } else { Acks::Now }
     }
 
-    /// Unlocks the engine, and kicks the thread if remaining work needs it (rule (c)).
+    /// Unlocks the engine, and kicks the thread if remaining work needs it (rule (c)). Returns the deaths of queue
+    /// pairs, which are logged when they are dropped. A subscriber may be slow, so the thread is kicked before.
     #[inline]
-    fn leave(&self, driver: Guard<'_>) {
+    fn leave<'a>(&self, driver: Guard<'a>) -> Option<Box<Deaths<'a>>> {
         self.holds_ack.store(driver.rnic().held_ack_since_ns().is_some(), Ordering::Relaxed);
         let needs_more = self.wakeups.leave(driver.poll_timeout().unwrap_or(NEVER), driver.wants_room());
-        drop(driver);
+        let deaths = driver.unlock();
         if needs_more && self.wakeups.must_kick() {
             self.kick();
         }
+        deaths
     }
 }

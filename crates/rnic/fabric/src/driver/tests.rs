@@ -88,7 +88,7 @@ fn a_link_is_hurried_when_packets_to_others_wait() {
 }
 
 /// Creates a driver with one connected queue pair. The queue pair retries each request at most `RETRIES` times.
-fn connected<L: Link>(link: L) -> (Driver<L>, Qpn, std::sync::Arc<CompletionQueue>) {
+pub(crate) fn connected<L: Link>(link: L) -> (Driver<L>, Qpn, std::sync::Arc<CompletionQueue>) {
     let address = [10, 0, 0, 1].into();
     let config = Config { address, active_mtu: PathMtu::Mtu1024, receive_buffer_bytes: 1 << 20, seed: [7; 32] };
     let mut rnic = Rnic::new(config, None);

@@ -29,7 +29,7 @@ pub(super) struct Guard<'a> {
 }
 
 /// Deaths of queue pairs, which are logged when this value is dropped.
-struct Deaths<'a> {
+pub(super) struct Deaths<'a> {
     list: Vec<QpDeath>,
     logging: &'a AtomicUsize,
 }
@@ -39,6 +39,16 @@ fn take_deaths<'a>(engine: &mut Engine, logging: &'a AtomicUsize) -> Box<Deaths<
     // Count this thread before the lock is released, so that the end of the process waits for the lines.
     logging.fetch_add(1, Ordering::Relaxed);
     Box::new(Deaths { list: engine.rnic_mut().take_deaths(), logging })
+}
+
+impl<'a> Guard<'a> {
+    /// Releases the lock. Returns the deaths that the caller logs, after it has woken the thread.
+    #[inline]
+    pub(super) fn unlock(mut self) -> Option<Box<Deaths<'a>>> {
+        let deaths = self.driver.rnic().has_deaths().then(|| take_deaths(&mut self.driver, self.logging));
+        drop(self);
+        deaths
+    }
 }
 
 impl Drop for Guard<'_> {
@@ -116,5 +126,89 @@ impl ThreadState {
             std::thread::yield_now();
         }
         self.lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+    use std::sync::{Arc, Mutex};
+
+    use doorbell_verbs_core::{Payload, SendFlags, SendOperation, SendRequest};
+    use tracing::field::Field;
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+    use crate::driver::Acks;
+    use crate::driver::tests::connected;
+    use crate::memory::{MemoryNetwork, MemoryOptions};
+    use crate::progress::VirtualClock;
+    use crate::progress::clock::Clock;
+
+    /// Subscriber that collects the lines about dead queue pairs, or panics.
+    struct Lines {
+        lines: Arc<Mutex<Vec<String>>>,
+        panics: bool,
+    }
+
+    impl Subscriber for Lines {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target() == QP_DEATHS
+        }
+
+        fn event(&self, event: &Event<'_>) {
+            assert!(!self.panics, "the subscriber panics");
+            event.record(&mut |_: &Field, value: &dyn Debug| self.lines.lock().unwrap().push(format!("{value:?}")));
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// Returns an engine with a queue pair that has died, since its peer does not exist.
+    fn with_a_death() -> ThreadState {
+        let link: Box<dyn Link> = Box::new(MemoryNetwork::new(MemoryOptions::default()).attach([10, 0, 0, 1].into()));
+        let (mut driver, qpn, _queue) = connected(link);
+        let request = SendRequest {
+            wr_id: 1,
+            operation: SendOperation::Send,
+            flags: SendFlags::empty(),
+            payload: Payload::Inline(b"one"),
+            destination: None,
+        };
+        driver.rnic_mut().post_send(0, qpn, &[request]).unwrap();
+        let mut now_ns = 0;
+        while !driver.rnic().has_deaths() {
+            driver.pump(now_ns, Acks::Now).unwrap();
+            now_ns = driver.poll_timeout().expect("an unanswered request has a deadline").max(now_ns);
+            assert!(now_ns < 10_000_000_000);
+        }
+        ThreadState::new(driver, Clock::Virtual(VirtualClock::default())).unwrap()
+    }
+
+    #[test]
+    fn a_death_is_logged_after_the_lock_is_released_and_the_thread_may_have_been_kicked() {
+        let (shared, lines) = (with_a_death(), Arc::default());
+        let subscriber = Lines { lines: Arc::clone(&lines), panics: false };
+        tracing::subscriber::with_default(subscriber, || {
+            let deaths = shared.leave(shared.lock());
+            assert!(deaths.is_some() && lines.lock().unwrap().is_empty());
+            assert!(shared.try_lock().is_some(), "the lock is released before the death is logged");
+            assert_eq!(shared.logging.load(Ordering::Acquire), 1);
+            drop(deaths);
+            assert_eq!(lines.lock().unwrap().len(), 1);
+            assert_eq!(shared.logging.load(Ordering::Acquire), 0);
+            assert!(shared.leave(shared.lock()).is_none());
+        });
     }
 }
