@@ -31,14 +31,30 @@ pub(super) struct Guard<'a> {
 /// Deaths of queue pairs, which are logged when this value is dropped.
 pub(super) struct Deaths<'a> {
     list: Vec<QpDeath>,
-    logging: &'a AtomicUsize,
+    _counted: Counted<'a>,
+}
+
+/// Counts this thread among those that log, until this value is dropped. The count also ends if a subscriber panics.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(logging: &'a AtomicUsize) -> Self {
+        logging.fetch_add(1, Ordering::Relaxed);
+        Self(logging)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
 }
 
 #[cold]
 fn take_deaths<'a>(engine: &mut Engine, logging: &'a AtomicUsize) -> Box<Deaths<'a>> {
     // Count this thread before the lock is released, so that the end of the process waits for the lines.
-    logging.fetch_add(1, Ordering::Relaxed);
-    Box::new(Deaths { list: engine.rnic_mut().take_deaths(), logging })
+    let counted = Counted::new(logging);
+    Box::new(Deaths { list: engine.rnic_mut().take_deaths(), _counted: counted })
 }
 
 impl<'a> Guard<'a> {
@@ -65,7 +81,6 @@ impl Drop for Deaths<'_> {
         for death in &self.list {
             tracing::info!(target: QP_DEATHS, "{death}");
         }
-        self.logging.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -132,6 +147,7 @@ impl ThreadState {
 #[cfg(test)]
 mod tests {
     use std::fmt::Debug;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::{Arc, Mutex};
 
     use doorbell_verbs_core::{Payload, SendFlags, SendOperation, SendRequest};
@@ -210,5 +226,14 @@ mod tests {
             assert_eq!(shared.logging.load(Ordering::Acquire), 0);
             assert!(shared.leave(shared.lock()).is_none());
         });
+    }
+
+    #[test]
+    fn a_subscriber_that_panics_does_not_delay_the_end_of_the_process() {
+        let shared = with_a_death();
+        tracing::subscriber::with_default(Lines { lines: Arc::default(), panics: true }, || {
+            assert!(catch_unwind(AssertUnwindSafe(|| drop(shared.lock()))).is_err());
+        });
+        assert_eq!(shared.logging.load(Ordering::Acquire), 0);
     }
 }
