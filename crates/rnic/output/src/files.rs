@@ -81,9 +81,8 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 pub fn check_replaceable(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-        // Opening a pipe has an effect on its reader.
-        Ok(found) if !found.is_file() && !found.is_symlink() => return Ok(()),
-        _ if path.starts_with("/dev") || path.starts_with("/proc") => return Ok(()),
+        // `replace` opens these files directly. Opening a pipe has an effect on its reader, so do not try it here.
+        Ok(found) if is_pipe_or_device(found.file_type()) || is_safe_link(path, found.file_type()) => return Ok(()),
         _ => {}
     }
     let (beside, _) = create_beside(path, 0o666)?;
@@ -159,11 +158,10 @@ fn identity(file: &File) -> io::Result<(u64, u64)> {
 fn open_special(path: &Path) -> io::Result<Option<File>> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(None) };
     let kind = found.file_type();
-    // Only root creates names in these directories, so following such a link is safe.
-    if kind.is_symlink() && (path.starts_with("/dev/fd") || path.starts_with("/proc") || is_standard(path)) {
+    if is_safe_link(path, kind) {
         return OpenOptions::new().write(true).open(path).map(Some);
     }
-    if !kind.is_fifo() && !kind.is_char_device() {
+    if !is_pipe_or_device(kind) {
         return Ok(None);
     }
     let file = OpenOptions::new().write(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)?;
@@ -180,8 +178,14 @@ fn open_special(path: &Path) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-fn is_standard(path: &Path) -> bool {
-    path == Path::new("/dev/stdout") || path == Path::new("/dev/stderr")
+fn is_pipe_or_device(kind: fs::FileType) -> bool {
+    kind.is_fifo() || kind.is_char_device()
+}
+
+/// Returns whether a path of this kind is a link that only root can create, so that following it is safe.
+fn is_safe_link(path: &Path, kind: fs::FileType) -> bool {
+    let is_standard = path == Path::new("/dev/stdout") || path == Path::new("/dev/stderr");
+    kind.is_symlink() && (is_standard || path.starts_with("/dev/fd") || path.starts_with("/proc"))
 }
 
 /// Returns the user id with which this process accesses files.
@@ -346,7 +350,10 @@ mod tests {
         fs::write(&file, "old").unwrap();
         check_replaceable(&file).unwrap();
         assert_eq!(fs::read(&file).unwrap(), b"old");
-        for wrong in [root.path().to_owned(), root.path().join("none/page"), file.join("page")] {
+        check_replaceable(Path::new("/dev/null")).unwrap();
+        // Other users can write to /dev/shm, so its files are replaced as in any directory.
+        let in_shm = PathBuf::from("/dev/shm/doorbell-test-of-no-directory/page");
+        for wrong in [root.path().to_owned(), root.path().join("none/page"), file.join("page"), in_shm] {
             assert!(check_replaceable(&wrong).is_err() && replace(&wrong, b"new").is_err(), "{wrong:?}");
         }
     }
