@@ -75,7 +75,8 @@ pub(crate) enum Sent {
     Response,
 }
 
-/// Maximum number of deaths of queue pairs that a device keeps until its driver takes them. Later deaths are omitted.
+/// Maximum number of deaths of queue pairs that a device keeps until its driver takes them. Later deaths are only
+/// counted.
 const MOST_DEATHS: usize = 1024;
 
 pub(crate) struct Commons {
@@ -86,6 +87,8 @@ pub(crate) struct Commons {
     pub(crate) events: Arc<EventQueue>,
     /// Deaths of queue pairs that the driver has not taken, oldest first.
     pub(crate) deaths: Vec<QpDeath>,
+    /// Number of deaths since then that found `deaths` full.
+    pub(crate) omitted_deaths: u64,
     pub(crate) destinations: Slab<Destination>,
     /// Window for READ and atomic responses to this device.
     pub(crate) inbound: Window,
@@ -124,6 +127,7 @@ impl Commons {
             counters: Counters::default(),
             events,
             deaths: Vec::new(),
+            omitted_deaths: 0,
             destinations: Slab::new(),
             inbound,
             read_piece_cost,
@@ -138,10 +142,12 @@ impl Commons {
         }
     }
 
-    /// Keeps the death of a queue pair for the driver.
+    /// Keeps the death of a queue pair for the driver, or counts it if the driver has not taken many others.
     pub(crate) fn keep_death(&mut self, death: QpDeath) {
         if self.deaths.len() < MOST_DEATHS {
             self.deaths.push(death);
+        } else {
+            self.omitted_deaths += 1;
         }
     }
 
@@ -327,5 +333,27 @@ impl Commons {
     pub(crate) fn refund_inbound(&mut self, cost: u64) {
         self.in_flight -= cost;
         self.inbound.refund(cost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell_verbs_core::DeathReason;
+    use doorbell_wire::Psn;
+
+    use super::*;
+    use crate::memory::RegionTable;
+
+    #[test]
+    fn deaths_that_find_no_place_are_counted() {
+        let (memory, events) = (Memory::new(Arc::new(RegionTable::default())), Arc::new(EventQueue::new(None)));
+        let inbound = Window::new(1 << 20, u64::MAX);
+        let mut core = Commons::new(Policy::UNBOUNDED, memory, events, inbound, u64::MAX);
+        for number in 1..=MOST_DEATHS as u32 + 3 {
+            let reason = DeathReason::Injected;
+            core.keep_death(QpDeath { qpn: Qpn::new(number), psn: Psn::new(0), peer: None, reason });
+        }
+        assert_eq!((core.deaths.len(), core.omitted_deaths), (MOST_DEATHS, 3));
+        assert_eq!(core.deaths.last().map(|death| death.qpn), Some(Qpn::new(MOST_DEATHS as u32)));
     }
 }

@@ -239,10 +239,10 @@ impl Rnic {
         !self.core.deaths.is_empty()
     }
 
-    /// Removes and returns the deaths of queue pairs, oldest first. The device keeps at most 1,024 deaths, and omits
-    /// later ones until the next call.
-    pub fn take_deaths(&mut self) -> Vec<QpDeath> {
-        std::mem::take(&mut self.core.deaths)
+    /// Removes and returns the deaths of queue pairs, oldest first. The device keeps at most 1,024 deaths until the
+    /// next call. It only counts the later ones, and their number follows the deaths.
+    pub fn take_deaths(&mut self) -> (Vec<QpDeath>, u64) {
+        (std::mem::take(&mut self.core.deaths), std::mem::take(&mut self.core.omitted_deaths))
     }
 
     /// Returns the counters of the device.

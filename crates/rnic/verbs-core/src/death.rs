@@ -7,7 +7,8 @@ use doorbell_wire::{Psn, Qpn};
 
 use crate::completion::Status;
 
-/// Target of the log events that report the death of a queue pair. The message of an event is a [`QpDeath`].
+/// Target of the log events that report the death of a queue pair. The message of an event is a [`QpDeath`], or a
+/// sentence with the number of further deaths.
 pub const QP_DEATHS: &str = "doorbell::queue_pair";
 
 /// Reason why a queue pair entered the error state, with the evidence of the RNIC.

@@ -31,6 +31,8 @@ pub(super) struct Guard<'a> {
 /// Deaths of queue pairs, which are logged when this value is dropped.
 pub(super) struct Deaths<'a> {
     list: Vec<QpDeath>,
+    /// Number of further deaths, which the engine only counted.
+    omitted: u64,
     _counted: Counted<'a>,
 }
 
@@ -54,7 +56,8 @@ impl Drop for Counted<'_> {
 fn take_deaths<'a>(engine: &mut Engine, logging: &'a AtomicUsize) -> Box<Deaths<'a>> {
     // Count this thread before the lock is released, so that the end of the process waits for the lines.
     let counted = Counted::new(logging);
-    Box::new(Deaths { list: engine.rnic_mut().take_deaths(), _counted: counted })
+    let (list, omitted) = engine.rnic_mut().take_deaths();
+    Box::new(Deaths { list, omitted, _counted: counted })
 }
 
 impl<'a> Guard<'a> {
@@ -80,6 +83,9 @@ impl Drop for Deaths<'_> {
     fn drop(&mut self) {
         for death in &self.list {
             tracing::info!(target: QP_DEATHS, "{death}");
+        }
+        if self.omitted > 0 {
+            tracing::info!(target: QP_DEATHS, "{} further queue pairs died, and are not listed", self.omitted);
         }
     }
 }
@@ -226,6 +232,16 @@ mod tests {
             assert_eq!(shared.logging.load(Ordering::Acquire), 0);
             assert!(shared.leave(shared.lock()).is_none());
         });
+    }
+
+    #[test]
+    fn the_number_of_omitted_deaths_is_logged() {
+        let (logging, lines) = (AtomicUsize::new(0), Arc::default());
+        let subscriber = Lines { lines: Arc::clone(&lines), panics: false };
+        tracing::subscriber::with_default(subscriber, || {
+            drop(Deaths { list: Vec::new(), omitted: 3, _counted: Counted::new(&logging) });
+        });
+        assert_eq!(*lines.lock().unwrap(), ["3 further queue pairs died, and are not listed"]);
     }
 
     #[test]
