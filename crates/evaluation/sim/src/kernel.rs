@@ -23,7 +23,7 @@ pub(crate) mod watch;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use doorbell_fabric::VerbsFaults;
+use doorbell_fabric::{VerbsFaults, log_deaths};
 use doorbell_rnic::{Budget, Part, TransmitBatch, TransmitInfo};
 use doorbell_verbs_core::QpKind;
 use doorbell_wire::Qpn;
@@ -320,6 +320,10 @@ impl World {
         }
         let host = &mut self.nodes[node];
         host.rnic.transmitted();
+        if host.rnic.has_deaths() {
+            let (deaths, omitted) = host.rnic.take_deaths();
+            log_deaths(&deaths, omitted);
+        }
         if let Some(at_ns) = host.rnic.poll_timeout() {
             let at = Ps::from_ns(at_ns);
             if host.timeouts.last().is_none_or(|&earliest| at < earliest) {

@@ -192,6 +192,9 @@ impl SwitchBox {
 ///
 /// Create devices and connections first, which takes no virtual time. Then [`spawn`](Self::spawn) threads that use
 /// them, and [`run`](Self::run) the simulation.
+///
+/// The simulation logs the deaths of queue pairs (`doorbell_verbs::QP_DEATHS`) while it is locked, so a subscriber must
+/// not call its devices.
 pub struct Simulation<'a> {
     shared: Arc<SharedWorld>,
     devices: Vec<Device>,

@@ -35,6 +35,9 @@ pub enum Acks {
 }
 
 /// Driver of an RNIC on a link. It also computes the ICRCs of sent packets, and checks those of received packets.
+///
+/// The driver leaves the deaths of queue pairs to its caller, who may hold a lock. The caller takes them
+/// ([`Rnic::take_deaths`]) after a call, and may pass them to [`log_deaths`](crate::log_deaths).
 pub struct Driver<L> {
     rnic: Rnic,
     link: L,

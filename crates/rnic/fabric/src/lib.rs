@@ -36,6 +36,7 @@
 #![deny(unsafe_code)]
 
 mod counted;
+mod deaths;
 mod driver;
 mod faults;
 mod guard;
@@ -63,6 +64,7 @@ const DRIVER_THREAD: &str = "doorbell";
 const MEETING_THREAD: &str = "doorbell-meet";
 
 pub use counted::{Counted, PacketClass, Traffic, TrafficByClass};
+pub use deaths::log_deaths;
 pub use driver::{Acks, Driver};
 pub use faults::{
     FAULT_FIELDS, FaultCounters, FaultFilter, FaultPlan, FaultPlanError, FaultRule, FaultShares, Faults, VerbsCall,

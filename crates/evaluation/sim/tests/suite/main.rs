@@ -3,6 +3,7 @@
 mod common;
 
 mod bottlenecks;
+mod deaths;
 mod digests;
 mod exchange;
 mod exchange_conformance;

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{MutexGuard, TryLockError};
 
 use doorbell_sync::IgnorePoison;
-use doorbell_verbs_core::{QP_DEATHS, QpDeath};
+use doorbell_verbs_core::QpDeath;
 
 use super::ThreadState;
+use crate::deaths::log_deaths;
 use crate::driver::Driver;
 use crate::guard;
 use crate::link::Link;
@@ -81,12 +82,7 @@ impl Drop for Guard<'_> {
 
 impl Drop for Deaths<'_> {
     fn drop(&mut self) {
-        for death in &self.list {
-            tracing::info!(target: QP_DEATHS, "{death}");
-        }
-        if self.omitted > 0 {
-            tracing::info!(target: QP_DEATHS, "{} further queue pairs died, and are not listed", self.omitted);
-        }
+        log_deaths(&self.list, self.omitted);
     }
 }
 
@@ -156,7 +152,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::{Arc, Mutex};
 
-    use doorbell_verbs_core::{Payload, SendFlags, SendOperation, SendRequest};
+    use doorbell_verbs_core::{Payload, QP_DEATHS, SendFlags, SendOperation, SendRequest};
     use tracing::field::Field;
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
