@@ -53,8 +53,8 @@ const SIGNALS: u64 = 64;
 struct EventCount {
     /// The eventfd, which is closed only while the number still belongs to it.
     count: ManuallyDrop<EventFd>,
-    /// Signal of the eventfd; `None` if the kernel refused to set it. The number is then used unchecked.
-    mark: Option<libc::c_int>,
+    /// Signal of the eventfd; `None` if the kernel cannot set or show it. The number is then used unchecked.
+    mark: Option<libc::c_long>,
     shown: Epoll,
 }
 
@@ -65,17 +65,21 @@ impl EventCount {
         let shown = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let data = NEXT_DATA.fetch_add(1, Ordering::Relaxed);
         shown.add(&count, EpollEvent::new(EpollFlags::EPOLLIN, data))?;
-        let mark = 1 + (data % SIGNALS) as libc::c_int;
+        let mark = 1 + (data % SIGNALS) as libc::c_long;
         // SAFETY: the descriptor is open, and the call changes only the signal of the new eventfd.
-        let is_marked = unsafe { libc::syscall(libc::SYS_fcntl, count.as_raw_fd(), F_SETSIG, mark) } == 0;
-        Ok(Self { count: ManuallyDrop::new(count), mark: is_marked.then_some(mark), shown })
+        let is_set = unsafe { libc::syscall(libc::SYS_fcntl, count.as_raw_fd(), F_SETSIG, mark) } == 0;
+        let mut made = Self { count: ManuallyDrop::new(count), mark: is_set.then_some(mark), shown };
+        if !made.is_intact() {
+            made.mark = None;
+        }
+        Ok(made)
     }
 
     /// Returns whether the number of the eventfd still belongs to it.
     fn is_intact(&self) -> bool {
         self.mark.is_none_or(|mark| {
             // SAFETY: the call changes nothing, and fails if the number belongs to no file.
-            unsafe { libc::syscall(libc::SYS_fcntl, self.count.as_raw_fd(), F_GETSIG) == libc::c_long::from(mark) }
+            unsafe { libc::syscall(libc::SYS_fcntl, self.count.as_raw_fd(), F_GETSIG) == mark }
         })
     }
 
