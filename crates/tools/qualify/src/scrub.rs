@@ -12,6 +12,9 @@ const NAMING_KEYS: [&str; 4] = ["host", "hostname", "boot", "user"];
 /// Keys whose values are versions, which may have the form of an IPv4 address.
 const VERSION_KEYS: [&str; 4] = ["firmware", "kernel", "doorbell", "schema"];
 
+/// Words before a section of a standard, whose number may have the form of an IPv4 address.
+const SECTION: &str = "IBTA Vol 1, ";
+
 /// Names that identify nothing.
 const COMMON: [&str; 5] = ["root", "localhost", "none", "unknown", "(none)"];
 
@@ -153,12 +156,12 @@ impl Scrubber {
             let plain = word.trim_end_matches(['.', ':']);
             let marks = &word[plain.len()..];
             match address_of(plain) {
-                Some(address) => {
+                Some(address) if !scrubbed.ends_with(SECTION) => {
                     let placeholder = self.placeholder("address", address);
                     scrubbed.push_str(&placeholder);
                     scrubbed.push_str(&plain[address.len()..]);
                 }
-                None => scrubbed.push_str(plain),
+                _ => scrubbed.push_str(plain),
             }
             scrubbed.push_str(marks);
             rest = behind;
@@ -246,6 +249,13 @@ mod tests {
             Scrubber::default().text("doorbell0@127.0.0.2 and 127.0.0.3."),
             "doorbell0@address-1 and address-2."
         );
+    }
+
+    #[test]
+    fn sections_of_standards_stay() {
+        let text = "IBTA Vol 1, 9.9.2.4 and IBTA Vol 1, 10.2.2.3: x";
+        assert_eq!(Scrubber::default().text(text), text);
+        assert_eq!(Scrubber::default().text("IBTA Vol 1, 10.2.2.3, 10.2.2.4"), "IBTA Vol 1, 10.2.2.3, address-1");
     }
 
     #[test]

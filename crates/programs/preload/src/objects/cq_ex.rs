@@ -135,8 +135,8 @@ unsafe extern "C" fn end_poll(cq: *mut c::ibv_cq_ex) {
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut c::ibv_cq_ex) -> u64 {
     // SAFETY: by the C contract, the program calls this function only while it polls.
     let (own, completion) = unsafe { (own(cq), current(cq)) };
-    // Read the time of day first. If the thread is interrupted between the two clocks, the result is then too early, but
-    // never in the future.
+    // Read the time of day first. If the thread is interrupted between the two clocks, the result is then too early,
+    // but never in the future.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let age_ns = own.device.provider.now_ns().saturating_sub(completion.timestamp_ns);
     (now.as_nanos() as u64).saturating_sub(age_ns)
