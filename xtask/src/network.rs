@@ -11,7 +11,7 @@ pub(crate) fn apart<T: From<Result<(), String>> + Send>(step: impl FnOnce() -> T
     apart_with(&[&["link", "set", "lo", "up"]], step)
 }
 
-/// Runs a step as [`apart`], with a further network interface, because libfabric and tgt ignore loopback.
+/// Runs a step as [`apart`], with a further network interface, because libfabric ignores loopback.
 pub(crate) fn apart_with_interface<T: From<Result<(), String>> + Send>(step: impl FnOnce() -> T + Send) -> T {
     let commands: [&[&str]; 5] = [
         &["link", "set", "lo", "up"],

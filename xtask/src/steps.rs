@@ -13,8 +13,8 @@ pub(crate) struct Step {
     pub(crate) name: &'static str,
     pub(crate) group: Group,
     pub(crate) body: Body,
-    /// Whether a whole run includes the step. Other steps take long, mostly because they build foreign sources, and run
-    /// only by name or with their group.
+    /// Whether a whole run includes the step. Other steps build foreign sources, which takes long, or fail on some
+    /// machines. They run only by name or with their group.
     pub(crate) in_whole_run: bool,
 }
 
@@ -177,8 +177,8 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, "rdma-core's tests", || network::apart(|| programs::pyverbs().into())),
     plain(Group::Programs, "verbs programs, rdma_cm", || network::apart(programs::rdma_cm)),
     plain(Group::Programs, DAPL, || network::apart(programs::dapl)),
-    // tgt finds no address to listen on if the machine has only loopback.
-    plain(Group::Programs, ISER, || network::apart_with_interface(programs::iser)),
+    // tgt does not begin to listen in a network of its own. The cause is unknown.
+    plain(Group::Programs, ISER, || network::apart_with_interface(programs::iser)).apart(),
     plain(Group::Programs, TWO_DEVICES, || network::apart(programs::several_devices)),
     // Far from the archive, because both need a minimal system of Debian, which only one step at a time makes.
     plain(Group::Programs, "verbs programs, Debian packages", || network::apart(dist::check_packages)),
@@ -265,8 +265,9 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_build_foreign_sources_run_only_by_name_or_with_their_group() {
-        assert!(whole_run().all(|step| step.name != CRATES) && whole_run().count() == STEPS.len() - 1);
+    fn steps_apart_run_only_by_name_or_with_their_group() {
+        assert!(whole_run().all(|step| ![CRATES, ISER].contains(&step.name)));
+        assert_eq!(whole_run().count(), STEPS.len() - 2);
         assert_eq!(names(&named("rust crates").unwrap()), [CRATES]);
         assert!(names(&of(Group::Programs)).contains(&CRATES));
     }
