@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use crate::place::Lock;
 use crate::programs::DROP_INS;
-use crate::shell::{cargo, command, output_of, root, run, target};
+use crate::shell::{cargo, command, host, output_of, root, run, target};
 use crate::test::StepEnd;
 use crate::{action, packages, peers, place, programs};
 use zig::Machine;
@@ -249,13 +249,6 @@ fn print(doorbell: &Path, folder: &Path) -> Result<(), String> {
         fs::write(&to, output_of(command(doorbell, arguments))?).map_err(failed)?;
     }
     run(command(doorbell, &["man", "--out", &folder.join(MANUAL).to_string_lossy()]))
-}
-
-/// Returns the target triple of this machine.
-fn host() -> Result<String, String> {
-    let about = output_of(command("rustc", &["-vV"]))?;
-    let line = about.lines().find_map(|line| line.strip_prefix("host: "));
-    line.map(str::to_owned).ok_or_else(|| format!("`rustc -vV` prints no line `host: ...`:\n{about}"))
 }
 
 /// Makes the archive in a folder.

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use crate::peers;
 use crate::place::{self, Lock};
-use crate::shell::{cargo, command, output_of, root, run, target};
+use crate::shell::{cargo, command, host, root, run, target};
 use crate::test::StepEnd;
 
 /// Flags that make rustc count edges and set the cfg `fuzzing`.
@@ -256,13 +256,6 @@ fn is_named(input: &Path) -> bool {
     let name = input.file_name().unwrap_or_default().to_string_lossy();
     let is_hash = matches!(name.len(), 16 | 40) && name.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'));
     !is_hash
-}
-
-/// Returns the target triple of this machine.
-fn host() -> Result<String, String> {
-    let said = output_of(command("rustc", &["--version", "--verbose"]))?;
-    let triple = said.lines().find_map(|line| line.strip_prefix("host: "));
-    triple.map(str::to_owned).ok_or_else(|| format!("`rustc --version --verbose` prints no line `host: ...`:\n{said}"))
 }
 
 #[cfg(test)]

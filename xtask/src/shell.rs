@@ -212,3 +212,9 @@ fn describe(command: &Command) -> String {
     let words = std::iter::once(program).chain(command.get_args()).map(|word| word.to_string_lossy().into_owned());
     variables.chain(words).collect::<Vec<_>>().join(" ")
 }
+/// Returns the target triple of this machine.
+pub(crate) fn host() -> Result<String, String> {
+    let said = output_of(command("rustc", &["--version", "--verbose"]))?;
+    let triple = said.lines().find_map(|line| line.strip_prefix("host: "));
+    triple.map(str::to_owned).ok_or_else(|| format!("`rustc --version --verbose` prints no line `host: ...`:\n{said}"))
+}
