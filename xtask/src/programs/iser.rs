@@ -19,18 +19,25 @@ const INITIATOR: &str = "iqn.2026-11.test:host";
 const REQUESTS: u8 = 64;
 const BYTES: usize = 128 * 1024;
 
+/// Port of the target over RDMA, free in a network of its own. tgt keeps it in a signed variable of 16 bits, so it
+/// cannot listen on the ports above 32767, from which a free port of the system would come.
+const PORT: &str = "3260";
+
+/// Address of the target over TCP, which tgt always has.
+const TCP: &str = "portal=127.0.0.1:3261";
+
 /// Folder of tgt's control sockets.
 const SOCKETS: &str = "/var/run/tgtd";
 
 /// Time for which the initiator logs in and reads before the target is killed. All its reads take seconds.
 const SOME_READS: Duration = Duration::from_millis(700);
 
-/// Runs the target and the initiator. Only root can create the control socket of tgt.
+/// Runs the target and the initiator. Only root can create the control socket of tgt, and a network for its port.
 pub(crate) fn all() -> StepEnd {
     if !peers::is_root() {
         return StepEnd::LeftOut("tgt needs root".to_owned());
     }
-    peers::install_for_iser().and_then(|()| each_way("iSER", |way| ports::on_free_port(|port| disk(port, way)))).into()
+    peers::install_for_iser().and_then(|()| each_way("iSER", disk)).into()
 }
 
 /// A running target with one disk, which a file backs.
@@ -41,16 +48,15 @@ struct Target {
 }
 
 impl Target {
-    fn new(port: &str, disk: &Path, way: Way) -> Result<Self, String> {
+    fn new(disk: &Path, way: Way) -> Result<Self, String> {
         fs::create_dir_all(SOCKETS).map_err(|error| format!("{SOCKETS}: {error}"))?;
         // tgt takes 15 bits, and 0 is the number of the system's own tgt.
         let control = (1 + id() % 0x7fff).to_string();
         // The pool of buffers has 1 GiB by default.
-        let iser = format!("port={port},pool_sz_mb=64");
-        let iscsi = format!("portal=127.0.0.1:{}", ports::free_port()?);
-        let words = ["tgtd", "-f", "--iser", &iser, "--iscsi", &iscsi, "-C", &control];
+        let iser = format!("port={PORT},pool_sz_mb=64");
+        let words = ["tgtd", "-f", "--iser", &iser, "--iscsi", TCP, "-C", &control];
         let mut own = Self { program: start(on_doorbell(way.options(), &words))?, control };
-        ports::wait_until_listening(port, &mut own.program)?;
+        ports::wait_until_listening(PORT, &mut own.program)?;
         own.order(&["--op", "new", "--mode", "target", "-T", TARGET])?;
         own.order(&["--op", "new", "--mode", "logicalunit", "--lun", "1", "-b", &disk.to_string_lossy()])?;
         // Both the address and the name of an initiator must be allowed.
@@ -76,16 +82,16 @@ impl Drop for Target {
 
 /// Writes and reads the disk, and compares all bytes with those of the file. Or kills the target while the initiator
 /// reads.
-fn disk(port: &str, way: Way) -> Result<(), String> {
+fn disk(way: Way) -> Result<(), String> {
     let folder = place::own_file("iser");
     let path = folder.join("disk.img");
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     fs::create_dir_all(&folder)
         .and_then(|()| fs::write(&path, vec![0_u8; usize::from(REQUESTS) * BYTES]))
         .map_err(failed)?;
-    let target = Target::new(port, &path, way)?;
+    let target = Target::new(&path, way)?;
     let options =
-        format!("driver=iscsi,transport=iser,portal=127.0.0.1:{port},target={TARGET},lun=1,initiator-name={INITIATOR}");
+        format!("driver=iscsi,transport=iser,portal=127.0.0.1:{PORT},target={TARGET},lun=1,initiator-name={INITIATOR}");
     if way == Way::Killed {
         return killed(target, &options, way);
     }
