@@ -22,6 +22,10 @@ const BATCH_BYTES: usize = 128 << 10;
 /// acknowledgement may wait for the program's reply, so that both leave together.
 const HOLD_ACKS_BELOW_PACKETS: usize = 8;
 
+/// Maximum number of calls of [`Link::receive`] for the packets that have arrived before a queue pair ends. A link has at
+/// most this number of long runs in its buffers. Peers that send faster than the driver receives add no further calls.
+const ARRIVED_RECEIVES: usize = 64;
+
 /// When to send the acknowledgements that are due at the end of a pump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acks {
@@ -291,6 +295,26 @@ impl<L: Link> Driver<L> {
                 received
             }
         }
+    }
+
+    /// Handles all packets that have arrived, though a [`pump`](Self::pump) may take only some of them.
+    ///
+    /// # Errors
+    ///
+    /// The link is broken: [`Link::receive`] failed.
+    pub fn receive_arrived(&mut self, now_ns: u64) -> io::Result<()> {
+        for _ in 0..ARRIVED_RECEIVES {
+            self.link.look_everywhere();
+            let received = self.receive(now_ns);
+            self.obey_link(now_ns);
+            if received? == 0 {
+                break;
+            }
+            if let Some(observation) = &mut self.observation {
+                observation.note(now_ns);
+            }
+        }
+        Ok(())
     }
 
     /// Defers the sending of ready packets to the next [`pump`](Self::pump), which must happen by `until_ns`.

@@ -171,6 +171,14 @@ pub trait Link: Send {
         true
     }
 
+    /// Lets the next call of [`receive`](Self::receive) look wherever a packet may have arrived. Other calls may look
+    /// at some places in turn.
+    fn look_everywhere(&mut self) {
+        if let Some(inner) = self.inner_mut() {
+            inner.look_everywhere();
+        }
+    }
+
     /// Prepares for the driver to sleep until the link's descriptor is readable. Returns false if the driver must not
     /// sleep, because packets have arrived that do not make the descriptor readable.
     fn prepare_sleep(&mut self) -> bool {

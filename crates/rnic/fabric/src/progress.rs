@@ -200,6 +200,26 @@ impl DrivenRnic {
         result
     }
 
+    /// Runs an operation that ends the work of a queue pair: it changes the state to error or reset, or destroys the
+    /// queue pair. Before, the engine handles and acknowledges all packets that have arrived, as an RNIC does when they
+    /// arrive. Otherwise requests would be flushed although the peer has acknowledged them, and requests of the peer
+    /// would fail although their messages have arrived.
+    pub fn end<R>(&self, operation: impl FnOnce(&mut Rnic) -> R) -> R {
+        guard::admit_thread();
+        let shared = &self.shared;
+        let mut driver = shared.lock();
+        let now_ns = shared.now_ns();
+        let arrived = driver.receive_arrived(now_ns);
+        shared.report(arrived.and_then(|()| driver.flush(now_ns)));
+        let result = operation(driver.rnic_mut());
+        // Other queue pairs may wait until the packets of this one no longer count against the limit of outstanding
+        // packets.
+        let sent = driver.flush(now_ns);
+        shared.report(sent);
+        shared.leave_received(driver);
+        result
+    }
+
     /// Returns completions from a queue. If the queue is empty, drives the engine first.
     ///
     /// # Errors
@@ -438,6 +458,13 @@ impl ThreadState {
             self.wary_polls.store(wary.saturating_sub(1), Ordering::Relaxed);
         }
         self.report(pumped);
+        self.leave_received(driver);
+        true
+    }
+
+    /// Unlocks the engine as [`leave`](Self::leave) does, after a call that has received.
+    #[inline]
+    fn leave_received(&self, driver: Guard<'_>) {
         // A datagram announces packets in shared memory. If this call has read the datagram, or the datagram was lost,
         // it does not wake the thread. So the caller kicks the thread.
         let misses_arrivals = self.wakeups.is_watching() && !driver.link().shows_arrivals();
@@ -446,7 +473,6 @@ impl ThreadState {
             self.kick();
         }
         drop(deaths);
-        true
     }
 
     /// Sends the acknowledgements that are held back, since the caller's poll found nothing to answer.

@@ -510,10 +510,13 @@ impl Link for SharedMemoryLink {
             || self.peers.iter().flatten().any(may_have_work)
     }
 
-    fn prepare_sleep(&mut self) -> bool {
-        // The first call of `receive` after the sleep checks all rings and the socket.
+    fn look_everywhere(&mut self) {
         self.look_at_all = true;
         self.last_shared_ns = None;
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.look_everywhere(); // by the first call of `receive` after the sleep
         if self.has_newcomers {
             return false;
         }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use doorbell_fabric::DrivenRnic;
-use doorbell_rnic::{CompletionQueue, SharedReceiveQueue};
+use doorbell_rnic::{CompletionQueue, Rnic, SharedReceiveQueue};
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{
     Completion, CqId, ModifyError, Notifier, Notify, ObjectError, Overrun, PdId, PostError, QpAttributes, QpInfo,
@@ -266,10 +266,11 @@ impl raw::Qp for SoftQp {
 
     fn modify(&self, attributes: &QpAttributes) -> Result<(), ModifyError> {
         self.rnic.port_state().map_err(|_| ModifyError::DeviceFatal)?;
-        // Send a pending acknowledgement now, since the queue pair cannot send it in the new state. Without the
-        // acknowledgement, the peer's request would fail, although its message has arrived.
-        let ends = matches!(attributes.state, Some(QpState::Error | QpState::Reset));
-        self.rnic.post(|rnic, _| (rnic.modify_qp(self.qpn, attributes), if ends { usize::MAX } else { 0 }))
+        let modify = |rnic: &mut Rnic| rnic.modify_qp(self.qpn, attributes);
+        if matches!(attributes.state, Some(QpState::Error | QpState::Reset)) {
+            return self.rnic.end(modify);
+        }
+        self.rnic.post(|rnic, _| (modify(rnic), 0))
     }
 
     fn query(&self) -> QpInfo {
@@ -328,8 +329,6 @@ impl Drop for SoftQp {
             let _ = self.detach_from(group);
             false
         });
-        // Drive all queue pairs. Some may wait until the packets of the destroyed queue pair no longer count against
-        // the limit of outstanding packets. A pending acknowledgement of the destroyed queue pair is also sent.
-        self.rnic.post(|rnic, _| (rnic.destroy_qp(self.qpn), usize::MAX)).ok();
+        self.rnic.end(|rnic| rnic.destroy_qp(self.qpn)).ok();
     }
 }

@@ -1,10 +1,10 @@
 //! Once the receiver sees a receive complete, the matching send succeeds, even if the receiver then ends: the
-//! acknowledgement has already left.
+//! acknowledgement has already left. And a queue pair that ends has handled all packets that arrived before.
 
 use doorbell_verbs_conformance::common;
 
 use common::*;
-use doorbell_verbs::soft::{AckPolicy, SoftOptions};
+use doorbell_verbs::soft::{AckPolicy, MemoryOptions, SoftOptions, VirtualNetwork};
 use doorbell_verbs::{Completion, Device, QpOptions, QpState, SendFlags, SendOperation, SendRequest, Status};
 
 /// Number of answers after which the receiver delays acknowledgements until its next answer.
@@ -131,4 +131,48 @@ fn polling_for_sends_leaves_the_ack_of_a_receive_held() {
     // If the device's thread processes a message before the program polls, the thread acknowledges the message at once.
     // So only a quarter of the messages must be acknowledged by answers.
     assert!(together * 4 >= found_by_then, "of {found_by_then} messages only {together} were acknowledged by answers");
+}
+
+/// Connects two devices that have no threads, so that each handles packets only when the test calls it.
+fn still_pair() -> (VirtualNetwork, Side, Side) {
+    let network = VirtualNetwork::new(MemoryOptions { latency_ns: 1000, ..MemoryOptions::default() });
+    let open = |last| network.open([10, 0, 0, last].into(), &SoftOptions::default()).unwrap();
+    let (a, b) = Plan::rc().connect(&(open(1), open(2)));
+    (network, a, b)
+}
+
+fn pass_latency(network: &VirtualNetwork) {
+    network.advance_to(network.now_ns() + 2000);
+}
+
+#[test]
+fn a_request_whose_acknowledgement_has_arrived_is_not_flushed() {
+    let (network, a, b) = still_pair();
+    let mut out = [Completion::default(); 2];
+    b.post_recv(0, &[]);
+    a.post(1, SendOperation::Send, &[]);
+    pass_latency(&network);
+    assert_eq!(b.cq.poll(&mut out), Ok(1), "the receiver sees the message, and acknowledges it");
+    pass_latency(&network);
+    a.to_error();
+    a.expect(1);
+}
+
+#[test]
+fn a_message_that_has_arrived_is_acknowledged_before_the_receiver_ends() {
+    for end in [End::Reset, End::Error, End::Destroy] {
+        let (network, a, b) = still_pair();
+        b.post_recv(0, &[]);
+        a.post(1, SendOperation::Send, &[]);
+        pass_latency(&network);
+        let kept = b.device.clone();
+        match end {
+            End::Reset => b.qp.modify(&to_state(QpState::Reset)).unwrap(),
+            End::Error => b.to_error(),
+            _ => drop(b.qp),
+        }
+        pass_latency(&network);
+        a.expect(1);
+        drop(kept);
+    }
 }
