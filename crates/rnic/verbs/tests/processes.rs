@@ -101,13 +101,13 @@ fn stream() {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let address = Some(line.trim().parse().unwrap());
-    let side = hasty().side(&open_soft(SoftOptions { address, ..SoftOptions::default() }));
+    let side = plan().side(&open_soft(SoftOptions { address, ..SoftOptions::default() }));
     let memory = side.patterned(BYTES, 1);
     let psn = side.device.random_psn();
     println!("{}", describe(&side, psn, &memory));
     line.clear();
     std::io::stdin().read_line(&mut line).unwrap();
-    let (remote_address, rkey) = connect(hasty(), &side, psn, &line);
+    let (remote_address, rkey) = connect(plan(), &side, psn, &line);
     println!("ready");
     for length in (1..).map(|number| number * 37 % BYTES) {
         side.post(1, SendOperation::Write { remote_address, rkey }, &[memory.sge(0, length)]);
@@ -115,7 +115,8 @@ fn stream() {
     }
 }
 
-/// Returns a plan with a short timeout, so that a requester detects the death of its peer within milliseconds.
+/// Returns a plan with a short timeout, so that a requester detects the death of its peer within milliseconds. The
+/// peer has none: on a busy machine, this process may not answer for milliseconds either.
 fn hasty() -> Plan {
     Plan { timeout: 8, retry_count: 1, ..Plan::rc() }
 }
