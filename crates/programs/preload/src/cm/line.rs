@@ -481,6 +481,19 @@ mod tests {
         }
     }
 
+    /// The test sets back the time at which the program called `rdma_connect`, and thus waits for no time.
+    #[test]
+    fn a_connection_that_was_refused_for_half_a_second_is_reported() {
+        let queue = Queue::new().unwrap();
+        let line = Arc::new(Line::with(Service::start().unwrap(), &queue, QpKind::Rc, Space::Tcp));
+        let mut state = line.state();
+        state.begun = Some(Instant::now() - Duration::from_millis(500));
+        line.on_refusal(&mut state, &io::Error::from_raw_os_error(libc::ECONNREFUSED));
+        assert_eq!(state.phase, Phase::Over);
+        let found: Vec<_> = state.early.iter().map(|news| (news.kind, news.status)).collect();
+        assert_eq!(found, [(c::RDMA_CM_EVENT_REJECTED, c_int::from(reason::INVALID_SERVICE_ID))]);
+    }
+
     /// Replaces the file of a descriptor. This simulates a program that closes the library's descriptors and then opens
     /// files.
     fn replace(descriptor: BorrowedFd<'_>, with: &impl AsFd) {
