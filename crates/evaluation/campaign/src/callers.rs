@@ -297,3 +297,31 @@ fn serve_one(own: &dyn OwnDevice, stream: TcpStream, token: Option<Token>) {
         Err(error) => session::refuse(stream, &error.to_string()),
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// Time after which the test fails, longer than any step takes on a slow machine.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Strangers that say nothing, or send 64 KiB without the end of a line, stay connected.
+    #[test]
+    fn strangers_do_not_prolong_the_wait_for_a_process() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut strangers: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
+        strangers.iter_mut().step_by(2).for_each(|stranger| stranger.write_all(&[b'x'; 64 << 10]).unwrap());
+        let (sender, receiver) = channel();
+        std::thread::spawn(move || {
+            let callers = Callers::new(listener, vec!["rank 1".to_owned()], None, None, |_| {}).unwrap();
+            let waited = callers.await_call(0, Duration::from_millis(100));
+            let _ = sender.send(waited.map(|_| ()).map_err(|error| error.to_string()));
+        });
+        let waited = receiver.recv_timeout(PATIENCE).expect("the wait ends at its deadline");
+        assert_eq!(waited, Err("rank 1 did not call within 0 s".to_owned()));
+        drop(strangers);
+    }
+}

@@ -1,7 +1,7 @@
 //! `doorbell steer`. The memory node and the clients are threads of the test, over the crate `doorbell`. The box
 //! between them is a process of the command.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -411,8 +411,7 @@ pub(crate) fn perftest(servers: &TcpListener, address: &str, mtus: [&[u8]; 2]) -
     const VERSION: &[u8] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
     let mut client = TcpStream::connect(address).expect("the box listens");
     client.write_all(VERSION).expect("the connection is open"); // the box connects to the server after the version
-    let (server, _) = servers.accept().expect("the box comes");
-    let ends = [client, server];
+    let ends = [client, accept(servers)];
     for end in &ends {
         end.set_read_timeout(Some(PATIENCE)).expect("a time");
     }
@@ -420,6 +419,21 @@ pub(crate) fn perftest(servers: &TcpListener, address: &str, mtus: [&[u8]; 2]) -
     pass(&ends[0], &ends[1], mtus[0], mtus[0]);
     pass(&ends[1], &ends[0], mtus[1], mtus[1]);
     ends
+}
+
+/// Accepts the connection of the box, which must come soon.
+fn accept(servers: &TcpListener) -> TcpStream {
+    servers.set_nonblocking(true).expect("the mode can be set");
+    let until = Instant::now() + SOON;
+    loop {
+        match servers.accept() {
+            Ok((stream, _)) => return stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < until => {
+                sleep(Duration::from_millis(1));
+            }
+            Err(error) => panic!("the box does not come: {error}"),
+        }
+    }
 }
 
 fn pass(mut from: &TcpStream, to: &TcpStream, said: &[u8], expected: &[u8]) {
