@@ -54,6 +54,15 @@ fn garbage_on_the_port_is_an_error() {
     server_against(&greeting, &["the peer sent an unexpected message: garbage"]);
 }
 
+/// Errors quote lines of a server and of a stranger, without characters that control a terminal.
+#[test]
+fn text_of_a_peer_is_escaped() {
+    let greeting_and = |line: &[u8]| [doorbell_exchange::setup::hello(&[]).as_slice(), line].concat();
+    client_against(greeting_and(b"\x1b[2J\n").leak(), &[r"the peer sent an unexpected message: \u001b[2J"]);
+    client_against(greeting_and(b"{\"failed\":\"\\u001b[2J\"}\n").leak(), &[r"the peer failed: \u001b[2J"]);
+    server_against(&greeting_and(b"\x1b]0;x\x07\n"), &[r"the peer sent an unexpected message: \u001b]0;x\u0007"]);
+}
+
 #[test]
 fn another_version_is_an_error() {
     client_against(b"DOORBELL\0\x63\0\0\0\0", &["speaks version 99", "use the same release"]);
