@@ -59,11 +59,15 @@ fn a_page_has_a_picture_of_each_direction() {
     }
 }
 
+/// Returns the header of a pcap file of Ethernet frames.
+fn empty_capture() -> Vec<u8> {
+    [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1].map(u32::to_le_bytes).concat()
+}
+
 #[test]
 fn a_capture_without_packets_is_no_success() {
     let scratch = Scratch::new("check-empty.pcap");
-    // The header of a pcap file of Ethernet frames.
-    let header = [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1].map(u32::to_le_bytes).concat();
+    let header = empty_capture();
     std::fs::write(scratch.path(), &header).expect("a file can be written");
     let finished = run(&format!("wire check {}", scratch.path())).expect_status(1);
     assert!(finished.stderr.contains("no RoCE v2 packet among 0 frames"), "{}", finished.stderr);
@@ -71,6 +75,16 @@ fn a_capture_without_packets_is_no_success() {
     // A forgotten name of the page does not cost a capture.
     run(&format!("wire check --html {0} {0}", scratch.path())).expect_complaint(2, &["--html", "is a capture"]);
     assert_eq!(std::fs::read(scratch.path()).expect("the capture is left"), header);
+}
+
+#[test]
+fn the_name_of_a_capture_is_escaped() {
+    let scratch = Scratch::new("check-\u{1b}[2J.pcap");
+    std::fs::write(scratch.path(), empty_capture()).expect("a file can be written");
+    let finished = run(&format!("wire check {}", scratch.path())).expect_status(1);
+    for text in [finished.stdout, finished.stderr] {
+        assert!(text.contains(r"check-\u001b[2J.pcap") && !text.contains('\u{1b}'), "{text:?}");
+    }
 }
 
 #[test]
