@@ -223,6 +223,8 @@ static void *with_all_blocked(void *unused)
 {
 	sigset_t all;
 
+	/* The library unblocks the signals of faults in each thread only once, so block them after the first request. */
+	in_a_thread(NULL);
 	sigfillset(&all);
 	CHECK(pthread_sigmask(SIG_SETMASK, &all, NULL) == 0);
 	CHECK(sigprocmask(SIG_BLOCK, &all, NULL) == 0);
@@ -265,6 +267,31 @@ static void catch_and_mend(int signal, siginfo_t *info, void *context)
 	/* Let copies of the RNIC fault while the program's handler runs. */
 	in_a_thread(NULL);
 	CHECK(mprotect((void *)hole, PAGE, PROT_READ | PROT_WRITE) == 0);
+}
+
+static void use_memory(int signal)
+{
+	(void)signal;
+	in_a_thread(NULL);
+	caught++;
+}
+
+/* Installs a handler that blocks all signals while it runs. */
+static void handle_blocking_all(int signal)
+{
+	struct sigaction action = { .sa_handler = use_memory };
+
+	sigfillset(&action.sa_mask);
+	CHECK(sigaction(signal, &action, NULL) == 0);
+}
+
+static void handlers_that_block(void)
+{
+	int before = caught;
+
+	handle_blocking_all(SIGUSR1);
+	CHECK(raise(SIGUSR1) == 0 && raise(SIGUSR2) == 0);
+	CHECK(caught == before + 2);
 }
 
 static void fault_and_jump(void)
@@ -364,12 +391,14 @@ static void handlers_by_system_call(void)
 
 int main(void)
 {
+	handle_blocking_all(SIGUSR2);
 	open_device();
 	touch_all(0);
 	touch_all(1);
 	run_thread(in_a_thread, 0, 0);
 	run_thread(with_all_blocked, 0, 0);
 	run_thread(in_a_thread, PTHREAD_STACK_MIN + 32768, 1);
+	handlers_that_block();
 	handlers_of_the_program();
 	deaths();
 	handlers_by_system_call();
