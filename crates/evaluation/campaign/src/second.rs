@@ -122,3 +122,29 @@ pub fn call_back(stream: TcpStream, token: Option<Token>) -> Result<TcpStream, F
     let called = call(stream, &Call::new(PROCESSES - 1, PROCESSES, token), || false)?;
     Ok(called.ok_or("the first process has nothing to measure")?)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    /// Some strangers say nothing, the others send half a line, and all stay connected.
+    #[test]
+    fn strangers_do_not_keep_the_second_process_out() {
+        let awaited = Awaited::new(|_| {}).unwrap();
+        let (address, token) = (awaited.address(), awaited.token().clone());
+        let mut strangers: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+        strangers.iter_mut().step_by(2).for_each(|stranger| stranger.write_all(&[b'x'; 4000]).unwrap());
+        let called = std::thread::spawn(move || {
+            let stream = TcpStream::connect(address).unwrap();
+            call_back(stream, Some(token)).map(drop).map_err(|error| error.to_string())
+        });
+        // The thread calls in place of this process, which dropping the handle ends.
+        let mut command = Command::new("sleep");
+        command.arg("600");
+        let (stream, second) = awaited.start(command).unwrap();
+        assert_eq!(called.join().unwrap(), Ok(()));
+        drop((strangers, stream, second));
+    }
+}
