@@ -62,11 +62,13 @@ fn beside_strangers(address: &str, honest: impl FnOnce()) {
                 std::thread::sleep(DRIP);
             }
         });
-        let crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect()).collect();
-        // Disconnect the strangers before a failure of the honest client is reported.
-        let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(honest));
+        // Before a failure is reported, disconnect the strangers and end their threads.
+        let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _crowd: Vec<TcpStream> = (0..CROWD).map(|_| connect()).collect();
+            honest();
+        }));
         is_over.store(true, Ordering::Relaxed);
-        drop((staying, crowd));
+        drop(staying);
         if let Err(panic) = served {
             std::panic::resume_unwind(panic);
         }
