@@ -83,8 +83,9 @@ mod tests {
             .collect();
         let mut done = 0;
         while done < 100 {
-            // The event is set while jobs wait, so `poll` needs no timeout.
-            poll(&mut [PollFd::new(jobs.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+            // The event is set while jobs wait. Without the event, the test fails after a minute.
+            let woken = poll(&mut [PollFd::new(jobs.as_fd(), PollFlags::POLLIN)], PollTimeout::from(60_000_u16));
+            assert_eq!(woken, Ok(1), "{done} jobs were done");
             done += jobs.work_off(&mut steer, Duration::MAX);
         }
         assert!((0..100).eq(waiting.into_iter().map(|thread| thread.join().unwrap())));
