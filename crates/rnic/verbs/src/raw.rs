@@ -280,7 +280,8 @@ pub trait Channel: Any + Send + Sync {
     }
 
     /// Drives the device for a short time before the caller sleeps, if a notification is likely to arrive soon. Returns
-    /// true if a notification arrived.
+    /// true if a notification arrived. The caller then takes it by [`next`](Self::next), before which the descriptor
+    /// need not be readable.
     fn linger(&self) -> bool {
         false
     }

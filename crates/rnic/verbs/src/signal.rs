@@ -5,7 +5,7 @@
 mod tally;
 /// Atomics that [`tally`] uses. `tests/suite/sleepers.rs` compiles `tally` with the atomics of a model checker instead.
 mod sync {
-    pub(super) use std::sync::atomic::{AtomicU32, Ordering};
+    pub(super) use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 }
 
 use std::collections::VecDeque;
@@ -49,6 +49,11 @@ const SIGNALS: u64 = 64;
 /// checked before each use of the number: the signal that `F_SETSIG` sets. The kernel sends this signal only for files
 /// with `O_ASYNC`, which the eventfd lacks. A file of the program rarely has any signal. One check takes one short
 /// system call, whereas reading the identity in `/proc` would take several long ones.
+///
+/// No cheaper check protects such files. Only a system call shows that a descriptor is closed, and a program can close
+/// it without a function of the C library. No system call checks the identity of an eventfd and also changes its count.
+/// `epoll_ctl` compares the file of a number, but a change of interest is no edge for each event. Therefore the calls
+/// of the library that wait for an entry do not use the eventfd ([`Sleepers`]).
 #[derive(Debug)]
 struct EventCount {
     /// The eventfd, which is closed only while the number still belongs to it.
@@ -189,11 +194,11 @@ impl AsFd for EventSignal {
     }
 }
 
-/// Threads that sleep until an entry is added to a list of [`Notices`], and the descriptor of that list.
+/// Threads that wait until an entry is added to a list of [`Notices`], and the descriptor of that list.
 ///
 /// The threads sleep on a word in memory, so they still get entries if the program closes the descriptor. If an entry
 /// wakes a thread, the eventfd does not count the entry. An entry therefore costs the adding thread one system call,
-/// and a woken thread another one.
+/// and a woken thread another one. An entry that a lingering thread takes costs none.
 #[derive(Debug)]
 pub struct Sleepers(Tally<EventCount>);
 
@@ -236,10 +241,32 @@ impl Sleepers {
     pub fn end_in_vain(&self) {
         self.0.end_in_vain();
     }
+
+    /// Runs `look`, which looks for an entry again and again, and returns what it returns: whether it has found one.
+    /// The caller then takes an entry. Until then, the descriptor need not be readable for this entry.
+    pub fn linger(&self, look: impl FnOnce() -> bool) -> bool {
+        self.0.linger();
+        let lingers = Lingers(&self.0);
+        let has_found = look();
+        if has_found {
+            std::mem::forget(lingers);
+            self.0.end_lingering();
+        }
+        has_found
+    }
 }
 
-/// A list with a descriptor, which is readable while the list has an entry for which no sleeping thread was woken, and
-/// never writable. A thread holds the lock only briefly, and never blocks on the eventfd that counts these entries, so
+/// A thread that lingers, and takes no entry if this value is dropped.
+struct Lingers<'a>(&'a Tally<EventCount>);
+
+impl Drop for Lingers<'_> {
+    fn drop(&mut self) {
+        self.0.end_lingering_in_vain();
+    }
+}
+
+/// A list with a descriptor, which is readable while the list has an entry that no waiting thread will take, and never
+/// writable. A thread holds the lock only briefly, and never blocks on the eventfd that counts these entries, so
 /// no thread can block the others.
 #[derive(Debug)]
 pub struct Notices<T> {
@@ -533,6 +560,40 @@ mod tests {
         assert!(!is_readable(&notices));
         sleepers.end_in_vain();
         assert!(!is_readable(&notices), "the list is empty");
+    }
+
+    #[test]
+    fn an_entry_for_a_lingering_thread_is_counted_only_if_that_thread_does_not_take_it() {
+        let notices = Notices::new().unwrap();
+        let has_found = notices.sleepers().linger(|| {
+            notices.lock().push(1);
+            assert!(!is_readable(&notices), "the descriptor counts the entry of the lingering thread");
+            notices.lock().push(2);
+            assert!(is_readable(&notices), "one lingering thread takes one entry");
+            true
+        });
+        assert!(has_found);
+        assert_eq!(notices.lock().pop(), Some(1));
+        assert!(is_readable(&notices));
+        assert_eq!(notices.lock().pop(), Some(2));
+        assert!(!is_readable(&notices));
+
+        let has_found = notices.sleepers().linger(|| {
+            notices.lock().push(3);
+            false // the entry arrived after the last look
+        });
+        assert!(!has_found && is_readable(&notices));
+        assert_eq!(notices.lock().pop(), Some(3));
+        assert!(!is_readable(&notices));
+
+        let panics = || -> bool {
+            notices.lock().push(4);
+            panic!("the thread ends its look")
+        };
+        assert!(catch_unwind(AssertUnwindSafe(|| notices.sleepers().linger(panics))).is_err());
+        assert!(is_readable(&notices));
+        assert_eq!(notices.lock().pop(), Some(4));
+        assert!(!is_readable(&notices));
     }
 
     #[test]

@@ -76,6 +76,11 @@ impl SoftChannel {
         self.lingers.store(self.lingers.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
         Some(id)
     }
+
+    /// Drives the device for a short time, and returns whether a notification arrived.
+    fn drive_awhile(&self) -> bool {
+        self.rnic.upgrade().is_some_and(|rnic| rnic.linger(|| !self.notices.lock().is_empty()))
+    }
 }
 
 impl raw::Channel for SoftChannel {
@@ -94,12 +99,13 @@ impl raw::Channel for SoftChannel {
 
     fn linger(&self) -> bool {
         self.lingers.store(WAITER_FOR, Ordering::Relaxed);
-        self.rnic.upgrade().is_some_and(|rnic| rnic.linger(|| !self.notices.lock().is_empty()))
+        self.notices.sleepers().linger(|| self.drive_awhile())
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         self.lingers.store(WAITER_FOR, Ordering::Relaxed);
-        if timeout.is_none_or(|timeout| !timeout.is_zero()) && self.linger() {
+        // The descriptor counts the notification, since the caller may wait for the descriptor before it takes one.
+        if timeout.is_none_or(|timeout| !timeout.is_zero()) && self.drive_awhile() {
             return Ok(true);
         }
         sleep_until_readable(self.fd(), timeout)

@@ -1,6 +1,6 @@
-//! A model checker runs all interleavings of threads that add entries to a list and threads that sleep until an entry
-//! exists. No thread may sleep while an entry waits, and the eventfd must count each entry for which no thread is
-//! woken.
+//! A model checker runs all interleavings of threads that add entries to a list and threads that linger or sleep until
+//! an entry exists. No thread may sleep while an entry waits, and the eventfd must count each entry that no waiting
+//! thread takes.
 
 use doorbell_testing::model;
 #[allow(dead_code)]
@@ -8,7 +8,7 @@ use doorbell_testing::model;
 mod tally;
 
 mod sync {
-    pub(super) use doorbell_testing::model::{AtomicU32, Ordering};
+    pub(super) use doorbell_testing::model::{AtomicU32, AtomicUsize, Ordering};
 }
 
 use loom::sync::{Arc, Condvar, Mutex};
@@ -95,6 +95,18 @@ impl World {
         }
     }
 
+    /// Looks once for an entry, and then takes it or sleeps.
+    fn linger_and_take(&self) {
+        self.tally.linger();
+        let has_found = *self.list.lock().unwrap() > 0;
+        if has_found {
+            self.tally.end_lingering();
+        } else {
+            self.tally.end_lingering_in_vain();
+        }
+        self.take();
+    }
+
     /// Sleeps and then takes no entry, as a cancelled thread does.
     fn sleep_in_vain(&self, is_interrupted: bool) {
         let word = self.tally.begin();
@@ -150,6 +162,41 @@ fn the_descriptor_counts_an_entry_that_no_thread_takes() {
         let cancelled = spawn(world, |world| world.sleep_in_vain(true));
         world.add();
         cancelled.join().unwrap();
+    });
+}
+
+#[test]
+fn a_thread_that_lingers_takes_the_entry() {
+    check(|world| {
+        let lingerer = spawn(world, World::linger_and_take);
+        world.add();
+        lingerer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_thread_that_lingers_leaves_the_entry_to_another_thread() {
+    check(|world| {
+        let lingerer = spawn(world, |world| {
+            world.tally.linger();
+            world.tally.end_lingering_in_vain();
+        });
+        let sleeper = spawn(world, World::take);
+        world.add();
+        lingerer.join().unwrap();
+        sleeper.join().unwrap();
+    });
+}
+
+#[test]
+fn the_descriptor_counts_an_entry_that_a_lingering_thread_does_not_take() {
+    check(|world| {
+        let lingerer = spawn(world, |world| {
+            world.tally.linger();
+            world.tally.end_lingering_in_vain();
+        });
+        world.add();
+        lingerer.join().unwrap();
     });
 }
 
