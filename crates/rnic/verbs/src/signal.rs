@@ -261,7 +261,7 @@ mod tests {
     }
 
     /// Returns whether a descriptor is readable. Nothing else may be reported.
-    fn is_readable(notices: &Notices<u32>) -> bool {
+    pub(super) fn is_readable(notices: &Notices<u32>) -> bool {
         let reported = reported(notices.fd());
         assert!((PollFlags::POLLIN | PollFlags::POLLRDNORM).contains(reported), "{reported:?}");
         reported.contains(PollFlags::POLLIN)

@@ -14,6 +14,13 @@ const FIRST_DATA: u64 = u64::from_be_bytes(*b"door\0\0\0\0");
 
 static NEXT_DATA: AtomicU64 = AtomicU64::new(FIRST_DATA);
 
+/// Number of descriptors whose owners are known. Only very large programs have higher descriptor numbers.
+const OWNED: usize = 1 << 16;
+
+/// Data of the newest [`EventCount`] that got each descriptor number for its eventfd. An older owner of the number has
+/// lost its eventfd. The array has no lock, which another thread might hold during a fork.
+static OWNERS: [AtomicU64; OWNED] = [const { AtomicU64::new(0) }; OWNED];
+
 /// Commands of `fcntl` that set and get the signal of a file (linux/fcntl.h). The crate `libc` lacks them.
 const F_SETSIG: libc::c_int = 10;
 const F_GETSIG: libc::c_int = 11;
@@ -32,7 +39,8 @@ const SIGNALS: u64 = 64;
 /// eventfd too, and the number may then belong to a file of the daemon. Therefore the eventfd has a mark, which is
 /// checked before each use of the number: the signal that `F_SETSIG` sets. The kernel sends this signal only for files
 /// with `O_ASYNC`, which the eventfd lacks. A file of the program rarely has any signal. One check takes one short
-/// system call, whereas reading the identity in `/proc` would take several long ones.
+/// system call, whereas reading the identity in `/proc` would take several long ones. The number may also belong to the
+/// eventfd of a newer list, whose mark may be equal. An array in memory ([`OWNERS`]) shows this.
 ///
 /// No cheaper check protects such files. Only a system call shows that a descriptor is closed, and a program can close
 /// it without a function of the C library. No system call checks the identity of an eventfd and also changes its count.
@@ -44,6 +52,8 @@ pub(super) struct EventCount {
     count: ManuallyDrop<EventFd>,
     /// Signal of the eventfd; `None` if the kernel cannot set or show it. The number is then used unchecked.
     mark: Option<libc::c_long>,
+    /// Data with which the epoll instance watches the eventfd, unique in this process.
+    data: u64,
     /// Instance of which the program gets the descriptor.
     pub(super) shown: Epoll,
 }
@@ -52,21 +62,36 @@ impl EventCount {
     /// Creates an eventfd with count 0 in semaphore mode: each read takes one event, so no event is lost or seen twice.
     pub(super) fn new() -> nix::Result<Self> {
         let count = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)?;
+        Self::with(count, NEXT_DATA.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Marks an eventfd, notes its owner, and creates an epoll instance that watches it with `data`.
+    fn with(count: EventFd, data: u64) -> nix::Result<Self> {
         let shown = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let data = NEXT_DATA.fetch_add(1, Ordering::Relaxed);
         shown.add(&count, EpollEvent::new(EpollFlags::EPOLLIN, data))?;
         let mark = 1 + (data % SIGNALS) as libc::c_long;
         // SAFETY: the descriptor is open, and the call changes only the signal of the new eventfd.
         let is_set = unsafe { libc::syscall(libc::SYS_fcntl, count.as_raw_fd(), F_SETSIG, mark) } == 0;
-        let mut made = Self { count: ManuallyDrop::new(count), mark: is_set.then_some(mark), shown };
+        let mut made = Self { count: ManuallyDrop::new(count), mark: is_set.then_some(mark), data, shown };
+        if let Some(owner) = made.owner() {
+            owner.store(data, Ordering::Relaxed);
+        }
         if !made.is_intact() {
             made.mark = None;
         }
         Ok(made)
     }
 
+    /// Returns the entry of [`OWNERS`] for the number of the eventfd.
+    fn owner(&self) -> Option<&'static AtomicU64> {
+        OWNERS.get(self.count.as_raw_fd() as usize)
+    }
+
     /// Returns whether the number of the eventfd still belongs to it.
     fn is_intact(&self) -> bool {
+        if self.owner().is_some_and(|owner| owner.load(Ordering::Relaxed) != self.data) {
+            return false;
+        }
         self.mark.is_none_or(|mark| {
             // SAFETY: the call changes nothing, and fails if the number belongs to no file.
             unsafe { libc::syscall(libc::SYS_fcntl, self.count.as_raw_fd(), F_GETSIG) == mark }
@@ -137,11 +162,12 @@ impl AsFd for EventCount {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::FromRawFd;
+    use std::os::fd::{FromRawFd, OwnedFd};
 
     use nix::fcntl::{FcntlArg, fcntl};
 
     use super::super::Notices;
+    use super::super::tests::is_readable;
     use super::*;
 
     #[test]
@@ -164,12 +190,40 @@ mod tests {
             assert_eq!(notices.lock().pop(), Some(2));
             drop(notices);
             // SAFETY: only this test uses the number, which the list has forgotten.
-            let kept = unsafe { std::os::fd::OwnedFd::from_raw_fd(number) };
+            let kept = unsafe { OwnedFd::from_raw_fd(number) };
             assert!(fcntl(&kept, FcntlArg::F_GETFD).is_ok(), "the list has closed the other file");
             let mut bytes = [0; 64];
             assert_eq!(nix::unistd::read(&reader, &mut bytes), Ok(8));
             assert_eq!(&bytes[..8], b"8 bytes.");
         }
         assert_eq!(foreign.read(), Ok(5));
+    }
+
+    #[test]
+    fn a_list_leaves_the_eventfd_of_a_newer_list_with_the_same_mark_alone() {
+        let older = Notices::new().unwrap();
+        older.lock().push(1);
+        let lost = &older.sleepers.0.signals;
+        let number = lost.count.as_raw_fd();
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
+        let other = EventFd::from_flags(flags).unwrap();
+        // SAFETY: the number belongs to the older list, and from now on to the newer one. It is never free in between, so
+        // no other test gets it.
+        let count = unsafe {
+            assert_eq!(libc::dup3(other.as_raw_fd(), number, libc::O_CLOEXEC), number);
+            EventFd::from_owned_fd(OwnedFd::from_raw_fd(number))
+        };
+        drop(other);
+        let newer = Notices::with(EventCount::with(count, lost.data + SIGNALS).unwrap());
+        assert_eq!(newer.sleepers.0.signals.mark, lost.mark);
+        assert!(!lost.is_intact() && newer.sleepers.0.signals.is_intact());
+        older.lock().push(2);
+        assert!(!is_readable(&newer), "the older list signals the newer one");
+        newer.lock().push(3);
+        assert_eq!(older.lock().pop(), Some(1));
+        drop(older);
+        assert!(is_readable(&newer), "the older list takes the entry of the newer one, or closes its eventfd");
+        assert_eq!(newer.lock().pop(), Some(3));
+        assert!(!is_readable(&newer));
     }
 }
