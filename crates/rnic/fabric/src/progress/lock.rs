@@ -152,7 +152,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::{Arc, Mutex};
 
-    use doorbell_verbs_core::{Payload, QP_DEATHS, SendFlags, SendOperation, SendRequest};
+    use doorbell_verbs_core::{Payload, PortOrder, QP_DEATHS, SendFlags, SendOperation, SendRequest};
     use tracing::field::Field;
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
@@ -161,13 +161,13 @@ mod tests {
     use crate::driver::Acks;
     use crate::driver::tests::connected;
     use crate::memory::{MemoryNetwork, MemoryOptions};
-    use crate::progress::VirtualClock;
     use crate::progress::clock::Clock;
+    use crate::progress::{PortHandle, VirtualClock};
 
-    /// Subscriber that collects the lines about dead queue pairs, or panics.
+    /// Subscriber that collects the lines about dead queue pairs, and calls `each` before it collects one.
     struct Lines {
         lines: Arc<Mutex<Vec<String>>>,
-        panics: bool,
+        each: Box<dyn Fn() + Send + Sync>,
     }
 
     impl Subscriber for Lines {
@@ -176,7 +176,7 @@ mod tests {
         }
 
         fn event(&self, event: &Event<'_>) {
-            assert!(!self.panics, "the subscriber panics");
+            (self.each)();
             event.record(&mut |_: &Field, value: &dyn Debug| self.lines.lock().unwrap().push(format!("{value:?}")));
         }
 
@@ -214,13 +214,15 @@ mod tests {
             now_ns = driver.poll_timeout().expect("an unanswered request has a deadline").max(now_ns);
             assert!(now_ns < 10_000_000_000);
         }
-        ThreadState::new(driver, Clock::Virtual(VirtualClock::default())).unwrap()
+        let clock = VirtualClock::default();
+        clock.advance_to(now_ns);
+        ThreadState::new(driver, Clock::Virtual(clock)).unwrap()
     }
 
     #[test]
     fn a_death_is_logged_after_the_lock_is_released_and_the_thread_may_have_been_kicked() {
         let (shared, lines) = (with_a_death(), Arc::default());
-        let subscriber = Lines { lines: Arc::clone(&lines), panics: false };
+        let subscriber = Lines { lines: Arc::clone(&lines), each: Box::new(|| {}) };
         tracing::subscriber::with_default(subscriber, || {
             let deaths = shared.leave(shared.lock());
             assert!(deaths.is_some() && lines.lock().unwrap().is_empty());
@@ -234,9 +236,25 @@ mod tests {
     }
 
     #[test]
+    fn a_death_that_an_order_to_the_port_finds_is_logged_after_the_lock_of_the_callback_is_released() {
+        let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+        let shared = Arc::new(with_a_death());
+        let (of, logged) = (Arc::clone(&shared), Arc::clone(&lines));
+        *shared.port_service.lock().unwrap() = Some(Box::new(move |port: &PortHandle<'_>| {
+            port.order(PortOrder::Down).unwrap();
+            assert!(logged.lock().unwrap().is_empty(), "the death is logged below the callback");
+        }));
+        let each = move || assert!(of.port_service.try_lock().is_ok(), "the callback of the port is locked");
+        let subscriber = Lines { lines: Arc::clone(&lines), each: Box::new(each) };
+        tracing::subscriber::with_default(subscriber, || shared.serve_port());
+        assert_eq!(lines.lock().unwrap().len(), 1);
+        assert_eq!(shared.logging.load(Ordering::Acquire), 0);
+    }
+
+    #[test]
     fn the_number_of_omitted_deaths_is_logged() {
         let (logging, lines) = (AtomicUsize::new(0), Arc::default());
-        let subscriber = Lines { lines: Arc::clone(&lines), panics: false };
+        let subscriber = Lines { lines: Arc::clone(&lines), each: Box::new(|| {}) };
         tracing::subscriber::with_default(subscriber, || {
             drop(Deaths { list: Vec::new(), omitted: 3, _counted: Counted::new(&logging) });
         });
@@ -245,8 +263,12 @@ mod tests {
 
     #[test]
     fn a_subscriber_that_panics_does_not_delay_the_end_of_the_process() {
+        fn panics() {
+            panic!("the subscriber panics");
+        }
         let shared = with_a_death();
-        tracing::subscriber::with_default(Lines { lines: Arc::default(), panics: true }, || {
+        let subscriber = Lines { lines: Arc::default(), each: Box::new(panics) };
+        tracing::subscriber::with_default(subscriber, || {
             assert!(catch_unwind(AssertUnwindSafe(|| drop(shared.lock()))).is_err());
         });
         assert_eq!(shared.logging.load(Ordering::Acquire), 0);

@@ -1,19 +1,27 @@
 //! The port of a driven RNIC: its state, and orders to it.
 
+use std::cell::RefCell;
+
 use doorbell_sync::IgnorePoison;
 use doorbell_verbs_core::{PortError, PortOrder, PortState};
 
+use super::lock::Deaths;
 use super::{DrivenRnic, ThreadState};
 
 /// Callback that carries out the orders of other processes to the port of an RNIC.
 pub type PortService = Box<dyn FnMut(&PortHandle<'_>) + Send>;
 
 /// Port of an RNIC, as a [`PortService`] gets it.
-pub struct PortHandle<'a>(&'a ThreadState);
+pub struct PortHandle<'a> {
+    state: &'a ThreadState,
+    /// Deaths of queue pairs that the orders found. They are logged when the handle is dropped, after the lock of the
+    /// callback is released.
+    deaths: RefCell<Vec<Deaths<'a>>>,
+}
 
 impl std::fmt::Debug for PortHandle<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("PortHandle").field(&self.0.port).finish()
+        f.debug_tuple("PortHandle").field(&self.state.port).finish()
     }
 }
 
@@ -24,7 +32,7 @@ impl PortHandle<'_> {
     ///
     /// The device has failed.
     pub fn state(&self) -> Result<PortState, PortError> {
-        self.0.port.state()
+        self.state.port.state()
     }
 
     /// Changes the state of the port, as [`Driver::order_port`](crate::Driver::order_port) does.
@@ -33,7 +41,9 @@ impl PortHandle<'_> {
     ///
     /// As [`Driver::order_port`](crate::Driver::order_port).
     pub fn order(&self, order: PortOrder) -> Result<(), PortError> {
-        self.0.order_port(order)
+        let (done, deaths) = self.state.order_port(order);
+        self.deaths.borrow_mut().extend(deaths.map(|deaths| *deaths));
+        done
     }
 }
 
@@ -53,7 +63,7 @@ impl DrivenRnic {
     ///
     /// As [`Driver::order_port`](crate::Driver::order_port).
     pub fn order_port(&self, order: PortOrder) -> Result<(), PortError> {
-        self.shared.order_port(order)
+        self.shared.order_port(order).0
     }
 
     /// Calls `service` from now on each time that the thread wakes up. The thread sleeps for at most 3 ms while callers
@@ -64,17 +74,21 @@ impl DrivenRnic {
 }
 
 impl ThreadState {
-    fn order_port(&self, order: PortOrder) -> Result<(), PortError> {
+    /// Changes the state of the port. Also returns the deaths of queue pairs that the caller logs.
+    fn order_port(&self, order: PortOrder) -> (Result<(), PortError>, Option<Box<Deaths<'_>>>) {
         let mut driver = self.lock();
         let done = driver.order_port(self.now_ns(), order);
-        self.leave(driver);
-        done
+        (done, self.leave(driver))
     }
 
     /// Lets the callback of the port look for orders.
     pub(super) fn serve_port(&self) {
-        if let Some(service) = &mut *self.port_service.lock().ignore_poison() {
-            service(&PortHandle(self));
+        let port = PortHandle { state: self, deaths: RefCell::default() };
+        let mut service = self.port_service.lock().ignore_poison();
+        if let Some(service) = &mut *service {
+            service(&port);
         }
+        drop(service);
+        drop(port); // logs the deaths
     }
 }
