@@ -31,6 +31,15 @@ const FORWARDED: [Signal; 10] = [
 const OF_TERMINAL: [Signal; 4] = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTSTP, Signal::SIGWINCH];
 
 /// Signals that go to the program until its end, instead of ending or stopping this process.
+///
+/// If another process sends a signal to the process group of both, the program gets the signal twice: itself, and from
+/// this process. The kernel does not show whether a signal was sent to the group or to one process. There are two
+/// alternatives, and each loses more than a repeated signal does:
+///
+/// * A second process in the group gets the signals to the group too, and thereby identifies them. But pkill also sends
+///   a signal to each process with the name of this command. Such a signal would not reach the program.
+/// * The program gets a process group of its own. A harness that sends SIGKILL to the group of its command would leave
+///   the program alive, and this process would have to pass on the terminal.
 pub(crate) struct Forwarding {
     kept: KeptSignals,
     /// Whether the parent of this process ignores SIGCHLD. The kernel would discard the status of the program.
