@@ -14,9 +14,9 @@ use crate::port::{Lost, PORT, Port, PortView};
 use crate::seal::{Checker, Sealer};
 use looks::Looks;
 
-/// Size of a batch in bytes. A batch has room for two runs of maximum length, and stays in the processor's cache
-/// between sealing and sending.
-const BATCH_BYTES: usize = 128 << 10;
+/// Size of a batch in bytes. Two runs of the longest packets fill a batch, and no packet of a third run fits behind
+/// them. The batch stays in the processor's cache between copying, sealing and sending.
+pub(crate) const BATCH_BYTES: usize = 124 << 10;
 
 /// A pump that received at least this number of packets sends due acknowledgements immediately. After fewer packets, an
 /// acknowledgement may wait for the program's reply, so that both leave together.

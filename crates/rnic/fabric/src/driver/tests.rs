@@ -5,10 +5,11 @@ use doorbell_testing::ConnectionEnd;
 use doorbell_verbs_core::{
     Completion, LinkCounters, Payload, QpCapacities, QpInit, QpKind, SendFlags, SendOperation, SendRequest, Status,
 };
-use doorbell_wire::{PathMtu, Qpn};
+use doorbell_wire::{BTH_LEN, PathMtu, Qpn};
 
 use super::*;
 use crate::link::LinkProperties;
+use crate::testing::{info, path};
 
 /// A link whose `receive` or `transmit` fails.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +107,19 @@ pub(crate) fn connected<L: Link>(link: L) -> (Driver<L>, Qpn, std::sync::Arc<Com
 }
 
 const RETRIES: u8 = 2;
+
+#[test]
+fn two_runs_of_long_packets_fill_a_batch() {
+    for (mtu, trailer_bytes, packets) in [(4096, ICRC_LEN, [15, 15]), (4096, 0, [15, 15]), (2048, ICRC_LEN, [31, 30])] {
+        let mut batch = TransmitBatch::new(BATCH_BYTES, trailer_bytes);
+        let len = BTH_LEN + mtu;
+        while batch.has_room(len) {
+            batch.push(&path([10, 0, 0, 2].into()), len, info()).fill(1);
+        }
+        let runs: Vec<_> = batch.runs().iter().map(|run| run.packets).collect();
+        assert_eq!(runs, packets, "a path MTU of {mtu} and a trailer of {trailer_bytes} B");
+    }
+}
 
 #[test]
 fn requests_time_out_on_a_broken_link() {

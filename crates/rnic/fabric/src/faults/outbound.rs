@@ -11,11 +11,9 @@ use doorbell_rnic::{EngineId, Path, TransmitBatch};
 use doorbell_wire::{FaultMarks, Flow, ICRC_LEN, Outer};
 
 use super::FaultFilter;
+use crate::driver::BATCH_BYTES;
 use crate::link::{Link, ReceivedRun, SentPacket, Sink};
 use crate::struck::RuleNumbers;
-
-/// Size of a batch in bytes. Each packet fits, since the batch of the driver has this size too.
-const BATCH_BYTES: usize = 128 << 10;
 
 /// Time until the next attempt to send packets that were released while the link was full. The driver does not know
 /// of these packets, so it does not wait for room.
@@ -63,6 +61,7 @@ impl Outbound {
             filter,
             sealed,
             ready: Ready::default(),
+            // Each packet fits, since the batch of the driver has this size too.
             batch: TransmitBatch::new(BATCH_BYTES, if sealed { ICRC_LEN } else { 0 }),
             next_run: 0,
             in_batch: Vec::new(),
