@@ -151,7 +151,7 @@ impl Unconnected {
             was_heard: false,
             poll_list: config.poll_list.min(MAX_POLL_LIST),
             keepalive_ns: config.keepalive_ns,
-            keepalive_out: false,
+            asked_ns: None,
             stands_still: false,
             keepalives: 0,
         })
@@ -184,7 +184,8 @@ pub struct Carrier {
     /// Maximum number of completions that one poll takes.
     pub(crate) poll_list: usize,
     keepalive_ns: u64,
-    keepalive_out: bool,
+    /// Time at which this side sent the keepalive that is not answered yet.
+    asked_ns: Option<u64>,
     /// Whether this side has logged the warning about an unanswered keepalive.
     stands_still: bool,
     pub(crate) keepalives: u64,
@@ -263,19 +264,19 @@ impl Carrier {
         if now_ns < at_ns {
             return Ok(());
         }
-        if self.keepalive_out {
+        if let Some(since_ns) = self.unanswered_since_ns() {
             self.stands_still = true;
             tracing::warn!(
                 qpn = %self.qp.qpn(),
                 "the peer's RNIC has not answered for {:.1} s, although retries are left: \
                  the peer has posted no receive, or a queue pair of the connection makes no progress",
-                (now_ns - self.heard_ns) as f64 / 1e9
+                (now_ns - since_ns) as f64 / 1e9
             );
             return Ok(());
         }
         // A WRITE of 0 B needs no key and consumes no receive. It only makes the peer's RNIC send an acknowledgement.
         self.post_control(KEEPALIVE_TAG, SendOperation::Write { remote_address: 0, rkey: RKey::new(0) })?;
-        self.keepalive_out = true;
+        self.asked_ns = Some(now_ns);
         self.keepalives += 1;
         Ok(())
     }
@@ -283,9 +284,18 @@ impl Carrier {
     /// Returns the time at which the connection must be polled even if no event occurs. The poll then sends a
     /// keepalive, or warns that no answer has come.
     pub(crate) fn poll_timeout_ns(&self) -> Option<u64> {
-        let intervals = if self.keepalive_out { 1 + STANDSTILL_INTERVALS } else { 1 };
+        let (since_ns, intervals) = match self.unanswered_since_ns() {
+            Some(since_ns) => (since_ns, STANDSTILL_INTERVALS),
+            None => (self.heard_ns, 1),
+        };
         (self.keepalive_ns > 0 && !self.stands_still)
-            .then(|| self.heard_ns.saturating_add(self.keepalive_ns.saturating_mul(intervals)))
+            .then(|| since_ns.saturating_add(self.keepalive_ns.saturating_mul(intervals)))
+    }
+
+    /// Returns the time since which the keepalive is unanswered, or `None` if no keepalive is. The time before the
+    /// keepalive does not count: a program with little to send may poll less often than the keepalive interval.
+    fn unanswered_since_ns(&self) -> Option<u64> {
+        self.asked_ns.map(|asked_ns| asked_ns.max(self.heard_ns))
     }
 
     fn post_control(&self, wr_id: u64, operation: SendOperation) -> Result<(), PostError> {
@@ -313,7 +323,7 @@ impl Carrier {
         }
         match completion.wr_id {
             GOODBYE_TAG => self.closing = Closing::Done,
-            KEEPALIVE_TAG => self.keepalive_out = false,
+            KEEPALIVE_TAG => self.asked_ns = None,
             _ => {}
         }
         Ok(())

@@ -8,7 +8,7 @@ use doorbell_exchange::blocking::Blocking;
 use doorbell_exchange::send_receive::{Backpressure, Config, Connection, Endpoint, Message, Outcome, Submit};
 use doorbell_exchange::{ConnectionError, MessageConnection};
 use doorbell_verbs::Device;
-use doorbell_verbs::soft::{self, SoftOptions};
+use doorbell_verbs::soft::{self, MemoryOptions, SoftOptions, VirtualNetwork};
 use tracing_subscriber::fmt::MakeWriter;
 
 fn device() -> Device {
@@ -205,6 +205,39 @@ fn a_stalled_connection_is_logged_once() {
         while a.last_done() < MESSAGES {
             a.poll().unwrap();
         }
+    });
+}
+
+/// A sender at a low rate does not poll for 24000 s. The silence of the peer's RNIC begins with the keepalive.
+#[test]
+fn time_without_polls_is_no_silence_of_the_peer() {
+    const ASKED_NS: u64 = 24_000_000_000_000;
+    const STANDSTILL_NS: u64 = 10_000_000_000;
+    let told = Told::default();
+    let subscriber = tracing_subscriber::fmt().with_writer(told.clone()).with_ansi(false).finish();
+    tracing::subscriber::with_default(subscriber, || {
+        let network = VirtualNetwork::new(MemoryOptions::default());
+        // Without the acknowledgement timeout, the peer's RNIC may be silent for any time.
+        let config = Config::default().timeout_exponent(0).keepalive(Duration::from_secs(1));
+        let endpoint = |last: u8| {
+            let options = SoftOptions { publish: false, ..SoftOptions::default() };
+            let device = network.open([10, 0, 0, last].into(), &options).unwrap();
+            Endpoint::new(&device.create_pd().unwrap(), config.clone(), None).unwrap()
+        };
+        let (a, b) = (endpoint(1), endpoint(2));
+        let (of_a, of_b) = (a.description(), b.description());
+        let (mut a, _b) = (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap());
+        // The peer's device gets no time to answer.
+        for at_ns in [ASKED_NS, ASKED_NS + STANDSTILL_NS - 1] {
+            network.advance_to(at_ns);
+            (0..3).for_each(|_| assert!(!a.poll().unwrap()));
+            assert_eq!((a.keepalives(), a.poll_timeout_ns()), (1, Some(ASKED_NS + STANDSTILL_NS)));
+            assert!(!told.text().contains("has not answered"), "{}", told.text());
+        }
+        network.advance_to(ASKED_NS + STANDSTILL_NS);
+        a.poll().unwrap();
+        assert!(told.text().contains("the peer's RNIC has not answered for 10.0 s"), "{}", told.text());
+        assert_eq!(a.poll_timeout_ns(), None);
     });
 }
 
