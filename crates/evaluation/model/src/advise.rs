@@ -10,11 +10,12 @@ mod answer;
 mod tests;
 
 use doorbell_protocols::{End, Protocol, Store, ZeroCopy};
+use doorbell_record::settings::{RATE, Value};
 use doorbell_wire::{OuterKind, PathMtu};
 
 use crate::observation::srq_slow_sizes;
 use crate::parameters::Parameters;
-use crate::predict::{BoundKind, OFFERED_RATES, Prediction, Requests, predict, predict_offered, predict_requests};
+use crate::predict::{BoundKind, Prediction, Requests, predict, predict_offered, predict_requests};
 use crate::workload::{Peers, Workload, WorkloadError};
 
 pub use answer::{Answer, Change, LeftOut, Row, answer, grouped, next_best, with_options};
@@ -144,7 +145,7 @@ pub enum AdviseError {
         /// Given value.
         given: String,
         /// Allowed values.
-        allowed: &'static str,
+        allowed: String,
     },
     /// A workload is impossible.
     #[error(transparent)]
@@ -236,7 +237,8 @@ fn ranked(parameters: &Parameters, need: &Need, mut candidates: Vec<Advice>) -> 
 }
 
 fn check(need: &Need) -> Result<(), AdviseError> {
-    let refuse = |what, given: String, allowed| Err(AdviseError::Need { what, given, allowed });
+    let refuse =
+        |what, given: String, allowed: &str| Err(AdviseError::Need { what, given, allowed: allowed.to_owned() });
     if !(1..=MOST_SIZES).contains(&need.sizes.len()) {
         return refuse("the number of message sizes", need.sizes.len().to_string(), "1 to 1024");
     }
@@ -257,12 +259,8 @@ fn check(need: &Need) -> Result<(), AdviseError> {
         let allowed = "0 us for messages without replies, and for requests with a rate";
         return refuse("the think time", format!("{} us", need.think_us), allowed);
     }
-    match need.messages_per_s {
-        Some(rate) if !OFFERED_RATES.contains(&rate) => {
-            refuse("the rate", format!("{rate} messages/s"), "0.001 to 1000000000000 messages/s")
-        }
-        _ => Ok(()),
-    }
+    let Some(rate) = need.messages_per_s else { return Ok(()) };
+    RATE.check_value(Value::Real(rate)).or_else(|error| refuse("the rate", error.given, &error.allowed))
 }
 
 /// Returns the reason for which the protocol does not suit the need, as a clause; `None` if it suits. Words in

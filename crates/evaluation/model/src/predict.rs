@@ -16,7 +16,7 @@ use crate::workload::{Peers, Workload, WorkloadError};
 
 pub(crate) use bound::Form;
 pub use bound::{Bound, BoundKind};
-pub use requests::{OFFERED_RATES, Requests, predict_offered, predict_requests};
+pub use requests::{Requests, predict_offered, predict_requests};
 
 /// Relative distance below which two bounds count as equal. The bound of a NIC includes the time of the bytes on the
 /// link. If the NIC's own time adds less than this share, the link is reported as the bottleneck.

@@ -212,6 +212,18 @@ impl Setting {
         ParametersError { setting: self, given: given.into(), allowed: allowed.into() }
     }
 
+    /// Checks that a value is in the range of the setting. Bounds that depend on other settings do not matter.
+    ///
+    /// # Errors
+    ///
+    /// The value is out of range.
+    pub fn check_value(&'static self, value: Value) -> Result<(), ParametersError> {
+        match self.allows(value, None) {
+            true => Ok(()),
+            false => Err(self.refuse(self.show(value), self.allowed(None))),
+        }
+    }
+
     /// Checks that the values of the setting are in its range.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ mod preset;
 use std::io::Write;
 use std::str::FromStr;
 
-use doorbell_record::settings::{Range, SETTINGS, SIZE, Setting, Value};
+use doorbell_record::settings::{MAX_MESSAGES_PER_S, Range, SETTINGS, SIZE, Setting, Value};
 use doorbell_record::{Extent, Kind, Operation, Parameters, SizeMix};
 
 use crate::testbed::{Testbed, nearest};
@@ -88,7 +88,7 @@ fn own_settings() -> [Setting<Base>; 7] {
         },
         Setting {
             about: "Offered messages per second of all connections; latencies then begin when due; 0: unlimited",
-            range: Range::Real(0.0, 1e9),
+            range: Range::Real(0.0, MAX_MESSAGES_PER_S),
             get: |base| vec![Value::Real(base.traffic.parameters.rate.unwrap_or(0.0))],
             put: |base, value| base.traffic.parameters.rate = Some(value.number()).filter(|&rate| rate > 0.0),
             ..Setting::named("rate", " messages/s")
@@ -468,7 +468,7 @@ mod tests {
             (&["sise=1"], "sise: there is no such parameter; the nearest is size"),
             (&["quux=1"], "there is no such parameter; allowed is pattern, senders"),
             (&["verify=on"], "no such parameter; `doorbell bench --testbed connectx5-100g --verify` simulates one"),
-            (&["rate=-1"], "rate: the value is -1, allowed is 0 to 1000000000 messages/s"),
+            (&["rate=-1"], "rate: the value is -1, allowed is 0 to 1000000000000 messages/s"),
             (&["rate=5", "reply=16", "think_us=5"], "the think time is 5 us, allowed is 0 us with a rate"),
             (&["sizes=64:x"], "sizes: the value is 64:x, allowed is none, or sizes with weights"),
             (&["sizes=64:0+128:1"], "sizes: the value is 64:0+128:1, allowed is none"),

@@ -9,8 +9,6 @@
 //!   posts of reports before the reply, and the [waits](super::waiting) for threads, links and free space. The think
 //!   time of the clients counts as a part of the round trip.
 
-use std::ops::RangeInclusive;
-
 use doorbell_protocols::{End, Protocol, Role};
 
 use super::waiting::{Server, round_trip_ns};
@@ -35,9 +33,6 @@ pub struct Requests {
 
 /// Maximum think time in microseconds, as in measurements.
 const MOST_THINK_US: u64 = 1_000_000;
-
-/// Rates that an open loop can have, in requests per second over all connections.
-pub const OFFERED_RATES: RangeInclusive<f64> = 1e-3..=1e12;
 
 impl Requests {
     /// Returns the workload of the replies alone, whose senders are the threads of the server.

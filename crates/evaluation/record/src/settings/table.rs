@@ -17,6 +17,8 @@ use crate::words::{Extent, Kind, Operation, Transport};
 const MAX_THREADS: u64 = 64;
 /// Maximum number of messages per connection.
 const MAX_MESSAGES: u64 = 1_000_000_000_000_000;
+/// Maximum offered rate over all connections, in messages per second.
+pub const MAX_MESSAGES_PER_S: f64 = 1e12;
 
 /// Returns a setting whose values are a field: a whole number, one of several words, or on or off.
 macro_rules! field {
@@ -207,7 +209,7 @@ settings! {
     RATE = Setting {
         field: "rate",
         about: "Offered messages per second over all connections",
-        range: Range::Real(0.001, 1e9),
+        range: Range::Real(0.001, MAX_MESSAGES_PER_S),
         option: option!(WORKLOAD, None, "rate", Some("N"), None, ", as in 2.5M. Latencies then count from the time at \
             which a message was due (open loop) [default: unlimited]"),
         unmodelled: Some("its rate was given"),

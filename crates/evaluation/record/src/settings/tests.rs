@@ -70,6 +70,16 @@ fn options_have_the_defaults_of_plain_parameters() {
     }
 }
 
+#[test]
+fn a_value_of_its_own_is_checked_against_the_range() {
+    assert_eq!(RATE.check_value(Value::Real(MAX_MESSAGES_PER_S)), Ok(()));
+    for (rate, shown) in [(1e13, "10000000000000"), (0.0, "0"), (f64::NAN, "NaN")] {
+        let error = RATE.check_value(Value::Real(rate)).unwrap_err().in_options();
+        let allowed = "allowed is 0.001 to 1000000000000 messages/s";
+        assert_eq!(error, format!("the rate (--rate) is {shown} messages/s, {allowed}"));
+    }
+}
+
 /// A new setting is a field of [`Parameters`] and one entry of the table. The toy has the field of another setting.
 #[test]
 fn a_toy_setting_needs_one_entry() {

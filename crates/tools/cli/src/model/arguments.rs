@@ -6,10 +6,10 @@ use clap::Args;
 use doorbell_claims::UnknownTestbed;
 use doorbell_model::operation::{Posted, PostedOperation};
 use doorbell_model::parameters::Parameters;
-use doorbell_model::predict::OFFERED_RATES;
 use doorbell_model::workload::{Peers, Workload, WorkloadError};
 use doorbell_output::files;
 use doorbell_protocols::Protocol;
+use doorbell_record::settings::{RATE, Value};
 use doorbell_wire::{OuterKind, PathMtu};
 
 use crate::bench::settings::read_histogram;
@@ -227,9 +227,8 @@ impl Load {
 
     /// Checks the rate, and that --clients and -q do not contradict each other with --op.
     pub(crate) fn check(&self) -> Result<(), Usage> {
-        if let Some(rate) = self.rate.filter(|rate| !OFFERED_RATES.contains(rate)) {
-            let (least, most) = OFFERED_RATES.into_inner();
-            return Err(Usage(format!("--rate: the rate is {rate:?} requests/s, allowed is {least} to {most}")));
+        if let Some(rate) = self.rate {
+            RATE.check_value(Value::Real(rate)).map_err(|error| Usage(error.in_options()))?;
         }
         match (self.op, self.clients, self.connections) {
             (Some(_), Some(clients), Some(connections)) if clients != connections => Err(Usage(format!(

@@ -79,8 +79,8 @@ impl OwnArguments {
         let Some(own) = self.requests()? else { return Ok(None) };
         // A mix of one size becomes that size, so its weight is checked here.
         own.sizes.check().map_err(|(given, allowed)| self.usage(&MIX.refuse(given, allowed)))?;
-        if let Some(rate) = own.rate.filter(|&rate| !RATE.allows(Value::Real(rate), None)) {
-            return Err(self.usage(&RATE.refuse(RATE.show(Value::Real(rate)), RATE.allowed(None))));
+        if let Some(rate) = own.rate {
+            RATE.check_value(Value::Real(rate)).map_err(|error| self.usage(&error))?;
         }
         let experiment = own_requests(effort, &own);
         for point in &experiment.points {

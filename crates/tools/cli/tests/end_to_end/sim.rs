@@ -218,7 +218,7 @@ fn invalid_sweep_parameters_are_rejected_at_the_start() {
     for (arguments, words) in [
         ("--vary link.rat=1", "link.rat: there is no such field; the nearest is link.rate"),
         ("--vary sise=1", "sise: there is no such parameter; the nearest is size"),
-        ("--set rate=1k", "rate: the value is 1k, allowed is 0 to 1000000000 messages/s"),
+        ("--set rate=1k", "rate: the value is 1k, allowed is 0 to 1000000000000 messages/s"),
         ("--vary sizes=64:1+2G:1", "sizes: the value is 64:1+2G:1, allowed is none, or sizes with weights"),
         ("--vary window=0,1", "window: the value is 0, allowed is 1 to 16384"),
         ("--vary link.rate_gbps=0", "link.rate_gbps: the value is 0 Gb/s, allowed is 1 Mb/s to 100000 Gb/s"),

@@ -203,6 +203,16 @@ fn wrong_usage_exits_with_2_and_names_allowed_values() {
 }
 
 #[test]
+fn all_commands_have_the_same_limits_of_an_offered_rate() {
+    for command in ["bench bw", "bench load", "study --request 64", "advise -s 64", "model predict -s 64 --reply 64"] {
+        for (rate, given) in [("1e13", "10000000000000"), ("1e-4", "0.0001")] {
+            let limits = format!("is {given} messages/s, allowed is 0.001 to 1000000000000 messages/s");
+            run(&format!("{command} --rate {rate}")).expect_complaint(2, &["--rate", &limits]);
+        }
+    }
+}
+
+#[test]
 fn without_arguments_the_first_steps_are_printed() {
     let printed = run("").expect_status(0).stdout;
     assert!(printed.contains("First steps:") && printed.contains("doorbell study"), "{printed}");
