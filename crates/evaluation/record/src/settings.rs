@@ -275,14 +275,17 @@ pub struct ParametersError {
 impl ParametersError {
     /// Returns the text of the error, with the name of the option that sets the value.
     pub fn in_options(&self) -> String {
-        let Self { setting, given, allowed } = self;
-        match setting.option {
-            Some(CommandOption { short: Some(short), .. }) => {
-                format!("{setting} (-{short}) is {given}, allowed is {allowed}")
-            }
-            Some(CommandOption { long, .. }) => format!("{setting} (--{long}) is {given}, allowed is {allowed}"),
+        match self.setting.option {
+            Some(CommandOption { short: Some(short), .. }) => self.in_option(&format!("-{short}")),
+            Some(CommandOption { long, .. }) => self.in_option(&format!("--{long}")),
             None => self.to_string(),
         }
+    }
+
+    /// Returns the text of the error, with this option as the one that sets the value.
+    pub fn in_option(&self, option: &str) -> String {
+        let Self { setting, given, allowed } = self;
+        format!("{setting} ({option}) is {given}, allowed is {allowed}")
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use doorbell_record::settings::{CONNECTIONS, MIX, RATE, SIZE, Value};
+use doorbell_record::settings::{CONNECTIONS, MEMORY, MIX, RATE, REPLY, SIZE, Value};
 use doorbell_record::{Parameters, ParametersError, PointRecord, Quantity, SizeMix};
 use doorbell_study::experiment::{Effort, Experiment, OwnRequests, RunDirectory, own_requests};
 
@@ -91,13 +91,24 @@ impl OwnArguments {
 
     /// Returns the error with the name of the option that sets the rejected value.
     fn usage(&self, error: &ParametersError) -> Usage {
+        let sizes = self.option().unwrap_or("--request");
+        let rate = self.rate.map(Value::Real);
         let ParametersError { setting, given, allowed } = error;
-        let option = match *setting {
-            setting if *setting == CONNECTIONS => "--clients",
-            setting if *setting == SIZE || *setting == MIX => self.option().unwrap_or("--request"),
-            _ => return Usage(error.in_options()),
-        };
-        Usage(format!("{setting} ({option}) is {given}, allowed is {allowed}"))
+        Usage(match *setting {
+            setting if *setting == CONNECTIONS => error.in_option("--clients"),
+            setting if *setting == SIZE || *setting == MIX => error.in_option(sizes),
+            setting if *setting == REPLY && self.reply.is_none() => {
+                let allowed = "at least 1 B without --reply, since a reply then has the size of its request";
+                SIZE.refuse(given.as_str(), allowed).in_option(sizes)
+            }
+            setting if *setting == MEMORY => format!("{error}: reduce {sizes}, --reply or --clients"),
+            // One client offers its share of the rate.
+            setting if *setting == RATE && rate.is_some_and(|rate| RATE.check_value(rate).is_ok()) => {
+                let clients = self.clients;
+                format!("the rate of one of {clients} clients, its share of --rate, is {given}, allowed is {allowed}")
+            }
+            _ => error.in_options(),
+        })
     }
 }
 

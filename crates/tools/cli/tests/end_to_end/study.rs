@@ -64,6 +64,9 @@ fn own_requests_are_measured_with_every_protocol() {
     }
     for (arguments, words) in [
         ("study --request 200 --reply 0", &["the reply size (--reply) is 0 B, allowed is 1 to"][..]),
+        ("study --request 0", &["the message size (--request) is 0 B, allowed is at least 1 B without --reply"]),
+        ("study --sizes 0", &["the message size (--sizes) is 0 B, allowed is at least 1 B without --reply"]),
+        ("study --request 1G", &["the message memory is 268435456 B", "reduce --request, --reply or --clients"]),
         ("study --request 200 --clients 0", &["the number of connections (--clients) is 0, allowed is 1 to"]),
         (
             "study --request 200 send-receive/window",
@@ -117,6 +120,10 @@ fn own_requests_have_a_mix_of_sizes_a_think_time_and_a_rate() {
         ("study --request 64 --think 5 --rate 5", &["cannot be used with"]),
         ("study --sizes 64:0", &["the mix of sizes (--sizes) is 64 B with a weight of 0, allowed is"]),
         ("study --request 64 --rate 0", &["the rate (--rate) is 0 messages/s, allowed is 0.001 to"]),
+        (
+            "study --request 64 --rate 0.001",
+            &["the rate of one of 16 clients, its share of --rate, is 0.0000625 messages/s"],
+        ),
         ("study --sizes 64:1,128:1 all", &["--sizes measures requests/clients alone: leave out all"]),
         ("study --think 5", &["--request"]),
     ] {
