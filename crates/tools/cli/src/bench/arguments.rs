@@ -282,12 +282,7 @@ impl Exchange {
         if self.simulated.is_given() && !is_given(&MESSAGES) && !is_given(&SECONDS) {
             parameters.extent = Extent::Seconds(SIMULATED_SECONDS);
         }
-        parameters.check().map_err(|error| match settings.clients {
-            Some(_) if *error.setting == CONNECTIONS => {
-                Usage(format!("{} (--clients) is {}, allowed is {}", error.setting, error.given, error.allowed))
-            }
-            _ => Usage(error.in_options()),
-        })?;
+        parameters.check().map_err(|error| settings.usage(&error))?;
         Ok(parameters)
     }
 

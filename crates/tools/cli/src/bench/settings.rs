@@ -10,9 +10,9 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use doorbell_exchange::send_receive::Config;
 use doorbell_protocols::Protocol;
 use doorbell_record::settings::{
-    CONNECTIONS, CommandOption, MESSAGES, PROTOCOL, Range, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, Value, WINDOW,
+    CONNECTIONS, CommandOption, MESSAGES, MIX, PROTOCOL, Range, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, Value, WINDOW,
 };
-use doorbell_record::{Parameters, SETTINGS, Setting, SizeMix};
+use doorbell_record::{Parameters, ParametersError, SETTINGS, Setting, SizeMix};
 
 use crate::failure::Usage;
 use crate::quantity;
@@ -66,10 +66,26 @@ impl Settings {
     pub(super) fn apply(&self, parameters: &mut Parameters) -> Result<(), Usage> {
         for (setting, values) in &self.given {
             if let Some(&wrong) = values.iter().find(|&&value| !setting.set(parameters, value)) {
-                return Err(Usage(setting.refuse(setting.show(wrong), setting.allowed(None)).in_options()));
+                return Err(self.usage(&setting.refuse(setting.show(wrong), setting.allowed(None))));
             }
         }
         Ok(())
+    }
+
+    /// Returns the error with the name of the option that sets the rejected value.
+    pub(super) fn usage(&self, error: &ParametersError) -> Usage {
+        let sizes = match self {
+            Self { sizes_from: Some(_), .. } => Some("--sizes-from"),
+            Self { sizes, .. } if !sizes.is_empty() => Some("--sizes"),
+            Self { are_requests: true, .. } => Some("--request"),
+            _ => None,
+        };
+        let option = match error.setting {
+            setting if *setting == SIZE || *setting == MIX => sizes,
+            setting if *setting == CONNECTIONS => self.clients.map(|_| "--clients"),
+            _ => None,
+        };
+        Usage(option.map_or_else(|| error.in_options(), |option| error.in_option(option)))
     }
 }
 
@@ -248,6 +264,28 @@ mod tests {
         };
         assert_eq!(given("compare-swap"), given("cas"));
         assert_ne!(given("fetch-add"), given("cas"));
+    }
+
+    #[test]
+    fn errors_name_the_option_that_was_given() {
+        let said = |arguments: &[&str], setting: &'static Setting| {
+            let command = Settings::augment_args(Command::new("toy"));
+            let matches = command.try_get_matches_from([&["toy"][..], arguments].concat()).unwrap();
+            Settings::from_arg_matches(&matches).unwrap().usage(&setting.refuse("5", "6")).0
+        };
+        for (arguments, setting, named) in [
+            (&["-s", "5"][..], &SIZE, "the message size (-s)"),
+            (&["--request", "5"], &SIZE, "the message size (--request)"),
+            (&["--sizes", "5"], &SIZE, "the message size (--sizes)"),
+            (&["--sizes-from", "five.csv"], &SIZE, "the message size (--sizes-from)"),
+            (&["--sizes-from", "five.csv"], &MIX, "the mix of sizes (--sizes-from)"),
+            (&["--sizes", "5"], &MIX, "the mix of sizes (--sizes)"),
+            (&["--clients", "5"], &CONNECTIONS, "the number of connections (--clients)"),
+            (&["-q", "5"], &CONNECTIONS, "the number of connections (-q)"),
+            (&["--clients", "5"], &WINDOW, "the window (-t)"),
+        ] {
+            assert_eq!(said(arguments, setting), format!("{named} is 5, allowed is 6"));
+        }
     }
 
     #[test]

@@ -161,6 +161,8 @@ pub(crate) const WRONG: &[(&str, &[&str])] = &[
     ("bench bw --op send --reply 64", &["reply size (--reply) is 64 B, allowed is 0 B unless"]),
     ("bench bw --op request-response --reply 0", &["reply size (--reply) is 0 B, allowed is 1 to"]),
     ("bench --request 64 -s 64", &["cannot be used with"]),
+    ("bench --request 2G", &["message size (--request) is 2147483648 B"]),
+    ("bench bw --sizes 64:1,2G:1", &["message size (--sizes) is 2147483648 B"]),
     ("bench bw --sizes 64:0", &["mix of sizes (--sizes) is 64 B with a weight of 0", "weight of 0.000000001 to"]),
     ("bench bw --sizes 64:1,128 -b", &["mix of sizes (--sizes) is 2 sizes, allowed is one size for messages in both"]),
     (
