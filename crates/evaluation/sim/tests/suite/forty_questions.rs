@@ -6,16 +6,15 @@
 
 use std::fmt::Write as _;
 
-use doorbell_model::advise::{Advice, Goal, Need, advise};
+use doorbell_model::advise::{Advice, Goal, Need};
 use doorbell_model::explain::millions;
 use doorbell_model::parameters::Parameters;
 use doorbell_model::predict::predict;
-use doorbell_model::workload::{Peers, Workload};
+use doorbell_model::workload::Peers;
 use doorbell_protocols::Protocol;
-use doorbell_sim::advise::{departs, simulate};
-use doorbell_sim::testbed;
+use doorbell_sim::advise::departs;
 
-use crate::questions::{Known, Table};
+use crate::questions::{Asked, Known, Table, ask};
 
 /// Differences with a known cause: [`Question::name`], [`RATE`] or [`LATENCY`], and the cause.
 const KNOWN: &[Known] = &[
@@ -122,21 +121,9 @@ impl Question {
     }
 
     fn ask(self) -> Answered {
-        let (t1, need) = (Parameters::t1(), self.need());
-        let all = advise(&t1, &need).unwrap_or_else(|error| panic!("{}: {error}", self.name()));
-        let advice = all.into_iter().find(|advice| advice.protocol == self.protocol);
-        let advice = advice.unwrap_or_else(|| panic!("{}: no advice", self.name()));
-        let shares = advice.srq || self.protocol == Protocol::SharedWrite;
-        let workload = Workload {
-            protocol: self.protocol,
-            depth: if shares { (advice.depth / self.clients).max(1) } else { advice.depth },
-            srq: advice.srq,
-            peers: need.peers,
-            ..Workload::new(self.bytes, self.window(), advice.batch)
-        };
-        let predicted = predict(&t1, &workload).unwrap_or_else(|error| panic!("{}: {error}", self.name()));
-        let testbed = testbed::by_name("t1").expect("a built-in testbed");
-        let simulated = simulate(testbed, &need, &advice).unwrap_or_else(|error| panic!("{}: {error}", self.name()));
+        let name = self.name();
+        let Asked { advice, workload, simulated } = ask(&name, self.protocol, &self.need());
+        let predicted = predict(&Parameters::t1(), &workload).unwrap_or_else(|error| panic!("{name}: {error}"));
         Answered {
             question: self,
             model: [predicted.messages_per_s, predicted.latency_ns],

@@ -7,16 +7,15 @@
 
 use std::fmt::Write as _;
 
-use doorbell_model::advise::{Advice, Goal, Need, advise};
+use doorbell_model::advise::{Goal, Need};
 use doorbell_model::parameters::Parameters;
 use doorbell_model::predict::{Requests, predict_requests};
-use doorbell_model::workload::{Peers, Workload};
+use doorbell_model::workload::Peers;
 use doorbell_protocols::Protocol;
-use doorbell_sim::advise::{departs, simulate};
-use doorbell_sim::testbed;
+use doorbell_sim::advise::departs;
 
 use crate::forty_questions::PROTOCOLS;
-use crate::questions::{Known, Table};
+use crate::questions::{Asked, Known, Table, ask};
 
 /// Differences with a known cause: [`Question::name`], [`LOADED`], and the cause.
 const KNOWN: &[Known] = &[
@@ -101,22 +100,11 @@ impl Question {
     }
 
     fn ask(self) -> Answered {
-        let (t1, need) = (Parameters::t1(), self.need());
-        let all = advise(&t1, &need).unwrap_or_else(|error| panic!("{}: {error}", self.name()));
-        let advice = all.into_iter().find(|advice| advice.protocol == self.protocol);
-        let advice = advice.unwrap_or_else(|| panic!("{}: no advice", self.name()));
-        let Advice { depth, window, batch, .. } = advice;
-        let shares = self.protocol == Protocol::SharedWrite;
-        let request = Workload {
-            protocol: self.protocol,
-            depth: if shares { (depth / self.clients).max(1) } else { depth },
-            peers: need.peers,
-            ..Workload::new(self.bytes, window, batch)
-        };
-        let requests = Requests { request, reply_bytes: self.reply_bytes, think_us: 0 };
-        let predicted = predict_requests(&t1, &requests).unwrap_or_else(|error| panic!("{}: {error}", self.name()));
-        let testbed = testbed::by_name("t1").expect("a built-in testbed");
-        let simulated = simulate(testbed, &need, &advice).unwrap_or_else(|error| panic!("{}: {error}", self.name()));
+        let name = self.name();
+        let Asked { advice, workload, simulated } = ask(&name, self.protocol, &self.need());
+        let requests = Requests { request: workload, reply_bytes: self.reply_bytes, think_us: 0 };
+        let predicted = predict_requests(&Parameters::t1(), &requests);
+        let predicted = predicted.unwrap_or_else(|error| panic!("{name}: {error}"));
         Answered {
             question: self,
             alone_ns: predicted.latency_ns,

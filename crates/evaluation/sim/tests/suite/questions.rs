@@ -1,10 +1,49 @@
-//! Tables of questions in docs/model.md, and answers that differ by more than 25 %.
+//! Questions to `advise` and the simulator, their tables in docs/model.md, and answers that differ by more than 25 %.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use doorbell_model::advise::{Advice, Need, advise};
+use doorbell_model::parameters::Parameters;
+use doorbell_model::workload::Workload;
+use doorbell_protocols::Protocol;
+use doorbell_sim::advise::{Simulated, simulate};
+use doorbell_sim::testbed;
 use doorbell_sync::IgnorePoison as _;
+
+/// Answers to a question about messages of one size on testbed T1.
+pub(crate) struct Asked {
+    pub advice: Advice,
+    /// Messages with the advised settings.
+    pub workload: Workload,
+    /// Simulation of the advice.
+    pub simulated: Simulated,
+}
+
+/// Asks `advise` about a protocol, and simulates the advice.
+///
+/// # Panics
+///
+/// There is no advice, or the simulation fails. The message has the name of the question.
+pub(crate) fn ask(name: &str, protocol: Protocol, need: &Need) -> Asked {
+    let all = advise(&Parameters::t1(), need).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let advice = all.into_iter().find(|advice| advice.protocol == protocol);
+    let advice = advice.unwrap_or_else(|| panic!("{name}: no advice"));
+    let testbed = testbed::by_name("t1").expect("a built-in testbed");
+    let simulated = simulate(testbed, need, &advice).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let [(bytes, _)] = need.sizes[..] else { panic!("{name}: {} sizes", need.sizes.len()) };
+    // Connections that share receives or a ring also share the advised depth.
+    let shares = advice.srq || protocol == Protocol::SharedWrite;
+    let workload = Workload {
+        protocol,
+        depth: if shares { (advice.depth / need.peers.connections).max(1) } else { advice.depth },
+        srq: advice.srq,
+        peers: need.peers,
+        ..Workload::new(bytes, advice.window, advice.batch)
+    };
+    Asked { advice, workload, simulated }
+}
 
 /// Difference with a known cause: the name of a question, the name of the figure, and the cause as a sentence.
 pub(crate) type Known = (&'static str, &'static str, &'static str);
