@@ -463,8 +463,11 @@ pub(crate) async fn time<W: Waiter>(
     progress: Progress<'_>,
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let mut initiator = Initiator::new(end, remote, parameters, 1, plan, waiter);
-    let mut rounds = Rounds::new(end.device(), plan, 1);
+    let mut rounds = Rounds::new(end.device(), plan, 1, end.phase);
     loop {
+        while let Some(until_ns) = rounds.early_until_ns() {
+            initiator.waiter.wait(None, Some(until_ns)).await;
+        }
         initiator.prepare(1);
         let began_ns = rounds.begin();
         initiator.post(1)?;
@@ -475,9 +478,6 @@ pub(crate) async fn time<W: Waiter>(
             break;
         }
         initiator.waiter.breathe().await;
-        while let Some(until_ns) = rounds.early_until_ns() {
-            initiator.waiter.wait(None, Some(until_ns)).await;
-        }
     }
     initiator.check();
     let Rounds { tally, histogram, .. } = rounds;

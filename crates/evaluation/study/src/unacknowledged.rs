@@ -56,10 +56,12 @@ pub struct End {
     destination: Option<UdDestination>,
     bytes: usize,
     inline: bool,
+    /// Delay of the first message, as [`SendMemory::phase`](crate::workload::SendMemory::phase).
+    pub phase: f64,
 }
 
 impl End {
-    /// Makes an unconnected end and posts its receives.
+    /// Makes an unconnected end without a delay, and posts its receives.
     ///
     /// # Errors
     ///
@@ -114,6 +116,7 @@ impl End {
             transport,
             path_mtu,
             bytes,
+            phase: 0.0,
         };
         let all: Vec<u64> = (0..fitted.depth as u64).collect();
         all.chunks(POLL_LIST).try_for_each(|list| end.post_receives(list))?;
@@ -371,7 +374,7 @@ pub async fn stream<W: Waiter>(
     progress: Progress<'_>,
 ) -> Result<Tally, ConnectionError> {
     let mut outbox = Outbox::new(end, plan, batch);
-    let mut pace = Pace::start(end.device(), &plan);
+    let mut pace = Pace::start(end.device(), &plan).delayed(end.phase);
     loop {
         let count = pace.left(outbox.posted).min(batch as u64);
         if count == 0 {
@@ -412,9 +415,12 @@ pub async fn ping<W: Waiter>(
     progress: Progress<'_>,
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let (device, mut outbox, mut inbox) = (end.device(), Outbox::new(end, plan, 1), Inbox::new(end, &plan));
-    let mut rounds = Rounds::new(device, plan, 2);
+    let mut rounds = Rounds::new(device, plan, 2, end.phase);
     let mut lost_in_a_row = 0;
     loop {
+        while let Some(until_ns) = rounds.early_until_ns() {
+            waiter.wait(None, Some(until_ns)).await;
+        }
         let number = [outbox.posted as u32];
         outbox.prepare(&number);
         let since_ns = rounds.begin();
@@ -446,9 +452,6 @@ pub async fn ping<W: Waiter>(
             break;
         }
         waiter.breathe().await;
-        while let Some(until_ns) = rounds.early_until_ns() {
-            waiter.wait(None, Some(until_ns)).await;
-        }
     }
     let Rounds { tally, histogram, .. } = rounds;
     Ok((Tally { received: inbox.received, damaged: inbox.damaged, ..tally }, histogram))

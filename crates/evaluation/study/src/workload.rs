@@ -54,8 +54,8 @@ pub struct SendMemory {
     pub stride: usize,
     /// Sizes of the messages.
     pub sizes: Sizes,
-    /// Delay of the first request if a rate is set, as a share of the time from one request to the next. Connections
-    /// with different delays spread their requests evenly.
+    /// Delay of the first request or ping if a rate is set, as a share of the time from one to the next. Connections
+    /// with different delays spread their messages evenly. A stream begins without a delay.
     pub phase: f64,
 }
 
@@ -207,10 +207,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn connections_with_a_phase_take_turns() {
-        let device = soft::open(&SoftOptions::default()).unwrap();
-        let plan = Plan {
+    fn plan() -> Plan {
+        Plan {
             bytes: 16,
             window: 1,
             in_rounds: false,
@@ -219,7 +217,13 @@ mod tests {
             think_ns: 0,
             verify: false,
             buffers: 1,
-        };
+        }
+    }
+
+    #[test]
+    fn connections_with_a_phase_take_turns() {
+        let device = soft::open(&SoftOptions::default()).unwrap();
+        let plan = plan();
         let due = |plan: &Plan, phase: f64, message: u64| {
             let pace = Pace::start(&device, plan).delayed(phase);
             pace.due_ns(message).map(|due_ns| due_ns - pace.began_ns())
@@ -227,5 +231,20 @@ mod tests {
         assert_eq!([0.0, 0.25, 0.75].map(|phase| due(&plan, phase, 0)), [0, 250_000, 750_000].map(Some));
         assert_eq!(due(&plan, 0.25, 3), Some(3_250_000));
         assert_eq!(due(&Plan { rate: None, ..plan }, 0.25, 3), None);
+    }
+
+    /// A quarter of the time between two rounds is 250 s.
+    #[test]
+    fn the_first_round_is_delayed_by_the_phase() {
+        const DELAY_NS: u64 = 250_000_000_000;
+        let device = soft::open(&SoftOptions::default()).unwrap();
+        let rare = Plan { rate: Some(0.001), ..plan() };
+        let early_until_ns = |plan: Plan, phase: f64| Rounds::new(&device, plan, 2, phase).early_until_ns();
+        let before_ns = device.now_ns();
+        let until_ns = early_until_ns(rare, 0.25).expect("a delay");
+        assert!((before_ns + DELAY_NS..=device.now_ns() + DELAY_NS).contains(&until_ns), "{until_ns}");
+        assert_eq!(early_until_ns(rare, 0.0), None);
+        // Without a rate, neither the phase nor the think time delays the first round.
+        assert_eq!(early_until_ns(Plan { rate: None, think_ns: DELAY_NS, ..rare }, 0.25), None);
     }
 }

@@ -181,12 +181,15 @@ impl<'a> Streams<'a> {
         traffic: &Traffic,
     ) -> Result<(), MeasureError> {
         let (plan, is_latency, batch) = (self.plan, self.is_latency, self.fitted.batch);
-        for (from, to) in traffic.pattern.pairs(traffic.n) {
+        let pairs = traffic.pattern.pairs(traffic.n);
+        let connections = pairs.len() as f64;
+        for (number, (from, to)) in pairs.into_iter().enumerate() {
             let end = |node: usize| -> Result<_, MeasureError> {
                 let pd = simulation.device(node).create_pd()?;
                 Ok(unacknowledged::End::new(&pd, &traffic.parameters, plan.bytes, &self.fitted)?)
             };
             let (mut a, mut b) = (end(from)?, end(to)?);
+            a.phase = number as f64 / connections;
             let (of_a, of_b) = (a.description(), b.description());
             a.connect(&of_b)?;
             b.connect(&of_a)?;

@@ -78,6 +78,9 @@ fn each_transport_carries_traffic_and_loses_dropped_frames() {
         let counts = found.summary.counts;
         assert!(found.lost > 0 && counts.dropped > 0, "{transport}: {counts:?}");
         assert_eq!((found.lost, found.messages + found.lost), (counts.dropped, 1200), "{transport}");
+        // At a rate, the senders take turns. Their frames would form a queue if all senders sent at the same time.
+        let found = carried(&[transport, "pattern=N:1", "senders=4", "size=4096", "messages=50", "rate=400000"]);
+        assert_eq!((found.messages, found.summary.counts.longest_queue_bytes()), (200, 0), "{transport}");
         let latency =
             |transport| carried(&[transport, "measure=latency", "messages=100"]).latency_ns.expect("a latency");
         let (with, without) = (latency("transport=rc"), latency(transport));

@@ -78,6 +78,7 @@ impl<'a, P: Connector> Prepared<'a, P> {
         let before = Before::now(device);
         let connections = part.connections;
         let each = 0..connections;
+        let phase = |number: usize| number as f64 / connections as f64;
         let shared = match part.shared_receives {
             Some(by) => {
                 let depth = fitted.depth * connections;
@@ -89,13 +90,17 @@ impl<'a, P: Connector> Prepared<'a, P> {
         let one_sided = |role| -> Result<_, SessionError> {
             let end = |number: usize| {
                 let mut end = one_sided::End::new(pd, parameters, bytes, &fitted, role)?;
-                end.phase = number as f64 / connections as f64;
+                end.phase = phase(number);
                 Ok(end)
             };
             Ok(Unconnected::OneSided(each.clone().map(end).collect::<Result<_, SessionError>>()?))
         };
         let ends = if parameters.transport != Transport::Rc {
-            let end = |_| Ok(unacknowledged::End::new(pd, parameters, bytes, &fitted)?);
+            let end = |number: usize| {
+                let mut end = unacknowledged::End::new(pd, parameters, bytes, &fitted)?;
+                end.phase = phase(number);
+                Ok(end)
+            };
             Unconnected::Unacknowledged(each.map(end).collect::<Result<_, SessionError>>()?)
         } else if part.role == Role::Initiator {
             one_sided(one_sided::Role::Initiator(channel.as_ref()))?
@@ -120,7 +125,7 @@ impl<'a, P: Connector> Prepared<'a, P> {
                 let length = fitted.send_buffers * stride;
                 let region = pd.allocate(length, protocol.source_access(), MemoryKind::Plain)?;
                 let sizes = sizes.of_connection(number);
-                Ok((endpoint, SendMemory { region, stride, sizes, phase: number as f64 / connections as f64 }))
+                Ok((endpoint, SendMemory { region, stride, sizes, phase: phase(number) }))
             };
             let ends = protocol.endpoints(&group, &configure(parameters.config(bytes, &fitted)))?;
             let ends: Result<_, SessionError> = ends.into_iter().enumerate().map(with_memory).collect();
@@ -131,8 +136,9 @@ impl<'a, P: Connector> Prepared<'a, P> {
         Ok(Self { protocol, ends, replicates, work, channel, before, shared })
     }
 
-    /// Sets the numbers of the connections among those of all hosts. At a rate, requests and one-sided operations are
-    /// then due in turn on the connections of all hosts. Without numbers, only the connections of this host take turns.
+    /// Sets the numbers of the connections among those of all hosts. At a rate, requests, pings, unacknowledged
+    /// messages and one-sided operations are then due in turn on the connections of all hosts. Without numbers, only
+    /// the connections of this host take turns.
     #[must_use]
     pub(super) fn numbered(mut self, numbers: &[usize]) -> Self {
         let all = self.work.parameters.connections as f64;
@@ -142,7 +148,8 @@ impl<'a, P: Connector> Prepared<'a, P> {
                 ends.iter_mut().zip(phases).for_each(|((_, memory), phase)| memory.phase = phase);
             }
             Unconnected::OneSided(ends) => ends.iter_mut().zip(phases).for_each(|(end, phase)| end.phase = phase),
-            Unconnected::Gathered(..) | Unconnected::Unacknowledged(_) => {}
+            Unconnected::Unacknowledged(ends) => ends.iter_mut().zip(phases).for_each(|(end, phase)| end.phase = phase),
+            Unconnected::Gathered(..) => {}
         }
         self
     }
@@ -302,20 +309,27 @@ mod tests {
         match &prepared.ends {
             Unconnected::Messages(ends) => ends.iter().map(|(_, memory)| memory.phase).collect(),
             Unconnected::OneSided(ends) => ends.iter().map(|end| end.phase).collect(),
-            _ => Vec::new(),
+            Unconnected::Unacknowledged(ends) => ends.iter().map(|end| end.phase).collect(),
+            Unconnected::Gathered(..) => Vec::new(),
         }
     }
 
     #[test]
     fn connections_of_all_hosts_take_turns() {
-        let of = |operation, numbers: &[usize]| {
+        let of = |operation, transport, numbers: &[usize]| {
             let plain = Parameters::plain(Kind::Bandwidth, operation, 16);
-            let asked = Parameters { connections: 8, rate: Some(1000.0), ..plain };
+            let asked = Parameters { transport, connections: 8, rate: Some(1000.0), ..plain };
             with_connector!(asked.protocol, connector => phases(&connector, &asked, numbers))
         };
-        for operation in [Operation::RequestResponse, Operation::Write, Operation::Read] {
-            assert_eq!(of(operation, &[1, 5]), [0.125, 0.625], "{operation:?}");
-            assert_eq!(of(operation, &[]), [0.0, 0.5], "{operation:?}");
+        for (operation, transport) in [
+            (Operation::RequestResponse, Transport::Rc),
+            (Operation::Write, Transport::Rc),
+            (Operation::Read, Transport::Rc),
+            (Operation::Send, Transport::Uc),
+            (Operation::Send, Transport::Ud),
+        ] {
+            assert_eq!(of(operation, transport, &[1, 5]), [0.125, 0.625], "{operation:?}, {transport}");
+            assert_eq!(of(operation, transport, &[]), [0.0, 0.5], "{operation:?}, {transport}");
         }
     }
 }

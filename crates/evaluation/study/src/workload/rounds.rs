@@ -192,10 +192,14 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// Starts to count rounds. The histogram records the time of each round divided by `divisor`.
-    pub(crate) fn new(device: &Device, plan: Plan, divisor: u64) -> Self {
+    /// Starts to count rounds. The histogram records the time of each round divided by `divisor`. At a rate, `phase` is
+    /// the delay of the first round, as a share of the time from one round to the next.
+    pub(crate) fn new(device: &Device, plan: Plan, divisor: u64, phase: f64) -> Self {
         let histogram = Buckets::empty_histogram();
-        let (device, tally) = (device.clone(), Tally::default());
+        let (device, mut tally) = (device.clone(), Tally::default());
+        if let Some(rate) = plan.rate {
+            tally.first_ns = device.now_ns().saturating_add((phase * 1e9 / rate) as u64);
+        }
         Self { device, plan, divisor, count: 0, ends_ns: u64::MAX, last_ns: 0, tally, histogram }
     }
 
@@ -215,8 +219,8 @@ impl Rounds {
         self.due_ns().map_or(now_ns, |due_ns| due_ns.min(now_ns))
     }
 
-    /// Returns the time at which the next round is due, or `None` if no rate is set. The first round was due when it
-    /// began.
+    /// Returns the time at which the next round is due, or `None` if no rate is set. After its delay, the first round
+    /// was due when it began.
     fn due_ns(&self) -> Option<u64> {
         Some(self.tally.first_ns.saturating_add((self.count as f64 * 1e9 / self.plan.rate?) as u64))
     }
@@ -251,9 +255,10 @@ impl Rounds {
     }
 
     /// Returns the time at which the next round begins, or `None` if that round may begin at once. A round begins when
-    /// it is due, or without a rate after the think time.
+    /// it is due, or without a rate after the think time. The first round has no think time.
     pub(crate) fn early_until_ns(&self) -> Option<u64> {
-        let thought_ns = || (self.plan.think_ns > 0).then(|| self.last_ns.saturating_add(self.plan.think_ns));
+        let thinks = self.plan.think_ns > 0 && self.count > 0;
+        let thought_ns = || thinks.then(|| self.last_ns.saturating_add(self.plan.think_ns));
         let due_ns = self.due_ns().or_else(thought_ns)?;
         (self.device.now_ns() < due_ns).then_some(due_ns)
     }
@@ -276,9 +281,13 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
 ) -> Result<(Tally, Histogram<u64>), ConnectionError> {
     let mut connection = Async::new(connection, waiter.clone());
     let mut receiver = Receiver::new(&device, Reception { verify: plan.verify, pause_ns: 0 });
-    let mut rounds = Rounds::new(&device, plan, divisor);
+    let mut rounds = Rounds::new(&device, plan, divisor, memory.phase);
     let mut source = Source::new(plan, memory);
     loop {
+        while let Some(until_ns) = rounds.early_until_ns() {
+            connection.get_mut().poll()?;
+            waiter.wait(None, Some(until_ns)).await;
+        }
         source.fill(connection.get()); // filling the buffer is not part of the timed round
         let began_ns = rounds.begin();
         while !source.offer(connection.get_mut())? {
@@ -291,10 +300,6 @@ pub async fn ping<C: MessageConnection, W: Waiter + Clone>(
         waiter.breathe().await;
         if is_last {
             break;
-        }
-        while let Some(until_ns) = rounds.early_until_ns() {
-            connection.get_mut().poll()?;
-            waiter.wait(None, Some(until_ns)).await;
         }
     }
     let Rounds { mut tally, histogram, .. } = rounds;
