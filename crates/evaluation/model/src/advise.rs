@@ -10,6 +10,7 @@ mod answer;
 mod tests;
 
 use doorbell_protocols::{End, Protocol, Store, ZeroCopy};
+use doorbell_record::SizeMix;
 use doorbell_record::settings::{RATE, Value};
 use doorbell_wire::{OuterKind, PathMtu};
 
@@ -170,8 +171,6 @@ const BATCHES: [u32; 3] = [1, 8, 32];
 const SHARED_BY: u32 = 4;
 /// Minimum depth of a connection, so that messages can arrive while the receiver processes another message.
 const LEAST_DEPTH: u32 = 8;
-/// Maximum number of message sizes in [`Need::sizes`].
-const MOST_SIZES: usize = 1024;
 /// Bytes of a receive buffer for a read request.
 const REQUEST_SLOT_BYTES: u64 = 64;
 /// Granularity of the size of rings, in bytes.
@@ -239,12 +238,14 @@ fn ranked(parameters: &Parameters, need: &Need, mut candidates: Vec<Advice>) -> 
 fn check(need: &Need) -> Result<(), AdviseError> {
     let refuse =
         |what, given: String, allowed: &str| Err(AdviseError::Need { what, given, allowed: allowed.to_owned() });
-    if !(1..=MOST_SIZES).contains(&need.sizes.len()) {
-        return refuse("the number of message sizes", need.sizes.len().to_string(), "1 to 1024");
+    if !(1..=SizeMix::MAX_SIZES).contains(&need.sizes.len()) {
+        let allowed = format!("1 to {}", SizeMix::MAX_SIZES);
+        return refuse("the number of message sizes", need.sizes.len().to_string(), &allowed);
     }
     for &(_, weight) in &need.sizes {
-        if !(1e-9..=1e9).contains(&weight) {
-            return refuse("the weight of a message size", weight.to_string(), "0.000000001 to 1000000000");
+        if !SizeMix::WEIGHTS.contains(&weight) {
+            let (least, most) = SizeMix::WEIGHTS.into_inner();
+            return refuse("the weight of a message size", weight.to_string(), &format!("{least} to {most}"));
         }
     }
     if need.reply_bytes.is_some() && need.bidirectional {

@@ -1,15 +1,13 @@
 //! Mix of message sizes, and the sequence in which a connection sends them.
 
+use std::ops::RangeInclusive;
+
 use doorbell_protocols::{Protocol, Size};
 use doorbell_wire::split_mix;
 use serde::{Deserialize, Serialize};
 
 use crate::memory::MAX_MESSAGE;
 
-/// Maximum number of sizes of a mix.
-const MAX_ROWS: usize = 1024;
-/// Minimum and maximum weight of a size.
-const WEIGHTS: [f64; 2] = [1e-9, 1e9];
 /// Number of messages after which the sequence of sizes repeats.
 const PERIOD: usize = 1 << 16;
 /// Seed of the order of sizes within a period.
@@ -28,6 +26,11 @@ impl From<&[(u64, f64)]> for SizeMix {
 }
 
 impl SizeMix {
+    /// Maximum number of sizes of a mix.
+    pub const MAX_SIZES: usize = 1024;
+    /// Weights that a size can have.
+    pub const WEIGHTS: RangeInclusive<f64> = 1e-9..=1e9;
+
     /// Parses a histogram in CSV: one row `bytes,weight` for each size. Empty lines, lines that begin with `#`, a first
     /// row `bytes,weight`, and a byte order mark are skipped. `file` is the name of the file in errors.
     ///
@@ -54,8 +57,8 @@ impl SizeMix {
             let bytes: usize = bytes.trim().parse().map_err(|_| malformed())?;
             let weight: f64 = weight.trim().parse().map_err(|_| malformed())?;
             check_row(bytes, weight).map_err(|(given, allowed)| refuse(format!("{given}: must be {allowed}")))?;
-            if rows.len() == MAX_ROWS {
-                return Err(refuse(format!("the file has more rows: must be 1 to {MAX_ROWS}")));
+            if rows.len() == Self::MAX_SIZES {
+                return Err(refuse(format!("the file has more rows: must be 1 to {}", Self::MAX_SIZES)));
             }
             rows.push((bytes, weight));
         }
@@ -70,8 +73,8 @@ impl SizeMix {
     ///
     /// A value is out of range. The error has the value and the allowed values.
     pub fn check(&self) -> Result<(), (String, String)> {
-        if !(1..=MAX_ROWS).contains(&self.0.len()) {
-            return Err((format!("{} sizes", self.0.len()), format!("1 to {MAX_ROWS} sizes")));
+        if !(1..=Self::MAX_SIZES).contains(&self.0.len()) {
+            return Err((format!("{} sizes", self.0.len()), format!("1 to {} sizes", Self::MAX_SIZES)));
         }
         self.0.iter().try_for_each(|&(bytes, weight)| check_row(bytes, weight))
     }
@@ -115,11 +118,11 @@ impl SizeMix {
 
 /// Checks a size and its weight. The error has the given and the allowed values.
 fn check_row(bytes: usize, weight: f64) -> Result<(), (String, String)> {
-    let [least, most] = WEIGHTS;
     // NaN is in no range.
-    if bytes <= MAX_MESSAGE && (least..=most).contains(&weight) {
+    if bytes <= MAX_MESSAGE && SizeMix::WEIGHTS.contains(&weight) {
         return Ok(());
     }
+    let (least, most) = SizeMix::WEIGHTS.into_inner();
     let allowed = format!("0 to {MAX_MESSAGE} B with a weight of {least} to {most}");
     Err((format!("{bytes} B with a weight of {weight}"), allowed))
 }
@@ -182,7 +185,7 @@ mod tests {
             let share = counts[0].1 as f64 / messages as f64;
             assert!((share - 0.9).abs() < 0.05, "{share}");
         }
-        let even = SizeMix((0..MAX_ROWS).map(|bytes| (bytes, 1.0)).collect()).sequence();
+        let even = SizeMix((0..SizeMix::MAX_SIZES).map(|bytes| (bytes, 1.0)).collect()).sequence();
         assert!(even.counts(0, PERIOD as u64).iter().all(|&(_, count)| count == 64));
     }
 
@@ -194,7 +197,7 @@ mod tests {
         assert_eq!(read("\u{feff}# sizes\n\nBytes, Weight\n64,9\n4096,1\n").unwrap(), mix);
         assert_eq!(read("\u{feff}64,9\n4096,1\n").unwrap(), mix);
         assert!(read("64,9\nbytes,weight\n").unwrap_err().contains("line 2: \"bytes,weight\" is no row"));
-        let many = "1,1\n".repeat(MAX_ROWS + 1);
+        let many = "1,1\n".repeat(SizeMix::MAX_SIZES + 1);
         let allowed = "must be 0 to 1073741824 B with a weight of 0.000000001 to 1000000000";
         for (text, said) in [
             ("64\n", "sizes.csv, line 1: \"64\" is no row: must be BYTES,WEIGHT, as in 4096,0.25".to_owned()),

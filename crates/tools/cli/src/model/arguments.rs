@@ -9,7 +9,8 @@ use doorbell_model::parameters::Parameters;
 use doorbell_model::workload::{Peers, Workload, WorkloadError};
 use doorbell_output::files;
 use doorbell_protocols::Protocol;
-use doorbell_record::settings::{RATE, Value};
+use doorbell_record::SizeMix;
+use doorbell_record::settings::{MIX, RATE, Value};
 use doorbell_wire::{OuterKind, PathMtu};
 
 use crate::bench::settings::read_histogram;
@@ -249,17 +250,13 @@ impl Load {
             let mix = read_histogram(file)?;
             return Ok(mix.0.into_iter().map(|(bytes, weight)| (bytes as u64, weight)).collect());
         }
-        for (bytes, weight) in &self.sizes {
-            if !(1e-9..=1e9).contains(weight) {
-                let allowed = "0.000000001 to 1000000000";
-                return Err(Usage(format!("--sizes: the weight of {bytes} B is {weight}, allowed is {allowed}")));
-            }
+        if !self.sizes.is_empty() {
+            let checked = SizeMix::from(&self.sizes[..]).check();
+            checked.map_err(|(given, allowed)| Usage(MIX.refuse(given, allowed).in_options()))?;
+            return Ok(self.sizes.clone());
         }
-        let plain = if self.size.is_empty() { &DEFAULT_SIZES[..] } else { &self.size };
-        Ok(match self.sizes.as_slice() {
-            [] => plain.iter().map(|&bytes| (bytes, 1.0)).collect(),
-            sizes => sizes.to_vec(),
-        })
+        let sizes = if self.size.is_empty() { &DEFAULT_SIZES[..] } else { &self.size };
+        Ok(sizes.iter().map(|&bytes| (bytes, 1.0)).collect())
     }
 
     fn outer(&self) -> OuterKind {
