@@ -145,4 +145,9 @@ fn each_setting_has_bounds() {
         let error = wrong.check().expect_err("the parameter is out of range");
         assert_eq!(error.setting, setting, "{error}");
     }
+    // The depth of connections that share receives is that of all connections together.
+    let sharing = Parameters { connections: 1000, depth: 16_384, ..served(shared) };
+    sharing.check().unwrap();
+    let beyond = Parameters { depth: 16_385, ..sharing }.check().unwrap_err();
+    assert_eq!((beyond.setting, beyond.allowed.as_str()), (&DEPTH, "1 to 16384"));
 }

@@ -305,7 +305,7 @@ settings! {
     /// [`Parameters::depth`].
     DEPTH = Setting {
         about: "Receive buffers per connection, or with --use-srq of all connections together",
-        bound: Some(|all| most_queued(all.connections) as u64),
+        bound: Some(|all| most_queued(if all.serving.shared_receives.is_some() { 1 } else { all.connections }) as u64),
         option: option!(CONNECTIONS_OF, Some('r'), "depth", Some("N"), None, ". The default per connection is twice the \
             window, at least 64; or the number that fits into 1 MiB, at least 4. With --use-srq, the default is \
             multiplied by the number of connections"),
