@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use doorbell_record::settings::{SIZE, Setting};
 use doorbell_record::{FarPoint, Figure, PointRecord, PointResult, StorePoint, Strategy};
 use doorbell_report::choice::{Candidate, choices, most_like, needs};
 use doorbell_sim::reproduce::SEED;
@@ -95,7 +96,10 @@ impl SharedMemory {
             value_bytes,
             ..StorePoint::default()
         };
-        FarPoint::Store(workload.clone()).check().map_err(|error| Usage(error.to_string()))?;
+        // The parsers of all other options have checked their values.
+        let option = |setting: &Setting| if *setting == SIZE { "-s" } else { "--keys" };
+        let checked = FarPoint::Store(workload.clone()).check();
+        checked.map_err(|error| Usage(error.in_option(option(error.setting))))?;
         Ok(workload)
     }
 

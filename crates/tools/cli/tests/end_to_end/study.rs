@@ -543,7 +543,8 @@ fn advice_on_shared_memory_simulates_the_given_workload() {
         ("advise --shared-memory -s 1,2", &["all values have one size"]),
         ("advise --shared-memory --zipf 7", &["no exponent of Zipf's law"]),
         ("advise -s 16 --keys 4", &["--shared-memory"]),
-        ("advise --shared-memory --keys 0", &["the number of keys is 0, allowed is 1 to"]),
+        ("advise --shared-memory --keys 0", &["the number of keys (--keys) is 0, allowed is 1 to"]),
+        ("advise --shared-memory -s 1G", &["the message size (-s) is 1073741824 B, allowed is 0 to"]),
     ] {
         run(arguments).expect_complaint(2, words);
     }
