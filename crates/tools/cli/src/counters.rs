@@ -77,10 +77,16 @@ impl Counters {
     }
 }
 
-pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
-    if !(0.1..=3600.0).contains(&arguments.interval) {
-        return Err(Usage(format!("--interval is {} s, allowed is 0.1 to 3600", arguments.interval)).into());
+/// Returns the time between two readings of the counters, which `--interval` sets.
+pub(crate) fn interval(seconds: f64) -> Result<Duration, Usage> {
+    match (0.1..=3600.0).contains(&seconds) {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => Err(Usage(format!("--interval is {seconds} s, allowed is 0.1 to 3600"))),
     }
+}
+
+pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
+    let interval = interval(arguments.interval)?;
     if arguments.count == Some(0) {
         return Err(Usage("--count is 0, allowed is at least 1".to_owned()).into());
     }
@@ -94,7 +100,7 @@ pub(crate) fn run(arguments: &Counters) -> Result<ExitCode, Failure> {
     if arguments.list {
         return list::run(monitor, arguments.json);
     }
-    let mut pace = Pace::new(Duration::from_secs_f64(arguments.interval), arguments.count);
+    let mut pace = Pace::new(interval, arguments.count);
     if arguments.is_live() {
         return terminal::run(monitor, pace);
     }

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Args;
 use doorbell_analyze::decode;
@@ -14,6 +13,7 @@ use doorbell_wire::{IpVersion, PathMtu, ROCE_UDP_PORT};
 
 use super::decode::read;
 use super::parse_mtu;
+use crate::counters::interval;
 use crate::failure::{Failure, Usage};
 use crate::output::{line, note};
 use crate::quantity;
@@ -122,10 +122,7 @@ pub(crate) fn run(arguments: &Explain) -> Result<ExitCode, Failure> {
 
 /// Measures the rates of a device during the interval.
 fn counted(device: &str, arguments: &Explain) -> Result<Rates, Failure> {
-    if !(0.1..=3600.0).contains(&arguments.interval) {
-        return Err(Usage(format!("--interval is {} s, allowed is 0.1 to 3600", arguments.interval)).into());
-    }
-    let during = Duration::from_secs_f64(arguments.interval);
+    let during = interval(arguments.interval)?;
     let traffic = doorbell_counters::traffic(Monitor::new(&arguments.sysfs), device, during)?;
     let all = [
         ("bytes received", traffic.rx_bytes_per_s),
