@@ -245,8 +245,8 @@ impl Workload {
         if !(1..=MAX_OUTSTANDING).contains(&self.outstanding) {
             return Err(refuse(format!("-t is {}: must be 1 to {MAX_OUTSTANDING} operations", self.outstanding)));
         }
-        if self.rate.is_some_and(|rate| !(rate.is_finite() && rate > 0.0)) {
-            return Err(refuse("-r must be above 0 operations per second".to_owned()));
+        if let Some(rate) = self.rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
+            return Err(refuse(format!("-r is {rate} operations per second: must be above 0 and finite")));
         }
         let default = if is_simulated { SIMULATED } else { MEASURED };
         let measure_s = self.duration.unwrap_or(default.as_secs_f64());

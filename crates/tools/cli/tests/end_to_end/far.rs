@@ -179,6 +179,7 @@ fn invalid_far_arguments_are_rejected() {
         ),
         ("far run -d doorbell0 -t 65", "must be 1 to 64 operations"),
         ("far run -d doorbell0 --keys 0", "must be 1 to 2^27"),
+        ("far run -d doorbell0 -r 0", "-r is 0 operations per second: must be above 0 and finite"),
         ("far run --testbed connectx5-100g-far -d doorbell0", "-d does not go with --testbed"),
         ("far run --strategy optimistic,server --replicas 2", "strategy server works with one memory node"),
         ("far verify -d doorbell0 --strategy steered --replicas 2", "strategy steered works with one memory node"),
