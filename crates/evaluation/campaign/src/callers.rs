@@ -307,13 +307,13 @@ mod tests {
     /// Time after which the test fails, longer than any step takes on a slow machine.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Strangers that say nothing, or send 64 KiB without the end of a line, stay connected.
+    /// Strangers that say nothing, or send 8 KiB without the end of a line, stay connected.
     #[test]
     fn strangers_do_not_prolong_the_wait_for_a_process() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut strangers: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(address).unwrap()).collect();
-        strangers.iter_mut().step_by(2).for_each(|stranger| stranger.write_all(&[b'x'; 64 << 10]).unwrap());
+        strangers.iter_mut().step_by(2).for_each(|stranger| stranger.write_all(&[b'x'; 8 << 10]).unwrap());
         let (sender, receiver) = channel();
         std::thread::spawn(move || {
             let callers = Callers::new(listener, vec!["rank 1".to_owned()], None, None, |_| {}).unwrap();

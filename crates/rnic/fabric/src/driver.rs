@@ -22,9 +22,13 @@ pub(crate) const BATCH_BYTES: usize = 124 << 10;
 /// acknowledgement may wait for the program's reply, so that both leave together.
 const HOLD_ACKS_BELOW_PACKETS: usize = 8;
 
-/// Maximum number of calls of [`Link::receive`] for the packets that have arrived before a queue pair ends. A link has at
-/// most this number of long runs in its buffers. Peers that send faster than the driver receives add no further calls.
-const ARRIVED_RECEIVES: usize = 64;
+/// Maximum number of packets that [`Driver::receive_arrived`] takes, more than the buffers of a link usually hold. Peers
+/// may send faster than the driver receives.
+const ARRIVED_PACKETS_MAX: usize = 1 << 16;
+
+/// Number of calls of [`Link::receive`] without a packet after which none waits. A call may find only a message between
+/// devices, behind which packets wait.
+const EMPTY_RECEIVES: usize = 4;
 
 /// When to send the acknowledgements that are due at the end of a pump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,6 +220,15 @@ impl<L: Link> Driver<L> {
             && !self.link.may_receive()
     }
 
+    /// Lets the port come up if its planned time has come.
+    #[inline]
+    fn raise_port(&mut self, now_ns: u64) {
+        if self.port.up_at_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+            // The call cannot fail: an order that changes the port clears the time.
+            let _ = self.order_port(now_ns, PortOrder::Up);
+        }
+    }
+
     /// Receives, handles expired timers and sends. Returns the number of packets received.
     ///
     /// # Errors
@@ -223,10 +236,7 @@ impl<L: Link> Driver<L> {
     /// The link is broken: [`Link::receive`] or [`Link::transmit`] failed. The driver has handled expired timers
     /// nevertheless, so work requests continue to time out.
     pub fn pump(&mut self, now_ns: u64, acks: Acks) -> io::Result<usize> {
-        if self.port.up_at_ns.is_some_and(|at_ns| at_ns <= now_ns) {
-            // The call cannot fail: an order that changes the port clears the time.
-            let _ = self.order_port(now_ns, PortOrder::Up);
-        }
+        self.raise_port(now_ns);
         // If the link fails here, return the error only at the end, so that work requests still time out.
         let received = self.receive(now_ns);
         self.obey_link(now_ns);
@@ -303,16 +313,20 @@ impl<L: Link> Driver<L> {
     ///
     /// The link is broken: [`Link::receive`] failed.
     pub fn receive_arrived(&mut self, now_ns: u64) -> io::Result<()> {
-        for _ in 0..ARRIVED_RECEIVES {
+        self.raise_port(now_ns);
+        let (mut packets, mut empty) = (0, 0);
+        while packets < ARRIVED_PACKETS_MAX && empty < EMPTY_RECEIVES {
             self.link.look_everywhere();
             let received = self.receive(now_ns);
             self.obey_link(now_ns);
-            if received? == 0 {
-                break;
-            }
-            if let Some(observation) = &mut self.observation {
-                observation.note(now_ns);
-            }
+            let received = received?;
+            packets += received;
+            empty = if received == 0 { empty + 1 } else { 0 };
+        }
+        if packets > 0
+            && let Some(observation) = &mut self.observation
+        {
+            observation.note(now_ns);
         }
         Ok(())
     }

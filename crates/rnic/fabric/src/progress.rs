@@ -82,6 +82,8 @@ struct ThreadState {
     /// Number of threads that have taken deaths of queue pairs and have not logged them.
     logging: AtomicUsize,
     clock: Clock,
+    /// Process that started the engine.
+    process: u32,
     kick: OwnEvent,
     wakeups: Wakeups,
     /// Number of polls plus number of packets that polls received. From the changes of this number, the policy learns
@@ -203,17 +205,21 @@ impl DrivenRnic {
     /// Runs an operation that ends the work of a queue pair: it changes the state to error or reset, or destroys the
     /// queue pair. Before, the engine handles and acknowledges all packets that have arrived, as an RNIC does when they
     /// arrive. Otherwise requests would be flushed although the peer has acknowledged them, and requests of the peer
-    /// would fail although their messages have arrived.
+    /// would fail although their messages have arrived. Posted requests that wait to be sent may leave too.
     pub fn end<R>(&self, operation: impl FnOnce(&mut Rnic) -> R) -> R {
-        guard::admit_thread();
         let shared = &self.shared;
         let mut driver = shared.lock();
         let now_ns = shared.now_ns();
-        let arrived = driver.receive_arrived(now_ns);
-        shared.report(arrived.and_then(|()| driver.flush(now_ns)));
+        shared.note_held_acks(driver.rnic(), now_ns);
+        if shared.may_receive() {
+            let arrived = driver.receive_arrived(now_ns);
+            shared.report(arrived);
+            let sent = driver.flush(now_ns);
+            shared.report(sent);
+        }
         let result = operation(driver.rnic_mut());
         // Other queue pairs may wait until the packets of this one no longer count against the limit of outstanding
-        // packets.
+        // packets. An acknowledgement that was not sent before leaves now.
         let sent = driver.flush(now_ns);
         shared.report(sent);
         shared.leave_received(driver);
@@ -393,6 +399,7 @@ impl ThreadState {
             waiting: AtomicUsize::new(0),
             logging: AtomicUsize::new(0),
             clock,
+            process: std::process::id(),
             kick: OwnEvent::new()?,
             wakeups: Wakeups::new(),
             polls: AtomicU64::new(0),
@@ -437,6 +444,13 @@ impl ThreadState {
         // If several threads poll at once, some polls are not counted. The missing counts are harmless, since the
         // policy mainly checks whether the number changes.
         self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(polls), Ordering::Relaxed);
+    }
+
+    /// Returns whether the link still belongs to this process. Otherwise the program has closed the descriptors, whose
+    /// numbers may belong to files of its own, or this is a forked child, which has neither sockets nor rings.
+    fn may_receive(&self) -> bool {
+        self.clock.is_virtual()
+            || self.process == std::process::id() && !self.is_abandoned.load(Ordering::Relaxed) && self.kick.is_intact()
     }
 
     /// Drives the engine on behalf of a caller that polls.

@@ -20,7 +20,7 @@ use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::libc;
 use nix::sys::epoll::Epoll;
 use nix::unistd::dup3_raw;
-use sync::{AtomicU32, Ordering};
+use sync::AtomicU32;
 use tally::{Signals, Tally};
 
 /// A descriptor that is readable while a device's queue has asynchronous events, and never writable.

@@ -207,8 +207,8 @@ mod tests {
         let number = lost.count.as_raw_fd();
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
         let other = EventFd::from_flags(flags).unwrap();
-        // SAFETY: the number belongs to the older list, and from now on to the newer one. It is never free in between, so
-        // no other test gets it.
+        // SAFETY: the number belongs to the older list, and from now on to the newer one. It is never free in between,
+        // so no other test gets it.
         let count = unsafe {
             assert_eq!(libc::dup3(other.as_raw_fd(), number, libc::O_CLOEXEC), number);
             EventFd::from_owned_fd(OwnedFd::from_raw_fd(number))
