@@ -165,8 +165,9 @@ int main(int argc, char **argv)
 		return 2;
 	/* The replaced library has a namespace of its own, so neither calls the other. */
 	libraries[0] = dlopen(argv[1], RTLD_NOW);
-	libraries[1] = dlmopen(LM_ID_NEWLM, argv[2], RTLD_NOW);
-	if (!libraries[0] || !libraries[1]) {
+	if (libraries[0])
+		libraries[1] = dlmopen(LM_ID_NEWLM, argv[2], RTLD_NOW);
+	if (!libraries[1]) {
 		fprintf(stderr, "%s\n", dlerror());
 		return 2;
 	}

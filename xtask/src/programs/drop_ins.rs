@@ -23,7 +23,10 @@ pub(super) fn check() -> Result<(), String> {
         let (own, replaced) = (folder.join(name), path_of_system(name)?);
         compare_names(&own, &replaced)?;
         let paths = [own.to_string_lossy(), replaced.to_string_lossy()];
-        start(command(&symbols, &[&paths[0], &paths[1]]))?.finish(PATIENCE).map_err(|why| format!("{name}: {why}"))?;
+        let mut compare = command(&symbols, &[&paths[0], &paths[1]]);
+        // cargo adds its own folders, in which an older library may lie.
+        compare.env_remove("LD_LIBRARY_PATH");
+        start(compare)?.finish(PATIENCE).map_err(|why| format!("{name}: {why}"))?;
     }
     let loader = compile("cc", "loader", &[])?;
     for kind in ["shared", "old"] {
