@@ -19,8 +19,8 @@ const INITIATOR: &str = "iqn.2026-11.test:host";
 const REQUESTS: u8 = 64;
 const BYTES: usize = 128 * 1024;
 
-/// Port of the target over RDMA, free in a network of its own. The program tgt keeps it in a signed variable of 16 bits.
-/// So it cannot listen on the ports above 32767, from which a free port of the system would come.
+/// Port of the target over RDMA, free in a network of its own. The program tgt keeps it in a signed variable of 16
+/// bits. So it cannot listen on the ports above 32767, from which a free port of the system would come.
 const PORT: &str = "3260";
 
 /// Address of the target over TCP, which tgt always has.

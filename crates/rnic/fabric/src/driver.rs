@@ -22,8 +22,8 @@ pub(crate) const BATCH_BYTES: usize = 124 << 10;
 /// acknowledgement may wait for the program's reply, so that both leave together.
 const HOLD_ACKS_BELOW_PACKETS: usize = 8;
 
-/// Maximum number of packets that [`Driver::receive_arrived`] takes, more than the buffers of a link usually hold. Peers
-/// may send faster than the driver receives.
+/// Maximum number of packets that [`Driver::receive_arrived`] takes, more than the buffers of a link usually hold.
+/// Peers may send faster than the driver receives.
 const ARRIVED_PACKETS_MAX: usize = 1 << 16;
 
 /// Number of calls of [`Link::receive`] without a packet after which none waits. A call may find only a message between
