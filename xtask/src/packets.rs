@@ -7,10 +7,12 @@
 //! > opcode=4 psn=17 dqpn=99 imm=0000002a  fields of a request
 //! < opcode=16 psn=17                      fields of a response
 //! acks 1 3                                minimum and maximum number of plain ACKs
+//! renumbered                              a middlebox gives retransmissions new PSNs
 //! ```
 //!
 //! Requests and responses are compared in order, separately for each direction. Retransmissions do not count, since
-//! their number depends on the machine.
+//! their number depends on the machine. They are copies of earlier packets. In a renumbered capture, they are packets
+//! that match an earlier line instead of the next one.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -168,7 +170,12 @@ fn compare(expected: &str, packets: &[Packet]) -> Result<(), String> {
     let mut requester = "";
     let (mut requests, mut responses) = (Vec::new(), Vec::new());
     let (mut least_acks, mut most_acks) = (0, 0);
+    let mut is_renumbered = false;
     for line in expected.lines() {
+        if line == "renumbered" {
+            is_renumbered = true;
+            continue;
+        }
         match line.split_once(' ') {
             Some(("requester", address)) => requester = address,
             Some((">", fields)) => requests.push(fields),
@@ -187,8 +194,8 @@ fn compare(expected: &str, packets: &[Packet]) -> Result<(), String> {
     let others = || packets.iter().filter(|packet| !packet.is_plain_ack());
     let sent = distinct(others().filter(|packet| packet.source == requester));
     let received = distinct(others().filter(|packet| packet.source != requester));
-    compare_rows("request", &requests, &sent)?;
-    compare_rows("response", &responses, &received)
+    compare_rows("request", &requests, &sent, is_renumbered)?;
+    compare_rows("response", &responses, &received, is_renumbered)
 }
 
 /// Returns the packets, without copies of earlier packets.
@@ -197,19 +204,35 @@ fn distinct<'a>(packets: impl Iterator<Item = &'a Packet>) -> Vec<&'a Packet> {
     packets.filter(|packet| seen.insert((packet.source.as_str(), packet.values.as_slice()))).collect()
 }
 
-fn compare_rows(what: &str, expected: &[&str], found: &[&Packet]) -> Result<(), String> {
-    for (index, (fields, packet)) in expected.iter().zip(found).enumerate() {
-        for field in fields.split_whitespace() {
-            let (name, value) = field.split_once('=').unwrap_or((field, ""));
-            let found = packet.value(name);
-            let same = value == found || number(value).is_some_and(|value| number(found) == Some(value));
-            if !same {
-                return Err(format!("{what} {index}: {name} is {found:?}, expected {value} (of {fields})"));
+fn compare_rows(what: &str, expected: &[&str], found: &[&Packet], is_renumbered: bool) -> Result<(), String> {
+    let mut index = 0;
+    for packet in found {
+        let Some(row) = expected.get(index) else {
+            if is_renumbered && expected.iter().any(|row| matches(row, packet).is_ok()) {
+                continue;
             }
+            return Err(format!("{} different {what}s, expected {}", found.len(), expected.len()));
+        };
+        match matches(row, packet) {
+            Ok(()) => index += 1,
+            Err(_) if is_renumbered && expected[..index].iter().any(|row| matches(row, packet).is_ok()) => {}
+            Err(why) => return Err(format!("{what} {index}: {why}")),
         }
     }
-    if expected.len() != found.len() {
-        return Err(format!("{} different {what}s, expected {}", found.len(), expected.len()));
+    if index < expected.len() {
+        return Err(format!("{index} of {} different {what}s", expected.len()));
+    }
+    Ok(())
+}
+
+/// Compares the fields of a packet with a line of expectations. The error names the first field that differs.
+fn matches(fields: &str, packet: &Packet) -> Result<(), String> {
+    for field in fields.split_whitespace() {
+        let (name, value) = field.split_once('=').unwrap_or((field, ""));
+        let found = packet.value(name);
+        if value != found && number(value).is_none_or(|value| number(found) != Some(value)) {
+            return Err(format!("{name} is {found:?}, expected {value} (of {fields})"));
+        }
     }
     Ok(())
 }
@@ -223,5 +246,39 @@ pub(crate) fn number(text: &str) -> Option<u64> {
             Some(digits) => u64::from_str_radix(digits, 16).ok(),
             None => text.parse().ok(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns packets with these sources, opcodes and PSNs.
+    fn packets(rows: &[(&str, &str, &str)]) -> Vec<Packet> {
+        let packet = |&(source, opcode, psn): &(&str, &str, &str)| {
+            let mut values = vec![String::new(); FIELDS.len()];
+            (values[0], values[1]) = (opcode.to_owned(), psn.to_owned());
+            Packet { source: source.to_owned(), values }
+        };
+        rows.iter().map(packet).collect()
+    }
+
+    #[test]
+    fn retransmissions_do_not_count() {
+        const EXPECTED: &str = "requester a\n> opcode=12\n> opcode=19\n< opcode=12\n< opcode=16\n< opcode=19\n";
+        let renumbered = format!("{EXPECTED}renumbered\n");
+        let once = [("a", "12", "1"), ("b", "12", "7"), ("b", "16", "7"), ("a", "19", "2"), ("b", "19", "8")];
+        let copied = [&once[..3], &[("a", "12", "1"), ("b", "16", "7")], &once[3..]].concat();
+        let again = [&once[..3], &[("b", "12", "8"), ("b", "16", "8")], &once[3..4], &[("b", "19", "9")]].concat();
+        let late = [&once[..], &[("b", "16", "9")]].concat();
+        for (rows, plainly) in [(&once[..], true), (&copied, true), (&again, false), (&late, false)] {
+            assert_eq!(compare(EXPECTED, &packets(rows)).is_ok(), plainly, "{rows:?}");
+            assert_eq!(compare(&renumbered, &packets(rows)), Ok(()), "{rows:?}");
+        }
+        for wrong in [&once[..4], &once[1..], &[&once[..2], &[("b", "18", "7")], &once[3..]].concat()] {
+            for expected in [EXPECTED, &renumbered] {
+                compare(expected, &packets(wrong)).expect_err("a packet is missing or wrong");
+            }
+        }
     }
 }

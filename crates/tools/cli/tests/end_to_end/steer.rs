@@ -203,7 +203,7 @@ fn the_box_serves_a_client_and_captures_both_sides() {
             opcodes.iter().for_each(|opcode| expected += &format!("< opcode={opcode}\n"));
         }
         // The numbers of acknowledgements of WRITEs, and of CASes that the box sent as WRITEs.
-        expected += "acks 4 12\n";
+        expected += "acks 4 12\nrenumbered\n";
         std::fs::write(path.with_extension("expected"), expected).expect("a writable directory");
     }
 }
