@@ -107,6 +107,12 @@ impl World {
         self.take();
     }
 
+    /// Lingers and then takes no entry.
+    fn linger_in_vain(&self) {
+        self.tally.linger();
+        self.tally.end_lingering_in_vain();
+    }
+
     /// Sleeps and then takes no entry, as a cancelled thread does.
     fn sleep_in_vain(&self, is_interrupted: bool) {
         let word = self.tally.begin();
@@ -177,10 +183,7 @@ fn a_thread_that_lingers_takes_the_entry() {
 #[test]
 fn a_thread_that_lingers_leaves_the_entry_to_another_thread() {
     check(|world| {
-        let lingerer = spawn(world, |world| {
-            world.tally.linger();
-            world.tally.end_lingering_in_vain();
-        });
+        let lingerer = spawn(world, World::linger_in_vain);
         let sleeper = spawn(world, World::take);
         world.add();
         lingerer.join().unwrap();
@@ -191,10 +194,7 @@ fn a_thread_that_lingers_leaves_the_entry_to_another_thread() {
 #[test]
 fn the_descriptor_counts_an_entry_that_a_lingering_thread_does_not_take() {
     check(|world| {
-        let lingerer = spawn(world, |world| {
-            world.tally.linger();
-            world.tally.end_lingering_in_vain();
-        });
+        let lingerer = spawn(world, World::linger_in_vain);
         world.add();
         lingerer.join().unwrap();
     });
