@@ -208,10 +208,11 @@ impl DrivenRnic {
     /// would fail although their messages have arrived. Posted requests that wait to be sent may leave too.
     pub fn end<R>(&self, operation: impl FnOnce(&mut Rnic) -> R) -> R {
         let shared = &self.shared;
+        let may_receive = shared.may_receive(); // takes several system calls, so not below the lock
         let mut driver = shared.lock();
         let now_ns = shared.now_ns();
         shared.note_held_acks(driver.rnic(), now_ns);
-        if shared.may_receive() {
+        if may_receive {
             let arrived = driver.receive_arrived(now_ns);
             shared.report(arrived);
             let sent = driver.flush(now_ns);
