@@ -3,7 +3,8 @@
 `PROGRAM server PORT` offers memory, and `PROGRAM client PORT WAY` writes and reads it. Both compare all bytes. The ways
 are `data`, and `killed`: the client then writes until the server is gone, and expects an error of the library. Both ends
 describe themselves over a TCP connection on loopback. With the way `failover`, the port of the client's first device
-goes down in the middle, and the client continues.
+goes down in the middle, and the client continues. With the way `speed`, the client prints the time of small writes and
+the throughput of large ones.
 """
 
 import json
@@ -18,6 +19,12 @@ ROUNDS = 5
 
 # Bytes of memory that each end registers.
 MEMORY = 1 << 20
+
+# Sizes of measured writes: one whose time counts, and one whose throughput counts.
+SMALL, LARGE = 8, MEMORY
+
+# Seconds of a measurement, and of the same writes before it.
+MEASURED, WARM_UP = 0.6, 0.2
 
 # Seconds after which a step counts as hanging. No step takes this long, even on a busy machine.
 PATIENCE = 120
@@ -137,12 +144,46 @@ def through_failover(control, memory, write):
             sys.exit("the port does not go down, or the transfers do not end")
 
 
+class Stopwatch:
+    """Mean time in seconds of the rounds of a loop, after a warm-up."""
+
+    def rounds(self):
+        for seconds in (WARM_UP, MEASURED):
+            count, begun = 0, time.perf_counter()
+            while (elapsed := time.perf_counter() - begun) < seconds:
+                yield
+                count += 1
+        self.mean = elapsed / count
+
+
+def print_speed(small, of_small, of_large):
+    """Prints the time of a write of `small`, such as "8 B", and the throughput. Both times are in seconds."""
+    print(f"one write, {small}: {of_small * 1e6:.2f} us", flush=True)
+    print(f"writes, 1 MiB: {LARGE / of_large / 1e6:.0f} MB/s", flush=True)
+
+
+def measure(control, memory, write):
+    """Measures writes of both sizes, each one after the other. Compares the bytes of the last one of each size."""
+    means = []
+    for seed, length in enumerate((SMALL, LARGE), 1):
+        memory[:length] = pattern(seed, length)
+        stopwatch = Stopwatch()
+        for _ in stopwatch.rounds():
+            write(length)
+        means.append(stopwatch.mean)
+        if control.ask("compare", seed, length) is not True:
+            sys.exit(f"the server has wrong bytes after writes of {length} B")
+    print_speed("8 B", *means)
+
+
 def run_client(way, control, memory, write, read):
     if way == "killed":
         until_killed(control, write)
         return
     if way == "failover":
         through_failover(control, memory, write)
+    elif way == "speed":
+        measure(control, memory, write)
     else:
         compare_all(control, memory, write, read)
     control.ask("end")

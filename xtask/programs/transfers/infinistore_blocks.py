@@ -1,4 +1,5 @@
-"""Blocks in an InfiniStore server, which reads the client's memory and writes to it by RDMA."""
+"""Blocks in an InfiniStore server, which reads the client's memory and writes to it by RDMA. A last argument `tcp`
+selects TCP for the client."""
 
 import asyncio
 import ctypes
@@ -57,12 +58,12 @@ def serve(port):
 class Client:
     """A connection with two regions: blocks are written from the first one, and read into the second one."""
 
-    def __init__(self, service):
+    def __init__(self, service, kind):
         config = infinistore.ClientConfig(
             host_addr="127.0.0.1",
             service_port=service,
             log_level="error",
-            connection_type=infinistore.TYPE_RDMA,
+            connection_type=kind,
             dev_name="doorbell0",
             link_type=infinistore.LINK_ETHERNET,
         )
@@ -70,7 +71,7 @@ class Client:
         self.connection.connect()
         self.regions = [ctypes.create_string_buffer(BLOCK * BLOCKS) for _ in range(2)]
         self.written, self.read = (memoryview(region).cast("B") for region in self.regions)
-        for region in self.regions:
+        for region in self.regions if kind == infinistore.TYPE_RDMA else []:
             self.connection.register_mr(ctypes.addressof(region), BLOCK * BLOCKS)
 
     async def transfer(self, call, region, name, count, patience=common.PATIENCE):
@@ -88,6 +89,30 @@ class Client:
             if self.read[: count * BLOCK] != self.written[: count * BLOCK]:
                 sys.exit(f"wrong bytes after round {seed}")
 
+    async def write_block(self, length):
+        if self.connection.rdma_connected:
+            await self.connection.rdma_write_cache_async([("block", 0)], length, ctypes.addressof(self.regions[0]))
+        else:
+            self.connection.tcp_write_cache("block", ctypes.addressof(self.regions[0]), length)
+
+    async def read_block(self, length):
+        if not self.connection.rdma_connected:
+            return bytes(self.connection.tcp_read_cache("block"))
+        await self.connection.rdma_read_cache_async([("block", 0)], length, ctypes.addressof(self.regions[1]))
+        return bytes(self.read[:length])
+
+    async def measure(self):
+        means = []
+        for seed, length in enumerate((BLOCK, common.LARGE)):
+            self.written[:length] = common.pattern(seed, length)
+            stopwatch = common.Stopwatch()
+            for _ in stopwatch.rounds():
+                await self.write_block(length)
+            means.append(stopwatch.mean)
+            if await self.read_block(length) != self.written[:length]:
+                sys.exit(f"wrong bytes after writes of {length} B")
+        common.print_speed("16 KiB", *means)
+
     async def write_until_error(self):
         # The library prints a failed completion, but leaves the caller waiting. So only a limit ends the call.
         for number in itertools.count():
@@ -99,11 +124,12 @@ def main():
     if role == "server":
         serve(port)
     control = common.Control.connect(port)
-    client = Client(control.receive())
+    kind = infinistore.TYPE_TCP if "tcp" in sys.argv[4:] else infinistore.TYPE_RDMA
+    client = Client(control.receive(), kind)
     if sys.argv[3] == "killed":
         common.until_killed(control, lambda _: asyncio.run(client.write_until_error()))
     else:
-        asyncio.run(client.compare_all())
+        asyncio.run(client.measure() if sys.argv[3] == "speed" else client.compare_all())
         control.ask("end")
         print("all bytes are right", flush=True)
     os._exit(0)  # the destructor of a connection waits for its server

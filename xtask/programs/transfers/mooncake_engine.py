@@ -1,4 +1,5 @@
-"""Transfers through the Mooncake Transfer Engine, which opens libibverbs by dlopen."""
+"""Transfers through the Mooncake Transfer Engine, which opens libibverbs by dlopen. A last argument `tcp` selects its
+transport over TCP."""
 
 import ctypes
 import os
@@ -14,11 +15,11 @@ HOST = "127.0.0.1"
 class End:
     """An engine, and registered memory."""
 
-    def __init__(self):
+    def __init__(self, protocol):
         self.engine = TransferEngine()
-        devices = ",".join(sorted(os.listdir("/sys/class/infiniband")))
+        devices = ",".join(sorted(os.listdir("/sys/class/infiniband"))) if protocol == "rdma" else ""
         # Without a metadata server, the engines find each other by their addresses.
-        if self.engine.initialize(HOST, "P2PHANDSHAKE", "rdma", devices) != 0:
+        if self.engine.initialize(HOST, "P2PHANDSHAKE", protocol, devices) != 0:
             sys.exit("the engine does not start")
         self.store = ctypes.create_string_buffer(common.MEMORY)
         self.memory = memoryview(self.store).cast("B")
@@ -37,7 +38,7 @@ class End:
 def main():
     role, port = sys.argv[1], int(sys.argv[2])
     control = common.Control.accept(port) if role == "server" else common.Control.connect(port)
-    end = End()
+    end = End(sys.argv[4] if len(sys.argv) > 4 else "rdma")
     control.send(end.describe())
     other = control.receive()
     if role == "server":

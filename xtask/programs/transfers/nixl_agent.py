@@ -1,6 +1,7 @@
 """Transfers through NIXL, whose wheel brings a UCX and a renamed libibverbs of its own."""
 
 import ctypes
+import os
 import sys
 
 from nixl_cu12._api import nixl_agent, nixl_agent_config
@@ -53,6 +54,8 @@ def main():
         write = lambda length: end.transfer("WRITE", length)
         read = lambda length: end.transfer("READ", length)
         common.run_client(sys.argv[3], control, end.memory, write, read)
+    if sys.argv[3] == "speed":
+        os._exit(0)  # over TCP, the end of an agent crashes
 
 
 main()

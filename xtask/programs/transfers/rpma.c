@@ -1,6 +1,7 @@
 /* Two processes that move bytes through librpma: `rpma server PORT` offers memory, and `rpma client PORT WAY` writes
- * and reads it. Both compare all bytes. The ways are `data`, and `killed`: the client then writes until the server is
- * gone, and expects an error. */
+ * and reads it. Both compare all bytes. The ways are `data`, `speed` and `killed`. With `speed`, the client prints the
+ * time of small writes and the throughput of large ones. With `killed`, it writes until the server is gone, and expects
+ * an error. */
 #include <infiniband/verbs.h>
 #include <librpma.h>
 #include <stddef.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define CHECK(x)                                                                    \
 	do {                                                                        \
@@ -215,6 +217,43 @@ static void write_word(struct rpma_mr_remote *remote)
 	CHECK(memcmp(own->bytes, word, sizeof(word)) == 0);
 }
 
+static double now(void)
+{
+	struct timespec time;
+
+	CHECK(clock_gettime(CLOCK_MONOTONIC, &time) == 0);
+	return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+/* Seconds of a measurement, and of the same writes before it. */
+#define MEASURED 0.6
+#define WARM_UP 0.2
+
+/* Returns the mean time in seconds of writes, each one after the other. */
+static double seconds_per_write(struct rpma_mr_remote *remote, uint32_t seed, uint32_t length)
+{
+	const double limits[] = { WARM_UP, MEASURED };
+	double took = 0;
+	int count = 1;
+
+	fill(seed, length);
+	for (size_t i = 0; i < COUNT(limits); i++) {
+		const double begun = now();
+
+		for (count = 0; (took = now() - begun) < limits[i]; count++) {
+			struct ibv_wc wc;
+			int result;
+
+			CHECK(rpma_write(connection, remote, 0, local, 0, length, RPMA_F_COMPLETION_ALWAYS, NULL) == 0);
+			while ((result = rpma_cq_get_wc(queue, 1, &wc, NULL)) == RPMA_E_NO_COMPLETION)
+				continue;
+			CHECK(result == 0 && wc.status == IBV_WC_SUCCESS);
+		}
+	}
+	ask(COMPARE_AND_FILL, seed, length);
+	return took / count;
+}
+
 static void run_client(const char *port, const char *way)
 {
 	struct rpma_conn_private_data description;
@@ -236,10 +275,17 @@ static void run_client(const char *port, const char *way)
 		until_killed(remote);
 		return;
 	}
-	for (int round = 0; round < ROUNDS; round++)
-		for (size_t i = 0; i < COUNT(SIZES); i++, seed += 2)
-			write_and_read(remote, seed, SIZES[i]);
-	write_word(remote);
+	if (strcmp(way, "speed") == 0) {
+		double small = seconds_per_write(remote, 0, 8);
+		double large = seconds_per_write(remote, 2, MEMORY);
+
+		printf("one write, 8 B: %.2f us\nwrites, 1 MiB: %.0f MB/s\n", small * 1e6, MEMORY / large / 1e6);
+	} else {
+		for (int round = 0; round < ROUNDS; round++)
+			for (size_t i = 0; i < COUNT(SIZES); i++, seed += 2)
+				write_and_read(remote, seed, SIZES[i]);
+		write_word(remote);
+	}
 	ask(END, 0, 0);
 	CHECK(rpma_conn_disconnect(connection) == 0);
 	expect_event(RPMA_CONN_CLOSED);
