@@ -210,6 +210,7 @@ pub(super) const ROWS: &[Row] = &[
     ucx!("tagged messages over `rc_verbs`, 1 MiB", "rc_v", "-t tag_bw -s 1048576 -n 1000 -w 50", UCX_RATE),
     ucx!("put over `rc_verbs`, 64 KiB", "rc_v", "-t ucp_put_bw -s 65536 -n 5000 -w 100", UCX_RATE),
     ucx!("tagged messages over `ud_verbs`, 16 B, one at a time", "ud_verbs", "-t tag_lat -s 16 -n 5000 -w 1000", UCX_TIME),
+    ucx!("tagged messages over `ud_verbs`, 1 MiB", "ud_verbs", "-t tag_bw -s 1048576 -n 500 -w 50", UCX_RATE),
     of_open_mpi(
         "Open MPI over UCX",
         "env UCX_TLS=rc_v doorbell run -- mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ucx \\\n    \
