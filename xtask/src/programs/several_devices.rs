@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
-use super::transfers::{RIGHT, Way, build, each_way, expect, pair, python, with_script, with_ucx};
+use super::transfers::{RIGHT, Source, Way, each_way, expect, pair, python, with_script, with_ucx};
 use super::{PATIENCE, Started, doorbell, on_doorbell, start};
 use crate::shell::{command, output_of, root};
 use crate::test::StepEnd;
@@ -33,7 +33,7 @@ pub(crate) fn all() -> StepEnd {
 
 fn of_debian() -> Result<(), String> {
     let contexts = root().join("xtask/programs/two_contexts.py").to_string_lossy().into_owned();
-    let data = build("cc", "ucx.c", &["-lucp", "-lucs", "-lpthread"])?;
+    let data = Source { compiler: "cc", file: "ucx.c", options: &["-lucp", "-lucs", "-lpthread"] }.build()?;
     // These programs have both ends in one command, so no run kills an end.
     for way in [Way::Plain, Way::Loss] {
         let options = [&TWO[..], way.options()].concat();
@@ -63,7 +63,7 @@ fn with_rails(program: Command) -> Command {
 /// Takes the port of a UCX program's first device down. UCX reports an error, and the program continues on a new
 /// context, which uses the other device.
 fn ucx_fails_over() -> Result<(), String> {
-    let program = build("cc", "ucx_failover.c", &["-lucp", "-lucs"])?;
+    let program = Source { compiler: "cc", file: "ucx_failover.c", options: &["-lucp", "-lucs"] }.build()?;
     let mut program = start(with_rails(on_doorbell(&TWO, &[&program])))?;
     take_down_when_ready(&mut program)?;
     let said = expect(program.finish(PATIENCE)?, "messages are right")?;

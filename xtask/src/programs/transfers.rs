@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::{PATIENCE, Started, on_doorbell, ports, start, ucx};
@@ -38,6 +39,24 @@ const GONE: &str = "the peer is gone: ";
 /// Time for which a client writes before its server is killed.
 pub(super) const SOME_TRANSFERS: Duration = Duration::from_millis(300);
 
+/// Source of a program of this repository.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    pub(super) compiler: &'static str,
+    /// Path below `xtask/programs`.
+    pub(super) file: &'static str,
+    /// Options of the compiler, after the name of the file.
+    pub(super) options: &'static [&'static str],
+}
+
+/// Both ends of transfers through gloo.
+pub(super) const GLOO: Source =
+    Source { compiler: "c++", file: "transfers/gloo.cc", options: &["-std=c++17", "-lgloo", "-libverbs"] };
+
+/// Both ends of transfers through librpma.
+pub(super) const LIBRPMA: Source =
+    Source { compiler: "cc", file: "transfers/rpma.c", options: &["-lrpma", "-libverbs"] };
+
 /// Surroundings of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
@@ -65,11 +84,11 @@ impl Way {
 /// Runs the programs of Debian.
 pub(crate) fn of_debian() -> Result<(), String> {
     peers::install_for_transfers()?;
-    let gloo = build("c++", "transfers/gloo.cc", &["-std=c++17", "-lgloo", "-libverbs"])?;
+    let gloo = GLOO.build()?;
     each_way("gloo", |way| pair_of_gloo(&gloo, way))?;
-    let rpma = build("cc", "transfers/rpma.c", &["-lrpma", "-libverbs"])?;
+    let rpma = LIBRPMA.build()?;
     each_way("librpma", |way| pair_of_librpma(&rpma, way))?;
-    let mpi = build("mpicc.mpich", "mpi.c", &[])?;
+    let mpi = Source { compiler: "mpicc.mpich", file: "mpi.c", options: &[] }.build()?;
     each_way("MPICH, 2 ranks", |way| ranks(&mpi, "2", way))?;
     each_way("MPICH, 4 ranks", |way| ranks(&mpi, "4", way))
 }
@@ -99,19 +118,26 @@ pub(super) fn each_way(name: &str, run: impl Fn(Way) -> Result<(), String>) -> R
     Ok(())
 }
 
-/// Compiles a program of this repository, and returns its path.
-pub(super) fn build(compiler: &str, source: &str, options: &[&str]) -> Result<String, String> {
-    let source = root().join("xtask/programs").join(source).to_string_lossy().into_owned();
-    let program = place::own_file("transfer").to_string_lossy().into_owned();
-    let arguments = ["-O1", "-Wall", "-Wextra", "-Werror", "-o", &program, &source];
-    run(command(compiler, &[&arguments[..], options].concat()))?;
-    Ok(program)
+impl Source {
+    /// Compiles the program, and returns its path.
+    pub(super) fn build(&self) -> Result<String, String> {
+        let source = root().join("xtask/programs").join(self.file).to_string_lossy().into_owned();
+        let program = place::own_file("transfer").to_string_lossy().into_owned();
+        let arguments = ["-O1", "-Wall", "-Wextra", "-Werror", "-o", &program, &source];
+        run(command(self.compiler, &[&arguments[..], self.options].concat()))?;
+        Ok(program)
+    }
 }
 
-/// Installs the packages of PyPI, if they are missing, and returns the path of a Python interpreter that has them.
+/// Installs the packages of PyPI, if they are missing, and returns the path of a Python interpreter that has them. Only
+/// the first call runs pip.
 pub(super) fn python() -> Result<String, String> {
-    let python = peers::python_with("wheels", &[&WHEELS, &WITHOUT_DEPENDENCIES])?;
-    Ok(python.to_string_lossy().into_owned())
+    static PYTHON: OnceLock<Result<String, String>> = OnceLock::new();
+    let python = PYTHON.get_or_init(|| {
+        let python = peers::python_with("wheels", &[&WHEELS, &WITHOUT_DEPENDENCIES])?;
+        Ok(python.to_string_lossy().into_owned())
+    });
+    python.clone()
 }
 
 fn pair_of_gloo(program: &str, way: Way) -> Result<(), String> {
