@@ -167,12 +167,14 @@ pub(crate) fn programs(only: &[String]) -> ExitCode {
     let mut names = BTreeSet::new();
     let mut report = Report::new();
     for name in only {
-        match WHOLE.iter().find(|(word, _)| word.eq_ignore_ascii_case(name)) {
-            Some((_, steps)) => names.extend(steps.iter().copied()),
-            None => {
-                names.insert(if pages.contains(&name.as_str()) { steps::PAGE } else { steps::OWN });
-                report.only.push(name.clone());
-            }
+        let whole = WHOLE.iter().find(|(word, _)| word.eq_ignore_ascii_case(name));
+        names.extend(whole.into_iter().flat_map(|(_, steps)| steps.iter().copied()));
+        if let Some(page) = pages.iter().find(|page| page.eq_ignore_ascii_case(name)) {
+            names.insert(steps::PAGE);
+            report.only.push((*page).to_owned());
+        } else if whole.is_none() {
+            names.insert(steps::OWN);
+            report.only.push(name.clone());
         }
     }
     let mut steps = steps::of(Group::Programs);

@@ -8,13 +8,15 @@ mod rows;
 mod text;
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::ports::{PORT_PATIENCE, is_taken, wait_until_listening};
+use super::transfers::{Source, python};
 use super::{NO_CLOCK, OTHER_TRIES, Started, built, start};
-use crate::shell::{command, output_of, root};
+use crate::shell::root;
 use crate::{peers, place};
 
 pub(crate) use read::Read;
@@ -39,7 +41,20 @@ pub(crate) struct Row {
     pub(crate) words: &'static [&'static str],
     /// Function that controls the run, if the programs do not end by themselves.
     pub(crate) drive: Option<Drive>,
+    pub(crate) needs: Needs,
+    /// Whether [`check`] runs the row only if its program is named, because the row takes long or needs PyPI.
+    pub(crate) apart: bool,
     pub(crate) figures: &'static [Figure],
+}
+
+/// Files that a row needs beside the programs of Debian.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Needs {
+    Nothing,
+    /// A program of this repository, in the folder of the run. Its name is that of the source without extension.
+    Program(Source),
+    /// The folder `xtask/programs/transfers`, under the name `transfers`, and a `python` with the packages of PyPI.
+    Scripts,
 }
 
 /// Commands of a server and a client, as a user types them in two terminals. A program without a server has only the
@@ -114,12 +129,14 @@ pub(crate) fn names() -> Vec<&'static str> {
     names
 }
 
-/// Runs the rows of the programs in `only`, or all rows. Each row must succeed, pass its checks, and print its figures.
+/// Runs the rows of the programs in `only`, or all rows but those apart. Each row must succeed, pass its checks, and
+/// print its figures.
 pub(crate) fn check(only: &[&str]) -> Result<(), String> {
     peers::install_for_page()?;
+    peers::install_for_transfers()?;
     let mut failures = Vec::new();
     let mut count = 0;
-    for row in rows().filter(|row| only.is_empty() || only.contains(&row.program)) {
+    for row in rows().filter(|row| row.is_selected(only)) {
         count += 1;
         let begun = Instant::now();
         let outcome = row
@@ -137,6 +154,11 @@ pub(crate) fn check(only: &[&str]) -> Result<(), String> {
 }
 
 impl Row {
+    /// Returns whether [`check`] runs the row, with these names of programs.
+    fn is_selected(&self, only: &[&str]) -> bool {
+        if only.is_empty() { !self.apart } else { only.contains(&self.program) }
+    }
+
     /// Runs the row, and returns the output of its programs.
     fn run(&self, commands: &Commands, explain: bool) -> Result<String, String> {
         let mut result = self.run_once(commands, explain);
@@ -156,7 +178,8 @@ impl Row {
     }
 
     fn run_once(&self, commands: &Commands, explain: bool) -> Result<String, String> {
-        let run = Run { commands, folder: fresh_folder()?, explain };
+        let folder = fresh_folder()?;
+        let run = Run { commands, path: self.needs.provide(&folder)?, folder, explain };
         let said = match self.drive {
             Some(drive) => drive(&run)?,
             None => run.to_its_end()?,
@@ -190,6 +213,8 @@ impl Figure {
 /// A run of a row's commands, in a new folder.
 pub(crate) struct Run<'a> {
     commands: &'a Commands,
+    /// The variable `PATH` of the commands.
+    path: String,
     pub(crate) folder: PathBuf,
     explain: bool,
 }
@@ -213,7 +238,8 @@ impl Run<'_> {
         let mut shell = Command::new("sh");
         // `exec` replaces the shell by the program, so dropping the handle kills the program itself.
         shell.args(["-c", &format!("exec {line}")]).current_dir(&self.folder);
-        shell.env("PATH", format!("{}:{}", built().display(), std::env::var("PATH").unwrap_or_default()));
+        // Without the variable of Python, scripts would write compiled files beside their sources.
+        shell.envs([("PATH", self.path.as_str()), ("PYTHONDONTWRITEBYTECODE", "1")]);
         if self.explain {
             shell.env("DOORBELL_LOG", "debug");
         }
@@ -239,12 +265,31 @@ impl Run<'_> {
     }
 }
 
-/// Compiles `mpi_speed.c` into the folder of the run, and runs the row's command, which starts the compiled program.
-fn mpi(run: &Run<'_>) -> Result<String, String> {
-    let program = run.folder.join("mpi_speed").to_string_lossy().into_owned();
-    let source = root().join("xtask/programs/mpi_speed.c").to_string_lossy().into_owned();
-    output_of(command("mpicc", &["-O1", "-Wall", "-Wextra", "-Werror", "-o", &program, &source]))?;
-    run.to_its_end()
+impl Needs {
+    /// Puts the files into the folder of a run, and returns the variable `PATH` of its commands.
+    fn provide(self, folder: &Path) -> Result<String, String> {
+        let mut path = vec![built()];
+        match self {
+            Self::Nothing => {}
+            Self::Program(source) => {
+                let name = Path::new(source.file).file_stem().unwrap_or_default();
+                // Each program is compiled only for its first run.
+                let kept = place::own().join(format!("{}-{}", source.compiler, name.display()));
+                if !kept.exists() {
+                    place::publish(Path::new(&source.build()?), &kept)?;
+                }
+                place::link(&kept, &folder.join(name))?;
+            }
+            Self::Scripts => {
+                path.extend(Path::new(&python()?).parent().map(Path::to_owned));
+                let (from, to) = (root().join("xtask/programs/transfers"), folder.join("transfers"));
+                symlink(from, &to).map_err(|error| format!("{} could not be made: {error}", to.display()))?;
+            }
+        }
+        path.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+        let path = std::env::join_paths(path).map_err(|error| format!("PATH: {error}"))?;
+        Ok(path.to_string_lossy().into_owned())
+    }
 }
 
 /// Creates an empty folder.

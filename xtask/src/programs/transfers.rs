@@ -140,6 +140,12 @@ pub(super) fn python() -> Result<String, String> {
     python.clone()
 }
 
+/// Returns the packages of PyPI with their versions: `numpy 2.4.6`.
+pub(super) fn wheels() -> impl Iterator<Item = String> {
+    let all = WHEELS.iter().chain(&WITHOUT_DEPENDENCIES);
+    all.filter_map(|package| package.split_once("==")).map(|(name, version)| format!("{name} {version}"))
+}
+
 fn pair_of_gloo(program: &str, way: Way) -> Result<(), String> {
     // Both ranks find each other by files in this folder.
     let folder = place::own_file("gloo");

@@ -192,5 +192,11 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
         near(Read::MegabitsPerSecond("mbps "), "mbps 901.5\n", 901.5e6 / 8.0);
         near(Read::Line("one way, 8 B: "), "one way, 8 B: 5.25 us\nping-pong", 5.25e-6);
         near(Read::Line("ping-pong, 1 MiB: "), "ping-pong, 1 MiB: 186 MB/s\n", 1.86e8);
+        // Libraries print lines of their own before.
+        let writes =
+            "I1127 engine.cpp:492] transferSync\none write, 8 B: 22.35 us\nwrites, 1 MiB: 3982 MB/s\nall bytes\n";
+        near(Read::Line("one write, 8 B: "), writes, 22.35e-6);
+        near(Read::Line("writes, 1 MiB: "), writes, 3.982e9);
+        assert_eq!(Read::Line("one write, 16 KiB: ").find(writes), None);
     }
 }

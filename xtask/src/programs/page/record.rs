@@ -6,12 +6,15 @@ use serde_json::{Value, json};
 
 use super::{Row, Unit, page, read_text, rows, text, write_text};
 use crate::figures::{Ratio, spread};
-use crate::programs::build;
 use crate::programs::compare::{cpus, kernel, load};
+use crate::programs::{build, transfers};
 use crate::shell::{command, output_of, root};
 use crate::{peers, place};
 
 const SCHEMA: &str = "doorbell-programs/2";
+
+/// Packages of Debian with the libraries of the rows that run programs of this repository.
+const LIBRARIES: [&str; 3] = ["libgloo0", "librpma0", "mpich"];
 
 /// Schema of records whose rates of fio include the sleep of its client.
 const SCHEMA_WITH_SLEEP: &str = "doorbell-programs/1";
@@ -28,6 +31,8 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
         format!("--out {}: must be below {}, because the page names the file", out.display(), root().display())
     })?;
     peers::install_for_page()?;
+    peers::install_for_transfers()?;
+    transfers::python().map_err(|why| format!("packages of PyPI cannot be installed: {why}"))?;
     build()?;
     let _alone = place::measuring()?;
     let load_before = load();
@@ -44,6 +49,7 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
         "load_before": load_before,
         "load_after": load(),
         "versions": versions(),
+        "wheels": transfers::wheels().collect::<Vec<_>>(),
         "rounds": rounds,
         "rows": measured.iter().flat_map(Measured::records).collect::<Vec<_>>(),
     });
@@ -104,7 +110,8 @@ fn versions() -> Value {
         let query = command("dpkg-query", &["--show", "--showformat", "${Version}", package]);
         output_of(query).map_or(Value::Null, |text| text.trim().into())
     };
-    peers::FOR_PAGE.iter().map(|&(package, _)| (package.to_owned(), version(package))).collect()
+    let packages = peers::FOR_PAGE.iter().map(|&(package, _)| package).chain(LIBRARIES);
+    packages.map(|package| (package.to_owned(), version(package))).collect()
 }
 
 /// A stored record of figures.
@@ -167,6 +174,13 @@ impl Record {
         let known = versions.into_iter().flatten().filter_map(|(name, version)| Some((name, version.as_str()?)));
         known.map(|(name, version)| format!("{name} {version}")).collect::<Vec<_>>().join(", ")
     }
+
+    /// Returns a part of a sentence with the packages of PyPI, if the record has them.
+    pub(super) fn wheels(&self) -> String {
+        let names: Vec<&str> =
+            self.value["wheels"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        if names.is_empty() { String::new() } else { format!("; those of PyPI are {}", names.join(", ")) }
+    }
 }
 
 #[cfg(test)]
@@ -187,5 +201,13 @@ mod tests {
         let ratio = Ratio { median: 2.0, interval: None };
         assert_eq!(medians, Some(Medians { ours: 6.0, tcp: Some(2.0), ratio: Some(ratio) }));
         assert_eq!(record.medians(row, "something else", figure.unit), None);
+    }
+
+    #[test]
+    fn a_record_names_packages_of_pypi_if_it_has_them() {
+        let record = |value| Record { path: PathBuf::new(), value };
+        assert_eq!(record(json!({})).wheels(), "");
+        let both = json!({"wheels": ["ibverbs 1.2", "numpy 3.4"]});
+        assert_eq!(record(both).wheels(), "; those of PyPI are ibverbs 1.2, numpy 3.4");
     }
 }

@@ -4,11 +4,23 @@ use super::Read::{
     Fio, Line, MegabitsPerSecond, Milliseconds, PerftestRate, PerftestTime, PingpongRate, PingpongTime, Qperf,
     UcxMessages, UcxRate, UcxTime,
 };
-use super::{Commands, Drive, Figure, Read, Row, Unit, mpi};
+use super::{Commands, Drive, Figure, Needs, Read, Row, Unit};
 use crate::programs::qemu;
+use crate::programs::transfers::{GLOO, LIBRPMA, RIGHT, Source};
 
 const fn row(program: &'static str, what: &'static str, ours: Commands) -> Row {
-    Row { program, what, ours, tcp: None, checked: "", words: &[], drive: None, figures: &[] }
+    Row {
+        program,
+        what,
+        ours,
+        tcp: None,
+        checked: "",
+        words: &[],
+        drive: None,
+        needs: Needs::Nothing,
+        apart: false,
+        figures: &[],
+    }
 }
 
 impl Row {
@@ -24,6 +36,16 @@ impl Row {
 
     const fn driven(mut self, drive: Drive) -> Self {
         self.drive = Some(drive);
+        self
+    }
+
+    const fn needs(mut self, needs: Needs) -> Self {
+        self.needs = needs;
+        self
+    }
+
+    const fn apart(mut self) -> Self {
+        self.apart = true;
         self
     }
 
@@ -188,20 +210,64 @@ const UCX_TIME: &[Figure] = &[time("one way", UcxTime, Some(UcxTime))];
 const UCX_MESSAGES: &[Figure] = &[messages("messages", UcxMessages, Some(UcxMessages))];
 const UCX_RATE: &[Figure] = &[rate("throughput", UcxRate, Some(UcxRate))];
 
-const MPI_FIGURES: &[Figure] = &[
+/// Figures of a ping-pong of this repository.
+const PING_PONG: &[Figure] = &[
     time("one way, 8 B", Line("one way, 8 B: "), Some(Line("one way, 8 B: "))),
     rate("ping-pong, 1 MiB", Line("ping-pong, 1 MiB: "), Some(Line("ping-pong, 1 MiB: "))),
 ];
 
+/// Returns the row of two ranks of MPI, compiled by the compiler of their library, beside two ranks over TCP.
+const fn of_mpi(program: &'static str, compiler: &'static str, command: &'static str, tcp: &'static str) -> Row {
+    row(program, "two ranks", Commands::alone(command))
+        .beside(Commands::alone(tcp))
+        .needs(Needs::Program(Source { compiler, file: "mpi_speed.c", options: &[] }))
+        .checks("messages that come back, byte by byte (`xtask/programs/mpi_speed.c`)", &[])
+        .figures(PING_PONG)
+}
+
 /// Returns the row of two ranks, beside Open MPI over TCP.
 const fn of_open_mpi(program: &'static str, command: &'static str) -> Row {
-    row(program, "two ranks", Commands::alone(command))
-        .beside(Commands::alone(
-            "mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ob1 --mca btl tcp,self ./mpi_speed",
-        ))
-        .driven(mpi)
-        .checks("messages that come back, byte by byte (`xtask/programs/mpi_speed.c`)", &[])
-        .figures(MPI_FIGURES)
+    let tcp = "mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml ob1 --mca btl tcp,self ./mpi_speed";
+    of_mpi(program, "mpicc", command, tcp)
+}
+
+/// Figures of writes of this repository, each one after the other.
+const WRITES: &[Figure] = &[
+    time("one write, 8 B", Line("one write, 8 B: "), Some(Line("one write, 8 B: "))),
+    rate("writes, 1 MiB", Line("writes, 1 MiB: "), Some(Line("writes, 1 MiB: "))),
+];
+const BLOCKS: &[Figure] = &[
+    time("one write, 16 KiB", Line("one write, 16 KiB: "), Some(Line("one write, 16 KiB: "))),
+    rate("writes, 1 MiB", Line("writes, 1 MiB: "), Some(Line("writes, 1 MiB: "))),
+];
+
+/// Figures of libraries without a transport over TCP.
+const WRITES_ALONE: &[Figure] =
+    &[time("one write, 8 B", Line("one write, 8 B: "), None), rate("writes, 1 MiB", Line("writes, 1 MiB: "), None)];
+
+/// Commands of a script in `xtask/programs/transfers`, as server and as client. `$tcp` ends both commands.
+macro_rules! script {
+    ($script:literal, $port:literal, $of_server:literal, $of_client:literal, $tcp:literal) => {
+        Commands::pair(
+            concat!($of_server, "python transfers/", $script, ".py server ", $port, " speed", $tcp),
+            concat!($of_client, "python transfers/", $script, ".py client ", $port, " speed", $tcp),
+            $port,
+        )
+    };
+}
+
+/// Row of a script for a package of PyPI.
+macro_rules! of_pypi {
+    ($program:literal, $script:literal, $ours:expr, $figures:expr) => {
+        row($program, "writes, one at a time", $ours)
+            .needs(Needs::Scripts)
+            .apart()
+            .checks(
+                concat!("the bytes of the last write of each size (`xtask/programs/transfers/", $script, ".py`)"),
+                &[RIGHT],
+            )
+            .figures($figures)
+    };
 }
 
 pub(super) const ROWS: &[Row] = &[
@@ -226,6 +292,59 @@ pub(super) const ROWS: &[Row] = &[
         "doorbell run -- mpirun -n 2 --allow-run-as-root --oversubscribe --mca pml cm --mca mtl ofi \\\n    \
          --mca mtl_ofi_provider_include 'verbs;ofi_rxm' ./mpi_speed",
     ),
+    of_mpi(
+        "MPICH",
+        "mpicc.mpich",
+        "env UCX_TLS=self,rc_v MPIR_CVAR_NOLOCAL=1 doorbell run -- mpiexec.mpich -n 2 ./mpi_speed",
+        "env UCX_TLS=self,tcp UCX_NET_DEVICES=lo MPIR_CVAR_NOLOCAL=1 mpiexec.mpich -n 2 ./mpi_speed",
+    ),
+    row(
+        "gloo",
+        "buffers between two ranks, with busy polling",
+        Commands::pair("doorbell run -- ./gloo 0 . speed", "doorbell run -- ./gloo 1 . speed", 0),
+    )
+    .beside(Commands::pair("./gloo 0 . speed tcp", "./gloo 1 . speed tcp", 0))
+    .needs(Needs::Program(GLOO))
+    .apart()
+    .checks("messages of the warm-up and the last one, byte by byte (`xtask/programs/transfers/gloo.cc`)", &[RIGHT])
+    .figures(PING_PONG),
+    row(
+        "librpma",
+        "writes, one at a time",
+        Commands::pair("doorbell run -- ./rpma server 18630", "doorbell run -- ./rpma client 18630 speed", 18630),
+    )
+    .needs(Needs::Program(LIBRPMA))
+    .checks("the bytes of the last write of each size (`xtask/programs/transfers/rpma.c`)", &[RIGHT])
+    .figures(WRITES_ALONE),
+    of_pypi!("rdma4py", "rdma4py", script!("rdma4py", 18631, "doorbell run -- ", "doorbell run -- ", ""), WRITES_ALONE),
+    of_pypi!(
+        "Mooncake Transfer Engine",
+        "mooncake_engine",
+        script!("mooncake_engine", 18632, "doorbell run -- ", "doorbell run -- ", ""),
+        WRITES
+    )
+    .beside(script!("mooncake_engine", 18632, "", "", " tcp")),
+    of_pypi!(
+        "NIXL",
+        "nixl_agent",
+        script!("nixl_agent", 18633, "env UCX_TLS=rc_v doorbell run -- ", "env UCX_TLS=rc_v doorbell run -- ", ""),
+        WRITES
+    )
+    .beside(script!(
+        "nixl_agent",
+        18633,
+        "env UCX_TLS=tcp UCX_NET_DEVICES=lo ",
+        "env UCX_TLS=tcp UCX_NET_DEVICES=lo ",
+        ""
+    )),
+    // The server needs a device also for its clients over TCP.
+    of_pypi!(
+        "InfiniStore",
+        "infinistore_blocks",
+        script!("infinistore_blocks", 18634, "doorbell run -- ", "doorbell run -- ", ""),
+        BLOCKS
+    )
+    .beside(script!("infinistore_blocks", 18634, "doorbell run -- ", "", " tcp")),
     fio!("RDMA WRITE, 64 KiB", "write"),
     fio!("RDMA READ, 64 KiB", "read"),
     row(
@@ -299,3 +418,32 @@ pub(super) const ROWS: &[Row] = &[
         &["rdma_client: end 0", "rdma_server: end 0"],
     ),
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn rows_that_need_pypi_run_only_by_name() {
+        let names = ["gloo", "rdma4py", "Mooncake Transfer Engine", "NIXL", "InfiniStore"];
+        for row in ROWS {
+            assert_eq!(row.is_selected(&[]), !names.contains(&row.program), "{}", row.program);
+            assert!(row.is_selected(&["other", row.program]) && !row.is_selected(&["other"]));
+        }
+        assert!(ROWS.iter().all(|row| row.apart || !matches!(row.needs, Needs::Scripts)));
+    }
+
+    /// The page has one section for each program, and records find a figure by its names.
+    #[test]
+    fn programs_are_adjacent_and_figures_have_different_names() {
+        let programs = crate::programs::page::names();
+        assert_eq!(programs.iter().collect::<HashSet<_>>().len(), programs.len());
+        let figures: Vec<_> = ROWS
+            .iter()
+            .flat_map(|row| row.figures.iter().map(move |figure| (row.program, row.what, figure.of)))
+            .collect();
+        assert_eq!(figures.iter().collect::<HashSet<_>>().len(), figures.len());
+    }
+}
