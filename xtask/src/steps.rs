@@ -23,7 +23,9 @@ pub(crate) struct Step {
 pub(crate) enum Group {
     /// Checks and tests that need no other program.
     Code,
-    /// Checks that mostly compile. They need no other program, and run at a low priority beside steps that wait.
+    /// Builds for the other steps, and the lints. They need no other program.
+    Builds,
+    /// Checks that mostly compile. They need no other program, and run at a low priority beside all steps behind them.
     Compiling,
     /// Checks of captured packets by other programs.
     Packets,
@@ -47,11 +49,12 @@ pub(crate) enum Group {
 
 impl Group {
     /// Returns the number of steps that run at the same time. Steps with programs or a browser spend much time in
-    /// waits, and a guest mostly uses only one processor, so two such steps run together. The outputs in the guide and
-    /// the counters of cables depend on the timing, so their steps run alone.
+    /// waits, and a guest mostly uses only one processor, so two such steps run together. Two builds run together
+    /// because each has phases with a single compiler: its first macros, and its last crates and links. The outputs in
+    /// the guide and the counters of cables depend on the timing, so their steps run alone.
     pub(crate) const fn at_a_time(self) -> usize {
         match self {
-            Self::Compiling | Self::Report | Self::Site | Self::Programs | Self::Guests => 2,
+            Self::Builds | Self::Wheel | Self::Report | Self::Site | Self::Programs | Self::Guests => 2,
             _ => 1,
         }
     }
@@ -59,7 +62,7 @@ impl Group {
     /// Returns the steps that must pass before a step of this group can run alone.
     pub(crate) const fn needs(self) -> &'static [&'static str] {
         match self {
-            Self::Code | Self::Compiling => &[],
+            Self::Code | Self::Builds | Self::Compiling => &[],
             Self::Packets => &[OTHER_PROGRAMS, TESTS],
             Self::Layouts => &[OTHER_PROGRAMS],
             Self::Guests => &[BUILD],
@@ -126,26 +129,26 @@ impl Step {
 }
 
 /// All steps, in the order in which they run. Among steps that run at the same time, the longest steps come first.
+///
+/// A step of [`Group::Compiling`] starts when as many other steps have ended as precede it here, and runs beside the
+/// others from then on. So all of them follow the steps that run alone.
 pub(crate) const STEPS: &[Step] = &[
     plain(Group::Code, "formatting", test::formatting),
-    plain(Group::Code, "lints", test::lints),
     plain(Group::Code, "prose", || prose::run(&[], false).into()),
     plain(Group::Code, "house", || house::run(&house::Options::default()).into()),
     plain(Group::Code, "verbs without the software RNIC", || test::hardware_alone().into()),
     plain(Group::Code, "packages", || packages::check().into()),
     plain(Group::Code, "regressions apply", || regressions::check().into()),
-    plain(Group::Code, BUILD, || programs::build().into()),
     plain(Group::Code, OTHER_PROGRAMS, || {
         peers::install();
         StepEnd::Passed
     }),
-    plain(Group::Code, "tests, build", || test::build().into()),
-    plain(Group::Code, TESTS, || network::apart(|| test::tests().into())),
-    plain(Group::Code, "tests of root", test::left_out),
-    plain(Group::Code, "tests, over UDP", || network::apart(|| test::over_udp().into())),
+    // Builds of one profile wait for each other, so the release build is second. It runs beside the lints, and then
+    // beside the build of the tests.
+    plain(Group::Builds, "lints", test::lints),
+    plain(Group::Builds, BUILD, || programs::build().into()),
+    plain(Group::Builds, "tests, build", || test::build().into()),
     plain(Group::Code, "simulations, in the release build", || digests::compare().into()),
-    step(Group::Packets, "packets, to tshark", Body::Captures(packets::dissect)),
-    step(Group::Packets, "packets, to scapy", Body::Captures(packets::recompute_icrc)),
     plain(Group::Machines, "two machines", two_machines::exchange),
     plain(Group::Machines, "two machines, with loss", two_machines::with_loss),
     plain(Group::Machines, "two machines, real frames", two_machines::frames),
@@ -154,12 +157,19 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Machines, "many machines, ssh", two_machines::ssh),
     plain(Group::Machines, "many machines, Slurm", || network::apart_with_interface(two_machines::slurm)),
     plain(Group::Guide, "guide, its commands", || guide::check().into()),
-    plain(Group::Wheel, "wheel", dist::wheel::step),
-    plain(Group::Compiling, "documentation", || test::documentation().into()),
+    // Short calls of cargo come first, because the tests wait for the call that has the lock of their profile.
     plain(Group::Compiling, "packages, combinations of features", packages::features),
     plain(Group::Compiling, "fuzz targets, build", fuzz::build),
     plain(Group::Compiling, "instruction counter, check", || instructions::check().into()),
+    plain(Group::Compiling, "documentation", || test::documentation().into()),
+    plain(Group::Code, TESTS, || network::apart(|| test::tests().into())),
+    plain(Group::Code, "tests of root", test::left_out),
+    plain(Group::Code, "tests, over UDP", || network::apart(|| test::over_udp().into())),
+    step(Group::Packets, "packets, to tshark", Body::Captures(packets::dissect)),
+    step(Group::Packets, "packets, to scapy", Body::Captures(packets::recompute_icrc)),
+    // It replaces `target/debug/doorbell`, which the tests run, so it follows them.
     plain(Group::Compiling, "packages, built from their files", || packages::install().into()),
+    plain(Group::Wheel, "wheel", dist::wheel::step),
     plain(Group::Site, "site", site::step),
     plain(Group::Report, "report, in a browser", browser::report),
     plain(Group::Programs, "verbs programs, archive", || network::apart(dist::check_archive)),
@@ -269,6 +279,15 @@ mod tests {
         assert_eq!(whole_run().count(), STEPS.len() - 1);
         assert_eq!(names(&named("rust crates").unwrap()), [CRATES]);
         assert!(names(&of(Group::Programs)).contains(&CRATES));
+    }
+
+    #[test]
+    fn steps_that_compile_run_beside_none_that_runs_alone() {
+        let place = |name: &str| STEPS.iter().position(|step| step.name == name).expect("the step exists");
+        let first = STEPS.iter().position(|step| step.group == Group::Compiling).expect("some steps compile");
+        assert!(STEPS[first..].iter().all(|step| !matches!(step.group, Group::Machines | Group::Guide)));
+        // Both use the file `target/debug/doorbell`.
+        assert!(place("packages, built from their files") > place(TESTS));
     }
 
     /// A whole run would fail if it left out a step that another step needs.

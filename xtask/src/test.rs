@@ -44,36 +44,47 @@ impl Report {
         Self { ended: Vec::new(), captures: captures(), only: Vec::new() }
     }
 
-    /// Runs steps in order. Adjacent steps of groups with several steps at a time may run at the same time. A lane of
-    /// its own runs steps that only compile, in the time that the other lanes leave.
+    /// Runs steps in order. Adjacent steps of groups with several steps at a time may run at the same time.
+    ///
+    /// A lane of its own runs steps that only compile, in the time that the other lanes leave. It starts a step when as
+    /// many other steps have ended as precede the step.
     fn run(mut self, steps: &[&'static Step]) -> Self {
-        for group in steps.chunk_by(|one, other| one.group.at_a_time() == other.group.at_a_time()) {
-            let (compiling, others): (Vec<&Step>, Vec<&Step>) =
-                group.iter().copied().partition(|step| step.group == Group::Compiling);
-            let lanes = group[0].group.at_a_time().min(others.len());
-            let beside_another = lanes + usize::from(!compiling.is_empty()) > 1;
-            let ended = Mutex::new(Vec::new());
-            let lane = |steps: &[&Step], next: &AtomicUsize| {
-                while let Some(step) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let start = Instant::now();
-                    let end = self.end_of(step, beside_another);
-                    ended.lock().expect("no lane panics with the lock").push((step.name, start.elapsed(), end));
-                }
-            };
-            let (next, next_compiling) = (AtomicUsize::new(0), AtomicUsize::new(0));
-            thread::scope(|scope| {
-                for _ in 0..lanes {
-                    scope.spawn(|| lane(&others, &next));
-                }
-                if !compiling.is_empty() {
-                    scope.spawn(|| {
-                        lower_priority();
-                        lane(&compiling, &next_compiling);
-                    });
+        let (compiling, others): (Vec<&'static Step>, Vec<&'static Step>) =
+            steps.iter().copied().partition(|step| step.group == Group::Compiling);
+        let ended = Mutex::new(Vec::new());
+        let run = |step: &'static Step, beside_another: bool| {
+            let start = Instant::now();
+            let end = self.end_of(step, beside_another);
+            ended.lock().expect("no lane panics with the lock").push((step, start.elapsed(), end));
+        };
+        let has_preceding = |step: &Step| {
+            let before = steps.iter().take_while(|other| other.name != step.name);
+            let before = before.filter(|other| other.group != Group::Compiling).count();
+            let ended = ended.lock().expect("no lane panics with the lock");
+            ended.iter().filter(|(other, ..)| other.group != Group::Compiling).count() >= before
+        };
+        thread::scope(|scope| {
+            let lanes = scope.spawn(|| {
+                for group in others.chunk_by(|one, other| one.group.at_a_time() == other.group.at_a_time()) {
+                    in_lanes(group, group[0].group.at_a_time(), &run);
                 }
             });
-            self.ended.extend(ended.into_inner().expect("no lane panics with the lock"));
-        }
+            if !compiling.is_empty() {
+                let (compiling, others, run, has_preceding) = (&compiling, &others, &run, &has_preceding);
+                scope.spawn(move || {
+                    lower_priority();
+                    for &step in compiling {
+                        // The other lanes also end if a step panics. Then the remaining steps of this lane still run.
+                        while !has_preceding(step) && !lanes.is_finished() {
+                            thread::sleep(Duration::from_millis(100));
+                        }
+                        run(step, !others.is_empty());
+                    }
+                });
+            }
+        });
+        let ended = ended.into_inner().expect("no lane panics with the lock");
+        self.ended.extend(ended.into_iter().map(|(step, took, end)| (step.name, took, end)));
         self
     }
 
@@ -99,6 +110,22 @@ impl Report {
         }
         end
     }
+}
+
+/// Runs steps in order, at most `at_a_time` at the same time.
+fn in_lanes(steps: &[&'static Step], at_a_time: usize, run: &(impl Fn(&'static Step, bool) + Sync)) {
+    let lanes = at_a_time.min(steps.len());
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..lanes {
+            scope.spawn(|| {
+                while let Some(&step) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    // A step of the lane that compiles leaves no core file and prints few lines, so it does not count.
+                    run(step, lanes > 1);
+                }
+            });
+        }
+    });
 }
 
 /// Gives this thread, and the programs that it starts, the lowest priority.
@@ -189,8 +216,10 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
 
 /// Runs all steps of a whole run, and reports all outcomes at the end. If a step fails, the remaining steps still run.
 pub(crate) fn everything(fast: bool) -> ExitCode {
-    let needs_others =
-        |step: &&Step| !matches!(step.group, Group::Code | Group::Compiling) || step.name == steps::OTHER_PROGRAMS;
+    let needs_others = |step: &&Step| {
+        let is_own = matches!(step.group, Group::Code | Group::Builds | Group::Compiling);
+        !is_own || step.name == steps::OTHER_PROGRAMS
+    };
     let steps: Vec<&Step> = steps::whole_run().filter(|step| !(fast && needs_others(step))).collect();
     let mut report = Report::new().run(&steps);
     if fast {
@@ -227,6 +256,8 @@ pub(crate) fn documentation() -> Result<(), String> {
 /// Builds all tests, and downloads their missing dependencies and those of fuzz targets.
 pub(crate) fn build() -> Result<(), String> {
     run(cargo(&["test", "--workspace", "--no-run"]))?;
+    // Later, a step that compiles may hold the lock of the target directory for long.
+    conformance_suites()?;
     fuzz::fetch()
 }
 
@@ -294,7 +325,6 @@ fn conformance_suite(line: &str) -> Option<(PathBuf, PathBuf)> {
 /// Builds the conformance suites of [`VERBS`] and [`EXCHANGE`]. Returns the program of each suite, and the folder of
 /// its package.
 pub(crate) fn conformance_suites() -> Result<[(PathBuf, PathBuf); 2], String> {
-    // List the suites once, because a step that compiles may hold the lock of the target directory for long.
     static LISTED: OnceLock<Result<[(PathBuf, PathBuf); 2], String>> = OnceLock::new();
     LISTED.get_or_init(list_conformance_suites).clone()
 }
