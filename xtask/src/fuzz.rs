@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use crate::peers;
 use crate::place::{self, Lock};
-use crate::shell::{cargo, command, host, root, run, target};
+use crate::shell::{cargo, command, elsewhere, host, root, run, target};
 use crate::test::StepEnd;
 
 /// Flags that make rustc count edges and set the cfg `fuzzing`.
@@ -97,9 +97,7 @@ pub(crate) fn fetch() -> Result<(), String> {
 /// and shares those that are already checked.
 pub(crate) fn check_alone(package: &Path) -> Result<(), String> {
     take_versions(&root(), package)?;
-    let mut check = cargo(&["check", "--quiet"]);
-    check.current_dir(package).env("CARGO_TARGET_DIR", target()).env("CARGO_PROFILE_DEV_DEBUG", "0");
-    run(check)
+    run(elsewhere(package, &["check", "--quiet"]))
 }
 
 /// Checks that all targets compile, without the flags for coverage.

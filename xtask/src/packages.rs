@@ -9,7 +9,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use crate::shell::{cargo, command, output_of, root, run, succeeds, target};
+use crate::shell::{cargo, command, elsewhere, output_of, root, run, succeeds, target};
 use crate::test::StepEnd;
 use crate::workspace::{self, Package};
 use crate::{place, programs};
@@ -220,12 +220,7 @@ pub(crate) fn install() -> Result<(), String> {
     }
     fs::write(sources.join("Cargo.toml"), workspace_of(&folders)).map_err(failed)?;
     fs::copy(root().join("Cargo.lock"), sources.join("Cargo.lock")).map_err(failed)?;
-    let there = |arguments: &[&str]| {
-        let mut cargo = cargo(arguments);
-        // In the same folder and with the same profile, the builds of tests share the dependencies of other projects.
-        cargo.current_dir(&sources).env("CARGO_TARGET_DIR", target()).env("CARGO_PROFILE_DEV_DEBUG", "0");
-        cargo
-    };
+    let there = |arguments: &[&str]| elsewhere(&sources, arguments);
     // Remove the crates from the lock file that are not published.
     run(there(&["update", "--workspace", "--offline", "--quiet"]))?;
     let (command_folder, installed) = (folder_of(&folders, "doorbell-cli")?, place.join("installed"));

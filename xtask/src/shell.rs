@@ -31,6 +31,15 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
     command(cargo, arguments)
 }
 
+/// Returns a command of cargo in a folder outside of the workspace. In the same target directory, and with the settings
+/// of dependencies in the workspace's profile `dev`, the folder shares the crates of other projects with the workspace.
+pub(crate) fn elsewhere(folder: &Path, arguments: &[&str]) -> Command {
+    let mut cargo = cargo(arguments);
+    cargo.current_dir(folder).env("CARGO_TARGET_DIR", target());
+    cargo.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_PROFILE_DEV_LTO", "off");
+    cargo
+}
+
 /// Returns a command in the root of the repository, without standard input.
 pub(crate) fn command(program: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
