@@ -1,6 +1,6 @@
-//! Runs the files with which other projects use Doorbell in their CI: `action.yml` and those in `ci`.
+//! Runs `action.yml`, with which other projects use Doorbell in their CI, and `ci/install.sh`, which it runs.
 //!
-//! The parser knows only the form of these files. A line of another form is an error.
+//! The parser knows only the form of this file. A line of another form is an error.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,14 +9,10 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::peers;
 use crate::shell::{command, output_of, root};
 
 /// The action of GitHub.
 const ACTION: &str = "action.yml";
-
-/// The job of GitLab.
-const GITLAB: &str = "ci/gitlab.yml";
 
 /// Texts by name.
 type Texts = BTreeMap<String, String>;
@@ -140,21 +136,9 @@ fn filled(text: &str, values: &Texts) -> Result<String, String> {
     Ok(format!("{before}{value}{}", filled(after, values)?))
 }
 
-/// Returns the script of GitLab's job.
-fn gitlab(text: &str) -> Result<String, String> {
-    let mut script = String::new();
-    for key in ["before_script", "script"] {
-        let (_, rest) = text.split_once(&format!("\n  {key}:\n")).ok_or_else(|| format!("there is no key {key}"))?;
-        let lines = rest.lines().map_while(|line| line.strip_prefix("    - "));
-        lines.for_each(|line| script.push_str(&format!("{line}\n")));
-    }
-    Ok(script)
-}
-
-/// Runs the action, with and without its environment in later steps, and the job of GitLab, with this archive. The job
-/// fetches the archive from an address. Returns the reason if this machine cannot fetch.
-pub(crate) fn check(archive: &Path, folder: &Path) -> Result<Option<String>, String> {
-    let (file, archive) = (archive, archive.to_string_lossy());
+/// Runs the action with this archive, with and without its environment in later steps.
+pub(crate) fn check(archive: &Path, folder: &Path) -> Result<(), String> {
+    let archive = archive.to_string_lossy();
     let action = Action::parse(&read(&root().join(ACTION))?).map_err(|why| format!("{ACTION}: {why}"))?;
     for (name, environment, script) in
         [("plain", "false", "doorbell run -- ibv_devices"), ("with-environment", "true", "ibv_devices")]
@@ -163,36 +147,31 @@ pub(crate) fn check(archive: &Path, folder: &Path) -> Result<Option<String>, Str
         let later = action.run(&[("archive", &*archive), ("environment", environment)], &folder)?;
         expect_device(&output_of(shell(&later, &folder, script))?, script)?;
     }
-    let folder = made(&folder.join("gitlab"))?;
-    std::os::unix::fs::symlink(root().join("ci"), folder.join("ci")).map_err(|error| format!("ci: {error}"))?;
-    let script = gitlab(&read(&root().join(GITLAB))?).map_err(|why| format!("{GITLAB}: {why}"))?;
-    let can_fetch = peers::has("curl");
-    let from = if can_fetch { served(file)? } else { archive.into_owned() };
-    let mut job = shell(&Texts::new(), &folder, &script);
-    job.env("DOORBELL_ARCHIVE", from).env("no_proxy", "127.0.0.1").env_remove("GITHUB_PATH");
-    expect_device(&output_of(job)?, GITLAB)?;
-    Ok((!can_fetch).then(|| "there is no curl, so no job fetched the archive from an address".to_owned()))
+    Ok(())
 }
 
-/// Serves a file over HTTP, and returns its address. The server answers one request.
-fn served(file: &Path) -> Result<String, String> {
+/// Serves a file over HTTP at the path `path`, and returns its address. The server answers one request.
+pub(crate) fn served(file: &Path, path: &str) -> Result<String, String> {
     let failed = |error| format!("{} could not be served: {error}", file.display());
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     let bytes = fs::read(file).map_err(failed)?;
+    let wanted = format!("GET /{path} ");
     std::thread::spawn(move || -> io::Result<()> {
         let (stream, _) = listener.accept()?;
         let mut request = BufReader::new(stream);
-        let mut line = String::new();
+        let (mut first, mut line) = (String::new(), String::new());
+        request.read_line(&mut first)?;
         // The request ends with an empty line.
         while request.read_line(&mut line)? > 2 {
             line.clear();
         }
         let mut stream = request.into_inner();
-        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", bytes.len())?;
+        let status = if first.starts_with(&wanted) { "200 OK" } else { "404 Not Found" };
+        write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", bytes.len())?;
         stream.write_all(&bytes)
     });
-    Ok(format!("http://127.0.0.1:{port}/archive.tar.gz"))
+    Ok(format!("http://127.0.0.1:{port}/{path}"))
 }
 
 /// Checks that the output of a program has the name of the device.
@@ -227,12 +206,10 @@ mod tests {
         if: inputs.b == 'yes'\n      shell: bash\n      run: |\n        echo \"X=1\" >> \"$GITHUB_ENV\"\n        true\n";
 
     #[test]
-    fn the_files_of_the_repository_have_the_known_form() {
+    fn the_action_of_the_repository_has_the_known_form() {
         let action = Action::parse(&read(&root().join(ACTION)).unwrap()).unwrap();
         assert!(action.steps.len() == 2 && action.steps.iter().all(|step| !step.script.is_empty()), "{action:?}");
         assert_eq!(action.defaults.get("environment").map(String::as_str), Some("false"));
-        let script = gitlab(&read(&root().join(GITLAB)).unwrap()).unwrap();
-        assert_eq!(script.lines().count(), 4, "{script}");
     }
 
     #[test]
@@ -294,13 +271,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("archive");
         fs::write(&file, "bytes").unwrap();
-        let address = served(&file).unwrap();
-        let port = address.strip_prefix("http://127.0.0.1:").and_then(|rest| rest.split('/').next()).unwrap();
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port.parse::<u16>().unwrap())).unwrap();
-        write!(stream, "GET /archive.tar.gz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\nbytes"), "{answer}");
+        for (path, status) in [("archive.tar.gz", "200"), ("other", "404")] {
+            let address = served(&file, "archive.tar.gz").unwrap();
+            let port = address.strip_prefix("http://127.0.0.1:").and_then(|rest| rest.split('/').next()).unwrap();
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port.parse::<u16>().unwrap())).unwrap();
+            write!(stream, "GET /{path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            let expected = format!("HTTP/1.1 {status} ");
+            assert!(answer.starts_with(&expected) && answer.ends_with("\r\n\r\nbytes"), "{answer}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod chroot;
 mod container;
 mod debian;
+mod gitlab;
 pub(crate) mod wheel;
 mod zig;
 
@@ -298,7 +299,8 @@ pub(crate) fn check_archive() -> StepEnd {
     let check = |archives: Vec<PathBuf>| {
         let archive = archives.first().ok_or("there is no archive")?;
         check_unpacked(archive)?;
-        let left_out = [action::check(archive, &place::own().join("ci"))?, container::check(archive)?];
+        action::check(archive, &place::own().join("ci"))?;
+        let left_out = [gitlab::check(archive)?, container::check(archive)?];
         Ok::<Vec<String>, String>(left_out.into_iter().flatten().collect())
     };
     ended(make().and_then(check))

@@ -34,7 +34,6 @@ pub(crate) fn install() {
             ("openmpi-bin", has("mpirun.openmpi")),
             ("libopenmpi-dev", has("mpicc")),
             ("mpich", has("mpirun.mpich")),
-            ("curl", has("curl")),
             ("dpkg-dev", has("dpkg-shlibdeps")),
             ("lintian", has("lintian")),
             ("mmdebstrap", has("mmdebstrap")),

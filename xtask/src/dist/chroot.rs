@@ -10,10 +10,10 @@ use crate::shell::{Running, command, run, target};
 use crate::{network, peers};
 
 /// Packages that commands install in a chroot. The stored system has them downloaded, and not installed.
-const DOWNLOADED: &str = "ibverbs-utils perftest";
+const DOWNLOADED: &str = "ca-certificates curl ibverbs-utils perftest";
 
 /// Number of the recipe of the stored system. Each change of the recipe needs a new number.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
 
 /// Path in a chroot, with the programs for an administrator.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -47,6 +47,15 @@ impl Chroot {
         let servers = "etc/resolv.conf";
         fs::copy(Path::new("/").join(servers), chroot.path(servers)).map_err(|error| format!("{servers}: {error}"))?;
         Ok(chroot)
+    }
+
+    /// Unpacks a fresh system for a container's image, such as `debian:bookworm`. An error is the reason why this
+    /// machine cannot do so.
+    pub(super) fn of_image(image: &str, name: &str) -> Result<Self, String> {
+        let chroot = Self::new(name)?;
+        let about = fs::read_to_string(chroot.path("etc/os-release")).unwrap_or_default();
+        let own = format!("debian:{}", release(&about).unwrap_or_default());
+        if own == image { Ok(chroot) } else { Err(format!("the image {image} is not {own}, this machine's system")) }
     }
 
     /// Returns the path of a file in the chroot.
@@ -104,7 +113,7 @@ fn stored(release: &str) -> Result<PathBuf, String> {
 }
 
 /// Returns the name of the release in the text of `/etc/os-release`, if the system is Debian.
-pub(super) fn release(about: &str) -> Option<&str> {
+fn release(about: &str) -> Option<&str> {
     let value = |key: &str| about.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     value("VERSION_CODENAME").filter(|_| value("ID") == Some("debian"))
 }

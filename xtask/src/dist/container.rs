@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use super::chroot::{self, Chroot};
+use super::chroot::Chroot;
 use crate::action::{expect_device, read};
 use crate::network;
 use crate::shell::{command, output_of, root};
@@ -148,15 +148,12 @@ impl Pod {
 /// cannot do so.
 pub(super) fn check(archive: &Path) -> Result<Option<String>, String> {
     let instructions = instructions(&read(&root().join(IMAGE))?).map_err(|why| format!("{IMAGE}: {why}"))?;
-    let chroot = match Chroot::new("image") {
+    let base = instructions.first().filter(|(name, _)| name == "FROM").map(|(_, base)| base);
+    let base = base.ok_or_else(|| format!("{IMAGE} does not begin with FROM"))?;
+    let chroot = match Chroot::of_image(base, "image") {
         Ok(chroot) => chroot,
         Err(why) => return Ok(Some(format!("{IMAGE}: {why}"))),
     };
-    let about = read(&chroot.path("etc/os-release"))?;
-    let base = format!("debian:{}", chroot::release(&about).unwrap_or_default());
-    if instructions.first().is_none_or(|(name, value)| name != "FROM" || *value != base) {
-        return Ok(Some(format!("{IMAGE} does not begin with the system of this machine, {base}")));
-    }
     let context = archive.parent().unwrap_or(Path::new("/"));
     let image = Image::build(&instructions, context, chroot).map_err(|why| format!("{IMAGE}: {why}"))?;
     image.run().and_then(|output| expect_device(&output, IMAGE))?;
