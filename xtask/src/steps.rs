@@ -88,6 +88,8 @@ pub(crate) enum Body {
 pub(crate) const OTHER_PROGRAMS: &str = "other programs";
 /// Step that builds the command and the library.
 pub(crate) const BUILD: &str = "release build";
+/// Step that links the programs of wheels for other processors, after it has installed a linker and libraries.
+pub(crate) const OTHER_WHEELS: &str = "wheel for other processors, build";
 /// Step that runs all tests, which capture packets.
 const TESTS: &str = "tests";
 /// Step that runs all or some programs of this repository.
@@ -159,6 +161,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Guide, "guide, its commands", || guide::check().into()),
     // Short calls of cargo come first, because the tests wait for the call that has the lock of their profile.
     plain(Group::Compiling, "packages, combinations of features", packages::features),
+    plain(Group::Compiling, OTHER_WHEELS, dist::wheel::link_for_others),
     plain(Group::Compiling, "fuzz targets, build", fuzz::build),
     plain(Group::Compiling, "instruction counter, check", || instructions::check().into()),
     plain(Group::Compiling, "documentation", || test::documentation().into()),
@@ -189,6 +192,7 @@ pub(crate) const STEPS: &[Step] = &[
     plain(Group::Programs, DAPL, || network::apart(programs::dapl)),
     plain(Group::Programs, ISER, || network::apart(programs::iser)),
     plain(Group::Programs, TWO_DEVICES, || network::apart(programs::several_devices)),
+    plain(Group::Programs, "wheel for other processors", dist::wheel::for_others),
     // Far from the archive, because both need a minimal system of Debian, which only one step at a time makes.
     plain(Group::Programs, "verbs programs, Debian packages", || network::apart(dist::check_packages)),
     step(Group::Programs, OWN, Body::Named(|only| network::apart(|| programs::own(only).into()))),

@@ -218,7 +218,7 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
 pub(crate) fn everything(fast: bool) -> ExitCode {
     let needs_others = |step: &&Step| {
         let is_own = matches!(step.group, Group::Code | Group::Builds | Group::Compiling);
-        !is_own || step.name == steps::OTHER_PROGRAMS
+        !is_own || [steps::OTHER_PROGRAMS, steps::OTHER_WHEELS].contains(&step.name)
     };
     let steps: Vec<&Step> = steps::whole_run().filter(|step| !(fast && needs_others(step))).collect();
     let mut report = Report::new().run(&steps);

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::zig::{self, GLIBC, Machine};
-use super::{copy, empty, print, publish};
+use super::{copy, empty, ended, print, publish};
 use crate::action::expect_device;
 use crate::programs::{self, DROP_INS};
 use crate::shell::{Running, command, output_of, root, run, target};
@@ -131,6 +131,38 @@ pub(crate) fn step() -> StepEnd {
         Ok(wheels) => network::apart(|| wheels.iter().try_for_each(|wheel| used(wheel)).into()),
         Err(why) => StepEnd::Failed(why),
     }
+}
+
+/// Links the programs of wheels for other processors. The folder differs from the one of [`make`], which may run at the
+/// same time.
+pub(crate) fn link_for_others() -> StepEnd {
+    for_each_other(|machine| zig::link(machine, &target(), &place::own_file("linked-for-other")).map(|()| None))
+}
+
+/// Makes the wheels for other processors, and runs their command in QEMU.
+pub(crate) fn for_others() -> StepEnd {
+    for_each_other(|machine| {
+        let wheels = make(machine, &place::own().join("dist"))?;
+        let reasons: Result<Vec<_>, String> = wheels.iter().map(|wheel| emulated(machine, wheel)).collect();
+        Ok(reasons?.into_iter().flatten().next())
+    })
+}
+
+/// Calls `body` with each processor but that of this machine, if this machine can link for it. `body` returns the
+/// reason for a part that cannot run on this machine.
+fn for_each_other(body: impl Fn(Machine) -> Result<Option<String>, String>) -> StepEnd {
+    if let Err(why) = zig::zig() {
+        return StepEnd::LeftOut(format!("packages of PyPI cannot be installed: {why}"));
+    }
+    let reason = |machine: Machine| {
+        peers::install_for_emulation(machine.name(), machine.unwinder_package());
+        machine.missing().map_or_else(|| body(machine), |why| Ok(Some(why)))
+    };
+    let reasons = Machine::of_host().and_then(|host| {
+        let others = Machine::ALL.into_iter().filter(|machine| *machine != host);
+        others.map(reason).collect::<Result<Vec<_>, String>>()
+    });
+    ended(reasons.map(|reasons| reasons.into_iter().flatten().collect()))
 }
 
 /// Unpacks a wheel for another processor, and runs its command in QEMU: a pair of it exchanges messages. Returns the
