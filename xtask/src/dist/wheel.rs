@@ -19,6 +19,9 @@ const MAX_BYTES: u64 = 12 << 20;
 /// Packages of PyPI with which the tests in `python/tests` run.
 const TESTERS: &[&str] = &["pytest==9.2.0", "pytest-xdist==3.8.0"];
 
+/// Packages of PyPI that the modules use only if they are installed.
+const OPTIONAL: &[&str] = &["pandas==3.1.1", "polars==2.1.0"];
+
 /// Package of PyPI that runs the command of a wheel without an installation.
 const ONE_SHOT: &[&str] = &["uv==0.13.9"];
 
@@ -219,6 +222,9 @@ fn used(wheel: &Path) -> Result<(), String> {
     network::outside(|| run(peers::pip(&python, &[TESTERS, &programs::WHEELS, ONE_SHOT].concat())))?;
     one_shot(&bin.join("uv"), wheel)?;
     run(pytest(&python, &python, "python/tests"))?;
+    // Without these packages, the tests above have checked the remedy. The same tests now check the frames.
+    network::outside(|| run(peers::pip(&python, OPTIONAL)))?;
+    run(pytest(&python, &python, "python/tests/test_records.py"))?;
     run(pytest(&python, &python, "xtask/programs/wheel/test_transfers.py"))?;
     run(pytest(&doorbell, &python, "xtask/programs/wheel/test_rdma4py.py"))?;
     // Debian's Python has pyverbs, and may have no pip. So the other one installs packages for it.
