@@ -35,10 +35,11 @@ __all__ = ["Capture", "Faults", "Rdma"]
 
 Word = Union[str, "os.PathLike[str]"]
 
-#: Ports of the first worker of xdist, which are below those that the kernel gives to clients, and their number.
+#: Ports of all workers of xdist, which are below those that the kernel gives to clients.
 FIRST_PORT = 20_000
-PORTS = 500
-WORKERS = 20
+PORTS = 10_000
+#: Shares of ports for each worker of xdist. A worker that replaces a crashed one has a new number, and so a new share.
+SHARES = 4
 #: Seconds until a program counts as hanging.
 PATIENCE_S = 60.0
 #: Seconds between SIGTERM and SIGKILL.
@@ -50,7 +51,7 @@ OUTPUT_CHARACTERS = 20_000
 class Rdma:
     """The environment of a test: its variables, its devices, and the programs that it started."""
 
-    def __init__(self, folder: Path, options: Sequence[str], more: Mapping[str, str], worker: int) -> None:
+    def __init__(self, folder: Path, options: Sequence[str], more: Mapping[str, str], ports: range) -> None:
         #: Folder of the test for its files.
         self.folder = folder
         #: Whether this process itself runs on the software RNIC.
@@ -58,7 +59,7 @@ class Rdma:
         #: Variables that programs need, in addition to those of this process.
         self.env: dict[str, str] = {}
         self._own = pytest.MonkeyPatch()
-        self._worker = worker
+        self._ports = ports
         self._programs: list[tuple[str, Path, subprocess.Popen[str]]] = []
         self._options = list(options)
         self.set({**variables(options), **more})
@@ -78,7 +79,7 @@ class Rdma:
 
     def port(self) -> int:
         """Returns a TCP port that is free, and that no other test of this session gets."""
-        for port in _ports(self._worker):
+        for port in _in_turn(self._ports):
             with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
@@ -193,7 +194,7 @@ class Faults:
         self._rdma.set(values)
 
     def fired(self) -> list[dict[str, Any]]:
-        """Returns the entries of the journal: each rule that has fired."""
+        """Returns the entries of the journal: each time that a rule has fired. Shares such as `drop=0.01` have none."""
         if not self.journal.exists():
             return []
         return [json.loads(line) for line in self.journal.read_text().splitlines() if line.strip()]
@@ -237,14 +238,19 @@ class Capture:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-_next_ports: dict[int, Iterator[int]] = {}
+def _share(worker: int, workers: int) -> range:
+    """Returns the ports of a worker, which no other worker has. They are empty for far too large numbers."""
+    size = PORTS // (SHARES * workers)
+    first = FIRST_PORT + worker * size
+    return range(first, min(first + size, FIRST_PORT + PORTS))
 
 
-def _ports(worker: int) -> Iterable[int]:
-    """Returns the ports of a worker in turn, each at most once in a call."""
-    first = FIRST_PORT + worker % WORKERS * PORTS
-    turn = _next_ports.setdefault(worker, itertools.cycle(range(first, first + PORTS)))
-    return itertools.islice(turn, PORTS)
+_next_ports: dict[range, Iterator[int]] = {}
+
+
+def _in_turn(ports: range) -> Iterable[int]:
+    """Returns these ports in turn, each at most once in a call."""
+    return itertools.islice(_next_ports.setdefault(ports, itertools.cycle(ports)), len(ports))
 
 
 def _is_listening(port: int) -> bool:
@@ -275,11 +281,12 @@ def _options(item: pytest.Item) -> list[str]:
 def rdma(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Rdma, None, None]:
     """Programs on the software RNIC. The mark `rdma(devices=2, link="udp")` has options of `doorbell env`."""
     worker = re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or "0"
+    ports = _share(int(worker), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT") or 1))
     folder = tmp_path / "rdma"
     counters = folder / "counters"
     counters.mkdir(mode=0o700, parents=True)
     # Other workers have devices of the same names, and a test may order the port of one of them down.
-    made = Rdma(folder, _options(request.node), {"DOORBELL_COUNTERS_DIR": str(counters)}, int(worker))
+    made = Rdma(folder, _options(request.node), {"DOORBELL_COUNTERS_DIR": str(counters)}, ports)
     yield made
     made._close()
 
@@ -333,7 +340,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report.sections += rdma.sections()
     faults, capture = made.get("rdma_faults"), made.get("rdma_capture")
     if isinstance(faults, Faults) and faults.plan:
-        report.sections.append(("RDMA faults", f"{faults.plan}\nfired: {len(faults.fired())}"))
+        # The shares of a plan are before its rules, and only rules are in the journal.
+        fired = f"\nfired: {len(faults.fired())}" if ";" in faults.plan else ""
+        report.sections.append(("RDMA faults", faults.plan + fired))
     if isinstance(capture, Capture):
         folder = _kept_in(item)
         try:

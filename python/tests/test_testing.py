@@ -1,8 +1,11 @@
 """The plugin: each test runs an inner suite, and reads its report."""
 
 import shutil
+from itertools import combinations
 
 import pytest
+
+from doorbell import testing
 
 pytestmark = pytest.mark.skipif(shutil.which("ib_send_bw") is None, reason="perftest is not installed")
 
@@ -62,6 +65,29 @@ def test_workers_of_xdist_do_not_meet(suite):
     done = suite.runpytest_subprocess("-n", "2", "--rdma-captures", "kept")
     done.assert_outcomes(passed=2, failed=2)
     assert len(list(suite.path.glob("kept/*/*.pcap"))) == 4
+
+
+@pytest.mark.parametrize("workers", [1, 2, 21, 500])
+def test_workers_share_no_port(workers):
+    # Some workers may replace crashed ones.
+    shares = [set(testing._share(worker, workers)) for worker in range(2 * workers)]
+    assert all(shares) and all(one.isdisjoint(other) for one, other in combinations(shares, 2))
+    assert max(map(max, shares)) < 32_768, "the kernel gives these ports to clients"
+    assert not testing._share(1_000_000, workers)
+
+
+def test_only_rules_have_a_number_of_firings(pytester):
+    pytester.makepyfile(
+        """
+        def test_shares(rdma, rdma_faults):
+            rdma_faults("drop=0.01,seed=7")
+            assert False, "on purpose"
+        """
+    )
+    done = pytester.runpytest_subprocess()
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*RDMA faults*", "*drop=0.01*"])
+    done.stdout.no_fnmatch_line("fired: *")
 
 
 def test_a_folder_that_cannot_be_written_fails_no_test(suite):
