@@ -55,6 +55,10 @@ def serve(port):
     loop.run_forever()
 
 
+class NoAnswer(Exception):
+    """A write that the library leaves waiting for a dead server."""
+
+
 class Client:
     """A connection with two regions: blocks are written from the first one, and read into the second one."""
 
@@ -115,8 +119,12 @@ class Client:
 
     async def write_until_error(self):
         # The library prints a failed completion, but leaves the caller waiting. So only a limit ends the call.
-        for number in itertools.count():
-            await self.transfer(self.connection.rdma_write_cache_async, 0, f"last{number % 100}", BLOCKS, LIMIT)
+        # The RNIC reports on standard error that the server does not answer.
+        try:
+            for number in itertools.count():
+                await self.transfer(self.connection.rdma_write_cache_async, 0, f"last{number % 100}", BLOCKS, LIMIT)
+        except asyncio.TimeoutError:
+            raise NoAnswer(f"no answer for {LIMIT} s") from None
 
 
 def main():

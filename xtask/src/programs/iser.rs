@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, id};
 use std::time::{Duration, Instant};
 
-use super::transfers::{Way, each_way, expect};
+use super::transfers::{UNANSWERED, Way, each_way, expect};
 use super::{PATIENCE, Started, on_doorbell, ports, start};
 use crate::shell::{command, output_of, run};
 use crate::test::StepEnd;
@@ -137,6 +137,6 @@ fn killed(mut target: Target, options: &str, way: Way) -> Result<(), String> {
     }
     drop(target);
     let begun = Instant::now();
-    initiator.wait_until(|initiator| initiator.said().contains("unanswered by") || initiator.has_ended())?;
-    expect(initiator.said(), "unanswered by").map(drop).map_err(|why| format!("after {:?}: {why}", begun.elapsed()))
+    initiator.wait_until(|initiator| initiator.said().contains(UNANSWERED) || initiator.has_ended())?;
+    expect(initiator.said(), UNANSWERED).map(drop).map_err(|why| format!("after {:?}: {why}", begun.elapsed()))
 }

@@ -36,6 +36,9 @@ const READY: &str = "ready to be killed";
 /// Text of a client that has seen the death of its server.
 const GONE: &str = "the peer is gone: ";
 
+/// Text of the RNIC for a queue pair whose peer does not answer. Each process prints it on standard error.
+pub(super) const UNANSWERED: &str = "unanswered by";
+
 /// Time for which a client writes before its server is killed.
 pub(super) const SOME_TRANSFERS: Duration = Duration::from_millis(300);
 
@@ -99,7 +102,7 @@ pub(crate) fn of_pypi() -> StepEnd {
         SCRIPTS.iter().try_for_each(|script| {
             each_way(script, |way| {
                 with_script(python, script, way.options(), way.word(), |server, client| pair(server, client, way))
-                    .map(drop)
+                    .and_then(|said| expect_death(said, way))
             })
         })
     };
@@ -152,7 +155,7 @@ fn pair_of_gloo(program: &str, way: Way) -> Result<(), String> {
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let meeting = folder.to_string_lossy();
     let end = |rank: &str| start(on_doorbell(way.options(), &[program, rank, &meeting, way.word()]));
-    pair(end("0")?, end("1")?, way).map(drop)
+    pair(end("0")?, end("1")?, way).and_then(|said| expect_death(said, way))
 }
 
 fn pair_of_librpma(program: &str, way: Way) -> Result<(), String> {
@@ -210,6 +213,12 @@ pub(super) fn pair(mut server: Started, client: Started, way: Way) -> Result<Str
         (Err(why), Ok(_)) => Err(why),
         (Ok(_), Err(why)) => Err(format!("the server: {why}")),
     }
+}
+
+/// Checks in the output of a killed server's client that its queue pair has died because the server did not answer. An
+/// error of another cause, such as a limit of the program, is not enough.
+fn expect_death(said: String, way: Way) -> Result<(), String> {
+    if way == Way::Killed { expect(said, UNANSWERED).map(drop) } else { Ok(()) }
 }
 
 /// Runs ranks of MPICH over UCX. MPICH itself reports the death of a rank, and ends the others.
