@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::{PATIENCE, built, compile, on_doorbell, start};
 use crate::place;
-use crate::shell::{command, output_of};
+use crate::shell::{command, output_of, root};
 
 /// Name by which `cargo xtask programs` selects this test.
 pub(super) const NAME: &str = "drop-ins";
@@ -14,16 +14,18 @@ pub(super) const NAME: &str = "drop-ins";
 /// Libraries that the drop-ins replace.
 const REPLACED: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 
-/// Compares the drop-ins with the system's libraries. Then runs programs that open libibverbs, with and without the
-/// preloaded library, and programs that do not reach it, whose reason the library must explain.
+/// Compares the drop-ins with the system's libraries, and calls each of their functions that must fail. Then runs
+/// programs that open libibverbs, with and without the preloaded library, and programs that do not reach it, whose
+/// reason the library must explain.
 pub(super) fn check() -> Result<(), String> {
     let folder = built().join("lib/doorbell");
     let symbols = compile("cc", "symbols", &[])?;
     for name in REPLACED {
         let (own, replaced) = (folder.join(name), path_of_system(name)?);
         compare_names(&own, &replaced)?;
-        let paths = [own.to_string_lossy(), replaced.to_string_lossy()];
-        let mut compare = command(&symbols, &[&paths[0], &paths[1]]);
+        let list = root().join("crates/programs/preload/abi").join(name.replace(".so.1", ".txt"));
+        let [own, replaced, list] = [&own, &replaced, &list].map(|path| path.to_string_lossy());
+        let mut compare = command(&symbols, &[&own, &replaced, &list]);
         // cargo adds its own folders, in which an older library may lie.
         compare.env_remove("LD_LIBRARY_PATH");
         start(compare)?.finish(PATIENCE).map_err(|why| format!("{name}: {why}"))?;
