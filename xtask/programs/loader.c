@@ -1,17 +1,22 @@
 /* A program that opens libibverbs itself, as NCCL does: by `dlopen`, first under the name of the development package,
  * and with `dlvsym` for each function. Functions of newer versions are optional. The program then writes between two
- * queue pairs and compares the bytes.
+ * queue pairs and compares the bytes. It also opens librdmacm.
  *
  * Arguments: `shared` if the preloaded library must be the same as the opened one. `alone` if no library is preloaded.
- * `old` if the optional functions count as absent. `none`, or the path of a library, if no device must be found. */
+ * `old` if the optional functions count as absent. `killed` if the second queue pair is in a process that gets killed.
+ * `none`, or the path of a library, if no device must be found. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define CHECK(x)                                                          \
@@ -22,9 +27,18 @@
 		}                                                         \
 	} while (0)
 
+/* Bytes of a WRITE, WRITEs at once, and rounds of them. */
 #define BYTES 65536
+#define PARTS 8
+#define ROUNDS 20
+#define MEMORY (PARTS * BYTES)
+
+/* Time limit for the error of a dead peer. All retries take 2 seconds. */
+#define DEATH_S 30
 /* Time after which the program counts as hanging. It takes a fraction of a second. */
 #define PATIENCE_S 90
+
+static char from[MEMORY], to[MEMORY];
 
 #undef ibv_reg_mr
 #undef ibv_query_port
@@ -113,13 +127,55 @@ static void check_other_versions(void *library)
 	CHECK((first = dlvsym(library, "ibv_open_device", "IBVERBS_1.0")) && !first(NULL));
 }
 
+/* The end of a queue pair. */
+struct end {
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	struct ibv_port_attr port;
+	union ibv_gid gid;
+};
+
+static void open_end(struct end *end, struct ibv_device *device)
+{
+	struct ibv_device_attr about;
+
+	CHECK((end->context = verbs.open_device(device)));
+	CHECK(!verbs.query_device(end->context, &about) && about.max_qp > 0);
+	CHECK(!verbs.query_port(end->context, 1, &end->port) && end->port.state == IBV_PORT_ACTIVE);
+	CHECK(!verbs.query_gid(end->context, 1, 0, &end->gid));
+	CHECK((end->pd = verbs.alloc_pd(end->context)));
+	CHECK((end->cq = verbs.create_cq(end->context, 2 * PARTS, NULL, NULL, 0)));
+}
+
+static void close_end(struct end *end)
+{
+	CHECK(!verbs.destroy_cq(end->cq) && !verbs.dealloc_pd(end->pd) && !verbs.close_device(end->context));
+}
+
+static struct ibv_qp *create_qp(struct end *end)
+{
+	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC, .send_cq = end->cq, .recv_cq = end->cq};
+	struct ibv_qp *qp;
+
+	init.cap = (struct ibv_qp_cap){.max_send_wr = PARTS, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1};
+	CHECK((qp = verbs.create_qp(end->pd, &init)));
+	if (verbs.query_ece) {
+		struct ibv_ece ece = {0};
+
+		CHECK(verbs.query_ece(qp, &ece) == EOPNOTSUPP && verbs.set_ece(qp, &ece) == EOPNOTSUPP);
+	}
+	return qp;
+}
+
 static struct ibv_mr *reg(struct ibv_pd *pd, void *memory)
 {
 	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 
 	if (verbs.reg_mr_iova2)
-		return verbs.reg_mr_iova2(pd, memory, BYTES, (uintptr_t)memory, access | IBV_ACCESS_RELAXED_ORDERING);
-	return verbs.reg_mr(pd, memory, BYTES, access);
+		return verbs.reg_mr_iova2(pd, memory, MEMORY, (uintptr_t)memory, access | IBV_ACCESS_RELAXED_ORDERING);
+	return verbs.reg_mr(pd, memory, MEMORY, access);
 }
 
 static void connect_to(struct ibv_qp *qp, uint32_t peer, const union ibv_gid *gid, const struct ibv_port_attr *port)
@@ -137,58 +193,132 @@ static void connect_to(struct ibv_qp *qp, uint32_t peer, const union ibv_gid *gi
 	attr.ah_attr.port_num = 1;
 	CHECK(!verbs.modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 						  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 20, .retry_cnt = 7, .rnr_retry = 7};
+	/* NCCL_IB_TIMEOUT=14 is 67 ms, so neither a lost packet nor a dead peer takes long. */
+	attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7};
 	attr.max_rd_atomic = 1;
 	CHECK(!verbs.modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 						  IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-static void write_and_compare(struct ibv_device *device)
+/* Fills memory with bytes that differ for each seed. */
+static void fill(char *memory, int seed)
 {
-	static char from[BYTES], to[BYTES];
-	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC};
-	struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED, .num_sge = 1}, *bad;
-	struct ibv_context *context;
-	struct ibv_device_attr about;
-	struct ibv_port_attr port;
-	struct ibv_qp *a, *b;
-	struct ibv_mr *source, *target;
-	struct ibv_sge sge;
-	union ibv_gid gid;
-	struct ibv_pd *pd;
-	struct ibv_cq *cq;
+	for (int i = 0; i < MEMORY; i++)
+		memory[i] = (char)(i * 7 + i / 251 + seed * 13);
+}
+
+/* Posts one WRITE for each part of the memory, and waits for all of them. Returns the status of the first one that
+ * fails. */
+static enum ibv_wc_status write_parts(struct ibv_qp *qp, struct ibv_mr *source, uint64_t target, uint32_t rkey)
+{
+	enum ibv_wc_status status = IBV_WC_SUCCESS;
 	struct ibv_wc wc;
 	int found;
 
-	CHECK((context = verbs.open_device(device)));
-	CHECK(!verbs.query_device(context, &about) && about.max_qp > 0);
-	CHECK(!verbs.query_port(context, 1, &port) && port.state == IBV_PORT_ACTIVE);
-	CHECK(!verbs.query_gid(context, 1, 0, &gid));
-	CHECK((pd = verbs.alloc_pd(context)));
-	CHECK((cq = verbs.create_cq(context, 16, NULL, NULL, 0)));
-	init.send_cq = init.recv_cq = cq;
-	init.cap = (struct ibv_qp_cap){.max_send_wr = 8, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1};
-	CHECK((a = verbs.create_qp(pd, &init)) && (b = verbs.create_qp(pd, &init)));
-	if (verbs.query_ece) {
-		struct ibv_ece ece = {0};
+	for (int part = 0; part < PARTS; part++) {
+		struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED, .num_sge = 1}, *bad;
+		uint64_t offset = (uint64_t)part * BYTES;
+		struct ibv_sge sge = {.addr = (uintptr_t)from + offset, .length = BYTES, .lkey = source->lkey};
 
-		CHECK(verbs.query_ece(a, &ece) == EOPNOTSUPP && verbs.set_ece(a, &ece) == EOPNOTSUPP);
+		wr.sg_list = &sge;
+		wr.wr.rdma.remote_addr = target + offset;
+		wr.wr.rdma.rkey = rkey;
+		CHECK(!ibv_post_send(qp, &wr, &bad));
 	}
-	connect_to(a, b->qp_num, &gid, &port);
-	connect_to(b, a->qp_num, &gid, &port);
-	for (int i = 0; i < BYTES; i++)
-		from[i] = (char)(i * 7 + i / 251);
-	CHECK((source = reg(pd, from)) && (target = reg(pd, to)));
-	sge = (struct ibv_sge){.addr = (uintptr_t)from, .length = BYTES, .lkey = source->lkey};
-	wr.sg_list = &sge;
-	wr.wr.rdma.remote_addr = (uintptr_t)to;
-	wr.wr.rdma.rkey = target->rkey;
-	CHECK(!ibv_post_send(a, &wr, &bad));
-	while (!(found = ibv_poll_cq(cq, 1, &wc)))
-		;
-	CHECK(found == 1 && wc.status == IBV_WC_SUCCESS && !memcmp(from, to, BYTES));
+	for (int left = PARTS; left > 0; left -= found) {
+		found = ibv_poll_cq(qp->send_cq, 1, &wc);
+		CHECK(found >= 0);
+		if (found && status == IBV_WC_SUCCESS)
+			status = wc.status;
+	}
+	return status;
+}
+
+static void write_and_compare(struct ibv_device *device)
+{
+	struct ibv_mr *source, *target;
+	struct ibv_qp *a, *b;
+	struct end end;
+
+	open_end(&end, device);
+	a = create_qp(&end);
+	b = create_qp(&end);
+	connect_to(a, b->qp_num, &end.gid, &end.port);
+	connect_to(b, a->qp_num, &end.gid, &end.port);
+	CHECK((source = reg(end.pd, from)) && (target = reg(end.pd, to)));
+	for (int round = 0; round < ROUNDS; round++) {
+		fill(from, round);
+		memset(to, 0, MEMORY);
+		CHECK(write_parts(a, source, (uintptr_t)to, target->rkey) == IBV_WC_SUCCESS);
+		CHECK(!memcmp(from, to, MEMORY));
+	}
 	CHECK(!verbs.dereg_mr(source) && !verbs.dereg_mr(target) && !verbs.destroy_qp(a) && !verbs.destroy_qp(b));
-	CHECK(!verbs.destroy_cq(cq) && !verbs.dealloc_pd(pd) && !verbs.close_device(context));
+	close_end(&end);
+}
+
+/* Description of an end for its peer in another process. It has no padding. */
+struct description {
+	union ibv_gid gid;
+	uint64_t address;
+	uint32_t qpn, rkey;
+};
+
+/* Writes to the memory of the child until the child is dead. The child compares the bytes of the rounds before. */
+static void until_killed(struct ibv_device *device, pid_t child, int link)
+{
+	struct description own = {0}, other;
+	struct ibv_mr *source, *target;
+	struct end end;
+	struct ibv_qp *qp;
+	time_t begun;
+	char byte = 0;
+
+	open_end(&end, device);
+	qp = create_qp(&end);
+	CHECK((source = reg(end.pd, from)) && (target = reg(end.pd, to)));
+	own = (struct description){end.gid, (uintptr_t)to, qp->qp_num, target->rkey};
+	CHECK(write(link, &own, sizeof(own)) == sizeof(own) && read(link, &other, sizeof(other)) == sizeof(other));
+	connect_to(qp, other.qpn, &other.gid, &end.port);
+	CHECK(write(link, &byte, 1) == 1 && read(link, &byte, 1) == 1);
+	for (int round = 0; round < ROUNDS; round++) {
+		fill(from, round);
+		if (child) {
+			CHECK(write_parts(qp, source, other.address, other.rkey) == IBV_WC_SUCCESS);
+			CHECK(write(link, &byte, 1) == 1 && read(link, &byte, 1) == 1);
+		} else {
+			CHECK(read(link, &byte, 1) == 1 && !memcmp(from, to, MEMORY));
+			CHECK(write(link, &byte, 1) == 1);
+		}
+	}
+	if (!child)
+		/* The read ends only if the parent ends first. */
+		exit(read(link, &byte, 1) != 0);
+	CHECK(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
+	begun = time(NULL);
+	CHECK(write_parts(qp, source, other.address, other.rkey) == IBV_WC_RETRY_EXC_ERR);
+	CHECK(time(NULL) - begun < DEATH_S);
+	CHECK(!verbs.dereg_mr(source) && !verbs.dereg_mr(target) && !verbs.destroy_qp(qp));
+	close_end(&end);
+}
+
+/* librdmacm names the same device. */
+static void check_rdmacm(struct ibv_device *device)
+{
+	void *library = dlopen("librdmacm.so.1", RTLD_NOW);
+	struct ibv_context **(*get_devices)(int *);
+	void (*free_devices)(struct ibv_context **);
+	struct ibv_context **contexts;
+	int count = -1;
+
+	if (!library)
+		fprintf(stderr, "dlopen: %s\n", dlerror());
+	CHECK(library);
+	get_devices = look_up(library, "rdma_get_devices", "RDMACM_1.0");
+	free_devices = look_up(library, "rdma_free_devices", "RDMACM_1.0");
+	CHECK((contexts = get_devices(&count)) && count == 1 && contexts[0]->device == device && !contexts[1]);
+	free_devices(contexts);
+	/* The device stays open until the process ends. */
+	CHECK(!dlclose(library));
 }
 
 int main(int argc, char **argv)
@@ -197,9 +327,16 @@ int main(int argc, char **argv)
 	struct ibv_device **(*by_name)(int *) = dlsym(RTLD_DEFAULT, "ibv_get_device_list");
 	struct ibv_device **devices, **others, *device;
 	void *library = NULL;
-	int is_elsewhere = strchr(kind, '/') || !strcmp(kind, "none");
-	int count = -1;
+	int is_elsewhere = strchr(kind, '/') || !strcmp(kind, "none"), is_killed = !strcmp(kind, "killed");
+	int count = -1, links[2];
+	pid_t child = 0;
 
+	/* Neither process has the library open yet. */
+	if (is_killed) {
+		CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, links));
+		CHECK((child = fork()) >= 0);
+		close(links[!child]);
+	}
 	/* A drop-in that jumps to itself never returns. */
 	alarm(PATIENCE_S);
 	if (strchr(kind, '/')) {
@@ -230,7 +367,11 @@ int main(int argc, char **argv)
 		CHECK(!by_name);
 	}
 	check_other_versions(library);
-	write_and_compare(devices[0]);
+	check_rdmacm(devices[0]);
+	if (is_killed)
+		until_killed(devices[0], child, links[!!child]);
+	else
+		write_and_compare(devices[0]);
 	device = devices[0];
 	verbs.free_device_list(devices);
 	if (!strcmp(kind, "alone")) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{PATIENCE, built, compile, on_doorbell, start};
+use super::{PATIENCE, built, compile, on_doorbell, ports, start};
 use crate::place;
 use crate::shell::{command, output_of, root};
 
@@ -13,6 +13,13 @@ pub(super) const NAME: &str = "drop-ins";
 
 /// Libraries that the drop-ins replace.
 const REPLACED: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+
+/// Options of `doorbell run`, and arguments of the program `loader` that then finds the device.
+const LOADER_RUNS: [(&[&str], &str); 4] =
+    [(&[], "shared"), (&[], "old"), (&["--fault", "drop=0.05,seed=3"], "shared"), (&[], "killed")];
+
+/// Program of Python that opens a library.
+const OPEN: &str = "import ctypes, sys; ctypes.CDLL(sys.argv[1])";
 
 /// Compares the drop-ins with the system's libraries, and calls each of their functions that must fail. Then runs
 /// programs that open libibverbs, with and without the preloaded library, and programs that do not reach it, whose
@@ -31,8 +38,9 @@ pub(super) fn check() -> Result<(), String> {
         start(compare)?.finish(PATIENCE).map_err(|why| format!("{name}: {why}"))?;
     }
     let loader = compile("cc", "loader", &[])?;
-    for kind in ["shared", "old"] {
-        start(on_doorbell(&[], &[&loader, kind]))?.finish(PATIENCE).map_err(|why| format!("loader {kind}: {why}"))?;
+    for (options, kind) in LOADER_RUNS {
+        let ended = start(on_doorbell(options, &[&loader, kind]))?.finish(PATIENCE);
+        ended.map_err(|why| format!("loader {kind}, options {options:?}: {why}"))?;
     }
     let ends = compile("cc", "ends", &["-libverbs"])?;
     for program in [&loader, &ends] {
@@ -40,7 +48,23 @@ pub(super) fn check() -> Result<(), String> {
         alone.env("LD_LIBRARY_PATH", &folder).env_remove("LD_PRELOAD");
         start(alone)?.finish(PATIENCE).map_err(|why| format!("{program} without preloading: {why}"))?;
     }
+    ports::on_free_port(|port| rping_alone(&folder, port)).map_err(|why| format!("rping without preloading: {why}"))?;
     explanations(&loader)
+}
+
+/// Runs both ends of rping, which reach the drop-ins in this folder without the preloaded library.
+fn rping_alone(folder: &Path, port: &str) -> Result<(), String> {
+    let end = |role: &str| {
+        let words = [role, "-a", "127.0.0.1", "-p", port, "-V", "-C", "100", "-S", "5000"];
+        let mut end = command("rping", &words);
+        end.env("LD_LIBRARY_PATH", folder).env_remove("LD_PRELOAD");
+        start(end)
+    };
+    let mut server = end("-s")?;
+    ports::wait_until_listening(port, &mut server)?;
+    let client = end("-c")?;
+    let (client, server) = (client.finish(PATIENCE), server.finish(PATIENCE));
+    client.and(server).map(drop)
 }
 
 /// Returns the path of a library of the system.
@@ -75,6 +99,7 @@ fn names(library: &Path) -> Result<BTreeSet<String>, String> {
 /// Runs programs whose calls do not reach the library, and checks the explanations.
 fn explanations(loader: &str) -> Result<(), String> {
     let replaced = path_of_system(REPLACED[0])?;
+    let of_connections = path_of_system(REPLACED[1])?.to_string_lossy().into_owned();
     let renamed = place::own().join("libibverbs-3f2a1b0c.so.1");
     fs::copy(&replaced, &renamed).map_err(|error| format!("{} could not be written: {error}", renamed.display()))?;
     let libraries = ["-Wl,-Bstatic", "-libverbs", "-Wl,-Bdynamic", "-lnl-route-3", "-lnl-3"];
@@ -93,6 +118,10 @@ fn explanations(loader: &str) -> Result<(), String> {
         (
             vec![loader.to_owned(), replaced.display().to_string()],
             "a driver that another libibverbs has loaded".to_owned(),
+        ),
+        (
+            ["python3", "-c", OPEN, &of_connections].map(str::to_owned).to_vec(),
+            format!("{of_connections}: another librdmacm"),
         ),
         (vec![linked], "the program: libibverbs is linked into it".to_owned()),
         (vec![of_system, "none".to_owned()], "libibverbs.so: another libibverbs".to_owned()),
