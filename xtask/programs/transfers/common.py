@@ -2,9 +2,9 @@
 
 `PROGRAM server PORT` offers memory, and `PROGRAM client PORT WAY` writes and reads it. Both compare all bytes. The ways
 are `data`, and `killed`: the client then writes until the server is gone, and expects an error of the library. Both ends
-describe themselves over a TCP connection on loopback. With the way `failover`, the port of the client's first device
-goes down in the middle, and the client continues. With the way `speed`, the client prints the time of small writes and
-the throughput of large ones.
+describe themselves over a TCP connection on loopback. With the way `failover`, a fault plan takes the port of the
+client's first device down in the middle, and the client continues. With the way `speed`, the client prints the time of
+small writes and the throughput of large ones.
 """
 
 import json
@@ -139,8 +139,6 @@ def through_failover(control, memory, write):
         write(MEMORY)
         if control.ask("compare", seed, MEMORY) is not True:
             sys.exit(f"the server has wrong bytes in round {seed}")
-        if seed == ROUNDS:
-            print("ready for the fault", flush=True)
         with open("/sys/class/infiniband/doorbell0/ports/1/state") as state:
             rounds_left -= state.read() == "1: DOWN\n"
         if time.monotonic() > until:
