@@ -17,9 +17,9 @@ const RAILS: [(&str, &str); 2] = [("UCX_MAX_RNDV_RAILS", "2"), ("UCX_MAX_EAGER_R
 /// Transports that UCX must use.
 const BOTH_RAILS: [&str; 2] = ["rc_verbs/doorbell0:1", "rc_verbs/doorbell1:1"];
 
-/// Minimum number of data packets that a device has sent in one process. A device that only takes part in set-up sends
-/// fewer packets.
-const LEAST_PACKETS: u64 = 100;
+/// Minimum number of bytes that a device of one process has carried in one direction. A device that only takes part in
+/// set-up carries fewer.
+const LEAST_BYTES: u64 = 1 << 20;
 
 /// Options of the first device, whose port goes down in the middle of a WRITE, after some 30 MiB. A server sends no
 /// WRITEs, so the rule fires in no server.
@@ -49,7 +49,7 @@ fn of_debian() -> Result<(), String> {
         let run = |name: &str, program: Command, words: &str| {
             let begun = Instant::now();
             let said = start(program)?.finish(PATIENCE).and_then(|said| expect(said, words));
-            said.and_then(|said| both_have_sent(&said)).map_err(|why| format!("{name}, {way:?}: {why}"))?;
+            said.and_then(|said| both_have_carried(&said)).map_err(|why| format!("{name}, {way:?}: {why}"))?;
             eprintln!("{:>5.1} s  {name}, {way:?}", begun.elapsed().as_secs_f64());
             Ok::<(), String>(())
         };
@@ -88,26 +88,27 @@ fn mooncake(python: &str) -> Result<(), String> {
         let run = |server, client| pair(server, client, way);
         let said = with_script(python, SCRIPT, &options, way.word(), run)?;
         // A killed server may have received its bytes by one device.
-        if way == Way::Killed { Ok(()) } else { both_have_sent(&said) }
+        if way == Way::Killed { Ok(()) } else { both_have_carried(&said) }
     })?;
     let begun = Instant::now();
     let run = |server, client| pair(server, client, Way::Plain);
     let options = [&TWO[..], &["--stats", "--device", PORT_DOWN]].concat();
     with_script(python, SCRIPT, &options, "failover", run)
-        .and_then(|said| both_have_sent(&said))
+        .and_then(|said| both_have_carried(&said))
         .map_err(|why| format!("Mooncake, port down: {why}"))?;
     eprintln!("{:>5.1} s  Mooncake, port down", begun.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// Checks in the counters of a program that both of its devices have sent data.
-fn both_have_sent(said: &str) -> Result<(), String> {
+/// Checks in the counters of a program that both of its devices have carried data. A device may have sent it, or have
+/// read it: the Mooncake Transfer Engine takes the devices in turn.
+fn both_have_carried(said: &str) -> Result<(), String> {
     for device in ["doorbell0", "doorbell1"] {
-        let counter = format!("{device} tx_data_packets ");
-        let counts = said.lines().filter_map(|line| line.split_once(&counter)?.1.parse::<u64>().ok());
-        let most = counts.max().unwrap_or(0);
-        if most < LEAST_PACKETS {
-            return Err(format!("{device} has sent {most} data packets, must be at least {LEAST_PACKETS}:\n{said}"));
+        let counters = ["tx", "rx"].map(|way| format!("{device} {way}_vport_rdma_unicast_bytes "));
+        let value = |line: &str| counters.iter().find_map(|counter| line.split_once(counter)?.1.parse::<u64>().ok());
+        let most = said.lines().filter_map(value).max().unwrap_or(0);
+        if most < LEAST_BYTES {
+            return Err(format!("{device} has carried {most} B, must be at least {LEAST_BYTES} B:\n{said}"));
         }
     }
     Ok(())
