@@ -168,6 +168,15 @@ fn ratio(every: &[Series], figures: &[Vec<f64>], series: &Series, own: &[f64]) -
     Ratio::of(own, &figures[at])
 }
 
+/// Line above each table.
+const LEGEND: &str = "A ratio with ~ may be 1: its interval of 95 % holds 1, or there were fewer than 6 rounds.";
+
+/// Returns a ratio with its mark and its interval.
+fn shown(ratio: &Ratio) -> String {
+    let interval = ratio.interval.map_or_else(String::new, |[low, high]| format!(" ({low:.2}-{high:.2})"));
+    format!("{:>1}{:>5.2}{interval}", ratio.mark(), ratio.median)
+}
+
 /// Returns text that states whether a figure or ratio meets its goal.
 fn judged(goal: Goal, figure: f64) -> String {
     let outcome = if goal.is_met(figure) { "is" } else { "is not" };
@@ -175,7 +184,7 @@ fn judged(goal: Goal, figure: f64) -> String {
 }
 
 fn print(every: &[Series], figures: &[Vec<f64>]) {
-    println!("A ratio with ~ may be 1: its interval of 95 % holds 1, or there were fewer than 6 rounds.");
+    println!("{LEGEND}");
     for quantity in Quantity::ALL {
         let title = quantity.title();
         println!("\n{title:<50} {:>8} {:>8} {:>8} {:>9}  {:>6}", "median", "least", "most", "buffers", "ratio");
@@ -184,9 +193,7 @@ fn print(every: &[Series], figures: &[Vec<f64>]) {
             let buffers = series.buffer_bytes().map_or("-".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
             let mut line = format!("{:<50} {median:>8.2} {least:>8.2} {most:>8.2} {buffers:>9}", series.name);
             if let (Some(ratio), Some(other)) = (ratio(every, figures, series, own), series.beside) {
-                line.push_str(&format!("  {:>1}{:>5.2}", ratio.mark(), ratio.median));
-                line.extend(ratio.interval.map(|[low, high]| format!(" ({low:.2}-{high:.2})")));
-                line.push_str(&format!(" of {other}"));
+                line.push_str(&format!("  {} of {other}", shown(&ratio)));
                 line.extend(series.goal.map(|goal| judged(goal, ratio.median)));
             }
             line.extend(series.bound.map(|bound| judged(bound, median)));

@@ -5,7 +5,7 @@ use std::process::{Child, Stdio};
 use serde_json::{Value, json};
 
 use super::series::{Name, Quantity, Series, UCX_LAT, of_busy};
-use super::{in_rounds, judged, measure, spread_of};
+use super::{LEGEND, in_rounds, judged, measure, shown, spread_of};
 use crate::figures::{Goal, Ratio};
 use crate::shell::command;
 
@@ -60,18 +60,18 @@ pub(super) fn compare(rounds: u32, spinners: u32) -> Result<Value, String> {
     }))
 }
 
-/// A series, its figures, and the median of its ratios.
+/// A series, its figures, and the ratio of the busy machine to the quiet machine.
 struct Line<'a> {
     series: &'a Series,
     quiet: &'a [f64],
     busy: &'a [f64],
-    ratio: f64,
+    ratio: Ratio,
 }
 
 impl<'a> Line<'a> {
     fn new(series: &'a Series, quiet: &'a [f64], busy: &'a [f64]) -> Self {
         let ratio = Ratio::of(busy, quiet).expect("a round was measured");
-        Self { series, quiet, busy, ratio: ratio.median }
+        Self { series, quiet, busy, ratio }
     }
 
     /// Returns the goal for a busy machine.
@@ -85,28 +85,54 @@ impl<'a> Line<'a> {
         json!({
             "quantity": series.quantity.title(), "name": name.name, "link": name.link.map(super::Link::name),
             "unit": series.quantity.unit(), "arguments": series.arguments,
-            "quiet": self.quiet, "busy": self.busy, "ratio": self.ratio, "goal": self.goal().map(|goal| goal.to_string()),
+            "quiet": self.quiet, "busy": self.busy, "ratio": self.ratio.median, "interval": self.ratio.interval,
+            "goal": self.goal().map(|goal| goal.to_string()),
         })
     }
 }
 
 fn print(lines: &[Line<'_>], spinners: u32) {
+    println!("{LEGEND}");
     let ucx = lines.iter().find(|line| line.series.name == Name { name: UCX_LAT, link: None });
     for quantity in Quantity::ALL {
         let of_it = lines.iter().filter(|line| line.series.quantity == quantity).collect::<Vec<_>>();
         if of_it.is_empty() {
             continue;
         }
-        println!("\n{:<50} {:>8} {:>8}  {:>5}   (busy: {spinners} spin)", quantity.title(), "quiet", "busy", "ratio");
+        println!("\n{:<50} {:>8} {:>8}  {:>6}   (busy: {spinners} spin)", quantity.title(), "quiet", "busy", "ratio");
         for line in of_it {
-            let (quiet, busy) = (spread_of(line.quiet).0, spread_of(line.busy).0);
-            let mut text = format!("{:<50} {quiet:>8.2} {busy:>8.2}  {:>5.2}", line.series.name, line.ratio);
-            text.extend(line.goal().map(|goal| judged(goal, line.ratio)));
-            let beside = ucx.filter(|_| quantity == Quantity::Latency && line.series.name.link.is_some());
-            if let Some(ratio) = beside.and_then(|ucx| Ratio::of(line.busy, ucx.busy)) {
-                text.push_str(&format!("; {:.2} of {UCX_LAT}{}", ratio.median, judged(AHEAD, ratio.median)));
-            }
-            println!("{text}");
+            println!("{}", text(line, ucx));
         }
+    }
+}
+
+/// Returns a line of the table. The latencies of programs on the software RNIC are also divided by those of `ucx`.
+fn text(line: &Line<'_>, ucx: Option<&Line<'_>>) -> String {
+    let (quiet, busy) = (spread_of(line.quiet).0, spread_of(line.busy).0);
+    let mut text = format!("{:<50} {quiet:>8.2} {busy:>8.2}  {}", line.series.name, shown(&line.ratio));
+    text.extend(line.goal().map(|goal| judged(goal, line.ratio.median)));
+    let is_ours = line.series.quantity == Quantity::Latency && line.series.name.link.is_some();
+    if let Some(ratio) = ucx.filter(|_| is_ours).and_then(|ucx| Ratio::of(line.busy, ucx.busy)) {
+        text.push_str(&format!("; {} of {UCX_LAT}{}", shown(&ratio).trim_start(), judged(AHEAD, ratio.median)));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_have_intervals_and_marks() {
+        let every = of_busy();
+        let ucx = every.iter().find(|series| series.name.name == UCX_LAT).unwrap();
+        let (quiet, slower, faster) = ([2.0; 6], [3.0, 3.0, 3.0, 3.0, 4.0, 5.0], [1.0, 2.0, 2.0, 2.0, 3.0, 3.0]);
+        let ucx = Line::new(ucx, &quiet, &slower);
+        assert!(text(&ucx, Some(&ucx)).ends_with(" 1.50 (1.50-2.50)"), "{}", text(&ucx, Some(&ucx)));
+        let ours = every.iter().find(|series| series.name.link.is_some()).unwrap();
+        let line = text(&Line::new(ours, &quiet, &faster), Some(&ucx));
+        assert!(line.contains("~ 1.00 (0.50-1.50), is at most 2.5; 0.67 (0.33-0.75) of UCX tcp, tag_lat"), "{line}");
+        let few = text(&Line::new(ours, &quiet[..2], &slower[..2]), None);
+        assert!(few.contains("~ 1.50, is at most 2.5"), "two rounds give no interval: {few}");
     }
 }
