@@ -47,6 +47,10 @@ pub struct Config {
     pub batch: usize,
     /// Number of receive buffers for messages of the peer: 1 to 16384.
     pub depth: usize,
+    /// Number of buffers into which all messages of the peer go, 1 to 16384, or `None` for a buffer for each receive.
+    /// Messages overwrite each other in these buffers, so the program receives empty messages. The option is for
+    /// measurements with buffers that stay in a cache. Only Send-Receive with receives of its own uses these buffers.
+    pub discard_into: Option<usize>,
     /// Maximum number of completions that one poll takes: 1 to 32.
     pub poll_list: usize,
     /// Maximum number of receives in one post: 1 to 64. With 1, each receive is posted separately when the program
@@ -90,6 +94,7 @@ impl Default for Config {
             window: 64,
             batch: 1,
             depth: 128,
+            discard_into: None,
             poll_list: MAX_POLL_LIST,
             repost_list: MAX_REPOST_LIST,
             signal_each: false,
@@ -155,6 +160,13 @@ impl Config {
     /// Sets the number of receive buffers for messages of the peer: 1 to 16384.
     pub fn depth(mut self, receives: usize) -> Self {
         self.depth = receives;
+        self
+    }
+
+    /// Sets the number of buffers into which all messages of the peer go, so that the program receives empty messages
+    /// ([`discard_into`](Self#structfield.discard_into)): 1 to 16384. `None` gives each receive a buffer.
+    pub fn discard_into(mut self, buffers: impl Into<Option<usize>>) -> Self {
+        self.discard_into = buffers.into();
         self
     }
 
@@ -263,6 +275,9 @@ impl Config {
         within("the window", self.window, 1..=MAX_WINDOW, "1 to 16384")?;
         within("the batch", self.batch, 1..=MAX_BATCH.min(self.window), "1 to 64, and no more than the window")?;
         within("the receive depth", self.depth, 1..=MAX_WINDOW, "1 to 16384")?;
+        if let Some(buffers) = self.discard_into {
+            within("the number of buffers for discarded messages", buffers, 1..=MAX_WINDOW, "1 to 16384")?;
+        }
         within("the completions of one poll", self.poll_list, 1..=MAX_POLL_LIST, "1 to 32")?;
         within("the receives of one post", self.repost_list, 1..=MAX_REPOST_LIST, "1 to 64")?;
         within("the longest message", self.max_message, 0..=1 << 30, "0 to 1073741824 B")?;
@@ -287,8 +302,13 @@ impl Config {
 
     /// Returns the bytes of message memory that an endpoint of this configuration allocates.
     pub fn memory_bytes(&self) -> usize {
-        let buffers = self.depth.saturating_add(CREDIT_RECEIVES).saturating_add(self.send_buffers);
-        buffers.saturating_mul(self.stride())
+        self.receive_buffers().saturating_add(self.send_buffers).saturating_mul(self.stride())
+    }
+
+    /// Returns the number of receive buffers of Send-Receive.
+    pub(crate) fn receive_buffers(&self) -> usize {
+        let receives = self.depth.saturating_add(CREDIT_RECEIVES);
+        self.discard_into.map_or(receives, |buffers| receives.min(buffers))
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Lent<B: Buffers> {
 
 impl<B: Buffers> Lent<B> {
     /// Makes a message from a buffer whose receive is complete. The region must be registered for local writes only,
-    /// and no other accessor of the region may be in use.
+    /// and no other accessor of the region may be in use. If several receives share the buffer, `length` must be 0.
     pub(crate) fn new(buffers: &Arc<B>, buffer: u32, length: usize) -> Self {
         Self { buffers: Arc::clone(buffers), buffer, length }
     }
@@ -40,8 +40,9 @@ impl<B: Buffers> Deref for Lent<B> {
     #[allow(unsafe_code)]
     fn deref(&self) -> &[u8] {
         // SAFETY: the receive into this buffer is complete. This guard is the single owner of the buffer, and the RNIC
-        // writes to the buffer again only after the guard was dropped. The region is registered for local writes only,
-        // so no peer can write to it. The connection uses no other accessor of the region.
+        // writes to the buffer again only after the guard was dropped. A slice of a shared buffer is empty. The region
+        // is registered for local writes only, so no peer can write to it. The connection uses no other accessor of the
+        // region.
         unsafe { self.buffers.region().slice(self.buffers.offset(self.buffer), self.length) }
     }
 }

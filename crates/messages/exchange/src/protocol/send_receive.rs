@@ -159,9 +159,9 @@ impl Recipe for SendReceive {
         let pool = match &receives {
             Some(shared) => shared.admit(qp, &config)?,
             None => {
-                let slots = config.depth + CREDIT_RECEIVES;
-                let region = pd.allocate(slots * stride, Access::LOCAL_WRITE, MemoryKind::Plain)?;
-                let layout = Layout { slot_bytes: config.max_message, stride, repost_list };
+                let buffers = config.receive_buffers();
+                let region = pd.allocate(buffers * stride, Access::LOCAL_WRITE, MemoryKind::Plain)?;
+                let layout = Layout { slot_bytes: config.max_message, stride, buffers: buffers as u32, repost_list };
                 Pool::new(qp, region, layout, config.depth, CREDIT_RECEIVES, config.credits)?
             }
         };

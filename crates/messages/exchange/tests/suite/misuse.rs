@@ -226,6 +226,7 @@ impl Extremes {
             (base.clone().batch(5), "the batch is 5"),
             (base.clone().depth(0), "the receive depth is 0"),
             (base.clone().depth(usize::MAX), "the receive depth is 18446744073709551615"),
+            (base.clone().discard_into(0), "the number of buffers for discarded messages is 0, allowed is 1 to 16384"),
             (base.clone().poll_list(0), "the completions of one poll is 0"),
             (base.clone().repost_list(65), "the receives of one post is 65"),
             (base.clone().max_message(usize::MAX), "the longest message is 18446744073709551615"),

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use doorbell_exchange::blocking::Blocking;
-use doorbell_exchange::send_receive::{Backpressure, Config, Connection, Endpoint, Message, Outcome, Submit};
+use doorbell_exchange::send_receive::{
+    Backpressure, CREDIT_RECEIVES, Config, Connection, Endpoint, Message, Outcome, Submit,
+};
 use doorbell_exchange::{ConnectionError, MessageConnection};
 use doorbell_verbs::Device;
 use doorbell_verbs::soft::{self, MemoryOptions, SoftOptions, VirtualNetwork};
@@ -60,6 +62,31 @@ fn messages_arrive_once_in_order_and_intact() {
         let counters = (a.qp().pd().device().counters().unwrap(), b.qp().pd().device().counters().unwrap());
         assert_eq!(counters.0.rnr_nak_received + counters.1.rnr_nak_received, 0);
         assert_eq!(a.outcome(sent), Outcome::Done);
+    }
+}
+
+#[test]
+fn discarded_messages_arrive_empty_in_shared_buffers() {
+    for buffers in [1, 3, 1000] {
+        let config = Config::default().depth(16).max_message(10_000).discard_into(buffers);
+        assert_eq!(config.memory_bytes(), (buffers.min(16 + CREDIT_RECEIVES) + 64) * 10_048);
+        let (mut a, mut b) = pair(config.clone(), config);
+        let (mut sent, mut received) = (0_u64, 0_u64);
+        while received < 500 {
+            if sent < 500
+                && let Submit::Accepted(id) = a.send(&payload(sent, 10_000)).unwrap()
+            {
+                sent = id;
+            }
+            a.poll().unwrap();
+            while let Some(message) = b.receive().unwrap() {
+                assert!(message.is_empty(), "another message may overwrite the bytes of this message");
+                received += 1;
+            }
+        }
+        while a.last_done() < sent {
+            a.poll().unwrap();
+        }
     }
 }
 

@@ -61,7 +61,7 @@ impl Store {
     }
 
     fn sge(&self, slot: u32) -> Sge {
-        self.region.sge(slot as usize * self.layout.stride, self.layout.slot_bytes)
+        self.region.sge(self.layout.offset(slot), self.layout.slot_bytes)
     }
 
     /// Posts receives with these buffers.
@@ -107,8 +107,20 @@ impl Store {
 pub(crate) struct Layout {
     pub(crate) slot_bytes: usize,
     pub(crate) stride: usize,
+    /// Number of buffers. If there are more receives than buffers, several receives share a buffer, and their messages
+    /// must not be read.
+    pub(crate) buffers: u32,
     /// Maximum number of receives in one post.
     pub(crate) repost_list: usize,
+}
+
+impl Layout {
+    /// Returns the offset of a receive's buffer.
+    #[inline]
+    fn offset(&self, slot: u32) -> usize {
+        let buffer = if slot < self.buffers { slot } else { slot % self.buffers };
+        buffer as usize * self.stride
+    }
 }
 
 /// Grants of one connection to its peer, and the grants that were reported to the peer.
@@ -263,7 +275,7 @@ impl Buffers for Pool {
 
     #[inline]
     fn offset(&self, slot: u32) -> usize {
-        slot as usize * self.store.layout.stride
+        self.store.layout.offset(slot)
     }
 
     fn give_back(&self, slot: u32) {

@@ -65,7 +65,7 @@ impl SharedReceives {
         let config = Config { max_message: options.max_message, ..Config::default() };
         config.check()?;
         let (stride, repost_list) = (config.stride(), config.repost_list);
-        let layout = Layout { slot_bytes: options.max_message, stride, repost_list };
+        let layout = Layout { slot_bytes: options.max_message, stride, buffers: slots as u32, repost_list };
         let srq = pd.create_srq(slots, 1)?;
         let region = pd.allocate(slots * layout.stride, Access::LOCAL_WRITE, MemoryKind::Plain)?;
         let SharedOptions { depth, connections, reposting, .. } = options;
