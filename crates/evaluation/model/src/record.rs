@@ -503,6 +503,7 @@ mod tests {
             ("\"rate\": null", "\"rate\": 5.0", "its rate was given"),
             ("\"rate\": null", "\"link\": \"udp\"", "its link was chosen for it"),
             ("\"rate\": null", "\"rate\": null, \"replicate\": true", "went to all connections"),
+            ("\"rate\": null", "\"rate\": null, \"buffers\": 1", "its messages shared buffers"),
             ("\"rate\": null", "\"rate\": null, \"transport\": \"uc\"", "nothing was acknowledged"),
             ("\"slow_receiver_us\": 0", "\"slow_receiver_us\": 7", "slowed down"),
             ("\"retransmitted_packets\": 0", "\"retransmitted_packets\": 20", "2.0 % of the packets were sent again"),

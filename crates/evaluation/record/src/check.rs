@@ -11,8 +11,9 @@ use crate::memory::MAX_MESSAGE;
 use crate::mix::SizeMix;
 use crate::parameters::Parameters;
 use crate::settings::{
-    ADDRESSES, BIDIRECTIONAL, CREDITS, DEPTH, EVENTS, MIX, PROTOCOL, ParametersError, REPLICATE, REPLY, SERVER_THREADS,
-    SETTINGS, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, SIZES, SLOW_RECEIVER, THINK, THREADS, TRANSPORT, within,
+    ADDRESSES, BIDIRECTIONAL, BUFFERS, CREDITS, DEPTH, EVENTS, MIX, PROTOCOL, ParametersError, REPLICATE, REPLY,
+    SERVER_THREADS, SETTINGS, SHARED_RECEIVES, SINGLE_RECEIVER, SIZE, SIZES, SLOW_RECEIVER, THINK, THREADS, TRANSPORT,
+    within,
 };
 use crate::words::{Kind, Operation, Transport};
 
@@ -49,6 +50,7 @@ impl Parameters {
         self.check_transport()?;
         self.check_serving()?;
         self.check_addresses()?;
+        self.check_buffers()?;
         if let Some(far) = &self.far {
             far.check()?;
         }
@@ -139,6 +141,27 @@ impl Parameters {
             return Err(ADDRESSES.refuse(addresses.to_string(), allowed));
         }
         Ok(())
+    }
+
+    /// Checks the number of buffers, whose messages overwrite each other.
+    fn check_buffers(&self) -> Result<(), ParametersError> {
+        let Some(buffers) = self.buffers else { return Ok(()) };
+        let is_possible = matches!(self.operation, Operation::Send | Operation::Write | Operation::Read);
+        let others = [
+            (self.verify, "payloads that are checked"),
+            (self.protocol != Protocol::SendReceive, "protocols other than send-receive"),
+            (self.transport != Transport::Rc, "transports other than rc"),
+            (!is_possible, "operations other than send, write and read"),
+            (self.mix.is_some(), "a mix of sizes"),
+            (self.serving.shared_receives.is_some(), "shared receive buffers"),
+        ];
+        match others.into_iter().find(|(is_wanted, _)| *is_wanted) {
+            Some((_, what)) => {
+                let allowed = format!("a buffer for each message (without the option) for {what}");
+                Err(BUFFERS.refuse(buffers.to_string(), allowed))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Checks settings that only some protocols support.

@@ -61,7 +61,7 @@ impl Parameters {
                 depth = for_receiving;
             }
         }
-        let mut send_buffers = window;
+        let mut send_buffers = self.buffers.map_or(window, |buffers| buffers.min(window));
         if send_buffers > for_sending {
             // A message whose payload is verified, or that has a trailer, needs its own buffer until the peer has read
             // the message.

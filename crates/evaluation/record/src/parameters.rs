@@ -49,6 +49,10 @@ pub struct Parameters {
     /// Maximum number of messages per connection that wait at the receiver. Depending on the protocol, this is the
     /// number of receive buffers or grants, or the space of a ring.
     pub depth: usize,
+    /// Number of buffers of each connection and side, which messages use in turn. Received messages overwrite each
+    /// other, and nothing reads them. `None` gives each message of the window and each receive a buffer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buffers: Option<usize>,
     /// Whether window and depth have default values. Only default values shrink for large messages.
     pub depths_are_defaults: bool,
     /// Messages per post.
@@ -109,8 +113,8 @@ pub struct Fitted {
     /// Receive buffers per connection. One-sided operations have none. With shared buffers, the number is the share of
     /// one connection.
     pub depth: usize,
-    /// Send buffers. If there are fewer buffers than window slots, several slots share a buffer. For one-sided
-    /// operations, the other end has the same number of buffers as sources or targets.
+    /// Send buffers: at most [`Parameters::buffers`]. If there are fewer buffers than window slots, several slots share
+    /// a buffer. For one-sided operations, the other end has the same number of buffers as sources or targets.
     pub send_buffers: usize,
     /// Notes for the user about reduced values.
     pub notes: Vec<String>,
@@ -137,6 +141,7 @@ impl Parameters {
             extent: Extent::Seconds(1.0),
             window: if kind == Kind::Latency { 1 } else { 64 },
             depth: 128,
+            buffers: None,
             depths_are_defaults: true,
             batch: 1,
             inline: 64,
@@ -199,6 +204,7 @@ impl Parameters {
             .window(fitted.window)
             .batch(fitted.batch)
             .depth(fitted.depth)
+            .discard_into(self.buffers)
             .poll_list(self.serving.poll_list)
             .repost_list(self.serving.repost_list)
             .signal_each(self.signal_each)

@@ -25,6 +25,22 @@ fn fit_reduces_only_oversized_parameters() {
 }
 
 #[test]
+fn all_slots_of_the_window_share_a_given_number_of_buffers() {
+    let sharing = |buffers| Parameters { buffers: Some(buffers), ..parameters() };
+    for (buffers, send_buffers) in [(1, 1), (5, 5), (64, 64), (1000, 64)] {
+        let fitted = sharing(buffers).fit(4096).unwrap();
+        assert_eq!((fitted.window, fitted.depth, fitted.send_buffers), (64, 128, send_buffers));
+        assert_eq!(fitted.notes, [""; 0], "the user has asked for it");
+        assert_eq!(sharing(buffers).config(4096, &fitted).discard_into, Some(buffers));
+    }
+    // The memory cap limits the number of buffers too.
+    assert_eq!(sharing(64).fit(8 << 20).unwrap().send_buffers, parameters().fit(8 << 20).unwrap().send_buffers);
+    for operation in [Operation::Send, Operation::Write, Operation::Read] {
+        Parameters { operation, ..sharing(1) }.check().unwrap();
+    }
+}
+
+#[test]
 fn fit_keeps_the_memory_cap_or_fails() {
     let mut fits = 0;
     for connections in [1, 2, 16, 4096] {
@@ -88,6 +104,12 @@ fn each_setting_has_bounds() {
         (Parameters { window: usize::MAX, ..good() }, &WINDOW),
         (Parameters { depth: 0, ..good() }, &DEPTH),
         (Parameters { depth: 16_384, connections: 100, ..good() }, &DEPTH),
+        (Parameters { buffers: Some(0), ..good() }, &BUFFERS),
+        (Parameters { buffers: Some(1), verify: true, ..good() }, &BUFFERS),
+        (Parameters { buffers: Some(1), protocol: Protocol::DirectRead, ..good() }, &BUFFERS),
+        (Parameters { buffers: Some(1), transport: Transport::Uc, ..good() }, &BUFFERS),
+        (Parameters { buffers: Some(1), operation: Operation::RequestResponse, ..good() }, &BUFFERS),
+        (Parameters { buffers: Some(1), ..served(shared) }, &BUFFERS),
         (Parameters { batch: 0, ..good() }, &BATCH),
         (Parameters { batch: 8, window: 4, ..good() }, &BATCH),
         (Parameters { inline: usize::MAX, ..good() }, &INLINE),

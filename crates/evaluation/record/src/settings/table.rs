@@ -312,6 +312,19 @@ settings! {
         sweep: Some("depth"),
         ..field!("the receive depth", "", 1, MAX_WINDOW, depth)
     };
+    /// [`Parameters::buffers`].
+    BUFFERS = Setting {
+        field: "buffers",
+        about: "Number of buffers of each connection and side, which messages use in turn",
+        range: Range::Whole(1, MAX_WINDOW as u64),
+        option: option!(CONNECTIONS_OF, None, "buffers", Some("N"), None, ". Received messages overwrite each other \
+            (send-receive, or --op write or read; without --verify) [default: a buffer for each message of the window \
+            and each receive]"),
+        unmodelled: Some("its messages shared buffers"),
+        get: |all| all.buffers.map(|buffers| Value::Whole(buffers as u64)).into_iter().collect(),
+        put: |all, value| all.buffers = Some(value.whole() as usize),
+        ..Setting::named("the number of buffers", "")
+    };
     /// [`Parameters::inline`].
     INLINE = Setting {
         about: "Maximum size of messages that are sent inline, in bytes",

@@ -63,6 +63,20 @@ pub(crate) fn check_packets(protocol: &str, result: &Value) {
 }
 
 #[test]
+fn messages_share_a_given_number_of_buffers() {
+    for (arguments, buffers) in [("--op send", 1), ("--op send -e -b", 3), ("--op write", 1), ("--op read", 2)] {
+        let record = record(&format!("bw -n 500 -s 64,65536 {arguments} --buffers {buffers}"));
+        for result in list(&record, "/results") {
+            assert_eq!(number(result, "/fitted/send_buffers"), buffers, "{arguments}");
+            assert!(number(result, "/fitted/window") >= 8, "the window is as without the option: {arguments}");
+            assert_eq!(number(result, "/messages"), if arguments.contains("-b") { 1000 } else { 500 }, "{arguments}");
+        }
+    }
+    let latency = record("lat -n 500 -s 64 --buffers 1");
+    assert_eq!(number(&latency, "/results/0/fitted/send_buffers"), 1);
+}
+
+#[test]
 fn messages_of_every_size_cross_intact_one_way() {
     let record = record("bw -n 2000 -s 0,1,16,64,65,4096,4097,65536 --verify");
     for (result, bytes) in list(&record, "/results").iter().zip([0_u64, 1, 16, 64, 65, 4096, 4097, 65_536]) {
