@@ -7,6 +7,7 @@ use std::fmt;
 pub(crate) enum Goal {
     AtMost(f64),
     AtLeast(f64),
+    Between(f64, f64),
 }
 
 impl Goal {
@@ -14,6 +15,7 @@ impl Goal {
         match self {
             Self::AtMost(most) => ratio <= most,
             Self::AtLeast(least) => ratio >= least,
+            Self::Between(least, most) => (least..=most).contains(&ratio),
         }
     }
 }
@@ -23,6 +25,7 @@ impl fmt::Display for Goal {
         match self {
             Self::AtMost(most) => write!(f, "at most {most}"),
             Self::AtLeast(least) => write!(f, "at least {least}"),
+            Self::Between(least, most) => write!(f, "between {least} and {most}"),
         }
     }
 }
@@ -129,5 +132,8 @@ mod tests {
         assert!(Goal::AtLeast(0.85).is_met(0.85) && !Goal::AtLeast(0.85).is_met(0.84));
         assert!(Goal::AtMost(1.5).is_met(1.5) && !Goal::AtMost(1.5).is_met(1.51));
         assert!(Goal::AtLeast(0.95).is_met(0.95) && !Goal::AtLeast(0.95).is_met(0.949));
+        let equal = Goal::Between(0.95, 1.05);
+        assert_eq!([0.94, 0.95, 1.05, 1.06].map(|ratio| equal.is_met(ratio)), [false, true, true, false]);
+        assert_eq!(equal.to_string(), "between 0.95 and 1.05");
     }
 }

@@ -4,8 +4,8 @@
 //!
 //! The speed of a machine varies over minutes. Each round therefore runs every program once, and a ratio uses two
 //! figures of the same round. Every second round runs the programs in reverse order, since a program may affect the
-//! next one. Programs that are compared have the same number of messages in flight. The table states the bytes of their
-//! buffers, because copies within the caches are faster.
+//! next one. Programs that are compared have the same number of messages in flight and the same buffers. The table
+//! states the bytes of the buffers, because copies within the caches are faster.
 
 mod busy;
 mod read;
@@ -84,12 +84,12 @@ fn measure(every: &[Series], figures: &mut [Vec<f64>], round: u32) -> Result<(),
             Source::LimitOfMemory => Source::Limit,
             other => other,
         };
-        let output = match outputs.entry((program, series.name.link, series.arguments)) {
+        let output = match outputs.entry((program, series.name.link, series.arguments())) {
             Entry::Occupied(there) => there.into_mut(),
             Entry::Vacant(missing) => missing.insert(output(series)?),
         };
         let figure = read::figure(series.source, series.quantity, output);
-        figures.push(figure.map_err(|why| format!("{} {}: {why}", series.name, series.arguments))?);
+        figures.push(figure.map_err(|why| format!("{} {}: {why}", series.name, series.arguments()))?);
     }
     Ok(())
 }
@@ -104,11 +104,12 @@ fn output(series: &Series) -> Result<String, String> {
         }
         result = output_once();
     }
-    result.map_err(|why| format!("{} {}: {why}", series.name, series.arguments))
+    result.map_err(|why| format!("{} {}: {why}", series.name, series.arguments()))
 }
 
 fn output_on(series: &Series, port: &str) -> Result<String, String> {
-    let words: Vec<&str> = series.arguments.split(' ').collect();
+    let arguments = series.arguments();
+    let words: Vec<&str> = arguments.split(' ').collect();
     // Programs that do not run on the software RNIC ignore the variable.
     let over_link = |mut command: Command| {
         command.envs(series.name.link.map(|link| (LINK_VARIABLE, link.name())));
@@ -200,6 +201,16 @@ fn print(every: &[Series], figures: &[Vec<f64>]) {
             println!("{line}");
         }
     }
+    for (series, own) in every.iter().zip(figures) {
+        if let Some(seconds) = least_seconds(series, own).filter(|seconds| *seconds < series::LEAST_SECONDS) {
+            println!("\n{} took only {seconds:.2} s: its number of iterations must rise", series.name);
+        }
+    }
+}
+
+/// Returns the duration of the shortest run in seconds. Returns `None` if the program runs for a time.
+fn least_seconds(series: &Series, figures: &[f64]) -> Option<f64> {
+    figures.iter().filter_map(|figure| series.seconds(*figure)).min_by(f64::total_cmp)
 }
 
 fn record(every: &[Series], figures: &[Vec<f64>]) -> Value {
@@ -208,7 +219,7 @@ fn record(every: &[Series], figures: &[Vec<f64>]) -> Value {
         let ratio = ratio(every, figures, series, own);
         json!({
             "quantity": series.quantity.title(), "name": series.name.name, "link": series.name.link.map(Link::name),
-            "unit": series.quantity.unit(), "arguments": series.arguments,
+            "unit": series.quantity.unit(), "arguments": series.arguments(), "least_seconds": least_seconds(series, own),
             "figures": own, "median": median, "least": least, "most": most,
             "buffer_bytes": series.buffer_bytes(),
             "beside": series.beside.map(|other| other.to_string()), "ratio": ratio.map(|ratio| ratio.median),
@@ -216,7 +227,7 @@ fn record(every: &[Series], figures: &[Vec<f64>]) -> Value {
             "goal": series.goal.map(|goal| goal.to_string()), "bound": series.bound.map(|bound| bound.to_string()),
         })
     });
-    json!({ "schema": "doorbell-compare/3", "series": series.collect::<Vec<_>>() })
+    json!({ "schema": "doorbell-compare/4", "series": series.collect::<Vec<_>>() })
 }
 
 /// Returns the load of the machine, in the format of `/proc/loadavg`.

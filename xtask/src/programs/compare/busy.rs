@@ -84,7 +84,7 @@ impl<'a> Line<'a> {
         let (series, name) = (self.series, self.series.name);
         json!({
             "quantity": series.quantity.title(), "name": name.name, "link": name.link.map(super::Link::name),
-            "unit": series.quantity.unit(), "arguments": series.arguments,
+            "unit": series.quantity.unit(), "arguments": series.arguments(),
             "quiet": self.quiet, "busy": self.busy, "ratio": self.ratio.median, "interval": self.ratio.interval,
             "goal": self.goal().map(|goal| goal.to_string()),
         })

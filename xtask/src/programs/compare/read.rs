@@ -33,6 +33,7 @@ fn bench(quantity: Quantity, text: &str) -> Option<f64> {
         Quantity::Latency | Quantity::LatencyAsleep => result["latency_ns"]["p50"].as_f64()? / 1e3,
         Quantity::Rate | Quantity::RateOfLists => result["messages_per_s"].as_f64()? / 1e6,
         Quantity::Bandwidth | Quantity::BandwidthOfLong => result["bytes_per_s"].as_f64()? / 1e9,
+        Quantity::PingPong => quantity.bytes() as f64 / result["latency_ns"]["mean"].as_f64()?,
     })
 }
 
@@ -44,7 +45,7 @@ fn limit(quantity: Quantity, record: &Value) -> Option<f64> {
         Quantity::LatencyAsleep => record["ping_pong_blocking_ns"].as_f64()? / 1e3,
         Quantity::Rate | Quantity::RateOfLists => of(78)?["datagrams_per_s"].as_f64()? / 1e6,
         Quantity::Bandwidth => of(4154)?["bytes_per_s"].as_f64()? / 1e9,
-        Quantity::BandwidthOfLong => return None,
+        Quantity::PingPong | Quantity::BandwidthOfLong => return None,
     })
 }
 
@@ -53,6 +54,7 @@ fn perftest(quantity: Quantity, text: &str) -> Option<f64> {
         Quantity::Latency | Quantity::LatencyAsleep => ("t_typical[usec]", 4),
         Quantity::Rate | Quantity::RateOfLists => ("MsgRate[Mpps]", 4),
         Quantity::Bandwidth | Quantity::BandwidthOfLong => ("BW average[MB/sec]", 3),
+        Quantity::PingPong => return None,
     };
     let row = perftest_row(text, heading)?;
     if row.first()?.parse() != Ok(quantity.bytes()) {
@@ -62,14 +64,13 @@ fn perftest(quantity: Quantity, text: &str) -> Option<f64> {
     Some(if heading.starts_with("BW") { figure * MIB / 1e9 } else { figure })
 }
 
-/// Returns the figure of `fi_pingpong`, which only measures latency. Rates are computed from the latency.
+/// Returns the figure of `fi_pingpong`, which has one message in flight.
 fn libfabric(quantity: Quantity, text: &str) -> Option<f64> {
-    let usec = pingpong(text, if quantity == Quantity::Bandwidth { "64k" } else { "16" }, "usec/xfer")?;
-    Some(match quantity {
-        Quantity::Latency | Quantity::LatencyAsleep => usec,
-        Quantity::Rate | Quantity::RateOfLists => 1.0 / usec,
-        Quantity::Bandwidth | Quantity::BandwidthOfLong => quantity.bytes() as f64 / usec / 1e3,
-    })
+    match quantity {
+        Quantity::Latency | Quantity::LatencyAsleep => pingpong(text, "16", "usec/xfer"),
+        Quantity::PingPong => Some(quantity.bytes() as f64 / pingpong(text, "64k", "usec/xfer")? / 1e3),
+        Quantity::Rate | Quantity::RateOfLists | Quantity::Bandwidth | Quantity::BandwidthOfLong => None,
+    }
 }
 
 fn ucx(quantity: Quantity, text: &str) -> Option<f64> {
@@ -77,6 +78,7 @@ fn ucx(quantity: Quantity, text: &str) -> Option<f64> {
         Quantity::Latency | Quantity::LatencyAsleep => ("50.0_percentile_lat", 1.0),
         Quantity::Rate | Quantity::RateOfLists => ("overall_mr", 1e-6),
         Quantity::Bandwidth | Quantity::BandwidthOfLong => ("overall_bw", MIB / 1e9),
+        Quantity::PingPong => return None,
     };
     Some(ucx_figure(text, wanted)? * factor)
 }
@@ -144,7 +146,8 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
 64k     5k      =5k      625m        0.15s   4286.93      15.29       0.07
 ";
         near(Source::Libfabric("tcp"), Quantity::Latency, small, 5.36);
-        near(Source::Libfabric("tcp"), Quantity::Bandwidth, large, 4.286200130804448);
+        near(Source::Libfabric("tcp"), Quantity::PingPong, large, 4.286200130804448);
+        assert!(figure(Source::Libfabric("tcp"), Quantity::Bandwidth, large).is_err(), "one message is in flight");
     }
 
     #[test]
@@ -161,10 +164,12 @@ bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
     #[test]
     fn bench_prints_json() {
         let record = r#"{"results": [{"bytes": 16, "messages_per_s": 114211.87, "bytes_per_s": 1827389.9,
-            "latency_ns": {"min": 2770, "p50": 3205}}, {"bytes": 65536, "bytes_per_s": 4.05e9, "latency_ns": null}]}"#;
+            "latency_ns": {"min": 2770, "p50": 3205}}, {"bytes": 65536, "bytes_per_s": 4.05e9,
+            "latency_ns": {"p50": 8000, "mean": 8192.0}}]}"#;
         near(Source::Bench, Quantity::Latency, record, 3.205);
         near(Source::Bench, Quantity::Rate, record, 0.11421187);
         near(Source::Bench, Quantity::Bandwidth, record, 4.05);
+        near(Source::Bench, Quantity::PingPong, record, 8.0);
         assert!(figure(Source::Bench, Quantity::Latency, "{}").is_err());
     }
 

@@ -13,12 +13,20 @@ pub(super) enum Quantity {
     Rate,
     RateOfLists,
     Bandwidth,
+    PingPong,
     BandwidthOfLong,
 }
 
 impl Quantity {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Latency, Self::LatencyAsleep, Self::Rate, Self::RateOfLists, Self::Bandwidth, Self::BandwidthOfLong];
+    pub(super) const ALL: [Self; 7] = [
+        Self::Latency,
+        Self::LatencyAsleep,
+        Self::Rate,
+        Self::RateOfLists,
+        Self::Bandwidth,
+        Self::PingPong,
+        Self::BandwidthOfLong,
+    ];
 
     pub(super) fn title(self) -> &'static str {
         match self {
@@ -27,6 +35,7 @@ impl Quantity {
             Self::Rate => "16 B, million messages per second",
             Self::RateOfLists => "16 B, eight per post, million messages per second",
             Self::Bandwidth => "64 KiB, GB/s",
+            Self::PingPong => "64 KiB, one message in flight, GB/s",
             Self::BandwidthOfLong => "1 MiB, GB/s",
         }
     }
@@ -34,7 +43,7 @@ impl Quantity {
     pub(super) fn bytes(self) -> u64 {
         match self {
             Self::Latency | Self::LatencyAsleep | Self::Rate | Self::RateOfLists => 16,
-            Self::Bandwidth => 1 << 16,
+            Self::Bandwidth | Self::PingPong => 1 << 16,
             Self::BandwidthOfLong => 1 << 20,
         }
     }
@@ -43,7 +52,7 @@ impl Quantity {
         match self {
             Self::Latency | Self::LatencyAsleep => "us",
             Self::Rate | Self::RateOfLists => "M/s",
-            Self::Bandwidth | Self::BandwidthOfLong => "GB/s",
+            Self::Bandwidth | Self::PingPong | Self::BandwidthOfLong => "GB/s",
         }
     }
 }
@@ -71,6 +80,11 @@ impl Source {
             Self::Limit | Self::LimitOfMemory | Self::Libfabric(_) => false,
             Self::Ucx(transport) => !ucx::OWN_TRANSPORTS.contains(&transport),
         }
+    }
+
+    /// Returns whether the program uses memory of two processes, and not the software RNIC.
+    fn is_in_memory(self) -> bool {
+        matches!(self, Self::LimitOfMemory | Self::Libfabric("shm") | Self::Ucx("posix"))
     }
 }
 
@@ -119,7 +133,9 @@ pub(super) struct Series {
     pub(super) quantity: Quantity,
     pub(super) name: Name,
     pub(super) source: Source,
-    pub(super) arguments: &'static str,
+    arguments: &'static str,
+    /// Number of messages or round trips. `None` if the program runs for a time.
+    iterations: Option<u64>,
     /// Other series with which this series is compared. The ratio is this series divided by the other series.
     pub(super) beside: Option<Name>,
     /// Goal of this ratio.
@@ -132,20 +148,44 @@ impl Series {
     /// Returns the bytes of all buffers that the messages of this series use in turn, of both ends together. Returns
     /// `None` for short messages, whose buffers fit into any cache, and for limits.
     ///
-    /// `doorbell bench` has a buffer for each message in flight and for each receive, those for credits included. perftest
-    /// and `ucx_perftest` send all messages from one buffer and receive them into another. `fi_pingpong` has these two
-    /// for each direction.
+    /// `doorbell bench` has `--buffers` of them at each end, or one for each message in flight and for each receive, those
+    /// for credits included. perftest and `ucx_perftest` send all messages from one buffer and receive them into another.
+    /// A ping-pong has these for each direction.
     pub(super) fn buffer_bytes(&self) -> Option<u64> {
-        if !matches!(self.quantity, Quantity::Bandwidth | Quantity::BandwidthOfLong) {
-            return None;
-        }
+        let directions = match self.quantity {
+            Quantity::Bandwidth | Quantity::BandwidthOfLong => 1,
+            Quantity::PingPong => 2,
+            Quantity::Latency | Quantity::LatencyAsleep | Quantity::Rate | Quantity::RateOfLists => return None,
+        };
         let buffers = match self.source {
-            Source::Bench => self.number_after("-t")? + self.number_after("-r")? + CREDIT_RECEIVES,
-            Source::Perftest | Source::Ucx(_) => 2,
-            Source::Libfabric(_) => 4,
+            Source::Bench => match self.number_after("--buffers") {
+                Some(of_each_end) => 2 * of_each_end,
+                None => self.number_after("-t")? + self.number_after("-r")? + CREDIT_RECEIVES,
+            },
+            Source::Perftest | Source::Ucx(_) | Source::Libfabric(_) => 2,
             Source::Limit | Source::LimitOfMemory => return None,
         };
-        Some(buffers * self.quantity.bytes())
+        Some(directions * buffers * self.quantity.bytes())
+    }
+
+    /// Returns the arguments of the program, the number of iterations included.
+    pub(super) fn arguments(&self) -> String {
+        let Some(iterations) = self.iterations else { return self.arguments.to_owned() };
+        let option = if matches!(self.source, Source::Libfabric(_)) { "-I" } else { "-n" };
+        format!("{} {option} {iterations}", self.arguments)
+    }
+
+    /// Returns the duration of a run with this figure, in seconds. Returns `None` if the program runs for a time.
+    pub(super) fn seconds(&self, figure: f64) -> Option<f64> {
+        let each = match self.quantity {
+            // The figure of READs is the whole round trip.
+            Quantity::Latency if self.name.name == READ_LAT => figure * 1e-6,
+            Quantity::Latency | Quantity::LatencyAsleep => 2.0 * figure * 1e-6,
+            Quantity::Rate | Quantity::RateOfLists => 1e-6 / figure,
+            Quantity::Bandwidth | Quantity::BandwidthOfLong => self.quantity.bytes() as f64 * 1e-9 / figure,
+            Quantity::PingPong => 2.0 * self.quantity.bytes() as f64 * 1e-9 / figure,
+        };
+        Some(self.iterations? as f64 * each)
     }
 
     /// Returns the number after an option in the arguments.
@@ -160,13 +200,24 @@ struct Program {
     name: &'static str,
     source: Source,
     arguments: &'static str,
+    /// Number of messages or round trips: over UDP or without a link, and through shared memory.
+    iterations: Option<[u64; 2]>,
     beside: Option<&'static str>,
     goal: Option<Goal>,
 }
 
 impl Program {
     const fn new(quantity: Quantity, name: &'static str, source: Source, arguments: &'static str) -> Self {
-        Self { quantity, name, source, arguments, beside: None, goal: None }
+        Self { quantity, name, source, arguments, iterations: None, beside: None, goal: None }
+    }
+
+    const fn times(self, iterations: u64) -> Self {
+        self.times_over([iterations; 2])
+    }
+
+    const fn times_over(mut self, iterations: [u64; 2]) -> Self {
+        self.iterations = Some(iterations);
+        self
     }
 
     const fn beside(mut self, name: &'static str) -> Self {
@@ -179,17 +230,21 @@ impl Program {
         self
     }
 
-    /// Returns the series of the program over a link. The program is compared with another program over the same link,
-    /// or over UDP if this program has no link.
+    /// Returns the series of the program over a link. The program is compared with another program over the same link. A
+    /// program without a link is compared with a run through shared memory if it uses memory, and over UDP otherwise.
     fn over(&self, link: Option<Link>) -> Series {
-        let beside = self.beside.map(|name| {
-            let is_ours = PROGRAMS.iter().any(|other| other.name == name && other.source.is_on_doorbell());
-            Name { name, link: link.or(Some(Link::Udp)).filter(|_| is_ours) }
-        });
+        let is_in_memory = link.map_or(self.source.is_in_memory(), |link| link == Link::SharedMemory);
+        let of_link = if is_in_memory { Link::SharedMemory } else { Link::Udp };
+        let other = self.beside.and_then(|name| PROGRAMS.iter().find(|other| other.name == name));
+        // The limits of the kernel do not limit packets through memory.
+        let other = other.filter(|other| !(is_in_memory && other.source == Source::Limit));
+        let beside =
+            other.map(|other| Name { name: other.name, link: other.source.is_on_doorbell().then_some(of_link) });
         let name = Name { name: self.name, link };
-        let Self { quantity, source, arguments, goal, .. } = *self;
-        let mut series = Series { quantity, name, source, arguments, beside, goal, bound: None };
-        let is_in_memory = link == Some(Link::SharedMemory);
+        let Self { quantity, source, arguments, .. } = *self;
+        let iterations = self.iterations.map(|[udp, memory]| if is_in_memory { memory } else { udp });
+        let goal = self.goal.filter(|_| beside.is_some());
+        let mut series = Series { quantity, name, source, arguments, iterations, beside, goal, bound: None };
         for wanted in IN_MEMORY.iter().filter(|wanted| is_in_memory && wanted.name == self.name) {
             match wanted.of {
                 Of::Figure(bound) => series.bound = Some(bound),
@@ -216,17 +271,28 @@ const BENCH_LAT_E: &str = "doorbell bench lat -e";
 const BENCH_RATE: &str = "doorbell bench bw -s 16";
 const BENCH_RATE_OF_LISTS: &str = "doorbell bench bw -s 16 --config batched";
 const BENCH_BW: &str = "doorbell bench bw";
+const BENCH_WRITE: &str = "doorbell bench bw --op write";
+const BENCH_READ: &str = "doorbell bench bw --op read";
+const BENCH_PING_PONG: &str = "doorbell bench lat -s 65536 (mean)";
 const BENCH_LONG: &str = "doorbell bench bw -s 1048576";
+const BENCH_LONG_READ: &str = "doorbell bench bw --op read -s 1048576";
 const SEND_LAT: &str = "ib_send_lat";
+const SEND_LAT_E: &str = "ib_send_lat -e";
 const WRITE_LAT: &str = "ib_write_lat";
 const READ_LAT: &str = "ib_read_lat";
+const SEND_BW: &str = "ib_send_bw";
+const SEND_LONG: &str = "ib_send_bw -s 1048576";
 const UCX_RC_LAT: &str = "UCX rc_verbs, tag_lat";
+const DATAGRAMS: &str = "UDP datagrams of 78 B";
 const PING_PONG_OF_MEMORY: &str = "packets through shared memory, ping-pong";
 const LONG_OF_MEMORY: &str = "packets of 4154 B through shared memory";
 
 /// Goal for the latency of verbs programs in C, compared with `doorbell bench`: nearly equal.
 const NEAR: Goal = Goal::AtMost(1.15);
 const NEAR_FROM_BELOW: Goal = Goal::AtLeast(0.85);
+
+/// Goal for the throughput of verbs programs in C over UDP, compared with `doorbell bench` with the same buffers.
+const EQUAL: Goal = Goal::Between(0.95, 1.05);
 
 /// Goal for programs whose responder does not work by itself: one-sided operations.
 const PASSIVE: Goal = Goal::AtMost(3.0);
@@ -237,6 +303,9 @@ const ASLEEP: Goal = Goal::AtMost(2.2);
 /// Goal for the spinning ping-pong of datagrams, compared with the latency over UDP: this latency is at most 1.35 times
 /// as long.
 const PING_PONG: Goal = Goal::AtLeast(0.74);
+
+/// Goal for the rate of messages over UDP, one per post, compared with the kernel's rate of the same datagrams.
+const OF_DATAGRAMS: Goal = Goal::AtLeast(0.3);
 
 /// Goal for the latency of UCX's transports over verbs, compared with UCX over TCP.
 const UCX_LATENCY: Goal = Goal::AtMost(1.3);
@@ -249,20 +318,24 @@ const UCX_BW: &str = "UCX tcp, tag_bw of 64 KiB";
 const UCX_LONG: &str = "UCX tcp, tag_bw of 1 MiB";
 const UCX_UD_LONG: &str = "UCX ud_verbs, tag_bw of 1 MiB";
 
-const TAG_LAT: &str = "-t tag_lat -s 16 -n 80000";
-const TAG_RATE: &str = "-t tag_bw -s 16 -n 500000";
-const TAG_BW: &str = "-t tag_bw -s 65536 -n 10000";
-const TAG_LONG: &str = "-t tag_bw -s 1048576 -n 3000";
+const TAG_LAT: &str = "-t tag_lat -s 16";
+const TAG_RATE: &str = "-t tag_bw -s 16";
+const TAG_BW: &str = "-t tag_bw -s 65536";
+const TAG_LONG: &str = "-t tag_bw -s 1048576";
 
-const LIMIT: &str = "limit --repetitions 1 -D 0.3";
+const LIMIT: &str = "limit --repetitions 1 -D 0.5";
+
+/// Minimum duration of a run in seconds. In shorter runs, the first messages and the state of the machine matter.
+pub(super) const LEAST_SECONDS: f64 = 0.5;
 
 /// Programs of the table. Without the ids of a known vendor, perftest sends nothing inline. For short messages, its
 /// queues hold 128 requests and 512 receives. `doorbell bench` gets options for the same behaviour.
 ///
-/// `doorbell bench` has a buffer for each request and receive. With long messages, both programs have few of them, so
-/// that the buffers fit into a cache. Each request of perftest has a completion (`-Q 1`), as with `doorbell bench`.
+/// perftest sends all messages from one buffer, and receives them into one. `--buffers 1` does the same. Each request of
+/// perftest has a completion (`-Q 1`), as with `doorbell bench`. The numbers of iterations let a run take at least
+/// [`LEAST_SECONDS`].
 const PROGRAMS: &[Program] = &{
-    use Quantity::{Bandwidth, BandwidthOfLong, Latency, LatencyAsleep, Rate, RateOfLists};
+    use Quantity::{Bandwidth, BandwidthOfLong, Latency, LatencyAsleep, PingPong, Rate, RateOfLists};
     use Source::{Bench, Libfabric, Limit, LimitOfMemory, Perftest, Ucx};
     const TCP: Source = Ucx("tcp");
     const POSIX: Source = Ucx("posix");
@@ -273,71 +346,106 @@ const PROGRAMS: &[Program] = &{
     const FI_SHM: Source = Libfabric("shm");
     [
         Program::new(Latency, BENCH_LAT, Bench, "lat -s 16 -I 0 -D 0.5"),
-        Program::new(Latency, SEND_LAT, Perftest, "ib_send_lat -s 16 -n 80000").beside(BENCH_LAT).goal(NEAR),
-        Program::new(Latency, WRITE_LAT, Perftest, "ib_write_lat -s 16 -n 40000").beside(SEND_LAT).goal(PASSIVE),
-        Program::new(Latency, READ_LAT, Perftest, "ib_read_lat -s 16 -n 40000").beside(SEND_LAT).goal(PASSIVE),
-        Program::new(Latency, "fi_pingpong -e msg (mean)", FI_TCP, "-e msg -S 16 -I 50000").beside(BENCH_LAT),
-        Program::new(Latency, "fi_pingpong -e rdm (mean)", FI_TCP, "-e rdm -S 16 -I 20000").beside(BENCH_LAT),
-        Program::new(Latency, "fi_pingpong -p shm (mean)", FI_SHM, "-e rdm -S 16 -I 50000").beside(BENCH_LAT),
-        Program::new(Latency, UCX_LAT, TCP, TAG_LAT).beside(BENCH_LAT),
-        Program::new(Latency, "UCX posix, tag_lat", POSIX, TAG_LAT).beside(BENCH_LAT),
-        Program::new(Latency, UCX_RC_LAT, RC, TAG_LAT).beside(UCX_LAT).goal(UCX_LATENCY),
-        Program::new(Latency, "UCX ud_verbs, tag_lat", UD, TAG_LAT).beside(UCX_LAT),
-        Program::new(Latency, "UCX tcp, ucp_put_lat", TCP, "-t ucp_put_lat -s 16 -n 50000").beside(BENCH_LAT),
+        Program::new(Latency, SEND_LAT, Perftest, "ib_send_lat -s 16")
+            .times_over([100_000, 600_000])
+            .beside(BENCH_LAT)
+            .goal(NEAR),
+        Program::new(Latency, WRITE_LAT, Perftest, "ib_write_lat -s 16")
+            .times_over([100_000, 500_000])
+            .beside(SEND_LAT)
+            .goal(PASSIVE),
+        Program::new(Latency, READ_LAT, Perftest, "ib_read_lat -s 16")
+            .times_over([120_000, 700_000])
+            .beside(SEND_LAT)
+            .goal(PASSIVE),
+        Program::new(Latency, "fi_pingpong -e msg (mean)", FI_TCP, "-e msg -S 16").times(80_000).beside(BENCH_LAT),
+        Program::new(Latency, "fi_pingpong -e rdm (mean)", FI_TCP, "-e rdm -S 16").times(60_000).beside(BENCH_LAT),
+        Program::new(Latency, "fi_pingpong -p shm (mean)", FI_SHM, "-e rdm -S 16").times(500_000).beside(BENCH_LAT),
+        Program::new(Latency, UCX_LAT, TCP, TAG_LAT).times(90_000).beside(BENCH_LAT),
+        Program::new(Latency, "UCX posix, tag_lat", POSIX, TAG_LAT).times(1_000_000).beside(BENCH_LAT),
+        Program::new(Latency, UCX_RC_LAT, RC, TAG_LAT).times_over([100_000, 500_000]).beside(UCX_LAT).goal(UCX_LATENCY),
+        Program::new(Latency, "UCX ud_verbs, tag_lat", UD, TAG_LAT).times_over([100_000, 450_000]).beside(UCX_LAT),
+        Program::new(Latency, "UCX tcp, ucp_put_lat", TCP, "-t ucp_put_lat -s 16").times(50_000).beside(BENCH_LAT),
         Program::new(Latency, "UDP ping-pong, spinning", Limit, LIMIT).beside(BENCH_LAT).goal(PING_PONG),
         Program::new(Latency, PING_PONG_OF_MEMORY, LimitOfMemory, LIMIT).beside(BENCH_LAT),
-        Program::new(LatencyAsleep, BENCH_LAT_E, Bench, "lat -s 16 -I 0 -e -D 0.5"),
-        Program::new(LatencyAsleep, "ib_send_lat -e", Perftest, "ib_send_lat -e -s 16 -n 20000")
+        Program::new(LatencyAsleep, BENCH_LAT_E, Bench, "lat -s 16 -I 0 -e -D 0.5").beside(BENCH_LAT).goal(ASLEEP),
+        Program::new(LatencyAsleep, SEND_LAT_E, Perftest, "ib_send_lat -e -s 16")
+            .times_over([70_000, 300_000])
             .beside(SEND_LAT)
             .goal(ASLEEP),
-        Program::new(LatencyAsleep, "UDP ping-pong, blocking", Limit, LIMIT).beside(SEND_LAT),
-        Program::new(Rate, BENCH_RATE, Bench, "bw -s 16 -I 0 -t 128 -r 512 -D 0.5"),
-        Program::new(Rate, "ib_send_bw -s 16", Perftest, "ib_send_bw -s 16 -N -n 1000000")
+        Program::new(LatencyAsleep, "UDP ping-pong, blocking", Limit, LIMIT).beside(SEND_LAT_E),
+        Program::new(Rate, BENCH_RATE, Bench, "bw -s 16 -I 0 -t 128 -r 512 -D 0.5")
+            .beside(DATAGRAMS)
+            .goal(OF_DATAGRAMS),
+        Program::new(Rate, "ib_send_bw -s 16", Perftest, "ib_send_bw -s 16 -N")
+            .times_over([2_500_000, 5_000_000])
             .beside(BENCH_RATE)
             .goal(NEAR_FROM_BELOW),
-        Program::new(Rate, UCX_TAG_RATE, TCP, TAG_RATE).beside(BENCH_RATE),
-        Program::new(Rate, "UCX posix, tag_bw of 16 B", POSIX, TAG_RATE).beside(BENCH_RATE),
-        Program::new(Rate, "UCX rc_verbs, tag_bw of 16 B", RC, TAG_RATE).beside(UCX_TAG_RATE).goal(UCX_RATE),
-        Program::new(Rate, "UCX ud_verbs, tag_bw of 16 B", UD, TAG_RATE).beside(UCX_TAG_RATE),
-        Program::new(Rate, "UDP datagrams of 78 B", Limit, LIMIT).beside(BENCH_RATE),
+        Program::new(Rate, UCX_TAG_RATE, TCP, TAG_RATE).times(300_000).beside(BENCH_RATE),
+        Program::new(Rate, "UCX posix, tag_bw of 16 B", POSIX, TAG_RATE).times(4_000_000).beside(BENCH_RATE),
+        Program::new(Rate, "UCX rc_verbs, tag_bw of 16 B", RC, TAG_RATE)
+            .times_over([1_800_000, 3_000_000])
+            .beside(UCX_TAG_RATE)
+            .goal(UCX_RATE),
+        Program::new(Rate, "UCX ud_verbs, tag_bw of 16 B", UD, TAG_RATE)
+            .times_over([400_000, 1_500_000])
+            .beside(UCX_TAG_RATE),
+        Program::new(Rate, DATAGRAMS, Limit, LIMIT),
         Program::new(Rate, "packets of 78 B through shared memory", LimitOfMemory, LIMIT).beside(BENCH_RATE),
         Program::new(RateOfLists, BENCH_RATE_OF_LISTS, Bench, "bw -s 16 --config batched -D 0.5").beside(BENCH_RATE),
-        Program::new(Bandwidth, BENCH_BW, Bench, "bw -s 65536 -t 8 -r 16 -D 0.5"),
-        Program::new(Bandwidth, "ib_send_bw", Perftest, "ib_send_bw -s 65536 -t 8 -r 16 -Q 1 -N -n 40000")
+        Program::new(Bandwidth, BENCH_BW, Bench, "bw -s 65536 -t 8 -r 16 --buffers 1 -D 0.5"),
+        Program::new(Bandwidth, "doorbell bench bw, 27 buffers", Bench, "bw -s 65536 -t 8 -r 16 -D 0.5")
+            .beside(BENCH_BW),
+        Program::new(Bandwidth, SEND_BW, Perftest, "ib_send_bw -s 65536 -t 8 -r 16 -Q 1 -N")
+            .times_over([50_000, 130_000])
             .beside(BENCH_BW)
-            .goal(NEAR_FROM_BELOW),
-        Program::new(Bandwidth, "ib_write_bw", Perftest, "ib_write_bw -s 65536 -t 8 -Q 1 -N -n 40000").beside(BENCH_BW),
-        Program::new(Bandwidth, "ib_read_bw", Perftest, "ib_read_bw -s 65536 -t 8 -Q 1 -N -n 40000").beside(BENCH_BW),
-        Program::new(Bandwidth, "fi_pingpong -e msg", FI_TCP, "-e msg -S 65536 -I 10000").beside(BENCH_BW),
-        Program::new(Bandwidth, "fi_pingpong -e rdm", FI_TCP, "-e rdm -S 65536 -I 5000").beside(BENCH_BW),
-        Program::new(Bandwidth, "fi_pingpong -p shm", FI_SHM, "-e rdm -S 65536 -I 10000").beside(BENCH_BW),
-        Program::new(Bandwidth, UCX_BW, TCP, TAG_BW).beside(BENCH_BW).goal(Goal::AtMost(1.0)),
-        Program::new(Bandwidth, "UCX posix, tag_bw of 64 KiB", POSIX, TAG_BW).beside(BENCH_BW),
+            .goal(EQUAL),
+        Program::new(Bandwidth, BENCH_WRITE, Bench, "bw --op write -s 65536 -t 8 --buffers 1 -D 0.5"),
+        Program::new(Bandwidth, "ib_write_bw", Perftest, "ib_write_bw -s 65536 -t 8 -Q 1 -N")
+            .times_over([50_000, 130_000])
+            .beside(BENCH_WRITE),
+        Program::new(Bandwidth, BENCH_READ, Bench, "bw --op read -s 65536 -t 8 --buffers 1 -D 0.5"),
+        Program::new(Bandwidth, "ib_read_bw", Perftest, "ib_read_bw -s 65536 -t 8 -Q 1 -N")
+            .times_over([50_000, 130_000])
+            .beside(BENCH_READ),
+        Program::new(Bandwidth, UCX_BW, TCP, TAG_BW).times(40_000).beside(BENCH_BW).goal(Goal::AtMost(1.0)),
+        Program::new(Bandwidth, "UCX posix, tag_bw of 64 KiB", POSIX, TAG_BW).times(120_000).beside(BENCH_BW),
         Program::new(Bandwidth, "UDP datagrams of 4154 B", Limit, LIMIT).beside(BENCH_BW),
         Program::new(Bandwidth, LONG_OF_MEMORY, LimitOfMemory, LIMIT).beside(BENCH_BW),
-        Program::new(BandwidthOfLong, BENCH_LONG, Bench, "bw -s 1048576 -t 2 -r 4 -D 0.5")
+        Program::new(PingPong, BENCH_PING_PONG, Bench, "lat -s 65536 --buffers 1 -D 0.5"),
+        Program::new(PingPong, "fi_pingpong -e msg", FI_TCP, "-e msg -S 65536").times(20_000).beside(BENCH_PING_PONG),
+        Program::new(PingPong, "fi_pingpong -e rdm", FI_TCP, "-e rdm -S 65536").times(9_000).beside(BENCH_PING_PONG),
+        Program::new(PingPong, "fi_pingpong -p shm", FI_SHM, "-e rdm -S 65536").times(70_000).beside(BENCH_PING_PONG),
+        Program::new(BandwidthOfLong, BENCH_LONG, Bench, "bw -s 1048576 -t 2 -r 4 --buffers 1 -D 0.5")
             .beside(UCX_LONG)
             .goal(Goal::AtLeast(0.8)),
-        Program::new(
-            BandwidthOfLong,
-            "ib_send_bw -s 1048576",
-            Perftest,
-            "ib_send_bw -s 1048576 -t 2 -r 4 -Q 1 -N -n 3000",
-        )
-        .beside(UCX_LONG),
-        Program::new(BandwidthOfLong, "ib_read_bw -s 1048576", Perftest, "ib_read_bw -s 1048576 -t 2 -Q 1 -N -n 3000")
-            .beside(UCX_LONG),
-        Program::new(BandwidthOfLong, UCX_LONG, TCP, TAG_LONG),
-        Program::new(BandwidthOfLong, "UCX posix, tag_bw of 1 MiB", POSIX, TAG_LONG).beside(UCX_LONG),
+        Program::new(BandwidthOfLong, SEND_LONG, Perftest, "ib_send_bw -s 1048576 -t 2 -r 4 -Q 1 -N")
+            .times_over([3_500, 8_000])
+            .beside(BENCH_LONG)
+            .goal(EQUAL),
+        Program::new(BandwidthOfLong, BENCH_LONG_READ, Bench, "bw --op read -s 1048576 -t 2 --buffers 1 -D 0.5"),
+        Program::new(BandwidthOfLong, "ib_read_bw -s 1048576", Perftest, "ib_read_bw -s 1048576 -t 2 -Q 1 -N")
+            .times_over([3_500, 8_000])
+            .beside(BENCH_LONG_READ),
+        Program::new(BandwidthOfLong, UCX_LONG, TCP, TAG_LONG).times(4_500),
+        Program::new(BandwidthOfLong, "UCX posix, tag_bw of 1 MiB", POSIX, TAG_LONG).times(8_000).beside(BENCH_LONG),
         Program::new(BandwidthOfLong, "UCX rc_verbs, tag_bw of 1 MiB", RC, TAG_LONG)
+            .times_over([3_500, 8_000])
             .beside(UCX_LONG)
             .goal(UCX_BANDWIDTH),
-        Program::new(BandwidthOfLong, UCX_UD_LONG, UD, TAG_LONG).beside(UCX_LONG).goal(Goal::AtLeast(0.4)),
+        Program::new(BandwidthOfLong, UCX_UD_LONG, UD, TAG_LONG)
+            .times_over([1_500, 3_500])
+            .beside(UCX_LONG)
+            .goal(Goal::AtLeast(0.4)),
     ]
 };
 
 const fn over_udp(name: &'static str) -> Name {
     Name { name, link: Some(Link::Udp) }
+}
+
+const fn in_memory(name: &'static str) -> Name {
+    Name { name, link: Some(Link::SharedMemory) }
 }
 
 const fn foreign(name: &'static str) -> Name {
@@ -355,6 +463,8 @@ const IN_MEMORY: &[InMemory] = &[
     InMemory { name: BENCH_RATE_OF_LISTS, of: Of::Figure(Goal::AtLeast(10.0)) },
     InMemory { name: BENCH_RATE_OF_LISTS, of: Of::RatioTo(over_udp(BENCH_RATE_OF_LISTS), Goal::AtLeast(1.5)) },
     InMemory { name: BENCH_BW, of: Of::RatioTo(foreign(UCX_BW), Goal::AtLeast(1.5)) },
+    InMemory { name: SEND_BW, of: Of::RatioTo(in_memory(BENCH_BW), NEAR_FROM_BELOW) },
+    InMemory { name: SEND_LONG, of: Of::RatioTo(in_memory(BENCH_LONG), NEAR_FROM_BELOW) },
     InMemory { name: BENCH_LONG, of: Of::RatioTo(foreign(LONG_OF_MEMORY), Goal::AtLeast(0.6)) },
     InMemory { name: UCX_UD_LONG, of: Of::RatioTo(foreign(UCX_LONG), Goal::AtLeast(0.8)) },
 ];
@@ -391,6 +501,8 @@ mod tests {
             if let Some(beside) = series.beside {
                 assert_eq!(named(beside), 1, "{beside}");
             }
+            let runs_for_a_time = matches!(series.source, Source::Bench | Source::Limit | Source::LimitOfMemory);
+            assert_eq!(series.iterations.is_none(), runs_for_a_time, "{}", series.name);
             assert!(series.goal.is_none() || series.beside.is_some(), "{}", series.name);
         }
     }
@@ -398,29 +510,77 @@ mod tests {
     #[test]
     fn long_messages_have_buffers_within_a_cache() {
         for series in every() {
-            let is_long = matches!(series.quantity, Quantity::Bandwidth | Quantity::BandwidthOfLong);
+            let is_long = series.quantity.bytes() > 16;
             let is_limit = matches!(series.source, Source::Limit | Source::LimitOfMemory);
             assert_eq!(series.buffer_bytes().is_some(), is_long && !is_limit, "{}", series.name);
-            assert!(series.buffer_bytes().is_none_or(|bytes| bytes <= 9 << 20), "{}", series.name);
+            assert!(series.buffer_bytes().is_none_or(|bytes| bytes <= 2 << 20), "{}", series.name);
         }
-        let bench = every().into_iter().find(|series| series.name == over_udp(BENCH_BW)).unwrap();
-        assert_eq!(bench.buffer_bytes(), Some(27 << 16));
+        let bytes = |name: Name| every().into_iter().find(|series| series.name == name).unwrap().buffer_bytes();
+        assert_eq!(bytes(over_udp(BENCH_BW)), Some(2 << 16));
+        assert_eq!(bytes(over_udp("doorbell bench bw, 27 buffers")), Some(27 << 16));
+        assert_eq!(bytes(foreign("fi_pingpong -e msg")), Some(4 << 16), "two for each direction");
         let config = std::fs::read_to_string(root().join("crates/messages/exchange/src/connection/config.rs")).unwrap();
         assert!(config.contains(&format!("pub const CREDIT_RECEIVES: usize = {CREDIT_RECEIVES};")));
     }
 
     #[test]
-    fn compared_programs_have_equal_queues() {
+    fn compared_programs_have_equal_queues_and_buffers() {
         let every = every();
-        for series in every.iter().filter(|series| series.source == Source::Perftest) {
-            let others =
-                every.iter().filter(|other| other.quantity == series.quantity && other.source == Source::Bench);
-            for other in others.filter(|_| series.buffer_bytes().is_some()) {
-                assert_eq!(series.number_after("-t"), other.number_after("-t"), "{}", series.name);
-                let receives = series.number_after("-r");
-                assert!(receives.is_none() || receives == other.number_after("-r"), "{}", series.name);
+        let of_buffers = |series: &&Series| series.source == Source::Perftest && series.buffer_bytes().is_some();
+        for series in every.iter().filter(of_buffers) {
+            let other = every.iter().find(|other| Some(other.name) == series.beside).unwrap();
+            assert_eq!(other.source, Source::Bench, "{}", series.name);
+            for option in ["-t", "-r"] {
+                assert_eq!(series.number_after(option), other.number_after(option), "{}", series.name);
             }
+            assert_eq!(series.buffer_bytes(), other.buffer_bytes(), "{}", series.name);
         }
+        for series in every.iter().filter(|series| series.name.name.starts_with("fi_pingpong")) {
+            let other = every.iter().find(|other| Some(other.name) == series.beside).unwrap();
+            assert_eq!(series.buffer_bytes(), other.buffer_bytes(), "{}", series.name);
+        }
+    }
+
+    #[test]
+    fn programs_are_divided_by_a_run_of_the_same_kind() {
+        let beside = |name: Name| every().into_iter().find(|series| series.name == name).unwrap().beside;
+        for name in ["UCX posix, tag_lat", "fi_pingpong -p shm (mean)", PING_PONG_OF_MEMORY] {
+            assert_eq!(beside(foreign(name)), Some(in_memory(BENCH_LAT)), "{name}");
+        }
+        for name in ["UCX tcp, tag_lat", "fi_pingpong -e msg (mean)", "UDP ping-pong, spinning"] {
+            assert_eq!(beside(foreign(name)), Some(over_udp(BENCH_LAT)), "{name}");
+        }
+        assert_eq!(beside(over_udp(BENCH_RATE)), Some(foreign(DATAGRAMS)));
+        assert_eq!(beside(in_memory(BENCH_RATE)), None, "the kernel does not limit packets through memory");
+        assert_eq!(beside(in_memory(SEND_LONG)), Some(in_memory(BENCH_LONG)));
+    }
+
+    /// The stored figures are those of a machine with two processors.
+    #[test]
+    fn runs_take_half_a_second_at_stored_figures() {
+        let stored = std::fs::read_to_string(root().join("benchmarks/2026-11-24/compare.json")).unwrap();
+        let stored: serde_json::Value = serde_json::from_str(&stored).unwrap();
+        let mut count = 0;
+        for series in every() {
+            let is_it = |other: &&serde_json::Value| {
+                other["name"] == series.name.name && other["link"].as_str() == series.name.link.map(Link::name)
+            };
+            let found = stored["series"].as_array().unwrap().iter().find(is_it);
+            let Some(seconds) = found.and_then(|found| series.seconds(found["median"].as_f64()?)) else { continue };
+            assert!(seconds >= LEAST_SECONDS, "{}: {seconds} s", series.name);
+            count += 1;
+        }
+        assert!(count > 30, "{count}");
+    }
+
+    #[test]
+    fn iterations_are_an_argument() {
+        let of = |name: Name| every().into_iter().find(|series| series.name == name).unwrap();
+        assert_eq!(of(over_udp(SEND_LAT)).arguments(), "ib_send_lat -s 16 -n 100000");
+        assert_eq!(of(in_memory(SEND_LAT)).arguments(), "ib_send_lat -s 16 -n 600000");
+        assert_eq!(of(foreign("fi_pingpong -e msg")).arguments(), "-e msg -S 65536 -I 20000");
+        assert_eq!(of(over_udp(BENCH_LAT)).arguments(), "lat -s 16 -I 0 -D 0.5");
+        assert_eq!(of(over_udp(BENCH_LAT)).seconds(3.0), None);
     }
 
     #[test]
@@ -428,8 +588,10 @@ mod tests {
         for name in IN_MEMORY.iter().map(|wanted| wanted.name).chain(OF_BUSY.iter().copied()) {
             assert!(PROGRAMS.iter().any(|program| program.name == name), "{name}");
         }
-        let memory = Name { name: BENCH_LAT, link: Some(Link::SharedMemory) };
-        let latency = every().into_iter().find(|series| series.name == memory).unwrap();
+        for beside in PROGRAMS.iter().filter_map(|program| program.beside) {
+            assert!(PROGRAMS.iter().any(|program| program.name == beside), "{beside}");
+        }
+        let latency = every().into_iter().find(|series| series.name == in_memory(BENCH_LAT)).unwrap();
         assert_eq!(latency.beside, Some(over_udp(BENCH_LAT)), "shared memory is compared with UDP");
         assert!(latency.goal.is_some() && latency.bound.is_some(), "the ratio and the figure have goals");
     }
