@@ -24,7 +24,7 @@ use self::series::{Link, Quantity, Series, Source};
 use super::ports::{on_free_port, wait_until_listening};
 use super::{LINK_VARIABLE, NO_CLOCK, OTHER_TRIES, build, doorbell, on_doorbell, start, ucx};
 use crate::figures::{Goal, Ratio, spread};
-use crate::shell::{Running, command};
+use crate::shell::{Running, command, output_of};
 use crate::{network, peers, place};
 
 /// Time after which a program counts as hanging. No program takes this long, even on a busy machine.
@@ -33,6 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Measures all series, prints the table, and writes each figure to `out`. With `busy`, measures only a few series,
 /// each without and with `busy` spinning programs.
 pub(crate) fn compare(rounds: u32, busy: Option<u32>, out: Option<&Path>) -> Result<(), String> {
+    // A tracked file that is written below would mark the revision as changed.
+    let revision = revision();
     let failed = |path: &Path, error| format!("{} could not be written: {error}", path.display());
     // Report an unwritable file before the measurement begins.
     if let Some(path) = out {
@@ -47,6 +49,7 @@ pub(crate) fn compare(rounds: u32, busy: Option<u32>, out: Option<&Path>) -> Res
         None => compare_quiet(rounds)?,
     };
     let Some(path) = out else { return Ok(()) };
+    record["revision"] = revision.into();
     record["kernel"] = kernel().into();
     record["cpus"] = cpus().into();
     record["load_before"] = load_before.into();
@@ -233,6 +236,12 @@ fn record(every: &[Series], figures: &[Vec<f64>]) -> Value {
 /// Returns the load of the machine, in the format of `/proc/loadavg`.
 pub(super) fn load() -> String {
     text_of("/proc/loadavg")
+}
+
+/// Returns the revision of the measured files, as `git describe` prints it. `-dirty` marks files that differ from it.
+pub(super) fn revision() -> String {
+    let described = output_of(command("git", &["describe", "--always", "--dirty", "--abbrev=12"]));
+    described.map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
 }
 
 pub(crate) fn kernel() -> String {

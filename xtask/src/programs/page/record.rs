@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Row, Unit, page, read_text, rows, text, write_text};
 use crate::figures::{Ratio, spread};
-use crate::programs::compare::{cpus, kernel, load};
+use crate::programs::compare::{cpus, kernel, load, revision};
 use crate::programs::{build, transfers};
 use crate::shell::{command, output_of, root};
 use crate::{peers, place};
@@ -35,7 +35,7 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     transfers::python().map_err(|why| format!("packages of PyPI cannot be installed: {why}"))?;
     build()?;
     let _alone = place::measuring()?;
-    let load_before = load();
+    let (load_before, revision) = (load(), revision());
     let mut measured: Vec<Measured> = rows().map(Measured::new).collect();
     for round in 1..=rounds {
         eprintln!("round {round} of {rounds}");
@@ -44,6 +44,7 @@ pub(crate) fn measure(rounds: u32, out: Option<&Path>) -> Result<(), String> {
     let record = json!({
         "schema": SCHEMA,
         "date": date,
+        "revision": revision,
         "kernel": kernel(),
         "cpus": cpus(),
         "load_before": load_before,
@@ -175,6 +176,11 @@ impl Record {
         known.map(|(name, version)| format!("{name} {version}")).collect::<Vec<_>>().join(", ")
     }
 
+    /// Returns a part of a sentence with the measured revision, if the record has it.
+    pub(super) fn revision(&self) -> String {
+        self.value["revision"].as_str().map_or_else(String::new, |revision| format!(" at `{revision}`"))
+    }
+
     /// Returns a part of a sentence with the packages of PyPI, if the record has them.
     pub(super) fn wheels(&self) -> String {
         let names: Vec<&str> =
@@ -204,9 +210,10 @@ mod tests {
     }
 
     #[test]
-    fn a_record_names_packages_of_pypi_if_it_has_them() {
+    fn a_record_names_its_revision_and_packages_of_pypi_if_it_has_them() {
         let record = |value| Record { path: PathBuf::new(), value };
-        assert_eq!(record(json!({})).wheels(), "");
+        assert_eq!((record(json!({})).wheels(), record(json!({})).revision()), (String::new(), String::new()));
+        assert_eq!(record(json!({"revision": "0123456789ab-dirty"})).revision(), " at `0123456789ab-dirty`");
         let both = json!({"wheels": ["ibverbs 1.2", "numpy 3.4"]});
         assert_eq!(record(both).wheels(), "; those of PyPI are ibverbs 1.2, numpy 3.4");
     }

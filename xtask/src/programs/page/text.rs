@@ -43,11 +43,12 @@ fn written(record: Option<&Record>) -> String {
     let mut text = String::from("## How fast\n\n");
     text.push_str(&match record {
         Some(record) => format!(
-            "Measured on {}, {} virtual processors, Linux {}. The figures are medians of {} rounds, and of the ratios\n\
+            "Measured on {}{}, {} virtual processors, Linux {}. The figures are medians of {} rounds, and of the ratios\n\
              within each round. The load before was {} ({RAW}{}`). Debian's packages are {}{}.\n\n\
              A ratio with ~ may be 1. The interval that holds its median in 95 of 100 cases then holds 1 too, or there were\n\
              fewer than 6 rounds. Rates of fio {} the half second that its client sleeps after it has connected.\n\n",
             record.text("date"),
+            record.revision(),
             record.text("cpus"),
             record.text("kernel"),
             record.text("rounds"),
