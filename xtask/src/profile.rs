@@ -234,12 +234,19 @@ fn table(profiles: &[Profile]) -> String {
     for profile in profiles {
         let _ = write!(text, "| `{}` | {:.0} |", profile.workload.name, profile.instructions());
         for group in Group::ALL {
-            let _ = write!(text, " {:.0} |", profile.groups.get(&group).copied().unwrap_or_default().max(0.0));
+            let _ = write!(text, " {} |", rounded(profile.groups.get(&group).copied().unwrap_or_default(), 0));
         }
-        let switches = profile.kernel.voluntary_switches.max(0.0);
-        let _ = writeln!(text, " {:.2} | {switches:.2} |", profile.system_calls());
+        let (calls, switches) = (profile.system_calls(), profile.kernel.voluntary_switches);
+        let _ = writeln!(text, " {} | {} |", rounded(calls, 2), rounded(switches, 2));
     }
     text
+}
+
+/// Returns a number with this count of digits after the point. A negative number that rounds to zero has no sign.
+fn rounded(number: f64, digits: usize) -> String {
+    let text = format!("{number:.digits$}");
+    let is_zero = text.bytes().all(|byte| matches!(byte, b'-' | b'0' | b'.'));
+    if is_zero { text.trim_start_matches('-').to_owned() } else { text }
 }
 
 #[cfg(test)]
@@ -266,6 +273,13 @@ mod tests {
         let columns = lines[0].matches('|').count();
         assert!(lines.iter().all(|line| line.matches('|').count() == columns), "{text}");
         assert_eq!(lines[2], "| `rnic` | 189 | 64 | 0 | 0 | 30 | 80 | 0 | 0 | 0 | 0 | 0 | 3 | 12 | 2.50 | 0.00 |");
+    }
+
+    #[test]
+    fn numbers_keep_their_sign_unless_they_round_to_zero() {
+        let texts = [(-0.004, 2), (-0.006, 2), (0.0, 2), (-0.4, 0), (-12.0, 0), (10.0, 0)];
+        let texts = texts.map(|(number, digits)| rounded(number, digits));
+        assert_eq!(texts, ["0.00", "-0.01", "0.00", "0", "-12", "10"]);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::Profile;
 use super::groups::Group;
+use super::{Profile, rounded};
 
 /// Minimum share of all instructions before the change by which a group must differ to have a place in the table.
 const SHARE: f64 = 0.01;
@@ -18,11 +18,11 @@ pub(super) fn table(before: &[Option<Profile>], after: &[Profile]) -> String {
         let (old, new) = (before.instructions(), after.instructions());
         let _ = writeln!(
             text,
-            "| `{}` | {old:.0} | {new:.0} | {:.3} | {:.2} | {:.2} | {} |",
+            "| `{}` | {old:.0} | {new:.0} | {:.3} | {} | {} | {} |",
             after.workload.name,
             new / old,
-            before.system_calls(),
-            after.system_calls(),
+            rounded(before.system_calls(), 2),
+            rounded(after.system_calls(), 2),
             changed_groups(before, after).join(", ")
         );
     }

@@ -1,6 +1,6 @@
 //! System calls and context switches of the counting program.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -10,9 +10,10 @@ use crate::instructions::Workload;
 use crate::shell::{command, output_of};
 
 /// System calls and context switches per message, of both ends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct PerMessage {
-    /// System calls by name. The kernel's clock is not among them, since programs read it without a system call.
+    /// System calls by name. The kernel's clock is not among them, since programs read it without a system call. A
+    /// number is negative if the longer run made fewer calls, for example because its threads slept less often.
     pub(super) calls: BTreeMap<String, f64>,
     /// Switches because a thread waited.
     pub(super) voluntary_switches: f64,
@@ -26,19 +27,20 @@ pub(super) fn count(program: &Path, workload: &Workload, summary: &Path) -> Resu
     let messages = workload.messages();
     let calls = |length| system_calls(program, workload.name, length, summary);
     let (short, long) = (calls(workload.short)?, calls(workload.long)?);
-    let mut per_message = PerMessage::default();
-    for (name, &count) in &long {
-        // Programs wait a different number of times in each run, so a difference may be negative.
-        let more = count as f64 - short.get(name).copied().unwrap_or_default() as f64;
-        if more > 0.0 {
-            per_message.calls.insert(name.clone(), more / messages);
-        }
-    }
+    let calls = differences(&short, &long, messages);
     let (short, long) =
         (switches(program, workload.name, workload.short)?, switches(program, workload.name, workload.long)?);
-    let [voluntary, involuntary] = [0, 1].map(|kind| (long[kind] - short[kind]) as f64 / messages);
-    (per_message.voluntary_switches, per_message.involuntary_switches) = (voluntary, involuntary);
-    Ok(per_message)
+    let [voluntary_switches, involuntary_switches] = [0, 1].map(|kind| (long[kind] - short[kind]) as f64 / messages);
+    Ok(PerMessage { calls, voluntary_switches, involuntary_switches })
+}
+
+/// Returns the calls per message by which the long run differs from the short run, without equal numbers. Negative
+/// differences stay, because sums without them would be too large.
+fn differences(short: &BTreeMap<String, u64>, long: &BTreeMap<String, u64>, messages: f64) -> BTreeMap<String, f64> {
+    let names: BTreeSet<&String> = short.keys().chain(long.keys()).collect();
+    let of = |run: &BTreeMap<String, u64>, name: &String| run.get(name).copied().unwrap_or_default() as f64;
+    let differences = names.into_iter().map(|name| (name.clone(), (of(long, name) - of(short, name)) / messages));
+    differences.filter(|(_, difference)| *difference != 0.0).collect()
 }
 
 /// Returns the number of system calls of a run, by name.
@@ -96,6 +98,16 @@ strace: Process 7 attached
     fn calls_are_read_with_and_without_errors() {
         let calls = [("sendmsg".to_owned(), 6400), ("recvmsg".to_owned(), 12_801)];
         assert_eq!(parse(SUMMARY), Some(BTreeMap::from(calls)));
+    }
+
+    #[test]
+    fn differences_keep_their_sign() {
+        let run = |calls: &[(&str, u64)]| calls.iter().map(|&(name, count)| (name.to_owned(), count)).collect();
+        let short: BTreeMap<String, u64> = run(&[("futex", 50), ("mmap", 30), ("ppoll", 10), ("sendmsg", 100)]);
+        let long = run(&[("mmap", 30), ("ppoll", 4), ("recvmsg", 8), ("sendmsg", 500)]);
+        let differences = differences(&short, &long, 100.0);
+        let expected = [("futex", -0.5), ("ppoll", -0.06), ("recvmsg", 0.08), ("sendmsg", 4.0)];
+        assert_eq!(differences, BTreeMap::from(expected.map(|(name, calls)| (name.to_owned(), calls))));
     }
 
     #[test]
