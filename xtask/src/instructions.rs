@@ -25,6 +25,16 @@ impl Workload {
     pub(crate) fn messages(&self) -> f64 {
         (self.long - self.short) as f64
     }
+
+    /// Returns whether the workload runs over a link of the software RNIC.
+    pub(crate) fn is_on_link(&self) -> bool {
+        ON_LINKS.iter().any(|workload| workload.name == self.name)
+    }
+}
+
+/// Returns whether a run failed because the counting program does not have the workload. Older revisions lack some.
+pub(crate) fn is_unknown(why: &str) -> bool {
+    why.contains("there is no workload")
 }
 
 /// Workloads over a wire in memory, or without a link. The lengths are multiples of the workload's window.
@@ -86,4 +96,21 @@ pub(crate) fn count(program: &Path, workload: &str, length: u64, profile: &Path)
     number
         .and_then(|number| number.parse().ok())
         .ok_or_else(|| format!("valgrind reports no number of instructions:\n{said}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_program_itself_reports_an_unknown_workload() {
+        assert!(is_unknown("shm-lat failed under valgrind: exit status: 1\nthere is no workload \"shm-lat\"\n"));
+        assert!(!is_unknown("shm-lat failed under valgrind: signal: 11\n"));
+    }
+
+    #[test]
+    fn a_workload_runs_over_a_link_or_in_memory() {
+        assert!(ON_LINKS.iter().all(Workload::is_on_link));
+        assert!(!IN_MEMORY.iter().any(Workload::is_on_link));
+    }
 }

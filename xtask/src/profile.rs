@@ -7,6 +7,7 @@
 
 mod callgrind;
 mod changes;
+mod earlier;
 mod groups;
 mod kernel;
 
@@ -25,6 +26,7 @@ use crate::versus::Revision;
 use crate::{peers, place};
 
 use callgrind::Costs;
+use earlier::Earlier;
 use groups::Group;
 use kernel::PerMessage;
 
@@ -55,6 +57,12 @@ pub(crate) struct Options {
     /// Revision before a change. It is profiled too, workload by workload, and a table compares both.
     #[arg(long, value_name = "REVISION")]
     before: Option<String>,
+    /// A build of `doorbell-instructions` before a change, instead of a revision.
+    #[arg(long, value_name = "BINARY", conflicts_with = "before")]
+    before_program: Option<PathBuf>,
+    /// Revision before a change for the workloads on links, which the revision of --before may lack.
+    #[arg(long, value_name = "REVISION")]
+    links_before: Option<String>,
     /// Writes the table of docs/internals/profile.md anew.
     #[arg(long, conflicts_with_all = ["workloads", "program", "revision"])]
     write_docs: bool,
@@ -85,31 +93,27 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     for folder in [Some(&home), options.out.as_ref()].into_iter().flatten() {
         fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     }
-    // Build both programs first, so that no measurement is lost if a build fails.
-    let before = options.before.as_deref().map(|revision| build(&home, revision, "before")).transpose()?;
-    let (program, name) = match (&options.program, &options.revision) {
-        (Some(program), _) => {
-            let path = program.canonicalize().map_err(|error| format!("--program {}: {error}", program.display()))?;
-            (path, program.display().to_string())
-        }
-        (None, Some(revision)) => build(&home, revision, "after")?,
-        (None, None) => (instructions::build(&home, &root(), "this")?, this_folder()?),
+    // Build all programs first, so that no measurement is lost if a build fails.
+    let mut before = Earlier::build(&home, options)?;
+    let Build { program, name } = match (&options.program, &options.revision) {
+        (Some(program), _) => Build::given("--program", program)?,
+        (None, Some(revision)) => Build::of_revision(&home, revision, "after")?,
+        (None, None) => Build { program: instructions::build(&home, &root(), "this")?, name: this_folder()? },
     };
     let is_wanted = |name: &str| options.workloads.is_empty() || options.workloads.iter().any(|wanted| wanted == name);
     let (mut profiles, mut earlier) = (Vec::new(), Vec::new());
     for workload in workloads().filter(|workload| is_wanted(workload.name)) {
         eprintln!("{}", workload.name);
-        if let Some((program, _)) = &before {
-            earlier.push(Profile::take_if_known(&home, program, workload)?);
-        }
+        earlier.push(before.take(&home, workload)?);
         profiles.push(Profile::take(&home, &program, workload)?);
     }
     let mut text = format!("Costs of one message, {name}:\n\n{}", table(&profiles));
     if let [only] = &*profiles {
         let _ = write!(text, "\n{}", only.functions());
     }
-    if let Some((_, earlier_name)) = &before {
-        let _ = write!(text, "\nBefore: {earlier_name}. After: {name}.\n\n{}", changes::table(&earlier, &profiles));
+    if let Some(earlier_name) = before.names() {
+        let (changes, notes) = (changes::table(&earlier, &profiles), before.notes());
+        let _ = write!(text, "\nBefore: {earlier_name}. After: {name}.\n\n{changes}{notes}");
     }
     print!("{text}");
     if options.write_docs {
@@ -121,9 +125,9 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         "build": name,
         "workloads": profiles.iter().map(Profile::json).collect::<Vec<_>>(),
     });
-    if let Some((_, name)) = &before {
+    if let Some(name) = before.names() {
         let workloads: Vec<Value> = earlier.iter().flatten().map(Profile::json).collect();
-        figures["before"] = json!({ "build": name, "workloads": workloads });
+        figures["before"] = json!({ "build": name, "workloads": workloads, "lacking": before.lacking() });
     }
     for (file, text) in [("profile.md", text), ("profile.json", format!("{figures:#}\n"))] {
         let path = out.join(file);
@@ -132,11 +136,26 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the counting program of a revision. Returns its path, and the short hash of the revision.
-fn build(home: &Path, revision: &str, name: &str) -> Result<(PathBuf, String), String> {
-    let Revision { tree, id } = Revision::check_out(home, revision)?;
-    let program = instructions::build(home, &tree, name)?;
-    Ok((program, id.chars().take(8).collect()))
+/// A build of the counting program.
+#[derive(Debug)]
+struct Build {
+    program: PathBuf,
+    /// Name in the output, such as the short hash of the revision.
+    name: String,
+}
+
+impl Build {
+    /// Builds the counting program of a revision. `name` distinguishes the file from those of other builds.
+    fn of_revision(home: &Path, revision: &str, name: &str) -> Result<Self, String> {
+        let Revision { tree, id } = Revision::check_out(home, revision)?;
+        Ok(Self { program: instructions::build(home, &tree, name)?, name: id.chars().take(8).collect() })
+    }
+
+    /// Returns the build that an option names.
+    fn given(option: &str, program: &Path) -> Result<Self, String> {
+        let path = program.canonicalize().map_err(|error| format!("{option} {}: {error}", program.display()))?;
+        Ok(Self { program: path, name: program.display().to_string() })
+    }
 }
 
 /// Returns the short hash of this folder's revision, with the addition "with changes" if files differ from it.
@@ -180,7 +199,7 @@ impl Profile {
     /// Profiles a workload with an earlier build. Returns `None` if that build does not have the workload.
     fn take_if_known(home: &Path, program: &Path, workload: &'static Workload) -> Result<Option<Self>, String> {
         match Self::take(home, program, workload) {
-            Err(why) if why.contains("there is no workload") => Ok(None),
+            Err(why) if instructions::is_unknown(&why) => Ok(None),
             profile => profile.map(Some),
         }
     }
@@ -300,6 +319,19 @@ mod tests {
         assert_eq!(json["functions"][0]["group"], "CRC");
         assert_eq!(json["functions"][0]["instructions"], 80.0 / messages);
         assert_eq!(json["system_calls"]["recvmsg"], 1.5);
+    }
+
+    #[test]
+    fn a_build_before_a_change_is_a_revision_or_a_program() {
+        let parse = |arguments: &[&str]| {
+            let words = ["profile"].into_iter().chain(arguments.iter().copied());
+            Options::augment_args(clap::Command::new("profile")).try_get_matches_from(words)
+        };
+        assert!(parse(&["shm-lat", "--before", "56ec23c", "--links-before", "000e1b33"]).is_ok());
+        assert!(parse(&["--before-program", "counting", "--links-before", "000e1b33"]).is_ok());
+        assert!(parse(&["--before", "56ec23c", "--before-program", "counting"]).is_err());
+        let why = Build::given("--before-program", Path::new("/there/is/none")).unwrap_err();
+        assert!(why.starts_with("--before-program /there/is/none: "), "{why}");
     }
 
     #[test]
