@@ -1,7 +1,8 @@
 //! The program `benchmarks/instructions`: its workloads, its build, and its runs under valgrind's callgrind.
 //!
-//! The program has both ends of a workload in one thread. A workload runs with two lengths, and the difference of both
-//! counts, divided by the difference of the lengths, excludes the start of the program.
+//! The program has both ends of a workload in one thread, or in two threads if the ends wait for notifications. A
+//! workload runs with two lengths, and the difference of both counts, divided by the difference of the lengths, excludes
+//! the start of the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,6 +59,8 @@ pub(crate) const ON_LINKS: &[Workload] = &[
     workload("udp-lat", 3200, 32_000),
     workload("udp-bw", 6400, 64_000),
     workload("udp-bw-64k", 160, 4800),
+    workload("shm-events", 800, 8000),
+    workload("udp-events", 800, 8000),
 ];
 
 /// Checks that the counting program compiles with the current crates.
@@ -83,7 +86,9 @@ pub(crate) fn build(home: &Path, tree: &Path, name: &str) -> Result<PathBuf, Str
 /// Counts the instructions that the counting program takes for a workload of this length. callgrind writes the costs of
 /// lines and calls to the file `profile`.
 pub(crate) fn count(program: &Path, workload: &str, length: u64, profile: &Path) -> Result<u64, String> {
-    let mut valgrind = command("valgrind", &["--tool=callgrind"]);
+    // One thread runs at a time. Let threads that wait for each other take turns, or a thread that looks for packets
+    // could run on while its peer waits for its turn.
+    let mut valgrind = command("valgrind", &["--tool=callgrind", "--fair-sched=try"]);
     valgrind.arg(format!("--callgrind-out-file={}", profile.display()));
     // Turn the publication of counters off, because it depends on the clock.
     valgrind.arg(program).args([workload, &length.to_string()]).env("DOORBELL_PUBLISH", "0");
@@ -106,6 +111,17 @@ mod tests {
     fn only_the_program_itself_reports_an_unknown_workload() {
         assert!(is_unknown("shm-lat failed under valgrind: exit status: 1\nthere is no workload \"shm-lat\"\n"));
         assert!(!is_unknown("shm-lat failed under valgrind: signal: 11\n"));
+    }
+
+    #[test]
+    fn the_program_and_its_page_have_each_workload() {
+        let folder = root().join("benchmarks");
+        let read = |path: &str| fs::read_to_string(folder.join(path)).unwrap();
+        let (program, page) = (read("instructions/src/main.rs"), read("README.md"));
+        for Workload { name, .. } in IN_MEMORY.iter().chain(ON_LINKS) {
+            assert!(program.contains(&format!("        \"{name}\" => ")), "the program lacks {name}");
+            assert!(page.contains(&format!("`{name}`")), "benchmarks/README.md lacks {name}");
+        }
     }
 
     #[test]

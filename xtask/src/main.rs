@@ -144,7 +144,7 @@ enum Command {
     /// Counts instructions per message by group of functions, system calls and context switches.
     ///
     /// The groups are the state machine, driver, link, copies, CRC, clock, locks and others. The workloads are those of
-    /// benchmarks/README.md, with both ends in one thread. docs/internals/profile.md describes the output.
+    /// benchmarks/README.md, with both ends in one process. docs/internals/profile.md describes the output.
     Profile(profile::Options),
     /// Runs more seeds of the simulation that creates and destroys objects of RNICs than `test` does.
     ///

@@ -109,7 +109,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     }
     let mut text = format!("Costs of one message, {name}:\n\n{}", table(&profiles));
     if let [only] = &*profiles {
-        let _ = write!(text, "\n{}", only.functions());
+        let _ = write!(text, "\n{}\n{}", only.functions(), only.calls());
     }
     if let Some(earlier_name) = before.names() {
         let (changes, notes) = (changes::table(&earlier, &profiles), before.notes());
@@ -222,6 +222,17 @@ impl Profile {
         text
     }
 
+    /// Returns a table of the system calls, the most frequent first.
+    fn calls(&self) -> String {
+        let mut calls: Vec<(&String, &f64)> = self.kernel.calls.iter().collect();
+        calls.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        let mut text = "| system call | number |\n|---|---|\n".to_owned();
+        for (name, number) in calls {
+            let _ = writeln!(text, "| `{name}` | {} |", rounded(*number, 3));
+        }
+        text
+    }
+
     fn json(&self) -> Value {
         let Self { workload, costs, groups, kernel } = self;
         let groups: BTreeMap<&str, f64> = groups.iter().map(|(group, cost)| (group.name(), *cost)).collect();
@@ -292,6 +303,12 @@ mod tests {
         let columns = lines[0].matches('|').count();
         assert!(lines.iter().all(|line| line.matches('|').count() == columns), "{text}");
         assert_eq!(lines[2], "| `rnic` | 189 | 64 | 0 | 0 | 30 | 80 | 0 | 0 | 0 | 0 | 0 | 3 | 12 | 2.50 | 0.00 |");
+    }
+
+    #[test]
+    fn a_profile_lists_its_system_calls() {
+        let lines = "| system call | number |\n|---|---|\n| `recvmsg` | 1.500 |\n| `sendmsg` | 1.000 |\n";
+        assert_eq!(profile().calls(), lines);
     }
 
     #[test]

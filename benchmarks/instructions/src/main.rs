@@ -1,9 +1,10 @@
-//! `doorbell-instructions WORKLOAD MESSAGES`: both ends of a workload in one thread, for an instruction counter.
+//! `doorbell-instructions WORKLOAD MESSAGES`: both ends of a workload in one process, for an instruction counter.
 //!
 //! `rnic` is two RNICs on a clock of their own; `exchange` and `bench` run on the software RNIC's engine, over a wire in
 //! memory. `bench` is what `doorbell bench` runs once its processes are connected. `shm` and `udp` are `bench` between
-//! two devices with these links.
+//! two devices with these links. Both ends are in one thread, except those of `events`.
 
+mod events;
 #[path = "../../../crates/rnic/rnic/benches/in_process/pair.rs"]
 mod pair;
 #[path = "../../../crates/messages/exchange/benches/protocols/wire.rs"]
@@ -50,6 +51,8 @@ fn main() -> ExitCode {
         "udp-lat" => bench_lat(devices_on(LinkChoice::Udp), SMALL, messages),
         "udp-bw" => bench_bw(devices_on(LinkChoice::Udp), SMALL, 1, 64, messages),
         "udp-bw-64k" => bench_bw(devices_on(LinkChoice::Udp), LARGE, 1, 16, messages),
+        "shm-events" => events::ping_pong(devices_on(LinkChoice::Shm), SMALL, messages),
+        "udp-events" => events::ping_pong(devices_on(LinkChoice::Udp), SMALL, messages),
         other => {
             eprintln!("there is no workload {other:?}");
             return ExitCode::FAILURE;
