@@ -33,6 +33,11 @@ impl Workload {
     }
 }
 
+/// Returns all workloads.
+pub(crate) fn workloads() -> impl Iterator<Item = &'static Workload> {
+    IN_MEMORY.iter().chain(ON_LINKS)
+}
+
 /// Returns whether a run failed because the counting program does not have the workload. Older revisions lack some.
 pub(crate) fn is_unknown(why: &str) -> bool {
     why.contains("there is no workload")
@@ -118,7 +123,7 @@ mod tests {
         let folder = root().join("benchmarks");
         let read = |path: &str| fs::read_to_string(folder.join(path)).unwrap();
         let (program, page) = (read("instructions/src/main.rs"), read("README.md"));
-        for Workload { name, .. } in IN_MEMORY.iter().chain(ON_LINKS) {
+        for Workload { name, .. } in workloads() {
             assert!(program.contains(&format!("        \"{name}\" => ")), "the program lacks {name}");
             assert!(page.contains(&format!("`{name}`")), "benchmarks/README.md lacks {name}");
         }

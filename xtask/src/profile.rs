@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::instructions::{self, IN_MEMORY, ON_LINKS, Workload};
+use crate::instructions::{self, Workload, workloads};
 use crate::regressions::git;
 use crate::shell::{output_of, root, target};
 use crate::versus::Revision;
@@ -66,10 +66,6 @@ pub(crate) struct Options {
     /// Writes the table of docs/internals/profile.md anew.
     #[arg(long, conflicts_with_all = ["workloads", "program", "revision"])]
     write_docs: bool,
-}
-
-fn workloads() -> impl Iterator<Item = &'static Workload> {
-    IN_MEMORY.iter().chain(ON_LINKS)
 }
 
 fn names() -> clap::builder::PossibleValuesParser {
@@ -282,6 +278,7 @@ fn rounded(number: f64, digits: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::instructions::IN_MEMORY;
 
     pub(super) fn profile() -> Profile {
         let costs = Costs::parse(callgrind::tests::SAMPLE).unwrap();

@@ -1,8 +1,10 @@
 //! `cargo xtask compare --against`: comparison of two builds of Doorbell.
 //!
 //! `doorbell bench` measures wall time, once with each build in each round. Wall times vary by 5 to 10 %, so the result
-//! is an interval of the ratio. valgrind's callgrind counts instructions per message, with both ends in one thread. The
+//! is an interval of the ratio. valgrind's callgrind counts instructions per message, with both ends in one process. The
 //! counted program is `benchmarks/instructions` of each revision, with the same workloads.
+
+mod counted;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,12 +12,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::instructions;
+use crate::figures;
 use crate::place;
 use crate::programs;
 use crate::regressions::{check_out, git};
 use crate::shell::{Running, cargo, command, output_of, root, run, target};
-use crate::{figures, peers};
 
 /// Minimum number of rounds. With fewer rounds, differences of a few per cent cannot be seen.
 pub(crate) const LEAST_ROUNDS: u32 = 15;
@@ -75,10 +76,6 @@ const TIMED: &[Timed] = &[
     },
 ];
 
-/// Number of times that the instructions of a workload are counted. The counts differ only because programs read the
-/// clock.
-const COUNTS: usize = 5;
-
 /// Measures both builds, prints a table, and writes the raw figures to `out`.
 pub(crate) fn compare(against: &Against, out: Option<&Path>) -> Result<(), String> {
     let _alone = place::measuring()?;
@@ -87,7 +84,7 @@ pub(crate) fn compare(against: &Against, out: Option<&Path>) -> Result<(), Strin
     let other = against.revision.as_deref().map(|revision| Revision::check_out(&home, revision)).transpose()?;
     let timed = if against.only_instructions { Vec::new() } else { time(against, other.as_ref())? };
     let counted = match &other {
-        Some(other) => count(&home, other)?,
+        Some(other) => counted::count(&home, other)?,
         None => {
             println!("\ninstructions are left out: counting them needs --against-revision");
             Vec::new()
@@ -178,33 +175,6 @@ impl Timed {
         let value = record.pointer(self.pointer).and_then(Value::as_f64);
         value.filter(|value| *value > 0.0).ok_or_else(|| format!("{}: the record has no {}", self.name, self.pointer))
     }
-}
-
-/// Counts instructions per message of both builds.
-fn count(home: &Path, other: &Revision) -> Result<Vec<Value>, String> {
-    peers::install_for_counting()?;
-    let ours = instructions::build(home, &root(), "this")?;
-    let theirs = instructions::build(home, &other.tree, "other")?;
-    println!("\ninstructions per message, the other being {}", other.id.get(..7).unwrap_or(&other.id));
-    println!("{:<20} {:>12} {:>12} {:>8}  spread", "", "this", "other", "ratio");
-    let mut rows = Vec::new();
-    for counted in instructions::IN_MEMORY {
-        let mut sides: [Vec<f64>; 2] = Default::default();
-        for _ in 0..COUNTS {
-            for (program, side) in [&ours, &theirs].into_iter().zip(&mut sides) {
-                let count = |length| instructions::count(program, counted.name, length, Path::new("/dev/null"));
-                let (short, long) = (count(counted.short)?, count(counted.long)?);
-                side.push((long as f64 - short as f64) / counted.messages());
-            }
-        }
-        let [this, other] = sides.each_ref().map(|side| median(side));
-        let widths = sides.iter().filter_map(|side| figures::spread(side.iter().copied()));
-        let widest = widths.map(|(_, least, most)| 100.0 * (most - least) / least);
-        let widest = widest.fold(0.0, f64::max);
-        println!("{:<20} {this:>12.1} {other:>12.1} {:>8.4}  {widest:.2} %", counted.name, this / other);
-        rows.push(json!({ "name": counted.name, "this": sides[0], "other": sides[1], "ratio": this / other }));
-    }
-    Ok(rows)
 }
 
 fn median(values: &[f64]) -> f64 {
