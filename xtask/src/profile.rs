@@ -5,9 +5,9 @@
 //! the table of groups, and `changes.rs` the table of costs before and after a change. `docs/internals/profile.md`
 //! describes the output.
 
+mod builds;
 mod callgrind;
 mod changes;
-mod earlier;
 mod groups;
 mod kernel;
 
@@ -22,11 +22,10 @@ use serde_json::{Value, json};
 use crate::instructions::{self, Workload, workloads};
 use crate::regressions::git;
 use crate::shell::{output_of, root, target};
-use crate::versus::Revision;
 use crate::{peers, place};
 
+use builds::{Build, Earlier, Lacking};
 use callgrind::Costs;
-use earlier::Earlier;
 use groups::Group;
 use kernel::PerMessage;
 
@@ -90,27 +89,30 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     }
     // Build all programs first, so that no measurement is lost if a build fails.
-    let mut before = Earlier::build(&home, options)?;
-    let Build { program, name } = match (&options.program, &options.revision) {
+    let before = Earlier::build(&home, options)?;
+    let after = match (&options.program, &options.revision) {
         (Some(program), _) => Build::given("--program", program)?,
         (None, Some(revision)) => Build::of_revision(&home, revision, "after")?,
         (None, None) => Build { program: instructions::build(&home, &root(), "this")?, name: this_folder()? },
     };
     let is_wanted = |name: &str| options.workloads.is_empty() || options.workloads.iter().any(|wanted| wanted == name);
-    let (mut profiles, mut earlier) = (Vec::new(), Vec::new());
+    let (mut profiles, mut earlier, mut lacking) = (Vec::new(), Vec::new(), Lacking::default());
     for workload in workloads().filter(|workload| is_wanted(workload.name)) {
         eprintln!("{}", workload.name);
-        earlier.push(before.take(&home, workload)?);
-        profiles.push(Profile::take(&home, &program, workload)?);
+        let Some(profile) = lacking.profile(&home, &after, workload)? else { continue };
+        profiles.push(profile);
+        let of_earlier = before.build_for(workload).map(|build| lacking.profile(&home, build, workload));
+        earlier.push(of_earlier.transpose()?.flatten());
     }
+    let name = after.name;
     let mut text = format!("Costs of one message, {name}:\n\n{}", table(&profiles));
     if let [only] = &*profiles {
         let _ = write!(text, "\n{}\n{}", only.functions(), only.calls());
     }
     if let Some(earlier_name) = before.names() {
-        let (changes, notes) = (changes::table(&earlier, &profiles), before.notes());
-        let _ = write!(text, "\nBefore: {earlier_name}. After: {name}.\n\n{changes}{notes}");
+        let _ = write!(text, "\nBefore: {earlier_name}. After: {name}.\n\n{}", changes::table(&earlier, &profiles));
     }
+    text.push_str(&lacking.notes());
     print!("{text}");
     if options.write_docs {
         write_page(&root().join(PAGE), &format!("Revision {name}.\n\n{}", table(&profiles)))?;
@@ -120,38 +122,17 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         "schema": "doorbell-profile/2",
         "build": name,
         "workloads": profiles.iter().map(Profile::json).collect::<Vec<_>>(),
+        "lacking": lacking.by_build(),
     });
     if let Some(name) = before.names() {
         let workloads: Vec<Value> = earlier.iter().flatten().map(Profile::json).collect();
-        figures["before"] = json!({ "build": name, "workloads": workloads, "lacking": before.lacking() });
+        figures["before"] = json!({ "build": name, "workloads": workloads });
     }
     for (file, text) in [("profile.md", text), ("profile.json", format!("{figures:#}\n"))] {
         let path = out.join(file);
         fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(())
-}
-
-/// A build of the counting program.
-#[derive(Debug)]
-struct Build {
-    program: PathBuf,
-    /// Name in the output, such as the short hash of the revision.
-    name: String,
-}
-
-impl Build {
-    /// Builds the counting program of a revision. `name` distinguishes the file from those of other builds.
-    fn of_revision(home: &Path, revision: &str, name: &str) -> Result<Self, String> {
-        let Revision { tree, id } = Revision::check_out(home, revision)?;
-        Ok(Self { program: instructions::build(home, &tree, name)?, name: id.chars().take(8).collect() })
-    }
-
-    /// Returns the build that an option names.
-    fn given(option: &str, program: &Path) -> Result<Self, String> {
-        let path = program.canonicalize().map_err(|error| format!("{option} {}: {error}", program.display()))?;
-        Ok(Self { program: path, name: program.display().to_string() })
-    }
 }
 
 /// Returns the short hash of this folder's revision, with the addition "with changes" if files differ from it.
@@ -190,14 +171,6 @@ impl Profile {
         groups.values_mut().for_each(|sum| *sum /= messages);
         let kernel = kernel::count(program, workload, &home.join("strace.txt"))?;
         Ok(Self { workload, costs, groups, kernel })
-    }
-
-    /// Profiles a workload with an earlier build. Returns `None` if that build does not have the workload.
-    fn take_if_known(home: &Path, program: &Path, workload: &'static Workload) -> Result<Option<Self>, String> {
-        match Self::take(home, program, workload) {
-            Err(why) if instructions::is_unknown(&why) => Ok(None),
-            profile => profile.map(Some),
-        }
     }
 
     fn instructions(&self) -> f64 {
@@ -344,8 +317,6 @@ mod tests {
         assert!(parse(&["shm-lat", "--before", "56ec23c", "--links-before", "000e1b33"]).is_ok());
         assert!(parse(&["--before-program", "counting", "--links-before", "000e1b33"]).is_ok());
         assert!(parse(&["--before", "56ec23c", "--before-program", "counting"]).is_err());
-        let why = Build::given("--before-program", Path::new("/there/is/none")).unwrap_err();
-        assert!(why.starts_with("--before-program /there/is/none: "), "{why}");
     }
 
     #[test]
