@@ -140,6 +140,11 @@ enum Command {
         /// Counts instructions and measures no time.
         #[arg(long, requires = "against_revision")]
         instructions: bool,
+        /// Times release builds of a revision and of --against-revision instead, each from an empty directory, in
+        /// three rounds without --rounds [default revision: HEAD].
+        #[arg(long, value_name = "REVISION", num_args = 0..=1, default_missing_value = "HEAD",
+            requires = "against_revision", conflicts_with_all = ["against", "busy", "instructions", "programs"])]
+        build: Option<String>,
     },
     /// Counts instructions per message by group of functions, system calls and context switches.
     ///
@@ -312,6 +317,10 @@ fn run(command: Command) -> ExitCode {
         Command::Compare { rounds, busy, out, against: None, against_revision: None, .. } => {
             ended(programs::compare(rounds.unwrap_or(figures::INTERVAL_FIGURES), busy, out.as_deref()))
         }
+        Command::Compare { rounds, out, build: Some(own), against_revision: Some(other), .. } => {
+            let rounds = rounds.unwrap_or(versus::builds::ROUNDS);
+            ended(versus::builds::compare([&own, &other], rounds, out.as_deref()))
+        }
         Command::Compare { rounds, out, against: binary, against_revision: revision, instructions, .. } => {
             let rounds = rounds.unwrap_or(versus::LEAST_ROUNDS);
             if rounds < versus::LEAST_ROUNDS {
@@ -419,6 +428,18 @@ mod tests {
         assert_eq!(number("100", 0.01, 100.0), Ok(100.0));
         for text in ["", "0", "-1", "100.1", "NaN", "inf", "5m"] {
             assert_eq!(number(text, 0.01, 100.0), Err("allowed are numbers from 0.01 to 100".to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn builds_are_timed_beside_another_revision() {
+        let parse =
+            |arguments: &str| Arguments::try_parse_from(format!("xtask compare {arguments}").split_whitespace());
+        for good in ["--build --against-revision a", "--build b --against-revision a --rounds 1 --out c"] {
+            assert!(parse(good).is_ok(), "{good}");
+        }
+        for wrong in ["--build", "--build b", "--build --against-revision a --instructions", "--build --programs"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
         }
     }
 

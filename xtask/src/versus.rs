@@ -4,6 +4,7 @@
 //! is an interval of the ratio. valgrind's callgrind counts instructions per message, with both ends in one process. The
 //! counted program is `benchmarks/instructions` of each revision, with the same workloads.
 
+pub(crate) mod builds;
 mod counted;
 
 use std::fs;
@@ -97,6 +98,12 @@ pub(crate) fn compare(against: &Against, out: Option<&Path>) -> Result<(), Strin
     Ok(())
 }
 
+/// Returns the order of both builds in a round. The first run of a round may affect the second one, so each build runs
+/// first in every second round.
+const fn order(round: u32) -> [usize; 2] {
+    if round % 2 == 0 { [1, 0] } else { [0, 1] }
+}
+
 /// A clone at another revision.
 pub(crate) struct Revision {
     pub(crate) tree: PathBuf,
@@ -137,10 +144,8 @@ fn time(against: &Against, other: Option<&Revision>) -> Result<Vec<Value>, Strin
     for round in 0..against.rounds {
         eprintln!("round {} of {}", round + 1, against.rounds);
         for (timed, taken) in TIMED.iter().zip(&mut taken) {
-            // The first run of a round may affect the second one, so each build runs first in every second round.
             let mut pair = [0.0; 2];
-            let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
-            for index in order {
+            for index in order(round) {
                 pair[index] = timed.measure([&ours, &theirs][index])?;
             }
             taken.push(pair);

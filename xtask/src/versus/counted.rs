@@ -56,12 +56,11 @@ impl Verdict {
 
 impl Counted {
     /// Counts a workload in rounds. `count` counts instructions per message with this build (0) or the other one (1).
-    /// Each build is first in every second round. Returns `None` if the other build does not have the workload.
+    /// Returns `None` if the other build does not have the workload.
     fn take(mut count: impl FnMut(usize) -> Result<f64, String>) -> Result<Option<Self>, String> {
         let mut sides: [Vec<f64>; 2] = Default::default();
         for round in 0..COUNTS {
-            let order = if round % 2 == 0 { [1, 0] } else { [0, 1] };
-            for index in order {
+            for index in super::order(round) {
                 match count(index) {
                     Err(why) if index == 1 && instructions::is_unknown(&why) => return Ok(None),
                     counted => sides[index].push(counted?),
