@@ -273,7 +273,8 @@ impl Pd {
 /// A completion channel, which delivers the notifications of completion queues. Clones are the same channel.
 ///
 /// Its file descriptor is readable while notifications wait, and works with `poll`, `epoll` (level- or
-/// edge-triggered) and async runtimes.
+/// edge-triggered) and async runtimes. It need not be readable for a notification that [`wait`](Self::wait) has
+/// reported.
 #[derive(Clone)]
 pub struct Channel {
     raw: Arc<dyn raw::Channel>,
@@ -297,7 +298,9 @@ impl Channel {
         self.raw.next()
     }
 
-    /// Waits until a notification can be taken. Returns false if the timeout ended the wait.
+    /// Waits until a notification can be taken. Returns false if the timeout ended the wait. After true, the caller takes
+    /// the notification by [`next`](Self::next). Until then, the descriptor need not be readable for it, since a
+    /// notification that arrives while this call drives the device costs no system call on the descriptor.
     ///
     /// # Errors
     ///

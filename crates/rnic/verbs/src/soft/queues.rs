@@ -104,8 +104,11 @@ impl raw::Channel for SoftChannel {
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         self.lingers.store(WAITER_FOR, Ordering::Relaxed);
-        // The descriptor counts the notification, since the caller may wait for the descriptor before it takes one.
-        if timeout.is_none_or(|timeout| !timeout.is_zero()) && self.drive_awhile() {
+        // The descriptor does not count a notification that was left to a caller of `linger` or `wait`.
+        if !self.notices.lock().is_empty() {
+            return Ok(true);
+        }
+        if timeout.is_none_or(|timeout| !timeout.is_zero()) && self.linger() {
             return Ok(true);
         }
         sleep_until_readable(self.fd(), timeout)
