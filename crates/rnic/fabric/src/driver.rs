@@ -3,6 +3,7 @@
 mod looks;
 
 use std::io;
+use std::net::IpAddr;
 
 use doorbell_rnic::{Budget, Filter, Rnic, TransmitBatch, earliest};
 use doorbell_verbs_core::{AsyncEvent, LinkCounters, PortError, PortOrder, PortState};
@@ -60,6 +61,8 @@ pub struct Driver<L> {
     /// Whether the link may give orders to the port.
     link_orders_port: bool,
     looks: Looks,
+    /// Buffer for the destinations for whose packets the link has no room.
+    full: Vec<IpAddr>,
 }
 
 impl<L> Drop for Driver<L> {
@@ -91,6 +94,7 @@ impl<L: Link> Driver<L> {
             port: Port::default(),
             link_orders_port: link.orders_port(),
             looks: Looks::default(),
+            full: Vec::new(),
             rnic,
             link,
         }
@@ -358,6 +362,9 @@ impl<L: Link> Driver<L> {
             self.port.lost_sent += self.discard_ready(now_ns);
             return Ok(());
         }
+        if self.rnic.has_full_destinations() {
+            self.note_full_destinations();
+        }
         loop {
             if self.next_run == self.batch.runs().len() {
                 self.batch.clear();
@@ -385,6 +392,9 @@ impl<L: Link> Driver<L> {
             if !self.port.is_up() {
                 return Ok(());
             }
+            if self.link.holds_packets() || self.rnic.has_full_destinations() {
+                self.note_full_destinations();
+            }
             if self.is_link_full() {
                 if let Some(destination) = self.link.awaits()
                     && self.rnic.wants_transmit_beside(destination)
@@ -394,6 +404,14 @@ impl<L: Link> Driver<L> {
                 return Ok(());
             }
         }
+    }
+
+    /// Lets requests without a window wait while the link has no room for packets to their destination.
+    #[cold]
+    fn note_full_destinations(&mut self) {
+        self.full.clear();
+        self.link.full_destinations(&mut self.full);
+        self.rnic.set_full_destinations(&self.full);
     }
 
     /// Adds packets to the empty batch. Returns their number.
@@ -413,6 +431,7 @@ impl<L: Link> Driver<L> {
     /// Drops the unsent runs of the batch and all packets that are ready, as a network that loses them. Returns the
     /// number of packets.
     fn discard_ready(&mut self, now_ns: u64) -> u64 {
+        self.rnic.set_full_destinations(&[]);
         let mut packets = 0;
         loop {
             let unsent = &self.batch.runs()[self.next_run..];

@@ -220,6 +220,14 @@ pub trait Link: Send {
         self.inner().is_some_and(Link::holds_packets)
     }
 
+    /// Appends the destinations of the packets that the link has accepted and that wait for room. The driver lets
+    /// requests without a window to these destinations wait too.
+    fn full_destinations(&self, destinations: &mut Vec<IpAddr>) {
+        if let Some(inner) = self.inner() {
+            inner.full_destinations(destinations);
+        }
+    }
+
     /// Sends the packets that wait for room, if there is room now. [`transmit`](Self::transmit) and
     /// [`receive`](Self::receive) do this too.
     fn send_held(&mut self, now_ns: u64) {

@@ -95,6 +95,10 @@ pub(crate) struct Commons {
     /// Maximum cost of the response to one READ request. The requester splits a larger READ into several requests. It
     /// must, since only the requester can limit how many bytes of responses are in flight.
     pub(crate) read_piece_cost: u64,
+    /// Destinations for whose packets the link has no room. Requests of UC and UD queue pairs to them wait.
+    pub(crate) full: Vec<IpAddr>,
+    /// Queue pairs with requests that wait for room in the link.
+    pub(crate) awaiting_link: Vec<Qpn>,
     /// Slots of the queue pairs that have packets to send.
     pub(crate) ready: VecDeque<u32>,
     /// Unsent acknowledgements of queue pairs that were reset or destroyed.
@@ -131,6 +135,8 @@ impl Commons {
             destinations: Slab::new(),
             inbound,
             read_piece_cost,
+            full: Vec::new(),
+            awaiting_link: Vec::new(),
             ready: VecDeque::new(),
             farewells: VecDeque::new(),
             acks_may_wait: true,

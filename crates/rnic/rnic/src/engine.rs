@@ -62,7 +62,7 @@ pub struct Config {
 pub struct Backlog {
     /// Queue pairs that have packets to send.
     pub ready: usize,
-    /// Queue pairs that wait for room in a window.
+    /// Queue pairs that wait for room in a window or in the link.
     pub waiting: usize,
     /// Queue pairs that wait for room in the window for READ responses. `waiting` counts them too.
     pub waiting_for_responses: usize,
@@ -255,7 +255,7 @@ impl Rnic {
         let destinations = self.core.destinations.iter().map(|(_, destination)| destination.window.waiting.len());
         Backlog {
             ready: self.core.ready.len(),
-            waiting: destinations.sum::<usize>() + self.core.inbound.waiting.len(),
+            waiting: destinations.sum::<usize>() + self.core.inbound.waiting.len() + self.core.awaiting_link.len(),
             waiting_for_responses: self.core.inbound.waiting.len(),
             held_acks: self.held_acks.len(),
             timers: self.timers.len(),

@@ -76,8 +76,10 @@ pub(crate) struct Qp {
     pub(crate) queued: bool,
     /// Whether the responder sent the packet when the queue pair most recently could send only one packet.
     pub(crate) answers_turn: bool,
-    /// Whether the queue pair waits for room in a window.
+    /// Whether the queue pair waits for room in a window, or all its requests wait for room in the link.
     pub(crate) blocked: bool,
+    /// Whether the queue pair is in the list of queue pairs that wait for room in the link.
+    pub(crate) awaits_link: bool,
     /// Whether the queue pair is in the list of held acknowledgements of the engine.
     pub(crate) ack_held: bool,
     /// Deadline in the valid timer entry of this queue pair. Older entries in the timer list of the engine are
@@ -91,7 +93,7 @@ pub(crate) struct Qp {
 
 impl Qp {
     /// If the requester stopped because a window has no room, adds the queue pair to the list of queue pairs that wait
-    /// for this window.
+    /// for this window. A queue pair that waits for room in the link is in its list already.
     #[inline]
     pub(crate) fn note_stop(&mut self, core: &mut Commons, slot: u32, stop: Stop) {
         match stop {
@@ -105,6 +107,7 @@ impl Qp {
                 self.blocked = true;
                 core.inbound.waiting.push_back((slot, cost));
             }
+            Stop::Link => self.blocked = true,
             Stop::Idle | Stop::Budget => {}
         }
     }
@@ -244,7 +247,7 @@ impl Qp {
 
     pub(crate) fn flush_sends(&mut self, core: &mut Commons) {
         // UC and UD have no acknowledgements: a send has succeeded once its packets were handed to the driver, even if
-        // the driver has not reported their departure.
+        // the driver has not reported their departure. Sends after a datagram that was set aside are flushed with it.
         self.sends_departed(core, u64::MAX);
         while self.sq.head < self.sq.tail {
             let wqe = self.sq.pop();

@@ -88,18 +88,22 @@ fn a_link_is_hurried_when_packets_to_others_wait() {
     }
 }
 
-/// Creates a driver with one connected queue pair. The queue pair retries each request at most `RETRIES` times.
+/// Creates a driver with one connected RC queue pair. The queue pair retries each request at most `RETRIES` times.
 pub(crate) fn connected<L: Link>(link: L) -> (Driver<L>, Qpn, std::sync::Arc<CompletionQueue>) {
+    connected_as(QpKind::Rc, link)
+}
+
+fn connected_as<L: Link>(kind: QpKind, link: L) -> (Driver<L>, Qpn, std::sync::Arc<CompletionQueue>) {
     let address = [10, 0, 0, 1].into();
     let config = Config { address, active_mtu: PathMtu::Mtu1024, receive_buffer_bytes: 1 << 20, seed: [7; 32] };
     let mut rnic = Rnic::new(config, None);
     let pd = rnic.create_pd();
     let (cq, queue) = rnic.create_cq(8, None).unwrap();
     let capacities = QpCapacities { max_send_wr: 4, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 16 };
-    let init = QpInit { kind: QpKind::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, capacities, signal_all: true };
+    let init = QpInit { kind, pd, send_cq: cq, recv_cq: cq, srq: None, capacities, signal_all: true };
     let qpn = rnic.create_qp(init).unwrap();
     let peer = ([10, 0, 0, 2].into(), Qpn::new(2));
-    let end = ConnectionEnd { retry_count: RETRIES, ..ConnectionEnd::new(QpKind::Rc, peer, PathMtu::Mtu1024) };
+    let end = ConnectionEnd { retry_count: RETRIES, ..ConnectionEnd::new(kind, peer, PathMtu::Mtu1024) };
     for step in end.steps() {
         rnic.modify_qp(qpn, &step).unwrap();
     }
@@ -189,6 +193,72 @@ fn a_full_link_forgets_its_batch_when_the_port_goes_down() {
     driver.order_port(1, PortOrder::Down).unwrap();
     assert_eq!((driver.is_link_full(), driver.link().forgotten), (false, 1));
     assert_eq!(driver.link_counters().tx_port_down, 1);
+}
+
+/// A link that accepts all packets, and says that they wait for room while `is_full` is true.
+#[derive(Debug, Default)]
+struct Holds {
+    is_full: bool,
+    /// Number of accepted packets.
+    packets: usize,
+}
+
+impl Link for Holds {
+    fn properties(&self) -> LinkProperties {
+        LinkProperties { sealed: false }
+    }
+
+    fn transmit(&mut self, _now_ns: u64, batch: &TransmitBatch, next: &mut usize) -> io::Result<()> {
+        self.packets += batch.infos().len();
+        *next = batch.runs().len();
+        Ok(())
+    }
+
+    fn receive(&mut self, _now_ns: u64, _sink: &mut dyn Sink) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn holds_packets(&self) -> bool {
+        self.is_full
+    }
+
+    fn full_destinations(&self, destinations: &mut Vec<IpAddr>) {
+        destinations.extend(self.is_full.then_some(IpAddr::from([10, 0, 0, 2])));
+    }
+
+    fn link_counters(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
+}
+
+#[test]
+fn requests_without_a_window_wait_for_room_in_the_link() {
+    let (mut driver, qpn, queue) = connected_as(QpKind::Uc, Holds::default());
+    let post = |driver: &mut Driver<Holds>| {
+        let request = SendRequest {
+            wr_id: 1,
+            operation: SendOperation::Send,
+            flags: SendFlags::empty(),
+            payload: Payload::Inline(b"one"),
+            destination: None,
+        };
+        driver.rnic_mut().post_send(0, qpn, &[request]).unwrap();
+        driver.transmit(0).unwrap();
+        driver.link().packets
+    };
+    let done = || queue.poll(&mut [Completion::default(); 4]).unwrap();
+    driver.link_mut().is_full = true;
+    assert_eq!((post(&mut driver), done()), (1, 1), "a link is full once it has accepted packets");
+    assert_eq!((post(&mut driver), done()), (1, 0));
+    driver.link_mut().is_full = false;
+    driver.pump(1, Acks::Now).unwrap();
+    assert_eq!((driver.link().packets, done()), (2, 1));
+    // A port that goes down loses the requests that wait.
+    driver.link_mut().is_full = true;
+    assert_eq!((post(&mut driver), done()), (3, 1));
+    assert_eq!((post(&mut driver), done()), (3, 0));
+    driver.order_port(2, PortOrder::Down).unwrap();
+    assert_eq!((driver.link().packets, done(), driver.link_counters().tx_port_down), (3, 1, 1));
 }
 
 /// A link with packets that arrive at no time, or at any time.

@@ -72,7 +72,8 @@ impl ThreadState {
             let sent = driver.flush(self.now_ns());
             let wants_room = driver.wants_room();
             driver.link_mut().send_held(self.now_ns());
-            let is_full = sent.is_ok() && (driver.is_link_full() || driver.link().holds_packets());
+            let is_waiting = driver.link().holds_packets() || driver.rnic().has_full_destinations();
+            let is_full = sent.is_ok() && (driver.is_link_full() || is_waiting);
             self.report(sent);
             drop(driver);
             let now_ns = self.now_ns();

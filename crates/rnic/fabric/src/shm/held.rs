@@ -1,5 +1,8 @@
 //! Runs of packets that wait for room in a ring, because its reader is slower than the senders of this device.
 //!
+//! While runs to a device wait here, the RNIC starts no further packets to this device on UC and UD. So besides the
+//! packets of one batch, only packets with a window wait here.
+//!
 //! A reader that reads nothing for [`STOPPED_NS`] counts as stopped. Its waiting runs are dropped. Later runs wait
 //! again only after the reader has made room.
 

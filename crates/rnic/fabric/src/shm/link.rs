@@ -547,6 +547,11 @@ impl Link for SharedMemoryLink {
         self.retry_at_ns.is_some()
     }
 
+    fn full_destinations(&self, destinations: &mut Vec<IpAddr>) {
+        let held = self.peers.iter().flatten().filter(|peer| !peer.held.is_empty());
+        destinations.extend(held.map(|peer| peer.address));
+    }
+
     fn send_held(&mut self, now_ns: u64) {
         self.flush_held(now_ns);
     }
@@ -581,5 +586,7 @@ impl Link for SharedMemoryLink {
 mod loan_tests;
 #[cfg(test)]
 pub(super) mod tests;
+#[cfg(test)]
+mod throttle_tests;
 #[cfg(test)]
 mod waiting_tests;

@@ -434,6 +434,7 @@ impl Rnic {
             queued: false,
             answers_turn: false,
             blocked: false,
+            awaits_link: false,
             ack_held: false,
             timer_queued_ns: u64::MAX,
             established: false,
@@ -458,6 +459,7 @@ impl Rnic {
             self.core.ready.retain(|&ready| ready != slot);
         }
         self.core.inbound.forget(slot);
+        self.core.awaiting_link.retain(|&waiting| waiting != qpn);
         self.detach_from_all(slot);
         if let Some(index) = qp.destination {
             self.leave_destination(index, slot);

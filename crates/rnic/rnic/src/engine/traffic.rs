@@ -386,6 +386,35 @@ impl Rnic {
         queue_pairs.chain(farewells).any(|next| next != destination)
     }
 
+    /// Replaces the list of destinations for whose packets the link has no room. Requests of UC and UD queue pairs to
+    /// these destinations wait, and so do their completions. Requests to a destination that is no longer in the list go
+    /// on at the next [`poll_transmit`](Self::poll_transmit). The packets of RC queue pairs do not wait here, since
+    /// windows bound them.
+    ///
+    /// A driver whose link holds packets back calls this function when the destinations of these packets may have
+    /// changed. Initially the list is empty.
+    pub fn set_full_destinations(&mut self, full: &[IpAddr]) {
+        let is_freed = self.core.full.iter().any(|destination| !full.contains(destination));
+        self.core.full.clear();
+        self.core.full.extend_from_slice(full);
+        if !is_freed {
+            return;
+        }
+        for qpn in std::mem::take(&mut self.core.awaiting_link) {
+            if let Some(slot) = self.slot(qpn) {
+                self.qps[slot as usize].link_has_room();
+                self.settle(slot);
+            }
+        }
+    }
+
+    /// Returns whether the link has no room for packets to some destination, as the last call of
+    /// [`set_full_destinations`](Self::set_full_destinations) has said.
+    #[inline]
+    pub fn has_full_destinations(&self) -> bool {
+        !self.core.full.is_empty()
+    }
+
     /// Returns an upper bound of the number of packets in flight: the bytes in flight, divided by the cost of a packet
     /// without payload.
     pub fn in_flight_packets(&self) -> usize {

@@ -1,6 +1,7 @@
 //! The requester: sends requests, handles acknowledgements and responses, and retransmits lost packets (IBTA Vol 1,
 //! 9.7.2, 9.7.3, 9.7.5).
 
+mod delayed;
 mod response;
 mod transmit;
 
@@ -14,6 +15,7 @@ use super::Qp;
 use crate::commons::Commons;
 use crate::congestion::in_flight_cost;
 use crate::policy::Policy;
+use delayed::Delayed;
 
 /// Maximum to which the early timeout doubles, if the configured timeout is unlimited.
 const LONGEST_EARLY_TIMEOUT_NS: u64 = 1_000_000_000;
@@ -41,6 +43,8 @@ pub(crate) enum Stop {
     Window { cost: u64 },
     /// The window for READ responses has no room for the response to the next request.
     Inbound { cost: u64 },
+    /// The link has no room for packets to the destination of the queue pair.
+    Link,
 }
 
 /// Packet to send again when an answer is overdue and the configured timeout has not passed.
@@ -109,6 +113,10 @@ pub(crate) struct Requester {
     /// the requester does not request the response once more.
     implied_nak: Option<Psn>,
     pub(super) drain_reported: bool,
+    /// Datagrams that wait for room in the link: one entry for each destination. Their indices are below `cursor`.
+    delayed: Vec<Delayed>,
+    /// Whether some of the datagrams in `delayed` may have room in the link now.
+    resumes: bool,
 }
 
 impl Requester {
@@ -141,6 +149,8 @@ impl Requester {
             since_ack_request: 0,
             implied_nak: None,
             drain_reported: false,
+            delayed: Vec::new(),
+            resumes: false,
         }
     }
 
@@ -166,6 +176,8 @@ impl Requester {
         self.rnr_until_ns = None;
         self.timed = None;
         self.probe = None;
+        self.delayed.clear();
+        self.resumes = false;
     }
 
     /// Returns whether all started requests are done.
@@ -235,10 +247,10 @@ impl Qp {
             return true;
         }
         if self.blocked || req.cursor == self.sq.rung {
-            return false;
+            return req.resumes;
         }
         // In SQD the requester finishes started messages and starts no new ones.
-        self.state == QpState::ReadyToSend || req.cursor < req.assigned
+        self.state == QpState::ReadyToSend || req.cursor < req.assigned || req.resumes
     }
 
     /// Returns the index of the work request that is sent next, and the index of the next packet within this work
@@ -247,7 +259,8 @@ impl Qp {
         (self.req.cursor, self.req.cursor_packet)
     }
 
-    /// Returns the number of posted sends whose packets were not all sent.
+    /// Returns the number of posted sends whose packets were not all sent. Datagrams that were set aside do not count,
+    /// since a driver cannot send them.
     pub(crate) fn unsent_requests(&self) -> usize {
         (self.sq.tail - self.req.cursor) as usize
     }
@@ -355,7 +368,7 @@ impl Qp {
         if self.kind == QpKind::Rc {
             return;
         }
-        let departed = index.min(self.req.cursor);
+        let departed = index.min(self.req.cursor).min(self.req.oldest_delayed());
         while self.sq.head < departed {
             let wqe = self.sq.pop();
             self.complete_send(core, &wqe, Status::Success);

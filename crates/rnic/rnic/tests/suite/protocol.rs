@@ -3,6 +3,7 @@
 mod acknowledgements;
 mod datagrams;
 mod flow;
+mod full_links;
 mod input;
 mod invalidate;
 mod longest;

@@ -37,6 +37,9 @@ fn a_slow_reader_loses_nothing() {
     let rounds = 3 * RING_RUNS;
     send_at(now, &mut a, b.udp.local_address(), rounds);
     assert!(a.holds_packets() && a.counters().held > 0);
+    let mut full = Vec::new();
+    a.full_destinations(&mut full);
+    assert_eq!(full, [b.udp.local_address()]);
     assert!(a.poll_timeout().is_some_and(|at| at <= now + RETRY_NS), "the link asks for no further call");
     let mut seen = Plain::default();
     // The reader empties part of its ring at a time, and the whole takes longer than a stopped reader may take.
@@ -51,6 +54,9 @@ fn a_slow_reader_loses_nothing() {
     let expected: Vec<_> = LENGTHS.iter().enumerate().map(|(number, &len)| packet(number, len)).collect();
     assert!(seen.0.chunks(LENGTHS.len()).all(|run| run == expected), "packets are not in order");
     assert_eq!((a.counters().full, a.holds_packets()), (0, false));
+    full.clear();
+    a.full_destinations(&mut full);
+    assert!(full.is_empty());
     assert_eq!(a.counters().packets_sent, 1 + (rounds * LENGTHS.len()) as u64);
 }
 

@@ -57,22 +57,22 @@ fn take<'a, const N: usize>(out: &mut &'a mut [u8]) -> &'a mut [u8; N] {
 
 /// Position and parameters of a packet to write.
 #[derive(Clone, Copy)]
-struct PacketPosition {
+pub(super) struct PacketPosition {
     /// Index of the work request.
-    index: u64,
+    pub(super) index: u64,
     /// Index of the packet within the work request.
-    packet: u32,
+    pub(super) packet: u32,
     /// Number of sequence numbers that the packet takes: 1, or for a READ the number of its response packets.
-    packets: u32,
-    psn: Psn,
-    retransmission: bool,
-    ack_request: bool,
+    pub(super) packets: u32,
+    pub(super) psn: Psn,
+    pub(super) retransmission: bool,
+    pub(super) ack_request: bool,
 }
 
 /// Prepared BTH of the middle packets of a message. Their BTHs differ only in sequence number and acknowledgement
 /// request.
 #[derive(Clone, Copy)]
-struct MiddleHeader {
+pub(super) struct MiddleHeader {
     /// Index of the work request.
     index: u64,
     header: [u8; BTH_LEN],
@@ -87,6 +87,11 @@ impl Qp {
         batch: &mut TransmitBatch,
     ) -> Stop {
         let mut middle = None;
+        if self.req.resumes
+            && let Err(stop) = self.transmit_delayed(core, budget, batch)
+        {
+            return stop;
+        }
         while self.has_request_to_send() {
             if *budget == 0 {
                 return Stop::Budget;
@@ -127,6 +132,13 @@ impl Qp {
                     Err(stop) => return stop,
                 }
             } else {
+                if self.kind != QpKind::Rc && !core.full.is_empty() {
+                    match self.delay(core) {
+                        Ok(true) => continue,
+                        Ok(false) => {}
+                        Err(stop) => return stop,
+                    }
+                }
                 match self.transmit_packet(core, index, &wqe, &mut middle, batch) {
                     Ok(()) => {}
                     Err(stop) => return stop,
@@ -279,7 +291,7 @@ impl Qp {
     /// Writes one packet of a SEND or WRITE. All middle packets of a message within one call of `transmit_requests`
     /// share one prepared header.
     #[inline]
-    fn write_packet(
+    pub(super) fn write_packet(
         &mut self,
         core: &mut Commons,
         wqe: &SendWqe,
