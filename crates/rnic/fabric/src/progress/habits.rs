@@ -149,6 +149,12 @@ impl Lingering {
 /// looks. If it returns at once, no other thread waits for this processor, so the peer runs on another one. Each such
 /// yield doubles the number of looks until the next yield. After a yield that ran another thread, the caller yields
 /// after each look.
+///
+/// The yields become rare, but they do not end while the peer runs on another processor. The scheduler may move the
+/// peer to this processor at any time, and only a system call can show that: the kernel alone knows which threads wait
+/// for a processor, and the peer is often in another process. A yield is such a call, and also lets the peer run.
+/// Without yields, a peer that was moved here would wait until the caller stops lingering ([`Habits::linger_ns`]), and
+/// the lingering would fail.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Yields {
     looks: u32,
