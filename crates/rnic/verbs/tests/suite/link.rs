@@ -52,6 +52,30 @@ fn a_receive_buffer_that_is_too_small_shows_as_overflows() {
 }
 
 #[test]
+fn datagrams_through_memory_arrive_if_the_sender_posts_more_than_the_memory_holds() {
+    const DATAGRAMS: usize = 1 << 14;
+    const LENGTH: usize = 4096;
+    const HEADER: usize = 40;
+    let devices = shm_pair();
+    let plan = Plan { depth: DATAGRAMS, cq_depth: 2 * DATAGRAMS, sges: 1, ..Plan::new(QpKind::Ud) };
+    let (a, b) = plan.connect(&devices);
+    let (from, to) = (a.patterned(LENGTH, 1), b.memory(HEADER + LENGTH));
+    (0..DATAGRAMS as u64).for_each(|wr_id| b.post_recv(wr_id, &[to.sge(0, HEADER + LENGTH)]));
+    let sges = [from.sge(0, LENGTH)];
+    for wr_id in 0..DATAGRAMS as u64 {
+        a.qp.post_send(&[datagram(wr_id, SendOperation::Send, &sges, &b)]).unwrap();
+    }
+    for (side, bytes) in [(&a, LENGTH), (&b, HEADER + LENGTH)] {
+        for (number, completion) in side.reap(DATAGRAMS).into_iter().enumerate() {
+            let expected = (number as u64, Status::Success, bytes as u32);
+            assert_eq!((completion.wr_id, completion.status, completion.byte_len), expected);
+        }
+    }
+    assert_bytes(&to, HEADER, &pattern(LENGTH, 1), "the last datagram");
+    assert_eq!(devices.0.link_counters().tx_ring_full, 0);
+}
+
+#[test]
 fn datagrams_without_a_route_are_counted() {
     namespace::within(|| {
         let pairs = [(soft_pair(), "198.51.100.1"), (namespace::soft_pair(), "2001:db8::1")];
