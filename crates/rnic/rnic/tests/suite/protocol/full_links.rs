@@ -11,6 +11,8 @@ use doorbell_verbs_core::{
 };
 use doorbell_wire::{PathMtu, QKey, Qpn};
 
+use crate::common::Rng;
+
 const DEPTH: usize = 8;
 
 /// Room for every batch of these tests.
@@ -311,4 +313,54 @@ fn a_datagram_whose_memory_is_gone_fails_after_all_earlier_sends() {
         sender.ends(),
         [(1, Status::LocalProtection), (2, Status::WorkRequestFlushed), (3, Status::WorkRequestFlushed)]
     );
+}
+
+#[test]
+fn datagrams_leave_and_complete_in_order_as_destinations_fill_and_empty() {
+    for seed in 0..500 {
+        let mut rng = Rng::new(seed);
+        let mut sender = Sender::new(40 + 36 * rng.below(8) as usize);
+        let qpn = sender.add_qp(QpKind::Ud, 2);
+        let (mut posted, mut done) = (0, 0);
+        // The posted datagrams that have not left: their destinations and numbers.
+        let mut waiting: Vec<(u8, u64)> = Vec::new();
+        let mut full: Vec<u8> = Vec::new();
+        for _ in 0..200 {
+            match rng.below(4) {
+                0 => {
+                    full = (2..6).filter(|_| rng.chance(400)).collect();
+                    sender.full(&full);
+                }
+                1 => {
+                    let sends_all = rng.chance(500);
+                    let packets = if sends_all {
+                        sender.sent()
+                    } else {
+                        sender.next_batch(Budget { packets: 1 + rng.below(3) as usize, ..Budget::UNLIMITED })
+                    };
+                    for packet in packets {
+                        assert!(!full.contains(&packet.0), "seed {seed}: {packet:?} has left to a full destination");
+                        let place = waiting.iter().position(|&(to, _)| to == packet.0).expect("it was posted");
+                        assert_eq!(waiting.remove(place), packet, "seed {seed}: a datagram has overtaken another");
+                    }
+                    let may_wait = |&(to, _): &(u8, u64)| full.contains(&to);
+                    assert!(!sends_all || waiting.iter().all(may_wait), "seed {seed}: {waiting:?}, full {full:?}");
+                }
+                _ => {
+                    let to = 2 + rng.below(4) as u8;
+                    if sender.post(qpn, posted, 16, Some(to)).is_ok() {
+                        waiting.push((to, posted));
+                        posted += 1;
+                    }
+                }
+            }
+            let left = waiting.iter().map(|&(_, wr_id)| wr_id).min().unwrap_or(posted);
+            let expected: Vec<_> = (done..left).map(|wr_id| (wr_id, Status::Success)).collect();
+            assert_eq!(sender.ends(), expected, "seed {seed}");
+            done = left;
+        }
+        sender.full(&[]);
+        assert_eq!(sender.sent().len(), waiting.len(), "seed {seed}");
+        sender.expect(done..posted);
+    }
 }
