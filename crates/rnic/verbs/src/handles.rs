@@ -298,8 +298,8 @@ impl Channel {
         self.raw.next()
     }
 
-    /// Waits until a notification can be taken. Returns false if the timeout ended the wait. After true, the caller takes
-    /// the notification by [`next`](Self::next). Until then, the descriptor need not be readable for it, since a
+    /// Waits until a notification can be taken. Returns false if the timeout ended the wait. After true, the caller
+    /// takes the notification by [`next`](Self::next). Until then, the descriptor need not be readable for it, since a
     /// notification that arrives while this call drives the device costs no system call on the descriptor.
     ///
     /// # Errors

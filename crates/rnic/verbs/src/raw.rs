@@ -286,8 +286,8 @@ pub trait Channel: Any + Send + Sync {
         false
     }
 
-    /// Waits until a notification can be taken. Returns false if the timeout ended the wait. After true, the caller takes
-    /// the notification by [`next`](Self::next), before which the descriptor need not be readable.
+    /// Waits until a notification can be taken. Returns false if the timeout ended the wait. After true, the caller
+    /// takes the notification by [`next`](Self::next), before which the descriptor need not be readable.
     ///
     /// # Errors
     ///
